@@ -55,6 +55,17 @@ class FolderSourceModel(FileSourceModel):
     compared with the name of the file and of every folder above it."""
 
 
+class RecordSourceModel(FileSourceModel):
+    """Fields of a source whose files hold records: objects or rows, with keys."""
+
+    ignored_keys: list[Word] = []
+    """Keys that would be refused or read, and are neither: docs/record-keys.md. Prepare counts them."""
+
+
+class RecordFolderSourceModel(RecordSourceModel, FolderSourceModel):
+    """Fields of a source whose records lie in the files of a folder."""
+
+
 class PythonDocsSource(SourceModel):
     """Docstrings of the standard library and of installed packages, read with ast, never imported."""
 
@@ -76,7 +87,7 @@ class TextSource(FolderSourceModel):
     """Line ends: lf turns each \\r\\n of Windows into \\n and saves a token per line; keep leaves them."""
 
 
-class JsonlSource(FolderSourceModel):
+class JsonlSource(RecordFolderSourceModel):
     """JSON objects, one per line or in one array: .jsonl, .ndjson, .json; also .gz, .zst, .bz2 and .xz."""
 
     has_extra_keys = True
@@ -85,7 +96,7 @@ class JsonlSource(FolderSourceModel):
     """Key whose string is the document."""
 
 
-class ParquetSource(FolderSourceModel):
+class ParquetSource(RecordFolderSourceModel):
     """Parquet files: .parquet, .parq, .pq; one column is read, row group by row group."""
 
     has_extra_keys = True
@@ -94,7 +105,7 @@ class ParquetSource(FolderSourceModel):
     """Column whose string is the document."""
 
 
-class HfDatasetSource(FileSourceModel):
+class HfDatasetSource(RecordSourceModel):
     """A Hugging Face dataset as save_to_disk writes it: Arrow files, read batch by batch."""
 
     has_extra_keys = True
@@ -105,7 +116,7 @@ class HfDatasetSource(FileSourceModel):
     """Column whose string is the document."""
 
 
-class WikiextractorSource(FolderSourceModel):
+class WikiextractorSource(RecordFolderSourceModel):
     """The output of wikiextractor --json: folders AA, AB, ... with files wiki_00, wiki_01, ..."""
 
     has_extra_keys = True
@@ -136,19 +147,20 @@ class WikiSource(SourceModel):
     """Stop with an error when more than this share of the pages cannot be parsed; null sets no limit."""
 
 
-class TokensSource(FolderSourceModel):
+class TokensSource(RecordFolderSourceModel):
     """Documents that are token ids already: .jsonl, .ndjson or .json, also compressed, or .parquet."""
 
     kind: Literal["tokens"]
     input_ids_key: Word = "input_ids"
     """Key or column that holds the token ids."""
     labels_key: Word | None = None
-    """Key or column of the labels, which are -100 for tokens without loss; null trains on every token."""
+    """Key or column of the labels of every record, -100 for tokens without loss; null reads the key labels
+    where a record has it."""
     append_eod: bool = True
     """Append the end-of-document token to documents that do not end in it."""
 
 
-class FineTuningSourceModel(FolderSourceModel):
+class FineTuningSourceModel(RecordFolderSourceModel):
     """Fields of sources whose examples are trained on in part."""
 
     weight: PositiveRatio = 1.0
@@ -172,46 +184,63 @@ class AlpacaSource(FineTuningSourceModel):
 
     kind: Literal["alpaca"]
     template: Annotated[str, Field(pattern=r"\{instruction\}", max_length=MOST_TEXT_CHARS)] | None = None
-    """Text with {instruction} and {input} before the output; null means Alpaca's own two templates."""
+    """Text with {instruction}, {input} and {system} before the output; null means Alpaca's own two templates,
+    which have no {system}."""
+    instruction_key: Word = "instruction"
+    """Key of the instruction."""
+    input_key: Word = "input"
+    """Key of the input, which may be missing or empty."""
+    output_key: Word = "output"
+    """Key of the output."""
 
 
-class ChatSource(FineTuningSourceModel):
+class ConversationSourceModel(FineTuningSourceModel):
+    """Fields of sources whose records hold messages."""
+
+    template: Annotated[str, Field(pattern=r"\{content\}", max_length=MOST_TEXT_CHARS)] = (
+        "<|{role}|>\n{content}\n"
+    )
+    """Text of one message, with {role} and {content}; what is before {content} has no loss."""
+    learn_roles: Annotated[list[Word], Field(min_length=1)] = ["assistant"]
+    """Roles whose messages are trained on: system, user (ShareGPT's human), assistant (ShareGPT's gpt), tool or
+    others. A mark of the data, such as train: false, decides for its message."""
+    roles: dict[Word, Word] = {}
+    """Meaning of further names of roles in the files, e.g. {bot: assistant, customer: user}."""
+    tools_template: Annotated[str, Field(pattern=r"\{tools\}", max_length=MOST_TEXT_CHARS)] | None = None
+    """Text with {tools}, one JSON object per line, after the system message; null refuses records that have
+    tools."""
+    tool_call_template: Annotated[str, Field(pattern=r"\{tool_call\}", max_length=MOST_TEXT_CHARS)] | None = (
+        None
+    )
+    """Text of one call of a tool, with {tool_call}, a JSON object of name and arguments, on lines after the
+    content; null refuses messages with tool_calls."""
+    reasoning_template: Annotated[str, Field(pattern=r"\{reasoning\}", max_length=MOST_TEXT_CHARS)] | None = (
+        None
+    )
+    """Text with {reasoning}, before the content; null refuses messages with reasoning_content or thinking."""
+
+
+class ChatSource(ConversationSourceModel):
     """Conversations in .jsonl, .ndjson or .json, also compressed, or .parquet: role and content, ShareGPT's,
     or OpenAssistant's trees."""
 
     kind: Literal["chat"]
     messages_key: Word | None = None
-    """Key of the list of messages; null takes `messages`, else `conversations`."""
-    template: Annotated[str, Field(pattern=r"\{content\}", max_length=MOST_TEXT_CHARS)] = (
-        "<|{role}|>\n{content}\n"
-    )
-    """Text of one message, with {role} and {content}; what is before {content} has no loss."""
-    learn_roles: Annotated[list[Word], Field(min_length=1)] = ["assistant"]
-    """Roles whose messages are trained on: system, user (ShareGPT's human), assistant (ShareGPT's gpt), tool
-    or others."""
-    roles: dict[Word, Word] = {}
-    """Meaning of further names of roles in the files, e.g. {bot: assistant, customer: user}."""
+    """Key of the list of messages; null takes the first of messages, conversations and conversation, else a
+    question with its answer."""
 
 
-class PreferenceSource(FineTuningSourceModel):
+class PreferenceSource(ConversationSourceModel):
     """A prompt with a chosen and a rejected answer, texts or messages, for the section dpo: .jsonl, .ndjson
     or .json, also compressed, or .parquet."""
 
     kind: Literal["preference"]
     prompt_key: Word = "prompt"
-    """Key of the prompt: a text or a list of messages. Not needed with whole conversations."""
+    """Key of the prompt: a text or a list of messages. Not needed if both answers begin with it."""
     chosen_key: Word = "chosen"
     """Key of the preferred answer: a text or a list of messages."""
     rejected_key: Word = "rejected"
     """Key of the other answer."""
-    template: Annotated[str, Field(pattern=r"\{content\}", max_length=MOST_TEXT_CHARS)] = (
-        "<|{role}|>\n{content}\n"
-    )
-    """Text of one message, with {role} and {content}; what is before {content} has no loss."""
-    learn_roles: Annotated[list[Word], Field(min_length=1)] = ["assistant"]
-    """Roles whose messages are trained on, among the messages in which the two conversations differ."""
-    roles: dict[Word, Word] = {}
-    """Meaning of further names of roles in the files, e.g. {bot: assistant, customer: user}."""
 
 
 class MockSource(SourceModel):

@@ -172,6 +172,9 @@ def _identity(record: Record) -> tuple[int, bytes]:
         return 0, identity
     content = text_of(record).encode()
     identity = digest(content)
+    if isinstance(record, Texts):
+        # Equal texts with other extras are another document.
+        return len(content), digest(identity + digests(map(str.encode, record.extras)))
     if isinstance(record, Example | Preference):
         # Equal pieces of which others are learnt are another document.
         identity = digest(identity + bytes(is_learnt for _, is_learnt in record.pieces))
@@ -189,6 +192,11 @@ def text_of(record: Record) -> str:
     return record.ids.tobytes().decode("latin-1")
 
 
+def compared_text_of(record: Record) -> str:
+    """The text by which near duplicates are found: text_of, with the extras of a record of several keys."""
+    return "\x1f".join((record.text, *record.extras)) if isinstance(record, Texts) else text_of(record)
+
+
 @dataclass
 class SourceCounts:
     """What was counted in all parts of one source so far."""
@@ -199,6 +207,7 @@ class SourceCounts:
     sentences: int = 0
     dropped_sentences: int = 0
     unknown_templates: Counter[str] = field(default_factory=Counter)
+    unread_keys: Counter[str] = field(default_factory=Counter)
     named: list[str] = field(default_factory=list)
     """The first broken records: place and reason."""
     listed: list[Problem] = field(default_factory=list)
@@ -228,6 +237,7 @@ class SourceCounts:
         self.sentences += tally.sentences
         self.dropped_sentences += tally.dropped_sentences
         self.unknown_templates.update(tally.unknown_templates)
+        self.unread_keys.update(tally.unread_keys)
 
     def first(self, listed: str = "") -> str:
         """The first broken records in a few words; `listed` is the file that lists them."""

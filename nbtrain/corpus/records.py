@@ -1,6 +1,7 @@
 """What passes between a source, the cleaning and the encoding: records, parts, and what was left out."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -80,9 +81,14 @@ class Problem(NamedTuple):
         return f"{self.path}{'' if self.line is None else f':{self.line}'}: {self.what}"
 
 
+COUNTERS = ("dropped", "unread_keys", "unknown_templates")
+"""The counters of a Tally."""
 NAMED_PROBLEMS = 3
 LISTED_PROBLEMS = 10_000
-PROBLEM_CHARS = 500
+PROBLEM_CHARS = 800
+MOST_KEYS = 200
+"""Keys that a part counts by their names; records may have others in every line."""
+OTHER_KEYS = "(other keys)"
 MOST_TEMPLATES = 50
 """Names of templates that a part, and a source, keep of those that were not evaluated: the most frequent."""
 
@@ -108,18 +114,20 @@ class Tally:
     """Sentences that were dropped because a template in them cannot be evaluated."""
     unknown_templates: Counter[str] = field(default_factory=Counter)
     """How often a template was met that cannot be evaluated, by name."""
+    unread_keys: Counter[str] = field(default_factory=Counter)
+    """Keys that were not read (sources/keys.py) -> in how many of the kept records they hold a value."""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
         problems = [list(problem) for problem in self.problems]
-        counts = {"dropped": dict(self.dropped), "unknown_templates": dict(self.unknown_templates)}
+        counts = {name: dict(getattr(self, name)) for name in COUNTERS}
         return {**vars(self), "problems": problems, **counts}
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> "Tally":
         """The inverse of to_dict."""
         problems = [Problem(*problem) for problem in value["problems"]]
-        counts = {key: Counter(value[key]) for key in ("dropped", "unknown_templates")}
+        counts = {name: Counter(value[name]) for name in COUNTERS}
         return cls(**{**value, "problems": problems, **counts})
 
     def add_sentences(self, other: "Tally") -> None:
@@ -127,6 +135,12 @@ class Tally:
         self.sentences += other.sentences
         self.dropped_sentences += other.dropped_sentences
         self.unknown_templates.update(other.unknown_templates)
+
+    def add_unread(self, keys: Iterable[str], records: int = 1) -> None:
+        """Count keys that were not read in so many records; from MOST_KEYS on, new ones under one name."""
+        counts = self.unread_keys
+        for key in keys if records else ():
+            counts[key if key in counts or len(counts) < MOST_KEYS else OTHER_KEYS] += records
 
     def add_broken(self, path: str, line: int | None, what: str, reason: str = "broken_record") -> None:
         """Count a broken record, and keep the problem, cut to PROBLEM_CHARS, if it is among the first."""

@@ -64,7 +64,7 @@ def test_what_stays_and_what_tells_it_from_others():
     assert [length_of(record) for record in found] == [3, 3, 2, 8]
     sizes, identity = identities(found)
     assert sizes == [3, 3, 3, 0]
-    assert identity[:32] == digest(b"one") + digest(b"two")
+    assert identity[:32] == digest(b"one") + digest(digest(b"two") + digest(b"title"))
     assert identity[32:48] == digest(digest(b"a\x1fb") + bytes([False, True]))
     assert identities(["one", "\u201etwo\u201c"]) == (
         [3, 9],

@@ -1,4 +1,4 @@
-"""Stanford Alpaca's examples: an instruction, perhaps with an input, and the output that is learnt."""
+"""Stanford Alpaca's examples: an instruction, perhaps with an input, and the output, which bears the loss."""
 
 from typing import Any
 
@@ -6,26 +6,43 @@ from pydantic import BaseModel
 
 from nbtrain.corpus.records import Example
 from nbtrain.corpus.sources.instructions import BrokenExample, ExampleReader, answer_of, joined, text_of
+from nbtrain.corpus.sources.keys import SYSTEM, RecordNotes, holds_value
 from nbtrain.corpus.sources.templates import ALPACA_WITH_INPUT, ALPACA_WITHOUT_INPUT, Template
+
+FIELDS = ("instruction", "input", "system")
 
 
 class AlpacaReader(ExampleReader):
-    """instruction, input (which may be missing, null or empty) and output."""
+    """instruction, input (which may be missing, null or empty) and output; system, if the template has it."""
 
     kind = "alpaca"
 
     def __init__(self, config: BaseModel, where: str = "data.sources", extra_keys: tuple[str, ...] = ()):
         super().__init__(config, where, extra_keys)
-        fields = ("instruction", "input")
         own = self.config.template
-        self._with_input = Template(own or ALPACA_WITH_INPUT, fields)
-        self._without_input = Template(own or ALPACA_WITHOUT_INPUT, fields)
+        self._with_input = Template(own or ALPACA_WITH_INPUT, FIELDS)
+        self._without_input = Template(own or ALPACA_WITHOUT_INPUT, FIELDS)
 
-    def example(self, value: dict[str, Any]) -> Example:
-        values = {"instruction": answer_of(value, "instruction"), "input": ""}
-        if value.get("input") is not None:
-            values["input"] = text_of(value, "input")
+    def example(self, value: dict[str, Any], notes: RecordNotes) -> Example:
+        config = self.config
+        values = {
+            "instruction": answer_of(value, config.instruction_key, kind=self.kind),
+            "input": "",
+            "system": "",
+        }
+        if value.get(config.input_key) is not None:
+            values["input"] = text_of(value, config.input_key)
         template = self._with_input if values["input"] else self._without_input
         if values["input"] and "input" not in template.fields:
-            raise BrokenExample("'input' is not empty, but the template has no {input}")
-        return joined([(template.render(values), False), (answer_of(value, "output"), True)])
+            raise BrokenExample(f"{config.input_key!r} is not empty, but the template has no {{input}}")
+        read = [config.instruction_key, config.input_key, config.output_key]
+        if "system" in template.fields:
+            system_key = next(
+                (name for name in self.keys.readable(SYSTEM.names) if holds_value(value.get(name))), None
+            )
+            if system_key is not None:
+                values["system"] = text_of(value, system_key)
+                read.append(system_key)
+        answer = answer_of(value, config.output_key, kind=self.kind)
+        self.keys.look(value, read, notes)
+        return joined([(template.render(values), False), (answer, True)])

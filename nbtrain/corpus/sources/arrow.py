@@ -15,6 +15,8 @@ from nbtrain.corpus.sources import base
 from nbtrain.corpus.sources.files import FileReader
 from nbtrain.corpus.sources.folder import unreadable
 from nbtrain.corpus.sources.json_line import not_utf8
+from nbtrain.corpus.sources.keys import RecordNotes, RefusedKeys, record_policy
+from nbtrain.corpus.sources.shapes import way_forward
 
 BATCH_BYTES = 4 << 20
 
@@ -28,7 +30,8 @@ class OpenTable(ABC):
     _file: Any  # what is closed in the end
 
     def __init__(self, path: Path, where: str):
-        self._path, self._where = path, where
+        self.path = self._path = path
+        self._where = where
         self._arrow = optional("pyarrow", f"{where}: {display(path)}")
         try:
             self._open()
@@ -52,6 +55,13 @@ class OpenTable(ABC):
     @abstractmethod
     def batches(self, columns: Sequence[str] | None, start: int, stop: int | None) -> Iterator[Any]:
         """Units start to stop (None: the end), as a pyarrow.RecordBatch for about each BATCH_BYTES."""
+
+    @abstractmethod
+    def num_values(self, columns: Collection[str], start: int, stop: int | None) -> dict[str, int]:
+        """How many rows of units start to stop (None: the end) have a value in each of `columns`; no zeros.
+
+        A column whose nulls the file does not count has a value in every row.
+        """
 
     def parts(self, columns: Collection[str] | None) -> Iterator[SourcePart]:
         """Ranges of units whose `columns` (None: all) take about PART_BYTES of the file."""
@@ -102,6 +112,8 @@ class ColumnReader(FileReader):
             with self._opened(path) as file:
                 batches = file.batches(self._keys, part.start, part.stop)
                 yield from text_rows(batches, self._keys, display(path), tally, part.path is not None)
+                unread = [name for name in file.schema.names if name not in self._keys]
+                tally.unread_keys.update(file.num_values(unread, part.start, part.stop))
 
     @property
     def _keys(self) -> tuple[str, ...]:
@@ -110,22 +122,49 @@ class ColumnReader(FileReader):
     @contextmanager
     def _opened(self, path: Path) -> Iterator[OpenTable]:
         columns = {self.config.text_key: "text_key", **dict.fromkeys(self.extra_keys, "data.extra_json_keys")}
+        where = f"{self.where}: {display(path)}"
         with self.open_table(path) as file:
-            check_texts(file.schema, columns, f"{self.where}: {display(path)}")
+            check_texts(file.schema, columns, where, self.kind)
+            self._check_refused(file, where)
             yield file
 
+    def _check_refused(self, file: OpenTable, where: str) -> None:
+        """Raises DataError if a column that is not read says that a part of the text bears no loss."""
+        policy, notes = record_policy(self.config), RecordNotes()
+        names = [name for name in file.schema.names if not policy.is_counted(name) and name not in self._keys]
+        if names and (values := file.num_values(names, 0, None)):
+            policy.look(values, (), notes)
+            try:
+                notes.check(self.kind)
+            except RefusedKeys as problem:
+                raise DataError(f"{where}: {problem}.") from None
 
-def check_columns(schema: Any, columns: Mapping[str, str], where: str) -> None:
+
+def check_columns(schema: Any, columns: Mapping[str, str], where: str, kind: str) -> None:
     """Raises DataError if a column, here with the setting that names it, is not in the schema."""
     for name, setting in columns.items():
         if name not in schema.names:
             there = ", ".join(map(repr, schema.names[:20])) or "none"
-            raise DataError(f"{where}: no column {name!r}; the columns are {there}. Set {setting}.")
+            forward = way_forward(dict.fromkeys(schema.names, True), kind) or f"; set {setting}"
+            raise DataError(f"{where}: no column {name!r}; the columns are {there}{forward}.")
+    check_once(schema, columns, where)
 
 
-def check_texts(schema: Any, columns: Mapping[str, str], where: str) -> None:
-    """Raises DataError if one of `columns` is not there or holds no text."""
-    check_columns(schema, columns, where)
+def check_once(schema: Any, columns: Iterable[str], where: str) -> None:
+    """Raises DataError if one of `columns` is there more than once, as tables that were joined have them."""
+    for name in columns:
+        places = schema.get_all_field_indices(name)
+        if len(places) > 1:
+            found = " and ".join(f"{place + 1:,}" for place in places)
+            raise DataError(
+                f"{where}: columns {found} are both called {name!r}, and only one of them can be meant. "
+                f"Rename or drop one."
+            )
+
+
+def check_texts(schema: Any, columns: Mapping[str, str], where: str, kind: str) -> None:
+    """Raises DataError if one of `columns` is not there, is there twice or holds no text."""
+    check_columns(schema, columns, where, kind)
     for name, setting in columns.items():
         if not holds_text(schema.field(name).type):
             others = [field.name for field in schema if holds_text(field.type)]

@@ -75,6 +75,10 @@ class SourceReader(ABC):
     def check_dependencies(self) -> None:  # noqa: B027  (most need none)
         """Raises DataError, with the pip command, if an optional package is missing."""
 
+    def bears_mask(self) -> bool:
+        """Return whether records may hold tokens without a loss; may read the first one. Raises DataError."""
+        return False
+
     def licence(self) -> Any:
         """The licence of the text; None if the source itself does not know it."""
         return None

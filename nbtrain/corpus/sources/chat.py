@@ -1,18 +1,22 @@
-"""Conversations of which the answers are learnt, in the shapes that they are published in.
+"""Conversations of which the answers bear the loss, in the shapes that they are published in.
 
-    {"messages": [{"role", "content"}, ...]}               a conversation
+    {"messages": [{"role", "content"}, ...]}               a conversation, in any shape of messages.py
     {"conversations": [{"from", "value"}, ...]}            ShareGPT's
+    {"prompt": [...], "completion": [...]}                 messages without loss, and what follows them
+    {"instruction", "input", "output", "history"}          a question and its answer, after earlier pairs
     {"prompt": {"role", "text", "replies": [...]}}         a tree of OpenAssistant
     {"message_id", "parent_id", "role", "text"}            a message of such a tree, whose rows must adjoin
 
-Each path from the root of a tree to a leaf is a conversation. Each answer is learnt once: what a path shares
-with the path before it is read and not learnt.
+record -> turns: role, what is said, the data's own mark -> pieces. `system` and `tools` of a record open the
+conversation. Each path from the root of a tree to a leaf is a conversation. Each answer bears a loss once:
+what a path shares with the path before it is read without loss.
 """
 
 import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,11 +28,38 @@ from nbtrain.base.workspace import display
 from nbtrain.corpus.records import Example, Preference, SourcePart, Tally
 from nbtrain.corpus.sources.instructions import BrokenExample, ExampleReader, answer_of, joined, text_of
 from nbtrain.corpus.sources.json_line import keys_of, kind_of
+from nbtrain.corpus.sources.keys import (
+    ANSWER_NAMES,
+    EARLIER_TURNS,
+    MARKS,
+    MASKED,
+    MESSAGES_NAMES,
+    QUESTION_NAMES,
+    REASONING_NAMES,
+    SPANS,
+    TOOLS,
+    KeyPolicy,
+    RecordNotes,
+    RefusedKeys,
+    holds_value,
+    message_policy,
+    names_tools,
+)
+from nbtrain.corpus.sources.messages import (
+    ASSISTANT,
+    SHOWN_CHARS,
+    earlier_messages,
+    messages_of,
+    messages_or_text,
+    spans_of,
+    tool_calls,
+    tool_lines,
+)
 from nbtrain.corpus.sources.parquet import OpenParquet, is_parquet
 from nbtrain.corpus.sources.record_files import Row
+from nbtrain.corpus.sources.shapes import way_forward
 from nbtrain.corpus.sources.templates import Template
 
-ASSISTANT = "assistant"
 ROLES = ("system", "developer", "user", ASSISTANT, "tool")
 # What ShareGPT's many exports and OpenAssistant call them; `roles` of a source adds others.
 OTHER_NAMES = {
@@ -37,14 +68,18 @@ OTHER_NAMES = {
     **dict.fromkeys(("function", "observation"), "tool"),
 }
 MESSAGE_KEYS = ("message_id", "parent_id", "role")  # of a row that is one message of a tree
+CONTENT_NAMES, VALUE_NAMES = ("content", "value", "text"), ("value", "content")
+CALL_NAMES = ("tool_calls", "function_call")
+TREE_KEYS = ("message_id", "parent_id", "message_tree_id", "deleted", "replies")
+SYSTEM_NAMES = ("system", "system_prompt")
 UNANSWERED = "unanswered"
-"""The reasons for dropping a tree without a learnt answer, and a message that is marked as deleted."""
+"""The reason for dropping a tree without an answer that bears a loss."""
 DELETED = "deleted_message"
-SHOWN_CHARS = 40
+"""The reason for dropping a message that is marked as deleted."""
 
 
 def learnt_roles(source: Any) -> list[str]:
-    """The roles that a source of conversations learns, as its template writes them."""
+    """The roles that bear a loss in a source of conversations, as its template writes them."""
     names = {**OTHER_NAMES, **source.roles}
     return list(dict.fromkeys(names.get(role, role) for role in source.learn_roles))
 
@@ -55,7 +90,7 @@ def known_roles(source: Any) -> list[str]:
 
 
 def answering_role(learnt: Sequence[str]) -> str:
-    """The role that a model is asked to speak as, of those that it has learnt."""
+    """The role that a model is asked to speak as, of those whose messages bear a loss."""
     return ASSISTANT if ASSISTANT in learnt else learnt[0]
 
 
@@ -67,18 +102,44 @@ class Node(NamedTuple):
     replies: list["Node"]
 
 
+class Turn(NamedTuple):
+    """A message as it is rendered."""
+
+    role: str
+    content: str
+    mark: bool | None = None
+    """Whether it bears a loss, if the data says so itself; None leaves it to learn_roles."""
+    spans: tuple[tuple[str, bool], ...] = ()
+    """The content in pieces that bear a loss or not, if the data marks them."""
+
+
 class ChatReader(ExampleReader):
-    """Messages in order, each through the template; what follows the last learnt message is left out."""
+    """Messages in order, each through the template; what follows the last piece with a loss is left out."""
 
     kind = "chat"
 
     def __init__(self, config: BaseModel, where: str = "data.sources", extra_keys: tuple[str, ...] = ()):
         super().__init__(config, where, extra_keys)
-        header, content, rest = self.config.template.partition("{content}")
-        self._header, self._body = (Template(text, ("role", "content")) for text in (header, content + rest))
+        header, _, rest = self.config.template.partition("{content}")
+        self._header, self._rest = (Template(text, ("role", "content")) for text in (header, rest))
+        self._around: dict[str, tuple[str, str]] = {}
         self._names = {**OTHER_NAMES, **self.config.roles}
         self._learnt = {*learnt_roles(self.config)}
         self._roles = {*known_roles(self.config)}
+        self._tools = _template(self.config.tools_template, "tools")
+        self._tool_call = _template(self.config.tool_call_template, "tool_call")
+        self._reasoning = _template(self.config.reasoning_template, "reasoning")
+        self._system_names = self.keys.readable(SYSTEM_NAMES)
+        self._tools_names = self.keys.readable(TOOLS.names) if self._tools else ()
+
+    @cached_property
+    def message_keys(self) -> KeyPolicy:
+        """What happens to the keys of a message."""
+        return message_policy(self.config)
+
+    def is_read(self, column: str) -> bool:
+        # A column may be a key of a message: the rows of trees are messages.
+        return super().is_read(column) or not self.message_keys.is_counted(column)
 
     def pieces(self, path: Path) -> Iterator[SourcePart]:
         if self._is_flat(path):
@@ -94,88 +155,240 @@ class ChatReader(ExampleReader):
                 continue
             for row in rows:
                 if self.config.messages_key is None and isinstance(row.record.get("prompt"), dict):
+                    notes = RecordNotes()
+                    self.keys.look(row.record, ("prompt", *TREE_KEYS), notes)
                     root = _nested(row, tally)
-                    yield from self._tree([root] if root else [], path, tally, row.number)
-                    continue
-                try:
-                    example = self.example(row.record)
-                except BrokenExample as problem:
-                    tally.add_broken(path, row.number, str(problem))
-                    continue
-                yield example
+                    yield from self._tree([root] if root else [], path, tally, row.number, notes)
+                elif (example := self.checked(row.record, path, row.number, tally)) is not None:
+                    yield example
 
-    def example(self, value: dict[str, Any]) -> Example | Preference:
-        key = self._messages_key(value)
-        messages = value[key]
-        if not isinstance(messages, list):
-            raise BrokenExample(f"{key!r} is not a list but {kind_of(messages)}")
-        path = [Node(message, f"{key}[{number}]", []) for number, message in enumerate(messages)]
-        example = self._conversation(path)
-        if example is None:
+    def example(self, value: dict[str, Any], notes: RecordNotes) -> Example | Preference | None:
+        messages, num_shared, read = self._messages(value)
+        turns = self._turns(messages, notes)
+        num_opening = len(turns)
+        turns = self._opened(turns, value, read)
+        num_opening = len(turns) - num_opening
+        self.keys.look(value, read, notes)
+        example = self._example(turns, num_shared + num_opening if num_shared else 0)
+        if example is None and not notes.refused:
+            if any(turn.mark is False or turn.spans for turn in turns):
+                return None
             found = f"{len(messages):,} messages" if messages else "no message"
-            raise BrokenExample(f"{key!r} holds {found}, none of {', '.join(sorted(self._learnt))}")
+            raise BrokenExample(f"{read[0]!r} holds {found}, none of {', '.join(sorted(self._learnt))}")
         return example
 
     def _tree(
-        self, roots: "list[Node | BrokenExample]", path: str, tally: Tally, line: int | None = None
+        self,
+        roots: "list[Node | BrokenExample]",
+        path: str,
+        tally: Tally,
+        line: int | None = None,
+        notes: RecordNotes | None = None,
     ) -> Iterator[Example]:
         """The conversations of a tree; a broken tree gives those that are whole, and one problem."""
         problem: tuple[int | None, str] | None = None
         has_answer = False
+        notes = notes or RecordNotes()
         for root in roots:
             if isinstance(root, BrokenExample):
                 problem = problem or (line, str(root))
                 continue
             for thread, num_shared in threads(root):
                 try:
-                    example = self._conversation(thread, num_shared)
-                except BrokenExample as error:
+                    own = RecordNotes(notes.unread, dict(notes.refused))
+                    example = self._example(self._turns(thread, own), num_shared)
+                    own.check(self.kind)
+                except (BrokenExample, RefusedKeys) as error:
                     problem = problem or (line, str(error))
                     continue
                 if example is not None:
                     has_answer = True
                     yield example
+        if has_answer:
+            tally.add_unread(notes.unread)
         if problem is not None:
             tally.add_broken(path, *problem)
         elif not has_answer:
             tally.dropped[UNANSWERED] += 1
 
-    def _conversation(self, messages: list[Node], num_shared: int = 0) -> Example | None:
-        """The example of some messages, the first `num_shared` not learnt; None if no message is learnt."""
+    def _example(self, turns: Sequence[Turn], num_shared: int = 0) -> Example | None:
+        """The example of some turns, the first `num_shared` without loss; None if no turn bears a loss."""
         pieces: list[tuple[str, bool]] = []
-        end, last = 0, ""
-        for number, (message, place, _) in enumerate(messages):
-            role, content = self._message(message, place, last)
-            values = {"role": role, "content": content}
-            is_learnt = role in self._learnt and number >= num_shared
-            pieces += [(self._header.render(values), False), (self._body.render(values), is_learnt)]
-            if is_learnt:
+        end = 0
+        for number, (role, content, mark, spans) in enumerate(turns):
+            before, after = self._around.get(role) or self._template_around(role, content)
+            pieces.append((before, False))
+            bears_loss = number >= num_shared and (role in self._learnt if mark is None else mark)
+            if spans:
+                is_open = number >= num_shared and mark is not False
+                pieces += [(text, is_open and is_learnt) for text, is_learnt in spans]
+                pieces.append((after, pieces[-1][1]))
+                end = max([end, *(place for place, piece in enumerate(pieces, 1) if piece[1])])
+                continue
+            pieces.append((content + after, bears_loss))
+            if bears_loss:
                 end = len(pieces)
-            last = role
         return joined(pieces[:end]) if end else None
 
-    def _messages_key(self, value: dict[str, Any]) -> str:
-        wanted = (self.config.messages_key,) if self.config.messages_key else ("messages", "conversations")
-        for key in wanted:
-            # A Parquet file of several datasets has both columns, one of them null.
-            if value.get(key) is not None:
-                return key
-        raise BrokenExample(f"no key {' or '.join(map(repr, wanted))} among {keys_of(value)}")
+    def _template_around(self, role: str, content: str) -> tuple[str, str]:
+        """What the template has before and after the content of a message."""
+        values = {"role": role, "content": content}
+        around = self._header.render(values), self._rest.render(values)
+        if "content" not in self._rest.fields:
+            self._around[role] = around
+        return around
 
-    def _message(self, message: Any, place: str, last: str) -> tuple[str, str]:
-        """(role, content) of a message that follows one of role `last`."""
+    def _messages(self, value: dict[str, Any]) -> tuple[list[Node], int, list[str]]:
+        """(messages of a record, how many at the beginning bear no loss, the keys that were read)."""
+        wanted = (self.config.messages_key,) if self.config.messages_key else MESSAGES_NAMES
+        for key in wanted:
+            # A Parquet file of several datasets has several columns, all but one of them null.
+            if value.get(key) is not None:
+                return nodes_of(messages_of(value[key], key), key), 0, [key]
+        if self.config.messages_key is None:
+            if holds_value(value.get("prompt")) and holds_value(value.get("completion")):
+                prompt = nodes_of(messages_or_text(value, "prompt", "user"), "prompt")
+                completion = nodes_of(messages_or_text(value, "completion", ASSISTANT), "completion")
+                return prompt + completion, len(prompt), ["prompt", "completion"]
+            question = next((name for name in QUESTION_NAMES if holds_value(value.get(name))), None)
+            answer = next((name for name in ANSWER_NAMES if holds_value(value.get(name))), None)
+            if question and answer:
+                return self._question(value, question, answer)
+        names = " or ".join(map(repr, wanted[:2]))
+        raise BrokenExample(f"no key {names} among {keys_of(value)}{way_forward(value, self.kind)}")
+
+    def _question(
+        self, value: dict[str, Any], question: str, answer: str
+    ) -> tuple[list[Node], int, list[str]]:
+        """The messages of a question with its answer, after the pairs of its history."""
+        read, earlier = [question, answer], []
+        asked = answer_of(value, question)
+        for key in self.keys.readable(("input",)):
+            if holds_value(value.get(key)):
+                asked += f"\n{text_of(value, key)}"
+                read.append(key)
+        for key in self.keys.readable(EARLIER_TURNS.names):
+            if holds_value(value.get(key)):
+                earlier += nodes_of(earlier_messages(value[key], key), key)
+                read.append(key)
+        own = [
+            Node({"role": "user", "content": asked}, question, []),
+            Node({"role": ASSISTANT, "content": text_of(value, answer)}, answer, []),
+        ]
+        return [*earlier, *own], 0, read
+
+    def _opened(self, turns: list[Turn], value: dict[str, Any], read: list[str]) -> list[Turn]:
+        """`turns` after the record's system message and tools; the keys of these are added to `read`."""
+        role = self._names.get("system", "system")
+        first = turns[0] if turns and turns[0].role == role else None
+        said = "" if first is None else first.content
+        for key in self._system_names:
+            if key in value and holds_value(value[key]) and said in ("", text_of(value, key)):
+                said = text_of(value, key)
+                read.append(key)
+        for key in self._tools_names:
+            if key in value and names_tools(value[key]):
+                assert self._tools is not None
+                tools = self._tools.render({"tools": tool_lines(value[key], key)})
+                said = f"{said}\n\n{tools}" if said else tools
+                read.append(key)
+        if first is None:
+            return [Turn(role, said), *turns] if said else turns
+        # Spans are those of the text that the message has without tools.
+        return turns if said == first.content else [Turn(role, said, first.mark), *turns[1:]]
+
+    def _turns(self, messages: list[Node], notes: RecordNotes, last: str = "") -> list[Turn]:
+        """Messages after one of role `last`, as they are rendered. Raises BrokenExample."""
+        turns: list[Turn] = []
+        for message, place, _ in messages:
+            turns.append(self._turn(message, place, last, notes))
+            last = turns[-1].role
+        return turns
+
+    def _turn(self, message: Any, place: str, last: str, notes: RecordNotes) -> Turn:
+        """A message that follows one of role `last`."""
+        # Nearly all messages are of this form.
+        if type(message) is dict and len(message) == 2:
+            name, content = message.get("role"), message.get("content")
+            if type(name) is str and type(content) is str:
+                role = self._names.get(name, name)
+                if role in self._roles and (role not in self._learnt or (content and not content.isspace())):
+                    return Turn(role, content)
         if not isinstance(message, dict):
             raise BrokenExample(f"{place} is not an object but {kind_of(message)}")
-        role_key, content_key = ("role", "content") if message.get("role") is not None else ("from", "value")
+        role_key, names = (
+            ("role", CONTENT_NAMES) if message.get("role") is not None else ("from", VALUE_NAMES)
+        )
         if message.get(role_key) is None:
             raise BrokenExample(f"{place} has neither 'role' nor 'from' among {keys_of(message)}")
-        if role_key == "role" and "content" not in message and "text" in message:
-            content_key = "text"
-        found = text_of(message, role_key, place)
-        role = self._names.get(found, found)
+        content_key = next((name for name in names if message.get(name) is not None), "")
+        if not content_key:
+            content_key = next((name for name in names if name in message), names[0])
+        name = text_of(message, role_key, place)
+        role = self._names.get(name, name)
         if role not in self._roles:
-            raise BrokenExample(f"{place}.{role_key} = {found[:SHOWN_CHARS]!r}, {self._advice(found, last)}")
-        return role, (answer_of if role in self._learnt else text_of)(message, content_key, place)
+            raise BrokenExample(f"{place}.{role_key} = {name[:SHOWN_CHARS]!r}, {self._advice(name, last)}")
+        if len(message) == 2 and content_key in message:
+            text = (answer_of if role in self._learnt else text_of)(message, content_key, place)
+            return Turn(role, text)
+        return self._with_more(message, place, role, role_key, content_key, notes)
+
+    def _with_more(
+        self,
+        message: dict[str, Any],
+        place: str,
+        role: str,
+        role_key: str,
+        content_key: str,
+        notes: RecordNotes,
+    ) -> Turn:
+        """A message that holds more than a role and a content."""
+        keys, read = self.message_keys, [role_key, content_key, *TREE_KEYS]
+        held = {key for key, value in message.items() if holds_value(value)}
+        calls = [key for key in keys.readable(CALL_NAMES) if key in held and names_tools(message[key])]
+        has_no_text = message.get(content_key) is None and not held.isdisjoint(CALL_NAMES)
+        content = "" if has_no_text else text_of(message, content_key, place)
+        mark = self._mark(message, place, read)
+        spans: list[tuple[str, bool]] = []
+        for key in keys.readable(SPANS):
+            if key in held and not spans:
+                spans = spans_of(content, message[key], f"{place}.{key}")
+                read.append(key)
+        before = after = ""
+        thoughts = [key for key in keys.readable(REASONING_NAMES) if key in held]
+        if self._reasoning and thoughts:
+            before = self._reasoning.render({"reasoning": text_of(message, thoughts[0], place)})
+            read.append(thoughts[0])
+        if self._tool_call and calls:
+            texts = [
+                self._tool_call.render({"tool_call": call}) for call in tool_calls(message, calls, place)
+            ]
+            after = "\n".join(["", *texts] if content else texts)
+            read += calls
+        keys.look(message, read, notes, place)
+        said = before + content + after
+        bears_loss = role in self._learnt if mark is None else mark
+        if bears_loss and not said.strip() and not notes.refused:
+            raise BrokenExample(f"{place}.{content_key} is empty")
+        if spans:
+            spans = [(before, mark is not False), *spans, (after, mark is not False)]
+        return Turn(role, said, mark, tuple(span for span in spans if span[0]))
+
+    def _mark(self, message: dict[str, Any], place: str, read: list[str]) -> bool | None:
+        """Whether the data says that a message bears a loss, or None. `read` gets the keys that say it."""
+        mark = None
+        for key in self.message_keys.readable((*MARKS, MASKED)):
+            value = message.get(key)
+            if value is None:
+                continue
+            if not isinstance(value, bool | int | float) or value not in (0, 1):
+                raise BrokenExample(
+                    f"{place}.{key} = {str(value)[:SHOWN_CHARS]} is neither 0 nor 1, neither true nor false: "
+                    "a message bears a loss or not, and other weights are not read"
+                )
+            mark = value == (0 if key == MASKED else 1) and mark is not False
+            read.append(key)
+        return mark
 
     def _advice(self, found: str, last: str) -> str:
         """What to do about an unknown role. The message after a user's is most likely the assistant's."""
@@ -203,6 +416,14 @@ class ChatReader(ExampleReader):
         with suppress(orjson.JSONDecodeError):
             return _is_message(orjson.loads(line))
         return False
+
+
+def nodes_of(messages: list[Any], key: str) -> list[Node]:
+    return [Node(message, f"{key}[{number}]", []) for number, message in enumerate(messages)]
+
+
+def _template(text: str | None, name: str) -> Template | None:
+    return None if text is None else Template(text, (name,))
 
 
 def threads(root: Node) -> Iterator[tuple[list[Node], int]]:

@@ -6,6 +6,7 @@ dataset_info.json license, citation, homepage
 """
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -32,6 +33,19 @@ class OpenArrow(arrow.OpenTable):
 
     def unit_bytes(self, columns: Collection[str] | None) -> list[int]:
         return [_num_bytes(batch, columns) for batch in self._units(0, None)]
+
+    def num_values(self, columns: Collection[str], start: int, stop: int | None) -> dict[str, int]:
+        counts: Counter[str] = Counter()
+        # A stream is read once; this one has its own position.
+        with OpenArrow(self.path, self._where) as file:
+            for batch in file._units(start, stop) if columns else ():
+                for name in columns:
+                    index = batch.schema.get_all_field_indices(name)[0]
+                    counts[name] += batch.num_rows - batch.column(index).null_count
+        return dict(+counts)
+
+    def __enter__(self) -> "OpenArrow":
+        return self
 
     def batches(self, columns: Sequence[str] | None, start: int, stop: int | None) -> Iterator[Any]:
         """Writers make batches of any size: large ones are sliced."""

@@ -1,18 +1,25 @@
-"""What the sources of fine-tuning examples share: prompt_completion.py, alpaca.py, chat.py.
+"""What the sources of fine-tuning examples share: prompt_completion.py, alpaca.py, chat.py, preference.py.
 
-    record -> pieces (text, whether it is learnt) -> records.Example
+    record -> pieces (text, whether it bears a loss) -> records.Example
 
-The encoding takes each piece by itself and puts the end-of-document token after the last piece, learnt if
-that piece is. The pieces of a prompt are joined, so that it has the tokens that the model is asked with.
+The encoding takes each piece by itself and puts the end-of-document token after the last piece, with a loss
+if that piece has one. The pieces of a prompt are joined, so that it has the tokens that the model is asked
+with.
 """
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 from nbtrain.corpus.records import Example, Preference, SourcePart, Tally
 from nbtrain.corpus.sources import json_line
+from nbtrain.corpus.sources.keys import KeyPolicy, RecordNotes, RefusedKeys, record_policy
 from nbtrain.corpus.sources.record_files import RecordFileReader
+from nbtrain.corpus.sources.shapes import way_forward
+
+NO_LOSS = "no_loss"
+"""The reason for dropping a record whose answers are all marked as not to be trained on."""
 
 
 class BrokenExample(ValueError):
@@ -22,30 +29,70 @@ class BrokenExample(ValueError):
 class ExampleReader(RecordFileReader):
     """Objects that are examples. Broken ones are left out and counted."""
 
+    @cached_property
+    def keys(self) -> KeyPolicy:
+        """What happens to the keys of a record."""
+        return record_policy(self.config)
+
+    def is_read(self, column: str) -> bool:
+        return not self.keys.is_counted(column)
+
+    def bears_mask(self) -> bool:
+        return True
+
     def read(self, part: SourcePart, tally: Tally) -> Iterator[Example | Preference]:
         for path, line, value in self.rows(part, tally):
-            try:
-                example = self.example(value)
-            except BrokenExample as problem:
-                tally.add_broken(path, line, str(problem))
-                continue
-            yield example
+            example = self.checked(value, path, line, tally)
+            if example is not None:
+                yield example
+
+    def checked(
+        self, value: dict[str, Any], path: str, line: int, tally: Tally
+    ) -> Example | Preference | None:
+        """The example of one object; None if it is broken or bears no loss, which `tally` counts."""
+        notes = RecordNotes()
+        try:
+            example = self.example(value, notes)
+            notes.check(self.kind)
+        except (BrokenExample, RefusedKeys) as problem:
+            tally.add_broken(path, line, str(problem))
+            return None
+        if notes.unread:
+            tally.add_unread(notes.unread)
+        if example is None:
+            tally.dropped[NO_LOSS] += 1
+        return example
 
     @abstractmethod
-    def example(self, value: dict[str, Any]) -> Example | Preference:
-        """The example of one object. Raises BrokenExample."""
+    def example(self, value: dict[str, Any], notes: RecordNotes) -> Example | Preference | None:
+        """The example of one object; None if its marks leave nothing with a loss. Raises BrokenExample.
+
+        `notes` gets the keys that it does not read.
+        """
 
 
-def text_of(value: dict[str, Any], key: str, place: str = "") -> str:
-    """The text under a key, or the joined texts of its parts. `place` names `value` in BrokenExample."""
+def text_of(value: dict[str, Any], key: str, place: str = "", kind: str = "") -> str:
+    """The text under a key, or the joined texts of its parts.
+
+    `place` names `value` in the message of BrokenExample; `kind`, the source's, adds what else would read it.
+    """
     if key not in value:
-        raise BrokenExample(f"{place and place + ' has '}no key {key!r} among {json_line.keys_of(value)}")
-    found = value[key]
-    if isinstance(found, list) and found and all(_is_text_part(part) for part in found):
-        found = "".join(part["text"] for part in found)
-    if not isinstance(found, str):
-        raise BrokenExample(f"{_shown(key, place)} is not text but {json_line.kind_of(found)}")
-    return found
+        forward = way_forward(value, kind) if kind else ""
+        raise BrokenExample(
+            f"{place and place + ' has '}no key {key!r} among {json_line.keys_of(value)}{forward}"
+        )
+    content = value[key]
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list) and content:
+        other = next((part for part in content if not _is_text_part(part)), None)
+        if other is None:
+            return "".join(part["text"] for part in content)
+        if isinstance(other, dict) and other.get("type") not in (None, "text"):
+            raise BrokenExample(
+                f"{_shown(key, place)} has a part of type {str(other['type'])[:40]!r}; only text is read"
+            )
+    raise BrokenExample(f"{_shown(key, place)} is not text but {json_line.kind_of(content)}")
 
 
 def _is_text_part(part: Any) -> bool:
@@ -53,12 +100,12 @@ def _is_text_part(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
-def answer_of(value: dict[str, Any], key: str, place: str = "") -> str:
+def answer_of(value: dict[str, Any], key: str, place: str = "", kind: str = "") -> str:
     """text_of, which must not be blank. Raises BrokenExample."""
-    found = text_of(value, key, place)
-    if not found or found.isspace():
+    text = text_of(value, key, place, kind)
+    if not text or text.isspace():
         raise BrokenExample(f"{_shown(key, place)} is empty")
-    return found
+    return text
 
 
 def _shown(key: str, place: str) -> str:
@@ -66,7 +113,7 @@ def _shown(key: str, place: str) -> str:
 
 
 def joined(pieces: list[tuple[str, bool]]) -> Example:
-    """The example of some pieces without the empty ones; neighbours both learnt, or both not, become one."""
+    """The example of some pieces, without empty ones; neighbours that both bear a loss, or none, are one."""
     joined: list[tuple[str, bool]] = []
     for text, is_learnt in pieces:
         if joined and joined[-1][1] == is_learnt:

@@ -12,6 +12,8 @@ from nbtrain.corpus.sources import json_line
 from nbtrain.corpus.sources.file_kinds import RECORDS
 from nbtrain.corpus.sources.files import FileReader
 from nbtrain.corpus.sources.json_array import open_records, record_pieces
+from nbtrain.corpus.sources.keys import KeyCounter, RecordNotes, record_policy
+from nbtrain.corpus.sources.shapes import way_forward
 
 
 class JsonlReader(FileReader):
@@ -30,6 +32,8 @@ class JsonlReader(FileReader):
 
     def read(self, part: SourcePart, tally: Tally) -> Iterator[str | Texts]:
         key, extra_keys = self.config.text_key, self.extra_keys
+        policy, read = record_policy(self.config), (key, *extra_keys)
+        num_read, counter = len(read), KeyCounter(policy, read)
         loads, drops_empty = orjson.loads, self.drops_empty
         for path, lines in self.opened(part):
             number = blank = 0
@@ -40,6 +44,9 @@ class JsonlReader(FileReader):
                         record = loads(line)
                         text = record[key]
                         extras = tuple([record[extra] for extra in extra_keys]) if extra_keys else ()
+                        is_wide = len(record) > num_read and type(text) is str
+                        if is_wide and not counter.add(record, tally):
+                            text = None
                     except (orjson.JSONDecodeError, KeyError, TypeError):
                         text = None
                     # A long document is not held here while the next one is read.
@@ -49,14 +56,19 @@ class JsonlReader(FileReader):
                             blank += 1
                             continue
                         try:
-                            texts = texts_of(line, (key, *extra_keys))
+                            record = json_line.record_of(line)
+                            texts = texts_of(record, read, self.kind)
+                            notes = RecordNotes()
+                            policy.look(record, read, notes)
+                            notes.check(self.kind)
+                            tally.add_unread(notes.unread)
                         except ValueError as problem:
                             tally.add_broken(path, number, str(problem))
                             continue
                         if not all(map(json_line.is_unicode, texts)):
                             tally.dropped["not_unicode"] += 1
                             continue
-                        text, extras, texts = texts[0], texts[1:], ()
+                        text, extras, texts, record = texts[0], texts[1:], (), None
                     line = b""
                     if drops_empty and not text:
                         tally.dropped["empty"] += 1
@@ -64,16 +76,17 @@ class JsonlReader(FileReader):
                     yield Texts(text, extras) if extra_keys else text
                     text = None
             finally:
+                counter.finish(tally)
                 tally.records += number - blank
                 tally.lines += number if part.path else 0
 
 
-def texts_of(line: bytes, keys: tuple[str, ...]) -> tuple[str, ...]:
-    """The text under each of `keys`. Raises ValueError, with what is wrong with the line."""
-    value = json_line.record_of(line)
+def texts_of(record: dict[str, Any], keys: tuple[str, ...], kind: str) -> tuple[str, ...]:
+    """The text under each of `keys`. Raises ValueError, with what is wrong with the record."""
     for key in keys:
-        if key not in value:
-            raise ValueError(f"no key {key!r} among {json_line.keys_of(value)}")
-        if not isinstance(value[key], str):
-            raise ValueError(f"{key!r} is not text but {json_line.kind_of(value[key])}")
-    return tuple(value[key] for key in keys)
+        if key not in record:
+            forward = way_forward(record, kind)
+            raise ValueError(f"no key {key!r} among {json_line.keys_of(record)}{forward}")
+        if not isinstance(record[key], str):
+            raise ValueError(f"{key!r} is not text but {json_line.kind_of(record[key])}")
+    return tuple(record[key] for key in keys)

@@ -3,6 +3,7 @@
 A problem names the number of its row in place of a line.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,9 @@ class OpenParquet(arrow.OpenTable):
         self._file = parquet.ParquetFile(self._path, buffer_size=BUFFER_BYTES, pre_buffer=False)
         self.schema = self._file.schema_arrow
 
+    def __enter__(self) -> "OpenParquet":
+        return self
+
     def unit_bytes(self, columns: Collection[str] | None) -> list[int]:
         """Unpacked bytes; a column that is not there has none."""
         metadata = self._file.metadata
@@ -51,6 +55,20 @@ class OpenParquet(arrow.OpenTable):
         ]
         groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
         return [sum(group.column(index).total_uncompressed_size for index in wanted) for group in groups]
+
+    def num_values(self, columns: Collection[str], start: int, stop: int | None) -> dict[str, int]:
+        """From the statistics of the row groups; the nulls of a column of lists or objects are not known."""
+        metadata = self._file.metadata
+        places = {metadata.schema.column(index).path: index for index in range(metadata.num_columns)}
+        counts: Counter[str] = Counter()
+        for number in range(metadata.num_row_groups)[start:stop]:
+            group = metadata.row_group(number)
+            for name in columns:
+                counts[name] += group.num_rows
+                statistics = group.column(places[name]).statistics if name in places else None
+                if statistics is not None and statistics.has_null_count:
+                    counts[name] -= statistics.null_count
+        return dict(+counts)
 
     def batches(self, columns: Sequence[str] | None, start: int, stop: int | None) -> Iterator[Any]:
         for index, num_bytes in list(enumerate(self.unit_bytes(columns)))[start:stop]:

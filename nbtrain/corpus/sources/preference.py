@@ -1,10 +1,13 @@
 """Pairs of answers to one prompt, of which one was preferred.
 
-    {"prompt", "chosen", "rejected"}                    texts
+    {"prompt", "chosen", "rejected"}                         texts
+    {"chosen", "rejected"}                                   texts with a common beginning, the prompt
     {"prompt": [...], "chosen": [...], "rejected": [...]}    messages: what was asked, and two continuations
-    {"chosen": [...], "rejected": [...]}                messages: two conversations with a common beginning
+    {"conversations": [...], "chosen": {...}, "rejected": {...}}    the same, each answer one message
+    {"chosen": [...], "rejected": [...]}                     conversations with a common beginning
 
-Messages are those of chat.py. What both conversations begin with is not learnt.
+Messages are those of chat.py. What both conversations begin with bears no loss. Answers are compared as they
+are rendered: if both are one text, neither is preferred.
 """
 
 from collections.abc import Iterator
@@ -13,10 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.corpus.records import Example, Preference, SourcePart, Tally
-from nbtrain.corpus.sources.chat import ChatReader, Node
+from nbtrain.corpus.sources.chat import ChatReader, Turn, nodes_of
 from nbtrain.corpus.sources.instructions import BrokenExample, ExampleReader, answer_of, joined, text_of
 from nbtrain.corpus.sources.json_line import keys_of, kind_of
+from nbtrain.corpus.sources.keys import MESSAGES_NAMES, RecordNotes, holds_value
+from nbtrain.corpus.sources.messages import ASSISTANT, is_message, messages_of
 from nbtrain.corpus.sources.record_files import RecordFileReader
+from nbtrain.corpus.sources.shapes import way_forward
+
+# Where an answer begins in a transcript of hh-rlhf.
+ANSWER_MARK = "\n\nAssistant:"
 
 
 class PreferenceReader(ChatReader):
@@ -30,49 +39,142 @@ class PreferenceReader(ChatReader):
     def read(self, part: SourcePart, tally: Tally) -> Iterator[Example | Preference]:
         yield from ExampleReader.read(self, part, tally)
 
-    def example(self, value: dict[str, Any]) -> Preference:
+    def example(self, value: dict[str, Any], notes: RecordNotes) -> Preference:
         keys = self.config.chosen_key, self.config.rejected_key
         for key in keys:
             if value.get(key) is None:
-                raise BrokenExample(f"no key {key!r} among {keys_of(value)}")
-        both = [isinstance(value[key], list) for key in keys]
-        if both[0] != both[1]:
+                forward = way_forward(value, self.kind)
+                raise BrokenExample(f"no key {key!r} among {keys_of(value)}{forward}")
+        both = [_answer_messages(value[key], key) for key in keys]
+        if (both[0] is None) != (both[1] is None):
             raise BrokenExample(
                 f"{keys[0]!r} is {kind_of(value[keys[0]])} and {keys[1]!r} is {kind_of(value[keys[1]])}: "
                 "both are text, or both are messages"
             )
-        if value[keys[0]] == value[keys[1]]:
-            raise BrokenExample(f"{keys[0]!r} and {keys[1]!r} are equal, so that neither is preferred")
-        if both[0]:
-            return self._of_messages(value)
-        prompt = text_of(value, self.config.prompt_key)
-        return Preference(*(joined([(prompt, False), (answer_of(value, key), True)]) for key in keys))
+        prompt, read = self._prompt(value, both[0], notes)
+        read += keys
+        if both[0] is None and isinstance(prompt, list):
+            both = [[{"role": ASSISTANT, "content": answer_of(value, key)}] for key in keys]
+        if both[0] is None or both[1] is None:
+            assert not isinstance(prompt, list)
+            pair = self._of_texts(value, prompt)
+        else:
+            pair = self._of_messages(value, prompt or [], (both[0], both[1]), read, notes)
+        self.keys.look(value, read, notes)
+        texts = ["".join(text for text, _ in example.pieces) for example in pair]
+        if texts[0] == texts[1]:
+            raise BrokenExample(
+                f"{keys[0]!r} and {keys[1]!r} are equal as they are rendered, so that neither is preferred"
+            )
+        return pair
 
-    def _of_messages(self, value: dict[str, Any]) -> Preference:
-        key, keys = self.config.prompt_key, (self.config.chosen_key, self.config.rejected_key)
-        chosen, rejected = value[keys[0]], value[keys[1]]
-        prompt = value.get(key) or []
-        if isinstance(prompt, str):
+    def _prompt(
+        self, value: dict[str, Any], answer: list[Any] | None, notes: RecordNotes
+    ) -> tuple[str | list[Any] | None, list[str]]:
+        """(the prompt as text, messages, or None if there is none, the keys that it was read from)."""
+        key = self.config.prompt_key
+        prompt = value.get(key)
+        if isinstance(prompt, dict) and "messages" in prompt:
+            # The input of a preference in OpenAI's format, which has tools and messages.
+            self.keys.look(prompt, ("messages",), notes, key)
+            return messages_of(prompt["messages"], key), [key]
+        if isinstance(prompt, str) and answer is not None:
             # Beside whole conversations it repeats their question.
-            prompt = [{"role": "user", "content": prompt}] if self._answers_first(chosen) else []
-        if not isinstance(prompt, list):
-            raise BrokenExample(f"{key!r} is neither text nor messages but {kind_of(prompt)}")
-        alike = takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
-        num_shared = len(prompt) + sum(1 for _ in alike)
+            begins = self._answers_first(answer)
+            return ([{"role": "user", "content": prompt}], [key]) if begins else (None, [])
+        if isinstance(prompt, str) or prompt is None:
+            messages = next((name for name in MESSAGES_NAMES if holds_value(value.get(name))), None)
+            if prompt is None and messages and (answer is None or self._answers_first(answer)):
+                return messages_of(value[messages], messages), [messages]
+            return prompt, [key]
+        if _is_text_parts(prompt):
+            return text_of(value, key), [key]
+        if isinstance(prompt, list | dict):
+            return messages_of(prompt, key), [key]
+        raise BrokenExample(f"{key!r} is neither text nor messages but {kind_of(prompt)}")
+
+    def _of_texts(self, value: dict[str, Any], prompt: str | None) -> Preference:
+        chosen, rejected = (
+            answer_of(value, key) for key in (self.config.chosen_key, self.config.rejected_key)
+        )
+        if prompt is None:
+            prompt = _common_beginning(chosen, rejected)
+            if not prompt:
+                others = ("question", "instruction", "query", "input")
+                named = next((name for name in others if holds_value(value.get(name))), None)
+                forward = f"; add to this source: prompt_key: {named}" if named else ""
+                raise BrokenExample(
+                    f"no key {self.config.prompt_key!r} among {keys_of(value)}, and the two answers do not "
+                    f"begin with a common prompt{forward}"
+                )
+            chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+        return Preference(*(joined([(prompt, False), (answer, True)]) for answer in (chosen, rejected)))
+
+    def _of_messages(
+        self,
+        value: dict[str, Any],
+        prompt: str | list[Any],
+        answers: tuple[list[Any], list[Any]],
+        read: list[str],
+        notes: RecordNotes,
+    ) -> Preference:
+        assert isinstance(prompt, list)
+        keys = self.config.chosen_key, self.config.rejected_key
+        asked = self._placed(prompt, read[0], notes)
+        both: list[list[Turn]] = []
+        for key, messages in zip(keys, answers, strict=True):
+            turns = [*asked, *self._placed(messages, key, notes, asked[-1].role if asked else "")]
+            both.append(self._opened(turns, value, read))
+        if both[0] == both[1]:
+            raise BrokenExample(f"{keys[0]!r} and {keys[1]!r} are equal, so that neither is preferred")
+        num_shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*both, strict=False)))
         examples = []
-        for own, messages in zip(keys, (chosen, rejected), strict=True):
-            nodes = [
-                *(Node(message, f"{key}[{number}]", []) for number, message in enumerate(prompt)),
-                *(Node(message, f"{own}[{number}]", []) for number, message in enumerate(messages)),
-            ]
-            example = self._conversation(nodes, num_shared)
+        for key, turns in zip(keys, both, strict=True):
+            example = self._example(turns, num_shared)
             if example is None:
                 learnt = ", ".join(sorted(self._learnt))
-                raise BrokenExample(f"{own!r} holds no message of {learnt} that the other one has not")
+                raise BrokenExample(f"{key!r} holds no message of {learnt} that the other one has not")
             examples.append(example)
         return Preference(*examples)
 
+    def _placed(self, messages: list[Any], key: str, notes: RecordNotes, last: str = "") -> list[Turn]:
+        return self._turns(nodes_of(messages, key), notes, last)
+
     def _answers_first(self, messages: list[Any]) -> bool:
         first = messages[0] if messages else None
-        found = (first.get("role") or first.get("from")) if isinstance(first, dict) else None
-        return self._names.get(found, found) in self._learnt
+        role = (first.get("role") or first.get("from")) if isinstance(first, dict) else None
+        return self._names.get(role, role) in self._learnt
+
+
+def _answer_messages(value: Any, key: str) -> list[Any] | None:
+    """The messages of an answer; None if it is text, or parts of text."""
+    if isinstance(value, str):
+        if not value.lstrip().startswith("[{"):
+            return None
+        try:
+            messages = messages_of(value, key)
+        except BrokenExample:
+            return None
+        return messages if all(map(is_message, messages)) else None
+    if not isinstance(value, list | dict) or _is_text_parts(value):
+        return None
+    return messages_of(value, key)
+
+
+def _is_text_parts(value: Any) -> bool:
+    """Whether it is a list of {"type": "text", "text": ...}: one text, and not messages."""
+    return bool(isinstance(value, list) and value) and all(
+        isinstance(part, dict) and part.get("type") == "text" and not is_message(part) for part in value
+    )
+
+
+def _common_beginning(chosen: str, rejected: str) -> str:
+    """What two texts begin with, up to the mark or the space where their answers begin; "" if nothing."""
+    pairs = enumerate(zip(chosen, rejected, strict=False))
+    end = next((place for place, (ours, theirs) in pairs if ours != theirs), min(len(chosen), len(rejected)))
+    common = chosen[:end]
+    place = common.rfind(ANSWER_MARK)
+    if place >= 0:
+        return common[: place + len(ANSWER_MARK)]
+    ends = [place for place, character in enumerate(common) if character.isspace()]
+    return common[: ends[-1]].rstrip() if ends else ""

@@ -1,19 +1,29 @@
-"""A prompt and its completion, of which the completion is learnt."""
+"""A prompt and its completion, which bears the loss."""
 
 from typing import Any
 
 from nbtrain.corpus.records import Example
-from nbtrain.corpus.sources.instructions import ExampleReader, answer_of, joined, text_of
+from nbtrain.corpus.sources.instructions import BrokenExample, ExampleReader, answer_of, joined, text_of
+from nbtrain.corpus.sources.keys import RecordNotes
 
 
 class PromptCompletionReader(ExampleReader):
-    """Two texts, the second of which is learnt."""
+    """Two texts, of which the second bears the loss."""
 
     kind = "prompt-completion"
 
-    def columns(self) -> dict[str, str]:
+    def required_columns(self) -> dict[str, str]:
         return {self.config.prompt_key: "prompt_key", self.config.completion_key: "completion_key"}
 
-    def example(self, value: dict[str, Any]) -> Example:
-        prompt = text_of(value, self.config.prompt_key)
-        return joined([(prompt, False), (answer_of(value, self.config.completion_key), True)])
+    def example(self, value: dict[str, Any], notes: RecordNotes) -> Example:
+        prompt_key, completion_key = self.config.prompt_key, self.config.completion_key
+        if isinstance(value.get(prompt_key), list) and isinstance(value.get(completion_key), list):
+            keys = f"{prompt_key!r} and {completion_key!r}"
+            forward = "kind: chat reads them"
+            if (prompt_key, completion_key) != ("prompt", "completion"):
+                forward += " under the keys prompt and completion"
+            raise BrokenExample(f"{keys} are messages, not text; {forward}")
+        prompt = text_of(value, prompt_key, kind=self.kind)
+        example = joined([(prompt, False), (answer_of(value, completion_key, kind=self.kind), True)])
+        self.keys.look(value, (prompt_key, completion_key), notes)
+        return example

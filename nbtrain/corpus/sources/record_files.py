@@ -13,7 +13,7 @@ import orjson
 from nbtrain.base.workspace import display
 from nbtrain.corpus.records import SourcePart, Tally
 from nbtrain.corpus.sources import json_line
-from nbtrain.corpus.sources.arrow import check_columns
+from nbtrain.corpus.sources.arrow import check_columns, check_once
 from nbtrain.corpus.sources.file_kinds import COLUMNS, RECORDS
 from nbtrain.corpus.sources.files import FileReader
 from nbtrain.corpus.sources.json_array import open_records, record_pieces
@@ -34,9 +34,21 @@ class RecordFileReader(FileReader):
 
     suffixes = (*RECORDS, *COLUMNS)
 
-    def columns(self) -> dict[str, str] | None:
-        """Which columns of a .parquet are read -> the setting that names each; None reads all columns."""
-        return None
+    def required_columns(self) -> dict[str, str]:
+        """The columns that a .parquet must have -> the setting that names each."""
+        return {}
+
+    def is_read(self, column: str) -> bool:
+        """Return whether the values of a column are read; those of other columns are counted."""
+        return True
+
+    def columns(self, file: OpenParquet) -> list[str]:
+        """The columns of a .parquet that are read. Raises DataError if one is missing or there twice."""
+        where, required = f"{self.where}: {display(file.path)}", self.required_columns()
+        check_columns(file.schema, required, where, self.kind)
+        wanted = [name for name in dict.fromkeys(file.schema.names) if name in required or self.is_read(name)]
+        check_once(file.schema, wanted, where)
+        return wanted
 
     def table_rows(self, batch: Any) -> Iterator[dict[str, Any] | str]:
         """The rows of a pyarrow.RecordBatch; in place of a broken row, what is wrong with it."""
@@ -49,7 +61,7 @@ class RecordFileReader(FileReader):
     def pieces(self, path: Path) -> Iterator[SourcePart]:
         if is_parquet(path):
             with OpenParquet(path, self.where) as file:
-                yield from file.parts(self.columns())
+                yield from file.parts(self.columns(file))
         else:
             yield from record_pieces(path, self.where)
 
@@ -98,18 +110,19 @@ class RecordFileReader(FileReader):
                 tally.lines += number if part.path else 0
 
     def _table(self, path: Path, part: SourcePart, tally: Tally) -> Iterator[Row]:
-        name, columns, number = display(path), self.columns(), 0
-        wanted = None if columns is None else tuple(columns)
+        name, number = display(path), 0
         with OpenParquet(path, self.where) as file:
-            check_columns(file.schema, columns or {}, f"{self.where}: {name}")
+            columns = self.columns(file)
             try:
-                for batch in file.batches(wanted, part.start, part.stop):
+                for batch in file.batches(columns, part.start, part.stop):
                     for record in self.table_rows(batch):
                         number += 1
                         if isinstance(record, str):
                             tally.add_broken(name, number, record)
                         else:
                             yield Row(name, number, record)
+                unread = [column for column in file.schema.names if column not in columns]
+                tally.unread_keys.update(file.num_values(unread, part.start, part.stop))
             finally:
                 tally.records += number
                 tally.lines += number if part.path else 0

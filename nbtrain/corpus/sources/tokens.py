@@ -1,10 +1,16 @@
-"""Documents that are token ids already, with labels aligned as Hugging Face does.
+"""Documents that are token ids already, with the masks that other programs write beside them.
 
-labels[i] belongs to input_ids[i]: a token is learnt if its label is its id, not learnt if it is -100. Any
-other label (mostly a list shifted by one) makes a record broken, and so does no learnt token.
+    labels           at its own token: its id, or -100 for one without loss (as Hugging Face aligns them)
+    loss_mask, ...   1 for each token with loss; several masks and labels must agree that a token has it
+    prompt_length    so many tokens at the beginning have none
+    attention_mask   0 for padding at either end, which is dropped
+    seq_lens, ...    where the documents of a packed record begin: it is cut there
+
+Any other label (mostly a list shifted by one) makes a record broken, and so does a record without any loss.
 """
 
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -12,11 +18,18 @@ import numpy as np
 
 from nbtrain.corpus.records import SourcePart, Tally, TokenIds
 from nbtrain.corpus.sources import json_line
+from nbtrain.corpus.sources.keys import KeyPolicy, RecordNotes, holds_value, record_policy
 from nbtrain.corpus.sources.record_files import RecordFileReader, values_of
+from nbtrain.corpus.sources.shapes import way_forward
 
 IGNORED_LABEL = -100
 # The largest id that the widest dtype of a .bin (int32) holds.
 LARGEST_ID = 2**31 - 1
+LABELS = "labels"
+LOSS_MASKS = ("loss_mask", "completion_mask", "assistant_masks", "assistant_mask")
+PROMPT_LENGTHS = ("prompt_length", "prompt_len")
+LENGTHS = ("seq_lens", "seq_lengths")
+PACKED = (*LENGTHS, "cu_seqlens", "position_ids")
 
 
 class TokensReader(RecordFileReader):
@@ -24,31 +37,103 @@ class TokensReader(RecordFileReader):
 
     kind = "tokens"
 
-    def columns(self) -> dict[str, str]:
+    @cached_property
+    def keys(self) -> KeyPolicy:
+        """What happens to the keys of a record."""
+        return record_policy(self.config)
+
+    def required_columns(self) -> dict[str, str]:
         columns = {self.config.input_ids_key: "input_ids_key"}
         if self.config.labels_key is not None:
             columns[self.config.labels_key] = "labels_key"
         return columns
 
+    def is_read(self, column: str) -> bool:
+        return not self.keys.is_counted(column)
+
+    def bears_mask(self) -> bool:
+        """Return whether `labels_key` is set or the first record has masks; later ones may not bring them."""
+        if self.config.labels_key is not None:
+            return True
+        for part in self.parts():
+            for row in self.rows(part, Tally()):
+                return any(holds_value(row.record.get(key)) for key in self._mask_keys)
+        return False
+
+    @property
+    def _mask_keys(self) -> tuple[str, ...]:
+        return self.keys.readable((self.config.labels_key or LABELS, *LOSS_MASKS, *PROMPT_LENGTHS))
+
     def table_rows(self, batch: Any) -> Iterator[dict[str, Any] | str]:
-        names = list(self.columns())
-        for row in zip(*(_lists(batch.column(name)) for name in names)):
+        names = batch.schema.names
+        for row in zip(*map(_lists, batch.columns)):
             yield dict(zip(names, row))
 
     def read(self, part: SourcePart, tally: Tally) -> Iterator[TokenIds]:
-        ids_key, labels_key = self.config.input_ids_key, self.config.labels_key
         for path, number, record in self.rows(part, tally):
+            notes = RecordNotes()
             try:
-                ids = _integers(record, ids_key)
-                labels = None if labels_key is None else _integers(record, labels_key)
-                tokens = _token_ids(ids, labels, ids_key, labels_key)
+                documents = self._documents(record, notes)
+                notes.check(self.kind)
             except ValueError as error:
                 tally.add_broken(path, number, str(error))
                 continue
-            if len(tokens.ids):
-                yield tokens._replace(path=path, line=number)
-            else:
-                tally.dropped["empty"] += 1
+            tally.add_unread(notes.unread)
+            for tokens in documents:
+                if len(tokens.ids):
+                    yield tokens._replace(path=path, line=number)
+                else:
+                    tally.dropped["empty"] += 1
+
+    def _documents(self, record: dict[str, Any], notes: RecordNotes) -> list[TokenIds]:
+        """The documents of one record. Raises ValueError, with what is wrong."""
+        config, read = self.config, [self.config.input_ids_key]
+        ids = _integers(record, config.input_ids_key, self.kind)
+        if len(ids) and (ids.min() < 0 or ids.max() > LARGEST_ID):
+            outside = int(ids.min() if ids.min() < 0 else ids.max())
+            raise ValueError(f"{config.input_ids_key!r} holds {outside}; ids are 0 to {LARGEST_ID:,}")
+        held = {key for key, value in record.items() if holds_value(value)}
+        masks: list[np.ndarray] = []
+        labels_key = config.labels_key or LABELS
+        if config.labels_key is not None or labels_key in held.intersection(self.keys.readable((LABELS,))):
+            read.append(labels_key)
+            masks.append(_labelled(ids, _integers(record, labels_key), config.input_ids_key, labels_key))
+        for key in self.keys.readable(LOSS_MASKS):
+            if key in held:
+                read.append(key)
+                masks.append(_zeros_and_ones(record, key, len(ids)))
+        for key in self.keys.readable(PROMPT_LENGTHS):
+            if key in held:
+                read.append(key)
+                masks.append(np.arange(len(ids)) >= _prompt_length(record[key], key, len(ids)))
+        learnt = np.logical_and.reduce(masks) if masks else None
+        if learnt is not None and len(learnt) and not learnt.any():
+            if len(read) == 2 and read[1] == labels_key:
+                raise ValueError(f"{labels_key!r} is {IGNORED_LABEL} throughout: no token bears a loss")
+            raise ValueError(f"{', '.join(map(repr, read[1:]))} leave no token with a loss")
+        bounds = np.array([0, len(ids)])
+        for key in self.keys.readable(PACKED):
+            if key in held:
+                read.append(key)
+                bounds = np.union1d(bounds, _document_bounds(_integers(record, key), key, len(ids)))
+        kept = None
+        if "attention_mask" in held.intersection(self.keys.readable(("attention_mask",))):
+            read.append("attention_mask")
+            kept = _zeros_and_ones(record, "attention_mask", len(ids))
+            inner = np.flatnonzero(kept)
+            if len(inner) and not kept[inner[0] : inner[-1] + 1].all():
+                raise ValueError(
+                    "'attention_mask' is 0 between tokens, not at the ends only: which tokens see each other "
+                    "is not read. For packed documents give seq_lens"
+                )
+        self.keys.look(record, read, notes)
+        ids = ids.astype(np.uint32)
+        documents = []
+        for start, stop in pairwise(bounds.tolist()):
+            own = slice(start, stop)
+            chosen = slice(None) if kept is None else kept[own]
+            documents.append(TokenIds(ids[own][chosen], None if learnt is None else learnt[own][chosen]))
+        return documents or [TokenIds(ids, learnt)]
 
 
 def _lists(column: Any) -> list[Any]:
@@ -63,10 +148,14 @@ def _lists(column: Any) -> list[Any]:
     return [values[start:stop] for start, stop in pairwise(bounds)]
 
 
-def _integers(record: dict[str, Any], key: str) -> np.ndarray:
-    """Integers [n] under a key. Raises ValueError, with what is wrong, if it holds no list of integers."""
+def _integers(record: dict[str, Any], key: str, kind: str = "") -> np.ndarray:
+    """Integers [n] under a key. Raises ValueError, with what is wrong, if it holds no list of integers.
+
+    `kind`, the source's, adds what else would read the record.
+    """
     if key not in record:
-        raise ValueError(f"no key {key!r} among {json_line.keys_of(record)}")
+        forward = way_forward(record, kind) if kind else ""
+        raise ValueError(f"no key {key!r} among {json_line.keys_of(record)}{forward}")
     values = record[key]
     if isinstance(values, list):
         if not values:
@@ -82,22 +171,59 @@ def _integers(record: dict[str, Any], key: str) -> np.ndarray:
     return values
 
 
-def _token_ids(ids: np.ndarray, labels: np.ndarray | None, ids_key: str, labels_key: str | None) -> TokenIds:
-    """The document of ids and labels. Raises ValueError, with what is wrong."""
-    if len(ids) and (ids.min() < 0 or ids.max() > LARGEST_ID):
-        outside = int(ids.min() if ids.min() < 0 else ids.max())
-        raise ValueError(f"{ids_key!r} holds {outside}; ids are 0 to {LARGEST_ID:,}")
-    learnt = None
-    if labels is not None:
-        if len(labels) != len(ids):
-            raise ValueError(f"{labels_key!r} has {len(labels):,} entries, {ids_key!r} has {len(ids):,}")
-        learnt = labels != IGNORED_LABEL
-        if (other := np.flatnonzero(learnt & (labels != ids))).size:
-            at = int(other[0])
-            raise ValueError(
-                f"{labels_key}[{at}] = {labels[at]} is neither {IGNORED_LABEL} nor {ids_key}[{at}] = "
-                f"{ids[at]}; labels stand at their own tokens, not shifted"
-            )
-        if len(learnt) and not learnt.any():
-            raise ValueError(f"{labels_key!r} is {IGNORED_LABEL} throughout: nothing of it is learnt")
-    return TokenIds(ids.astype(np.uint32), learnt)
+def _labelled(ids: np.ndarray, labels: np.ndarray, ids_key: str, labels_key: str) -> np.ndarray:
+    """bool [n]: which tokens have a label. Raises ValueError if one is not the token's own id."""
+    if len(labels) != len(ids):
+        raise ValueError(f"{labels_key!r} has {len(labels):,} entries, {ids_key!r} has {len(ids):,}")
+    learnt = labels != IGNORED_LABEL
+    if (other := np.flatnonzero(learnt & (labels != ids))).size:
+        at = int(other[0])
+        raise ValueError(
+            f"{labels_key}[{at}] = {labels[at]} is neither {IGNORED_LABEL} nor {ids_key}[{at}] = {ids[at]}; "
+            "labels stand at their own tokens, not shifted"
+        )
+    return learnt
+
+
+def _zeros_and_ones(record: dict[str, Any], key: str, length: int) -> np.ndarray:
+    """bool [length] under a key. Raises ValueError if it is not a list of that many zeros and ones."""
+    values = record[key]
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError):
+        array = np.empty((0, 0))
+    if array.ndim != 1 or array.dtype.kind not in "biuf":
+        raise ValueError(f"{key!r} is not a list of 0 and 1")
+    if len(array) != length:
+        raise ValueError(f"{key!r} has {len(array):,} entries, the ids are {length:,}")
+    if (other := np.flatnonzero((array != 0) & (array != 1))).size:
+        at = int(other[0])
+        raise ValueError(
+            f"{key}[{at}] = {array[at]} is neither 0 nor 1; other weights and the numbers of packed "
+            "documents are not read"
+        )
+    return array != 0
+
+
+def _prompt_length(value: Any, key: str, length: int) -> int:
+    if isinstance(value, bool | float) or not isinstance(value, int | np.integer) or not 0 <= value <= length:
+        raise ValueError(f"{key!r} = {value!r} is not a number of tokens from 0 to {length:,}")
+    return int(value)
+
+
+def _document_bounds(values: np.ndarray, key: str, length: int) -> np.ndarray:
+    """int64 [documents + 1]: where the documents of a packed record begin, and its end. Raises ValueError."""
+    if key == "position_ids":
+        if len(values) != length:
+            raise ValueError(f"{key!r} has {len(values):,} entries, the ids are {length:,}")
+        starts = np.flatnonzero(values == 0)
+        begins = np.zeros(length, np.int64)
+        begins[starts] = starts
+        if not np.array_equal(values, np.arange(length) - np.maximum.accumulate(begins)):
+            raise ValueError(f"{key!r} does not count up from 0 in each document")
+        return np.append(starts, length)
+    bounds = np.concatenate([[0], np.cumsum(values)]) if key in LENGTHS else values
+    if not len(bounds) or bounds[0] != 0 or bounds[-1] != length or (np.diff(bounds) < 0).any():
+        rule = "lengths that sum up to" if key in LENGTHS else "positions that rise from 0 to"
+        raise ValueError(f"{key!r} does not hold {rule} the {length:,} ids")
+    return bounds

@@ -25,7 +25,7 @@ from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
 from nbtrain.corpus.cleaning import Cleaner
-from nbtrain.corpus.corpus import Task, cleaned, identities, length_of, text_of
+from nbtrain.corpus.corpus import Task, cleaned, compared_text_of, identities, length_of, text_of
 from nbtrain.corpus.dedup import NearIndex
 from nbtrain.corpus.records import Example, Preference, Record, Tally, Texts, TokenIds
 from nbtrain.corpus.sentences import sentences
@@ -86,7 +86,9 @@ class Encoder:
             chars = 0
             records: Iterator[Record] = reader.read(task.part, tally)
             if reader.kind == "tokens":
-                records = filter(partial(in_vocabulary, settings.vocab_size, tally), records)
+                records = filter(
+                    partial(can_be_kept, settings.vocab_size, settings.with_mask, tally), records
+                )
             for record in cleaned(records, self._cleaner, tally, reader.gives_unicode):
                 length = len(record) if type(record) is str else length_of(record)
                 if length > LONG_TEXT_CHARS and self._may_stream(record):
@@ -138,7 +140,7 @@ class Encoder:
             tokens = self._tokens(batch, reader)
         signatures = None
         if self._near is not None:
-            signatures = np.stack([self._near.signature(text_of(record)) for record in batch])
+            signatures = np.stack([self._near.signature(compared_text_of(record)) for record in batch])
         extras = [
             self._of_texts([record.extras[index] for record in batch])  # type: ignore[union-attr]
             for index in range(len(self.settings.extra_keys))
@@ -158,7 +160,7 @@ class Encoder:
         return self._tokenizer.cuts_safely and not is_looked_at
 
     def _add_long(self, shard: "_Shard", record: Record) -> None:
-        signature = None if self._near is None else self._near.signature(text_of(record))[None]
+        signature = None if self._near is None else self._near.signature(compared_text_of(record))[None]
         extras = record.extras if isinstance(record, Texts) else ()
         (size,), digest = identities([record])
         before = shard.num_tokens
@@ -255,12 +257,15 @@ class Encoder:
         )
 
 
-def in_vocabulary(vocab_size: int, tally: Tally, record: Record) -> bool:
-    """Whether all ids of a record are the vocabulary's; one that is not is counted as broken."""
+def can_be_kept(vocab_size: int, with_mask: bool, tally: Tally, record: Record) -> bool:
+    """Whether the ids of a record are the vocabulary's, and its mask has a place; otherwise it is broken."""
     assert isinstance(record, TokenIds)
     largest = int(record.ids.max()) if len(record.ids) else 0
-    if largest < vocab_size:
+    if largest >= vocab_size:
+        what = f"token id {largest:,} is outside the vocabulary of {vocab_size:,} entries"
+    elif record.learnt is not None and not with_mask:
+        what = "has tokens without a loss, and the first record of the source has no mask; set labels_key"
+    else:
         return True
-    what = f"token id {largest:,} is outside the vocabulary of {vocab_size:,} entries"
     tally.add_broken(record.path, record.line, what)
     return False

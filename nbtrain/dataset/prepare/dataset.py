@@ -141,7 +141,7 @@ class _Encoding:
             dtype=optimal_dtype(vocab_size).str,
             extra_keys=tuple(data.extra_json_keys),
             sentence_language=data.split_sentences,
-            with_mask=any(bears_mask(source) for source in data.sources),
+            with_mask=any(reader.bears_mask() for reader in corpus.readers),
             unknown_id=loaded.unknown_id if loaded else None,
             tokenizer_sha256=loaded.sha256 if loaded else None,
         )
@@ -364,7 +364,8 @@ class _Encoding:
             if counts.sentences:
                 source |= {"sentences": counts.sentences, "dropped_sentences": counts.dropped_sentences}
                 source["unknown_templates"] = dict(counts.unknown_templates.most_common(MOST_TEMPLATES))
-            sources.append({**source, "dropped": dict(of_source), "sha256": total.digest.hexdigest()})
+            source |= {"dropped": dict(of_source), "unread_keys": dict(counts.unread_keys)}
+            sources.append({**source, "sha256": total.digest.hexdigest()})
         *sums, unknown = [(name, sum(source[name] for source in sources)) for name in names]
         engine = self.settings.engine
         return DatasetManifest(
@@ -379,11 +380,6 @@ class _Encoding:
             settings=settings(self.config),
             software=software(*([engine] if engine else [])),
         )
-
-
-def bears_mask(source: Any) -> bool:
-    """Whether records of a source may hold tokens that are not learnt."""
-    return hasattr(source, "weight") or getattr(source, "labels_key", None) is not None
 
 
 def _adopt(config: RunConfig, dataset: DatasetFiles, loaded: Tokenizer | None) -> DatasetManifest:

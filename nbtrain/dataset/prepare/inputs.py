@@ -1,8 +1,8 @@
 """What a dataset was made from, and whether a run still asks for the same.
 
-Settings must be equal. Files must be the same text; that their times differ does not matter, except with
-data.extra_json_keys, whose texts cannot be compared. Versions of installed packages may differ: nobody asked
-for the data to change. Of sources that are not there any more the settings alone are compared.
+Settings must be equal. Files must be the same text; that their times differ does not matter. Versions of
+installed packages may differ: nobody asked for the data to change. Of sources that are not there any more the
+settings alone are compared.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from nbtrain.corpus.cleaning import Cleaner
 from nbtrain.corpus.corpus import Corpus, cleaned, identities, text_of
 from nbtrain.corpus.records import Example, Preference, Record, Tally, TokenIds
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
-from nbtrain.dataset.encode.encoder import in_vocabulary
+from nbtrain.dataset.encode.encoder import can_be_kept
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.manifest import DatasetManifest
 
@@ -109,22 +109,19 @@ def check_same_inputs(
         changes = [f"{key} = {a} there, {b} here" for key, a, b in differences(then, now, "sources")]
         return manifest, f"same settings; kept though versions differ: {'; '.join(changes)}"
     same_sizes = list(map(_sizes, then)) == list(map(_sizes, now))
-    # No hash of the extra keys' texts is kept: an equal main text says nothing of them.
-    if same_sizes and not config.data.extra_json_keys and _same_text(config, corpus, manifest):
+    if same_sizes and _same_text(config, corpus, manifest, dataset.has_loss_mask):
         sources = [{**source, "fingerprint": entry} for source, entry in zip(manifest.sources, now)]
         renewed = replace(manifest, sources=sources)
         files.write_json(dataset.manifest_json, renewed.to_dict())
         return renewed, "same settings; file times differ, the text is the same"
     found = _changed_sources(corpus, then, now)
-    if same_sizes and config.data.extra_json_keys:
-        found += ". The texts of data.extra_json_keys cannot be compared: no hash of them is kept"
     raise DataError(
         f"{display(dataset.directory)}: the sources have changed since it was made: {found}. Runs may "
         f"refer to it: give data.name another value, or {FORCE}."
     )
 
 
-def _same_text(config: RunConfig, corpus: Corpus, manifest: DatasetManifest) -> bool:
+def _same_text(config: RunConfig, corpus: Corpus, manifest: DatasetManifest, with_mask: bool) -> bool:
     """Whether the sources still give the documents that the manifest has hashed; reads all of them."""
     cleaner = Cleaner(config.data.cleaning)
     for number, (reader, source) in enumerate(zip(corpus.readers, manifest.sources, strict=True)):
@@ -133,7 +130,7 @@ def _same_text(config: RunConfig, corpus: Corpus, manifest: DatasetManifest) -> 
         content, tally = hashlib.sha256(), Tally()
         records = reader.documents(tally)
         if reader.kind == "tokens":
-            records = filter(partial(in_vocabulary, manifest.vocab_size, tally), records)
+            records = filter(partial(can_be_kept, manifest.vocab_size, with_mask, tally), records)
         # Documents without a token were not hashed. Only if there were any is the text encoded to find them.
         without = source.get("dropped", {}).get("no_token", 0)
         tokenizer = Tokenizer.load(tokenizer_dir(config.tokenizer.name)) if without else None

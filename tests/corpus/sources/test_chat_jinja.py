@@ -6,6 +6,7 @@ from nbtrain.config.load import load
 from nbtrain.corpus.sources.alpaca import AlpacaReader
 from nbtrain.corpus.sources.chat import ChatReader
 from nbtrain.corpus.sources.chat_jinja import chat_jinja, talks_of
+from nbtrain.corpus.sources.keys import RecordNotes
 from nbtrain.serving.chat import template_of
 from nbtrain.serving.refusals import Refusal
 
@@ -63,7 +64,7 @@ def test_a_conversation_is_written_as_it_was_learnt(kind, fields):
     learnt = fields.get("learn_roles", ["assistant"])[0]
     answer = {"role": "assistant" if learnt == "gpt" else learnt, "content": "So."}
     (chat,) = sources_of("chat", fields)
-    example = ChatReader(chat).example({"messages": [*TALK, answer]})
+    example = ChatReader(chat).example({"messages": [*TALK, answer]}, RecordNotes())
     learnt_text = "".join(text for text, _ in example.pieces)
     assert rendered(template, [*TALK, answer], False) == learnt_text + END
     # A question is no end, and neither is an answer that others follow.
@@ -79,7 +80,7 @@ def test_an_instruction_is_asked_as_it_was_learnt(fields):
     assert rendered(template, question) == served("alpaca", fields, question)
     answered = [*question, {"role": "assistant", "content": "So."}]
     record = {"instruction": question[0]["content"], "output": "So."}
-    example = AlpacaReader(source).example(record)
+    example = AlpacaReader(source).example(record, RecordNotes())
     assert rendered(template, answered, False) == "".join(text for text, _ in example.pieces) + END
     with pytest.raises(Exception, match="send one message, of the role user"):
         rendered(template, answered)

@@ -186,7 +186,10 @@ def test_what_follows_the_last_learnt_message_is_left_out(read):
 @pytest.mark.parametrize(
     ("record", "what"),
     [
-        ({"text": "x"}, "no key 'messages' or 'conversations' among 'text'"),
+        (
+            {"text": "x"},
+            "no key 'messages' or 'conversations' among 'text'; such records are read by kind: jsonl",
+        ),
         ({"messages": None}, "no key 'messages' or 'conversations' among 'messages'"),
         ({"messages": "hello"}, "'messages' is not a list but text"),
         ({"messages": []}, "'messages' holds no message, none of assistant"),
@@ -287,7 +290,8 @@ def test_names_of_roles_and_content_in_parts(read):
     picture = [{"role": "user", "content": [{"type": "image"}]}, {"role": "assistant", "content": "A"}]
     pieces, tally = read("chat", {"conversations": said}, {"messages": parts}, {"messages": picture})
     assert pieces[0] == pieces[1]
-    assert problems(tally) == [("data.jsonl", 3, "messages[0].content is not text but a list")]
+    what = "messages[0].content has a part of type 'image'; only text is read"
+    assert problems(tally) == [("data.jsonl", 3, what)]
 
 
 def test_roles_of_the_yaml(read):

@@ -97,7 +97,8 @@ def test_wrong_columns(workspace, refusal, part_bytes, size):
     part_bytes(size)
     pq.write_table(pa.table({"body": ["a"], "n": [1]}), workspace / "a.parquet")
     assert refusal(parquet("a.parquet")) == (
-        "run.yaml:7: data.sources[0]: a.parquet: no column 'text'; the columns are 'body', 'n'. Set text_key."
+        "run.yaml:7: data.sources[0]: a.parquet: no column 'text'; the columns are 'body', 'n'; add to this "
+        "source: text_key: body."
     )
     assert refusal(parquet("a.parquet", text_key="n")) == (
         "run.yaml:7: data.sources[0]: a.parquet: column 'n' is int64, not text; columns of text are 'body'. "

@@ -86,7 +86,7 @@ BROKEN = {
     '{"input_ids": [1, 2], "labels": [2, -100]}': (
         "labels[0] = 2 is neither -100 nor input_ids[0] = 1; labels stand at their own tokens, not shifted"
     ),
-    '{"input_ids": [1, 2], "labels": [-100, -100]}': "'labels' is -100 throughout: nothing of it is learnt",
+    '{"input_ids": [1, 2], "labels": [-100, -100]}': "'labels' is -100 throughout: no token bears a loss",
     "[1]": "not an object but a list; one object per line is asked for, not an array",
 }
 
@@ -122,6 +122,6 @@ def test_missing_columns(workspace, refusal):
     """The message about a missing column has the setting that names it."""
     write(workspace / "a.parquet", [{"input_ids": [1]}])
     assert refusal(tokens("a.parquet", labels_key="labels")) == (
-        "run.yaml:7: data.sources[0]: a.parquet: no column 'labels'; the columns are 'input_ids'. Set "
+        "run.yaml:7: data.sources[0]: a.parquet: no column 'labels'; the columns are 'input_ids'; set "
         "labels_key."
     )

@@ -1,0 +1,552 @@
+"""What each kind of source does with each key of its records: the one table that readers and docs share.
+
+    used      read: it is in the text, or in the mask of what bears a loss
+    refused   the record is broken: without the key it would be trained on as something else than it is
+    counted   not read; prepare, the manifest and the data card say in how many records it holds a value
+
+A key without a rule is counted, except in fine-tuning records and token ids: there a key whose name and value
+look like a mark of what is trained on (is_masked: true, turnWeight: 0.5) is refused. `ignored_keys` of a
+source makes refused and optional keys counted ones. docs/record-keys.md is generated from TABLES.
+"""
+
+import re
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+import orjson
+
+from nbtrain.corpus.records import MOST_KEYS, Tally
+
+Use = Literal["used", "refused", "counted"]
+
+
+class RefusedKeys(ValueError):
+    """Which keys of a record its kind does not read, and what to do."""
+
+
+def holds_value(value: Any) -> bool:
+    """Return whether a value says anything: null, "", [] and {} do not, nor does a list or object of them."""
+    if value is None:
+        return False
+    if isinstance(value, str):
+        return bool(value)
+    if isinstance(value, dict):
+        return any(map(holds_value, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(holds_value, value))
+    size = getattr(value, "size", 1)  # of a NumPy array
+    return not isinstance(size, int) or size > 0
+
+
+def is_flag_or_number(value: Any) -> bool:
+    """Return whether a value may say how good a record is: true, false or a number, alone or in a list."""
+    if isinstance(value, list):
+        return any(map(is_flag_or_number, value))
+    return isinstance(value, bool | int | float) or getattr(value, "size", 0) > 0
+
+
+def is_mark(value: Any) -> bool:
+    """Return whether a value may say what is trained on: a list, or a flag or number but true and 1."""
+    if isinstance(value, bool | int | float):
+        return value != 1
+    if isinstance(value, list):
+        return any(isinstance(entry, bool | int | float | dict | list) for entry in value)
+    return getattr(value, "size", 0) > 0
+
+
+def names_tools(value: Any) -> bool:
+    """Return whether a value holds a tool, also as JSON text: "[]" holds none."""
+    if isinstance(value, str):
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            return bool(value.strip())
+    return holds_value(value)
+
+
+@dataclass(frozen=True)
+class KeyRule:
+    """What happens to some keys, in one place of a record."""
+
+    names: tuple[str, ...]
+    use: Use
+    what: str
+    """What the keys hold, as messages say it."""
+    how: str = ""
+    """A sentence on what is done with them, for docs/record-keys.md."""
+    fix: str = ""
+    """What to do about a refused key, besides ignored_keys: a sentence of the message."""
+    setting: str | None = None
+    """The field of the source that names the key instead, if it is set."""
+    unread: Use = "counted"
+    """What happens to a used key in a record of a shape that does not read it."""
+    matters: Callable[[Any], bool] = holds_value
+    """Whether a value of a refused key changes what is trained on; others are counted."""
+
+
+@dataclass(frozen=True)
+class KeyTable:
+    """The rules of one kind of source."""
+
+    record: tuple[KeyRule, ...]
+    message: tuple[KeyRule, ...] = ()
+    """Rules for the messages of its conversations."""
+    marks: bool = True
+    """Whether unknown keys that look like marks are refused."""
+
+
+# -- Rules that several kinds share -----------------------------------------------------------------------
+
+MEDIA = KeyRule(
+    (
+        *("image", "images", "video", "videos", "audio", "audios", "objects", "image_url", "image_urls"),
+        *("pixel_values", "image_path", "video_path", "audio_path", "files", "attachments"),
+    ),
+    "refused",
+    "pictures or sound",
+    "The model reads text alone.",
+    fix="Leave such records out.",
+)
+FEEDBACK = KeyRule(
+    ("label", "labels", "kto_tag", "desirable"),
+    "refused",
+    "a judgement of the answer, or a class",
+    "If it is true, false or a number; text is counted.",
+    fix="Leave bad answers out, or make pairs for kind: preference.",
+    matters=is_flag_or_number,
+)
+REJECTED = KeyRule(
+    (
+        *("rejected", "rejected_response", "rejected_messages", "rejected_answer"),
+        *("non_preferred_output", "non_preferred_completion", "negative_messages"),
+    ),
+    "refused",
+    "the worse answer of a pair",
+    fix="Use kind: preference for pairs.",
+)
+MASKS = KeyRule(
+    (
+        *("loss_mask", "completion_mask", "prompt_mask", "assistant_masks", "assistant_mask"),
+        *("attention_mask", "input_ids", "prompt_length", "prompt_len", "segments", "mask"),
+    ),
+    "refused",
+    "ids, or which parts bear a loss",
+    fix="Ids with their masks are read by kind: tokens.",
+)
+WEIGHTS = KeyRule(
+    (
+        *("weight", "loss_weight", "sample_weight", "example_weight", "loss_scale"),
+        *("train", "training", "trainable", "loss"),
+    ),
+    "refused",
+    "a weight of the record, or a mark that it is not trained on",
+    "1 and true are counted.",
+    fix="Leave records out, or give each weight a source of its own with that `weight`.",
+    matters=is_mark,
+)
+TEMPLATE_OPTIONS = KeyRule(
+    ("chat_template_kwargs", "chat_template"),
+    "refused",
+    "options for another program's chat template",
+    fix="Write what they stand for into the messages.",
+)
+EARLIER_TURNS = KeyRule(
+    ("history", "previous_turns"),
+    "refused",
+    "earlier questions and answers",
+    fix="Use kind: chat, which reads system, history, question and answer as one conversation.",
+)
+CONTEXT = KeyRule(
+    ("context", "contexts", "documents", "knowledge", "passage", "background"),
+    "refused",
+    "text that the question is about",
+    fix="Put it into the question.",
+)
+SYSTEM = KeyRule(
+    ("system", "system_prompt", "developer"),
+    "refused",
+    "what the model is told before the question",
+    fix="Put it into the prompt, or use kind: chat, which makes messages of system, question and answer.",
+)
+TOOLS = KeyRule(
+    ("tools", "functions", "available_tools"),
+    "refused",
+    "tools that the model may call",
+    "A list, or JSON text of one.",
+    fix="Use kind: chat with tools_template.",
+    matters=names_tools,
+)
+REASONING_NAMES = ("reasoning_content", "reasoning", "thinking", "thought")
+REASONING = KeyRule(
+    (*REASONING_NAMES, "cot", "chain_of_thought"),
+    "refused",
+    "reasoning before the answer",
+    fix="Put it into the answer, between marks of your own, or use kind: chat with reasoning_template.",
+)
+# A mark decides for its message; without one, learn_roles do.
+MARKS = ("train", "training", "trainable", "weight", "loss", "loss_weight", "loss_mask", "loss_scale")
+MASKED = "masked"
+SPANS = ("train_detail", "training_detail")
+
+# -- The table --------------------------------------------------------------------------------------------
+
+TEXT_KEYS = KeyTable(
+    record=(
+        KeyRule(("text",), "used", "the document", setting="text_key"),
+        replace(
+            MASKS,
+            names=(
+                *("loss_mask", "completion_mask", "prompt_mask", "assistant_masks", "assistant_mask"),
+                *("prompt_length", "prompt_len", "train_detail"),
+            ),
+            fix="Text is trained on as a whole; ids with their masks are read by kind: tokens.",
+        ),
+    ),
+    marks=False,
+)
+TOKEN_KEYS = KeyTable(
+    record=(
+        KeyRule(("input_ids",), "used", "the token ids", setting="input_ids_key"),
+        KeyRule(
+            ("labels",),
+            "used",
+            "each token's own id, or -100 for tokens without loss",
+            setting="labels_key",
+            unread="refused",
+        ),
+        KeyRule(
+            ("loss_mask", "completion_mask", "assistant_masks", "assistant_mask"),
+            "used",
+            "1 for each token with loss, 0 for one without",
+            "A token with loss has it in all masks and labels of the record.",
+        ),
+        KeyRule(
+            ("prompt_length", "prompt_len"), "used", "the number of tokens at the beginning without loss"
+        ),
+        KeyRule(("attention_mask",), "used", "0 for padding at either end", "Padding is dropped."),
+        KeyRule(
+            ("seq_lens", "seq_lengths", "cu_seqlens", "position_ids"),
+            "used",
+            "where documents begin in a packed record",
+            "It is cut there. `position_ids` start at 0 in each document.",
+        ),
+        KeyRule(
+            ("special_tokens_mask", "segment_ids", "sequence_ids", "document_ids", "doc_ids"),
+            "refused",
+            "marks of special tokens or of packed documents",
+            fix="Write labels or loss_mask for what bears a loss, and seq_lens for packed documents.",
+        ),
+        replace(
+            WEIGHTS,
+            names=(*WEIGHTS.names, "loss_weights", "token_weights", "weights"),
+            what="weights of the record or of its tokens, or a mark that it is not trained on",
+        ),
+        replace(MEDIA, names=(*MEDIA.names, "image_grid_thw", "image_sizes")),
+        KeyRule(("token_type_ids", "length", "text"), "counted", "nothing about what is trained on"),
+    ),
+)
+PROMPT_COMPLETION_KEYS = KeyTable(
+    record=(
+        KeyRule(("prompt",), "used", "the text before the answer", setting="prompt_key"),
+        KeyRule(("completion",), "used", "the answer", setting="completion_key"),
+        SYSTEM,
+        EARLIER_TURNS,
+        CONTEXT,
+        KeyRule(
+            ("input", "instruction"),
+            "refused",
+            "another part of the question",
+            fix="kind: alpaca reads instruction, input and output; or put it into the prompt.",
+        ),
+        *(TOOLS, REASONING, MEDIA, FEEDBACK, REJECTED, MASKS, WEIGHTS, TEMPLATE_OPTIONS),
+    ),
+)
+ALPACA_KEYS = KeyTable(
+    record=(
+        KeyRule(("instruction",), "used", "what is asked", setting="instruction_key"),
+        KeyRule(("input",), "used", "what it is asked of", "It may be missing.", setting="input_key"),
+        KeyRule(("output",), "used", "the answer", setting="output_key"),
+        replace(
+            SYSTEM,
+            use="used",
+            how="In a `template` with {system}; without one it is refused.",
+            fix="Give this source a template with {system}, or use kind: chat, which has a place for it.",
+            unread="refused",
+        ),
+        EARLIER_TURNS,
+        replace(CONTEXT, fix="If it is the input, set input_key; if not, put it into the input."),
+        *(TOOLS, REASONING, MEDIA, FEEDBACK, REJECTED, MASKS, WEIGHTS, TEMPLATE_OPTIONS),
+    ),
+)
+CONVERSATION_KEYS = (
+    replace(
+        SYSTEM,
+        names=("system", "system_prompt"),
+        use="used",
+        how="It becomes the first message.",
+        fix="The messages begin with another one, or both answers are text: keep one place for it.",
+        unread="refused",
+    ),
+    replace(
+        TOOLS,
+        use="used",
+        how=f"{TOOLS.how} After the system message by `tools_template`; without that they are refused.",
+        fix=r'Set tools_template, e.g. "# Tools\n{tools}", unless the messages name the tools already.',
+        unread="refused",
+    ),
+    replace(CONTEXT, fix="Put it into a message."),
+    TEMPLATE_OPTIONS,
+    MASKS,
+    WEIGHTS,
+    MEDIA,
+)
+MESSAGE_KEYS = (
+    KeyRule(("role", "from"), "used", "who says it"),
+    KeyRule(("content", "value", "text"), "used", "what is said", "Text, or a list of parts of type text."),
+    KeyRule(
+        MARKS,
+        "used",
+        "whether the message bears a loss",
+        "true and 1: it does; false and 0: it does not, whatever `learn_roles` says. Others are refused.",
+    ),
+    KeyRule((MASKED,), "used", "true: the message bears no loss"),
+    KeyRule(
+        SPANS,
+        "used",
+        "spans of the content, {begin_offset, end_offset, train}, in characters, the end included",
+        "Those with train: true bear a loss, the rest does not. Each span is encoded by itself.",
+    ),
+    replace(
+        REASONING,
+        names=REASONING_NAMES,
+        use="used",
+        how="Before the content by `reasoning_template`; without that it is refused.",
+        fix=r'Set reasoning_template, e.g. "<think>\n{reasoning}\n</think>\n\n".',
+        unread="refused",
+    ),
+    KeyRule(
+        ("tool_calls", "function_call"),
+        "used",
+        "calls of tools",
+        "After the content by `tool_call_template`; without that they are refused.",
+        fix=r'Set tool_call_template, e.g. "<tool_call>\n{tool_call}\n</tool_call>".',
+        unread="refused",
+        matters=names_tools,
+    ),
+    KeyRule(
+        ("refusal", "channel", "recipient", "documents", "context", "history"),
+        "refused",
+        "text of the message, or what its text is for",
+        fix="Put it into the content.",
+    ),
+    replace(FEEDBACK, names=("label", "labels")),
+    MEDIA,
+    KeyRule(
+        ("name", "tool_call_id", "id", "prefix", "lang", "rank"),
+        "counted",
+        "names and numbers of a message, for which a template has no field",
+    ),
+)
+QUESTION_NAMES = ("instruction", "query", "question")
+ANSWER_NAMES = ("output", "response", "answer")
+MESSAGES_NAMES = ("messages", "conversations", "conversation")
+CHAT_KEYS = KeyTable(
+    record=(
+        KeyRule(
+            MESSAGES_NAMES,
+            "used",
+            "the messages",
+            "The first key that holds a value: a list, JSON text of one, or an object of lists.",
+            setting="messages_key",
+        ),
+        KeyRule(
+            ("prompt", "completion"),
+            "used",
+            "text or messages without loss, and what follows them",
+            "If there are no messages. `prompt` alone may hold a tree of OpenAssistant.",
+        ),
+        KeyRule(
+            (*QUESTION_NAMES, "input", *ANSWER_NAMES),
+            "used",
+            "a question, what it is asked of, and its answer",
+            "If there are no messages.",
+        ),
+        replace(EARLIER_TURNS, use="used", how="Pairs before that question.", fix="", unread="refused"),
+        KeyRule(
+            ("message_id", "parent_id", "message_tree_id", "role", "text", "deleted"),
+            "used",
+            "a message of a tree of OpenAssistant, one in each record",
+        ),
+        *CONVERSATION_KEYS,
+        FEEDBACK,
+        REJECTED,
+        replace(REASONING, names=("reasoning_content", "thinking"), fix="Put it into its message."),
+    ),
+    message=MESSAGE_KEYS,
+)
+PREFERENCE_KEYS = KeyTable(
+    record=(
+        KeyRule(("prompt",), "used", "text or messages before both answers", setting="prompt_key"),
+        KeyRule(("chosen",), "used", "the better answer: text or messages", setting="chosen_key"),
+        KeyRule(("rejected",), "used", "the worse answer", setting="rejected_key"),
+        KeyRule(
+            MESSAGES_NAMES,
+            "used",
+            "messages before both answers",
+            "If the answers are messages and there is no prompt.",
+        ),
+        KeyRule(
+            ("input", "instruction", "question", "query"),
+            "refused",
+            "another part of the question",
+            fix="Put all of it into one key, and name that with prompt_key.",
+        ),
+        *CONVERSATION_KEYS,
+        EARLIER_TURNS,
+        FEEDBACK,
+        REASONING,
+    ),
+    message=MESSAGE_KEYS,
+)
+TABLES: dict[str, KeyTable] = {
+    **dict.fromkeys(("jsonl", "parquet", "hf-dataset", "wikiextractor"), TEXT_KEYS),
+    "tokens": TOKEN_KEYS,
+    "prompt-completion": PROMPT_COMPLETION_KEYS,
+    "alpaca": ALPACA_KEYS,
+    "chat": CHAT_KEYS,
+    "preference": PREFERENCE_KEYS,
+}
+
+
+# -- What readers do with it ------------------------------------------------------------------------------
+
+MARK = KeyRule((), "refused", "looks like a mark of what is trained on", matters=is_mark)
+COUNTED = KeyRule((), "counted", "not read")
+WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+MARK_WORDS = frozenset(
+    (
+        *("mask", "masks", "masked", "masking", "unmasked", "loss", "losses", "label", "labels"),
+        *("train", "training", "trainable", "trained", "untrained", "weight", "weights"),
+    )
+)
+
+
+@lru_cache(maxsize=4096)
+def looks_like_mark(name: str) -> bool:
+    """Return whether a key's name says that it marks what is trained on: is_masked, turnWeight, no-loss."""
+    return not MARK_WORDS.isdisjoint(word.lower() for word in WORDS.findall(name))
+
+
+@dataclass
+class RecordNotes:
+    """What a reader met in one record besides what it read."""
+
+    unread: set[str] = field(default_factory=set)
+    """Counted keys that hold a value; those of messages as messages[].key."""
+    refused: dict[str, tuple[str, KeyRule]] = field(default_factory=dict)
+    """Place: (key, its rule)."""
+
+    def check(self, kind: str) -> None:
+        """Raise RefusedKeys if a key of the record is refused."""
+        if not self.refused:
+            return
+        places, rules = ", ".join(self.refused), [rule for _, rule in self.refused.values()]
+        keys = ", ".join(dict.fromkeys(key for key, _ in self.refused.values()))
+        meanings = "; ".join(dict.fromkeys(rule.what for rule in rules))
+        verb = "hold values" if len(self.refused) > 1 else "holds a value"
+        without = f"To read such records without it, add to this source: ignored_keys: [{keys}]"
+        fixes = [*dict.fromkeys(rule.fix for rule in rules if rule.fix), without]
+        raise RefusedKeys(f"{places} {verb} that kind: {kind} does not read ({meanings}). {' '.join(fixes)}")
+
+
+class KeyPolicy:
+    """The rules of a source for one place of its records, by the names that the keys have there."""
+
+    def __init__(self, rules: Iterable[KeyRule], config: Any, marks: bool):
+        self._rules: dict[str, KeyRule] = {}
+        self._marks = marks
+        named: dict[str, KeyRule] = {}
+        for rule in rules:
+            own = getattr(config, rule.setting) if rule.setting else None
+            if own is not None:
+                named[own] = rule
+            else:
+                self._rules |= dict.fromkeys(rule.names, rule)
+        self._ignored = frozenset(config.ignored_keys)
+        self._rules |= {**named, **dict.fromkeys(self._ignored, COUNTED)}
+
+    def readable(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Those of `names` that the source does not ignore."""
+        return tuple(name for name in names if name not in self._ignored)
+
+    def is_counted(self, name: str) -> bool:
+        """Return whether a key is counted, whatever it holds, so that its values need not be read."""
+        return self._rule(name).use == "counted"
+
+    def look(
+        self, value: Mapping[str, Any], read: Container[str], notes: RecordNotes, place: str = ""
+    ) -> None:
+        """Note the keys of a record, or of its message at `place`, that hold values and were not `read`."""
+        for name, entry in value.items():
+            if name in read or entry is None or not holds_value(entry):
+                continue
+            rule = self._rule(name)
+            use = rule.unread if rule.use == "used" else rule.use
+            if use == "refused" and rule.matters(entry):
+                notes.refused[f"{place}.{name}" if place else repr(name)] = name, rule
+            else:
+                notes.unread.add(f"messages[].{name}" if place else name)
+
+    def _rule(self, name: str) -> KeyRule:
+        rule = self._rules.get(name)
+        if rule is None:
+            rule = MARK if self._marks and looks_like_mark(name) else COUNTED
+        return rule
+
+
+class KeyCounter:
+    """Counts the keys of records of plain text, of which there are a million each minute.
+
+    Records with the same keys in the same order, all counted and with values, need no look at each key.
+    """
+
+    def __init__(self, policy: KeyPolicy, read: tuple[str, ...]):
+        self._policy, self._read = policy, read
+        self._shapes: dict[tuple[str, ...], int] = {}
+
+    def add(self, record: dict[str, Any], tally: Tally) -> bool:
+        """Count the keys of a record; False if one of them is refused."""
+        shape = tuple(record)
+        count = self._shapes.get(shape)
+        if count is not None and all(record.values()):
+            self._shapes[shape] = count + 1
+            return True
+        notes = RecordNotes()
+        self._policy.look(record, self._read, notes)
+        if notes.refused:
+            return False
+        tally.add_unread(notes.unread)
+        is_counted = all(name in self._read or self._policy.is_counted(name) for name in shape)
+        if count is None and is_counted and len(self._shapes) < MOST_KEYS:
+            self._shapes[shape] = 0
+        return True
+
+    def finish(self, tally: Tally) -> None:
+        """Add what was counted by the keys of whole records."""
+        for shape, count in self._shapes.items():
+            tally.add_unread([name for name in shape if name not in self._read], count)
+        self._shapes.clear()
+
+
+def record_policy(config: Any) -> KeyPolicy:
+    """Return the rules for the records of a source, an entry of data.sources."""
+    table = TABLES[config.kind]
+    return KeyPolicy(table.record, config, table.marks)
+
+
+def message_policy(config: Any) -> KeyPolicy:
+    """Return the rules for the messages of a source of conversations."""
+    table = TABLES[config.kind]
+    return KeyPolicy(table.message, config, table.marks)

@@ -1,0 +1,157 @@
+"""The messages of a record in the shapes that they are stored in, and what a message holds besides its text.
+
+a list of objects, or of pairs {"human", "assistant"}; JSON text of one; {"role": [...], "content": [...]}
+history [["question", "answer"], ...]       -> messages
+train_detail [{begin_offset, end_offset, train}]    -> the content in pieces
+tools, tool_calls                           -> JSON, as Hugging Face's chat templates write it
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from nbtrain.corpus.sources.instructions import BrokenExample
+from nbtrain.corpus.sources.json_line import kind_of
+
+ASSISTANT = "assistant"
+# Keys of a question with its answer that are one object.
+PAIR_KEYS = (("human", "user", "query", "question"), ("assistant", "gpt", "bot", "response", "answer"))
+SHOWN_CHARS = 40
+
+
+def messages_of(value: Any, key: str) -> list[Any]:
+    """The list of messages under a key, in any of the shapes that it is stored in. Raises BrokenExample."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            raise BrokenExample(f"{key!r} is text that is not JSON; write the messages as a list") from None
+    if isinstance(value, dict) and value:
+        if is_message(value):
+            return [value]
+        columns = {name: column for name, column in value.items() if column is not None}
+        if all(isinstance(column, list) for column in columns.values()):
+            if len({len(column) for column in columns.values()}) != 1:
+                raise BrokenExample(f"{key!r} is an object of lists that have different lengths")
+            return [dict(zip(columns, row)) for row in zip(*columns.values())]
+    if not isinstance(value, list):
+        raise BrokenExample(f"{key!r} is not a list but {kind_of(value)}")
+    return [message for entry in value for message in _of_pair(entry)]
+
+
+def is_message(value: Any) -> bool:
+    """Return whether a value is an object with a role as text."""
+    return isinstance(value, dict) and any(isinstance(value.get(key), str) for key in ("role", "from"))
+
+
+def _of_pair(entry: Any) -> list[Any]:
+    """A message; the two messages of an object that is a question with its answer."""
+    if isinstance(entry, dict) and entry.get("role") is None and entry.get("from") is None:
+        found = [next((key for key in keys if key in entry), None) for keys in PAIR_KEYS]
+        if None not in found:
+            rest = {key: value for key, value in entry.items() if key not in found}
+            question, answer = (entry[key] for key in found)
+            return [{"role": "user", "content": question}, {"role": ASSISTANT, "content": answer, **rest}]
+    return [entry]
+
+
+def messages_or_text(value: dict[str, Any], key: str, role: str) -> list[Any]:
+    """The messages under a key; text is one message of `role`."""
+    if isinstance(value[key], str):
+        return [{"role": role, "content": value[key]}]
+    return messages_of(value[key], key)
+
+
+def earlier_messages(value: Any, key: str) -> list[Any]:
+    """The messages of earlier questions with answers: pairs of texts, or messages."""
+    if isinstance(value, str):
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            value = None
+    messages: list[Any] = []
+    for pair in value if isinstance(value, list) else [None]:
+        if isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair):
+            messages += [{"role": "user", "content": pair[0]}, {"role": ASSISTANT, "content": pair[1]}]
+        elif isinstance(pair, dict):
+            messages += _of_pair(pair)
+        else:
+            raise BrokenExample(f"{key!r} is not a list of pairs [question, answer]")
+    return messages
+
+
+def spans_of(content: str, details: Any, place: str) -> list[tuple[str, bool]]:
+    """The content in pieces, by spans whose end is included; what no span holds bears no loss.
+
+    Raises BrokenExample if the spans are not in order, or not those of the content.
+    """
+    rule = "spans are {begin_offset, end_offset, train} in order, in characters, the end included"
+    if not isinstance(details, list):
+        raise BrokenExample(f"{place} is not a list; {rule}")
+    pieces: list[tuple[str, bool]] = []
+    end = 0
+    for number, span in enumerate(details):
+        first, last, is_learnt = _span(span)
+        if not end <= first <= last < len(content):
+            raise BrokenExample(
+                f"{place}[{number}] = {str(span)[: 2 * SHOWN_CHARS]} does not fit the content of "
+                f"{len(content):,} characters; {rule}"
+            )
+        pieces += [(content[end:first], False), (content[first : last + 1], is_learnt)]
+        end = last + 1
+    return [piece for piece in (*pieces, (content[end:], False)) if piece[0]]
+
+
+def _span(span: Any) -> tuple[int, int, bool]:
+    """(first character, last character, whether they bear a loss); (-1, -1, False) if it is not a span."""
+    match span:
+        case {"begin_offset": int(first), "end_offset": int(last), "train": bool(is_learnt)}:
+            return first, last, is_learnt
+    return -1, -1, False
+
+
+def _parsed(value: Any, place: str) -> Any:
+    """A value that may be JSON text. Raises BrokenExample if it is other text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError as error:
+        raise BrokenExample(f"{place} is text that is not JSON ({error.msg})") from None
+
+
+def tool_lines(value: Any, key: str) -> str:
+    """Each tool as JSON on a line of its own."""
+    value = _parsed(value, repr(key))
+    tools = value if isinstance(value, list) else [value]
+    return "\n".join(tool if isinstance(tool, str) else _json(tool) for tool in tools)
+
+
+def tool_calls(message: dict[str, Any], keys: Sequence[str], place: str) -> list[str]:
+    """Each call under `keys` as a JSON object of name and arguments. Raises BrokenExample.
+
+    Arguments that are JSON text stay as they are.
+    """
+    texts = []
+    for key in keys:
+        value = _parsed(message[key], f"{place}.{key}")
+        for number, call in enumerate(value if isinstance(value, list) else [value]):
+            where = f"{place}.{key}[{number}]"
+            call = _parsed(call, where)
+            function = call.get("function", call) if isinstance(call, dict) else None
+            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                raise BrokenExample(f"{where} has no name of a function")
+            arguments = function.get("arguments")
+            if isinstance(arguments, str) and arguments.strip():
+                _parsed(arguments, f"{where}.arguments")
+            else:
+                arguments = _json(arguments or {})
+            texts.append(f'{{"name": {_json(function["name"])}, "arguments": {arguments}}}')
+    return texts
+
+
+def _json(value: Any) -> str:
+    """JSON as Hugging Face's chat templates write it."""
+    return json.dumps(value, ensure_ascii=False)

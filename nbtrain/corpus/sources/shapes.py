@@ -1,0 +1,82 @@
+"""Which kind of source, with which settings, reads a record that another cannot: what a refusal advises."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nbtrain.corpus.sources.keys import holds_value
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Records of one kind by the keys that they must have."""
+
+    kind: str
+    keys: tuple[str, ...]
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Fields of the source that differ from their defaults."""
+    optional: Mapping[str, str] = field(default_factory=dict)
+    """Further such fields, if the record has the key."""
+
+    def fits(self, record: Mapping[str, Any]) -> bool:
+        """Return whether a record has all of the keys, each with a value."""
+        return all(holds_value(record.get(key)) for key in self.keys)
+
+    def advice(self, record: Mapping[str, Any], kind: str) -> str:
+        """Return a sentence for a source of `kind` that met such a record; "" if it has nothing to change."""
+        optional = {name: key for name, key in self.optional.items() if key in record}
+        lines = ", ".join(f"{name}: {key}" for name, key in {**self.settings, **optional}.items())
+        if self.kind == kind:
+            return f"add to this source: {lines}" if lines else ""
+        return f"such records are read by kind: {self.kind}{f' with {lines}' if lines else ''}"
+
+
+def _pair(prompt: str, completion: str) -> Shape:
+    settings = {"prompt_key": prompt, "completion_key": completion}
+    return Shape("prompt-completion", (prompt, completion), settings)
+
+
+SHAPES = (
+    Shape("tokens", ("input_ids",)),
+    *(Shape("chat", (key,)) for key in ("messages", "conversations", "conversation")),
+    *(
+        Shape("chat", (key,), {"messages_key": key})
+        for key in ("dialog", "dialogue", "turns", "chat", "items")
+    ),
+    Shape("preference", ("chosen", "rejected")),
+    Shape(
+        "preference",
+        ("preferred_output", "non_preferred_output"),
+        {"chosen_key": "preferred_output", "rejected_key": "non_preferred_output"},
+        {"prompt_key": "input"},
+    ),
+    Shape("alpaca", ("instruction", "output")),
+    *(
+        Shape("alpaca", ("instruction", answer), {"output_key": answer}, {"input_key": "context"})
+        for answer in ("response", "answer", "completion")
+    ),
+    Shape(
+        "alpaca", ("INSTRUCTION", "RESPONSE"), {"instruction_key": "INSTRUCTION", "output_key": "RESPONSE"}
+    ),
+    Shape("prompt-completion", ("prompt", "completion")),
+    *(_pair("prompt", answer) for answer in ("response", "answer", "output", "generation")),
+    *(_pair("question", answer) for answer in ("answer", "response", "solution", "output")),
+    *(_pair("query", answer) for answer in ("response", "answer", "output")),
+    *(_pair("problem", answer) for answer in ("solution", "answer", "generated_solution")),
+    *(_pair(*keys) for keys in (("input", "output"), ("inputs", "targets"), ("source", "target"))),
+    *(_pair(*keys) for keys in (("article", "summary"), ("document", "summary"))),
+    Shape("jsonl", ("text",)),
+    *(Shape("jsonl", (key,), {"text_key": key}) for key in ("content", "document", "body", "raw_content")),
+)
+TEXT_KINDS = ("jsonl", "parquet", "hf-dataset", "wikiextractor")
+
+
+def way_forward(record: Mapping[str, Any], kind: str) -> str:
+    """Return how to read a record that a source of `kind` cannot, as "; ..."; "" if no shape fits."""
+    own = "jsonl" if kind in TEXT_KINDS else kind
+    fitting = [shape for shape in SHAPES if shape.fits(record)]
+    for shape in sorted(fitting, key=lambda shape: shape.kind != own):
+        if advice := shape.advice(record, own):
+            is_folder = kind == "hf-dataset" and shape.kind != own
+            return f"; {advice}{', from the .parquet that its to_parquet writes' if is_folder else ''}"
+    return ""

@@ -202,8 +202,8 @@ class ConversationSourceModel(FineTuningSourceModel):
     )
     """Text of one message, with {role} and {content}; what is before {content} has no loss."""
     learn_roles: Annotated[list[Word], Field(min_length=1)] = ["assistant"]
-    """Roles whose messages are trained on: system, user (ShareGPT's human), assistant (ShareGPT's gpt), tool or
-    others. A mark of the data, such as train: false, decides for its message."""
+    """Roles whose messages are trained on: system, user (ShareGPT's human), assistant (ShareGPT's gpt), tool
+    or others. A mark of the data, such as train: false, decides for its message."""
     roles: dict[Word, Word] = {}
     """Meaning of further names of roles in the files, e.g. {bot: assistant, customer: user}."""
     tools_template: Annotated[str, Field(pattern=r"\{tools\}", max_length=MOST_TEXT_CHARS)] | None = None

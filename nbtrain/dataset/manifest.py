@@ -26,13 +26,13 @@ class DatasetManifest:
     json_key: str
     """The key whose pair is trained on; others may lie beside it."""
     sources: list[dict[str, Any]]
-    """Each with its settings, name, licence, attribution, versions, documents, bytes, tokens, sha256 and the
-    sequences [first, last) that hold it; of wikitext also sentences, dropped_sentences and unknown_templates
-    {name: how often}; empty: the files were brought."""
+    """Each with its settings, name, licence, attribution, versions, documents, bytes, tokens, sha256, the
+    sequences [first, last) that hold it, and unread_keys {key: records with a value under it}; of wikitext also
+    sentences, dropped_sentences and unknown_templates {name: how often}; empty: the files were brought."""
     counts: dict[str, Any]
     """Of json_key's pair: documents, tokens (EOD counted), bytes (of text; None if it is not known), dropped
-    {reason: count}, and unknown_tokens, which a manifest may lack: tokens for text that the tokenizer cannot
-    write."""
+    {reason: count}; and two that a manifest may lack: unknown_tokens, for text that the tokenizer cannot
+    write, and loss_tokens, which bear a loss, if there is a mask."""
     vocab_size: int
     dtype: str
     eod_id: int | None
@@ -68,6 +68,11 @@ class DatasetManifest:
     def unknown_tokens(self) -> int | None:
         """Tokens for text that the tokenizer cannot write; None if nobody has counted them."""
         return self.counts.get("unknown_tokens")
+
+    @property
+    def loss_tokens(self) -> int | None:
+        """Tokens that bear a loss; None without a mask, or if they were not counted."""
+        return self.counts.get("loss_tokens")
 
     def to_dict(self) -> dict[str, Any]:
         """As manifest.json holds it, dataset_sha256 included."""
@@ -128,11 +133,12 @@ def added_counts(manifests: Sequence[DatasetManifest]) -> dict[str, Any]:
     dropped: Counter[str] = Counter()
     for entry in counts:
         dropped.update(entry["dropped"])
-    texts, unknown = [entry["bytes"] for entry in counts], [entry.get("unknown_tokens") for entry in counts]
+    texts = [entry["bytes"] for entry in counts]
+    optional = {key: [entry.get(key) for entry in counts] for key in ("unknown_tokens", "loss_tokens")}
     return {
         "documents": sum(entry["documents"] for entry in counts),
         "tokens": sum(entry["tokens"] for entry in counts),
         "bytes": None if None in texts else sum(texts),
         "dropped": dict(dropped),
-        **({} if None in unknown else {"unknown_tokens": sum(unknown)}),
+        **{key: sum(found) for key, found in optional.items() if None not in found},
     }

@@ -4,6 +4,7 @@
     docs/metrics.md                    every scalar                       from metrics.py
     docs/commands.md                   every verb, option and default     from the parsers of cli/
     docs/run.schema.json               JSON Schema for editors            from config/schema.py
+    docs/record-keys.md                every key of a record              from corpus/sources/keys.py
     docs/parallelism.md                the table between its markers      from config/rules/combinations.py
     docs/import.md                     the tables between its markers     from foreign/
     docs/plan.md                       the table between its markers      from config/presets.py
@@ -25,7 +26,7 @@ from pydantic_core import PydanticUndefined
 
 from nbtrain.base import amounts, files
 from nbtrain.base.metrics import FAMILIES, SCALARS
-from nbtrain.cli.reference import commands, flag_tables, parallelism
+from nbtrain.cli.reference import commands, flag_tables, parallelism, record_keys
 from nbtrain.config import architectures, recipes
 from nbtrain.config.arithmetic.adapters import count_adapters
 from nbtrain.config.arithmetic.parameters import count_parameters
@@ -63,6 +64,7 @@ def generated(repository: Path) -> dict[Path, str]:
         repository / "docs" / "metrics.md": metrics_page(),
         repository / "docs" / "commands.md": commands.commands_page(),
         presets_page: with_table(presets_page.read_text("utf-8"), presets_table(), *PRESETS_MARKS),
+        repository / "docs" / "record-keys.md": record_keys.record_keys_page(),
         repository / "docs" / "run.schema.json": json.dumps(editor_schema(), indent=2) + "\n",
         combinations: with_table(combinations.read_text("utf-8"), parallelism.combinations_table(), *marks),
         foreign: with_table(

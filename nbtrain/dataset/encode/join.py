@@ -38,6 +38,8 @@ class SourceTotals:
     bytes: int = 0
     unknown_tokens: int = 0
     """Of `tokens`: those that stand for text which the tokenizer cannot write."""
+    loss_tokens: int = 0
+    """Of `tokens`: those that bear a loss, if the dataset has a mask."""
     dropped: Counter[str] = field(default_factory=Counter)
     """As duplicates; other reasons are in the shards' tallies."""
     first_sequence: int = 0
@@ -91,6 +93,8 @@ def join(
                     total.bytes += int(arrays["bytes"][kept].sum())
                     if "unknown" in arrays:
                         total.unknown_tokens += int(arrays["unknown"][kept].sum())
+                    if "loss" in arrays:
+                        total.loss_tokens += int(arrays["loss"][kept].sum())
         written |= pair.finish(settings.sentence_language is not None and index == 0)
     return Joined(totals, written)
 

@@ -193,6 +193,8 @@ class _Shard:
         self._lengths = [array("i") for _ in self._streams]
         self._unknown = array("q")
         """Unknown tokens of each document."""
+        self._loss = array("q")
+        """Tokens with a loss of each document, if there is a mask."""
         self._sequences = array("i")
         self._bytes = array("q")
         self._digests = bytearray()
@@ -215,7 +217,7 @@ class _Shard:
         if self.settings.unknown_id is not None:
             self._count_unknown(tokens.count_by_document(tokens.ids == self.settings.unknown_id))
         if self._mask is not None:
-            self._mask.write(self._flat_mask(tokens))
+            self._write_mask(self._mask, tokens)
         for index, extra in enumerate(extras, start=1):
             self._write(index, extra)
         self._count(counts, sizes, digests, signatures, written)
@@ -241,6 +243,8 @@ class _Shard:
                 unknown += int(np.count_nonzero(ids == unknown_id))
         if unknown_id is not None:
             self._count_unknown(np.array([unknown]))
+        if self._mask is not None:
+            self._loss.append(length)
         self._add_lengths(0, np.array([length]))
         for index, extra in enumerate(extras, start=1):
             self._write(index, extra)
@@ -294,13 +298,16 @@ class _Shard:
         self._streams[index].write(flat.data)
         return len(flat)
 
-    def _flat_mask(self, tokens: _Tokens) -> bytes:
+    def _write_mask(self, mask: Any, tokens: _Tokens) -> None:
         learnt = np.ones(len(tokens.ids), np.uint8) if tokens.learnt is None else tokens.learnt
         last = tokens.last_sequences
-        if self.settings.eod_id is None or not tokens.put_eod:
-            return learnt.astype(np.uint8).tobytes()
-        ends = np.ones(len(last), np.uint8) if tokens.end_learnt is None else tokens.end_learnt
-        return insert_at(learnt, tokens.offsets[last + 1], ends, np.dtype(np.uint8)).tobytes()
+        counts = tokens.count_by_document(learnt)
+        if self.settings.eod_id is not None and tokens.put_eod:
+            ends = np.ones(len(last), np.uint8) if tokens.end_learnt is None else tokens.end_learnt
+            learnt = insert_at(learnt, tokens.offsets[last + 1], ends, np.dtype(np.uint8))
+            counts = counts + ends
+        mask.write(learnt.astype(np.uint8).tobytes())
+        self._loss.frombytes(counts.astype(np.int64).tobytes())
 
     def write_arrays(self) -> None:
         """The .npz beside the tokens."""
@@ -312,6 +319,8 @@ class _Shard:
         }
         if self.settings.unknown_id is not None:
             arrays["unknown"] = np.frombuffer(self._unknown, np.int64)
+        if self._mask is not None:
+            arrays["loss"] = np.frombuffer(self._loss, np.int64)
         if self._signatures:
             arrays["signatures"] = np.concatenate(self._signatures)
         content = io.BytesIO()

@@ -353,25 +353,27 @@ class _Encoding:
     def _manifest(self, joined: Joined) -> DatasetManifest:
         dropped: Counter[str] = Counter()
         sources: list[dict[str, Any]] = []
-        names = ("documents", "tokens", "bytes", "unknown_tokens")
+        names = ["documents", "tokens", "bytes", "unknown_tokens"]
+        if self.settings.with_mask:
+            names.append("loss_tokens")
         parts = zip(self.corpus.readers, self._fingerprint, self.counts, joined.sources, strict=True)
-        for reader, fingerprint, counts, total in parts:
-            of_source = counts.dropped + total.dropped
+        for reader, fingerprint, found, total in parts:
+            of_source = found.dropped + total.dropped
             dropped.update(of_source)
             source = {**reader.describe(), "fingerprint": fingerprint, "name": reader.name}
             source |= {name: getattr(total, name) for name in names}
             source["sequences"] = [total.first_sequence, total.last_sequence]
-            if counts.sentences:
-                source |= {"sentences": counts.sentences, "dropped_sentences": counts.dropped_sentences}
-                source["unknown_templates"] = dict(counts.unknown_templates.most_common(MOST_TEMPLATES))
-            source |= {"dropped": dict(of_source), "unread_keys": dict(counts.unread_keys)}
+            if found.sentences:
+                source |= {"sentences": found.sentences, "dropped_sentences": found.dropped_sentences}
+                source["unknown_templates"] = dict(found.unknown_templates.most_common(MOST_TEMPLATES))
+            source |= {"dropped": dict(of_source), "unread_keys": dict(found.unread_keys)}
             sources.append({**source, "sha256": total.digest.hexdigest()})
-        *sums, unknown = [(name, sum(source[name] for source in sources)) for name in names]
+        counts: dict[str, Any] = {name: sum(source[name] for source in sources) for name in names}
         engine = self.settings.engine
         return DatasetManifest(
             json_key=self.config.data.json_key,
             sources=sources,
-            counts=dict([*sums, ("dropped", dict(dropped)), unknown]),
+            counts={**counts, "dropped": dict(dropped)},
             vocab_size=self.settings.vocab_size,
             dtype=manifest_dtype(np.dtype(self.settings.dtype)),
             eod_id=self.settings.eod_id,

@@ -113,7 +113,7 @@ def test_the_list_ends(tmp_path, monkeypatch):
         assert len(source.listed) == 4
     assert broken_records.write(tmp_path / "list", counts)
     *listed, last = [json.loads(line) for line in (tmp_path / "list").read_text().splitlines()]
-    assert listed == [{"path": "a.jsonl", "line": line, "what": "x" * 497 + "..."} for line in range(1, 5)]
+    assert listed == [{"path": "a.jsonl", "line": line, "what": "x" * 797 + "..."} for line in range(1, 5)]
     assert last == {"not_listed": 20}
 
 

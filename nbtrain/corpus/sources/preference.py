@@ -63,10 +63,12 @@ class PreferenceReader(ChatReader):
         self.keys.look(value, read, notes)
         texts = ["".join(text for text, _ in example.pieces) for example in pair]
         if texts[0] == texts[1]:
-            raise BrokenExample(
-                f"{keys[0]!r} and {keys[1]!r} are equal as they are rendered, so that neither is preferred"
-            )
+            raise self._equal()
         return pair
+
+    def _equal(self) -> BrokenExample:
+        keys = f"{self.config.chosen_key!r} and {self.config.rejected_key!r}"
+        return BrokenExample(f"{keys} are the same text once rendered, so that neither is preferred")
 
     def _prompt(
         self, value: dict[str, Any], answer: list[Any] | None, notes: RecordNotes
@@ -126,7 +128,7 @@ class PreferenceReader(ChatReader):
             turns = [*asked, *self._placed(messages, key, notes, asked[-1].role if asked else "")]
             both.append(self._opened(turns, value, read))
         if both[0] == both[1]:
-            raise BrokenExample(f"{keys[0]!r} and {keys[1]!r} are equal, so that neither is preferred")
+            raise self._equal()
         num_shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*both, strict=False)))
         examples = []
         for key, turns in zip(keys, both, strict=True):

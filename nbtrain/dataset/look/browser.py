@@ -13,6 +13,7 @@ from typing import Any, Union
 import numpy as np
 
 from nbtrain.base.errors import DataError
+from nbtrain.base.terminal import printable
 from nbtrain.base.workspace import data_home, display, resolve, tokenizer_dir, typed_path, valid_name
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.folder import CONTENT_FILES, ONE_FILE, byte_level, folder_of
@@ -20,14 +21,13 @@ from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.corpus.tokenizer.unfinished import decode_finished
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import IndexedDataset
+from nbtrain.dataset.look import marked
 from nbtrain.dataset.manifest import DatasetManifest
 from nbtrain.dataset.of_run import find_dataset
 
 SHOWN_TOKENS = 600
 SEARCHED_TOKENS = 100_000
 SEARCH_SECONDS = 3.0
-UNLEARNT = "color:#7a828e"
-LEARNT = "background-color:rgba(46,158,79,.18)"
 Decoder = Union[Tokenizer, "_ForeignTokenizer"]
 
 
@@ -40,11 +40,15 @@ class Document:
     """Of the whole document, EOD counted."""
     sequences: int
     pieces: list[tuple[str, bool]]
-    """Its text in parts, and whether each is learnt: one part if there is no loss mask."""
+    """Its text in parts, and whether each bears a loss: one part if there is no loss mask."""
     cut: bool
     """Whether the document goes on after the pieces."""
     masked: bool
     source: str | None = None
+    loss_tokens: int | None = None
+    """Tokens of the whole document that bear a loss, EOD counted; None without a mask."""
+    end_in_loss: bool | None = None
+    """Whether the EOD after the pieces bears a loss; None without a mask, or if no EOD follows them."""
 
     @property
     def text(self) -> str:
@@ -54,7 +58,18 @@ class Document:
     def title(self) -> str:
         sequences = f" in {self.sequences:,} sequences" if self.sequences != 1 else ""
         source = f" of {self.source}" if self.source else ""
-        return f"document {self.number:,}{source} ({self.tokens:,} tokens{sequences})"
+        loss = "" if self.loss_tokens is None else f", {self.loss_tokens:,} in the loss"
+        return f"document {self.number:,}{source} ({self.tokens:,} tokens{sequences}{loss})"
+
+    @property
+    def marked(self) -> list[marked.Piece]:
+        """The pieces with what they are for training, and the end of the document."""
+        pieces: list[marked.Piece] = [(text, "loss" if in_loss else "read") for text, in_loss in self.pieces]
+        if self.cut:
+            pieces.append((" ...", "read"))
+        elif self.end_in_loss is not None:
+            pieces.append((marked.END_OF_DOCUMENT, "loss" if self.end_in_loss else "read"))
+        return pieces
 
     def to_dict(self) -> dict[str, Any]:
         value: dict[str, Any] = {"document": self.number, "tokens": self.tokens, "text": self.text}
@@ -62,29 +77,46 @@ class Document:
             value["source"] = self.source
         if self.masked:
             value["pieces"] = [{"text": text, "learnt": learnt} for text, learnt in self.pieces]
+            value |= {"loss_tokens": self.loss_tokens, "end_in_loss": self.end_in_loss}
         return value
 
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> "Document":
+        """The document of to_dict."""
+        masked, text = "pieces" in value, value["text"]
+        pieces = [(piece["text"], piece["learnt"]) for piece in value.get("pieces", [])] or [(text, True)]
+        loss = [value.get(key) for key in ("loss_tokens", "end_in_loss")]
+        cut = masked and text.endswith(" ...")
+        return cls(value["document"], value["tokens"], 1, pieces, cut, masked, value.get("source"), *loss)
+
     def to_html(self) -> str:
-        """The text, learnt parts coloured by attributes, which a notebook that is not trusted keeps."""
-        parts = [html.escape(text) for text, _ in self.pieces]
-        if self.masked:
-            styles = (LEARNT if learnt else UNLEARNT for _, learnt in self.pieces)
-            parts = [f'<span style="{style}">{text}</span>' for style, text in zip(styles, parts)]
-        body = "".join(parts) + (" ..." if self.cut else "")
+        """The text, tokens in the loss coloured."""
+        body = marked.html_of(self.marked) if self.masked else html.escape(self.text)
         # JupyterLab breaks the lines of a <pre> within words.
         look = "white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal;margin:4px 0"
         return f'<pre style="{look}">{body}</pre>'
+
+    def to_text(self, most_chars: int | None = None, colour: bool = False) -> str:
+        """The title, then the text in indented lines, of at most `most_chars`, tokens in the loss marked."""
+        pieces: list[marked.Piece] = self.marked if self.masked else [(self.text, "read")]
+        left = most_chars
+        if left is not None and len("".join(text for text, _ in pieces)) > left:
+            shown: list[marked.Piece] = []
+            for text, kind in pieces:
+                shown.append((text[:left], kind))
+                left -= len(shown[-1][0])
+            pieces = [*(piece for piece in shown if piece[0]), (" ...", "read")]
+        whole = "".join(text for text, _ in pieces)
+        body = marked.text_of(pieces, colour) if self.masked else marked.lines_of(whole)
+        lines = "\n".join(f"  | {line}" for line in body.removesuffix("\n").split("\n"))
+        return f"{printable(self.title)}\n{lines}"
 
 
 def samples_html(samples: Sequence[Mapping[str, Any]]) -> str:
     """Documents as Document.to_dict gives them, to open one by one; the first one is open."""
     parts = []
     for place, sample in enumerate(samples):
-        masked, text = "pieces" in sample, sample["text"]
-        pieces = [(piece["text"], piece["learnt"]) for piece in sample.get("pieces", [])] or [(text, True)]
-        cut = masked and text.endswith(" ...")
-        source = sample.get("source")
-        document = Document(sample["document"], sample["tokens"], 1, pieces, cut, masked, source)
+        document = Document.from_dict(sample)
         opened = " open" if place == 0 else ""
         parts.append(
             f"<details{opened}><summary>{html.escape(document.title)}</summary>{document.to_html()}</details>"
@@ -92,16 +124,11 @@ def samples_html(samples: Sequence[Mapping[str, Any]]) -> str:
     return "".join(parts)
 
 
-def samples_text(samples: Sequence[Mapping[str, Any]], most_chars: int | None = None) -> list[str]:
+def samples_text(
+    samples: Sequence[Mapping[str, Any]], most_chars: int | None = None, colour: bool = False
+) -> list[str]:
     """Documents as Document.to_dict gives them, each as indented lines, of at most `most_chars`."""
-    parts = []
-    for sample in samples:
-        shown = sample["text"][:most_chars]
-        if len(shown) < len(sample["text"]):
-            shown = shown.rstrip() + " ..."
-        lines = "\n".join(f"  | {line}" for line in shown.splitlines())
-        parts.append(f"document {sample['document']:,} ({sample['tokens']:,} tokens)\n{lines}")
-    return parts
+    return [Document.from_dict(sample).to_text(most_chars, colour) for sample in samples]
 
 
 class Browser:
@@ -134,13 +161,17 @@ class Browser:
         length = int(self._bounds[number + 1] - self._bounds[number])
         ids = self._read(self.indexed, first, last, max_tokens)
         cut = length > len(ids)
-        if not cut and len(ids) and ids[-1] == self.eod_id:
+        has_end = not cut and len(ids) > 0 and int(ids[-1]) == self.eod_id
+        if has_end:
             ids = ids[:-1]
+        source = self._source(first)
         if self.mask is None:
-            pieces = [(self._decode(ids, cut), True)]
-        else:
-            pieces = self._pieces(ids, self._read(self.mask, first, last, max_tokens)[: len(ids)], cut)
-        return Document(number, length, last - first, pieces, cut, self.mask is not None, self._source(first))
+            return Document(number, length, last - first, [(self.decode(ids, cut), True)], cut, False, source)
+        mask = self._read(self.mask, first, last, length)
+        pieces = self._pieces(ids, mask[: len(ids)], cut)
+        end_in_loss = bool(mask[len(ids)]) if has_end else None
+        loss_tokens = int(np.count_nonzero(mask))
+        return Document(number, length, last - first, pieces, cut, True, source, loss_tokens, end_in_loss)
 
     def spread(self, count: int, max_tokens: int = SHOWN_TOKENS) -> list[Document]:
         """`count` documents at equal distances, as many of each source; fewer if the dataset has fewer."""
@@ -204,12 +235,12 @@ class Browser:
     def _pieces(self, ids: np.ndarray, mask: np.ndarray, cut: bool) -> list[tuple[str, bool]]:
         edges = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(ids)]
         return [
-            (self._decode(ids[start:stop], cut and stop == len(ids)), bool(mask[start]))
+            (self.decode(ids[start:stop], cut and stop == len(ids)), bool(mask[start]))
             for start, stop in itertools.pairwise(edges)
             if stop > start
         ]
 
-    def _decode(self, ids: np.ndarray, cut: bool) -> str:
+    def decode(self, ids: np.ndarray, cut: bool) -> str:
         """The text of `ids`; if they are `cut`, without a last character that the cut splits."""
         if self._decoder is None:
             return " ".join(map(str, ids.tolist()))

@@ -24,10 +24,20 @@ from nbtrain.corpus.tokenizer.folder import folder_of
 from nbtrain.corpus.tokenizer.other_text import other_text_of
 from nbtrain.dataset.blend import BlendFiles
 from nbtrain.dataset.indexed import IndexedDataset
+from nbtrain.dataset.look import marked
 from nbtrain.dataset.look.browser import Browser, samples_html, samples_text
 from nbtrain.dataset.look.card_pictures import bars_svg, histogram_svg
 from nbtrain.dataset.look.duplicates import Duplicates, find_duplicates
-from nbtrain.dataset.look.tables import SOURCE_COLUMNS, Table, as_facts, source_rows, text_table
+from nbtrain.dataset.look.sequences import sequences_html, sequences_of
+from nbtrain.dataset.look.tables import (
+    SOURCE_COLUMNS,
+    UNREAD_COLUMNS,
+    Table,
+    as_facts,
+    source_rows,
+    text_table,
+    unread_rows,
+)
 from nbtrain.dataset.manifest import UNKNOWN_WARNED_FRACTION, DatasetManifest, dropped_sentences
 from nbtrain.dataset.prepare.report import split_rows, splits_table
 from nbtrain.dataset.samples.build import build_datasets
@@ -120,17 +130,19 @@ class DataCard(_Card):
     splits: list[dict[str, Any]]
     """name, documents, tokens, samples and epochs that the run reads; empty if the card is not of a run."""
     samples: list[dict[str, Any]]
-    """document, tokens, text (its beginning; token ids if there is no tokenizer), and its learnt pieces."""
+    """document, tokens, text (its beginning; token ids if there is no tokenizer), and its pieces."""
     sequences: int = 0
     empty_documents: int = 0
     learnt_tokens: int | None = None
-    """Tokens that the loss mask names; None if there is no mask: every token is learnt."""
+    """Tokens in the loss; None if there is no mask: every token is."""
     unknown_tokens: int | None = None
     """Tokens for text that the tokenizer cannot write; None if the manifest has no count."""
     duplicates: dict[str, int] | None = None
     """copies found in the .bin, documents checked, documents; None if nobody looked for them."""
     seq_length: int | None = None
     warnings: list[str] = field(default_factory=list)
+    training_sequences: list[dict[str, Any]] = field(default_factory=list)
+    """The first training sequences, if the card is of a run: sequences.py."""
 
     @property
     def bytes_per_token(self) -> float | None:
@@ -145,8 +157,15 @@ class DataCard(_Card):
         return self.prefix
 
     def to_html(self) -> str:
-        learnt = "" if self.learnt_tokens is None else ", learnt tokens coloured"
-        return f"{self.summary_html()}<h4>documents{learnt}</h4>{samples_html(self.samples)}"
+        legend = "" if self.learnt_tokens is None else f": {marked.LEGEND_HTML}"
+        documents = f"<h4>documents{legend}</h4>{samples_html(self.samples)}"
+        return f"{self.summary_html()}{documents}{self.sequences_html()}"
+
+    def sequences_html(self) -> str:
+        """The first training sequences of a run, to open one by one; "" if the card is not of a run."""
+        if not self.training_sequences:
+            return ""
+        return f"<h4>training sequences: {marked.LEGEND_HTML}</h4>{sequences_html(self.training_sequences)}"
 
     def _text_parts(self) -> list[str]:
         # Spread over the dataset, as the whole list is.
@@ -170,7 +189,7 @@ class DataCard(_Card):
             ["documents", documents],
             *([["sequences", f"{self.sequences:,}"]] if self.sequences not in (0, self.documents) else []),
             ["tokens (EOD counted)", f"{self.tokens:,}"],
-            *([["learnt tokens", _share(learnt, self.tokens, ".1%")]] if learnt is not None else []),
+            *([["tokens in the loss", _share(learnt, self.tokens, ".1%")]] if learnt is not None else []),
             ["text bytes", f"{self.text_bytes:,}" if self.text_bytes else "unknown"],
             ["bytes/token", f"{self.bytes_per_token:.3f}" if self.bytes_per_token else "unknown"],
             ["stored as", self.dtype],
@@ -201,6 +220,8 @@ class DataCard(_Card):
                 for row, source in zip(source_rows(self.sources), self.sources)
             ]
             tables["Sources"] = ([*SOURCE_COLUMNS, *extra, "licence", "attribution"], rows)
+        if unread := unread_rows(self.sources):
+            tables["Keys not read"] = (UNREAD_COLUMNS, unread)
         return tables
 
 
@@ -259,6 +280,7 @@ def _card(target: Any, tokenizer: str | None, config: RunConfig | None) -> DataC
     # A manifest has text, sources and drops of the pair that is trained on, not of the pairs beside it.
     own = manifest if manifest and manifest.stem == browser.dataset.stem else None
     splits = _splits(config, indexed) if config is not None else []
+    sequences, _ = sequences_of(config, browser)
     return DataCard(
         prefix=display(browser.dataset.prefix),
         documents=browser.num_documents,
@@ -282,13 +304,21 @@ def _card(target: Any, tokenizer: str | None, config: RunConfig | None) -> DataC
         samples=[document.to_dict() for document in browser.spread(NUM_SAMPLES, SAMPLE_TOKENS)],
         sequences=len(indexed),
         empty_documents=int((lengths == 0).sum()),
-        learnt_tokens=sum(int(np.count_nonzero(chunk)) for chunk in browser.mask.chunks())
-        if browser.mask is not None
-        else None,
+        learnt_tokens=_loss_tokens(browser, own),
         duplicates=asdict(find_duplicates(indexed)),
         seq_length=config.model.seq_length if config is not None else None,
         warnings=[*_epoch_warnings(splits), *_unknown_warnings(own), *_other_text_warnings(own, config)],
+        training_sequences=sequences,
     )
+
+
+def _loss_tokens(browser: Browser, manifest: DatasetManifest | None) -> int | None:
+    """Tokens in the loss, counted in the mask if the manifest has no count; None without a mask."""
+    if browser.mask is None:
+        return None
+    if manifest is not None and manifest.loss_tokens is not None:
+        return manifest.loss_tokens
+    return sum(int(np.count_nonzero(chunk)) for chunk in browser.mask.chunks())
 
 
 def _with_tokens(source: dict[str, Any], indexed: IndexedDataset) -> dict[str, Any]:

@@ -19,8 +19,17 @@ from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import BLOCK, IndexedDataset
+from nbtrain.dataset.look import marked
 from nbtrain.dataset.look.browser import Browser, samples_html, samples_text
-from nbtrain.dataset.look.tables import SOURCE_COLUMNS, Table, source_rows, text_table
+from nbtrain.dataset.look.sequences import sequences_html, sequences_of, sequences_text
+from nbtrain.dataset.look.tables import (
+    SOURCE_COLUMNS,
+    UNREAD_COLUMNS,
+    Table,
+    source_rows,
+    text_table,
+    unread_rows,
+)
 from nbtrain.dataset.manifest import MASK_SUFFIX, DatasetManifest
 from nbtrain.dataset.of_run import find_dataset
 
@@ -41,33 +50,51 @@ class Inspection:
     """name, documents, bytes, tokens of each source of the manifest."""
     samples: list[dict[str, Any]] = field(default_factory=list)
     """document, tokens, text of the first, middle and last document (token ids if no tokenizer is known)."""
+    training_sequences: list[dict[str, Any]] = field(default_factory=list)
+    """The first training sequences, if a run was inspected: sequences.py."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def __str__(self) -> str:
-        parts = [self.prefix, *(text_table(*table) for table in self._tables())]
-        parts += samples_text(self.samples)
-        parts.append("\n".join(f"ok: {check}" for check in self.checks))
-        return printable("\n\n".join(part for part in parts if part))
+    def to_text(self, colour: bool = False) -> str:
+        """Return it for a terminal, with tokens in the loss in colour, or marked in plain text."""
+        parts = [printable(self.prefix), *(text_table(*table) for table in self._tables())]
+        if self._is_masked:
+            parts.append(marked.LEGEND_COLOUR if colour else marked.LEGEND_PLAIN)
+        parts += samples_text(self.samples, colour=colour)
+        if self.training_sequences:
+            parts += [marked.STRIP_LEGEND, *sequences_text(self.training_sequences, colour)]
+        parts.append(printable("\n".join(f"ok: {check}" for check in self.checks)))
+        return "\n\n".join(part for part in parts if part)
+
+    __str__ = to_text
+
+    @property
+    def _is_masked(self) -> bool:
+        return any("pieces" in sample for sample in self.samples) or bool(self.training_sequences)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         tables = "".join(html_table(*table) for table in self._tables())
         checks = html_table(["", ""], [["ok", check] for check in self.checks]) if self.checks else ""
-        return f"<h4>{html.escape(self.prefix)}</h4>{tables}{checks}{samples_html(self.samples)}"
+        legend = f"<p>{marked.LEGEND_HTML}</p>" if self._is_masked else ""
+        shown = legend + samples_html(self.samples) + sequences_html(self.training_sequences)
+        return f"<h4>{html.escape(self.prefix)}</h4>{tables}{checks}{shown}"
 
     def _tables(self) -> list[Table]:
         tables: list[Table] = [(["", ""], [[name, _shown(value)] for name, value in self.facts.items()])]
         if self.sources:
             tables.append((SOURCE_COLUMNS, source_rows(self.sources)))
+        if unread := unread_rows(self.sources):
+            tables.append((UNREAD_COLUMNS, unread))
         return tables
 
 
 def inspect(target: str | os.PathLike | RunConfig, tokenizer: str | None = None) -> Inspection:
     """What the header and the manifest of a dataset say, and its first, middle and last document decoded.
 
+    Of a run also its first training sequences: which tokens bear a loss, where documents begin, the padding.
     `tokenizer` is a name or a path; None takes that of the manifest's hash. Raises DataError if the dataset
     is missing, truncated, or written by Megatron-DeepSpeed with uncounted EOD.
     """
@@ -76,9 +103,12 @@ def inspect(target: str | os.PathLike | RunConfig, tokenizer: str | None = None)
     numbers = sorted({0, last // 2, last}) if last >= 0 else []
     samples = [browser.document(number, SAMPLE_TOKENS).to_dict() for number in numbers]
     facts = _facts(browser.dataset, browser.indexed, browser.manifest, browser.tokenizer)
-    names = ("name", "kind", "documents", "bytes", "tokens")
+    names = ("name", "kind", "documents", "bytes", "tokens", "unread_keys")
     sources = [{name: source.get(name) for name in names} for source in browser.sources]
-    return Inspection(display(browser.dataset.prefix), facts, [], sources, samples)
+    sequences, problem = sequences_of(target, browser)
+    if problem:
+        facts["training sequences"] = f"none: {problem}"
+    return Inspection(display(browser.dataset.prefix), facts, [], sources, samples, sequences)
 
 
 def _facts(
@@ -102,6 +132,10 @@ def _facts(
         facts["tokenizer"] = tokenizer
     if dataset.has_loss_mask:
         facts["loss mask"] = dataset.loss_mask.stem
+        if manifest is not None and manifest.loss_tokens is not None:
+            facts["tokens in the loss"] = (
+                f"{manifest.loss_tokens:,} ({manifest.loss_tokens / max(1, indexed.num_tokens):.1%})"
+            )
     if others := [stem for stem in manifest.stems if stem != dataset.stem] if manifest else []:
         facts["beside it"] = ", ".join(others)
     return facts
@@ -168,7 +202,7 @@ def _verify_pair(
         tokens = IndexedDataset(main.prefix)
         main.open_loss_mask(tokens)
         _check_same_lengths(main, tokens, indexed)
-        return [f"{learnt:,} of {indexed.num_tokens:,} tokens are learnt"]
+        return [f"{learnt:,} of {indexed.num_tokens:,} tokens are in the loss"]
     checks = [
         "header, sizes, offsets and document array agree",
         f"largest token id {largest:,}" if largest >= 0 else "no token",

@@ -8,6 +8,7 @@ from nbtrain.base.table import aligned
 from nbtrain.base.terminal import printable
 
 Table = tuple[list[str], list[list[str]]]
+UNREAD_COLUMNS = ["source", "keys not read (records with a value)"]
 SOURCE_COLUMNS = ["source", "documents", "bytes", "tokens", "bytes/token"]
 
 
@@ -27,6 +28,21 @@ def as_facts(table: Table) -> dict[str, str]:
         row[0]: ", ".join(f"{title} {cell}" for title, cell in zip(header[1:], row[1:]) if cell)
         for row in rows
     }
+
+
+def unread_rows(sources: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """[source, its keys that were not read, with their records] of each source that has such keys."""
+    rows = []
+    for source in sources:
+        by_count: dict[int, list[str]] = {}
+        for key, count in (source.get("unread_keys") or {}).items():
+            by_count.setdefault(count, []).append(key)
+        said = [
+            f"{', '.join(sorted(by_count[count]))} ({count:,})" for count in sorted(by_count, reverse=True)
+        ]
+        if said:
+            rows.append([source.get("name") or source.get("kind") or "", ", ".join(said)])
+    return rows
 
 
 def source_rows(sources: Sequence[Mapping[str, Any]]) -> list[list[str]]:

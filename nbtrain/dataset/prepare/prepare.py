@@ -31,10 +31,11 @@ from nbtrain.corpus.tokenizer.prepare import is_trained, prepare_tokenizer
 from nbtrain.dataset.blend import BlendFiles, OpenBlend
 from nbtrain.dataset.ends import doubtful_ends
 from nbtrain.dataset.files import DatasetFiles, OpenDataset
+from nbtrain.dataset.look.browser import Browser
 from nbtrain.dataset.of_run import dataset_of, open_dataset
 from nbtrain.dataset.prepare.dataset import prepare_dataset
 from nbtrain.dataset.prepare.inputs import check_same_inputs, gone_sources
-from nbtrain.dataset.prepare.report import PrepareReport, Step, split_rows
+from nbtrain.dataset.prepare.report import EXAMPLE_TOKENS, NUM_EXAMPLES, PrepareReport, Step, split_rows
 from nbtrain.dataset.prepare.workers import ChosenWorkers
 
 logger = logging.getLogger(__name__)
@@ -124,6 +125,9 @@ def _prepare_text(
     with _step(report, "encode") as say:
         opened = prepare_dataset(config, dataset, manifest, corpus, loaded, workers, force, say)
     report.dataset, report.manifest = dataset.directory, opened.manifest
+    if opened.loss_mask is not None:
+        examples = Browser(config).spread(NUM_EXAMPLES, EXAMPLE_TOKENS)
+        report.examples = [example.to_dict() for example in examples[:NUM_EXAMPLES]]
     return opened
 
 

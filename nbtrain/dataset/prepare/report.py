@@ -7,12 +7,18 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.base.html_table import html_table
 from nbtrain.base.terminal import printable
 from nbtrain.base.workspace import display
-from nbtrain.dataset.look.tables import Table, text_table
+from nbtrain.dataset.look import marked
+from nbtrain.dataset.look.browser import samples_html, samples_text
+from nbtrain.dataset.look.tables import UNREAD_COLUMNS, Table, text_table, unread_rows
 from nbtrain.dataset.manifest import DatasetManifest, dropped_sentences
 from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES
 
 if TYPE_CHECKING:
     from nbtrain.dataset.samples.build import GPTDatasets
+
+NUM_EXAMPLES = 3
+EXAMPLE_TOKENS = 400
+EXAMPLE_CHARS = 1200
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,8 @@ class PrepareReport:
     manifest: DatasetManifest | None = None
     splits: list[dict[str, Any]] = field(default_factory=list)
     """name, documents, tokens, samples (in the order), epochs of each split."""
+    examples: list[dict[str, Any]] = field(default_factory=list)
+    """Three documents of a dataset with a loss mask, as Document.to_dict gives them (look/browser.py)."""
 
     @property
     def changed(self) -> bool:
@@ -51,25 +59,38 @@ class PrepareReport:
             "seconds": self.seconds,
             "steps": [vars(step) for step in self.steps],
             "splits": self.splits,
+            "examples": self.examples,
             "manifest": self.manifest.to_dict() if self.manifest else None,
         }
 
-    def __str__(self) -> str:
-        parts = [*(text_table(header, rows) for header, rows in self._tables()), self._summary()]
-        return printable("\n\n".join(filter(None, parts)))
+    def to_text(self, colour: bool = False) -> str:
+        """Return it for a terminal, with tokens in the loss in colour, or marked in plain text."""
+        parts = [*(text_table(header, rows) for header, rows in self._tables()), printable(self._summary())]
+        if self.examples:
+            parts.append(marked.LEGEND_COLOUR if colour else marked.LEGEND_PLAIN)
+            parts += samples_text(self.examples, EXAMPLE_CHARS, colour)
+        return "\n\n".join(filter(None, parts))
 
-    __repr__ = __str__
+    __str__ = to_text
+
+    def __repr__(self) -> str:
+        return self.to_text()
 
     def _repr_html_(self) -> str:
         import html
 
         tables = "".join(html_table(header, rows) for header, rows in self._tables())
-        return f"{tables}<p>{html.escape(self._summary())}</p>"
+        examples = f"<p>{marked.LEGEND_HTML}</p>{samples_html(self.examples)}" if self.examples else ""
+        return f"{tables}<p>{html.escape(self._summary())}</p>{examples}"
 
     def _tables(self) -> list[Table]:
         steps = [[step.name, step.action, f"{step.seconds:.2f}", step.reason] for step in self.steps]
         tables: list[Table] = [(["step", "", "seconds", "why"], steps)]
-        return [*tables, splits_table(self.splits)] if self.splits else tables
+        if self.splits:
+            tables.append(splits_table(self.splits))
+        if unread := unread_rows(self.manifest.sources if self.manifest else []):
+            tables.append((UNREAD_COLUMNS, unread))
+        return tables
 
     def _summary(self) -> str:
         if self.manifest is None or self.dataset is None:
@@ -87,6 +108,8 @@ class PrepareReport:
             parts.append(f"sentences dropped around templates that cannot be evaluated: {sentences}")
         if unknown := self.manifest.unknown_tokens:
             parts.append(f"unknown tokens: {unknown:,} ({unknown / counts['tokens']:.2%})")
+        if (loss := self.manifest.loss_tokens) is not None:
+            parts.append(f"tokens in the loss: {loss:,} ({loss / counts['tokens']:.1%})")
         return "; ".join(parts) + "."
 
 

@@ -3,7 +3,8 @@
     +-- the card's tables and pictures ----------------------------------+
     | dataset [v]   document [ 17 ] of 120   ---o-----   [<] [>]         |
     | find [ text          ] [next]                                      |
-    | document 17 (84 tokens): its text, learnt tokens coloured          |
+    | document 17 (84 tokens): its text, tokens in the loss coloured     |
+    | training sequences of the run: loss, padding, documents' bounds    |
     +--------------------------------------------------------------------+
 
 If nobody watches (papermill, exported HTML), the card's own static page is shown instead.
@@ -18,6 +19,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from nbtrain.base.errors import NbtrainError
+from nbtrain.dataset.look import marked
 from nbtrain.dataset.look.browser import Browser
 from nbtrain.dataset.look.card import BlendCard, DataCard
 from nbtrain.lab.widgets.mime import bundle, show
@@ -108,7 +110,7 @@ class DocumentBrowser(widgets.VBox):
         except NbtrainError as error:
             self.page.value = html.escape(str(error))
             return
-        masked = " learnt tokens are coloured" if document.masked else ""
+        masked = f": {marked.LEGEND_HTML}" if document.masked else ""
         text = f"<b>{html.escape(document.title)}</b>{masked}{document.to_html()}"
         self.page.value = f'<div style="line-height:1.4">{text}</div>'
 
@@ -125,7 +127,9 @@ class CardPanel(widgets.VBox):
         # Without the line height, a line of text is as tall as a control.
         self.summary = widgets.HTML(f'<div style="line-height:1.4">{card.summary_html()}</div>')
         self.browser = self._open()
-        super().__init__([self.summary, self.choice, self.browser])
+        self.sequences = widgets.HTML()
+        super().__init__([self.summary, self.choice, self.browser, self.sequences])
+        self._show_sequences()
         self.choice.observe(lambda change: self._choose(), names="value")
 
     def _open(self) -> DocumentBrowser:
@@ -134,8 +138,13 @@ class CardPanel(widgets.VBox):
 
     def _choose(self) -> None:
         old, self.browser = self.browser, self._open()
-        self.children = [self.summary, self.choice, self.browser]
+        self.children = [self.summary, self.choice, self.browser, self.sequences]
+        self._show_sequences()
         old.close()
+
+    def _show_sequences(self) -> None:
+        shown = self.cards[self.choice.value].sequences_html()
+        self.sequences.value = shown and f'<div style="line-height:1.4">{shown}</div>'
 
 
 class LiveDataCard(DataCard):

@@ -86,7 +86,7 @@ def test_extra_keys(workspace, read, refusal):
     assert found.records == [Texts("a", ("A",))]
     assert found.problems == ["a.parquet:2: 'title' is null"]
     assert refusal(parquet("a.parquet"), ("note",)) == (
-        "run.yaml:7: data.sources[0]: a.parquet: no column 'note'; the columns are 'text', 'title', 'n'. Set "
+        "run.yaml:7: data.sources[0]: a.parquet: no column 'note'; the columns are 'text', 'title', 'n'; set "
         "data.extra_json_keys."
     )
 

@@ -35,7 +35,7 @@ from nbtrain.corpus.tokenizer import training
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.dataset.encode import encoder
 from nbtrain.dataset.encode import join as shards
-from nbtrain.dataset.encode.encoder import Encoder, in_vocabulary
+from nbtrain.dataset.encode.encoder import Encoder, can_be_kept
 from nbtrain.dataset.encode.progress import EncodeProgress, WorkerCounters
 from nbtrain.dataset.encode.shard import EncodeSettings, ShardRecord
 from nbtrain.dataset.files import DatasetFiles
@@ -419,7 +419,7 @@ def test_where_an_id_is_outside_the_vocabulary(workspace, monkeypatch):
         counts = SourceCounts()
         for part in reader.parts():
             tally = Tally()
-            kept = list(filter(partial(in_vocabulary, 10, tally), reader.read(part, tally)))
+            kept = list(filter(partial(can_be_kept, 10, True, tally), reader.read(part, tally)))
             assert all(record.ids.tolist() == [5] for record in kept)
             counts.absorb(tally, part.path)
         assert counts.named == ["in/1.jsonl:5: token id 10 is outside the vocabulary of 10 entries"]

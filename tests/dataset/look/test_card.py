@@ -224,7 +224,7 @@ def test_learnt_tokens_are_shown(make_config, texts):
     assert [piece["learnt"] for piece in first["pieces"]] == [False, True]
     assert "".join(piece["text"] for piece in first["pieces"]) == first["text"] == texts[first["document"]]
     assert "background-color:rgba(46,158,79,.18)" in card.to_html()
-    assert re.search(rf"learnt tokens +{card.learnt_tokens:,} \(\d\d\.\d%\)\n", str(card))
+    assert re.search(rf"tokens in the loss +{card.learnt_tokens:,} \(\d\d\.\d%\)\n", str(card))
 
 
 def test_another_pair_beside_it(make_config, texts):

@@ -64,7 +64,10 @@ def test_empty_documents_and_sources_are_told(make_config, texts):
     source = {"kind": "jsonl", "documents": 120, "bytes": 8000, "tokens": 4000}
     make_dataset(config, texts, sources=[source])
     seen = inspect(config)
-    assert seen.sources == [{"name": None, "kind": "jsonl", "documents": 120, "bytes": 8000, "tokens": 4000}]
+    assert seen.sources == [
+        {"name": None, "kind": "jsonl", "documents": 120, "bytes": 8000, "tokens": 4000}
+        | {"unread_keys": None}
+    ]
     assert "jsonl         120  8,000   4,000        2.000" in str(seen)
     assert re.search(r"source +documents +bytes +tokens +bytes/token\n", str(seen))
     dataset = dataset_of(config)
@@ -155,7 +158,7 @@ def test_loss_masks_are_verified(make_config, texts):
     dataset = dataset_of(config)
     seen = verify(config)
     tokens = seen.facts["tokens"]
-    assert f"text_document_loss_mask: {tokens - 240:,} of {tokens:,} tokens are learnt" in seen.checks
+    assert f"text_document_loss_mask: {tokens - 240:,} of {tokens:,} tokens are in the loss" in seen.checks
     assert seen.facts["loss mask"] == "text_document_loss_mask"
     content = bytearray(dataset.loss_mask.bin.read_bytes())
     content[7] = 3

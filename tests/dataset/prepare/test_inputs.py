@@ -112,19 +112,20 @@ def test_files_written_again_of_ids_outside_the_vocabulary(workspace, make_confi
     assert_touched(make_config, workspace, lines, source, {"broken_record": 1})
 
 
-def test_files_written_again_with_extra_keys_are_refused(workspace, make_config):
-    """No hash of the extra texts is kept: a typo that is corrected in one would never reach the dataset."""
+def test_files_written_again_with_extra_keys(workspace, make_config):
+    """The same texts are kept; a typo that was corrected in the extra text alone is another text."""
     source = {"kind": "jsonl", "path": "lines.jsonl"}
     write(workspace / "lines.jsonl", '{"text": "one", "title": "teh one"}\n')
     config = make_config(data={"sources": [source], "extra_json_keys": ["title"]})
     prepare(config, through="encode")
+    write(workspace / "lines.jsonl", '{"text": "one", "title": "teh one"}\n', 1)
+    assert [step.action for step in prepare(config, through="encode").steps] == ["kept", "kept"]
     write(workspace / "lines.jsonl", '{"text": "one", "title": "the one"}\n', 2)
     with pytest.raises(DataError) as refused:
         prepare(config, through="encode")
     assert str(refused.value) == (
         "data/dataset/small: the sources have changed since it was made: data.sources[0]: lines.jsonl was "
-        "written again (36 bytes then and now). The texts of data.extra_json_keys cannot be compared: no "
-        f"hash of them is kept. {END}"
+        f"written again (36 bytes then and now). {END}"
     )
 
 

@@ -99,7 +99,7 @@ def test_learnt_tokens_are_coloured(make_config, texts):  # noqa: F811
     """With a loss mask the text is in coloured pieces, and escaped."""
     make_dataset(make_config(), ["<b>question</b> answer"], learnt_from=[4])
     browser = DocumentBrowser(Browser("small"))
-    assert "learnt tokens are coloured" in browser.page.value
+    assert "tokens in the loss are coloured" in browser.page.value
     assert "background-color" in browser.page.value
     assert "<b>question" not in browser.page.value
 

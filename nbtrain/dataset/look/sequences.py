@@ -1,0 +1,170 @@
+"""Training sequences as the model gets them: their documents, the tokens in the loss, and the padding.
+
+training sequence 0: 512 positions, 3 documents, 171 in the loss, 40 padding
+|------###|-----------####|------------------#########.......
+positions 0 to 118
+  | <|user|>
+  | ...
+"""
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from nbtrain.base.errors import DataError
+from nbtrain.config.schema import RunConfig
+from nbtrain.dataset.look import marked
+from nbtrain.dataset.look.browser import Browser
+from nbtrain.dataset.samples.build import build_datasets
+from nbtrain.dataset.samples.sample import Sample
+
+NUM_SEQUENCES = 2
+SHOWN_DOCUMENTS = 8
+SHOWN_TOKENS = 60
+"""Tokens of each document that are decoded."""
+READ, LOSS, PADDING = range(3)
+"""Places in marked.KINDS."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A document of a sequence, or a part of one."""
+
+    first: int
+    last: int
+    pieces: list[marked.Piece]
+
+
+@dataclass(frozen=True)
+class TrainingSequence:
+    """One sample of a run's training split."""
+
+    position: int
+    """In the run's order, from 0."""
+    kinds: list[int]
+    """Place in marked.KINDS of each position: what its label is for training."""
+    begins: list[int]
+    """The positions at which documents begin."""
+    parts: list[Part]
+    """The first documents, their beginnings decoded."""
+
+    @property
+    def title(self) -> str:
+        counts = np.bincount(self.kinds, minlength=len(marked.KINDS)).tolist()
+        documents = f"{len(self.begins):,} document{'s' if len(self.begins) != 1 else ''}"
+        return (
+            f"training sequence {self.position:,}: {len(self.kinds):,} positions, {documents}, "
+            f"{counts[LOSS]:,} in the loss, {counts[PADDING]:,} padding"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> "TrainingSequence":
+        """The sequence of to_dict."""
+        return cls(**{**value, "parts": [Part(**part) for part in value["parts"]]})
+
+    def to_text(self, colour: bool = False) -> str:
+        """The title, a strip of all positions, and the first documents."""
+        lines = [self.title, marked.strip_text(np.array(self.kinds), self.begins)]
+        for part in self.parts:
+            lines.append(f"positions {part.first:,} to {part.last:,}")
+            lines += [f"  | {line}" for line in marked.text_of(part.pieces, colour).splitlines()]
+        if len(self.begins) > len(self.parts):
+            lines.append(f"and {len(self.begins) - len(self.parts):,} more documents")
+        return "\n".join(lines)
+
+    def to_html(self) -> str:
+        """The same as a fragment, the strip as a picture."""
+        look = "white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal;margin:2px 0 6px 0"
+        parts = "".join(
+            f"<div>positions {part.first:,} to {part.last:,}</div>"
+            f'<pre style="{look}">{marked.html_of(part.pieces)}</pre>'
+            for part in self.parts
+        )
+        strip = marked.strip_svg(np.array(self.kinds), self.begins)
+        return f"<details><summary>{html.escape(self.title)}{strip}</summary>{parts}</details>"
+
+
+def training_sequences(
+    config: RunConfig, browser: Browser, count: int = NUM_SEQUENCES
+) -> list[TrainingSequence]:
+    """Return the first samples of a run's training split. Builds its indices if they are not there.
+
+    Raises DataError if the dataset is missing or does not fit the run.
+    """
+    samples = build_datasets(config).train
+    return [
+        _sequence(position, samples.sample(position), browser) for position in range(min(count, len(samples)))
+    ]
+
+
+def _sequence(position: int, sample: Sample, browser: Browser) -> TrainingSequence:
+    length = len(sample.tokens)
+    in_loss = np.ones(length, bool) if sample.loss_mask is None else sample.loss_mask != 0
+    kinds = np.where(in_loss, LOSS, READ)
+    if sample.cu_seqlens is not None:
+        begins = np.unique(sample.cu_seqlens[sample.cu_seqlens < length]).tolist()
+    else:
+        ends = np.flatnonzero(sample.tokens == (-1 if browser.eod_id is None else browser.eod_id))
+        begins = sorted({0, *(ends + 1).tolist()} - {length})
+    bounds = [*begins, length]
+    last = slice(bounds[-2], length)
+    if (
+        not in_loss[last].any()
+        and (sample.tokens[last] == sample.tokens[length - 1]).all()
+        and len(begins) > 1
+    ):
+        kinds[last] = PADDING
+        begins.pop()
+    parts = []
+    for begin, end in list(zip(begins, bounds[1:]))[:SHOWN_DOCUMENTS]:
+        stop = min(end, begin + SHOWN_TOKENS)
+        # Each label is the token that follows. In a stream the first token is the label of the EOD before it.
+        follows = begin > 0 and sample.tokens[begin - 1] == browser.eod_id
+        ids = np.append(sample.tokens[begin : begin + 1], sample.labels[begin:stop])
+        flags = np.append(follows and in_loss[begin - 1], in_loss[begin:stop])
+        if stop == end < length and sample.tokens[stop - 1] == browser.eod_id:
+            ids, flags = ids[:-1], flags[:-1]
+        parts.append(Part(begin, end - 1, _pieces(ids, flags, stop < end, browser)))
+    return TrainingSequence(position, kinds.tolist(), begins, parts)
+
+
+def _pieces(ids: np.ndarray, flags: np.ndarray, is_cut: bool, browser: Browser) -> list[marked.Piece]:
+    is_end = np.zeros(len(ids), bool) if browser.eod_id is None else ids == browser.eod_id
+    # A piece ends where the loss begins or ends, and around each end-of-document token.
+    changes = np.flatnonzero(np.diff(flags) | np.diff(is_end)) + 1
+    edges = [0, *changes.tolist(), len(ids)]
+    pieces: list[marked.Piece] = []
+    for start, stop in pairwise(edges):
+        kind: marked.Kind = "loss" if flags[start] else "read"
+        if is_end[start]:
+            pieces.append((marked.END_OF_DOCUMENT * (stop - start), kind))
+        else:
+            pieces.append((browser.decode(ids[start:stop], is_cut and stop == len(ids)), kind))
+    return [*pieces, (" ...", "read")] if is_cut else pieces
+
+
+def sequences_of(target: Any, browser: Browser) -> tuple[list[dict[str, Any]], str]:
+    """Return (the first sequences of a run as dicts, why there are none); nothing for what is not a run."""
+    if not isinstance(target, RunConfig):
+        return [], ""
+    try:
+        return [sequence.to_dict() for sequence in training_sequences(target, browser)], ""
+    except DataError as error:
+        return [], str(error)
+
+
+def sequences_html(sequences: Sequence[Mapping[str, Any]]) -> str:
+    """Sequences as TrainingSequence.to_dict gives them, to open one by one."""
+    return "".join(TrainingSequence.from_dict(sequence).to_html() for sequence in sequences)
+
+
+def sequences_text(sequences: Sequence[Mapping[str, Any]], colour: bool = False) -> list[str]:
+    """Sequences as TrainingSequence.to_dict gives them."""
+    return [TrainingSequence.from_dict(sequence).to_text(colour) for sequence in sequences]

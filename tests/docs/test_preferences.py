@@ -150,9 +150,10 @@ def test_broken_records_are_named(prepared, workspace):
     assert found == [
         "pairs.jsonl:2: no key 'rejected' among 'prompt', 'chosen'",
         "pairs.jsonl:3: 'chosen' is text and 'rejected' is a list: both are text, or both are messages",
-        "pairs.jsonl:4: 'chosen' and 'rejected' are the same text once rendered, so that neither is preferred",
+        "pairs.jsonl:4: 'chosen' and 'rejected' are rendered as one text, so that neither is preferred",
         "pairs.jsonl:5: 'rejected' is empty",
-        "pairs.jsonl:6: no key 'prompt' among 'chosen', 'rejected'",
+        "pairs.jsonl:6: no key 'prompt' among 'chosen', 'rejected', and the two answers do not begin with a "
+        "common prompt",
         "pairs.jsonl:7: 'chosen' holds no message of assistant that the other one has not",
         "pairs.jsonl:8: 'prompt' is neither text nor messages but a number",
         found[-1],

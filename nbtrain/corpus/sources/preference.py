@@ -68,7 +68,7 @@ class PreferenceReader(ChatReader):
 
     def _equal(self) -> BrokenExample:
         keys = f"{self.config.chosen_key!r} and {self.config.rejected_key!r}"
-        return BrokenExample(f"{keys} are the same text once rendered, so that neither is preferred")
+        return BrokenExample(f"{keys} are rendered as one text, so that neither is preferred")
 
     def _prompt(
         self, value: dict[str, Any], answer: list[Any] | None, notes: RecordNotes

@@ -39,6 +39,7 @@ FUZZED = (
     "tests/dataset/test_fuzz_idx.py",
     "tests/corpus/wiki/test_walker.py",
     "tests/corpus/sources/test_jsonl.py",
+    "tests/corpus/sources/test_keys.py",
     "tests/corpus/sources/test_text.py",
     "tests/corpus/sources/test_compression.py",
     "tests/dataset/samples/test_packing.py",

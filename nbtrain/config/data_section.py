@@ -20,7 +20,7 @@ from nbtrain.config.fields import (
     Word,
     WorkerCount,
 )
-from nbtrain.config.sources import Source
+from nbtrain.config.sources import FineTuningSourceModel, Source
 from nbtrain.config.workers_section import WorkersConfig
 
 # The languages of data.split_sentences, known without importing sentencex, which cuts. It has rules of its
@@ -45,8 +45,8 @@ rgn rmy rue rup ruq sah scn sco sdc sdh ses sgs shi shy skr sli smn srn stq sty 
 udm vec vep vls vmf vot vro wuu xal xmf zea zgh
 """
 LANGUAGES = frozenset((ISO_639_1 + WITH_FALLBACK).split())
-# Characters that every tokenizer encodes alike, and no space, which would join the token to its neighbours.
-AddedToken = Annotated[str, Field(pattern="^[!-~]{2,64}$")]
+# Visible text: config/rules/data.py.
+AddedToken = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class TokenizerConfig(ConfigModel):
@@ -172,9 +172,10 @@ class DataConfig(ConfigModel):
     """Order of samples. megatron shuffles all epochs together, as Megatron does. per_epoch shuffles
     each epoch separately: the samples differ from Megatron's, and training on more tokens never changes the
     order."""
-    packing: Literal["stream", "best_fit"] = "stream"
+    packing: Literal["stream", "best_fit"] | None = None
     """Way in which documents become samples. stream cuts samples from the concatenated documents. best_fit
-    packs whole documents, without attention between them and with separate positions."""
+    packs whole documents, without attention between them and with separate positions. null means best_fit if
+    a source holds fine-tuning examples, else stream."""
     reset_position_ids: bool = False
     """With packing: stream, whether positions start at 0 again for each document of a sample."""
     inter_document_masking: bool = False
@@ -183,3 +184,11 @@ class DataConfig(ConfigModel):
     """Whether positions whose input is the end-of-document token have no loss."""
     num_workers: WorkerCount = 0
     """Number of processes per rank that read ahead; 0 reads in the training process."""
+
+    @property
+    def resolved_packing(self) -> Literal["stream", "best_fit"]:
+        """`packing`, or what null stands for."""
+        if self.packing is not None:
+            return self.packing
+        is_tuning = any(isinstance(source, FineTuningSourceModel) for source in self.sources)
+        return "best_fit" if is_tuning else "stream"

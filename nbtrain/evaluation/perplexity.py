@@ -66,7 +66,9 @@ class Perplexity:
         self.limit = limit
         self._opened, self._tokenizer = opened, tokenizer
         data = config.data
-        self._is_apart = data.packing == "best_fit" or data.inter_document_masking or data.reset_position_ids
+        self._is_apart = (
+            data.resolved_packing == "best_fit" or data.inter_document_masking or data.reset_position_ids
+        )
         self._masks_eod = data.eod_mask_loss
         self._ranges = _ranges(config, opened, split, is_own)
         self._positions = config.model.seq_length
@@ -184,7 +186,7 @@ def _ranges(config: RunConfig, opened: OpenDataset, split: str, is_own: bool) ->
     if split == "all":
         return [(0, count)]
     data = config.data
-    if data.packing == "best_fit":
+    if data.resolved_packing == "best_fit":
         configured = data.sources if is_own and not data.blend else []
         sources = mixed_sources(opened.files, opened.manifest, configured, count)
         parts = of_split(sources, data.split, data.split_rule, split)

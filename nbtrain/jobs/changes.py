@@ -33,7 +33,9 @@ class Change:
 def changes_between(before: RunConfig, now: RunConfig) -> list[Change]:
     """Every field that differs, in the schema's order, then the weights of packed sources one by one."""
     old, new = dict(flatten(before.model_dump())), dict(flatten(now.model_dump()))
-    if before.data.packing == now.data.packing == "best_fit":
+    # null is a name for one of the two.
+    old["data.packing"], new["data.packing"] = before.data.resolved_packing, now.data.resolved_packing
+    if old["data.packing"] == new["data.packing"] == "best_fit":
         old |= _weights(before)
         new |= _weights(now)
     keys = [*new, *(key for key in old if key not in new)]

@@ -293,9 +293,9 @@ def small_data(
         if (value := getattr(data, key)) != DataConfig.model_fields[key].default:
             shown = f"data.{key}" if isinstance(value, CleaningConfig) else f"data.{key}: {value}"
             missing.append(NotProven(shown, "made-up words have nothing of that", "plain documents"))
-    kept = ["split_rule", "seed", "shuffle", "packing", "reset_position_ids"]
-    kept += ["inter_document_masking", "eod_mask_loss"]
+    kept = ["split_rule", "seed", "shuffle", "reset_position_ids", "inter_document_masking", "eod_mask_loss"]
     small: dict[str, Any] = {key: getattr(data, key) for key in kept}
+    small["packing"] = data.resolved_packing
     small |= {"split": "90,5,5", "num_prepare_workers": 1, "num_workers": min(data.num_workers, 1)}
     sources, datasets = [] if data.blend else _sources(config, folder), []
     tokenizer = _shared_name(sources)

@@ -41,6 +41,18 @@ def tokens_are_added_to_a_tokenizer(config: RunConfig) -> Problems:
         )
     if twice := sorted({token for token in added if added.count(token) > 1}):
         yield f"{setting}\n  names {', '.join(twice)} twice. Name each token once."
+    for token in added:
+        shown = token.replace("\u200c", "").replace("\u200d", "")  # joiners inside one visible sign
+        if not shown.isprintable() or token != token.strip():
+            yield (
+                f"{setting}\n  has {token!r}, which is not visible text. A token may hold letters and signs, "
+                "and spaces between them, but no line ends, tabs or control characters."
+            )
+        elif len(token) == 1 and token.isascii():
+            yield (
+                f"{setting}\n  has {token}, one character of ASCII: each {token} of a text would be this "
+                "token. Use a longer marker, such as <|user|>."
+            )
     if config.tokenizer.eod_token in added:
         yield (
             f"{setting}\n  has tokenizer.eod_token({config.tokenizer.eod_token}), which ends documents: a "
@@ -152,7 +164,7 @@ def blend_is_whole(config: RunConfig) -> Problems:
 def packing_goes_with_the_options(config: RunConfig) -> Problems:
     """Packed examples are kept apart already; blends and the options of a stream need packing: stream."""
     data = config.data
-    if data.packing != "best_fit":
+    if data.resolved_packing != "best_fit":
         return
     for option in STREAM_OPTIONS:
         if getattr(data, option):
@@ -176,7 +188,7 @@ def packing_goes_with_the_options(config: RunConfig) -> Problems:
 
 def weights_are_read(config: RunConfig) -> Problems:
     """Only packing goes through examples by their sources' weights."""
-    if config.data.packing == "best_fit":
+    if config.data.resolved_packing == "best_fit":
         return
     for number, source in enumerate(config.data.sources):
         if isinstance(source, FineTuningSourceModel) and source.weight != 1.0:
@@ -192,7 +204,7 @@ def index_samples_decide_something(config: RunConfig) -> Problems:
     data = config.data
     if data.index_samples is None:
         return
-    if data.shuffle == "per_epoch" or data.packing == "best_fit":
+    if data.shuffle == "per_epoch" or data.resolved_packing == "best_fit":
         why = "shuffle: per_epoch" if data.shuffle == "per_epoch" else "packing: best_fit"
         yield (
             f"{found(config, 'data.index_samples')}\n"
@@ -204,7 +216,7 @@ def attention_backend_takes_a_mask(config: RunConfig) -> Problems:
     """torch's flash kernel has the causal mask and no other."""
     masked = "data.inter_document_masking" if config.data.inter_document_masking else "data.packing"
     if config.model.attention_backend == "flash" and (
-        config.data.inter_document_masking or config.data.packing == "best_fit"
+        config.data.inter_document_masking or config.data.resolved_packing == "best_fit"
     ):
         yield (
             f"{found(config, 'model.attention_backend')}\n"

@@ -39,7 +39,7 @@ def preferences_are_pairs(config: RunConfig) -> Problems:
 
 def preferences_are_packed(config: RunConfig) -> Problems:
     """Both answers of a pair are in one sequence and cannot attend to each other."""
-    if config.dpo is not None and config.data.packing != "best_fit":
+    if config.dpo is not None and config.data.resolved_packing != "best_fit":
         yield (
             f"{found(config, 'data.packing')}\n  with dpo must be best_fit, which puts both answers of a "
             "pair into one sequence and keeps them apart. Set packing: best_fit."

@@ -218,8 +218,12 @@ def fpdt_has_its_kernels(config: RunConfig) -> Problems:
             f"{setting}\n  needs model.attention_dropout: 0, but it is {config.model.attention_dropout:g}: "
             "its backward pass would draw different random numbers."
         )
-    if config.data.inter_document_masking or config.data.packing == "best_fit":
-        option = "packing: best_fit" if config.data.packing == "best_fit" else "inter_document_masking: true"
+    if config.data.inter_document_masking or config.data.resolved_packing == "best_fit":
+        option = (
+            "packing: best_fit"
+            if config.data.resolved_packing == "best_fit"
+            else "inter_document_masking: true"
+        )
         yield (
             f"{setting}\n  cannot keep documents apart, but data has {option}. Set fpdt_chunk_tokens: 0, or "
             f"change {option.partition(':')[0]}."

@@ -379,7 +379,7 @@ class ChatReader(ExampleReader):
         mark = None
         for key in self.message_keys.readable((*MARKS, MASKED)):
             value = message.get(key)
-            if value is None:
+            if not holds_value(value):
                 continue
             if not isinstance(value, bool | int | float) or value not in (0, 1):
                 raise BrokenExample(

@@ -18,7 +18,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,8 @@ SAFE_CUT = re.compile(
     "|[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff](?=[\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"
 )
 
-WITHOUT_BLANKS = re.compile("[!-~]+")
+# Of an added token: a place where a text may be cut, or a blank, at which a long run of them may be.
+CUT_INSIDE = re.compile(f"{SAFE_CUT.pattern}|\\s")
 SHOWN_CHARS = 60  # of a text in a message
 
 
@@ -243,8 +244,8 @@ class Tokenizer:
             and not words.get("add_prefix_space", True)
             and not document.get("normalizer")
             and all(
-                # Without a blank it lies inside what is not cut.
-                token["special"] or (WITHOUT_BLANKS.fullmatch(token["content"]) and not token["normalized"])
+                # Without a place to cut at, it lies inside what is not cut.
+                token["special"] or not (CUT_INSIDE.search(token["content"]) or token["normalized"])
                 for token in document.get("added_tokens", [])
             )
         )
@@ -310,6 +311,15 @@ class Tokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids; EOD shows as its letters, bytes that are no UTF-8 as U+FFFD."""
         ids = [int(token) for token in ids]
+        if self._misread and not self._misread.keys().isdisjoint(ids):
+            groups = groupby(ids, key=lambda token: self._misread.get(token))
+            return "".join(
+                self._decode(list(group)) if text is None else text * len(list(group))
+                for text, group in groups
+            )
+        return self._decode(ids)
+
+    def _decode(self, ids: list[int]) -> str:
         if self._is_byte_level and self.engine == "fastokens" and (fast := self._fast) is not None:
             return fast.decode(ids)
         return self._reference.decode(ids, skip_special_tokens=False)
@@ -320,13 +330,29 @@ class Tokenizer:
 
     def bytes_of(self, token: int) -> bytes:
         """What one token stands for in UTF-8, which may be a part of a character."""
+        if token in self._misread:
+            return self._misread[token].encode()
         return bytes_of_token(self._reference.id_to_token(token) or "", self._is_byte_level)
 
-    @cached_property
+    @property
     def _is_byte_level(self) -> bool:
-        decoder = orjson.loads((self.directory / ONE_FILE).read_bytes()).get("decoder") or {}
-        kinds = [decoder, *decoder.get("decoders", ())]
-        return any(kind.get("type") == "ByteLevel" for kind in kinds)
+        return self._decoding[0]
+
+    @property
+    def _misread(self) -> dict[int, str]:
+        """Added tokens that a byte-level decoder takes for letters of bytes, such as <|français|>."""
+        return self._decoding[1]
+
+    @cached_property
+    def _decoding(self) -> tuple[bool, dict[int, str]]:
+        document = orjson.loads((self.directory / ONE_FILE).read_bytes())
+        decoder = document.get("decoder") or {}
+        if all(kind.get("type") != "ByteLevel" for kind in (decoder, *decoder.get("decoders", ()))):
+            return False, {}
+        texts = {token["id"]: token["content"] for token in document.get("added_tokens") or ()}
+        return True, {
+            token: text for token, text in texts.items() if bytes_of_token(text, True) != text.encode()
+        }
 
     def check_exact(self, sample_texts: Iterable[str] = ()) -> str | None:
         """Compare fastokens with HF tokenizers on the beginning of a sample and on hard texts of every kind.

@@ -121,7 +121,7 @@ def _baselines(config: RunConfig) -> Baselines | NoBaselines:
         "seed": config.data.seed,
         "seq_length": config.model.seq_length,
         "shuffle": config.data.shuffle,
-        "packing": config.data.packing,
+        "packing": config.data.resolved_packing,
         "weights": [source.weight for source in config.data.sources if hasattr(source, "weight")],
         "eod_mask_loss": config.data.eod_mask_loss,
         "validation_samples": validation_samples(config),
@@ -204,7 +204,7 @@ def _best(counts: np.ndarray, totals: np.ndarray, vocab_size: int) -> tuple[floa
 def _parts_of(config: RunConfig, opened: OpenDataset, split: str) -> list[tuple[int, int]]:
     """The sequences of a split, [first, last): of each source if it is cut by itself, as best_fit has it."""
     how, count = (config.data.split, config.data.split_rule), len(opened.indexed)
-    if config.data.packing != "best_fit":
+    if config.data.resolved_packing != "best_fit":
         return [split_bounds(*how, count)[SPLIT_NAMES.index(split)]]
     sources = mixed_sources(opened.files, opened.manifest, config.data.sources, count)
     return [(source.first, source.last) for source in of_split(sources, *how, split)]

@@ -137,14 +137,23 @@ class Browser:
     Raises DataError if the pair is missing or damaged, or if a named tokenizer does not exist.
     """
 
-    def __init__(self, target: str | os.PathLike | RunConfig | DatasetFiles, named: str | None = None):
+    def __init__(
+        self,
+        target: str | os.PathLike | RunConfig | DatasetFiles,
+        named: str | None = None,
+        loaded: Tokenizer | None = None,
+    ):
+        """`loaded` is the dataset's own tokenizer, if it is in memory already."""
         self.dataset = target if isinstance(target, DatasetFiles) else find_dataset(target)
         self.indexed = IndexedDataset(self.dataset.prefix)
         self.num_documents = self.indexed.num_documents
         self.manifest = self.dataset.own_manifest()
         self.mask = self.dataset.open_loss_mask(self.indexed)
         self.eod_id = self.manifest.eod_id if self.manifest else None
-        self._decoder, self.tokenizer = _find_tokenizer(target, self.manifest, named)
+        self._decoder: Decoder | None = loaded
+        self.tokenizer = display(loaded.directory) if loaded is not None else None
+        if loaded is None:
+            self._decoder, self.tokenizer = _find_tokenizer(target, self.manifest, named)
 
     @cached_property
     def _bounds(self) -> np.ndarray:

@@ -340,7 +340,7 @@ def _histogram(lengths: np.ndarray) -> dict[str, list[int]]:
 
 def _splits(config: RunConfig, indexed: IndexedDataset) -> list[dict[str, Any]]:
     """Splits of the sequences, and what training and one validation or test read of them."""
-    if config.data.packing == "best_fit":
+    if config.data.resolved_packing == "best_fit":
         # Cut within each source and gone through by weight: the packed dataset itself knows.
         return split_rows(build_datasets(config))
     bounds = split_bounds(config.data.split, config.data.split_rule, len(indexed))

@@ -126,7 +126,7 @@ def _prepare_text(
         opened = prepare_dataset(config, dataset, manifest, corpus, loaded, workers, force, say)
     report.dataset, report.manifest = dataset.directory, opened.manifest
     if opened.loss_mask is not None:
-        examples = Browser(config).spread(NUM_EXAMPLES, EXAMPLE_TOKENS)
+        examples = Browser(config, loaded=loaded).spread(NUM_EXAMPLES, EXAMPLE_TOKENS)
         report.examples = [example.to_dict() for example in examples[:NUM_EXAMPLES]]
     return opened
 

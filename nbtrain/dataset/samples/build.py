@@ -80,9 +80,9 @@ def build_datasets(
         dataset_sha256=manifest.dataset_sha256,
         index_samples=index_samples,
         shuffle=config.data.shuffle,
-        packing=config.data.packing,
+        packing=config.data.resolved_packing,
     )
-    is_fixed = (config.data.shuffle, config.data.packing) == ("megatron", "stream")
+    is_fixed = (config.data.shuffle, config.data.resolved_packing) == ("megatron", "stream")
     if train_samples > index_samples and is_fixed:
         logger.info(
             "the order of training samples was fixed for %s; positions after them are read on to %s, and "
@@ -145,7 +145,7 @@ def split_builder(
         return _BlendBuilder(config, opened)
     if config.dpo is not None:
         return partial(preference_dataset.build_split, opened, config)
-    if config.data.packing == "best_fit":
+    if config.data.resolved_packing == "best_fit":
         return partial(packed_dataset.build_split, opened, config)
     return partial(_stream, config, opened, opened.files.index_cache)
 

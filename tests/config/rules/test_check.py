@@ -573,6 +573,19 @@ BROKEN = {
         ["tokenizer.added_tokens=[<|a|>, <|a|>]", "tokenizer.path=somewhere"],
         "@: tokenizer.added_tokens = [<|a|>, <|a|>]\n  names <|a|> twice. Name each token once.",
     ),
+    "an added token that is not seen": (
+        "gpt3-tiny",
+        ['tokenizer.added_tokens=["<|a|>\\n"]', "tokenizer.path=somewhere"],
+        'override tokenizer.added_tokens=["<|a|>\\n"]: tokenizer.added_tokens = ["<|a|>\\n"]\n'
+        "  has '<|a|>\\n', which is not visible text. A token may hold letters and signs, and spaces between "
+        "them, but no line ends, tabs or control characters.",
+    ),
+    "an added letter": (
+        "gpt3-tiny",
+        ["tokenizer.added_tokens=[a]", "tokenizer.path=somewhere"],
+        "@: tokenizer.added_tokens = [a]\n  has a, one character of ASCII: each a of a text would be this "
+        "token. Use a longer marker, such as <|user|>.",
+    ),
     "an added end of documents": (
         "gpt3-tiny",
         ["tokenizer.added_tokens=[<|endoftext|>]", "tokenizer.path=somewhere"],
@@ -599,8 +612,8 @@ BROKEN = {
     ),
     "preferences in a stream": (
         "gpt3-tiny",
-        ["dpo.beta=0.1", "init_from=a-run", PAIRS[0]],
-        "gpt-tiny.yaml:20: data.packing = stream\n  with dpo must be best_fit, which puts both answers of a "
+        ["dpo.beta=0.1", "init_from=a-run", PAIRS[0], "data.packing=stream"],
+        "@: data.packing = stream\n  with dpo must be best_fit, which puts both answers of a "
         "pair into one sequence and keeps them apart. Set packing: best_fit.",
     ),
     "preferences and Ulysses": (
@@ -1191,7 +1204,7 @@ BROKEN = {
     ),
     "a weight that nobody reads": (
         "gpt-125m",
-        ["data.sources=[{kind: alpaca, path: x, weight: 2.0}]"],
+        ["data.sources=[{kind: alpaca, path: x, weight: 2.0}]", "data.packing=stream"],
         "override data.sources=[{kind: alpaca, path: x, weight: 2.0}]: data.sources[0].weight = 2\n"
         "  is for packing: best_fit; stream goes through all documents once in each epoch. Set packing: "
         "best_fit, or leave the weight out.",

@@ -25,6 +25,7 @@ class Found:
     """As messages show them: file:line: what."""
     counts: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
+    unread_keys: Counter[str] = field(default_factory=Counter)
     parts: list[str] = field(default_factory=list)
     part_bytes: list[int] = field(default_factory=list)
 
@@ -45,6 +46,7 @@ def read_all(reader: SourceReader) -> Found:
             lines[part.path] += tally.lines
         found.counts.update(records=tally.records, broken=tally.broken)
         found.dropped.update(tally.dropped)
+        found.unread_keys.update(tally.unread_keys)
     # A compressed file of nothing may have no part.
     assert not found.parts or sum(found.part_bytes) == reader.total_bytes()
     assert len(set(found.parts)) == len(found.parts)

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nbtrain.config.sources import TokensSource
+from nbtrain.corpus.sources.base import open_source
 
 RECORDS = [
     {"input_ids": [1, 2, 3], "labels": [-100, 2, 3]},
@@ -125,3 +126,80 @@ def test_missing_columns(workspace, refusal):
         "run.yaml:7: data.sources[0]: a.parquet: no column 'labels'; the columns are 'input_ids'; set "
         "labels_key."
     )
+
+
+def learnt_of(found):
+    return [None if record.learnt is None else record.learnt.tolist() for record in found.records]
+
+
+IDS = {"input_ids": [5, 6, 7, 8]}
+MASKED = [
+    ({"labels": [-100, -100, 7, 8]}, [False, False, True, True]),
+    ({"loss_mask": [0, 0, 1, 1]}, [False, False, True, True]),
+    (
+        {"completion_mask": [0, 1, 1, 1], "assistant_masks": [False, True, True, False]},
+        [False, True, True, False],
+    ),
+    ({"prompt_length": 3}, [False, False, False, True]),
+    ({"labels": [-100, 6, 7, 8], "prompt_length": 2}, [False, False, True, True]),
+    ({"attention_mask": [1, 1, 1, 1]}, None),
+    ({"labels": None, "position_ids": [0, 1, 2, 3], "token_type_ids": [0, 0, 0, 0]}, None),
+]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_masks_beside_the_ids(workspace, read, name):
+    """Labels need no setting; masks and lengths are honoured; several must agree on a token with a loss."""
+    for more, expected in MASKED:
+        write(workspace / name, [{**IDS, **more}])
+        found = read(tokens(name))
+        assert (found.problems, learnt_of(found)) == ([], [expected]), more
+        assert open_source(tokens(name)).bears_mask() == (expected is not None)
+    write(workspace / name, [{**IDS, "labels": [5, 6, 7, -100]}])
+    found = read(tokens(name, ignored_keys=["labels"]))
+    assert learnt_of(found) == [None] and found.unread_keys == {"labels": 1}
+
+
+def test_padding_is_dropped_and_packed_records_are_cut(workspace, read):
+    """Padding at either end, with its mask; documents where lengths or positions begin."""
+    padded = {
+        "input_ids": [0, 0, 5, 6, 0],
+        "attention_mask": [0, 0, 1, 1, 0],
+        "labels": [-100, -100, -100, 6, -100],
+    }
+    packed = {"input_ids": [5, 6, 7, 8, 9], "loss_mask": [0, 1, 0, 0, 1]}
+    lengths = [{"seq_lens": [2, 3]}, {"cu_seqlens": [0, 2, 5]}, {"position_ids": [0, 1, 0, 1, 2]}]
+    write(workspace / "a.jsonl", [padded, *({**packed, **more} for more in lengths)])
+    found = read(tokens("a.jsonl"))
+    both = [[5, 6], [7, 8, 9]]
+    assert [record.ids.tolist() for record in found.records] == [[5, 6], *both * 3]
+    assert learnt_of(found) == [[False, True], *[[False, True], [False, False, True]] * 3]
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ({"attention_mask": [1, 0, 1, 1]}, "'attention_mask' is 0 between tokens"),
+        ({"attention_mask": [1, 1, 2, 2]}, "attention_mask[2] = 2 is neither 0 nor 1"),
+        ({"attention_mask": [[1], [1]]}, "'attention_mask' is not a list of 0 and 1"),
+        ({"loss_mask": [0, 1]}, "'loss_mask' has 2 entries, the ids are 4"),
+        ({"loss_mask": [0, 0.5, 1, 1]}, "loss_mask[1] = 0.5 is neither 0 nor 1"),
+        ({"loss_mask": [0, 0, 0, 0]}, "'loss_mask' leave no token with a loss"),
+        ({"prompt_length": 5}, "'prompt_length' = 5 is not a number of tokens from 0 to 4"),
+        ({"prompt_length": 4}, "'prompt_length' leave no token with a loss"),
+        ({"seq_lens": [2, 3]}, "'seq_lens' does not hold lengths that sum up to the 4 ids"),
+        ({"position_ids": [0, 2, 3, 4]}, "'position_ids' does not count up from 0 in each document"),
+        (
+            {"special_tokens_mask": [1, 0, 0, 1]},
+            "'special_tokens_mask' holds a value that kind: tokens does not read",
+        ),
+        ({"loss_weights": [0.1, 1, 1, 1]}, "'loss_weights' holds a value"),
+        ({"my_mask": [0, 1, 1, 1]}, "'my_mask' holds a value"),
+        ({"weight": 0.5}, "'weight' holds a value"),
+    ],
+)
+def test_masks_that_are_not_read(workspace, read, more, what):
+    """Refused by name, and the next record is read."""
+    write(workspace / "a.jsonl", [{**IDS, **more}, IDS])
+    found = read(tokens("a.jsonl"))
+    assert len(found.records) == 1 and found.problems[0].startswith(f"a.jsonl:1: {what}")

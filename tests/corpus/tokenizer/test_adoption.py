@@ -1,5 +1,7 @@
 """Tokenizers that somebody brings: GPT-2's two files, and tokenizer.json of every model."""
 
+# ruff: noqa: RUF001 (markers of other models look like ASCII)
+
 import base64
 import contextlib
 import hashlib
@@ -182,11 +184,11 @@ def test_eod_never_comes_from_text(bring, workspace, kind, engine):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("engine", ["fastokens", "tokenizers"])
 def test_added_tokens_are_single_ids(bring, workspace, kind, engine):
-    """Between letters too; an entry that was special keeps its id; no other entry moves."""
+    """Between letters too, of any visible text; an entry that was special keeps its id; no other moves."""
     eod_token, path = KINDS[kind][1], bring(kind)
     base = tokenizers.Tokenizer.from_file(str(path))
     other = {"wordpiece": "[CLS]", "llama3": "<|begin_of_text|>", "unigram": "<unk>"}.get(kind)
-    added = ["<|user|>", "<|bot|>", *([other] if other else [])]
+    added = ["<｜User▁1｜>", "<|the bot|>", *([other] if other else [])]
     manifest = adopt(path, eod_token, workspace / "mine", added)
     before = base.get_vocab_size()
     assert manifest["vocab_size"] == before + 2 and manifest["added_tokens"] == added
@@ -194,14 +196,15 @@ def test_added_tokens_are_single_ids(bring, workspace, kind, engine):
     loaded = Tokenizer.load(workspace / "mine", engine)
     said = loaded.check_exact(PROSE)
     assert said is None or "for a model of the kind" in said
-    ids = loaded.encode(f"<|user|>rights<|bot|> and{eod_token}<|user|>").tolist()
+    text = f"<｜User▁1｜>rights<|the bot|> and{eod_token}<｜User▁1｜>"
+    ids = loaded.encode(text).tolist()
     assert [one for one in ids if one >= before] == [before, before + 1, before]
     assert loaded.eod_id not in ids
     if other:
         assert loaded.encode(f"free {other} born").tolist().count(base.token_to_id(other)) == 1
     if kind in ("llama3", "neox"):
-        assert loaded.decode(ids) == f"<|user|>rights<|bot|> and{eod_token}<|user|>"
-        assert loaded.bytes_of(before) == b"<|user|>"
+        assert loaded.decode(ids) == text
+        assert loaded.bytes_of(before).decode() == "<｜User▁1｜>"
 
 
 def test_tokens_added_to_a_vocabulary_of_two_files(workspace):
@@ -212,6 +215,15 @@ def test_tokens_added_to_a_vocabulary_of_two_files(workspace):
     assert manifest["sha256"] != first["sha256"] and manifest["vocab_size"] == first["vocab_size"] + 1
     own = Tokenizer.load(workspace / "own")
     assert Tokenizer.load(workspace / "chat").cuts_safely and own.cuts_safely
+    markers = {"<｜User｜>": True, "<|the bot|>": False, "答：": False, "<|français|>": True}
+    for number, (token, is_safe) in enumerate(markers.items()):
+        adopt(workspace / "own", EOD_TOKEN, workspace / f"chat-{number}", [token])
+        loaded = Tokenizer.load(workspace / f"chat-{number}")
+        assert loaded.cuts_safely == is_safe, token
+        # Letters of a token are letters, also those that stand for bytes in a byte-level vocabulary.
+        ids = loaded.encode(f"a{token}{token}b").tolist()
+        assert len(ids) == 4 and loaded.decode(ids) == f"a{token}{token}b"
+        assert loaded.bytes_of(ids[1]) == token.encode()
     (workspace / "own" / "tokenizer.json").unlink()
     again = adopt(workspace / "own", EOD_TOKEN, workspace / "again", ["<|user|>"])
     assert Tokenizer.load(workspace / "again").encode("<|user|>").tolist() == [again["vocab_size"] - 1]

@@ -9,8 +9,11 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 from nbtrain.base.errors import DataError
 from nbtrain.config.load import load
+from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare.prepare import prepare
+from tests.dataset.dataset_maker import make_tokenizer
 
 RUN = """\
 name: small
@@ -144,3 +147,43 @@ def assert_touched(make_config, workspace, lines, source, dropped, **tokenizer):
     write(workspace / "lines.jsonl", "".join(reversed(lines)), 3)
     with pytest.raises(DataError, match=r"lines\.jsonl was written again \([0-9]+ bytes then and now\)"):
         prepare(config, through="encode")
+
+
+def test_labels_decide_by_the_first_record_whether_there_is_a_mask(workspace, make_config):
+    """Without a setting the labels of a record are its mask; a mask that comes later is refused by name."""
+    tokenizer = {"name": "small", "vocab_size": 300}
+    make_tokenizer("small", ["one two"])
+
+    def dataset(name, *records):
+        write(workspace / f"{name}.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+        source = {"kind": "tokens", "path": f"{name}.jsonl", "max_broken_fraction": 0.5}
+        config = make_config(tokenizer=tokenizer, data={"name": name, "sources": [source]})
+        prepare(config, through="encode")
+        return DatasetFiles.named(name)
+
+    labelled = {"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}
+    with_mask = dataset("labelled", labelled, {"input_ids": [8, 9]})
+    mask = with_mask.open_loss_mask(IndexedDataset(with_mask.prefix))
+    assert [mask[0].tolist(), mask[1].tolist()] == [[0, 1, 1, 1], [1, 1, 1]]
+    assert with_mask.manifest().loss_tokens == 6
+    without = dataset("plain", {"input_ids": [8, 9]}, labelled)
+    assert not without.has_loss_mask and without.manifest().loss_tokens is None
+    (broken,) = map(json.loads, without.broken_records.read_text().splitlines())
+    assert (
+        broken["line"] == 2 and "the first record of the source has no mask; set labels_key" in broken["what"]
+    )
+
+
+def test_documents_with_other_extra_texts_are_other_documents(workspace, make_config):
+    """Of rows with one main text those stay that differ in another key; the pairs stay row by row alike."""
+    rows = [("q", "a"), ("q", "b"), ("q", "a"), ("r", "a")]
+    write(workspace / "rows.jsonl", "".join(json.dumps({"text": q, "answer": a}) + "\n" for q, a in rows))
+    source = {"kind": "jsonl", "path": "rows.jsonl"}
+    near = {"near_dedup": {"enabled": True, "threshold": 0.9}}
+    for cleaning in ({}, near):
+        name = "near" if cleaning else "exact"
+        data = {"name": name, "sources": [source], "extra_json_keys": ["answer"], "cleaning": cleaning}
+        prepare(make_config(data=data), through="encode")
+        manifest = DatasetFiles.named(name).manifest()
+        assert manifest.counts["documents"] == 3 and manifest.counts["dropped"] == {"duplicate": 1}
+        assert len(IndexedDataset(DatasetFiles.named(name, "answer").prefix)) == 3

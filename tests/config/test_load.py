@@ -8,6 +8,7 @@ import pytest
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.rundir import RunDir
+from nbtrain.config.data_section import DataConfig
 from nbtrain.config.keys import field_keys, free_form, unknown_keys
 from nbtrain.config.load import find, load, load_resolved, to_yaml
 from nbtrain.config.schema import RunConfig
@@ -806,3 +807,15 @@ def test_messages_say_which_config_yaml_is_meant(workspace):
     (workspace / "sub" / "other.yaml").write_text("extends: gpt-tiny\nparallel: {zero_stage: 7}\n")
     with pytest.raises(ConfigError, match=r"^other\.yaml:2: parallel\.zero_stage = 7: "):
         load(workspace / "sub" / "other.yaml")
+
+
+def test_packing_follows_the_sources():
+    """Fine-tuning examples are packed whole unless the run says otherwise; text and ids are a stream."""
+
+    def packing(kind, **data):
+        return DataConfig(name="x", sources=[{"kind": kind, "path": "x"}], **data).resolved_packing
+
+    tuning = ("chat", "preference", "alpaca", "prompt-completion")
+    assert {packing(kind) for kind in tuning} == {"best_fit"}
+    assert {packing(kind) for kind in ("jsonl", "tokens", "text")} == {"stream"}
+    assert (packing("chat", packing="stream"), packing("jsonl", packing="best_fit")) == ("stream", "best_fit")

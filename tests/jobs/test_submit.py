@@ -688,6 +688,15 @@ def test_weights_of_packed_sources_are_bound(tiny):
     assert bound == [("data.sources.1.weight", 1.0, 0.5)]
 
 
+def test_packing_by_default_is_the_packing_that_it_stands_for(tiny):
+    """null with fine-tuning sources is best_fit: to write it out changes nothing, another packing does."""
+    data = {"data.sources": [{"kind": "alpaca", "path": "tasks.json"}]}
+    default, written = tiny(**data), tiny(**data, **{"data.packing": "best_fit"})
+    assert changes_between(default, written) == []
+    (change,) = changes_between(default, tiny(**data, **{"data.packing": "stream"}))
+    assert change.bound and str(change) == "data.packing: best_fit -> stream"
+
+
 def test_a_foreign_folder_is_refused(tiny):
     """A folder with other content is not touched, and is named with what it holds."""
     run = RunDir.named("tiny")

@@ -10,6 +10,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.load import load
 from nbtrain.corpus.sources.chat import ChatReader
+from nbtrain.corpus.sources.keys import RecordNotes
 from nbtrain.corpus.sources.templates import ALPACA_WITHOUT_INPUT
 from nbtrain.corpus.tokenizer.folder import KEPT, ONE_FILE, adopt
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
@@ -33,7 +34,7 @@ def test_the_prompt_is_what_training_saw_before_the_answer():
     template = template_of(config, None, None, "<eod>")
     found = template.prompt(TALK)
     example = ChatReader(config.data.sources[0]).example(
-        {"messages": [*TALK, {"role": "assistant", "content": "answer"}]}
+        {"messages": [*TALK, {"role": "assistant", "content": "answer"}]}, RecordNotes()
     )
     texts = [text for text, _ in example.pieces]
     assert [*found.pieces, "answer\n"] == texts

@@ -11,6 +11,8 @@ import pytest
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.config.load import load
+from nbtrain.corpus.sources.base import open_source
+from nbtrain.corpus.sources.keys import RecordNotes
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.of_run import dataset_of
@@ -73,7 +75,24 @@ def test_the_page_shows_what_is_learnt(prepared, blocks):
     _, files_, tokenizer = prepared
     indexed = IndexedDataset(files_.prefix)
     mask = files_.open_loss_mask(indexed)
-    assert [shown(tokenizer, indexed[place], mask[place]) for place in range(len(indexed))] == blocks["text"]
+    texts = [shown(tokenizer, indexed[place], mask[place]) for place in range(len(indexed))]
+    assert texts == blocks["text"][: len(indexed)]
+
+
+def test_the_pages_templates_for_tools(blocks, tmp_path):
+    """They are Qwen's: the system message ends with the tools, the answer has its reasoning and its call."""
+    (tmp_path / "run.yaml").write_text("extends: gpt-tiny\nname: page\n" + blocks["yaml"][1])
+    (source,) = load(tmp_path / "run.yaml").data.sources
+    call = {"function": {"name": "f", "arguments": {"a": 1}}}
+    answer = {"role": "assistant", "content": "", "reasoning_content": "so", "tool_calls": [call]}
+    record = {"messages": [{"role": "user", "content": "q"}, answer], "tools": [{"name": "f"}], "system": "s"}
+    (prompt, _), (said, is_learnt) = open_source(source).example(record, RecordNotes()).pieces
+    tools = '# Tools\n\n<tools>\n{"name": "f"}\n</tools>'
+    assert prompt == (
+        f"<|im_start|>system\ns\n\n{tools}<|im_end|>\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n"
+    )
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    assert said == f"<think>\nso\n</think>\n\n{call}<|im_end|>\n" and is_learnt
 
 
 def test_the_pages_run_is_packed_and_mixed_as_it_says(prepared):

@@ -26,9 +26,11 @@ To read on without a key, name it in `ignored_keys` of the source; it is then co
 refused keys, and for used keys that are optional, such as `weight` and `system`:
 
 ```yaml
-- kind: chat
-  path: conversations.jsonl
-  ignored_keys: [images, weight]
+data:
+  sources:
+    - kind: chat
+      path: conversations.jsonl
+      ignored_keys: [images, weight]
 ```
 
 Columns of `.parquet` that are counted are not read at all; their nulls are known from the file's

@@ -28,7 +28,7 @@ class DatasetManifest:
     sources: list[dict[str, Any]]
     """Each with its settings, name, licence, attribution, versions, documents, bytes, tokens, sha256, the
     sequences [first, last) that hold it, and unread_keys {key: records with a value under it}; of wikitext
-    also sentences, dropped_sentences and unknown_templates {name: how often}; empty: the files were brought."""
+    also sentences, dropped_sentences, unknown_templates {name: how often}; empty: the files were brought."""
     counts: dict[str, Any]
     """Of json_key's pair: documents, tokens (EOD counted), bytes (of text; None if it is not known), dropped
     {reason: count}; and two that a manifest may lack: unknown_tokens, for text that the tokenizer cannot

@@ -69,7 +69,7 @@ class RecordFileReader(FileReader):
         if not is_parquet(path):
             return super().unpacked_bytes_of(path, most)
         with OpenParquet(path, self.where) as file:
-            return sum(file.unit_bytes(self.columns()))
+            return sum(file.unit_bytes(self.columns(file)))
 
     def open_file(self, path: Path) -> io.BufferedReader:
         return open_records(path, self.where)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class TwinRun:
-    """What a twin has shown about a run's layout: printed or shown in a cell, the table of its checks."""
+    """What a twin has shown about a run's layout: the table of its checks, and in a cell the curves too."""
 
     def __init__(self, report: "TwinReport"):
         self._report = report
@@ -21,6 +21,10 @@ class TwinRun:
         return str(self._report)
 
     __repr__ = __str__
+
+    def _repr_png_(self) -> bytes:
+        png: bytes = self.report()._repr_png_()
+        return png
 
     @property
     def passed(self) -> bool:

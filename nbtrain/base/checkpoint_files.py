@@ -18,7 +18,7 @@ from nbtrain.base.rundir import MANIFEST, RunDir
 # In place of the manifest, once the trainer has read the contents and refused them.
 REJECTED = "rejected.json"
 
-MANIFEST_VERSIONS = (1, 2)
+SCHEMA_VERSION = 2
 
 # In checkpoint.local_dir: the node's number and its name.
 PLACEHOLDERS = ("{node}", "{host}")
@@ -145,9 +145,8 @@ def checkpoint_problem(folder: Path) -> str | None:
         return _why_rejected(folder) or f"it has no {MANIFEST}: its writing was cut off"
     if not isinstance(manifest, dict):
         return f"{MANIFEST} holds a {type(manifest).__name__} instead of fields"
-    if (version := manifest.get("schema_version")) not in MANIFEST_VERSIONS:
-        known = " and ".join(str(number) for number in MANIFEST_VERSIONS)
-        return f"{MANIFEST} has schema_version {version}; this nbtrain reads {known}"
+    if (version := manifest.get("schema_version")) != SCHEMA_VERSION:
+        return f"{MANIFEST} has schema_version {version}; this nbtrain reads {SCHEMA_VERSION}"
     described = manifest.get("files")
     if not isinstance(described, dict) or not all(
         isinstance(entry, dict)

@@ -89,18 +89,15 @@ def certify(
     """The certificate of a resume from the checkpoint of `manifest`; the rest describes the run now."""
     changed: list[str] = []
     inexact: list[str] = []
-    if manifest["settings"] is None:
-        inexact.append("the checkpoint's version does not say the settings it was trained with")
-    else:
-        for key, before, now in _differences(manifest["settings"], settings(config)):
-            if not within(key, WITHOUT_EFFECT):
-                (inexact if within(key, SAME_MATHEMATICS) else changed).append(f"{key}: {before} -> {now}")
-    if not inexact or manifest["settings"] is None:
+    for key, before, now in _differences(manifest["settings"], settings(config)):
+        if not within(key, WITHOUT_EFFECT):
+            (inexact if within(key, SAME_MATHEMATICS) else changed).append(f"{key}: {before} -> {now}")
+    if not inexact:
         # Else the settings say it, in the words of the YAML.
         inexact += layout_words(manifest["layout"], layout)
     for title, before_all, now_all in (
         ("version of", manifest["versions"], software()),
-        ("device", manifest["device"] or {}, device(now_on)),
+        ("device", manifest["device"], device(now_on)),
     ):
         for key, before, now in _differences(before_all, now_all):
             if key != "python":

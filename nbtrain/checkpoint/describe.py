@@ -4,10 +4,10 @@ import time
 from typing import Any
 
 from nbtrain.base import files
+from nbtrain.base.checkpoint_files import SCHEMA_VERSION
 from nbtrain.checkpoint import certificate
 from nbtrain.checkpoint.live_parts import live_shape
 from nbtrain.checkpoint.live_run import LiveRun, TrainState
-from nbtrain.checkpoint.manifest import SCHEMA_VERSION
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.schema import RunConfig
 from nbtrain.model.gpt_pipe import trained_parameters

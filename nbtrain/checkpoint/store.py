@@ -31,7 +31,7 @@ import torch
 from nbtrain.base.errors import CheckpointError
 from nbtrain.checkpoint import manifest as manifests
 from nbtrain.checkpoint.torch_files import load_file
-from nbtrain.model.names import DECAY, MATRICES, NO_DECAY, canonical_name, optimizer_group
+from nbtrain.model.names import DECAY, MATRICES, canonical_name
 
 MASTER = "fp32"
 ADAM = ("exp_avg", "exp_avg_sq")
@@ -126,16 +126,9 @@ class CheckpointStore:
     @cached_property
     def parameters(self) -> dict[str, StoredParameter]:
         """By canonical name, in the model's order."""
-        described = self.manifest["parameters"]
-        if described is None:
-            shapes = self._shapes_of_version_1()
-            return {
-                name: StoredParameter(name, shape, None, stage=0, group=optimizer_group(name))
-                for name, shape in shapes.items()
-            }
         return {
             name: StoredParameter(name, **{**entry, "shape": tuple(entry["shape"])})
-            for name, entry in described.items()
+            for name, entry in self.manifest["parameters"].items()
         }
 
     @cached_property
@@ -310,12 +303,7 @@ class CheckpointStore:
 
     def _pieces_0(self, pipeline: int, tensor: int) -> Iterator[tuple[str, _Piece]]:
         common = self._model_file(pipeline, tensor)
-        optimizer, order = common["optimizer"], common["nbtrain"].get("optimizer_names")
-        if order is None:  # version 1: the order of the model's parameters
-            groups = (DECAY, NO_DECAY)
-            order = [
-                [name for name in common["module"] if optimizer_group(name) == group] for group in groups
-            ]
+        optimizer, order = common["optimizer"], common["nbtrain"]["optimizer_names"]
         for group, names in zip(optimizer["param_groups"], order, strict=True):
             for number, name in zip(group["params"], names, strict=True):
                 # Before its first step an optimizer has no state.
@@ -388,12 +376,6 @@ class CheckpointStore:
         if name not in self._files:
             self._files[name] = load_file(self.folder / name, mmap=True)
         return self._files[name]
-
-    def _shapes_of_version_1(self) -> dict[str, tuple[int, ...]]:
-        common = self._model_file(0, 0)
-        if self.zero_stage == 3:
-            return {name: tuple(shape) for group in common["param_shapes"] for name, shape in group.items()}
-        return {name: tuple(weight.shape) for name, weight in common["module"].items()}
 
 
 def _step(state: dict[str, Any], group: dict[str, Any]) -> float:

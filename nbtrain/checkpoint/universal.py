@@ -76,9 +76,7 @@ def write_universal(store: CheckpointStore, to: Path) -> Iterator[tuple[int, int
     One tensor is in memory at a time. Raises CheckpointError if `to` exists or does not fit on its disk.
     """
     if to.exists():
-        raise CheckpointError(
-            f"{display(to)}: is there already. Remove it, or name another folder with --to."
-        )
+        raise CheckpointError(f"{display(to)} already exists. Remove it, or name another folder with --to.")
     to.parent.mkdir(parents=True, exist_ok=True)
     total = sum(parameter.count for parameter in store.parameters.values())
     held = sum(4 * len(parameter.states) * parameter.count for parameter in store.parameters.values())

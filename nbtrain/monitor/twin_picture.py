@@ -44,13 +44,13 @@ def draw(report: dict[str, Any]) -> "Figure":
             style = {"marker": "o", "markersize": 3, "color": colour, "label": words}
             differences.plot([at for at, _ in both], far, line, **style)
     losses.set(title="Loss", xlabel="step", ylabel="nats per token")
-    losses.legend(fontsize=8)
     differences.set(title="Difference to one process", xlabel="step", yscale="log")
     for check in report["checks"]:
         tolerance = check["values"].get("loss_tolerance")
         if check["name"] in ("layout", "precision") and tolerance:
             colour = CURVES["exact" if check["name"] == "layout" else "rounded"][1]
             differences.axhline(tolerance, color=colour, linewidth=0.8, alpha=0.6)
-    if differences.get_legend_handles_labels()[0]:
-        differences.legend(fontsize=8)
+    for axes in (losses, differences):
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=8)
     return themed(figure)

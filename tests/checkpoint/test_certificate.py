@@ -114,9 +114,10 @@ def test_a_new_seed_of_dropout_is_stated_if_there_is_dropout():
     assert certified(manifest(config), config, reseeded=True).kind == "bit-exact"
 
 
-def test_what_an_older_checkpoint_does_not_say_is_not_claimed():
+def test_a_next_batch_that_no_hash_stands_for_is_not_claimed():
+    """The order of the data ended before it."""
     config = load("gpt-tiny")
-    made = certified(manifest(config, settings=None, next_batch_sha256=None, device=None), config)
+    made = certified(manifest(config, next_batch_sha256=None), config)
     assert made.kind == "data-exact"
     assert "the checkpoint does not say which batch came next" in made.reasons
 

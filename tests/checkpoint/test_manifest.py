@@ -27,7 +27,7 @@ def write(run: RunDir, step: int, content: bytes = b"weights") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "offloaded_tensors.swp").write_bytes(content)
     described = manifests.describe(folder, manifests.payload(folder))
-    files.write_json(folder / "manifest.json", {"schema_version": 1, "step": step, "files": described})
+    files.write_json(folder / "manifest.json", {"schema_version": 2, "step": step, "files": described})
 
 
 def test_a_written_checkpoint_is_whole(run):
@@ -46,7 +46,7 @@ def test_a_written_checkpoint_is_whole(run):
         (lambda folder: (folder / "manifest.json").write_text('{"schema'), "manifest.json is not JSON"),
         (
             lambda folder: (folder / "manifest.json").write_text(json.dumps({"schema_version": 9})),
-            "manifest.json has schema_version 9; this nbtrain reads 1 and 2",
+            "manifest.json has schema_version 9; this nbtrain reads 2",
         ),
         (
             lambda folder: (folder / "offloaded_tensors.swp").unlink(),
@@ -123,7 +123,7 @@ def test_a_checkpoint_that_holds_code_is_not_loaded(run, tmp_path, options):
     path = run.checkpoint(20) / "mp_rank_00_model_states.pt"
     torch.save({"module": {"weight": torch.ones(3)}, "more": RunsCode(tmp_path / "made")}, path, **options)
     described = manifests.describe(run.checkpoint(20), manifests.payload(run.checkpoint(20)))
-    files.write_json(run.checkpoint_manifest(20), {"schema_version": 1, "step": 20, "files": described})
+    files.write_json(run.checkpoint_manifest(20), {"schema_version": 2, "step": 20, "files": described})
     newest, [(step, reason)] = newest_whole(run, manifests.problem)
     assert (newest, step) == (10, 20)
     assert reason.startswith("mp_rank_00_model_states.pt holds code ") or options

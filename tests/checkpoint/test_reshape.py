@@ -7,7 +7,6 @@ that both can be compared tensor by tensor, and trains to the end.
 import pytest
 import torch
 
-from nbtrain.base import files
 from nbtrain.base.events import read_events
 from nbtrain.base.records import ResumeCertificate
 from nbtrain.checkpoint.store import CheckpointStore
@@ -93,28 +92,6 @@ def test_16_bit_masters_and_moments_are_kept_bit_for_bit(place, source, target):
     place.train(run, ranks)
     straight = launch.losses(place.source(f"z1 {layout(source)[1]['precision.dtype']}", STEPS))
     assert launch.losses(run) == pytest.approx(straight[HALF:], abs=2e-3)
-
-
-@pytest.mark.parametrize("source", ["d2 z2 bf16", "d2 z3", "z0"])
-def test_a_checkpoint_of_version_1_is_read(place, source):
-    """It does not describe parameters, ranks and settings, and still goes on in another layout."""
-    saved = place.source(source)
-    run = place.target(saved, "z1 bf16" if "bf16" in source else "z1")
-    path = run.checkpoint_manifest(HALF)
-    manifest = files.read_json(path)
-    for added in ("parameters", "settings", "next_batch_sha256", "vocab_size", "device", "evaluated_step"):
-        del manifest[added]
-    for entry in manifest["files"].values():
-        del entry["rank"]
-    for key in ("ds_sequence_parallel_size", "sub_group_size"):
-        manifest["layout"].pop(key, None)
-    manifest["architecture"]["padded_vocab_size"] = manifest.pop("padded_vocab_size")
-    files.write_json(path, {**manifest, "schema_version": 1})
-    assert_same(saved.checkpoint(HALF), place.resave(run, 1))
-    place.train(run, 1)
-    made = ResumeCertificate.read(run.newest_job().resume_json)
-    assert made.kind == "data-exact"
-    assert "the checkpoint does not say which batch came next" in made.reasons
 
 
 @pytest.mark.parametrize("name", ["z0", "d2 z3", "t2 p2 z1", "d2 z2 bf16"])

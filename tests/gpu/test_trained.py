@@ -15,6 +15,7 @@ from tests.gpu.trained import Trained, TrainingFailed, Trainings
 
 # Packages of pyproject.toml that nothing here imports, by the names of their modules.
 NOT_NEEDED = {
+    "argcomplete": "argcomplete",
     "ipywidgets": "ipywidgets",
     "jupyterlab": "jupyterlab",
     "matplotlib": "matplotlib",

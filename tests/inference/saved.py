@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from nbtrain.base import files
+from nbtrain.base.checkpoint_files import SCHEMA_VERSION
 from nbtrain.base.rundir import RunDir, new_run_id
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.checkpoint import describe, manifest
@@ -78,7 +79,7 @@ def write_checkpoint(run: RunDir, config: Any, model: torch.nn.Module, tokenizer
         for key, value in model.named_parameters()
     }
     described = {
-        "schema_version": manifest.SCHEMA_VERSION,
+        "schema_version": SCHEMA_VERSION,
         "step": STEP,
         "consumed_tokens": 0,
         "layout": {**describe.layout(config), "weights": "fp32", "zero_stage": 1},

@@ -75,7 +75,7 @@ def main(run_path: str) -> int:
             (folder / "state.bin").write_bytes(content)
             described = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
             files.write_json(
-                folder / "manifest.json", {"schema_version": 1, "files": {"state.bin": described}}
+                folder / "manifest.json", {"schema_version": 2, "files": {"state.bin": described}}
             )
 
     def say(outcome: str, message: str, detail: str = "") -> None:

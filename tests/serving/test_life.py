@@ -148,7 +148,7 @@ def streaming(url: str, **more):
 def test_sigterm_ends_streams_with_an_error(serving):
     """After their grace; a stream that just stopped would look whole. A variable's token is not shown."""
     process, lines, url = serving
-    assert lines[0] == "talks, step 7, fp32 on CPU: 2 texts at once, of 256 tokens at most\n"
+    assert lines[0] == "talks, step 7, fp32 on CPU: 2 texts at once, of at most 256 tokens\n"
     assert lines[1] == "chat template: of the run's data\n"
     assert lines[3] == f"api_key: the token of {VARIABLE}\n" and not any(TOKEN in line for line in lines)
     stream = streaming(url, n=64)  # of which two are made at once: long enough on any machine

@@ -289,8 +289,10 @@ def test_a_twin_that_cannot_train_says_where_and_ends(home, fork_server, tiny, m
     assert set(outcomes.values()) == {"skipped"}
     assert "rank 0 ended with code 1: ModuleNotFoundError: No module named 'no_such_module'" in str(report)
     assert f"output/{report.twin}/jobs/" in str(report)
+    shown = api.TwinRun(report)
+    assert shown._repr_png_().startswith(b"\x89PNG") and "Twin of tiny: FAILED" in repr(shown)
     with pytest.raises(JobFailed, match="Twin of tiny: FAILED"):
-        api.TwinRun(report).wait_if("no")
+        shown.wait_if("no")
 
 
 @pytest.mark.slow

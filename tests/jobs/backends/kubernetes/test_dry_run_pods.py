@@ -155,7 +155,7 @@ def test_a_run_that_has_trained_is_resumed_and_another_job_in_the_way_is_named(m
     assert not job_of(older).path.exists()
     checkpoint = job.run.checkpoint(15)
     checkpoint.mkdir()
-    (checkpoint / "manifest.json").write_text('{"schema_version": 1, "files": {}}')
+    (checkpoint / "manifest.json").write_text('{"schema_version": 2, "files": {}}')
     assert prepare(newer)
     assert read_events(job_of(newer))[0]["message"] == "submitted; trains from the checkpoint of step 15"
     run_id = job.run.record()["run_id"]

@@ -375,6 +375,7 @@ def test_every_public_name_can_be_called_when_all_modules_are_loaded(workspace):
             "check_parameters": (), "compare": (["no-such-run", "b"],), "plan_picture": ("gpt-tiny",),
             "deepspeed_config": ("gpt-tiny",), "export_run": ("no-such-run", "no-such-program"),
             "export": ("no-such-run", "dir"), "import_model": ("no-such-folder", "name"),
+                "new": ("mine", "no-such-text"),
         }}
         answer = {{}}
         for name in nb.__all__:
@@ -391,8 +392,9 @@ def test_every_public_name_can_be_called_when_all_modules_are_loaded(workspace):
     )
     assert " ".join(sorted(answer)) == (
         "advise baselines calibrate check check_parameters compare curves data_card deepspeed_config "
-        "evaluate export export_run generate import_model import_run largest launch launcher load open_run "
-        "plan plan_picture prepare queue runs scalars search serve submit tensorboard twin verify what_if"
+        "evaluate export export_run generate import_model import_run largest launch launcher load new "
+        "open_run plan plan_picture prepare queue runs scalars search serve submit tensorboard twin verify "
+        "what_if"
     )
     assert (answer["load"], answer["plan"]) == ("RunConfig", "Plan")
     for name in (

@@ -74,12 +74,13 @@ def _stop(run: RunDir) -> dict[str, Any]:
     patience = patience_seconds(config.backend.shutdown_timeout_seconds, measured_save_seconds(run))
     title = (
         "The ranks save a checkpoint at the next step and leave. Those that are left after "
-        f"{patience:.0f} s, and do not save any more, are killed. Resume goes on from the newest checkpoint."
+        f"{patience:.0f} s, and do not save any more, are killed. Resume continues from the newest "
+        "checkpoint."
     )
     return _action("stop", "Stop", title)
 
 
-SAVES = "Save a checkpoint and give the devices up; Resume goes on with this job."
+SAVES = "Save a checkpoint and free the devices; Resume continues this job."
 
 
 def _pause(run: RunDir, title: str = SAVES) -> list[dict[str, Any]]:
@@ -97,7 +98,7 @@ def _resume(run: RunDir) -> dict[str, Any]:
     start = (
         "at step 0: no checkpoint was saved" if saved is None else f"from the checkpoint of step {saved:,}"
     )
-    return _action("resume", "Resume", f"Submit a new job of this run, which goes on {start}.")
+    return _action("resume", "Resume", f"Submit a new job of this run, which continues {start}.")
 
 
 def _delete(run: RunDir) -> dict[str, Any]:

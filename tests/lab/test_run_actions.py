@@ -40,7 +40,7 @@ def test_a_job_that_waits_is_taken_out_of_the_queue(job):
     stop, pause, _ = (one["title"] for one in actions(job.run, "QUEUED"))
     assert stop == "Remove it from the queue."
     assert pause == "Stay without devices until Resume puts it back into the queue."
-    assert actions(job.run, "RUNNING")[1]["title"].startswith("Save a checkpoint and give the devices up;")
+    assert actions(job.run, "RUNNING")[1]["title"].startswith("Save a checkpoint and free the devices;")
 
 
 def test_a_paused_job_goes_on_from_what_is_there(job, monkeypatch):
@@ -60,7 +60,7 @@ def test_a_snapshot_with_its_buttons(job):
 
 def test_resume_and_delete_name_the_checkpoint(job, monkeypatch):
     titles = {one["key"]: one for one in actions(job.run, "FAILED")}
-    assert titles["resume"]["title"].endswith("continues at step 0: no checkpoint was saved.")
+    assert titles["resume"]["title"].endswith("which continues at step 0: no checkpoint was saved.")
     assert titles["delete"]["ask"] == "Delete gpt-fake with all its files and logs? This cannot be undone."
     monkeypatch.setattr(run_actions, "newest_saved_step", lambda run: 1200)
     titles = {one["key"]: one for one in actions(job.run, "FAILED")}

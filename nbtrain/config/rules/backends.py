@@ -45,8 +45,8 @@ OWN_SBATCH_OPTIONS = {
 }
 OTHER_FOLDER = "takes the job out of its folder, where its log is. Remove it."
 OTHER_CLUSTER = (
-    "changes the cluster for sbatch alone, and sinfo, scontrol and scancel would ask the default one. Take "
-    "it out, and `export SLURM_CLUSTERS=NAME` instead."
+    "changes the cluster for sbatch alone, and sinfo, scontrol and scancel would ask the default one. Remove "
+    "it, and `export SLURM_CLUSTERS=NAME` instead."
 )
 WAITS = "makes sbatch wait for the end of the job. Remove it."
 REFUSED_SBATCH_OPTIONS = {

@@ -222,8 +222,8 @@ def muon_settings_have_muon(config: RunConfig) -> Problems:
         if name.startswith("muon_") and getattr(config.optimizer, name) != field.default:
             yield (
                 f"{found(config, f'optimizer.{name}')}\n"
-                f"  is read with optimizer.type: Muon only, and type is {config.optimizer.type}. Take it "
-                "out, or set type: Muon."
+                f"  is read with optimizer.type: Muon only, and type is {config.optimizer.type}. Remove it, "
+                "or set type: Muon."
             )
 
 

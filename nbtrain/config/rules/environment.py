@@ -13,8 +13,8 @@ RESERVED = {
         r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
         r"|NBTRAIN_(JOB|AGENT_JOB|NODE|ATTEMPT|RUN_DIR|EXIT_FD|GPUS|CORES)"
     ),
-    "the whole job has this from the shell that submits (on Kubernetes: from backend.kubernetes). Take it "
-    "out, and export it there.": re.compile(r"NBTRAIN_(WORKSPACE|OUTPUT|DATA|QUEUE)"),
+    "the whole job has this from the shell that submits (on Kubernetes: from backend.kubernetes). Remove it, "
+    "and export it there.": re.compile(r"NBTRAIN_(WORKSPACE|OUTPUT|DATA|QUEUE)"),
     "it would replace the paths by which ranks find their modules, nbtrain among them. Remove it, and "
     "export it in the shell that submits (on Kubernetes: set it in the image); ranks inherit it.": re.compile(
         r"PYTHON(PATH|HOME)"

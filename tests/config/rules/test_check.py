@@ -30,6 +30,20 @@ BROKEN = {
         "@: batch.global_batch_size = 8\n"
         "  must be a multiple of micro_batch_size(16) * data_parallel_size(2) = 32; nearest: 32.",
     ),
+    "a source on the Hub": (
+        "gpt-tiny",
+        ["data.sources=[{kind: hf-dataset, path: 'hf://datasets/stas/openwebtext-10k'}]"],
+        "@: data.sources[0].path = hf://datasets/stas/openwebtext-10k\n"
+        "  is a dataset of the Hugging Face Hub, which is not read from there. Download it with `hf download "
+        "stas/openwebtext-10k --repo-type dataset --local-dir corpus/openwebtext-10k`, and name "
+        "the folder corpus/openwebtext-10k.",
+    ),
+    "text that is cut in two ways": (
+        "gpt-tiny",
+        ["data.sources=[{kind: text, path: books, document_separator: '---', document_bytes: 1000}]"],
+        "@: data.sources[0] has document_separator and document_bytes; a file is cut in one way. Leave one "
+        "of the two out.",
+    ),
     "tasks between validations": (
         "gpt3-tiny",
         [
@@ -601,8 +615,8 @@ BROKEN = {
     "pairs without dpo": (
         "gpt3-tiny",
         PAIRS,
-        "@: data.sources[0].kind = preference\n  is read with the section dpo only: a rejected answer would "
-        "be learnt. Set dpo: {beta: 0.1}, or take another kind of source.",
+        "@: data.sources[0].kind = preference\n  is read with the section dpo only: otherwise rejected "
+        "answers would be trained on. Set dpo: {beta: 0.1}, or use another kind of source.",
     ),
     "preferences of plain text": (
         "gpt3-tiny",
@@ -1383,8 +1397,8 @@ BROKEN = {
     "another folder for the batch step": (
         "gpt-125m",
         ["backend.slurm.sbatch_options=[--chdir /tmp]", "backend.kind=slurm"],
-        "@: backend.slurm.sbatch_options: --chdir takes the job out of its folder, where its log is. Take it "
-        "out.",
+        "@: backend.slurm.sbatch_options: --chdir takes the job out of its folder, where its log is. Remove "
+        "it.",
     ),
     "another cluster for sbatch alone": (
         "gpt-125m",

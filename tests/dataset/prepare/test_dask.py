@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from nbtrain.base.errors import DataError
+from nbtrain.base.extras import install_command
 from nbtrain.base.workspace import dataset_dir
 from nbtrain.config.workers_section import SlurmWorkersConfig, WorkersConfig
 from nbtrain.corpus import dask_pool, dask_worker, lease, workers
@@ -340,8 +341,8 @@ def test_without_the_extra(make_config, monkeypatch):
     with pytest.raises(DataError) as caught:
         prepare(make_config(data={"workers": {"kind": "dask", "cluster": "local"}}))
     assert str(caught.value) == (
-        "data.workers: kind dask needs the package distributed, which is not installed. Install it with `pip "
-        "install 'nbtrain[dask]'`, or set kind: local."
+        "data.workers: kind dask needs the package distributed, which is not installed. Install it with "
+        f"`{install_command('dask')}`, or set kind: local."
     )
 
 

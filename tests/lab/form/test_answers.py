@@ -237,7 +237,7 @@ def test_layouts_are_suggested_with_what_they_change(workspace: Path) -> None:
     request = {"yaml": "gpt-1-3b-4xdp", "typed": {"name": "mine"}}
     found = answer("form/layouts", request)
     best = found["rows"][0]
-    assert "fit of" in found["title"] and best["against"] == "the first"
+    assert "fit of" in found["title"] and best["against"] == "-"
     assert best["changes"] and "name" not in best["typed"]
     after = assessed("gpt-1-3b-4xdp", **{key.replace(".", "__"): text for key, text in best["typed"].items()})
     assert after["problems"] == [] and after["headline"]["fits"].startswith("yes, ")

@@ -1,4 +1,4 @@
-"""nbtrain checkpoint: what it says of folders that are whole, torn or old."""
+"""nbtrain checkpoint: what it says of folders that are complete or torn."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load, to_yaml
 from nbtrain.jobs import gpu_side
 
-VERSION_2 = {
+MANIFEST = {
     "schema_version": 2,
     "created_at": 0.0,
     "consumed_samples": 80,
@@ -33,10 +33,8 @@ VERSION_2 = {
     "parameters": {"a": {"shape": [3, 4], "group": "decay"}, "b": {"shape": [5], "group": "no_decay"}},
     "next_batch_sha256": "e" * 64,
 }
-# Without what version 2 added.
-VERSION_1 = {
-    **{key: VERSION_2[key] for key in ("created_at", "consumed_samples", "consumed_tokens", "versions")},
-    "schema_version": 1,
+ONE_RANK = {
+    **MANIFEST,
     "layout": {
         "data_parallel_size": 1,
         "tensor_parallel_size": 1,
@@ -44,7 +42,6 @@ VERSION_1 = {
         "zero_stage": 3,
         "weights": "fp32",
     },
-    "validation_loss": 4.0,
 }
 
 
@@ -66,9 +63,9 @@ def write(run: RunDir, step: int, manifest: dict | None, content: bytes = b"x" *
 
 
 def test_the_list_tells_which_are_whole_and_why_others_are_not(run, capsys):
-    write(run, 10, VERSION_1)
-    write(run, 20, VERSION_2, validation_loss=3.25, evaluated_step=20)
-    write(run, 1000, VERSION_2, content=b"x" * 7, validation_loss=3.25, evaluated_step=20)
+    write(run, 10, ONE_RANK)
+    write(run, 20, MANIFEST, validation_loss=3.25, evaluated_step=20)
+    write(run, 1000, MANIFEST, content=b"x" * 7, validation_loss=3.25, evaluated_step=20)
     write(run, 2000, None)
     assert cli.main(["checkpoint", "list", "tiny"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -86,7 +83,7 @@ def test_the_list_tells_which_are_whole_and_why_others_are_not(run, capsys):
 
 
 def test_a_manifest_that_is_no_json_is_told(run, capsys):
-    write(run, 10, VERSION_1)
+    write(run, 10, ONE_RANK)
     run.checkpoint_manifest(10).write_text("{")
     assert cli.main(["checkpoint", "list", "tiny"]) == 0
     assert "incomplete: manifest.json is not JSON" in capsys.readouterr().out
@@ -128,7 +125,7 @@ def test_every_step_that_stays_on_the_nodes_is_listed_with_its_hosts(run, capsys
     first, second = "20261121-031500-a1b2", "20261121-041500-a1b2"
     saves = [LocalSave(step, f"id{step}", ["a", "b"], first, 0, 0.0, step == 20) for step in range(14, 25, 2)]
     LocalSaves([*saves, LocalSave(26, "id26", ["b"], second, 0, 0.0)]).keep(run)
-    write(run, 20, VERSION_1)
+    write(run, 20, ONE_RANK)
     assert cli.main(["checkpoint", "list", "tiny"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[1:-1] == [
@@ -152,7 +149,7 @@ def test_every_step_that_stays_on_the_nodes_is_listed_with_its_hosts(run, capsys
 
 def test_inspect_tells_where_the_training_stood(run, capsys):
     """The newest whole one, without --step."""
-    write(run, 20, VERSION_2, validation_loss=3.25, evaluated_step=15)
+    write(run, 20, MANIFEST, validation_loss=3.25, evaluated_step=15)
     write(run, 30, None)
     assert cli.main(["checkpoint", "inspect", "tiny"]) == 0
     said = capsys.readouterr().out
@@ -167,7 +164,7 @@ def test_inspect_tells_where_the_training_stood(run, capsys):
     ):
         assert words in said
     by_muon = {"c": {"shape": [6, 2], "group": "matrices"}, "d": {"shape": [2, 2], "group": "matrices"}}
-    write(run, 25, {**VERSION_2, "parameters": {**VERSION_2["parameters"], **by_muon}})
+    write(run, 25, {**MANIFEST, "parameters": {**MANIFEST["parameters"], **by_muon}})
     assert cli.main(["checkpoint", "inspect", "tiny", "--step", "25"]) == 0
     by_adamw = "AdamW (exp_avg, exp_avg_sq): decay 12 in 1, no_decay 5 in 1"
     assert f"Muon (momentum_buffer): matrices 16 in 2; {by_adamw}" in capsys.readouterr().out
@@ -179,8 +176,8 @@ def test_verify_during_a_save(run, capsys, monkeypatch):
     """What the running job saves or removes is no damage; what an earlier attempt left unfinished is."""
     whole = {"a.pt": {"bytes": 3000, "sha256": hashlib.sha256(b"x" * 3000).hexdigest()}}
     for step in (10, 20, 30, 40):
-        write(run, step, VERSION_2 if step == 20 else None)
-    files.write_json(run.checkpoint_manifest(20), {**VERSION_2, "step": 20, "files": whole})
+        write(run, step, MANIFEST if step == 20 else None)
+    files.write_json(run.checkpoint_manifest(20), {**MANIFEST, "step": 20, "files": whole})
     now = run.checkpoint(40).stat().st_mtime
     os.utime(run.checkpoint(30), (now - 100, now - 100))
     job = run.job("20260101-000000-ab12")
@@ -224,8 +221,8 @@ def test_verify_reads_everything(run, capsys):
     content = b"x" * 3000
     whole = {"a.pt": {"bytes": 3000, "sha256": hashlib.sha256(content).hexdigest()}}
     for step in (10, 20, 30):
-        write(run, step, VERSION_2)
-        files.write_json(run.checkpoint_manifest(step), {**VERSION_2, "step": step, "files": whole})
+        write(run, step, MANIFEST)
+        files.write_json(run.checkpoint_manifest(step), {**MANIFEST, "step": step, "files": whole})
     assert cli.main(["checkpoint", "verify", "tiny"]) == 0
     (run.checkpoint(20) / "a.pt").write_bytes(b"y" + content[1:])
     (run.checkpoint(30) / "a.pt").write_bytes(b"y")

@@ -17,10 +17,15 @@ What each kind of source does with each key of a record. Generated from `nbtrain
 - **counted**: it is not read. `nbtrain prepare`, `manifest.json` (`unread_keys` of the source) and the data
   card name it and the number of records in which it holds a value.
 
-null, `""`, `[]`, `{}` and what holds only these are no values. A key that no table names is counted. In
-fine-tuning records and token ids there is one exception: if its name has one of the words *mask*, *loss*,
-*train*, *weight* or *label* (`is_masked`, `turnWeight`, `no-loss`), and its value is a list, or a flag or
-number other than true and 1, it is refused, because it may say what is trained on.
+null, `""`, `[]`, `{}` and what holds only these are no values. A key that no table names is counted, with
+these exceptions in fine-tuning records and token ids, which are refused because they may say what is trained
+on:
+
+- a key whose name has one of the words *mask*, *loss*, *train*, *weight*, *label*, *learn* or *supervised*
+  (`is_masked`, `turnWeight`, `no-loss`), and whose value is a flag, a number or a list;
+- another spelling of a key that is refused, or that the source has a setting for: `toolCalls`, `System-Prompt`;
+- in token ids, a list of numbers as long as the ids, and the place where a part of them begins or ends
+  (`source_len`, `answer_start`).
 
 To read on without a key, name it in `ignored_keys` of the source; it is then counted. This works for
 refused keys, and for used keys that are optional, such as `weight` and `system`:

@@ -14,7 +14,7 @@ what a path shares with the path before it is read without loss.
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import groupby
@@ -37,6 +37,7 @@ from nbtrain.corpus.sources.keys import (
     QUESTION_NAMES,
     REASONING_NAMES,
     SPANS,
+    SYSTEM_NAMES,
     TOOLS,
     KeyPolicy,
     RecordNotes,
@@ -71,7 +72,6 @@ MESSAGE_KEYS = ("message_id", "parent_id", "role")  # of a row that is one messa
 CONTENT_NAMES, VALUE_NAMES = ("content", "value", "text"), ("value", "content")
 CALL_NAMES = ("tool_calls", "function_call")
 TREE_KEYS = ("message_id", "parent_id", "message_tree_id", "deleted", "replies")
-SYSTEM_NAMES = ("system", "system_prompt")
 UNANSWERED = "unanswered"
 """The reason for dropping a tree without an answer that bears a loss."""
 DELETED = "deleted_message"
@@ -328,7 +328,7 @@ class ChatReader(ExampleReader):
         role = self._names.get(name, name)
         if role not in self._roles:
             raise BrokenExample(f"{place}.{role_key} = {name[:SHOWN_CHARS]!r}, {self._advice(name, last)}")
-        if len(message) == 2 and content_key in message:
+        if len(message) == 2 and isinstance(message.get(content_key), str):
             text = (answer_of if role in self._learnt else text_of)(message, content_key, place)
             return Turn(role, text)
         return self._with_more(message, place, role, role_key, content_key, notes)
@@ -344,10 +344,14 @@ class ChatReader(ExampleReader):
     ) -> Turn:
         """A message that holds more than a role and a content."""
         keys, read = self.message_keys, [role_key, content_key, *TREE_KEYS]
+
+        def look_at_part(part: dict[str, Any], own: Container[str], where: str) -> None:
+            keys.look(part, own, notes, where)
+
         held = {key for key, value in message.items() if holds_value(value)}
         calls = [key for key in keys.readable(CALL_NAMES) if key in held and names_tools(message[key])]
         has_no_text = message.get(content_key) is None and not held.isdisjoint(CALL_NAMES)
-        content = "" if has_no_text else text_of(message, content_key, place)
+        content = "" if has_no_text else text_of(message, content_key, place, look=look_at_part)
         mark = self._mark(message, place, read)
         spans: list[tuple[str, bool]] = []
         for key in keys.readable(SPANS):

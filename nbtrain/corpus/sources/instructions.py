@@ -8,16 +8,18 @@ with.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator
 from functools import cached_property
 from typing import Any
 
 from nbtrain.corpus.records import Example, Preference, SourcePart, Tally
 from nbtrain.corpus.sources import json_line
-from nbtrain.corpus.sources.keys import KeyPolicy, RecordNotes, RefusedKeys, record_policy
+from nbtrain.corpus.sources.keys import KeyPolicy, RecordNotes, RefusedKeys, holds_value, record_policy
 from nbtrain.corpus.sources.record_files import RecordFileReader
 from nbtrain.corpus.sources.shapes import way_forward
 
+PART_KEYS = ("type", "text")
+"""What is read of a part of a text."""
 NO_LOSS = "no_loss"
 """The reason for dropping a record whose answers are all marked as not to be trained on."""
 
@@ -71,10 +73,18 @@ class ExampleReader(RecordFileReader):
         """
 
 
-def text_of(value: dict[str, Any], key: str, place: str = "", kind: str = "") -> str:
+def text_of(
+    value: dict[str, Any],
+    key: str,
+    place: str = "",
+    kind: str = "",
+    look: Callable[[dict[str, Any], Container[str], str], None] | None = None,
+) -> str:
     """The text under a key, or the joined texts of its parts.
 
     `place` names `value` in the message of BrokenExample; `kind`, the source's, adds what else would read it.
+    `look` gets (a part with further keys, the keys that were read, its place); without it, such a part is
+    broken if they hold values.
     """
     if key not in value:
         forward = way_forward(value, kind) if kind else ""
@@ -87,12 +97,24 @@ def text_of(value: dict[str, Any], key: str, place: str = "", kind: str = "") ->
     if isinstance(content, list) and content:
         other = next((part for part in content if not _is_text_part(part)), None)
         if other is None:
+            for number, part in enumerate(content):
+                if len(part) > len(PART_KEYS):
+                    (look or _refuse_more)(part, PART_KEYS, f"{_shown(key, place)}[{number}]")
             return "".join(part["text"] for part in content)
         if isinstance(other, dict) and other.get("type") not in (None, "text"):
             raise BrokenExample(
                 f"{_shown(key, place)} has a part of type {str(other['type'])[:40]!r}; only text is read"
             )
     raise BrokenExample(f"{_shown(key, place)} is not text but {json_line.kind_of(content)}")
+
+
+def _refuse_more(part: dict[str, Any], read: Container[str], place: str) -> None:
+    """Raise BrokenExample if a part of a text holds more than its type and text."""
+    for key, value in part.items():
+        if key not in read and holds_value(value):
+            raise BrokenExample(
+                f"{place}.{key} holds a value; of the parts of a text, type and text are read"
+            )
 
 
 def _is_text_part(part: Any) -> bool:

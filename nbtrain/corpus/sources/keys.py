@@ -4,9 +4,10 @@
     refused   the record is broken: without the key it would be trained on as something else than it is
     counted   not read; prepare, the manifest and the data card say in how many records it holds a value
 
-A key without a rule is counted, except in fine-tuning records and token ids: there a key whose name and value
-look like a mark of what is trained on (is_masked: true, turnWeight: 0.5) is refused. `ignored_keys` of a
-source makes refused and optional keys counted ones. docs/record-keys.md is generated from TABLES.
+A key without a rule is counted, except in fine-tuning records and token ids. There a key whose name and
+value look like a mark of what is trained on (is_masked: true, turnWeight: 0.5) is refused, and so is another
+spelling of a key with a rule (toolCalls, System-Prompt). `ignored_keys` of a source makes refused and
+optional keys counted ones. docs/record-keys.md is generated from TABLES.
 """
 
 import re
@@ -40,20 +41,51 @@ def holds_value(value: Any) -> bool:
     return not isinstance(size, int) or size > 0
 
 
+FLAGS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
+"""Text that stands for a flag."""
+
+
+def number_of(value: Any) -> float | None:
+    """Return a flag or number, also as text ("false", "0.5"), as a number; None for anything else."""
+    if isinstance(value, str):
+        text = value.strip().lower()
+        try:
+            return FLAGS[text] if text in FLAGS else float(text)
+        except ValueError:
+            return None
+    return float(value) if isinstance(value, bool | int | float) else None
+
+
 def is_flag_or_number(value: Any) -> bool:
-    """Return whether a value may say how good a record is: true, false or a number, alone or in a list."""
+    """Return whether a value may say how good a record is: a flag or a number, alone or in a list."""
     if isinstance(value, list):
         return any(map(is_flag_or_number, value))
-    return isinstance(value, bool | int | float) or getattr(value, "size", 0) > 0
+    return number_of(value) is not None or getattr(value, "size", 0) > 0
+
+
+def is_weight(value: Any) -> bool:
+    """Return whether a weight or mark changes what is trained on: a list, or anything but true and 1."""
+    if isinstance(value, list):
+        return any(number_of(entry) is not None or isinstance(entry, dict | list) for entry in value)
+    return number_of(value) not in (None, 1) or getattr(value, "size", 0) > 0
 
 
 def is_mark(value: Any) -> bool:
-    """Return whether a value may say what is trained on: a list, or a flag or number but true and 1."""
-    if isinstance(value, bool | int | float):
-        return value != 1
-    if isinstance(value, list):
-        return any(isinstance(entry, bool | int | float | dict | list) for entry in value)
-    return getattr(value, "size", 0) > 0
+    """Return whether a value may say what is trained on: a flag, a number or a list.
+
+    true and 1 may too, for the name may say that the text is masked.
+    """
+    return is_weight(value) or number_of(value) is not None
+
+
+def leaves_out(value: Any) -> bool:
+    """Return whether a flag says yes."""
+    return number_of(value) not in (None, 0)
+
+
+def is_off(value: Any) -> bool:
+    """Return whether a flag says no."""
+    return number_of(value) == 0
 
 
 def names_tools(value: Any) -> bool:
@@ -102,7 +134,19 @@ class KeyTable:
 MEDIA = KeyRule(
     (
         *("image", "images", "video", "videos", "audio", "audios", "objects", "image_url", "image_urls"),
-        *("pixel_values", "image_path", "video_path", "audio_path", "files", "attachments"),
+        *(
+            "video_url",
+            "video_urls",
+            "audio_url",
+            "audio_urls",
+            "img",
+            "imgs",
+            "picture",
+            "pictures",
+            "media",
+        ),
+        *("pixel_values", "image_path", "image_paths", "video_path", "video_paths", "audio_path"),
+        *("audio_paths", "files", "attachments"),
     ),
     "refused",
     "pictures or sound",
@@ -144,7 +188,21 @@ WEIGHTS = KeyRule(
     "a weight of the record, or a mark that it is not trained on",
     "1 and true are counted.",
     fix="Leave records out, or give each weight a source of its own with that `weight`.",
-    matters=is_mark,
+    matters=is_weight,
+)
+LEFT_OUT = KeyRule(
+    ("skip", "skipped", "ignore", "ignored", "exclude", "excluded"),
+    "refused",
+    "a mark that it is not meant to be trained on",
+    "If it is true; false is counted.",
+    fix="Leave such records out; a message is left out of the loss by train: false.",
+    matters=leaves_out,
+)
+KEPT = replace(
+    LEFT_OUT,
+    names=("include", "included", "keep"),
+    how="If it is false; true is counted.",
+    matters=is_off,
 )
 TEMPLATE_OPTIONS = KeyRule(
     ("chat_template_kwargs", "chat_template"),
@@ -153,34 +211,57 @@ TEMPLATE_OPTIONS = KeyRule(
     fix="Write what they stand for into the messages.",
 )
 EARLIER_TURNS = KeyRule(
-    ("history", "previous_turns"),
+    (
+        *("history", "previous_turns", "past_turns"),
+        *("chat_history", "conversation_history", "dialogue_history", "dialog_history"),
+    ),
     "refused",
     "earlier questions and answers",
     fix="Use kind: chat, which reads system, history, question and answer as one conversation.",
 )
 CONTEXT = KeyRule(
-    ("context", "contexts", "documents", "knowledge", "passage", "background"),
+    (
+        *("context", "contexts", "rag_context", "documents", "retrieved_documents"),
+        *("knowledge", "passage", "passages", "background"),
+    ),
     "refused",
     "text that the question is about",
     fix="Put it into the question.",
 )
+QUESTION_PARTS = KeyRule(
+    ("prefix", "suffix", "choices", "options"),
+    "refused",
+    "another part of the question",
+    fix="Put it into the question.",
+)
+SYSTEM_NAMES = (
+    *("system", "system_prompt", "system_message", "system_instruction", "system_instructions"),
+    *("system_msg", "sys_prompt"),
+)
 SYSTEM = KeyRule(
-    ("system", "system_prompt", "developer"),
+    (*SYSTEM_NAMES, "developer"),
     "refused",
     "what the model is told before the question",
     fix="Put it into the prompt, or use kind: chat, which makes messages of system, question and answer.",
 )
 TOOLS = KeyRule(
-    ("tools", "functions", "available_tools"),
+    (
+        *("tools", "functions", "available_tools", "tool_list", "function_list"),
+        *("tool_definitions", "tools_json"),
+    ),
     "refused",
     "tools that the model may call",
     "A list, or JSON text of one.",
     fix="Use kind: chat with tools_template.",
     matters=names_tools,
 )
-REASONING_NAMES = ("reasoning_content", "reasoning", "thinking", "thought")
+REASONING_NAMES = (
+    *("reasoning_content", "reasoning", "reasoning_text", "thinking", "thinking_content"),
+    *("thought", "thoughts", "think"),
+)
+OTHER_REASONING = ("cot", "chain_of_thought", "rationale", "scratchpad", "reasoning_details")
 REASONING = KeyRule(
-    (*REASONING_NAMES, "cot", "chain_of_thought"),
+    (*REASONING_NAMES, *OTHER_REASONING),
     "refused",
     "reasoning before the answer",
     fix="Put it into the answer, between marks of your own, or use kind: chat with reasoning_template.",
@@ -244,6 +325,8 @@ TOKEN_KEYS = KeyTable(
             what="weights of the record or of its tokens, or a mark that it is not trained on",
         ),
         replace(MEDIA, names=(*MEDIA.names, "image_grid_thw", "image_sizes")),
+        LEFT_OUT,
+        KEPT,
         KeyRule(("token_type_ids", "length", "text"), "counted", "nothing about what is trained on"),
     ),
 )
@@ -260,7 +343,8 @@ PROMPT_COMPLETION_KEYS = KeyTable(
             "another part of the question",
             fix="kind: alpaca reads instruction, input and output; or put it into the prompt.",
         ),
-        *(TOOLS, REASONING, MEDIA, FEEDBACK, REJECTED, MASKS, WEIGHTS, TEMPLATE_OPTIONS),
+        QUESTION_PARTS,
+        *(TOOLS, REASONING, MEDIA, FEEDBACK, REJECTED, MASKS, WEIGHTS, LEFT_OUT, KEPT, TEMPLATE_OPTIONS),
     ),
 )
 ALPACA_KEYS = KeyTable(
@@ -277,13 +361,14 @@ ALPACA_KEYS = KeyTable(
         ),
         EARLIER_TURNS,
         replace(CONTEXT, fix="If it is the input, set input_key; if not, put it into the input."),
-        *(TOOLS, REASONING, MEDIA, FEEDBACK, REJECTED, MASKS, WEIGHTS, TEMPLATE_OPTIONS),
+        QUESTION_PARTS,
+        *(TOOLS, REASONING, MEDIA, FEEDBACK, REJECTED, MASKS, WEIGHTS, LEFT_OUT, KEPT, TEMPLATE_OPTIONS),
     ),
 )
 CONVERSATION_KEYS = (
     replace(
         SYSTEM,
-        names=("system", "system_prompt"),
+        names=SYSTEM_NAMES,
         use="used",
         how="It becomes the first message.",
         fix="The messages begin with another one, or both answers are text: keep one place for it.",
@@ -300,6 +385,8 @@ CONVERSATION_KEYS = (
     TEMPLATE_OPTIONS,
     MASKS,
     WEIGHTS,
+    LEFT_OUT,
+    KEPT,
     MEDIA,
 )
 MESSAGE_KEYS = (
@@ -310,14 +397,28 @@ MESSAGE_KEYS = (
         "used",
         "whether the message bears a loss",
         "true and 1: it does; false and 0: it does not, whatever `learn_roles` says. Others are refused.",
+        fix="A mark is that of a message, not of a part of its content.",
+        unread="refused",
+        matters=is_weight,
     ),
-    KeyRule((MASKED,), "used", "true: the message bears no loss"),
+    KeyRule(
+        (MASKED,),
+        "used",
+        "true: the message bears no loss",
+        fix="A mark is that of a message, not of a part of its content.",
+        unread="refused",
+        matters=leaves_out,
+    ),
     KeyRule(
         SPANS,
         "used",
         "spans of the content, {begin_offset, end_offset, train}, in characters, the end included",
         "Those with train: true bear a loss, the rest does not. Each span is encoded by itself.",
+        fix="Spans are those of a message, not of a part of its content.",
+        unread="refused",
     ),
+    LEFT_OUT,
+    KEPT,
     replace(
         REASONING,
         names=REASONING_NAMES,
@@ -336,7 +437,19 @@ MESSAGE_KEYS = (
         matters=names_tools,
     ),
     KeyRule(
-        ("refusal", "channel", "recipient", "documents", "context", "history"),
+        ("tool_call", "function_calls", "tool_use", "tool_uses"),
+        "refused",
+        "calls of tools",
+        fix="Name the key tool_calls.",
+        matters=names_tools,
+    ),
+    replace(TOOLS, fix="Put them beside the messages."),
+    replace(REASONING, names=OTHER_REASONING, fix="Name the key reasoning_content."),
+    KeyRule(
+        (
+            *("refusal", "channel", "recipient", "documents", "context", "history", "parts", "system"),
+            *("tool_results", "tool_outputs", "tool_responses", "tool_response", "observation"),
+        ),
         "refused",
         "text of the message, or what its text is for",
         fix="Put it into the content.",
@@ -423,12 +536,38 @@ TABLES: dict[str, KeyTable] = {
 # -- What readers do with it ------------------------------------------------------------------------------
 
 MARK = KeyRule((), "refused", "looks like a mark of what is trained on", matters=is_mark)
+TOKEN_VALUES = KeyRule(
+    (),
+    "refused",
+    "a number for each token, which may say what is trained on",
+    fix="Name labels labels, and a mask of 0 and 1 loss_mask.",
+)
+TOKEN_COUNT = KeyRule(
+    (),
+    "refused",
+    "where a part of the tokens begins or ends",
+    fix="Name the number of tokens at the beginning without loss prompt_length.",
+    matters=is_flag_or_number,
+)
 COUNTED = KeyRule((), "counted", "not read")
 WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 MARK_WORDS = frozenset(
     (
         *("mask", "masks", "masked", "masking", "unmasked", "loss", "losses", "label", "labels"),
         *("train", "training", "trainable", "trained", "untrained", "weight", "weights"),
+        *("learn", "learnt", "learned", "learnable", "supervised", "unsupervised", "grad", "gradient"),
+    )
+)
+PART_WORDS = frozenset(
+    (
+        *("prompt", "prompts", "source", "query", "question", "instruction", "context", "prefix"),
+        *("response", "answer", "completion", "target", "output"),
+    )
+)
+LENGTH_WORDS = frozenset(
+    (
+        *("len", "lens", "length", "lengths", "start", "end", "begin", "offset", "boundary"),
+        *("tokens", "token", "count", "size", "idx", "index"),
     )
 )
 
@@ -436,7 +575,25 @@ MARK_WORDS = frozenset(
 @lru_cache(maxsize=4096)
 def looks_like_mark(name: str) -> bool:
     """Return whether a key's name says that it marks what is trained on: is_masked, turnWeight, no-loss."""
-    return not MARK_WORDS.isdisjoint(word.lower() for word in WORDS.findall(name))
+    return not MARK_WORDS.isdisjoint(words_of(name))
+
+
+@lru_cache(maxsize=4096)
+def looks_like_length(name: str) -> bool:
+    """Return whether a key's name says where a part of a record begins or ends: source_len, answerStart."""
+    words = words_of(name)
+    return not PART_WORDS.isdisjoint(words) and not LENGTH_WORDS.isdisjoint(words)
+
+
+def words_of(name: str) -> set[str]:
+    """The words of a key's name, in lower case."""
+    return {word.lower() for word in WORDS.findall(name)}
+
+
+@lru_cache(maxsize=4096)
+def letters_of(name: str) -> str:
+    """Return what all spellings of a key have in common: "toolcalls" of tool_calls, toolCalls, Tool-Calls."""
+    return re.sub(r"[\W_]+", "", name).lower()
 
 
 @dataclass
@@ -476,10 +633,19 @@ class KeyPolicy:
                 self._rules |= dict.fromkeys(rule.names, rule)
         self._ignored = frozenset(config.ignored_keys)
         self._rules |= {**named, **dict.fromkeys(self._ignored, COUNTED)}
+        self._spellings = {
+            letters_of(name): (name, rule)
+            for name, rule in self._rules.items()
+            if marks and (rule.setting or "refused" in (rule.use, rule.unread))
+        }
 
     def readable(self, names: Iterable[str]) -> tuple[str, ...]:
         """Those of `names` that the source does not ignore."""
         return tuple(name for name in names if name not in self._ignored)
+
+    def has_rule(self, name: str) -> bool:
+        """Return whether a key has a rule of its own, or is ignored."""
+        return name in self._rules
 
     def is_counted(self, name: str) -> bool:
         """Return whether a key is counted, whatever it holds, so that its values need not be read."""
@@ -501,9 +667,15 @@ class KeyPolicy:
 
     def _rule(self, name: str) -> KeyRule:
         rule = self._rules.get(name)
-        if rule is None:
-            rule = MARK if self._marks and looks_like_mark(name) else COUNTED
-        return rule
+        if rule is not None:
+            return rule
+        known, rule = self._spellings.get(letters_of(name), ("", None))
+        if rule is not None:
+            if rule.use == "refused":
+                return rule
+            fix = f"If it is what {known!r} is, name it so."
+            return replace(rule, use="refused", fix=fix, matters=holds_value)
+        return MARK if self._marks and looks_like_mark(name) else COUNTED
 
 
 class KeyCounter:

@@ -38,6 +38,7 @@ def _pair(prompt: str, completion: str) -> Shape:
 
 SHAPES = (
     Shape("tokens", ("input_ids",)),
+    *(Shape("tokens", (key,), {"input_ids_key": key}) for key in ("token_ids", "ids")),
     *(Shape("chat", (key,)) for key in ("messages", "conversations", "conversation")),
     *(
         Shape("chat", (key,), {"messages_key": key})

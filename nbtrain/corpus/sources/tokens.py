@@ -18,7 +18,17 @@ import numpy as np
 
 from nbtrain.corpus.records import SourcePart, Tally, TokenIds
 from nbtrain.corpus.sources import json_line
-from nbtrain.corpus.sources.keys import KeyPolicy, RecordNotes, holds_value, record_policy
+from nbtrain.corpus.sources.keys import (
+    TOKEN_COUNT,
+    TOKEN_VALUES,
+    KeyPolicy,
+    KeyRule,
+    RecordNotes,
+    holds_value,
+    looks_like_length,
+    record_policy,
+)
+from nbtrain.corpus.sources.parquet import OpenParquet
 from nbtrain.corpus.sources.record_files import RecordFileReader, values_of
 from nbtrain.corpus.sources.shapes import way_forward
 
@@ -50,6 +60,31 @@ class TokensReader(RecordFileReader):
 
     def is_read(self, column: str) -> bool:
         return not self.keys.is_counted(column)
+
+    def columns(self, file: OpenParquet) -> list[str]:
+        import pyarrow.types as types
+
+        wanted = super().columns(file)
+        # A column without a rule is looked at if it may say which tokens are trained on.
+        for field in file.schema:
+            kinds = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+            is_list = any(is_kind(field.type) for is_kind in kinds)
+            is_numbers = is_list and _is_number(field.type.value_type)
+            is_length = looks_like_length(field.name) and _is_number(field.type)
+            if field.name not in wanted and not self.keys.has_rule(field.name) and (is_numbers or is_length):
+                wanted.append(field.name)
+        return wanted
+
+    def _doubt(self, key: str, value: Any, length: int) -> KeyRule | None:
+        """The rule for a key without one that may say which tokens are trained on; None if it does not."""
+        if self.keys.has_rule(key):
+            return None
+        if looks_like_length(key) and not isinstance(value, bool) and isinstance(value, int | np.integer):
+            return TOKEN_COUNT
+        is_list = isinstance(value, list | np.ndarray) and len(value) == length
+        if is_list and np.asarray(value).dtype.kind in "biuf":
+            return TOKEN_VALUES
+        return None
 
     def bears_mask(self) -> bool:
         """Return whether `labels_key` is set or the first record has masks; later ones may not bring them."""
@@ -127,6 +162,10 @@ class TokensReader(RecordFileReader):
                     "is not read. For packed documents give seq_lens"
                 )
         self.keys.look(record, read, notes)
+        for key in held.difference(read):
+            if (rule := self._doubt(key, record[key], len(ids))) is not None:
+                notes.unread.discard(key)
+                notes.refused[repr(key)] = key, rule
         ids = ids.astype(np.uint32)
         documents = []
         for start, stop in pairwise(bounds.tolist()):
@@ -134,6 +173,13 @@ class TokensReader(RecordFileReader):
             chosen = slice(None) if kept is None else kept[own]
             documents.append(TokenIds(ids[own][chosen], None if learnt is None else learnt[own][chosen]))
         return documents or [TokenIds(ids, learnt)]
+
+
+def _is_number(kind: Any) -> bool:
+    """Whether a pyarrow.DataType is one of numbers or flags."""
+    import pyarrow.types as types
+
+    return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
 
 
 def _lists(column: Any) -> list[Any]:

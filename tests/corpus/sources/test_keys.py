@@ -137,7 +137,7 @@ def test_marks_of_turns():
 
 @pytest.mark.parametrize("key", ["is_masked", "lossMask", "no-loss", "turn_weight", "do_not_train", "mask"])
 def test_a_mark_of_another_name_is_refused(key):
-    """By its name and value, in a message and in a record; text is no mark, and 1 and true change nothing."""
+    """By its name and value, in a message and in a record; true may say that it is masked."""
     record = chat(user("a"), assistant("b", **{key: False}))
     assert f"messages[1].{key} holds a value that kind: chat does not read" in problem_of("chat", record)
     assert f"ignored_keys: [{key}]" in problem_of("chat", record)
@@ -145,13 +145,66 @@ def test_a_mark_of_another_name_is_refused(key):
     assert loss_of(pieces) == ["b\n"] and tally.unread_keys == {f"messages[].{key}": 1}
     for kind, other in BASE.items():
         assert repr(key) in problem_of(kind, {**other, key: [0, 1]})
-    if key != "mask":
-        _, tally = read_record("chat", chat(user("a"), assistant("b"), **{key: True}))
+    for value in (True, 1, "false", "0.5"):
+        assert f"messages[0].{key}" in problem_of("chat", chat(user("a", **{key: value}), assistant("b")))
+    if key not in ("mask", "lossMask"):
+        _, tally = read_record("chat", chat(user("a"), assistant("b"), **{key: "last turn"}))
         assert tally.unread_keys == {key: 1}
 
 
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_record_that_is_marked_to_be_left_out(kind):
+    """skip: true and keep: false are refused, also as text and in a message; their opposites are counted."""
+    for key, value, other in (
+        ("skip", True, False),
+        ("exclude", 1, 0),
+        ("ignore", "true", "no"),
+        ("keep", False, True),
+        ("include", 0, "yes"),
+    ):
+        assert repr(key) in problem_of(kind, {**BASE[kind], key: value})
+        _, tally = read_record(kind, {**BASE[kind], key: other})
+        assert tally.unread_keys == {key: 1}
+        said = problem_of("chat", chat(user("a"), assistant("b", **{key: value})))
+        assert f"messages[1].{key}" in said and "train: false" in said
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "known"),
+    [
+        ("toolCalls", [{"name": "f"}], "tool_calls"),
+        ("reasoningContent", "c", "reasoning_content"),
+        ("imageUrl", "c", None),
+        ("tools", [{"name": "f"}], None),
+    ],
+)
+def test_other_spellings_of_a_key_are_refused(key, value, known):
+    """A reader takes one spelling; another one of the same letters means the same and is not dropped."""
+    said = problem_of("chat", chat(user("a"), assistant("b", **{key: value})), **TEMPLATES)
+    assert f"messages[1].{key} holds a value" in said
+    assert known is None or f"If it is what {known!r} is, name it so." in said
+    for name in ("System-Prompt", "systemPrompt", "SYSTEM"):
+        for kind, record in BASE.items():
+            assert repr(name) in problem_of(kind, {**record, name: "Be brief."})
+    assert "'Input'" in problem_of("alpaca", {"instruction": "a", "Input": "c", "output": "b"})
+    opened = pieces_of("chat", chat(user("a"), assistant("b"), system_message="Be brief."))
+    assert opened[0][0].startswith("<|system|>\nBe brief.\n")
+
+
+def test_marks_of_parts_of_a_content():
+    """A part has no mark of its own: it is refused by its place; other keys of parts are counted."""
+    for key, value in (("train", False), ("weight", 0), ("masked", True), ("no_loss", True)):
+        part = {"type": "text", "text": "b", key: value}
+        assert f"messages[1].content[0].{key}" in problem_of("chat", chat(user("a"), assistant([part])))
+        record = {"prompt": [part], "completion": "b"}
+        assert f"'prompt'[0].{key} holds a value" in problem_of("prompt-completion", record)
+    part = {"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}, "train": None}
+    pieces, tally = read_record("chat", chat(user("a"), assistant([part])))
+    assert loss_of(pieces) == ["b\n"] and tally.unread_keys == {"messages[].cache_control": 1}
+
+
 def test_words_that_make_a_mark():
-    marks = ["mask", "trainOnTurn", "LOSS", "ignore_loss", "sample-weights", "label"]
+    marks = ["mask", "trainOnTurn", "LOSS", "ignore_loss", "sample-weights", "label", "is_supervised"]
     others = ["source", "trains", "glossary", "weightlifting", "task", "constraint"]
     assert all(map(looks_like_mark, marks)) and not any(map(looks_like_mark, others))
 

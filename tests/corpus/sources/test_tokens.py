@@ -92,6 +92,29 @@ BROKEN = {
 }
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_numbers_for_tokens_under_other_names(workspace, read, name):
+    """A list as long as the ids, or where a part of them ends, may be a mask of another name."""
+    ids = {"input_ids": [1, 2, 3]}
+    for key, value in (
+        ("targets", [-100, 2, 3]),
+        ("target_ids", [2, 3, -100]),
+        ("keep_flags", [False, True, True]),
+        ("source_len", 2),
+        ("answerStart", 1),
+    ):
+        write(workspace / name, [{**ids, key: value}])
+        (problem,) = read(tokens(name, max_broken_fraction=None)).problems
+        assert f"{key!r} holds a value that kind: tokens does not read" in problem
+        assert "loss_mask" in problem or "prompt_length" in problem
+        found = read(tokens(name, ignored_keys=[key]))
+        assert [record.learnt for record in found.records] == [None] and found.unread_keys == {key: 1}
+    others = {"token_type_ids": [0, 0, 1], "pieces": ["a", "b", "c"], "num_tokens": 3, "chunks": [1, 2]}
+    write(workspace / name, [{**ids, **others}])
+    found = read(tokens(name))
+    assert len(found.records) == 1 and found.unread_keys == dict.fromkeys(others, 1)
+
+
 @pytest.mark.parametrize("line", list(BROKEN))
 def test_one_broken_record(workspace, read, line):
     """A broken record is counted and named; the others are read."""

@@ -23,7 +23,7 @@ on:
 
 - a key whose name has one of the words *mask*, *loss*, *train*, *weight*, *label*, *learn* or *supervised*
   (`is_masked`, `turnWeight`, `no-loss`), and whose value is a flag, a number or a list;
-- another spelling of a key that is refused, or that the source has a setting for: `toolCalls`, `System-Prompt`;
+- another spelling of a key that is refused or that a setting names: `toolCalls`, `System-Prompt`;
 - in token ids, a list of numbers as long as the ids, and the place where a part of them begins or ends
   (`source_len`, `answer_start`).
 

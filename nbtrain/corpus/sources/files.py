@@ -12,6 +12,7 @@ import io
 import logging
 from abc import abstractmethod
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -106,7 +107,11 @@ class FileReader(base.SourceReader):
         for name in names[:NAMED_FILES]:
             reason = file_kinds.why_not_read(Path(name).name, self.suffixes)
             named.append(f"{folder.shown(root / name)} ({reason})" if reason else folder.shown(root / name))
-        more = f", and {len(names) - NAMED_FILES:,} more" if len(names) > NAMED_FILES else ""
+        more = ""
+        if len(names) > NAMED_FILES:
+            suffixes = Counter(file_kinds.suffix_of(name) or "no suffix" for name in names[NAMED_FILES:])
+            listed = ", ".join(f"{suffix} {count:,}" for suffix, count in suffixes.most_common(NAMED_FILES))
+            more = f", and {len(names) - NAMED_FILES:,} more ({listed})"
         return f"Files that kind: {self.kind} does not read are left out: {', '.join(named)}{more}."
 
     def is_wanted(self, name: str) -> bool:

@@ -86,24 +86,21 @@ OTHER_FORMATS = (
     # Lines of a token in base64 and its rank.
     OtherFormat(
         "a tiktoken file",
-        re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n"),
+        re.compile(rb"([\w+/]{4})*([\w+/]{4}|[\w+/]{3}=|[\w+/]{2}==) [0-9]+\r?\n", re.ASCII),
         "transformers, sentencepiece and tiktoken are",
     ),
-    # JSON with the entries' bytes in base64 under "vocab", after the settings under "config".
+    # JSON with the entries' bytes in base64 under "vocab", and the settings under "config".
     OtherFormat(
         "Mistral's tekken.json",
-        re.compile(
-            rb'\s*\{\s*"(config|vocab|image|audio|multimodal)"\s*:(?=.*"(token_bytes|default_vocab_size)")',
-            re.S,
-        ),
+        re.compile(rb'\s*\{(?=.*"(token_bytes"\s*:\s*"|default_vocab_size"\s*:))', re.S),
         "transformers (5 or newer) is",
         "from transformers.integrations.mistral import convert_tekken_tokenizer; "
         "convert_tekken_tokenizer('{file}')",
     ),
-    # A line for each entry; the first are those that the others cannot be.
+    # A line for each entry.
     OtherFormat(
-        "BERT's vocab.txt",
-        re.compile(rb"(\[(PAD|UNK|CLS|SEP|MASK|unused\d+)\]\r?\n)+"),
+        "a list of entries like BERT's vocab.txt",
+        re.compile(rb"(?!\{)(\S+\r?\n){3}"),
         "transformers is",
         "from transformers import BertTokenizer; BertTokenizer.from_pretrained('{folder}')",
     ),
@@ -167,7 +164,7 @@ def adopt(
                 _refuse_other_formats(other, stream.read(FORMAT_BYTES))
         raise DataError(
             f"{display(path)}: no tokenizer there. Name a tokenizer.json, a folder that holds one, or a "
-            f"folder with vocab.json and merges.txt."
+            f"folder with vocab.json and merges.txt (GPT-2's encoder.json and vocab.bpe under other names)."
         )
     built, before = _from_two_files(path, eod_token)
     directory.mkdir(parents=True, exist_ok=True)
@@ -270,7 +267,13 @@ def _adopt_text(
         # Raises bare Exceptions from Rust.
         built = tokenizers.Tokenizer.from_str(content.decode())
     except Exception as error:
-        raise DataError(f"{display(path)}: not a tokenizer.json of HF tokenizers: {error}.") from error
+        is_one_of_two = all((path.parent / name).is_file() for name in CONTENT_FILES)
+        both = (
+            f" Name the folder, {display(path.parent)}, for vocab.json and merges.txt."
+            if is_one_of_two
+            else ""
+        )
+        raise DataError(f"{display(path)}: not a tokenizer.json of HF tokenizers: {error}.{both}") from error
     # Old files, GPT-2's own among them, name no type of model: tokenizers infers it. Here it is written down.
     is_typed = "type" in document["model"]
     document["model"]["type"] = type(built.model).__name__

@@ -428,6 +428,17 @@ def test_other_formats(workspace, content, kind, name, is_folder):
             "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n##b\n",
             "from transformers import BertTokenizer; BertTokenizer.from_pretrained('m')",
         ),
+        (
+            "tekken.json",
+            json.dumps({"version": 3, "vocab": [{"token_bytes": "AA=="}], "config": {}}, indent=2),
+            "from transformers.integrations.mistral import convert_tekken_tokenizer; "
+            "convert_tekken_tokenizer('m/tekken.json')",
+        ),
+        (
+            "vocab.txt",
+            "the\n##s\n[UNK]\n",
+            "from transformers import BertTokenizer; BertTokenizer.from_pretrained('m')",
+        ),
     ],
 )
 def test_files_that_have_their_own_conversion(workspace, name, content, load):
@@ -439,6 +450,18 @@ def test_files_that_have_their_own_conversion(workspace, name, content, load):
             adopt(path, EOD_TOKEN, workspace / "mine")
         assert f"python -c \"{load}.save_pretrained('m')\"" in str(caught.value)
         assert str(caught.value).startswith(f"m/{name}: is ")
+
+
+def test_files_that_are_no_tokenizer_by_themselves(workspace):
+    """fairseq's dict.txt is not taken for a tiktoken file; one of GPT-2's two files names the folder."""
+    (workspace / "dict.txt").write_text("the 100\nof 50\n")
+    with pytest.raises(DataError, match=r"dict\.txt: not a tokenizer\.json of HF tokenizers"):
+        adopt(workspace / "dict.txt", EOD_TOKEN, workspace / "mine")
+    (workspace / "m").mkdir()
+    (workspace / "m" / "vocab.json").write_text('{"a": 0}')
+    (workspace / "m" / "merges.txt").write_text("a b\n")
+    with pytest.raises(DataError, match=r"Name the folder, m, for vocab\.json and merges\.txt\."):
+        adopt(workspace / "m" / "vocab.json", EOD_TOKEN, workspace / "mine")
 
 
 @pytest.mark.soak
@@ -479,7 +502,7 @@ def test_nothing_there(workspace):
             adopt(path, EOD_TOKEN, workspace / "mine")
         assert str(caught.value).endswith(
             "no tokenizer there. Name a tokenizer.json, a folder that holds one, or a folder with vocab.json "
-            "and merges.txt."
+            "and merges.txt (GPT-2's encoder.json and vocab.bpe under other names)."
         )
 
 

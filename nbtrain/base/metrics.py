@@ -88,7 +88,7 @@ host_memory_fraction | memory/host used fraction | | Used share of the machine's
 device_memory_bytes | memory/device peak allocated | bytes | Peak allocated since the process began.
 device_memory_fraction | memory/device used fraction | | Peak allocated over the device's memory.
 reward_margin | rewards/margins | |
-    With dpo: mean reward of the chosen answers minus that of the rejected ones.
+    With dpo: mean reward of the chosen answers minus the mean reward of the rejected answers.
 reward_accuracy | rewards/accuracies | |
     With dpo: share of the pairs whose chosen answer has the higher reward.
 reward_chosen | rewards/chosen | | With dpo: mean reward of the chosen answers of the step's pairs.

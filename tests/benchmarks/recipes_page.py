@@ -48,7 +48,7 @@ SHOWS = """
 {more}- These are models of {models} million parameters on little text, with the batch of the demo. No run
   sees its text more than 1.3 times. The results do not apply to larger models, longer runs or other batches,
   and the best rates are the best for these sizes only.
-- The gain is that of the whole recipe; the gain of its parts was not measured.
+- The gain is measured for the whole recipe, not for its parts.
 - `gpt-tiny`, the demo, has `recipe: modern`; `gpt3-tiny` has GPT-3's recipe with the same size and text.
 """
 LENGTHS = """\

@@ -141,7 +141,7 @@ def test_the_launch_notebook_trains_a_run_that_is_watched_and_stopped(lab: Lab, 
     wait_for(lambda: "nbtrain-rescue" in saved(lab, "03_launch.ipynb"), lambda: "the notebook was not saved")
     page.reload()
     # The form stands above it, and a panel out of sight asks for nothing.
-    page.locator(".nbf-kernel", has_text="is not in reach: it runs a cell").wait_for()
+    page.locator(".nbf-kernel", has_text="is busy with a cell").wait_for()
     page.locator(".nbtrain-panel").first.scroll_into_view_if_needed()
     page.locator(".nbtrain-panel[data-state=RUNNING] .nbt-step").first.wait_for()
     assert_step_advances(page)

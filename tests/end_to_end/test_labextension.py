@@ -91,9 +91,9 @@ def test_without_the_server_half_the_sidebar_says_so(lab: Lab, page: Any) -> Non
     """In its place: no dialog covers JupyterLab."""
     page.route("**/nbtrain/runs*", lambda route: route.fulfill(status=404, body="not found"))
     open_lab(page, lab)
-    word = page.locator(".nbtrain-Sidebar [role=status]", has_text="does not have the server half of nbtrain")
+    word = page.locator(".nbtrain-Sidebar [role=status]", has_text="lacks nbtrain's server extension")
     word.wait_for()
-    assert "pip install nbtrain" in word.inner_text()
+    assert "restart the server" in word.inner_text()
     assert page.locator(".jp-Dialog").count() == 0
     assert not page.locator(".nbtrain-Status").is_visible()
     screenshot(page, "extension-without-server")
@@ -153,7 +153,7 @@ def test_a_run_is_opened_read_and_left_by_the_keyboard_alone(lab: Lab, page: Any
     page.locator(".lm-CommandPalette-item.lm-mod-active", has_text="Runs of nbtrain").wait_for()
     page.keyboard.press("Enter")
     page.locator(f".nbtrain-Sidebar [data-run={ended}] .nbt-open").wait_for()
-    press_until(page, "Tab", "only runs with these words")
+    press_until(page, "Tab", "show only runs that contain this text")
     page.keyboard.type(ended)
     press_until(page, "Tab", ended)
 

@@ -46,7 +46,7 @@ AUTOTP = """
 ## DeepSpeed's own tensor parallelism
 
 DeepSpeed's AutoTP shards the linear layers of the plain model with its own code. The losses and gradient
-norms of {steps} steps are compared with those of nbtrain.
+norms of {steps} steps are compared with nbtrain's.
 """
 
 RESUME = """

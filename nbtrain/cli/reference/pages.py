@@ -290,7 +290,7 @@ def _default_words(info: FieldInfo) -> str:
 
 
 def _model_of(info: FieldInfo) -> type[ConfigModel] | None:
-    if get_origin(info.annotation) is list:  # its items have a table of their own
+    if get_origin(info.annotation) is list:  # its items have a separate table
         return None
     for candidate in (info.annotation, *get_args(info.annotation)):
         if isinstance(candidate, type) and issubclass(candidate, ConfigModel):
@@ -299,24 +299,24 @@ def _model_of(info: FieldInfo) -> type[ConfigModel] | None:
 
 
 def _first_words(model: type[BaseModel]) -> str:
-    """The first paragraph of its docstring, in one line."""
+    """Return the first paragraph of the model's docstring, in one line."""
     return " ".join((model.__doc__ or "").strip().partition("\n\n")[0].split())
 
 
 def metrics_page() -> str:
-    """Every scalar: tag, unit, meaning."""
+    """Return docs/metrics.md: every scalar with its tag, unit and meaning."""
     lines = [
         "# Metrics",
         "",
         "Every scalar that a run writes to `output/<run>/tensorboard`, at every step that has a value.",
         "Generated from `nbtrain/base/metrics.py` by `make docs`; do not edit.",
         "",
-        "The tags of the first rows are those of Megatron-DeepSpeed. A scalar with a yes in the last column",
+        "The first rows use Megatron-DeepSpeed's tags. A scalar with a yes in the last column",
         "is also written as `<tag> vs samples` and `<tag> vs tokens`, with that count instead of the step.",
         "`<dataset>` stands for the name of each dataset of a blend or mixture.",
         "",
-        "After a restart, TensorBoard shows each step once. Without its data server (on ARM, for which there",
-        "is no wheel) it shows the steps between the checkpoint and the restart twice.",
+        "After a restart, TensorBoard shows each step once. Without its data server, for which no ARM wheel",
+        "exists, it shows the steps between the checkpoint and the restart twice.",
         "",
         "| name | tag | unit | meaning | vs samples, tokens |",
         "| --- | --- | --- | --- | --- |",

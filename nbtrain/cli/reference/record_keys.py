@@ -7,27 +7,28 @@ from nbtrain.corpus.sources.keys import TABLES, KeyRule, KeyTable
 INTRODUCTION = """\
 # Keys of records
 
-What each kind of source does with each key of a record. Generated from `nbtrain/corpus/sources/keys.py` by
-`make docs`; do not edit.
+This page lists how each kind of source treats each key of a record. Generated from
+`nbtrain/corpus/sources/keys.py` by `make docs`; do not edit.
 
-- **used**: it is in the text that is trained on, or in the mask of what bears a loss.
-- **refused**: if it holds a value, the record is left out as broken, with file, line, the key and what to
-  do. More than `max_broken_fraction` of such records (default 0.01) end `nbtrain prepare` with an error.
-  Without the key, the record would be trained on as something else than it is.
-- **counted**: it is not read. `nbtrain prepare`, `manifest.json` (`unread_keys` of the source) and the data
-  card name it and the number of records in which it holds a value.
+- **used**: its value becomes part of the training text or of the loss mask.
+- **refused**: if the key has a value, the record is skipped as broken, and `nbtrain prepare` prints its file,
+  line and key, and how to fix it. If more than `max_broken_fraction` of the records (default 0.01) are
+  broken, `nbtrain prepare` ends with an error. Without the key, the model would be trained on a record with
+  a different meaning.
+- **counted**: the key is not read. `nbtrain prepare`, `manifest.json` (`unread_keys` of the source) and the
+  data card list it with the number of records in which it has a value.
 
-null, `""`, `[]`, `{}` and what holds only these are no values. A key that no table names is counted, with
-these exceptions in fine-tuning records and token ids, which are refused because they may say what is trained
-on:
+null, `""`, `[]`, `{}`, and lists and objects that contain only these, do not count as values. A key that no
+table lists is counted. Fine-tuning records and token ids have these exceptions, which are refused because the
+key may select what is trained on:
 
-- a key whose name has one of the words *mask*, *loss*, *train*, *weight*, *label*, *learn* or *supervised*
+- a key whose name contains one of the words *mask*, *loss*, *train*, *weight*, *label*, *learn* or *supervised*
   (`is_masked`, `turnWeight`, `no-loss`), and whose value is a flag, a number or a list;
 - another spelling of a key that is refused or that a setting names: `toolCalls`, `System-Prompt`;
-- in token ids, a list of numbers as long as the ids, and the place where a part of them begins or ends
+- in token ids, a list of numbers as long as the ids, and the position where a part of them begins or ends
   (`source_len`, `answer_start`).
 
-To read on without a key, name it in `ignored_keys` of the source; it is then counted. This works for
+To train without a key, list it in `ignored_keys` of the source; it is then only counted. This works for
 refused keys, and for used keys that are optional, such as `weight` and `system`:
 
 ```yaml
@@ -38,8 +39,9 @@ data:
       ignored_keys: [images, weight]
 ```
 
-Columns of `.parquet` that are counted are not read at all; their nulls are known from the file's
-statistics. Two columns of one name are refused if the name is used or refused.
+Counted columns of a `.parquet` file are not read from the disk at all; the file's statistics tell how many
+of their values are null. Two columns with the same name are refused if the table lists the name as used or
+refused.
 """
 TITLES = {
     "record": "Keys of the record:",
@@ -68,7 +70,7 @@ def _section(kinds: Sequence[str], table: KeyTable) -> Iterator[str]:
             "",
             title,
             "",
-            "| keys | | what they hold | what to do instead |",
+            "| keys | treatment | content | what to do instead |",
             "| --- | --- | --- | --- |",
         )
         for use in ("used", "refused", "counted"):

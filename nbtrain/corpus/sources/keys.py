@@ -1,8 +1,8 @@
 """What each kind of source does with each key of its records: the one table that readers and docs share.
 
-    used      read: it is in the text, or in the mask of what bears a loss
-    refused   the record is broken: without the key it would be trained on as something else than it is
-    counted   not read; prepare, the manifest and the data card say in how many records it holds a value
+    used      read: its value becomes part of the text or of the loss mask
+    refused   the record counts as broken: without the key it would be trained on with another meaning
+    counted   not read; prepare, the manifest and the data card report in how many records it has a value
 
 A key without a rule is counted, except in fine-tuning records and token ids. There a key whose name and
 value look like a mark of what is trained on (is_masked: true, turnWeight: 0.5) is refused, and so is another
@@ -149,16 +149,16 @@ MEDIA = KeyRule(
         *("audio_paths", "files", "attachments"),
     ),
     "refused",
-    "pictures or sound",
-    "The model reads text alone.",
-    fix="Leave such records out.",
+    "images, video or audio",
+    "The model reads only text.",
+    fix="Remove such records.",
 )
 FEEDBACK = KeyRule(
     ("label", "labels", "kto_tag", "desirable"),
     "refused",
-    "a judgement of the answer, or a class",
-    "If it is true, false or a number; text is counted.",
-    fix="Leave bad answers out, or make pairs for kind: preference.",
+    "a rating of the answer, or a class label",
+    "Refused if it is true, false or a number; text is only counted.",
+    fix="Remove the bad answers, or make pairs for kind: preference.",
     matters=is_flag_or_number,
 )
 REJECTED = KeyRule(
@@ -176,8 +176,8 @@ MASKS = KeyRule(
         *("attention_mask", "input_ids", "prompt_length", "prompt_len", "segments", "mask"),
     ),
     "refused",
-    "ids, or which parts bear a loss",
-    fix="Ids with their masks are read by kind: tokens.",
+    "token ids, or a mask of the tokens in the loss",
+    fix="To train on token ids with their masks, use kind: tokens.",
 )
 WEIGHTS = KeyRule(
     (
@@ -185,30 +185,30 @@ WEIGHTS = KeyRule(
         *("train", "training", "trainable", "loss"),
     ),
     "refused",
-    "a weight of the record, or a mark that it is not trained on",
-    "1 and true are counted.",
-    fix="Leave records out, or give each weight a source of its own with that `weight`.",
+    "a weight of the record, or a mark that excludes it from training",
+    "The values 1 and true are only counted.",
+    fix="Remove such records, or make one source for each weight and set its `weight`.",
     matters=is_weight,
 )
 LEFT_OUT = KeyRule(
     ("skip", "skipped", "ignore", "ignored", "exclude", "excluded"),
     "refused",
-    "a mark that it is not meant to be trained on",
-    "If it is true; false is counted.",
-    fix="Leave such records out; a message is left out of the loss by train: false.",
+    "a mark that excludes it from training",
+    "Refused if it is true; false is only counted.",
+    fix="Remove such records; to exclude a message from the loss, set its train to false.",
     matters=leaves_out,
 )
 KEPT = replace(
     LEFT_OUT,
     names=("include", "included", "keep"),
-    how="If it is false; true is counted.",
+    how="Refused if it is false; true is only counted.",
     matters=is_off,
 )
 TEMPLATE_OPTIONS = KeyRule(
     ("chat_template_kwargs", "chat_template"),
     "refused",
     "options for another program's chat template",
-    fix="Write what they stand for into the messages.",
+    fix="Write the text that they produce into the messages.",
 )
 EARLIER_TURNS = KeyRule(
     (
@@ -241,8 +241,8 @@ SYSTEM_NAMES = (
 SYSTEM = KeyRule(
     (*SYSTEM_NAMES, "developer"),
     "refused",
-    "what the model is told before the question",
-    fix="Put it into the prompt, or use kind: chat, which makes messages of system, question and answer.",
+    "a system prompt",
+    fix="Put it into the prompt, or use kind: chat, which turns system, question and answer into messages.",
 )
 TOOLS = KeyRule(
     (
@@ -264,7 +264,7 @@ REASONING = KeyRule(
     (*REASONING_NAMES, *OTHER_REASONING),
     "refused",
     "reasoning before the answer",
-    fix="Put it into the answer, between marks of your own, or use kind: chat with reasoning_template.",
+    fix="Put it into the answer between your own tags, or use kind: chat with reasoning_template.",
 )
 # A mark decides for its message; without one, learn_roles do.
 MARKS = ("train", "training", "trainable", "weight", "loss", "loss_weight", "loss_mask", "loss_scale")
@@ -282,7 +282,7 @@ TEXT_KEYS = KeyTable(
                 *("loss_mask", "completion_mask", "prompt_mask", "assistant_masks", "assistant_mask"),
                 *("prompt_length", "prompt_len", "train_detail"),
             ),
-            fix="Text is trained on as a whole; ids with their masks are read by kind: tokens.",
+            fix="A text is always in the loss as a whole. For token ids with masks, use kind: tokens.",
         ),
     ),
     marks=False,
@@ -293,41 +293,41 @@ TOKEN_KEYS = KeyTable(
         KeyRule(
             ("labels",),
             "used",
-            "each token's own id, or -100 for tokens without loss",
+            "the token's own id, or -100 for a token outside the loss",
             setting="labels_key",
             unread="refused",
         ),
         KeyRule(
             ("loss_mask", "completion_mask", "assistant_masks", "assistant_mask"),
             "used",
-            "1 for each token with loss, 0 for one without",
-            "A token with loss has it in all masks and labels of the record.",
+            "1 for a token in the loss, 0 for other tokens",
+            "A token is in the loss if all masks and labels of the record say so.",
         ),
         KeyRule(
-            ("prompt_length", "prompt_len"), "used", "the number of tokens at the beginning without loss"
+            ("prompt_length", "prompt_len"), "used", "how many tokens at the beginning are outside the loss"
         ),
-        KeyRule(("attention_mask",), "used", "0 for padding at either end", "Padding is dropped."),
+        KeyRule(("attention_mask",), "used", "0 for padding at either end", "The padding is removed."),
         KeyRule(
             ("seq_lens", "seq_lengths", "cu_seqlens", "position_ids"),
             "used",
             "where documents begin in a packed record",
-            "It is cut there. `position_ids` start at 0 in each document.",
+            "The record is split there. `position_ids` start at 0 in each document.",
         ),
         KeyRule(
             ("special_tokens_mask", "segment_ids", "sequence_ids", "document_ids", "doc_ids"),
             "refused",
-            "marks of special tokens or of packed documents",
-            fix="Write labels or loss_mask for what bears a loss, and seq_lens for packed documents.",
+            "a mask of special tokens, or the document number of each token",
+            fix="Mark the tokens in the loss with labels or loss_mask, and packed documents with seq_lens.",
         ),
         replace(
             WEIGHTS,
             names=(*WEIGHTS.names, "loss_weights", "token_weights", "weights"),
-            what="weights of the record or of its tokens, or a mark that it is not trained on",
+            what="weights of the record or of its tokens, or a mark that excludes it from training",
         ),
         replace(MEDIA, names=(*MEDIA.names, "image_grid_thw", "image_sizes")),
         LEFT_OUT,
         KEPT,
-        KeyRule(("token_type_ids", "length", "text"), "counted", "nothing about what is trained on"),
+        KeyRule(("token_type_ids", "length", "text"), "counted", "values that do not affect training"),
     ),
 )
 PROMPT_COMPLETION_KEYS = KeyTable(
@@ -349,18 +349,18 @@ PROMPT_COMPLETION_KEYS = KeyTable(
 )
 ALPACA_KEYS = KeyTable(
     record=(
-        KeyRule(("instruction",), "used", "what is asked", setting="instruction_key"),
-        KeyRule(("input",), "used", "what it is asked of", "It may be missing.", setting="input_key"),
+        KeyRule(("instruction",), "used", "the task or question", setting="instruction_key"),
+        KeyRule(("input",), "used", "the text that the task is about", "Optional.", setting="input_key"),
         KeyRule(("output",), "used", "the answer", setting="output_key"),
         replace(
             SYSTEM,
             use="used",
-            how="In a `template` with {system}; without one it is refused.",
-            fix="Give this source a template with {system}, or use kind: chat, which has a place for it.",
+            how="Used by a `template` with {system}; refused without one.",
+            fix="Set a template with {system} for this source, or use kind: chat, which reads it.",
             unread="refused",
         ),
         EARLIER_TURNS,
-        replace(CONTEXT, fix="If it is the input, set input_key; if not, put it into the input."),
+        replace(CONTEXT, fix="If it is the input, name it with input_key; otherwise add it to the input."),
         QUESTION_PARTS,
         *(TOOLS, REASONING, MEDIA, FEEDBACK, REJECTED, MASKS, WEIGHTS, LEFT_OUT, KEPT, TEMPLATE_OPTIONS),
     ),
@@ -371,14 +371,15 @@ CONVERSATION_KEYS = (
         names=SYSTEM_NAMES,
         use="used",
         how="It becomes the first message.",
-        fix="The messages begin with another one, or both answers are text: keep one place for it.",
+        fix="Refused if the messages already begin with a system message, or if both answers are text: keep "
+        "the system prompt in one place.",
         unread="refused",
     ),
     replace(
         TOOLS,
         use="used",
-        how=f"{TOOLS.how} After the system message by `tools_template`; without that they are refused.",
-        fix=r'Set tools_template, e.g. "# Tools\n{tools}", unless the messages name the tools already.',
+        how=f"{TOOLS.how} Placed after the system message by `tools_template`; refused without it.",
+        fix=r'Set tools_template, e.g. "# Tools\n{tools}", unless the messages already list the tools.',
         unread="refused",
     ),
     replace(CONTEXT, fix="Put it into a message."),
@@ -390,22 +391,22 @@ CONVERSATION_KEYS = (
     MEDIA,
 )
 MESSAGE_KEYS = (
-    KeyRule(("role", "from"), "used", "who says it"),
-    KeyRule(("content", "value", "text"), "used", "what is said", "Text, or a list of parts of type text."),
+    KeyRule(("role", "from"), "used", "the role of the speaker"),
+    KeyRule(("content", "value", "text"), "used", "its text", "Text, or a list of parts of type text."),
     KeyRule(
         MARKS,
         "used",
-        "whether the message bears a loss",
-        "true and 1: it does; false and 0: it does not, whatever `learn_roles` says. Others are refused.",
-        fix="A mark is that of a message, not of a part of its content.",
+        "whether the message is in the loss",
+        "true or 1 includes it, false or 0 excludes it, regardless of `learn_roles`. Others are refused.",
+        fix="Put the mark on the message, not on a part of its content.",
         unread="refused",
         matters=is_weight,
     ),
     KeyRule(
         (MASKED,),
         "used",
-        "true: the message bears no loss",
-        fix="A mark is that of a message, not of a part of its content.",
+        "true if the message is outside the loss",
+        fix="Put the mark on the message, not on a part of its content.",
         unread="refused",
         matters=leaves_out,
     ),
@@ -413,8 +414,8 @@ MESSAGE_KEYS = (
         SPANS,
         "used",
         "spans of the content, {begin_offset, end_offset, train}, in characters, the end included",
-        "Those with train: true bear a loss, the rest does not. Each span is encoded by itself.",
-        fix="Spans are those of a message, not of a part of its content.",
+        "Only spans with train: true are in the loss. Each span is tokenized separately.",
+        fix="Put the spans on the message, not on a part of its content.",
         unread="refused",
     ),
     LEFT_OUT,
@@ -423,15 +424,15 @@ MESSAGE_KEYS = (
         REASONING,
         names=REASONING_NAMES,
         use="used",
-        how="Before the content by `reasoning_template`; without that it is refused.",
+        how="Placed before the content by `reasoning_template`; refused without it.",
         fix=r'Set reasoning_template, e.g. "<think>\n{reasoning}\n</think>\n\n".',
         unread="refused",
     ),
     KeyRule(
         ("tool_calls", "function_call"),
         "used",
-        "calls of tools",
-        "After the content by `tool_call_template`; without that they are refused.",
+        "tool calls",
+        "Placed after the content by `tool_call_template`; refused without it.",
         fix=r'Set tool_call_template, e.g. "<tool_call>\n{tool_call}\n</tool_call>".',
         unread="refused",
         matters=names_tools,
@@ -439,19 +440,19 @@ MESSAGE_KEYS = (
     KeyRule(
         ("tool_call", "function_calls", "tool_use", "tool_uses"),
         "refused",
-        "calls of tools",
-        fix="Name the key tool_calls.",
+        "tool calls",
+        fix="Rename the key to tool_calls.",
         matters=names_tools,
     ),
-    replace(TOOLS, fix="Put them beside the messages."),
-    replace(REASONING, names=OTHER_REASONING, fix="Name the key reasoning_content."),
+    replace(TOOLS, fix="Move them from the message to the record."),
+    replace(REASONING, names=OTHER_REASONING, fix="Rename the key to reasoning_content."),
     KeyRule(
         (
             *("refusal", "channel", "recipient", "documents", "context", "history", "parts", "system"),
             *("tool_results", "tool_outputs", "tool_responses", "tool_response", "observation"),
         ),
         "refused",
-        "text of the message, or what its text is for",
+        "further text of the message, or its purpose",
         fix="Put it into the content.",
     ),
     replace(FEEDBACK, names=("label", "labels")),
@@ -459,7 +460,7 @@ MESSAGE_KEYS = (
     KeyRule(
         ("name", "tool_call_id", "id", "prefix", "lang", "rank"),
         "counted",
-        "names and numbers of a message, for which a template has no field",
+        "names and numbers of a message, which no template uses",
     ),
 )
 QUESTION_NAMES = ("instruction", "query", "question")
@@ -477,25 +478,25 @@ CHAT_KEYS = KeyTable(
         KeyRule(
             ("prompt", "completion"),
             "used",
-            "text or messages without loss, and what follows them",
-            "If there are no messages. `prompt` alone may hold a tree of OpenAssistant.",
+            "text or messages outside the loss, and the answer to them",
+            "Read if the record has no messages. `prompt` alone may hold an OpenAssistant message tree.",
         ),
         KeyRule(
             (*QUESTION_NAMES, "input", *ANSWER_NAMES),
             "used",
-            "a question, what it is asked of, and its answer",
-            "If there are no messages.",
+            "a question, the text that it is about, and its answer",
+            "Read if the record has no messages.",
         ),
-        replace(EARLIER_TURNS, use="used", how="Pairs before that question.", fix="", unread="refused"),
+        replace(EARLIER_TURNS, use="used", how="Placed before that question.", fix="", unread="refused"),
         KeyRule(
             ("message_id", "parent_id", "message_tree_id", "role", "text", "deleted"),
             "used",
-            "a message of a tree of OpenAssistant, one in each record",
+            "one message of an OpenAssistant message tree",
         ),
         *CONVERSATION_KEYS,
         FEEDBACK,
         REJECTED,
-        replace(REASONING, names=("reasoning_content", "thinking"), fix="Put it into its message."),
+        replace(REASONING, names=("reasoning_content", "thinking"), fix="Put it into the message."),
     ),
     message=MESSAGE_KEYS,
 )
@@ -508,13 +509,13 @@ PREFERENCE_KEYS = KeyTable(
             MESSAGES_NAMES,
             "used",
             "messages before both answers",
-            "If the answers are messages and there is no prompt.",
+            "Read if the answers are messages and the record has no prompt.",
         ),
         KeyRule(
             ("input", "instruction", "question", "query"),
             "refused",
             "another part of the question",
-            fix="Put all of it into one key, and name that with prompt_key.",
+            fix="Join the parts in one key, and name that key with prompt_key.",
         ),
         *CONVERSATION_KEYS,
         EARLIER_TURNS,
@@ -535,18 +536,18 @@ TABLES: dict[str, KeyTable] = {
 
 # -- What readers do with it ------------------------------------------------------------------------------
 
-MARK = KeyRule((), "refused", "looks like a mark of what is trained on", matters=is_mark)
+MARK = KeyRule((), "refused", "looks like a mark that selects what is trained on", matters=is_mark)
 TOKEN_VALUES = KeyRule(
     (),
     "refused",
-    "a number for each token, which may say what is trained on",
-    fix="Name labels labels, and a mask of 0 and 1 loss_mask.",
+    "a number for each token, which may select what is trained on",
+    fix="Rename the key to labels if it holds labels, or to loss_mask if it holds a mask of 0 and 1.",
 )
 TOKEN_COUNT = KeyRule(
     (),
     "refused",
     "where a part of the tokens begins or ends",
-    fix="Name the number of tokens at the beginning without loss prompt_length.",
+    fix="If it is the number of tokens at the beginning that are outside the loss, rename it to prompt_length.",
     matters=is_flag_or_number,
 )
 COUNTED = KeyRule((), "counted", "not read")
@@ -673,7 +674,7 @@ class KeyPolicy:
         if rule is not None:
             if rule.use == "refused":
                 return rule
-            fix = f"If it is what {known!r} is, name it so."
+            fix = f"If it means the same as {known!r}, rename it."
             return replace(rule, use="refused", fix=fix, matters=holds_value)
         return MARK if self._marks and looks_like_mark(name) else COUNTED
 

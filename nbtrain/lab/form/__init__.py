@@ -1,1 +1,1 @@
-"""The launch form: its fields, what is said of a draft, and the answers that every host of it asks for."""
+"""The launch form: its fields, the check of a draft, and the answers to its requests."""

@@ -1,13 +1,13 @@
-"""What the launch form asks for, by request: JSON in, JSON out. The server's routes and the kernel give it.
+"""The answers to the launch form's requests, JSON in and JSON out, for the server's routes and the kernel.
 
-form           what the form shows of a YAML with overrides: fields, groups, values, and the assessment
-form/assess    what is said of values that were typed: problems by field, headline, plan, changes, the line
+form           the form's content for a YAML with overrides: fields, groups, values, and the assessment
+form/assess    the check of typed values: problems by field, headline, plan, changes, the line
 form/layouts   the layout search's suggestions, each with the changes that it makes
-submit         submits what the form holds; in mode twin, starts its twin (lab/form/twin.py)
+submit         submits the form's run; in mode twin, starts its twin (lab/form/twin.py)
 
-A request is {yaml, overrides, typed, name, mode, clone}: `overrides` are those that the form was opened with
-(as nb.submit takes them, or a JSON object as text), `typed` is {key: text} of what a person changed since.
-`clone` names a run: its configuration stands in place of the YAML, and a new run with it is its child.
+A request is {yaml, overrides, typed, name, mode, clone}: `overrides` are the ones that the form was opened
+with (as in nb.submit, or a JSON object as text), `typed` is {key: text} of the fields that the user changed.
+`clone` names a run whose configuration is used instead of the YAML; the new run becomes its child.
 """
 
 import itertools
@@ -42,29 +42,29 @@ from nbtrain.monitor.notes import own_labels_of
 Request = Mapping[str, Any]
 
 MODES = ("full", "twin")
-"""What is done with a run, as notebooks name it: trained, or its twin."""
+"""The modes of a notebook: train the run, or train its twin."""
 TWIN_WORDS = (
-    "Mode twin: Submit trains a small run of this shape on this machine's CPU, and compares it with runs of "
-    "other layouts. It takes a few minutes and needs none of the run's data or GPUs."
+    "Mode twin: Submit trains a scaled-down run with the same layout on this machine's CPU, and compares it "
+    "with other layouts. This takes a few minutes and does not need the run's data or GPUs."
 )
 SUGGESTIONS = 6
 LONGEST_STEM = 48
-"""Of a clone's name, for which 53 characters are allowed: a number follows."""
+"""Characters kept of a clone's name, so that a number fits within the 53 that are allowed."""
 
 
 def answer(path: str, request: Request, anywhere: bool = False) -> dict[str, Any]:
-    """The answer to a request. Raises ConfigError for one that cannot be answered, SubmitError for a refusal.
+    """Answer a request. Raises ConfigError if it is invalid, SubmitError if the submission is refused.
 
-    With `anywhere`, run YAMLs outside of the workspace are read: for a kernel, which may read them anyway.
+    `anywhere` allows run YAMLs outside the workspace: a kernel may read any file anyway.
     """
     return ANSWERS[path](request, anywhere)
 
 
 def form_described(request: Request, anywhere: bool = False) -> dict[str, Any]:
-    """Everything that the form shows of a YAML.
+    """Return everything that the form shows for a YAML.
 
-    Overrides that do not go with the YAML are left out, and `left_out` says why: when another YAML is chosen,
-    the notebook's overrides stay.
+    When the user chooses another YAML, the notebook's overrides are applied to it. Overrides that do not fit
+    it are dropped, and `left_out` has the reason.
     """
     run, overrides, left_out = run_of(request, anywhere), overrides_of(request), ""
     clone = request.get("clone") or ""
@@ -92,19 +92,19 @@ def form_described(request: Request, anywhere: bool = False) -> dict[str, Any]:
 
 
 def form_assessed(request: Request, anywhere: bool = False) -> dict[str, Any]:
-    """What is said of a draft."""
+    """Check a draft and return the result."""
     return _assessed(_draft(request, anywhere), request)
 
 
 def form_layouts(request: Request, anywhere: bool = False) -> dict[str, Any]:
-    """The best layouts of the run on its GPUs, or on `gpus` of `gpu_type`; none with the reason."""
+    """Return the best layouts of the run on its GPUs, or on `gpus` of `gpu_type`, and the rejected ones."""
     from nbtrain.planner.found import FoundLayouts
     from nbtrain.planner.search import search
 
     draft = _draft(request, anywhere)
     config = draft.assess().config
     if config is None or draft.unreadable:
-        raise ConfigError("The fields that are marked have to be right before layouts can be searched.")
+        raise ConfigError("Fix the marked fields first; then layouts can be searched.")
     gpus, gpu_type = request.get("gpus") or None, request.get("gpu_type") or None
     if gpus is not None and (not isinstance(gpus, int) or isinstance(gpus, bool)):
         raise ConfigError(f"gpus = {gpus!r} must be a whole number.")
@@ -134,13 +134,14 @@ def form_layouts(request: Request, anywhere: bool = False) -> dict[str, Any]:
 
 
 def form_submitted(request: Request, anywhere: bool = False) -> dict[str, Any]:
-    """Submit what the form holds, as nb.submit and nb.twin do: {"name", "job_id"}; a twin has "twin_of".
+    """Submit the form's run, as nb.submit and nb.twin do: {"name", "job_id"}, and "twin_of" for a twin.
 
-    A job that was active before has "joined", its state, and "not_applied", the changes that it does not get.
+    If a job of the run is already active, the answer has its state as "joined", and as "not_applied" the
+    changes that the job does not get.
     """
     from nbtrain.jobs.submit import submit
 
-    # Loaded anew: the file may have changed since the form read it.
+    # Load the file again: it may have changed since the form read it.
     draft = _draft(request, anywhere)
     config, parent = draft.config, None
     if _mode(request) == "twin":
@@ -154,7 +155,7 @@ def form_submitted(request: Request, anywhere: bool = False) -> dict[str, Any]:
     job = submit(config, parent=parent)
     found: dict[str, Any] = {"name": job.run.name, "job_id": job.job_id}
     changes = [str(change) for change in not_applied(job.run, config)]
-    # Another process may have submitted the run meanwhile: what it does not get says so.
+    # Another process may have submitted the run meanwhile; then the changes show it.
     if changes or (before and before.job_id == job.job_id):
         found |= {"joined": status_of(job)[0], "not_applied": changes}
     return found
@@ -169,7 +170,7 @@ ANSWERS: dict[str, Callable[[Request, bool], dict[str, Any]]] = {
 
 
 def place() -> str:
-    """Where this process finds YAMLs and writes runs: a server and a kernel may differ."""
+    """Return where this process finds YAMLs and writes runs; a server and a kernel may differ."""
     return f"{workspace()} -> {output_root()}"
 
 
@@ -179,7 +180,7 @@ def _assessed(draft: Draft, request: Request) -> dict[str, Any]:
     problems = problems_by_key(draft, found.problems, found.config)
     if found.config and not problems and not twin:
         problems = problems_of_name(found.config, draft.clone_of)
-    # As notebook 03 does it: what is missing is made first.
+    # As in notebook 03, missing data is prepared first.
     unprepared = any(one.kind == "data" for one in found.shortages)
     function, more = ("nb.twin", "") if twin else ("nb.submit", "prepared=False" if unprepared else "")
     return {
@@ -211,7 +212,7 @@ def _draft(request: Request, anywhere: bool) -> Draft:
 
 
 def _as_clone(draft: Draft) -> None:
-    """A clone has a name of its own, the first that is free, and trains, as jobs/clone.py has it."""
+    """Give a clone the first free name, and let it train, as in jobs/clone.py."""
     if not draft.clone_of:
         return
     if "name" not in draft.changes:
@@ -226,7 +227,7 @@ def _as_clone(draft: Draft) -> None:
 
 
 def _typed(draft: Draft, request: Request) -> Draft:
-    """The draft with what was typed in this request."""
+    """Return the draft with the typed values of this request."""
     typed = request.get("typed") or {}
     if not isinstance(typed, Mapping):
         raise ConfigError(f"typed = {typed!r} must be {{key: text}}.")
@@ -249,20 +250,20 @@ def run_of(request: Request, anywhere: bool) -> str:
     roots = (workspace(), bundled("examples/megatron-gpt"), output_root())
     if not anywhere and not any(path.is_relative_to(root.resolve()) for root in roots):
         raise ConfigError(
-            f"{display(path)} lies outside of the workspace ({workspace()}), and the server reads no run "
-            "YAML there. Copy it into the workspace, or open the form in a notebook that has a kernel."
+            f"{display(path)} is outside of the workspace ({workspace()}), and the server does not read run "
+            "YAMLs there. Copy it into the workspace, or open the form in a notebook that has a kernel."
         )
     return run
 
 
 def overrides_of(request: Request) -> Overrides:
-    """Those of the request; text may be a JSON object or key=value pairs."""
+    """Return the overrides of the request; text may be a JSON object or key=value pairs."""
     given = request.get("overrides")
     if isinstance(given, str) and given.lstrip().startswith("{"):
         try:
             given = json.loads(given)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"overrides are no JSON object: {error}") from None
+            raise ConfigError(f"overrides must be a JSON object: {error}") from None
     return given or None
 
 
@@ -294,8 +295,8 @@ def _field(draft: Draft, one: Field) -> dict[str, Any]:
 
 
 def _following(draft: Draft, one: Field) -> dict[str, str | None]:
-    """What a field has unless it is typed: it follows the recipe, the architecture or a kind, which may
-    have been."""
+    """Return the untyped value of a field that depends on the recipe, the architecture or a kind, which the
+    user may have changed."""
     base = draft.base_value(one.key)
     value = draft.given.get(one.key, base)
     default = draft.default(one.key)
@@ -303,14 +304,14 @@ def _following(draft: Draft, one: Field) -> dict[str, str | None]:
 
 
 def _change(draft: Draft, key: str) -> list[str]:
-    """[key, from, to, who made it]: the notebook, or a person in the form."""
+    """Return [key, old value, new value, "given" by the notebook or changed in the "form"]."""
     one, value = every_field()[key], draft.value(key)
     mine = key not in draft.given or draft.given[key] != value
     return [key, one.shown(draft.base_value(key)), one.shown(value), "form" if mine else "given"]
 
 
 def yaml_for_others(run: str | Path) -> str:
-    """A run YAML as another process finds it: a name as it is, a path below this folder whole."""
+    """Return a run YAML's name for another process: names unchanged, paths below this folder absolute."""
     path = find(run)
-    beside = any((Path.cwd() / f"{run}{ending}").absolute() == path for ending in ("", ".yaml", ".yml"))
-    return str(path) if beside and str(run) not in run_yamls() else str(run)
+    is_here = any((Path.cwd() / f"{run}{ending}").absolute() == path for ending in ("", ".yaml", ".yml"))
+    return str(path) if is_here and str(run) not in run_yamls() else str(run)

@@ -1,4 +1,4 @@
-"""A run before it is submitted: a YAML, changes to it, and what can be said about both. Knows no widget.
+"""A run before it is submitted: a YAML, changes to it, and the check of both. Knows no widget.
 
 Draft("gpt-tiny").set("batch.micro_batch_size", "4")  ->  assess()  ->  problems, plan, difference, one line
 """
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
     from nbtrain.planner.plan import Plan
 
 WIDTH = 88
-"""Of a cell that is written into the notebook."""
+"""Characters of a line in a cell that is inserted into the notebook."""
 
 
 @dataclass(frozen=True)
 class Assessment:
-    """What is known about a draft as it stands."""
+    """The result of checking a draft with its current values."""
 
     config: RunConfig | None
     """None if a value does not fit the schema."""
     problems: list[str]
-    """Why it cannot be submitted, each with place, rule and fix."""
+    """Reasons why it cannot be submitted, each with place, rule and fix."""
     shortages: list["Obstacle"]
-    """What this machine lacks for it."""
+    """Resources and data that this machine lacks for it."""
     plan: "Plan | None"
     """None if there are problems."""
 
@@ -63,13 +63,13 @@ class Assessment:
 class Draft:
     """A run YAML with changes. Every change is an override, as in nb.submit's second argument.
 
-    `given` are the changes that the draft began with: those of the notebook, or of a run that is cloned.
+    `given` are the changes that the draft begins with, from the notebook or from the cloned run.
     """
 
     def __init__(self, run: str | Path, overrides: Overrides = None, clone_of: str = ""):
         self.run = str(run)
         self.clone_of = clone_of
-        """The run whose configuration `run` is, if this is to be its clone."""
+        """Name of the run to clone, whose configuration is `run`; "" for other drafts."""
         self.base = load(run, check=False)
         self._base_values = self.base.model_dump()
         self._of_leading: dict[str, dict[str, Any]] = {}
@@ -81,16 +81,16 @@ class Draft:
             self.set(key, one.as_held(_at(now, key)))
         self.given = self.changes
         self.unreadable: dict[str, str] = {}
-        """{key: why the text that was typed is no value}."""
+        """{key: why the typed text is not a valid value}."""
 
     @property
     def changes(self) -> dict[str, Any]:
-        """{key: value} of the fields that are changed. Of a section that is off its switch alone counts."""
+        """{key: value} of the changed fields. For a section that is off, only its switch counts."""
         return {key: value for key, value in self._changed.items() if self._counts(every_field()[key])}
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """The changes as a person writes them: a key inside a section switches it on by itself."""
+        """The changes as a user would write them: a key inside a section switches the section on."""
         changes = self.changes
         inside = {every_field()[key].within for key in changes}
         return {key: value for key, value in changes.items() if not (value == {} and key in inside)}
@@ -99,23 +99,25 @@ class Draft:
         return not one.within or self.value(one.within) is not None
 
     def value(self, key: str) -> Any:
-        """The value of a field as it stands; of a section {} if it is on, None if it is off."""
+        """Return the current value of a field; for a section {} if it is on, None if it is off."""
         return self._changed[key] if key in self._changed else self.base_value(key)
 
     def base_value(self, key: str) -> Any:
-        """The value that the YAML gives, defaults included, with the recipe, the architecture and the kind of
-        the section that were chosen. Inside a section that the YAML leaves off it is the default."""
+        """Return the YAML's value or default of a field, for the chosen recipe, architecture and kind.
+
+        In a section that the YAML does not switch on, it is the schema's default.
+        """
         one = every_field()[key]
         if (one.within and self.base_value(one.within) is None) or self._of_another_kind(key):
             return one.initial
         return one.as_held(_at(self._values_beside_names(one.within or key), key))
 
     def _of_another_kind(self, key: str) -> bool:
-        """Whether the kind of the field's section was changed: another kind is another set of keys."""
+        """Return whether the kind of the field's section was changed, which changes the set of keys."""
         return bool(kind := kind_of(key)) and kind in self._changed
 
     def _values_beside_names(self, key: str) -> dict[str, Any]:
-        """The YAML's values with those changes that the field of `key` follows, and what they stand for."""
+        """Return the YAML's values with the changes that the field of `key` depends on applied."""
         if key in OWN_NAMES:
             leading = {
                 name: value for name, value in self._changed.items() if leads_names(name) and name != key
@@ -128,16 +130,16 @@ class Draft:
         if known not in self._of_leading:
             try:
                 self._of_leading[known] = load(self.base, leading, check=False).model_dump()
-            except ConfigError:  # of the text of a source, which the assessment reports
+            except ConfigError:  # an invalid source, which the assessment reports
                 self._of_leading[known] = self._base_values
         return self._of_leading[known]
 
     def _names(self, key: str) -> dict[str, Any]:
-        """The changes that the field of `key` follows: a recipe and an architecture that there are."""
+        """Return the changes that the field of `key` depends on: a valid recipe and architecture."""
         changed, names = self._changed, dict[str, Any]()
         if changed.get(RECIPE) in recipes.NAMES:
             names[RECIPE] = changed[RECIPE]
-            # Another schedule, or another amount, takes the place of the recipe's amount.
+            # Another schedule, or another amount, replaces the recipe's amount.
             if changed.get(DECAY_STYLE) in every_field()[DECAY_STYLE].choices:
                 names[DECAY_STYLE] = changed[DECAY_STYLE]
             names |= {one: None for one in recipes.WSD_DECAY if one in changed}
@@ -148,52 +150,52 @@ class Draft:
 
     @property
     def architecture(self) -> Any:
-        """The name of the architecture as it stands, whatever was typed."""
+        """The current name of the architecture, valid or not."""
         return self.value(ARCHITECTURE)
 
     def default(self, key: str) -> str | None:
-        """The default of a field with the recipe and the architecture as they stand."""
+        """Return the default of a field for the current recipe and architecture."""
         return default_of(key, self.value(RECIPE), self.architecture)
 
     def set(self, key: str, value: Any) -> None:
-        """Change a field; its YAML value takes the change back."""
+        """Change a field. Setting it to its YAML value undoes the change."""
         if value == self.base_value(key):
             self._changed.pop(key, None)
         else:
             self._changed[key] = value
         if _leads(key):
-            # What is no change of the new base any more.
+            # Drop changes that equal the new base value.
             for one in [one for one in following() if one in self._changed and one != key]:
                 if self._changed[one] == self.base_value(one):
                     del self._changed[one]
 
     def set_text(self, one: Field, text: str) -> None:
-        """Change a field to what a person typed. Raises ConfigError if it is not YAML."""
+        """Set a field to typed text. Raises ConfigError if it is not YAML."""
         text = text.strip()
         if one.kind == "text":
             self.set(one.key, None if text in ("", "null") else text)
             return
         if one.kind == "section" and text not in (ON, OFF):
             raise ConfigError(
-                f"{one.key}: is on ({ON}) or off ({OFF}) here, and its keys are fields of their own, such as "
-                f"{_first_within(one.key)}. Set those."
+                f"{one.key}: must be {ON} (on) or {OFF} (off) here. Its keys are separate fields, such as "
+                f"{_first_within(one.key)}: set those."
             )
         try:
             value = parse_value(text)
         except (ValueError, NbtrainError) as error:
             raise ConfigError(f"{one.key} = {text_without_secrets(text)!r}: {error}") from error
-        # No field takes it, and Python has no literal for it: the call that is shown would not run.
+        # No field accepts it, and Python has no literal for it, so the shown call would fail.
         if not _is_finite(value):
             raise ConfigError(f"{one.key} = {text!r}: must be a finite number.")
         self.set(one.key, value)
 
     def type(self, typed: Mapping[str, Any]) -> None:
-        """Change fields to what a person typed; `unreadable` says what is no value.
+        """Set fields to typed texts; `unreadable` lists invalid ones.
 
-        Raises ConfigError for a key that no field has.
+        Raises ConfigError for an unknown key.
         """
         known = every_field()
-        # What is typed beside a recipe, an architecture or a kind goes over it, in whatever order it came.
+        # Typed values override a recipe, an architecture or a kind, in whatever order they were typed.
         for key in sorted(
             typed, key=lambda key: (key != RECIPE, key != ARCHITECTURE, not _stands_for_fields(key))
         ):
@@ -210,12 +212,12 @@ class Draft:
         self.unreadable = {key: why for key, why in self.unreadable.items() if self._counts(known[key])}
 
     def text(self, one: Field) -> str:
-        """The field's value as a person types it."""
+        """Return the field's value as text to type."""
         return one.text(self.value(one.key))
 
     @property
     def config(self) -> RunConfig:
-        """The checked run. Raises ConfigError with every problem, also of text that is no value."""
+        """The checked run. Raises ConfigError with every problem, invalid texts included."""
         problems = [*self.unreadable.values()]
         try:
             config = load(self.run, self.overrides)
@@ -226,7 +228,7 @@ class Draft:
         return config
 
     def assess(self) -> Assessment:
-        """Load, check, plan and look at this machine: some 20 ms."""
+        """Load, check and plan the run, and check this machine for it, in about 20 ms."""
         from nbtrain.jobs.initial_weights import with_new_tokens
         from nbtrain.jobs.preflight import preflight
         from nbtrain.planner.plan import plan
@@ -236,14 +238,14 @@ class Draft:
             config = load(self.run, self.overrides, check=False)
         except ConfigError as error:
             misfits = split_problems(str(error))
-            return Assessment(None, [*unreadable, *misfits, *self._beside(misfits)], [], None)
+            return Assessment(None, [*unreadable, *misfits, *self._other_problems(misfits)], [], None)
         problems = [*unreadable, *find_problems(config)]
         if problems:
             return Assessment(config, problems, [], None)
         return Assessment(config, [], preflight(config), plan(with_new_tokens(config)))
 
-    def _beside(self, misfits: list[str]) -> list[str]:
-        """The broken rules of the values that the schema takes: all problems are said at once."""
+    def _other_problems(self, misfits: list[str]) -> list[str]:
+        """Check the values that the schema accepts, so that all problems are reported at once."""
         fitting = {
             key: value
             for key, value in self.overrides.items()
@@ -253,22 +255,22 @@ class Draft:
             problems = find_problems(load(self.run, fitting, check=False))
         except ConfigError:
             return []
-        left_out = self.overrides.keys() - fitting.keys()
-        # What a rule says of a field without its value is not so.
-        return [one for one in problems if not any(_names(one, key) for key in left_out)]
+        dropped = self.overrides.keys() - fitting.keys()
+        # A rule about a field whose value was dropped checked another value.
+        return [problem for problem in problems if not any(_names(problem, key) for key in dropped)]
 
     @property
     def line(self) -> str:
-        """The call that does what the form's button does, without passwords of addresses."""
+        """The call that does the same as the form's button, with passwords removed from addresses."""
         return self.call("nb.submit")
 
     def call(self, function: str) -> str:
-        """A call of a function that takes a run and overrides, in one line."""
+        """Return a call of a function that takes a run and overrides, in one line."""
         head, tail, changes = self._around(function)
         return f"{head}, {{{', '.join(changes)}}}{tail}" if changes else f"{head}{tail}"
 
     def cell(self, function: str, name: str, more: str = "") -> str:
-        """A notebook's cell that calls the function and shows what it returns, as a formatter writes it."""
+        """Return a formatted notebook cell that calls the function and shows its result."""
         call = self.call(function)
         call = f"{call[:-1]}, {more})" if more else call
         if len(f"{name} = {call}") > WIDTH:
@@ -278,7 +280,7 @@ class Draft:
         return f"import nbtrain as nb\n\n{name} = {call}\n{name}"
 
     def texts_for(self, config: RunConfig) -> dict[str, str]:
-        """What would be typed to make this draft the configuration: {key: text} of the fields that differ."""
+        """Return the texts that turn this draft into `config`: {key: text} of the fields that differ."""
         wanted = config.model_dump()
         return {
             key: one.text(one.as_held(_at(wanted, key)))
@@ -289,7 +291,7 @@ class Draft:
         }
 
     def _around(self, function: str) -> tuple[str, str, list[str]]:
-        """What stands before and after the overrides in a call, and the overrides."""
+        """Return the parts of a call before and after the overrides, and the overrides."""
         overrides = dict(self.overrides)
         head, tail = f"{function}({_python(self.run)}", ")"
         if self.clone_of:
@@ -300,12 +302,12 @@ class Draft:
 
 
 def _leads(key: str) -> bool:
-    """Whether the values of other fields follow this one's."""
+    """Return whether the values of other fields depend on this one."""
     return _stands_for_fields(key) or leads_names(key)
 
 
 def _stands_for_fields(key: str) -> bool:
-    """Whether a field is a name or a kind that sets other fields."""
+    """Return whether a field is a name or a kind that sets other fields."""
     return key in (RECIPE, ARCHITECTURE, DECAY_STYLE, *recipes.WSD_DECAY) or key.endswith(".kind")
 
 
@@ -321,7 +323,7 @@ def _first_within(section: str) -> str:
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether no number in a value is NaN or Inf."""
+    """Return whether a value has no NaN or Inf."""
     if isinstance(value, Mapping):
         return all(_is_finite(one) for one in value.values())
     if isinstance(value, list):
@@ -330,13 +332,13 @@ def _is_finite(value: Any) -> bool:
 
 
 def _names(problem: str, key: str) -> bool:
-    """Whether a message names a field by its dotted key, or with its number: "eval_interval_steps(100)"."""
+    """Return whether a message names a field, by its dotted key or as in "eval_interval_steps(100)"."""
     section, _, last = key.rpartition(".")
     return bool(section and re.search(rf"\b({re.escape(key)}|{last}(?=\())\b", problem))
 
 
 def _python(value: Any) -> str:
-    """As a formatter writes it: text in double quotes."""
+    """Return a value as a formatter writes it, with text in double quotes."""
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{_python(key)}: {_python(one)}' for key, one in value.items())}}}"
     if isinstance(value, list):

@@ -1,7 +1,7 @@
-"""The fields of the launch form: on which page each stands, which come first, units and defaults.
+"""The fields of the launch form: their pages and order, units and defaults.
 
-Every leaf of the schema has one field, or lies inside the text of one (a list). A section that may be null,
-such as `lora`, has a switch, and its keys are fields that count while it is on.
+Every leaf of the schema has a field of its own or is part of a field's text (a list). A section that may be
+null, such as `lora`, has a switch, and its keys are fields that are used while it is on.
 """
 
 import functools
@@ -26,7 +26,7 @@ from nbtrain.config.sources import SOURCE_TYPES
 from nbtrain.config.sources import kind_of as kind_of_source
 from nbtrain.config.yaml_source import show, spelled
 
-# The form's pages, as a job form of a cluster platform is divided; each section of the schema stands on one.
+# The form's pages, divided like the job form of a cluster platform. Each section of the schema has one page.
 GROUPS = {
     "Distributed": ("resources", "backend", "labels"),
     "Model": ("recipe", "init_from", "init_step", "lora", "dpo", "model", "tokenizer"),
@@ -39,7 +39,7 @@ GROUPS = {
 # `name` has its own place on the form; the other two are not settings.
 NOT_IN_GROUPS = ("schema_version", "extends", "name")
 
-# What a person looks at before most runs. The length of training is in the unit that the YAML gives it in.
+# The fields that most runs change. The training length has the unit that the YAML uses.
 LENGTH = "batch.train_tokens"
 ESSENTIALS = (
     LENGTH,
@@ -85,13 +85,13 @@ class Field:
     """One field of the form."""
 
     key: str
-    """Dotted, as in an override."""
+    """Dotted key, as in an override."""
     description: str
     kind: str
     """choice, switch, section (on or off), text (taken as written) or yaml (read as in a run YAML)."""
     choices: tuple[Any, ...] = ()
     default: str | None = None
-    """The schema's, as a run YAML spells it; None if the field has none."""
+    """The schema's default as a run YAML spells it; None if the field has none."""
     within: str = ""
     """The key of the section that has to be on for it: lora for lora.rank; "" if there is none."""
     initial: Any = None
@@ -109,14 +109,14 @@ class Field:
 
     @property
     def unit(self) -> str:
-        """What a number of the field counts; "" if nothing, or if it is no number."""
+        """Unit of the field's number; "" without one, or if it is not a number."""
         if self.kind != "yaml":
             return ""
         last = self.key.rpartition(".")[2]
         return next((unit for ending, unit in FIELD_UNITS.items() if last.endswith(ending)), "")
 
     def text(self, value: Any) -> str:
-        """A value as a person types it."""
+        """Return a value as text to type."""
         if self.kind == "section":
             return OFF if value is None else ON
         if isinstance(value, list | Mapping):
@@ -126,21 +126,21 @@ class Field:
         return spelled(value)
 
     def as_held(self, value: Any) -> Any:
-        """A value as a draft holds it: a section that is on is {}, for its keys are fields of their own, and
-        a source has the keys that a person would write."""
+        """Return a value as a draft stores it: {} for a section that is on, because its keys are separate
+        fields, and sources with only the keys that a user would write."""
         if self.key == "data.sources" and isinstance(value, list):
             return [_short(entry) for entry in value]
         return {} if self.kind == "section" and value is not None else value
 
     def shown(self, value: Any) -> str:
-        """A value in one line, as a person reads it."""
+        """Return a value in one line, for display."""
         if self.kind == "section":
             return "off" if value is None else "on"
         return show(value)
 
 
 def _short(source: Any) -> Any:
-    """A source without keys that have their defaults, its kind first; anything else as it is."""
+    """Return a source without keys that have their defaults, its kind first; other values unchanged."""
     kind = source.get("kind") if isinstance(source, Mapping) else None
     model = next((model for model in SOURCE_TYPES if kind_of_source(model) == kind), None)
     if model is None:
@@ -153,18 +153,19 @@ def _short(source: Any) -> Any:
 # The texts of a section's switch, as a run YAML has them.
 ON, OFF = "{}", "null"
 
-NAME = Field("name", "The run's folder under the output root.", "text")
+NAME = Field("name", "Name of the run and of its folder in the output directory.", "text")
 
 
 @functools.cache
 def every_field() -> Mapping[str, Field]:
-    """{key: field}, page by page, the name first."""
+    """Return {key: field} page by page, the name first."""
     sections = (section for group in GROUPS.values() for section in group)
     return {"name": NAME, **{one.key: one for section in sections for one in fields_of(section)}}
 
 
 def field_at(key: str) -> Field | None:
-    """The field of a dotted key, or the one whose text holds it: data.sources for data.sources.0.path."""
+    """Return the field of a dotted key, or the field whose text contains it: data.sources for
+    data.sources.0.path."""
     known = every_field()
     while key and key not in known:
         key = key.rpartition(".")[0]
@@ -172,8 +173,8 @@ def field_at(key: str) -> Field | None:
 
 
 def kind_of(key: str) -> str:
-    """The key that says of which kind a field's section is, if another kind is another set of keys: lora.kind
-    for lora.rank, as config.yaml_source merges; "" if there is none."""
+    """Return the key that selects the kind of a field's section, and with it the section's keys: lora.kind
+    for lora.rank, as config.yaml_source merges them; "" if there is none."""
     section = key
     while section := section.rpartition(".")[0]:
         own = f"{section}.kind"
@@ -184,34 +185,34 @@ def kind_of(key: str) -> str:
 
 @functools.cache
 def following() -> tuple[str, ...]:
-    """Keys of fields whose values follow another field's: the recipe, the architecture, the kind of their
-    section, or the text and the tokenizer that a name stands for."""
+    """Return the keys of fields whose values depend on another field: the recipe, the architecture, the kind
+    of their section, or a name of text or tokenizer."""
     known = every_field()
     leads = (*OF_RECIPE, *OWN_NAMES)
     return tuple(key for key in known if key in leads or known[key].within or kind_of(key))
 
 
 def group_of(section: str) -> str:
-    """The page of a section; "" for the name."""
+    """Return the page of a section; "" for the name."""
     return next((title for title, sections in GROUPS.items() if section in sections), "")
 
 
 def essentials(given: Mapping[str, Any]) -> list[str]:
-    """The keys that come first; `given` is {field of batch: value}."""
+    """Return the keys of the essential fields; `given` is {field of batch: value}."""
     unit = next((unit for unit in UNITS if given.get(f"train_{unit}") is not None), "tokens")
     return [f"batch.train_{unit}" if key == LENGTH else key for key in ESSENTIALS]
 
 
 RECIPE, ARCHITECTURE, DECAY_STYLE = "recipe", "model.architecture", "lr_schedule.lr_decay_style"
 OF_ARCHITECTURE = tuple(f"model.{name}" for name in architectures.FIELDS)
-"""Fields whose defaults are those of the architecture."""
+"""Fields whose defaults depend on the architecture."""
 OF_RECIPE = tuple(dict.fromkeys((*recipes.FIELDS, *OF_ARCHITECTURE)))
-"""Fields that a recipe sets, those of its architecture among them."""
+"""Fields that a recipe sets, including the fields of its architecture."""
 
 
 def default_of(key: str, recipe: Any, architecture: Any) -> str | None:
-    """The default of a field in runs of a recipe and an architecture, as a run YAML spells it; None if it has
-    none."""
+    """Return the default of a field for a recipe and an architecture, as a run YAML spells it; None if the
+    field has none."""
     of_recipe = recipes.fields_of(recipe) if recipe in recipes.NAMES else {}
     is_its_own = architecture == of_recipe.get(ARCHITECTURE)
     if key in of_recipe and (is_its_own or key not in OF_ARCHITECTURE):
@@ -222,7 +223,7 @@ def default_of(key: str, recipe: Any, architecture: Any) -> str | None:
 
 
 def run_yamls() -> list[str]:
-    """Names of the run YAMLs of nbtrain and of the workspace: gpt-tiny first, the others by name."""
+    """Return the names of nbtrain's and the workspace's run YAMLs: gpt-tiny first, the others by name."""
     examples = (workspace() / "examples" / "megatron-gpt", bundled("examples/megatron-gpt"))
     kinds = ("training", "finetuning")
     names = {path.stem for folder in examples for kind in kinds for path in folder.glob(f"{kind}/*.yaml")}
@@ -231,7 +232,7 @@ def run_yamls() -> list[str]:
 
 @functools.cache
 def fields_of(section: str) -> tuple[Field, ...]:
-    """The fields of one section of the schema, nested ones with dotted keys; of a single field, itself."""
+    """Return the fields of a section of the schema, nested ones with dotted keys; of a field, itself."""
     found: list[Field] = []
     within = ""
     for key, inner in field_keys().items():

@@ -1,4 +1,4 @@
-"""Problems of a draft at their fields: which field each belongs to, and what is left to say beside it."""
+"""Problems of a draft by field: the field that each belongs to, and the text that is shown there."""
 
 import re
 from collections.abc import Iterable
@@ -32,10 +32,10 @@ _VALUE = re.compile(r" = (?P<value>.*?)(?P<end>\n\s*|: )", re.DOTALL)
 
 
 def problems_by_key(draft: Draft, problems: Iterable[str], config: RunConfig | None) -> list[dict[str, Any]]:
-    """{key, message, full, also} of each problem, in the order of the form's fields, those of none first.
+    """Return {key, message, full, also} of each problem, in the order of the form's fields.
 
-    `message` is without the place, key and value that stand at the field anyway; `also` are other fields that
-    were changed and whose numbers the rule names.
+    Problems without a field come first. `message` omits the place, key and value, which the field shows
+    anyway; `also` lists other changed fields whose numbers the rule names.
     """
     found = [_problem(draft, text, config) for text in dict.fromkeys(problems)]
     order = {key: at for at, key in enumerate(every_field())}
@@ -60,14 +60,14 @@ def _problem(draft: Draft, text: str, config: RunConfig | None) -> dict[str, Any
 
 
 def _parts(draft: Draft, text: str, config: RunConfig | None) -> tuple[str, str, str, Field | None]:
-    """(place, message without it, key that the message is about, its field) of a message."""
+    """Split a message into its place, the rest, the key that it is about, and that key's field."""
     place, rest = _place(draft, text)
     exact = finding_of_problem(f"?: {rest}").key or _key_of_place(place, config)
     begins = match[0] if (match := _KEY.match(rest)) else ""
-    # A key that is missing has no place: its section's is named, or that of a key beside it.
+    # A missing key has no place: the message names the place of its section or of a neighbouring key.
     if begins in every_field() and rest.startswith(f"{begins} is missing"):
         exact = begins
-    # Of text that is no YAML, of something in a list, and of a section that is set by a key inside it.
+    # The message is about invalid YAML, an item of a list, or a section that a key inside it switched on.
     if (
         not exact and field_at(begins) and (rest.startswith((f"{begins} = ", f"{begins}: ")) or "." in begins)
     ) or (begins in every_field() and exact.startswith(f"{begins}.")):
@@ -76,9 +76,9 @@ def _parts(draft: Draft, text: str, config: RunConfig | None) -> tuple[str, str,
 
 
 def _place(draft: Draft, text: str) -> tuple[str, str]:
-    """The place that a message begins with, "" if with none, and the message after it.
+    """Split a message into the place that it begins with ("" without one) and the rest.
 
-    An override's place repeats its value, which may hold anything.
+    An override's place repeats its value, which may contain any text.
     """
     known = sorted(override_layer(draft.overrides).origins.values(), key=len, reverse=True)
     for place in known:
@@ -89,7 +89,7 @@ def _place(draft: Draft, text: str) -> tuple[str, str]:
 
 
 def _key_of_place(place: str, config: RunConfig | None) -> str:
-    """The key that an override or a line of the YAML set, if it is one alone."""
+    """Return the key that an override or a line of the YAML sets, or "" if it sets several."""
     if match := _OVERRIDE.match(place):
         return match["key"]
     keys = [key for key, where in config._origins.items() if where == place] if config and place else []
@@ -97,35 +97,35 @@ def _key_of_place(place: str, config: RunConfig | None) -> str:
 
 
 def _rule(rest: str, key: str, whole: bool) -> str:
-    """The message without what its field shows: key and value."""
+    """Return the message without the key and value that its field shows."""
     if not key or not re.match(rf"{re.escape(key)}(?![.\w\[])", rest):
-        # "data.sources[0].kind = jsonl", a line of its own.
+        # "data.sources[0].kind = jsonl" on a separate line.
         return _one_paragraph(_FIRST_LINE.sub(r"\g<0>:", rest))
     rest = rest.removeprefix(key)
     if not (match := _VALUE.match(rest)):
         return _one_paragraph(rest.removeprefix(":") if whole else f"{key}{rest}")
-    rule = _AND.sub(r"  stands beside \g<found>:", rest[match.start("end") :]).removeprefix(":")
-    # The value of something inside a field's text is not seen at once.
+    rule = _AND.sub(r"  together with \g<found>:", rest[match.start("end") :]).removeprefix(":")
+    # Repeat the value of an item inside a field's text, which is hard to spot.
     return _one_paragraph(rule if whole else f"{key} = {match['value']}: {rule}")
 
 
 def _one_paragraph(text: str) -> str:
     words = " ".join(text.split())
-    # A key and a path are no words to begin with a capital.
+    # Keys and paths keep their lower-case first letter.
     return words if re.match(r"\S+[._(/]\S", words) else words[:1].upper() + words[1:]
 
 
 def shortages_by_key(
     draft: Draft, shortages: Iterable[Obstacle], config: RunConfig | None
 ) -> list[dict[str, Any]]:
-    """{key, kind, message, rule, fix} of what a machine lacks; `rule` is what is said at the field."""
+    """Return {key, kind, message, rule, fix} of each shortage of this machine; the field shows `rule`."""
     found = []
     for one in shortages:
         place, rest, exact, at = _parts(draft, one.message, config)
-        # The value of an override stands at its field.
+        # The field already shows the value of an override.
         message = rest if place.startswith("override ") else one.message
         if one.fix:
-            # Its own command is for a run whose name is not known there; the fix names it.
+            # The message's command has a placeholder for the run; the fix names the run.
             message = message.replace(" Make it with `nbtrain prepare RUN.yaml`.", "")
         rule = _rule(rest, exact, at is not None and at.key == exact)
         key = at.key if at else None
@@ -134,7 +134,7 @@ def shortages_by_key(
 
 
 def findings_by_key(findings: Iterable[Finding]) -> list[dict[str, Any]]:
-    """{key, level, label, message, fix} of the plan's findings."""
+    """Return {key, level, label, message, fix} of each finding of the plan."""
     found = []
     for one in findings:
         at = field_at(one.key)

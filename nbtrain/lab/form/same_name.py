@@ -1,4 +1,4 @@
-"""The run that has a draft's name already: what its submission would meet, without a change to anything."""
+"""Checks of a draft's name against an existing run of that name. They change nothing."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ from nbtrain.lab.form.fields import field_at
 
 
 def problems_of_name(config: RunConfig, clone_of: str = "") -> list[dict[str, Any]]:
-    """What submit() would refuse, or leave unapplied, because of the run of this name: at the field name."""
+    """Return why submit() would refuse the run, or not apply changes, because a run of this name exists."""
     run = RunDir.named(config.name)
     try:
         if clone_of:
@@ -48,13 +48,13 @@ def problems_of_name(config: RunConfig, clone_of: str = "") -> list[dict[str, An
 
 
 def refuse_taken(run: RunDir) -> None:
-    """Raises SubmitError if there is a run of the name that a clone is to have."""
+    """Raise SubmitError if a run with the clone's name exists."""
     if run.exists():
-        raise SubmitError(f"there is a run {run.name} already. Choose another name for the clone.")
+        raise SubmitError(f"there is already a run {run.name}. Choose another name for the clone.")
 
 
 def not_applied(run: RunDir, config: RunConfig) -> list[Change]:
-    """The changes that a run which was joined does not get; none after a start, which writes `config`."""
+    """Return the changes that an already active run does not get; a start writes `config` and has none."""
     return typed_changes(load_resolved(run.config_yaml), config)
 
 
@@ -73,7 +73,7 @@ def _of_active(job: JobDir, config: RunConfig) -> list[dict[str, Any]]:
 
 
 def _is_paused(job: JobDir) -> bool:
-    """Then it goes on, or is refused if its settings are other ones."""
+    """Return whether the job is paused: a submission then resumes it, or is refused if settings differ."""
     record = JobRecord.read(job.job_json)
     return asked_pause(job) or bool(record and at_rest(record))
 

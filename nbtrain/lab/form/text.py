@@ -1,4 +1,4 @@
-"""What the form opens with for a text: the run that `nbtrain new` would write, as a YAML and overrides."""
+"""The form's start values for a text: the run that `nbtrain new` would write, as a YAML and overrides."""
 
 import itertools
 from pathlib import Path
@@ -9,7 +9,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.jobs.new_run import name_for, new_run
 
 LONGEST_STEM = 48
-"""Characters of a run's name, for which 53 are allowed: a number follows."""
+"""Characters kept of a run's name, so that a number fits within the 53 that are allowed."""
 
 
 def form_of_text(paths: list[Path]) -> dict[str, Any]:

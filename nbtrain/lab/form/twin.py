@@ -1,7 +1,7 @@
-"""The twin that the form starts: `nbtrain twin` as a process of its own, which outlives server and kernel.
+"""The twin that the form starts: `nbtrain twin` in a separate process, which outlives server and kernel.
 
-output/.twins/<run>.yaml   the run that the form held, resolved
-output/.twins/<run>.log    what the process says; its report is twin.json of the twin's run directory
+output/.twins/<run>.yaml   the form's run, resolved
+output/.twins/<run>.log    the process's output; its report is twin.json in the twin's run directory
 """
 
 import json
@@ -18,18 +18,18 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.environment import supervisor_environment
 
 COMMAND = ("-m", "nbtrain.cli", "twin", "--submit")
-# A name with a dot is that of no run.
+# No run has a name with a dot.
 FOLDER = ".twins"
-# Until its folder is there: imports, and the rules that a twin has to keep.
+# How long the twin's folder may take to appear: imports, and the checks of the twin.
 START_SECONDS = 90.0
 LOOK_SECONDS = 0.2
 LAST_CHARACTERS = 2000
 
 
 def start_twin(config: RunConfig) -> str:
-    """Start the twin of a checked run; the name of the twin, as soon as its folder is made anew.
+    """Start the twin of a checked run. Return the twin's name as soon as its folder is created.
 
-    Raises SubmitError with the process's words if it ends before.
+    Raises SubmitError with the process's output if the process ends before that.
     """
     folder = output_root() / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
@@ -55,12 +55,12 @@ def start_twin(config: RunConfig) -> str:
             raise SubmitError(said or f"the twin ended with exit code {ended}; see {display(log)}.")
         time.sleep(LOOK_SECONDS)
     raise SubmitError(
-        f"the twin has not begun after {START_SECONDS:.0f} s; it may come yet. Its words: {display(log)}."
+        f"the twin has not started within {START_SECONDS:.0f} s; it may still start. Its log: {display(log)}."
     )
 
 
 def _made_since(twin_of: str, began: float) -> str | None:
-    """The twin of that run whose run.json was written since."""
+    """Return the name of the run's twin whose run.json was written after `began`, or None."""
     for path in output_root().glob("[!.]*/run.json"):
         try:
             if path.stat().st_mtime < began - LOOK_SECONDS:

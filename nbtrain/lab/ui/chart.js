@@ -10,15 +10,15 @@ import { chartCsv, chartPng } from "./chart_files.js";
 import { byteTicks, logTicks, nearest, readLabel, smoothed, tickLabel, ticks, timeTicks } from "./numbers.js";
 import { button, clock, download, element, known, menu } from "./words.js";
 
-// Above the highest label there is room for the axis's name.
+// The space above the highest label is for the axis's name.
 const RIGHT = 10, TOP = 24, BOTTOM = 20;
-// Air between a curve and the frame, as a share of the curve's own range.
+// Space between a curve and the frame, as a share of the curve's range.
 const MARGIN = 0.06;
-// Pixels between two labels of an axis.
+// Least distance between two labels of an axis, in pixels.
 const APART_X = 70, APART_Y = 34;
-// Values that have room under the pointer.
+// Most values that are shown at the pointer.
 const MOST_READ = 4;
-// A line reaches so far over its ends, or as far as its points are apart.
+// A line is read at the pointer up to this far beyond its ends, or up to the distance between its points.
 const NEAR_PIXELS = 4;
 // A drag shorter than this is a click.
 const DRAG_PIXELS = 6;
@@ -35,20 +35,20 @@ const finite = Number.isFinite;
 // "request = limit" is drawn as the limit.
 const boundClass = ({ word }) => (word === "request" ? "nbt-request" : "nbt-limit");
 
-/** Whether `x` lies before or after sorted numbers by more than their distance, and by more than `least`. */
+/** Whether `x` is outside the range of sorted numbers by more than their mean distance and more than `least`. */
 function beyond(sorted, x, least) {
   const first = sorted[0], last = sorted[sorted.length - 1];
   const reach = Math.max(least, (last - first) / Math.max(1, sorted.length - 1));
   return x < first - reach || x > last + reach;
 }
 
-/** Charts that share their x axis: where the pointer is, and what part is zoomed into. */
+/** Charts that share the position of the pointer on their x axis, and the range that is zoomed into. */
 export class ChartGroup {
   constructor() {
     this.charts = new Set();
     this.at = null;
     this.range = null;
-    /** Called after a zoom: more points of the part in sight may be had. */
+    /** Called after a zoom, so that more points of the visible part can be fetched. */
     this.zoomed = null;
   }
 
@@ -113,10 +113,10 @@ export class Chart {
 
   show(spec) {
     this.spec = spec;
-    // The only line of its title needs no second name.
+    // A single line with the name of the chart needs no legend.
     const only = spec.lines.length === 1 && !(spec.bounds || []).length ? spec.lines[0].label : "";
     const same = Boolean(only) && only.toLowerCase() === (spec.title || "").toLowerCase();
-    // Names that stand once above all charts are not repeated; what is said of a line is.
+    // Names that are shown once above all charts are not repeated; the notes of a line are.
     const named = spec.namedAbove ? spec.lines.filter((line) => line.note) : spec.lines;
     const marks = spec.named === false
       ? [element("i", "", `${spec.lines.length} lines`)]
@@ -136,7 +136,7 @@ export class Chart {
 
   // --- axes ---
 
-  /** The frame: ranges, scales and ticks for what is in sight; null if there is no point. */
+  /** The frame: ranges, scales and ticks of the visible part; null without any point. */
   frame(width) {
     const { spec, height } = this, range = this.group.range;
     const xs = spec.lines.flatMap((line) => (line.x.length ? [line.x[0], line.x[line.x.length - 1]] : []));
@@ -225,7 +225,7 @@ export class Chart {
       flag.append(svg("title", {}, words));
       parts.push(mark, flag);
     }
-    // Of a line that leaves what is zoomed into, only what is inside.
+    // A line that leaves the zoomed range is clipped at the frame.
     const [x, y, across, up] = [left - 4, TOP - 4, right - left + 8, floor - TOP + 8];
     const inside = svg("svg", { x, y, width: across, height: up, viewBox: `${x} ${y} ${across} ${up}` });
     spec.lines.forEach((line) => inside.append(...this.line(line, frame)));
@@ -244,7 +244,7 @@ export class Chart {
     this.said = words;
   }
 
-  /** Labels of the x axis; the last one says the axis's name too. */
+  /** Labels of the x axis; the last one includes the axis's name. */
   xAxis({ xLabels, X }, right) {
     const parts = [], y = this.height - 6, name = this.spec.xName;
     let room = right + 4;
@@ -259,13 +259,13 @@ export class Chart {
     return parts;
   }
 
-  /** The points of a line in sight, with one on each side; their values smoothed beforehand. */
+  /** The visible points of a line, with one more on each side; `values` are its values or smoothed ones. */
   points(line, values, { x0, x1, X, Y }) {
     const found = [];
     line.x.forEach((x, at) => {
-      const beside = (line.x[at + 1] ?? x) < x0 || (line.x[at - 1] ?? x) > x1;
+      const outside = (line.x[at + 1] ?? x) < x0 || (line.x[at - 1] ?? x) > x1;
       const value = values[at];
-      if (!beside && finite(value) && !(this.log && value <= 0)) found.push([X(x), Y(value)]);
+      if (!outside && finite(value) && !(this.log && value <= 0)) found.push([X(x), Y(value)]);
     });
     return found;
   }
@@ -277,7 +277,7 @@ export class Chart {
     const color = `stroke:${stroke(line)}${dash}`, shape = "fill:none;stroke-linejoin:round";
     const parts = [];
     if (line.maxima && line.maxima.some((most, at) => most > line.y[at])) {
-      // Down-sampled: from each mean to the greatest sample of its stretch.
+      // A down-sampled curve is shaded from each mean up to the largest sample of its interval.
       const above = this.points(line, line.maxima, frame).reverse();
       const style = `fill:${stroke(line)};opacity:.15`;
       parts.push(svg("polygon", { points: `${text(raw)} ${text(above)}`, style }));
@@ -324,7 +324,7 @@ export class Chart {
     this.group.zoom(ends);
   }
 
-  /** Left and right read point after point, + and - zoom about it, 0 or Escape shows all. */
+  /** Left and Right read one point after another, + and - zoom around it, 0 or Escape shows the whole range. */
   key(event) {
     const line = this.spec && this.spec.lines.find((one) => one.x.length);
     if (!line || !this.now || event.ctrlKey || event.metaKey || event.altKey) return;

@@ -81,7 +81,7 @@ function nearestStep(steps, step) {
   return at < 0 ? steps.length - 1 : at;
 }
 
-// Of a curve that lies exactly over another one.
+// The note of a curve that is identical to another one and therefore covers it.
 const DASH_PIXELS = 6;
 
 /** How many points two lines have in common from their beginning on; 0 if they differ before one ends. */

@@ -26,11 +26,11 @@ const FIRST_COMPARED = [
 const COMPARED_AXES = { step: "by step", tokens: "by tokens", time: "by time since the start" };
 
 /**
- * Keep `root` showing the runs `names` side by side; returns what ends it.
+ * Show the runs `names` side by side in `root`; returns a function that ends it.
  *
  * server   Server of server.js, or null: then only `value` is drawn
- * host     what the surroundings can do (host.js)
- * value    {tables, curves: {name: an answer of the route metrics}}, of the moment the cell ran
+ * host     the actions that this page offers (host.js)
+ * value    {tables, curves: {name: answer of the route metrics}} at the time when the cell ran
  */
 export function mountCompare(root, { server, names, host = {}, value = null }) {
   const compare = new Compare(root, { server, names, host });
@@ -49,7 +49,7 @@ class Compare {
     this.smoothing = COMPARED_SMOOTHING;
     this.note = element("div", "nbt-empty");
     this.note.setAttribute("aria-live", "polite");
-    this.figures = new DataTable("figures of the runs", { sortable: false });
+    this.figures = new DataTable("results of the runs", { sortable: false });
     this.settings = new DataTable("settings that differ", { sortable: false });
     this.settingsNote = element("p", "nbt-empty", "");
     this.grid = element("div", "nbt-usage");
@@ -59,7 +59,7 @@ class Compare {
       this.tools(),
       this.note,
       this.grid,
-      element("h4", "", "Figures"),
+      element("h4", "", "Results"),
       this.figures.node,
       element("h4", "", "Settings that differ"),
       this.settingsNote,
@@ -119,7 +119,7 @@ class Compare {
     }
     if (this.server) this.read();
     else this.note.textContent =
-      "As of the moment the cell ran: no Jupyter server with nbtrain that shows these runs is in reach.";
+      "These values are from when the cell ran: this page cannot reach a Jupyter server that has these runs.";
   }
 
   async read() {
@@ -192,10 +192,10 @@ export function comparedSpecs(names, curves, { axis, smoothing, all }) {
   const tags = new Map();
   for (const answer of curves.values()) for (const row of answer.tags) tags.set(row.tag, row);
   const charts = [...curves.values()].flatMap((answer) => answer.charts);
-  // Of the moment a cell ran, there are only the curves that the page opens with (widgets/compare.py).
+  // An output that a cell saved has only the curves that the page opens with (widgets/compare.py).
   const known = [...new Set(charts.flatMap((chart) => chart.names))].filter((name) => tags.has(name));
   const first = FIRST_COMPARED.filter((name) => known.includes(name));
-  // All curves of a run count from its first point: those of validations begin later.
+  // All curves of a run count from its first point, because validation curves begin later.
   const began = new Map([...curves].map(([name, { series }]) =>
     [name, Math.min(...Object.values(series).flatMap(({ time }) => time.slice(0, 1)))]));
   const wanted = all ? [...first, ...known.filter((name) => !first.includes(name))] : first;

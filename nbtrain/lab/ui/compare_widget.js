@@ -1,7 +1,7 @@
 // The comparison of runs as an anywidget.
 //
 //   default export    anywidget's render
-//   mountComparison   the comparison in any element, fed by the server half of nbtrain
+//   mountComparison   the comparison in any element, with data from nbtrain's server extension
 
 import { mountCompare } from "./compare.js";
 import { hostElsewhere, makeHost, notebookHost, ownKeys } from "./host.js";
@@ -17,7 +17,7 @@ export default {
     const root = element("div");
     el.append(root);
     let server = serverHere();
-    // A server that shows another output root does not know these runs.
+    // A server with another output directory does not have these runs.
     if (server) {
       const there = await server.call("runs").catch(() => null);
       if (!there || there.run_root_id !== model.get("root_id")) server = null;

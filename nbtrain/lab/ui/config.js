@@ -21,11 +21,11 @@ export class Config {
   }
 
   opened() {
-    // What could not be read is asked for again.
+    // After a failed read, the file is requested again.
     this.asked = this.read;
   }
 
-  /** Of the newest job the run's own file, which a resume writes anew; of an older job what it has kept. */
+  /** The newest job's file is the run's config.yaml, which a resume rewrites; an older job has its own copy. */
   draw(snap, kept) {
     const { run } = this, newest = newestJob(snap), older = Boolean(run.job) && run.job !== newest;
     const job = older ? run.job : newest;
@@ -56,9 +56,9 @@ export class Config {
     this.yaml.textContent = yaml;
     this.note.textContent = !parent
       ? "This run has no parent run."
-      : differences.length ? `Differences to its parent run ${parent}:` : `As its parent run ${parent}.`;
+      : differences.length ? `Differences to its parent run ${parent}:` : `Same settings as its parent run ${parent}.`;
     this.differences.node.hidden = !differences.length;
     const rows = differences.map((cells) => ({ kind: "", cells: cells.map(String) }));
-    this.differences.show(["setting", "here", parent || "there"], rows);
+    this.differences.show(["setting", "this run", parent || "parent run"], rows);
   }
 }

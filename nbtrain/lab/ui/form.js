@@ -1,6 +1,6 @@
-// The launch form: what it holds, whom it asks about it, and what its buttons do. All that is said comes from
-// lab/form/answers.py, by the server's routes form, form/assess, form/layouts and submit, or from the kernel
-// that opened the form.
+// The launch form: its values, the requests that check them, and the actions of its buttons. All texts come
+// from lab/form/answers.py, through the server's routes form, form/assess, form/layouts and submit, or through
+// the kernel that opened the form.
 
 import { FormAsks } from "./form_asks.js";
 import { draftOf, forgetDraft, joinViews, keepDraft, orphanOf, otherViews } from "./form_drafts.js";
@@ -10,23 +10,23 @@ import { mountRun } from "./run.js";
 import { choices, element } from "./words.js";
 
 const AGAIN_MS = 4000;
-// An idle kernel has heard of a change long before.
+// An idle kernel receives a change much sooner.
 const HEARD_MS = 2500;
 
-const POSTPONED = "Not submitted yet: the kernel runs a cell. When that cell has ended, it submits the values "
-  + "that the form held when Submit was pressed.";
+const POSTPONED = "Not submitted yet: the kernel is running a cell. When the cell finishes, the kernel submits "
+  + "the values that the form had when you pressed Submit.";
 
 const changesCounted = (number) => `${number} ${number === 1 ? "change" : "changes"}`;
 
 /**
- * Keep a launch form in `root`; returns what ends it.
+ * Show a launch form in `root`; returns a function that removes it.
  *
  * server   Server of server.js, or null
- * host     what the surroundings can do (host.js)
- * start    {yaml, overrides, mode, clone, place}: what the form is opened with
+ * host     the actions that this page offers (host.js)
+ * start    {yaml, overrides, mode, clone, place}: the values that the form opens with
  * model    the anywidget model of lab/widgets/launcher.py, or null
- * id       under which the browser keeps what is typed; "" keeps nothing
- * isGone   of a kernel's form that lost its widget: whether the kernel is gone, and not only out of reach
+ * id       key under which the browser saves typed values; "" saves nothing
+ * isGone   for a form whose widget was lost: returns whether the kernel has ended or is only unreachable
  * below    whether a submitted run is shown below the form
  */
 export function mountForm(root, options) {
@@ -65,7 +65,7 @@ class Form extends FormHeld {
     this.mode.value = this.state.mode;
   }
 
-  /** Something was changed here: keep it, give it to the kernel, have it assessed. */
+  /** A value was changed in this view: save it, send it to the kernel, and check it. */
   touched(wait = 0) {
     this.state.seq += 1;
     this.keep();
@@ -75,7 +75,7 @@ class Form extends FormHeld {
     this.timer = setTimeout(() => this.assess(), wait);
   }
 
-  /** The newest answer is of other values than those the form holds: a cell would have the old ones. */
+  /** The newest answer does not match the form's values any more: a cell would contain the old ones. */
   unchecked() {
     this.submitButton.disabled = this.insert.disabled = true;
   }
@@ -86,7 +86,7 @@ class Form extends FormHeld {
       for (const other of otherViews(this.id, this)) other.adopt(this.copy()) && other.lookLater();
     }
     if (this.model && !this.lost) {
-      // A changed trait waits for the answer to the one before: a cell run meanwhile would get the first.
+      // A trait is sent only after the answer to its last change, and a cell run meanwhile would get an old value.
       const status = ({ content }) => content.execution_state === "idle" && this.look();
       this.model.send({ kind: "hold", held: this.copy() }, { iopub: { status } });
       this.lookLater();
@@ -115,13 +115,13 @@ class Form extends FormHeld {
     }
   }
 
-  /** Nobody answers, or the whole question is refused. */
+  /** No server or kernel answers, or the request is refused. */
   failed(error, again) {
     this.submitButton.disabled = true;
     if (error.status) return this.say(error.message, "bad");
-    const kept = this.id ? " What you type is kept in this browser." : "";
-    const kernel = this.lost && this.isGone() ? " The kernel that made it is gone too." : "";
-    const words = `Nothing is checked or submitted now: ${error.message}${kernel}${kept}`;
+    const kept = this.id ? " This browser saves what you type." : "";
+    const kernel = this.lost && this.isGone() ? " The kernel that created the form has ended too." : "";
+    const words = `The form cannot be checked or submitted now: ${error.message}${kernel}${kept}`;
     this.say(words, "bad", [["Try again", again]]);
     this.unheard = true;
     this.sayKernel();
@@ -147,7 +147,7 @@ class Form extends FormHeld {
     for (const { key, kind, rule, fix } of found.shortages) {
       const said = `${rule} ${fix}`.trim(), mark = key ? at(key) : {};
       if (kind === "error") (mark.problems = mark.problems || []).push(said);
-      else mark.finding = mark.finding || said; // what this machine lacks is no mistake
+      else mark.finding = mark.finding || said; // a resource that this machine lacks is not the user's mistake
     }
     for (const { key, message } of found.findings) if (key && !at(key).finding) at(key).finding = message;
     this.pages.mark(marks);
@@ -156,12 +156,12 @@ class Form extends FormHeld {
     this.side.show(found);
     this.line.textContent = found.line;
     this.submitButton.disabled = this.submitting || !found.may_submit;
-    this.submitButton.title = found.words || (found.may_submit ? "" : "Not while there are problems.");
+    this.submitButton.title = found.words || (found.may_submit ? "" : "Fix the problems first.");
     this.insert.disabled = false;
     this.root.dataset.line = found.line;
   }
 
-  /** Ask what a YAML looks like with what the form holds, and show it. */
+  /** Request the description of a YAML with the form's values, and show it. */
   async describe() {
     const mine = (this.asked += 1);
     try {
@@ -190,26 +190,26 @@ class Form extends FormHeld {
     this.take(described.assessment);
   }
 
-  // --- what a person does ---
+  // --- what the user does ---
 
-  /** Another YAML: the notebook's overrides stay, with a word; changes of the form stay with the old one. */
+  /** Open another YAML. The notebook's overrides are applied to it; changes made in the form are not. */
   async open(yaml) {
     const before = this.copy(), left = this.changes;
     Object.assign(this.state, { yaml, typed: {} });
     if (!(await this.redescribe(before))) return;
     const parts = [`Opened ${yaml}${this.givenWords(" with the notebook's ")}.`], actions = [];
     if (this.described.left_out)
-      parts.push(`The notebook's overrides do not go with it: ${this.described.left_out}`);
+      parts.push(`The notebook's overrides do not fit it and were not applied: ${this.described.left_out}`);
     if (left) {
-      parts.push(`${changesCounted(left)} of ${before.yaml} ${left === 1 ? "was" : "were"} left behind.`);
-      actions.push(["Apply them here", () => this.use(before.typed, `the changes of ${before.yaml}`)]);
+      parts.push(`${changesCounted(left)} to ${before.yaml} ${left === 1 ? "was" : "were"} not carried over.`);
+      actions.push(["Apply them here", () => this.use(before.typed, `the changes to ${before.yaml}`)]);
       actions.push(["Undo", () => this.put(before)]);
     }
-    if (this.described.given.length) actions.push(["Without the notebook's", () => this.dropGiven()]);
+    if (this.described.given.length) actions.push(["Drop the overrides", () => this.dropGiven()]);
     this.say(parts.join(" "), "", actions);
   }
 
-  /** Describe the state; a YAML that cannot be read leaves the form as it was. */
+  /** Request the description of the new state; if the YAML cannot be read, restore the state `before`. */
   async redescribe(before) {
     this.say("Reading\u2026");
     try {
@@ -230,11 +230,11 @@ class Form extends FormHeld {
     return given.length ? `${before}${given.join(", ")}` : "";
   }
 
-  /** Put an earlier state back. */
+  /** Restore an earlier state. */
   async put(state) {
     const now = this.copy();
     this.state = { ...state, typed: { ...state.typed }, seq: this.state.seq };
-    if (await this.redescribe(now)) this.say("The changes are back.");
+    if (await this.redescribe(now)) this.say("Changes restored.");
   }
 
   resetAll() {
@@ -242,23 +242,23 @@ class Form extends FormHeld {
     this.state.typed = {};
     this.refill();
     this.touched();
-    const stays = this.givenWords(" Still changed, by the notebook: ");
+    const stays = this.givenWords(" Overrides of the notebook still apply: ");
     const actions = count ? [["Undo", () => this.put(before)]] : [];
-    if (this.described.given.length) actions.push(["Take those back too", () => this.dropGiven()]);
-    const words = count ? `${changesCounted(count)} taken back.` : "Nothing was changed here.";
+    if (this.described.given.length) actions.push(["Drop the overrides too", () => this.dropGiven()]);
+    const words = count ? `${changesCounted(count)} undone.` : "No value was changed in the form.";
     this.say(words + stays, "", actions);
     this.answer.say("");
   }
 
-  /** The YAML alone: the notebook's overrides are not applied from now on. */
+  /** Use the YAML alone, without the notebook's overrides. */
   async dropGiven() {
     const before = this.copy();
     this.state.given = false;
     if (await this.redescribe(before))
-      this.say("The notebook's overrides are left out.", "", [["Undo", () => this.put(before)]]);
+      this.say("The notebook's overrides are no longer applied.", "", [["Undo", () => this.put(before)]]);
   }
 
-  /** Take over texts for several fields, such as a layout's. */
+  /** Set the texts of several fields, for example to apply a layout. */
   use(texts, words) {
     const before = this.copy();
     for (const [key, text] of Object.entries(texts)) this.hold(key, text);
@@ -292,12 +292,12 @@ class Form extends FormHeld {
       this.answer.say(error.message, "error");
     } finally {
       this.submitting = false;
-      // What was changed meanwhile and is not checked yet is enabled by its own answer.
+      // If values changed meanwhile, the button is enabled once they are checked.
       this.submitButton.disabled = this.insert.disabled || !(this.found && this.found.may_submit);
     }
   }
 
-  /** The run below the form, in a notebook; whether it is there. */
+  /** Show the run below the form, in a notebook. Returns whether it is shown. */
   showRun(name) {
     if (this.endRun) this.endRun();
     this.endRun = null;
@@ -314,17 +314,17 @@ class Form extends FormHeld {
     if (!this.ofKernel) return;
     let words = "The notebook's next cell gets these values: form.config.";
     if (this.lost && !this.isGone())
-      words = "The kernel that made this form is not in reach: it runs a cell, and hears this later.";
+      words = "The kernel is busy with a cell; your changes are applied when the cell finishes.";
     else if (this.lost)
-      words = "The kernel that made this form is gone: the next cells do not get these values. Run the "
-        + `form's cell again, which offers them${this.unheard ? "" : ", or insert them as a cell"}.`;
+      words = "The kernel that created this form has ended, so later cells do not get these values. Run the "
+        + `form's cell again; it offers to restore them${this.unheard ? "" : ". Or insert them as a cell"}.`;
     else if (this.unheardNow())
-      words = "The kernel has not heard of the last change yet; it does when its running cell has ended.";
+      words = "The kernel is busy with a cell; it receives the last change when the cell finishes.";
     this.kernel.textContent = words;
     this.kernel.classList.toggle("nbf-warning", words.startsWith("The kernel"));
   }
 
-  /** The kernel was restarted or shut down: the model's comm is dead. */
+  /** The kernel was restarted or shut down, and the model's comm is closed. */
   lose() {
     if (this.lost) return;
     this.lost = true;
@@ -338,21 +338,21 @@ class Form extends FormHeld {
     return Boolean(this.model) && !this.lost && this.heard < this.state.seq;
   }
 
-  /** Whether the kernel that has the model is there still: by its comm, and by what the kernel says of it. */
+  /** Check whether the model's kernel still runs: by its comm, and by the kernel's list of comms. */
   async look() {
     const manager = this.model && this.model.widget_manager, key = this.model && this.model.get("key");
     if (!manager || !key) return;
     try {
       const found = await manager.get_model(key);
       if (!found.comm_live) return this.lose();
-      // A kernel that was restarted from elsewhere; one that runs a cell answers after it.
+      // The kernel may have been restarted elsewhere. A busy kernel answers after its cell.
       const { kernel } = manager, { seq } = this.state;
       if (kernel && kernel.requestCommInfo) {
         const { content } = await kernel.requestCommInfo({ target_name: "jupyter.widget" });
         if (content.comms && !(key in content.comms)) return this.lose();
       }
       this.unsure = false;
-      // It answers in order: what was sent before is heard.
+      // The kernel answers in order, so it has received everything sent before.
       this.heard = Math.max(this.heard, seq);
       this.sayKernel();
     } catch {
@@ -370,10 +370,10 @@ class Form extends FormHeld {
       this.onLive = () => this.look();
       this.model.on("change:held", this.onHeld);
       this.model.on("comm_live_update", this.onLive);
-      // Restarted from elsewhere: the new one knows no model.
+      // A kernel that was restarted elsewhere does not have the model.
       this.onStatus = (_, status) => {
         if (/starting/.test(status)) this.unsure = true;
-        // What is asked of a kernel that only begins may be lost.
+        // A request to a kernel that is still starting may be lost.
         if (this.unsure && /starting|idle/.test(status)) this.look();
       };
       this.statuses = (this.model.widget_manager || {}).kernel?.statusChanged;
@@ -394,7 +394,7 @@ class Form extends FormHeld {
     });
   }
 
-  /** The first words: who answers, or changes that a form before this one held. */
+  /** The first message: who answers, or changes that an earlier form had. */
   greet() {
     this.sayKernel();
     const found = this.id && !Object.keys(this.state.typed).length ? orphanOf(this.startKey, this.id) : null;
@@ -408,15 +408,16 @@ class Form extends FormHeld {
         forgetDraft(id);
         this.put({ ...this.state, ...state });
       };
-      const words = `A form of this run held ${changesCounted(count)} when its kernel went away.`;
-      return this.say(words, "", [["Use them", take], ["Forget them", forget]]);
+      const words = `An earlier form of this run had ${changesCounted(count)} when its kernel ended.`;
+      return this.say(words, "", [["Restore them", take], ["Discard them", forget]]);
     }
     const left = this.described.left_out;
-    if (left) return this.say(`Left out of the notebook's overrides: ${left}`, "bad");
+    if (left) return this.say(`Some of the notebook's overrides were not applied: ${left}`, "bad");
     this.say(this.asks.words);
   }
 
-  /** The kernel (form.set in a cell) or another view of this form may have changed the values: whether. */
+  /** Take values that the kernel (form.set in a cell) or another view of this form has changed. Returns whether
+   *  they are newer. */
   adopt(held) {
     if (!held || !(held.seq > this.state.seq)) return false;
     const same = held.yaml === this.state.yaml && held.given === this.state.given;

@@ -1,14 +1,14 @@
-// What the form answers to Submit: that the run is submitted, and from then on where it is.
+// The form's answer to Submit: that the run is submitted, and then its state.
 
 import { submitted } from "./form_asks.js";
 import { runsFeed } from "./runs_feed.js";
 import { button, element } from "./words.js";
 
 const ANSWER_MS = 2000;
-// Of a form in a tab that is not in sight, and of a run that has ended: it may still be deleted.
+// For a form in a hidden tab, and for a run that has ended, which may still be deleted.
 const ANSWER_IDLE_MS = 10000;
 
-/** Where a run is, by its row in the list of runs: in the queue behind whom, at work, at its end. */
+/** The state of a run in words, from its row in the list of runs: what it waits for, running, ended. */
 export function runIs({ state, cause, pill: [words] = [state] }) {
   const why = cause ? `: ${cause.replace(/\.$/, "")}.` : words.endsWith(".") ? "" : ".";
   return `Now ${words}${why}`;
@@ -29,12 +29,12 @@ export class FormAnswer {
     this.node.textContent = text;
   }
 
-  /** The answer of the route submit; with a server, the run is followed. `below`: the form's foot shows it. */
+  /** Show the answer of the route submit; with a server, follow the run. `below`: the form shows it below. */
   took(found, server, below = false) {
     const { name } = found, { text, toast, kind } = submitted(found);
     const where = below ? "It is shown below the form." : `In a cell: nb.open_run("${name}")`;
     this.say(`${text} ${where}`, kind === "warning" ? kind : "good");
-    // What the kernel has submitted may be in another output folder than the server's.
+    // The kernel may have submitted the run to another output folder than the server's.
     if (server && this.host.openRun) this.node.append(" ", button("Open", "", () => this.host.openRun(name)));
     if (this.host.notify) this.host.notify(toast, kind);
     if (server) this.follow(server, name);
@@ -48,13 +48,13 @@ export class FormAnswer {
       wait: () => (run && !run.active) || !this.node.getClientRects().length ? ANSWER_IDLE_MS : ANSWER_MS,
       took: ({ runs }) => {
         const found = runs.find((one) => one.name === name);
-        // The newest answer may be older than the run.
+        // The answer may have been written before the run was submitted.
         if (!found && run) return this.say(`The run ${name} was deleted.`);
         run = found || run;
         const words = run ? runIs(run) : "";
         if (now.textContent !== words) now.textContent = words;
       },
-      // The form's own questions say that nobody answers.
+      // The form's own requests report that the server does not answer.
       failed: () => {},
     });
     if (this.feed) this.feed.look();

@@ -1,18 +1,18 @@
-// Whom the form asks: the Jupyter server, else the kernel that opened it. Both give the same answers
-// (lab/form/answers.py). The kernel hears a question when its running cell has ended.
+// The form's requests. They go to the Jupyter server, or else to the kernel that opened the form. Both give the
+// same answers (lab/form/answers.py). The kernel receives a request when its running cell finishes.
 
-// A kernel that runs a cell answers later; what is asked again meanwhile would only queue up.
+// A busy kernel answers later; requests that are repeated meanwhile would only queue up.
 const KERNEL_MS = 15000;
-// What a server says about the question itself: its answer counts, nobody else is asked.
+// Statuses by which a server refuses the request itself: the kernel is not asked as well.
 const ANSWERED = [400, 409, 413, 422];
 
-/** What is said of an answer to submit: {text, toast, kind}. */
+/** The messages for an answer to submit: {text, toast, kind}. */
 export function submitted({ name, job_id: job, twin_of: of, joined: state, not_applied: left = [] }) {
   const good = (text, toast) => ({ text, toast, kind: "success" });
-  if (of) return good(`The twin of ${of} has begun: ${name}.`, `${name} has begun`);
+  if (of) return good(`The twin of ${of} has started: ${name}.`, `${name} has started`);
   if (!state) return good(`Submitted: job ${job} of ${name}.`, `${name} is submitted`);
-  const toast = `Nothing was submitted: ${name} is ${state} already`;
-  const joined = `${toast}; joined its job ${job}, which `;
+  const toast = `Nothing was submitted: ${name} is already ${state}`;
+  const joined = `${toast}. Showing its job ${job}, which `;
   if (!left.length) return { text: `${joined}has these settings.`, toast, kind: "info" };
   const words = `Not applied: ${left.join(", ")}.`;
   return { text: `${joined}keeps its own settings. ${words}`, toast: `${toast}. ${words}`, kind: "warning" };
@@ -23,13 +23,13 @@ export class FormAsks {
   constructor(server, model, place) {
     Object.assign(this, { server, model, place });
     this.waiting = new Map();
-    /** Called when the kernel is busy and carries a submission out later. */
+    /** Called when the kernel is busy and will submit later. */
     this.postponed = () => {};
     this.asked = 0;
-    /** "server", "kernel" or "" while nobody answers. */
+    /** "server" or "kernel", whichever answers; "" while neither does. */
     this.source = "";
     /** Why the server is not asked, if it is not. */
-    this.why = server ? "" : "This page belongs to no Jupyter server.";
+    this.why = server ? "" : "This page does not come from a Jupyter server.";
     this.onMessage = (message) => {
       if (!message || message.kind !== "answer" || !this.waiting.has(message.id)) return;
       const { done, failed } = this.waiting.get(message.id);
@@ -40,9 +40,9 @@ export class FormAsks {
     if (model) model.on("msg:custom", this.onMessage);
   }
 
-  /** Who answers, if it is not the server. */
+  /** A note that the kernel answers instead of the server; else "". */
   get words() {
-    return this.source === "kernel" ? `${this.why} The kernel answers, between its cells.` : "";
+    return this.source === "kernel" ? `${this.why} The kernel checks the form when it is idle.` : "";
   }
 
   dispose() {
@@ -50,14 +50,14 @@ export class FormAsks {
     this.model = null;
   }
 
-  /** The kernel is gone: its model answers no more. */
+  /** The kernel has ended, and its model does not answer any more. */
   lose() {
     this.dispose();
-    for (const { failed } of this.waiting.values()) failed(new Error("the kernel is gone"));
+    for (const { failed } of this.waiting.values()) failed(new Error("the kernel has ended"));
     this.waiting.clear();
   }
 
-  /** The answer; an Error with `status` if the question is refused, without one if nobody answers. */
+  /** Return the answer. Throws an Error with `status` if the request is refused, with status 0 without answer. */
   async ask(path, request) {
     if (this.server) {
       try {
@@ -66,7 +66,7 @@ export class FormAsks {
           this.source = "server";
           return value;
         }
-        this.why = "This Jupyter server works in another folder than the kernel.";
+        this.why = "This Jupyter server uses a different folder than the kernel.";
         this.server = null;
       } catch (error) {
         const elsewhere = this.model && /outside of the workspace/.test(error.message);
@@ -75,7 +75,7 @@ export class FormAsks {
           throw error;
         }
         this.why = error.status === 404
-          ? "This Jupyter server has no server half of nbtrain that gives forms."
+          ? "The nbtrain server extension of this Jupyter server is missing or too old to serve forms."
           : `The Jupyter server does not answer (${error.message}).`;
         if (!this.model) {
           this.source = "";
@@ -94,11 +94,11 @@ export class FormAsks {
     const id = (this.asked += 1);
     return new Promise((done, failed) => {
       const timer = setTimeout(() => {
-        // It cannot be taken back: the kernel hears it, and what comes of it is shown.
+        // The request cannot be withdrawn: the kernel carries it out later, and the result is shown.
         if (path === "submit") return this.postponed();
         this.waiting.delete(id);
         this.source = "";
-        const words = `The kernel has not answered for ${KERNEL_MS / 1000} s: it runs a cell.`;
+        const words = `The kernel has not answered for ${KERNEL_MS / 1000} s: it is running a cell.`;
         failed(Object.assign(new Error(`${this.why} ${words}`), { status: 0 }));
       }, KERNEL_MS);
       const ended = (act) => (value) => {

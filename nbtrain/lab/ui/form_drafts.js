@@ -1,4 +1,4 @@
-// What was typed into forms, kept by this browser: a form comes back after a reload, kernel or not.
+// Values typed into forms, saved in this browser, so that a reload restores a form with or without its kernel.
 
 const DRAFTS_KEY = "nbtrain-form-drafts";
 const MOST_DRAFTS = 20;
@@ -7,7 +7,7 @@ function readDrafts() {
   try {
     return JSON.parse(window.localStorage.getItem(DRAFTS_KEY)) || {};
   } catch {
-    return {}; // no storage, or not ours
+    return {}; // no storage, or not written by this code
   }
 }
 
@@ -16,13 +16,13 @@ function writeDrafts(drafts) {
   try {
     window.localStorage.setItem(DRAFTS_KEY, JSON.stringify(Object.fromEntries(sorted.slice(0, MOST_DRAFTS))));
   } catch {
-    /* the storage is full or forbidden: the kernel has the values too */
+    /* the storage is full or disabled; the kernel has the values too */
   }
 }
 
 export const draftOf = (id) => readDrafts()[id] || null;
 
-/** `orphan`: no kernel heard of the last change. */
+/** Save a draft. `orphan`: no kernel has received the last change. */
 export function keepDraft(id, start, state, orphan) {
   writeDrafts({ ...readDrafts(), [id]: { start, state, orphan, time: Date.now() } });
 }
@@ -36,7 +36,7 @@ export function forgetDraft(id) {
 // {id: the views of that form in this page}: a notebook may show one form twice.
 const views = new Map();
 
-/** Be one of the views of a form; returns what ends that. */
+/** Register a view of a form; returns a function that removes it. */
 export function joinViews(id, view) {
   if (!views.has(id)) views.set(id, new Set());
   views.get(id).add(view);
@@ -45,7 +45,7 @@ export function joinViews(id, view) {
 
 export const otherViews = (id, view) => [...(views.get(id) || [])].filter((one) => one !== view);
 
-/** The newest draft of a form that began alike, whose changes no kernel has heard of: [id, draft] or null. */
+/** The newest draft of a form with the same start whose changes no kernel has received: [id, draft] or null. */
 export function orphanOf(start, except) {
   const found = Object.entries(readDrafts()).filter(
     ([id, one]) => id !== except && one.orphan && one.start === start && Object.keys(one.state.typed).length,

@@ -1,4 +1,4 @@
-// One field of the form: its control, with description, unit and default beside it, and what is wrong there.
+// One field of the form: its control with description, unit, default and error message.
 
 import { button, element } from "./words.js";
 
@@ -8,16 +8,16 @@ const LONG_CHARS = 34;
 export const ON = "{}";
 export const OFF = "null";
 
-/** A text as a reader sees it beside the control. */
+/** The text of a value as it is shown next to the control. */
 function shown(spec, text) {
   if (spec.kind === "section") return text === OFF ? "off" : "on";
   return text || "none";
 }
 
-/** What a reader is told of a field, in one text. */
+/** The tooltip of a field. */
 function fieldWords(spec) {
   const unit = spec.unit ? ` In ${spec.unit}.` : "";
-  const given = spec.default === null ? "Has no default." : `Default: ${shown(spec, spec.default)}.`;
+  const given = spec.default === null ? "No default." : `Default: ${shown(spec, spec.default)}.`;
   return `${spec.key}: ${spec.description}${unit} ${given}`.replace(/\s+/g, " ");
 }
 
@@ -25,8 +25,8 @@ let fieldsMade = 0;
 
 export class FormField {
   /**
-   * `changed(key, text)` is called for an edit, `reset(key)` to go back. `whole` labels with the section; `base`
-   * is what the values are changes of: "YAML", or "parent" in a clone's form.
+   * `changed(key, text)` is called for an edit, `reset(key)` to undo it. `whole` puts the section into the label;
+   * `base` names the source of the unchanged values: "YAML", or "parent" in a clone's form.
    */
   constructor(spec, { changed, reset, whole = false, base = "YAML" }) {
     this.spec = spec;
@@ -40,7 +40,7 @@ export class FormField {
     label.append(spec.label);
     label.htmlFor = this.id;
     this.badge = element("span", "nbf-badge");
-    const back = `take the ${base}'s value of ${spec.key} back`;
+    const back = `reset ${spec.key} to the ${base}'s value`;
     this.back = button("\u21ba", back, () => reset(spec.key), "nbf-back");
     this.back.setAttribute("aria-label", back);
     const head = element("div", "nbf-head");
@@ -86,7 +86,7 @@ export class FormField {
     return input;
   }
 
-  /** The value as a person types it. An empty field of a number is null. */
+  /** The value as typed. An empty number field is null. */
   get text() {
     const { control } = this;
     if (this.spec.kind === "switch") return control.checked ? "true" : "false";
@@ -100,12 +100,12 @@ export class FormField {
     else if (this.spec.kind === "section") control.checked = text !== OFF;
     else {
       const shown = this.spec.kind === "yaml" && text === "null" ? "" : text;
-      // The same text again would move the caret of who types.
+      // Setting the same text again would move the user's caret.
       if (control.value !== shown) control.value = shown;
     }
   }
 
-  /** Of a section that is off: nothing can be typed until its switch is on. */
+  /** Whether the field's section is off; then the control is disabled. */
   set off(off) {
     this.control.disabled = off;
     this.node.classList.toggle("nbf-off", off);
@@ -113,10 +113,11 @@ export class FormField {
   }
 
   get title() {
-    return fieldWords(this.spec) + (this.control.disabled ? ` Counts if ${this.spec.within} is on.` : "");
+    const condition = this.control.disabled ? ` Used only if ${this.spec.within} is on.` : "";
+    return fieldWords(this.spec) + condition;
   }
 
-  /** Show what was found: `changed` "form" or "given", `problems` messages, `also` a field to look at. */
+  /** Show the result of a check: `changed` is "form" or "given", `also` names another field to look at. */
   mark({ changed = "", problems = [], also = "", finding = "" }) {
     const { node, spec } = this;
     node.title = this.title;

@@ -1,4 +1,4 @@
-// The form's elements: what stands above and below the fields, and the words in its own lines.
+// The form's elements above and below the fields, with their texts.
 
 import { FormAnswer } from "./form_answer.js";
 import { FormLayouts } from "./form_layouts.js";
@@ -10,7 +10,7 @@ import { button, choices, copyButton, element } from "./words.js";
 
 let framesMade = 0;
 
-const MODE_WORDS = { full: "full: submit the run", twin: "twin: prove its layout small" };
+const MODE_WORDS = { full: "full: submit the run", twin: "twin: try its layout at small scale" };
 
 /** What form.js fills and listens to. */
 export class FormFrame {
@@ -28,10 +28,10 @@ export class FormFrame {
     this.kernel = element("div", "nbf-kernel");
     this.kernel.setAttribute("role", "status");
     this.answer = new FormAnswer(this.host);
-    // Beside the fields what comes of them, and the buttons: both stay in sight.
-    const beside = element("div", "nbf-beside"), middle = element("div", "nbf-middle");
-    beside.append(this.side.node, this.foot());
-    middle.append(this.pages.first, beside);
+    // The results and the buttons are next to the fields, so that they stay visible.
+    const results = element("div", "nbf-beside"), middle = element("div", "nbf-middle");
+    results.append(this.side.node, this.foot());
+    middle.append(this.pages.first, results);
     this.inside.append(this.head(), middle, this.pages.all, this.side.rest, this.layouts.node);
     this.result = element("div", "nbf-run");
     this.root.replaceChildren(this.titleNode, this.notice, this.inside, this.result);
@@ -51,15 +51,16 @@ export class FormFrame {
     this.titleNode.setAttribute("role", "heading");
     this.titleNode.setAttribute("aria-level", "3");
     if (!this.start.clone) {
-      this.yaml = titled("run YAML", element("select"), "The YAMLs of the workspace and of nbtrain.");
+      const yamls = "The run YAMLs of the workspace, and the examples included in nbtrain.";
+      this.yaml = titled("run YAML", element("select"), yamls);
       this.yaml.addEventListener("change", () => this.open(this.yaml.value));
-      const about = "A file of your own; a relative path is relative to the workspace.";
-      this.path = titled("or the path of one", element("input"), about);
+      const about = "Path of your own YAML file, absolute or relative to the workspace.";
+      this.path = titled("or a path", element("input"), about);
       this.path.type = "text";
       this.path.placeholder = "my-run.yaml";
       this.path.addEventListener("change", () => this.path.value.trim() && this.open(this.path.value.trim()));
     }
-    this.name = titled("name", element("input"), "The run's folder under the output root.");
+    this.name = titled("name", element("input"), "Name of the run and of its folder in the output directory.");
     this.name.type = "text";
     this.name.dataset.key = "name";
     this.name.addEventListener("input", () => this.changed("name", this.name.value));
@@ -67,7 +68,9 @@ export class FormFrame {
     this.nameHelp.id = `nbf-name-help-${(framesMade += 1)}`;
     this.name.setAttribute("aria-describedby", this.nameHelp.id);
     const ofNotebook = Boolean(this.start.mode);
-    const about = `What Submit${ofNotebook ? " and the next cell do" : " does"} with the run.`;
+    const about = ofNotebook
+      ? "Whether Submit and the next cell train the run or try its layout at small scale."
+      : "Whether Submit trains the run or tries its layout at small scale.";
     this.mode = titled(ofNotebook ? "mode of the notebook" : "mode", element("select"), about);
     choices(this.mode, Object.entries(MODE_WORDS));
     this.mode.value = this.state.mode;
@@ -84,10 +87,10 @@ export class FormFrame {
     const foot = element("div", "nbf-foot");
     this.line = element("code", "nbf-line");
     this.line.tabIndex = 0;
-    const all = "Take back every change that was made in this form.";
+    const all = "Undo every change that you made in this form.";
     this.resetButton = button("Reset", all, () => this.resetAll());
     const insert = this.host.insertCell;
-    const about = "A cell below that does what this form holds.";
+    const about = "A cell that starts a run with the values of this form.";
     this.insert = insert
       ? button("Insert as cell", about, () => this.insertCell())
       : copyButton("Copy as cell", about, () => this.found.cell);
@@ -99,7 +102,7 @@ export class FormFrame {
     return foot;
   }
 
-  /** One line above the fields; `actions` are [words, act]. */
+  /** Show one line above the fields; `actions` are [words, act]. */
   say(text, kind = "", actions = []) {
     this.notice.className = `nbf-notice ${text ? kind && `nbf-${kind}` : "nbf-silent"}`;
     const buttons = actions.map(([words, act]) => button(words, "", act));

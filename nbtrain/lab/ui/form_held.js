@@ -1,9 +1,9 @@
-// What the form holds: the texts that were typed, {key: text}, beside a YAML and the notebook's overrides.
+// The form's values: the typed texts, {key: text}, on top of a YAML and the notebook's overrides.
 
 import { ON } from "./form_fields.js";
 import { FormFrame } from "./form_frame.js";
 
-// After the last key, so that a word is not checked letter by letter.
+// Delay after the last key, so that a word is not checked at every keystroke.
 const TYPED_MS = 250;
 
 /** `state` is {yaml, given, typed, mode, seq}; touched(wait) is called for each change. */
@@ -22,15 +22,15 @@ export class FormHeld extends FormFrame {
     return kind === "section" && this.typedInside(key).length ? ON : value;
   }
 
-  /** What was typed inside a section. */
+  /** Keys of the fields in a section that were typed into. */
   typedInside(section) {
     return this.pages.inside(section).filter((key) => key in this.state.typed);
   }
 
-  /** Hold a text; one that is there without it is not held. */
+  /** Store a typed text; a text that equals the unchanged value is removed instead. */
   hold(key, text) {
     const spec = this.pages.specs.get(key);
-    // A section that is off says so while its fields keep what was typed.
+    // The switch of a section is stored as long as its fields have typed texts.
     const said = spec.kind === "section" && this.typedInside(key).length;
     if (text === spec.value && !said) delete this.state.typed[key];
     else this.state.typed[key] = text;
@@ -42,14 +42,14 @@ export class FormHeld extends FormFrame {
     this.touched(TYPED_MS);
   }
 
-  /** How many fields are changed in the form; what is typed in a section that is off is none. */
+  /** How many fields are changed in the form, without those in sections that are off. */
   get changes() {
     const { specs } = this.pages;
     return Object.entries(this.state.typed).filter(([key, text]) =>
       specs.has(key) && !this.pages.isOff(key) && text !== specs.get(key).value).length;
   }
 
-  /** A field goes back to what the YAML says; a section with all that is in it. */
+  /** Reset a field to the YAML's value; a section together with its fields. */
   reset(key) {
     const { base } = this.pages.specs.get(key);
     for (const inside of this.typedInside(key)) delete this.state.typed[inside];

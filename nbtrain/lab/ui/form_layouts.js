@@ -1,19 +1,19 @@
-// The layout search's suggestions, asked for when they are opened; each can be taken over into the fields.
+// The layout search's suggestions, requested when the section is opened; each can be applied to the fields.
 
 import { DataTable } from "./table.js";
 import { button, element } from "./words.js";
 
-const LAYOUT_HEADS = ["", "layout", "step", "run", "memory", "spare", "against the first"];
+const LAYOUT_HEADS = ["", "layout", "step time", "total time", "memory", "headroom", "compared with the first"];
 
 export class FormLayouts {
-  /** `form` gives ask(path, more) and use(texts, words). */
+  /** `form` provides ask(path, more) and use(texts, words). */
   constructor(form) {
     this.form = form;
     this.node = element("details", "nbt-details nbf-layouts");
     this.node.append(element("summary", "", "Layouts: the search's suggestions"));
-    this.gpus = this.input("number", "GPUs", "number of GPUs; empty: the run's own");
+    this.gpus = this.input("number", "GPUs", "number of GPUs; empty uses the run's number");
     this.gpus.min = 1;
-    this.type = this.input("text", "GPU type", "e.g. A100-80GB; empty: the run's own");
+    this.type = this.input("text", "GPU type", "e.g. A100-80GB; empty uses the run's type");
     const tools = element("div", "nbt-tools");
     tools.append(this.gpus, this.type, button("Search", "search layouts on these GPUs", () => this.search()));
     this.note = element("p", "nbt-empty");
@@ -33,10 +33,10 @@ export class FormLayouts {
     return node;
   }
 
-  /** The values have changed: what is shown belongs to others. */
+  /** The values have changed, so the suggestions that are shown are outdated. */
   age() {
     this.asked = false;
-    if (this.table.rows.length) this.note.textContent = "Of the values at the last search.";
+    if (this.table.rows.length) this.note.textContent = "These results are for the values at the last search.";
   }
 
   async search() {
@@ -54,7 +54,7 @@ export class FormLayouts {
       this.refused.hidden = !refused.length;
       const list = element("ul");
       refused.forEach((line) => list.append(element("li", "", line)));
-      this.refused.replaceChildren(element("summary", "", "What was refused, and why"), list);
+      this.refused.replaceChildren(element("summary", "", "Rejected layouts, and why"), list);
     } catch (error) {
       this.table.show([], []);
       this.refused.hidden = true;
@@ -63,7 +63,7 @@ export class FormLayouts {
   }
 
   actions({ found }) {
-    if (!found.changes.length) return [element("span", "nbf-unit", "this is it")];
+    if (!found.changes.length) return [element("span", "nbf-unit", "current layout")];
     const title = found.changes.map(([key, before, now]) => `${key}: ${before} \u2192 ${now}`).join("\n");
     return [button("Use this", title, () => this.form.use(found.typed, found.layout))];
   }

@@ -1,11 +1,11 @@
-// The form's fields in their places: the essential ones first, all of them by group with a search below.
+// The form's fields: the essential ones first; below them all fields by group, with a search.
 
 import { FormField, OFF } from "./form_fields.js";
 import { Tabs } from "./tabs.js";
 import { element } from "./words.js";
 
 export class FormPages {
-  /** `form` gives text(key), changed(key, text) and reset(key). */
+  /** `form` provides text(key), changed(key, text) and reset(key). */
   constructor(form) {
     this.form = form;
     this.fields = new Map();
@@ -18,7 +18,7 @@ export class FormPages {
     this.all.append(this.title);
   }
 
-  /** Fields of another YAML; the tab and the search stay. */
+  /** Show the fields of another YAML; the tab and the search text are kept. */
   show(described) {
     this.described = described;
     this.specs = new Map(described.fields.map((spec) => [spec.key, spec]));
@@ -33,7 +33,7 @@ export class FormPages {
   makeTabs(groups) {
     this.search = element("input");
     this.search.type = "search";
-    this.search.placeholder = "search: name or words";
+    this.search.placeholder = "Search names and descriptions";
     this.search.setAttribute("aria-label", "search all fields");
     this.search.addEventListener("input", () => this.open());
     this.hits = element("span", "nbf-hits");
@@ -49,7 +49,7 @@ export class FormPages {
     this.open();
   }
 
-  /** Fill the page of the chosen tab, or of what is searched for. */
+  /** Fill the page with the fields of the chosen tab, or with the hits of the search. */
   open() {
     const wanted = this.search.value.trim().toLowerCase(), parts = [];
     let hits = 0;
@@ -65,8 +65,8 @@ export class FormPages {
         parts.push(grid);
       }
     }
-    if (!parts.length) parts.push(element("p", "nbt-empty", `No field has "${this.search.value.trim()}".`));
-    // A search goes through all groups: none of them is the one that is shown.
+    if (!parts.length) parts.push(element("p", "nbt-empty", `No field matches "${this.search.value.trim()}".`));
+    // A search covers all groups, so no tab is shown as chosen.
     this.tabs.bar.classList.toggle("nbf-searching", Boolean(wanted));
     this.hits.textContent = wanted ? `${hits} ${hits === 1 ? "field" : "fields"} in all groups` : "";
     this.tabs.page.replaceChildren(...parts);
@@ -78,7 +78,7 @@ export class FormPages {
     return `${key} ${description}`.toLowerCase().replace(/\s+/g, " ").includes(wanted);
   }
 
-  /** The field of a key in one place; an essential one has two, which follow each other. */
+  /** The field of a key in one place. An essential field is shown in two places, which stay in step. */
   field(key, place) {
     const own = `${place} ${key}`;
     if (!this.fields.has(own)) {
@@ -103,19 +103,19 @@ export class FormPages {
     return ["first", "all"].map((place) => this.fields.get(`${place} ${key}`)).filter(Boolean);
   }
 
-  /** Every field shows the form's text. */
+  /** Set every field to the form's text. */
   refill() {
     for (const field of this.fields.values()) field.text = this.form.text(field.spec.key);
     this.wake();
   }
 
-  /** Whether a field lies in a section that is off. */
+  /** Whether a field belongs to a section that is off. */
   isOff(key) {
     const { within } = this.specs.get(key);
     return Boolean(within) && this.form.text(within) === OFF;
   }
 
-  /** The fields of a section can be typed into while its switch is on. */
+  /** Enable the fields of the sections that are on, and disable the others. */
   wake() {
     for (const field of this.fields.values()) if (field.spec.within) field.off = this.isOff(field.spec.key);
   }
@@ -125,20 +125,20 @@ export class FormPages {
     return [...this.specs.values()].filter(({ within }) => within === section).map(({ key }) => key);
   }
 
-  /** What fields that follow another one have unless they are typed: {key: {base, value, default}}. */
+  /** Update fields whose value depends on another field: {key: {base, value, default}}. */
   follow(found) {
     for (const [key, words] of Object.entries(found)) Object.assign(this.specs.get(key), words);
     this.refill();
   }
 
-  /** `marks` is {key: what FormField.mark takes}. */
+  /** Mark the fields; `marks` is {key: argument of FormField.mark}. */
   mark(marks) {
     this.marks = marks;
     for (const field of this.fields.values()) field.mark(marks[field.spec.key] || {});
     this.count();
   }
 
-  /** How many fields of each tab are wrong or changed. */
+  /** Show on each tab how many of its fields have problems or are changed. */
   count() {
     for (const { title } of this.described.groups) {
       let wrong = 0, changed = 0;
@@ -162,7 +162,7 @@ export class FormPages {
     }
   }
 
-  /** Bring a field into sight and put the caret into it. */
+  /** Scroll to a field and focus it. */
   go(key) {
     const spec = this.specs.get(key);
     let field = this.fields.get(`first ${key}`);

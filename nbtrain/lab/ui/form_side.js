@@ -1,4 +1,4 @@
-// What is said of the form's values: fits, time and disk; problems, all at once; changes; the plan's rest.
+// The results of checking the form's values: fit, time and disk; all problems; changes; the rest of the plan.
 
 import { pairs } from "./table.js";
 import { button, element } from "./words.js";
@@ -8,7 +8,7 @@ const TILES = [["fits", "Fits"], ["time", "Time"], ["disk", "Disk"]];
 const counted = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
 
 export class FormSide {
-  /** `go(key)` brings a field into sight. */
+  /** `go(key)` scrolls to a field. */
   constructor(go) {
     this.go = go;
     this.node = element("div", "nbf-side");
@@ -26,12 +26,12 @@ export class FormSide {
     this.found = element("div", "nbf-found");
     this.found.tabIndex = 0;
     this.found.setAttribute("role", "region");
-    this.found.setAttribute("aria-label", "what was found");
+    this.found.setAttribute("aria-label", "problems and shortages");
     this.changes = this.details("Changed fields", "nbf-changes");
     this.findings = this.details("Findings of the plan", "nbf-findings");
     this.plan = this.details("Plan", "nbf-plan");
     this.node.append(tiles, this.when, this.verdict, this.found, this.changes.node);
-    // The rest, in the whole width.
+    // The remaining parts use the full width.
     this.rest = element("div", "nbf-rest");
     this.rest.append(this.findings.node, this.plan.node);
   }
@@ -52,7 +52,7 @@ export class FormSide {
   show(found) {
     const { problems, shortages, headline, changes, findings } = found;
     for (const node of [this.node, this.rest]) node.classList.toggle("nbf-stale", !headline);
-    this.when.textContent = headline || !problems.length ? "" : "Plan for the last valid values";
+    this.when.textContent = headline || !problems.length ? "" : "This plan is for the last valid values";
     if (headline) {
       for (const [key] of TILES) this.tiles[key].textContent = headline[key];
       this.tiles.fits.className = headline.kind ? `nbf-${headline.kind}` : "";
@@ -81,7 +81,7 @@ export class FormSide {
     const fields = new Set(problems.map(({ key }) => key)).size;
     this.verdict.className = `nbf-verdict ${problems.length ? "nbf-error" : ready ? "nbf-good" : ""}`;
     if (problems.length) {
-      const where = fields > 1 ? ` at ${counted(fields, "field")}` : "";
+      const where = fields > 1 ? ` in ${counted(fields, "field")}` : "";
       this.verdict.textContent = `${counted(problems.length, "problem")}${where}`;
       const list = element("ul");
       for (const { key, message } of problems) {
@@ -93,7 +93,7 @@ export class FormSide {
       return;
     }
     if (words) {
-      this.verdict.textContent = "Ready to be proven small";
+      this.verdict.textContent = "Ready to try at small scale";
       this.found.replaceChildren(element("p", "", words));
       return;
     }
@@ -113,12 +113,12 @@ export class FormSide {
       }),
       element("p", "nbf-warning", fix),
       ...(unprepared && found.every(({ kind }) => kind === "data")
-        ? [element("p", "", "The cell that is inserted or copied below does that first.")]
+        ? [element("p", "", "The cell that you can insert or copy below prepares the data first.")]
         : []),
     ]));
   }
 
-  /** Words that bring a field into sight. */
+  /** A link that scrolls to a field. */
   link(key, ...words) {
     const node = button("", `go to ${key}`, () => this.go(key));
     node.append(...words);

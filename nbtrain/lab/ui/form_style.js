@@ -1,8 +1,8 @@
-// The form's style sheet, beside the one of all views.
+// The form's style sheet, in addition to the common one.
 
 export const FORM_CSS = `
 .nbtrain-form{max-width:1120px;border:1px solid var(--nbt-line);border-radius:8px;padding:10px 14px 12px}
-/* In a tab of its own, which scrolls. */
+/* The form fills its own tab, which scrolls. */
 .nbt-fills.nbtrain-form{max-width:1240px;border:0;border-radius:0;padding-top:12px}
 .nbtrain-form fieldset{border:0;margin:0;padding:0;min-width:0}
 .nbtrain-form fieldset:disabled{opacity:.55}
@@ -11,7 +11,7 @@ export const FORM_CSS = `
  align-items:start;gap:6px 16px}
 .nbtrain-form .nbf-top label{display:grid;gap:2px;font-size:11px;color:var(--nbt-dim);align-content:start}
 .nbtrain-form .nbf-top select,.nbtrain-form .nbf-top input{width:100%;max-width:none}
-/* A line of its own that is there before anything is wrong: the fields below do not move. */
+/* The line for errors is always there, so that the fields below do not move. */
 .nbtrain-form .nbf-name-help.nbf-error{height:auto;min-height:calc(1.35em + 6px);padding:2px 0 3px;
  margin-bottom:6px;border-bottom:1px solid var(--nbt-line)}
 .nbtrain-form .nbf-notice{min-height:22px;display:flex;flex-wrap:wrap;align-items:center;gap:4px 8px;
@@ -43,12 +43,12 @@ export const FORM_CSS = `
 .nbtrain-form .nbf-help:not(.nbf-error){display:-webkit-box;-webkit-box-orient:vertical;
  -webkit-line-clamp:3;overflow:hidden}
 .nbtrain-form .nbf-help.nbf-error{overflow:auto}
-/* A problem has the line of the default too: it is read whole, and nothing moves. */
+/* A problem may also use the line of the default, so that its whole text fits and nothing moves. */
 .nbtrain-form .nbf-bad .nbf-meta{display:none}
 .nbtrain-form .nbf-field.nbf-bad .nbf-help{height:5.4em}
 .nbtrain-form .nbf-error{color:var(--nbt-failed)}
 .nbtrain-form .nbf-warning{color:var(--nbt-warned)}
-/* What it would do is read as well as of the others. */
+/* The description of a disabled field stays as readable as the others. */
 .nbtrain-form .nbf-off :is(.nbf-head,.nbf-row){opacity:.55}
 .nbtrain-form .nbf-changed{border-left-color:var(--nbt-a)}
 .nbtrain-form .nbf-also{border-left-color:var(--nbt-b)}
@@ -109,8 +109,8 @@ export const FORM_CSS = `
  .nbtrain-form .nbf-middle{grid-template-columns:minmax(0,1fr)}
  .nbtrain-form .nbf-beside{display:contents}
  .nbtrain-form .nbf-side{order:-1}
- /* Below the fields, and in sight while they are. */
+ /* Below the fields, and visible while they are. */
  .nbtrain-form .nbf-foot{position:sticky;bottom:0;padding-bottom:8px;z-index:2}
- /* It stands above the fields here: of one height whatever is found, so that these do not move. */
+ /* It is above the fields here, with a fixed height, so that they do not move. */
  .nbtrain-form .nbf-found{height:112px}}
 `;

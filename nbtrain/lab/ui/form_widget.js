@@ -1,7 +1,7 @@
 // The launch form in a notebook: form.js as an anywidget, and its rescue.
 //
 //   default export   anywidget's render: the form of a LaunchForm widget
-//   rescueForm       shows the form in place of a widget that JupyterLab could not revive
+//   rescueForm       shows the form instead of a widget that JupyterLab could not restore
 
 import { mountForm } from "./form.js";
 import { notebookHost, ownKeys } from "./host.js";

@@ -1,9 +1,10 @@
-// What only the surroundings of a view can do. A null is not to be had here: its button is left out.
+// Actions that only the page around a view can offer. An action that is null is not available, and its button
+// is not shown.
 //
 //   openRun(name), openRuns(), openCompare(names), openForm({yaml, overrides, clone}),
 //   openTensorBoard(name), insertCell(text), notify(text, kind)
 
-/** A host of which `able` are the abilities. */
+/** A host with the actions `able`; the others are null. */
 export const makeHost = (able = {}) => ({
   openRun: null,
   openRuns: null,
@@ -15,12 +16,12 @@ export const makeHost = (able = {}) => ({
   ...able,
 });
 
-/** What is left of a host for runs that its server does not have: that server has others of their names. */
+/** The actions for runs that the host's server does not have; it may have other runs with the same names. */
 export const hostElsewhere = ({ insertCell, notify }) => makeHost({ insertCell, notify });
 
 /**
- * In a notebook, keys are for the view that has the focus. Without this JupyterLab would take arrow keys and
- * letters for its own, by its shortcuts and by the notebook: they go from cell to cell, and delete cells.
+ * Keep keys in the view that has the focus. Without this, JupyterLab would treat arrow keys and letters as
+ * shortcuts of the notebook, which move between cells and delete cells.
  */
 export function ownKeys(root) {
   root.dataset.lmSuppressShortcuts = "true";
@@ -28,7 +29,7 @@ export function ownKeys(root) {
   return root;
 }
 
-/** In a notebook: TensorBoard opens in a browser tab; with nbtrain's extension, that does the rest. */
+/** The host in a notebook: TensorBoard opens in a browser tab; nbtrain's extension adds the other actions. */
 export function notebookHost(server) {
   const lab = window.nbtrainHost || {};
   const openTensorBoard = server

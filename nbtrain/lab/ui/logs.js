@@ -1,28 +1,28 @@
-// The tab Logs: one rank's, the supervisor's or a machine's, following while it grows; a search in all logs;
-// the last traceback first if the job has failed.
+// The tab Logs: the log of a rank, of the supervisor or of a machine, followed while it grows; a search in all
+// logs; above them the last traceback if the job has failed.
 
 import { refused } from "./server.js";
 import { button, checkbox, choices, copyButton, element, plain } from "./words.js";
 
-// Lines that are kept in the page; the whole file can be downloaded.
+// Most lines that the page keeps; the whole file can be downloaded.
 const MOST_LINES = 5000;
 const SEARCH_LIMIT = 200;
-// Bytes before a hit of a search that are shown with it.
+// How many bytes before a search hit are shown with it.
 const BEFORE_BYTES = 20000;
 const LINE_END = 10;
 
-/** A line as a terminal shows it: a progress bar that was drawn anew counts as last drawn. */
+/** A line as a terminal shows it: of a progress bar that was redrawn, only the last state. */
 const lastDrawn = (line) => plain(line.replace(/\r+$/, "").split("\r").pop());
 
 const logValue = (rank, attempt) => JSON.stringify([rank, attempt]);
 const logWords = ([rank, attempt]) =>
   `${/^\d+$/.test(rank) ? `rank ${rank}` : rank}${attempt === null ? "" : `, attempt ${attempt}`}`;
 
-/** The index of a hit's line among the lines of a part of its file; other lines may have its text too. */
+/** The index of a hit's line among `lines`, a part of its file; other lines may contain its text too. */
 function lineOf(hit, part, lines) {
   const before = new TextEncoder().encode(part.text).subarray(0, Math.max(0, hit.offset - part.start_bytes));
   const least = before.reduce((count, byte) => count + (byte === LINE_END), 0);
-  // Bytes that are no UTF-8 have become longer characters: the line is not before this one.
+  // Invalid UTF-8 was replaced by longer characters, so the line is at this index or later.
   const found = lines.findIndex((line, at) => at >= least && line.includes(hit.text));
   return found < 0 ? least : found;
 }
@@ -32,7 +32,7 @@ export class Logs {
     this.run = run;
     this.node = element("div", "nbt-logs");
     this.choice = element("select");
-    this.choice.setAttribute("aria-label", "whose log");
+    this.choice.setAttribute("aria-label", "which log");
     this.choice.addEventListener("change", () => {
       this.forget();
       run.redraw();
@@ -57,7 +57,7 @@ export class Logs {
     tools.append(
       this.choice,
       this.find,
-      button("Search", "through all ranks, attempts and machines", () => this.search()),
+      button("Search", "Search the logs of all ranks, attempts and machines", () => this.search()),
       this.follow,
       this.wrap,
       copyButton("Copy", "Copy the lines that are shown", () => this.pre.textContent),
@@ -73,10 +73,10 @@ export class Logs {
     this.pre.tabIndex = 0;
     this.pre.setAttribute("aria-label", "log");
     this.atEnd = true;
-    // A frame's scroll events come before its resizes: in a log of another size the distance to the end says
-    // nothing of the reader, and the observer below is called next.
+    // Scroll events of a frame come before its resize events. After a change of size, the distance to the end
+    // does not show whether the user scrolled; the observer below is called next.
     this.pre.addEventListener("scroll", () => this.size === this.sizeNow && this.noteEnd());
-    // A lower or narrower log, such as one below a traceback, shows the newest line still.
+    // A log that became lower or narrower, for example below a traceback, still shows the newest line.
     new ResizeObserver(() => {
       this.size = this.sizeNow;
       this.keepEnd();
@@ -107,7 +107,7 @@ export class Logs {
 
   draw(snap, kept) {
     const { run } = this;
-    // A resume makes another newest job, whose log begins anew.
+    // A resume creates a new job with a new log.
     this.job = run.job || (kept ? kept.job_id : (snap.job && snap.job.job_id) || "");
     this.drawChoice(kept
       ? kept.logs.map(([rank, attempt, words]) => [logValue(rank, attempt), words])
@@ -118,17 +118,17 @@ export class Logs {
     this.read();
   }
 
-  /** Whose log can be chosen: `logs` are [[value, words], ...], of each rank the newest attempt first. */
+  /** Fill the menu of logs: `logs` are [[value, words], ...], for each rank the newest attempt first. */
   drawChoice(logs) {
     if (!logs.length) logs.push([logValue("0", null), "rank 0"]);
-    // A job of many ranks and attempts has more logs than the menu.
+    // A job with many ranks and attempts has more logs than the menu lists.
     if (this.wish) this.asideOf = { job: this.job, value: this.wish };
     const { job, value: aside } = this.asideOf || {};
     if (aside && job === this.job && !logs.some(([value]) => value === aside))
       logs.push([aside, logWords(JSON.parse(aside))]);
     const newest = new Map(logs.map(([value]) => [JSON.parse(value)[0], value]).reverse());
     const { value } = this.choice, [rank, attempt] = value ? JSON.parse(value) : [];
-    // After a restart the rank goes on in another log.
+    // After a restart, the rank writes a new log.
     const follows = this.follow.input.checked && this.newest && this.newest.get(rank) === value;
     choices(this.choice, logs);
     if ((follows || attempt === null) && newest.has(rank)) this.choice.value = newest.get(rank);
@@ -141,12 +141,12 @@ export class Logs {
     this.hit = hit;
   }
 
-  /** Without the server half there are the newest lines of a snapshot. */
+  /** Without a server, show the newest lines of the snapshot. */
   withoutServer(snap) {
     const command = `nbtrain logs ${snap.name}${this.run.job ? ` --job ${this.run.job}` : ""}`;
-    // They are no part of what was read of the file, and nothing of it goes on after them.
+    // The snapshot's lines do not continue the part of the file that was read before.
     if (this.offset !== null) this.forget();
-    this.say(`The newest lines of ${snap.log.source || "the job"}; all of them: ${command}`);
+    this.say(`The newest lines of ${snap.log.source || "the job"}. To see the whole log: ${command}`);
     this.lines = snap.log.lines;
     this.paint(!this.lines.length);
   }
@@ -159,7 +159,7 @@ export class Logs {
     return { rank, attempt, words };
   }
 
-  /** Add what the log has grown by. */
+  /** Append the new lines of the log. */
   async read() {
     if (this.reading) return;
     const { rank, words } = this.asked, { run } = this, mine = `${words}`;
@@ -173,7 +173,7 @@ export class Logs {
     const reading = (this.reading = {});
     try {
       const part = await run.server.call(`run/${run.name}/log?${words}`);
-      // After forget() another read is under way, maybe of this log too.
+      // After forget(), another read has started, maybe of the same log.
       if (this.reading !== reading) return;
       this.say("");
       this.add(part, rank);
@@ -200,12 +200,12 @@ export class Logs {
     this.paint(empty);
   }
 
-  /** A rank that has logged nothing is no blank page. */
+  /** The message for an empty log. */
   whyEmpty(rank) {
     const row = this.run.view.snap.ranks.find((one) => String(one.rank) === rank);
     const first = this.choice.options[0].textContent;
     const who = /^\d+$/.test(rank) ? `Rank ${rank}` : `The ${rank}`, phase = row ? ` (${row.phase})` : "";
-    const others = row && row.rank ? ` It logs warnings and errors; the steps are in that of ${first}.` : "";
+    const others = row && row.rank ? ` It logs only warnings and errors; see ${first} for the steps.` : "";
     return `${who} has logged nothing${phase}.${others}`;
   }
 
@@ -269,7 +269,7 @@ export class Logs {
       this.traceback.replaceChildren(element("summary", "", found.title), copy, text);
       this.traceback.open = true;
     } catch {
-      // The log itself says it too.
+      // The log contains the traceback too.
       this.traceback.hidden = true;
     }
   }
@@ -285,7 +285,7 @@ export class Logs {
     if (!text || !run.server) return;
     this.searched = text;
     this.hits.hidden = false;
-    // There is room for the hits and their log.
+    // Make room for the hits and their log.
     this.traceback.open = false;
     this.hits.replaceChildren(element("p", "nbt-empty", `Searching for "${text}"...`));
     try {
@@ -318,7 +318,7 @@ export class Logs {
     this.hits.replaceChildren(head, list);
   }
 
-  /** Show the log of a hit from a little before it. */
+  /** Show the log around a hit. */
   goTo(hit) {
     const { run } = this, newest = run.view.snap.job && run.view.snap.job.job_id;
     if (hit.job !== (run.job || newest)) run.chooseJob(hit.job);
@@ -330,7 +330,7 @@ export class Logs {
     run.redraw();
   }
 
-  /** Mark the line of the hit, or what the search shows of it. */
+  /** Select the hit's text in its line, or the whole line. */
   toHit() {
     const drawn = [...this.lines, this.rest].map(lastDrawn), wanted = lastDrawn(this.hit.text);
     const line = drawn[this.hitLine];

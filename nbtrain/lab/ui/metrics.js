@@ -70,14 +70,14 @@ export class Metrics {
     this.axis.disabled = this.csv.disabled = !server;
     if (!server) {
       this.axis.value = "step";
-      this.note.textContent = "The newest curves; all of them need the server half of nbtrain.";
+      this.note.textContent = "The main curves only; the others need nbtrain's server extension.";
       return this.showSpecs(snapSpecs(snap).map((spec, at) => [String(at), spec]));
     }
     const due = snap.active || this.unread ? Date.now() - this.readAt > METRICS_MS : this.endRead !== ended;
     if (due || !this.readAt) this.read(snap.active ? "" : ended);
   }
 
-  /** Fetch the curves: the whole run, or with more points the part that is zoomed into. */
+  /** Fetch the curves of the whole run, or the zoomed range with more points. */
   async read(ended = "") {
     const { server, name } = this.run;
     if (!server || this.reading) return;
@@ -95,7 +95,7 @@ export class Metrics {
       this.paint();
     } catch (error) {
       this.note.textContent = refused(error, "the curves");
-      // The next snapshot has it read again, of an ended run too.
+      // The next snapshot triggers another read, also for a run that has ended.
       this.endRead = null;
     } finally {
       this.reading = false;
@@ -115,7 +115,7 @@ export class Metrics {
     this.zoomTimer = setTimeout(() => this.readZoomed(), ZOOM_MS);
   }
 
-  /** Now, or once what is being read has come: of an ended run nothing else asks again. */
+  /** Read now, or after the read in progress; for an ended run, no later poll would read again. */
   readZoomed() {
     this.again = Boolean(this.reading);
     if (!this.again) this.read(this.endRead);
@@ -131,11 +131,11 @@ export class Metrics {
     const cut = wanted && this.shownNames.length > MOST_NAMES ? `the first ${MOST_NAMES} of ` : "";
     this.csv.title = `Save every point of ${cut}the curves that are shown`;
     const starts = Object.values(this.value.series).flatMap(({ time }) => (time.length ? [time[0]] : []));
-    // While zoomed in, the first point is not the run's.
+    // While zoomed in, the first point is not the first one of the run.
     if (!this.group.range || !this.begin) this.begin = starts.length ? Math.min(...starts) : 0;
     const options = { axis, begin: this.begin, smoothing: Number(this.smoothing.value) };
     this.showSpecs(all.map((chart) => [chart.title, metricSpec(chart, this.value, options)]));
-    const none = this.value.tags.length ? "No curve of that name." : "No curves yet.";
+    const none = this.value.tags.length ? "No curve matches the filter." : "No curves yet.";
     if (!all.length) this.note.textContent = none;
     else if (/^No curve/.test(this.note.textContent)) this.note.textContent = "";
   }

@@ -1,19 +1,19 @@
-// The tab Overview: figures and curves of the moment, basic info, conditions, events.
+// The tab Overview: current values and curves, basic info, conditions, events.
 
 import { Chart, ChartGroup } from "./chart.js";
 import { snapSpecs } from "./chart_spec.js";
 import { DataTable, pairs } from "./table.js";
 import { age, choices, copyButton, element, stamp } from "./words.js";
 
-// Pixels of a snapshot's charts, the large one first.
+// Heights of a snapshot's charts in pixels, the large one first.
 const CHART_HEIGHTS = [226, 104, 104];
 const EVENTS_ON_A_PAGE = 15;
-// The least width of a tile, in pixels; a narrow panel has two in a row.
+// Minimum width of a tile, in pixels; a narrow panel has two tiles per row.
 const TILE_WIDTH = 132, NARROW_WIDTH = 220;
-// Rows of a snapshot that its job's page says in its own words.
+// Rows of a snapshot that the job's page already has.
 const OF_JOB = ["backend", "command", "job"];
 
-/** How many tiles stand in a row: rows of equal length, or the last one shorter by the least. */
+/** How many tiles a row has: all rows equally long, or the last one as little shorter as possible. */
 export function tileColumns(count, width) {
   const most = Math.max(width < NARROW_WIDTH ? 1 : 2, Math.floor(width / TILE_WIDTH));
   return Math.max(1, Math.ceil(count / Math.ceil(count / most)));
@@ -96,7 +96,7 @@ export class Overview {
     this.events.tick();
   }
 
-  /** What the events are of: the job, a rank, a machine. `at` is the place of its cell in a row. */
+  /** Fill the menu of the objects of events: the job, a rank, a machine. `at` is the index of their cell. */
   chooseObjects(rows, at) {
     this.objectAt = at;
     const names = [...new Set(rows.map(({ cells }) => cells[at]))].sort((one, two) =>
@@ -112,10 +112,10 @@ export class Overview {
 
   drawBasics(snap, kept) {
     const trained = snap.shown.job;
-    // Python words times in UTC; here they are the reader's own.
+    // Python writes times in UTC; they are shown in the user's time zone.
     const own = ([label, text]) => [label, label in kept.times ? stamp(kept.times[label]) : text];
     const more = trained.filter(([label]) => !OF_JOB.includes(label));
-    // Of an active job the head counts it by the second.
+    // For an active job, the head shows the elapsed time every second.
     const basics = kept ? kept.basics.filter(([label]) => label !== "elapsed" || !snap.active) : [];
     const rows = kept ? [...basics.map(own), ...more] : trained;
     const state = JSON.stringify(rows);

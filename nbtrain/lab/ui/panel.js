@@ -1,8 +1,8 @@
 // The run panel in a notebook: the detail view of run.js as an anywidget, and its rescue.
 //
 //   default export   anywidget's render: the panel of a RunPanel widget
-//   mount            the panel in any element, fed by the server half of nbtrain
-//   rescue           shows a panel in place of a widget that JupyterLab could not revive
+//   mount            the panel in any element, with data from nbtrain's server extension
+//   rescue           shows a panel instead of a widget that JupyterLab could not restore
 
 import { notebookHost, ownKeys } from "./host.js";
 import { standIn } from "./rescue.js";
@@ -10,13 +10,13 @@ import { mountRun } from "./run.js";
 import { serverHere } from "./server.js";
 import { element } from "./words.js";
 
-/** Keep `root` showing the run `name`; `model` is the anywidget model or null. Returns what ends it. */
+/** Show the run `name` in `root`; `model` is the anywidget model or null. Returns a function that ends it. */
 export function mount(root, { name, runId = "", snap = null, model = null, tab = "" }) {
   const server = serverHere();
   return mountRun(ownKeys(root), { server, name, host: notebookHost(server), runId, snap, model, tab });
 }
 
-/** Watch the widget beside `place`; if JupyterLab cannot revive it, show a panel that needs no kernel. */
+/** Watch the widget next to `place`; if JupyterLab cannot restore it, show a panel that needs no kernel. */
 export function rescue(place) {
   const name = place.dataset.run, runId = place.dataset.runId || "";
   const isMine = (node) => node.dataset.run === name;

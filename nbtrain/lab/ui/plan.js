@@ -13,17 +13,17 @@ export class Plan {
   }
 
   opened() {
-    // What could not be read is asked for again.
+    // After a failed read, the plan is requested again.
     this.asked = this.read;
   }
 
-  /** A resume may plan anew: the plan is read once for each newest job. */
+  /** Read the plan once for each newest job, because a resume may change it. */
   draw(snap) {
     const job = newestJob(snap);
     if (this.job !== job) Object.assign(this, { job, asked: false, read: false });
     if (this.asked) return;
     if (this.run.server) this.ask(job);
-    else this.say("The plan needs the server half of nbtrain; in the notebook: nb.plan(...).");
+    else this.say("Showing the plan needs nbtrain's server extension; in the notebook: nb.plan(...).");
   }
 
   async ask(job) {

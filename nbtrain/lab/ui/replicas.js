@@ -1,10 +1,10 @@
-// The tab Replicas: machines or pods, their ranks, and the menu to each log.
+// The tab Replicas: machines or pods, their ranks, and a menu of their logs.
 
 import { DataTable } from "./table.js";
 import { button, element, menu } from "./words.js";
 
 const REPLICAS_ON_A_PAGE = 20;
-// Of the columns, those that are shown when somebody asks for them.
+// Columns that are hidden until the user chooses them.
 const LESS_READ = ["role", "address", "image", "attempt"];
 
 export class Replicas {
@@ -15,7 +15,7 @@ export class Replicas {
     const options = { pageSize: REPLICAS_ON_A_PAGE, choose: true, hide: LESS_READ, act };
     this.replicas = new DataTable("replicas", options);
     this.ranks = new DataTable("ranks", options);
-    this.empty = element("p", "nbt-empty", "Reading what the run has kept...");
+    this.empty = element("p", "nbt-empty", "Reading the run's files...");
     this.replicas.tool(element("h4", "", "Replicas"));
     this.ranks.tool(element("h4", "", "Ranks"));
     this.node.append(this.empty, this.replicas.node, this.ranks.node);

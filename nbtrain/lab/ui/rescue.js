@@ -1,15 +1,15 @@
-// Stands in for a widget that JupyterLab could not revive: "Loading widget..." while a cell runs after a
-// reload, "model not found" after a kernel's end.
+// Replaces a widget that JupyterLab could not restore: "Loading widget..." while a cell runs after a reload,
+// "model not found" after the kernel has ended.
 
 import { element } from "./words.js";
 
 const FAILED = /^(Loading widget|Error displaying widget|Error creating widget)/;
 
 /**
- * Watch the output beside `place`; while no living view is there, `mountOwn(node)` fills a node of ours.
- * `mountOwn` also gets a function that says if the widget is gone for good, not only out of reach.
+ * Watch the output next to `place`; while it has no live view, let `mountOwn(node)` fill a node of ours.
+ * `mountOwn` also gets a function that returns whether the widget is lost, or only unreachable for now.
  *
- * views    the selector of living views; `isMine(node)` whether one is the view that is meant
+ * views    selector of live views; `isMine(node)` returns whether a view is the expected one
  */
 export function standIn(place, views, isMine, mountOwn) {
   let end = null, own = null, hidden = null;

@@ -1,4 +1,4 @@
-// The tab Resources: use over time against request and limit, and the newest, mean and greatest values.
+// The tab Resources: usage over time with request and limit, and the latest, mean and maximum values.
 
 import { Chart, ChartGroup } from "./chart.js";
 import { usageSpec } from "./chart_spec.js";
@@ -13,11 +13,11 @@ export class Resources {
     this.charts = [];
     this.group = new ChartGroup();
     this.node = element("div", "nbt-padded");
-    this.empty = element("p", "nbt-empty", "Reading what the run has kept...");
+    this.empty = element("p", "nbt-empty", "Reading the run's files...");
     this.grid = element("div", "nbt-usage");
-    this.figures = new DataTable("newest, mean and greatest values", { choose: true, pageSize: 30 });
+    this.figures = new DataTable("latest, mean and maximum values", { choose: true, pageSize: 30 });
     const details = element("details", "nbt-details");
-    details.append(element("summary", "", "Newest, mean and greatest values"), this.figures.node);
+    details.append(element("summary", "", "Latest, mean and maximum values"), this.figures.node);
     this.node.append(this.empty, this.grid, details);
   }
 
@@ -25,7 +25,7 @@ export class Resources {
     if (!kept) return;
     const { charts, figures } = kept;
     this.empty.hidden = charts.length > 0;
-    this.empty.textContent = "Nothing was measured yet.";
+    this.empty.textContent = "No measurements yet.";
     while (this.charts.length < charts.length) {
       const name = `${this.run.name}-resources-${this.charts.length}`;
       this.charts.push(new Chart(USAGE_HEIGHT, { group: this.group, name }));

@@ -1,7 +1,7 @@
-// The controller of a run's detail view: what it fetches and when, and what its buttons do.
+// The controller of a run's detail view: its requests, and the actions of its buttons.
 //
 // Snapshots come by REST from <base_url>nbtrain/, never through comms, which do not arrive while a cell runs.
-// Without a server half, the trait `snap` of the widget's model is drawn instead.
+// Without the server extension, the trait `snap` of the widget's model is drawn instead.
 
 import { hostElsewhere, makeHost } from "./host.js";
 import { View } from "./view.js";
@@ -9,28 +9,28 @@ import { askedWords } from "./words.js";
 
 const POLL_MS = 1000;
 const POLL_FINAL_MS = 5000;
-// The pages of a job: its resources are measured every two seconds; rarely while none of them is in sight.
+// The pages of a job are read every 3 s, because its resources are measured every 2 s; rarely while hidden.
 const KEPT_MS = 3000;
 const KEPT_HIDDEN_MS = 30000;
-// A supervisor passes a request on to its ranks in less.
+// A supervisor forwards a request to its ranks sooner.
 const STOP_MS = 10000;
-// Said until the server has answered: a submission is checked first, a folder may be large.
-const BEGUN = { resume: "Resuming...", pause: "Asking to pause...", kill: "Killing...", delete: "Deleting..." };
-// Buttons that post to the route of their name.
+// Shown until the server answers: a resumed run is checked first, and deleting a large folder takes time.
+const BEGUN = { resume: "Resuming...", pause: "Pausing...", kill: "Killing...", delete: "Deleting..." };
+// The route that each button posts to.
 const POSTED = { stop: "stop", kill: "stop", pause: "pause", resume: "resume" };
 
-// A notebook draws a widget anew when its cell is scrolled into sight, with the snapshot that it was made with:
-// it begins with the newest one that this page has seen of its run. So many runs are kept.
+// A notebook redraws a widget with its first snapshot when its cell is scrolled into view. The view therefore
+// starts with the newest snapshot of its run that this page has received. At most this many runs are kept.
 const SNAPS_KEPT = 20;
 const newestSnaps = new Map();
 
 /**
- * Keep `root` showing the run `name`; returns what ends it.
+ * Show the run `name` in `root`; returns a function that ends it.
  *
  * server   Server of server.js, or null
- * host     what the surroundings can do (host.js)
+ * host     the actions that this page offers (host.js)
  * model    the anywidget model, or null; `snap` is its first snapshot
- * runId    of the run that is meant: a server that shows another one of that name is not asked
+ * runId    id of the run: a server that has another run of that name is not asked
  * tab      the page that is open at first
  */
 export function mountRun(root, options) {
@@ -60,7 +60,7 @@ class Run {
     this.view = new View(root, this, tab);
   }
 
-  /** The server half while it answers, else null. */
+  /** The server while it answers, else null. */
   get server() {
     return this.served ? this.asked : null;
   }
@@ -98,7 +98,7 @@ class Run {
   can(key) {
     if (this.absent) return false;
     if (key === "clone") return Boolean(this.host.openForm);
-    // The kernel does nothing else.
+    // The kernel can only stop a run.
     return this.served || (key === "stop" && Boolean(this.model));
   }
 
@@ -110,23 +110,23 @@ class Run {
     this.busy(key);
     this.say(BEGUN[key] || "");
     try {
-      // Just shown: a server that has not answered yet is asked before the kernel, which may be busy.
+      // A server that has not answered yet is asked first, because the kernel may be busy.
       if (!this.polled) await this.poll(true);
       if (!this.can(key)) {
-        const why = this.absent ? "the run is not there any more" : "the Jupyter server does not answer";
-        throw new Error(`${why}; nothing was done.`);
+        const why = this.absent ? "the run does not exist any more" : "the Jupyter server does not answer";
+        throw new Error(`${why}; nothing was changed.`);
       }
       if (key === "delete") await this.asked.call(`run/${this.name}?confirm=${this.name}`, "DELETE");
       else if (this.served && POSTED[key]) {
         const body = key === "kill" ? { now: true } : {};
         await this.asked.call(`run/${this.name}/${POSTED[key]}`, "POST", body);
       } else this.model.send({ kind: key });
-      const asked = "Asked the kernel to stop the job; it hears this when its running cell has ended.";
-      // The end may have come before the answer: then there is nothing to wait for.
+      const asked = "Asked the kernel to stop the job; it does so when its running cell finishes.";
+      // If the job ended before the answer, there is nothing to wait for.
       const ended = this.view.snap && this.view.snap.state !== before;
       this.say(ended ? "" : this.served ? askedWords(key, before) : asked);
       this.answered = askedWords(key, before) && !ended ? before : null;
-      // A stop shows as such until the snapshot says so itself.
+      // A stop is shown as pending until the snapshot shows it.
       if (key === "stop") setTimeout(() => this.busy(""), STOP_MS);
       else this.busy("");
       this.wake();
@@ -137,9 +137,9 @@ class Run {
     }
   }
 
-  /** TensorBoard, or the form with the settings of this run: both are the server's, by the run's name. */
+  /** Open TensorBoard, or the form with the settings of this run. The server finds both by the run's name. */
   async openBeside(key) {
-    // Whether the server's run of this name is this one says its first answer.
+    // The server's first answer shows whether its run of this name is this one.
     if (!this.polled && this.runId) await this.poll(true);
     const { openForm, openTensorBoard } = this.host;
     if (key === "clone" && openForm) openForm({ clone: this.name });
@@ -151,16 +151,16 @@ class Run {
     this.redrawHead();
   }
 
-  /** Another page, or a command, has deleted or renamed it. */
+  /** Another page, or a command, has deleted or renamed the run. */
   missing() {
-    const shown = this.view.snap ? " Below stands what was read of it last." : "";
-    this.say(`The run ${this.name} is not there any more: it was deleted, renamed or moved.${shown}`, "error");
+    const shown = this.view.snap ? " The last known state is shown below." : "";
+    this.say(`The run ${this.name} does not exist any more: it was deleted, renamed or moved.${shown}`, "error");
     this.redrawHead();
   }
 
   replaced() {
     this.say(
-      `The run ${this.name} was deleted, and another one has its name. Below stands what was read of it last.`,
+      `The run ${this.name} was deleted, and a new run has its name. Its last known state is shown below.`,
       "error",
     );
     this.redrawHead();
@@ -168,7 +168,7 @@ class Run {
 
   gone() {
     this.asked = null;
-    this.say(`The run ${this.name} is deleted.`);
+    this.say(`The run ${this.name} was deleted.`);
     if (this.host.openRuns) this.host.openRuns();
   }
 
@@ -190,7 +190,7 @@ class Run {
     this.keep();
   }
 
-  /** Ask for the pages of the job when due: by REST, else from the kernel, which answers between cells. */
+  /** Request the pages of the job when due: by REST, or from the kernel, which answers when it is idle. */
   async keep(now = false) {
     const snapped = this.view && this.view.snap;
     if (!snapped || !snapped.job || !this.polled) return;
@@ -203,7 +203,7 @@ class Run {
     if (!this.asked) return;
     try {
       const value = await this.asked.call(`run/${this.name}/job${job ? `?job=${job}` : ""}`);
-      // Another one may have been chosen meanwhile.
+      // The user may have chosen another job meanwhile.
       if (job === this.job) this.view.take(value);
     } catch (error) {
       this.say(`The pages of the job could not be read: ${error.message}`, "error");
@@ -241,18 +241,18 @@ class Run {
       if (this.runId && value.run_id && value.run_id !== this.runId) {
         this.asked = null;
         this.setServed(false);
-        // A server that had the run has its folder: it was deleted, and made anew under its name.
+        // If this server had the run before, the run was deleted and a new one was created under its name.
         this.absent = this.hadIt;
         this.isElsewhere(true);
         if (this.hadIt) this.replaced();
-        else this.say("This Jupyter server shows another output folder: the figures come from the kernel.");
+        else this.say("This Jupyter server uses another output directory, so the values come from the kernel.");
       } else {
         if (!this.served && !this.view.head.busy) this.say("");
         this.absent = false;
         this.isElsewhere(false);
         this.setServed(true);
         this.show(value);
-        // With many pages open the server asks for more time.
+        // With many open pages, the server requests longer intervals.
         const soon = value.active || value.half_read;
         wait = soon ? 1000 * (value.look_again_seconds || 0) || POLL_MS : POLL_FINAL_MS;
       }
@@ -260,16 +260,16 @@ class Run {
       this.polled = true;
       this.setServed(false);
       wait = POLL_FINAL_MS;
-      // nbtrain's own 404 names the run; a server without nbtrain does not know the address.
+      // A 404 from nbtrain names the run; a server without nbtrain does not have the route.
       const unknown = error.status === 404 && error.message.startsWith("there is no run");
-      // A kernel may have another output folder than a server that never had the run.
+      // If the server never had the run, the kernel may use another output directory.
       this.absent = unknown && (this.hadIt || !this.model);
       if (unknown) this.isElsewhere(true);
       if (this.absent) this.missing();
       else if (unknown)
-        this.say("This Jupyter server has no run of this name: the figures come from the kernel.");
+        this.say("This Jupyter server has no run of this name, so the values come from the kernel.");
       else if (error.status === 404 && this.model)
-        this.say("No server half of nbtrain here: the figures come from the kernel.");
+        this.say("This Jupyter server lacks nbtrain's server extension, so the values come from the kernel.");
       else if (error.status === 404) this.say(error.message, "error");
       else this.say(`The Jupyter server does not answer (${error.message}); trying again.`, "error");
     }
@@ -299,7 +299,7 @@ class Run {
       this.model.on("change:snap", this.onSnap);
       this.model.on("msg:custom", this.onMessage);
       if (!this.asked)
-        this.say("No Jupyter server is in reach of this page: the figures come from the kernel.");
+        this.say("This page cannot reach a Jupyter server, so the values come from the kernel.");
     }
     const seen = newestSnaps.get(this.runId);
     this.show(seen && (!snap || seen.time > snap.time) ? seen : snap);

@@ -1,9 +1,9 @@
-// The head of a run: its state as a pill, what is trained, the buttons; a failure as a box; how far it is.
+// The head of a run: its state as a pill, the model, the buttons, an error box and the progress.
 
 import { button, copyButton, element, known } from "./words.js";
 
 
-/** A state as a coloured pill with its word. */
+/** A state as a coloured pill. */
 export function pill(words, tone, title = "") {
   const node = element("span", `nbt-pill nbt-tone-${tone || "calm"}`, words);
   if (title) node.title = title;
@@ -11,7 +11,7 @@ export function pill(words, tone, title = "") {
 }
 
 export class RunHead {
-  /** `act(key)` does what a button says: "stop", "resume" and so on. */
+  /** `act(key)` carries out the action of a button: "stop", "resume" and so on. */
   constructor(run, act) {
     this.run = run;
     this.act = act;
@@ -36,7 +36,7 @@ export class RunHead {
     this.fill = element("div", "nbt-fill");
     this.bar.append(this.fill);
     this.bar.setAttribute("role", "progressbar");
-    this.bar.setAttribute("aria-label", "how much of the run is done");
+    this.bar.setAttribute("aria-label", "progress of the run");
     this.steps = element("div", "nbt-steps");
     const rows = [head, this.asked, this.failure, this.note, this.message, this.live, this.bar, this.steps];
     this.node.append(...rows);
@@ -47,14 +47,14 @@ export class RunHead {
     this.message.className = `nbt-note ${kind && `nbt-${kind}`}`;
   }
 
-  /** Ask in the page; whether the answer is yes. */
+  /** Ask a question in the page. Resolves to whether the user agreed. */
   confirm(question, verb) {
     return new Promise((done) => {
       const before = document.activeElement;
       const answer = (value) => () => {
         const within = this.asked.contains(document.activeElement);
         this.asked.hidden = true;
-        // The buttons may have been made anew meanwhile.
+        // The buttons may have been recreated meanwhile.
         const again = this.actions.querySelector(`[data-key="${before.dataset.key}"]`) || before;
         if (within) again.focus();
         done(value);

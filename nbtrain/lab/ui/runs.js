@@ -1,8 +1,8 @@
-// The list of runs: filter, order, tags, notes, archive, actions, choice of several for a comparison.
+// The list of runs: filter, order, tags, notes, archive, actions, and a selection to compare.
 //
-// Rows come by REST from <base_url>nbtrain/runs, by the page's one poll (runs_feed.js). Of a long list one page
-// is in the document; its rows are kept from poll to poll, so that focus and an open editor stay. A list that
-// is out of sight asks for nothing. Without a server half, the trait `rows` of a widget's model is drawn instead.
+// Rows come by REST from <base_url>nbtrain/runs, through the one poll of the page (runs_feed.js). Only one page
+// of a long list is in the document; its rows are kept between polls, so that focus and an open editor stay. A
+// hidden list sends no requests. Without the server extension, the trait `rows` of a widget's model is drawn.
 
 import { hostElsewhere, makeHost } from "./host.js";
 import { runsFeed } from "./runs_feed.js";
@@ -14,23 +14,23 @@ import { askedWords, button, choices, element } from "./words.js";
 
 const RUNS_POLL_MS = 2000;
 const RUNS_IDLE_MS = 6000;
-// A supervisor passes a request on to its ranks in less.
+// A supervisor forwards a request to its ranks sooner.
 const RUNS_STOP_MS = 15000;
 const RUNS_OF_KERNEL =
-  "Asked the kernel to stop the job; it hears this when its running cell has ended.";
+  "Asked the kernel to stop the job; it does so when its running cell finishes.";
 const LARGEST_FIRST = ["created", "step"];
 
-// {id of a table: its views in this page that need rows of the kernel}; all of them get rows, or none.
+// {id of a table: its views in this page that need rows from the kernel}; either all of them get rows or none.
 const needing = new Map();
 
 /**
- * Keep `root` showing the runs; returns what ends it, with `look()`, which asks at once.
+ * Show the runs in `root`; returns a function that ends it, with a method `look()`, which polls at once.
  *
  * server   Server of server.js, or null
- * host     what the surroundings can do (host.js)
- * compact  for a sidebar: a run on a few short lines
- * model    the anywidget model, or null: `rows` when there is no server, `root_id`, `names` of the only runs,
- *          `archived` if archived runs are among all of them
+ * host     the actions that this page offers (host.js)
+ * compact  for a sidebar: each run on a few short lines
+ * model    the anywidget model, or null: `rows` without a server, `root_id`, `names` to show only these runs,
+ *          `archived` to include archived runs
  */
 export function mountRuns(root, { server, host = makeHost(), compact = false, model = null }) {
   const list = new RunsList(root, { server, host, compact, model });
@@ -55,7 +55,7 @@ class RunsList extends RunsFrame {
     this.build();
   }
 
-  // --- what is in sight ---
+  // --- what is shown ---
 
   sort(key) {
     const first = LARGEST_FIRST.includes(key) ? -1 : 1;
@@ -129,14 +129,14 @@ class RunsList extends RunsFrame {
 
   drawEmpty() {
     const none = this.archived ? "No run is archived." : "No run yet.";
-    const words = this.runs.length ? "No run fits the filter." : none;
+    const words = this.runs.length ? "No run matches the filter." : none;
     if (this.empty.dataset.words === words) return;
     this.empty.dataset.words = words;
     this.empty.textContent = words;
     if (words !== "No run yet." || this.only) return;
     if (this.host.openForm)
       this.empty.append(" ", button("New run", "Open the launch form", () => this.host.openForm()));
-    else this.empty.append(' A cell submits one: nb.submit("gpt-tiny")');
+    else this.empty.append(' Submit one in a cell: nb.submit("gpt-tiny")');
   }
 
   drawRows(runs) {
@@ -163,7 +163,7 @@ class RunsList extends RunsFrame {
     if (focused && focused !== document.activeElement && focused.isConnected) focused.focus();
   }
 
-  /** Arrow keys go from run to run. */
+  /** Move between runs with the arrow keys. */
   key(event) {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     const row = event.target.closest("tr.nbt-run");
@@ -184,7 +184,7 @@ class RunsList extends RunsFrame {
     return Boolean(this.server) || (key === "stop" && Boolean(this.model));
   }
 
-  /** What the server offers for a run, in its words. */
+  /** The actions that the server offers for a run, with their labels. */
   async actionsOf(run) {
     if (!this.server) return [];
     return (await this.server.call(`run/${encodeURIComponent(run.name)}`)).actions || [];
@@ -233,7 +233,7 @@ class RunsList extends RunsFrame {
     try {
       await this.patch(names, { archived });
       const which = names.length === 1 ? names[0] : `${names.length} runs`;
-      this.say(archived ? `Archived: ${which}.` : `Taken out of the archive: ${which}.`);
+      this.say(archived ? `Archived: ${which}.` : `Restored from the archive: ${which}.`);
       this.choose(names, false);
     } catch (error) {
       this.say(error.message, "error");
@@ -251,16 +251,16 @@ class RunsList extends RunsFrame {
       else if (key === "delete") await this.server.call(`${path}?confirm=${encodeURIComponent(name)}`, "DELETE");
       else if (key === "kill") await this.server.call(`${path}/stop`, "POST", { now: true });
       else await this.server.call(`${path}/${key}`, "POST", {});
-      // The kernel hears of it between two cells.
+      // The kernel receives it when it is idle.
       const said = this.server ? askedWords(key, run.state) : RUNS_OF_KERNEL;
       this.say(`${name}: ${key === "delete" ? "deleted." : said}`);
-      // Until the list shows what became of it.
+      // The message stays until the list shows the result.
       this.answered = key === "delete" ? "" : name;
     } catch (error) {
       this.busy.delete(name);
       this.say(`${name}: ${key}: ${error.message}`, "error");
     }
-    // A stop shows as such until the list says so itself.
+    // A stop is shown as pending until the list shows it.
     if (key !== "stop") this.busy.delete(name);
     else setTimeout(() => this.busy.delete(name) && this.draw(), RUNS_STOP_MS);
     this.draw();
@@ -292,14 +292,14 @@ class RunsList extends RunsFrame {
     const meant = this.model ? this.model.get("root_id") : "";
     if (meant && value.run_root_id !== meant) {
       this.asked = null;
-      // What would open a run would open that server's run of the name.
+      // The host's actions would open that server's run of the same name.
       this.host = hostElsewhere(this.host);
       this.rows.forEach((row) => row.node.remove());
       this.rows.clear();
       this.barState = null;
       this.setServed(false);
       this.draw();
-      this.say("This Jupyter server shows another output folder: the runs come from the kernel.");
+      this.say("This Jupyter server uses another output directory, so the runs come from the kernel.");
       return;
     }
     if (!this.server && this.polled) this.say("");
@@ -315,7 +315,7 @@ class RunsList extends RunsFrame {
     if (!this.runs && !this.model) this.empty.hidden = true;
   }
 
-  /** How long the newest answer will do, in ms; null while the list is out of sight. */
+  /** How long until the next poll, in ms; null while the list is hidden. */
   wait() {
     if (this.ended || !this.asked || !this.visible || !this.root.isConnected) return null;
     return this.server && (this.given || []).some((run) => run.active) ? RUNS_POLL_MS : RUNS_IDLE_MS;
@@ -323,17 +323,17 @@ class RunsList extends RunsFrame {
 
   inWords(error) {
     if (error.status === 404 && this.model)
-      return "No server half of nbtrain here: the runs come from the kernel.";
+      return "This Jupyter server lacks nbtrain's server extension, so the runs come from the kernel.";
     if (error.status === 404)
       return (
-        "This Jupyter server does not have the server half of nbtrain. Install nbtrain in the environment " +
-        "that runs the server (pip install nbtrain), then restart the server."
+        "This Jupyter server lacks nbtrain's server extension. Install nbtrain in the environment " +
+        "that runs the server, then restart the server."
       );
-    if (error.status === 403) return "This Jupyter server asks for a login: reload the page.";
+    if (error.status === 403) return "This Jupyter server requires a login: reload the page.";
     return `The Jupyter server does not answer (${error.message}); trying again.`;
   }
 
-  /** Ask now: something was changed, or the list has come into sight. */
+  /** Poll now, because something was changed or the list became visible. */
   look() {
     if (this.feed && this.wait() !== null) this.feed.look();
   }
@@ -351,7 +351,7 @@ class RunsList extends RunsFrame {
     this.onRows();
     if (!this.asked) {
       this.setServed(false);
-      this.say("No Jupyter server is in reach of this page: the runs come from the kernel.");
+      this.say("This page cannot reach a Jupyter server, so the runs come from the kernel.");
     }
   }
 

@@ -1,4 +1,4 @@
-// The frame of the list of runs: filters above, the bar of what is chosen, heads, pages.
+// The frame of the list of runs: filters, the bar for chosen runs, column heads and pages.
 
 import { RunMenu } from "./runs_menu.js";
 import { STATE_GROUPS } from "./runs_order.js";
@@ -17,7 +17,7 @@ const SORT_CHOICES = [
   ["loss", "By loss"],
 ];
 
-/** The elements; RunsList of runs.js gives them their meaning. */
+/** The elements of the list; RunsList of runs.js implements their actions. */
 export class RunsFrame {
   build() {
     addStyle();
@@ -29,9 +29,9 @@ export class RunsFrame {
     this.text = element("input");
     this.text.type = "search";
     this.text.placeholder = "Name, tag, note, cause";
-    this.text.setAttribute("aria-label", "only runs with these words");
+    this.text.setAttribute("aria-label", "show only runs that contain this text");
     this.text.addEventListener("input", () => this.filtered());
-    // A notebook has keys of its own.
+    // Keep the notebook from handling the key.
     this.text.addEventListener("keydown", (event) => event.stopPropagation());
     this.state = this.select("which states", () => {
       const archived = this.state.value === "archived";
@@ -130,7 +130,7 @@ export class RunsFrame {
       parts.push(compare);
     }
     if (this.server) {
-      const words = archived ? "Take out of the archive" : "Archive";
+      const words = archived ? "Restore from the archive" : "Archive";
       parts.push(button(words, "", () => this.archive(names, !archived)));
     }
     parts.push(button("Clear", "Choose none", () => this.choose(names, false)));
@@ -147,8 +147,8 @@ export class RunsFrame {
       this.draw();
       this.root.scrollIntoView({ block: "nearest" });
     };
-    const back = button("\u2039", "the page before", to(this.page - 1));
-    const on = button("\u203a", "the next page", to(this.page + 1));
+    const back = button("\u2039", "previous page", to(this.page - 1));
+    const on = button("\u203a", "next page", to(this.page + 1));
     back.disabled = begin === 0;
     on.disabled = begin + RUNS_ON_A_PAGE >= count;
     const words = `${begin + 1}\u2013${Math.min(begin + RUNS_ON_A_PAGE, count)} of ${count.toLocaleString("en")}`;

@@ -1,5 +1,5 @@
-// The menu of a run in the list: what a person may do to it now, asked of the server as it opens; and the row
-// below a run, in which a question is asked or tags and notes are written.
+// The menu of a run in the list: the actions that are possible now, requested from the server when it opens;
+// and the row below a run, which asks to confirm an action or edits tags and notes.
 
 import { labelChanges, tagsOf } from "./runs_order.js";
 import { button, copyText, element } from "./words.js";
@@ -16,12 +16,12 @@ export class RunMenu {
     this.node.addEventListener("keydown", (event) => this.key(event));
   }
 
-  async open(run, beside) {
+  async open(run, anchor) {
     const own = this.own(run);
     this.node.setAttribute("aria-label", `Actions of ${run.name}`);
     this.node.replaceChildren(...own);
     this.node.showPopover();
-    this.place(beside);
+    this.place(anchor);
     this.node.querySelector("button").focus();
     let found = [];
     try {
@@ -29,11 +29,11 @@ export class RunMenu {
     } catch (error) {
       this.list.say(`${run.name}: ${error.message}`, "error");
     }
-    // Closed, or opened again: the answer to that is still to come.
+    // The menu was closed, or opened again for a newer request.
     if (!own[0].isConnected || !this.node.matches(":popover-open")) return;
-    // Below the items that are there, which stay the same elements: one may be pressed right now.
+    // Append below the existing items without replacing them: the user may be pressing one right now.
     this.node.append(...this.allowed(run, found));
-    this.place(beside);
+    this.place(anchor);
   }
 
   item(words, title, act, className = "") {
@@ -45,7 +45,7 @@ export class RunMenu {
     return node;
   }
 
-  /** The items that need no word of the server. */
+  /** The items that need no answer from the server. */
   own(run) {
     const { list } = this, { host } = list, items = [];
     const add = (words, title, act) => items.push(this.item(words, title, act));
@@ -58,14 +58,14 @@ export class RunMenu {
     });
     if (list.server) {
       add("Tags and notes...", "", () => list.edit(run));
-      const words = run.archived ? "Take out of the archive" : "Archive";
-      const title = "Nothing of an archived run is lost; the list leaves it out.";
+      const words = run.archived ? "Restore from the archive" : "Archive";
+      const title = "An archived run is hidden from the list; its files are kept.";
       add(words, title, () => list.archive([run.name], !run.archived));
     }
     return items;
   }
 
-  /** The items of what the server allows now. */
+  /** The items for actions that the server allows now. */
   allowed(run, actions) {
     const { list } = this;
     return actions.filter(({ key }) => list.can(key)).map((action) => {
@@ -74,8 +74,8 @@ export class RunMenu {
     });
   }
 
-  place(beside) {
-    const from = beside.getBoundingClientRect(), own = this.node.getBoundingClientRect();
+  place(anchor) {
+    const from = anchor.getBoundingClientRect(), own = this.node.getBoundingClientRect();
     const left = Math.max(MARGIN_PX, Math.min(from.right - own.width, innerWidth - own.width - MARGIN_PX));
     const below = from.bottom + own.height + MARGIN_PX < innerHeight;
     this.node.style.left = `${left}px`;
@@ -92,7 +92,7 @@ export class RunMenu {
   }
 }
 
-/** A question with a verb and Cancel; `done(answer)` once. */
+/** A question with a confirm button and Cancel; `done(answer)` is called once. */
 export function runQuestion(question, verb, done) {
   const node = element("div", "nbt-extra");
   node.setAttribute("role", "alertdialog");
@@ -104,7 +104,7 @@ export function runQuestion(question, verb, done) {
   return node;
 }
 
-/** Tags and notes of a run; `save(changes)` gives a promise, `done()` closes. */
+/** The editor for a run's tags and notes; `save(changes)` returns a promise, `done()` closes the editor. */
 export function runEditor(run, save, done) {
   const node = element("form", "nbt-extra nbt-editor");
   node.setAttribute("aria-label", `Tags and notes of ${run.name}`);
@@ -122,10 +122,10 @@ export function runEditor(run, save, done) {
   };
   const keep = element("button", "nbt-primary", "Save");
   keep.type = "submit";
-  node.append(field("Tags, name=value with commas between them", tags), field("Notes", notes));
+  node.append(field("Tags: name=value, separated by commas", tags), field("Notes", notes));
   node.append(said, keep, button("Cancel", "", done));
   node.addEventListener("keydown", (event) => {
-    // A notebook has keys of its own.
+    // Keep the notebook from handling the key.
     event.stopPropagation();
     if (event.key === "Escape") done();
   });

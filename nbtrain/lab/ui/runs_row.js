@@ -1,4 +1,4 @@
-// One run as a row of the list. A row is kept while its run is in sight, and filled anew when it changes.
+// One run as a row of the list. A row is kept while its run is visible, and refilled when the run changes.
 
 import { pill } from "./run_head.js";
 import { tagsOf } from "./runs_order.js";
@@ -84,11 +84,11 @@ export class RunRow {
     return [cell];
   }
 
-  /** Fill the row; `busy` is what it was asked to do and has not done. */
+  /** Fill the row; `busy` is a requested action that is not finished. */
   draw(run, chosen, busy, now) {
     this.run = run;
     this.box.checked = chosen;
-    // Ages move on by themselves, everything else with the run.
+    // Ages change with time, everything else only with the run.
     const ages = [run.created, run.ended ?? run.created].map((time) => age(now - time));
     const state = JSON.stringify([run, busy, ages]);
     if (state === this.drawn) return;
@@ -100,7 +100,7 @@ export class RunRow {
     this.node.classList.toggle("nbt-archived", Boolean(run.archived));
     this.drawTags(run);
     const bad = tone === "bad", cause = run.cause || "";
-    // Of a job that waits, what it waits for is the news.
+    // For a waiting job, the reason comes first.
     const told = Boolean(cause) && (bad || tone === "wait");
     const note = run.notes ? run.notes.trim() : "";
     this.under.textContent = told ? cause : note || (this.list.compact ? "" : cause);
@@ -111,8 +111,8 @@ export class RunRow {
     this.fill.style.width = `${(100 * fraction).toFixed(1)}%`;
     this.stop.hidden = !run.active || !this.list.can("stop");
     this.stop.disabled = Boolean(busy) || run.asked === "stop";
-    this.stop.title = run.state === "QUEUED" ? "Take it out of the queue."
-      : "The ranks save a checkpoint at the next step and leave; Resume goes on from it.";
+    this.stop.title = run.state === "QUEUED" ? "Remove the job from the queue."
+      : "The ranks save a checkpoint at the next step and exit; Resume continues from it.";
     if (this.list.compact) return this.drawLine(run, now);
     this.steps.textContent = run.words.step;
     for (const key of ["loss", "validation_loss"]) this.cells[key].textContent = run.words[key];
@@ -149,7 +149,7 @@ export class RunRow {
     this.tags.replaceChildren(...tags.map((tag) =>
       tag === ""
         ? element("span", "nbt-word", "archived")
-        : button(tag, `Only runs with ${tag}`, () => this.list.filterTag(tag), "nbt-tag"),
+        : button(tag, `Show only runs with ${tag}`, () => this.list.filterTag(tag), "nbt-tag"),
     ));
   }
 }

@@ -1,7 +1,7 @@
 // nb.runs() in a notebook: the list of runs.js as an anywidget, and its rescue.
 //
 //   default export   anywidget's render: the list of a RunTable widget
-//   rescueRuns       shows the list in place of a widget that JupyterLab could not revive
+//   rescueRuns       shows the list instead of a widget that JupyterLab could not restore
 
 import { notebookHost, ownKeys } from "./host.js";
 import { standIn } from "./rescue.js";
@@ -15,7 +15,7 @@ function mountTable(root, id, model) {
   return mountRuns(ownKeys(root), { server, host: notebookHost(server), model });
 }
 
-/** What a model without a kernel gives: the traits as the notebook has kept them. */
+/** A model without a kernel, with the traits that the notebook has saved. */
 const keptModel = (traits) => ({ get: (name) => traits[name], on() {}, off() {}, send() {} });
 
 export function rescueRuns(place) {

@@ -1,4 +1,4 @@
-// The REST calls to the server half of nbtrain, at <base_url>nbtrain/.
+// The REST calls to nbtrain's server extension, at <base_url>nbtrain/.
 
 export function pageConfig() {
   const node = document.getElementById("jupyter-config-data");
@@ -26,7 +26,7 @@ export class Server {
   constructor(config) {
     this.base = config.base.replace(/\/*$/, "/") + "nbtrain/";
     this.token = config.token;
-    /** Called after each request that is no GET, such as a submission. */
+    /** Called after each request other than GET, such as a submission. */
     this.changed = () => {};
   }
 
@@ -35,12 +35,12 @@ export class Server {
     return this.base + path;
   }
 
-  /** The JSON that a route answers; an Error with `status` if it refuses. `body` goes as JSON. */
+  /** Send a request with `body` as JSON and return the JSON of the answer; throws an Error with `status`. */
   async call(path, method = "GET", body = null) {
     const headers = body === null ? {} : { "Content-Type": "application/json" };
     if (this.token) headers.Authorization = `token ${this.token}`;
     if (method !== "GET") headers["X-XSRFToken"] = cookie("_xsrf");
-    // Looking at a panel is no activity: a forgotten tab must not keep an idle server alive.
+    // Polls do not count as activity, so that a forgotten tab does not keep an idle server alive.
     const mark = path.includes("?") ? "&" : "?";
     const response = await fetch(`${this.base}${path}${mark}no_track_activity=1`, {
       method,
@@ -61,16 +61,16 @@ export class Server {
       failure.status = response.status;
       throw failure;
     }
-    // The form only asks by POST.
+    // The form's routes use POST but change nothing.
     if (method !== "GET" && !path.startsWith("form")) this.changed();
     return value;
   }
 
   /**
-   * The curves of a run, all of them, in as many requests as they take: an answer of the route metrics.
+   * Return all curves of a run, with as many requests to the route metrics as needed.
    *
-   * words    what is asked of each: {points, x, from, to}
-   * known    `tags` of an earlier answer; without them, the first request is for what every run has
+   * words    query of each request: {points, x, from, to}
+   * known    `tags` of an earlier answer; without them, the first request is for the curves of every run
    */
   async metrics(run, words, known = null) {
     const ask = (names) =>
@@ -85,21 +85,21 @@ export class Server {
     return answer;
   }
 
-  /** Where the points of some curves are downloaded, at most MOST_NAMES; null: of every curve of the run. */
+  /** The download address for the points of at most MOST_NAMES curves; null: of every curve of the run. */
   csvUrl(run, names) {
     const query = names ? `?${new URLSearchParams({ tags: names.slice(0, MOST_NAMES).join(",") })}` : "";
     return this.url(`run/${encodeURIComponent(run)}/metrics.csv${query}`);
   }
 }
 
-/** The server half that this page belongs to; null if the page is none of a Jupyter server. */
+/** The server that this page comes from; null if it does not come from a Jupyter server. */
 export function serverHere() {
   const config = pageConfig();
   return config && new Server(config);
 }
 
-/** Why a part of the page cannot be shown. */
+/** The message for a part of the page that cannot be shown. */
 export const refused = (error, what) =>
   error.status === 404 && /^HTTP 404|not found/i.test(error.message)
-    ? `This Jupyter server's nbtrain does not give ${what}; restart the server if nbtrain is newer.`
-    : `Not shown: ${what}. ${error.message}`;
+    ? `This Jupyter server's nbtrain does not offer ${what}; if you updated nbtrain, restart the server.`
+    : `Cannot show ${what}: ${error.message}`;

@@ -220,7 +220,7 @@ const CSS = `
 .nbtrain-compare .nbt-usage{display:grid;gap:8px 16px;
  grid-template-columns:repeat(auto-fit,minmax(min(380px,100%),1fr))}
 
-/* A tab of its own: the panel fills it, and its page scrolls. */
+/* In a separate tab, the panel fills the tab, and its page scrolls. */
 .nbt-fills.nbtrain-panel{max-width:none;height:100%;display:flex;flex-direction:column;border:0;
  border-radius:0}
 .nbt-fills .nbt-page{max-height:none;flex:1;min-height:0}

@@ -10,14 +10,14 @@ const timeCell = (row, time) =>
 
 const SIZES = { B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 };
 
-/** What a cell's words are sorted by: "1,234" and "1.2 GiB" as numbers, all else as text. */
+/** The sort key of a cell: "1,234" and "1.2 GiB" as numbers, everything else as text. */
 function figure(words) {
   const text = String(words).replace(/(\d),(?=\d{3})/g, "$1");
   const [, number, unit] = /^(\d+(?:\.\d+)?)(?: (B|[KMGT]iB)\b.*)?$/.exec(text) || [];
   return number ? Number(number) * SIZES[unit || "B"] : text;
 }
 
-/** Fill `node` anew; the button that has the focus gives it to the one in its place. */
+/** Replace the content of `node`; if a button had the focus, the new one at its place gets it. */
 function keepFocus(node, parts) {
   const controls = () => [...node.querySelectorAll("button, summary")];
   const at = controls().indexOf(document.activeElement);
@@ -28,11 +28,11 @@ function keepFocus(node, parts) {
 
 export class DataTable {
   /**
-   * sortable   by a click on a head
+   * sortable   whether a click on a column's head sorts the rows
    * pageSize   rows on a page; 0 for no pages
-   * choose     whether columns can be chosen; `hide` are titles of those that are not shown at first
-   * act(row)   elements of a first column
-   * time(at)   the words of a row's time
+   * choose     whether the user can choose columns; `hide` are titles of columns that are hidden at first
+   * act(row)   elements of an additional first column
+   * time(at)   text for a row's time
    */
   constructor(label, options = {}) {
     const { sortable = true, pageSize = 0, choose = false, hide = [], act = null, time = moment } = options;
@@ -52,7 +52,7 @@ export class DataTable {
     this.tools.hidden = !choose;
   }
 
-  /** Elements that stand above the table, such as a filter. */
+  /** Add elements above the table, such as a filter. */
   tool(...nodes) {
     this.tools.prepend(...nodes);
     this.tools.hidden = false;
@@ -65,7 +65,7 @@ export class DataTable {
 
   show(heads, rows) {
     const state = JSON.stringify([heads, rows]);
-    // A menu that is open stays until it is closed.
+    // An open menu stays until the user closes it.
     if (state === this.state || this.scroll.querySelector("details[open]")) return;
     this.state = state;
     if (this.menu && heads.join() !== this.heads.join()) {
@@ -121,15 +121,15 @@ export class DataTable {
       this.page = page;
       this.draw();
     };
-    const back = button("\u2039", "the page before", to(this.page - 1));
-    const on = button("\u203a", "the next page", to(this.page + 1));
+    const back = button("\u2039", "previous page", to(this.page - 1));
+    const on = button("\u203a", "next page", to(this.page + 1));
     back.disabled = this.page === 0;
     on.disabled = begin + size >= rows.length;
     const words = `${begin + 1}\u2013${Math.min(begin + size, rows.length)} of ${rows.length}`;
     keepFocus(this.pager, [back, element("span", "", words), on]);
   }
 
-  /** Word the times again: an age grows. */
+  /** Update the texts of the times, because ages grow. */
   tick() {
     (this.times || []).forEach(([cell, time]) => (cell.textContent = this.time(time)));
   }

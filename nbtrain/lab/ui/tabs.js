@@ -5,7 +5,7 @@ import { button, element } from "./words.js";
 let tabsMade = 0;
 
 export class Tabs {
-  /** `titles` is [[key, title], ...]; `opened(key)` is called when one is chosen. */
+  /** `titles` is [[key, title], ...]; `opened(key)` is called when a tab is chosen. */
   constructor(titles, opened) {
     this.opened = opened;
     this.keys = titles.map(([key]) => key);

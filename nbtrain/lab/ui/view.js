@@ -1,5 +1,5 @@
-// The detail view of a run: its head, the tabs, and the page in sight. Elements are made once and filled from
-// each snapshot; a page is filled while it is in sight.
+// The detail view of a run: its head, the tabs, and the open page. Elements are created once and updated from
+// each snapshot; a page is updated only while it is open.
 
 import { Config } from "./config.js";
 import { Logs } from "./logs.js";
@@ -68,13 +68,13 @@ export class View {
     if (PAGES[key][2]) this.run.keep(true);
   }
 
-  /** A server answers: the page in sight may have been opened without it. */
+  /** The server answers now; the open page may have been drawn without it. */
   reopened() {
     const page = this.page(this.tabs.key);
     if (page.opened) page.opened();
   }
 
-  /** Whether the page in sight is one of the files that a job keeps. */
+  /** Whether the open page shows files that a job keeps. */
   showsKept() {
     return PAGES[this.tabs.key][2];
   }
@@ -87,7 +87,7 @@ export class View {
     if (page && page.forget) page.forget();
   }
 
-  /** Take the pages of the newest job, or of the chosen one. */
+  /** Show the pages of the newest job, or of the chosen one. */
   take(value) {
     if (this.run.job && value.job_id !== this.run.job) return;
     this.kept = value;
@@ -108,14 +108,14 @@ export class View {
     this.drawPage();
   }
 
-  /** On every page: that a job was chosen which is not the newest. */
+  /** Show on every page that the chosen job is not the newest. */
   drawOlder() {
     const { job } = this.run, newest = this.snap && this.snap.job && this.snap.job.job_id;
     const chosen = job && newest && job !== newest ? job : "";
     if (chosen === this.olderJob) return;
     this.olderJob = chosen;
-    const words = `Job ${chosen} is an older one of this run. Logs, Replicas, Resources, Config and the `
-      + "events are those of that job; all else shows the run as it is now. ";
+    const words = `Job ${chosen} is an older job of this run. Logs, Replicas, Resources, Config and the `
+      + "events show that job; everything else shows the run as it is now. ";
     const back = () => this.run.chooseJob("");
     this.older.replaceChildren(...(chosen ? [words, button("Show the newest job", "", back)] : []));
   }

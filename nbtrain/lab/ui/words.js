@@ -1,5 +1,5 @@
-// Small helpers for text and elements. Numbers come in words from Python or from numbers.js; only times are
-// worded here, in the reader's own time zone.
+// Small helpers for text and elements. Python and numbers.js format numbers; only times are formatted here, in
+// the user's time zone.
 
 export const known = (value) => value !== null && value !== undefined;
 export const clock = (time) => new Date(time * 1000).toLocaleTimeString("en-GB");
@@ -25,15 +25,15 @@ export function age(seconds) {
 }
 
 const ASKED = {
-  kill: "Asked to end the job at once.",
-  stop: "Asked to stop: the ranks save a checkpoint at the next step boundary and leave.",
-  pause: "Asked to pause: the ranks save a checkpoint at the next step boundary and give their devices up.",
-  resume: "Asked to resume.",
+  kill: "Requested: the job is killed at once.",
+  stop: "Stop requested: the ranks save a checkpoint at the next step boundary and exit.",
+  pause: "Pause requested: the ranks save a checkpoint at the next step boundary and release their devices.",
+  resume: "Resume requested.",
 };
 
-/** What is said when the server has taken a request; a job that is queued has no ranks yet. */
+/** The message for a request that the server accepted; a queued job has no ranks yet. */
 export const askedWords = (key, state) =>
-  key === "stop" && state === "QUEUED" ? "Asked to leave the queue." : ASKED[key] || "";
+  key === "stop" && state === "QUEUED" ? "Removal from the queue requested." : ASKED[key] || "";
 
 export const plain = (line) => line.replace(/\x1b\[[0-9;?]*[A-Za-z]/g, "");
 
@@ -56,7 +56,7 @@ export function button(text, title, act, className = "") {
   return node;
 }
 
-/** A menu that a click elsewhere, Escape or one of its buttons closes. `filled` elements stand in it. */
+/** A menu with the elements `filled`. A click elsewhere, Escape or one of its buttons closes it. */
 export function menu(words, title, ...filled) {
   const node = element("details", "nbt-menu"), list = element("div", "nbt-menu-list");
   const summary = element("summary", "", words);
@@ -82,7 +82,7 @@ export function menu(words, title, ...filled) {
   return node;
 }
 
-/** An input with its words, such as a check box. */
+/** An input with its label, such as a check box. */
 export function labelled(input, words, className = "nbt-field") {
   const node = element("label", className);
   node.append(input, ` ${words}`);
@@ -98,7 +98,7 @@ export function checkbox(words, act) {
   return node;
 }
 
-/** Give a select its [[value, words], ...]; the choice stays if it still exists. */
+/** Set the options of a select, [[value, words], ...]; the current choice is kept if it still exists. */
 export function choices(select, options) {
   const before = [...select.options].map((option) => option.value + option.textContent).join("\n");
   if (before === options.map((words) => words.join("")).join("\n")) return;
@@ -111,13 +111,13 @@ export function choices(select, options) {
   if (options.some(([value]) => value === chosen)) select.value = chosen;
 }
 
-/** Put text into the clipboard. Over plain HTTP a page has no navigator.clipboard. */
+/** Copy text to the clipboard. Over plain HTTP a page has no navigator.clipboard. */
 export async function copyText(text) {
   if (navigator.clipboard && window.isSecureContext) {
     try {
       return await navigator.clipboard.writeText(text);
     } catch {
-      /* not allowed in this frame: the old way */
+      /* not allowed in this frame: use execCommand */
     }
   }
   const area = element("textarea");
@@ -129,7 +129,7 @@ export async function copyText(text) {
   area.remove();
 }
 
-/** A button that copies what `text()` gives, and says so on itself. */
+/** A button that copies the result of `text()`, and then shows "Copied". */
 export function copyButton(words, title, text) {
   const node = button(words, title, async () => {
     await copyText(text());
@@ -139,7 +139,7 @@ export function copyButton(words, title, text) {
   return node;
 }
 
-/** Save `content` as a file of the reader's. */
+/** Let the browser save `content` as a file. */
 export function download(name, content, type) {
   const address = URL.createObjectURL(content instanceof Blob ? content : new Blob([content], { type }));
   const link = element("a");

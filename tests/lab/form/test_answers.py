@@ -72,7 +72,7 @@ def test_overrides_may_be_a_json_object_as_text(workspace: Path) -> None:
     found = answer("form", {"yaml": "gpt-tiny", "overrides": '{"batch.max_steps": 3}'})
     assert found["assessment"]["line"] == 'nb.submit("gpt-tiny", {"batch.max_steps": 3})'
     for text in ("{batch", '{"batch":' * 100_000):
-        with pytest.raises(ConfigError, match="overrides are no JSON object"):
+        with pytest.raises(ConfigError, match="overrides must be a JSON object"):
             answer("form", {"overrides": text})
 
 
@@ -117,7 +117,7 @@ def test_a_rule_of_two_fields_names_the_changed_one_too(workspace: Path) -> None
     (problem,) = assessed(batch__train_steps="5")["problems"]
     assert problem["key"] == "batch.train_tokens"
     assert problem["message"] == (
-        "Stands beside batch.train_steps = 5: give one amount in several units; set all but one to null."
+        "Together with batch.train_steps = 5: give one amount in several units; set all but one to null."
     )
     assert problem["also"] == ["batch.train_steps"]
 
@@ -249,7 +249,7 @@ def test_layouts_of_a_run_on_cpu_need_gpus(workspace: Path) -> None:
         answer("form/layouts", {"yaml": "gpt-tiny"})
     found = answer("form/layouts", {"yaml": "gpt-tiny", "gpus": 8, "gpu_type": "A100-80GB"})
     assert found["rows"][0]["typed"]["resources.gpu_type"] == "A100-80GB"
-    with pytest.raises(ConfigError, match="The fields that are marked have to be right"):
+    with pytest.raises(ConfigError, match="Fix the marked fields first"):
         answer("form/layouts", {"yaml": "gpt-tiny", "typed": {"model.num_layers": "four"}})
 
 
@@ -308,7 +308,7 @@ def test_a_clone_has_a_free_name_and_a_parent(workspace: Path, monkeypatch: pyte
     assert answer("submit", request)["name"] == "first-2"
     assert given == [("first-2", 3, run_id)]
     assert answer("form", {"clone": "first"})["assessment"]["name"] == "first-3"
-    with pytest.raises(SubmitError, match="there is a run first-2 already"):
+    with pytest.raises(SubmitError, match="there is already a run first-2"):
         answer("submit", {**request, "name": "first-2"})
     with pytest.raises(ConfigError, match="there is no run second under output to clone"):
         answer("form", {"clone": "second"})
@@ -380,7 +380,7 @@ def test_a_server_reads_run_yamls_of_the_workspace_only(workspace: Path, tmp_pat
     outside.write_text("extends: gpt-tiny\nname: outside\n")
     (workspace / "link.yaml").symlink_to(outside)
     for run in (str(outside), "link.yaml"):
-        with pytest.raises(ConfigError, match="lies outside of the workspace"):
+        with pytest.raises(ConfigError, match="is outside of the workspace"):
             answer("form", {"yaml": run})
         assert answer("form", {"yaml": run}, anywhere=True)["assessment"]["name"] == "outside"
 
@@ -496,8 +496,8 @@ def test_a_name_that_is_no_architecture_is_a_problem_at_its_field(workspace: Pat
             [
                 (
                     "lora",
-                    "Is on ({}) or off (null) here, and its keys are fields of their own, such as lora.kind. "
-                    "Set those.",
+                    "Must be {} (on) or null (off) here. Its keys are separate fields, such as lora.kind: "
+                    "set those.",
                 )
             ],
         ),

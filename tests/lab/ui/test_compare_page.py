@@ -73,7 +73,7 @@ def test_runs_that_the_server_does_not_have_are_not_opened_there(browser: Any) -
     )
     routes = {"runs": lambda query, body: {"runs": [], "run_root_id": "this"}}
     with view_page(browser, routes, mount, module="compare_widget") as page:
-        page.get_by_text("no Jupyter server with nbtrain that shows these runs is in reach").wait_for()
+        page.get_by_text("this page cannot reach a Jupyter server that has these runs").wait_for()
         names = page.locator(".nbtrain-compare .nbt-tools").first
         assert names.locator("span").all_inner_texts() == ["gpt-a", "gpt-b"]
         assert names.locator("button").count() == 0

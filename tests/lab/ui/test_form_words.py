@@ -25,9 +25,9 @@ def test_only_what_was_submitted_is_called_so(browser: Any) -> None:
         "toast": "gpt is submitted",
         "kind": "success",
     }
-    said = "Nothing was submitted: gpt is RUNNING already"
+    said = "Nothing was submitted: gpt is already RUNNING"
     assert joined == {
-        "text": f"{said}; joined its job j1, which keeps its own settings. Not applied: {CHANGES[0]}.",
+        "text": f"{said}. Showing its job j1, which keeps its own settings. Not applied: {CHANGES[0]}.",
         "toast": f"{said}. Not applied: {CHANGES[0]}.",
         "kind": "warning",
     }
@@ -91,7 +91,7 @@ def test_what_comes_of_the_fields_and_submit_stay_in_sight(
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     with form_page(browser, width) as page:
         page.locator(
-            ".nbf-found p", has_text="The cell that is inserted or copied below does that first."
+            ".nbf-found p", has_text="The cell that you can insert or copy below prepares the data first."
         ).wait_for()
         submit = page.get_by_role("button", name="Submit")
         for key in ("batch.train_tokens", "parallel.data_parallel_size"):
@@ -127,7 +127,7 @@ def test_a_file_that_is_not_there_is_marked_at_its_field(
         assert "Paths count from the workspace." in wrong.inner_text()
         assert page.get_by_role("tab", name="Evaluation").locator(".nbf-wrong").text_content() == "1 problem"
         said = page.locator(".nbf-found p").all_inner_texts()
-        does = said.index("The cell that is inserted or copied below does that first.")
+        does = said.index("The cell that you can insert or copy below prepares the data first.")
         assert said[does - 1].endswith("makes what is missing.")
         assert said[-1] == "Paths count from the workspace. Correct it, or take the entry out."
         page.get_by_label("search all fields").fill("")
@@ -154,7 +154,9 @@ def test_keys_of_a_section_are_fields_while_its_switch_is_on(
         assert field("lora.rank").locator("input").input_value() == "8"
         assert "as opened" in field("lora").inner_text()
         beta = field("dpo.beta")
-        assert beta.locator("input").is_disabled() and "Counts if dpo is on." in beta.get_attribute("title")
+        assert beta.locator("input").is_disabled() and "Used only if dpo is on." in beta.get_attribute(
+            "title"
+        )
         field("dpo").locator("input").check()
         line('{"init_from": "base", "lora.rank": 8, "dpo": {}}')
         beta.locator("input").fill("0.2")
@@ -250,12 +252,12 @@ def test_a_form_whose_kernel_is_busy_submits_later_and_says_so(
         buttons[0].click()
         page.clock.run_for(16_000)
         said = page.locator(".nbf-answer")
-        said.get_by_text("When that cell has ended, it submits the values that the form held").wait_for()
+        said.get_by_text("When the cell finishes, the kernel submits the values").wait_for()
         assert can() == [False, True]
         page.evaluate("window.idle()")
         said.get_by_text("Submitted: job j1 of gpt.").wait_for()
         assert can() == [True, True]
         page.evaluate("window.lost(document.body.appendChild(document.createElement('div')))")
-        gone = page.locator(".nbf-kernel", has_text="The kernel that made this form is gone").last
+        gone = page.locator(".nbf-kernel", has_text="The kernel that created this form has ended").last
         gone.wait_for()
-        assert gone.inner_text().endswith("Run the form's cell again, which offers them.")
+        assert gone.inner_text().endswith("it offers to restore them.")

@@ -125,7 +125,7 @@ def test_stop_shows_as_such_until_the_job_has_ended(job: FakeJob, browser: Any) 
         assert "60 s, and do not save any more, are killed" in stop.get_attribute("title")
         stop.click()
         page.locator(".nbt-pill", has_text="Stopping...").wait_for()
-        page.get_by_text("Asked to stop: the ranks save a checkpoint").wait_for()
+        page.get_by_text("Stop requested: the ranks save a checkpoint").wait_for()
         assert page.asked == [("POST", "run/gpt-fake/stop", {})]
         job.finish("CANCELLED", "stopped on request at step 20; saved")
         page.locator(".nbt-pill", has_text="CANCELLED").wait_for()
@@ -142,7 +142,7 @@ def test_a_job_that_waits_leaves_the_queue(job: FakeJob, browser: Any) -> None:
     routes["run/gpt-fake/stop"] = lambda query, body: {"state": "QUEUED", "cause": None, "name": "gpt-fake"}
     with view_page(browser, routes, MOUNT) as page:
         page.get_by_role("button", name="Stop").click()
-        asked = page.get_by_role("status").get_by_text("Asked to leave the queue.")
+        asked = page.get_by_role("status").get_by_text("Removal from the queue requested.")
         asked.wait_for()
         # The pill's dots end the sentence.
         heard = page.locator("[aria-live=polite]").inner_text()
@@ -175,8 +175,8 @@ def test_a_failure_is_a_box_and_deleting_asks(job: FakeJob, browser: Any) -> Non
             }"""
         )
         box.get_by_role("button", name="Resume").click()
-        page.get_by_role("status").get_by_text("Asked to resume.").wait_for()
-        assert page.evaluate("window.said") == ["Resuming...", "Asked to resume."]
+        page.get_by_role("status").get_by_text("Resume requested.").wait_for()
+        assert page.evaluate("window.said") == ["Resuming...", "Resume requested."]
         assert page.asked == [("POST", "run/gpt-fake/resume", {})]
 
 
@@ -363,7 +363,7 @@ def test_the_job_that_is_shown_follows_a_resume(job: FakeJob, browser: Any) -> N
         assert older.inner_text() == ""
         choice.select_option(old)
         page.locator("pre", has_text="step    20 |").wait_for()
-        assert older.inner_text().startswith(f"Job {old} is an older one of this run.")
+        assert older.inner_text().startswith(f"Job {old} is an older job of this run.")
         page.get_by_role("tab", name="Metrics").click()
         older.get_by_role("button", name="Show the newest job").click()
         page.get_by_role("tab", name="Logs").click()
@@ -392,7 +392,7 @@ def test_the_server_is_asked_even_before_its_first_answer(job: FakeJob, browser:
     mount = mount.replace("document.getElementById('jupyter-config-data').remove();", "")
     clicked = f"(() => {{ const end = {mount}; root.querySelector('.nbt-stop').click(); return end; }})()"
     with view_page(browser, routes, clicked) as page:
-        page.get_by_text("Asked to stop: the ranks save a checkpoint").wait_for()
+        page.get_by_text("Stop requested: the ranks save a checkpoint").wait_for()
         assert stopped == [{}]
         assert {"kind": "stop"} not in page.evaluate("window.sent")
 
@@ -416,13 +416,13 @@ def test_without_a_server_the_kernels_figures_are_shown(job: FakeJob, browser: A
     """Every tab says what it needs; Stop goes to the kernel, and no button is there that needs a server."""
     snapshot = json.dumps(run_shown(RunView(job.run)))
     with view_page(browser, {}, MODEL.replace("SNAP", snapshot)) as page:
-        page.get_by_text("No Jupyter server is in reach of this page").wait_for()
+        page.get_by_text("This page cannot reach a Jupyter server").wait_for()
         page.locator(".nbt-charts polyline").first.wait_for()
         page.get_by_role("tab", name="Logs").click()
         page.locator("pre", has_text="step    20 |").wait_for()
-        page.get_by_text("all of them: nbtrain logs gpt-fake").wait_for()
+        page.get_by_text("To see the whole log: nbtrain logs gpt-fake").wait_for()
         page.get_by_role("tab", name="Plan").click()
-        page.get_by_text("The plan needs the server half of nbtrain").wait_for()
+        page.get_by_text("Showing the plan needs nbtrain's server extension").wait_for()
         page.get_by_role("tab", name="Metrics").click()
         page.locator(".nbt-usage polyline").first.wait_for()
         buttons = page.locator(".nbt-head .nbt-actions button").all_inner_texts()
@@ -473,7 +473,7 @@ def test_what_a_server_that_has_gone_was_asked_is_not_called_done(job: FakeJob, 
         page.clock.run_for(6000)
         page.get_by_text("The Jupyter server does not answer").wait_for()
         page.get_by_role("alertdialog").get_by_role("button", name="Delete").click()
-        page.get_by_text("delete: the Jupyter server does not answer; nothing was done.").wait_for()
+        page.get_by_text("delete: the Jupyter server does not answer; nothing was changed.").wait_for()
         assert page.asked == [] and "delete" not in [one["kind"] for one in page.evaluate("window.sent")]
 
 
@@ -484,7 +484,7 @@ def test_a_run_of_another_output_folder_is_not_mistaken_for_the_servers(job: Fak
     clicks = "['clone', 'tensorboard'].forEach((key) => root.querySelector(`.nbt-${key}`).click())"
     mount = f"(() => {{ const end = ({mount}); {clicks}; return end; }})()"
     with view_page(browser, routes_of(job.run), mount) as page:
-        page.get_by_text("This Jupyter server shows another output folder").wait_for()
+        page.get_by_text("This Jupyter server uses another output directory").wait_for()
         assert page.locator(".nbt-head .nbt-actions button").all_inner_texts() == ["Stop"]
         assert page.evaluate("window.opened") is None
 
@@ -505,7 +505,7 @@ def test_a_run_that_was_deleted_elsewhere_is_called_so(job: FakeJob, browser: An
         page.get_by_role("button", name="Delete").wait_for()
         known[0] = False
         page.get_by_text(
-            "The run gpt-fake is not there any more: it was deleted, renamed or moved."
+            "The run gpt-fake does not exist any more: it was deleted, renamed or moved."
         ).wait_for()
         assert page.locator(".nbt-head .nbt-actions button").count() == 0
         assert page.locator(".nbt-charts polyline").count() > 0
@@ -517,7 +517,7 @@ def test_a_run_that_was_deleted_elsewhere_is_called_so(job: FakeJob, browser: An
     with view_page(browser, {}, mount) as page:
         page.route("**/nbtrain/run/gpt-fake?*", answer)
         page.get_by_text(
-            "This Jupyter server has no run of this name: the figures come from the kernel."
+            "This Jupyter server has no run of this name, so the values come from the kernel."
         ).wait_for()
 
 
@@ -529,7 +529,7 @@ def test_a_run_made_anew_under_its_name_is_another(job: FakeJob, browser: Any) -
     with view_page(browser, routes, f"ui.mount(root, {{name: 'gpt-fake', runId: '{ids[0]}'}})") as page:
         page.get_by_role("button", name="Stop").wait_for()
         ids.append("another")
-        page.get_by_text("The run gpt-fake was deleted, and another one has its name.").wait_for()
+        page.get_by_text("The run gpt-fake was deleted, and a new run has its name.").wait_for()
         assert page.locator(".nbt-head .nbt-actions button").count() == 0
 
 

@@ -84,7 +84,7 @@ def test_a_person_works_with_the_list(server: ListServer, browser: Any) -> None:
         assert all(words in running.inner_text() for words in ("RUNNING", "120 / 600", "3.5000", "12 min"))
         assert running.locator("[data-column=backend]").inner_text() == "slurm\n2 replicas, 16 ranks"
         assert running.locator("[data-column=created]").inner_text().endswith("\n10 min ago")
-        words = page.get_by_label("only runs with these words")
+        words = page.get_by_label("show only runs that contain this text")
         words.fill("out of memory")
         assert names(page) == ["gpt-0002"]
         words.fill("")
@@ -159,8 +159,8 @@ def test_archived_runs_are_in_a_table_that_was_asked_for_them(server: ListServer
         server.row("gpt-0002").update(archived=True, labels={})
         row.get_by_text("archived", exact=True).wait_for()
         page.get_by_label("Choose gpt-0003").check()
-        page.get_by_role("button", name="Take out of the archive").click()
-        page.get_by_text("Taken out of the archive: gpt-0003.").wait_for()
+        page.get_by_role("button", name="Restore from the archive").click()
+        page.get_by_text("Restored from the archive: gpt-0003.").wait_for()
         assert page.asked[-1] == ("PATCH", "run/gpt-0003", {"archived": False})
         page.get_by_label("Choose gpt-0001").check()
         page.get_by_role("button", name="Archive").wait_for()
@@ -185,7 +185,7 @@ def test_stop_shows_as_such_and_the_end_is_read_out(server: ListServer, browser:
         stop.click()
         page.locator(".nbt-pill", has_text="Stopping...").wait_for()
         ended = {"state": "CANCELLED", "active": False, "pill": ["CANCELLED", "calm"], "cause": "saved"}
-        asked = page.get_by_text("gpt-0000: Asked to stop: the ranks save a checkpoint")
+        asked = page.get_by_text("gpt-0000: Stop requested: the ranks save a checkpoint")
         asked.wait_for()
         assert ("POST", "run/gpt-0000/stop", {}) in page.asked
         server.row("gpt-0000").update(ended)
@@ -200,9 +200,9 @@ def test_of_a_thousand_runs_one_page_is_in_the_document(browser: Any) -> None:
     with listing(browser, ListServer(1000)) as page:
         page.get_by_text("1,000 runs, 1 active").wait_for()
         assert len(names(page)) == 100
-        page.get_by_title("the next page").click()
+        page.get_by_title("next page").click()
         assert (names(page)[0], len(names(page))) == ("gpt-0100", 100)
-        page.get_by_label("only runs with these words").fill("gpt-0999")
+        page.get_by_label("show only runs that contain this text").fill("gpt-0999")
         assert names(page) == ["gpt-0999"]
 
 
@@ -214,8 +214,8 @@ def test_a_list_without_runs_says_how_the_first_one_is_made(browser: Any) -> Non
         assert page.evaluate("window.form") == "new"
         server.rows += ListServer(1).rows
         page.locator("tr[data-run=gpt-0000]").wait_for()
-        page.get_by_label("only runs with these words").fill("no such name")
-        page.get_by_text("No run fits the filter.").wait_for()
+        page.get_by_label("show only runs that contain this text").fill("no such name")
+        page.get_by_text("No run matches the filter.").wait_for()
         assert page.get_by_role("button", name="New run").count() == 0
 
 
@@ -267,7 +267,7 @@ def test_without_a_server_stop_says_that_the_kernel_hears_it_later(server: ListS
         page.get_by_label("Stop gpt-0000").click()
         said = page.locator(".nbtrain-runs [role=status]")
         assert said.inner_text() == (
-            "gpt-0000: Asked the kernel to stop the job; it hears this when its running cell has ended."
+            "gpt-0000: Asked the kernel to stop the job; it does so when its running cell finishes."
         )
         assert page.evaluate("window.sent") == {"kind": "stop", "name": "gpt-0000"}
         # The kernel sends rows until the last of the table's views has ended.
@@ -283,7 +283,7 @@ def test_runs_of_another_output_folder_are_not_opened_by_their_names(
     traits = json.dumps({"rows": server.rows[:2], "names": [], "root_id": "another"})
     model = f"{{get: (name) => ({traits})[name], on() {{}}, off() {{}}, send() {{}}}}"
     with listing(browser, server, model=model) as page:
-        page.get_by_text("This Jupyter server shows another output folder").wait_for()
+        page.get_by_text("This Jupyter server uses another output directory").wait_for()
         assert page.locator("button.nbt-open").count() == 0
         assert page.locator("b.nbt-open").all_inner_texts() == ["gpt-0000", "gpt-0001"]
         for name in ("gpt-0000", "gpt-0001"):

@@ -59,7 +59,7 @@ export class RunsWatch {
   // --- what the feed asks of those who have joined it ---
 
   wait(): number {
-    // Longer and longer while there is no server half; the list of runs says so.
+    // The interval grows while the server extension is missing; the list of runs reports that.
     return Math.min(LONGEST_MS, this._interval * 2 ** this._failures);
   }
 

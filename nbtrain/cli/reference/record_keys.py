@@ -22,8 +22,8 @@ null, `""`, `[]`, `{}`, and lists and objects that contain only these, do not co
 table lists is counted. Fine-tuning records and token ids have these exceptions, which are refused because the
 key may select what is trained on:
 
-- a key whose name contains one of the words *mask*, *loss*, *train*, *weight*, *label*, *learn* or *supervised*
-  (`is_masked`, `turnWeight`, `no-loss`), and whose value is a flag, a number or a list;
+- a key whose name contains one of the words *mask*, *loss*, *train*, *weight*, *label*, *learn* or
+  *supervised* (`is_masked`, `turnWeight`, `no-loss`), and whose value is a flag, a number or a list;
 - another spelling of a key that is refused or that a setting names: `toolCalls`, `System-Prompt`;
 - in token ids, a list of numbers as long as the ids, and the position where a part of them begins or ends
   (`source_len`, `answer_start`).

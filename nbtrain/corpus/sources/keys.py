@@ -547,7 +547,7 @@ TOKEN_COUNT = KeyRule(
     (),
     "refused",
     "where a part of the tokens begins or ends",
-    fix="If it is the number of tokens at the beginning that are outside the loss, rename it to prompt_length.",
+    fix="If it counts the tokens at the beginning that are outside the loss, rename it to prompt_length.",
     matters=is_flag_or_number,
 )
 COUNTED = KeyRule((), "counted", "not read")

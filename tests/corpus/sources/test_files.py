@@ -262,7 +262,7 @@ def test_each_file_that_is_not_read_is_named(write, caplog):
     caplog.clear()
     write(**{f"in/{number:02}.csv": b"" for number in range(20)})
     open_source(jsonl("in"), "here").check_dependencies()
-    assert caplog.messages[0].endswith("in/09.csv, and 14 more (.csv 14).")
+    assert caplog.messages[0].endswith("in/09.csv, and 14 more (.csv 11, .parq 1, .txt 1, no suffix 1).")
 
 
 HUB = {

@@ -195,7 +195,7 @@ LEFT_OUT = KeyRule(
     "refused",
     "a mark that excludes it from training",
     "Refused if it is true; false is only counted.",
-    fix="Remove such records; to exclude a message from the loss, set its train to false.",
+    fix="Remove such records. To exclude only a message from the loss, give it train: false.",
     matters=leaves_out,
 )
 KEPT = replace(

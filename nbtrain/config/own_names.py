@@ -8,7 +8,8 @@ what a dataset or a tokenizer is made from, and does not name it, therefore gets
     tokenizer.name    data.name
 
 A run with init_from has the tokenizer of the run that it starts from, or keeps the inherited name if that run
-is not here: its weights know the ids of that tokenizer only.
+is not here: its weights know the ids of that tokenizer only. A run whose sources are all token ids keeps the
+inherited name too: no tokenizer can be trained on them.
 """
 
 import contextlib
@@ -92,7 +93,14 @@ def _has_other_tokenizer(merged: Located, base: Located) -> bool:
         return False
     if not _at(merged, "data.sources"):
         return _at(merged, DATA_NAME) != _at(base, DATA_NAME)
+    if all(isinstance(source, dict) and source.get("kind") == "tokens" for source in _sources(merged)):
+        return False
     return not _is_shared_part(base) and _text_of(merged) != _text_of(base)
+
+
+def _sources(located: Located) -> list[Any]:
+    sources = _at(located, "data.sources")
+    return sources if isinstance(sources, list) else [None]
 
 
 def _has_other_dataset(merged: Located, base: Located, other_tokenizer: bool) -> bool:

@@ -32,6 +32,11 @@ def names(run, overrides=None):
         ("name: clean\ndata: {cleaning: {min_bytes: 5}}\n", ("clean", "clean")),
         ("name: cut\ndata: {split_sentences: en}\n", ("cut", "python-docs-1k")),
         ("name: mine\ntokenizer: {name: words}\n", ("mine", "words")),
+        # No tokenizer can be trained on ids.
+        (
+            "name: ids\ndata: {sources: [{kind: tokens, path: a.jsonl}]}\n",
+            ("ids", "python-docs-1k"),
+        ),
         # Data that are there already: they were not encoded with the demo's tokenizer.
         ("name: brought\ndata: {name: corpus, sources: []}\n", ("corpus", "corpus")),
         ("name: brought\ndata: {sources: []}\n", DEMO),

@@ -113,7 +113,7 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
                 how += f"; not made again, since {', '.join(others)} {verb} encoded with it"
         say("kept" if trained else "used", f"{display(directory)}: {loaded.vocab_size:,} entries, {how}")
         return loaded
-    if all(source.kind == "tokens" for source in config.data.sources):
+    if not _has_text(config):
         why = "every source is token ids" if config.data.sources else "data.sources is empty"
         say("used", f"none: {why} and {display(directory)} is not there; text cannot be shown")
         return None
@@ -149,11 +149,16 @@ def _why_kept(config: RunConfig) -> str:
     return f"; {place(config, 'tokenizer.name')} names it" if config.data.sources else ""
 
 
+def _has_text(config: RunConfig) -> bool:
+    """Whether a tokenizer can be trained on the run's sources: not all of them are token ids."""
+    return any(source.kind != "tokens" for source in config.data.sources)
+
+
 def _check_own(
     config: RunConfig, manifest: dict[str, Any] | None, directory: Path, others: list[str]
 ) -> None:
     """Raises DataError if a run that names no tokenizer would have another one than that of its own text."""
-    if config.names_tokenizer or config.init_from is not None or not config.data.sources:
+    if config.names_tokenizer or config.init_from is not None or not _has_text(config):
         return
     name, trained = config.tokenizer.name, manifest and manifest["trained"]
     if trained and same_text(trained, settings(config)):

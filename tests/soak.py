@@ -92,6 +92,7 @@ UI_BUNDLE = "nbtrain/lab/labextension/prebuilt/nbtrain/built_from.json"
 HARNESS_TEST = "tests/evaluation/test_harness.py"
 CLIENTS_TEST = "tests/serving/test_clients.py"
 ENGINE_TESTS = ("tests/corpus/tokenizer/test_proven.py", "tests/corpus/tokenizer/test_exactness.py")
+OWN_TEXT_TEST = "tests/end_to_end/test_own_text.py"
 EXAMPLE_COMMANDS_TEST = "tests/end_to_end/test_example_commands.py"
 INSTRUCTIONS_TEST = "tests/end_to_end/test_instructions.py"
 HUGGING_FACE = (
@@ -214,6 +215,26 @@ PARTS = (
                 "nbtrain.dataset.look.baselines",
             ),
             (INSTRUCTIONS_TEST, "examples/megatron-gpt/training/gpt-tiny.yaml"),
+            ("nbtrain.lab", "nbtrain.cli", "nbtrain.monitor"),
+        ),
+    ),
+    Part(
+        "own-text",
+        "`nbtrain new` on books, Chinese and little text: better than a bigram; demo and books in any order",
+        _pytest("--soak", "-s", OWN_TEXT_TEST),
+        _evidence(
+            (
+                *ENGINE,
+                "nbtrain.jobs.new_run",
+                "nbtrain.jobs.submit",
+                "nbtrain.dataset.prepare.prepare",
+                "nbtrain.dataset.look.baselines",
+            ),
+            (
+                OWN_TEXT_TEST,
+                "examples/megatron-gpt/training/gpt-tiny.yaml",
+                "notebooks/11_own_text.ipynb",
+            ),
             ("nbtrain.lab", "nbtrain.cli", "nbtrain.monitor"),
         ),
     ),

@@ -39,7 +39,9 @@ GOLDEN = {
 
 def test_the_examples_are_tiny_upstreams_ascends_gpt3s_175b_and_llamas():
     """No file is missing, and none is a base, which cannot run."""
-    assert sorted(ALL) == sorted([*UPSTREAM, *ASCEND, *OWN, *LLAMA, "gpt-tiny", "gpt-175b", "gpt-125m-zh", *TINY])
+    assert sorted(ALL) == sorted(
+        [*UPSTREAM, *ASCEND, *OWN, *LLAMA, "gpt-tiny", "gpt-175b", "gpt-125m-zh", *TINY]
+    )
 
 
 @pytest.mark.parametrize(

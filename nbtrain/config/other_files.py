@@ -92,4 +92,4 @@ def _import(path: Path) -> str:
 
 
 def _other(path: Path, kind: str, fix: str) -> ConfigError:
-    return ConfigError(f"{path.name}: is {kind}, no run YAML. {fix}")
+    return ConfigError(f"{path.name}: is {kind}, not a run YAML. {fix}")

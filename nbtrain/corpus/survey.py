@@ -6,6 +6,7 @@
 Text is read by the readers that prepare uses, so that what is counted here is what is encoded later.
 """
 
+import contextlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,8 @@ SAMPLE_BYTES = 4 << 20
 LOOKED_AT_FILES = 8
 MOST_SOURCES = 4
 """Entries of data.sources that a run YAML of 20 lines has room for."""
+MOST_PATTERNS = 4
+"""Patterns of a source's `exclude` that a line has room for."""
 LEAST_DOCUMENTS = 200
 """Documents from which on a split by documents is even enough; fewer plain texts are cut."""
 DOCUMENT_BYTES = (1 << 10, 64 << 10)
@@ -194,7 +197,7 @@ def _sources_in(path: Path, notes: list[str]) -> list[dict[str, Any]]:
         )
     if unread:
         more = f" and {len(unread) - 3:,} more" if len(unread) > 3 else ""
-        notes.append(f"left out, not text: {', '.join(unread[:3])}{more}")
+        notes.append(f"skipped, not text: {', '.join(unread[:3])}{more}")
     return found
 
 
@@ -277,7 +280,7 @@ def _check_is_text(path: Path) -> None:
 
 
 def _fewer(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One entry for files that are all of a folder's of their kind. Raises DataError for too many entries."""
+    """One entry for the files of a folder that are read together. Raises DataError for too many entries."""
     if len(sources) <= MOST_SOURCES:
         return sources
     merged: list[dict[str, Any]] = []
@@ -287,16 +290,41 @@ def _fewer(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
             source
         )
     for (parent, _), own in by_folder.items():
-        whole = {**own[0], "path": parent}
-        reader: Any = open_source(_adapted(whole), "--text")
-        is_all = len(own) > 1 and {display(file) for file in reader.files()} == {one["path"] for one in own}
-        merged += [whole] if is_all else own
+        whole = _folder_of(parent, own) if len(own) > 1 else None
+        merged += own if whole is None else [whole]
     if len(merged) > MOST_SOURCES:
         raise DataError(
             f"--text: {len(merged)} files that are not all of their folder's: a run YAML names up to "
             f"{MOST_SOURCES}. Put them into a folder without other text, and name the folder."
         )
     return merged
+
+
+def _folder_of(parent: str, own: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The folder as one entry that reads exactly these files of it; None if that takes too many patterns."""
+
+    def relative_files(source: dict[str, Any]) -> set[str]:
+        reader: Any = open_source(_adapted(source), "--text")
+        return {file.relative_to(resolve(parent)).as_posix() for file in reader.files()}
+
+    whole = {**own[0], "path": parent}
+    every = {**whole, "split": "all"}
+    wanted = {resolve(source["path"]).relative_to(resolve(parent)).as_posix() for source in own}
+    suffixes = {Path(name).suffix for name in wanted}
+    patterns = {
+        folder if below else name if Path(name).suffix in suffixes else f"*{Path(name).suffix}"
+        for name in relative_files(every) - wanted
+        for folder, below, _ in [name.partition("/")]
+    }
+    if len(patterns) > MOST_PATTERNS:
+        return None
+    exclude = {"exclude": sorted(patterns)} if patterns else {}
+    for source in ({**whole, **exclude}, {**every, **exclude}):
+        # Without a split, a folder that mixes files of validation with others is refused.
+        with contextlib.suppress(DataError):
+            if relative_files(source) == wanted:
+                return source
+    return None
 
 
 def _readers(sources: list[dict[str, Any]]) -> list[SourceReader]:
@@ -327,14 +355,17 @@ def _cut_bytes(num_bytes: int) -> int:
     return 1 << (wanted.bit_length() - 1)
 
 
-def _read(found: Survey, readers: Sequence[SourceReader]) -> None:
+def _read(found: Survey, readers: Sequence[Any]) -> None:
     """Count documents and bytes, and take the sample. Whole parts are read, until READ_BYTES are."""
     sizes = [reader.total_bytes() or 0 for reader in readers]
     total = sum(sizes)
     kept_fraction = min(1.0, 1.5 * SAMPLE_BYTES / max(1, min(total, READ_BYTES)))
     generator, seen, repeated, sampled = random.Random(0), set[bytes](), 0, 0
     documents = num_bytes = 0.0
-    with Progress("reading the text", min(total, READ_BYTES), "B") as progress:
+    # Text is counted, and that of packed files is larger than they are.
+    packed = (*compression.PACKED_SUFFIXES, *COLUMNS)
+    is_packed = any(file.suffix.lower() in packed for reader in readers for file in reader.files())
+    with Progress("reading the text", None if is_packed else min(total, READ_BYTES), "B") as progress:
         for reader, size in zip(readers, sizes, strict=True):
             enough = READ_BYTES * size // max(total, 1)
             own_documents = own_bytes = consumed = 0
@@ -368,7 +399,7 @@ def _read(found: Survey, readers: Sequence[SourceReader]) -> None:
             num_bytes += own_bytes * scale
     found.documents, found.num_bytes = round(documents), round(num_bytes)
     if repeated:
-        found.notes.append(f"left out: {amounts.counted(repeated, 'repeated document')}")
+        found.notes.append(f"skipped: {amounts.counted(repeated, 'repeated document')}")
 
 
 def _check_broken(reader: SourceReader, tally: Tally) -> None:

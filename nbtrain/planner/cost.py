@@ -146,7 +146,9 @@ def checked_prices(path: Path) -> str:
     place = user_prices()
     here = path.resolve() in (place.resolve(), SHIPPED.resolve())
     where = "plans read it." if here else f"plans read {display(place)}: put it there."
-    return f"{path.name}: a table of prices, no run YAML; it holds, for {counted(devices, 'device')}; {where}"
+    return (
+        f"{path.name}: a table of prices, not a run YAML; it holds, for {counted(devices, 'device')}; {where}"
+    )
 
 
 def _read_user(path: Path) -> Located:

@@ -110,21 +110,23 @@ def test_other_files_are_called_by_their_kind(workspace, capsys):
     (workspace / "pod.yaml").write_text("apiVersion: v1\nkind: Pod\n")
     (workspace / "job.yaml").write_text("apiVersion: v1\nkind: MPIJob\n")
     for name, words in (
-        ("prices.yaml", "is a table of prices, no run YAML. Plans read it at "),
-        ("job.sh", "is a shell script, no run YAML. `nbtrain import job.sh -o run.yaml` makes"),
-        ("ds.json", "is a DeepSpeed JSON, no run YAML. `nbtrain import ds.json --onto gpt-125m"),
+        ("prices.yaml", "is a table of prices, not a run YAML. Plans read it at "),
+        ("job.sh", "is a shell script, not a run YAML. `nbtrain import job.sh -o run.yaml` makes"),
+        ("ds.json", "is a DeepSpeed JSON, not a run YAML. `nbtrain import ds.json --onto gpt-125m"),
         (
             "pod.yaml",
-            "is a manifest of Kubernetes (Pod), no run YAML. Of manifests DeepSpeedJob, PyTorchJob, ",
+            "is a manifest of Kubernetes (Pod), not a run YAML. Of manifests DeepSpeedJob, PyTorchJob, ",
         ),
-        ("job.yaml", "is a manifest of Kubernetes (MPIJob), no run YAML. `nbtrain import job.yaml -o run"),
+        ("job.yaml", "is a manifest of Kubernetes (MPIJob), not a run YAML. `nbtrain import job.yaml -o run"),
     ):
         assert cli.main(["plan", str(workspace / name)]) == 2
         assert f"{name}: {words}" in capsys.readouterr().err
     assert cli.main(["check", str(workspace / "pod.yaml")]) == 2
     assert "pod.yaml: is a manifest of Kubernetes (Pod) and holds no job" in capsys.readouterr().err
     assert cli.main(["check", str(prices)]) == 0
-    assert "prices.yaml: a table of prices, no run YAML; it holds, for 1 device; " in capsys.readouterr().out
+    assert (
+        "prices.yaml: a table of prices, not a run YAML; it holds, for 1 device; " in capsys.readouterr().out
+    )
     prices.write_text("per_kwh: -1\n")
     assert cli.main(["check", str(prices)]) == 2
 

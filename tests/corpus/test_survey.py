@@ -57,7 +57,7 @@ def test_a_folder_of_several_kinds(corpus):
     expected = 2 * sum(len(text) for text in texts) + len(ENGLISH)
     assert found.num_bytes == expected
     assert found.language == "English"
-    assert found.notes == ["left out, not text: corpus/cover.png", "left out: 10 repeated documents"]
+    assert found.notes == ["skipped, not text: corpus/cover.png", "skipped: 10 repeated documents"]
     assert found.words().endswith("of English in 601 documents, 4 files")
 
 
@@ -89,15 +89,22 @@ def test_a_book_is_cut(workspace):
 
 
 def test_patterns_and_many_files(workspace, corpus):
-    """A pattern is its files; files that are all of a folder's become the folder, others are too many."""
+    """A pattern is its files; many of them become their folder, with what it excludes; others are too many."""
     assert survey(["corpus/*.jsonl"]).sources == [
         {"kind": "jsonl", "path": "corpus/a.jsonl", "text_key": "content"}
     ]
     assert "no file or folder matches" in refusal("corpus/*.csv")
     (workspace / "parts").mkdir()
-    parts = [lines(workspace / "parts" / f"{n}.jsonl", [{"text": f"{ENGLISH} {n}"}]) for n in range(9)]
+    parts = [lines(workspace / "parts" / f"{n}.jsonl", [{"text": f"{ENGLISH} {n}"}]) for n in range(11)]
     assert survey(parts).sources == [{"kind": "jsonl", "path": "parts"}]
-    assert "a run YAML names up to 4" in refusal(*parts[:8])
+    assert survey(parts[:10]).sources == [{"kind": "jsonl", "path": "parts", "exclude": ["10.jsonl"]}]
+    for name in ("old/a.txt", "notes.txt", "valid.md", *(f"{n}.md" for n in range(6))):
+        path = workspace / "mixed" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{ENGLISH}\n\n{name}\n\n" * 20)
+    (found,) = survey(["mixed/*.md"]).sources
+    assert (found["path"], found["split"], found["exclude"]) == ("mixed", "all", ["*.txt", "old"])
+    assert "a run YAML names up to 4" in refusal(*parts[::2])
 
 
 def test_amounts_of_much_text_are_estimated(workspace, monkeypatch):

@@ -89,7 +89,7 @@ def test_a_book_is_cut(workspace):
 
 
 def test_patterns_and_many_files(workspace, corpus):
-    """A pattern is its files; many of them become their folder, with what it excludes; others are too many."""
+    """A pattern is its files; many of them become their folder and what it excludes, or are too many."""
     assert survey(["corpus/*.jsonl"]).sources == [
         {"kind": "jsonl", "path": "corpus/a.jsonl", "text_key": "content"}
     ]

@@ -114,16 +114,16 @@ def form_layouts(request: Request, anywhere: bool = False) -> dict[str, Any]:
         chosen = found.result.space.run(found[number].layout, check=False)
         texts = draft.texts_for(chosen)
         changes = [[key, draft.text(every_field()[key]), text] for key, text in texts.items()]
-        _, layout, step, mfu, run, memory, spare, *_, against = cells
+        _, layout, step, mfu, total_time, memory, headroom, *_, against = cells
         rows.append(
             {
                 "number": number,
                 "layout": layout,
                 "step": step,
                 "mfu": mfu,
-                "time": run,
+                "time": total_time,
                 "memory": memory,
-                "spare": spare,
+                "headroom": headroom,
                 "against": against,
                 "typed": texts,
                 "changes": changes,

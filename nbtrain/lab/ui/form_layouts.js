@@ -49,7 +49,7 @@ export class FormLayouts {
       this.table.show(rows.length ? LAYOUT_HEADS : [], rows.map((row) => ({
         kind: "",
         found: row,
-        cells: [row.number, row.layout, row.step, row.time, row.memory, row.spare, row.against],
+        cells: [row.number, row.layout, row.step, row.time, row.memory, row.headroom, row.against],
       })));
       this.refused.hidden = !refused.length;
       const list = element("ul");

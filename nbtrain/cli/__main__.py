@@ -19,7 +19,7 @@ from nbtrain.cli.verb_table import ALIASES, VERBS, common_verbs, unknown_verb
 from nbtrain.cli.verbs import Parser, TopVerbs, is_override
 
 NO_JOBS = ("queue", "cancel", "delete", "help", "completion", "schema")
-"""Verbs before which no job is started again that a restart of the machine has ended."""
+"""Verbs that do not first restart jobs which ended when the machine restarted."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             start_after_boot(say=lambda text: show(text, sys.stderr))
         code = options.verb(options) or 0
-        # What is still buffered meets a closed pipe or a full disk here, and not when Python ends.
+        # Flush here, so that a closed pipe or a full disk is reported now and not when Python exits.
         sys.stdout.flush()
         return code
     except NbtrainError as error:
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # `nbtrain logs | head`: the reader has seen enough.
+        # `nbtrain logs | head`: the reader closed the pipe.
         _write_no_more()
         return 0
     except PermissionError as error:
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show(f"{type(error).__name__}: {files.not_allowed(error)}", sys.stderr)
         return 1
     except OSError as error:
-        # A full disk, a closed folder, a FILE that names a folder: the system's message says which.
+        # A full disk, a folder without permission, a FILE that is a folder: the system's message says which.
         show(f"{type(error).__name__}: {error}", sys.stderr)
         try:
             sys.stdout.flush()
@@ -70,14 +70,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _write_no_more() -> None:
-    """Discard what stdout still buffers, which would fail again when Python ends."""
+    """Discard the text that stdout still buffers, because writing it would fail again when Python exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Return the options of one call; JupyterLab gets those that `lab` does not know.
+    """Return the options of one call; unknown options of `lab` are passed to JupyterLab.
 
-    argparse fills a list of words once, before the first flag: words that follow a flag are added here.
+    argparse fills a list argument only up to the first flag, so words after a flag are added here.
     """
     word = ALIASES.get(words[0], words[0])
     if word not in VERBS and not word.startswith("-"):
@@ -96,7 +96,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def parser(word: str = "") -> Parser:
-    """Return a parser with the verbs of the module of `word`, or with all verbs' names for another word."""
+    """Return a parser with the verbs of the module that defines `word`, or with all verb names."""
     top = Parser(prog="nbtrain")
     top.add_argument(
         "--version", action="version", version=f"nbtrain {__version__}", help="Show the version."

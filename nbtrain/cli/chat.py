@@ -60,7 +60,7 @@ def chat(options: argparse.Namespace) -> None:
 
 
 def _messages() -> Iterator[str]:
-    """The lines of stdin that are not empty, until its end; at a terminal, with a prompt and line editing."""
+    """Yield the non-empty lines of stdin; at a terminal, with a prompt and line editing."""
     at_terminal = sys.stdin.isatty()
     if at_terminal:
         import readline  # noqa: F401  (input() then edits lines and remembers them)

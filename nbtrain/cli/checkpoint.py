@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nbtrain.base.rundir import RunDir
 
 LAYOUT = {kind: kind for kind in ("data", "tensor", "pipeline")} | {"ds_sequence": "Ulysses"}
-"""{kind of parallelism, as its field `..._parallel_size` begins: its name in a list}."""
+"""{kind of parallelism, the beginning of its field `..._parallel_size`: its name in a list}."""
 HEADS = ("step", "size", "layout", "validation loss", "state")
 
 
@@ -67,7 +67,7 @@ def list_checkpoints(options: argparse.Namespace) -> None:
 
 
 def _row(checkpoint: dict[str, Any]) -> tuple[str, ...]:
-    """The cells of a checkpoint, by HEADS."""
+    """Return the table cells of a checkpoint, in the order of HEADS."""
     loss, size, problem = (checkpoint[key] for key in ("validation_loss", "bytes", "problem"))
     state = "complete" if problem is None else problem if checkpoint["hosts"] else f"incomplete: {problem}"
     return (
@@ -80,13 +80,13 @@ def _row(checkpoint: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _kept_on_nodes(run: "RunDir") -> list[dict[str, Any]]:
-    """Checkpoints that are only on the nodes' own disks, as far as the run's record of them is complete."""
+    """Return the checkpoints that, by the run's record, are complete and only on the nodes' local disks."""
     from nbtrain.base.checkpoint_files import kept_on_nodes
     from nbtrain.base.jobstate import SUCCEEDED, read_state
     from nbtrain.config.load import load_resolved
 
     job = run.newest_job()
-    # A finished run keeps nothing there.
+    # A finished run has no checkpoints there.
     if not run.config_yaml.is_file() or (job and read_state(job, time.time())[0] == SUCCEEDED):
         return []
     saves = kept_on_nodes(run, load_resolved(run.config_yaml).checkpoint.local_keep_last)
@@ -104,9 +104,9 @@ def _kept_on_nodes(run: "RunDir") -> list[dict[str, Any]]:
 
 
 def _on_nodes(run: "RunDir") -> str:
-    """A sentence about a newer checkpoint that is only on the nodes' disks; "" if there is none.
+    """Return a sentence about a newer checkpoint that is only on the nodes' disks; "" if there is none.
 
-    For this host, the files are looked for; other hosts are not asked.
+    The files on this host are checked; other hosts are not contacted.
     """
     from nbtrain.base.checkpoint_files import (
         local_folder,
@@ -140,9 +140,9 @@ def _on_nodes(run: "RunDir") -> str:
 
 
 def summary(run: "RunDir", step: int) -> dict[str, Any]:
-    """A checkpoint as `list --json` has it; `problem` is None if names and sizes of its files are right.
+    """Return a checkpoint as `list --json` prints it; `problem` is None if its files have the right sizes.
 
-    `hosts` names the machines on whose own disks alone a checkpoint is.
+    `hosts` lists the machines if the checkpoint is only on their local disks.
     """
     from nbtrain.base.checkpoint_files import checkpoint_problem, in_work
 
@@ -158,7 +158,7 @@ def summary(run: "RunDir", step: int) -> dict[str, Any]:
         "step": step,
         "bytes": _payload_bytes(folder),
         "layout": layout_text(known.get("layout") or {}),
-        # Only the loss that was measured at this very step.
+        # Only a loss that was measured at exactly this step.
         "validation_loss": known.get("validation_loss") if known.get("evaluated_step") == step else None,
         "problem": problem,
         "hosts": [],
@@ -176,7 +176,7 @@ def _payload_bytes(folder: Path) -> int:
 
 
 def layout_text(layout: dict[str, Any]) -> str:
-    """A layout in words, such as "data 2, tensor 4, ZeRO 1, bf16"; "" if it is not known."""
+    """Return a layout as text, such as "data 2, tensor 4, ZeRO 1, bf16"; "" if it is unknown."""
     if not layout:
         return ""
     sizes = {word: layout.get(f"{kind}_parallel_size", 1) for kind, word in LAYOUT.items()}
@@ -227,7 +227,7 @@ def inspect(options: argparse.Namespace) -> None:
 
 
 def optimizer_text(parameters: dict[str, Any]) -> str:
-    """How many of a manifest's parameters each optimizer steps, by group, and what it keeps for each."""
+    """Return how many parameters each optimizer updates, by group, and the states that it stores for each."""
     words = []
     for name, groups, kept in (
         ("Muon", ("matrices",), "momentum_buffer"),
@@ -312,7 +312,7 @@ def universal(options: argparse.Namespace) -> None:
 
 
 def _manifest(run: "RunDir", step: int) -> dict[str, Any]:
-    """The manifest of a checkpoint that has no problem."""
+    """Return the manifest of a checkpoint. Raises CheckpointError if the checkpoint has a problem."""
     manifest = files.read_json(run.checkpoint_manifest(step))
     assert isinstance(manifest, dict)
     return manifest

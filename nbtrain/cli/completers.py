@@ -22,40 +22,40 @@ def no_words(**_: Any) -> Iterable[str]:
 
 
 def runs(**_: Any) -> list[str]:
-    """The names of the runs under the output directory."""
+    """Return the names of the runs in the output directory."""
     from nbtrain.base.rundir import run_names
 
     return run_names()
 
 
 def configs(prefix: str, **_: Any) -> list[str]:
-    """Names of run YAMLs: runs, examples, presets, and YAML files and folders below the typed path."""
+    """Return names for a run YAML: runs, examples, presets, YAML files and folders below the typed path."""
     from nbtrain.config.presets import PRESETS
 
     return [*runs(), *example_names(), *PRESETS, *_files(prefix, (".yaml", ".yml"))]
 
 
 def datasets(prefix: str, **_: Any) -> list[str]:
-    """The names of prepared datasets, and prefixes of .bin/.idx pairs below the typed path."""
+    """Return the names of prepared datasets, and prefixes of .bin/.idx pairs below the typed path."""
     folder = data_home() / "dataset"
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     return [*names, *_files(prefix, (".idx",))]
 
 
 def steps(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    """The steps of the checkpoints of the run that is named before."""
+    """Return the checkpoint steps of the run that was typed before."""
     folder = run_folder(getattr(parsed_args, "run", None))
     return [str(step) for step in folder.checkpoint_steps()] if folder else []
 
 
 def jobs(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    """The ids of the jobs of the run that is named before."""
+    """Return the job ids of the run that was typed before."""
     folder = run_folder(getattr(parsed_args, "run", None))
     return folder.job_ids() if folder else []
 
 
 def run_folder(run: str | None) -> "RunDir | None":
-    """The directory of a run that is named by its name or its folder."""
+    """Return the directory of a run, given its name or folder."""
     from nbtrain.base.rundir import RunDir
 
     if not run:
@@ -65,19 +65,19 @@ def run_folder(run: str | None) -> "RunDir | None":
 
 
 def gpu_types(**_: Any) -> list[str]:
-    """The names of the device table."""
+    """Return the names in the device table."""
     from nbtrain.config.arithmetic.devices import BY_NAME
 
     return list(BY_NAME)
 
 
 def notebooks(**_: Any) -> list[str]:
-    """The names of the notebooks that are shipped."""
+    """Return the names of the included notebooks."""
     return sorted(path.stem for path in bundled("notebooks").glob("[0-9]*.ipynb"))
 
 
 def overrides(prefix: str, **_: Any) -> list[str]:
-    """The keys of a run YAML, each with `=`; after a key's `=` its values, where they can be listed."""
+    """Return the keys of a run YAML, each with `=`; after a key's `=`, its values if they can be listed."""
     key, equals, _value = prefix.partition("=")
     found = settings()
     if not equals:
@@ -87,7 +87,7 @@ def overrides(prefix: str, **_: Any) -> list[str]:
 
 @functools.cache
 def settings() -> dict[str, tuple[str, ...]]:
-    """{dotted key: the values that it may have, if they can be listed}, from the shipped JSON Schema."""
+    """Return {dotted key: its values, if they can be listed}, from the included JSON Schema."""
     import json
 
     schema = json.loads((bundled("docs") / "run.schema.json").read_text(encoding="utf-8"))
@@ -114,7 +114,7 @@ def _values(choice: dict[str, Any]) -> list[str]:
 
 
 def _files(prefix: str, endings: tuple[str, ...]) -> list[str]:
-    """Folders, and files with one of some endings, whose paths begin with `prefix`."""
+    """Return folders, and files with one of `endings`, whose paths begin with `prefix`."""
     folder = os.path.dirname(prefix)  # noqa: PTH120 (a Path would drop the "./" that was typed)
     try:
         found = list(os.scandir(os.path.expanduser(folder) or "."))  # noqa: PTH111

@@ -56,12 +56,12 @@ def completion(options: argparse.Namespace) -> None:
 
 
 def is_asked() -> bool:
-    """Whether the shell has started this process to complete a line."""
+    """Return whether the shell started this process to complete a line."""
     return "_ARGCOMPLETE" in os.environ
 
 
 def typed_verb() -> str:
-    """The word after `nbtrain` in the line that the shell completes, if another word follows it; else ""."""
+    """Return the word after `nbtrain` in the line to complete, if another word follows it; else ""."""
     typed = os.environ.get("COMP_LINE", "")[: int(os.environ.get("COMP_POINT", "0"))]
     words = typed.split()
     is_complete = len(words) > 2 or (len(words) == 2 and typed[-1:].isspace())
@@ -75,5 +75,5 @@ def answer(parser: argparse.ArgumentParser) -> None:
     argcomplete.autocomplete(
         parser,
         always_complete_options=False,
-        default_completer=no_words,  # type: ignore[arg-type]  # a function will do: it is only called
+        default_completer=no_words,  # type: ignore[arg-type]  # a function works here, because it is only called
     )

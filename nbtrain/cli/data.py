@@ -1,4 +1,4 @@
-"""`nbtrain prepare` and `nbtrain data ...`: one verb for each thing that is done to a dataset.
+"""`nbtrain prepare` and `nbtrain data ...`: one verb for each operation on a dataset.
 
 DATA is a dataset's name in the data directory, a run YAML, or the prefix of any .bin/.idx pair.
 """
@@ -109,7 +109,7 @@ def without_idle_threads() -> None:
 
 @contextlib.contextmanager
 def _kept_from_the_collector() -> Iterator[None]:
-    """Hide the objects that are made inside from the garbage collector: they live as long as the process."""
+    """Exclude the objects created inside from garbage collection: they live as long as the process."""
     gc.disable()
     try:
         yield
@@ -181,7 +181,7 @@ def repair(options: argparse.Namespace) -> None:
 
 
 def target_of(text: str, overrides: list[str] | None = None) -> Any:
-    """The configuration of a run YAML; a dataset's name or prefix unchanged."""
+    """Return the configuration of a run YAML; return a dataset's name or prefix unchanged."""
     from nbtrain.config.load import find, load
 
     if text.endswith((".bin", ".idx")):

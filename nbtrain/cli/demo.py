@@ -66,11 +66,11 @@ def why_not(config: "RunConfig") -> str:
 
 @dataclasses.dataclass(frozen=True)
 class DemoSummary:
-    """The summary that ends `nbtrain demo`."""
+    """Contents of the summary that `nbtrain demo` prints at its end."""
 
     run: Run
     base: "Baselines | None"
-    """None if the data is too small to have baselines."""
+    """Losses of the baselines; None if the data is too small for them."""
     sample: str
     executed: list[ExecutedNotebook]
     seconds: float

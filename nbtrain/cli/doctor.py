@@ -1,4 +1,4 @@
-"""Is this machine ready: Python, torch, DeepSpeed, devices, disk, known-bad versions, and what to do.
+"""Checks of this machine: Python, torch, DeepSpeed, devices, disk, known-bad versions, and what to do.
 
 Reads package metadata and /proc; imports neither torch nor deepspeed, so it answers in a fraction of a second
 even if they are broken.
@@ -34,10 +34,10 @@ KNOWN_BAD = (
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the examination."""
+    """One line of the report."""
 
     level: str
-    """ok, note, warning or error."""
+    """Severity: ok, note, warning or error."""
     subject: str
     found: str
     advice: str = ""
@@ -49,7 +49,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Every finding, in reading order."""
+    """Return every finding, in the order of the report."""
     gpus = nvidia_gpus()
     return [
         Finding("ok", "Python", f"{platform.python_version()} ({sys.executable})"),
@@ -86,7 +86,7 @@ def torch_findings(gpus: int) -> list[Finding]:
 
 
 def package_finding(name: str, advice: str, level: str = "error", without: str = "") -> Finding:
-    """`level` and what `without` says are of a package that is not installed."""
+    """Return the finding about a package; `level` and `without` apply if it is not installed."""
     version = installed(name)
     if version is None:
         return Finding(level, name, f"not installed{without}", advice)
@@ -120,7 +120,7 @@ def memory_finding() -> Finding:
 
 
 def why_not_writable(path: Path) -> str:
-    """Describe what forbids to make the folder, or to write in it; "" if nothing does."""
+    """Describe why the folder cannot be created or written to; "" if it can."""
     existing = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
     of = "" if existing == path else f"{existing} "
     if not existing.is_dir():
@@ -131,7 +131,7 @@ def why_not_writable(path: Path) -> str:
 
 
 def queue_finding() -> Finding:
-    """The folder of the queue, without which no job of this machine is submitted."""
+    """Check the queue's folder, without which no job can be submitted on this machine."""
     path = queue_folder()
     if why := why_not_writable(path):
         advice = "Set NBTRAIN_QUEUE to a folder of yours on a local disk, or backend.share_devices=true."
@@ -177,23 +177,23 @@ def installed(name: str) -> str | None:
 
 
 def release(version: str) -> tuple[int, ...]:
-    """(2, 13, 0) of "2.13.0+cpu"."""
+    """Return the numbers of a version: (2, 13, 0) for "2.13.0+cpu"."""
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
 def has_cuda_build() -> bool:
-    """Whether the installed torch contains CUDA, judged by its files."""
+    """Return whether the installed torch contains CUDA, judged by its files."""
     files = importlib.metadata.files("torch") or []
     return any(file.name == "libtorch_cuda.so" for file in files)
 
 
 def nvidia_gpus() -> int:
-    """GPUs that the NVIDIA driver shows."""
+    """Return the GPUs that the NVIDIA driver lists."""
     folder = Path("/proc/driver/nvidia/gpus")
     return len(list(folder.iterdir() if folder.is_dir() else Path("/dev").glob("nvidia[0-9]*")))
 
 
 def cpu_has_bf16() -> bool:
-    """avx512_bf16 or amx_bf16 in the CPU's flags."""
+    """Return the CPU's flags avx512_bf16 and amx_bf16, if it has them."""
     flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), flags=re.M)
     return bool(flags and {"avx512_bf16", "amx_bf16"} & set(flags[1].split()))

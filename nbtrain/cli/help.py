@@ -18,7 +18,7 @@ def add_verbs(under: Any) -> None:
 
 
 def show_help(options: argparse.Namespace) -> None:
-    """Show the usual verbs, all verbs, or what --help shows of one verb."""
+    """Show the common verbs, all verbs, or the help of one verb."""
     from nbtrain.cli.__main__ import parse
 
     if options.words in ([], ["all"]):

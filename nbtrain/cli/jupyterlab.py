@@ -9,10 +9,10 @@ from nbtrain.base.workspace import workspace
 from nbtrain.cli.kernel_encryption import kernel_encryption
 from nbtrain.lab import jupyter
 
-# JupyterLab asks "Would you like to get notified about Jupyter news?" even if it has no address for them: the
-# answer is a setting.
+# JupyterLab asks "Would you like to get notified about Jupyter news?" even without an address for them. This
+# setting answers the question.
 SETTINGS = jupyter.FOLDER
-# docs/network.md says what each would contact. Options after `nbtrain lab` come later and win.
+# docs/network.md lists the addresses that each would contact. Options after `nbtrain lab` take precedence.
 LAB_STAYS_AT_HOME = (
     "--LabApp.news_url=None",
     "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",

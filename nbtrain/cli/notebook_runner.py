@@ -20,12 +20,12 @@ from nbtrain.config.yaml_source import parse_value
 from nbtrain.lab.parameters import annotated_types, assigned_names
 from nbtrain.lab.widgets.watched import noted_unfinished
 
-# On a machine that trains on every core a kernel may need minutes; papermill's own limit is one.
+# On a machine that trains on every core, a kernel may need minutes to start; papermill waits one by default.
 KERNEL_START_SECONDS = 600
-# Jupyter chooses a kernel's ports before the kernel takes them: another process may be quicker.
+# Jupyter chooses a kernel's ports before the kernel binds them, so another process may take them first.
 KERNEL_STARTS = 3
 STILLBORN = "Kernel died before replying"
-"""nbclient's and jupyter_client's words for a kernel that has run nothing."""
+"""Messages of nbclient and jupyter_client about a kernel that has not run any cell."""
 EXPECTED_PICTURE = "expected-picture"
 """The tag of a cell that pictures the output of the cell above it, for a notebook without outputs."""
 # [words](target) and ![words](target) with a relative target, without what follows a "#".
@@ -39,7 +39,7 @@ class ExecutedNotebook:
     notebook: Path
     html: Path
     unfinished: str | None = None
-    """One sentence, if the run that the notebook waited for was stopped before its end."""
+    """A sentence if the run that the notebook waited for was stopped before its end."""
 
 
 def find_notebook(name: str) -> Path:
@@ -83,7 +83,7 @@ def run_notebook(name: str, parameters: Mapping[str, Any], output: Path | None =
         _execute(source, output, parameters)
     except PapermillExecutionError as error:
         kind = JobFailed if error.ename == JobFailed.__name__ else JobError
-        # If the run was stopped, only the last cell fails, which does so on purpose.
+        # If the run was stopped, only the last cell fails, on purpose.
         if kind is JobError or noted_unfinished(nbformat.read(output, as_version=4)) is None:
             raise kind(
                 f"{source.name}, cell {error.exec_count}: {error.ename}: {error.evalue}\n"

@@ -33,10 +33,10 @@ VERDICTS = {
 
 
 def show(result: Any = "", file: TextIO | None = None, flush: bool = False) -> None:
-    """Print what a verb has found, fitted to the terminal that `file` (default: stdout) is, if it is one.
+    """Print a verb's result, fitted to the width of `file` (default: stdout) if that is a terminal.
 
-    `result` is anything that prints itself, or a function that returns the text. Both are called with the
-    width known, so that tables fit.
+    `result` is an object with a text form, or a function that returns the text. The width is set before
+    either is called, so that tables fit.
     """
     stream = sys.stdout if file is None else file
     terminal.columns = columns_of(stream)
@@ -60,7 +60,7 @@ def show_json(value: Any) -> None:
 
 
 def columns_of(stream: TextIO) -> int | None:
-    """The width of a terminal; None for a stream that is not one."""
+    """Return the width of a terminal; None for other streams."""
     if not stream.isatty():
         return None
     import shutil
@@ -69,12 +69,12 @@ def columns_of(stream: TextIO) -> int | None:
 
 
 def has_colors(stream: TextIO) -> bool:
-    """Whether a stream is a terminal whose user has not turned colours off."""
+    """Return whether a stream is a terminal and the user has not turned colours off."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def colored(text: str) -> str:
-    """The text with ANSI colours for its states, verdicts, findings' levels and an error's name."""
+    """Return the text with ANSI colours for states, verdicts, levels of findings and the name of an error."""
     for pattern, colors in _patterns():
         text = pattern.sub(functools.partial(_painted, colors), text)
     return text
@@ -82,21 +82,21 @@ def colored(text: str) -> str:
 
 @functools.cache
 def _patterns() -> tuple[tuple[re.Pattern[str], Mapping[str, int]], ...]:
-    """(pattern whose one group is a word, the words' colours); any other word is red: an error's name."""
-    from nbtrain.base import jobstate  # which takes as long to load as all the rest of `nbtrain help`
+    """Return (pattern with one group for a word, {word: colour}); other words are names of errors, in red."""
+    from nbtrain.base import jobstate  # loading it takes as long as the rest of `nbtrain help`
 
     states = dict.fromkeys(jobstate.ACTIVE, YELLOW) | dict.fromkeys(jobstate.FINAL, RED)
     states |= {jobstate.STARTING: BLUE, jobstate.RUNNING: BLUE}
     states |= {jobstate.SUCCEEDED: GREEN, jobstate.CANCELLED: YELLOW}
-    # The job page spells them so, after the run's name in its first line.
+    # The job page writes them like this, after the run's name in its first line.
     phases = {state.capitalize(): color for state, color in states.items()}
     return (
         (re.compile(rf"\b({_any_of(states)})\b"), states),
         (re.compile(rf"^\S+ ({_any_of(phases)})(?=: job )"), phases),
-        # Phases of replicas and ranks, as cells of a table; its other cells need no attention.
+        # Phases of replicas and ranks, as table cells; the other cells are not coloured.
         (re.compile(r"  (Error|Gone|Failed)(?=  | \(|$)", re.M), {}),
         (re.compile(rf"^ *(?:- )?({_any_of(LEVELS)})(?=[:,]|  )", re.M), LEVELS),
-        # After the name of what is judged, or as a cell of a table: never inside a sentence.
+        # After the name of a checked item, or as a table cell, but never inside a sentence.
         (re.compile(rf"(?:: |  |^)({_any_of(VERDICTS)})(?=[;,:.]|  |$)", re.M), VERDICTS),
         (re.compile(r"^(\w*Error|JobFailed)(?=: )"), {}),
     )

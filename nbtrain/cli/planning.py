@@ -100,7 +100,7 @@ def add_verbs(under: Any) -> None:
     parser.add_argument("--resolved", action="store_true", help="Print the run as YAML with all its keys.")
     add_json(parser, "Print the findings as JSON.")
     parser.add_argument("--from", dest="program", default="", metavar="PROGRAM", help=PROGRAM_HELP)
-    # Files among them: check looks at each word.
+    # The words may include files: check looks at each word.
     parser.set_defaults(more="overrides")
 
     add_verb(under, "schema", schema, "Editors complete and check YAML files with it.")
@@ -196,7 +196,7 @@ def init(options: argparse.Namespace) -> None:
 
     for path in copy_workspace(options.folder):
         show(path)
-    # The first line of each example YAML names this file to editors; a docs/ of the user's own lacks it.
+    # Editors find this file through the first line of each example YAML; a user's own docs/ does not have it.
     schema_json = options.folder / "docs" / "run.schema.json"
     if not schema_json.exists():
         schema_json.parent.mkdir(exist_ok=True)

@@ -196,7 +196,7 @@ def _add_job(
 
 
 def submit(options: argparse.Namespace) -> int:
-    """Start, join or resume a run, or write what a scheduler would get."""
+    """Start, join or resume a run, or write the files that a scheduler would receive."""
     from nbtrain.api import verbs as api
 
     now = ["backend.share_devices=true"] if options.now else []
@@ -235,7 +235,7 @@ def queue(options: argparse.Namespace) -> None:
 
 
 def _quietly(options: argparse.Namespace, function: Any, *arguments: Any, **settings: Any) -> Any:
-    """Call a function; with --json, what it prints goes to stderr, because JSON is alone on stdout."""
+    """Call a function; with --json, print its messages to stderr, because stdout holds only JSON."""
     with contextlib.redirect_stdout(sys.stderr if options.json else sys.stdout):
         return function(*arguments, **settings)
 
@@ -249,9 +249,9 @@ def resume(options: argparse.Namespace) -> int:
 
 
 def _started(run: Any, wanted: Any, options: argparse.Namespace) -> int:
-    """Show the job of a run that was submitted, and with --wait its end; returns the exit code.
+    """Show the job of a submitted run, and with --wait its end. Return the exit code.
 
-    An active run that was joined keeps its settings: if others were `wanted`, the code is SubmitError's.
+    A run that was already active keeps its settings. If others were `wanted`, the code is SubmitError's.
     """
     from nbtrain.jobs.changes import typed_changes
 
@@ -288,7 +288,7 @@ def wait(options: argparse.Namespace) -> int:
 
 
 def _waited(run: Any, options: argparse.Namespace) -> int:
-    """0 if the run succeeds, else 7: a batch script must see that a run failed or was stopped."""
+    """Return 0 if the run succeeded, else 7, so that a batch script notices a failed or stopped run."""
     try:
         run.wait(say=lambda text: show(text, sys.stderr if options.json else sys.stdout, flush=True))
     except JobFailed as error:
@@ -328,7 +328,7 @@ def status(options: argparse.Namespace) -> None:
 
     run = run_of(options)
     if run.directory.newest_job():
-        # The view reads files alone: have the scheduler asked before.
+        # The view only reads files, so query the scheduler first.
         _ = run.state
     if options.json:
         show_json(run.view.snapshot())
@@ -389,7 +389,7 @@ def logs(options: argparse.Namespace) -> None:
         elif traceback or rank:
             print(f"The end of the log of rank {rank}:\n")
     rank = rank or 0
-    # What a pod prints before its rank has a log is followed from its start.
+    # Until the rank has a log, the pod's output is followed from its beginning.
     if not (options.follow and job and state in ACTIVE and not log_path(job, rank).exists()):
         log = run.log(lines, rank, options.job)
         for line in log:
@@ -419,7 +419,7 @@ def _search_logs(options: argparse.Namespace, run: Any, rank: int | str | None) 
 
 
 def _rank_of(text: str | None, run: Any) -> int | str | None:
-    """The rank, `supervisor` or machine that --rank names. Raises ConfigError for any other text."""
+    """Return the rank, `supervisor` or machine that --rank names. Raises ConfigError for other text."""
     from nbtrain.base.amounts import counted
     from nbtrain.monitor.logs import NODE, SUPERVISOR
 
@@ -433,7 +433,7 @@ def _rank_of(text: str | None, run: Any) -> int | str | None:
 
 
 def cancel(options: argparse.Namespace) -> None:
-    """Stop the job of a run."""
+    """Stop a run's job."""
     from nbtrain.jobs.control import advice_to_resume
 
     run = run_of(options)
@@ -499,7 +499,7 @@ def archive(options: argparse.Namespace) -> None:
 
 
 def clean(options: argparse.Namespace) -> None:
-    """Remove what killed jobs left behind."""
+    """Remove leftovers of killed jobs."""
     left = run_of(options).clean(options.yes)
     for line in left or ["Nothing to clean."]:
         show(line)
@@ -508,7 +508,7 @@ def clean(options: argparse.Namespace) -> None:
 
 
 def delete(options: argparse.Namespace) -> None:
-    """Delete a run, after a question."""
+    """Delete a run after confirmation."""
     from nbtrain.base import amounts
     from nbtrain.jobs.delete import delete as delete_run
     from nbtrain.jobs.delete import survey

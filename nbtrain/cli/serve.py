@@ -1,4 +1,4 @@
-"""Verbs about a model that answers: generate and serve."""
+"""Verbs that run inference: generate and serve."""
 
 import argparse
 import json
@@ -65,7 +65,7 @@ def _add_generate(under: Any) -> None:
 
 
 def add_sampling(parser: Parser) -> None:
-    """Add how the next token is chosen, and where a text ends."""
+    """Add the options that choose the next token and the end of a text."""
     plain = Generation()
     for flags, kind, metavar, text in (
         (("-n", "--max-new-tokens"), int, "COUNT", "Add at most this many tokens."),
@@ -99,7 +99,7 @@ def add_sampling(parser: Parser) -> None:
 
 
 def add_loading(parser: Parser) -> None:
-    """Add which checkpoint is loaded, and how."""
+    """Add the options that choose the checkpoint and how it is loaded."""
     add_step(parser)
     text = "Format of the weights; auto is fp32 on a CPU and the training's format on a GPU."
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help=text)
@@ -108,7 +108,7 @@ def add_loading(parser: Parser) -> None:
 
 
 def generation_of(options: argparse.Namespace) -> Generation:
-    """The options of add_sampling. Raises ConfigError for a value out of bounds."""
+    """Return the options of add_sampling. Raises ConfigError for a value out of range."""
     names = {field.name for field in fields(Generation)} & set(vars(options))
     return Generation(**{name: getattr(options, name) for name in names} | {"stop": tuple(options.stop)})
 
@@ -130,7 +130,7 @@ def generate(options: argparse.Namespace) -> None:
     is_plain = options.n == options.num_beams == 1 and not options.json
     if is_plain and len(prompts) == 1 and options.logprobs is None:
         pieces = api.generate(options.run, prompts[0], **how, stream=True)
-        # An error comes before the first piece: then nothing is printed but its message.
+        # Errors occur before the first piece of text, so only their message is printed.
         show_text(prompts[0] + next(pieces, ""))
         for piece in pieces:
             show_text(piece)
@@ -153,7 +153,7 @@ def _prompts_of(file: str | None) -> list[str]:
     if file is None:
         return []
     try:
-        # Not /dev/stdin, which cannot be opened if it is a socket. A byte order mark is not a prompt's.
+        # /dev/stdin cannot be opened if it is a socket. A byte order mark is not part of the prompt.
         with open(0 if file == "-" else file, encoding="utf-8-sig", closefd=file != "-") as stream:
             # Not splitlines(), which also cuts at U+2028 and U+0085 inside a JSON string.
             lines = stream.read().split("\n")
@@ -236,7 +236,7 @@ def _add_serve(under: Any) -> None:
 
 def serve(options: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
-    # Until the server listens to signals, an interrupt ends the process. As an exception it may come while a
+    # Until the server handles signals, an interrupt ends the process. An exception could be raised while a
     # library is imported, and some of them drop it.
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:

@@ -1,4 +1,4 @@
-"""`nbtrain twin`: a run's layout tried out with a tiny model on the CPU, before GPUs are reserved."""
+"""`nbtrain twin`: try a run's layout with a tiny model on the CPU, before GPUs are reserved."""
 
 import argparse
 from typing import Any
@@ -30,7 +30,7 @@ def twin(options: argparse.Namespace) -> int:
     from nbtrain.monitor.twin_picture import draw
     from nbtrain.proof.prove import run_twin
 
-    # Before minutes of training.
+    # Check this before training for minutes.
     check_picture(options.picture)
     report = run_twin(load(options.run, options.overrides), submitted=options.submit)
     if options.json:

@@ -16,9 +16,9 @@ class Verb(NamedTuple):
 
     name: str
     module: str
-    """Module whose add_verbs makes its parser, below nbtrain.cli."""
+    """Module below nbtrain.cli whose add_verbs builds its parser."""
     summary: str
-    """One sentence, at most SUMMARY_CHARS, for the lists of verbs and as the beginning of its help."""
+    """One sentence of at most SUMMARY_CHARS characters, for the lists of verbs and the start of its help."""
     aliases: tuple[str, ...] = ()
     """Names of the same verb in LitGPT, Axolotl and the shell."""
     common: bool = False
@@ -26,7 +26,7 @@ class Verb(NamedTuple):
 
 
 SUMMARY_CHARS = 55
-"""So that a line of `nbtrain help` fits 80 columns."""
+"""Most characters of a summary, so that a line of `nbtrain help` fits 80 columns."""
 
 GROUPS: dict[str, tuple[Verb, ...]] = {
     "start": (
@@ -136,7 +136,7 @@ EXIT_CODES = {
 
 
 def common_verbs() -> str:
-    """The screen of `nbtrain` and `nbtrain help`: the usual verbs, in the order of a run's life."""
+    """Return the text of `nbtrain` and `nbtrain help`: the common verbs, in the order of their use."""
     shown = {group: [verb for verb in verbs if verb.common] for group, verbs in GROUPS.items()}
     verb_width = max(len(verb.name) for verbs in shown.values() for verb in verbs) + 2
     group_width = max(map(len, GROUPS)) + 2
@@ -151,7 +151,7 @@ def common_verbs() -> str:
 
 
 def all_verbs() -> str:
-    """The screen of `nbtrain help all`: every verb with its other names, what RUN means, exit codes."""
+    """Return the text of `nbtrain help all`: every verb with its aliases, the meaning of RUN, exit codes."""
     width = max(map(len, VERBS)) + 2
     lines = ["Usage: nbtrain VERB ...", "       nbtrain --version"]
     for group, verbs in GROUPS.items():
@@ -164,7 +164,7 @@ def all_verbs() -> str:
 
 
 def unknown_verb(word: str) -> str:
-    """Return the answer to a word that is not a verb: what was probably meant, or how to list the verbs."""
+    """Return the message for an unknown verb: the verb that was probably meant, or how to list the verbs."""
     if instead := ELSEWHERE.get(word):
         return f"{word!r} is not a verb of nbtrain. {instead}"
     if word.endswith((".yaml", ".yml")):

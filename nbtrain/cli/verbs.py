@@ -42,7 +42,7 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 def default_text(action: argparse.Action) -> str:
-    """The default of an argument that takes a value, as one would type it; "" if it has none."""
+    """Return the default of an argument that takes a value, as typed; "" if it has none."""
     value = action.default
     if action.nargs == 0 or value in (None, "", [], argparse.SUPPRESS):
         return ""
@@ -52,14 +52,14 @@ def default_text(action: argparse.Action) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors say what a missing argument is, and which word was probably meant."""
+    """A parser whose errors explain a missing argument and suggest the word that was probably meant."""
 
     def __init__(self, **settings: Any):
         super().__init__(**{"formatter_class": HelpFormatter, "add_help": False, **settings})
         self.add_argument("-h", "--help", action="help", help="Show this help.")
 
     def error(self, message: str) -> NoReturn:
-        """End with the usage and what is wrong, and with what an argument is that is missing."""
+        """Exit with the usage, the error, and the help of a missing argument."""
         words, _, names = message.partition(" are required: ")
         missing = names.split(", ") if words.endswith("arguments") else []
         for action in self._actions:
@@ -70,7 +70,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(ConfigError.exit_code)
 
     def refuse_words(self, words: list[str]) -> NoReturn:
-        """End with this verb's usage, the words that it does not know, and the options that are like them."""
+        """Exit with this verb's usage, the unknown words, and options with similar names."""
         known = [option for action in self._actions for option in action.option_strings]
         near = [
             difflib.get_close_matches(word.partition("=")[0], known, n=1) for word in words if word[0] == "-"
@@ -113,7 +113,7 @@ def add_verb(under: Any, name: str, function: Callable, text: str = "", examples
 
 
 def add_group(under: Any, name: str, text: str) -> Any:
-    """Add a verb that another one follows, such as `data`; returns the subparsers of these."""
+    """Add a verb with verbs below it, such as `data`; return the subparsers for these."""
     parser = under.add_parser(name, description=text)
     return parser.add_subparsers(required=True, metavar="VERB", title="verbs")
 
@@ -137,7 +137,7 @@ def add_overrides(parser: Parser, help_text: str = KEYS_HELP) -> None:
 
 
 def run_verb(under: Any, name: str, function: Callable, text: str = "", examples: str = "") -> Parser:
-    """Add a verb that opens a run which was submitted: RUN."""
+    """Add a verb that opens a submitted run: RUN."""
     parser = add_verb(under, name, function, text, examples)
     complete(parser.add_argument("run", metavar="RUN", help=RUN_HELP), completers.runs)
     return parser
@@ -164,19 +164,19 @@ def add_picture(parser: Parser, help_text: str) -> None:
 
 
 def is_override(word: str) -> bool:
-    """Whether a word is key=value, and not a path with `=` after a slash, such as out/lr=3e-4."""
+    """Return whether a word is key=value and not a path with `=` after a slash, such as out/lr=3e-4."""
     key, equals, _ = word.partition("=")
     if not equals or "/" not in key:
         return bool(equals)
     from nbtrain.config.schema import RunConfig
 
-    # Labels and other tables of names have slashes in their keys: labels.team/x=a.
+    # Keys of labels and similar tables may contain slashes: labels.team/x=a.
     return key.partition(".")[0] in RunConfig.model_fields
 
 
 def run_of(options: argparse.Namespace) -> "Run":
-    """The run that a verb made by run_verb names."""
-    from nbtrain.api.run import open_run  # a verb about data would pay 30 ms for records that it never reads
+    """Return the run named on the command line of a verb added by run_verb."""
+    from nbtrain.api.run import open_run  # a data verb would spend 30 ms on records that it never reads
 
     return open_run(options.run)
 
@@ -192,7 +192,7 @@ def check_picture(path: Path | None) -> None:
 
 
 def save_picture(figure: Any, path: Path) -> None:
-    """Write a figure. Raises ConfigError if the file cannot be written or is not named as a picture."""
+    """Write a plot. Raises ConfigError if the file cannot be written or has no picture suffix."""
     check_picture(path)
     try:
         figure.savefig(path)

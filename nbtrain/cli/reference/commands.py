@@ -10,7 +10,7 @@ from nbtrain.cli.verbs import default_text
 
 
 def commands_page() -> str:
-    """The whole page."""
+    """Return the page."""
     return "\n".join([*_top(), *(line for group in GROUPS for line in _group(group))]) + "\n"
 
 
@@ -63,7 +63,7 @@ def _group(group: str) -> Iterator[str]:
 
 
 def _verbs_of(group: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """{name: parser} of the verbs below a parser; none for a verb that no other one follows."""
+    """Return {name: parser} of the verbs below a parser; {} if it has none."""
     groups = [action for action in group._actions if isinstance(action, argparse._SubParsersAction)]
     return groups[0].choices if groups else {}
 
@@ -90,7 +90,7 @@ def _verb(title: str, own: argparse.ArgumentParser, verb: Verb | None = None) ->
 
 
 def _named(action: argparse.Action) -> str:
-    """An option with its value, such as "`-n`, `--limit N`"; any other argument by its word, as "`RUN`"."""
+    """Return an option with its placeholder, "`-n`, `--limit N`", or a positional argument, "`RUN`"."""
     value = _value(action)
     if not action.option_strings:
         return f"`{value}`"
@@ -111,5 +111,5 @@ def _value(action: argparse.Action) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text for a page of Markdown and a cell of its tables."""
+    """Escape text for Markdown and its table cells."""
     return text.replace("|", "\\|").replace("<", "\\<")

@@ -9,7 +9,7 @@ TOGETHER, NO_PAIR = "+", "."
 
 
 def combinations_table() -> str:
-    """Kinds with what they need, the triangle of pairs, and the reasons by number."""
+    """Return the kinds with their requirements, the triangle of pairs, and the numbered reasons."""
     reasons: list[str] = []
     rows = []
     for number, kind in enumerate(KINDS):

@@ -1,4 +1,4 @@
-"""docs/record-keys.md: what each kind of source does with each key, from corpus/sources/keys.py."""
+"""docs/record-keys.md: how each kind of source treats each key, from corpus/sources/keys.py."""
 
 from collections.abc import Iterator, Sequence
 
@@ -50,7 +50,7 @@ TITLES = {
 
 
 def record_keys_page() -> str:
-    """Return the whole page."""
+    """Return the page."""
     groups: dict[int, list[str]] = {}
     for kind, table in TABLES.items():
         groups.setdefault(id(table), []).append(kind)

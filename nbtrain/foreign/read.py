@@ -100,7 +100,7 @@ def read_files(files: Sequence[str | Path]) -> list[Job]:
 def _text(path: Path) -> str:
     try:
         if not path.is_file() and path.exists():
-            kind = "a folder" if path.is_dir() else "no regular file"
+            kind = "a folder" if path.is_dir() else "not a regular file"
             raise ConfigError(f"{path}: is {kind}; give {FILES}.")
         if path.stat().st_size > MOST_BYTES:
             raise ConfigError(f"{path}: {path.stat().st_size:,} bytes; no file of a job is that large.")

@@ -40,98 +40,100 @@ MEGATRON_DROPOUT = 0.1
 # cpu_offloading_num_layers of Megatron-Bridge's recipes for 70B with FSDP and FP8-CS, by device.
 OFFLOADED_LAYERS = {"GB200": 40, "GB300": 20}
 
-# Why a figure is missed: the beginning of the case's id, and a sentence from the case's own facts. The first
-# that fits counts. A test asks for one for each miss, and that none is left over.
+# Why a plan misses: the beginning of the case's id, and a sentence from the facts of the case. The first
+# entry that matches is used. A test requires an entry for each miss, and a miss for each entry.
 MISSES = (
     (
         "torchtitan-8b-32-h200",
-        "With the compiled loss of 2025 (24 GiB too much without it); its FP8 gathers are counted as 16 bit.",
+        "Planned with the compiled loss of 2025, without which it would be 24 GiB too much. The plan counts "
+        "FP8 gathers as 16 bit.",
     ),
-    ("torchtitan-8b-64-h200", "As on 32 GPUs."),
+    ("torchtitan-8b-64-h200", "The same reason as for 32 GPUs."),
     (
         "mlm-h100-462b",
-        "Planned at 101 % of the card with a micro batch of 1. The source leaves open which activations are "
-        "recomputed: none are in the plan.",
+        "Planned at 101 % of the card with micro-batches of 1. The source does not say which activations are "
+        "recomputed; the plan assumes none.",
     ),
     (
         "bs-1b3-v100-32-tp1-pp1-mb1-full",
-        "The source prints 16, 17, 20 and 25 GB for micro batches of 1, 2, 4 and 8, 1.3 GB a sequence: its "
-        "first sequence needs 3 GB more than the plan's, for which the source gives no part.",
+        "The source prints 16, 17, 20 and 25 GB for micro-batches of 1, 2, 4 and 8, which is 1.3 GB per "
+        "sequence. Its first sequence needs 3 GB more than planned, and the source does not say what for.",
     ),
     (
         "bs-1b3-v100-16-tp1-pp1-mb1",
-        "The same run on a card of 16 GB, full to the last: borderline, as its authors write.",
+        "The same run on a card of 16 GB, which it fills completely. Its authors call it borderline.",
     ),
     (
         "bs-1b3-v100-32-tp1-pp4-mb8-full",
-        "The plan keeps 2 GB more free blocks for the first of four stages than the source shows.",
+        "For the first of four stages, the plan has 2 GB more of free blocks than the source shows.",
     ),
     (
         "bs-1b3-v100-32-tp2-pp1-mb1-none",
-        "Without recomputation the source prints 10 GB more than with it, on two tensor ranks as on one (11 "
-        "GB); by arXiv:2205.05198 it is 6 GB on two.",
+        "Without recomputation, the source prints 11 GB more on one tensor rank, and almost as much, 10 GB, "
+        "on two. By the formula of arXiv:2205.05198 it is 6 GB on two.",
     ),
     (
         "bs-52b-v100-meg",
-        "32 GB of a card of 32, rounded up by the source; DeepSpeed's pipeline in the same layout is 26, as "
-        "planned.",
+        "The source prints 32 GB for a card of 32 GB, rounded up. DeepSpeed's pipeline with the same layout "
+        "needs 26 GB, as planned.",
     ),
     (
         "bs-a100-181b-pp12-mb2-zero0",
-        "Another branch of the program than the run with ZeRO 1, as the authors warn.",
+        "It ran on another branch of the program than the run with ZeRO 1, as its authors warn.",
     ),
     (
         "bs-a100-206b",
-        "Planned at 66 GiB as nvidia-smi counts, and so is the source's 203B in the same layout, which ran "
-        "at 67: a plan that refuses this run refuses that one. What ended it the source does not say.",
+        "Planned at 66 GiB as nvidia-smi counts, like the source's 203B run with the same layout, which ran "
+        "at 67 GiB. A plan that refused this run would refuse that one too. The source does not say why the "
+        "run failed.",
     ),
     (
         "nanotron-1.34b-64nodes",
-        "One micro batch for two stages. The logged 8.4 GB are less than the plan's logits and weights of "
-        "the last stage: the log is perhaps the first stage's.",
+        "One micro-batch for two stages. The logged 8.4 GB are less than the logits and weights of the last "
+        "stage in the plan, so the log may be from the first stage.",
     ),
     (
         "nanotron-1.34b-2nodes",
-        "The log gives 3 GB more than on twice the ranks with the same layout, six times what ZeRO 1 divides "
-        "between them.",
+        "The log shows 3 GB more than with twice the ranks and the same layout. That is six times the "
+        "difference that sharding by ZeRO 1 explains.",
     ),
     (
         "nanotron-3.57b-1nodes",
-        "Four data-parallel ranks: like the other two figures of one and two nodes with a pipeline, above "
-        "what ZeRO 1 divides.",
+        "Four data-parallel ranks. Like the other two runs with a pipeline on one and two nodes, it needs "
+        "more than sharding by ZeRO 1 explains.",
     ),
-    ("nanotron-8.86b-1nodes", "Two data-parallel ranks: as nanotron-3.57b-1nodes."),
+    ("nanotron-8.86b-1nodes", "Two data-parallel ranks. The same reason as for nanotron-3.57b-1nodes."),
     (
         "bridge-sft70b-32h100-baseline",
-        "Fragmentation alone: 58.8 of 80 GB were allocated (63.4 planned), and it ran with expandable "
-        "segments. No rule that was published elsewhere tells it from runs that fitted: see below.",
+        "It failed only because of fragmentation: 58.8 of 80 GB were allocated (63.4 planned), and with "
+        "expandable segments it ran. No published rule separates it from runs that fitted: see below.",
     ),
     (
         "bridge-sft70b-32h100-tp8",
-        "The source's preset captures the MLPs in CUDA graphs, whose buffers no plan has: a few GB, over 10 "
-        "with a pipeline, says its guide.",
+        "The source's preset captures the MLPs in CUDA graphs. The plan does not include their buffers, "
+        "which are a few GB, or over 10 GB with a pipeline, according to the source's guide.",
     ),
     (
         "bridge-25.11-70b-64xgb200",
-        "Planned 2 % above the card, with the 40 layers offloaded that the recipe moves to the host.",
+        "Planned at 2 % above the card, with the 40 layers that the recipe offloads to the host.",
     ),
     (
         "bridge-26.06-405b-256xgb200",
-        "Planned 2 % above the card: the recipe's CUDA graphs and the order of its micro batches are not "
-        "public for this version.",
+        "Planned at 2 % above the card. The CUDA graphs and the order of micro-batches in this version of "
+        "the recipe are not public.",
     ),
     (
         "llama3-405b",
-        "Section 3.3.2 of the paper frees tensors early and orders micro batches for memory, by amounts that "
-        "it does not give.",
+        "According to section 3.3.2 of the paper, tensors are freed early and micro-batches are ordered to "
+        "save memory. The paper does not give the amounts.",
     ),
     (
         "colossal-7b-8xh200",
-        "The table contradicts itself (a B200 row is labelled H200), and does not name its recomputation.",
+        "The table contradicts itself (a B200 row is labelled H200), and does not say what is recomputed.",
     ),
     (
         "colossal-7b-8xb200",
-        "The micro batch of its four stages is not given: 1 is taken, and 128 sequences are printed.",
+        "The micro-batch of its four stages is not given, so 1 is assumed; the table says 128 sequences.",
     ),
 )
 

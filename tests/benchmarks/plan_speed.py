@@ -19,82 +19,83 @@ MET = 0.2
 MISSES = (
     (
         "mlm-h100-70b",
-        "The source leaves the micro batch open. With micro batches of 1 and two stages, only the last one's "
-        "backward pass hides the gradients' traffic; a larger one would hide more.",
+        "The source does not state the micro-batch. With micro-batches of 1 and two stages, only the last "
+        "backward pass hides gradient traffic; a larger micro-batch would hide more.",
     ),
     (
         "mlm-h100-314b",
-        "The source names neither the micro batch nor the degree of its interleaved schedule: with 2 pieces "
-        "12 % of the step are bubble, with 12 (one block each) 2 %.",
+        "The source names neither the micro-batch nor the degree of its interleaved schedule. With 2 chunks "
+        "per stage, 12 % of the step is bubble; with 12 chunks of one block each, 2 %.",
     ),
     (
         "torchtitan-405b-512-4d-cp8",
-        "Sequences of 262,144: ring attention without balanced chunks computes the masked half too, and the "
-        "planner counts the causal half alone.",
+        "Sequences of 262,144 tokens: ring attention without balanced chunks also computes the masked half, "
+        "and the plan counts only the causal half.",
     ),
     (
         "bs-1b3-v100-32-tp2",
-        "The source's two tensor-parallel runs take 1.7 times the time of one GPU for each copy, although "
-        "NVLink joins the pair; its authors report up to 40 % between equal runs.",
+        "The source's two runs with 2 tensor ranks take 1.7 times as long as runs with one GPU per replica, "
+        "although NVLink connects the two. Its authors report differences up to 40 % between equal runs.",
     ),
     (
         "bs-1b3-v100-",
-        "In the plan, DeepSpeed's pipeline is slower by its bubble. The source prints 29 s with "
-        "one stage and 28 s with two; its authors report up to 40 % between equal runs.",
+        "In the plan, the bubble makes DeepSpeed's pipeline slower. The source prints 29 s with one stage "
+        "and 28 s with two. Its authors report differences up to 40 % between equal runs.",
     ),
     (
         "bs-52b-v100-z3-tp1-mb20",
-        "DeepSpeed's ZeRO 3 of 2021 on Omni-Path, with tiled layers: the source's authors report up to 40 % "
-        "of network noise, and one share of the network stands for all its ZeRO 3 runs.",
+        "DeepSpeed's ZeRO 3 of 2021 on Omni-Path, with tiled layers. The source's authors report up to 40 % "
+        "of network noise, and the plan uses one share of the network for all its ZeRO 3 runs.",
     ),
     (
         "bs-52b-v100-hf-z3-optoffload",
-        "The same library and network; offloading's gradients, which ZeRO 3 copies to the host block by "
-        "block, are counted as one transfer at PCIe's rate.",
+        "The same library and network. With offloading, ZeRO 3 copies gradients to the host block by block; "
+        "the plan counts one transfer at the bandwidth of PCIe.",
     ),
     (
         "nanotron-1.34b-64nodes",
-        "512 GPUs share 256 sequences: 0.1 s of computation in 0.38 s. What is left is latency of small "
-        "messages over 64 machines, which the plan does not separate from bandwidth.",
+        "512 GPUs share 256 sequences: 0.1 s of computation in 0.38 s. The rest is the latency of small "
+        "messages between 64 machines, which the plan does not separate from bandwidth.",
     ),
     (
         "nanotron-8.86b-",
-        "Tensor size 8 with sequence parallelism: NVSwitch's own reduction of Hopper, which nanotron's "
-        "sums partly get, is not in the plan's ring.",
+        "Tensor size 8 with sequence parallelism: on Hopper, NVSwitch reduces some of nanotron's sums "
+        "itself, and the plan assumes a ring.",
     ),
     (
         "nanotron-80b-4nodes",
-        "15 % MFU against 31 % on 8 machines with other layouts: at 66 GB of 80 its allocator was probably "
-        "giving memory back and taking it again.",
+        "15 % MFU, compared with 31 % on 8 machines with other layouts. At 66 of 80 GB, its allocator "
+        "probably kept releasing and reallocating memory.",
     ),
     (
         "bridge-26.04.01-70b-64xh100-fp8",
-        "Recomputation and CUDA graphs are not on the source's page; version 26 also hides more of the "
+        "The source's page does not mention recomputation and CUDA graphs. Version 26 also hides more of the "
         "pipeline's traffic than 25.11, to which the constants were fitted.",
     ),
     (
         "bridge-26.06-405b-256xgb300-fp8",
-        "GB300's higher power limit (1,400 W) sustains faster products than GB200's; the plan has one share "
-        "for all of Blackwell.",
+        "With its higher power limit (1,400 W), GB300 sustains faster matrix products than GB200; the plan "
+        "has one share for all of Blackwell.",
     ),
     (
         "mlmtest-7b_tp4_pp1_memory_speed-dev_dgx_gb200",
-        "A functional test in deterministic mode on GB200 takes 76 % of an H100's time, although the chip is "
-        "2.5 times as fast: it waits for the host and for kernels without a Blackwell version.",
+        "This functional test in deterministic mode takes 76 % of an H100's time on a GB200, although the "
+        "chip is 2.5 times as fast. It waits for the host and uses kernels without a Blackwell version.",
     ),
     (
         "nanogpt-124m-8a100-40",
-        "4 days for 600,000 steps by the README, which counts evaluation and start-up, and was written "
-        "before torch.compile brought the step from 250 to 135 ms.",
+        "The README says 4 days for 600,000 steps. This includes evaluation and start-up, and dates from "
+        "before torch.compile reduced the step from 250 to 135 ms.",
     ),
     (
         "llama3-405b-16384-s8192",
-        "16 sequences a data rank for 16 stages: bubble 30 % with 2 pieces each. The paper's schedule, "
-        "interleaved in degrees that it does not state, has less.",
+        "16 sequences per data-parallel rank for 16 stages: a bubble of 30 % with 2 chunks per stage. The "
+        "paper's interleaved schedule, whose degree it does not state, has a smaller one.",
     ),
     (
         "ascend-910-1.3b",
-        "The generation of the Ascend 910 is not stated, and no Ascend case was used to fit its shares.",
+        "The source does not state the generation of the Ascend 910, and no Ascend run was used to fit the "
+        "constants.",
     ),
 )
 

@@ -97,9 +97,9 @@ def section() -> list[str]:
         "contradicts itself: it has a pipeline of 4 stages and requests ZeRO 2, with which DeepSpeed refuses "
         "a pipeline. With ZeRO 1, its 8 micro-batches for 4 stages leave a bubble of "
         f"{piped.bubble_fraction:.0%} (3/11 = 27 % if all stages took equal time), so that 16 GPUs are far "
-        "from twice as fast as 8. The 2 days are half of the time of 8 GPUs; data parallelism of "
-        "16 without a "
-        f"pipeline would come close to them ({wide.seconds / DAY:.1f} d).".replace("% (", " % ("),
+        "from twice as fast as 8. The 2 days are half of the time of 8 GPUs. A run with 16 data-parallel "
+        "ranks and no pipeline would take about as long "
+        f"({wide.seconds / DAY:.1f} d).".replace("% (", " % ("),
         "",
         "## A published LoRA run",
         "",

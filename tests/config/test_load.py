@@ -84,7 +84,7 @@ REFUSED = {
     "a path in a container": (
         "backend:\n  kubernetes:\n    mounts:\n      - claim: x\n        mount_path: a b\n",
         "my-run.yaml:6: backend.kubernetes.mounts.0.mount_path = a b: must be an absolute path without "
-        "blanks, colons, commas and .., e.g. /data.",
+        "spaces, colons, commas and .., e.g. /data.",
     ),
     "an array of allocations": (
         "backend:\n  slurm:\n    array: 1-4\n",

@@ -328,7 +328,7 @@ def metrics_page() -> str:
 
 
 def editor_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a run YAML as users write it: with `extends`, so that no field is required."""
+    """Return the JSON Schema of a run YAML as users write it: with `extends`, and no required field."""
     schema = RunConfig.model_json_schema()
     file_names = {"type": "string"}
     schema["properties"] = {

@@ -516,7 +516,7 @@ PARTS = (
     ),
     Part(
         "activations",
-        "activations of a model on two ranks, however it is cut, within 2 % of what autograd keeps",
+        "planned activations on two ranks, sharded in every way, within 2 % of what autograd keeps",
         _pytest("--soak", "tests/planner/test_activations_cut.py", "tests/planner/test_activations_saved.py"),
         _evidence(
             ("nbtrain.model.gpt_pipe", "nbtrain.planner.memory.buffers"),
@@ -618,8 +618,8 @@ def page_text(results: Mapping[str, Result]) -> str:
     return f"""# Soak: what is too long for `make test`
 
 `make soak` runs these parts, continues where it was stopped, and writes this page. The last column is the
-hash of the code that a part depends on, with the versions of the libraries. A part is run again when they
-have changed.
+hash of the code that a part depends on, with the versions of the libraries. When the hash or a version has
+changed, the part is run again.
 
 | part | what it shows | result | minutes | holds for |
 | --- | --- | --- | --- | --- |

@@ -287,6 +287,41 @@ def test_files_of_the_package_are_found_beside_the_file_that_reads_them():
     assert climbs == []
 
 
+# A docstring that begins like this answers a question that is not on the page.
+RIDDLE = re.compile(r"(Of|What|Whose|As)\b")
+# Boxes whose docstrings are still to be rewritten; the others begin with a verb or a noun.
+RIDDLES_IN = frozenset(
+    (
+        *("base", "pretrained", "corpus", "monitor", "dataset", "planner", "checkpoint", "foreign", "jobs"),
+        *("train", "serving"),
+    )
+)
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the line and text of each docstring, also below fields and constants."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            for statement in node.body:
+                if (
+                    isinstance(statement, ast.Expr)
+                    and isinstance(statement.value, ast.Constant)
+                    and isinstance(statement.value.value, str)
+                ):
+                    yield statement.lineno, statement.value.value.strip()
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun():
+    found = [
+        f"{path.relative_to(REPOSITORY)}:{line}: {text.splitlines()[0]}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if path.relative_to(PACKAGE).parts[0] not in RIDDLES_IN
+        for line, text in docstrings(tree_of(path))
+        if RIDDLE.match(text)
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_there_is_no_circle():
     """Neither between boxes nor between modules, late imports counted."""
     boxes: dict[str, set[str]] = {}

@@ -1,4 +1,4 @@
-"""What `import nbtrain as nb` offers: verbs.py the functions, run.py the class Run."""
+"""The contents of `import nbtrain as nb`: verbs.py has the functions, run.py the class Run."""
 
 from importlib import import_module
 from typing import Any

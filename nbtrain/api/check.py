@@ -63,13 +63,13 @@ class Checked:
 
 
 def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Checked:
-    """What stands against a run, or against manifests, scripts and JSONs of other programs; needs no data.
+    """Check a run, or manifests, scripts and JSONs of other programs, without their data.
 
-    If what `init_from` names is there, it is opened and compared with the run, as at a submit.
+    If the model that `init_from` names exists, it is opened and compared with the run, as in a submission.
 
-    A run is named as for nb.plan; of files, several may be given, `overrides` say what they do not, and
-    `program` is that of their flags ("megatron-lm@040eac94"). Nothing is raised for a run that is refused:
-    its problems are findings of the level error.
+    Name a run as for nb.plan. Of files, several can be given; `overrides` add settings that they lack, and
+    `program` names the program of their flags ("megatron-lm@040eac94"). A run that would be refused raises
+    nothing: its problems are findings of the level error.
     """
     from nbtrain.foreign.read import is_foreign
     from nbtrain.jobs.findings import findings_here

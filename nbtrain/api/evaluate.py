@@ -304,7 +304,7 @@ def _file(path: Any) -> Path:
 
 
 def _path(path: PathLike) -> Path:
-    """As typed first, then below the workspace."""
+    """Return the path as typed if it exists, else relative to the workspace."""
     return typed if (typed := typed_path(path)).exists() else resolve(path)
 
 

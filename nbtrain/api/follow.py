@@ -21,11 +21,11 @@ def each_checkpoint(
     looks: Callable[[RunDir], tuple[bool, int | None]] | None = None,
     wait: Callable[[float], None] = time.sleep,
 ) -> Iterator[Found]:
-    """What `act` gives for the newest checkpoint, and for each newer one once it is whole.
+    """Yield the result of `act` for the newest checkpoint, and for each newer one once it is complete.
 
-    Checkpoints that are saved meanwhile are passed over but for the newest. Ends with the newest job of the
-    run, after its last checkpoint. Raises CheckpointError if there was none at all. `looks` says whether the
-    run is active, and its newest step.
+    Of checkpoints saved meanwhile, only the newest is used. Ends with the newest job of the run, after its
+    last checkpoint. Raises CheckpointError if there was no checkpoint. `looks` returns whether the run is
+    active, and its newest step.
     """
     look, done = looks or _look, -1
     while True:

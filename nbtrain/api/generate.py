@@ -98,7 +98,7 @@ def _events(
 
 
 def loading_of(run: Run, step: int | None, dtype: str, ranks: int | None) -> "Loading":
-    """What a process is to load. Raises ConfigError for a value that is not allowed."""
+    """Return the options for loading the model. Raises ConfigError for a value that is not allowed."""
     from nbtrain.serving.engine_process import Loading
 
     if dtype not in ("auto", "fp32", "bf16", "fp16"):

@@ -86,7 +86,7 @@ class NotLaunched:
 
 
 def _block(text: str, white_space: str) -> str:
-    """As it is, with each placeholder marked."""
+    """Return the text unchanged, as HTML, with each placeholder marked."""
     marked = MARK.sub(r"<mark>\g<0></mark>", html.escape(text))
     style = f"font: 12px/1.4 monospace; white-space: {white_space}; overflow-x: auto; margin: 0 1em 1em"
     return f'<pre style="{style}">{marked}</pre>'

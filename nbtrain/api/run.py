@@ -264,7 +264,7 @@ class Run:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """What happened in the newest job, oldest first: {"time", "writer", "kind", "message", ...}."""
+        """The events of the newest job, oldest first: {"time", "writer", "kind", "message", ...}."""
         from nbtrain.jobs.backends.base import backend_of_job
 
         return backend_of_job(self.job).events(self.job)
@@ -287,7 +287,7 @@ class Run:
         return request_save(self.job, None if wait_seconds is None else number("wait_seconds", wait_seconds))
 
     def clean(self, yes: bool = False) -> list[str]:
-        """What killed jobs left: processes, temporary files, torn checkpoints; `yes` removes it.
+        """List what killed jobs left: processes, temporary files, torn checkpoints; `yes` removes it.
 
         Raises JobError while a job is active.
         """
@@ -297,7 +297,7 @@ class Run:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What the newest job was submitted with, and the changes made since then."""
+        """The labels that the newest job was submitted with, and later changes to them."""
         from nbtrain.monitor.notes import labels_of
 
         return labels_of(self.directory)
@@ -314,7 +314,7 @@ class Run:
 
     @property
     def notes(self) -> str:
-        """What was noted about the run."""
+        """Notes about the run."""
         from nbtrain.monitor.notes import notes_of
 
         return notes_of(self.directory).notes
@@ -409,7 +409,7 @@ class Run:
         return usage_figure(self.job_page(job_id))
 
     def profile(self) -> "Profiles":
-        """What the profiler saw: pictures in a cell, pages in print. Raises DataError if it did not run."""
+        """The profiler's results: pictures in a cell, text in print. Raises DataError if it did not run."""
         from nbtrain.monitor.profiles import profiles
 
         return profiles(self.directory)

@@ -1,4 +1,4 @@
-"""What nb.runs() returns: a list of runs that prints as a table, and in a cell is one that stays live."""
+"""The result of nb.runs(): a list of runs that prints as a table, and is shown in a cell as a live table."""
 
 from nbtrain.monitor.run_filter import EVERY_RUN, RunFilter
 from nbtrain.monitor.runs import RunList, list_runs

@@ -1,4 +1,4 @@
-"""What a twin has shown: `nb.twin(...)`, and notebooks 03 and 06 with mode = "twin"."""
+"""The result of a twin: `nb.twin(...)`, and notebooks 03 and 06 with mode = "twin"."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class TwinRun:
-    """What a twin has shown about a run's layout: the table of its checks, and in a cell the curves too."""
+    """The result of a twin for a run's layout: the table of its checks, and in a cell the curves too."""
 
     def __init__(self, report: "TwinReport"):
         self._report = report

@@ -140,7 +140,7 @@ def import_run(
 
 
 def advise(run: RunLike) -> "Advice":
-    """What to change about a run, from what its newest job has shown: ranked, with predicted effects.
+    """Return changes to a run that its newest job suggests, ranked, with predicted effects.
 
     Shown in a cell, it is a table; `.use(1, "new.yaml")` writes the changed run and returns the diff.
     """
@@ -239,11 +239,12 @@ def submit(
 
 
 def launch(run: RunLike, mode: str = "full", dry_run: bool = False) -> Run | NotLaunched | TwinRun:
-    """What notebooks 03 and 06 do: submit the run (mode "full"), or train its twin by the same way ("twin").
+    """Submit the run (mode "full") or train its twin ("twin"), as notebooks 03 and 06 do.
 
-    An active run is joined, a finished one opened, and a machine that is too small, or does not reach the
-    backend's engine, explained (NotLaunched), with what the engine would get. `dry_run` submits nothing, nor
-    does a run with placeholders (`load`); with mode "twin", which trains here, it is a ConfigError.
+    An active run is joined, and a finished one is opened. If this machine is too small or cannot reach the
+    backend's scheduler, NotLaunched explains it and has the files that the scheduler would receive. `dry_run`
+    submits nothing, and neither does a run with placeholders (`load`); with mode "twin", which trains here,
+    it raises ConfigError.
     """
     if mode not in ("full", "twin"):
         raise ConfigError(
@@ -326,10 +327,10 @@ def tensorboard(run: RunLike | None = None) -> "TensorBoardPanel":
 
 
 def data_card(data: "str | RunConfig | Run", tokenizer: str | None = None) -> "DataCard | BlendCard":
-    """What is in a dataset: a run's, a dataset's name, or the prefix of any .bin/.idx.
+    """Return the data card of a run's dataset, of a dataset's name, or of the prefix of any .bin/.idx pair.
 
-    In a live notebook its documents can be leafed through. `tokenizer` is the name or path of one that
-    decodes them; None takes the tokenizer of the dataset's manifest.
+    In a live notebook you can browse its documents. `tokenizer` is the name or path of the tokenizer that
+    decodes them; None uses the tokenizer of the dataset's manifest.
     """
     from nbtrain.dataset.look.card import data_card as make_card
 
@@ -360,10 +361,10 @@ def _data_of(data: "str | RunConfig | Run") -> "str | os.PathLike[str] | RunConf
 
 
 def baselines(run: RunLike, too_small: str = "refuse") -> "Baselines | NoBaselines":
-    """What a model of a run must beat: the loss of unigram and bigram counts on its validation tokens.
+    """Return the losses that a run's model should beat: unigram and bigram counts on its validation tokens.
 
-    Raises DataError for data that is not prepared, too short or a blend; with too_small="explain" the last
-    two come back as a NoBaselines that says why.
+    Raises DataError for data that is not prepared, too short or a blend. With too_small="explain", the last
+    two return a NoBaselines with the reason instead.
     """
     from nbtrain.dataset.look.baselines import baselines as of_config
 

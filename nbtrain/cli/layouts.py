@@ -65,7 +65,9 @@ def search(options: argparse.Namespace) -> None:
     from nbtrain.api import verbs as api
 
     if (options.use is None) != (options.output is None):
-        raise ConfigError("--use N and -o RUN.yaml belong together: which layout, and the run YAML to write.")
+        raise ConfigError(
+            "give --use N and -o RUN.yaml together: the number of a layout, and the run YAML to write."
+        )
     check_picture(options.picture)
     gpus = options.gpus, options.gpus_per_node, options.gpu_type
     found = api.search(options.run, *gpus, options.overrides, top=options.top)

@@ -146,7 +146,7 @@ def advise(options: argparse.Namespace) -> None:
     from nbtrain.base.errors import ConfigError
 
     if (options.use is None) != (options.output is None):
-        raise ConfigError("--use N and -o FILE belong together: which change, and the YAML to write it to.")
+        raise ConfigError("give --use N and -o FILE together: the number of a change, and the YAML to write.")
     advice = api.advise(options.run)
     if options.use is not None:
         stream = sys.stderr if options.json else sys.stdout

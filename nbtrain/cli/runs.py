@@ -146,7 +146,7 @@ def add_verbs(under: Any) -> None:
         under,
         "resume",
         resume,
-        "It becomes a new job; a paused job continues itself.",
+        "This starts a new job; a paused job continues as the same job.",
         "nbtrain resume gpt-tiny batch.train_tokens=5e6",
     )
     add_overrides(parser)

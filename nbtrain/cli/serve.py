@@ -103,7 +103,7 @@ def add_loading(parser: Parser) -> None:
     add_step(parser)
     text = "Format of the weights; auto is fp32 on a CPU and the training's format on a GPU."
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help=text)
-    text = "Share the model between this many processes. Default: as few GPUs as hold it."
+    text = "Shard the model over this many processes. Default: the fewest GPUs that it fits on."
     parser.add_argument("--tensor-parallel-size", type=int, metavar="RANKS", help=text)
 
 

@@ -138,7 +138,8 @@ class WikiSource(SourceModel):
     mirror: PathText = "https://dumps.wikimedia.org"
     """Server of the dumps: the part of the address before /<language>wiki/<date>/."""
     sha1: Annotated[str, Field(pattern="^[0-9a-f]{40}$")] | None = None
-    """SHA-1 of the dump; null takes it from the server's list of checksums, or with a path checks nothing."""
+    """SHA-1 of the dump. With null, a downloaded dump is checked against the server's list of checksums, and
+    a file named by path is not checked."""
     namespaces: list[SmallCount] = [0]
     """Namespaces whose pages are read; 0 holds the articles."""
     max_articles: PositiveAmount | None = None

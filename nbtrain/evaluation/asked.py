@@ -1,4 +1,4 @@
-"""What a model is asked for in an evaluation, whatever answers: log-probabilities of given tokens."""
+"""Requests of an evaluation to a model, independent of the engine: log-probabilities of given tokens."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
@@ -14,10 +14,10 @@ class Asked(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """What a model says of one continuation."""
+    """The model's scores for one continuation."""
 
     logprobs: list[float]
-    """Of each token, natural logarithms."""
+    """Log-probability of each token, as natural logarithm."""
     is_greedy: bool
     """Whether each token is the likeliest one in its place."""
 
@@ -27,7 +27,7 @@ Score = Callable[[Iterable[Asked]], Iterator[tuple[int, list[Scored]]]]
 
 
 class Outcome(NamedTuple):
-    """What a task has found."""
+    """The result of a task."""
 
     counts: dict[str, int]
     metrics: dict[str, Estimate]

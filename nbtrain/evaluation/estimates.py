@@ -16,7 +16,7 @@ Values = Sequence[float] | np.ndarray
 
 
 def mean(values: Values) -> Estimate:
-    """Of at least one value."""
+    """Return the mean of at least one value."""
     return ratio(values, np.ones(len(values)))
 
 

@@ -28,7 +28,7 @@ class Question(NamedTuple):
 
     context: str
     choices: list[str]
-    """As they are scored, with the blank before them."""
+    """The choices as they are scored, with the leading space."""
     lengths: list[int]
     """Characters of each choice without that blank: acc_norm divides by it."""
     gold: int

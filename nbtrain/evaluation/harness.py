@@ -75,7 +75,7 @@ class HarnessTask(NamedTuple):
     """lm_eval's Task or Group."""
     source: str
     source_sha256: str | None = None
-    """Of the local file; None: the task brings its data."""
+    """SHA-256 of the local file; None if the task brings its data."""
 
     def leaves(self) -> list[Any]:
         """Return lm_eval's Tasks: all of a group, or the one that this is."""
@@ -364,7 +364,7 @@ def harness_model(answers: Answers, chat: ChatText | None = None) -> Any:
 
 
 def prefix_of(tokenizer: Tokenizer) -> int:
-    """What HFLM puts before a text without context: the tokenizer's bos_token, else the end of a document."""
+    """Return the token that HFLM puts before a text without context: bos or the end of a document."""
     return tokenizer.eod_id if tokenizer.bos_id is None else tokenizer.bos_id
 
 

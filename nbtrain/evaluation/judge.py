@@ -91,7 +91,7 @@ class Judge:
     """A model behind OpenAI's interface, e.g. Judge("https://api.example.com/v1", "judge-70b")."""
 
     url: str
-    """What comes before /chat/completions."""
+    """The address up to /chat/completions."""
     model: str
     token_variable: str = TOKEN_VARIABLE
     """The environment variable that holds the token."""
@@ -168,7 +168,7 @@ class Judge:
 
 
 def _message(body: bytes) -> str:
-    """What an error of OpenAI's interface says; nothing of a body that is none."""
+    """Return the message of an error of OpenAI's interface; "" for any other body."""
     try:
         return printable(str(orjson.loads(body)["error"]["message"])[:300]).rstrip(".")
     except (ValueError, LookupError, TypeError):
@@ -271,7 +271,7 @@ def _question(line: Line, number: int) -> Judged:
 
 
 def judged_record(of: JudgedQuestions, judge: Judge) -> dict[str, Any]:
-    """What the record says of the questions and of who judged."""
+    """Return the record's part about the questions and the judge."""
     return {
         "name": of.name,
         "task": f"judged by {judge.model} at {redacted(judge.url)}",

@@ -1,4 +1,4 @@
-"""What a run asks its model while it trains: the questions in the files of `evaluation.tasks`."""
+"""Questions that a run's model answers during training: the files of `evaluation.tasks`."""
 
 import contextlib
 from collections.abc import Iterator

@@ -117,7 +117,7 @@ class Perplexity:
         return Outcome(counts, metrics, {})
 
     def _check_ids(self) -> None:
-        """What no manifest says: whether the tokens that are read are the tokenizer's. Raises DataError."""
+        """Raise DataError if a token is outside the tokenizer's vocabulary; data may lack a manifest."""
         tokens, entries = self._opened.indexed.tokens, self._tokenizer.vocab_size
         largest = max(int(tokens[start : stop + 1].max()) for start, stop in self._windows())
         if largest >= entries:
@@ -167,10 +167,10 @@ class Perplexity:
 
 
 def _source(opened: OpenDataset) -> tuple[str, list[str]]:
-    """What the record says it is of, and the parts of its name, which no other pair may have.
+    """Return the source that the record names, and the parts of its own name, which are unique to a pair.
 
-    A dataset's name is enough for the pair that it is trained on. Other pairs may lie beside it, and outside
-    the data home there may be any number of folders of one name.
+    The dataset's name identifies the pair that is trained on. Other pairs may be next to it, and outside the
+    data directory several folders may have the same name.
     """
     files, manifest = opened.files, opened.files.own_manifest()
     folder = files.directory.name

@@ -24,7 +24,7 @@ class Ended(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What each beam becomes: which beam it goes on from, and its next token."""
+    """The next state of each beam: the beam that it continues, and its next token."""
 
     sources: list[int]
     tokens: list[int]

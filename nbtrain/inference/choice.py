@@ -102,11 +102,11 @@ class Choice:
 
     @property
     def shareable(self) -> list[int]:
-        """What need not be read if another slot holds it: nothing of it is asked for."""
+        """Return the tokens that need not be read if another slot holds them: no scores are requested."""
         return [] if self.wants_prompt else self.pending[:-1]
 
     def wanted(self, start: int, count: int) -> range:
-        """Of which of the next `count` tokens, read from position `start` on, the logits are needed."""
+        """Return which of the next `count` tokens, read from position `start` on, need logits."""
         if self.wants_prompt:
             return range(count)
         return range(count - 1, count) if count == len(self.pending) else range(0)

@@ -58,7 +58,7 @@ class Engine:
         """Tokens that end a text."""
         on_gpu = runner.device.type != "cpu"
         self.scored_tokens = min(SCORED_TOKENS_ON_GPU, MOST_LOGITS // runner.vocab_size) if on_gpu else 0
-        """Of a pass while nothing is generated, unless prefill_tokens is more."""
+        """Tokens of a pass while nothing is generated, unless prefill_tokens is more."""
         self.running: list[Choice | Scored] = []
         """By slot."""
         self.waiting: deque[Choice | Scored] = deque()
@@ -207,7 +207,7 @@ class Engine:
         choice.pending = choice.pending[shared:]
 
     def _next_pass(self) -> tuple[list[Reading], list[Choice | Scored]]:
-        """What is read now, single tokens first, and who reads it."""
+        """Return the tokens to read now, single tokens first, and the requests that they belong to."""
         singles: list[tuple[Reading, Choice | Scored]] = []
         longer: list[tuple[Reading, Choice | Scored]] = []
         only_scored = all(isinstance(choice, Scored) for choice in self.running)
@@ -353,7 +353,7 @@ class Engine:
         return found
 
     def _prompt_logprobs(self, choice: Choice, logits: torch.Tensor, start: int) -> None:
-        """Of the prompt's tokens that follow those that were read."""
+        """Add the log-probabilities of the prompt's tokens that follow the tokens just read."""
         prompt = choice.request.prompt
         following: list[int | None] = [*prompt[start + 1 : start + 1 + len(logits)]]
         following += [None] * (len(logits) - len(following))

@@ -26,13 +26,13 @@ class Needed:
 
     weights: int
     slot: int
-    """Of one text, whose keys and values are there once."""
+    """Bytes of one text, whose keys and values are stored once."""
     groups: int
     """Heads of keys and values: of more ranks several have the same one, each a copy."""
 
     @classmethod
     def of(cls, config: GPTConfig, num_parameters: int, bytes_per_number: int, positions: int) -> "Needed":
-        """What a model of so many parameters takes."""
+        """Return the memory that a model with so many parameters needs."""
         numbers = 2 * config.num_layers * config.query_groups * config.head_size * positions
         return cls(num_parameters * bytes_per_number, numbers * bytes_per_number, config.query_groups)
 

@@ -156,7 +156,7 @@ def _ranks_and_slots(
 
 
 def answers(engine: Engine, commands: "queue.SimpleQueue[Message | None]") -> Iterator[Message]:
-    """What is said on the way, until the commands end (None)."""
+    """Yield the engine's messages until the commands end (None)."""
     parent, said = os.getppid(), (0, 0)
 
     def counts() -> tuple[int, int]:

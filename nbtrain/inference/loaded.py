@@ -35,7 +35,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Loaded:
-    """What text is generated with."""
+    """A loaded model, with everything that is needed to generate text."""
 
     model: GPT
     tokenizer: Tokenizer

@@ -107,7 +107,7 @@ def leave() -> None:
 
 
 def device_of(rank: int) -> torch.device:
-    """What a rank computes on."""
+    """Return the device that a rank computes on."""
     return torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
 
 

@@ -19,7 +19,7 @@ LEAST_TEMPERATURE = 1e-6
 
 
 def how(generation: Generation) -> tuple[float, int, float, float]:
-    """What decides a choice among given logits: sequences that agree in it choose together."""
+    """Return the settings that choose a token; sequences with equal ones are sampled together."""
     return generation.temperature, generation.top_k, generation.top_p, generation.min_p
 
 

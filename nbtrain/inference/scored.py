@@ -27,7 +27,7 @@ class ScoreRequest:
 
 
 class Scores(NamedTuple):
-    """Of some tokens, each at its place in a text."""
+    """The scores of some tokens at their positions in a text."""
 
     logprobs: list[float]
     """Natural logarithms of the model's own probabilities."""
@@ -57,7 +57,7 @@ class Scored:
 
     @property
     def shareable(self) -> list[int]:
-        """What need not be read if another slot holds it: nothing of it is asked for."""
+        """Return the tokens that need not be read if another slot holds them: no scores are requested."""
         return self.request.context[:-1]
 
     def wanted(self, start: int, count: int) -> range:
@@ -93,7 +93,7 @@ class Scored:
 
 
 def scores_of(logits: torch.Tensor, labels: Sequence[int]) -> Scores:
-    """Of logits [r, v] and the token that follows in each row."""
+    """Return the scores for logits [r, v] and the token that follows in each row."""
     logprobs: list[float] = []
     likeliest: list[bool] = []
     for first in range(0, len(labels), ROWS):

@@ -13,7 +13,7 @@ class StopStrings:
         self._held = ""
 
     def add(self, piece: str) -> str:
-        """What can be given out; after a stop string nothing more."""
+        """Return the text that can be released; after a stop string, nothing more."""
         if not self.stops:
             return piece
         text = self._held + piece
@@ -28,12 +28,12 @@ class StopStrings:
         return text[: len(text) - kept]
 
     def rest(self) -> str:
-        """What was held back, once no more text comes."""
+        """Return the text that was held back, once no more text follows."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Of the end of `text`, how many characters are the beginning of `stop`."""
+    """Return how many characters at the end of `text` are the beginning of `stop`."""
     longest = min(len(stop) - 1, len(text))
     return next((count for count in range(longest, 0, -1) if text.endswith(stop[:count])), 0)

@@ -1,1 +1,1 @@
-"""What JupyterLab shows: widgets and the server extension."""
+"""The JupyterLab side: widgets, the form and the server extension."""

@@ -75,7 +75,7 @@ def assigned_names(source: str) -> list[str]:
 
 
 def _statements(source: str) -> list[ast.stmt]:
-    """Of a cell, which may have `%magic` and `!command` lines. Raises ConfigError if it is no Python."""
+    """Parse a cell, which may have `%magic` and `!command` lines. Raises ConfigError if it is not Python."""
     try:
         return ast.parse(source).body
     except SyntaxError:

@@ -1,8 +1,8 @@
-"""What a person may do to a run now, with the words of its buttons: views draw them, the server does them.
+"""The actions that a user can take on a run now, with the labels of their buttons, for views and server.
 
     run_shown(RunView)  ->  the snapshot with "actions": [{"key", "words", "title", "ask"?}]
 
-key names the REST route, but for clone, which opens the form. `ask` is asked before, in the page.
+key names the REST route, except clone, which opens the form. `ask` is the question that the page asks first.
 """
 
 import math

@@ -240,7 +240,7 @@ def _kernel_of(
     window: int | None,
     softcap: float | None,
 ) -> Literal["lengths", "blocked", "torch"]:
-    """Whose kernel attends: torch's for varying lengths, our own, or scaled_dot_product_attention's."""
+    """Choose the attention kernel: torch's for varying lengths, our own, or scaled_dot_product_attention."""
     if softcap is not None:
         return "blocked"
     if documents is not None and documents.cu_seqlens is not None:
@@ -401,13 +401,13 @@ _uncompiled_blocks = uncompiled(_BlockedAttention.apply)
 
 class _Block(NamedTuple):
     rows: slice
-    """Of the queries."""
+    """Rows of the queries."""
     columns: slice
-    """Of the keys that any of these queries sees."""
+    """Columns of the keys that any of these queries attends to."""
 
 
 class _Blocks:
-    """What _BlockedAttention goes through: query [b g, n/g, s, d], scaled; key and value [b g, p + s, d]."""
+    """The blocks of _BlockedAttention: query [b g, n/g, s, d], scaled; key and value [b g, p + s, d]."""
 
     def __init__(self, query, key, value, mask, window, softcap):
         batch, heads, self.queries, size = query.shape

@@ -1,4 +1,4 @@
-"""What decides a GPT's parameters and arithmetic, without the layout."""
+"""The settings that decide a GPT's parameters and arithmetic, without the layout."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

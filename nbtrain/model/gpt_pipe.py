@@ -111,7 +111,7 @@ def canonical_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]
 
 
 def trained_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """As canonical_parameters, without those that are frozen beside adapters."""
+    """Yield canonical_parameters without the parameters that adapters freeze."""
     return ((name, parameter) for name, parameter in canonical_parameters(model) if parameter.requires_grad)
 
 

@@ -57,10 +57,10 @@ class Initializer:
 
 
 class Zeros(Initializer):
-    """Of a run whose weights are loaded next: zeros and ones in the model's own format, made on its device.
+    """Initializer for a run that loads its weights next: zeros and ones in the model's format and device.
 
-    No matrix is drawn, and the host holds no second copy of the model. What the load leaves out, which is the
-    padding of the vocabulary that no softmax sees, stays 0. `seed` is the run's, for what no folder has.
+    No matrix is drawn, and the host has no second copy of the model. The load does not set the padding of the
+    vocabulary, which no softmax uses and stays 0. `seed` is the run's, for parameters that no folder has.
     """
 
     def __init__(self, seed: int, device: str, dtype: torch.dtype) -> None:

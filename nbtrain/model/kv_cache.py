@@ -78,7 +78,7 @@ class Placed:
 
     singles: Singles | None
     spans: list[Span]
-    """Of all sequences, the singles first."""
+    """Spans of all sequences, those of single tokens first."""
     position_ids: torch.Tensor
     """[1, T]"""
 

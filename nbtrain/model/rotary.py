@@ -24,7 +24,7 @@ from nbtrain.model.gpt_config import GPTConfig, RopeScaling
 
 
 class Rotation(NamedTuple):
-    """What turns the queries and keys of some positions: [s, r] each, or [b, 1, s, r]."""
+    """Rotation of the queries and keys at some positions: [s, r] each, or [b, 1, s, r]."""
 
     cosine: torch.Tensor
     sine: torch.Tensor

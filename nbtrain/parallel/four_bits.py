@@ -108,7 +108,7 @@ def quantized(weight: torch.Tensor, how: FourBits) -> tuple[torch.Tensor, Any]:
 
 
 def rounded(weight: torch.Tensor, how: FourBits) -> torch.Tensor:
-    """What is left of a matrix that has been held in 4 bits, in its own format."""
+    """Return a matrix after a round trip through 4 bits, in its own format."""
     return bitsandbytes().functional.dequantize_4bit(*quantized(weight, how))
 
 

@@ -19,7 +19,7 @@ from nbtrain.parallel.tensor import shard
 
 
 class Ones(Protocol):
-    """What makes whole parameters (model/initialization.py)."""
+    """Creates unsharded parameters (model/initialization.py)."""
 
     def ones(self, *shape: int) -> nn.Parameter: ...
 

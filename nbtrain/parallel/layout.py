@@ -1,4 +1,4 @@
-"""What a model knows of the layout: the groups in which its layers communicate, and their dropout streams."""
+"""The layout as a model sees it: the groups in which its layers communicate, and their dropout streams."""
 
 from dataclasses import dataclass
 

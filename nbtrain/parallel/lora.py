@@ -29,7 +29,7 @@ from nbtrain.parallel.tensor import shard
 
 
 class UniformParameters(Protocol):
-    """What draws whole parameters by name (model/initialization.py)."""
+    """Draws unsharded parameters by name (model/initialization.py)."""
 
     def uniform(self, name: str, bound: float, *shape: int) -> nn.Parameter: ...
 
@@ -37,7 +37,7 @@ class UniformParameters(Protocol):
 
 
 class Rank(NamedTuple):
-    """What all adapters of a model share."""
+    """Settings shared by all adapters of a model."""
 
     rank: int
     scale: float

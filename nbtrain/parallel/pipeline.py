@@ -41,7 +41,7 @@ class Program(Protocol):
         """Run the layers in order and keep only x: the backward pass runs them again."""
 
     def leave(self, x: Any, beside: Any) -> torch.Tensor | tuple:
-        """What is sent to the next stage, or what the last stage computes the loss of."""
+        """Return the tensors for the next stage, or on the last stage the input of the loss."""
 
 
 class Pipeline(PipelineModule):

@@ -31,7 +31,7 @@ def own_queries(packed: torch.Tensor, heads: int, groups: int, head_size: int, g
 
 
 def repeated_for(packed: torch.Tensor, head_size: int, ranks: int) -> torch.Tensor:
-    """As many groups as `ranks` divides: [b, s, g, (n/g + 2) d] -> [b, s, lcm(g, ranks), ..].
+    """Repeat groups until `ranks` divides their number: [b, s, g, (n/g + 2) d] -> [b, s, lcm(g, ranks), ..].
 
     `ranks` must divide n.
     """

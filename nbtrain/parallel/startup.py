@@ -1,4 +1,4 @@
-"""What surrounds training on a rank: environment, process group, orderly end.
+"""Start and end of training on a rank: environment, process group, orderly exit.
 
 torchrun (or anything that sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT) starts the ranks.
 On CPU DeepSpeed is kept from compiling its shared-memory all-reduce, which serves inference only: every

@@ -32,7 +32,7 @@ from nbtrain.parallel.trained_rows import TrainedRows, embedded
 
 
 class WholeParameters(Protocol):
-    """What draws whole parameters by name, such as the Initializer of model/initialization.py."""
+    """Draws unsharded parameters by name, such as the Initializer of model/initialization.py."""
 
     def normal(self, name: str, *shape: int, residual: bool = False) -> nn.Parameter: ...
 

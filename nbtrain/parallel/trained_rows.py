@@ -29,7 +29,7 @@ class TrainedRows(NamedTuple):
     rows: torch.Tensor
     """[n, h], whole on every tensor-parallel rank."""
     ids: tuple[int, ...]
-    """Of the tokens, ascending."""
+    """Token ids of the trained rows, ascending."""
 
 
 class OwnRows(NamedTuple):
@@ -46,7 +46,7 @@ class OwnRows(NamedTuple):
 def embedded(
     found: torch.Tensor, tokens: torch.Tensor, trained: TrainedRows, group: Group, sequence_parallel: bool
 ) -> torch.Tensor:
-    """What a frozen matrix gave for `tokens` [b, s], with the trained rows in their places.
+    """Return a frozen matrix's embeddings of `tokens` [b, s], with the trained rows in their places.
 
     found: [b, s, h], with sequence_parallel this rank's [b, s/t, h].
     """

@@ -56,7 +56,7 @@ class Ended:
     timed_out: bool
     seconds: float
     cpu_seconds: float
-    """Of all its ranks: what it costs, however many others share the cores."""
+    """CPU seconds of all its ranks, which do not depend on other load."""
 
     @property
     def succeeded(self) -> bool:
@@ -107,12 +107,12 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """Of the server; its ranks die with it."""
+        """Process id of the server; its ranks end with it."""
         return self._process.pid
 
     @property
     def abilities(self) -> dict[str, Any]:
-        """What ranks can train here: {"fp16": bool, "bf16": bool}. Waits for the imports."""
+        """Number formats that ranks can train here: {"fp16": bool, "bf16": bool}. Waits for the imports."""
         if self._abilities is None:
             answer = self._answer(time.monotonic() + START_SECONDS)
             assert answer["kind"] == "ready", answer

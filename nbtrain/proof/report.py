@@ -1,4 +1,4 @@
-"""What a twin has shown: curves compared, checks with their figures, and the report of both.
+"""The report of a twin: compared curves, and checks with their numbers.
 
 Tolerances. fp32: sums are taken in another order, which moves last bits; a loss of 6 has steps of 5e-7, and a
 few steps of training carry some of them on. 16-bit formats round each weight and activation to 2^-9 (bf16) or
@@ -33,7 +33,7 @@ class Check:
     name: str
     outcome: Outcome
     message: str
-    """What was found, with its figures; for a failure, also the place to look."""
+    """Message with the numbers of the check; for a failure, also the place to look."""
     values: dict[str, float] = field(default_factory=dict)
     """The figures by name: differences, tolerances, counts, seconds."""
 

@@ -56,7 +56,7 @@ class Twin:
     """Sizes of parallelism that were made smaller: (the run's, the twin's)."""
     not_proven: list[NotProven]
     datasets: list[RunConfig] = field(default_factory=list)
-    """What is to be prepared before the twin itself: the parts of a blend."""
+    """Datasets to prepare before the twin itself: the parts of a blend."""
 
     @property
     def exact(self) -> RunConfig:
@@ -80,7 +80,7 @@ class Twin:
 
     @property
     def reshaped(self) -> RunConfig:
-        """What goes on from a checkpoint of `exact` in one process."""
+        """The run that continues from a checkpoint of `exact` in one process."""
         return in_one_process(self.exact, name_of(self.run, "reshaped"))
 
     @property

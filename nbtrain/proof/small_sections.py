@@ -50,7 +50,7 @@ NAME_CHARACTERS = 53
 
 @dataclass(frozen=True)
 class Abilities:
-    """What decides on this machine how a twin can be trained."""
+    """Properties of this machine that decide how a twin can be trained."""
 
     fp16: bool = False
     """DeepSpeed's CPU accelerator takes fp16: it asks the processor."""
@@ -66,7 +66,7 @@ class NotProven:
     """A field and its value, or a property of the run."""
     why: str
     instead: str
-    """What the twin has in its place."""
+    """The twin's replacement for it."""
 
 
 def small_model(

@@ -26,7 +26,7 @@ class ServeOptions:
     dtype: str = "auto"
     """fp32, bf16, fp16; auto: fp32 on a CPU, the training's format on a GPU."""
     tensor_parallel_size: int | None = None
-    """Processes that share the model; None: as few GPUs as hold it."""
+    """Processes that the model is sharded over; None: the fewest GPUs that it fits on."""
     threads: int | None = None
     """Of the model's process on a CPU; None: all cores."""
     max_batch: int | None = None

@@ -34,9 +34,9 @@ AdamW for the rest, and a learning rate that falls in the last fifth (WSD).
 
 Both have the same number of parameters within 1 %, the same samples in the same order, the same batch,
 warm-up (5 %), weight decay and clipping, no dropout, and one learning rate for all parameters. For each
-recipe, the command searches for the learning rate: four rates with one seed, each twice the one before,
-and more as long as the best is the lowest or the highest. Then it trains two more seeds at the best rate,
-and shorter runs of the modern recipe. If it is stopped, the same command continues.
+recipe, the command searches for the learning rate. It tries four rates with one seed, each twice the
+previous one, and adds rates while the best one is the lowest or the highest. Then it trains two more
+seeds at the best rate, and shorter runs of the modern recipe. If it is stopped, the same command continues.
 """
 
 SHOWS = """

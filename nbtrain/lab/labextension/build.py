@@ -55,7 +55,7 @@ def files_below(folder: Path) -> dict[str, Path]:
 
 
 def record_of(bundle: Path) -> dict[str, object]:
-    """What built_from.json of a bundle of these sources says."""
+    """Return the content of built_from.json for a bundle of these sources."""
     files = files_below(bundle)
     return {"sources": sha256_of(sources()), "bundle": sha256_of(files), "files": sorted(files)}
 

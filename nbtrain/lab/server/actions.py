@@ -1,6 +1,6 @@
-"""What a person does to a run over REST: stop, cancel, pause, resume, clone.
+"""Actions on a run over REST: stop, cancel, pause, resume, clone.
 
-All work while a cell runs, after a kernel's restart and from a second browser, for no kernel is asked.
+They need no kernel, so they work while a cell runs, after a kernel restart and from a second browser.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from nbtrain.monitor.run_view import RunView
 
 
 class ActionHandler(NbtrainHandler):
-    """What ends with a state: {"state", "cause", "name"} after at most two seconds, 202 if it goes on."""
+    """Answers with {"state", "cause", "name"} after at most two seconds; 202 if the action is still going."""
 
     def need_job(self, view: RunView, what: str) -> JobDir:
         if (job := view.job) is None:

@@ -25,7 +25,7 @@ KEYS: dict[str, type] = {
 
 
 class AboutFormHandler(NbtrainHandler):
-    """What the form's routes share."""
+    """Shared base of the form's routes."""
 
     async def answer_form(self, path: str, request: dict[str, Any], status: int = 200) -> None:
         from nbtrain.lab.form.answers import answer

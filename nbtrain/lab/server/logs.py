@@ -30,7 +30,7 @@ SEARCHERS = ThreadPoolExecutor(2, "nbtrain-search")
 
 
 class OneLogHandler(NbtrainHandler):
-    """What asks for one log: ?rank=<number, "supervisor" or "node0">&job=&attempt=."""
+    """Shared base of routes for one log: ?rank=<number, "supervisor" or "node0">&job=&attempt=."""
 
     async def log_asked_for(self, name: str) -> tuple[JobDir, Path]:
         """The job and its log, which need not exist."""
@@ -106,7 +106,7 @@ def _search(
 
 
 def _hit(hit: dict[str, Any]) -> dict[str, Any]:
-    """Of which rank and attempt a hit's log is: "3.0.log" is rank 3, attempt 0."""
+    """Add the rank and attempt of a hit's log: "3.0.log" is rank 3, attempt 0."""
     who, _, attempt = hit["log"].removesuffix(".log").partition(".")
     return {
         "job": hit["job"],

@@ -12,7 +12,7 @@ TAGS = "loss,validation_loss,learning_rate,grad_norm,tokens_per_second"
 
 
 class NamedScalarsHandler(NbtrainHandler):
-    """What asks for scalars: ?tags=loss,learning_rate."""
+    """Shared base of routes that name scalars: ?tags=loss,learning_rate."""
 
     def names(self) -> tuple[str, ...]:
         names = tuple(dict.fromkeys(part for part in self.get_argument("tags", TAGS).split(",") if part))

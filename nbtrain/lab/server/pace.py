@@ -20,7 +20,7 @@ REQUEST_SECONDS = 0.0025
 
 
 class Pace:
-    """What looks cost, and the time between two that follows from it. Any thread may use it."""
+    """Measures the cost of polls, and derives the interval between them. Thread-safe."""
 
     def __init__(self, share: float) -> None:
         self.seconds = LEAST_SECONDS

@@ -1,6 +1,6 @@
-"""What a run was meant to be, over REST: its plan, its configuration beside its parent's; checks of any run.
+"""A run's plan and its configuration compared with its parent's, over REST; checks of any run.
 
-The planner is loaded at the first such request: a server that only shows runs does without it.
+The planner is loaded at the first such request, so that a server that only shows runs does not load it.
 """
 
 from typing import Any

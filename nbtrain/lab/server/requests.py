@@ -1,4 +1,4 @@
-"""What every REST route shares: who may ask, what a request may hold, in which thread it is answered, errors.
+"""Shared parts of the REST routes: authorization, limits of a request, the thread that answers it, errors.
 
     read()     files of runs: four threads, so that a slow disk stops neither kernels nor the other requests
     read_first()  the list of runs: a thread of its own, and while it reads, what read() has not begun waits;
@@ -77,11 +77,11 @@ METHODS = ("get", "post", "patch", "delete")
 
 @web.stream_request_body
 class NbtrainHandler(APIHandler):
-    """What the REST handlers share.
+    """Shared base of the REST handlers.
 
-    Each of METHODS that a subclass defines is authenticated and authorized as Jupyter's own are. What is
-    refused before the body was read is answered after it: a connection that is closed while its client still
-    sends is an error without words.
+    Each of METHODS that a subclass defines is authenticated and authorized like Jupyter's own. A request that
+    is refused before its body was read is answered after the body: a client whose connection closes while it
+    still sends would see an error without a message.
     """
 
     auth_resource = "nbtrain"
@@ -181,15 +181,15 @@ class NbtrainHandler(APIHandler):
             AHEAD.submit(catch_up, view)
 
     async def read(self, function: Callable[..., Value], *arguments: Any) -> Value:
-        """What a function that reads files of runs returns."""
+        """Run a function that reads files of runs, and return its result."""
         return await in_pool(READERS, _after_the_list, function, *arguments)
 
     async def read_first(self, function: Callable[[], Value]) -> Value:
-        """As read(), before all that read() has not begun."""
+        """Run a function like read(), before all functions that read() has not started."""
         return await in_pool(LIST, _before_all, function)
 
     async def library(self, function: Callable[..., Value], *arguments: Any) -> tuple[Value, list[str]]:
-        """What a verb of the library returns, and what it said meanwhile that a notebook would print."""
+        """Run a verb of the library; return its result and the messages that a notebook would print."""
 
         def call() -> tuple[Value, list[str]]:
             with said_here() as notes:
@@ -315,7 +315,7 @@ def said_here() -> Iterator[list[str]]:
 
 
 class Actions:
-    """What is being done to jobs: each in a thread of its own, and once, however often it is asked for."""
+    """The running actions on jobs. Each has its own thread, and runs once however often it is requested."""
 
     def __init__(self) -> None:
         self._running: dict[tuple[str, ...], Future[Any]] = {}

@@ -25,7 +25,7 @@ class RunsHandler(NbtrainHandler):
 
 
 def _load_the_rest() -> None:
-    """What a run's page needs: whoever sees the list opens one next, and waits half a second less."""
+    """Load the modules of a run's page early, so that the first run opens half a second faster."""
     import nbtrain.lab.run_actions
     import nbtrain.monitor.job_shown  # noqa: F401
 

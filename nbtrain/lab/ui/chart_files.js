@@ -1,11 +1,11 @@
-// A chart as a file: PNG of what is in sight, CSV of all its points.
+// A chart as a file: PNG of the visible part, CSV of all its points.
 
 const PIXELS = 2;
-// Of the names above a picture: height of a row, margin, length of a line's sample, room between names.
+// The legend above a picture, in pixels: height of a row, margin, length of a line sample, space between names.
 const LEGEND_ROW = 17, LEGEND_MARGIN = 8, LINE_SAMPLE = 14, NAMES_APART = 14;
 const DRAWN = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-size", "font-family"];
 
-/** The points of all lines by x, one column for each. */
+/** Return CSV with the points of all lines: a row for each x, a column for each line. */
 export function chartCsv(spec) {
   const rows = new Map();
   spec.lines.forEach((line, column) =>
@@ -20,7 +20,7 @@ export function chartCsv(spec) {
   return [head, ...body].map((cells) => cells.join(",")).join("\n") + "\n";
 }
 
-/** The title and the names of all lines with their colours, in rows that are not wider than the picture. */
+/** Return the title and the names of all lines with their colours, in rows that fit the picture's width. */
 export function legendRows(spec, measure, width) {
   const named = ({ label, note, color, dash }) => ({ words: note ? `${label}, ${note}` : label, color, dash });
   const bound = ({ word }) => ({ words: word, color: word === "request" ? "good" : "bad", dash: "5 4" });
@@ -39,7 +39,7 @@ export function legendRows(spec, measure, width) {
   return rows;
 }
 
-/** The chart's picture with the colours of the theme, as a Blob. */
+/** Return the chart's picture with the colours of the theme, as a Blob. */
 export async function chartPng(chart) {
   const picture = chart.picture, copy = picture.cloneNode(true);
   const [from, to] = [picture, copy].map((node) => [node, ...node.querySelectorAll("*")]);

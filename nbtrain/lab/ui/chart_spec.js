@@ -1,4 +1,4 @@
-// What charts of a snapshot, of a job's resources and of metrics draw: their specs for chart.js.
+// The specs for chart.js: charts of a snapshot, of a job's resources and of metrics.
 
 /** The charts of a snapshot (monitor/chart_data.py) by step. */
 export const snapSpecs = (snap) =>
@@ -32,7 +32,7 @@ export const usageSpec = (chart) => ({
   yName: "",
   yForm: chart.form,
   fromZero: true,
-  // How busy something is reads against all of it.
+  // A utilization is drawn on a scale up to 100 %.
   top: chart.form === "share" ? 1 : null,
 });
 
@@ -84,14 +84,14 @@ function nearestStep(steps, step) {
 // The note of a curve that is identical to another one and therefore covers it.
 const DASH_PIXELS = 6;
 
-/** How many points two lines have in common from their beginning on; 0 if they differ before one ends. */
+/** Return how many points two lines share if one is the beginning of the other, else 0. */
 function commonPoints(one, two) {
   const length = Math.min(one.x.length, two.x.length);
   const same = (at) => one.x[at] === two.x[at] && Object.is(one.y[at], two.y[at]);
   return length > 1 && Array.from({ length }, (_, at) => at).every(same) ? length : 0;
 }
 
-/** Lines that lie exactly over an earlier one are dashed, so that both are seen, and `note` says so. */
+/** Dash lines that cover an earlier one exactly, so that both are visible, and explain it in `note`. */
 export function toldApart(lines) {
   return lines.map((line, at) => {
     const below = lines.slice(0, at).filter((one) => commonPoints(one, line));

@@ -1,4 +1,4 @@
-// Runs side by side: their curves in one chart for each scalar, and tables of settings and figures.
+// Runs side by side: one chart per scalar with the curves of all runs, and tables of settings and results.
 
 import { Chart, ChartGroup } from "./chart.js";
 import { metricSpec, toldApart } from "./chart_spec.js";
@@ -10,11 +10,11 @@ import { checkbox, element } from "./words.js";
 const COMPARED_HEIGHT = 190;
 const COMPARED_POINTS = 400;
 const COMPARED_MS = 5000;
-// Of long runs, an answer holds what was read of the event files so far.
+// For long runs, an answer has only the part of the event files that was read so far.
 const UNREAD_MS = 800;
 const COMPARED_SMOOTHING = 0.6;
 const NUM_COLORS = 8;
-// Curves that answer most questions stand first; all others follow.
+// The most useful curves come first; all others follow.
 const FIRST_COMPARED = [
   "loss",
   "validation_loss",
@@ -205,7 +205,7 @@ export function comparedSpecs(names, curves, { axis, smoothing, all }) {
       const part = curves.get(name).series[tag], begin = began.get(name);
       series[name] = { ...part, time: part.time.map((time) => time - begin) };
     }
-    // A task's title is its own name, which is not changed.
+    // The title of a task is its name, which is shown unchanged.
     const row = tags.get(tag), at = tag.startsWith("task/") ? 0 : 1;
     const title = row.title.slice(0, at).toUpperCase() + row.title.slice(at);
     const answer = { tags: [row], series, marks: [] };

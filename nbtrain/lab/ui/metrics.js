@@ -1,4 +1,4 @@
-// The tab Metrics: every curve of the run by step, tokens or time, in charts that are zoomed together.
+// The tab Metrics: every curve of the run by step, tokens or time, in charts that zoom together.
 
 import { Chart, ChartGroup } from "./chart.js";
 import { metricSpec, snapSpecs } from "./chart_spec.js";

@@ -1,7 +1,7 @@
-// Numbers on the axes of charts that a reader zooms: the words of base/amounts.py and monitor/chart_data.py,
-// and their ticks. tests/lab/ui/numbers.json holds what both must say.
+// Numbers and ticks on the axes of zoomable charts, formatted as in base/amounts.py and monitor/chart_data.py.
+// tests/lab/ui/numbers.json has the expected results for both.
 
-/** Rounded as Python rounds: a tie, which only a binary fraction can be, goes to the even digit. */
+/** Round as Python does: a tie, which only exact binary fractions can be, goes to the even digit. */
 function fixed(value, digits) {
   const scaled = Math.abs(value) * 10 ** digits, low = Math.floor(scaled);
   const tie = scaled < 1e15 && scaled - low === 0.5 && scaled / 10 ** digits === Math.abs(value);
@@ -24,7 +24,7 @@ function general(value) {
 const trimmed = (text) => (text.includes(".") ? text.replace(/0+$/, "").replace(/\.$/, "") : text);
 const grouped = (text) => text.replace(/^-?\d+/, (digits) => digits.replace(/\B(?=(\d{3})+$)/g, ","));
 
-/** 126638592 as "126.6M"; 1000 of a unit make the next. */
+/** Format 126638592 as "126.6M". */
 export function count(value) {
   for (const [unit, mark] of [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]])
     if (Math.abs(value) >= unit)
@@ -80,7 +80,7 @@ const FORMS = {
   },
 };
 
-/** A tick's label; a form that is none of the table is a unit, said after the number. */
+/** The label of a tick. A form that is not in the table is a unit, which follows the number. */
 export const tickLabel = (form, value, step) =>
   FORMS[form] ? FORMS[form](value, step) : `${count(value)} ${form}`;
 
@@ -89,14 +89,14 @@ const spread = (first, last, step) =>
     Number(((first + at) * step).toPrecision(12)),
   );
 
-/** A value as it is read under the pointer: four digits, five of a loss. */
+/** The value at the pointer, with four digits, or five for a loss. */
 export function readLabel(form, value) {
   const size = Math.abs(value), digits = form === "decimals" ? 5 : 4;
   if (form === "count" || form === "whole") return grouped(trimmed(value.toFixed(size < 100 ? 2 : 0)));
   if (form !== "decimals" && form !== "number") return tickLabel(form, value, size / 1000 || 1);
   if (size && size < 1e-3) return scientific(value, size / 1000);
   const text = value.toPrecision(digits);
-  // More digits before the point than that, also once rounded.
+  // The rounded number has more digits before the decimal point.
   return grouped(text.includes("e") ? value.toFixed(0) : text);
 }
 
@@ -132,7 +132,7 @@ export function byteTicks(low, high) {
   return spread(first, last, step);
 }
 
-/** Powers of ten between two positive numbers; with 2 and 5 of each if these are few, else round numbers. */
+/** Powers of ten between two positive numbers. If these are few, multiples by 2 and 5 too, or round numbers. */
 export function logTicks(low, high) {
   const between = (factors) => {
     const found = [];
@@ -150,7 +150,7 @@ export function logTicks(low, high) {
   return ticks(low, high, 4);
 }
 
-/** Exponential moving average, corrected for its start: the first value is the first of the curve. */
+/** Exponential moving average with bias correction: the first value is unchanged. */
 export function smoothed(values, weight) {
   if (!(weight > 0)) return values;
   let sum = 0, share = 1;

@@ -1,13 +1,13 @@
-// One poll of the runs for all who show them in this page: lists, the status bar, the Running panel.
+// One poll of the runs, shared by all views of this page: lists, the status bar, the Running panel.
 //
 //   runsFeed(server).join({took(value), failed(error), wait()})  ->  {look(), plan(), leave()}
 //
-// `wait()` is how many milliseconds a watcher is content with the newest answer, null while it needs none. The
-// least of all counts. A page that is hidden asks nothing.
+// `wait()` returns the milliseconds until the watcher needs a new answer, null while it needs none. The smallest
+// value is used. A hidden page does not poll.
 
 const feeds = new Map();
 
-/** The feed of a server; views of one page have one. */
+/** Return the feed of a server; all views of a page share it. */
 export function runsFeed(server) {
   const key = server.base ? `${server.base} ${server.token}` : server;
   if (!feeds.has(key)) feeds.set(key, new RunsFeed(server));
@@ -48,14 +48,14 @@ class RunsFeed {
     return this.value !== null && wait !== null && Date.now() - this.at < wait;
   }
 
-  /** Ask at once; if an answer is on its way, again after it, for something may have changed since. */
+  /** Poll at once. If a request is under way, poll again after it, because something may have changed since. */
   look() {
     clearTimeout(this.timer);
     if (this.reading) this.again = true;
     else this.read();
   }
 
-  /** Ask when the first of the watchers wants it. */
+  /** Schedule the next poll for the watcher that needs it first. */
   plan() {
     clearTimeout(this.timer);
     const waits = [...this.watchers].map((one) => one.wait()).filter((wait) => wait !== null);

@@ -1,8 +1,8 @@
-// Which runs of a list are in sight, and in which order: text, state, tag; a column, or the order as given.
+// The filter of a list of runs (text, state, tag) and its order (by a column, or as given).
 
 import { known } from "./words.js";
 
-/** Choices of the filter by state: [value, words]; each state that occurs comes after them. */
+/** Choices of the filter by state: [value, label]; the states that occur follow them. */
 export const STATE_GROUPS = [
   ["", "All states"],
   ["active", "Active"],
@@ -13,7 +13,7 @@ export const STATE_GROUPS = [
 export const tagWords = ([key, value]) => (value ? `${key}=${value}` : key);
 export const tagsOf = (run) => Object.entries(run.labels || {}).map(tagWords);
 
-/** What is searched for a text, in lower case. */
+/** The text of a run that the filter searches, in lower case. */
 const searched = (run) =>
   [run.name, run.state, ...tagsOf(run), run.notes, run.cause, run.backend]
     .filter(Boolean)
@@ -36,7 +36,7 @@ export function filteredRuns(runs, { text, state, tag }) {
   });
 }
 
-/** Sorted by `key`; runs without the figure come last in either direction. */
+/** Sort by `key`; runs without a value come last in either direction. */
 export function sortedRuns(runs, { key, direction }) {
   const value = (run) => (key === "about" ? run.notes || run.cause || null : run[key]);
   const compared = (one, two) => {
@@ -56,7 +56,8 @@ export function tagChoices(runs) {
   return [["", "Any tag"], ...found.map(([tag, count]) => [tag, `${tag} (${count})`])];
 }
 
-/** {key: value or null} that makes `before` what the text says: "team=nlp, stage". Throws an Error. */
+/** Return the changes {key: value or null} that turn `before` into the labels of the text: "team=nlp, stage".
+ *  Throws an Error for invalid text. */
 export function labelChanges(text, before) {
   const changes = Object.fromEntries(Object.keys(before).map((key) => [key, null]));
   for (const part of text.split(",").map((word) => word.trim()).filter(Boolean)) {

@@ -1,10 +1,10 @@
-// A table of rows {kind, time, cells}: sorted by a click on a head, with filter, choice of columns, pages.
+// A table of rows {kind, time, cells}: sorted by a click on a column head, with filter, column menu and pages.
 
 import { button, checkbox, element, known, menu, moment, stamp } from "./words.js";
 
 const SORTED = { 1: "ascending", "-1": "descending" };
 
-/** Cells before their row's own: a time stands first, in the reader's time zone. */
+/** The first cell of a row that has a time, in the user's time zone; else null. */
 const timeCell = (row, time) =>
   known(row.time) ? { text: time(row.time), sort: row.time, title: stamp(row.time) } : null;
 

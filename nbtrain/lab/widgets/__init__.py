@@ -1,1 +1,1 @@
-"""What a notebook shows: the launch form, the live panel, TensorBoard."""
+"""The widgets of notebooks: the launch form, the live panel, TensorBoard."""

@@ -34,7 +34,7 @@ class ComparePage(anywidget.AnyWidget):
     _esm = script("compare_widget")
     names: Any = traitlets.List().tag(sync=True)
     root_id = traitlets.Unicode().tag(sync=True)
-    """Of the folder of the runs: a server that shows another output root is not asked."""
+    """Id of the folder of the runs: a server with another output directory is not asked."""
     value = traitlets.Dict().tag(sync=True)
     """{"tables", "curves"} of the moment the cell ran."""
 
@@ -61,7 +61,7 @@ class Comparison:
         return bundle(page, picture, repr(self))
 
     def _root_id(self) -> str:
-        """Of the folder that holds all the runs; "", which no server has, if there is none."""
+        """Return the id of the folder of all the runs; "", which no server has, if there is none."""
         roots = {root_id(run.path.parent) for run in self.runs}
         return roots.pop() if len(roots) == 1 else ""
 
@@ -70,7 +70,7 @@ class Comparison:
 
 
 def _curves(run: RunDir) -> dict[str, Any]:
-    """As the route metrics answers, for NAMES alone."""
+    """Return the answer of the route metrics for NAMES only."""
     asked = Asked(tuple(name for name in NAMES if name in BY_NAME), points=POINTS)
     answer = whole_metrics(RunView(run), asked, READ_SECONDS)
     return {**answer, "tags": [row for row in answer["tags"] if row["tag"] in NAMES]}

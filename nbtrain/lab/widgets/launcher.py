@@ -53,10 +53,10 @@ class LaunchForm(anywidget.AnyWidget):
     key = traitlets.Unicode().tag(sync=True)
     """The model's id, by which the script sees whether the kernel is there."""
     start = traitlets.Dict().tag(sync=True)
-    """What the form was opened with: yaml, overrides, mode, place."""
+    """Start values of the form: yaml, overrides, mode, place."""
     held = traitlets.Dict().tag(sync=True)
-    """What it holds: yaml, given (whether the overrides of the start count), typed, mode, and seq, a number
-    that rises with each change on either side."""
+    """Current values: yaml, given (whether the start's overrides apply), typed, mode, and seq, a number that
+    increases with each change on either side."""
 
     def __init__(self, run: str = "gpt-tiny", overrides: Overrides = None, mode: str = "full"):
         if mode not in MODES:
@@ -77,7 +77,7 @@ class LaunchForm(anywidget.AnyWidget):
 
     @property
     def draft(self) -> Draft:
-        """What the form holds. Raises ConfigError if its YAML cannot be read any more."""
+        """The form's values as a draft. Raises ConfigError if its YAML cannot be read any more."""
         held = self.held
         if self._draft[0] is not held:
             draft = Draft(held["yaml"], self.start["overrides"] if held["given"] else None)
@@ -87,7 +87,7 @@ class LaunchForm(anywidget.AnyWidget):
 
     @property
     def mode(self) -> str:
-        """What is to be done with the run, for nb.launch: full or twin."""
+        """Mode of the run for nb.launch: full or twin."""
         return self.held["mode"]
 
     @property

@@ -1,4 +1,4 @@
-"""What one output of a widget holds.
+"""The contents of one output of a widget.
 
 live front end    the widget, and a picture for whoever opens the notebook without its kernel
 nobody watches    the picture alone: in exported HTML, a widget would hide it until a CDN answers

@@ -63,7 +63,7 @@ class RunPanel(anywidget.AnyWidget):
         self.view = view
         snapshot = run_shown(view)
         self.handle: Any = None
-        """Of the output that shows it."""
+        """Display handle of the output that shows the panel."""
         super().__init__(name=view.name, run_id=snapshot["run_id"] or "", snap=snapshot, **arguments)
         self._closed = threading.Event()
         self.on_msg(self._on_message)
@@ -141,7 +141,7 @@ def finish_pictures(view: RunView) -> None:
 
 
 def mimebundle(view: RunView) -> dict[str, Any]:
-    """What one output of a run holds: the panel and a picture; without a live front end the picture alone."""
+    """Return the contents of a run's output: the panel and a picture; without a front end, the picture."""
     if is_watched():
         return RunPanel(view)._repr_mimebundle_()[0]
     return _picture(view)

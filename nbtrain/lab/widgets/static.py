@@ -162,7 +162,7 @@ def _timed(title: str, table: Mapping[str, Any], most: int = MOST_ROWS) -> str:
 
 
 def _events(snapshot: dict[str, Any]) -> str:
-    """Of a snapshot alone: the weighty and the newest."""
+    """Return the important and the newest events of a snapshot."""
     shown = in_sight(snapshot["events"], MOST_EVENTS)
     times = (utc(event["time"]) for event in shown)
     rows = [[at, event["kind"], event["writer"], event["message"]] for at, event in zip(times, shown)]

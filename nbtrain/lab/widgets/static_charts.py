@@ -14,7 +14,7 @@ from nbtrain.base.look import BLUE, GREEN, GREY, LINE, ORANGE, RED, SERIES
 from nbtrain.monitor.chart_data import smoothed
 
 COLORS = {"a": BLUE, "b": ORANGE} | {f"c{number}": color for number, color in enumerate(SERIES)}
-"""Of a chart's lines."""
+"""Colours of a chart's lines."""
 BOUND_COLORS = {"request": GREEN, "limit": RED, "request = limit": RED}
 MARK_COLORS = {"restart": ORANGE, "rollback": ORANGE, "resume": GREY}
 RIGHT, TOP, BOTTOM = 10, 16, 18

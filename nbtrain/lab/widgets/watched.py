@@ -38,7 +38,7 @@ def note_unfinished(words: str) -> None:
 
 
 def noted_unfinished(notebook: Any) -> str | None:
-    """What note_unfinished() left in a notebook (nbformat); None if nothing."""
+    """Return the note that note_unfinished() left in a notebook (nbformat), or None."""
     outputs = (output for cell in notebook.cells for output in cell.get("outputs", []))
     noted = (output.get("data", {}).get(UNFINISHED) for output in outputs)
     return next((found["words"] for found in noted if found), None)

@@ -29,7 +29,7 @@ class WhatIfPage(anywidget.AnyWidget):
     shown = traitlets.Dict().tag(sync=True)
     """WhatIf.shown() of the layout."""
     answer = traitlets.List(["", ""]).tag(sync=True)
-    """What came of "Use this" or of a refused change: good or bad, and words."""
+    """Result of "Use this" or of a refused change: "good" or "bad", and the message."""
 
     def __init__(self, state: WhatIf, **arguments: Any):
         self.state = state

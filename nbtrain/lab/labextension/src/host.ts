@@ -1,4 +1,4 @@
-// What the views of lab/ui ask of their surroundings, done with JupyterLab's commands.
+// The actions that the views of lab/ui need from the page around them, as JupyterLab commands.
 
 import type { JupyterFrontEnd } from "@jupyterlab/application";
 import { Notification } from "@jupyterlab/apputils";
@@ -12,7 +12,7 @@ export interface FormArguments {
   clone?: string;
 }
 
-/** The host of ARCHITECTURE.md, "The user interface"; null: not to be had here. */
+/** The host of ARCHITECTURE.md, "The user interface"; null if the action is not available here. */
 export interface Host {
   openRun(name: string): void;
   openRuns(): void;
@@ -39,8 +39,8 @@ export function makeHost(app: JupyterFrontEnd, notebooks: INotebookTracker | nul
 export function notify(text: string, kind: string, openRun?: () => void): void {
   const type = (["info", "success", "warning", "error"].includes(kind) ? kind : "info") as "info";
   const actions = openRun ? [{ label: "Open", callback: openRun }] : [];
-  // It stays in JupyterLab's list of notifications. Toasts that stay would pile up over the buttons of a page that is
-  // open all day.
+  // The toast disappears, and the message stays in JupyterLab's list of notifications. Permanent toasts would pile up
+  // over the buttons of a page that is open all day.
   Notification.emit(text, type, { autoClose: kind === "error" ? 30_000 : 8000, actions });
 }
 

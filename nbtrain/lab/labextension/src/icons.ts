@@ -35,7 +35,7 @@ export const tensorBoardIcon = new LabIcon({
   ),
 });
 
-/** Words in a bubble: a model that writes. */
+/** Text in a speech bubble: a model that generates. */
 export const modelsIcon = new LabIcon({
   name: "nbtrain:models",
   svgstr: svg(

@@ -1,4 +1,4 @@
-// nbtrain in JupyterLab and Notebook 7: what is put where. What a view shows is nbtrain/lab/ui.
+// nbtrain in JupyterLab and Notebook 7: places of the views, commands and menus. The views are in nbtrain/lab/ui.
 
 import { ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from "@jupyterlab/application";
 import { ICommandPalette, InputDialog } from "@jupyterlab/apputils";
@@ -239,12 +239,12 @@ function activate(
   );
 }
 
-/** A tab's words have room for two names. */
+/** The title of a comparison's tab, which has space for two names. */
 function comparedWords(names: string[]): string {
   return names.length > 2 ? `Compare ${names[0]} and ${names.length - 1} more` : `Compare ${names.join(", ")}`;
 }
 
-/** Ask for one of the runs; "" if none was chosen. */
+/** Let the user choose a run; "" if none was chosen. */
 async function choose(runs: readonly RunEntry[], title: string): Promise<string> {
   const items = runs.map((run) => run.name);
   if (!items.length) {

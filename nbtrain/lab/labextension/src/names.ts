@@ -1,4 +1,4 @@
-// Names that must not change: commands stand in menus and saved layouts, ids in the page.
+// Names that must not change: menus and saved layouts refer to commands, and the page refers to ids.
 
 export const CATEGORY = "nbtrain";
 export const PLUGIN = "nbtrain:plugin";

@@ -25,7 +25,7 @@ export class Status {
     });
   }
 
-  /** Whether the settings want the item. */
+  /** Whether the settings enable the item. */
   set wanted(value: boolean) {
     this._wanted = value;
     this._changed.emit();
@@ -36,7 +36,7 @@ export class Status {
       item: this._item,
       align: "left",
       rank: 90,
-      // Without it a window that was narrow once keeps the item hidden.
+      // Without this, the item stays hidden after the window was narrow once.
       priority: 1,
       isActive: () => this._wanted && this.watch.active.length > 0,
       activeStateChanged: this._changed,

@@ -12,11 +12,11 @@ export interface TabKind {
   command: string;
   namespace: string;
   icon: LabIcon;
-  /** The tab's words. */
+  /** The tab's label. */
   label(args: ReadonlyJSONObject): string;
-  /** Its tooltip, if that says more. */
+  /** The tab's tooltip, if it differs from the label. */
   caption?(args: ReadonlyJSONObject): string;
-  /** The arguments that tell a tab apart from others of its kind: what is restored after a reload. */
+  /** The arguments that distinguish a tab from others of its kind, and restore it after a reload. */
   own(args: ReadonlyJSONObject): ReadonlyJSONObject;
   /** `id`: the tab's. */
   content(args: ReadonlyJSONObject, id: string): Widget;
@@ -38,7 +38,7 @@ export class Tabs {
     });
   }
 
-  /** The tab of these arguments, to the front; made if there is none. */
+  /** Bring the tab with these arguments to the front; open it if it does not exist. */
   open(args: ReadonlyJSONObject): MainAreaWidget {
     // The launcher adds its folder to the arguments.
     const own = this.kind.own(args);
@@ -55,7 +55,7 @@ export class Tabs {
       this._args.set(widget, own);
       void this._tracker.add(widget);
     }
-    // Notebook 7 has one document in its main area: all else goes below.
+    // Notebook 7 has one document in its main area, so everything else goes below.
     const below = this.app.name === "Jupyter Notebook";
     if (!widget.isAttached) this.app.shell.add(widget, below ? "down" : "main", { mode: "tab-after" });
     this.app.shell.activateById(widget.id);
@@ -69,13 +69,13 @@ export class Tabs {
 
 const wordOf = (value: unknown) => (typeof value === "string" ? value : JSON.stringify(value));
 
-/** Those of `args` that are given. */
+/** The entries of `args` that have a value. */
 export function only(args: ReadonlyPartialJSONObject, ...keys: string[]): ReadonlyJSONObject {
   const given = keys.filter((key) => args[key] !== undefined && args[key] !== null && args[key] !== "");
   return Object.fromEntries(given.map((key) => [key, args[key]])) as ReadonlyJSONObject;
 }
 
-/** Notebook 7's area below its document opens with no height. */
+/** Give Notebook 7's area below the document a height; it opens with none. */
 function giveHeight(widget: Widget): void {
   let around: Widget | null = widget;
   while (around && !(around instanceof SplitPanel)) around = around.parent;
@@ -83,7 +83,7 @@ function giveHeight(widget: Widget): void {
   if (below < above / 4) around?.setRelativeSizes([2, 3]);
 }
 
-/** The page that keeps TensorBoard live, of one run or of all; it follows JupyterLab's theme by itself. */
+/** The page with a live TensorBoard of one run or of all runs; it follows JupyterLab's theme. */
 export function tensorBoardFrame(name: string): Widget {
   const page = name ? `nbtrain/tensorboard/?${new URLSearchParams({ run: name })}` : "nbtrain/tensorboard/";
   return pageFrame(page, name ? `TensorBoard of ${name}` : "TensorBoard of all runs");

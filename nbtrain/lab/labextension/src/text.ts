@@ -1,4 +1,4 @@
-// "Train on this text" of a file or folder: the server looks at it, and the form opens with what it chose.
+// "Train on this text" for a file or folder: the server inspects it, and the form opens with the chosen settings.
 
 import type { JupyterFrontEnd } from "@jupyterlab/application";
 import { Notification } from "@jupyterlab/apputils";
@@ -7,11 +7,11 @@ import type { IFileBrowserFactory } from "@jupyterlab/filebrowser";
 import type { Server } from "../../ui/server.js";
 import type { FormArguments } from "./host";
 
-// What `nbtrain new` reads (corpus/survey.py); of other files the server says why it does not.
+// File types that `nbtrain new` reads (corpus/survey.py); for other files the server answers why not.
 const TEXT = /\.(txt|md|jsonl|ndjson|json|parquet|parq|pq)(\.(gz|zst|bz2|xz))?$/i;
 
 interface Chosen extends FormArguments {
-  /** What the text is: "2.8 MiB of English in 559 documents, 1 file". */
+  /** A description of the text: "2.8 MiB of English in 559 documents, 1 file". */
   found: string;
   notes: string[];
 }
@@ -23,7 +23,7 @@ export function chosenTexts(app: JupyterFrontEnd, browsers: IFileBrowserFactory 
   return items.map((item) => app.serviceManager.contents.localPath(item.path));
 }
 
-/** Have the server look at the texts, then open the form. */
+/** Let the server inspect the texts, then open the form. */
 export function trainOn(server: Server, paths: string[], openForm: (start: FormArguments) => void): void {
   const looked = server.call("form/text", "POST", { paths }).then((value) => {
     const { yaml, overrides, found, notes } = value as Chosen;

@@ -1,9 +1,9 @@
-// What of nbtrain/lab/ui is used here; those modules are plain JavaScript.
+// Types for the parts of nbtrain/lab/ui that are used here; those modules are plain JavaScript.
 
 declare module "*/ui/server.js" {
   export class Server {
     constructor(config: { base: string; token: string });
-    /** Called after each request that is no GET, such as a submission. */
+    /** Called after each request other than GET, such as a submission. */
     changed: () => void;
     call(path: string, method?: string, body?: unknown): Promise<any>;
   }

@@ -1,4 +1,4 @@
-// The views of lab/ui as widgets: made when they come into the page, ended with their widget.
+// The views of lab/ui as widgets: created when they are attached to the page, ended with their widget.
 
 import { Widget } from "@lumino/widgets";
 import type { Message } from "@lumino/messaging";
@@ -10,10 +10,10 @@ import { mountRuns } from "../../ui/runs.js";
 import type { Server } from "../../ui/server.js";
 import type { Host } from "./host";
 
-/** Draws into an element, and returns what ends that. */
+/** Draws a view into an element, and returns a function that ends it. */
 export type Mount = (root: HTMLElement) => Mounted;
 
-/** What ends a view; of some, with what asks the server at once. */
+/** A function that ends a view; some also have a method that polls the server at once. */
 export type Mounted = (() => void) & { look?(): void };
 
 export class View extends Widget {
@@ -24,7 +24,7 @@ export class View extends Widget {
     this.addClass(`nbtrain-${kind}View`);
   }
 
-  /** Ask the server at once. */
+  /** Poll the server at once. */
   look(): void {
     this._end?.look?.();
   }

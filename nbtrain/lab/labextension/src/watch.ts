@@ -1,5 +1,5 @@
-// The runs of this server for the Running panel, the status bar and the notifications, by the poll that the lists
-// of the page have too. A page that is hidden does not look.
+// The runs of this server for the Running panel, the status bar and the notifications. They share the poll of the
+// page's lists. A hidden page does not poll.
 
 import { Signal, type ISignal } from "@lumino/signaling";
 
@@ -9,7 +9,7 @@ import type { Server } from "../../ui/server.js";
 export interface RunEntry {
   name: string;
   state: string;
-  /** The state's words, such as Stopping..., and their tone. */
+  /** The label of the state, such as Stopping..., and its tone. */
   pill: [string, string];
   active: boolean;
   cause: string | null;
@@ -23,7 +23,7 @@ const LONGEST_MS = 300_000;
 
 export class RunsWatch {
   constructor(readonly server: Server) {
-    // What a view of this page has asked for, such as a submission, shows at once.
+    // Poll at once after a request from this page, such as a submission.
     server.changed = () => this.refresh();
   }
 
@@ -36,12 +36,12 @@ export class RunsWatch {
     return this._runs.filter((run) => run.active);
   }
 
-  /** After each look. */
+  /** Emitted after each poll. */
   get changed(): ISignal<this, void> {
     return this._changed;
   }
 
-  /** A run that was active at an earlier look, and is no more. */
+  /** Emitted for a run that was active at an earlier poll and has ended. */
   get ended(): ISignal<this, RunEntry> {
     return this._ended;
   }
@@ -56,7 +56,7 @@ export class RunsWatch {
     this._feed?.look();
   }
 
-  // --- what the feed asks of those who have joined it ---
+  // --- the watcher's side of the feed ---
 
   wait(): number {
     // The interval grows while the server extension is missing; the list of runs reports that.
@@ -67,7 +67,7 @@ export class RunsWatch {
     this._runs = value.runs;
     this._failures = 0;
     const ended = this._runs.filter((run) => this._wasActive.has(run.name) && !run.active);
-    // Kept while the server does not answer: what ends meanwhile is noticed afterwards.
+    // Keep the list while the server does not answer, so that runs that end meanwhile are noticed afterwards.
     this._wasActive = new Set(this.active.map((run) => run.name));
     ended.forEach((run) => this._ended.emit(run));
     this._changed.emit();

@@ -300,7 +300,7 @@ FAULTS = {
     "machine-gone": Fault("the same, no other pod follows, `elastic: true`", machine_lost_for_good),
     "out-of-memory": Fault("the first pod is over its memory limit, exit code 137", first_pod_out_of_memory),
     "server-silent": Fault("the API server does not answer for some time", server_silent),
-    "queue": Fault("Kueue takes the pods, and gives them back", held_by_the_queue),
+    "queue": Fault("Kueue evicts the pods, and later admits them again", held_by_the_queue),
     "deleted": Fault("`kubectl delete` of the object", deleted_by_hand),
     "deadline": Fault("`active_deadline_seconds` have passed", operators_deadline),
     "cancelled": Fault("`nbtrain cancel`", cancelled),

@@ -106,7 +106,7 @@ def refuse_without_loss(config: RunConfig, datasets: GPTDatasets) -> None:
 
     Reads up to the first sample that has one. Packed examples have been looked at when they were packed.
     """
-    if not datasets.is_masked or config.data.packing == "best_fit" or config.dpo is not None:
+    if not datasets.is_masked or config.data.resolved_packing == "best_fit" or config.dpo is not None:
         return
     samples = config.batch_schedule.samples_after(config.train_steps)
     for position in range(samples):
@@ -123,7 +123,7 @@ def refuse_without_loss(config: RunConfig, datasets: GPTDatasets) -> None:
 
 def may_have_no_loss(config: RunConfig, opened: OpenDataset | OpenBlend) -> bool:
     """Whether refuse_without_loss() has something to look at; indices are not built for this."""
-    if config.data.packing == "best_fit" or config.dpo is not None:
+    if config.data.resolved_packing == "best_fit" or config.dpo is not None:
         return False
     entries = opened.entries if isinstance(opened, OpenBlend) else (opened,)
     return all(entry.loss_mask is not None for entry in entries)

@@ -174,8 +174,8 @@ class PackedDataset:
         left_out = _left_out(counts_of(pieces), self.seq_length)
         if not len(pieces.rows):
             raise DataError(
-                f"{display(self.files.prefix)}: nothing of {', '.join(self.dataset_names)} can be learnt: "
-                f"{left_out}. Raise model.seq_length = {self.seq_length:,}, or fix the sources."
+                f"{display(self.files.prefix)}: nothing of {', '.join(self.dataset_names)} can be trained "
+                f"on: {left_out}. Raise model.seq_length = {self.seq_length:,}, or fix the sources."
             )
         if left_out:
             logger.warning("%s: %s.", printable(display(self.files.prefix)), left_out)
@@ -209,8 +209,8 @@ def _left_out(counts: dict[str, int], seq_length: int) -> str:
     limit = f"{seq_length + 1:,} tokens (seq_length + 1)"
     reasons = [
         (counts["truncated"], f"longer than {limit}: truncated"),
-        (counts["nothing_learnt"], f"without a learnt token among their first {limit}: left out"),
-        (counts["too_short"], "of a single token: left out"),
+        (counts["nothing_learnt"], f"without a token in the loss among their first {limit}: skipped"),
+        (counts["too_short"], "of a single token: skipped"),
     ]
     return "; ".join(f"{count:,} examples {what}" for count, what in reasons if count)
 

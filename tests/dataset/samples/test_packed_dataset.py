@@ -213,8 +213,8 @@ def test_too_long_examples(write, caplog):
     }
     assert caplog.messages == [
         "data/dataset/tuning/text_document: 1 examples longer than 17 tokens (seq_length + 1): truncated; 2 "
-        "examples without a learnt token among their first 17 tokens (seq_length + 1): left out; 1 examples "
-        "of a single token: left out."
+        "examples without a token in the loss among their first 17 tokens (seq_length + 1): skipped; 1 "
+        "examples of a single token: skipped."
     ]
     first = next(
         part for position in range(2) for part in segments(dataset.sample(position)) if part[0][0] == 100
@@ -231,9 +231,9 @@ def test_nothing_to_learn_is_an_error(write):
     with pytest.raises(DataError) as caught:
         build(write({"a": (1.0, [example(1, 40, 5)])}))
     assert str(caught.value) == (
-        "data/dataset/tuning/text_document: nothing of a can be learnt: 1 examples without a learnt token "
-        "among their first 17 tokens (seq_length + 1): left out. Raise model.seq_length = 16, or fix the "
-        "sources."
+        "data/dataset/tuning/text_document: nothing of a can be trained on: 1 examples without a token "
+        "in the loss among their first 17 tokens (seq_length + 1): skipped. Raise model.seq_length = 16, or "
+        "fix the sources."
     )
 
 

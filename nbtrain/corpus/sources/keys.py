@@ -229,10 +229,10 @@ CONTEXT = KeyRule(
     fix="Put it into the question.",
 )
 QUESTION_PARTS = KeyRule(
-    ("prefix", "suffix", "choices", "options"),
+    ("question", "query", "prefix", "suffix", "choices", "options"),
     "refused",
     "another part of the question",
-    fix="Put it into the question.",
+    fix="Join the parts of the question in one key.",
 )
 SYSTEM_NAMES = (
     *("system", "system_prompt", "system_message", "system_instruction", "system_instructions"),

@@ -58,10 +58,22 @@ def _of_pair(entry: Any) -> list[Any]:
 
 
 def messages_or_text(value: dict[str, Any], key: str, role: str) -> list[Any]:
-    """The messages under a key; text is one message of `role`."""
-    if isinstance(value[key], str):
+    """The messages under a key; text that is not JSON of messages is one message of `role`."""
+    if isinstance(value[key], str) and not holds_messages(value[key]):
         return [{"role": role, "content": value[key]}]
     return messages_of(value[key], key)
+
+
+def holds_messages(value: Any) -> bool:
+    """Return whether a value is a list of messages, or one message, also as JSON text."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            return False
+    if isinstance(value, list):
+        return bool(value) and all(map(is_message, value))
+    return is_message(value)
 
 
 def earlier_messages(value: Any, key: str) -> list[Any]:

@@ -20,7 +20,7 @@ from nbtrain.corpus.sources.chat import ChatReader, Turn, nodes_of
 from nbtrain.corpus.sources.instructions import BrokenExample, ExampleReader, answer_of, joined, text_of
 from nbtrain.corpus.sources.json_line import keys_of, kind_of
 from nbtrain.corpus.sources.keys import MESSAGES_NAMES, RecordNotes, holds_value
-from nbtrain.corpus.sources.messages import ASSISTANT, is_message, messages_of
+from nbtrain.corpus.sources.messages import ASSISTANT, holds_messages, is_message, messages_of
 from nbtrain.corpus.sources.record_files import RecordFileReader
 from nbtrain.corpus.sources.shapes import way_forward
 
@@ -63,6 +63,7 @@ class PreferenceReader(ChatReader):
         self.keys.look(value, read, notes)
         texts = ["".join(text for text, _ in example.pieces) for example in pair]
         if texts[0] == texts[1]:
+            notes.check(self.kind)
             raise self._equal()
         return pair
 
@@ -80,6 +81,8 @@ class PreferenceReader(ChatReader):
             # The input of a preference in OpenAI's format, which has tools and messages.
             self.keys.look(prompt, ("messages",), notes, key)
             return messages_of(prompt["messages"], key), [key]
+        if isinstance(prompt, str) and holds_messages(prompt):
+            return messages_of(prompt, key), [key]
         if isinstance(prompt, str) and answer is not None:
             # Beside whole conversations it repeats their question.
             begins = self._answers_first(answer)
@@ -128,6 +131,8 @@ class PreferenceReader(ChatReader):
             turns = [*asked, *self._placed(messages, key, notes, asked[-1].role if asked else "")]
             both.append(self._opened(turns, value, read))
         if both[0] == both[1]:
+            # What differs may be in a key that is refused.
+            notes.check(self.kind)
             raise self._equal()
         num_shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*both, strict=False)))
         examples = []
@@ -151,13 +156,7 @@ class PreferenceReader(ChatReader):
 def _answer_messages(value: Any, key: str) -> list[Any] | None:
     """The messages of an answer; None if it is text, or parts of text."""
     if isinstance(value, str):
-        if not value.lstrip().startswith("[{"):
-            return None
-        try:
-            messages = messages_of(value, key)
-        except BrokenExample:
-            return None
-        return messages if all(map(is_message, messages)) else None
+        return messages_of(value, key) if holds_messages(value) else None
     if not isinstance(value, list | dict) or _is_text_parts(value):
         return None
     return messages_of(value, key)

@@ -5,6 +5,7 @@ from typing import Any
 from nbtrain.corpus.records import Example
 from nbtrain.corpus.sources.instructions import BrokenExample, ExampleReader, answer_of, joined, text_of
 from nbtrain.corpus.sources.keys import RecordNotes
+from nbtrain.corpus.sources.messages import holds_messages
 
 
 class PromptCompletionReader(ExampleReader):
@@ -17,8 +18,9 @@ class PromptCompletionReader(ExampleReader):
 
     def example(self, value: dict[str, Any], notes: RecordNotes) -> Example:
         prompt_key, completion_key = self.config.prompt_key, self.config.completion_key
-        if isinstance(value.get(prompt_key), list) and isinstance(value.get(completion_key), list):
-            keys = f"{prompt_key!r} and {completion_key!r}"
+        held = [key for key in (prompt_key, completion_key) if holds_messages(value.get(key))]
+        if held:
+            keys = " and ".join(map(repr, held))
             forward = "kind: chat reads them"
             if (prompt_key, completion_key) != ("prompt", "completion"):
                 forward += " under the keys prompt and completion"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbtrain.corpus.sources.keys import holds_value
+from nbtrain.corpus.sources.keys import holds_value, letters_of
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,18 @@ SHAPES = (
         {"chosen_key": "preferred_output", "rejected_key": "non_preferred_output"},
         {"prompt_key": "input"},
     ),
+    *(
+        Shape("preference", (chosen, rejected), {"chosen_key": chosen, "rejected_key": rejected})
+        for chosen, rejected in (
+            ("chosen_response", "rejected_response"),
+            ("response_chosen", "response_rejected"),
+            ("chosen_answer", "rejected_answer"),
+            ("accepted", "rejected"),
+            ("preferred", "dispreferred"),
+            ("winner", "loser"),
+            ("response_j", "response_k"),
+        )
+    ),
     Shape("alpaca", ("instruction", "output")),
     *(
         Shape("alpaca", ("instruction", answer), {"output_key": answer}, {"input_key": "context"})
@@ -69,6 +81,15 @@ SHAPES = (
     Shape("jsonl", ("text",)),
     *(Shape("jsonl", (key,), {"text_key": key}) for key in ("content", "document", "body", "raw_content")),
 )
+# The settings that name the keys of a kind.
+SETTINGS = {
+    "alpaca": {"instruction": "instruction_key", "output": "output_key", "input": "input_key"},
+    "prompt-completion": {"prompt": "prompt_key", "completion": "completion_key"},
+    "preference": {"prompt": "prompt_key", "chosen": "chosen_key", "rejected": "rejected_key"},
+    "chat": dict.fromkeys(("messages", "conversations", "conversation"), "messages_key"),
+    "tokens": {"input_ids": "input_ids_key"},
+    "jsonl": {"text": "text_key"},
+}
 TEXT_KINDS = ("jsonl", "parquet", "hf-dataset", "wikiextractor")
 
 
@@ -80,4 +101,19 @@ def way_forward(record: Mapping[str, Any], kind: str) -> str:
         if advice := shape.advice(record, own):
             is_folder = kind == "hf-dataset" and shape.kind != own
             return f"; {advice}{', from the .parquet that its to_parquet writes' if is_folder else ''}"
+    return "" if fitting else _other_spelling(record, own)
+
+
+def _other_spelling(record: Mapping[str, Any], own: str) -> str:
+    """way_forward() of a record whose keys are those of a shape in another spelling, such as Instruction."""
+    names = {letters_of(name): name for name, value in record.items() if holds_value(value)}
+    fitting = [shape for shape in SHAPES if all(letters_of(key) in names for key in shape.keys)]
+    for shape in sorted(fitting, key=lambda shape: shape.kind != own):
+        settings = {
+            setting: names[letters_of(key)]
+            for key, setting in SETTINGS[shape.kind].items()
+            if letters_of(key) in names
+        }
+        if settings and not shape.settings:
+            return f"; {Shape(shape.kind, (), settings).advice(record, own)}"
     return ""

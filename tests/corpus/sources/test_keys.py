@@ -343,6 +343,9 @@ def test_what_changes_the_question_is_refused(kind, key):
     )
     _, tally = read_record(kind, {**BASE[kind], key: []})
     assert tally.broken == 0 and not tally.unread_keys
+    if kind in ("alpaca", "prompt-completion"):
+        for part in ("question", "choices", "suffix"):
+            assert f"{part!r} holds a value" in problem_of(kind, {**BASE[kind], part: "c"})
 
 
 def test_history_is_a_conversation():
@@ -413,8 +416,17 @@ def test_an_answer_in_the_prompt_has_no_loss():
     """TRL's prompt-completion: only what follows the prompt is trained on."""
     pieces = pieces_of("chat", {"prompt": [*TALK, user("c")], "completion": [assistant("d")], "system": "s"})
     assert loss_of(pieces) == ["d\n"]
-    said = problem_of("prompt-completion", {"prompt": [user("a")], "completion": [assistant("b")]})
-    assert said.endswith("are messages, not text; kind: chat reads them")
+    prompt, completion = [user("a")], [assistant("b")]
+    expected = pieces_of("chat", chat(*prompt, *completion))
+    for record in (
+        {"prompt": prompt, "completion": completion},
+        {"prompt": prompt, "completion": "b"},
+        {"prompt": "a", "completion": completion[0]},
+        {"prompt": json.dumps(prompt), "completion": json.dumps(completion)},
+    ):
+        said = problem_of("prompt-completion", record)
+        assert said.endswith("are messages, not text; kind: chat reads them")
+        assert pieces_of("chat", record) == expected
 
 
 def test_pairs_in_many_shapes():
@@ -469,6 +481,10 @@ def test_pairs_are_compared_as_they_are_rendered():
         "rejected": [{"role": "critic", "content": "b"}],
     }
     assert problem_of("preference", pair, **template) == said
+    # What differs may be in a key that is refused.
+    call = assistant("b", tool_calls=[CALL])
+    pair = {"prompt": [user("a")], "chosen": [call], "rejected": [assistant("b")]}
+    assert problem_of("preference", pair).startswith("chosen[0].tool_calls holds a value")
     # What differs in the question alone is not a preference of an answer either.
     same = {"chosen": [user("a", id=1), assistant("b")], "rejected": [user("a", id=2), assistant("c")]}
     assert loss_of(pieces_of("preference", same)) == ["b\n", "c\n"]
@@ -491,6 +507,22 @@ def test_pairs_are_compared_as_they_are_rendered():
             "add to this source: prompt_key: question, completion_key: answer",
         ),
         ("prompt-completion", {"input_ids": [1]}, "such records are read by kind: tokens"),
+        (
+            "alpaca",
+            {"Instruction": "a", "Input": "c", "Output": "b"},
+            "add to this source: instruction_key: Instruction, output_key: Output, input_key: Input",
+        ),
+        (
+            "preference",
+            {"prompt": "a", "chosen_response": "b", "rejected_response": "c"},
+            "add to this source: chosen_key: chosen_response, rejected_key: rejected_response",
+        ),
+        (
+            "chat",
+            {"Prompt": "a", "Completion": "b"},
+            "such records are read by kind: prompt-completion with prompt_key: Prompt, completion_key: "
+            "Completion",
+        ),
     ],
 )
 def test_a_missing_key_has_a_way_forward(kind, record, advice):

@@ -50,7 +50,11 @@ SPLIT_WORDS = {
     "test": (
         "test",
         "testing",
+        "testset",
+        "testdata",
         "eval",
+        "evals",
+        "evalset",
         "evaluation",
         "heldout",
         "held-out",
@@ -58,10 +62,13 @@ SPLIT_WORDS = {
         "holdout",
         "hold-out",
     ),
-    "validation": ("validation", "valid", "val", "dev", "development"),
-    "train": ("train", "training"),
+    "validation": (
+        *("validation", "validate", "valid", "validset", "val", "valset"),
+        *("dev", "devset", "development"),
+    ),
+    "train": ("train", "training", "trainset", "traindata", "trainval"),
 }
-"""{split: the words that name it in files and folders}: those of Hugging Face's datasets, and held-out."""
+"""{split: the words that name it in files and folders}: those of Hugging Face's datasets, and others."""
 # Words end where datasets lets them end: at -, ., _, a blank, a digit, and the ends of the name.
 _SPLITS = {
     split: re.compile(rf"(?<![^-._ 0-9])({'|'.join(map(re.escape, words))})(?![^-._ 0-9])")

@@ -281,6 +281,8 @@ HUB = {
     "train/test.jsonl": "test",
     "test/train.jsonl": "train",
     "train-test.jsonl": "test",
+    "TestSet.jsonl": "test",
+    "devset/a.jsonl": "validation",
     "latest.jsonl": None,
     "trains.jsonl": None,
     "device.jsonl": None,

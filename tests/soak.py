@@ -182,7 +182,7 @@ PARTS = (
     ),
     Part(
         "hugging-face",
-        "every family of models from a folder of transformers into layouts, and from layouts to transformers",
+        "every model family imported from a transformers folder into layouts, and exported from layouts",
         _pytest("--soak", *HUGGING_FACE),
         _evidence(
             ("nbtrain.train.__main__", "nbtrain.checkpoint.pretrained.__main__", "nbtrain.jobs.export_model"),

@@ -131,8 +131,8 @@ class BackendConfig(ConfigModel):
     """Seconds to wait before the first restart; the wait doubles each time, up to 5 minutes."""
     shutdown_timeout_seconds: PositiveSeconds = 60.0
     """Seconds that ranks have to save and exit when they are asked to stop, or twice the run's longest save
-    if that is longer; then they are killed. Ranks that are still writing a checkpoint get this time again
-    with each sign of progress, up to 10 times this time after the request."""
+    if that is longer; then they are killed. While ranks write a checkpoint, each sign of progress extends the
+    time by as much again, up to 10 times this value in all."""
     heartbeat_timeout_seconds: Annotated[float, Field(ge=2, le=YEAR_SECONDS)] = 1800.0
     """Seconds without progress (step, micro-batch, phase or collective) after which a rank counts as
     hanging."""

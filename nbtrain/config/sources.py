@@ -165,7 +165,8 @@ class FineTuningSourceModel(RecordFolderSourceModel):
     """Fields of sources whose examples are trained on in part."""
 
     weight: PositiveRatio = 1.0
-    """Number of times that an epoch takes these examples: 1 is once, 2 is twice, 0.5 is each half in turn."""
+    """Number of times that an epoch takes these examples: 1 is once, 2 is twice, and 0.5 takes one half in
+    one epoch and the other half in the next."""
 
 
 class PromptCompletionSource(FineTuningSourceModel):

@@ -17,7 +17,7 @@ SECOND = ("body", "count", "field", "index", "label", "size", "state", "text", "
 
 
 def literals(count: int, seed: int, is_held_out: bool) -> list[tuple[str, str]]:
-    """(literal, its type): with a 7 in each, or in none."""
+    """Return pairs (literal, its type). Either each literal contains a 7, or none does."""
     drawn = random.Random(seed)
 
     def number() -> str:

@@ -361,7 +361,8 @@ def test_a_file_of_text_opens_the_form_with_a_run_for_it(lab: Lab, page: Any) ->
     lines = [
         " ".join(words[(number * step) % 8] for step in range(1, 60)) + f" {number}." for number in range(900)
     ]
-    (lab.root / "notebooks" / "sea-stories.txt").write_text("\n\n".join(lines))
+    records = [json.dumps({"story": line}) for line in lines]
+    (lab.root / "notebooks" / "sea-stories.jsonl").write_text("\n".join(records))
     (lab.root / "notebooks" / "picture.png").write_bytes(b"\x89PNG")
     open_lab(page, lab)
     page.locator('.jp-SideBar [data-id="filebrowser"]').click()
@@ -370,10 +371,10 @@ def test_a_file_of_text_opens_the_form_with_a_run_for_it(lab: Lab, page: Any) ->
     page.locator('.lm-Menu-item[data-command="filebrowser:rename"]').wait_for()
     assert not page.locator(entry).is_visible()
     page.keyboard.press("Escape")
-    page.locator(".jp-DirListing-item", has_text="sea-stories.txt").click(button="right")
+    page.locator(".jp-DirListing-item", has_text="sea-stories.jsonl").click(button="right")
     screenshot(page, "extension-text-menu")
     page.locator(entry).click()
     inputs = "[...document.querySelectorAll('.nbtrain-FormView input')]"
     page.wait_for_function(f"() => {inputs}.some((input) => input.value === 'sea-stories')")
-    page.locator(".nbtrain-FormView", has_text="sea-stories.txt").wait_for()
+    page.locator(".nbtrain-FormView", has_text="sea-stories.jsonl").wait_for()
     screenshot(page, "extension-text-form")

@@ -1,7 +1,7 @@
-"""What the control groups of this process allow and have used: CPU and host memory, by versions 1 and 2.
+"""Limits and usage of this process's control groups: CPU and host memory, by versions 1 and 2.
 
-A limit of a group holds for all groups below it, so those above this process's own count too: a Slurm job or
-a user's slice has the limit, and the group below it that its processes are in says "max".
+A group's limit applies to all groups below it, so the groups above this process's own count too: a Slurm job
+or a user's slice has the limit, and the group of its processes below says "max".
 """
 
 import os

@@ -1,7 +1,7 @@
-"""What makes a checkpoint folder whole, and which whole one is the newest: the one answer of both wings.
+"""Rules for complete checkpoint folders and the newest one, shared by the notebook side and the GPU side.
 
-Also the list of those that lie on the nodes' own disks (checkpoint.local_dir), model/local.json: such a one
-counts once it has been copied to the run directory, or when a resume has found all of its parts.
+Also model/local.json, the list of checkpoints on the nodes' local disks (checkpoint.local_dir). Such a
+checkpoint counts once it has been copied to the run directory, or when a resume has found all of its parts.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class LocalSave(Record):
 
     step: int
     save_id: str
-    """What its parts carry: parts of two saves of one step are never taken for one checkpoint."""
+    """Id that all its parts carry, so that parts of two saves of one step are never mixed."""
     hosts: list[str]
     job_id: str
     attempt: int
@@ -80,9 +80,9 @@ def only_on_nodes(run: RunDir) -> LocalSave | None:
 
 
 def kept_on_nodes(run: RunDir, keep_last: int) -> list[LocalSave]:
-    """What is to lie on the nodes' disks, oldest first: the newest saves, without those before a rollback.
+    """Return the saves that should be on the nodes' disks, oldest first, without those before a rollback.
 
-    `keep_last`: checkpoint.local_keep_last. Nobody has looked whether they are there.
+    `keep_last`: checkpoint.local_keep_last. Whether the files exist is not checked.
     """
     newest, rollbacks = LocalSaves.of(run).saves[-keep_last:], Rollback.read_all(run.rollbacks_json)
     return [save for save in newest if not any(save.before(rollback) for rollback in rollbacks)]

@@ -1,4 +1,4 @@
-"""What evaluations of a run have found: evaluation/global_step<N>/<name>.json, one file for each, by rename.
+"""Results of a run's evaluations: evaluation/global_step<N>/<name>.json, a file for each, written by rename.
 
 EvaluationRecord("hellaswag", ...).write(run)      an evaluation of the same name and step is replaced
 newest_evaluations(run)                            {name: the one of the newest step}
@@ -34,7 +34,7 @@ class EvaluationRecord:
     """One task or dataset on one checkpoint."""
 
     name: str
-    """What its file is called; unlike the names of other evaluations of the run."""
+    """Name of its file, unique among the evaluations of the run."""
     task: str
     """perplexity, or the format of the questions."""
     step: int
@@ -43,7 +43,7 @@ class EvaluationRecord:
     """The name of the dataset or file, without its folder."""
     source_sha256: str
     split: str | None
-    """Of a dataset: train, valid, test or all."""
+    """Split of a dataset: train, valid, test or all."""
     limit: int | None
     """If only the first examples were taken, how many."""
     counts: dict[str, int]
@@ -54,7 +54,7 @@ class EvaluationRecord:
     seconds: float
     created_at: float
     version: str
-    """Of nbtrain."""
+    """Version of nbtrain."""
     num_fewshot: int | None = None
     """Examples before each question of a task of lm-evaluation-harness; None: other tasks, or a group whose
     tasks differ in it."""

@@ -158,12 +158,12 @@ def _json_value(path: Path, content: bytes) -> Any:
 
 
 def too_many_digits() -> str:
-    """What is wrong with JSON of which json.loads raises a ValueError that is no JSONDecodeError."""
+    """Return the message for JSON on which json.loads raises a ValueError other than JSONDecodeError."""
     return f"a whole number has more than {sys.get_int_max_str_digits():,} digits, which is not read"
 
 
 def not_allowed(error: OSError) -> str:
-    """What the system refused this user, and whose it is: "PATH: Permission denied; it belongs to ada"."""
+    """Return the system's refusal and the file's owner: "PATH: Permission denied; it belongs to ada"."""
     said = error.strerror or type(error).__name__
     if not error.filename:
         return said

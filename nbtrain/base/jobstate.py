@@ -158,7 +158,7 @@ def state_with_engine(
 def _before_its_supervisor(
     record: JobRecord, said: str | None, engine: str, reason: str, denied: bool
 ) -> tuple[str, str | None]:
-    """Of a job whose supervisor has not started: the engine's word is all there is."""
+    """Return the state of a job whose supervisor has not started: only the scheduler's report is known."""
     if said in (CANCELLED, FAILED):
         return said, reason or f"{engine} ended it before its supervisor started"
     if said == SUCCEEDED and record.autotune == "tune":

@@ -41,7 +41,7 @@ class NodeRecord(RenewedRecord):
     memory_bytes: int = 0
     python: str = ""
     version: str = ""
-    """Of nbtrain."""
+    """Version of nbtrain."""
     interface: str = ""
     """The network interface that has `address`."""
 
@@ -79,7 +79,7 @@ class LaunchOrder(Record):
     address: str
     port: int
     command: list[str]
-    """What a rank runs: arguments of Python."""
+    """Command of a rank: arguments of Python."""
     environment: dict[str, str]
     """Additions to the environment of every rank."""
     cpus_per_node: int | None

@@ -1,4 +1,4 @@
-"""What the NVIDIA driver says about this machine's GPUs, through nvidia-ml-py (its module is `pynvml`).
+"""This machine's GPUs as the NVIDIA driver reports them, through nvidia-ml-py (its module is `pynvml`).
 
 The package is a thin layer over libnvidia-ml.so.1, which comes with the NVIDIA driver. It is imported on use,
 and a machine without the driver needs neither.

@@ -53,7 +53,7 @@ class RenewedRecord(Record):
 
 @functools.cache
 def _inner_records(cls: type[Record]) -> dict[str, tuple[type[Record], object] | None]:
-    """Of each field, the record in it, and list or dict if it holds several; None if it holds no record."""
+    """Return for each field the record in it, with list or dict for several; None without a record."""
     found: dict[str, tuple[type[Record], object] | None] = {}
     for one in fields(cls):  # type: ignore[arg-type]
         kind: Any = one.type
@@ -198,7 +198,7 @@ class AttemptRecord(Record):
 
 @dataclass
 class TrainingProgress(Record):
-    """What rank 0 knows about the training; part of its heartbeat. None: not known yet."""
+    """The training's progress as rank 0 knows it; part of its heartbeat. None: not known yet."""
 
     total_steps: int
     train_tokens: int
@@ -214,7 +214,7 @@ class TrainingProgress(Record):
     validation_loss: float | None = None
     best_validation_loss: float | None = None
     validation_losses: dict[str, float] = field(default_factory=dict)
-    """Of each dataset of a blend or mixture that had a token in the loss at the last validation."""
+    """Last validation loss of each dataset of a blend or mixture that had a token in the loss."""
     steps_without_loss: int | None = None
     """Steps so far without a token in the loss."""
     test_loss: float | None = None
@@ -238,7 +238,7 @@ class TrainingProgress(Record):
 
     @property
     def mean_tokens_per_second(self) -> float | None:
-        """Of the last 100 steps: one slow step, such as the last one, says little. None: not known yet."""
+        """Mean over the last 100 steps, because a single slow step says little. None: not known yet."""
         if not self.samples_per_second or not self.consumed_samples:
             return self.tokens_per_second
         return self.samples_per_second * self.consumed_tokens / self.consumed_samples
@@ -264,15 +264,15 @@ class JobRecord(Stamped):
     supervisor: ProcessIdentity | None = None
     backend: str = "local"
     command: list[str] = field(default_factory=list)
-    """What a rank runs: arguments of Python, to which the run directory is added."""
+    """Command of a rank: arguments of Python, to which the run directory is added."""
     labels: dict[str, str] = field(default_factory=dict)
-    """Of the run, when the job was submitted."""
+    """Labels of the run when the job was submitted."""
     autotune: str = "none"
     """tune: the engine runs DeepSpeed's autotuner, and no supervisor; run: a supervisor after it."""
     attempts: list[AttemptRecord] = field(default_factory=list)
     """Oldest first."""
     goes_on_from: TrainingProgress | None = None
-    """What was known of the newest checkpoint at the submission; None if there was none."""
+    """Progress of the newest checkpoint at the submission; None if there was none."""
     schema_version: int = SCHEMA_VERSION
 
     def attempt_record(self, attempt: int) -> AttemptRecord | None:
@@ -311,7 +311,7 @@ class Collective(Record):
     """The collective that a rank is in, or the last one it called."""
 
     name: str
-    """As torch.distributed names it; send and recv with the other rank's number."""
+    """Name of the collective in torch.distributed; send and recv with the other rank's number."""
     kind: str
     """The kind of its group, such as data_parallel; "" if it has no name."""
     ranks: list[int]
@@ -349,7 +349,7 @@ class Heartbeat(Stamped, RenewedRecord):
     dumps_stack: bool = False
     """Whether the rank writes the stacks of its threads to its log when it gets STACK_SIGNAL."""
     written_bytes: int = 0
-    """Of checkpoints, since the rank began: grows while a save goes on."""
+    """Bytes of checkpoints written since the rank began; grows during a save."""
 
 
 STACK_SIGNAL = signal.SIGUSR2
@@ -414,7 +414,7 @@ class ResumeCertificate(Record):
     kind: str
     """bit-exact: as if never interrupted; data-exact: the same batches, other rounding; changed: neither."""
     reasons: list[str]
-    """What is not as it was, the weightiest first; empty if bit-exact."""
+    """Differences from before, the most important first; empty if bit-exact."""
     step: int
     """The step of the checkpoint."""
     next_batch_sha256: str | None

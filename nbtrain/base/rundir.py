@@ -258,7 +258,7 @@ def _is_run(run: RunDir) -> bool:
 
 
 def runs_like(name: str) -> str:
-    """Of a name that no run has: a sentence with the nearest ones, if any, and how many runs there are."""
+    """Return a sentence about an unknown run: the runs with similar names, and how many runs there are."""
     known = run_names()
     runs = f"{len(known):,} run{'' if len(known) == 1 else 's'}"
     return f"{nearest(name, known, 3)} `nbtrain runs` lists {runs} under {display(output_root())}.".strip()

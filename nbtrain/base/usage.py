@@ -1,4 +1,4 @@
-"""What is measured of a job's resources over time: the figures, and how long each fineness is kept.
+"""Measurements of a job's resources over time: the quantities, and how long each resolution is kept.
 
 A sample is {subject: {figure: value}} of one node (a machine or a pod). Subjects:
 

@@ -236,7 +236,7 @@ def drop_wrong(source: Reading, document: Document) -> None:
 
 
 def two_formats(document: Document) -> str:
-    """What DeepSpeed says against fp16 and bf16 in one JSON; "" if there is one of them at most."""
+    """Return DeepSpeed's objection to fp16 and bf16 in one JSON; "" if it has at most one of them."""
     if document.get("fp16.enabled") is not True or document.get("bf16.enabled") is not True:
         return ""
     return (
@@ -245,7 +245,7 @@ def two_formats(document: Document) -> str:
 
 
 def read_alone(source: Reading, document: Document) -> None:
-    """What a JSON says by itself, without flags: format, loss scale, ZeRO, batch, optimizer, schedule."""
+    """Read the settings of a JSON without flags: format, loss scale, ZeRO, batch, optimizer, schedule."""
     place = document.place
     for name in ("fp16", "bf16"):
         if document.get(f"{name}.enabled") is True:

@@ -42,9 +42,9 @@ class Exported:
     unsaid: dict[str, str]
     """{field: why the target cannot say it}; empty reasons: it has no word for it."""
     warnings: tuple[str, ...] = ()
-    """What the program will do otherwise, or refuse."""
+    """Differences in what the program will do, and settings that it refuses."""
     left: str = ""
-    """What stands neither in the text nor in a comment of it, by name."""
+    """Names of the settings that are neither in the text nor in one of its comments."""
 
     def __str__(self) -> str:
         return self.text
@@ -53,7 +53,7 @@ class Exported:
 
     @property
     def notes(self) -> list[str]:
-        """What the program will do otherwise, and what it cannot say for a reason worth telling."""
+        """Differences in what the program will do, and settings that it cannot express, with the reason."""
         reasons = [f"{key}: {reason}." for key, reason in self.unsaid.items() if reason]
         left = [f"{self.left}; `nbtrain import FILE --onto RUN` takes it from RUN."] if self.left else []
         return [*(f"Caution: {warning}." for warning in self.warnings), *reasons, *left]

@@ -107,7 +107,7 @@ class Table:
         return found
 
     def default(self, dest: str) -> Any:
-        """What the program takes if no flag sets `dest`; None if the program has no such value."""
+        """Return the program's value if no flag sets `dest`; None if the program has no such value."""
         return self.by_dest[dest][0].default if dest in self.by_dest else None
 
 

@@ -49,7 +49,7 @@ class Imported:
     text: str
     """The run YAML, with a comment after each value: its source."""
     notes: tuple[Note, ...]
-    """What was left out and why, and what to do by hand."""
+    """Settings that were not imported and why, and steps to do by hand."""
     program: str
     """ "megatron-deepspeed@e7bff5ec", or "DeepSpeed"."""
 

@@ -8,7 +8,7 @@ from nbtrain.foreign.words import Value, Word
 
 @dataclass(slots=True)
 class Job:
-    """What a manifest, a script or a DeepSpeed JSON says; None is what it does not say."""
+    """The settings of a manifest, a script or a DeepSpeed JSON; None for those that it does not set."""
 
     kind: str
     """ "DeepSpeedJob", "PyTorchJob", "MPIJob", "TrainJob", "shell script" or "DeepSpeed JSON"."""
@@ -44,7 +44,7 @@ class Job:
     volumes: list[Value] = field(default_factory=list)
     """Names of persistent volume claims."""
     volume_bytes: Value | None = None
-    """What the first of these claims asks for, if the files hold the claim."""
+    """Size that the first of these claims requests, if the files contain the claim."""
     deepspeed: Document | None = None
     documents: dict[str, Word] = field(default_factory=dict)
     """JSON files that the script or a ConfigMap writes, by name."""

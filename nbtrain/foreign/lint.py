@@ -1,7 +1,7 @@
-"""What stands against files of other programs: `nbtrain check FILE...` on manifests, scripts and JSONs.
+"""Problems in files of other programs: `nbtrain check FILE...` on manifests, scripts and JSONs.
 
-First what the files say against each other and against their own program, with file and line; then, if the
-job can be read as a run, everything that the plan of the run finds (memory, time, schedule, disk).
+First come contradictions between the files and with their own program, with file and line; then, if the job
+can be read as a run, all findings of the run's plan (memory, time, schedule, disk).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +53,7 @@ EXPLAINED = {
 
 
 def _as_run(source: Reading, layer: Located, own: list[Finding]) -> list[Finding]:
-    """What the rules of runs and the plan say, if the job can be read as a run; else why it cannot."""
+    """Return findings of the rules and the plan if the job can be read as a run; else why it cannot."""
     if source.job.kind == "DeepSpeed JSON":
         return []
     findings: list[Finding] = []

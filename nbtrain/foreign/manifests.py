@@ -142,7 +142,7 @@ def read_manifest(text: str, label: str) -> tuple[list[Job], dict[str, Word]]:
 
 
 def _mounted(trees: list[Tree]) -> dict[str, Word]:
-    """What the ConfigMaps of a file hold, by name, but for JSON."""
+    """Return the contents of a file's ConfigMaps by name, without JSON."""
     found: dict[str, Word] = {}
     for tree in trees:
         kind, data = tree.word("kind"), tree.find("data")

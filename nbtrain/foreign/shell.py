@@ -1,8 +1,8 @@
-"""What a shell script would run: its commands, with variables, lists and arithmetic put in. Nothing is run.
+"""The commands that a shell script would run, with variables, lists and arithmetic put in. Nothing is run.
 
-What only the shell of the day knows ($1, $(nvidia-smi), a variable that is never set, whatever is assigned in
-a loop or under a condition that cannot be decided here) stays in the word as it is written; a flag with such
-a value is reported by whoever needs the value.
+Values that only the running shell knows ($1, $(nvidia-smi), a variable that is never set, an assignment in a
+loop or under a condition that cannot be decided here) stay in the word unchanged; the code that needs the
+value of a flag reports it.
 """
 
 import ast
@@ -97,12 +97,12 @@ class _Walk:
         """Whether the && and || before the statement let it run."""
         self.answer: bool | None = True
         self.status: bool | None = True
-        """Of the commands before the last && or ||, and of the last command."""
+        """Status of the commands before the last && or ||, and of the last command."""
         self.operator = "&&"
         self.sourced = ""
         """Where another file is read, which may set any variable."""
         self.room = MOST_CHARACTERS
-        """What may still be put in for variables."""
+        """Characters that may still be substituted for variables."""
 
     def walk(self) -> None:
         statement: list[Token] = []
@@ -123,7 +123,7 @@ class _Walk:
             self._statement(statement)
 
     def _separate(self, operator: Operator) -> None:
-        """What stands after && and || is run if the answer before it allows it."""
+        """Run the commands after && and || if the status before them allows it."""
         if operator.text not in ("&&", "||"):
             self.guard = self.answer = self.status = True
             self.operator = "&&"
@@ -309,7 +309,7 @@ class _Walk:
         return runs
 
     def _values(self, piece: Piece) -> list[Runs]:
-        """What is put in for a piece; several for a list."""
+        """Return the substitutes for a piece; several for a list."""
         if piece.kind == "sum":
             result = self._sum(piece)
             return [[(f"$(({piece.text}))" if result is None else str(result), piece.place)]]

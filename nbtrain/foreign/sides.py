@@ -35,7 +35,7 @@ class Reading:
     comments: dict[str, str] = field(default_factory=dict)
     """{"model.num_layers": "--num-layers 12"}: the source of each value, for the YAML."""
     notes: list[Note] = field(default_factory=list)
-    """What is left out, and why that changes nothing."""
+    """Settings that are omitted, and why that changes nothing."""
     auto: dict[str, str] = field(default_factory=dict)
     """{"train_batch_size": "ds.json:2"}: keys of the JSON that say "auto", and where."""
     wrong: list[KeyProblem] = field(default_factory=list)
@@ -113,7 +113,7 @@ class Writing:
     reasons: dict[str, str] = field(default_factory=dict)
     """Why a field is not said by the flags."""
     warnings: list[str] = field(default_factory=list)
-    """What the program will do otherwise, or refuse."""
+    """Differences in what the program will do, and settings that it refuses."""
 
     def has(self, dest: str) -> bool:
         return dest in self.table.by_dest

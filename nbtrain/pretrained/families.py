@@ -80,18 +80,18 @@ class Family:
 
 @dataclass(frozen=True)
 class Described:
-    """What a config.json says."""
+    """The settings of a config.json."""
 
     family: Family | None
     """None: a consolidated file by our own names."""
     fields: dict[str, Any]
-    """Of our `model` section."""
+    """Fields of our `model` section."""
     vocab_size: int
     """Rows of the word embedding."""
     positions: int
     """Tokens that the model was made for."""
     notes: list[str] = field(default_factory=list)
-    """What is read and has no meaning here."""
+    """Keys that are read but have no effect here."""
 
 
 def describe(config: dict[str, Any], path: Path) -> Described:

@@ -37,12 +37,12 @@ FIELD_OF = {"layers_without_rope": "no_rope_freq", "windows": "window_size"}
 
 
 class Fit(NamedTuple):
-    """What differs between the weights and a run."""
+    """The differences between the weights and a run."""
 
     problems: list[tuple[str, str]]
     """(key of the run, what is wrong with it)."""
     notes: list[str]
-    """What the run changes and may change."""
+    """Allowed changes that the run makes."""
 
 
 def fit(start: Start, config: RunConfig) -> Fit:

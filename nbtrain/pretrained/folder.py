@@ -42,7 +42,7 @@ OWN = "nbtrain"
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """What a folder, or one consolidated file, holds."""
+    """The contents of a model's folder, or of one consolidated file."""
 
     path: Path
     config: dict[str, Any]
@@ -64,7 +64,7 @@ class ModelFolder:
 
     @cached_property
     def sha256(self) -> str:
-        """Of config.json, the index and the heads of all files: names, formats and places of tensors."""
+        """SHA-256 of config.json, the index and all file headers: names, formats, places of tensors."""
         digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
         digest.update(self.index)
         for header in self.headers:

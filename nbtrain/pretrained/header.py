@@ -34,7 +34,7 @@ class Tensor:
 
     name: str
     dtype: str
-    """As the format spells it: F32, BF16, ..."""
+    """Number format as the file spells it: F32, BF16, ..."""
     shape: tuple[int, ...]
     path: Path
     begin: int

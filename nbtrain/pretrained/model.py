@@ -103,7 +103,7 @@ def model_section(described: Described, path: Path) -> ModelConfig:
 
 
 def _describe_own(folder: ModelFolder) -> Described:
-    """What the metadata of a consolidated file says."""
+    """Return the description in the metadata of a consolidated file."""
     said: dict[str, Any] = folder.config
     try:
         fields, vocab_size = dict(said["model"]), said["vocab_size"]

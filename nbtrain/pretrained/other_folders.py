@@ -1,4 +1,4 @@
-"""What a folder is that is not a model's: adapters, shards of DeepSpeed or FSDP, a trainer's output.
+"""Recognition of folders that are not a model's: adapters, shards of DeepSpeed or FSDP, a trainer's output.
 
 what_it_is(path)    one sentence with the way from there to a folder that is read; None if nothing is known
 """

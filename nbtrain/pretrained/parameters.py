@@ -14,7 +14,7 @@ from nbtrain.config.schema import ModelConfig
 
 @dataclass(frozen=True)
 class Sizes:
-    """What decides the names and the shapes of a model's parameters."""
+    """The settings that decide the names and shapes of a model's parameters."""
 
     num_layers: int
     hidden_size: int

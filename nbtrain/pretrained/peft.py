@@ -166,9 +166,9 @@ def _short(value: float) -> float | int:
 
 
 def adapter_problems(folder: Path, config: RunConfig) -> list[str]:
-    """What keeps the adapters of a folder from being those of a run, in words; [] if they fit.
+    """Return why the adapters of a folder do not fit a run; [] if they fit.
 
-    Settings, names and shapes are looked at, and no numbers. Raises CheckpointError if files are missing or
+    Settings, names and shapes are checked, but no values. Raises CheckpointError if files are missing or
     damaged.
     """
     lora = config.lora
@@ -306,7 +306,7 @@ def _other_meanings(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 class _Scales:
-    """What the adapters of a file are multiplied by. Raises CheckpointError for settings that are none."""
+    """The factors of the adapters of a file. Raises CheckpointError for invalid settings."""
 
     def __init__(self, found: Mapping[str, Any], path: Path):
         self.path = path

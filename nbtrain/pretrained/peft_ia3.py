@@ -100,7 +100,7 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
 
 
 def problems_of(folder: Path, config: RunConfig) -> list[str]:
-    """What keeps the vectors of a folder from being a run's; [] if they fit. CheckpointError: damage."""
+    """Return why the vectors of a folder do not fit a run; [] if they fit. CheckpointError: damaged files."""
     found = read_settings(folder)
     if found.get("peft_type") != "IA3":
         return [f"peft_type is {found.get('peft_type')!r}, and lora.kind is ia3"]

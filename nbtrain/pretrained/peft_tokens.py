@@ -40,7 +40,7 @@ class TokenModule(NamedTuple):
 
     @property
     def short(self) -> str:
-        """As the setting names it."""
+        """Name in the setting."""
         return self.name.rpartition(".")[2]
 
 
@@ -66,7 +66,7 @@ def modules_of_vocabulary(config: RunConfig) -> list[TokenModule]:
 
 
 def setting_of(config: RunConfig) -> dict[str, list[int]] | None:
-    """What adapter_config.json says."""
+    """Return the setting in adapter_config.json."""
     return {module.short: ids_of(config) for module in token_modules(config)} or None
 
 
@@ -111,7 +111,7 @@ def whole_matrix_problem(tensors: Mapping[str, Any], config: RunConfig) -> str:
 
 
 def problems_of(found: Mapping[str, Any], tensors: Mapping[str, Any], config: RunConfig) -> list[str]:
-    """What keeps the rows of a folder from being those of a run, in words; a folder without rows fits."""
+    """Return why the rows of a folder do not fit a run; a folder without rows fits."""
     said = said_by(found, config)
     ours = ids_of(config)
     for module in modules_of_vocabulary(config):

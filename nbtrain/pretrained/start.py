@@ -1,11 +1,11 @@
-"""What `init_from` names: a model's folder, or a checkpoint of another run.
+"""The start that `init_from` names: a model's folder, or a checkpoint of another run.
 
     a folder with run.json, or the name of a run        RunStart: one checkpoint of it (init_step)
     any other folder, or a file                         PretrainedModel
 
-A run by its name is looked for in the output root: beside the run that starts from it, also on nodes that see
-the output root under another path. Which checkpoint was taken is written to init_from.json at submit, and the
-ranks take that one.
+A run named by its name is looked for in the output directory, next to the run that starts from it, also on
+nodes that see the output directory under another path. Submit writes the chosen checkpoint to init_from.json,
+and the ranks use that one.
 """
 
 import hashlib
@@ -66,7 +66,7 @@ class RunStart:
 
     @property
     def sha256(self) -> str:
-        """Of the hashes of all its files: a later validation changes its manifest, and no weight."""
+        """SHA-256 of the hashes of all its files; a later validation changes only its manifest, not this."""
         entries = {name: entry["sha256"] for name, entry in self.manifest["files"].items()}
         return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
@@ -92,9 +92,9 @@ def vocab_size_of(start: Start) -> int:
 
 
 def open_start(config: RunConfig, run: RunDir | None = None) -> Start:
-    """What `init_from` of a run names, as it is on disk.
+    """Open the start that `init_from` of a run names.
 
-    `run`: the directory of the run, if it has been submitted: then the step that was taken is taken again.
+    `run`: the directory of the run, if it has been submitted: then the step chosen at that time is used.
     Raises CheckpointError if it cannot be used.
     """
     assert config.init_from is not None

@@ -1,6 +1,6 @@
-"""What only the data of a folder shows: numbers that are none, and a tied output that is another matrix.
+"""Checks of a folder's values: NaN and Inf, and a tied output layer that is a different matrix.
 
-Every byte is read once, in pieces, without torch: NaN and Inf are the numbers whose exponent has all bits
+Every byte is read once, in chunks, without torch: NaN and Inf are the numbers whose exponent has all bits
 set.
 """
 

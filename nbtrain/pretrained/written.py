@@ -30,10 +30,10 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 @dataclass(frozen=True)
 class Need:
-    """What the models of a family have in common."""
+    """A requirement that the models of a family share."""
 
     field: str
-    """Of `model`."""
+    """Field of `model`."""
     value: Any
     """The field's value in that family, as a message shows it."""
     met: Callable[[ModelConfig], bool]
@@ -166,7 +166,7 @@ def config_json(
 
 
 def own_description(config: RunConfig, vocab_size: int, step: int) -> dict[str, Any]:
-    """What the metadata of a consolidated file says of a run's model; model.py reads it."""
+    """Return the metadata of a consolidated file for a run's model; model.py reads it."""
     model = config.model
     fields = {key: value for key, value in model.model_dump().items() if key not in NOT_THE_MODEL}
     fields["max_position_embeddings"] = model.resolved_max_position_embeddings

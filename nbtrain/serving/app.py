@@ -45,7 +45,7 @@ JSON_TYPES = ("application/json", "text/json")
 
 
 class Routes:
-    """What answers, for the models of one server."""
+    """The routes for the models of one server."""
 
     def __init__(self, options: ServeOptions, models: Models, metrics: Metrics):
         self.options, self.models, self.metrics = options, models, metrics

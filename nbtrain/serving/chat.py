@@ -39,14 +39,14 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """What the model is asked with."""
+    """The prompt for the model."""
 
     pieces: list[str | int]
     """Texts that are encoded one by one, and ids of special tokens."""
     stop: tuple[str, ...] = ()
     """Texts that begin the next message."""
     suffix: str = ""
-    """What the template puts after an answer."""
+    """Text that the template puts after an answer."""
 
 
 class ChatTemplate(Protocol):
@@ -192,7 +192,7 @@ def _environment() -> Any:
 
 
 class NoTemplate:
-    """Of a run that has seen no conversation, and whose tokenizer brought no template that can be used."""
+    """The missing template of a run without conversations whose tokenizer has no usable template."""
 
     def __init__(self, broken: str | None = None):
         self.origin = "none" if broken is None else f"none ({broken.removesuffix('.')})"
@@ -308,7 +308,7 @@ class Suffix:
         self._suffix, self._held = suffix, ""
 
     def add(self, piece: str, is_last: bool) -> str:
-        """What can be given out."""
+        """Return the text that can be released."""
         text = self._held + piece
         if is_last:
             self._held = ""

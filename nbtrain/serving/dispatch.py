@@ -121,7 +121,7 @@ class Dispatcher:
         self.process = EngineProcess(loading, self._from_thread, self.notes.append)
 
     async def wait_until_ready(self) -> dict[str, Any]:
-        """What the engine says of its model. Raises the NbtrainError it ends with."""
+        """Return the engine's description of its model. Raises the NbtrainError that it ends with."""
         return await asyncio.to_thread(self.process.wait_until_ready)
 
     @property

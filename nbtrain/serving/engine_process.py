@@ -33,7 +33,7 @@ END_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Loading:
-    """What is loaded, and how; None is for what suits the machine."""
+    """The options for loading a model; None chooses what suits the machine."""
 
     run_dir: str
     step: int | None = None
@@ -61,7 +61,7 @@ class EngineProcess:
         """
         self.loading = loading
         self.ready: dict[str, Any] = {}
-        """What the process says of the model, once it is loaded."""
+        """The process's description of the model, once it is loaded."""
         self.error: NbtrainError | None = None
         """Why it has ended, unless it was closed."""
         self._receive, self._note = receive, note
@@ -91,7 +91,7 @@ class EngineProcess:
         return self.error is None and not self._is_closed and self._process.poll() is None
 
     def wait_until_ready(self) -> dict[str, Any]:
-        """What the process says of its loaded model. Raises the NbtrainError that it ends with."""
+        """Return the process's description of its model. Raises the NbtrainError that it ends with."""
         self._is_ready.wait()
         if self.error is not None:
             raise self.error
@@ -120,7 +120,7 @@ class EngineProcess:
         return self.each(requests, len(requests))
 
     def each(self, requests: Iterable[Mapping[str, Any]], most: int) -> Iterator[tuple[int, Event]]:
-        """As stream, of any number of requests, which are taken as they are needed: `most` at one time."""
+        """Stream the answers to any number of requests, with at most `most` of them running at a time."""
         running: dict[str, int] = {}
         events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         waiting = enumerate(requests)

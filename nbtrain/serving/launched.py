@@ -23,7 +23,7 @@ from nbtrain.serving.tokens import new_token
 MODULE = "nbtrain.serving"
 END_SECONDS = 60.0
 MOST_CHARS = 200
-"""Of an answer that is quoted."""
+"""Most characters that are quoted of an answer."""
 # The server is on this machine: a proxy of the environment neither reaches it nor may see its token.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -37,7 +37,7 @@ class Server:
         Raises ConfigError, before a process is started, for an option that is of another kind.
         """
         self.token = new_token()
-        """What every request brings."""
+        """Token that every request carries."""
         try:
             asked = json.dumps({"options": asdict(options), "token": self.token}) + "\n"
         except TypeError as error:
@@ -81,7 +81,7 @@ class Server:
 
     @property
     def base_url(self) -> str:
-        """What OpenAI's client is given."""
+        """Base URL for OpenAI's client."""
         return f"{self.url}/v1"
 
     @property

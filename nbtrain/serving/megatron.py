@@ -36,7 +36,7 @@ PLAIN: Mapping[str, Any] = {
 
 
 class BadRequest(Exception):
-    """What is wrong with a request, as Megatron's server says it."""
+    """An invalid request, with the message of Megatron's server."""
 
 
 def read(body: Any) -> tuple[list[str], Generation]:

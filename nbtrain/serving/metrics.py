@@ -1,4 +1,4 @@
-"""What Prometheus is told of a server."""
+"""The metrics of a server for Prometheus."""
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,

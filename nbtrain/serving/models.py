@@ -32,7 +32,7 @@ class Served:
     dispatcher: Dispatcher
     template: ChatTemplate
     ready: dict[str, Any]
-    """What its process says of it: positions, max_batch, dtype, device; chat_template: where it was found."""
+    """Description by its process: positions, max_batch, dtype, device; chat_template: where it was found."""
     used: float = field(default_factory=time.monotonic)
     """When it was last asked for, or seen to answer."""
     newest: int = 0
@@ -147,7 +147,7 @@ class Models:
         return self.loaded
 
     async def unload_when_idle(self) -> None:
-        """As long as the server runs: of any run, a model that nobody asks for gives its memory back."""
+        """Unload idle models as long as the server runs: without requests, a model's memory is freed."""
         while True:
             await asyncio.sleep(min(LOOK_SECONDS, self.options.idle_seconds / 2))
             served = self.loaded

@@ -35,7 +35,7 @@ class Usage:
     completion_tokens: int = 0
 
     def to_dict(self) -> Object:
-        """As OpenAI has it."""
+        """Return the object in OpenAI's format."""
         return {**vars(self), "total_tokens": self.prompt_tokens + self.completion_tokens}
 
 
@@ -70,7 +70,7 @@ async def pieces_of(
 
 @dataclass
 class Form:
-    """What tells the two kinds of answers apart."""
+    """The differences between the two kinds of answers."""
 
     model: str
     is_chat: bool
@@ -107,7 +107,7 @@ class Form:
         return {"index": piece.index, **body, "logprobs": logprobs, "finish_reason": piece.finish_reason}
 
     def role(self, index: int) -> Object:
-        """What opens each choice of a chat's stream."""
+        """Return the first event of each choice in a chat's stream."""
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 

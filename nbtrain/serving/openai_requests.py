@@ -44,7 +44,7 @@ Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
 class StreamOptions(BaseModel):
-    """What a stream has beside its text."""
+    """Options for events of a stream in addition to its text."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -52,7 +52,7 @@ class StreamOptions(BaseModel):
 
 
 class Common(BaseModel):
-    """What both kinds of requests have."""
+    """The fields of both kinds of requests."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -77,7 +77,7 @@ class Common(BaseModel):
         """Refuse what means nothing here."""
 
     def generation(self, max_new_tokens: int, **more: Any) -> Generation:
-        """As the engine takes it. Raises Refusal for a value out of range."""
+        """Return the engine's options. Raises Refusal for a value out of range."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         top_k = self.top_k or 0
         try:

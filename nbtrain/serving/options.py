@@ -1,4 +1,4 @@
-"""What a server of models is told: fields, defaults and bounds, for the command line and nb.serve alike."""
+"""The options of a model server: fields, defaults and bounds, for the command line and nb.serve alike."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +28,7 @@ class ServeOptions:
     tensor_parallel_size: int | None = None
     """Processes that the model is sharded over; None: the fewest GPUs that it fits on."""
     threads: int | None = None
-    """Of the model's process on a CPU; None: all cores."""
+    """Threads of the model's process on a CPU; None: all cores."""
     max_batch: int | None = None
     """Texts that are made at once; None: 16 on a CPU, 64 on a GPU, or as many as the memory holds."""
     max_queue: int = 128
@@ -36,9 +36,9 @@ class ServeOptions:
     max_new_tokens: int | None = None
     """The most that one text may ask for; None: as many as the model has positions."""
     max_body_bytes: int = 1 << 20
-    """Of a request."""
+    """Most bytes of a request."""
     request_seconds: float = 600.0
-    """Of one request, waiting included; then it is answered with 504, or its stream ends with an error."""
+    """Seconds for one request, waiting included; then the answer is 504, or its stream ends with an error."""
     write_seconds: float = 30.0
     """How long a client may take nothing of its stream before it is given up."""
     grace_seconds: float = 20.0

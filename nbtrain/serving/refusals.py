@@ -1,6 +1,6 @@
-"""What a request is refused with: OpenAI's error object, and whether its client should try again.
+"""Refusals of a request: OpenAI's error object, and whether its client should try again.
 
-Clients decide by status, `code` and words, so that these are OpenAI's where OpenAI has them: LiteLLM and
+Clients decide by status, `code` and message, so these are OpenAI's where OpenAI has them: LiteLLM and
 LangChain shorten a prompt after `context_length_exceeded`, and ask for another key after `invalid_api_key`.
 
 OpenAI's clients send 408, 409, 429 and 5xx three times in all, unless `x-should-retry` says no: an error that

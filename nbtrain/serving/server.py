@@ -41,14 +41,14 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True)
 class Ready:
-    """What a server says once it answers."""
+    """A server's description once it answers."""
 
     url: str
     """Without the token; of a Unix socket, its path."""
     name: str | None
-    """Of the run; None: any run."""
+    """Name of the run; None: any run."""
     facts: dict[str, Any]
-    """Of the model: step, dtype, device, max_batch, positions, chat_template."""
+    """Facts about the model: step, dtype, device, max_batch, positions, chat_template."""
 
 
 def serve(
@@ -232,7 +232,7 @@ def _make_room(path: Path) -> None:
 
 
 def _inode(path: str | None) -> int | None:
-    """Of what is at the path; None: nothing."""
+    """Return the inode of the file at the path; None if there is none."""
     if path is None:
         return None
     with contextlib.suppress(OSError):

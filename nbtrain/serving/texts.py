@@ -19,7 +19,7 @@ class Text(str):
 
     prompt: str
     new_text: str
-    """What was added."""
+    """Text that was added."""
     tokens: list[int]
     """Ids of what was added."""
     finish_reason: str
@@ -27,7 +27,7 @@ class Text(str):
     logprobs: list[dict[str, Any]]
     """If they were asked for, of each new token: {"id", "token", "bytes", "logprob", "top"}."""
     score: float | None
-    """Of beam search."""
+    """Score of beam search."""
 
     def _repr_html_(self) -> str:
         return _shown(self)
@@ -61,7 +61,7 @@ class Growing:
         return event["text"]
 
     def whole(self) -> Text:
-        """As it is now."""
+        """The text so far."""
         new_text = "".join(self.pieces)
         text = Text(self.prompt + new_text)
         text.prompt, text.new_text, text.tokens = self.prompt, new_text, self.tokens

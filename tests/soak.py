@@ -90,8 +90,15 @@ JUPYTER_VERSIONS_TEST = "tests/end_to_end/test_jupyter_versions.py"
 # What the sources of the user interface are, by their hashes.
 UI_BUNDLE = "nbtrain/lab/labextension/prebuilt/nbtrain/built_from.json"
 HARNESS_TEST = "tests/evaluation/test_harness.py"
-CLIENTS_TEST = "tests/serving/test_clients.py"
-ENGINE_TESTS = ("tests/corpus/tokenizer/test_proven.py", "tests/corpus/tokenizer/test_exactness.py")
+CLIENTS_TESTS = ("tests/serving/test_clients.py", "tests/serving/test_conversation.py")
+ENGINE_TESTS = (
+    "tests/corpus/tokenizer/test_proven.py",
+    "tests/corpus/tokenizer/test_exactness.py",
+    "tests/corpus/tokenizer/test_adoption.py",
+)
+BUNDLE_TEST = "tests/lab/labextension/test_bundle.py"
+ENCODER_TEST = "tests/dataset/encode/test_encoder.py"
+DOCS_TEST = "tests/docs/test_commands.py"
 OWN_TEXT_TEST = "tests/end_to_end/test_own_text.py"
 EXAMPLE_COMMANDS_TEST = "tests/end_to_end/test_example_commands.py"
 INSTRUCTIONS_TEST = "tests/end_to_end/test_instructions.py"
@@ -109,6 +116,7 @@ FINE_TUNING = (
     "tests/train/test_dpo.py",
     "tests/model/test_preference_trl.py",
     "tests/jobs/test_further_training.py",
+    "tests/train/test_data_options.py",
 )
 IN_A_BROWSER = (
     "tests/end_to_end/test_browser.py",
@@ -170,13 +178,13 @@ PARTS = (
     ),
     Part(
         "clients",
-        "refusals of a server as openai, LiteLLM and LangChain read them, if they are installed",
-        _pytest("--soak", CLIENTS_TEST),
-        _evidence(("nbtrain.serving.app", "nbtrain.inference.generate"), (CLIENTS_TEST,)),
+        "what openai, LiteLLM and LangChain, if installed, read of a server: refusals and conversations",
+        _pytest("--soak", *CLIENTS_TESTS),
+        _evidence(("nbtrain.serving.app", "nbtrain.inference.generate"), CLIENTS_TESTS),
     ),
     Part(
         "engines",
-        "fastokens and HF tokenizers on every code point, any byte-level BPE and 20,000 adversarial texts",
+        "fastokens and HF tokenizers on every code point and 20,000 adversarial texts; converters",
         _pytest("--soak", *ENGINE_TESTS),
         _evidence(("nbtrain.corpus.tokenizer.tokenizer",), ENGINE_TESTS),
     ),
@@ -262,6 +270,33 @@ PARTS = (
             ),
             ("nbtrain.lab",),
         ),
+    ),
+    Part(
+        "documentation",
+        "every command and Python block of docs/ in one workspace, and the output that the pages show",
+        _pytest("--soak", DOCS_TEST),
+        _evidence(
+            (*ENGINE, "nbtrain.cli.__main__", "nbtrain.api.verbs", "nbtrain.dataset.prepare.prepare"),
+            (
+                DOCS_TEST,
+                "tests/docs/pages.py",
+                "examples/megatron-gpt/training/gpt-tiny.yaml",
+                *_files("docs/*.md"),
+            ),
+            ("nbtrain.lab",),
+        ),
+    ),
+    Part(
+        "large-documents",
+        "a document of 100 MB in any script is encoded in bounded memory, with GPT-2's own vocabulary too",
+        _pytest("--soak", ENCODER_TEST),
+        _evidence(("nbtrain.dataset.prepare.prepare",), (ENCODER_TEST, "tests/dataset/conftest.py")),
+    ),
+    Part(
+        "bundle",
+        "the JupyterLab bundle built again from its sources in another folder: the same bytes",
+        _pytest("--soak", BUNDLE_TEST),
+        _evidence((), (BUNDLE_TEST, "nbtrain/lab/labextension/build.py", UI_BUNDLE)),
     ),
     Part(
         "autotuner",

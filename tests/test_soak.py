@@ -47,6 +47,15 @@ def test_what_the_parts_run_and_depend_on_is_there():
             assert path.with_suffix(".py").is_file(), (part.name, name)
 
 
+def test_every_soak_test_is_run_by_a_part():
+    """A file whose soak tests no part names would never be run."""
+    named = {argument.partition("::")[0] for part in PARTS for argument in part.arguments}
+    files = (path for path in (soak.REPOSITORY / "tests").rglob("test_*.py") if path.name != "test_soak.py")
+    marked = [path for path in files if "pytest.mark.soak" in path.read_text(encoding="utf-8")]
+    names = {path.relative_to(soak.REPOSITORY).as_posix() for path in marked}
+    assert names - named == set()
+
+
 def test_a_command_that_fails_is_a_failed_part(tmp_path, monkeypatch):
     monkeypatch.setattr(soak, "LOGS", tmp_path)
     broken = dataclasses.replace(DEMO, arguments=("-c", "print('half | done in 3.2s'); raise SystemExit(3)"))

@@ -31,7 +31,7 @@ class BlendManifest(DatasetManifest):
 
     @property
     def dataset_sha256(self) -> str:
-        """Of the entries' hashes and weights, in order: what decides the samples of a blend."""
+        """SHA-256 of the entries' hashes and weights in order, which decide the samples of a blend."""
         lines = [[entry["dataset_sha256"], entry["weight"]] for entry in self.entries]
         return hashlib.sha256(json.dumps(lines).encode()).hexdigest()
 
@@ -41,7 +41,7 @@ class Entry:
     """One dataset of a blend."""
 
     name: str
-    """What its own loss is called; different for each entry."""
+    """Name of its loss, unique among the entries."""
     files: DatasetFiles
     weight: float
     index_cache: Path
@@ -177,7 +177,7 @@ def _name_of(target: DatasetFiles) -> str:
 
 
 def _manifest_of_pair(pair: DatasetFiles, indexed: IndexedDataset) -> DatasetManifest:
-    """What a pair without a manifest says of itself. Its hash covers the index and the size of the .bin."""
+    """Return a manifest for a pair that has none. Its hash covers the index and the size of the .bin."""
     bin_sha256 = f"{pair.bin.stat().st_size} bytes"
     unknown = {"vocab_size": 0, "eod_id": None, "tokenizer_sha256": None}
     return manifest_of_files(pair, indexed, bin_sha256, json_key=pair.stem, **unknown)

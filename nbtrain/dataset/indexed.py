@@ -185,7 +185,7 @@ class IndexedDataset:
         self._documents_checked = True
 
     def _check_ends(self) -> None:
-        """What is known without reading the index: its first and last entries."""
+        """Check the first and last entries, without reading the whole index."""
         documents = self._document_indices
         if not len(documents) or documents[0] != 0 or documents[-1] != len(self):
             raise self._wrong_documents()

@@ -35,7 +35,7 @@ def write_index(path: Path, dtype: np.dtype, lengths: np.ndarray, documents: np.
 def write_index_chunks(
     path: Path, dtype: np.dtype, num_sequences: int, num_entries: int, lengths: Chunks, documents: Chunks
 ) -> str:
-    """As write_index, for arrays not in memory: `lengths` is called twice, `documents` once."""
+    """Write an index from arrays that are not in memory: `lengths` is called twice, `documents` once."""
     dtype = np.dtype(dtype).newbyteorder("<")
     digest = hashlib.sha256()
     with files.atomic_writer(path) as stream:

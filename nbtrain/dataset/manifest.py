@@ -30,9 +30,9 @@ class DatasetManifest:
     sequences [first, last) that hold it, and unread_keys {key: records with a value under it}; of wikitext
     also sentences, dropped_sentences, unknown_templates {name: how often}; empty: the files were brought."""
     counts: dict[str, Any]
-    """Of json_key's pair: documents, tokens (EOD counted), bytes (of text; None if it is not known), dropped
-    {reason: count}; and two that a manifest may lack: unknown_tokens, for text that the tokenizer cannot
-    write, and loss_tokens, which bear a loss, if there is a mask."""
+    """Counts of json_key's pair: documents, tokens (EOD included), bytes (of text; None if unknown), dropped
+    {reason: count}. Two are optional: unknown_tokens, for text that the tokenizer cannot encode, and
+    loss_tokens, the tokens in the loss, if there is a mask."""
     vocab_size: int
     dtype: str
     eod_id: int | None
@@ -40,7 +40,7 @@ class DatasetManifest:
     files: dict[str, dict[str, Any]]
     """{name: {bytes, sha256}}, of all pairs."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """What decided the content; prepare compares it with the run's."""
+    """Settings that decided the content; prepare compares them with the run's."""
     software: dict[str, str] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
@@ -75,7 +75,7 @@ class DatasetManifest:
         return self.counts.get("loss_tokens")
 
     def to_dict(self) -> dict[str, Any]:
-        """As manifest.json holds it, dataset_sha256 included."""
+        """Return the content of manifest.json, dataset_sha256 included."""
         return {**asdict(self), "dataset_sha256": self.dataset_sha256}
 
 

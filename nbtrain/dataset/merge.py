@@ -41,7 +41,7 @@ from nbtrain.dataset.of_run import find_dataset
 
 @dataclass(frozen=True)
 class Merged:
-    """What was merged, and the result; shows itself as a table."""
+    """The merged pairs and the result; shows itself as a table."""
 
     prefix: str
     inputs: list[dict[str, Any]]

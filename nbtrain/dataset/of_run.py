@@ -23,7 +23,7 @@ def dataset_of(config: RunConfig) -> DatasetFiles:
 
 
 def open_dataset(config: RunConfig) -> OpenDataset | OpenBlend:
-    """What a run trains on, whole by its sizes and fit for its vocabulary. Raises DataError."""
+    """Open a run's data, and check its sizes and vocabulary. Raises DataError."""
     dataset = dataset_of(config)
     vocab_size = config.tokenizer.vocab_size
     return dataset.open_blend(vocab_size) if isinstance(dataset, BlendFiles) else dataset.open(vocab_size)

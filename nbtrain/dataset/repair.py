@@ -34,7 +34,7 @@ ANOTHER = "This is another damage: make the dataset again."
 
 @dataclass(frozen=True)
 class Repair:
-    """What the repair of one pair would do. Shows itself; `apply` does it."""
+    """The planned repair of one pair. Shows itself; `apply` carries it out."""
 
     dataset: DatasetFiles
     documents: int
@@ -82,9 +82,9 @@ class Repair:
 
 
 def plan_repair(target: str | os.PathLike | RunConfig, eod_id: int | None = None) -> Repair | None:
-    """What would repair a pair, or None if nothing is wrong with it. DataError for every other damage.
+    """Return the repair of a pair, or None if it is intact. Raises DataError for any other damage.
 
-    `eod_id` is the token that documents must end in; None takes the manifest's, else whichever it is.
+    `eod_id` is the token that documents must end in; None uses the manifest's, or else the one found.
     """
     dataset = find_dataset(target)
     broken = IndexedDataset(dataset.prefix, surplus_allowed=True)

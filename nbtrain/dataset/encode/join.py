@@ -31,21 +31,21 @@ COPY_BYTES = 1 << 20
 
 @dataclass
 class SourceTotals:
-    """What the dataset holds of one source."""
+    """The totals of one source in the dataset."""
 
     documents: int = 0
     tokens: int = 0
     bytes: int = 0
     unknown_tokens: int = 0
-    """Of `tokens`: those that stand for text which the tokenizer cannot write."""
+    """How many of `tokens` stand for text that the tokenizer cannot encode."""
     loss_tokens: int = 0
-    """Of `tokens`: those that bear a loss, if the dataset has a mask."""
+    """How many of `tokens` are in the loss, if the dataset has a mask."""
     dropped: Counter[str] = field(default_factory=Counter)
-    """As duplicates; other reasons are in the shards' tallies."""
+    """Documents dropped as duplicates; other reasons are in the shards' tallies."""
     first_sequence: int = 0
     last_sequence: int = 0
     digest: Any = field(default_factory=hashlib.sha256)
-    """Of the digests of all its documents, duplicates included: tells one text from another."""
+    """Hash of the digests of all its documents, duplicates included; it identifies the text."""
 
 
 @dataclass

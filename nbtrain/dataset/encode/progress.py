@@ -31,7 +31,7 @@ SHOW_SECONDS = 0.1
 
 
 class WorkerCounters:
-    """What one process has encoded, where others can read it; a torn one only looks odd."""
+    """The progress of one process, where others can read it; a torn value only looks odd."""
 
     def __init__(self, work: Path):
         self._descriptor = os.open(
@@ -76,7 +76,7 @@ class EncodeProgress:
         self._add(record)
 
     def add_batch(self, num_bytes: int, documents: int, tokens: int) -> None:
-        """What this process itself has encoded."""
+        """Add a batch that this process has encoded."""
         self._own += num_bytes, documents, tokens
         if time.monotonic() - self._shown >= SHOW_SECONDS:
             self.show()

@@ -45,7 +45,7 @@ class EncodeSettings:
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """What a shard holds and what reading its part met."""
+    """The contents of a shard, and the tally of reading its part."""
 
     number: int
     source: int
@@ -123,7 +123,7 @@ class _InOrder:
             self._digests[path.name] = digest
 
     def sha256(self) -> dict[str, str]:
-        """Of the files that this process has written from their beginning, as far as they are now."""
+        """SHA-256 so far of the files that this process has written from their beginning."""
         return {name: digest.hexdigest() for name, digest in self._digests.items()}
 
 

@@ -1,1 +1,1 @@
-"""What is in a dataset: card, inspection, verification, browser."""
+"""Views of a dataset: card, inspection, verification, browser."""

@@ -1,4 +1,4 @@
-"""What a model must beat: how well token counts alone predict what the run's validation predicts.
+"""Losses that a model should beat: how well token counts alone predict the run's validation tokens.
 
     plain     H = -sum_v p(v) ln p(v), p the validation tokens' own frequencies: no unigram model is better
     unigram   -mean ln (c(b) + k) / (N + k V), counts c of the training split

@@ -37,7 +37,7 @@ class Document:
 
     number: int
     tokens: int
-    """Of the whole document, EOD counted."""
+    """Tokens of the whole document, EOD included."""
     sequences: int
     pieces: list[tuple[str, bool]]
     """Its text in parts, and whether each bears a loss: one part if there is no loss mask."""

@@ -61,7 +61,7 @@ summary{{cursor:pointer}}pre{{font-size:12px}}
 
 
 class _Card:
-    """What both kinds of card have: a heading, warnings, tables and pictures, as text and as HTML."""
+    """Shared base of both kinds of card: a heading, warnings, tables and pictures, as text and as HTML."""
 
     warnings: list[str]
 
@@ -121,7 +121,7 @@ class DataCard(_Card):
     tokenizer: str | None
     """Folder of the tokenizer that decodes the dataset, or None if it is not in the data home."""
     sources: list[dict[str, Any]]
-    """Of the manifest: name, documents, bytes, tokens, licence, attribution, settings of each."""
+    """Sources in the manifest: name, documents, bytes, tokens, licence, attribution, settings of each."""
     dropped: dict[str, int]
     lengths: dict[str, float]
     """Tokens per document, EOD counted: minimum, median, mean, 95 %, maximum."""

@@ -92,11 +92,11 @@ class Inspection:
 
 
 def inspect(target: str | os.PathLike | RunConfig, tokenizer: str | None = None) -> Inspection:
-    """What the header and the manifest of a dataset say, and its first, middle and last document decoded.
+    """Return the header and manifest of a dataset, and its first, middle and last document decoded.
 
-    Of a run also its first training sequences: which tokens bear a loss, where documents begin, the padding.
-    `tokenizer` is a name or a path; None takes that of the manifest's hash. Raises DataError if the dataset
-    is missing, truncated, or written by Megatron-DeepSpeed with uncounted EOD.
+    For a run also its first training sequences: the tokens in the loss, the beginnings of documents, the
+    padding. `tokenizer` is a name or a path; None uses the tokenizer with the manifest's hash. Raises
+    DataError if the dataset is missing, truncated, or written by Megatron-DeepSpeed with uncounted EOD.
     """
     browser = Browser(target, tokenizer)
     last = browser.num_documents - 1

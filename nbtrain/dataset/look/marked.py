@@ -17,11 +17,11 @@ from nbtrain.base.look import GREEN, LINE
 from nbtrain.base.terminal import printable
 
 Kind = Literal["loss", "read", "padding"]
-"""What a token is for training: a label with a loss, only read, or room that holds no token."""
+"""Role of a position in training: a label in the loss, a token that is only read, or padding."""
 Piece = tuple[str, Kind]
 KINDS: tuple[Kind, ...] = ("read", "loss", "padding")
 END_OF_DOCUMENT = "<EOD>"
-"""What stands for the end-of-document token."""
+"""Text that is shown for the end-of-document token."""
 LEGEND_COLOUR = "tokens in the loss are green, the others grey"
 LEGEND_PLAIN = "tokens in the loss are between [[ and ]]"
 LEGEND_HTML = "tokens in the loss are coloured"

@@ -1,8 +1,8 @@
-"""What a dataset was made from, and whether a run still asks for the same.
+"""The inputs of a dataset, and whether they match a run.
 
-Settings must be equal. Files must be the same text; that their times differ does not matter. Versions of
-installed packages may differ: nobody asked for the data to change. Of sources that are not there any more the
-settings alone are compared.
+Settings must be equal. Files must contain the same text; their times may differ. Versions of installed
+packages may differ, because the user did not request a change of the data. For sources that do not exist any
+more, only the settings are compared.
 """
 
 import hashlib
@@ -78,7 +78,7 @@ def _is_gone(path: Path) -> bool:
 
 
 def check_same_settings(config: RunConfig, dataset: DatasetFiles, manifest: DatasetManifest) -> None:
-    """What a run asks of its data is what it was made with; reads no source. DataError if it is not."""
+    """Raise DataError if a dataset was made with other settings than the run's; reads no source."""
     changed = differences(with_defaults(manifest.settings), settings(config), "data")
     if changed:
         raise DataError(

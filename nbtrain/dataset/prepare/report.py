@@ -1,4 +1,4 @@
-"""What prepare did, why, and what there is now: as text, as HTML and as JSON values."""
+"""The report of prepare: its steps, the reasons, and the results, as text, as HTML and as JSON values."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -34,7 +34,7 @@ class GPTDatasets:
     manifest: DatasetManifest
     state: DataState
     names: tuple[str, ...] = ()
-    """Of the datasets that samples number (Sample.dataset); empty if there is only one."""
+    """Names of the datasets that Sample.dataset numbers; empty if there is only one."""
     is_masked: bool = False
 
 

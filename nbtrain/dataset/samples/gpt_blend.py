@@ -39,7 +39,7 @@ NUM_STRETCHES = 512
 
 
 class BlendSizes(NamedTuple):
-    """What a rule makes of N samples and weights."""
+    """The sizes that a rule gives for N samples and weights."""
 
     weights: list[float]
     """Normalised, as the choice of samples uses them."""
@@ -218,7 +218,7 @@ class BlendedDataset:
 
     @property
     def num_epochs(self) -> float:
-        """Of the dataset that is gone through most often."""
+        """Epochs of the dataset that is repeated most often."""
         return max(dataset.num_epochs for dataset in self.datasets)
 
     def place(self, position: int) -> tuple[int, int]:

@@ -48,7 +48,7 @@ class SampleDataset(Protocol):
 
 
 class SampleOptions(NamedTuple):
-    """What a stream's samples carry besides tokens and labels."""
+    """Options for the contents of a stream's samples besides tokens and labels."""
 
     reset_position_ids: bool = False
     inter_document_masking: bool = False

@@ -96,7 +96,7 @@ class PackedDataset:
 
     @property
     def samples_per_pass(self) -> int:
-        """Of the first pass; others have about as many."""
+        """Samples of the first pass; other passes have about as many."""
         return int(self._ends[1])
 
     @property

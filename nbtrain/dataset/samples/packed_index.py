@@ -95,7 +95,7 @@ def of_split(sources: list[MixedSource], split: str, rule: str, name: str) -> li
 
 
 class Pieces(NamedTuple):
-    """What of a split can be packed, source by source."""
+    """The parts of a split that can be packed, source by source."""
 
     rows: np.ndarray
     """int32 or int64 [pieces, 3]: sequence, first token in it, slots (labels); slots + 1 tokens are read."""

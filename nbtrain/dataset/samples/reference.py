@@ -33,7 +33,7 @@ NOT_THE_MODEL = {
 
 
 def description_of(config: RunConfig, dataset_sha256: str, weights_sha256: str) -> dict[str, Any]:
-    """What decides the numbers. `weights_sha256`: of all that the run starts from."""
+    """Return the settings that decide the numbers. `weights_sha256`: hash of all weights at the start."""
     model = config.model.model_dump(exclude=NOT_THE_MODEL)
     return {
         "reference_version": VERSION,

@@ -16,7 +16,7 @@ from nbtrain.base.errors import DataError
 
 @dataclass(frozen=True)
 class DataState:
-    """What decides the order of samples, and how far the run has come; stored in every checkpoint."""
+    """The settings that decide the order of samples, and the run's position; stored in every checkpoint."""
 
     seed: int
     split: str
@@ -43,7 +43,7 @@ class DataState:
         object.__setattr__(self, "skipped_sample_ranges", ranges)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON: ranges become lists."""
+        """Return the state for JSON: ranges become lists."""
         return {**asdict(self), "skipped_sample_ranges": [list(pair) for pair in self.skipped_sample_ranges]}
 
     @classmethod

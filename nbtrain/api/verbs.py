@@ -327,7 +327,7 @@ def tensorboard(run: RunLike | None = None) -> "TensorBoardPanel":
 
 
 def data_card(data: "str | RunConfig | Run", tokenizer: str | None = None) -> "DataCard | BlendCard":
-    """Return the data card of a run's dataset, of a dataset's name, or of the prefix of any .bin/.idx pair.
+    """Return the data card of a dataset, named by its run, its own name or the prefix of any .bin/.idx.
 
     In a live notebook you can browse its documents. `tokenizer` is the name or path of the tokenizer that
     decodes them; None uses the tokenizer of the dataset's manifest.
@@ -356,8 +356,13 @@ def _data_of(data: "str | RunConfig | Run") -> "str | os.PathLike[str] | RunConf
     if isinstance(data, Run):
         return data.config
     if not isinstance(data, str | os.PathLike | RunConfig):
-        raise misused("data", data, "a Run, a RunConfig, the name of a dataset or the prefix of a .bin/.idx")
-    return data
+        expected = "a Run, a RunConfig, the name of a run or a dataset, or the prefix of a .bin/.idx"
+        raise misused("data", data, expected)
+    if not isinstance(data, str):
+        return data
+    from nbtrain.dataset.of_run import data_named
+
+    return data_named(data)
 
 
 def baselines(run: RunLike, too_small: str = "refuse") -> "Baselines | NoBaselines":

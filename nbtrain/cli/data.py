@@ -127,6 +127,7 @@ def card(options: argparse.Namespace) -> None:
     """Show the data card of a dataset, and write it as a page or as JSON."""
     from nbtrain.base import files
     from nbtrain.dataset.look.card import data_card as make_card
+    from nbtrain.dataset.of_run import data_named
 
     for path, ending in ((options.html, ".html"), (options.json, ".json")):
         if path is None:
@@ -138,7 +139,7 @@ def card(options: argparse.Namespace) -> None:
             )
         if not path.parent.is_dir() or path.is_dir() or not path.name:
             raise ConfigError(f"{path}: cannot be written. Name a file in a folder that exists.")
-    made = make_card(target_of(options.data, options.overrides), options.tokenizer)
+    made = make_card(data_named(options.data, options.overrides or []), options.tokenizer)
     show(made)
     if options.html:
         files.write_output(options.html, made.to_page())
@@ -149,50 +150,39 @@ def card(options: argparse.Namespace) -> None:
 def inspect(options: argparse.Namespace) -> None:
     """Show what is in a .bin/.idx pair."""
     from nbtrain.dataset.look.inspect import inspect as make_inspection
+    from nbtrain.dataset.of_run import data_named
 
-    _show(make_inspection(target_of(options.data), options.tokenizer), options.json)
+    _show(make_inspection(data_named(options.data), options.tokenizer), options.json)
 
 
 def verify(options: argparse.Namespace) -> None:
     """Check a .bin/.idx pair."""
     from nbtrain.dataset.look.inspect import verify as make_verification
+    from nbtrain.dataset.of_run import data_named
 
-    _show(make_verification(target_of(options.data)), options.json)
+    _show(make_verification(data_named(options.data)), options.json)
 
 
 def merge(options: argparse.Namespace) -> None:
     """Join .bin/.idx pairs."""
     from nbtrain.dataset.merge import merge as merge_data
+    from nbtrain.dataset.of_run import data_named
 
-    show(merge_data(options.output, [target_of(text) for text in options.data]))
+    show(merge_data(options.output, [data_named(text) for text in options.data]))
 
 
 def repair(options: argparse.Namespace) -> None:
     """Repair a .bin/.idx pair of Megatron-DeepSpeed."""
+    from nbtrain.dataset.of_run import data_named
     from nbtrain.dataset.repair import plan_repair
 
-    plan = plan_repair(target_of(options.data), options.eod_id)
+    plan = plan_repair(data_named(options.data), options.eod_id)
     show(plan if plan is not None else f"{options.data}: nothing to repair.")
     if plan is not None and options.yes:
         plan.apply()
         show("Repaired.")
     elif plan is not None:
         show("Nothing was changed. Add --yes to write the repair.")
-
-
-def target_of(text: str, overrides: list[str] | None = None) -> Any:
-    """Return the configuration of a run YAML; return a dataset's name or prefix unchanged."""
-    from nbtrain.config.load import find, load
-
-    if text.endswith((".bin", ".idx")):
-        return text[:-4]
-    try:
-        find(text)
-    except ConfigError:
-        if overrides:
-            raise
-        return text
-    return load(text, overrides or [])
 
 
 def _show(result: Any, as_json: bool) -> None:

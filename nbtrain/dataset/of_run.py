@@ -1,11 +1,13 @@
 """Which dataset is meant: the one that a run trains on, or the one that a person names."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from nbtrain.base.errors import DataError
+from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.base.order import natural
 from nbtrain.base.workspace import dataset_dir, display, resolve, tokenizer_dir, typed_path, valid_name
+from nbtrain.config.load import find, load
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.asked import settings
 from nbtrain.corpus.tokenizer.other_text import other_text_of
@@ -36,6 +38,23 @@ def other_text_of_tokenizer(config: RunConfig) -> str:
     """
     directory = tokenizer_dir(config.tokenizer.name)
     return "" if config.init_from is not None else other_text_of(directory, settings(config))
+
+
+def data_named(text: str, overrides: Sequence[str] = ()) -> RunConfig | str:
+    """Return the configuration of the run that `text` names; a dataset's name or prefix unchanged.
+
+    A run is named as everywhere: an example, a run of the workspace, or the path of a YAML. Raises
+    ConfigError for a run that is not valid, and for overrides of what is no run.
+    """
+    if text.endswith((".bin", ".idx")):
+        return text[:-4]
+    try:
+        find(text)
+    except ConfigError:
+        if overrides:
+            raise
+        return text
+    return load(text, list(overrides))
 
 
 def find_dataset(target: str | os.PathLike | RunConfig) -> DatasetFiles:

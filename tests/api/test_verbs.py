@@ -193,7 +193,8 @@ def test_data_card():
     with pytest.raises(ConfigError) as caught:
         nb.data_card(5)
     assert str(caught.value) == (
-        "data = 5 (int) must be a Run, a RunConfig, the name of a dataset or the prefix of a .bin/.idx."
+        "data = 5 (int) must be a Run, a RunConfig, the name of a run or a dataset, or the prefix of a "
+        ".bin/.idx."
     )
     with pytest.raises(
         ConfigError, match=r"^tokenizer = 5 \(int\) must be the name or path of a tokenizer, or None.$"
@@ -244,7 +245,7 @@ def test_what_a_loaded_configuration_and_its_plan_show():
 @pytest.mark.parametrize("call", [nb.verify, nb.data_card])
 def test_what_is_no_dataset(call):
     with pytest.raises(
-        ConfigError, match=r"^data = 5 \(int\) must be a Run, a RunConfig, the name of a dataset"
+        ConfigError, match=r"^data = 5 \(int\) must be a Run, a RunConfig, the name of a run or a dataset"
     ):
         call(5)
 

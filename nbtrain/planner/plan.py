@@ -174,7 +174,7 @@ class Plan:
             "model": shape,
             "parameters": f"{parameters.total:,} ({amounts.count(parameters.total)})",
             **{f"  {part.replace('_', ' ')}": f"{value:,}" for part, value in parameters.to_dict().items()},
-            **({"adapters": f"{adapters:,}, trained beside {frozen}"} if adapters else {}),
+            **({"adapters": f"{adapters:,}, trained next to {frozen}"} if adapters else {}),
             **({"preferences": PREFERENCES} if config.dpo is not None else {}),
             "vocabulary": f"{config.tokenizer.vocab_size:,}, padded to {config.padded_vocab_size:,}",
         }

@@ -332,7 +332,7 @@ def test_a_folder_without_adapters_is_refused(tiny, base, workspace):
     (workspace / "adapters" / "adapter_model.safetensors").write_bytes(b"1")
     assert said(config) == [
         "override lora.init_from=adapters: lora.init_from: adapters: peft_type is 'IA3', and only LORA is "
-        "read. Make the section lora that of the adapters."
+        "read. Set lora.kind: ia3."
     ]
 
 

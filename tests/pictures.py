@@ -44,6 +44,8 @@ MANIFEST = PICTURES / "manifest.json"
 MOST_BYTES = 200_000
 # Points of the page; a picture has SCALE times as many pixels.
 WIDTH, HEIGHT, SCALE = 1120, 760, 1.5
+# The page is this high while a picture of one element is taken, which would be cut at its end.
+ELEMENT_HEIGHT = 1900
 # Flat areas and text need few colors.
 COLORS = 200
 
@@ -223,7 +225,7 @@ ALL = (
     ),
     Picture(
         *("job-page", "The page of a job: replicas, conditions, events and resources."),
-        output_of("job-page", f'nb.open_run("{DEMO}").job_page()', "table"),
+        output_of("job-page", f'nb.open_run("{DEMO}").job_page()', "*"),
         USER_INTERFACE,
         element=OUTPUT,
     ),
@@ -308,6 +310,7 @@ def take(page: Any, lab: Lab, picture: Picture) -> bytes:
     from PIL import Image
 
     stations.choose_theme(page, "Dark" if picture.dark else "Light")
+    page.set_viewport_size({"width": WIDTH, "height": ELEMENT_HEIGHT if picture.element else HEIGHT})
     try:
         picture.show(page, lab)
     except Exception:

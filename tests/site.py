@@ -42,7 +42,7 @@ NOT_EXECUTED = "*This copy was not executed: the cells are shown without their o
 
 def gather(source: Path, copies: Path) -> None:
     """Write the sources of all pages to the empty folder `source`."""
-    for name in ("README.md", "LICENSE", *DEVELOPMENT):
+    for name in ("README.md", "README.zh-CN.md", "LICENSE", *DEVELOPMENT):
         shutil.copyfile(REPOSITORY / name, source / name)
     for folder in ("docs", "examples"):
         shutil.copytree(REPOSITORY / folder, source / folder, ignore=shutil.ignore_patterns("conf.py"))
@@ -65,7 +65,7 @@ def navigation(source: Path) -> str:
     index = source / "docs" / "README.md"
     _, *groups = re.split(r"^##+ ", index.read_text(encoding="utf-8"), flags=re.MULTILINE)
     listed = {group.partition("\n")[0]: list(_pages(group, index, source)) for group in groups}
-    listed["Start"].insert(0, "docs/README")
+    listed["Start"][:0] = ["docs/README", "README.zh-CN"]
     notebooks = [page for pages in listed.values() for page in pages if page.startswith("notebooks/")]
     listed = {
         title: [page for page in pages if page not in (*notebooks, "README")]

@@ -487,6 +487,28 @@ PARTS = (
         {"NBTRAIN_REQUIRE_AXE": "1"},
     ),
     Part(
+        "readme",
+        "README in both languages from the wheel on: every command, output and cell, in an empty folder",
+        _pytest("--soak", "tests/end_to_end/test_readme.py"),
+        _evidence(
+            ENGINE,
+            (
+                *("tests/end_to_end/test_readme.py", "README.md", "README.zh-CN.md"),
+                "examples/megatron-gpt/training/gpt-tiny.yaml",
+            ),
+            ("nbtrain.lab", "nbtrain.cli"),
+        ),
+    ),
+    Part(
+        "pictures",
+        "pictures of the documentation show what is there today",
+        _pytest("--soak", "tests/docs/test_pictures.py"),
+        _evidence(
+            (),
+            ("tests/docs/test_pictures.py", "tests/pictures.py", "docs/pictures/manifest.json", UI_BUNDLE),
+        ),
+    ),
+    Part(
         "site",
         "documentation and notebooks as pages: no warning, no request, a search in Chromium from file://",
         _pytest("--soak", SITE_TEST),

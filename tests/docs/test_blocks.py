@@ -18,6 +18,8 @@ from tests.docs.pages import REPOSITORY, Block, blocks, commands, markdown
 
 # Pages whose blocks are all run by a test of their own.
 OWN_TESTS = {
+    "README.md": "tests/end_to_end/test_readme.py",
+    "README.zh-CN.md": "tests/end_to_end/test_readme.py",
     "docs/commands.md": "tests/cli/test_cli.py",
     "docs/errors.md": "tests/docs/test_errors.py",
     "docs/finetuning-data.md": "tests/docs/test_finetuning_data.py",
@@ -29,7 +31,7 @@ OWN_TESTS = {
 }
 PAGES = {
     str(path.relative_to(REPOSITORY)): blocks(markdown(path))
-    for pattern in ("docs/*.md", "examples/**/*.md")
+    for pattern in ("README*.md", "docs/*.md", "examples/**/*.md")
     for path in sorted(REPOSITORY.glob(pattern))
 }
 BLOCKS = [(page, block) for page, found in PAGES.items() for block in found]
@@ -68,9 +70,9 @@ def test_every_block_is_run_by_a_test(page):
 @every("sh", "console")
 def test_commands_are_understood(page, block):
     """By the parsers; GPUs are in the device table, and changes are of keys that a run has."""
-    for line in commands(block):
-        words = shlex.split(line.partition(" > ")[0].partition(" | ")[0])
-        if words[0] != "nbtrain" or words[1:2] == ["help"]:
+    for line in " && ".join(commands(block)).split(" && "):
+        words = shlex.split(line.partition(" > ")[0].partition(" | ")[0], comments=True)
+        if not words or words[0] != "nbtrain" or words[1:2] == ["help"]:
             continue
         options = parse(words[1:])
         if gpu_type := getattr(options, "gpu_type", None):

@@ -1,4 +1,4 @@
-"""The text that an engine would get, for the run that the README takes from a laptop to a cluster."""
+"""The text that an engine would get, for the run that docs/cluster.md takes from a laptop to a cluster."""
 
 import os
 import re
@@ -15,16 +15,16 @@ from nbtrain.jobs.changes import changes_between
 from nbtrain.jobs.dry_run import dry_run, request_text
 from nbtrain.jobs.node.prepared import RUN_YAML
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
 
 
 @pytest.fixture
 def places(workspace):
-    """{heading: configuration}: the README's one YAML, and that YAML after each of its three diffs."""
-    section = README.read_text().partition("## From a laptop to a cluster")[2].partition("\n## ")[0]
-    plain = re.search(r"```yaml\n(.*?)```", section, re.DOTALL)[1]
+    """{heading: configuration}: the page's one YAML, and that YAML after each of its three diffs."""
+    page = PAGE.read_text()
+    plain = re.search(r"```yaml\n(.*?)```", page, re.DOTALL)[1]
     found = {"plain": plain}
-    for where, diff in re.findall(r"\*\*On (?:a )?(\w+)\*\*[^`]*```diff\n(.*?)```", section, re.DOTALL):
+    for where, diff in re.findall(r"\*\*On (?:a )?(\w+)\*\*[^`]*```diff\n(.*?)```", page, re.DOTALL):
         lines = diff.splitlines(keepends=True)
         assert "".join(line[1:] for line in lines if line[0] != "+") == plain, "a diff of the one YAML"
         found[where] = "".join(line[1:] for line in lines if line[0] != "-")
@@ -32,7 +32,7 @@ def places(workspace):
     return {where: (path.write_text(text), load(path))[1] for where, text in found.items()}
 
 
-def test_the_readmes_diffs_are_what_the_engines_get(places, workspace, tmp_path):
+def test_the_diffs_of_the_page_are_what_the_engines_get(places, workspace, tmp_path):
     """One YAML in three places; nothing but the file is written."""
     assert list(places) == ["plain", "laptop", "Slurm", "Kubernetes"]
     laptop, slurm, kubernetes = places["laptop"], places["Slurm"], places["Kubernetes"]

@@ -1,0 +1,143 @@
+"""README in both languages, from the wheel to the last command, in an empty folder (a soak).
+
+Blocks are run in their order: commands in bash, Python pasted into one cell, YAML's diff as a file. What a
+command prints is compared with the block of `text` after it, numbers aside.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from tests.docs.pages import REPOSITORY, Block, blocks
+from tests.docs.test_commands import differs
+
+READMES = ("README.md", "README.zh-CN.md")
+BOOKS_BYTES = 3_000_000
+LIMIT_SECONDS = 3600.0
+
+
+@pytest.fixture(scope="module")
+def front_door(tmp_path_factory) -> Path:
+    """A folder with the wheel, and a virtual environment that has nbtrain's dependencies only."""
+    folder = tmp_path_factory.mktemp("readme")
+    build = ["pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), str(REPOSITORY)]
+    subprocess.run([sys.executable, "-m", *build], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+    (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
+    (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.parametrize("name", READMES)
+def test_the_readme_does_what_it_says(name, front_door, tmp_path):
+    """As a person with nothing but the page: each block works where the one before it ended."""
+    (wheel,) = front_door.glob("nbtrain-*.whl")
+    (tmp_path / wheel.name).symlink_to(wheel)
+    shell = Shell(front_door / "venv", tmp_path)
+    printed, wrong = "", []
+    for block in blocks((REPOSITORY / name).read_text(encoding="utf-8")):
+        if block.language == "sh":
+            write_books(shell.folder)
+            printed = shell.run(block.text)
+        elif block.language == "text":
+            if line := differs(block.text, printed):
+                wrong.append(f"{line}\nis not printed:\n{printed}")
+        elif block.language == "python":
+            check_cell(block, shell)
+        else:
+            check_diff(block, shell)
+    assert not wrong, "\n\n".join(wrong)
+    assert shell.folder == tmp_path / "my-workspace"
+    check_losses(shell)
+
+
+class Shell:
+    """A person's shell: a block starts in the folder in which the one before it ended."""
+
+    def __init__(self, venv: Path, folder: Path) -> None:
+        self.folder = folder
+        left = {key: value for key, value in os.environ.items() if not key.startswith("NBTRAIN_")}
+        left.pop("PYTHONPATH", None)
+        self.environment = {
+            **left,
+            "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "VIRTUAL_ENV": str(venv),
+            "NBTRAIN_QUEUE": str(folder / "queue"),
+        }
+
+    def run(self, text: str) -> str:
+        """Return what the commands print; a failing one fails the test."""
+        done = subprocess.run(
+            ["bash", "-ec", f"{text}\npwd >{self.folder / 'pwd'}"],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_SECONDS,
+        )
+        assert done.returncode == 0, f"{text}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        self.folder = Path((self.folder / "pwd").read_text().strip())
+        return done.stdout
+
+
+def write_books(workspace: Path) -> None:
+    """Write my-books.jsonl, the user's own text, once the demo has text that it can be made of."""
+    parts = sorted(workspace.glob("data/corpus/python-docs-*/*.jsonl"))
+    if not parts or (workspace / "my-books.jsonl").exists():
+        return
+    lines = parts[0].read_text(encoding="utf-8").splitlines(keepends=True)
+    size, books = 0, []
+    # From the end, so that it is not what the demo's tokenizer saw first.
+    for line in reversed(lines):
+        books.append(line)
+        size += len(line)
+        if size > BOOKS_BYTES:
+            break
+    (workspace / "my-books.jsonl").write_text("".join(books), encoding="utf-8")
+
+
+def check_cell(block: Block, shell: Shell) -> None:
+    """The block in one cell shows the plan and the live panel; the run is then waited for."""
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(block.text), nbformat.v4.new_code_cell("run.wait().state")]
+    )
+    saved = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(shell.environment)
+    try:
+        NotebookClient(
+            notebook, timeout=LIMIT_SECONDS, resources={"metadata": {"path": str(shell.folder)}}
+        ).execute()
+    finally:
+        os.environ.clear()
+        os.environ.update(saved)
+    shown = [output.get("data", {}) for output in notebook.cells[0].outputs]
+    assert any("memory" in data.get("text/html", "") for data in shown), "the plan"
+    assert any("application/vnd.jupyter.widget-view+json" in data for data in shown), "the panel"
+    assert "SUCCEEDED" in json.dumps(notebook.cells[1].outputs)
+
+
+def check_diff(block: Block, shell: Shell) -> None:
+    """The run after the diff is valid, and can be written as what a cluster gets."""
+    assert block.language == "diff"
+    text = "".join(line[1:] for line in block.text.splitlines(keepends=True) if line[0] != "-")
+    (shell.folder / "my-run.yaml").write_text(text)
+    shell.run("nbtrain submit my-run.yaml --dry-run my-run.sbatch")
+    assert "#SBATCH --partition=gpu" in (shell.folder / "my-run.sbatch").read_text()
+
+
+def check_losses(shell: Shell) -> None:
+    """The demo's validation loss is still the published one, and the books have a tokenizer of their own."""
+    loss = re.search(r"validation loss +([\d.]+)", shell.run("nbtrain demo"))
+    assert loss and float(loss[1]) == pytest.approx(3.38, abs=0.02)
+    assert (shell.folder / "data" / "tokenizer" / "my-gpt").is_dir()

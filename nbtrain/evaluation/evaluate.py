@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from nbtrain.base.amounts import count, elapsed
+from nbtrain.base.amounts import count, counted, elapsed
 from nbtrain.base.evaluation_files import EvaluationRecord
 from nbtrain.base.html_table import html_table
 from nbtrain.base.progress import Progress
@@ -84,7 +84,9 @@ def ask(found: Evaluation, tasks: Sequence[Task], score: Score) -> None:
 
 def _of(record: EvaluationRecord) -> str:
     counts: dict[str, Any] = record.counts
-    of = f"{count(counts['tokens'])} tokens" if "tokens" in counts else f"{counts['examples']:,} questions"
+    of = (
+        f"{count(counts['tokens'])} tokens" if "tokens" in counts else counted(counts["examples"], "question")
+    )
     shots = f", {record.num_fewshot}-shot" if record.num_fewshot is not None else ""
     cut = f", {counts['truncated']:,} choices cut" if counts.get("truncated") else ""
     return f"{of}{shots}{cut}, {elapsed(record.seconds)}"

@@ -54,8 +54,10 @@ class PackedDataset:
         index_samples: int,
         num_samples: int,
         seed: int,
+        split: str = "train",
     ):
         self.files = opened.files
+        self.split = split
         self.dataset_sha256 = opened.manifest.dataset_sha256
         self.sources = sources
         self.seq_length = seq_length
@@ -167,6 +169,11 @@ class PackedDataset:
             "seq_length": self.seq_length,
         }
 
+    @property
+    def _without_it(self) -> str:
+        """How a run does without this split."""
+        return "" if self.split == "train" else ", or set evaluation.eval_iters: 0, which reads none of it"
+
     def _build_pieces(self) -> Pieces:
         # All lengths decide where examples are cut: none may be damaged.
         self.indexed.check()
@@ -174,8 +181,9 @@ class PackedDataset:
         left_out = _left_out(counts_of(pieces), self.seq_length)
         if not len(pieces.rows):
             raise DataError(
-                f"{display(self.files.prefix)}: nothing of {', '.join(self.dataset_names)} can be trained "
-                f"on: {left_out}. Raise model.seq_length = {self.seq_length:,}, or fix the sources."
+                f"{display(self.files.prefix)}: the {self.split} split has nothing in the loss of "
+                f"{', '.join(self.dataset_names)}: {left_out}. Raise model.seq_length = {self.seq_length:,}, "
+                f"or fix the sources{self._without_it}."
             )
         if left_out:
             logger.warning("%s: %s.", printable(display(self.files.prefix)), left_out)
@@ -223,7 +231,9 @@ def build_split(
     own = of_split(sources, config.data.split, config.data.split_rule, split)
     if not any(len(source) for source in own):
         return None
-    return PackedDataset(opened, own, config.model.seq_length, index_samples, num_samples, config.data.seed)
+    return PackedDataset(
+        opened, own, config.model.seq_length, index_samples, num_samples, config.data.seed, split
+    )
 
 
 def _cached(folder: Path, description: dict, kind: type[Index], build: Callable[[], Index]) -> Index:

@@ -85,8 +85,9 @@ class PreferenceDataset(PackedDataset):
         limit = f"model.seq_length = {self.seq_length:,}"
         if not len(pieces.rows):
             raise DataError(
-                f"{display(self.files.prefix)}: no pair of {', '.join(self.dataset_names)} fits into {limit} "
-                "tokens, the prompt counted twice. Raise it."
+                f"{display(self.files.prefix)}: no pair of {', '.join(self.dataset_names)} in the "
+                f"{self.split} split fits into {limit} tokens, the prompt counted twice. Raise it"
+                f"{self._without_it}."
             )
         if left_out:
             what = f"{left_out:,} pairs of more than {limit} tokens, the prompt counted twice: left out."
@@ -140,7 +141,7 @@ def build_split(
     if not any(len(source) for source in own):
         return None
     return PreferenceDataset(
-        opened, own, config.model.seq_length, index_samples, num_samples, config.data.seed
+        opened, own, config.model.seq_length, index_samples, num_samples, config.data.seed, split
     )
 
 

@@ -178,7 +178,7 @@ def test_keys_of_a_section_are_fields_while_its_switch_is_on(
         field("lora.alpha").get_by_role("button").click()
         field("lora.rank").get_by_role("button").click()
         line('{"init_from": "base", "lora": {}, "dpo.beta": 0.2}')
-        page.get_by_role("button", name="Reset").click()
+        page.get_by_role("button", name="Reset", exact=True).click()
         line('{"init_from": "base", "lora.rank": 8}')
         assert field("lora").locator("input").is_checked()
 

@@ -37,9 +37,9 @@ def test_every_tab_shows_its_page_by_the_keyboard_alone(job: FakeJob, browser: A
             "Replicas": "worker 0",
             "Logs": "step    20 |",
             "Resources": "Memory",
-            "Metrics": "does not give the curves",
-            "Plan": "does not give the plan",
-            "Config": "does not give the difference",
+            "Metrics": "does not offer the curves",
+            "Plan": "does not offer the plan",
+            "Config": "does not offer the difference",
         }
         page.get_by_role("tabpanel").get_by_text("Rank0Trains").wait_for()
         for name, words in expected.items():
@@ -280,7 +280,7 @@ def test_a_rank_without_a_log_says_so(job: FakeJob, browser: Any) -> None:
     job.job.log(1, 0).write_text("")
     with view_page(browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', tab: 'logs'})") as page:
         page.locator("pre", has_text="step    20 |").wait_for()
-        page.get_by_label("whose log").select_option(label="rank 1")
+        page.get_by_label("which log").select_option(label="rank 1")
         page.get_by_text("Rank 1 has logged nothing (train).").wait_for()
 
 

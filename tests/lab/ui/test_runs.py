@@ -179,7 +179,7 @@ def test_stop_shows_as_such_and_the_end_is_read_out(server: ListServer, browser:
         stop = page.get_by_label("Stop gpt-0000")
         assert stop.get_attribute("title").startswith("The ranks save a checkpoint at the next step")
         server.row("gpt-0000").update(state="QUEUED")
-        page.locator("tr[data-run=gpt-0000] [title='Remove it from the queue.']").wait_for()
+        page.locator("tr[data-run=gpt-0000] [title='Remove the job from the queue.']").wait_for()
         server.row("gpt-0000").update(state="RUNNING")
         page.locator("tr[data-run=gpt-0000] [title^='The ranks save']").wait_for()
         stop.click()

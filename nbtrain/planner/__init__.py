@@ -1,1 +1,1 @@
-"""What a run needs before anything starts: memory by part, time, disk; by arithmetic, without torch."""
+"""Estimates made before a run starts: memory by part, time, disk; computed by arithmetic, without torch."""

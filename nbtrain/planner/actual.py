@@ -65,7 +65,7 @@ def compare(
 
 
 def rows(compared: Iterable[Comparison]) -> dict[str, str]:
-    """As rows of a plan."""
+    """Return the comparisons as rows of a plan: name to text."""
     return {one.name: one.text for one in compared}
 
 

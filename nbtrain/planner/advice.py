@@ -43,7 +43,7 @@ class Change:
     overrides: dict[str, Any]
     reason: str
     memory_bytes: int | None = None
-    """Of one rank, after the change."""
+    """Estimated memory of one rank after the change, in bytes."""
     memory_fraction: float | None = None
     step_seconds: float | None = None
     gain: float | None = None
@@ -79,13 +79,13 @@ class Diff(str):
 
 @dataclass(frozen=True)
 class Advice:
-    """What to change about a run, the most useful first."""
+    """Suggested changes to a run, the most useful first."""
 
     config: RunConfig
     observations: Observations
     changes: list[Change]
     notes: list[str] = field(default_factory=list)
-    """What was found that no change answers."""
+    """Observations that no change of settings would fix."""
 
     def __str__(self) -> str:
         lines = [self.title]
@@ -102,7 +102,7 @@ class Advice:
 
     @property
     def title(self) -> str:
-        """What the advice is about."""
+        """Title of the advice: the run's name and a summary of what was observed."""
         return f"Advice for {self.config.name}: {self.observations.summary}"
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -143,7 +143,7 @@ class Advice:
         return load(self.config, self.changes[number - 1].overrides)
 
     def diff(self, number: int) -> Diff:
-        """What change `number` sets, as a diff of fields."""
+        """Return the fields that change `number` sets, as a diff."""
         before, after = (
             [f"{key}: {_value(value)}" for key, value in flatten(config.model_dump())]
             for config in (self.config, self.changed(number))
@@ -192,7 +192,7 @@ def advise(config: RunConfig, observations: Observations) -> Advice:
 
 
 def _unanswered(config: RunConfig, seen: Observations) -> Iterator[str]:
-    """Of a failure that asks for no change: its cause, and where to look."""
+    """Yield notes for a failure that no change of settings fixes: its cause, and where to look."""
     yield (
         f"{seen.cause or 'no cause was recorded'}. No change of settings follows from that alone: "
         f"`nbtrain logs {config.name}` begins with the last traceback, if there is one."

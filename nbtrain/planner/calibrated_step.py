@@ -39,12 +39,12 @@ PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What an engine adds to the arithmetic of a step, in seconds."""
+    """Time that an engine adds to the arithmetic of a step, in seconds."""
 
     step: float
     micro_batch: float
     block: float
-    """Of each block in each micro batch."""
+    """Seconds for each block in each micro batch."""
     parameter: float
 
 
@@ -131,7 +131,7 @@ class _Rank:
         return seconds[0], seconds[1]
 
     def _attention(self, name: str) -> float:
-        """What this sequence length takes more than the measured one, of one block."""
+        """Return how many seconds one block's attention takes beyond the measured sequence length's."""
         figures = self.calibration.of("attention", ranks=self.ranks, dtype=self.setup.dtype)
         points = sorted((figure["seq"], figure[name]) for figure in figures)
         if not points:
@@ -171,7 +171,7 @@ class _Rank:
         return power_between(points, max(size, points[0][0])) if points else 0.0
 
     def _more_ranks(self, ranks: int, optimizer: float) -> float:
-        """What sums over more than two ranks take beyond the two that `optimizer` contains."""
+        """Return the seconds that sums over more than two ranks add to `optimizer`, which includes two."""
         two, more = (self.calibration.of("collective", collective="all_reduce", ranks=n) for n in (2, ranks))
         if not two or not more:
             return 0.0
@@ -186,7 +186,7 @@ class _Rank:
         )
 
     def overhead(self) -> Overhead:
-        """Of this rank's ZeRO stage and number of data-parallel ranks."""
+        """Return the overhead at this rank's ZeRO stage and number of data-parallel ranks."""
         stage = {2: 1}.get(self.setup.zero_stage, self.setup.zero_stage)
         ranks = self.ranks if self.setup.data_axis_size > 1 else 1
         figures = self.calibration.of("step", dtype=self.setup.dtype, zero_stage=stage)

@@ -1,4 +1,4 @@
-"""What `nbtrain calibrate` has measured on a machine: calibration.json of the data home, read and understood.
+"""Measurements of `nbtrain calibrate` on a machine: reads calibration.json of the data directory.
 
     {"schema_version": 1, "machines": {"<cpu>, <cores> cores, <GPUs>, torch <version>": {
         "date", "seconds", "device", "disk", "doubts", "figures": [{"what", "ranks", "spread", ...}]}}}
@@ -42,7 +42,7 @@ class Calibration:
     disk: dict[str, float] = field(default_factory=dict)
     """write_bytes_per_second and read_bytes_per_second of the output root."""
     device: str = "cpu"
-    """What was measured: gpu, or cpu, also on a machine whose GPUs CUDA_VISIBLE_DEVICES hides."""
+    """Kind of device that was measured: gpu or cpu; cpu also where CUDA_VISIBLE_DEVICES hides the GPUs."""
     doubts: list[str] = field(default_factory=list)
     """Why other programs may have disturbed the figures, in sentences without a full stop; empty if not."""
 

@@ -61,7 +61,7 @@ TRAIN_SHARE = 0.9
 
 @dataclass(frozen=True)
 class Text:
-    """What is known of a text."""
+    """A text's size, its sources, and how vocabularies fit it."""
 
     words: str
     """E.g. "2.8 MiB of English in 559 documents"."""
@@ -116,7 +116,7 @@ class Choices:
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """As nb.load takes them."""
+        """Return the chosen settings in the form that nb.load accepts."""
         return {**self.top, **{section: dict(values) for section, values in self.settings.items()}}
 
     def config(self, name: str) -> RunConfig:
@@ -241,7 +241,7 @@ class _Candidate:
 
 
 def _sections(place: Place, layers: int, width: int, vocab_size: int) -> dict[str, dict[str, Any]]:
-    """What makes gpt-tiny another small model in another place."""
+    """Return the sections that turn gpt-tiny into another small model for `place`."""
     sections: dict[str, dict[str, Any]] = {
         "model": {
             "num_layers": layers,
@@ -354,7 +354,7 @@ def _scale_schedule(found: Choices, base: RunConfig, tokens: int, step: int) -> 
 
 
 def _put_layout(found: Choices, best: RunConfig, base: RunConfig, place: Place) -> None:
-    """What a layout sets, as far as it differs from the base."""
+    """Add to the choices the layout fields in which `best` differs from `base`."""
     before, now = dict(flatten(base.model_dump())), dict(flatten(best.model_dump()))
     for key, value in now.items():
         section, _, rest = key.partition(".")

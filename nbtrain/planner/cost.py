@@ -1,4 +1,4 @@
-"""What a run costs: device hours, money by a table of prices that the user can edit, energy.
+"""Cost of a run: device hours, energy, and money by a table of prices that the user can edit.
 
 Money: nbtrain/planner/prices.yaml with the user's <data home>/prices.yaml over it; the plan names the file
 and its date. Energy, in kWh: device hours x TDP x 1.2 x 1.15, give or take a third.
@@ -30,7 +30,7 @@ _OFFER = ("low", "usual", "high")
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What one device costs in an hour."""
+    """Price of one device for an hour."""
 
     usual: float
     low: float
@@ -43,7 +43,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class CostEstimate:
-    """What the whole run costs."""
+    """Cost of the whole run."""
 
     device_hours: float | None
     """None if the run's time is not known; 0 on a CPU."""
@@ -52,7 +52,7 @@ class CostEstimate:
     energy_kwh: float | None
     """None on a CPU, or if the device or the time is not known."""
     energy_price: float | None
-    """Of one kWh; None if the table has none."""
+    """Price of one kWh; None if the table has none."""
 
     @property
     def money(self) -> float | None:

@@ -103,7 +103,7 @@ def cpu_model() -> str:
 
 
 def _stored(path: Path) -> dict[str, Any]:
-    """What is there; a file that is broken is written anew."""
+    """Return the stored values; {} if the file is missing or broken (the next write replaces it)."""
     try:
         value = files.read_json(path)
     except (OSError, ValueError):

@@ -23,11 +23,11 @@ class DatasetSize:
     tokens: int
     documents: int
     train_tokens: int
-    """Of the training split."""
+    """Tokens of the training split."""
     basis: str
     """Where the counts come from: "the .idx" or "the manifest"."""
     problem: str = ""
-    """What is wrong with .idx or manifest; "" if they agree."""
+    """Problem with the .idx file or the manifest; "" if they agree."""
 
 
 def dataset_size(config: RunConfig) -> DatasetSize | None:

@@ -1,4 +1,4 @@
-"""What a run writes: its checkpoints, and its dataset if there is one already."""
+"""Disk space that a run needs: its checkpoints, and its dataset if there is one already."""
 
 import contextlib
 from dataclasses import dataclass

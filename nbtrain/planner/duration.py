@@ -39,7 +39,7 @@ class DurationEstimate:
     seconds: float | None
     """None if the device is not known."""
     tokens_per_second: float | None
-    """Of all ranks together, while a full batch is trained."""
+    """Throughput of all ranks together while a full batch is trained."""
     bubble_fraction: float
     """Share of a step in which a pipeline stage waits."""
     basis: str
@@ -97,7 +97,7 @@ def bubble_fraction(config: RunConfig) -> float:
 
 
 def rates_of_run(config: RunConfig, use_measured: bool, measure_cores: bool = True) -> Rates | None:
-    """What the run's devices and links reach: the one place that chooses; None if the device is not known.
+    """Return the rates that the run's devices and links reach, or None if the device is not known.
 
     `use_measured` takes this machine's calibration; without one, `measure_cores` measures a CPU's cores.
     """

@@ -20,19 +20,19 @@ LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a finding costs the run if nothing is changed; all 0 if there is no number for it."""
+    """Cost of a finding for the run if nothing is changed; all 0 if there is no number for it."""
 
     fatal: bool = False
     """The run cannot start, or ends before its work is done."""
     gpu_hours: float = 0.0
     hours: float = 0.0
-    """Of waiting for the run's end."""
+    """Hours that the run takes longer."""
     money: str = ""
     """The price of the GPU hours, e.g. "41,000 USD"; "" if it is not known."""
     num_bytes: int = 0
     """On disk or in memory."""
     words: str = ""
-    """What it costs if no number says it, e.g. "a worse model"."""
+    """Cost in words where no number expresses it, e.g. "a worse model"."""
 
     @property
     def text(self) -> str:
@@ -53,7 +53,7 @@ class Cost:
 
     @property
     def weight(self) -> tuple[bool, float, int, bool]:
-        """What findings are sorted by: fatal ones, then GPU hours, then bytes, then those with words only."""
+        """Sort key of findings: fatal ones, then GPU hours, then bytes, then those with words only."""
         return self.fatal, self.gpu_hours or self.hours, self.num_bytes, bool(self.words)
 
 
@@ -70,9 +70,9 @@ class Finding:
     place: str
     """Where the key was set: "gpt.yaml:22", "override batch.x=1" or "default"."""
     message: str
-    """What was found, and the rule with its numbers: one sentence or two."""
+    """The problem, and the rule with its numbers: one sentence or two."""
     fix: str = ""
-    """What to change, as a sentence."""
+    """The change to make, as a sentence."""
     cost: Cost = field(default_factory=Cost)
 
     @property
@@ -86,7 +86,7 @@ class Finding:
         return ": ".join(part for part in (self.place, self.key) if part)
 
     def lines(self) -> list[str]:
-        """As `nbtrain check` prints it: what it costs and where, then message and fix, indented."""
+        """Return the finding as `nbtrain check` prints it: cost and place, then message and fix, indented."""
         body = [*self.message.splitlines(), *([self.fix] if self.fix else [])]
         return [f"{self.label}: {self.head or self.rule}", *(f"  {line}" for line in body)]
 
@@ -106,7 +106,7 @@ def stops(findings: Iterable[Finding]) -> bool:
 
 
 def by_cost(findings: Iterable[Finding]) -> list[Finding]:
-    """What is fatal first, then errors before warnings before notes, each the dearest first."""
+    """Sort findings: fatal ones, then errors, warnings and notes; in each group the most expensive first."""
 
     def rank(finding: Finding) -> tuple[Any, ...]:
         fatal, hours, num_bytes, words = finding.cost.weight

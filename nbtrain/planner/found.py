@@ -1,4 +1,4 @@
-"""What a layout search found, for readers: a table as text, HTML and JSON, a picture, the YAML of a choice.
+"""Results of a layout search for readers: a table as text, HTML and JSON, a picture, the YAML of a choice.
 
 found = nb.search("13B", gpus=64, gpu_type="A100-80GB")
 found               the best layouts, why the first is as it is, and what was refused
@@ -87,7 +87,7 @@ class FoundLayouts:
 
     @property
     def title(self) -> str:
-        """What was searched."""
+        """Title of the table: the model, the GPUs that were searched, and how many layouts fit."""
         base = self.result.space.base
         device = base.device.name if base.device else "GPU"
         world = f"{base.nodes * base.devices_per_node:,} x {device}"
@@ -116,13 +116,13 @@ class FoundLayouts:
         return "\n".join([*lines, "", *self.refused_lines()])
 
     def _nothing(self, largest: str) -> str:
-        """What is said in place of the table."""
+        """Return the message shown instead of the table if no layout was found."""
         if self.result.estimated:
             return f"No layout fits. {largest} says which model and which sequence would."
         return f"No layout is legal. {self.result.limit or 'The rules that they break are listed below.'}"
 
     def refused_lines(self, every: bool = False) -> list[str]:
-        """What was refused and why: the reasons that hit most layouts, or `every` one."""
+        """Return the refused layouts and the reasons: those that refuse the most layouts, or `every` one."""
         found = sorted(self.result.refused, key=lambda one: -one.count)
         shown = found if every else found[:REASONS]
         lines = ["Refused", *(f"  - {_refused_line(one)}" for one in shown)]
@@ -215,7 +215,7 @@ def _row(result: SearchResult, number: int, one: Scored) -> tuple[str, ...]:
 
 
 def against(result: SearchResult, one: Scored) -> str:
-    """What sets a layout apart from the first one, in seconds of a step: "+4 %: bubble +0.21 s"."""
+    """Return how a layout's step differs from that of the best one, in seconds: "+4 %: bubble +0.21 s"."""
     best = result.best
     assert best is not None
     if one is best:

@@ -56,7 +56,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Largest:
-    """What fits on given GPUs; shown in a cell, two tables."""
+    """Largest model and longest sequence that fit on given GPUs; a cell shows it as two tables."""
 
     name: str
     space: Space
@@ -65,7 +65,7 @@ class Largest:
     next_model: tuple[str, Shape] | None
     """The next larger one, which does not fit."""
     longest_sequence: int | None
-    """Of the run's own model, in tokens."""
+    """Longest sequence that fits with the run's own model, in tokens."""
     ways: tuple[Compared, ...]
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -251,7 +251,7 @@ def roomiest(space: Space, way: Way = WAYS["fused"]) -> Scored | None:
 
 
 def _smallest(space: Space) -> Iterator[Layout]:
-    """Of each legal cut the layouts that need little memory: full recomputation, the smallest micro batch."""
+    """Yield each legal cut's layouts that need little memory: full recomputation, smallest micro batch."""
     for cut in legal(space):
         sizes = micro_batches(space, cut)
         for options in legal_options(space, cut):

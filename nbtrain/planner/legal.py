@@ -53,7 +53,7 @@ class Cut(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What a layout decides beside sizes."""
+    """Decisions of a layout other than its sizes."""
 
     zero_stage: int
     sequence_parallel: bool
@@ -106,7 +106,7 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What stays while layouts change: one model, its batch, one kind of GPU, and how many there are."""
+    """Constants of a search over layouts: one model, its batch, one kind of GPU, and the number of GPUs."""
 
     base: Setup
     """The setup of any layout; its layout fields are not read."""
@@ -125,7 +125,7 @@ class Space:
     config: RunConfig | None = None
     """The run; None if only its shape is known, so that no YAML can be written."""
     memo: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
-    """What many layouts share: stage cuts, padded shapes, sizes of buckets."""
+    """Cache of values that many layouts share: stage cuts, padded shapes, sizes of buckets."""
 
     @property
     def world_size(self) -> int:
@@ -179,7 +179,7 @@ class Space:
         )
 
     def adapters(self, tensor: int) -> dict[str, Any]:
-        """What a setup says of the run's adapters, cut over `tensor` ranks."""
+        """Return the fields of a Setup that describe the run's adapters, sharded across `tensor` ranks."""
         if self.config is None or self.config.lora is None:
             return {}
         key = ("adapters", tensor)
@@ -217,7 +217,7 @@ def settings_for(config: RunConfig, layout: Layout) -> dict[str, Any]:
 
 
 def space_of(config: RunConfig) -> Space:
-    """What a run leaves open: every layout of its model on its GPUs."""
+    """Return the space of a run: every layout of its model on its GPUs."""
     world = max(config.resources.nodes * config.resources.gpus_per_node, 1)
     plain = Layout(Cut(1, 1, 1, world), 1, PLAIN)
     open_run = load(config, settings_for(config, plain), check=False)

@@ -14,7 +14,7 @@ from nbtrain.config.schema import RunConfig
 def cut_problems_of_sections(
     config: RunConfig, shape: Shape, tensor: int, pipeline: int, ulysses: int
 ) -> Iterator[str]:
-    """What stands against the numbers of ranks."""
+    """Yield the reasons why the run's dpo and lora sections rule out these numbers of ranks."""
     if config.dpo is not None and ulysses > 1:
         yield f"ds_sequence_parallel_size({ulysses}) cuts answers apart, and dpo sums over each"
     lora, groups = config.lora, shape.num_query_groups
@@ -36,7 +36,7 @@ def cut_problems_of_sections(
 
 
 def stage_problems_of_sections(config: RunConfig, zero_stage: int) -> Iterator[str]:
-    """What stands against a stage of ZeRO."""
+    """Yield the reasons why the run's lora section or prescale_gradients rules out a ZeRO stage."""
     if config.lora is not None and config.lora.load_in_4bit and zero_stage == 3:
         yield "ZeRO 3 cuts parameters, and matrices in 4 bits (lora.load_in_4bit) are whole on each rank"
     if config.parallel.prescale_gradients and zero_stage:

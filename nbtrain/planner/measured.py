@@ -52,7 +52,7 @@ class Measured:
 
 
 def record_of(config: RunConfig) -> dict[str, Any]:
-    """What a rate that this run measures now holds for; part of summary.json."""
+    """Return the machine and setup for which a rate that this run measures holds; part of summary.json."""
     setup = setup_of(config)
     device = setup.device.name if setup.device else None
     shape = asdict(setup.shape)

@@ -1,4 +1,4 @@
-"""What a run has shown, in plain figures: the input of advice. jobs/observe.py reads them from records."""
+"""Observations of a run in plain numbers: the input of advice. jobs/observe.py reads them from records."""
 
 import re
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class OutOfMemory:
 
 @dataclass(frozen=True)
 class Observations:
-    """What the newest job of a run has shown; None or 0: not known, or never happened."""
+    """Observations of a run's newest job; None or 0 means not known, or never happened."""
 
     state: str
     cause: str = ""
@@ -48,12 +48,12 @@ class Observations:
     """Shares of a step, 0 to 1."""
     bubble_fraction: float | None = None
     memory_fraction: float | None = None
-    """Of the device, at its peak."""
+    """Share of device memory in use at the peak."""
     memory_bytes: int | None = None
     device_bytes: int | None = None
     mfu: float | None = None
     cpus: int | None = None
-    """Of the machine that the run ran on."""
+    """Number of CPUs of the machine that the run ran on."""
     notes: tuple[str, ...] = ()
 
     @property

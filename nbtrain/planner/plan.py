@@ -35,7 +35,7 @@ SCHEMA_VERSION = 1
 
 
 def kinds_of_layers(model: ModelConfig) -> list[str]:
-    """What a model has in place of GPT-3's layers, in words."""
+    """Return the parts in which a model's layers differ from GPT-3's, in words."""
     words = []
     if model.position_embedding_type == "rope":
         scaling = model.rope_scaling
@@ -66,9 +66,9 @@ class Plan:
     cost: CostEstimate
     """Device hours, money and energy."""
     findings: list[Finding] = field(default_factory=list)
-    """What does not fit or will disappoint, in numbers, the dearest first."""
+    """Problems and disappointments to expect, in numbers, the most expensive first."""
     compared: list[Comparison] = field(default_factory=list)
-    """What the run's last job measured, beside what is planned; empty if it ran otherwise or not at all."""
+    """Measurements of the run's last job next to the plan; empty if it ran otherwise or not at all."""
     use_measured: bool = True
     """Whether rates measured on this machine count."""
 
@@ -84,7 +84,7 @@ class Plan:
 
     @property
     def headline(self) -> dict[str, str]:
-        """What is asked first: whether it fits, how long it takes, the disk it needs; `kind` of the first."""
+        """Return the main answers: whether the run fits (`kind`: good, tight or bad), its time, its disk."""
         from nbtrain.planner.what_if import fit_word
 
         _, fits, kind = fit_word(self.memory)

@@ -115,7 +115,7 @@ def _replicas(result: SearchResult, one: Scored) -> str:
 
 
 def _without(result: SearchResult, one: Scored, options: Options, words: str) -> str:
-    """What would come of other options: not allowed, not fitting, tight, slower or faster."""
+    """Return the consequence of other options: not allowed, not fitting, tight, slower or faster."""
     other = Layout(one.layout.cut, one.layout.micro_batch_size, options)
     if broken := problems(result.space, other):
         return f"{words} the trainer refuses it ({broken[0]})"

@@ -67,12 +67,12 @@ class Scored:
 
     @property
     def headroom_bytes(self) -> int:
-        """What the fullest rank leaves of its device; negative if it does not fit."""
+        """Bytes of device memory that the fullest rank leaves free; negative if it does not fit."""
         return (self.memory.device_bytes or 0) - self.memory.total_bytes
 
     @property
     def headroom(self) -> float:
-        """What the fullest rank leaves of its device, as a share of it."""
+        """Share of device memory that the fullest rank leaves free."""
         return self.headroom_bytes / (self.memory.device_bytes or 1)
 
     @property
@@ -91,7 +91,7 @@ class Scored:
 
     @property
     def cost(self) -> tuple[float, ...]:
-        """What is ranked, the least first: time, raised if there is little headroom; then what is simpler.
+        """Sort key, the least first: time, raised if there is little headroom; then simplicity.
 
         Times within one percent count as equal, because no estimate is as exact as that.
         """
@@ -276,7 +276,7 @@ def search_space(space: Space, name: str = "a model") -> SearchResult:
 
 
 def _illegal_options(space: Space, legal: list[Cut]) -> Iterator[Refused]:
-    """What the table of combinations refuses of legal cuts, by reason."""
+    """Yield the options that the table of combinations refuses for legal cuts, by reason."""
     found: dict[str, list[str]] = {}
     for cut in legal:
         for zero, hpz in itertools.product(range(4), (False, True)):
@@ -421,7 +421,7 @@ def score(space: Space, layout: Layout) -> Scored:
 
 
 def rates_of(space: Space) -> Rates | None:
-    """What the GPU reaches: as measured by `nbtrain calibrate` if it is this machine's; None if not known."""
+    """Return the GPU's rates, from `nbtrain calibrate` if it is this machine's; None if it is not known."""
     if "rates" not in space.memo:
         device, base = space.base.device, space.base
         known = device is not None and device.peak(base.dtype) is not None

@@ -26,7 +26,7 @@ class SecondOpinion:
     """Host memory of a node, by DeepSpeed's formula."""
     planned_device_bytes: int
     planned_host_bytes: int
-    """Of a node too."""
+    """Host memory of a node, by the plan."""
     source: str
     reasons: list[str]
     """Why the two differ."""

@@ -13,7 +13,7 @@ class Term:
     """One figure of an estimate."""
 
     name: str
-    """What it is, e.g. "weights"; a path from the whole to the part, e.g. "activations / attention"."""
+    """Name, e.g. "weights"; a path from the whole to the part, e.g. "activations / attention"."""
     value: float
     """In `unit`; terms that are added have the same unit."""
     unit: str

@@ -1,4 +1,4 @@
-"""What if: one layout of a run, changed value by value to other legal layouts, with what each costs.
+"""A what-if view of a run: a layout changed value by value to other legal ones, with the cost of each.
 
 A WhatIf is a legal layout. `changed(name, value)` gives the nearest legal layout that has the value: DP takes
 the GPUs that are left, and what does not go with the value moves as little as it can. Knows no widget:
@@ -68,7 +68,7 @@ class Control(NamedTuple):
     values: tuple[Any, ...]
     """Every value that some legal layout has, in order."""
     free: tuple[bool, ...]
-    """Of each value, whether it is legal with all other values as they are (DP follows)."""
+    """Whether each value is legal with all other values unchanged (DP follows)."""
     hint: str
 
 
@@ -79,7 +79,7 @@ class WhatIf:
     space: Space
     layout: Layout
     moved: tuple[str, ...] = ()
-    """What the last change moved beside the value that was asked for: "PP 4 -> 2"."""
+    """Values that the last change moved besides the requested one: "PP 4 -> 2"."""
 
     @property
     def config(self) -> RunConfig:
@@ -100,7 +100,7 @@ class WhatIf:
 
     @property
     def lack(self) -> str:
-        """What the layout lacks of memory: "3.2 GiB too much"; "" if it fits, or if that is not known."""
+        """Memory that the layout lacks: "3.2 GiB too much"; "" if it fits, or if that is not known."""
         _, words, kind = fit_word(estimate(self.space.setup(self.layout)))
         return words.removeprefix("no, ") if kind == "bad" else ""
 

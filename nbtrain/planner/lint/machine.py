@@ -286,7 +286,7 @@ def timeout_is_in_seconds(subject: Subject) -> Iterator[Finding]:
 
 
 def variables_have_one_owner(subject: Subject) -> Iterator[Finding]:
-    """What backend.env sets in place of nbtrain, or of the engine, is said."""
+    """Report the variables of backend.env that replace a value of nbtrain or of the scheduler."""
     for name, said, fix, costs in replaced_values(subject.config):
         yield finding_of(
             subject.config,

@@ -82,7 +82,7 @@ def _after(remedy: Remedy) -> str:
 
 
 def host_memory_fits(subject: Subject) -> Iterator[Finding]:
-    """What offloading and asynchronous saving put into host memory fits a rank's share of it."""
+    """Check that offloading and asynchronous saving fit a rank's share of host memory."""
     config, memory = subject.config, subject.memory
     if memory.fits_host is not False or _is_slip(subject):
         return

@@ -18,5 +18,5 @@ RULES: tuple[Callable[[Subject], Iterator[Finding]], ...] = (
 
 
 def findings_of(subject: Subject) -> list[Finding]:
-    """What stands against a run that the rules of config/rules/ allow, the dearest first."""
+    """Return the findings about a run that the rules of config/rules/ allow, the most expensive first."""
     return by_cost(finding for rule in RULES for finding in rule(subject))

@@ -1,4 +1,4 @@
-"""What a rule of a plan looks at: a run and its estimates."""
+"""The input of a rule of the plan: a run and its estimates."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +23,7 @@ class Subject:
 
     @cached_property
     def hours(self) -> float:
-        """Of the whole run; 0 if the plan has no time."""
+        """Hours that the whole run takes; 0 if the plan has no time."""
         return (self.duration.seconds or 0.0) / 3600
 
     def share(self, fraction: float, words: str = "") -> Cost:

@@ -91,9 +91,9 @@ def stream_bytes(setup: Setup) -> int:
 
 
 def layer(setup: Setup, recompute: str | None = None, window: bool = False) -> Kinds:
-    """What one layer keeps of one micro batch, with the setup's recomputation or with another kind.
+    """Return the bytes that one layer keeps of one micro batch; `recompute` replaces the setup's own value.
 
-    `window`: of a layer that sees a window of the sequence.
+    `window`: the layer attends to a window of the sequence.
     """
     recompute = setup.recompute if recompute is None else recompute
     if recompute == "full":
@@ -188,7 +188,7 @@ def in_flight(setup: Setup, index: int) -> float:
 
 
 def kept(setup: Setup, stage: Stage) -> Kinds:
-    """What a stage keeps at the end of its last forward pass, over the micro batches in flight."""
+    """Return the bytes that a stage keeps after its last forward pass, over the micro batches in flight."""
     layers: float = stage.layers
     if setup.recompute == "full":
         # Pieces of whole layers: the last one may be shorter.
@@ -200,7 +200,7 @@ def kept(setup: Setup, stage: Stage) -> Kinds:
 
 
 def live(setup: Setup, stage: Stage) -> float:
-    """What exists again while one layer, or one piece of layers, is recomputed in the backward pass."""
+    """Return the bytes that exist again while one layer, or one group of layers, is recomputed backward."""
     windows = {True} if stage.window_layers == stage.layers else {False, stage.window_layers > 0}
     if setup.recompute == "full":
         largest = max(layer(setup, "none", window).total for window in windows)
@@ -216,7 +216,7 @@ def live(setup: Setup, stage: Stage) -> float:
 
 
 def fpdt_host_bytes(setup: Setup, stage: Stage) -> int:
-    """What FPDT keeps of a stage's layers in host memory, over the micro batches in flight."""
+    """Return the host memory in bytes where FPDT keeps a stage's layers, over the micro batches in flight."""
     if not setup.fpdt_chunk_tokens or setup.fpdt_chunk_tokens >= setup.shape.seq_length:
         return 0
     tokens, shape = setup.tokens_per_micro_batch, setup.shape

@@ -86,7 +86,7 @@ def logits_bytes(setup: Setup, stage: Stage) -> int:
 
 
 def _softmax_bytes(setup: Setup) -> int:
-    """Of each logit on a GPU: the log-softmax in fp32, and the copy in fp32 that 16-bit logits are cast to.
+    """Return the softmax bytes of each logit on a GPU: fp32 log-softmax, and the fp32 copy of 16-bit logits.
 
     torch has a kernel without the copy for fp16 alone (ATen/native/SoftMax.cpp, log_softmax). Measured on an
     H200: 125M with chunks of 8,192 tokens takes 15.8 GiB, with the copy 15.7 by the plan.
@@ -96,7 +96,7 @@ def _softmax_bytes(setup: Setup) -> int:
 
 
 def loss_gradients(setup: Setup, stage: Stage) -> int:
-    """What the loss has made and the layers' backward pass finds beside it.
+    """Return the bytes of gradients that the loss leaves in memory for the layers' backward pass.
 
     nbtrain: the fp32 gradient of the word embeddings, and the gradient of the hidden states, which
     tensor-parallel ranks hold whole. Programs that leave it to autograd, with tied weights: the output
@@ -116,7 +116,7 @@ def loss_gradients(setup: Setup, stage: Stage) -> int:
 
 
 def passing_logits_bytes(setup: Setup, stage: Stage) -> int:
-    """What is gone of the logits when the last layer's backward pass begins."""
+    """Return the bytes of the logits that are freed before the last layer's backward pass begins."""
     return logits_bytes(setup, stage) - loss_gradients(setup, stage)
 
 
@@ -281,12 +281,12 @@ def runtime_bytes(setup: Setup) -> int:
 
 
 def reserve_bytes(setup: Setup, allocated: int) -> int:
-    """What fragmentation takes of a full GPU."""
+    """Return the bytes that fragmentation takes on a full GPU; 0 on a CPU."""
     return int(RESERVE_FRACTION * allocated) if setup.on_gpu else 0
 
 
 def fragmented_bytes(allocated: int) -> int:
-    """What torch reserves for it with the average fragmentation that was published."""
+    """Return the bytes that torch reserves for `allocated` bytes at the average published fragmentation."""
     return int(allocated / (1 - AVERAGE_FRAGMENTATION))
 
 
@@ -308,5 +308,5 @@ def free_block_bytes(setup: Setup, stage: Stage, allocated: int) -> int:
 
 
 def usable_bytes(setup: Setup) -> int | None:
-    """What CUDA gives of a GPU's memory; None if the GPU is not known."""
+    """Return the bytes of a GPU's memory that CUDA offers to a program; None if the GPU is not known."""
     return int(USABLE_FRACTION * setup.device.memory_bytes) if setup.device else None

@@ -64,7 +64,7 @@ class MemoryEstimate:
 
     @property
     def allocated_bytes(self) -> int:
-        """What torch counts as allocated: all parts but runtime and reserve."""
+        """Bytes that torch counts as allocated: all parts but runtime and reserve."""
         return self.total_bytes - self.parts["runtime"] - self.parts["reserve"]
 
     @property

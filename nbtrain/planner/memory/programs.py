@@ -1,4 +1,4 @@
-"""What each training program keeps of a model's state, and how it makes activations and logits: in bytes.
+"""Memory habits of each training program: bytes of model state, and how it makes activations and logits.
 
 `nbtrain` is what this project's engine allocates (tests/planner/test_states_allocated.py measures it). The
 others are for published runs, and for plans of what a user brings from another program. A program that is
@@ -22,19 +22,19 @@ class MemoryHabits:
     """Bytes for each parameter, logit and layer of one program, with 16-bit products."""
 
     weights: int = 2
-    """Of the copy that is multiplied."""
+    """Bytes of the copy of a parameter that is used in matrix products."""
     gradients: int = 4
-    """Of the sums over micro batches; ZeRO 2 and 3 cut them."""
+    """Bytes of a parameter's gradient sum over micro batches; ZeRO 2 and 3 shard the sums."""
     bf16_gradients: int | None = None
     """The same with bf16 weights and ZeRO 0 or 1, if that differs."""
     micro_gradients: int = 0
-    """Of a micro batch's own gradients, if they stay beside the sums."""
+    """Bytes of a parameter's gradient of one micro batch, if it is stored next to the sum."""
     step_gradients: int = 0
-    """Of the gradients that the optimizer's step reads; ZeRO cuts them from stage 1 on."""
+    """Bytes of the gradient that the optimizer's step reads; ZeRO shards it from stage 1 on."""
     master_copy: int = 4
     moments: int = 8
     logits: int = 10
-    """Of one logit at the peak: 16-bit and fp32 copies, softmax and gradient."""
+    """Bytes of one logit at the peak: 16-bit and fp32 copies, softmax and gradient."""
     tied_gradient_waits: bool = False
     """With tied weights on one stage the output layer's whole 16-bit gradient waits in autograd for the
     embedding's, through the layers' backward pass."""
@@ -48,7 +48,7 @@ class MemoryHabits:
     unfused_gate: bool = True
     """The gated MLP keeps the activated gate beside gate, opening and product."""
     selective: Selective = "core"
-    """What selective recomputation drops."""
+    """Activations that selective recomputation drops."""
     compiled_logits: int | None = None
     """The same with torch.compile, if that differs: the compiler fuses softmax and its gradient."""
     gathered_inputs: bool = False

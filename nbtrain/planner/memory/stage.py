@@ -19,7 +19,7 @@ MATRIX, EMBEDDING, VECTOR = "matrix", "embedding", "vector"
 
 
 class Stage(NamedTuple):
-    """What one rank of a pipeline stage holds."""
+    """The part of a model that one rank of a pipeline stage holds."""
 
     number: int
     layers: int

@@ -45,7 +45,7 @@ class States(NamedTuple):
     weights_place: Where = "device"
     gradients_place: Where = "device"
     optimizer_place: Where = "device"
-    """Of the master copy too."""
+    """Place of the optimizer's states and of the master copy."""
 
     def at(self, place: Where) -> tuple[int, int, int, int]:
         """Bytes of weights, gradients, master copy and optimizer that lie at `place`."""

@@ -51,11 +51,11 @@ class BlockTimes:
     products: float
     attention: float
     memory: float
-    """What lies between the products."""
+    """Seconds of the memory-bound operations between the matrix products."""
     backward: float
     """The backward pass of all three."""
     recompute: float
-    """What the backward pass computes again."""
+    """Seconds of the work that the backward pass computes again."""
 
     @property
     def forward(self) -> float:

@@ -28,7 +28,7 @@ def cores_of(config: RunConfig) -> int:
 
 
 def rates_of_cores(config: RunConfig, matmul_flops_per_core: float | None) -> Rates:
-    """What one rank of a CPU run reaches on its share of the cores; None: the assumed rate of a core."""
+    """Return the rates of one rank of a CPU run on its share of the cores; None assumes a core's rate."""
     dtype = config.precision.dtype
     matmul = matmul_flops_per_core or ASSUMED_MATMUL_FLOPS_PER_CORE
     per_core, cores = matmul * SHARE_OF_MATMUL[dtype], cores_of(config)

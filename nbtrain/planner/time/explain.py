@@ -283,7 +283,7 @@ def _pieces(setup: Setup) -> str:
 
 
 def _chunks(setup: Setup, rates: Rates, times: str) -> tuple[str, str]:
-    """What FPDT's chunks wait for, and the source."""
+    """Return the formula of the time that FPDT's chunks wait for, and its source."""
     chunks = chunks_of(setup)
     attention = compute.attention_seconds(setup, ENGINES[setup.engine], rates)
     both = zip(("forward", "backward"), (chunks.forward_bytes, chunks.backward_bytes), attention)

@@ -36,7 +36,7 @@ class Chunks(NamedTuple):
     """Over PCIe, both ways."""
     backward_bytes: float
     merged_bytes: float
-    """Of device memory, for adding up the pairs."""
+    """Bytes of device memory read and written to add up the pairs."""
 
 
 NONE = Chunks(1, 0.0, 0.0, 0.0)
@@ -48,7 +48,7 @@ def number_of_chunks(setup: Setup) -> int:
 
 
 def chunks_of(setup: Setup) -> Chunks:
-    """What the chunks of one block move; NONE if they stay on the device."""
+    """Return the bytes that the chunks of one block move; NONE if they stay on the device."""
     number = number_of_chunks(setup)
     if number == 1:
         return NONE

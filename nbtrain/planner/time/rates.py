@@ -1,4 +1,4 @@
-"""What a device and its links reach in practice: the one place that every second of a plan comes from.
+"""Rates that a device and its links reach in practice: the one source of every second of a plan.
 
 Without a calibration the rates are a datasheet's figures times shares that published runs reached. The shares
 belong to a generation of devices, never to a run. A calibration of this machine makes a Rates of its own:
@@ -31,19 +31,19 @@ class Link:
     ramp_bytes: float = 0.0
     """The size of a message that reaches half of it."""
     latency_seconds: float = 0.0
-    """Of each hop of a ring."""
+    """Seconds for each hop of a ring."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What one device reaches, alone and with its neighbours."""
+    """Rates that one device reaches, alone and with its neighbours."""
 
     matmul_flops: dict[str, float]
     """FLOP/s of large matrix products by number format."""
     attention_flops: dict[int, float]
     """FLOP/s of a flash attention kernel by its generation."""
     memory_bytes_per_second: float
-    """Of the device's own memory."""
+    """Bandwidth of the device's own memory."""
     inside: Link
     """Between the devices of a machine."""
     across: Link
@@ -53,7 +53,7 @@ class Rates:
     host_bytes_per_second: float = 25e9
     """Between a device and host memory, one way."""
     nvme_bytes_per_second: float = 3e9
-    """Of one machine's NVMe drive, for offloading: PCIe 3.0 drives read and write 3 GB/s, 4.0 ones 6."""
+    """Bandwidth of one machine's NVMe drive, for offloading: PCIe 3.0 drives reach 3 GB/s, 4.0 ones 6."""
     disk_bytes_per_second: float = 0.18e9
     """Writing a checkpoint, of one machine; a network volume as in the upstream example's log: 1.8 GB in 10
     of the 29 seconds that validation and saving took (planner/duration.py)."""
@@ -67,7 +67,7 @@ class Rates:
     source: str = ""
     """One sentence: where the rates come from."""
     calibration: "Calibration | None" = None
-    """What was measured on this machine, for the steps of a CPU run (planner/calibrated_step.py)."""
+    """Measurements of this machine, for the steps of a CPU run (planner/calibrated_step.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def generation(device: Device) -> str:
 
 
 def rates_of_device(device: Device, fabric_bytes_per_second: float | None = None) -> Rates:
-    """What a device of the table reaches; `fabric_bytes_per_second`: of a machine, if it is not the usual."""
+    """Return the rates of a device of the table; `fabric_bytes_per_second` replaces a machine's usual."""
     if BY_NAME.get(device.name) is device:
         return _rates_of_row(device.name, fabric_bytes_per_second)
     return _rates(device, fabric_bytes_per_second)

@@ -1,4 +1,4 @@
-"""What ranks send to each other, and how long that takes on their links.
+"""Bytes that ranks send to each other, and how long that takes on their links.
 
 Bytes of one rank by kind, for P parameters on a rank with b bytes each, d data ranks, t tensor ranks:
 
@@ -86,7 +86,7 @@ def shared_groups_bytes(setup: Setup) -> float:
 
 
 def traded_bytes(setup: Setup) -> float:
-    """What a Ulysses rank sends in the mean of four all-to-alls: query, key, value and output.
+    """Return the mean bytes that a Ulysses rank sends in one of four all-to-alls: query, key, value, output.
 
     Groups that the ranks do not divide are repeated (parallel/query_groups.py).
     """

@@ -1,4 +1,4 @@
-"""What follows from a run's state, for readers of its page: what its job was asked, where a resume goes on.
+"""Advice that follows from a run's state, for readers of its page: pending requests, where it resumes.
 
 Restarts, resumes and rollbacks are marks on the charts: where the curves begin anew.
 """
@@ -27,7 +27,7 @@ def asked_of(job: JobDir) -> str | None:
 
 
 def advice(run: RunDir, state: str, cause: str | None, step: int | None) -> str:
-    """What to do about a job that has failed or is lost; "" for any other state."""
+    """Return what to do about a job that has failed or is lost; "" for any other state."""
     if state not in ("FAILED", "LOST"):
         return ""
     saved = newest_saved_step(run)

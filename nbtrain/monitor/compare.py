@@ -36,7 +36,7 @@ HOUR_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class Compared:
-    """What is read of one run."""
+    """A run's data for a comparison with other runs."""
 
     summary: RunSummary
     config: RunConfig | None

@@ -61,7 +61,7 @@ class JobEvent:
     """Normal or Warning."""
     reason: str
     object: str
-    """What it is about: job, replica 0, rank 3, or an engine's own name."""
+    """Object of the event: job, replica 0, rank 3, or a scheduler's own name."""
     message: str
     writer: str
 
@@ -102,7 +102,7 @@ def conditions(
 
 
 def failure_reason(state: str, cause: str | None, exit_codes: Iterable[int | None]) -> str | None:
-    """Of a failed job: its own deadline, else how its first rank that failed has ended."""
+    """Return the reason of a failed job: its deadline, else the exit code of the first rank that failed."""
     if state == "FAILED" and (cause or "").startswith("deadline:"):
         return "DeadlineExceeded"
     code = next((code for code in exit_codes if code is not None), None)

@@ -28,7 +28,7 @@ class Found(NamedTuple):
     """Where the step's field is, after the wall time."""
     step_end: int
     end: int
-    """Of the record's content, which ends with the value."""
+    """Offset of the end of the record's content, which ends with the value."""
     tag: bytes
 
 

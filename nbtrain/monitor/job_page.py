@@ -52,9 +52,9 @@ PHASES = {
 }
 """The word of a job's state on a cluster's page."""
 ENDS = {"finished": "Succeeded"}
-"""Of a rank that ended in order. One that was told to leave is Stopped: its job may have failed since."""
+"""Phase of a rank that ended normally. One that was told to leave is Stopped: its job may have failed."""
 WAITING_PHASES = ("Pending", "Starting")
-"""Of a rank that nothing was heard of yet."""
+"""Phases of a rank that has not reported anything yet."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class RankEnd:
     attempt: int
     time: float
     exit_code: int | None
-    """As a shell and a container report it: 137 if SIGKILL ended it."""
+    """Exit code as a shell or a container reports it: 137 if SIGKILL ended the rank."""
     failed: bool
     message: str
 
@@ -90,7 +90,7 @@ class RankRow:
     attempt: int
     step: int | None
     exit_code: int | None
-    """As in RankEnd; None while it runs."""
+    """Exit code as in RankEnd; None while the rank runs."""
     message: str
     earlier: list[RankEnd]
     """How it ended in earlier attempts, oldest first."""
@@ -108,22 +108,22 @@ class Replica:
     address: str
     phase: str
     restarts: int
-    """Of its ranks; those of its pod are in `pod`."""
+    """Restarts of the replica's ranks; those of its pod are in `pod`."""
     message: str
     labels: dict[str, str]
     image: str | None
     ranks: list[RankRow]
     logs: list[LogFile]
-    """Of the replica itself; of its ranks: ranks."""
+    """Log files of the replica itself; those of its ranks are in `ranks`."""
     use: dict[str, Use]
     gpus: dict[str, Gpu] = field(default_factory=dict)
     pod: Pod | None = None
-    """As its cluster saw it last; None on other backends."""
+    """Pod as its cluster reported it last; None on other backends."""
 
 
 @dataclass(frozen=True)
 class JobPage:
-    """What is known of one job."""
+    """Everything that is known of one job."""
 
     name: str
     job_id: str
@@ -139,7 +139,7 @@ class JobPage:
     started_from: str
     """The checkpoint or the model of init_from; "" of a run whose weights were drawn at random."""
     twin: str
-    """Of a twin: which run's, and what its checks have shown; "" of any other run."""
+    """For a twin, the run that it belongs to and the results of its checks; "" for any other run."""
     state: str
     phase: str
     cause: str | None
@@ -148,7 +148,7 @@ class JobPage:
     labels: dict[str, str]
     """The user's alone, so that none of them reads as nbtrain's own word."""
     notes: str
-    """Of the run, as is `archived`."""
+    """Notes of the run; `archived` is the run's too."""
     archived: bool
     created_at: float
     started_at: float | None
@@ -159,13 +159,13 @@ class JobPage:
     restarts: int
     image: str | None
     requests: dict[str, float]
-    """Of each replica: figure or "gpus" -> what the run asks for."""
+    """Requests of each replica: metric or "gpus" -> amount that the run asks for."""
     autotuner: str | None
-    """What DeepSpeed's autotuner found, and how it is taken over; None if it was not asked."""
+    """Result of DeepSpeed's autotuner, and how to apply it; None if it was not requested."""
     limits: dict[str, float]
-    """Of each replica: the most that it may use, the least of all replicas."""
+    """Limits of each replica: the most that it may use, the least of all replicas."""
     command: list[str]
-    """What each rank runs: arguments of Python, to which `folder` is added."""
+    """Command of each rank: arguments of Python, to which `folder` is added."""
     folder: str
     yaml: str
     """The resolved configuration with which it was submitted."""
@@ -176,7 +176,7 @@ class JobPage:
     """Resources over time, one for each replica that has measured any."""
 
     def to_dict(self, most_points: int = MOST_POINTS) -> dict[str, Any]:
-        """As JSON: base units, seconds since the epoch, None if not known; thinned curves."""
+        """Return the page as JSON: base units, seconds since the epoch, None if not known; thinned curves."""
         own = {name: value for name, value in vars(self).items() if name != "usage"}
         plain = {name: _plain(value) for name, value in own.items()}
         curves = [usage_part(node, most_points) for node in self.usage]
@@ -387,7 +387,7 @@ def _rank(
 
 
 def _phase_unheard(state: str) -> str:
-    """Of a rank of an active job that has written nothing yet."""
+    """Return the phase of a rank of an active job that has written nothing yet."""
     return PHASES[state] if PHASES[state] in WAITING_PHASES else "Pending"
 
 

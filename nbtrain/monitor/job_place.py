@@ -53,7 +53,7 @@ def started_from(run: RunDir, config: RunConfig) -> str:
 
 
 def twin_words(run: RunDir) -> str:
-    """Of the twin of a run, what its checks have shown; "" of any other run."""
+    """Return the results of a twin's checks, with the run that it belongs to; "" for any other run."""
     of = (run.record() or {}).get("twin_of")
     if not of:
         return ""
@@ -67,7 +67,7 @@ def twin_words(run: RunDir) -> str:
 
 
 def restart_policy(config: RunConfig) -> str:
-    """What follows on a failure, as a sentence's part."""
+    """Return what happens after a failure, as part of a sentence."""
     most = config.backend.max_restarts
     words = f"after a failure from the newest checkpoint, at most {amounts.counted(most, 'time')}"
     words = words if most else "never: a failure ends the job"

@@ -107,7 +107,7 @@ def replicas_words(page: "JobPage") -> str:
 
 
 def engine_words(said: Mapping[str, Any], asked_seconds_ago: float = 0.0, ended: bool = False) -> str:
-    """What the engine said last, and whether it can be seen now; nobody asks it after the job `ended`."""
+    """Return the scheduler's last report and whether it can be reached; none is asked after the end."""
     engine, reason = said.get("engine") or "the engine", said.get("reason") or ""
     if ended and said.get("state") in ACTIVE - {RUNNING}:
         # Why it waited or was held says nothing of a job that has ended.

@@ -1,4 +1,4 @@
-"""What a replica or rank of a job has used, in a few figures: the newest, mean and greatest value of each."""
+"""Resource use of a replica or rank of a job, in a few numbers: newest, mean and greatest value of each."""
 
 from dataclasses import dataclass, replace
 

@@ -121,7 +121,7 @@ def no_log_line(job: JobDir, rank: int | str) -> str:
 
 
 def engine_lines(view: RunView) -> list[str]:
-    """What the engine of an active job said last, and whether it can be seen."""
+    """Return the last report of an active job's scheduler, and whether the scheduler can be reached."""
     said = _engine_word(view)
     return [engine_words(said, time.time() - said.get("asked_at", 0.0))] if said else []
 
@@ -131,10 +131,10 @@ def _engine_word(view: RunView) -> dict[str, Any] | None:
 
 
 def resume_lines(run: RunDir) -> list[str]:
-    """What the newest job kept of its checkpoint, and which newer checkpoints it passed over, and why.
+    """Return what the newest job kept of its checkpoint, and the newer checkpoints that it skipped, and why.
 
-    A checkpoint that was passed over is left out once the run has a complete one of that step or a later one:
-    the next resume uses that.
+    A skipped checkpoint is omitted once the run has a complete one of that step or a later one: the next
+    resume uses that.
     """
     job = run.newest_job()
     made = ResumeCertificate.read(job.resume_json) if job else None

@@ -56,7 +56,7 @@ def log_path(job: JobDir, rank: int | str = 0, attempt: int | None = None) -> Pa
 
 
 def read_log(path: Path, offset_bytes: int | None = None, limit_bytes: int = READ_LIMIT_BYTES) -> LogPart:
-    """What stands at and after an offset, at most `limit_bytes`; without an offset, the end of the file.
+    """Read a log from an offset, at most `limit_bytes`; without an offset, read the end of the file.
 
     The piece begins and ends at line ends if it can; a file that does not exist counts as empty. Bytes that
     are not UTF-8 appear as U+FFFD.

@@ -45,14 +45,14 @@ DETAIL_SECONDS = 2.0
 # Of a download, so long is read at a time.
 PIECE_SECONDS = 0.05
 PROCESSES = ProcessTable(age_seconds=0.9)
-"""Of all views of a server: panels ask once a second."""
+"""Process table shared by all views of a server: panels ask once a second."""
 # The count of tokens at each step; of other programs' event files there is none.
 TOKENS_TAG = BY_NAME["steps_vs_tokens"].tag
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked for."""
+    """A request for curves: names, range of x, and number of points."""
 
     names: tuple[str, ...]
     x: str = "step"
@@ -126,7 +126,7 @@ def _tag(name: str) -> str:
 
 
 def _title(name: str) -> str:
-    """What a curve is called; names of datasets and tasks stay as they are."""
+    """Return the title of a curve; names of datasets and tasks stay as they are."""
     for before, words in OF_DATASETS.items():
         if name.startswith(before):
             return f"{words} of {name.removeprefix(before)}"

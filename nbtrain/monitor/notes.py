@@ -1,4 +1,4 @@
-"""What a user says of a run after its submission: labels, notes, whether it is archived (notes.json).
+"""A user's additions to a run after its submission: labels, notes, whether it is archived (notes.json).
 
     change_notes(RunDir, labels={"team": "nlp", "stage": None}, notes="…", archived=True)  ->  RunNotes
 
@@ -29,7 +29,7 @@ class Relabelled(Record):
     value: str | None
     """None: the label was removed."""
     submitted: str | None
-    """What the newest job had then. After a submission with another value, that value counts."""
+    """Value that the newest job had then. After a submission with another value, that value counts."""
 
 
 @dataclass
@@ -56,7 +56,7 @@ class RunNotes(Record):
 
 
 def notes_of(run: RunDir) -> RunNotes:
-    """What is noted; of a run without notes.json nothing. Raises RecordError for a damaged file."""
+    """Read a run's notes; without notes.json they are empty. Raises RecordError for a damaged file."""
     return RunNotes.read(run.notes_json) or RunNotes()
 
 

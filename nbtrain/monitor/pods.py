@@ -1,4 +1,4 @@
-"""What a cluster said of a job's pods and events, for its page: kubernetes.json, written by whoever asked."""
+"""A job's pods and events as its cluster reported them: kubernetes.json, written by the process that asks."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +19,9 @@ class Pod:
     host: str
     phase: str
     restarts: int
-    """Of its containers."""
+    """Restarts of the pod's containers."""
     exit_code: int | None
-    """Of its container that ended last; None if none has."""
+    """Exit code of the container that ended last; None if none has ended."""
     reason: str
     """Why it waits or how it ended; "" while it runs."""
 

@@ -30,7 +30,7 @@ _PARENT, _UTIME, _STIME, _START, _RSS = 1, 11, 12, 19, 21
 
 @dataclass(frozen=True)
 class ProcessUse:
-    """What one process tree uses now."""
+    """Resources that one process tree uses now."""
 
     cpu_cores: float | None
     """Cores busy since the last sample (1.0 is one core); None at the first."""

@@ -57,7 +57,7 @@ class LabelRule:
 
 @dataclass(frozen=True)
 class RunFilter:
-    """What a run must be to be listed; an empty filter takes every run."""
+    """Conditions that a run must meet to be listed; an empty filter accepts every run."""
 
     name: str = ""
     """A pattern of the shell, such as gpt-*; without * ? [ it is a part of the name."""

@@ -203,7 +203,7 @@ class RunView:
         return dict(sorted(found.items()))
 
     def _jobs(self, now: float) -> list[tuple[dict[str, Any], JobRecord | None]]:
-        """What the snapshot says of each job, oldest first, with its record."""
+        """Return the snapshot's entry of each job, oldest first, with its record."""
         found = []
         for job_id in self.run.job_ids():
             job = self.run.job(job_id)
@@ -220,7 +220,7 @@ class RunView:
         return found
 
     def _config_summary(self) -> dict[str, Any] | None:
-        """What the run trains, from its config.yaml, which each submission of the run writes anew."""
+        """Return a summary of what the run trains, from config.yaml, which each submission writes again."""
         if not self.run.config_yaml.is_file():
             return None
         from nbtrain.config.kept import kept_config

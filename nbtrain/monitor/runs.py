@@ -51,7 +51,7 @@ class RunSummary:
     cause: str | None
     num_jobs: int
     created_at: float
-    """Of the newest job, or of the run if it has none."""
+    """Time when the newest job was created, or the run if it has no job; seconds since the epoch."""
     run_id: str | None = None
     parent: str | None = None
     job_id: str | None = None
@@ -66,9 +66,9 @@ class RunSummary:
     loss: float | None = None
     validation_loss: float | None = None
     eta_seconds: float | None = None
-    """Of a run whose job is RUNNING."""
+    """Seconds until the end; only for a run whose job is RUNNING."""
     asked: str | None = None
-    """What an active job was asked and has not done yet: stop, pause or None."""
+    """Request that an active job has not carried out yet: stop, pause or None."""
     labels: dict[str, str] = field(default_factory=dict)
     notes: str = ""
     archived: bool = False
@@ -141,7 +141,7 @@ def _closed(root: Path, name: str) -> RunSummary | None:
 
 
 def _ended_summary(folder: str, name: str) -> RunSummary | None:
-    """What summary_of says of a run whose newest job has written its end; None for any other run."""
+    """Return what summary_of returns for a run whose newest job has written its end; None for others."""
     try:
         identity = _read(f"{folder}/run.json")
         job_ids = [entry for entry in _entries(f"{folder}/jobs") if JOB_ID_PATTERN.fullmatch(entry)]
@@ -239,7 +239,7 @@ def summary_of(run: RunDir, now: float) -> RunSummary:
 
 
 def lost_words(job: JobDir, now: float) -> str:
-    """What goes on with a LOST job, and whether its ranks still run: an agent's outlive the supervisor."""
+    """Return how to continue a LOST job and if its ranks still run: an agent's outlive the supervisor."""
     name, record = job.run.name, JobRecord.read(job.job_json)
     resume = f"`nbtrain resume {name}` continues it"
     if record is None or record.backend in ENGINES:

@@ -12,7 +12,7 @@ TONES = {
     **dict.fromkeys(("QUEUED", "STARTING", "RESTARTING"), "wait"),
     **dict.fromkeys(("FAILED", "LOST"), "bad"),
 }
-"""Of states; of all others: calm."""
+"""Tones of states; all other states are calm."""
 UNKNOWN = "\N{EN DASH}"
 MOST_GPUS = 8
 # Above it amounts.count has no unit: the perplexity of a run that has diverged.

@@ -66,7 +66,7 @@ def _is_number(value: float) -> bool:
 
 
 def job_part(record: JobRecord, now: float, active: bool) -> dict[str, Any]:
-    """What a snapshot says about the newest job; the record of one that is not active has its end."""
+    """Return the snapshot's entry of the newest job; the record of a job that is not active has its end."""
     begin = "started_at" if record.started_at else "created_at"
     elapsed = record.seconds_since(begin, now) if active else record.seconds_between(begin, "ended_at")
     return {**{key: getattr(record, key) for key in JOB_KEYS}, "elapsed_seconds": elapsed}
@@ -106,7 +106,7 @@ def progress_part(
 
 
 def event_part(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Of an event, what a reader sees."""
+    """Return the fields of an event that a reader sees."""
     return {key: event.get(key) for key in ("time", "kind", "writer", "message")}
 
 

@@ -53,7 +53,7 @@ _VALUE = struct.Struct("<f")
 
 
 class Points(Protocol):
-    """What a reader keeps of one tag."""
+    """Points of one tag that a reader keeps."""
 
     @property
     def steps(self) -> Any: ...
@@ -154,9 +154,9 @@ class ScalarReader:
         self.folder = Path(folder)
         self.series: dict[str, Any] = {}
         self.warnings: list[str] = []
-        """What could not be read, one line per file."""
+        """Warnings about what could not be read, one line per file."""
         self.behind_bytes = 0
-        """What refresh() has not come to read in its time."""
+        """Bytes that refresh() did not have time to read."""
         self._points = points
         asked = tags if tags is None or callable(tags) else frozenset(tags).__contains__
         self._wanted = functools.cache(asked) if asked is not None else lambda tag: True

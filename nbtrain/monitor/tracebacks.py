@@ -1,4 +1,4 @@
-"""What a failed job said last: the rank that its cause names, and the traceback of that rank.
+"""Last log lines of a failed job: the rank that its cause names, and the traceback of that rank.
 
 exit/<rank>.<attempt>.json holds the traceback of a rank that could still say why it failed; one that could
 not may have left one in its log; of a rank that hung, the supervisor's event holds the stack. If no rank has

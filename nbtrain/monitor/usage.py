@@ -68,7 +68,7 @@ class Points:
 
 
 class NodeUsage:
-    """What one node has measured."""
+    """Measurements of one node."""
 
     def __init__(self, node: int, segments: list[Segment]):
         self.node = node
@@ -82,7 +82,7 @@ class NodeUsage:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the node said of itself last: requests, limits, GPUs."""
+        """The node's latest description of itself: requests, limits, GPUs."""
         return self._segments[-1].about
 
     def subjects(self) -> list[str]:
@@ -172,7 +172,7 @@ def _pieces(segments: list[Segment]) -> Iterator[tuple[Segment, int, float]]:
 
 
 def read_usage(folder: Path) -> list[NodeUsage]:
-    """Of every node that has whole files in a job's folder `resources`, by the node's number."""
+    """Read the measurements of each node with complete files in a job's `resources`, by node number."""
     found = []
     for node in nodes_in(folder):
         read = (read_segment(path) for _, _, path in listed(folder, node))

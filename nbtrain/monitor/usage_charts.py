@@ -76,7 +76,7 @@ class UsageChart:
 
     title: str
     figure: str
-    """Of base/usage.py; all lines have its unit."""
+    """Metric of base/usage.py; all lines have its unit."""
     lines: list[Line]
     bounds: list[Bound]
     """Near enough to the curves to be drawn."""

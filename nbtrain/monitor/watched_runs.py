@@ -44,7 +44,7 @@ class Row(NamedTuple):
     folder: str
     job: str | None
     stamps: tuple[int, ...] | None
-    """Of the folders, if the row holds as long as they do."""
+    """Modification stamps of the folders, if the row stays valid while they do not change."""
 
     def is_among(self, archived: bool) -> bool:
         """Whether it is listed with archived runs, or with the others."""

@@ -1,4 +1,4 @@
-"""What a resume keeps of the run that it continues: stated after each resume, and proven as far as possible.
+"""Resume report: how far a run continues the old one, stated after each resume and proven where possible.
 
     bit-exact    same layout, settings, versions and device: every number is what it would have been
     data-exact   the next batch is the same, to the token; sums are rounded otherwise, or dropout is reseeded
@@ -63,7 +63,7 @@ def software() -> dict[str, str]:
 
 
 def device(kind: torch.device) -> dict[str, Any]:
-    """What decides which kernels run: the kind of device and its name."""
+    """Return the device facts that decide which kernels run: the kind of device and its name."""
     if kind.type == "cuda":
         return {"kind": "gpu", "name": torch.cuda.get_device_name(kind)}
     return {

@@ -59,6 +59,6 @@ def copy_file(source: Path, target: Path, expected: dict[str, Any], pace: Pace) 
 
 
 def lower_priority() -> None:
-    """Of the calling thread alone: on Linux niceness belongs to a thread."""
+    """Lower the priority of the calling thread alone: on Linux niceness belongs to a thread."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: its manifest, and what DeepSpeed's files carry beside the tensors."""
+"""A checkpoint's description of itself: its manifest, and what DeepSpeed's files carry besides tensors."""
 
 import time
 from typing import Any
@@ -20,7 +20,7 @@ UNIVERSAL_CHECKPOINT_VERSION = 0.2
 
 
 def architecture(config: RunConfig) -> dict[str, Any]:
-    """What decides the shapes and the meaning of the parameters, but for the vocabulary."""
+    """Return the settings that decide the shapes and the meaning of the parameters, except the vocabulary."""
     model = config.model
     return {
         "num_layers": model.num_layers,
@@ -128,7 +128,7 @@ def optimizer_names(live: LiveRun) -> list[list[str]] | None:
 
 
 def universal_checkpoint_info(config: RunConfig) -> dict[str, Any]:
-    """What DeepSpeed's own converter (ds_to_universal) needs to know of the parameters."""
+    """Return what DeepSpeed's own converter (ds_to_universal) needs to know about the parameters."""
     learned = config.model.position_embedding_type == "learned_absolute"
     untied = config.model.untie_embeddings_and_output_weights
     info: dict[str, Any] = {
@@ -150,7 +150,7 @@ def universal_checkpoint_info(config: RunConfig) -> dict[str, Any]:
 
 
 def _vocabulary_patterns(config: RunConfig) -> list[str]:
-    """Of the parameters whose rows are tokens, as the run names them: a pipeline numbers layers."""
+    """Return patterns of the parameters whose rows are tokens; a pipeline names its layers by number."""
     if not config.model.untie_embeddings_and_output_weights:
         return [r"word_embeddings\.weight"]
     if config.parallel.pipeline_parallel_size == 1:

@@ -61,7 +61,7 @@ def base_optimizer(engine: Any) -> Any:
 
 
 def live_shape(parameter: nn.Parameter) -> tuple[int, ...]:
-    """Of this tensor rank's part, under ZeRO 3 too."""
+    """Return the shape of this tensor rank's part, also under ZeRO 3."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 

@@ -39,7 +39,7 @@ class TrainState:
 
 @dataclass
 class LiveRun:
-    """What a checkpoint is made of, and what it is loaded into."""
+    """State of a running job that is saved as a checkpoint or into which one is loaded."""
 
     run: RunDir
     config: RunConfig
@@ -53,7 +53,7 @@ class LiveRun:
     stream: TensorParallelStream | None = None
     """The random stream of the tensor-parallel dropout."""
     attempt: int = 0
-    """Of its job."""
+    """Number of this attempt of its job."""
 
     def tell(self, kind: str, message: str, **fields: Any) -> None:
         """Write an event; nothing on ranks that write none."""

@@ -122,7 +122,7 @@ def check_fits(live: LiveRun, folder: Path, manifest: dict[str, Any], data: Data
 
 
 def layout_changes(live: LiveRun, manifest: dict[str, Any]) -> list[str]:
-    """What differs between the checkpoint's layout and the run's, in words; [] if DeepSpeed can load it."""
+    """Return how the layouts of checkpoint and run differ, in words; [] if DeepSpeed can load it."""
     words = certificate.layout_words(manifest["layout"], layout(live.config))
     before, now = manifest["padded_vocab_size"], live.config.padded_vocab_size
     return words + ([f"padded vocabulary: {before:,} -> {now:,}"] if before != now else [])

@@ -51,7 +51,7 @@ class Part(Record):
     is_whole: bool = False
     """Whether these files are the whole checkpoint, as every node has it with ZeRO 0."""
     manifest: dict[str, Any] = field(default_factory=dict)
-    """Of the whole checkpoint, but for its files; {} in parts that need not say it."""
+    """Manifest of the whole checkpoint without its list of files; {} in parts that need not have it."""
 
 
 class LocalDisk:

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Start:
-    """What a run goes on from."""
+    """Point from which a run continues."""
 
     manifest: dict[str, Any] | None
     """None: from the beginning."""
@@ -47,7 +47,7 @@ class Start:
     source: str = ""
     """Which disk was chosen, and why; "" without checkpoint.local_dir."""
     rest: "Rest | None" = None
-    """What is still to be copied to model/."""
+    """Files that are still to be copied to model/."""
 
 
 @dataclass

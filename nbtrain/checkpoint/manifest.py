@@ -1,4 +1,4 @@
-"""What makes a checkpoint whole: manifest.json, written last, names every file with its size and SHA-256.
+"""Complete checkpoints: manifest.json, written last, names every file with its size and SHA-256.
 
     model/global_step<N>/
       mp_rank_00_model_states.pt, *_optim_states.pt, ...    DeepSpeed's
@@ -62,7 +62,7 @@ def describe(folder: Path, names: list[Path]) -> dict[str, dict[str, Any]]:
 
 
 def content_problem(folder: Path, part: int = 0, parts: int = 1) -> str | None:
-    """What is wrong with the contents of the part-th of `parts` shares of the files, or None.
+    """Return the problem with the contents of the part-th of `parts` shares of the files, or None.
 
     A file whose SHA-256 is not the manifest's, or that holds code: a manifest may come from whoever wrote the
     code.

@@ -10,7 +10,7 @@ from nbtrain.checkpoint.store import MASTER, WHOLE, StoredParameter, TensorPart
 
 
 class Weights(Protocol):
-    """What masters are read from: a CheckpointStore, what a run starts from (initial.py), or MadeWhole."""
+    """Source of master weights: a CheckpointStore, a run's initial weights (initial.py), or MadeWhole."""
 
     @property
     def folder(self) -> Path: ...

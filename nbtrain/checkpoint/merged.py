@@ -59,7 +59,7 @@ class MergedWeights(MadeWhole):
         return weight + self.scale * product(a, b, self.qkv_parts)
 
     def unchanged(self, name: str) -> Weights | None:
-        """What no adapter stands beside is the base's."""
+        """Return the base if no adapter changes this parameter, else None."""
         beside = (adapters_of(name)[0], trained_rows_of(name), self._vector(name))
         return None if any(one in self.adapters.parameters for one in beside) else self.base
 
@@ -84,7 +84,7 @@ def rescaled(weight: torch.Tensor, vector: torch.Tensor, parts: tuple[int, ...] 
 
 
 def product(a: torch.Tensor, b: torch.Tensor, parts: tuple[int, ...]) -> torch.Tensor:
-    """What an adapter adds to its matrix, without the scale; `parts`: rows of packed projections."""
+    """Return the matrix that an adapter adds, without the scale; `parts`: rows of packed projections."""
     rank = b.shape[1]
     if len(a) == rank:
         return b @ a

@@ -60,7 +60,7 @@ class Saver:
         self.disk = disk
         """This node's own, for checkpoint.local_dir."""
         self.writer = CheckpointWriter(background=live.config.checkpoint.async_save)
-        """What DeepSpeed hands its files to (train/engine/patches.py)."""
+        """Writer to which DeepSpeed hands its files (train/engine/patches.py)."""
         self._in_flight: BackgroundSave | None = None
         self._saved: Saved | None = None
         self._announced: Saved | None = None

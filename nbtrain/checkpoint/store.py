@@ -1,4 +1,4 @@
-"""What a checkpoint holds, by canonical name, whatever layout wrote it.
+"""Contents of a checkpoint by canonical name, whatever layout wrote it.
 
     store = CheckpointStore(folder)
     store.full("layers.0.mlp.dense_h_to_4h.weight", "fp32")         the whole tensor
@@ -43,7 +43,7 @@ LAYER_FILE = re.compile(r"^layer_(\d+)-.*model_states\.pt$")
 
 
 def moments_of(group: str) -> tuple[str, ...]:
-    """What the optimizer keeps of a parameter of this group (model/names.py), beside its master and step."""
+    """Return the states that the optimizer keeps of this group (model/names.py), besides master and step."""
     return MUON if group == MATRICES else ADAM
 
 
@@ -56,7 +56,7 @@ class StoredParameter:
 
     name: str
     shape: tuple[int, ...]
-    """Of the whole tensor, vocabulary padding included."""
+    """Shape of the whole tensor, vocabulary padding included."""
     partition_dim: int | None
     """The dimension along which several tensor ranks share it; None if each holds all of it."""
     stage: int
@@ -66,7 +66,7 @@ class StoredParameter:
 
     @property
     def states(self) -> tuple[str, ...]:
-        """What is kept of it, its step left out."""
+        """Names of the states that are stored for the parameter, without its step."""
         return (MASTER, *moments_of(self.group))
 
     @property
@@ -133,7 +133,7 @@ class CheckpointStore:
 
     @cached_property
     def client_state(self) -> dict[str, Any]:
-        """What the trainer put beside the tensors: {state, random, ...}."""
+        """Data that the trainer saved besides the tensors: {state, random, ...}."""
         return self._model_file(0, 0)["nbtrain"]
 
     @property
@@ -144,7 +144,7 @@ class CheckpointStore:
 
     @cached_property
     def global_state(self) -> dict[str, Any]:
-        """What ZeRO keeps beside the tensors, of rank 0: loss_scaler and others; empty without ZeRO."""
+        """Values that ZeRO keeps besides the tensors, from rank 0: loss_scaler, ...; {} without ZeRO."""
         if not self.zero_stage:
             return {}
         saved = self._optimizer_state(0, 0, 0)
@@ -152,7 +152,7 @@ class CheckpointStore:
 
     @property
     def hyperparameters(self) -> list[dict[str, Any]]:
-        """Of the groups that DeepSpeed steps (train/engine/optimizer.py), as they were at the save."""
+        """Hyperparameters of the groups that DeepSpeed steps (train/engine/optimizer.py), as at the save."""
         if not self.zero_stage:
             base = self._model_file(0, 0)["optimizer"]
         else:

@@ -100,7 +100,7 @@ def _why_refused(error: Exception) -> str:
 
 
 def _deepspeed_types() -> list[Any]:
-    """What DeepSpeed's files hold besides tensors and plain values."""
+    """Return the types that DeepSpeed's files hold besides tensors and plain values."""
     if "deepspeed" not in sys.modules:
         prepare_deepspeed("gpu" if torch.cuda.is_available() else "cpu")
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
@@ -111,7 +111,7 @@ def _deepspeed_types() -> list[Any]:
 
 
 class _HashedStream:
-    """What torch.save writes to: `file`, counted and hashed on the way."""
+    """A stream for torch.save that writes to `file`, counting and hashing on the way."""
 
     file: IO[bytes]
 

@@ -124,7 +124,7 @@ def _write_parameter(store: CheckpointStore, folder: Path, name: str) -> None:
 
 
 def _optimizer_state(store: CheckpointStore) -> dict[str, Any]:
-    """What all ranks share: hyperparameters by group, loss scale, and Adam's step."""
+    """Return the state that all ranks share: hyperparameters by group, loss scale, and Adam's step."""
     groups = [{**group, "params": [number]} for number, group in enumerate(store.hyperparameters)]
     step = torch.tensor(store.step(next(iter(store.parameters))))
     shared = {

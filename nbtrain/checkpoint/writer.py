@@ -33,7 +33,7 @@ Described = dict[str, dict[str, Any]]
 
 
 class CheckpointWriter:
-    """What engine.checkpoint_engine is set to: all that DeepSpeed asks of its CheckpointEngine (0.19).
+    """The engine.checkpoint_engine of a run: all that DeepSpeed calls on its CheckpointEngine (0.19).
 
     Not derived from it: DeepSpeed is imported once the accelerator is chosen (parallel/startup.py).
     """
@@ -43,7 +43,7 @@ class CheckpointWriter:
     def __init__(self, background: bool = False):
         self.background = background
         self.described: Described = {}
-        """What has been written since create()."""
+        """Files written since create(), described."""
         self.refused = ""
         """Why the node's own disk took no more of this checkpoint; "" if it did, or if none is used."""
         self.direct: set[str] = set()
@@ -196,7 +196,7 @@ class BackgroundSave:
             self._written.set()
 
     def _all_shares(self) -> dict[int, Described] | None:
-        """What every rank has written, once all have said so; None if one has failed."""
+        """Return what every rank has written, once all have reported; None if one has failed."""
         shares: dict[int, Described] = {}
         while len(shares) < self._size:
             for rank in range(self._size):

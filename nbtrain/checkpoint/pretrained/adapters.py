@@ -76,7 +76,7 @@ def check_adapters(
 
 
 def read_adapters(folder: Path, config: RunConfig) -> "PeftAdapters | PeftVectors":
-    """What lora.kind of the run says that a folder holds. Raises CheckpointError if it does not."""
+    """Read adapters of the run's lora.kind from a folder. Raises CheckpointError if it does not hold them."""
     assert config.lora is not None
     return PeftVectors(folder, config) if config.lora.kind == "ia3" else PeftAdapters(folder, config)
 

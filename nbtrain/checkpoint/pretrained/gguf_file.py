@@ -58,7 +58,7 @@ UNICODE_FORMS = ("NFC", "NFKC")
 
 
 class GGUFFile:
-    """What goes into the file of one run, before any number of it is written."""
+    """Contents of one run's GGUF file, known before any number of it is written."""
 
     def __init__(self, weights: WholeWeights, config: RunConfig, folder: Path, bos: int | None = None):
         """`folder` has config.json and the tokenizer's files; `bos` is put before each text.
@@ -82,7 +82,7 @@ class GGUFFile:
         self.tokenizer = read_tokenizer(folder, weights.vocab_size)
         kinds = [] if self.tokenizer is None else self.tokenizer["normalizers"]
         self.notes = [normalizer_note(kinds)] if kinds else []
-        """What a reader of the export should know, in sentences."""
+        """Notes for readers of the export, in sentences."""
 
     def write(self, path: Path) -> Iterator[tuple[int, int]]:
         """Write the file; yields (bytes done, bytes)."""

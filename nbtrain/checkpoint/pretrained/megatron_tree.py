@@ -161,7 +161,7 @@ class MegatronWeights:
         return found
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        """Of a rank's part of a tensor. Raises CheckpointError if the ranks do not divide the whole."""
+        """Return the shape of a rank's part. Raises CheckpointError if the ranks do not divide the tensor."""
         shape, ranks = list(self.parameters[name].shape), self.tree.tensor_parallel_size
         is_column = ".query_key_value." in name or ".dense_h_to_4h." in name or name in COLUMN_PARALLEL
         if not is_column and not name.endswith(ROW_PARALLEL):
@@ -226,7 +226,7 @@ class MegatronWeights:
                 )
 
     def _of_stage(self, path: Path, first: int) -> dict[str, torch.Tensor]:
-        """Of a file without layers of its own; its layers are numbered from 0 in each stage."""
+        """Read the tensors of a file of one stage; its layers are numbered from 0, which is layer `first`."""
         state = self._load(path)
         model = state.get("model") or state.get("module")
         if "model0" in state or not isinstance(model, dict):
@@ -246,7 +246,10 @@ class MegatronWeights:
         return found
 
     def _of_layers(self, rank: int) -> dict[str, torch.Tensor]:
-        """Of a pipeline of DeepSpeed, a file for each layer: 1 embeddings, blocks, norm, output."""
+        """Read a rank's tensors of a DeepSpeed pipeline, one file per layer.
+
+        Layer 1 holds the embeddings, the next ones blocks, then the norm and the output layer.
+        """
         layers = self.model.num_layers
         found: dict[str, torch.Tensor] = {}
         for (tensor, number), path in self.tree.layers.items():

@@ -33,7 +33,7 @@ class PlainModel:
         self.num_layers = self.config["n_layer" if self.is_gpt2 else "num_hidden_layers"]
 
     def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
-        """What enters the first layer.  [s] -> [s, h]."""
+        """Return the input of the first layer.  [s] -> [s, h]."""
         if self.is_gpt2:
             return (
                 self._rows("transformer.wte.weight", tokens)

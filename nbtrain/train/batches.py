@@ -51,7 +51,7 @@ class Batch(NamedTuple):
 
     @property
     def learnt(self) -> torch.Tensor:
-        """What the loss of a batch with a mask is a mean over, float64: its pairs, else its learnt tokens."""
+        """Denominator of a masked batch's mean loss, float64: its pairs, else its tokens in the loss."""
         if self.pairs is not None:
             return torch.tensor(float(len(self.pairs)), dtype=torch.float64, device=self.pairs.device)
         assert self.loss_mask is not None
@@ -59,7 +59,7 @@ class Batch(NamedTuple):
 
     @property
     def bounds(self) -> dict[str, Any]:
-        """What the model takes besides tokens and labels; nothing for a plain batch."""
+        """Return the model's arguments besides tokens and labels; empty for a plain batch."""
         bounds: dict[str, Any] = {}
         if self.position_ids is not None:
             bounds["position_ids"] = self.position_ids
@@ -165,7 +165,7 @@ class DatasetLosses:
 
     @property
     def noted(self) -> "_NotedLosses":
-        """What fills these losses in a validation."""
+        """Receiver that fills these losses in a validation."""
         return _NotedLosses(self)
 
     def sums(self, ulysses_ranks: int = 1) -> torch.Tensor:

@@ -49,7 +49,7 @@ from nbtrain.train.health.stability import StepGuard
 
 @dataclass
 class Built:
-    """What build() returns."""
+    """The parts of a training process, as build() returns them."""
 
     run: RunDir
     events: EventWriter | None

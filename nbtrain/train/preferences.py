@@ -49,7 +49,7 @@ class Rewards(NamedTuple):
 
     @classmethod
     def of(cls, sums: torch.Tensor) -> "Rewards":
-        """Of what PairFigures.sums() gives."""
+        """Return the rewards from the result of PairFigures.sums()."""
         chosen, rejected, better, pairs = sums.tolist()
         return cls(*(total / max(pairs, 1.0) for total in (chosen, rejected, better)))
 
@@ -69,7 +69,7 @@ class PairFigures:
 
     @property
     def noted(self) -> "_Noted":
-        """What fills these figures in a validation."""
+        """Receiver that fills these figures in a validation."""
         return _Noted(self)
 
     def log_probabilities(self) -> Iterator[tuple[Batch, torch.Tensor]]:

@@ -52,7 +52,7 @@ class Tasks:
         return bool(self._tasks)
 
     def ask(self, step: int, beat: Callable[[], None]) -> Evaluation:
-        """What is found after `step`, the same on all ranks; rank 0 has written it."""
+        """Run the tasks after `step` on all ranks together; only rank 0 fills and writes the result."""
         precision = self.config.precision
         found = Evaluation(self.run, step, "bf16" if precision.autocast else precision.dtype)
         for task, asked in zip(self._tasks, self._asked, strict=True):

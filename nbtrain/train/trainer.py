@@ -78,14 +78,14 @@ def refuse_bad_weights(run: RunDir, built: Built, world: World) -> None:
 
 
 class Validation(NamedTuple):
-    """What a pass over a split has found."""
+    """Results of a pass over a split."""
 
     loss: float | None
     """None: no token of it is in the loss."""
     rewards: Rewards | None = None
     """With dpo."""
     dataset_losses: Mapping[str, float] = MappingProxyType({})
-    """Of each dataset of a blend or mixture that has a token in the loss."""
+    """Loss of each dataset of a blend or mixture that has a token in the loss."""
 
 
 @dataclass

@@ -25,7 +25,7 @@ from nbtrain.train.preferences import PairFigures
 
 @dataclass
 class StepResult:
-    """What one step leaves for the report; tensors may still be on their way."""
+    """Result of one step for the report; tensors may still be computing."""
 
     step: int
     batch_size: int

@@ -1,1 +1,1 @@
-"""What this machine reaches: products, blocks of the model, collectives, and DeepSpeed's own steps."""
+"""Measured rates of this machine: products, blocks of the model, collectives, and DeepSpeed's own steps."""

@@ -159,7 +159,7 @@ def lines_until(stream: IO[bytes] | None, until: float) -> Iterator[bytes]:
 
 
 def _variables(rank: int, ranks: int, threads: int, port: int, device: str) -> dict[str, str]:
-    """As jobs/environment.py gives them to the ranks of a job."""
+    """Return a rank's variables, the same that jobs/environment.py sets for the ranks of a job."""
     variables = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

@@ -29,7 +29,7 @@ class Stopwatch:
     engines: int = 0
     """DeepSpeed engines that are still to be built between measurements."""
     build_seconds: float = 0.0
-    """What each of them takes."""
+    """Seconds to build each of them."""
     cpu_time: bool = False
     """Count the process's own CPU time, for trials on a machine with other work: waiting is not counted."""
     _spreads: list[float | None] = field(default_factory=list)

@@ -1,1 +1,1 @@
-"""What a training step needs of DeepSpeed."""
+"""The interface between a training step and DeepSpeed."""

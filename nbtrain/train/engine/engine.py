@@ -1,4 +1,4 @@
-"""What the training loop needs of an engine, in every layout: one optimizer step, one evaluation.
+"""The interface of training engines, the same in every layout: one optimizer step, one evaluation.
 
     PlainEngine      every rank runs all layers, or its tensor-parallel or Ulysses part of each
     PipelineEngine   every rank runs its stage's layers, one forward, one backward (1F1B)
@@ -30,14 +30,14 @@ class MicroBatch(NamedTuple):
 
 
 class TokenLosses(Protocol):
-    """What receives the loss of each token of a batch, as the model makes it (train/batches.py)."""
+    """Receiver of the loss of each token of a batch, as the model computes it (train/batches.py)."""
 
     def of(self, batch: Batch) -> torch.Tensor:
         """fp32 [b, s]: where the model is to leave them. Called before the forward pass."""
 
 
 class StepWork(NamedTuple):
-    """What an engine is given for one step."""
+    """Input of an engine for one step."""
 
     micro_batches: Iterator[MicroBatch]
     accumulation_steps: int
@@ -70,7 +70,7 @@ def summed(batch: Batch, tokens: list[float]) -> torch.Tensor | None:
 
 
 class StepLoss(NamedTuple):
-    """What a step reports, the same on every rank; tensors may still be on their way."""
+    """Result of a step, the same on every rank; tensors may still be computing."""
 
     loss: torch.Tensor
     """fp32 scalar: mean over the step's learnt tokens, of all micro batches and ranks."""

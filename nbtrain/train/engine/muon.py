@@ -43,7 +43,7 @@ class Shard:
     """A matrix as tensor-parallel ranks hold it."""
 
     shape: tuple[int, ...]
-    """Of each rank's part."""
+    """Shape of each rank's part."""
     dim: int | None
     """Along which the parts make the whole; None if each rank holds all of it."""
 

@@ -43,7 +43,7 @@ def _orthogonalize_stack(alike: list[tuple[torch.Tensor, float]], steps: int, dt
 
 
 def newton_schulz(stack: torch.Tensor, steps: int) -> torch.Tensor:
-    """Of each matrix of [k, m, n], m <= n, in its own dtype."""
+    """Orthogonalize each matrix of [k, m, n], m <= n, in its own dtype, with `steps` iterations."""
     x = stack / torch.linalg.matrix_norm(stack, keepdim=True).clamp(min=LEAST_NORM)
     for _ in range(steps):
         gram = x @ x.mT

@@ -1,1 +1,1 @@
-"""What training reports: throughput, times, alerts, TensorBoard."""
+"""Training metrics and their reports: throughput, times, alerts, TensorBoard."""

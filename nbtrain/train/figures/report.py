@@ -1,4 +1,4 @@
-"""What rank 0 reports: log lines, scalars, events, alerts and the progress in its heartbeat.
+"""Reports of rank 0: log lines, scalars, events, alerts and the progress in its heartbeat.
 
 Nothing here makes a step wait for the device: on a GPU a step's loss and norm are read when a log line is
 due, and the line is written while the device computes the next step.
@@ -136,7 +136,7 @@ class Report:
         self._add_loss("validation", state, loss, f"{words} | {seconds:.2f} s", seconds=seconds)
 
     def add_tasks(self, state: TrainState, found: "Evaluation", seconds: float) -> None:
-        """What the model has answered to evaluation.tasks at this validation."""
+        """Report the model's results on evaluation.tasks at this validation."""
         self._time_split.add(evaluation=seconds)
         self._pauses.add("tasks", seconds)
         self._write_scalars(
@@ -333,7 +333,7 @@ class Report:
             self._log(result, loss, speeds.mfu, wall_seconds, used, device_fraction)
 
     def _follow_costs(self, memory_bytes: int) -> None:
-        """What the plan of the next run compares its own figures with."""
+        """Record the costs that the plan of the next run compares with its own estimates."""
         self.progress.memory_bytes = max(self.progress.memory_bytes or 0, memory_bytes)
         if self.config.parallel.pipeline_parallel_size > 1:
             self.progress.pipeline_fraction = self._time_split.step_fraction("pipeline")

@@ -32,7 +32,7 @@ class Spread:
 
     @classmethod
     def of(cls, seconds: list[float], stages: list[int], hosts: list[str]) -> "Spread":
-        """Of all ranks' seconds, pipeline stages and host names, by rank."""
+        """Return the spread of all ranks' seconds, given their pipeline stages and host names, by rank."""
         # The lower of two middle values: of two ranks the faster one is the measure.
         pairs = list(zip(seconds, stages, strict=True))
         medians = {
@@ -53,7 +53,7 @@ class Spread:
 
     @property
     def slowdown(self) -> float:
-        """Of the slowest rank."""
+        """Slowdown of the slowest rank."""
         return self.slowdowns[self.slowest_rank]
 
     def __str__(self) -> str:

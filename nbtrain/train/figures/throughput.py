@@ -154,7 +154,7 @@ class Pauses:
         self._seconds[kind] = seconds
 
     def left(self, step: int) -> float:
-        """Of those after `step`: one at every interval and one at the end, if there has been one so far."""
+        """Return the seconds of pauses after `step`: one per interval and one at the end, if one was seen."""
         if step >= self._steps:
             return 0.0
         return sum(
@@ -242,7 +242,7 @@ class TimeSplit:
 
 @dataclass(frozen=True)
 class Throughput:
-    """What mode: perf measured, over all ranks."""
+    """Throughput over all ranks, measured with mode: perf."""
 
     steps: int
     samples: int

@@ -36,7 +36,7 @@ class Faults:
         ]
 
     def loss_factor(self, step: int) -> float | None:
-        """What the loss of `step` is multiplied by; None leaves it alone."""
+        """Return the factor by which the loss of `step` is multiplied; None leaves it unchanged."""
         for fault in self._due(step, lambda do: do in ("nan", "spike")):
             return float("nan") if fault["do"] == "nan" else float(fault.get("factor", 100))
         return None

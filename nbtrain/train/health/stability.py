@@ -54,7 +54,7 @@ DONE = {
 
 @dataclass(frozen=True)
 class StepVerdict:
-    """What became of a step."""
+    """Outcome of a step."""
 
     skipped: bool = False
     """The weights did not move, by policy."""
@@ -97,7 +97,7 @@ class _Step:
 
 
 class StepHistory:
-    """What is kept of earlier steps, and what counts as a bad step compared with them."""
+    """Record of earlier steps, and the rules by which a step counts as bad compared with them."""
 
     def __init__(self, stability: StabilityConfig, rollbacks: int):
         self.counts = {
@@ -107,9 +107,9 @@ class StepHistory:
             "rollbacks": rollbacks,
             "steps_without_loss": 0,
         }
-        """Of the run so far, by their names in metrics.py."""
+        """Counts of the run so far, by their names in metrics.py."""
         self.losses: deque[float] = deque(maxlen=stability.loss_spike_window_steps)
-        """Of the last good steps that have a loss."""
+        """Losses of the last good steps that have one."""
         self._stability = stability
         self._skipped: deque[int] = deque()
 
@@ -362,7 +362,10 @@ def _describe(
     own_losses: list[float | None],
     history: StepHistory,
 ) -> str:
-    """What is bad about a step, on which ranks and samples. `own_losses`: of all ranks, None without one."""
+    """Describe what is wrong with a step, on which ranks and samples.
+
+    `own_losses`: the losses of all ranks, None for a rank without one.
+    """
     losses = {rank: own for rank, own in enumerate(own_losses) if own is not None}
     if kind == "spike":
         assert loss is not None
@@ -385,7 +388,7 @@ def _describe(
 
 
 def _scale_advice(config: RunConfig, loss: float | None) -> str:
-    """What to do about an overflow of fp16 with a fixed loss scale; "" if the scale is not at fault."""
+    """Return the fix for an fp16 overflow with a fixed loss scale; "" if the scale is not at fault."""
     precision = config.precision
     # A scale of 1 or less does not make the gradient of a good loss infinite.
     is_scale = precision.dtype == "fp16" and precision.fp16.loss_scale > 1

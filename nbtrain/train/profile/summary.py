@@ -1,4 +1,4 @@
-"""What a profile says, in a page: sentences, shares of the time, costliest operators, memory over time.
+"""Summary of a profile on one page: sentences, time shares, costliest operators, memory over time.
 
     chrome trace of torch.profiler -> ProfileSummary -> rank<r>.step<n>.txt, .json and .svg (picture.py)
 
@@ -50,7 +50,7 @@ class Operator:
     calls: int
     seconds: float
     flops: float = 0.0
-    """Of all calls; 0 if it is no matrix product or the shapes were not recorded."""
+    """FLOPs of all calls; 0 if it is not a matrix product or the shapes were not recorded."""
 
 
 @dataclass
@@ -62,7 +62,7 @@ class ProfileSummary:
     """cuda or cpu."""
     steps: int
     seconds: float
-    """Of all profiled steps."""
+    """Seconds of all profiled steps."""
     categories: dict[str, float]
     """Seconds by name in CATEGORIES; they add up to `seconds`."""
     hidden_communication_seconds: float
@@ -72,7 +72,7 @@ class ProfileSummary:
     operators: list[Operator]
     """The costliest ones."""
     flops: float
-    """Of all matrix products, by their shapes."""
+    """FLOPs of all matrix products, by their shapes."""
     memory: list[tuple[float, int]]
     """(seconds from the first step's start, bytes allocated); on CPU since the profile began."""
     peak_memory_bytes: int
@@ -83,7 +83,7 @@ class ProfileSummary:
     """Seconds from the first step's start."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As its file holds it, with the sentences."""
+        """Return the summary as its file holds it, with the sentences."""
         own = asdict(self)
         return {**own, "words": words(own)}
 

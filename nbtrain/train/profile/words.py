@@ -1,4 +1,4 @@
-"""What a profile says, in sentences: where the time goes, what holds a step up, when memory peaks."""
+"""Sentences about a profile: where the time goes, what holds up a step, when memory peaks."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What DeepSpeed's autotuner starts on every rank: one trial, or after the tuning the job itself.
+"""Program that DeepSpeed's autotuner starts on every rank: one trial, or after the tuning the job itself.
 
     deepspeed --autotuning tune JOB_FOLDER/autotune.py RUN_DIR --deepspeed_config JOB_FOLDER/autotune.json
     deepspeed --autotuning run  ... --then python3 -m nbtrain.jobs.node RUN_DIR JOB_ID ...

@@ -213,7 +213,7 @@ def _be_rank(request: dict[str, Any], rank: int, port: int) -> None:
 
 
 def _abilities() -> dict[str, Any]:
-    """What decides on this machine how a run can be trained."""
+    """Return the dtypes that this machine's accelerator can train in."""
     from deepspeed.accelerator import get_accelerator
 
     accelerator = get_accelerator()

@@ -1,4 +1,4 @@
-"""What a YAML asks of a dataset or tokenizer, as its manifest records it."""
+"""The settings of a dataset or tokenizer that a YAML requests, as its manifest records them."""
 
 import contextlib
 import platform
@@ -18,7 +18,7 @@ FORCE = "make it again with `nbtrain prepare RUN.yaml --force`"
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
-    """What decides the content of a dataset, besides the tokenizer (compared by hash)."""
+    """Return the settings that decide a dataset's content, besides the tokenizer (compared by hash)."""
     data = config.data
     made = {key: getattr(data, key) for key in MAKES_DATASET if key != "blend"}
     sources = [text_settings(source) for source in data.sources]

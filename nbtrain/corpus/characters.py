@@ -1,4 +1,4 @@
-"""What kind of character each is, and where words begin and end: in any script, without a word list.
+"""Kinds of characters, and where words begin and end: in any script, without a word list.
 
     letter      letters, marks, and the invisible joiners that spell words in Persian and Hindi
     unspaced    the same in scripts without blanks between words (Han, Kana, Thai, Tibetan, Khmer, ...)

@@ -1,4 +1,4 @@
-"""What is fixed and what is dropped before encoding: rules that need to know no language.
+"""Cleaning before encoding: fixes text and drops documents by rules that need to know no language.
 
     text -> ftfy, if asked for -> length -> characters -> lines -> words -> (text, None), or (text, reason)
 

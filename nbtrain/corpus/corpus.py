@@ -199,7 +199,7 @@ def compared_text_of(record: Record) -> str:
 
 @dataclass
 class SourceCounts:
-    """What was counted in all parts of one source so far."""
+    """Counts over all parts of one source so far."""
 
     records: int = 0
     broken: int = 0
@@ -284,7 +284,7 @@ LOOSENED_BY = {
 
 
 def _fitting(readers: Sequence[SourceReader]) -> str:
-    """What reads the records of the first source that has none with its key; "" if each source has some."""
+    """Return advice on reading the first source that has no text under its key; "" if each has some."""
     plain = (reader.config for reader in readers if reader.kind in PLAIN)
     return next((fitting[1] for source in plain if (fitting := fitting_source(source))), "")
 

@@ -85,7 +85,7 @@ class DaskCluster:
             raise
 
     def workers(self, folder: Path) -> Workers:
-        """What starts a map over this cluster whose parts go into `folder`."""
+        """Return a function that starts a map over this cluster whose parts go into `folder`."""
         return partial(DaskPool, self, folder)
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class DaskCluster:
         return "it exceeded its memory limit" if about else ""
 
     def queue_words(self) -> str:
-        """What squeue says of the workers' jobs, as a sentence to append; "" without such jobs."""
+        """Return squeue's report on the workers' jobs, as a sentence to append; "" without such jobs."""
         if self.config.cluster != "slurm":
             return ""
         command = ("squeue", "-h", "-j", ",".join(self._jobs), "-o", "%i %T (%r)")
@@ -283,7 +283,7 @@ class DaskCluster:
 
 
 def slurm_options(config: WorkersConfig, folder: Path) -> dict[str, Any]:
-    """What dask-jobqueue is given; logs and certificates lie in `folder`."""
+    """Return the arguments of dask-jobqueue; logs and certificates are stored in `folder`."""
     slurm = config.slurm
     seconds = round(60 * slurm.time_minutes)
     lifetime = max(seconds - LEAVE_SECONDS, seconds // 2)
@@ -391,7 +391,7 @@ class _Heard(logging.Filter):
 
 @contextlib.contextmanager
 def _heard() -> Iterator[deque[str]]:
-    """What Dask's processes warn of meanwhile."""
+    """Collect the warnings of Dask's processes while the context is open."""
     heard = _Heard()
     heard.listen()
     try:

@@ -1,4 +1,4 @@
-"""What runs in a worker of a Dask cluster: a check that it has the same software, then parts, one by one."""
+"""Code of a worker of a Dask cluster: a check that it has the same software, then parts, one by one."""
 
 import functools
 import hashlib
@@ -23,7 +23,7 @@ VARIABLES = ("NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "NBTRAIN_DATA")
 
 
 class Order(NamedTuple):
-    """What a worker must know before its first part; it travels as a plain tuple, which any version reads."""
+    """Instructions for a worker before its first part, sent as a plain tuple that any version reads."""
 
     key: str
     software: dict[str, str]

@@ -18,7 +18,7 @@ from nbtrain.corpus.workers import TASKS_PER_WORKER, Executor, Make, NotYet, Wor
 
 _function: Callable[[Any], Any] | None = None
 _failure: Exception | None = None
-"""What `make` raised in this worker."""
+"""Exception that `make` raised in this worker."""
 
 
 class LocalPool(Executor):

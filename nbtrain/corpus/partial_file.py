@@ -1,4 +1,4 @@
-"""What has come of a download so far: <name>.part, the ETag that it belongs to, and its SHA-1."""
+"""A partial download: <name>.part, the ETag that it belongs to, and its SHA-1."""
 
 import hashlib
 import json

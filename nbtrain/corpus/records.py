@@ -1,4 +1,4 @@
-"""What passes between a source, the cleaning and the encoding: records, parts, and what was left out."""
+"""Data passed between source, cleaning and encoding: records, parts, and counts of what is dropped."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -66,7 +66,7 @@ class SourcePart:
     """How much of the source it is, for progress: all parts' sizes sum to total_bytes()."""
     content: Any = None
     details: tuple = ()
-    """What else its reader needs; picklable."""
+    """Further data that the source's reader needs; picklable."""
 
 
 class Problem(NamedTuple):
@@ -95,7 +95,7 @@ MOST_TEMPLATES = 50
 
 @dataclass
 class Tally:
-    """What was counted while one part was read."""
+    """Counts made while one part was read."""
 
     records: int = 0
     """Records looked at, broken ones included."""
@@ -118,7 +118,7 @@ class Tally:
     """Keys that were not read (sources/keys.py) -> in how many of the kept records they hold a value."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the counts as JSON."""
         problems = [list(problem) for problem in self.problems]
         counts = {name: dict(getattr(self, name)) for name in COUNTERS}
         return {**vars(self), "problems": problems, **counts}

@@ -64,7 +64,7 @@ CONVERTED_BY = {
 
 @dataclass
 class Survey:
-    """What some paths hold."""
+    """Contents of some paths."""
 
     sources: list[dict[str, Any]] = field(default_factory=list)
     """Entries of data.sources, as a run YAML writes them."""
@@ -79,7 +79,7 @@ class Survey:
     language: str = ""
     """The language of most of the sample, in English; "" if it is not known."""
     notes: list[str] = field(default_factory=list)
-    """What was left out, and what is uncertain."""
+    """Notes on what was omitted and what is uncertain."""
 
     @property
     def kinds(self) -> set[str]:

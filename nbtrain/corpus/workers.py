@@ -38,7 +38,7 @@ class Executor(ABC):
     """Processes that run make()(task); `make` is called once in each, before its first task."""
 
     advice: str
-    """What to do about workers that die again and again; a sentence goes on with it."""
+    """Advice on workers that die again and again; it is followed by the rest of a sentence."""
 
     @abstractmethod
     def look_ahead(self) -> int:
@@ -50,7 +50,7 @@ class Executor(ABC):
 
     @abstractmethod
     def result(self, ticket: Any, timeout_seconds: float) -> Any:
-        """What a task returned; its exception is raised as it is. Raises NotYet and WorkersLost."""
+        """Return a task's result; its exception is raised as it is. Raises NotYet and WorkersLost."""
 
     @abstractmethod
     def renew(self) -> None:
@@ -62,7 +62,7 @@ class Executor(ABC):
 
 
 Workers = Callable[[Make], Executor] | None
-"""What starts an executor for a `make`; None: this process does it all, without any other."""
+"""Function that starts an executor for a `make`; None: this process does all the work itself."""
 
 
 def ordered_map(

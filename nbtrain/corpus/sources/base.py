@@ -1,4 +1,4 @@
-"""What every source of text is: parts, each read by itself as a stream of records.
+"""The interface of every source of text: parts, each read by itself as a stream of records.
 
 A kind of source is registered once, as a member of config/sources.py's `Source`. Its reader is found by its
 name: kind "hf-dataset" is HfDatasetReader in sources/hf_dataset.py, imported when a run uses it.
@@ -46,7 +46,7 @@ class SourceReader(ABC):
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """Name of the source in reports."""
         return self.config.name or self.config.kind
 
     @abstractmethod

@@ -134,7 +134,7 @@ class ChatReader(ExampleReader):
 
     @cached_property
     def message_keys(self) -> KeyPolicy:
-        """What happens to the keys of a message."""
+        """Rules for the keys of a message."""
         return message_policy(self.config)
 
     def is_read(self, column: str) -> bool:
@@ -231,7 +231,7 @@ class ChatReader(ExampleReader):
         return joined(pieces[:end]) if end else None
 
     def _template_around(self, role: str, content: str) -> tuple[str, str]:
-        """What the template has before and after the content of a message."""
+        """Return the template's text before and after the content of a message."""
         values = {"role": role, "content": content}
         around = self._header.render(values), self._rest.render(values)
         if "content" not in self._rest.fields:
@@ -395,7 +395,7 @@ class ChatReader(ExampleReader):
         return mark
 
     def _advice(self, found: str, last: str) -> str:
-        """What to do about an unknown role. The message after a user's is most likely the assistant's."""
+        """Return the fix for an unknown role. The message after a user's is most likely the assistant's."""
         likely = "assistant" if last == "user" else "user"
         known = {**self.config.roles, found[:SHOWN_CHARS]: likely}
         line = ", ".join(f"{_yaml(name)}: {_yaml(role)}" for name, role in known.items())

@@ -78,7 +78,7 @@ def chat_jinja(source: Talks, eod_token: str) -> str:
 
 
 def text_of_template(source: SourceModel) -> str:
-    """What a source's template writes for empty messages of all roles; "" of a source without a template."""
+    """Return what a source's template writes for empty messages of all roles; "" without a template."""
     if isinstance(source, AlpacaSource):
         prompt = Template(source.template or ALPACA_WITHOUT_INPUT, FIELDS)
         return prompt.render(dict.fromkeys(FIELDS, ""))

@@ -219,7 +219,7 @@ class BlockStream(io.RawIOBase):
 
 
 class Unpacked(BlockStream):
-    """What a compressed file holds, as a raw stream that can only be read forward."""
+    """Contents of a compressed file as a raw stream that can only be read forward."""
 
     def __init__(self, file: BinaryIO | io.FileIO, path: Path, where: str, packing: str | None = None):
         """`packing` is the compression; None takes the one that the name of `path` says."""

@@ -1,4 +1,4 @@
-"""What the sources that are files share: which files, in what parts, and the lines of a part.
+"""Base of the sources that are files: which files, in what parts, and the lines of a part.
 
     files in the order of relative paths
       -> small files in groups of about PART_BYTES    SourcePart.details = their paths; path is None

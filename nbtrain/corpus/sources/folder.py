@@ -68,7 +68,7 @@ def listed_files(root: Path, is_wanted: Callable[[str], bool], where: str) -> tu
 
 
 def status(path: Path, where: str) -> os.stat_result | None:
-    """What a path leads to; None if there is nothing. Raises DataError if that cannot be found out."""
+    """Return the status of a path's target; None if there is none. Raises DataError if it cannot be read."""
     try:
         return path.stat()
     except ValueError:  # a null byte

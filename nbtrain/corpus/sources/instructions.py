@@ -1,4 +1,4 @@
-"""What the sources of fine-tuning examples share: prompt_completion.py, alpaca.py, chat.py, preference.py.
+"""Base of sources of fine-tuning examples: prompt_completion.py, alpaca.py, chat.py, preference.py.
 
     record -> pieces (text, whether it bears a loss) -> records.Example
 
@@ -19,13 +19,13 @@ from nbtrain.corpus.sources.record_files import RecordFileReader
 from nbtrain.corpus.sources.shapes import way_forward
 
 PART_KEYS = ("type", "text")
-"""What is read of a part of a text."""
+"""Keys that are read of a part of a text."""
 NO_LOSS = "no_loss"
 """The reason for dropping a record whose answers are all marked as not to be trained on."""
 
 
 class BrokenExample(ValueError):
-    """What is wrong with a record."""
+    """A record that is broken; the message names the problem."""
 
 
 class ExampleReader(RecordFileReader):
@@ -33,7 +33,7 @@ class ExampleReader(RecordFileReader):
 
     @cached_property
     def keys(self) -> KeyPolicy:
-        """What happens to the keys of a record."""
+        """Rules for the keys of a record."""
         return record_policy(self.config)
 
     def is_read(self, column: str) -> bool:

@@ -66,7 +66,7 @@ def is_unicode(text: str) -> bool:
 
 
 def not_utf8(content: bytes) -> str | None:
-    """What is wrong with bytes that are not UTF-8; None if they are."""
+    """Return the problem with bytes that are not UTF-8; None if they are."""
     try:
         content.decode()
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""What each kind of source does with each key of its records: the one table that readers and docs share.
+"""Rules for each key of a record in each kind of source: the one table that readers and docs share.
 
     used      read: its value becomes part of the text or of the loss mask
     refused   the record counts as broken: without the key it would be trained on with another meaning
@@ -100,20 +100,20 @@ def names_tools(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class KeyRule:
-    """What happens to some keys, in one place of a record."""
+    """Rule for some keys in one place of a record."""
 
     names: tuple[str, ...]
     use: Use
     what: str
-    """What the keys hold, as messages say it."""
+    """Description of the keys' contents, as messages state it."""
     how: str = ""
     """A sentence on what is done with them, for docs/record-keys.md."""
     fix: str = ""
-    """What to do about a refused key, besides ignored_keys: a sentence of the message."""
+    """Fix for a refused key, besides ignored_keys: a sentence of the message."""
     setting: str | None = None
     """The field of the source that names the key instead, if it is set."""
     unread: Use = "counted"
-    """What happens to a used key in a record of a shape that does not read it."""
+    """Use of a used key in a record of a shape that does not read it."""
     matters: Callable[[Any], bool] = holds_value
     """Whether a value of a refused key changes what is trained on; others are counted."""
 
@@ -599,7 +599,7 @@ def letters_of(name: str) -> str:
 
 @dataclass
 class RecordNotes:
-    """What a reader met in one record besides what it read."""
+    """Keys of one record that its reader met but did not read."""
 
     unread: set[str] = field(default_factory=set)
     """Counted keys that hold a value; those of messages as messages[].key."""

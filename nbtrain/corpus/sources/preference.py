@@ -170,7 +170,7 @@ def _is_text_parts(value: Any) -> bool:
 
 
 def _common_beginning(chosen: str, rejected: str) -> str:
-    """What two texts begin with, up to the mark or the space where their answers begin; "" if nothing."""
+    """Return the common beginning of two texts, up to the mark or space before the answers; "" if none."""
     pairs = enumerate(zip(chosen, rejected, strict=False))
     end = next((place for place, (ours, theirs) in pairs if ours != theirs), min(len(chosen), len(rejected)))
     common = chosen[:end]

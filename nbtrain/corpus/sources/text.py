@@ -102,9 +102,10 @@ class TextReader(files.FileReader):
 
 
 def _of_size(lines: Iterable[bytes], num_bytes: int) -> Iterator[tuple[int, int, bytes]]:
-    """As _documents, of about `num_bytes`: up to a blank line, else up to a line end before twice as many.
+    """Yield documents of about `num_bytes` as _documents does, each up to a blank line.
 
-    A line that is longer than that is cut after a blank or a full stop, or at least between characters.
+    Without a blank line a document ends at a line end before twice as many bytes.
+    A longer line is cut after a space or a full stop, or at least between characters.
     """
     first, number, size = 1, 0, 0
     begun: list[bytes] = []

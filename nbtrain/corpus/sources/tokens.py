@@ -49,7 +49,7 @@ class TokensReader(RecordFileReader):
 
     @cached_property
     def keys(self) -> KeyPolicy:
-        """What happens to the keys of a record."""
+        """Rules for the keys of a record."""
         return record_policy(self.config)
 
     def required_columns(self) -> dict[str, str]:

@@ -33,7 +33,7 @@ EXTRACTION = 4
 OLDER_REVISION = "older_revision"
 
 FILE_BYTES, COMPRESSED_BYTES = 16 << 20, 4 << 20
-"""What a part takes of a plain file, and of a compressed one: some 1,000 to 2,000 articles."""
+"""Bytes of a part, of a plain file and of a compressed one: some 1,000 to 2,000 articles."""
 PIECE_BYTES = 8 << 20
 
 

@@ -1,4 +1,4 @@
-"""What a tokenizer puts before a text, as transformers' default call does: <s> of Llama 2 and Mistral.
+"""Tokens that a tokenizer puts before a text, as transformers does by default: <s> of Llama 2 and Mistral.
 
 The tokens stand in tokenizer.json's post_processor. `add_bos_token` of tokenizer_config.json counts for a
 vocabulary of two files alone: transformers 5 does not look at it if there is a tokenizer.json, so that the
@@ -17,7 +17,7 @@ SAMPLE = "a"
 
 
 def ids_before_text(tokenizer: Any) -> list[int]:
-    """What a tokenizers.Tokenizer puts before a text; what it puts after one is left out."""
+    """Return the ids that a tokenizers.Tokenizer puts before a text; those after a text are omitted."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     try:
@@ -31,7 +31,7 @@ def ids_before_text(tokenizer: Any) -> list[int]:
 
 
 def ids_before_text_of_two_files(folder: Path, tokenizer: Any) -> list[int]:
-    """What is put before a text by vocab.json and merges.txt, by the tokenizer_config.json beside them."""
+    """Return the ids before a text for vocab.json and merges.txt, by their tokenizer_config.json."""
     found = bos_id(folder, tokenizer) if settings_of(folder).get("add_bos_token") else None
     return [] if found is None else [found]
 

@@ -82,7 +82,7 @@ def remember(folder: Path, key: dict[str, str], difference: str | None) -> None:
 
 
 def key_of(tokenizer_json_sha256: str, eod_token: str) -> dict[str, str]:
-    """What decides the answer: the tokenizer, the engines' versions and the texts that are compared."""
+    """Return what decides the answer: the tokenizer, the engines' versions and the compared texts."""
     texts = hashlib.sha256("\0".join((*HARD_TEXTS, eod_token)).encode("utf-8", "surrogatepass"))
     return {
         "tokenizer.json": tokenizer_json_sha256,

@@ -30,7 +30,7 @@ def recorded_origin(run: RunDir) -> dict[str, Any]:
 
 
 def origin_of(run: RunDir, directory: Path) -> dict[str, Any]:
-    """As recorded_origin; {} if the tokenizer in `directory` is not the folder's."""
+    """Return recorded_origin(), or {} if the tokenizer in `directory` is not the recorded one."""
     found = recorded_origin(run)
     return found if is_as_given(directory, found.get("tokenizer_sha256")) else {}
 

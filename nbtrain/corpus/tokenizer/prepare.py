@@ -267,7 +267,7 @@ def _refuse_strange(directory: Path, manifest: dict[str, Any] | None) -> None:
 
 
 def _named(manifest: dict[str, Any]) -> str:
-    """What distinguishes one tokenizer from another."""
+    """Return the words that distinguish one tokenizer from another."""
     return f"sha256 {manifest['sha256'][:12]}, ends documents in {manifest.get('eod_token', EOD_TOKEN)}"
 
 

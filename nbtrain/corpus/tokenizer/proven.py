@@ -72,7 +72,7 @@ class Agreement(NamedTuple):
     """Whether fastokens may encode a tokenizer's texts."""
 
     objection: str | None
-    """What is not known to be encoded alike, as the object of a sentence; None: fastokens may."""
+    """Part that fastokens is not known to encode alike, as the object of a sentence; None: no such part."""
     disputed: tuple[str, ...] = ()
     """A text that holds one of these is encoded by tokenizers all the same."""
 

@@ -69,7 +69,7 @@ class Tokenizer:
         self.sha256: str = manifest["sha256"]
         self.engine = engine or _best_engine()
         self._difference: str | None = None
-        """What check_exact found earlier, as its sentence."""
+        """Difference that check_exact found earlier, as its sentence."""
 
     @property
     def added_tokens(self) -> list[str]:
@@ -329,7 +329,7 @@ class Tokenizer:
         return decode_finished(self.decode, lambda token: self._reference.id_to_token(token), ids)
 
     def bytes_of(self, token: int) -> bytes:
-        """What one token stands for in UTF-8, which may be a part of a character."""
+        """Return the UTF-8 bytes that one token stands for, which may be a part of a character."""
         if token in self._misread:
             return self._misread[token].encode()
         return bytes_of_token(self._reference.id_to_token(token) or "", self._is_byte_level)

@@ -38,7 +38,7 @@ def decode_finished(
 
 
 def bytes_of_token(entry: str, is_byte_level: bool) -> bytes:
-    """What an entry of a vocabulary stands for: letters of bytes, <0x..> for a byte, or text."""
+    """Return the bytes of a vocabulary entry: letters that stand for bytes, <0x..> for a byte, or text."""
     if is_byte_level:
         byte_of = letter_bytes()
         if all(letter in byte_of for letter in entry):

@@ -1,4 +1,4 @@
-"""What a tokenizer makes of text that its vocabulary cannot write, read off its tokenizer.json.
+"""Handling of text that a tokenizer's vocabulary cannot write, read from its tokenizer.json.
 
     every text has tokens    a byte-level BPE with all bytes; BPE and Unigram with a token for each byte
     one unknown token        BPE, WordPiece and WordLevel name it (`unk_token`), Unigram numbers it (`unk_id`)
@@ -19,7 +19,7 @@ BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in BYTES_OF_UTF8)
 
 
 class UnknownText(NamedTuple):
-    """What becomes of text that has no token of its own."""
+    """Treatment of text that has no token."""
 
     becomes: Literal["tokens", "unknown", "nothing", "error"]
     """tokens: there is no such text."""

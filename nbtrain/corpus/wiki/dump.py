@@ -48,7 +48,7 @@ class Page(NamedTuple):
     model: str
     """Content model; "wikitext" if the dump names none."""
     text: str
-    """Of its newest revision."""
+    """Text of the page's newest revision."""
     older_revisions: int = 0
     """How many other revisions of it the dump holds (pages-meta-history); they are left out."""
 
@@ -62,11 +62,11 @@ class BrokenPage(NamedTuple):
 
 @dataclass(frozen=True)
 class Dump:
-    """What the beginning of a dump says of it."""
+    """Properties of a dump, read from its beginning."""
 
     path: Path
     where: str
-    """What messages begin with."""
+    """Place that messages begin with."""
     packing: str | None
     """The suffix of its compression, known by its first bytes; None if it is not compressed."""
     encoding: str = "utf-8"  # or utf-16-le, utf-16-be

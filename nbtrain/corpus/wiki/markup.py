@@ -95,7 +95,7 @@ SMALL_FRACTION = re.compile(
 
 
 def superscript(content: str, before: str) -> str:
-    """What stands above the line, as plain text: 10^6 after a digit, m² after a letter, 1st as it is."""
+    """Return superscript as plain text: 10^6 after a digit, m² after a letter, 1st as it is."""
     content = content.replace("−", "-")
     after_digit = before[-1:].isdecimal()
     if after_digit and SIGNED_NUMBER.fullmatch(content):
@@ -111,7 +111,7 @@ def superscript(content: str, before: str) -> str:
 
 
 def subscript(content: str, before: str, after: str) -> str:
-    """What stands below the line, as plain text: H2O in a formula, log₂ elsewhere; words as they are."""
+    """Return subscript as plain text: H2O in a formula, log₂ elsewhere; words as they are."""
     content = content.replace("−", "-")
     if FIGURES.fullmatch(content):
         is_atoms = (
@@ -209,7 +209,7 @@ def scan_tags(text: str, aside: list[str]) -> str:
 
 
 def _small(text: str, start: int, position: int, before: str) -> tuple[str, int]:
-    """What <sup> or <sub> at `start` shows, and where to go on; `position` is the end of its opening tag."""
+    """Return the text shown for <sup> or <sub> at `start`, and where to continue; `position` ends its tag."""
     is_after_digit = before[-1:].isdigit()
     if match := SMALL_FRACTION.match(text, start):
         return f"{' ' * is_after_digit}{match[1]}/{match[2]}", match.end()
@@ -233,7 +233,7 @@ def _joint(text: str, start: int, end: int) -> str:
 
 
 def _with_joints(words: str) -> str:
-    """What a link or a template shows, its apostrophes kept apart from those around it."""
+    """Return what a link or template shows, its apostrophes kept apart from those around it."""
     if "'" not in words:
         return words
     begin, end = JOINT * words.startswith("'"), JOINT * words.endswith("'")
@@ -293,13 +293,13 @@ def entities(text: str) -> str:
 
 
 class Templates(Protocol):
-    """What stands for {{...}}."""
+    """Expansion of {{...}} into text."""
 
     def is_unseen(self, head: str) -> bool:
         """Whether a reader sees nothing of {{head..., whatever follows."""
 
     def expand(self, inside: str, before: str, after: str) -> str:
-        """What {{inside}} shows between two texts: words, DROPPED or GAP."""
+        """Return what {{inside}} shows between two texts: words, DROPPED or GAP."""
 
 
 HEAD = re.compile(r"[^|{}\[\]<>]{1,80}")

@@ -1,4 +1,4 @@
-"""What may stand before the colon of a link: namespaces in many languages, languages, sister projects.
+"""Prefixes of a link before the colon: namespaces in many languages, languages, sister projects.
 
 A dump's own <siteinfo> names its namespaces; these lists serve dumps without one, and the older names that
 <siteinfo> leaves out (German "Bild" beside "Datei").

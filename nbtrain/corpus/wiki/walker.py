@@ -96,7 +96,7 @@ class Walker:
         return self._finish(text, aside)
 
     def _link(self, inside: str) -> str:
-        """What [[inside]] leaves in the sentence."""
+        """Return what [[inside]] leaves in the sentence."""
         title, bar, label = inside.partition("|")
         target = title.strip(f" \t\n{DROPPED}")
         if "\n" in target:

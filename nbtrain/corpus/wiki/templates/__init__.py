@@ -1,1 +1,1 @@
-"""What {{...}} shows in the text of an article, by the documented rule of each template."""
+"""The text that {{...}} shows in an article, by the documented rule of each template."""

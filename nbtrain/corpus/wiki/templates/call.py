@@ -29,7 +29,7 @@ sort debug lang label_style nolink nb template
 
 @dataclass(frozen=True)
 class Wiki:
-    """What rules need to know of the wiki and the page."""
+    """Facts that rules need to know about the wiki and the page."""
 
     language: str = ""
     """The language of the wiki, as in xml:lang; empty if it is not known."""

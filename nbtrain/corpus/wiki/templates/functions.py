@@ -75,7 +75,7 @@ Function = Callable[[list[str], Wiki], str | None]
 
 
 def evaluated(name: str, rest: str, wiki: Wiki) -> str | None:
-    """What {{name:rest}} shows; None if it cannot be told. Raises KeyError if `name` is not a function."""
+    """Return what {{name:rest}} shows; None if unknown. Raises KeyError if `name` is not a function."""
     name = ALIASES.get(name, name)
     if name in UNSEEN_FUNCTIONS:
         return ""
@@ -83,7 +83,7 @@ def evaluated(name: str, rest: str, wiki: Wiki) -> str | None:
 
 
 def magic_word(name: str, wiki: Wiki) -> str | None:
-    """What {{NAME}} shows; None if it is not a magic word, or one whose value is not known."""
+    """Return what {{NAME}} shows; None if it is not a magic word, or one whose value is not known."""
     if name in PAGE_NAMES:
         return wiki.title or None
     return wiki.site_name if name in SITE_NAMES else None

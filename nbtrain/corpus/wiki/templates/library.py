@@ -18,7 +18,7 @@ MAX_NAMES = 20_000
 
 
 class Tables(NamedTuple):
-    """What is known of a language's templates."""
+    """Templates of a language and their rules."""
 
     rules: dict[str, Rule]
     unseen: frozenset[str]
@@ -48,7 +48,7 @@ def tables(language: str) -> Tables:
 
 
 class Library:
-    """What the templates of a wiki show; see markup.Templates."""
+    """Templates of a wiki and the text that they show; see markup.Templates."""
 
     def __init__(self, wiki: Wiki):
         self.wiki = wiki

@@ -217,8 +217,12 @@ def another_user(root: None) -> Callable[[], contextlib.AbstractContextManager[N
 
 @pytest.fixture
 def open_output(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An output root that every user may read; pytest's own folders are closed."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        monkeypatch.setenv("NBTRAIN_OUTPUT", folder)
-        yield Path(folder)
+    """An output root that every user may read, whatever the umask; pytest's own folders are closed."""
+    umask = os.umask(0o022)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder).chmod(0o755)
+            monkeypatch.setenv("NBTRAIN_OUTPUT", folder)
+            yield Path(folder)
+    finally:
+        os.umask(umask)

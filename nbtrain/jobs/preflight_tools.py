@@ -5,8 +5,10 @@ the disk of NVMe offloading and that of local checkpoints. Each check is one of 
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 from nbtrain.base.checkpoint_files import local_folder
@@ -179,8 +181,17 @@ def _tool(name: str) -> bool:
 def _header(name: str) -> bool:
     asked = [os.environ.get(variable, "") for variable in ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")]
     folders = [*INCLUDE_FOLDERS, *(folder for value in asked for folder in value.split(":") if folder)]
-    flags = re.findall(r"-I\s*(\S+)", f"{os.environ.get('CFLAGS', '')} {os.environ.get('CXXFLAGS', '')}")
-    return any((Path(folder) / name).is_file() for folder in (*folders, *flags))
+    words = [word for variable in ("CFLAGS", "CXXFLAGS") for word in _words(os.environ.get(variable, ""))]
+    folders += [word[2:] or after for word, after in pairwise([*words, ""]) if word.startswith("-I")]
+    return any((Path(folder) / name).is_file() for folder in folders if folder)
+
+
+def _words(flags: str) -> list[str]:
+    """Split a compiler's flags as a shell does; at spaces alone if their quotes are not closed."""
+    try:
+        return shlex.split(flags)
+    except ValueError:
+        return flags.split()
 
 
 def packages_are_there(config: RunConfig, machine: Machine) -> Obstacles:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
     def make(script: str) -> Path:
         said, path = tmp_path / "said", tmp_path / "dcgmi"
-        path.write_text(f'#!/bin/sh\necho "$$ $@" >"{said}"\n{script}\n')
+        path.write_text(f'#!/bin/sh\necho "$$ $@" >{shlex.quote(str(said))}\n{script}\n')
         path.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
         return said
@@ -47,7 +48,7 @@ def test_the_newest_value_of_each_gpu_counts_once(program: Callable[[str], Path]
     go_on = tmp_path / "go on"
     said = program(
         f"printf '{HEAD}GPU 1     N/A\\nGPU 0     0.250\\nGPU 1     1.5\\nGPU 3     0.5'\n"
-        f"while [ ! -e '{go_on}' ]; do sleep 0.02; done\n"
+        f"while [ ! -e {shlex.quote(str(go_on))} ]; do sleep 0.02; done\n"
         "printf '00\\nGPU 0     0.300\\nGPU 0     0.400\\n'\nexec sleep 600"
     )
     activity = dcgm.TensorActivity([0, 1, 3], first_seconds=60)

@@ -297,7 +297,7 @@ def test_init_brings_the_schema_that_the_yamls_name(tmp_path, capsys):
     assert (yaml.parent / named).read_text() == (repository / "docs" / "run.schema.json").read_text()
     said = capsys.readouterr().out
     assert f"\n{tmp_path}/my own/docs\n" in said
-    assert said.endswith(f"\nNext: cd '{tmp_path}/my own' && nbtrain lab\n")
+    assert said.endswith(f"\nNext: cd {shlex.quote(f'{tmp_path}/my own')} && nbtrain lab\n")
 
 
 def test_init_brings_the_pages_that_its_files_link_to(tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shlex
 import time
 
 import pytest
@@ -11,6 +12,7 @@ from nbtrain.base.errors import JobError
 from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.base.rundir import RunDir, new_job_id
 from nbtrain.cli import __main__ as cli
+from nbtrain.config.yaml_source import to_text
 from nbtrain.jobs.delete import delete, survey
 
 
@@ -95,9 +97,10 @@ def test_an_own_folder_that_is_closed_to_writing_is_named_with_its_fix(open_outp
     run.checkpoint(8).chmod(0o555)
     with another_user(), pytest.raises(JobError) as refused:
         delete(run)
+    shown = shlex.quote(str(run.checkpoint(8)))
     assert str(refused.value).endswith(
         f"/run/model/global_step8 belongs to {files.user_name(65534)}, and this user may remove nothing "
-        f"from it. Nothing was deleted. Make it writable: `chmod u+rwx {run.checkpoint(8)}`."
+        f"from it. Nothing was deleted. Make it writable: `chmod u+rwx {shown}`."
     )
     assert run.exists()
 
@@ -148,7 +151,7 @@ def test_a_run_whose_files_others_name_is_refused(run, workspace):
     other.config_yaml.write_text(config)
     training = workspace / "examples" / "megatron-gpt" / "training"
     training.mkdir(parents=True)
-    (training / "mine.yaml").write_text(f'start: {{from: "{run.path}/model/global_step4"}}\n')
+    (training / "mine.yaml").write_text(to_text({"start": {"from": f"{run.path}/model/global_step4"}}))
     (training / "torn.yaml").write_text("run: {")
     with pytest.raises(JobError) as refused:
         delete(run)

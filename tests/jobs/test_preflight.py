@@ -337,7 +337,7 @@ def test_nvme_needs_what_its_extension_is_built_with(tiny, tools, nvme, monkeypa
 def test_a_header_is_looked_for_where_the_compiler_is_told_to(tiny, tools, nvme, monkeypatch, tmp_path):
     folder = tools_checks.INCLUDE_FOLDERS[0]
     monkeypatch.setattr(tools_checks, "INCLUDE_FOLDERS", ())
-    for variable, value in (("CPATH", f"/x:{folder}"), ("CFLAGS", f"-O2 -I{folder}")):
+    for variable, value in (("CPATH", f"/x:{folder}"), ("CFLAGS", f"-O2 {shlex.quote(f'-I{folder}')}")):
         with monkeypatch.context() as patch:
             patch.setenv(variable, value)
             assert found(tiny(**nvme[1])) == []

@@ -289,8 +289,6 @@ def test_files_of_the_package_are_found_beside_the_file_that_reads_them():
 
 # A docstring that begins like this answers a question that is not on the page.
 RIDDLE = re.compile(r"(Of|What|Whose|As)\b")
-# Boxes whose docstrings are still to be rewritten; the others begin with a verb or a noun.
-RIDDLES_IN = frozenset(("jobs",))
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -310,7 +308,6 @@ def test_docstrings_begin_with_a_verb_or_a_noun():
     found = [
         f"{path.relative_to(REPOSITORY)}:{line}: {text.splitlines()[0]}"
         for path in sorted(PACKAGE.rglob("*.py"))
-        if path.relative_to(PACKAGE).parts[0] not in RIDDLES_IN
         for line, text in docstrings(tree_of(path))
         if RIDDLE.match(text)
     ]

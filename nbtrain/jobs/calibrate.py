@@ -35,7 +35,7 @@ END_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What a calibration has measured. Printed or shown in a cell, it is a table."""
+    """Result of a calibration. Printed or shown in a cell, it is a table."""
 
     calibration: Calibration
     path: Path | None

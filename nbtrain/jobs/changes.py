@@ -52,9 +52,9 @@ def typed_changes(before: RunConfig, now: RunConfig) -> list[Change]:
 
 
 def as_overrides(before: RunConfig, now: RunConfig, but: Callable[[str], bool] = lambda key: False) -> str:
-    """What makes `now` of `before`, as key=value for a shell with a blank in front of each; "" if nothing.
+    """Return the changes from `before` to `now` as key=value for a shell, a space before each; "" if none.
 
-    Left out are the keys for which `but` holds.
+    Keys for which `but` holds are omitted.
     """
     # A section that is gone is null as a whole; a weight stands in its source.
     own = dict(flatten(now.model_dump()))

@@ -50,7 +50,7 @@ Action = TypeVar("Action", bound=Callable[..., Any])
 
 
 def by_its_owner(action: Action) -> Action:
-    """What the system refuses another user of the machine is a JobError that names the run's owner."""
+    """Wrap an action so that a PermissionError becomes a JobError that names the run's owner."""
 
     @functools.wraps(action)
     def wrapped(subject: JobDir | RunDir, *arguments: Any, **named: Any) -> Any:
@@ -198,7 +198,7 @@ def _cut_off_unwritten(job: JobDir, wait_seconds: float | None) -> bool:
 
 
 def advice_to_resume(run: RunDir) -> str:
-    """What `nbtrain resume` does with a run that has stopped, in one sentence."""
+    """Return what `nbtrain resume` does with a run that has stopped, in one sentence."""
     does = "continues from its newest checkpoint"
     if newest_saved_step(run) is None:
         does = (
@@ -228,7 +228,7 @@ def ask_devices(job: JobDir, devices: int | None) -> None:
 
 
 def asked_devices(job: JobDir) -> int | None:
-    """What ask_devices() said last; None if it asked for nothing, or took it back."""
+    """Return the number of the last ask_devices(); None if none was asked for, or it was taken back."""
     asked = files.read_json(job.control_devices)
     return asked["devices"] if asked else None
 
@@ -239,7 +239,7 @@ def ask_pause(job: JobDir, pause: bool) -> None:
 
 
 def asked_pause(job: JobDir) -> bool:
-    """What ask_pause() said last."""
+    """Return whether the last ask_pause() asked for a pause."""
     asked = files.read_json(job.control_pause)
     return bool(asked and asked["pause"])
 
@@ -250,7 +250,7 @@ def ask_priority(job: JobDir, priority: int) -> None:
 
 
 def asked_priority(job: JobDir) -> int | None:
-    """What ask_priority() said last; None if it said nothing."""
+    """Return the priority of the last ask_priority(); None if there was none."""
     asked = files.read_json(job.control_priority)
     return asked["priority"] if asked else None
 

@@ -42,7 +42,7 @@ SHOWN_LINKS = 5
 
 @dataclass(frozen=True)
 class Deletion:
-    """What goes, or has gone, with a run."""
+    """Data that goes, or has gone, with a run."""
 
     run: RunDir
     size_bytes: int
@@ -64,7 +64,7 @@ class Deletion:
 
 @by_its_owner
 def survey(run: RunDir, force: bool = False) -> Deletion:
-    """What delete() would remove. Raises JobError with what speaks against it."""
+    """Return what delete() would remove. Raises JobError if the run may not be deleted."""
     _refuse_place(run)
     _refuse_active(run, force)
     size, links = 0, []
@@ -138,7 +138,7 @@ def _refuse_unreadable(error: OSError) -> None:
 
 
 def _closed(folder: Path) -> JobError:
-    """Of a folder from which this user may remove nothing."""
+    """Return the error for a folder from which this user may remove nothing."""
     uid = folder.stat().st_uid
     owner = files.user_name(uid)
     fix = f"Ask {owner}, or use that account."
@@ -237,7 +237,7 @@ def _needs_start(path: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _lies_in(path: Path, folder: Path) -> bool:
-    """As it is written, or where its links lead."""
+    """Return whether a path lies in a folder, as it is written or where its links lead."""
     return path.is_relative_to(folder) or path.resolve().is_relative_to(folder.resolve())
 
 

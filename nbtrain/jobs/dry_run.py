@@ -1,4 +1,4 @@
-"""What a submission would send to an engine, as text: written here, started by whoever may start it."""
+"""Text of a submission to a scheduler: written here, started by any user who may start it."""
 
 import logging
 import re

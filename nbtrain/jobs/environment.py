@@ -1,4 +1,4 @@
-"""What a job runs in: the machine as it is found, the variables of every rank, and environment.json.
+"""A job's environment: the machine as it is found, the variables of every rank, and environment.json.
 
 Nothing here loads torch: versions come from package metadata, GPUs from the driver's own tools.
 No secret is written down: of the environment only variables on a list are recorded.
@@ -66,7 +66,7 @@ def supervisor_environment() -> dict[str, str]:
 
 
 def variables_to_keep() -> dict[str, str]:
-    """Of this process's environment: what a job must have again if it is started from another shell."""
+    """Return the environment variables that a job needs again when it is started from another shell."""
     return {
         name: value
         for name, value in sorted(os.environ.items())

@@ -52,7 +52,7 @@ FRAMES = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """What was written. Printed or shown in a cell, it is a line."""
+    """Result of an export. Printed or shown in a cell, it is a line."""
 
     path: Path
     family: str
@@ -190,7 +190,7 @@ def _write_tokenizer(
 
 
 def _other_tokens(markers: list[str], pieces: list[str], tokenizer: Tokenizer) -> tuple[str, ...]:
-    """What to say if other programs give a conversation other tokens than training did.
+    """Return a note if other programs give a conversation other tokens than training did.
 
     `markers`: special tokens in the template that training read as letters; `pieces`: a conversation, in the
     pieces that training encodes.
@@ -212,7 +212,7 @@ def _other_tokens(markers: list[str], pieces: list[str], tokenizer: Tokenizer) -
 
 
 def _bos_before_text(config: RunConfig, bos: int | None) -> int | None:
-    """What the run's tokenizer puts before a text, if that is its BOS alone; `bos` is config.json's."""
+    """Return the id before a text if the run's tokenizer puts only its BOS there; `bos` is config.json's."""
     directory = tokenizer_dir(config.tokenizer.name)
     if read_manifest(directory) is None:
         return None

@@ -1,4 +1,4 @@
-"""What stands against a run and only this machine knows, for `nbtrain check` and the form."""
+"""Problems of a run that only this machine can find, for `nbtrain check` and the form."""
 
 import socket
 

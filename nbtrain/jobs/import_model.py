@@ -207,7 +207,7 @@ def _target(path: Path, overwrite: bool) -> Path:
 
 
 def _values(name: str, model: PretrainedModel, tokenizer: "FoundTokenizer", init_from: str) -> dict[str, Any]:
-    """What the folder decides of the run."""
+    """Return the values of the run that the folder decides."""
     described = model.described
     section = model_section(described, model.path).model_dump(exclude_unset=True)
     sequence = min(described.positions, SEQUENCE_TOKENS)

@@ -26,7 +26,7 @@ from nbtrain.pretrained.start import RunStart, Start, identity_of, is_there, ope
 
 
 def initial_weights_fit(config: RunConfig, machine: Machine | None = None) -> Obstacles:
-    """What init_from names is whole by names and sizes, is the run's model, and has its tokenizer."""
+    """Check that init_from's weights are complete, fit the run's model, and have its tokenizer."""
     run = RunDir.named(config.name)
     if not needs_initial(run, config):
         return
@@ -54,7 +54,7 @@ def initial_weights_fit(config: RunConfig, machine: Machine | None = None) -> Ob
 
 
 def findings_of_weights(config: RunConfig) -> list[Finding]:
-    """What stands against init_from, for `nbtrain check`; of what is not there yet, a warning.
+    """Return the problems of init_from, for `nbtrain check`; warnings if the weights do not exist yet.
 
     A run may be checked before the run that it starts from is trained.
     """

@@ -1,4 +1,4 @@
-"""What this machine has: cores, memory and GPUs, within the limits of its control groups."""
+"""Resources of this machine: cores, memory and GPUs, within the limits of its control groups."""
 
 import contextlib
 import os

@@ -60,7 +60,7 @@ def _must_be_free(to: Path, other: str) -> None:
 
 
 def _remove_leftovers(to: Path) -> None:
-    """What killed exports to this folder have left; one that still writes holds its lock."""
+    """Remove the leftovers of killed exports to this folder; an export still writing holds its lock."""
     for leftover in to.parent.glob(f".{glob.escape(to.name)}.*.tmp"):
         if leftover.is_dir() and (held := flock_folder(leftover, blocking=False)) is not None:
             shutil.rmtree(leftover, ignore_errors=True)

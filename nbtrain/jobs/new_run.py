@@ -44,7 +44,7 @@ class NewRun:
 
     name: str
     found: str
-    """What the text is: "2.8 MiB of English in 559 documents, 1 file"."""
+    """Description of the text: "2.8 MiB of English in 559 documents, 1 file"."""
     choices: Choices
     settings: dict[str, Any]
     """Those of the choices that the run's base does not have anyway, as the YAML has them."""
@@ -61,7 +61,7 @@ class NewRun:
         return [f"nbtrain prepare {name}", f"nbtrain plan {name}", f"nbtrain submit {name}"]
 
     def lines(self) -> list[str]:
-        """What was found and chosen, a line each."""
+        """Return what was found and chosen, a line each."""
         config = self.config
         duration = estimate_duration(config)
         time = amounts.duration(duration.seconds) if duration.seconds else "unknown"

@@ -1,4 +1,4 @@
-"""What the newest job of a run has shown, read from its records: the input of planner/advice.py.
+"""Observations of a run's newest job, read from its records: the input of planner/advice.py.
 
 job.json, exit records   how it ended, and the words of an error
 scalars                  parts of a step, memory, MFU: medians of the last steps

@@ -18,9 +18,9 @@ class Obstacle:
     kind: str
     """error: a mistake to fix; data: prepare or repair the data; resource: this machine does not suffice."""
     message: str
-    """What was found, with the rule's numbers."""
+    """The problem, with the rule's numbers."""
     fix: str
-    """What to do."""
+    """The change to make."""
 
     def __str__(self) -> str:
         return f"{self.message} {self.fix}".rstrip()

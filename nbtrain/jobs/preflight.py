@@ -67,12 +67,12 @@ def preflight(config: RunConfig, machine: Machine | None = None) -> list[Obstacl
 
 
 def preflight_in_allocation(config: RunConfig) -> list[Obstacle]:
-    """As preflight, for a job that its engine has started already: the engine is not asked."""
+    """Run preflight's checks for a job that its scheduler has started, without asking the scheduler."""
     return [problem for check in SHARED_CHECKS for problem in check(config, this_machine())]
 
 
 def nothing_is_a_placeholder(config: RunConfig, machine: Machine) -> Obstacles:
-    """What notebook 06 shows without an image, a volume or machines cannot start."""
+    """Refuse placeholders: a run whose image, volume or machines only stand in for real ones cannot start."""
     for found, fix in placeholders_of(config):
         yield mistake(f"{found} is a placeholder.", fix)
 
@@ -165,7 +165,7 @@ def memory_suffices(config: RunConfig, machine: Machine) -> Obstacles:
 
 
 def host_memory_suffices(config: RunConfig, machine: Machine) -> Obstacles:
-    """What offloading and asynchronous saving put beside the GPUs, of all ranks together."""
+    """Check that host memory holds what all ranks offload and save asynchronously."""
     estimate = estimate_memory(config)
     needed = estimate.total_host_bytes * min(config.ranks_per_node, config.world_size)
     if needed > machine.memory_bytes:
@@ -352,4 +352,4 @@ SHARED_CHECKS = (
     data_is_whole,
     tasks_are_readable,
 )
-"""What holds wherever the ranks run, because all machines see the same folders."""
+"""Checks that hold wherever the ranks run, because all machines see the same folders."""

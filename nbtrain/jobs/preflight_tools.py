@@ -1,5 +1,7 @@
-"""What a run needs of this machine beside its data and its memory: compilers for what is built on first use,
-the disk of NVMe offloading and that of local checkpoints. Each check is one of preflight.py's.
+"""Checks of what a run needs of this machine besides data and memory: compilers and disks.
+
+Compilers build what is built on first use; the disks serve NVMe offloading and local checkpoints. Each check
+is one of preflight.py's.
 """
 
 import importlib.util

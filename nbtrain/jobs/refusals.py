@@ -124,7 +124,7 @@ def _clone(run: RunDir, before: RunConfig, config: RunConfig) -> str:
 
 
 def _differs(before: RunConfig, config: RunConfig) -> str:
-    """What `config` would change of a finished run, a field in each line; "" if nothing."""
+    """Return what `config` would change of a finished run, a field in each line; "" if nothing."""
     lines = _lines(trained_changes(before, config))
     return f"\nWhat is submitted differs from what was trained:{lines}" if lines else ""
 

@@ -427,7 +427,7 @@ def _write_job(
 
 
 def unwritable(run: RunDir, error: OSError) -> SubmitError:
-    """Of a run directory that takes no more."""
+    """Return the error for a run directory that cannot be written."""
     return SubmitError(
         f"{display(run.path)} cannot be written: {error.strerror}. Nothing was started. Free space or "
         "change the permissions, or set NBTRAIN_OUTPUT to another folder."

@@ -55,7 +55,7 @@ class Launcher(Protocol):
         """How the rank ended; None until its wrapper has written it."""
 
     def memory(self) -> HostMemory:
-        """What the kernel counted since the launch."""
+        """Return the kernel's counts of host memory since the launch."""
 
     def devices(self, config: RunConfig) -> list[int] | None:
         """How many devices are usable now on each machine; None if they are not counted.
@@ -74,7 +74,7 @@ class Launcher(Protocol):
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a backend can do with a running job."""
+    """Actions that a backend supports on a running job."""
 
     save: bool
     """Ask it for a checkpoint without ending it."""
@@ -97,9 +97,10 @@ class Backend:
         raise NotImplementedError
 
     def request_text(self, job: JobDir, config: RunConfig, alone: bool = False) -> str:
-        """What submit() would send to the engine, or what it would start; "" without an engine.
+        """Return what submit() would send to the scheduler, or what it would start; "" if neither.
 
-        With `alone`, as a file with which the engine's own command starts the run, nothing being written yet.
+        With `alone`, return a file with which the scheduler's own command starts the run, nothing being
+        written yet.
         """
         return ""
 
@@ -152,7 +153,7 @@ class Backend:
         return read_events(job)
 
     def obstacles(self, config: RunConfig) -> Iterator[Obstacle]:
-        """What about the place would stop the run, found without starting anything."""
+        """Yield what would stop the run in this place, found without starting anything."""
         yield from ()
 
     def go_on(self, job: JobDir, config: RunConfig) -> str:
@@ -164,7 +165,10 @@ class Backend:
         return ""
 
     def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
-        """What the job's supervisor starts its ranks with; a rank runs Python with `command`."""
+        """Return the launcher with which the job's supervisor starts its ranks.
+
+        A rank runs Python with `command`.
+        """
         raise NotImplementedError
 
 
@@ -196,7 +200,7 @@ def backend_of_job(job: JobDir) -> Backend:
 
 
 def capabilities_of_job(job: JobDir) -> Capabilities:
-    """What the job's backend can do. Raises JobError."""
+    """Return the capabilities of the job's backend. Raises JobError."""
     return _known(CAPABILITIES, _kind_of(job))
 
 

@@ -38,7 +38,7 @@ KEPT_ORDERS = 20
 
 
 class Agents(Protocol):
-    """What has started the agents of all nodes."""
+    """The process that started the agents of all nodes."""
 
     last_words: str
     """Why it ended, if it knows."""
@@ -52,7 +52,7 @@ class Agents(Protocol):
 
 @dataclass
 class NodeWatch:
-    """What was last heard of one agent, by the supervisor's clocks."""
+    """Last report of one agent, by the supervisor's clocks."""
 
     record: NodeRecord
     heard_at: float
@@ -182,7 +182,7 @@ class RemoteLauncher:
         return replace(record, time=record.time - watch.clock_ahead_seconds)
 
     def memory(self) -> HostMemory:
-        """Of all nodes: the kills added up, and of limit and peak those of the fullest node."""
+        """Return the memory of all nodes: their kills added up, limit and peak of the fullest node."""
         ends = [one for node in range(self._config.resources.nodes) if (one := self._exit_of(node))]
         fullest = max(ends, key=lambda one: one.peak_bytes or 0, default=None)
         # Two machines number their processes alike: only a rank's own machine can have killed it.

@@ -1,4 +1,4 @@
-"""What all backends share whose supervisor runs elsewhere: asked by a file, seen through an engine.
+"""Base of all backends whose supervisor runs elsewhere: asked by a file, seen through a scheduler.
 
 The order of truth: the job's own records, then the engine's word, then the engine's silence. The engine's
 word is written to engine.json by whoever asked, so that readers see it without asking (base/jobstate.py).
@@ -37,7 +37,7 @@ class RemoteBackend(Backend):
     """A job whose supervisor runs where the engine has put it."""
 
     def ask_engine(self, job: JobDir) -> EngineWord:
-        """What the engine says about the job now. Raises EngineUnseen if it does not answer."""
+        """Return the scheduler's current report on the job. Raises EngineUnseen if it does not answer."""
         raise NotImplementedError
 
     def end_in_engine(self, job: JobDir) -> None:

@@ -1,4 +1,4 @@
-"""What the backends share whose supervisor runs where the job was submitted: this machine, and hosts by ssh.
+"""Base of backends whose supervisor runs where the job was submitted: this machine, and hosts by ssh.
 
 A supervisor is a detached process. It is reached from any machine by control/ask.json, which it reads several
 times a second. On its own machine a stop is also signalled, because a full disk takes no file. The identity

@@ -55,7 +55,10 @@ def start_supervisor(job: JobDir) -> subprocess.Popen:
 
 
 def pod_code(job: JobDir, code: int) -> int:
-    """What a pod's operator sees: a pod that is ended while its job goes on must not count as complete."""
+    """Return the exit code for a pod's operator.
+
+    A pod that is ended while its job continues must not count as complete.
+    """
     record = JobRecord.read(job.job_json)
     unfinished = record is not None and record.state in ACTIVE
     return 128 + signal.SIGTERM if unfinished and code == 0 else code

@@ -151,7 +151,7 @@ class Agent:
         print(f"{moment(time.time())} node {self._number}: {words}", flush=True)
 
     def _skip_old_orders(self) -> None:
-        """What earlier agents of this job were told is not meant for this one."""
+        """Skip the orders of earlier agents of this job: they are not meant for this one."""
         if (order := LaunchOrder.read(self._job.control_launch)) and not self._is_for_me(order):
             self.record.attempt = order.attempt
         orders = SignalOrders.read(self._job.control_signals)

@@ -1,4 +1,4 @@
-"""What the processes of a job use on this machine, from /proc, at the cost of two small files for each.
+"""Resource use of a job's processes on this machine, from /proc, for the cost of two small files each.
 
 Processes are found by the job's marker in their environment (supervisor/processes.py), so that a rank, its
 wrapper and its workers count wherever they stand in the tree. Which rank a process belongs to is RANK in the
@@ -21,12 +21,12 @@ YOUNG_SECONDS = 5.0
 # Fields of /proc/<pid>/stat after the command name, counted from 0.
 _UTIME, _STIME, _START, _RSS = 11, 12, 19, 21
 IO_KEYS = ("read_bytes", "write_bytes", "syscr", "syscw")
-"""Of /proc/<pid>/io: bytes of the disks, and system calls."""
+"""Keys of /proc/<pid>/io: bytes of the disks, and system calls."""
 
 
 @dataclass
 class Counters:
-    """What some processes have used since each began, and the memory that they hold."""
+    """Resources used by some processes since each began, and the memory that they hold."""
 
     cpu_seconds: float = 0.0
     memory_bytes: int = 0

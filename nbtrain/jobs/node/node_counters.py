@@ -1,4 +1,4 @@
-"""What this machine or pod as a whole has used: CPU, memory, network, disks. All but memory only rises."""
+"""Resource use of this machine or pod as a whole: CPU, memory, network, disks. All but memory only rise."""
 
 import contextlib
 from pathlib import Path

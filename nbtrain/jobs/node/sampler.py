@@ -59,7 +59,7 @@ GPU_FIGURES = {
 
 
 class NodeLook:
-    """What a node uses now: rates are since the look before."""
+    """Resource use of a node now; rates are since the look before."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class NodeLook:
         return found | self._gpu_figures()
 
     def about(self, requests: Mapping[str, float]) -> dict[str, Any]:
-        """What does not change: the host, requests, limits, and the GPUs with their memory."""
+        """Return what does not change: the host, requests, limits, and the GPUs with their memory."""
         gpus = {gpu.index: gpu for gpu in nvml.gpus()} if self._gpus else {}
         return {
             "host": host_name(),

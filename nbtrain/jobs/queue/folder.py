@@ -58,9 +58,9 @@ class Ticket(Record):
     at_once: bool = False
     """It is to start beside the jobs that have its devices."""
     python: str = ""
-    """What to start it again with."""
+    """Python to start the job again with."""
     variables: dict[str, str] = field(default_factory=dict)
-    """Of the environment that it was submitted in: what decides how it computes, and where it lies."""
+    """Environment variables of the submission: those that decide how it computes, and where it lies."""
     refused: str = ""
     """Why it could not be started again."""
 

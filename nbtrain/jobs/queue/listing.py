@@ -83,7 +83,7 @@ def list_queue(name: str = "") -> QueueList:
 
 
 def _having(ticket: Ticket, tickets: Sequence[Ticket], now: float) -> QueueEntry:
-    """Of a job that has its devices, or was just told not to wait for them."""
+    """Return the entry of a job that has its devices, or was just told not to wait for them."""
     entry = _entry(ticket, None, now)
     if ticket.at_once and entry.state == QUEUED:
         # Its supervisor's words are those from before.
@@ -120,7 +120,7 @@ def waiting_before(mine: Ticket, tickets: Sequence[Ticket]) -> list[Ticket]:
 
 
 def waiting_words(mine: Ticket, tickets: Sequence[Ticket], before: Sequence[Ticket], free: int) -> str:
-    """What a job waits for: devices, and the jobs that have them or come first."""
+    """Return what a job waits for: devices, and the jobs that have them or come first."""
     said = f"waits for {mine.devices()}; {free} {'is' if free == 1 else 'are'} free"
     if len(mine.slots) < mine.count:
         said += f", and it may have {len(mine.slots)} in all"
@@ -153,7 +153,7 @@ def queue_table(entries: Sequence[QueueEntry]) -> str:
     if not entries:
         return "No job of this machine has devices or waits for them."
     whole: list[str] = []
-    """What the table cuts: the end of a cause is often what to do."""
+    """Causes that the table cuts off; the end of a cause is often what to do."""
     rows: list[tuple[str, ...]] = [("PLACE", "NAME", "STATE", "NEEDS", "PRIORITY", "SINCE", "HAS, OR CAUSE")]
     for entry in entries:
         cause = " ".join((entry.cause or "").split())

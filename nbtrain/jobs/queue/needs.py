@@ -139,7 +139,7 @@ def used_by_others(config: RunConfig, queue: Queue) -> list[str]:
 
 
 def more_than_is_here(config: RunConfig) -> list[Finding]:
-    """What a run of this machine asks for and does not get, in silence but for this: cores, host memory.
+    """Return the cores and host memory that a run asks for and this machine lacks.
 
     Nothing if its GPUs are not here: another machine is meant, or the submission is refused.
     """

@@ -33,7 +33,7 @@ LATER_LOOK_SECONDS = 0.5
 
 
 class Place:
-    """Of one job, for its whole life."""
+    """A job's place in the queue: its ticket, its devices, and its turn."""
 
     def __init__(self, journal: Journal, config: RunConfig):
         """Raises SubmitError if the queue's folder cannot be used."""
@@ -47,7 +47,7 @@ class Place:
         self._first = False
         self._ticket_written = False
         self._priority = asked_priority(journal.job)
-        """What `nbtrain queue` gave the run's job before, or the ticket had at a pause."""
+        """Priority that `nbtrain queue` gave the run's job before, or that the ticket had at a pause."""
 
     def wait(self, asked: Asked, config: RunConfig) -> Verdict | None:
         """Return once the job has its devices; its end if a stop or a pause is asked for meanwhile."""
@@ -203,7 +203,7 @@ def place_of(journal: Journal, config: RunConfig) -> Place | None:
 
 
 def _memory_used(slot: str) -> int:
-    """Of a GPU, in steps of a GiB: one that a program outside of the queue has filled comes last."""
+    """Return a GPU's memory in use, in GiB: one filled by a program outside the queue comes last."""
     if not slot.startswith("gpu-"):
         return 0
     return (nvml.memory_used_bytes(slot.removeprefix("gpu-")) or 0) >> 30

@@ -1,4 +1,4 @@
-"""What the kernel reports about host memory: the processes it killed for lack of it, the limit, the peak.
+"""Host memory as the kernel reports it: the processes it killed for lack of it, the limit, the peak.
 
 Two things are evidence: the kernel's log, which names processes, and the count of a cgroup that holds the job
 alone. The machine's own count also rises for other programs: it is reported as a possibility and decides
@@ -35,7 +35,7 @@ class HostMemory:
     peak_bytes: int | None = None
     """The most that the cgroup with that limit has used since it was made."""
     killed: frozenset[tuple[int, int]] = frozenset()
-    """Of the kernel's log: (number of the entry, process that the out-of-memory killer has ended)."""
+    """Entries of the kernel's log: (number of the entry, process that the out-of-memory killer ended)."""
 
     @classmethod
     def now(cls) -> "HostMemory":
@@ -68,7 +68,7 @@ class HostMemory:
 
     @property
     def possibility(self) -> str:
-        """What makes it possible although there is no evidence; "" if nothing does."""
+        """Hint that memory may be the cause although there is no evidence; "" if there is none."""
         if not self.machine_oom_kills:
             return ""
         times = "once" if self.machine_oom_kills == 1 else f"{self.machine_oom_kills} times"
@@ -77,7 +77,7 @@ class HostMemory:
 
     @property
     def no_evidence(self) -> str:
-        """What is known if there is neither evidence nor possibility."""
+        """Statement for the case that there is neither evidence nor possibility."""
         if self.oom_kills == 0 or self.machine_oom_kills == 0:
             return f"the kernel counts no such kill{self._used()}"
         return "the kernel's counters are not readable"

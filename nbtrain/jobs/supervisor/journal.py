@@ -63,7 +63,7 @@ class Journal:
             raise FileNotFoundError(f"{job.job_json} is missing; a job is made by nbtrain submit")
         self.record = record
         self.config: RunConfig | None = None
-        """What the ranks train with; None until it has been read."""
+        """Configuration that the ranks train with; None until it has been read."""
         self.reserve: Reserve | None = None
         self.last_beat: Heartbeat | None = None
         self.reached_step: int | None = None

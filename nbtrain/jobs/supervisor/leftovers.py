@@ -1,4 +1,4 @@
-"""What killed processes leave in a run directory: temporary files, torn checkpoints, cut-off submissions.
+"""Leftovers of killed processes in a run directory: temporary files, torn checkpoints, cut-off submissions.
 
 Only called under the run's lock, when no process of the run's jobs is alive: then nothing here is still being
 written, but for the files that anyone may write (`ANYONES`).

@@ -40,7 +40,7 @@ class Phase(StrEnum):
 
 
 class Action(StrEnum):
-    """What is due."""
+    """Action of the supervisor that is due."""
 
     KEEP = "keep"
     SIGNAL = "signal"
@@ -111,7 +111,7 @@ def phase_of(observed: Observed) -> Phase:
 
 
 def decide(observed: Observed, now: float) -> Action:
-    """What is due now."""
+    """Return the action that is due now."""
     match phase_of(observed):
         case Phase.ENDED:
             return Action.KEEP

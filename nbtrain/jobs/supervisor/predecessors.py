@@ -1,4 +1,4 @@
-"""What earlier jobs of a run, and killed processes, have left: it is ended and removed before ranks start."""
+"""Leftovers of a run's earlier jobs and of killed processes: ended and removed before ranks start."""
 
 import itertools
 import signal

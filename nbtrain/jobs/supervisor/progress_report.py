@@ -22,7 +22,7 @@ END_SECONDS = 6.0
 
 
 class ProgressReport:
-    """What is known of rank 0, reported now and then."""
+    """Reporter that sends rank 0's progress to the cluster now and then."""
 
     def __init__(self, journal: Journal, environment: Mapping[str, str] = os.environ):
         self._journal = journal

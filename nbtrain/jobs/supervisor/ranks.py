@@ -1,4 +1,4 @@
-"""What the supervisor heard of an attempt's ranks, by its own clock: heartbeats, exit records, silence."""
+"""The supervisor's view of an attempt's ranks, by its own clock: heartbeats, exit records, silence."""
 
 import time
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ QUIET_PHASES = EARLY_PHASES | {"end"}
 
 @dataclass
 class RankWatch:
-    """What one rank was last heard to do."""
+    """The last known state of one rank."""
 
     progressed_at: float
     """When anything but the time in its heartbeat changed."""

@@ -1,4 +1,4 @@
-"""What follows the end of an attempt: policy alone. supervise.py carries it out.
+"""Policy for the end of an attempt; supervise.py carries it out.
 
 rollback     at once: the samples from the checkpoint to the bad step are passed over for good
 disk         after there is room, for at most backend.disk_wait_seconds
@@ -37,7 +37,7 @@ NO_ROOM_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Recovery:
-    """What to do between two attempts."""
+    """Steps between two attempts."""
 
     give_up: str = ""
     """Why there is no other attempt; "" if there is one."""
@@ -57,7 +57,7 @@ def recovery_from(
     config: RunConfig,
     rollbacks: Sequence[Rollback] = (),
 ) -> Recovery:
-    """What follows a `verdict` to retry, after the verdict `before`; its rollback is the last one."""
+    """Return the recovery after a `verdict` to retry that follows `before`; its rollback is the last."""
     if verdict.kind == "rollback":
         return _after_rollback(config, rollbacks)
     backend = config.backend
@@ -111,14 +111,14 @@ def starting_point(rollback: Rollback) -> str:
 
 
 def saved_words(job: JobDir) -> str:
-    """What is saved when an allocation ends."""
+    """Return what is saved when an allocation ends."""
     step = newest_checkpoint_step(job.run)
     said = "nothing is saved yet" if step is None else f"saved at step {step:,}"
     return "; ".join(filter(None, (said, on_nodes_words(job.run))))
 
 
 def rollback_of(verdict: Verdict, job: JobDir, attempt: int) -> Rollback:
-    """What every later attempt passes over: samples from the newest checkpoint to the bad step's end."""
+    """Return the rollback that later attempts skip: samples from newest checkpoint to the bad step's end."""
     assert verdict.bad_samples is not None and verdict.step is not None
     step = newest_checkpoint_step(job.run) or 0
     manifest = files.read_json(job.run.checkpoint_manifest(step)) if step else None

@@ -1,4 +1,4 @@
-"""What a supervisor is asked, by signals and by control/ask.json.
+"""Requests to a supervisor, by signals and by control/ask.json.
 
 TERM and INT stop, QUIT stops at once, USR1 saves, HUP is ignored. Inside an allocation USR1 says that its
 time is nearly over: the ranks save and leave, and the run goes on in the next allocation. TERM comes from the
@@ -24,7 +24,7 @@ ENGINE = "ended by its engine (TERM, as scancel or a deleted pod sends it)"
 
 @dataclass
 class Asked:
-    """What was asked so far. Signal handlers set it; the supervisor's loop acts on it."""
+    """Requests so far. Signal handlers set them; the supervisor's loop acts on them."""
 
     stop: bool = False
     """Save and leave."""
@@ -33,7 +33,7 @@ class Asked:
     save: bool = False
     """Save and go on; the loop takes it back once the ranks have been asked."""
     why: str = ""
-    """Of a stop: REQUEST, PAUSE, DEADLINE, ALLOCATION or ENGINE; a request outweighs the others."""
+    """Reason of a stop: REQUEST, PAUSE, DEADLINE, ALLOCATION or ENGINE; a request outweighs the others."""
     _last_ask: Ask | None = None
 
     def listen(self, in_allocation: bool = False) -> "Asked":

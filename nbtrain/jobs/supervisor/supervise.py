@@ -77,11 +77,11 @@ RESUME = "`nbtrain resume` continues it"
 
 @dataclass
 class Supervision:
-    """What the functions of this file share."""
+    """State that the functions of this file share."""
 
     job: JobDir
     config: RunConfig
-    """Of the next attempt: backend.elastic may resize it."""
+    """Configuration of the next attempt: backend.elastic may resize it."""
     launcher: Launcher
     asked: Asked
     journal: Journal
@@ -94,7 +94,7 @@ class Supervision:
     report: ProgressReport | None = None
     """Where an engine is told of the progress."""
     attempt_told: int | None = None
-    """Of which attempt it was said that it saves for longer than usual."""
+    """Attempt for which it was reported that saving takes longer than usual; None if none was."""
     pause_ends_allocation: bool = False
     """The supervisor of a paused job leaves too."""
 
@@ -208,7 +208,7 @@ def supervise(journal: Journal, asked: Asked) -> int:
 
 
 def send_notifications(journal: Journal) -> None:
-    """What `notify:` asks for at the end; what goes wrong is an event, and the job's end stays as it is."""
+    """Send the notifications of `notify:` at the end; a failure is an event and does not change the end."""
     if journal.config is None:
         return
     try:

@@ -62,7 +62,7 @@ USER_ERROR = re.compile(r"\b(ConfigError|DataError|CheckpointError|NbtrainError|
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What the supervisor knows and no rank can."""
+    """Circumstances that the supervisor knows and no rank can."""
 
     world_size: int
     stop_requested: bool = False
@@ -71,13 +71,13 @@ class Circumstances:
     stuck: str | None = None
     """Where the ranks stood when the first of them gave up waiting for a peer."""
     memory: HostMemory = field(default_factory=HostMemory)
-    """What the kernel counted during the attempt."""
+    """The kernel's counts during the attempt."""
     pids: Mapping[int, int] = field(default_factory=dict)
     """{rank: its process}, of the ranks that were heard of."""
     killed_at: float | None = None
     """Since when SIGKILL was the supervisor's own; seconds since the epoch."""
     killed_after: str = ""
-    """Of ranks that did not leave in time: how long after the request, and by which limit."""
+    """Seconds after the request, and the limit, at which ranks were killed; "" if all left in time."""
     first_step: int = 0
     """The step of the checkpoint that the attempt began with."""
     gone: tuple[int, ...] = ()
@@ -115,7 +115,7 @@ class Verdict:
     """rollback, hang, disk, shared memory, device memory, host memory, device, killed, no record; "" for any
     other end."""
     bad_samples: tuple[int, int] | None = None
-    """Of a rollback: the positions [first, last) of the order that the bad step has read."""
+    """Samples of a rollback: the positions [first, last) of the order that the bad step has read."""
 
 
 def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Verdict:
@@ -180,7 +180,7 @@ def _is_saved(around: Circumstances, step: int | None) -> bool:
 
 
 def _kept(around: Circumstances, step: int | None) -> str:
-    """What is left of the ranks' work at `step`: not what they say, but the checkpoint that is there."""
+    """Return what is left of the ranks' work at `step`: the checkpoint that exists, not the ranks' report."""
     if around.mode != "full":
         return f"mode: {around.mode} saves nothing"
     if _is_saved(around, step):

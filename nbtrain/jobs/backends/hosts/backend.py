@@ -51,7 +51,7 @@ class HostsBackend(SupervisedHere):
             )
 
     def obstacles(self, config: RunConfig) -> Iterator[Obstacle]:
-        """What about this machine or any host would stop the run."""
+        """Yield what would stop the run on this machine or on any host."""
         return obstacles(config)
 
     def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:

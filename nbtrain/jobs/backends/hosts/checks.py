@@ -1,4 +1,4 @@
-"""What would stop a run on its hosts, found on all of them at once before anything starts."""
+"""Checks of a run's hosts, made on all of them at once before anything starts."""
 
 import contextlib
 import json
@@ -44,7 +44,7 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 
 def obstacles(config: RunConfig) -> Iterator[Obstacle]:
-    """Of this machine first; hosts are asked if that holds."""
+    """Yield the obstacles of this machine first; hosts are asked only if it has none."""
     found = list(here(config))
     try:
         hosts = hosts_of(config)
@@ -106,7 +106,7 @@ def usable_devices(config: RunConfig) -> dict[str, int]:
 
 
 def on_hosts(config: RunConfig, hosts: list[str]) -> Iterator[Obstacle]:
-    """What is wrong with each host; two names of one machine."""
+    """Yield the problems of each host, and two names of one machine."""
     known: dict[str, str] = {}
     for host, found, problems in looked_at(config, hosts, PROBE_SECONDS):
         yield from problems
@@ -181,7 +181,7 @@ def _named_by(config: RunConfig) -> str:
 
 
 def _read(config: RunConfig, answer: Answer) -> tuple[dict[str, Any], Obstacle | None]:
-    """What the probe printed, or why it did not."""
+    """Return what the probe printed, or why it printed nothing."""
     where = _named_by(config)
     words, fix = answer.trouble
     if words:
@@ -222,7 +222,7 @@ def _software(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[O
 
 
 def _daemons(config: RunConfig) -> list[str]:
-    """What mpirun calls on each host: by name, or in its own folder if it was built to; [] for pdsh."""
+    """Return the programs that mpirun starts on each host, by name and by its own folder; [] for pdsh."""
     if config.backend.hosts.launcher != "openmpi":
         return []
     folder = Path(shutil.which("mpirun") or "/usr/bin/mpirun").parent

@@ -1,4 +1,4 @@
-"""What a submission to hosts would start, for a reader; nothing is started, and no machine is asked."""
+"""Text of a submission to hosts for a reader; nothing is started, and no machine is asked."""
 
 import shlex
 import sys

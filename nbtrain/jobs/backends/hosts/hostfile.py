@@ -15,7 +15,7 @@ LINE = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?)\s+slots=(\
 
 
 def findings_of_hostfile(config: RunConfig) -> list[Finding]:
-    """What stands against the run's hostfile, as submit reads it; nothing if it is not on this machine."""
+    """Return the problems of the run's hostfile, as submit reads it; [] if it is not on this machine."""
     key, given = "backend.hosts.hostfile", config.backend.hosts.hostfile
     if config.backend.kind != "hosts" or given is None or not resolve(given).is_file():
         return []
@@ -78,5 +78,5 @@ def read_hostfile(path: Path) -> dict[str, int]:
 
 
 def hostfile_text(hosts: list[str]) -> str:
-    """What DeepSpeed's launcher is given: one slot each, for one node agent each."""
+    """Return the hostfile for DeepSpeed's launcher: one slot per host, for one node agent each."""
     return "".join(f"{host} slots=1\n" for host in hosts)

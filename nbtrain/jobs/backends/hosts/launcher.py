@@ -56,7 +56,7 @@ class HostsLauncher(RemoteLauncher):
     _replaced: Sequence[ProcessIdentity] = ()
 
     def devices(self, config: RunConfig) -> list[int] | None:
-        """Of every machine of the run, the most first: 0 if ranks could not start there now."""
+        """Return the usable devices of every machine, most first; 0 where ranks could not start now."""
         try:
             self._usable = usable_devices(config)
         except ConfigError as error:
@@ -126,7 +126,7 @@ class NotStarted:
         self.last_words = words
 
     def poll(self) -> int | None:
-        """As ssh says it."""
+        """Return ssh's exit code for a failure of its own."""
         return 255
 
     def end(self) -> None:
@@ -233,7 +233,7 @@ def runner_command(config: RunConfig, job: JobDir, hosts: list[str], hostfile: P
 
 
 def mpirun_options(section: HostsConfig) -> list[str]:
-    """Of openmpi: one agent per host with all its cores, by ssh with the options of the section.
+    """Return openmpi's options: one agent per host with all its cores, by ssh with the section's options.
 
     network_interface is the ranks': this machine, which mpirun runs on, may have no such interface.
     """
@@ -244,7 +244,7 @@ def mpirun_options(section: HostsConfig) -> list[str]:
 
 
 def runner_environment(config: RunConfig, variables: Path) -> dict[str, str]:
-    """Of the launcher itself: the job's own environment file, and ssh's options for pdsh."""
+    """Return the launcher's own environment: the job's environment file, and ssh's options for pdsh."""
     environment = {name: value for name, value in os.environ.items() if name not in VISIBLE}
     environment["DS_ENV_FILE"] = str(variables)
     environment["PDSH_SSH_ARGS_APPEND"] = " ".join(ssh_options(config.backend.hosts))
@@ -258,7 +258,7 @@ def runner_environment(config: RunConfig, variables: Path) -> dict[str, str]:
 
 
 def agent_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What agents take over: folders, paths and the variables that decide how a rank computes; no secrets."""
+    """Return the variables that agents inherit: folders, paths, what affects computing; no secrets."""
     named = {name: environment[name] for name in PASSED_ON if name in environment}
     kept = recorded_variables(dict(environment))
     return {**{name: value for name, value in kept.items() if name not in VISIBLE}, **named}

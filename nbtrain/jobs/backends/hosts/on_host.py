@@ -28,13 +28,13 @@ def as_word(job: JobDir) -> str:
 
 
 def job_of(word: str) -> JobDir:
-    """What as_word() was given."""
+    """Return the job that as_word() encoded."""
     run_dir, job_id = json.loads(base64.urlsafe_b64decode(word + "=" * (-len(word) % 4)))
     return JobDir(RunDir(Path(run_dir)), job_id)
 
 
 def order_path(job: JobDir) -> Path:
-    """What every agent takes over: {nodes, folder, environment}."""
+    """Return the path of the data that every agent reads: {nodes, folder, environment}."""
     return job.path / "control" / "agents.json"
 
 

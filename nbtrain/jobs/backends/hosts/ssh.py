@@ -55,7 +55,7 @@ TROUBLES = (
 
 @dataclass(frozen=True)
 class Answer:
-    """What one machine printed, or why it did not."""
+    """A machine's output, or the reason why it has none."""
 
     host: str
     code: int | None
@@ -63,7 +63,7 @@ class Answer:
     output: str
     errors: str
     by_hand: str = ""
-    """What `ssh` needs in front of the host when it is typed, a blank first: port and configuration."""
+    """Options to type after `ssh` before the host, each after a space: port and configuration."""
     port: int | None = None
     """None: ssh's own configuration says it."""
 

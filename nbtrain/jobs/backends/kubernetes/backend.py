@@ -254,7 +254,7 @@ def _cluster(handle: KubernetesHandle, read_seconds: float = READ_SECONDS) -> Cl
 
 
 def _node_of(job: JobDir, rank: int | str) -> int:
-    """Of a rank, or of a node's own log; the supervisor is on node 0."""
+    """Return the node of a rank or of a node's own log; the supervisor is on node 0."""
     if isinstance(rank, str):
         return int(named[1]) if (named := NODE.fullmatch(rank)) else 0
     return rank // load_resolved(job.run.config_yaml).ranks_per_node

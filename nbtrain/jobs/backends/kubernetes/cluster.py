@@ -131,7 +131,7 @@ class Cluster:
         return self._listed(f"{self._core}/pods", "list pods", labelSelector=f"{JOB_ID}={job_id}")
 
     def events(self, names: set[str]) -> list[Manifest]:
-        """What the cluster noted about these objects and what was made from them, oldest first."""
+        """Return the cluster's events about these objects and those made from them, oldest first."""
         found = [
             event
             for event in self._listed(f"{self._core}/events", "list events")

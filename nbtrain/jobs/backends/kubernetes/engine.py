@@ -1,4 +1,4 @@
-"""What the cluster says of a job: its word in engine.json; conditions, pods and events in kubernetes.json.
+"""The cluster's reports on a job: its state in engine.json; conditions, pods and events in kubernetes.json.
 
 The job's page is made from these files, so that what a cluster said can be read after its objects are gone.
 """

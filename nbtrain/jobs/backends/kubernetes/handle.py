@@ -15,5 +15,5 @@ class KubernetesHandle(Record):
     uid: str
     """The object's; a later object of the same name has another one. "" until the server has said it."""
     context: str | None = None
-    """Of the kubeconfig; None inside a pod."""
+    """Context of the kubeconfig; None inside a pod."""
     engine: str = "kubernetes"

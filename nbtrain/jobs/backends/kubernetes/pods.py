@@ -21,7 +21,7 @@ def variables(work: PodWork) -> list[dict[str, Any]]:
 
 
 def resources(work: PodWork) -> dict[str, Any]:
-    """What a pod asks for; request and limit are equal, so that it is the last to be evicted."""
+    """Return a pod's resources; request and limit are equal, so that it is evicted last."""
     amounts: dict[str, Any] = {}
     if work.cpus:
         amounts["cpu"] = str(work.cpus)
@@ -34,7 +34,7 @@ def resources(work: PodWork) -> dict[str, Any]:
 
 
 def launchers_resources(work: PodWork) -> dict[str, Any]:
-    """What a pod asks for that only starts others: a quota refuses one that asks for nothing."""
+    """Return the resources of a pod that only starts others: a quota refuses one without any."""
     amounts = {"cpu": LAUNCHERS_CPUS} if work.cpus else {}
     amounts |= {"memory": LAUNCHERS_MEMORY} if work.memory_bytes else {}
     return {"requests": dict(amounts), "limits": dict(amounts)} if amounts else {}
@@ -117,8 +117,10 @@ def template(work: PodWork, main: dict[str, Any]) -> dict[str, Any]:
 
 
 def placement(work: PodWork) -> dict[str, Any]:
-    """What a pod's spec says beside its containers; TrainJob's patches have room for these fields and no
-    others."""
+    """Return a pod's spec besides its containers.
+
+    TrainJob's patches have room for these fields and no others.
+    """
     section = work.section
     written: dict[str, Any] = {
         "volumes": volumes(work),

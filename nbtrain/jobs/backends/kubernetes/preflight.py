@@ -1,4 +1,4 @@
-"""What the cluster says before anything starts: it answers, takes the manifest, and has what that names.
+"""Checks by the cluster before anything starts: it answers, accepts the manifest, and has what that names.
 
 A create that keeps nothing (dryRun=All) has the API server judge the manifest: credentials, rights, kind,
 namespace, fields, admission. Then what pods would wait for in vain. Of a Secret only its metadata are asked

@@ -1,4 +1,4 @@
-"""What an API server answers other than success, in words: one error class for a refusal, one for silence."""
+"""An API server's failures in words: one error class for a refusal, one for no answer."""
 
 import json
 import re

@@ -38,7 +38,7 @@ class Replica:
     phase: str
     restarts: int
     exit_code: int | None
-    """Of its container that ended last; None if none has."""
+    """Exit code of the container that ended last; None if none has ended."""
     reason: str
     """Why it waits or how it ended; "" while it runs."""
     node: int | None = None

@@ -34,7 +34,7 @@ RANK = (FAILED, SUCCEEDED, SUSPENDED, RESTARTING, RUNNING, QUEUED)
 
 @dataclass(frozen=True)
 class ObjectWord:
-    """What the engine says of a job."""
+    """The cluster's report on a job's object."""
 
     state: str
     reason: str

@@ -56,8 +56,10 @@ class PodWork:
 
     @property
     def tuning(self) -> list[str]:
-        """What DeepSpeed's autotuner starts on every rank: script and arguments, the agent last if it is to
-        train afterwards."""
+        """Return what DeepSpeed's autotuner starts on every rank: script and arguments.
+
+        The agent comes last if it is to train afterwards.
+        """
         job = f"{self.run_path}/jobs/{self.job_id}"
         words = [f"{job}/autotune.py", self.run_path, "--deepspeed_config", f"{job}/autotune.json"]
         return words + (["--then", *self.command] if self.section.autotune == "run" else [])

@@ -325,7 +325,7 @@ class SlurmBackend(RemoteBackend):
 
 
 def _own_number() -> str:
-    """Of this process's allocation, as sbatch has printed it: of an array the whole one's."""
+    """Return the number of this process's allocation as sbatch printed it: for an array, the array's."""
     return os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID", "")
 
 
@@ -338,9 +338,10 @@ class SlurmLauncher(RemoteLauncher):
     """The agents as one step of the allocation."""
 
     def devices(self, config: RunConfig) -> list[int] | None:
-        """As many on each node that is left as it has ranks, for allocations that outlive a node (--no-kill).
+        """Return the devices of each node: as many as it has ranks, 0 for a lost one.
 
-        Slurm takes a lost node out of them; until it does, the silence of its agent says so.
+        This serves allocations that outlive a node (--no-kill). Slurm takes a lost node out of them; until it
+        does, the silence of its agent says so.
         """
         number, nodes = os.environ.get("SLURM_JOB_ID"), config.resources.nodes
         try:

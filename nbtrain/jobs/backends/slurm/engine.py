@@ -29,7 +29,7 @@ COMMAND_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """What scontrol or sacct says about one job."""
+    """One job as scontrol or sacct reports it."""
 
     number: str
     state: str
@@ -41,14 +41,14 @@ class SlurmJob:
     nodes: str
     end: float | None = None
     task: int = 0
-    """Of an array."""
+    """Index in an array."""
     name: str = ""
     comment: str = ""
     node_count: int = 0
 
 
 def call(*arguments: str, folder: Path | None = None, environment: Mapping[str, str] | None = None) -> str:
-    """What a command prints, called in `folder`, with this process's environment if none is given.
+    """Return the output of a command run in `folder`, with this process's environment by default.
 
     Raises EngineUnseen if Slurm does not answer, EngineAway if it is not installed or not configured here,
     and JobError if it refuses.
@@ -92,7 +92,7 @@ class Place:
     """A node of a partition, as it is when it is up."""
 
     name: str
-    """Of the partition."""
+    """Name of the partition."""
     default: bool
     """Whether jobs that name no partition go there."""
     node: str

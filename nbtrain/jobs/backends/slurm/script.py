@@ -100,7 +100,7 @@ def name_of(job: JobDir) -> str:
 
 
 def comment_of(job: JobDir) -> str:
-    """What tells the job from others of its run, and from other jobs with its number; labels follow it."""
+    """Return the comment that tells this job from others of its run or number; labels follow it."""
     return f"nbtrain/{job.run.name}/{job.job_id}"
 
 

@@ -100,7 +100,7 @@ WAITING = {
     "TimeLimit": "its time limit has passed",
     "OutOfMemory": "it used more memory than it had asked for",
 }
-"""Of a job that waits, or has ended; without what follows a comma, such as the names of nodes."""
+"""Reasons for waiting or ending, without what follows a comma, such as the names of nodes."""
 
 # AssocGrpCPURunMinutesLimit, QOSMaxMemoryPerUser, MaxJobsPerAccount, QOSMinGRES: a limit of an account or a
 # quality of service, on what, counted over which jobs.

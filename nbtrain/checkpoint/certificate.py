@@ -1,4 +1,4 @@
-"""Resume report: how far a run continues the old one, stated after each resume and proven where possible.
+"""Resume report: how exactly a resume continues its run, written after each one, proven where possible.
 
     bit-exact    same layout, settings, versions and device: every number is what it would have been
     data-exact   the next batch is the same, to the token; sums are rounded otherwise, or dropout is reseeded

@@ -72,7 +72,7 @@ def preflight_in_allocation(config: RunConfig) -> list[Obstacle]:
 
 
 def nothing_is_a_placeholder(config: RunConfig, machine: Machine) -> Obstacles:
-    """Refuse placeholders: a run whose image, volume or machines only stand in for real ones cannot start."""
+    """Refuse placeholders for an image, a volume or machines, such as notebook 06 shows."""
     for found, fix in placeholders_of(config):
         yield mistake(f"{found} is a placeholder.", fix)
 

@@ -116,7 +116,7 @@ class Choices:
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """Return the chosen settings in the form that nb.load accepts."""
+        """Chosen settings in the form that nb.load accepts."""
         return {**self.top, **{section: dict(values) for section, values in self.settings.items()}}
 
     def config(self, name: str) -> RunConfig:

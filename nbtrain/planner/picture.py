@@ -131,7 +131,7 @@ def _draw_host(axes: "Axes", memory: MemoryEstimate, unit: int) -> None:
 
 
 def _draw_limit(axes: "Axes", limit: float, bottom: float, top: float) -> None:
-    """Draw the size of a memory as a dashed line across its bars."""
+    """Draw the size of a memory as a dashed line across its bar."""
     axes.plot([limit, limit], [bottom, top], color=RED, linewidth=1.5, linestyle="--")
 
 

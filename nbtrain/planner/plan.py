@@ -84,7 +84,7 @@ class Plan:
 
     @property
     def headline(self) -> dict[str, str]:
-        """Return the main answers: whether the run fits (`kind`: good, tight or bad), its time, its disk."""
+        """Main answers: whether the run fits (`kind`: good, tight or bad), its time, its disk."""
         from nbtrain.planner.what_if import fit_word
 
         _, fits, kind = fit_word(self.memory)

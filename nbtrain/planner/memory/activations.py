@@ -200,7 +200,7 @@ def kept(setup: Setup, stage: Stage) -> Kinds:
 
 
 def live(setup: Setup, stage: Stage) -> float:
-    """Return the bytes that exist again while one layer, or one group of layers, is recomputed backward."""
+    """Return the bytes that exist again while the backward pass recomputes a layer, or a chunk of layers."""
     windows = {True} if stage.window_layers == stage.layers else {False, stage.window_layers > 0}
     if setup.recompute == "full":
         largest = max(layer(setup, "none", window).total for window in windows)

@@ -42,7 +42,7 @@ def discard_gradients(engine: Any) -> None:
 
 
 def gradient_norm(module: torch.nn.Module) -> torch.Tensor:
-    """Return the norm of all gradients of this rank together, as a scalar on the device."""
+    """Return the norm over all gradients of this rank, as a scalar on the device."""
     gradients = [parameter.grad for parameter in module.parameters()]
     return torch.nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
 

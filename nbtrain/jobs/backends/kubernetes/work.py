@@ -56,7 +56,7 @@ class PodWork:
 
     @property
     def tuning(self) -> list[str]:
-        """Return what DeepSpeed's autotuner starts on every rank: script and arguments.
+        """Command that DeepSpeed's autotuner starts on every rank: script and arguments.
 
         The agent comes last if it is to train afterwards.
         """

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -110,6 +110,7 @@ class ColumnReader(FileReader):
         for name in part.details:
             path = Path(name)
             with self._opened(path) as file:
+                self._check_values(file, part, f"{self.where}: {display(path)}")
                 batches = file.batches(self._keys, part.start, part.stop)
                 yield from text_rows(batches, self._keys, display(path), tally, part.path is not None)
                 unread = [name for name in file.schema.names if name not in self._keys]
@@ -130,14 +131,34 @@ class ColumnReader(FileReader):
 
     def _check_refused(self, file: OpenTable, where: str) -> None:
         """Raises DataError if a column that is not read says that a part of the text bears no loss."""
-        policy, notes = record_policy(self.config), RecordNotes()
-        names = [name for name in file.schema.names if not policy.is_counted(name) and name not in self._keys]
-        if names and (values := file.num_values(names, 0, None)):
-            policy.look(values, (), notes)
-            try:
-                notes.check(self.kind)
-            except RefusedKeys as problem:
-                raise DataError(f"{where}: {problem}.") from None
+        if (names := self._ruled(file)) and (values := file.num_values(names, 0, None)):
+            self._check(values, where)
+
+    def _check_values(self, file: OpenTable, part: SourcePart, where: str) -> None:
+        """Raises DataError if a column of texts says that rows are not for training, such as split: test.
+
+        It reads such columns of the part, where _check_refused() looks at statistics alone.
+        """
+        types = {field.name: str(field.type) for field in file.schema}
+        names = [name for name in self._ruled(file) if "string" in types[name]]
+        for name in names:
+            for batch in file.batches([name], part.start, part.stop):
+                for value in batch.column(0).unique():
+                    with suppress(UnicodeDecodeError):
+                        self._check({name: value.as_py()}, where)
+
+    def _ruled(self, file: OpenTable) -> list[str]:
+        """The columns that are not read and that may be refused."""
+        policy = record_policy(self.config)
+        return [name for name in file.schema.names if not policy.is_counted(name) and name not in self._keys]
+
+    def _check(self, values: Mapping[str, Any], where: str) -> None:
+        notes = RecordNotes()
+        record_policy(self.config).look(values, (), notes)
+        try:
+            notes.check(self.kind)
+        except RefusedKeys as problem:
+            raise DataError(f"{where}: {problem}.") from None
 
 
 def check_columns(schema: Any, columns: Mapping[str, str], where: str, kind: str) -> None:

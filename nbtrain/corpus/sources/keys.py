@@ -19,6 +19,7 @@ from typing import Any, Literal
 import orjson
 
 from nbtrain.corpus.records import MOST_KEYS, Tally
+from nbtrain.corpus.sources.file_kinds import split_of
 
 Use = Literal["used", "refused", "counted"]
 
@@ -96,6 +97,11 @@ def names_tools(value: Any) -> bool:
         except orjson.JSONDecodeError:
             return bool(value.strip())
     return holds_value(value)
+
+
+def names_held_out_split(value: Any) -> bool:
+    """Return whether a value names a split that is not trained on: validation, dev, test, ..."""
+    return isinstance(value, str) and split_of(value) not in (None, "train")
 
 
 @dataclass(frozen=True)
@@ -204,6 +210,14 @@ KEPT = replace(
     how="Refused if it is false; true is only counted.",
     matters=is_off,
 )
+SPLIT = KeyRule(
+    ("split", "data_split", "dataset_split"),
+    "refused",
+    "the split of the record, which is not the training split",
+    "Refused if it names a validation or test split; other values are only counted.",
+    fix="A model must not be trained on the text that it is evaluated on: move such records to another file.",
+    matters=names_held_out_split,
+)
 TEMPLATE_OPTIONS = KeyRule(
     ("chat_template_kwargs", "chat_template"),
     "refused",
@@ -284,6 +298,7 @@ TEXT_KEYS = KeyTable(
             ),
             fix="A text is always in the loss as a whole. For token ids with masks, use kind: tokens.",
         ),
+        SPLIT,
     ),
     marks=False,
 )
@@ -327,6 +342,7 @@ TOKEN_KEYS = KeyTable(
         replace(MEDIA, names=(*MEDIA.names, "image_grid_thw", "image_sizes")),
         LEFT_OUT,
         KEPT,
+        SPLIT,
         KeyRule(("token_type_ids", "length", "text"), "counted", "values that do not affect training"),
     ),
 )
@@ -344,7 +360,19 @@ PROMPT_COMPLETION_KEYS = KeyTable(
             fix="kind: alpaca reads instruction, input and output; or put it into the prompt.",
         ),
         QUESTION_PARTS,
-        *(TOOLS, REASONING, MEDIA, FEEDBACK, REJECTED, MASKS, WEIGHTS, LEFT_OUT, KEPT, TEMPLATE_OPTIONS),
+        *(
+            TOOLS,
+            REASONING,
+            MEDIA,
+            FEEDBACK,
+            REJECTED,
+            MASKS,
+            WEIGHTS,
+            LEFT_OUT,
+            KEPT,
+            SPLIT,
+            TEMPLATE_OPTIONS,
+        ),
     ),
 )
 ALPACA_KEYS = KeyTable(
@@ -362,7 +390,19 @@ ALPACA_KEYS = KeyTable(
         EARLIER_TURNS,
         replace(CONTEXT, fix="If it is the input, name it with input_key; otherwise add it to the input."),
         QUESTION_PARTS,
-        *(TOOLS, REASONING, MEDIA, FEEDBACK, REJECTED, MASKS, WEIGHTS, LEFT_OUT, KEPT, TEMPLATE_OPTIONS),
+        *(
+            TOOLS,
+            REASONING,
+            MEDIA,
+            FEEDBACK,
+            REJECTED,
+            MASKS,
+            WEIGHTS,
+            LEFT_OUT,
+            KEPT,
+            SPLIT,
+            TEMPLATE_OPTIONS,
+        ),
     ),
 )
 CONVERSATION_KEYS = (
@@ -388,6 +428,7 @@ CONVERSATION_KEYS = (
     WEIGHTS,
     LEFT_OUT,
     KEPT,
+    SPLIT,
     MEDIA,
 )
 MESSAGE_KEYS = (

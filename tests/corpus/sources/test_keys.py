@@ -377,6 +377,27 @@ def test_judgements_are_refused_and_topics_counted():
         assert tally.unread_keys == {"label": 1}
 
 
+@pytest.mark.parametrize("split", ["test", "validation", "dev", "Test"])
+def test_records_of_a_held_out_split_are_not_trained_on(workspace, read, refusal, split):
+    """In records, lines and columns; train is counted, and so is every split that the source ignores."""
+    for kind, record in BASE.items():
+        assert "'split' holds a value" in problem_of(kind, {**record, "split": split})
+        assert read_record(kind, {**record, "split": "train"})[1].unread_keys == {"split": 1}
+    rows = [{"text": "a", "split": "train"}, {"text": "b", "split": split}]
+    (workspace / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(pa.Table.from_pylist(rows), workspace / "a.parquet")
+    lines, columns = {"kind": "jsonl", "path": "a.jsonl"}, {"kind": "parquet", "path": "a.parquet"}
+    found = read(JsonlSource(**lines))
+    assert found.records == ["a"] and "a.jsonl:2: 'split' holds a value" in found.problems[0]
+    assert "a.parquet: 'split' holds a value" in refusal(ParquetSource(**columns))
+    for source in (
+        JsonlSource(**lines, ignored_keys=["split"]),
+        ParquetSource(**columns, ignored_keys=["split"]),
+    ):
+        found = read(source)
+        assert found.records == ["a", "b"] and found.unread_keys == {"split": 2}
+
+
 # -- Shapes ------------------------------------------------------------------------------------------------
 
 TALK = [user("a"), assistant("b")]

@@ -39,7 +39,7 @@ class Calibrated:
 
     calibration: Calibration
     path: Path | None
-    """Where it was written; None if it was not."""
+    """Path that it was written to; None if it was not written."""
     is_trial: bool = False
     """Whether nothing was to be written."""
 
@@ -85,7 +85,7 @@ def calibrate(seconds: float = 180.0, clock: str = "wall") -> Calibrated:
     """Measure this machine's device in `seconds` at most and write calibration.json.
 
     Figures that other programs have disturbed are marked (planner/calibration_doubts.py). `clock` is wall, or
-    cpu for a trial beside other work: the processes' own CPU time is counted then, and nothing is written.
+    cpu for a trial while other programs run: it counts the processes' own CPU time, and nothing is written.
     Raises ConfigError for seconds out of bounds, and JobError if the time does not suffice for all figures.
     """
     if not LEAST_SECONDS <= seconds <= MOST_SECONDS:

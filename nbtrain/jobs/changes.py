@@ -1,4 +1,4 @@
-"""Which fields differ between two configurations of one run; config/resume.py says which of them may."""
+"""Fields that differ between two configurations of one run; config/resume.py says which of them may."""
 
 import shlex
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def changes_between(before: RunConfig, now: RunConfig) -> list[Change]:
 
 
 def typed_changes(before: RunConfig, now: RunConfig) -> list[Change]:
-    """Those fields that differ whose new value a file or an override says: a default asks for nothing."""
+    """Return the changed fields whose new value is set in a file or an override; defaults do not count."""
     return [change for change in changes_between(before, now) if now.sets(change.key)]
 
 
@@ -56,14 +56,14 @@ def as_overrides(before: RunConfig, now: RunConfig, but: Callable[[str], bool] =
 
     Keys for which `but` holds are omitted.
     """
-    # A section that is gone is null as a whole; a weight stands in its source.
+    # A section that was removed is null as a whole; a weight is a key of its source.
     own = dict(flatten(now.model_dump()))
     changes = [one for one in changes_between(before, now) if one.key in own and not but(one.key)]
     return "".join(f" {shlex.quote(f'{one.key}={spelled(one.now)}')}" for one in changes)
 
 
 def _says(config: RunConfig, key: str) -> bool:
-    """Whether the place of a key is its own: that of its section says nothing of a default."""
+    """Return whether the key itself was set: where its section was set says nothing about a default."""
     return config.sets(key) or key.startswith("data.sources.")
 
 

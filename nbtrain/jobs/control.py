@@ -1,6 +1,6 @@
-"""Acting on a job from any process: stop, pause, ask for a checkpoint, wait for its end, clean up after it.
+"""Actions on a job from any process: stop, pause, request a checkpoint, wait for its end, clean up after it.
 
-How a job is reached is its backend's matter (backends/base.py).
+The job's backend reaches the job (backends/base.py).
 """
 
 import functools
@@ -122,7 +122,7 @@ def _until_stopped(
 
 
 def _harder(job: JobDir, state: str, now: bool) -> str:
-    """Why a job has not ended when it was asked to, and what ends it."""
+    """Return why a job has not ended although it was asked to, and what ends it."""
     record, name = JobRecord.read(job.job_json), job.run.name
     if not now and state not in (QUEUED, SUSPENDED):
         return f"it continues to save. `nbtrain cancel --now {name}` kills it."
@@ -186,7 +186,7 @@ def _cut_off_unwritten(job: JobDir, wait_seconds: float | None) -> bool:
     began = time.monotonic()
     while not job.job_json.exists():
         with job.run.locked(blocking=False) as taken:
-            # It may have come to its end between the two looks.
+            # The submission may have ended between the two looks.
             if taken and not job.job_json.exists():
                 return True
         if time.monotonic() - began >= (SUBMISSION_SECONDS if wait_seconds is None else wait_seconds):
@@ -210,7 +210,7 @@ def advice_to_resume(run: RunDir) -> str:
 
 
 def _instead(job: JobDir, state: str, what: str) -> str:
-    """Why a job that has ended can do nothing more, and what goes on in its place; two sentences."""
+    """Return two sentences: why a job that has ended can do nothing more, and what to run instead."""
     if state != SUCCEEDED:
         return f"only an active job can {what}. {advice_to_resume(job.run)}"
     config = load_resolved(job.run.config_yaml)
@@ -228,7 +228,7 @@ def ask_devices(job: JobDir, devices: int | None) -> None:
 
 
 def asked_devices(job: JobDir) -> int | None:
-    """Return the number of the last ask_devices(); None if none was asked for, or it was taken back."""
+    """Return the number of the last ask_devices(); None without a request, or after it was withdrawn."""
     asked = files.read_json(job.control_devices)
     return asked["devices"] if asked else None
 
@@ -239,13 +239,13 @@ def ask_pause(job: JobDir, pause: bool) -> None:
 
 
 def asked_pause(job: JobDir) -> bool:
-    """Return whether the last ask_pause() asked for a pause."""
+    """Return whether the last ask_pause() requested a pause."""
     asked = files.read_json(job.control_pause)
     return bool(asked and asked["pause"])
 
 
 def ask_priority(job: JobDir, priority: int) -> None:
-    """Say which priority the job has in the queue, in place of backend.priority."""
+    """Set the job's priority in the queue, instead of backend.priority."""
     files.write_json(job.control_priority, {"priority": priority, "time": time.time()})
 
 
@@ -259,8 +259,9 @@ def asked_priority(job: JobDir) -> int | None:
 def pause(job: JobDir, wait_seconds: float | None = None) -> tuple[str, str | None]:
     """Have a job save, end its ranks and wait; returns its (state, cause), SUSPENDED unless it ended first.
 
-    It is the same job that goes on after unpause(). An engine takes its devices once it has saved, or at once
-    if its supervisor has not started; it is then QUEUED if the engine has not said so after ENGINE_SECONDS.
+    unpause() continues the same job. A scheduler takes the job's devices once it has saved, or at once if its
+    supervisor has not started; the state is QUEUED if the scheduler has not reported the pause after
+    ENGINE_SECONDS.
     `wait_seconds` None waits as long as the supervisor may take. Raises JobError if the job is not active,
     saves nothing (mode: perf, eval) or is not paused in time.
     """
@@ -295,9 +296,9 @@ def pause(job: JobDir, wait_seconds: float | None = None) -> tuple[str, str | No
 
 @by_its_owner
 def unpause(job: JobDir) -> None:
-    """Have a paused job go on, and wait until its supervisor has heard of it. Raises JobError."""
+    """Continue a paused job, and wait until its supervisor has read the request. Raises JobError."""
     backend = backend_of_job(job)
-    # The engine first: if it does not answer, the job is still paused for whoever asks again.
+    # The scheduler is called first: if it does not answer, the job is still paused and can be resumed later.
     backend.unpause(job)
     leaves = backend.capabilities.pause_ends_allocation and backend.status(job)[0] not in (QUEUED, SUSPENDED)
     ask_pause(job, False)
@@ -315,7 +316,7 @@ def unpause(job: JobDir) -> None:
 
 @by_its_owner
 def request_save(job: JobDir, wait_seconds: float | None = None) -> int | None:
-    """Ask a running job for a checkpoint at its next step; it goes on.
+    """Ask a running job for a checkpoint at its next step; the job continues.
 
     With `wait_seconds` the answer is waited for and its step returned. Raises JobError if the job is not
     active, waits in a queue, saves nothing (mode: perf, eval), or has not saved in that time.
@@ -382,7 +383,7 @@ def clean(run: RunDir, dry_run: bool = False) -> list[str]:
     """Remove what failed and killed jobs left in a run directory; returns it, one line each.
 
     That is: processes of jobs that have ended, temporary files, torn checkpoints, cut-off submissions. Logs,
-    records and whole checkpoints stay. `dry_run` removes nothing. Raises JobError while a job is active.
+    records and complete checkpoints stay. `dry_run` removes nothing. Raises JobError while a job is active.
     """
     with run.locked(blocking=False) as taken:
         newest = run.newest_job()

@@ -69,7 +69,8 @@ def survey(run: RunDir, force: bool = False) -> Deletion:
     _refuse_active(run, force)
     size, links = 0, []
     for folder, names, entries in os.walk(run.path, onerror=_refuse_unreadable):
-        # To rename a run takes no right on its folder: it would be no run any more, and nothing of it gone.
+        # Renaming a run needs no write permission on its folder: without this check the run would be renamed
+        # and then could not be deleted.
         if (names or entries) and not os.access(folder, os.W_OK | os.X_OK):
             raise _closed(Path(folder))
         for path in (Path(folder) / name for name in (*names, *entries)):
@@ -116,7 +117,7 @@ def delete(run: RunDir, force: bool = False) -> Deletion:
 
 
 def _refuse_place(run: RunDir) -> None:
-    """Only a folder that itself lies in the output root is deleted."""
+    """Refuse a folder that is not itself in the output directory."""
     where, root = display(run.path), output_root()
     if run.path.is_symlink():
         raise JobError(
@@ -151,7 +152,7 @@ def _closed(folder: Path) -> JobError:
 
 
 def _let_go(job: JobDir, newest: bool, force: bool) -> None:
-    """End what belongs to a job and lies outside of the run directory. Raises RecordError and JobError."""
+    """End what belongs to a job outside the run directory. Raises RecordError and JobError."""
     if newest:
         # A supervisor outlives its last word by the notification that it sends.
         try:
@@ -222,7 +223,7 @@ def _references(run: RunDir) -> Iterator[str]:
 
 
 def _needs_start(path: Path, config: Mapping[str, Any]) -> str | None:
-    """Why a run still reads what it started from, as the end of a sentence; None if it does not.
+    """Return why a run still reads what it started from, as the end of a sentence; None if it does not.
 
     `config` is the content of its config.yaml at `path`, or of a run YAML that was never submitted.
     """
@@ -237,7 +238,7 @@ def _needs_start(path: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _lies_in(path: Path, folder: Path) -> bool:
-    """Return whether a path lies in a folder, as it is written or where its links lead."""
+    """Return whether a path is inside a folder, either as written or with its links resolved."""
     return path.is_relative_to(folder) or path.resolve().is_relative_to(folder.resolve())
 
 

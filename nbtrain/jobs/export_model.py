@@ -223,11 +223,11 @@ def _bos_before_text(config: RunConfig, bos: int | None) -> int | None:
 
 
 def _generation_config(run: RunDir, config: RunConfig, ids: dict[str, Any]) -> dict[str, Any]:
-    """That of the folder that the run started from, if its tokenizer is the run's; else the ids alone.
+    """Return the start folder's generation_config if its tokenizer is the run's; otherwise only the ids.
 
-    The run's own end-of-document token is added to those that end a text: a run that was trained with another
-    one than its folder's (tokenizer.eod_token) would not end its answers otherwise. A padding token that ends
-    a text becomes the tokenizer's.
+    The run's own end-of-document token is added to the tokens that end a text: a run that was trained with
+    another one (tokenizer.eod_token) than its folder's would otherwise never end its answers. A padding token
+    that also ends a text is replaced by the tokenizer's.
     """
     directory = tokenizer_dir(config.tokenizer.name)
     found = origin_of(run, directory).get("generation_config")

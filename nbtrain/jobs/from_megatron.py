@@ -40,7 +40,7 @@ def converted(
         raise ConfigError(f"qkv_order = {order!r} must be {' or '.join(ORDERS)}.")
     tokens = ids_of_text(text, section) if text is not None else None
     kept = data_home() / "model" / f"{name}.safetensors"
-    # Files of a tree may hold the optimizer too. The GPU side knows the weights, and asks for their room.
+    # Files of a tree may hold the optimizer too. The GPU side knows the weights' size, and checks the disk.
     with new_place(kept, 0, SINGLE, OTHER_NAME) as made:
         request = {
             "target": "megatron",

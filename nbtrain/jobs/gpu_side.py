@@ -24,11 +24,11 @@ LAST_LINES = 15
 def stream(module: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Run `python -m <module>` with `request` and yield its answers as they come.
 
-    Lines that are no JSON object are libraries talking, and are passed over. Closing the iterator ends the
+    Lines that are not a JSON object are output of libraries, and are skipped. Closing the iterator ends the
     process. Raises the NbtrainError that the process names in {"kind": "error", "error", "message"}, and
-    NbtrainError with its last words if it dies without one.
+    NbtrainError with its last log lines if it dies without one.
     """
-    # A file, not a pipe: nobody reads it meanwhile, and a full pipe would stop the process.
+    # A file, not a pipe: no process reads it meanwhile, and a full pipe would stop the process.
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
             [sys.executable, "-m", module],
@@ -41,7 +41,7 @@ def stream(module: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         )
         assert process.stdin and process.stdout
         try:
-            # One that died before reading says why by its exit code and last words.
+            # A process that died before reading reports why by its exit code and its last log lines.
             with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
                 stdin.write(json.dumps(request))
             for line in process.stdout:

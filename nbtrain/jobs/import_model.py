@@ -52,7 +52,7 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Mistral's consolidated.safetensors and Llama's original/.
 FETCHED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
 NOT_FETCHED = ["*/*", "consolidated*"]
-# A run of its own that one GPU or a laptop can begin with; --onto takes another run's.
+# Schedule of an imported run, small enough for one GPU or a laptop; --onto uses another run's schedule.
 SCHEDULE: dict[str, Any] = {
     "batch": {"micro_batch_size": 1, "global_batch_size": 8, "train_tokens": 10_000_000},
     "lr_schedule": {"lr": 2.0e-5, "min_lr": 2.0e-6, "lr_warmup_fraction": 0.03},
@@ -150,10 +150,10 @@ def _import(
     section: dict[str, Any],
     notes: list[str],
 ) -> ImportedModel:
-    """The model that lies at `place`, and will be kept at `kept`, as a run."""
+    """Return a run for the model at `place`, whose files will be kept at `kept`."""
     model = open_model(place)
     tokenizer = find_tokenizer(model, section)
-    # A bare word is the name of a run, for whoever reads init_from.
+    # A reader of init_from takes a bare word for the name of a run.
     init_from = f"./{display(kept)}" if valid_name(display(kept)) else display(kept)
     values = Located(_values(name, model, tokenizer, init_from), {})
     values = (Located(SCHEDULE, {}) if onto is None else _onto(onto, name)).merged_with(values)
@@ -278,7 +278,7 @@ def _fetch(model: str, revision: str | None) -> Path:
             f"hf://{model}: the package huggingface_hub fetches it and is not installed. `pip install "
             "huggingface_hub`, or download the folder yourself and name it."
         ) from None
-    # Each revision has a folder of its own: shards that another one has left would be read as its own.
+    # Each revision has a separate folder: shards left by another revision would be read as part of this one.
     name = model if revision is None else f"{model}@{revision}"
     folder = data_home() / "model" / name.replace("/", "--")
     # Without the Hub its library takes whatever is in the folder for the whole, unless it knows the commit.
@@ -314,7 +314,7 @@ def _fetch(model: str, revision: str | None) -> Path:
 
 @dataclass(frozen=True)
 class FoundTokenizer:
-    """The tokenizer beside a model."""
+    """The tokenizer that was found along with a model."""
 
     folder: Path | None
     """None: there is none, or the run names another one."""

@@ -1,7 +1,7 @@
-"""The weights that a run starts from (`init_from`), before launch: do they fit, and which are they.
+"""Checks, before launch, that the weights a run starts from (`init_from`) fit, and records which they are.
 
-A run that has a checkpoint goes on from it: what init_from names is not looked at any more, and need not be
-there. A run with adapters needs the weights beside them at every start; its first submit wrote down which.
+A run that has a checkpoint continues from it: `init_from` is no longer read, and its files may be gone. A run
+with adapters needs these weights at every start; its first submission recorded which they are.
 """
 
 from dataclasses import replace
@@ -80,7 +80,7 @@ def _adapters_fit(config: RunConfig) -> Obstacles:
 
 
 def other_ids(start: Start, config: RunConfig) -> str:
-    """In which ids the run's tokenizer differs from that of the weights; "" if it has them all."""
+    """Return how the run's token ids differ from those of the weights; "" if the tokenizer has them all."""
     ours = tokenizer_dir(config.tokenizer.name)
     try:
         manifest = read_manifest(ours)
@@ -103,10 +103,10 @@ def other_ids(start: Start, config: RunConfig) -> str:
 
 
 def with_new_tokens(config: RunConfig) -> RunConfig:
-    """The configuration with lora.trainable_token_indices, if it is null and the vocabulary has new rows.
+    """Return the configuration with lora.trainable_token_indices filled in if the vocabulary has new rows.
 
-    Of a run that has a checkpoint they are what its first submit wrote. If init_from cannot be opened nothing
-    is said here: preflight refuses it.
+    A run that has a checkpoint keeps the indices that its first submission recorded. If init_from cannot be
+    opened, the configuration is returned unchanged: preflight refuses it.
     """
     lora = config.lora
     if lora is None or lora.kind != "lora" or lora.trainable_token_indices is not None:

@@ -39,7 +39,7 @@ class Machine:
     """Host memory, a container's limit counted."""
     memory_available_bytes: int
     gpus: tuple[Gpu, ...]
-    """Those that CUDA_VISIBLE_DEVICES leaves visible."""
+    """GPUs that CUDA_VISIBLE_DEVICES leaves visible."""
 
 
 def this_machine() -> Machine:
@@ -92,7 +92,7 @@ def named_gpu(entry: str, gpus: tuple[Gpu, ...]) -> Gpu | None:
         return gpus[int(entry)] if int(entry) < len(gpus) else None
     if entry.startswith("GPU-") and all(gpu.uuid for gpu in gpus):
         return next((gpu for gpu in gpus if gpu.uuid.startswith(entry)), None)
-    return Gpu(entry, None, entry)  # a part of a GPU (MIG), chosen by whoever set it
+    return Gpu(entry, None, entry)  # a part of a GPU (MIG), chosen by the user who set the variable
 
 
 def driver_gpus() -> tuple[Gpu, ...]:

@@ -55,7 +55,7 @@ print(tokenizer.decode(answer, skip_special_tokens=True))
 def model_card(
     run: RunDir, config: RunConfig, step: int, family: str, count: int, dtype: str, difference: float
 ) -> str:
-    """The text of README.md for the checkpoint of a step; `difference` is that of its logits."""
+    """Return README.md's text for the checkpoint of a step; `difference` is the error of the logits."""
     saved = files.read_json(run.checkpoint_manifest(step)) or {}
     parts = [
         FRONT,

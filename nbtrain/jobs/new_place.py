@@ -1,4 +1,4 @@
-"""A folder or file of models that appears when it is whole: written beside its place, and renamed."""
+"""A folder or file of models that appears only when complete: written under another name, then renamed."""
 
 import contextlib
 import glob
@@ -18,7 +18,7 @@ from nbtrain.config.arithmetic.checkpoint_bytes import SPARE_BYTES
 def new_place(
     to: Path, needed_bytes: int, file: str | None = None, other: str = "Name another place."
 ) -> Iterator[Path]:
-    """A temporary folder beside `to`. At the end it, or the one `file` of it, gets that name.
+    """Yield a temporary folder next to `to`. At the end it, or its one `file`, is renamed to `to`.
 
     It is removed if anything goes wrong. Raises CheckpointError if `to` exists (`other` is what to do then),
     or if its disk has less than `needed_bytes` free.

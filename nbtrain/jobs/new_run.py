@@ -34,7 +34,7 @@ FINE_TUNING_EPOCHS = 3
 """Passes over the examples: arXiv:2310.16944, section 4.3, has one to three."""
 LEAST_STEPS = 100
 LEAST_EXAMPLES = 20
-"""Fewer examples leave a tenth for validation that is no measure."""
+"""Least number of examples: a tenth of fewer is too small a validation split to measure anything."""
 DEMO = "gpt-tiny"
 
 
@@ -47,12 +47,12 @@ class NewRun:
     """Description of the text: "2.8 MiB of English in 559 documents, 1 file"."""
     choices: Choices
     settings: dict[str, Any]
-    """Those of the choices that the run's base does not have anyway, as the YAML has them."""
+    """The choices that differ from the run's base, as the YAML has them."""
     config: RunConfig
     text: str
     """The run YAML."""
     path: Path | None = None
-    """Where the YAML was written; None if it was not."""
+    """Path that the YAML was written to; None if it was not written."""
     notes: tuple[str, ...] = field(default=())
 
     @property

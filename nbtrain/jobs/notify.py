@@ -49,7 +49,7 @@ def resolved_program(program: str) -> str:
 
 
 def _run(command: list[str], body: bytes, seconds: float) -> str:
-    """Run the program in a session of its own; what went wrong, "" if nothing did."""
+    """Run the program in a separate session; return what went wrong, "" if nothing did."""
     with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(

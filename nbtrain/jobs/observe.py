@@ -20,7 +20,7 @@ from nbtrain.monitor.run_view import RunView
 from nbtrain.planner.duration import estimate_duration
 from nbtrain.planner.observations import Observations, OutOfMemory, out_of_memory_of
 
-# Medians are taken over so many steps: the first ones allocate, compile and choose kernels.
+# Medians use the last 100 steps: the first ones allocate, compile and choose kernels.
 LAST_STEPS = 100
 _HOST_MEMORY = re.compile(r"out of host memory")
 _HANG = re.compile(r"hang|hung|no progress|gave up waiting|time-?out|timed out", re.IGNORECASE)

@@ -1,7 +1,7 @@
 """Everything about this machine that can be known before launch: data, folders, disk, memory, devices.
 
-What the configuration alone decides stands in config/rules/check.py. Every problem is reported at once, and
-each says whether it is a mistake to fix or a machine that does not suffice.
+Rules that need only the configuration are in config/rules/check.py. Every problem is reported at once, and
+each says whether it is a mistake to fix or a machine that is too small.
 """
 
 import os
@@ -48,7 +48,8 @@ from nbtrain.planner.disk import estimate_disk
 from nbtrain.planner.lint.remedies import cheapest_remedy
 from nbtrain.planner.memory import SPARE_FRACTION, estimate_memory
 
-# The memory estimate is no measurement: only what is over by more than this is refused.
+# The memory estimate is not a measurement: only a run that exceeds memory by more than this factor is
+# refused.
 ESTIMATE_SLACK = 1.1
 # Event files, logs and records of a run.
 SPARE_DISK_BYTES = 64 << 20

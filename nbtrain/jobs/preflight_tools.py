@@ -42,7 +42,7 @@ def compiler_is_there(config: RunConfig, machine: Machine) -> Obstacles:
         )
 
 
-# Kinds of file systems that are no disk of this machine, as /proc/mounts names them.
+# File systems that are not on a disk of this machine, as /proc/mounts names them.
 REMOTE = re.compile(r"nfs\d?|cifs|smb\w*|lustre|ceph|beegfs|gpfs|glusterfs|afs|9p|virtiofs|fuse\..*sshfs")
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 
@@ -69,7 +69,8 @@ def nvme_is_ready(config: RunConfig, machine: Machine) -> Obstacles:
                 f"{found} lies on a file system of another machine ({kind}): every step would wait for it.",
                 "Name a folder on a local NVMe disk.",
             )
-    # Both may lie on one disk: each is asked for all of it, which is too much by at most the smaller part.
+    # Both folders may be on one disk. Each must have room for everything, which overstates the need by at
+    # most the smaller part.
     for folder in dict.fromkeys(Path(str(value_of(config, key))) for key in keys):
         if not folder.is_dir():
             continue
@@ -83,7 +84,7 @@ def nvme_is_ready(config: RunConfig, machine: Machine) -> Obstacles:
 
 
 def local_dir_is_ready(config: RunConfig, machine: Machine) -> Obstacles:
-    """checkpoint.local_dir lies outside the run directory; on this machine it can be made, and has room."""
+    """Check that checkpoint.local_dir is outside the output directory, can be created here, and has room."""
     if (local_dir := config.checkpoint.local_dir) is None or config.mode != "full":
         return
     folder = local_folder(local_dir, 0, machine.host)
@@ -118,7 +119,7 @@ def _on_nvme(config: RunConfig) -> list[str]:
 
 
 def _file_system(folder: Path) -> str | None:
-    """The kind of file system that a folder lies on; None if /proc/mounts does not say."""
+    """Return the type of the file system that holds a folder; None if /proc/mounts does not say."""
     try:
         lines = Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -176,7 +177,7 @@ def has_compiler(variable: str, *names: str) -> bool:
 
 
 def _tool(name: str) -> bool:
-    """Whether ranks find a tool: on PATH, or beside the Python that starts them."""
+    """Return whether ranks find a tool: on PATH, or next to the Python that starts them."""
     return shutil.which(name) is not None or (Path(sys.executable).parent / name).is_file()
 
 
@@ -197,7 +198,7 @@ def _words(flags: str) -> list[str]:
 
 
 def packages_are_there(config: RunConfig, machine: Machine) -> Obstacles:
-    """FPDT's kernels, and matrices in 4 bits, are packages of their own, that nbtrain does not bring."""
+    """Check for the separate packages that FPDT's kernels and 4-bit matrices need; nbtrain brings neither."""
     four_bits = config.lora is not None and config.lora.load_in_4bit
     if four_bits and importlib.util.find_spec("bitsandbytes") is None:
         yield mistake(

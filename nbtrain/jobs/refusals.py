@@ -1,4 +1,4 @@
-"""Why a run may not be submitted or resumed: one function for each reason."""
+"""Reasons that a run may not be submitted or resumed, one function each."""
 
 import contextlib
 import os
@@ -27,9 +27,9 @@ HARMLESS_ENTRIES = frozenset({"notebooks", LOCK_FILE})
 # The first file of a run that is made (base/files.py).
 BEING_WRITTEN = re.compile(r"\.run\.json\.\w+\.tmp")
 
-# What a resume of a finished run is told anew: how far to train.
+# Fields that a resume of a finished run may set again: how long to train.
 LENGTH = ("mode", "batch.max_steps", *(f"batch.train_{unit}" for unit in UNITS))
-# What says where and how a run is started, and what is told of it: nothing of it is trained.
+# Fields that say where and how a run is started and what is reported of it; training does not depend on them.
 NOT_TRAINED = ("schema_version", "name", "labels", "backend", "logging", "profile", "notify")
 
 
@@ -77,13 +77,13 @@ def active_job(run: RunDir) -> JobDir | None:
 
 
 def finished_config(run: RunDir) -> RunConfig | None:
-    """With what the run was trained to its end, evaluated since or not; None if it was not."""
+    """Return the configuration that the run was fully trained with; None if it was not trained to its end."""
     newest = run.newest_job()
     if newest is None or status_of(newest)[0] != SUCCEEDED:
         return None
     before = load_resolved(run.config_yaml)
     if before.mode == "eval" and (newest_checkpoint_step(run) or 0) >= before.train_steps:
-        # The mode was that of one job.
+        # mode: eval belonged to the last job only.
         before = load(before, {"mode": "full"}, check=False)
     return before if before.mode == "full" else None
 
@@ -107,7 +107,7 @@ def was_trained_with(run: RunDir, config: RunConfig) -> bool:
 
 
 def refuse_finished(run: RunDir, config: RunConfig) -> None:
-    """Raises SubmitError if the run has been trained to its end and `config` asks for that again."""
+    """Raises SubmitError if the run was trained to its end and `config` would train no more than that."""
     before = finished_config(run)
     if before is None or config.mode == "eval":
         return
@@ -150,7 +150,7 @@ def refuse_paused(run: RunDir, config: RunConfig) -> None:
 
 
 def trained_changes(before: RunConfig, now: RunConfig) -> list[Change]:
-    """The fields that differ, without those of which nothing is trained; the backend's kind says where."""
+    """Return the changed fields that training depends on, and backend.kind, which says where it runs."""
     return [
         change
         for change in changes_between(before, now)
@@ -159,9 +159,9 @@ def trained_changes(before: RunConfig, now: RunConfig) -> list[Change]:
 
 
 def more_to_train(run: RunDir, config: RunConfig, asked: RunConfig | None = None) -> str:
-    """The command that gives a finished run more to do: as much as is `asked` for, if that is more.
+    """Return the command that trains a finished run further, up to the length of `asked` if that is longer.
 
-    It has the other changes that are asked for too, but for the bound ones, which are named after it.
+    The command includes the other changes in `asked`, except bound ones, which are named after it.
     """
     resume, others = f"`nbtrain resume {run.name}", "`"
     if asked:
@@ -196,7 +196,7 @@ def refuse_other_training(run: RunDir, config: RunConfig) -> list[Change]:
 
 
 def refuse_other_backend(run: RunDir, state: str, backend: str, config: RunConfig) -> None:
-    """Raises SubmitError if the run's active job is on another backend than `config` asks for."""
+    """Raises SubmitError if the run's active job is on a backend other than the one in `config`."""
     if backend != config.backend.kind:
         raise SubmitError(
             f"{config.where('backend.kind')}: backend.kind = {config.backend.kind}, but {display(run.path)} "
@@ -208,7 +208,7 @@ def refuse_other_backend(run: RunDir, state: str, backend: str, config: RunConfi
 
 
 def refuse_less_than_done(run: RunDir, config: RunConfig) -> None:
-    """Raises SubmitError if the newest checkpoint lies beyond the run's last step."""
+    """Raises SubmitError if the newest checkpoint is beyond the run's last step."""
     # mode: eval and perf look at the nodes' own disks too, whether or not they are still there.
     step = newest_checkpoint_step(run) if config.mode == "full" else newest_saved_step(run)
     if step is None and config.mode == "eval":
@@ -247,7 +247,7 @@ def refuse_without_whole_checkpoint(run: RunDir, config: RunConfig) -> None:
 
 
 def refuse_other_data(run: RunDir, config: RunConfig) -> None:
-    """Raises SubmitError if the dataset was made anew since the newest checkpoint: its order differs."""
+    """Raises SubmitError if the dataset was rebuilt since the newest checkpoint: its order differs."""
     step, now = newest_checkpoint_step(run), dataset_sha256(config)
     if step is None or now is None:
         return

@@ -8,12 +8,12 @@ What the decision finds under output/<run>/, and what it does:
     nothing, or a folder that holds no more than notebooks/     a new run
     this run, active                                            that job
     this run, paused                                            that job; other settings: resume() alone
-    this run, failed, cancelled or lost                         a new job, from the newest whole checkpoint
+    this run, failed, cancelled or lost                         a new job, from the newest complete checkpoint
     this run, succeeded                                         refused: resume with more tokens, or clone
     anything else                                               refused
 
-The same run submitted by several processes at once is one job: whoever gets the run's lock writes it, and the
-others return it, even if it has ended meanwhile.
+If several processes submit the same run at once, one job starts: the process that gets the run's lock writes
+it, and the others return it, even if it has ended meanwhile.
 """
 
 import logging
@@ -137,12 +137,13 @@ def resume(
     command: tuple[str, ...] = TRAINER,
     wanted: Callable[[], bool] = lambda: True,
 ) -> JobDir:
-    """Go on from the newest whole checkpoint as a new job, with `overrides` over its own configuration.
+    """Continue from the newest complete checkpoint as a new job, with `overrides` to the run's settings.
 
-    An active run gives its job. A run that has succeeded needs more to train: batch.train_tokens (or what
-    says its length), or batch.max_steps after a trial. To go on is to train: after a job with mode: eval it
-    is mode: full again, and after one with mode: perf the mode must be said. `wanted` is asked last, under
-    the run's lock, whether to start it still. Raises ConfigError and SubmitError as submit does.
+    For an active run, its job is returned. A run that has succeeded needs more to train: batch.train_tokens
+    (or another field of its length), or batch.max_steps after a trial. Resuming means training: after a job
+    with mode: eval the mode becomes full again, and after a job with mode: perf the mode must be given.
+    `wanted` is called last, under the run's lock, and says whether the job is still to start. Raises
+    ConfigError and SubmitError as submit does.
     """
     refuse_foreign(run)
     if not run.exists():
@@ -196,8 +197,8 @@ def _mode_of_resume(run: RunDir, before: RunConfig, config: RunConfig) -> RunCon
 def _joined(run: RunDir, config: RunConfig, anew: bool = False) -> JobDir | None:
     """The run's active job, with a warning for every change that it does not get; None if none is active.
 
-    A paused job goes on. If `config` has other settings, it is ended if it may begin `anew`; else, and for a
-    job on another backend, SubmitError.
+    A paused job continues. If `config` has other settings, a paused job is ended if the run may begin `anew`,
+    and refused otherwise. Raises SubmitError then, and for a job on another backend.
     """
     active = active_job(run)
     if active and end_cut_off(active):
@@ -227,7 +228,7 @@ def _tell_silence(job: JobDir) -> None:
 
 
 def _after_pause(job: JobDir, config: RunConfig, anew: bool) -> JobDir | None:
-    """A paused job goes on with its own settings; with others it is refused, or ended if `anew`."""
+    """Continue a paused job if its settings are unchanged; with others end it if `anew`, else refuse."""
     changes = changes_between(load_resolved(job.run.config_yaml), config)
     if not changes:
         unpause(job)
@@ -245,7 +246,7 @@ def _after_pause(job: JobDir, config: RunConfig, anew: bool) -> JobDir | None:
 
 
 def _tell_changes(run: RunDir, config: RunConfig, why: str) -> None:
-    """A warning for every change that is asked for and that the run's newest job does not get."""
+    """Warn of every requested change that the run's newest job does not apply."""
     for change in typed_changes(load_resolved(run.config_yaml), config):
         logger.warning("%s %s; this change is not applied: %s", run.name, why, change)
         if change.key == "backend.priority":
@@ -256,7 +257,7 @@ def _tell_changes(run: RunDir, config: RunConfig, why: str) -> None:
 
 
 def _quicker(run: RunDir, known: JobDir | None, config: RunConfig) -> JobDir | None:
-    """The job that another submission has made since `known` was the newest one: it is what is asked for."""
+    """Return the job that another process has submitted since `known` was the newest one."""
     newest = run.newest_job()
     if newest is None or not newest.job_json.exists():
         return None
@@ -314,7 +315,7 @@ def _launch(
                 f"of it is active. Look for it with `fuser {run.path}`, and submit again."
             )
         time.sleep(0.1)
-    # Its supervisor goes on once the run's lock is free.
+    # The supervisor continues once the run's lock is free.
     backend.await_first_word(job)
     return job
 

@@ -1,1 +1,1 @@
-"""Where a job runs: what a backend must offer, and this machine as one."""
+"""Backends: the interface that each place to run a job implements, and the backend for this machine."""

@@ -1,8 +1,8 @@
-"""The seam for engines, in two layers.
+"""Interfaces that a scheduler is connected through, in two layers.
 
-A user chooses a Backend by `backend.kind`: where the job runs. The supervisor of a job uses a Launcher: how
-the ranks of an attempt are started and reached. To add a backend, write a module with both and a line in
-BACKENDS. What a backend does not write itself is that of a place without an engine.
+A user chooses a Backend by `backend.kind`: the place where the job runs. The job's supervisor uses a
+Launcher, which starts and reaches the ranks of an attempt. To add a backend, write a module with both and add
+a line to BACKENDS. The defaults of Backend fit a place without a scheduler.
 """
 
 import importlib
@@ -25,10 +25,10 @@ Value = TypeVar("Value")
 
 
 class Launcher(Protocol):
-    """How the ranks of a job are started and reached, a wrapper above each; attempt.py decides when."""
+    """Starts and reaches the ranks of a job, a wrapper above each; attempt.py decides when."""
 
     last_words: str
-    """Why the attempt ended, for an attempt that no rank lived to see."""
+    """Reason that the attempt ended, for an attempt in which no rank lived to report one."""
 
     def launch(self, config: RunConfig, attempt: int) -> None:
         """Start the ranks of an attempt. If this process dies, they save and leave."""
@@ -52,18 +52,18 @@ class Launcher(Protocol):
         """The rank's newest heartbeat of this attempt."""
 
     def exit_record(self, rank: int) -> ExitRecord | None:
-        """How the rank ended; None until its wrapper has written it."""
+        """Return the rank's exit record; None until its wrapper has written it."""
 
     def memory(self) -> HostMemory:
         """Return the kernel's counts of host memory since the launch."""
 
     def devices(self, config: RunConfig) -> list[int] | None:
-        """How many devices are usable now on each machine; None if they are not counted.
+        """Return the number of usable devices on each machine; None if devices are not counted.
 
-        `config` is the run's own, which no restart has resized."""
+        `config` is the run's configuration as submitted, before any restart resized it."""
 
     def trouble(self) -> str:
-        """Why the attempt cannot go on although ranks of it run, such as a lost machine; "" if it can."""
+        """Return why the attempt cannot continue although ranks run, such as a lost machine; "" if it can."""
 
     def abandon(self) -> None:
         """Another supervisor has the job: kill the ranks, unsaved, and write nothing to the run directory."""
@@ -87,7 +87,7 @@ class Capabilities:
 
 
 class Backend:
-    """Where jobs run, as a user chooses it; wherever that is, their records come to the run directory."""
+    """A place where jobs run, chosen by the user; every backend brings the records to the run directory."""
 
     capabilities: Capabilities
     """Its line of CAPABILITIES."""
@@ -108,7 +108,7 @@ class Backend:
         """Write down what the engine calls a job that another program started from its request_text()."""
 
     def taken_elsewhere(self, job: JobDir, run_id: str) -> str:
-        """Which other allocation has a job that request_text() has started; "" if this one has it."""
+        """Name the other allocation that runs a job started from request_text(); "" if this one runs it."""
         return ""
 
     def await_first_word(self, job: JobDir) -> None:
@@ -119,11 +119,11 @@ class Backend:
         return read_state(job, time.time())
 
     def cancel(self, job: JobDir, now: bool) -> bool:
-        """Ask the job to save and leave, or to leave at once; False if there is nobody left to ask."""
+        """Ask the job to save and leave, or to leave at once; False if no process is left that could."""
         raise NotImplementedError
 
     def save(self, job: JobDir) -> bool:
-        """Ask the job for a checkpoint; False if there is nobody left to ask."""
+        """Ask the job for a checkpoint; False if no process is left that could save one."""
         raise NotImplementedError
 
     def pause(self, job: JobDir) -> None:
@@ -157,7 +157,7 @@ class Backend:
         yield from ()
 
     def go_on(self, job: JobDir, config: RunConfig) -> str:
-        """In an allocation that ends: ask for the next one; in words which it is, "" if there is none."""
+        """Request the next allocation when this one ends; return text that names it, "" if there is none."""
         return ""
 
     def starts_again(self, job: JobDir) -> str:

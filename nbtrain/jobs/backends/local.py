@@ -1,11 +1,11 @@
 """This machine as a backend: a detached supervisor, torchrun on the loopback interface, a wrapper per rank.
 
     supervisor (own session)
-      torchrun (own session, no restarts of its own, a new port)
+      torchrun (own session, without its own restarts, a new port)
         rank_wrapper 0 .. W-1 -> exit/<rank>.<attempt>.json
           rank 0 .. W-1       -> heartbeat/<rank>.json
 
-What a supervisor that is gone has left is found by the job's marker.
+Processes that a dead supervisor left behind are found by the job's marker.
 
 Ranks are killed before their wrappers, so that the wrappers still write down how they ended.
 """
@@ -92,7 +92,7 @@ class LocalLauncher:
         return self._ranks.memory()
 
     def devices(self, config: RunConfig) -> list[int] | None:
-        """GPUs that the job holds, else those of this machine; None on CPU, where nothing is counted."""
+        """Return the GPUs that the job holds, or else this machine's; None on CPU, where none are counted."""
         return [len(visible_gpus(os.environ.get(HELD_GPUS)))] if config.resources.device == "gpu" else None
 
     def trouble(self) -> str:
@@ -123,7 +123,7 @@ class LocalBackend(SupervisedHere):
             yield shortage(lacking, "Let it have more, or take a smaller layout.")
 
     def end_ranks(self, job: JobDir, grace_seconds: float) -> None:
-        """By the job's marker."""
+        """End the ranks by the job's marker."""
         processes.send(processes.marked_pids([job.job_id]), signal.SIGTERM)
         processes.end_marked([job.job_id], Patience(job.heartbeats(), grace_seconds).over)
 

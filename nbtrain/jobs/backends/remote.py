@@ -41,7 +41,7 @@ class Agents(Protocol):
     """The process that started the agents of all nodes."""
 
     last_words: str
-    """Why it ended, if it knows."""
+    """Reason that it ended, if known."""
 
     def poll(self) -> int | None:
         """Its exit code; None while it runs."""
@@ -64,7 +64,7 @@ class NodeWatch:
 
     @property
     def clock_ahead_seconds(self) -> float:
-        """How much its clock is ahead for certain; 0 if the delays of the disk explain what was seen."""
+        """Return how far its clock is certainly ahead; 0 if disk delays explain the difference."""
         return max(self.ahead_at_least, min(0.0, self.ahead_at_most))
 
 
@@ -89,7 +89,7 @@ class RemoteLauncher:
         # When it was first seen that a node's torchrun had failed.
         self._failed_at: dict[int, float] = {}
         self.last_words = ""
-        """Why the attempt ended, if no rank says it."""
+        """Reason that the attempt ended, if no rank reports one."""
 
     def start_agents(self, config: RunConfig) -> Agents:
         """Start an agent on each of resources.nodes machines. Raises JobError."""
@@ -100,7 +100,7 @@ class RemoteLauncher:
         self._config, self._attempt, self._order, self._ended = config, attempt, None, None
         self._failed_at = {}
         self.last_words = ""
-        # Between two attempts nobody looked; that is no suspension.
+        # The supervisor does not look between two attempts: a long pause there is not a suspended machine.
         self._looked_at = None
         self._look_at_nodes()
         if self._agents is None or self._agents.poll() is not None or not self._all_fresh():
@@ -118,7 +118,7 @@ class RemoteLauncher:
         return self._ended
 
     def signal(self, number: int, only: Iterable[ProcessIdentity] | None = None) -> None:
-        """By an order that the agents carry out within a look."""
+        """Signal the ranks by an order that the agents carry out at their next look."""
         if self._order is None:
             return
         following = self._signals[-1].number + 1 if self._signals else self._first_signal()
@@ -283,7 +283,7 @@ class RemoteLauncher:
         return None
 
     def trouble(self) -> str:
-        """Why the attempt cannot go on although ranks of it run; "" if nothing is known."""
+        """Return why the attempt cannot continue although some ranks run; "" if nothing is known."""
         if self._order is None or self._ended is not None:
             return ""
         nodes = range(len(self._order.agents))
@@ -320,7 +320,7 @@ class RemoteLauncher:
         ]
 
     def _unanswered(self) -> str:
-        """Which agents did not answer the order to end; those that are silent are gone already."""
+        """Describe the agents that did not answer the order to end; silent ones have gone already."""
         waiting = [node for node, watch in sorted(self._watches.items()) if self._exit_of(node) is None]
         heard = {node: time.monotonic() - self._watches[node].heard_at for node in waiting}
         if not (silent := [node for node in waiting if heard[node] > KILL_SECONDS]):

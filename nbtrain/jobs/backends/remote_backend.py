@@ -1,7 +1,8 @@
-"""Base of all backends whose supervisor runs elsewhere: asked by a file, seen through a scheduler.
+"""Base of all backends whose supervisor runs elsewhere: requests go by file, state comes from a scheduler.
 
-The order of truth: the job's own records, then the engine's word, then the engine's silence. The engine's
-word is written to engine.json by whoever asked, so that readers see it without asking (base/jobstate.py).
+Sources of the state, most trusted first: the job's own records, the scheduler's report, the scheduler's
+silence. The process that asks the scheduler writes its report to engine.json, so that readers need not ask
+(base/jobstate.py).
 """
 
 import contextlib
@@ -19,14 +20,14 @@ from nbtrain.jobs.backends.base import Backend
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.pause import stopped_while_paused
 
-# An engine is asked about one job at most so often, whoever asks.
+# Least seconds between two questions to the scheduler about one job, from all processes together.
 ASK_SECONDS = 5.0
-# From a request to stop until the engine itself is told to end what is left.
+# From a request to stop until the scheduler is ordered to end what is left.
 END_SECONDS = 30.0
 
 
 class EngineUnseen(Exception):
-    """The engine does not answer; its words are for readers."""
+    """The scheduler does not answer; the message is shown to the user."""
 
 
 class EngineAway(EngineUnseen):
@@ -52,7 +53,7 @@ class RemoteBackend(Backend):
         return read_state(job, time.time())
 
     def engine_word(self, job: JobDir, at_once: bool = False) -> EngineWord | None:
-        """The engine's word, asked for again if it is old; None if it never answered."""
+        """Return the scheduler's report, requested again if it is old; None if it never answered."""
         before = EngineWord.read(job.engine_json)
         if before and not at_once and 0 <= time.time() - before.asked_at < ASK_SECONDS:
             return before

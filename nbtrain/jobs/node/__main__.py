@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
 
 
 def start_supervisor(job: JobDir) -> subprocess.Popen:
-    """The job's supervisor, beside this agent."""
+    """Start the job's supervisor next to this agent."""
     arguments = ("-m", "nbtrain.jobs.supervisor", "--foreground", str(job.run.path), job.job_id)
     return processes.start([sys.executable, *arguments], job.supervisor_log)
 

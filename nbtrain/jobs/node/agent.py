@@ -4,8 +4,9 @@
        |                        |
        +--- the job has ended, TERM, or no sign of life of the supervisor ---> leaving
 
-It talks with the supervisor over the run directory alone (base/node_records.py). Time between the two is each
-one's own monotonic clock: a record counts as new if its contents changed, whatever its time says.
+It communicates with the supervisor through the run directory alone (base/node_records.py). Each of the two
+measures the time since it heard from the other by its own monotonic clock: a record counts as new if its
+contents changed, whatever time it states.
 """
 
 import contextlib
@@ -45,7 +46,7 @@ REPORT_SECONDS = 1.0
 
 @dataclass
 class Leaving:
-    """Why the agent is to end, set by a signal."""
+    """Reason for the agent to end, set by a signal."""
 
     signal: int | None = None
     supervisor: subprocess.Popen | None = None
@@ -67,14 +68,14 @@ class Leaving:
 
 @dataclass
 class Heard:
-    """When a file last changed, by this machine's monotonic clock."""
+    """Time of a file's last change, by this machine's monotonic clock."""
 
     path: Path
     mark: tuple[int, int] | None = None
     at: float = field(default_factory=time.monotonic)
 
     def silent_seconds(self) -> float:
-        """How long the file has stayed as it is; a file that cannot be seen counts as unchanged."""
+        """Return the seconds since the file last changed; a file that cannot be seen counts as unchanged."""
         mark = self.mark
         with contextlib.suppress(OSError):
             stat = self.path.stat()
@@ -118,7 +119,7 @@ class Agent:
         self._looked_at = time.monotonic()
         self._supervised = False
         self._displaced = False
-        """Whether another supervisor, with agents of its own, has taken the job over."""
+        """Whether another supervisor, with other agents, runs the job now."""
         self.in_pod = False
         """In a pod it waits for the next pod of node 0, whose supervisor has handed the job over."""
 
@@ -317,7 +318,7 @@ class Agent:
         return ""
 
     def _most_silent_seconds(self, record: JobRecord | None) -> float:
-        """How long the supervisor may give no sign of life."""
+        """Return the longest time for which the supervisor may give no sign of life."""
         backend = self._config.backend
         if self.in_pod and record is not None and record.supervisor is None:
             # It has handed the job over, and the next pod of node 0 may be long in coming: an image to pull.

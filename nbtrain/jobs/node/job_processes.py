@@ -1,8 +1,8 @@
 """Resource use of a job's processes on this machine, from /proc, for the cost of two small files each.
 
-Processes are found by the job's marker in their environment (supervisor/processes.py), so that a rank, its
-wrapper and its workers count wherever they stand in the tree. Which rank a process belongs to is RANK in the
-same environment. Figures are of the proc file system, proc(5).
+Processes are found by the job's marker in their environment (supervisor/processes.py), so a rank, its wrapper
+and its workers count at any place in the process tree. The rank of a process is RANK in the same environment.
+proc(5) defines the figures.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ class JobProcesses:
     def __init__(self, job_id: str, also: Iterable[int] = (), node: int | None = None):
         """`also`: processes that count without a marker, such as the caller's own.
 
-        Of a job with several nodes on one machine, those of `node` count, and those that name no node.
+        If a job has several nodes on one machine, only processes of `node` count, and those without a node.
         """
         self._marker = f"{JOB_MARKER}={job_id}".encode()
         self._node = None if node is None else f"{NODE_MARKER}={node}".encode()

@@ -1,4 +1,4 @@
-"""Which node this is, and by which address other machines reach it."""
+"""The number of this node, and the address at which other machines reach it."""
 
 import os
 import socket
@@ -23,7 +23,7 @@ NUMBER_VARIABLES = (
 
 
 def node_number(nodes: int, environment: Mapping[str, str] = os.environ) -> int:
-    """This machine's number, from the environment of whoever started the agent. Raises JobError."""
+    """Return this machine's number, from the environment that the agent was started in. Raises JobError."""
     for name in NUMBER_VARIABLES:
         text = environment.get(name, "")
         if text.isdigit():
@@ -72,7 +72,7 @@ def own_address(wanted_interface: str | None = None) -> tuple[str, str]:
         named = ""
     if named in found:
         return named, found[named]
-    # Bridges of containers are the same on all machines, so that their addresses reach nobody.
+    # Container bridges have the same address on every machine, so no other machine is reached through them.
     physical = {address: name for address, name in found.items() if not name.startswith(VIRTUAL)}
     for address, name in (physical or found).items():
         return address, name
@@ -93,7 +93,7 @@ VIRTUAL = ("docker", "br-", "virbr", "veth", "cni", "flannel", "cali", "tun", "t
 
 
 def resolves(address: str) -> str:
-    """Why a name or address of another machine cannot be used; "" if it can."""
+    """Return why a name or address of another machine cannot be used; "" if it can."""
     try:
         found = {info[4][0] for info in socket.getaddrinfo(address, None, socket.AF_INET)}
     except OSError as error:

@@ -49,7 +49,7 @@ def prepared(job: JobDir, number: int, leaving: "Leaving") -> bool:
 
 
 def prepared_in_allocation(job: JobDir) -> str:
-    """Write the job, if the variables are set, and go on in its log; why this process is to leave, "" if not.
+    """Write the job if the variables are set, and continue in its log; return why to leave, "" if not.
 
     Raises ConfigError and SubmitError as submit does.
     """

@@ -1,6 +1,6 @@
-"""The ranks of one attempt on this machine: torchrun, a wrapper per rank, how they are signalled and ended.
+"""The ranks of one attempt on this machine: torchrun, a wrapper per rank, their signals and their end.
 
-    torchrun (own session, no restarts of its own)
+    torchrun (own session, without its own restarts)
       rank_wrapper r .. r+n-1 -> exit/<rank>.<attempt>.json
         rank r .. r+n-1       -> heartbeat/<rank>.json
 
@@ -92,8 +92,8 @@ class RanksHere:
     def abandon(self) -> None:
         """Kill the ranks and leave no record of it: the wrappers go first, and their ranks with them.
 
-        Returns once the ranks are gone, after ABANDON_SECONDS at the latest: whoever takes over must not
-        start ranks beside them.
+        Returns once the ranks are gone, after ABANDON_SECONDS at the latest: the supervisor that now has the
+        job must not start ranks while these still run.
         """
         if self._torchrun is None or self._torchrun.poll() is not None:
             return

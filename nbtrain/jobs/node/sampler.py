@@ -28,7 +28,7 @@ from nbtrain.jobs.node.node_counters import node_counters, node_limits
 SAMPLE_SECONDS = LEVELS[0].seconds
 # The first looks of an attempt come quicker, so that a run of a few seconds has figures too.
 EARLY_SECONDS, EARLY_LOOKS = 0.5, 20
-# A driver that does not answer must not keep the job from going on.
+# A driver that does not answer must not block the job.
 JOIN_SECONDS = 5.0
 # Counter of a node -> the figure that is its rate.
 NODE_RATES = {
@@ -69,7 +69,7 @@ class NodeLook:
         visible: str | None = None,
         node: int | None = None,
     ):
-        """`ranks` are those of this node; `visible` is CUDA_VISIBLE_DEVICES of the ranks."""
+        """`ranks` are this node's ranks; `visible` is CUDA_VISIBLE_DEVICES of the ranks."""
         self._ranks = list(ranks)
         self._processes = JobProcesses(job_id, also=[os.getpid()], node=node)
         self._before: dict[str, dict[str, float]] = {}
@@ -133,7 +133,7 @@ class NodeLook:
         found: dict[str, float | None] = dict.fromkeys(PROCESS_FIGURES)
         if counters is None or not counters.num_processes:
             return found
-        # Counters begin with what a process used before it was seen; before the first look that was no rate.
+        # Counters include what a process used before its first look, so the first look yields no rate.
         found["cpu_cores"] = self._rate(subject, "cpu", counters.cpu_seconds, elapsed)
         found["memory_bytes"] = float(counters.memory_bytes)
         for key, figure in IO_RATES.items():
@@ -170,7 +170,7 @@ def _sum(all_counters: Iterable[Counters]) -> Counters:
 
 
 def requests_of(config: RunConfig) -> dict[str, float]:
-    """{figure: what the run asks for on each node}, of what it does ask for."""
+    """Return {figure: amount that the run requests on each node}, for each figure that it requests."""
     asked = {
         "cpu_cores": config.resources.cpus_per_node,
         "memory_bytes": config.resources.memory_per_node_bytes,
@@ -190,7 +190,7 @@ class Sampler:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="usage sampler", daemon=True)
         self.failure: str | None = None
-        """Why nothing more is measured."""
+        """Reason that measuring stopped; None while it works."""
 
     def __enter__(self) -> "Sampler":
         self._thread.start()
@@ -206,7 +206,7 @@ class Sampler:
             with contextlib.closing(look):
                 self._watch(look)
         except Exception as error:
-            # Whatever the driver or the kernel answers, the training goes on.
+            # Training continues whatever the driver or the kernel answers.
             self.failure = f"{type(error).__name__}: {error}"
 
     def _watch(self, look: NodeLook) -> None:

@@ -8,8 +8,8 @@ from nbtrain.base.signals import hear_signals
 
 
 def main() -> int:
-    """All of them in a process of its own, or the one that is named."""
-    # Whoever started this waits for this process only: no zombie is left in a kernel or server.
+    """Start all lost jobs again in a separate process, or start the one that is named."""
+    # The caller waits for this process only, so no zombie is left in a kernel or server.
     if len(sys.argv) == 1 and os.fork():
         return 0
     from nbtrain.jobs.queue.folder import Queue

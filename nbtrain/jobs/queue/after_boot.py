@@ -1,7 +1,7 @@
-"""The look at the queue with which most commands begin: has the machine been restarted under its jobs?
+"""The check with which most commands begin: was the machine restarted while its queue had jobs?
 
-Jupyter Server looks when it starts. The look costs a list of a folder; the work is restart.py's, in a process
-of its own.
+Jupyter Server runs it when it starts. The check lists one folder; restart.py does the work in a separate
+process.
 """
 
 import os

@@ -2,13 +2,13 @@
 
     <folder>/                $NBTRAIN_QUEUE, else $XDG_STATE_HOME/nbtrain/queue/<host>; by default
                              ~/.local/state/nbtrain/queue/<host>
-      lock                   held (flock) for moments by whoever reads or changes what is below
+      lock                   held (flock) briefly by each process that reads or changes what is below
       devices.json           written by hand, may be missing: {"gpus": ["0", "1"], "cores": 6}: all that
                              jobs may take together
       tickets/<job id>.<hash of the run directory>.json   one for each job that waits for devices or has them
       slots/gpu-<name>, cpu-<number>   held (flock) by the supervisor of the job that has the device
 
-It belongs to one user. There is no process that runs the queue: each supervisor takes its own devices, and
+It belongs to one user. No process runs the queue: each supervisor takes its own devices, and
 the kernel frees them when it dies. Tickets stay on the disk, so a restart of the machine loses no place.
 """
 
@@ -46,7 +46,7 @@ class Ticket(Record):
     slots: list[str]
     """The devices that it may have."""
     count: int
-    """How many of them it needs."""
+    """Number of them that it needs."""
     priority: int
     queued_at: float
     """Seconds since the epoch: when it was submitted, or resumed after a pause."""
@@ -56,17 +56,17 @@ class Ticket(Record):
     holds: list[str] = field(default_factory=list)
     """The devices that it has; empty while it waits."""
     at_once: bool = False
-    """It is to start beside the jobs that have its devices."""
+    """Whether it starts without waiting for the jobs that hold its devices."""
     python: str = ""
     """Python to start the job again with."""
     variables: dict[str, str] = field(default_factory=dict)
-    """Environment variables of the submission: those that decide how it computes, and where it lies."""
+    """Environment variables of the submission that decide how the run computes and where it is stored."""
     refused: str = ""
-    """Why it could not be started again."""
+    """Reason that it could not be started again."""
 
     @property
     def order(self) -> tuple[int, float, str]:
-        """Who has the smallest gets its devices first."""
+        """Sort key: the job with the smallest one gets its devices first."""
         return (-self.priority, self.queued_at, self.job_id)
 
     @property

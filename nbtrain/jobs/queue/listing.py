@@ -111,7 +111,7 @@ def _entry(ticket: Ticket, place: int | None, now: float) -> QueueEntry:
 
 
 def waiting_before(mine: Ticket, tickets: Sequence[Ticket]) -> list[Ticket]:
-    """Those that wait too, come first, and may have a device that this one may have."""
+    """Return the waiting tickets that come first and may use a device that this one may use."""
     return [
         one
         for one in tickets
@@ -175,7 +175,7 @@ def queue_table(entries: Sequence[QueueEntry]) -> str:
 
 
 def move(job: JobDir, priority: int | None = None, at_once: bool = False) -> None:
-    """Give a waiting job another priority, or let it start at once beside the jobs that have its devices.
+    """Change a waiting job's priority, or let it start at once on devices that other jobs hold.
 
     The run's next job has this priority too. Raises JobError if the job does not wait in the queue of this
     machine, ConfigError for a priority out of bounds.

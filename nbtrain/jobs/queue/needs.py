@@ -1,9 +1,9 @@
-"""Which devices of this machine a run needs, and which of them it may have.
+"""The devices of this machine that a run needs, and those among them that it may use.
 
-On device: gpu that is a GPU for each rank, among those that CUDA_VISIBLE_DEVICES leaves visible (of
-backend.env, or of the shell or kernel that submits). On device: cpu it is a core for each thread of a rank.
-devices.json in the queue's folder limits both. A job of hosts takes this machine's first GPUs, if it is one
-of them, and no cores.
+With device: gpu, a run needs a GPU for each rank, among those that CUDA_VISIBLE_DEVICES leaves visible (in
+backend.env, or in the shell or kernel that submits). With device: cpu, it needs a core for each thread of a
+rank. devices.json in the queue's folder limits both. A job of the hosts backend uses this machine's first
+GPUs, if this machine is one of its hosts, and no cores.
 """
 
 import os
@@ -25,7 +25,7 @@ from nbtrain.planner.findings import Finding, finding_of
 THREADS = "OMP_NUM_THREADS"
 # A desktop and a CUDA context of a notebook take less.
 FOREIGN_BYTES = 1 << 30
-# A machine of 64 GiB has 62 that a kernel counts: more than this over them is no such difference.
+# The kernel counts 62 GiB on a machine of 64 GiB; only a request beyond this factor is reported.
 MEMORY_SLACK = 1.1
 
 
@@ -111,7 +111,7 @@ def _limits(queue: Queue) -> dict[str, Any]:
 
 
 def too_few(config: RunConfig, queue: Queue) -> str:
-    """Why the run could wait for ever, in words; "" if its devices are there."""
+    """Return why the run could wait forever; "" if enough devices are left to it."""
     slots, count = needs_of(config, queue)
     limits = [f"backend.env.{CUDA_DEVICES}"] if CUDA_DEVICES in config.backend.env else []
     limits += [display(queue.devices_json)] if "gpus" in _limits(queue) else []
@@ -139,7 +139,7 @@ def used_by_others(config: RunConfig, queue: Queue) -> list[str]:
 
 
 def more_than_is_here(config: RunConfig) -> list[Finding]:
-    """Return the cores and host memory that a run asks for and this machine lacks.
+    """Return the cores and host memory that a run requests and this machine lacks.
 
     Nothing if its GPUs are not here: another machine is meant, or the submission is refused.
     """
@@ -183,6 +183,6 @@ def threads_of_shell(config: RunConfig, queue: Queue) -> list[str]:
 
 
 def warnings_here(config: RunConfig, queue: Queue) -> list[str]:
-    """A sentence, without its full stop, for all that the run may not have here as it asks for it."""
+    """Return a sentence, without its full stop, for each request that this machine cannot fully meet."""
     asked = [one.text.removesuffix(".") for one in more_than_is_here(config)]
     return [*asked, *threads_of_shell(config, queue), *used_by_others(config, queue)]

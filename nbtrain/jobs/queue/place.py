@@ -1,8 +1,8 @@
 """A supervisor's place in its machine's queue: it waits for its devices, takes them, gives them up.
 
-Order: the greater backend.priority first, then who was queued first. Who is first waits until all its devices
-are free, and nobody later takes one of them meanwhile: many small jobs cannot starve a large one. A job that
-may have none of the devices that an earlier one waits for does not wait for that one.
+Order: the greater backend.priority first, then the earlier submission. The first job waits until all its
+devices are free, and no later job takes one of them meanwhile, so many small jobs cannot starve a large one.
+A job waits for an earlier one only if both may use a device in common.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class Place:
         """Priority that `nbtrain queue` gave the run's job before, or that the ticket had at a pause."""
 
     def wait(self, asked: Asked, config: RunConfig) -> Verdict | None:
-        """Return once the job has its devices; its end if a stop or a pause is asked for meanwhile."""
+        """Return once the job has its devices, or return its end if a stop or a pause is requested first."""
         if self._locks or self._shares:
             return None
         self._config = config
@@ -77,7 +77,7 @@ class Place:
         return None
 
     def queue_again(self) -> None:
-        """After a pause: the next wait() is that of a job that has just come."""
+        """Queue the job, after a pause, as if it had just been submitted."""
         self._queued_at = time.time()
 
     def give_up(self) -> None:

@@ -3,9 +3,9 @@
     python -m nbtrain.jobs.queue                     all of them
     python -m nbtrain.jobs.queue RUN_DIR JOB_ID      one, in the environment of its ticket
 
-Each goes on as `nbtrain resume` does, as a new job from the newest whole checkpoint. By itself that is done
-for jobs of an earlier start of the machine or container (after_boot.py); a job whose supervisor was killed
-since is left to `nbtrain queue --restart`.
+Each continues as `nbtrain resume` does, as a new job from the newest complete checkpoint. This is done
+without a command for jobs that were started before the machine or container was (after_boot.py); a job whose
+supervisor was killed since then is left to `nbtrain queue --restart`.
 """
 
 import fcntl
@@ -52,14 +52,14 @@ def restart(queue: Queue, everything: bool, say: Callable[[str], None]) -> None:
 
 
 def still_lost(queue: Queue, job: JobDir) -> Ticket | None:
-    """The ticket of a lost job as it is now; None if the job is wanted no more, or goes on."""
+    """Return the current ticket of a lost job; None if the job is no longer wanted, or has continued."""
     return next(
         (one for one in queue.lost() if (one.run, one.job_id) == (str(job.run.path), job.job_id)), None
     )
 
 
 def await_place(queue: Queue, run: RunDir) -> None:
-    """Until the run's new job stands in the queue: the next one would pass it while its old ranks save."""
+    """Wait until the run's new job is in the queue, or the next one would pass it while old ranks save."""
     deadline = time.monotonic() + START_SECONDS
     while (job := run.newest_job()) and time.monotonic() < deadline:
         if queue.ticket(job) or read_state(job, time.time())[0] != QUEUED:

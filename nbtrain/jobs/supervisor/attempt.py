@@ -2,8 +2,8 @@
 
 It ends when the launcher has ended and no process with the job's marker is left. It ends early if a rank is
 gone (its peers get a short grace: without it they can save nothing), if a rank makes no progress for too long
-(hang.py says which), or if a stop was asked for and the ranks did not leave in time. What is due when:
-phases.py.
+(hang.py says which), or if a stop was requested and the ranks did not leave in time. phases.py decides which
+action is due.
 """
 
 import signal
@@ -45,7 +45,7 @@ class Attempt:
     """The ranks of one attempt, and what is known of them."""
 
     def __init__(self, job: JobDir, config: RunConfig, number: int, launcher: Launcher, first_step: int = 0):
-        """`first_step` is that of the checkpoint that the attempt begins with."""
+        """`first_step` is the step of the checkpoint that the attempt begins with."""
         self._job = job
         self._config = config
         self._number = number
@@ -54,9 +54,9 @@ class Attempt:
         self._limit_seconds = config.backend.heartbeat_timeout_seconds
         self._save_seconds = measured_save_seconds(job.run)
         self.hang: str | None = None
-        """Which ranks hung, if that is why they were killed."""
+        """Description of the ranks that hung, if they were killed for that."""
         self.stuck: str | None = None
-        """Where the ranks stood when the first of them gave up waiting."""
+        """Description of where the ranks were when the first of them gave up waiting."""
         self.stacks: dict[int, list[str]] = {}
         """Innermost frames of the ranks that hung, as far as they could write them."""
         self.killed_at: float | None = None
@@ -164,7 +164,7 @@ class Attempt:
         )
 
     def _torchruns_end(self, code: int | None) -> str:
-        """With the error that ended it, if it has left a traceback in this attempt."""
+        """Return how torchrun ended, with the error of its traceback if it left one in this attempt."""
         part = read_log(self._job.supervisor_log, limit_bytes=SAID_BYTES)
         begin = max(0, self._log_bytes - part.start_bytes)
         traceback = traceback_in(part.text.encode()[begin:].decode("utf-8", "replace"))

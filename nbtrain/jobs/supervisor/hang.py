@@ -1,8 +1,8 @@
-"""Which rank stopped when no rank goes on, judged by the place where each of them stands.
+"""Finds the rank that stopped when no rank makes progress, from the position of each.
 
 One rank that stops makes all others wait for it, a moment later, in their next collective. So the culprit is
-not who was silent first, but the rank that the others wait for: a rank in a collective waits for the
-collective's other ranks that are not in it. Followed to the end, this leads to ranks that wait for nobody.
+not the rank that fell silent first, but the rank that the others wait for: a rank in a collective waits for
+the collective's other ranks that are not in it. Followed to the end, this leads to ranks that wait for none.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ FROZEN_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Standstill:
-    """Where one live rank stands."""
+    """The position at which one live rank makes no progress."""
 
     rank: int
     beat: Heartbeat | None
@@ -51,7 +51,7 @@ def culprits(ranks: Iterable[Standstill]) -> list[Standstill]:
     """The ranks that the others wait for; all ranks if that cannot be decided."""
     ranks = list(ranks)
     longest = max((one.still_seconds for one in ranks), default=0.0)
-    # Who still went on when others had long stopped is not to blame.
+    # A rank that still made progress when others had long stopped is not to blame.
     still = [one for one in ranks if 2 * one.still_seconds >= longest]
     for found in (
         [rank for rank in ranks if rank.stopped],

@@ -59,7 +59,7 @@ class HostMemory:
         )
 
     def evidence(self, pid: int | None = None) -> str:
-        """Why the SIGKILL of process `pid` was the out-of-memory killer's; "" if that is not certain."""
+        """Return why the SIGKILL of process `pid` came from the out-of-memory killer; "" if not certain."""
         if pid is not None and self.killed:
             # If the log names other processes, the cgroup's count is about them.
             named = any(killed == pid for _, killed in self.killed)
@@ -68,7 +68,7 @@ class HostMemory:
 
     @property
     def possibility(self) -> str:
-        """Hint that memory may be the cause although there is no evidence; "" if there is none."""
+        """Return a hint that memory may be the cause although there is no evidence; "" if there is none."""
         if not self.machine_oom_kills:
             return ""
         times = "once" if self.machine_oom_kills == 1 else f"{self.machine_oom_kills} times"

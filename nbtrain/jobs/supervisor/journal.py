@@ -1,7 +1,7 @@
-"""The story of a job, as its supervisor writes it: job.json, events, rollbacks.json and the last words.
+"""A supervisor's record of its job: job.json, events, rollbacks.json and the final state.
 
-A full or read-only disk must not end the watch over the ranks, so a record that finds no room is passed over;
-the last words are tried again, have a reserve, and lie in another place if all that was in vain
+A full or read-only disk must not end the watch over the ranks, so a record that cannot be written is skipped.
+The final state is tried again, has disk space reserved for it, and is written elsewhere if all that fails
 (base/last_words.py).
 """
 
@@ -44,7 +44,7 @@ from nbtrain.jobs.supervisor.reserve import FULL, READ_ONLY_ERRORS, Reserve
 from nbtrain.jobs.supervisor.summary import write_summary
 from nbtrain.jobs.supervisor.verdict import Verdict
 
-# Whoever filled the disk may take the reserve too: the last words are tried this often.
+# A program that filled the disk may also use up the reserve, so the final state is tried this often.
 LAST_WORD_TRIES = 20
 LAST_WORD_PAUSE_SECONDS = 0.5
 
@@ -190,7 +190,7 @@ class Journal:
         self._try_write(lambda: asked.write(self.job.control_request))
 
     def forget_request(self) -> None:
-        """The ranks have left, and the job goes on: its page would say "Stopping..." until others start."""
+        """Delete the stop request once the ranks have left: the job page would keep showing "Stopping..."."""
         self._try_write(lambda: self.job.control_request.unlink(missing_ok=True))
 
     def tell_rollback(self, rollback: Rollback, lost: str) -> None:
@@ -265,7 +265,7 @@ class Journal:
     def attempt_ended(self, verdict: Verdict) -> str:
         """Complete the attempt's record, for the next state to write; returns what a failure costs."""
         lost, tokens = self._tell_lost(verdict) if verdict.retry else ("", None)
-        # A stop before the ranks were started is no attempt; the newest record is then of an earlier one.
+        # A stop before the ranks started is not an attempt; the newest record then describes an earlier one.
         if (newest := self.record.attempt_record(self.record.attempt)) is not None:
             newest.ended_at, newest.reached_step = time.time(), self.reached_step
             newest.lost_tokens = tokens
@@ -299,7 +299,7 @@ class Journal:
         return schedule.tokens_after(max(saved, reached)) - schedule.tokens_after(saved)
 
     def end(self, verdict: Verdict) -> None:
-        """Event, summary.json, and then the state, so that whoever waits for the state finds everything."""
+        """Write the event, then summary.json, then the state, whose readers then find everything."""
         self.check_owner()
         cause, config = verdict.cause, self.config
         if verdict.state == SUCCEEDED and config and config.mode != "eval":

@@ -1,12 +1,12 @@
 """A paused job: its ranks have saved and left, and its supervisor waits until it is resumed or stopped.
 
-It is the same job before and after: the pause is no restart and no end. While it is paused, the job has no
-process but its supervisor, so its devices and memory are free for others. If the supervisor dies meanwhile
-(a restart of the machine), the job is LOST like any other, and a resume goes on as a new job.
+It stays the same job: a pause is neither a restart nor an end. While it is paused, the job has no process but
+its supervisor, so its devices and memory are free for others. If the supervisor dies meanwhile (a restart of
+the machine), the job is LOST like any other, and a resume continues as a new job.
 
-On Kubernetes the pods would keep the devices: once the ranks have saved, whoever asked for the pause has the
-engine end the pods, this supervisor with them, and the job is handed over to the pods of its resume. In an
-allocation of Slurm the supervisor leaves by itself, and a resume submits the job again.
+On Kubernetes the pods would keep the devices. So once the ranks have saved, the process that requested the
+pause has the cluster end the pods, this supervisor included, and the job passes to the pods of its resume. In
+an allocation of Slurm the supervisor leaves by itself, and a resume submits the job again.
 """
 
 import itertools
@@ -21,12 +21,12 @@ from nbtrain.jobs.supervisor.verdict import Verdict
 
 
 def is_paused(asked: Asked, verdict: Verdict) -> bool:
-    """Whether the ranks left for a pause; an attempt that ended the run, or failed, is no pause."""
+    """Return whether the ranks left for a pause, rather than because the run ended or failed."""
     return asked.why == PAUSE and verdict.state == CANCELLED
 
 
 def look(job: JobDir, journal: Journal, asked: Asked) -> None:
-    """Show that the supervisor lives, and see whether another machine asks for its end."""
+    """Show that the supervisor lives, and check whether another machine requests the job's end."""
     journal.sign_of_life()
     asked.read_ask(job)
 
@@ -38,7 +38,7 @@ def paused_words(job: JobDir, verdict: Verdict) -> str:
 
 
 def stopped_while_paused(cause: str) -> Verdict:
-    """The end of a paused job; `cause` is that of its pause."""
+    """Return the end of a paused job; `cause` is the cause of its pause."""
     before = cause.partition("; `nbtrain resume")[0]
     return Verdict(CANCELLED, f"stopped on request while it was paused; before: {before}")
 
@@ -53,7 +53,7 @@ def paused_before(job: JobDir) -> float:
 def hold(job: JobDir, journal: Journal, asked: Asked, verdict: Verdict) -> Verdict | None:
     """SUSPENDED, until the job is resumed; its end if it is stopped meanwhile."""
     if asked.why == PAUSE:
-        # A stop may have come since the ranks left, as while the devices were given back.
+        # A stop may have been requested since the ranks left, for example while devices were released.
         asked.stop, asked.why = False, ""
     journal.forget_request()
     cause = paused_words(job, verdict)

@@ -16,7 +16,8 @@ from nbtrain.base.checkpoint_files import measured_save_seconds
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.schema import RunConfig
 
-# Peers of a dead rank wait in a collective that cannot end; this is for their last words.
+# Peers of a dead rank wait in a collective that cannot end; this gives them time to write their last log
+# lines.
 PEER_GRACE_SECONDS = 10.0
 # Before its first step a rank has nothing to save.
 EARLY_STOP_SECONDS = 5.0
@@ -31,7 +32,7 @@ RECORD_SECONDS = 2.0
 
 
 class Phase(StrEnum):
-    """Where an attempt stands."""
+    """Stage of an attempt."""
 
     RUNNING = "running"
     STOPPING = "stopping"
@@ -53,9 +54,9 @@ class Observed:
     """One look at an attempt."""
 
     patience_seconds: float
-    """How long ranks may take to save and leave: patience_seconds()."""
+    """Seconds that ranks may take to save and leave: patience_seconds()."""
     saving_at: float | None = None
-    """When a rank was last heard to write more of a checkpoint, or to begin to unload; None if none does."""
+    """Time at which a rank last reported writing a checkpoint or starting to unload; None if none does."""
     training: bool = False
     """Whether rank 0 is past loading: only then is there something to save."""
     launcher_ended: bool = False
@@ -68,7 +69,7 @@ class Observed:
     stop_asked_at: float | None = None
     stop_now: bool = False
     signalled_at: float | None = None
-    """When the ranks got SIGTERM."""
+    """Time at which the ranks got SIGTERM."""
     failed_at: float | None = None
     """Since when a rank is known to have failed."""
     hangs: bool = False
@@ -76,7 +77,7 @@ class Observed:
 
 
 def patience_seconds(shutdown_timeout_seconds: float, save_seconds: float) -> float:
-    """How long ranks that are asked to stop may take: the limit that is set, or twice the longest save."""
+    """Return the seconds that ranks may take to stop: the configured limit, or twice the longest save."""
     return max(shutdown_timeout_seconds, SAVE_TIMES * save_seconds)
 
 
@@ -86,7 +87,7 @@ def stop_patience_seconds(run: RunDir, config: RunConfig) -> float:
 
 
 def cap_seconds(patience: float) -> float:
-    """How long ranks may take at most, however much they write."""
+    """Return the seconds that ranks may take at most, however much they write."""
     return CAP_TIMES * patience
 
 

@@ -1,11 +1,11 @@
 """Processes: death signals, orphans, the marker of a job. Linux.
 
-How the tree of a job ends, whoever dies first:
+The tree of a job ends as follows, depending on which process dies first:
 
     supervisor  dies -> torchrun gets TERM   (PR_SET_PDEATHSIG) -> it passes TERM on to the wrappers
     torchrun    dies -> the wrappers get TERM                   -> they pass TERM on to their ranks: save,
     leave
-    wrapper     dies -> its rank gets KILL: nobody would write down how it ended
+    wrapper     dies -> its rank gets KILL: no process would record how it ended
     any rank         -> carries NBTRAIN_JOB=<job id> in its environment, so that what is left can be found
 
 Source of the constants: linux/prctl.h.
@@ -139,7 +139,7 @@ _awaited: set[int] = set()
 def start(
     command: Sequence[str], log: Path, death_signal: int | None = None, **popen: Any
 ) -> subprocess.Popen:
-    """A child in a session of its own, whose words go to the end of `log`; `popen` is passed on to Popen.
+    """Start a child in a separate session that appends its output to `log`; `popen` is passed to Popen.
 
     It gets `death_signal` when this process dies. reap_orphans() leaves its exit code to the Popen object.
     """

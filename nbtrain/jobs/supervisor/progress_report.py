@@ -1,7 +1,7 @@
-"""Progress posted to the job's engine, if it has named a place for it: beside the supervisor's loop.
+"""Posts progress to the job's scheduler, if it gave an address, without blocking the supervisor's loop.
 
-A thread posts, so that an address that does not answer delays neither the look at the ranks nor a signal.
-What goes wrong is one event; the training goes on.
+A thread posts, so that an address that does not answer delays neither the look at the ranks nor a signal. A
+failure is recorded as one event; the training continues.
 """
 
 import os
@@ -68,7 +68,7 @@ class ProgressReport:
         self._thread.start()
 
     def _tell(self, why: str) -> None:
-        """Once: events are no place for one in every half minute of a month."""
+        """Record the first failure only: reports every 30 seconds for a month would flood the events."""
         if not self._told:
             self._told = True
             self._journal.event("warning", f"progress is not reported to the engine: {why}")

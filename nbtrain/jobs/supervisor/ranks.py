@@ -26,20 +26,20 @@ class RankWatch:
     """The last known state of one rank."""
 
     progressed_at: float
-    """When anything but the time in its heartbeat changed."""
+    """Time of the last change of anything but the time in its heartbeat."""
     written_at: float
-    """When its heartbeat was renewed: by a thread, so also while the rank hangs."""
+    """Time of its last heartbeat; a thread writes it, so it is renewed even while the rank hangs."""
     beat: Heartbeat | None = None
     record: ExitRecord | None = None
-    """How it ended."""
+    """Exit record; None while the rank runs."""
     gone_at: float | None = None
-    """Since when it is gone without a record, which is still being written or was lost with its wrapper."""
+    """Time since which it is gone without an exit record: still being written, or lost with its wrapper."""
 
     def hear(self, beat: Heartbeat | None, now: float) -> None:
         """Note a heartbeat. Contents are compared, never clocks: the time in a heartbeat may jump."""
         if beat is None or beat == self.beat:
             return
-        # What is written in the background does not show that the training goes on.
+        # A checkpoint written in the background does not show that the training continues.
         written = beat.written_bytes if self.beat is None or beat.phase == "save" else self.beat.written_bytes
         if self.beat is None or replace(beat, time=self.beat.time, written_bytes=written) != self.beat:
             self.progressed_at = now
@@ -47,7 +47,7 @@ class RankWatch:
 
     @property
     def saving_at(self) -> float | None:
-        """When it last wrote more of a checkpoint, or began to save or unload; None if it does neither."""
+        """Time at which it last wrote to a checkpoint, or began to save or unload; None if neither."""
         leaves = self.beat is not None and self.beat.phase in LEAVING_PHASES and not self.beat.process.gone()
         return self.progressed_at if leaves else None
 
@@ -58,7 +58,7 @@ def last_saving(watches: Iterable[RankWatch]) -> float | None:
 
 
 class Patience:
-    """With ranks that were asked to leave, for who is not their supervisor: by their heartbeats."""
+    """Time limit for ranks that were asked to leave, kept by their heartbeats, outside the supervisor."""
 
     def __init__(self, heartbeats: Iterable[Path], seconds: float):
         """`heartbeats` are their files; `seconds` is patience_seconds()."""
@@ -93,7 +93,7 @@ class Ranks:
         return stood_still
 
     def saving_at(self) -> float | None:
-        """When a rank was last heard to write more of a checkpoint, or to begin to unload."""
+        """Return when a rank last reported writing a checkpoint or starting to unload."""
         return last_saving(watch for watch in self.watches.values() if watch.record is None)
 
     def _excuse(self, now: float) -> float:
@@ -141,7 +141,7 @@ class Ranks:
         return self.watches[0].beat
 
     def training(self) -> bool:
-        """Whether rank 0 has come past loading."""
+        """Return whether rank 0 has finished loading."""
         beat, record = self.lead(), self.watches[0].record
         # Remembered: between two phases a heartbeat shows the outer one, which is `start`.
         self._trained = (
@@ -158,7 +158,7 @@ class Ranks:
         return max(steps, default=None)
 
     def standstills(self, now: float) -> list[Standstill]:
-        """Where each rank that has not ended stands."""
+        """Return the position of each rank that has not ended."""
         return [
             Standstill(rank, watch.beat, now - watch.progressed_at, now - watch.written_at)
             for rank, watch in self.watches.items()

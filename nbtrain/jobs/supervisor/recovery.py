@@ -40,7 +40,7 @@ class Recovery:
     """Steps between two attempts."""
 
     give_up: str = ""
-    """Why there is no other attempt; "" if there is one."""
+    """Reason that there is no other attempt; "" if there is one."""
     rollback: Rollback | None = None
     """The samples that the next attempt passes over; it starts at once."""
     wait_seconds: float = 0.0
@@ -96,7 +96,7 @@ def _after_rollback(config: RunConfig, rollbacks: Sequence[Rollback]) -> Recover
 
 
 def in_vain(rollbacks: Sequence[Rollback]) -> int:
-    """How many of the newest rollbacks, of one job to one checkpoint, came no further than their first."""
+    """Count the newest rollbacks of one job to one checkpoint, from the first that got furthest."""
     newest = rollbacks[-1]
     place = (newest.job_id, newest.checkpoint_step)
     same = itertools.takewhile(lambda one: (one.job_id, one.checkpoint_step) == place, reversed(rollbacks))
@@ -106,7 +106,7 @@ def in_vain(rollbacks: Sequence[Rollback]) -> int:
 
 
 def starting_point(rollback: Rollback) -> str:
-    """ "step 4", or "the start" if there was no checkpoint."""
+    """Return "step 4", or "the start" if there was no checkpoint."""
     return f"step {rollback.checkpoint_step:,}" if rollback.checkpoint_step else "the start"
 
 
@@ -160,7 +160,7 @@ def given_up(verdict: Verdict, why: str) -> Verdict:
 
 
 def overdue(verdict: Verdict, config: RunConfig) -> Verdict:
-    """The end of a job whose deadline has passed, unless it has come to its end by itself."""
+    """Return the end of a job whose deadline has passed; a job that ended by itself keeps its own verdict."""
     if verdict.state != CANCELLED:
         return verdict
     stopped = verdict.cause.replace("stopped on request", "stopped", 1)

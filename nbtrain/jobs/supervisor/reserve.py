@@ -1,4 +1,4 @@
-"""A little of the disk, kept for last words: an end must be written even if the disk is full."""
+"""A little disk space kept for the final records of a job, which must be written even if the disk is full."""
 
 import contextlib
 import errno
@@ -9,7 +9,7 @@ from pathlib import Path
 RESERVED_BYTES = 64 << 10
 RESERVE_SUFFIX = ".reserve.tmp"
 FULL = (errno.ENOSPC, errno.EDQUOT)
-# The disk has failed or was mounted anew, or somebody has taken the right to write away.
+# The disk failed or was remounted, or the permission to write was withdrawn.
 READ_ONLY_ERRORS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE)
 
 
@@ -18,7 +18,7 @@ class Reserve:
 
     def __init__(self, folder: Path, owner: str):
         self.path = folder / f".{owner}{RESERVE_SUFFIX}"
-        # If there is no room even now, nothing is kept; a later write may still find room.
+        # Without room even now, there is no reserve; a later write may still find room.
         with contextlib.suppress(OSError), self.path.open("wb") as stream:
             stream.write(bytes(RESERVED_BYTES))
             stream.flush()

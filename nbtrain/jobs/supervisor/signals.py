@@ -1,8 +1,8 @@
 """Requests to a supervisor, by signals and by control/ask.json.
 
-TERM and INT stop, QUIT stops at once, USR1 saves, HUP is ignored. Inside an allocation USR1 says that its
-time is nearly over: the ranks save and leave, and the run goes on in the next allocation. TERM comes from the
-engine there, which may start the job again.
+TERM and INT stop, QUIT stops at once, USR1 saves, HUP is ignored. Inside an allocation USR1 announces that
+its time is nearly over: the ranks save and leave, and the run continues in the next allocation. TERM comes
+from the scheduler there, which may start the job again.
 """
 
 import signal
@@ -31,7 +31,7 @@ class Asked:
     stop_now: bool = False
     """Leave without saving."""
     save: bool = False
-    """Save and go on; the loop takes it back once the ranks have been asked."""
+    """Save and continue; the loop resets it once the ranks have been asked."""
     why: str = ""
     """Reason of a stop: REQUEST, PAUSE, DEADLINE, ALLOCATION or ENGINE; a request outweighs the others."""
     _last_ask: Ask | None = None
@@ -66,7 +66,8 @@ class Asked:
     def read_ask(self, job: JobDir, at_start: bool = False) -> None:
         """Heed control/ask.json, the way to a supervisor on another host; each request once.
 
-        At its start, a supervisor heeds only a stop: an earlier one of this job has saved what was asked for.
+        At its start, a supervisor obeys only a stop: a save was requested from the supervisor before it,
+        whose ranks saved when they left.
         """
         ask, last = Ask.read(job.control_ask), self._last_ask
         # Two who ask at the same moment give one number; a network disk may show an older request again.
@@ -80,7 +81,7 @@ class Asked:
             self.save = True
 
     def stop_within(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> bool:
-        """Wait `seconds`, calling `meanwhile`, or until a stop is asked for; returns whether it was."""
+        """Wait `seconds` or until a stop is requested, calling `meanwhile`; return whether one was."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self.stop:
             meanwhile()

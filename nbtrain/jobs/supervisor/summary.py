@@ -65,7 +65,8 @@ def summarize(
         "global_batch_size": config.batch.global_batch_size,
         "world_size": record.world_size,
         "samples_per_second": newest("samples_per_second", progress.samples_per_second),
-        # What the rate holds for; a job without a rate keeps that of the job before.
+        # The setup that the throughput was measured with; a job without a throughput keeps the previous
+        # job's.
         "measured_with": record_of(config) if progress.samples_per_second else before.get("measured_with"),
         "tokens_per_second": newest("tokens_per_second", progress.tokens_per_second),
         "memory_bytes": newest("memory_bytes", progress.memory_bytes),

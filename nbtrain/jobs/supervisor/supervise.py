@@ -4,7 +4,7 @@
 
     QUEUED -> STARTING -> RUNNING -> SUCCEEDED | FAILED | CANCELLED
       ^          ^           |
-      |          +-RESTARTING+     from the newest whole checkpoint
+      |          +-RESTARTING+     from the newest complete checkpoint
       +----------+-SUSPENDED-+     the same, when it is resumed (pause.py); QUEUED if its devices are taken
 
 The main path: supervise -> run_attempts -> run_attempt (attempt.py) -> its verdict (verdict.py) -> recover,
@@ -86,13 +86,13 @@ class Supervision:
     asked: Asked
     journal: Journal
     usage: UsageWriter | None = None
-    """Where the resources of this machine are kept; None if no ranks run here."""
+    """Writer of this machine's resource use; None if no ranks run here."""
     paused_seconds: float = 0.0
-    """How long the job has been paused, or has waited for its devices."""
+    """Seconds that the job was paused or waited for its devices."""
     place: Place | None = None
-    """In this machine's queue; None if the job has none."""
+    """The job's place in this machine's queue; None if it has none."""
     report: ProgressReport | None = None
-    """Where an engine is told of the progress."""
+    """Reporter of progress to the scheduler; None if there is none."""
     attempt_told: int | None = None
     """Attempt for which it was reported that saving takes longer than usual; None if none was."""
     pause_ends_allocation: bool = False
@@ -101,7 +101,7 @@ class Supervision:
 
 def main(run_dir: str, job_id: str, foreground: bool = False) -> int:
     """Detach and supervise; in the foreground inside an allocation."""
-    # The starter waits for this process only; its child belongs to nobody, so no zombie is left in a kernel.
+    # The caller waits for this process only; its child is orphaned, so no zombie is left in a kernel.
     if not foreground and os.fork():
         return 0
     processes.adopt_orphans()
@@ -245,12 +245,13 @@ def run_attempts(it: Supervision, run: Callable[[Supervision], Verdict] | None =
         if ended is not None:
             return overdue(ended, it.config) if it.asked.why == DEADLINE else ended
         before = verdict
-        # A rollback is no restart; and a wait for room on the disk that ended the job made none.
+        # A rollback does not count as a restart, nor does waiting for room on the disk when that ended the
+        # job.
         it.journal.next_attempt(restart=verdict.kind != "rollback")
 
 
 def wait_for_devices(it: Supervision) -> Verdict | None:
-    """Until the job has its devices; its end if a stop or a pause is asked for meanwhile."""
+    """Wait until the job has its devices; return its end if a stop or a pause is requested first."""
     if it.place is None:
         return None
     since, record = time.monotonic(), it.journal.record
@@ -317,7 +318,7 @@ def run_attempt(it: Supervision) -> Verdict:
 
 
 def look(it: Supervision) -> None:
-    """Show that the supervisor lives, and see whether a pause is asked for or the deadline has passed."""
+    """Show that the supervisor lives, and check for a requested pause and for a passed deadline."""
     it.journal.sign_of_life()
     it.asked.read_ask(it.job)
     deadline = it.config.backend.deadline_seconds

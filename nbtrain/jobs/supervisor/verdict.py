@@ -1,4 +1,4 @@
-"""How an attempt ended, read from the exit records of its ranks, and whether trying again can help.
+"""Decides how an attempt ended, from the exit records of its ranks, and whether trying again can help.
 
 The records are the only witnesses. torchrun's own code is 1 whatever happened, and silence is a failure too:
 a rank without a record was taken away together with its wrapper.
@@ -67,9 +67,9 @@ class Circumstances:
     world_size: int
     stop_requested: bool = False
     hang: str | None = None
-    """Which ranks hung and since when, if that is why they were killed."""
+    """Description of the ranks that hung and since when, if they were killed for that."""
     stuck: str | None = None
-    """Where the ranks stood when the first of them gave up waiting for a peer."""
+    """Description of where the ranks were when the first of them gave up waiting for a peer."""
     memory: HostMemory = field(default_factory=HostMemory)
     """The kernel's counts during the attempt."""
     pids: Mapping[int, int] = field(default_factory=dict)
@@ -93,9 +93,9 @@ class Circumstances:
     reached_step: int | None = None
     """The last step that a rank has reported, in its record or before."""
     node_left: str = ""
-    """Which node is gone, or was asked to leave by its engine, if that is why ranks stopped."""
+    """Name of the node that is gone, or that its scheduler told to leave, if ranks stopped for that."""
     launcher_message: str = ""
-    """The launcher's last words, for an attempt that no rank lived to see."""
+    """The launcher's last log lines, for an attempt in which no rank lived to report."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
         if around.node_left:
             return failed(f"{around.node_left}, so its ranks stopped{_at(step)}; {saved}", retry=True)
         if around.launcher_signal is not None:
-            # Its death makes the ranks stop and save; nobody wanted the run to end.
+            # The launcher's death makes the ranks stop and save; no user asked for the run to end.
             killed = _launcher_killed(around.launcher_signal)
             return failed(f"{killed}, so its ranks stopped{_at(step)}; {saved}", retry=True)
         if limit := next((record.detail for record in records.values() if record.detail), ""):
@@ -277,7 +277,7 @@ def _killed(record: ExitRecord, where: str, around: Circumstances, step: int | N
 
 
 def _once(where: str, said: str) -> str:
-    """ "rank 1 was killed at step 7 by SIGKILL": the word stands in both."""
+    """Return "rank 1 was killed at step 7 by SIGKILL", with "killed" once, although both texts contain it."""
     by = said.removeprefix("killed ")
     return f"{where}: {said}" if by == said else f"{where} {by}"
 
@@ -361,7 +361,8 @@ def _first_failure(records: Mapping[int, ExitRecord], around: Circumstances) -> 
 
 
 def _distance(record: ExitRecord, around: Circumstances) -> int:
-    """0: an end of its own; 1: it lost a peer; 2: a signal after another's end; 3: the supervisor's kill."""
+    """Return 0 for an end by itself, 1 for a lost peer, 2 for a signal after another rank's end, 3 for a
+    kill by the supervisor."""
     if record.signal == SIGKILL and around.killed_at is not None and record.time >= around.killed_at:
         return 3
     if record.outcome == "killed" and record.signal in (SIGABRT, SIGTERM):

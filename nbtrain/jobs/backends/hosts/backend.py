@@ -38,7 +38,7 @@ class HostsBackend(SupervisedHere):
         return dry_text(config, job, hosts_of(config))
 
     def end_ranks(self, job: JobDir, grace_seconds: float) -> None:
-        """By the job's marker, on every host. Raises JobError if one cannot be reached."""
+        """End the ranks on every host by the job's marker. Raises JobError if a host cannot be reached."""
         handle = HostsHandle.read(job.handle_json)
         section = load_resolved(job.run.config_yaml).backend.hosts
         hosts = handle.hosts if handle else []

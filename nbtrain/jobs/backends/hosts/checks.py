@@ -175,7 +175,7 @@ def looked_at(
 
 
 def _named_by(config: RunConfig) -> str:
-    """Where the run names its machines: file, line and field."""
+    """Return the file, line and field in which the run names its machines."""
     key = "backend.hosts.hostfile" if config.backend.hosts.hostfile else "backend.hosts.hosts"
     return f"{config.where(key)}: {key}"
 

@@ -72,7 +72,7 @@ def main(job_id, grace_seconds, agents_seconds):
     left = wait(job_id, KILL_SECONDS, lambda some: send(some, signal.SIGKILL))
     print(len(there), killed, len(left))
     if left:
-        # The last line is what whoever asked shows.
+        # The process that ran this command shows the last line.
         many = f"{len(left)} processes of the job do" if len(left) > 1 else "1 process of the job does"
         print(f"{many} not end (an NFS server that hangs?)", file=sys.stderr)
     return 1 if left else 0

@@ -1,4 +1,4 @@
-"""Which machines a run takes: from the YAML, or from a DeepSpeed hostfile."""
+"""The machines that a run uses, from the YAML or from a DeepSpeed hostfile."""
 
 import re
 from pathlib import Path

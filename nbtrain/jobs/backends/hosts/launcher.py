@@ -1,10 +1,10 @@
-"""The agents of a job by DeepSpeed's launcher (pdsh or openmpi), a process of its own that is never imported.
+"""Starts a job's agents with DeepSpeed's launcher (pdsh or openmpi), a separate process, never imported.
 
     supervisor -> deepspeed.launcher.runner -> pdsh -> ssh -> deepspeed.launcher.launch -> on_host: the agent
                                             or mpirun -> ssh ----------------------------> on_host: the agent
 
-The launcher must never get TERM or INT: it would end every DeepSpeed job on its hosts (`pkill -f`), those of
-others too. Agents are ended by their job's marker, and the launcher afterwards by KILL.
+The launcher must never receive TERM or INT: it would end every DeepSpeed job on its hosts (`pkill -f`), other
+users' jobs included. Agents are ended by their job's marker, and the launcher afterwards by KILL.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "
 RUNNER_END_SECONDS = 5.0
 END_TIMEOUT_SECONDS = 60.0
 AGENT_END_SECONDS = 15.0
-# DeepSpeed's launcher needs one, and agents meet at ports of their own.
+# DeepSpeed's launcher requires a port, but never uses this one: agents choose a separate port to meet at.
 UNUSED_PORT = 29500
 
 
@@ -126,7 +126,7 @@ class NotStarted:
         self.last_words = words
 
     def poll(self) -> int | None:
-        """Return ssh's exit code for a failure of its own."""
+        """Return the exit code with which ssh reports that ssh itself failed."""
         return 255
 
     def end(self) -> None:
@@ -184,7 +184,7 @@ def end_marked(
 
 
 def why(answer: Answer) -> str:
-    """Why a host did not do it; "" if it did."""
+    """Return why a host did not do what it was asked to; "" if it did."""
     if words := answer.trouble[0]:
         return words
     return "" if answer.code == 0 else f"{answer.host}: {last_line(answer.errors or answer.output)}"

@@ -1,7 +1,7 @@
 """python -m nbtrain.jobs.backends.hosts.on_host WORD: become a host's agent; DeepSpeed's launcher calls it.
 
-WORD names the job: launchers pass it through shells that split and expand anything but one plain word. What
-else the agent is to know lies in the job's folder, which every host sees.
+WORD names the job: launchers pass it through shells that split and expand anything but one plain word. The
+agent reads everything else from the job's folder, which every host sees.
 """
 
 import base64

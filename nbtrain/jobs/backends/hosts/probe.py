@@ -95,7 +95,7 @@ def main(asked):
         "token": read(asked["token"]),
         "writable": os.access(Path(asked["token"]).parent, os.W_OK | os.X_OK),
         "local_disk": local_disk(asked.get("local_dir")),
-        # None of those asked for: mpirun would start nothing here.
+        # False if none of the requested programs is installed: mpirun would start nothing on this host.
         "daemon": any(shutil.which(one) for one in asked.get("daemons", ())),
         "scratch": tempfile.gettempdir(),
         "scratch_free": shutil.disk_usage(tempfile.gettempdir()).free,

@@ -76,7 +76,7 @@ class Answer:
             return "", ""
         for pattern, words, fix in TROUBLES:
             if re.search(pattern, self.errors):
-                # In known_hosts a host with a port of its own stands in brackets.
+                # known_hosts writes a host with a port other than 22 in brackets.
                 known = self.host if self.port in (None, 22) else f"'[{self.host}]:{self.port}'"
                 filled = fix.format(host=self.host, options=self.by_hand, known=known)
                 return f"{self.host} {words}", filled
@@ -91,7 +91,7 @@ def last_line(text: str) -> str:
 
 
 def ssh_options(section: HostsConfig) -> list[str]:
-    """Options of every ssh: nobody is asked for anything, and a dead connection is noticed."""
+    """Options of every ssh: it never prompts, and it notices a dead connection."""
     return [
         "-oBatchMode=yes",
         f"-oConnectTimeout={CONNECT_SECONDS}",

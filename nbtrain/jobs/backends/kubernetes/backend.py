@@ -43,7 +43,7 @@ from nbtrain.jobs.obstacle import Obstacle
 from nbtrain.monitor.logs import NODE, follow, log_path, tail_lines
 from nbtrain.monitor.pods import cluster_events
 
-# A stream is left so often, to see whether the rank has a log of its own by now.
+# Seconds after which a followed stream is closed, to see whether the rank has a separate log by now.
 FOLLOW_SECONDS = 5.0
 
 
@@ -130,7 +130,7 @@ class KubernetesBackend(RemoteBackend):
         return PodLauncher(job, command)
 
     def pause(self, job: JobDir) -> None:
-        """End the pods and keep the object; the job goes on from its newest checkpoint when it is resumed."""
+        """End the pods and keep the object; a resumed job continues from its newest checkpoint."""
         handle = _handle(job)
         self._patch(job, handle, KINDS[handle.kind].pause(True))
 

@@ -1,8 +1,9 @@
-"""The API server, asked through the official client: what is retried, what a dropped stream goes on with.
+"""Calls to the API server through the official client: retries, and how a dropped stream is resumed.
 
-Asked again, with longer and longer waits: 429 and 5xx, timeouts, lost connections. A create that is asked
-again may find its own object (409), which is then the answer. Reads go on from the resource version that was
-seen last; if the server has forgotten it (410), the object is listed anew.
+Requests that fail with 429, 5xx, a timeout or a lost connection are retried after growing pauses. A create
+that is retried may find the object that it made before (409), which then counts as its answer. A dropped
+watch resumes from the last resource version it saw; if the server has discarded that (410), the object is
+listed again.
 """
 
 import json
@@ -180,7 +181,7 @@ class Cluster:
                 elif error.status not in RETRIED:
                     raise
             except (ValueError, KeyError, TypeError):
-                # Half a line, of a stream that was cut: list anew.
+                # The stream was cut in the middle of a line: list the object again.
                 version = ""
             time.sleep(self._back_off_seconds[0])
 
@@ -191,7 +192,7 @@ class Cluster:
         tail_lines: int | None = None,
         follow: Callable[[], bool] | None = None,
     ) -> Iterator[str]:
-        """The lines of a pod's log; while `follow()` is true a broken stream goes on after its last line."""
+        """Yield the lines of a pod's log; while `follow()` is true, a broken stream is resumed."""
         path, what = f"{self._core}/pods/{pod}/log", f"read the log of pod {pod}"
         query = {"timestamps": "true", **({"container": container} if container else {})}
         if tail_lines is not None:
@@ -332,7 +333,7 @@ def _about(event: Manifest) -> str:
 
 
 def event_time(event: Manifest) -> str:
-    """When an event was seen last, as RFC 3339 says it; "" if it does not say."""
+    """Return when an event was seen last, in RFC 3339; "" if the event has no time."""
     for key in ("lastTimestamp", "eventTime", "firstTimestamp"):
         if event.get(key):
             return str(event[key])

@@ -1,4 +1,4 @@
-"""Which cluster: kubeconfig, context, namespace, or the service account of the pod that this runs in."""
+"""The cluster to use: kubeconfig, context and namespace, or the service account of the surrounding pod."""
 
 import os
 from dataclasses import dataclass

@@ -24,7 +24,7 @@ from nbtrain.jobs.backends.kubernetes.replicas import failure_words, replica, wa
 from nbtrain.jobs.backends.kubernetes.states import conditions_table, object_word, restarts
 from nbtrain.jobs.backends.kubernetes.tolerant import mapping
 
-# Events are those of the whole namespace: they are asked for if something changed, else once in so long.
+# Seconds between two requests for events if nothing changed: a request returns the whole namespace's events.
 EVENTS_SECONDS = 60.0
 MOST_EVENTS = 200
 # Of the log of a pod that is kept.
@@ -42,7 +42,7 @@ class KubernetesDetails(Record):
     replicas: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     events_at: float = 0.0
-    """When the events were asked for; seconds since the epoch."""
+    """Time of the last request for events; seconds since the epoch."""
 
 
 def ask(

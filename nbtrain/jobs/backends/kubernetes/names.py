@@ -5,7 +5,7 @@ import re
 
 from nbtrain.base.errors import SubmitError
 
-# RFC 1035, which is narrower than RFC 1123 by its first letter: TrainJobs and services ask for it.
+# RFC 1035, which unlike RFC 1123 allows only a letter first: TrainJobs and services require it.
 OBJECT_NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 # A pod's name is a label of at most 63 characters. Operators append up to 18 to the object's name:
 # "-node-0-9999-xxxxx" (TrainJob), "-xxxxx-worker-9999" (DeepSpeedJob).
@@ -36,7 +36,7 @@ def checked(name: str) -> str:
 
 
 def checked_namespace(name: str) -> str:
-    """`name` itself. Raises SubmitError if it is no namespace."""
+    """Return `name`. Raises SubmitError if it is not a valid namespace."""
     if not NAMESPACE.fullmatch(name):
         raise SubmitError(
             f"{name!r} is no namespace: it must be 1 to 63 lower case letters, digits and inner dashes. Set "

@@ -41,7 +41,7 @@ def launchers_resources(work: PodWork) -> dict[str, Any]:
 
 
 def quantity(num_bytes: int) -> str:
-    """64 GiB as "65536Mi"; bytes if they are no whole MiB."""
+    """Return 64 GiB as "65536Mi", and a size that is not a multiple of 1 MiB in bytes."""
     return f"{num_bytes // MIB}Mi" if num_bytes % MIB == 0 else str(num_bytes)
 
 
@@ -68,7 +68,7 @@ def _claims(work: PodWork) -> dict[str, str]:
 
 
 def mounts(work: PodWork) -> list[dict[str, Any]]:
-    """Where the volumes are in the container."""
+    """Return the volume mounts of the container."""
     names = _claims(work)
     written: list[dict[str, Any]] = [{"name": SHARED_MEMORY, "mountPath": "/dev/shm"}]
     for mount in work.section.mounts:
@@ -86,13 +86,13 @@ def mounts(work: PodWork) -> list[dict[str, Any]]:
 
 
 def security_context(work: PodWork) -> dict[str, Any]:
-    """The capabilities that are asked for; empty without any."""
+    """Return the security context with the requested capabilities; empty if none are requested."""
     added = list(work.section.capabilities)
     return {"capabilities": {"add": added}} if added else {}
 
 
 def container(work: PodWork, name: str, command: list[str] | None, whole: bool = True) -> dict[str, Any]:
-    """The container that trains; without `whole` one that only starts others and asks for no devices."""
+    """Return the training container; without `whole`, one that only starts others and requests no devices."""
     written: dict[str, Any] = {"name": name, "image": work.image}
     if work.section.image_pull_policy:
         written["imagePullPolicy"] = work.section.image_pull_policy

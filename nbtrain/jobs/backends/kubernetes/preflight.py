@@ -1,8 +1,9 @@
 """Checks by the cluster before anything starts: it answers, accepts the manifest, and has what that names.
 
-A create that keeps nothing (dryRun=All) has the API server judge the manifest: credentials, rights, kind,
-namespace, fields, admission. Then what pods would wait for in vain. Of a Secret only its metadata are asked
-for, and what this user may not look at is no obstacle: its pods may.
+A create with dryRun=All, which keeps nothing, has the API server check the manifest: credentials,
+permissions, kind, namespace, fields, admission. Then the checks look for objects that pods would wait for in
+vain. For a Secret only the metadata are requested. An object that this user may not read is not an obstacle:
+the pods may be allowed to.
 """
 
 import time

@@ -48,7 +48,7 @@ def _fix(status: int, said: dict[str, Any], message: str) -> str:
     details = details if isinstance(details, dict) else {}
     if status == 401:
         return " The credentials of this context are not accepted: renew them (`kubectl auth whoami`)."
-    # RBAC's words: User "ann" cannot create resource "trainjobs" in API group ...
+    # RBAC reports: User "ann" cannot create resource "trainjobs" in API group ...
     if status == 403 and re.search(r'\bUser ".*" cannot ', message):
         return " Ask for the right: `kubectl auth can-i --list` shows what this user may do."
     if status == 403 and "exceeded quota" in message:

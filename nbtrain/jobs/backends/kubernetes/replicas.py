@@ -40,7 +40,7 @@ class Replica:
     exit_code: int | None
     """Exit code of the container that ended last; None if none has ended."""
     reason: str
-    """Why it waits or how it ended; "" while it runs."""
+    """Reason that it waits or ended; "" while it runs."""
     node: int | None = None
     """The node whose agent runs in it; None of an MPIJob's launcher, or if nothing says it."""
     created: str = ""
@@ -93,7 +93,7 @@ def failure_words(pods: list[Replica]) -> str:
 
 
 def waiting_words(pods: list[Replica]) -> str:
-    """Why the job does not start, in the words of the first pod that waits; "" if none says."""
+    """Return why the first pending pod that gives a reason does not start; "" if none gives one."""
     return next((f"{one.pod}: {one.reason}" for one in pods if one.phase == "Pending" and one.reason), "")
 
 

@@ -1,6 +1,6 @@
-"""One table for four kinds: what an object's status says, in our states; read tolerantly.
+"""Map the status of the four kinds of objects to nbtrain's job states with one table, tolerating gaps.
 
-A word that nobody knows changes nothing: the last state stays, with `known` False.
+A word that is not in the table changes nothing: the last state is kept, and `known` is False.
 """
 
 from dataclasses import dataclass
@@ -38,9 +38,9 @@ class ObjectWord:
 
     state: str
     reason: str
-    """In the engine's words; "" if it gives none."""
+    """Reason as the cluster reports it; "" if it gives none."""
     known: bool = True
-    """False: it said a word that is in no table, and `state` is the last one that was known."""
+    """False if the object reported a word that is not in the table; `state` is then the last known one."""
 
 
 def object_word(item: dict[str, Any], last: str = QUEUED) -> ObjectWord:
@@ -84,7 +84,7 @@ def conditions_table(item: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def restarts(item: dict[str, Any]) -> int:
-    """How often the engine restarted something, as far as it counts."""
+    """Return how many restarts the cluster has counted."""
     status = mapping(item.get("status"))
     tasks = sum(number(mapping(task).get("restartCount")) for task in items(status.get("tasks")))
     return max(number(status.get("backoffCount")), tasks)

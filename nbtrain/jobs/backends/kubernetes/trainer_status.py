@@ -34,13 +34,13 @@ FIGURES = (
 
 
 class TrainerStatus:
-    """Where one job's progress is reported."""
+    """The address to which one job's progress is reported."""
 
     def __init__(self, url: str, token: Path, ca_cert: Path):
         self._url, self._token, self._ca_cert = url, token, ca_cert
         self._next = 0.0
         self.trouble = ""
-        """Why the newest report did not arrive; "" if it did."""
+        """Reason that the newest report did not arrive; "" if it did."""
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "TrainerStatus | None":
@@ -90,7 +90,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def trainer_status(progress: TrainingProgress, step: int, now: float | None = None) -> dict[str, Any]:
-    """The body, within the CRD's bounds; what is not known is left out."""
+    """Return the body of the report, within the CRD's bounds; unknown values are omitted."""
     done = progress.consumed_tokens / progress.goal_tokens if progress.goal_tokens else 0.0
     moment = datetime.fromtimestamp(time.time() if now is None else now, UTC)
     status: dict[str, Any] = {

@@ -91,7 +91,7 @@ class PodWork:
 
 
 def work_of(config: RunConfig, section: KubernetesConfig, run_id: str, job: JobDir) -> PodWork:
-    """The job's work. Raises SubmitError if there is no image."""
+    """Return the work that the job's pods do. Raises SubmitError if no image is set."""
     image = section.image or config.resources.image
     if image is None:
         raise SubmitError(f"{config.name}: neither backend.kubernetes.image nor resources.image is set.")
@@ -114,7 +114,7 @@ def work_of(config: RunConfig, section: KubernetesConfig, run_id: str, job: JobD
 
 
 def own_folder(config: RunConfig, section: KubernetesConfig) -> str | None:
-    """Where an emptyDir is mounted for checkpoint.local_dir; None if a mount is there, or none is wanted."""
+    """Return where to mount an emptyDir for checkpoint.local_dir; None if it is unset or already mounted."""
     if config.checkpoint.local_dir is None:
         return None
     folder, placeholder, _ = config.checkpoint.local_dir.partition("{")

@@ -2,9 +2,9 @@
 
     sbatch -> supervisor (batch step) -> srun -> agent of node 0 .. N-1 -> torchrun -> ranks
 
-Who restarts: the supervisor restarts ranks inside the allocation. Slurm itself puts a job back into its queue
-when a node fails (--requeue); a job that meets its time limit submits itself again (resubmissions). The same
-nbtrain job goes on in each case, from its newest checkpoint.
+Restarts: the supervisor restarts ranks inside the allocation. Slurm itself puts a job back into its queue
+when a node fails (--requeue), and a job that reaches its time limit submits itself again (resubmissions).
+In each case the same nbtrain job continues from its newest checkpoint.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ class SlurmHandle(Record):
     asked: bool = False
     """Whether sbatch was called and its answer is not known: the job may be there, by its comment."""
     resumed: int = 0
-    """How many of the allocations followed a pause; these are no resubmissions."""
+    """Number of allocations that followed a pause; they do not count as resubmissions."""
 
 
 def needed_gpus(config: RunConfig) -> int:
@@ -80,7 +80,7 @@ def needed_gpus(config: RunConfig) -> int:
 
 
 def _own(job: JobDir, found: SlurmJob | None) -> SlurmJob | None:
-    """None if Slurm has given the number to another job: it counts anew after it has lost its state."""
+    """Return None if Slurm gave the number to another job, as it does once it has lost its state."""
     if found is None:
         return None
     comment, _, _labels = found.comment.partition(",")
@@ -119,8 +119,8 @@ class SlurmBackend(RemoteBackend):
             )
 
     def taken_elsewhere(self, job: JobDir, run_id: str) -> str:
-        """By the allocation of an earlier sbatch of the same script."""
-        # Whoever writes the job holds the run's lock for a moment, and its supervisor from then on.
+        """Name the allocation of an earlier sbatch of the same script, if it runs the job."""
+        # The process that writes the job holds the run's lock for a moment, and its supervisor from then on.
         while not job.handle_json.exists():
             with job.run.locked(blocking=False) as taken:
                 if taken and not job.handle_json.exists():
@@ -132,7 +132,7 @@ class SlurmBackend(RemoteBackend):
         return f"Slurm job {handle.numbers[-1]} has it"
 
     def ask_engine(self, job: JobDir) -> EngineWord:
-        """By scontrol; sacct for a job that it has forgotten."""
+        """Ask scontrol, and sacct for a job that scontrol no longer knows."""
         number = self._number(job)
         if number is None:
             return EngineWord(None, "", time.time(), engine="Slurm")
@@ -171,7 +171,7 @@ class SlurmBackend(RemoteBackend):
         self.engine_word(job, at_once=True)
 
     def unpause(self, job: JobDir) -> None:
-        """Release a job that is held, or submit a paused one again; one whose pause is to come goes on."""
+        """Release a held job, or submit a paused one again; a job that is about to pause needs neither."""
         record = JobRecord.read(job.job_json)
         if record is None or record.state not in (QUEUED, SUSPENDED):
             return
@@ -224,7 +224,7 @@ class SlurmBackend(RemoteBackend):
                 "Set backend.slurm.partition to one of them.",
             )
             return
-        # By default a cluster takes what it can never start, and lets it wait for ever.
+        # By default a cluster accepts jobs that it can never start, and keeps them waiting forever.
         wanted = partition.split(",") if partition else [place.name for place in there if place.default]
         places = [place for place in there if place.name in wanted]
         if not places and not partition:
@@ -308,7 +308,7 @@ class SlurmBackend(RemoteBackend):
         path = job.path / f"slurm.{len(handle.numbers)}.sbatch"
         files.write_text(path, batch_script(config, job, _exported(), after))
         environment = sbatch_environment(os.environ, sbatch_options(config, job, after))
-        # First, so that a job whose number nobody lived to write down is found all the same.
+        # Written first, so that a job is found even if this process dies before it records the job's number.
         handle.asked = True
         handle.write(job.handle_json)
         try:

@@ -133,7 +133,7 @@ def look_up(number: str) -> SlurmJob | None:
 
 
 def numbered(name: str, comment: str, known: list[str]) -> str | None:
-    """The newest number, beside those known, of a job with this name and comment. Raises EngineUnseen."""
+    """Return the newest number of a job with this name and comment, besides `known`. Raises EngineUnseen."""
     try:
         # %F: of an array the whole one's; the comment may hold anything.
         text = call("squeue", "-h", "--states=all", f"--name={name}", "-o", "%F|%k")
@@ -145,7 +145,7 @@ def numbered(name: str, comment: str, known: list[str]) -> str | None:
 
 
 def accounted(number: str) -> SlurmJob | None:
-    """The job by accounting; None if there is no accounting, or no such job in it."""
+    """Return the job from accounting; None if accounting is off or does not know the job."""
     try:
         text = call("sacct", "-X", "-n", "-P", "-j", number, "-o", "JobID,State,ExitCode,NodeList,JobName")
     except (JobError, EngineUnseen):
@@ -179,9 +179,9 @@ PRECEDENCE = (RUNNING, SUSPENDED, QUEUED)
 
 
 def foremost(jobs: Iterable[SlurmJob]) -> SlurmJob | None:
-    """The task of an array that runs, else one that waits, else the last to have ended; None of none.
+    """Return an array's running task, else a waiting one, else the last to end; None without tasks.
 
-    Slurm lists tasks in an order of its own. The tasks of a het job or of a federation are alike.
+    Slurm lists tasks in no useful order. The tasks of a het job or of a federation are ranked alike.
     """
 
     def place(job: SlurmJob) -> tuple[int, int, int]:
@@ -195,8 +195,8 @@ def foremost(jobs: Iterable[SlurmJob]) -> SlurmJob | None:
 
 def _read_line(line: str) -> SlurmJob:
     fields: dict[str, str] = {}
-    # Values may hold blanks; a value ends where another NAME= begins. The first one counts: what comes late
-    # is paths and comments, which may hold anything.
+    # Values may hold spaces; a value ends where another NAME= begins. The first one counts: later fields are
+    # paths and comments, which may hold anything.
     for name, value in re.findall(r"(\S+?)=(.*?)(?=\s+[A-Za-z][\w/:]*=|\s*$)", line):
         fields.setdefault(name, value)
     task = fields.get("ArrayTaskId", "").partition("-")[0].partition(",")[0]
@@ -247,7 +247,7 @@ def word_of(found: SlurmJob | None, number: str) -> EngineWord:
 def waiting_words(found: SlurmJob) -> str:
     """`Slurm job 12 waits (Resources): the nodes that it needs are busy; start estimated at ...`."""
     _, words = STATES[found.state]
-    # A state of its own, such as CONFIGURING, says more than the reason that it had before.
+    # A state such as CONFIGURING says more than the reason that the job had before it.
     name = found.state if words else found.reason or "None"
     text = f"Slurm job {found.number} waits ({name}): {words or reason_words(name)}"
     if found.restarts:

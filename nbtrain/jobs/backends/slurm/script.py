@@ -12,10 +12,10 @@ from nbtrain.config.rules.backends import options_in
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.node.prepared import RUN_YAML
 
-# Which cluster is asked, and how this user is known there.
+# Variables that select the cluster and identify the user there.
 KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_SACK_SOCKET")
-# Of an allocation or an srun that this process runs in. A batch step that inherits them tells its srun to
-# share cores or to ask for memory twice, and takes the restarts of another job for its own.
+# Variables of the allocation or srun that this process runs in. A batch step that inherited them would make
+# its srun share cores or request memory twice, and would count another job's restarts as its own.
 OF_AN_ALLOCATION = re.compile(r"SLURM_|SLURMD_|SRUN_|PMI")
 # `man sbatch`, input environment variables: each outweighs what the script says. Most are SBATCH_<OPTION>.
 VARIABLES = {
@@ -77,7 +77,7 @@ def shown_script(config: RunConfig, job: JobDir, environment: Mapping[str, str])
 
 def script_alone(config: RunConfig, job: JobDir, environment: Mapping[str, str]) -> str:
     """A script for sbatch with nothing written before. `environment` holds the run (prepared.py)."""
-    # Slurm opens the log before the job's folder is there; the supervisor goes on in its own.
+    # Slurm opens the log before the job's folder exists; the supervisor continues in its own log.
     options = [one for one in sbatch_options(config, job) if not one.startswith("--output=")]
     lines = "".join(f"#SBATCH {option}\n" for option in options)
     return (
@@ -134,7 +134,7 @@ def sbatch_options(config: RunConfig, job: JobDir, after: str = "") -> list[str]
         "--requeue" if section.requeue else "--no-requeue",
         # Relative to the folder of the job, from which it is submitted: sbatch reads quotes and % in a path.
         "--output=logs/supervisor.log",
-        # A requeued job would begin its log anew, and the story of its first run would be gone.
+        # Otherwise a requeued job would truncate its log and lose the record of its first run.
         "--open-mode=append",
         *further,
     ]

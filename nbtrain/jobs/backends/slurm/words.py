@@ -1,8 +1,8 @@
-"""Slurm's states, and in words why a job waits, ended, or is in a state of its own.
+"""Slurm's states, with sentences that explain why a job waits, ended, or is in a special state.
 
 The tables hold the names of versions 20.11 to 25.05 (slurm/src/common: slurm_protocol_defs.c,
-job_state_reason.c, and the sentences of slurmctld, whose blanks scontrol prints as _). Slurm's own name stays
-beside the words, and a name that is not here gets a general sentence.
+job_state_reason.c, and the sentences of slurmctld, whose spaces scontrol prints as _). Slurm's own name is
+shown next to the explanation, and an unknown name gets a general sentence.
 """
 
 import re

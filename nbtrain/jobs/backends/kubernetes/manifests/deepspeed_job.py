@@ -1,8 +1,8 @@
 """DeepSpeedJob (batch.tensorstack.dev/v1beta1): DeepSpeed's launcher in worker 0 starts an agent in each pod.
 
-One slot for each pod: the agent starts the pod's ranks itself, and its RANK is the number of its pod. The
-launcher then narrows CUDA_VISIBLE_DEVICES to one device, which `env -u` takes back, and would put
---local_rank between `env` and its words, which localRank: false keeps away.
+Each pod gets one slot: the agent starts the pod's ranks itself, and its RANK is the number of its pod. The
+launcher would narrow CUDA_VISIBLE_DEVICES to one device, which `env -u` undoes, and would insert --local_rank
+between `env` and the command, which localRank: false prevents.
 """
 
 from typing import Any

@@ -151,7 +151,12 @@ def _task_file(name: str, file: Path, folder: Path, include_path: Path | None) -
             "files are found in the folder that include_path names."
         )
     if (kind := entry.kind.name) != "TASK":
-        what = {"GROUP": "a group of tasks", "TAG": "a tag of several tasks"}.get(kind, "written in Python")
+        what = {"GROUP": "a group of tasks", "TAG": "a tag of several tasks"}.get(kind)
+        if what is None:
+            raise ConfigError(
+                f"{name}: is a task written in Python, whose code decides which data it reads, and NAME=FILE "
+                f"is for tasks that a YAML file defines. Evaluate it without the file: {name}."
+            )
         raise ConfigError(
             f"{name}: is {what}, and NAME=FILE is for a single task file. Name one of its tasks, or leave "
             "the file out."

@@ -55,7 +55,7 @@ def fake_harness(monkeypatch, tmp_path):
                 found = {}
                 for path in sorted(Path(folder).rglob("*.yaml")):
                     read = yaml.safe_load(path.read_text())
-                    kind = "GROUP" if "group" in read else "TASK"
+                    kind = "GROUP" if "group" in read else "PY_TASK" if "class" in read else "TASK"
                     entry = SimpleNamespace(yaml_path=path, cfg=read, kind=SimpleNamespace(name=kind))
                     if name := read.get("group") or read.get("task"):
                         found.setdefault(name, entry)
@@ -98,6 +98,7 @@ def test_the_task_file_of_a_name(fake_harness, name, found):
         "prost/deep/corypaik_prost.yaml": "fewshot_config: {samples: [{}]}\ntask:\n  prost",
         "prost/group.yaml": "group: prosts\ntask: [prost]",
         "flow.yaml": "{'task': in-a-flow, test_split: test}",
+        "squad.yaml": "task: squadv2\nclass: Squad",
     }.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(f"{line}\n")
@@ -113,6 +114,10 @@ def test_the_task_file_of_a_name(fake_harness, name, found):
         harness.load_tasks([f"helaswag={lines}"])
     with pytest.raises(ConfigError, match="mmlu_stem: is a group of tasks"):
         harness.load_tasks([f"mmlu_stem={lines}"])
+    with pytest.raises(
+        ConfigError, match=r"squadv2: is a task written in Python.* the file: squadv2\."
+    ):
+        harness.load_tasks([f"squadv2={lines}"])
     with pytest.raises(ConfigError, match="one: two evaluations of one name"):
         harness.load_tasks([f"{name}={lines}"] * 2)
 

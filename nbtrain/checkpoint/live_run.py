@@ -26,15 +26,14 @@ class TrainState:
     validation_loss: float | None = None
     best_validation_loss: float | None = None
     stability: dict[str, Any] | None = None
-    """State of the guard against bad steps (StepGuard); None in older checkpoints."""
+    """State of the guard against bad steps (StepGuard), set when a checkpoint is saved."""
 
     def validated(self, loss: float | None) -> None:
         """Note the validation loss after the step that is reached; None if no token was in the loss."""
         self.evaluated_step, self.validation_loss = self.step, loss
         if loss is not None and math.isfinite(loss):
             best = self.best_validation_loss
-            # An older checkpoint may have kept a NaN as its best loss.
-            self.best_validation_loss = min(loss, best) if best is not None and math.isfinite(best) else loss
+            self.best_validation_loss = loss if best is None else min(loss, best)
 
 
 @dataclass

@@ -152,12 +152,11 @@ class StepHistory:
         """For the checkpoint, as JSON: the losses before the next step, skipped steps, counts."""
         return {"losses": list(self.losses), "skipped": list(self._skipped), "counts": dict(self.counts)}
 
-    def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Restore what state_dict() gave; None, from a checkpoint without it, changes nothing."""
-        if state is not None:
-            self.losses.extend(state["losses"])
-            self._skipped.extend(state["skipped"])
-            self.counts |= {**state["counts"], "rollbacks": self.counts["rollbacks"]}
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what state_dict() returned; rollbacks are counted by the job, not by the checkpoint."""
+        self.losses.extend(state["losses"])
+        self._skipped.extend(state["skipped"])
+        self.counts |= {**state["counts"], "rollbacks": self.counts["rollbacks"]}
 
 
 class StepGuard:

@@ -20,7 +20,7 @@ from nbtrain.config.fields import (
     Word,
     WorkerCount,
 )
-from nbtrain.config.sources import FineTuningSourceModel, Source
+from nbtrain.config.sources import FineTuningSourceModel, Source, TokensSource
 from nbtrain.config.workers_section import WorkersConfig
 
 # The languages of data.split_sentences, known without importing sentencex, which cuts. It has rules of its
@@ -175,7 +175,7 @@ class DataConfig(ConfigModel):
     packing: Literal["stream", "best_fit"] | None = None
     """Way in which documents become samples. stream cuts samples from the concatenated documents. best_fit
     packs whole documents, without attention between them and with separate positions. null means best_fit if
-    a source holds fine-tuning examples, else stream."""
+    a source holds fine-tuning examples or token ids with a labels_key, else stream."""
     reset_position_ids: bool = False
     """With packing: stream, whether positions start at 0 again for each document of a sample."""
     inter_document_masking: bool = False
@@ -190,5 +190,9 @@ class DataConfig(ConfigModel):
         """`packing`, or what null stands for."""
         if self.packing is not None:
             return self.packing
-        is_tuning = any(isinstance(source, FineTuningSourceModel) for source in self.sources)
+        is_tuning = any(
+            isinstance(source, FineTuningSourceModel)
+            or (isinstance(source, TokensSource) and source.labels_key is not None)
+            for source in self.sources
+        )
         return "best_fit" if is_tuning else "stream"

@@ -818,4 +818,6 @@ def test_packing_follows_the_sources():
     tuning = ("chat", "preference", "alpaca", "prompt-completion")
     assert {packing(kind) for kind in tuning} == {"best_fit"}
     assert {packing(kind) for kind in ("jsonl", "tokens", "text")} == {"stream"}
+    labelled = [{"kind": "tokens", "path": "x", "labels_key": "labels"}]
+    assert DataConfig(name="x", sources=labelled).resolved_packing == "best_fit"
     assert (packing("chat", packing="stream"), packing("jsonl", packing="best_fit")) == ("stream", "best_fit")

@@ -126,6 +126,11 @@ def _prepare_text(
         opened = prepare_dataset(config, dataset, manifest, corpus, loaded, workers, force, say)
     report.dataset, report.manifest = dataset.directory, opened.manifest
     if opened.loss_mask is not None:
+        if config.data.packing is None and config.data.resolved_packing == "stream":
+            logger.info(
+                "data.packing is not set: samples are cut from the concatenated documents (stream), across "
+                "examples. Set data.packing=best_fit to keep each example whole and apart from the others."
+            )
         examples = Browser(config, loaded=loaded).spread(NUM_EXAMPLES, EXAMPLE_TOKENS)
         report.examples = [example.to_dict() for example in examples[:NUM_EXAMPLES]]
     return opened

@@ -149,8 +149,9 @@ def assert_touched(make_config, workspace, lines, source, dropped, **tokenizer):
         prepare(config, through="encode")
 
 
-def test_labels_decide_by_the_first_record_whether_there_is_a_mask(workspace, make_config):
+def test_labels_decide_by_the_first_record_whether_there_is_a_mask(workspace, make_config, caplog):
     """Without a setting the labels of a record are its mask; a mask that comes later is refused by name."""
+    caplog.set_level("INFO")
     tokenizer = {"name": "small", "vocab_size": 300}
     make_tokenizer("small", ["one two"])
 
@@ -166,6 +167,7 @@ def test_labels_decide_by_the_first_record_whether_there_is_a_mask(workspace, ma
     mask = with_mask.open_loss_mask(IndexedDataset(with_mask.prefix))
     assert [mask[0].tolist(), mask[1].tolist()] == [[0, 1, 1, 1], [1, 1, 1]]
     assert with_mask.manifest().loss_tokens == 6
+    assert caplog.text.count("data.packing=best_fit") == 1
     without = dataset("plain", {"input_ids": [8, 9]}, labelled)
     assert not without.has_loss_mask and without.manifest().loss_tokens is None
     (broken,) = map(json.loads, without.broken_records.read_text().splitlines())

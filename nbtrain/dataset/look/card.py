@@ -40,7 +40,7 @@ from nbtrain.dataset.look.tables import (
 )
 from nbtrain.dataset.manifest import UNKNOWN_WARNED_FRACTION, DatasetManifest, dropped_sentences
 from nbtrain.dataset.prepare.report import split_rows, splits_table
-from nbtrain.dataset.samples.build import build_datasets
+from nbtrain.dataset.samples.build import GPTDatasets, build_datasets
 from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES, split_bounds
 
 NUM_SAMPLES = 12
@@ -279,8 +279,11 @@ def _card(target: Any, tokenizer: str | None, config: RunConfig | None) -> DataC
     lengths = np.diff(indexed.document_bounds())
     # A manifest has text, sources and drops of the pair that is trained on, not of the pairs beside it.
     own = manifest if manifest and manifest.stem == browser.dataset.stem else None
-    splits = _splits(config, indexed) if config is not None else []
-    sequences, _ = sequences_of(config, browser)
+    datasets = None
+    if config is not None and config.data.resolved_packing == "best_fit":
+        datasets = build_datasets(config)
+    splits = _splits(config, indexed, datasets) if config is not None else []
+    sequences, _ = sequences_of(config, browser, datasets)
     return DataCard(
         prefix=display(browser.dataset.prefix),
         documents=browser.num_documents,
@@ -338,11 +341,14 @@ def _histogram(lengths: np.ndarray) -> dict[str, list[int]]:
     return {"edges": edges[first:], "counts": counts[first:].tolist()}
 
 
-def _splits(config: RunConfig, indexed: IndexedDataset) -> list[dict[str, Any]]:
-    """Splits of the sequences, and what training and one validation or test read of them."""
-    if config.data.resolved_packing == "best_fit":
-        # Cut within each source and gone through by weight: the packed dataset itself knows.
-        return split_rows(build_datasets(config))
+def _splits(config: RunConfig, indexed: IndexedDataset, packed: GPTDatasets | None) -> list[dict[str, Any]]:
+    """Splits of the sequences, and what training and one validation or test read of them.
+
+    `packed` are the run's datasets with packing: best_fit. They are split within each source and read by
+    weight, so that their own numbers count.
+    """
+    if packed is not None:
+        return split_rows(packed)
     bounds = split_bounds(config.data.split, config.data.split_rule, len(indexed))
     evaluation = config.evaluation.eval_iters * config.batch.global_batch_size
     train = max(config.data.index_samples or 0, config.batch_schedule.samples_after(config.train_steps))

@@ -19,7 +19,7 @@ from nbtrain.base.errors import DataError
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.look import marked
 from nbtrain.dataset.look.browser import Browser
-from nbtrain.dataset.samples.build import build_datasets
+from nbtrain.dataset.samples.build import GPTDatasets, build_datasets
 from nbtrain.dataset.samples.sample import Sample
 
 NUM_SEQUENCES = 2
@@ -92,13 +92,14 @@ class TrainingSequence:
 
 
 def training_sequences(
-    config: RunConfig, browser: Browser, count: int = NUM_SEQUENCES
+    config: RunConfig, browser: Browser, count: int = NUM_SEQUENCES, datasets: GPTDatasets | None = None
 ) -> list[TrainingSequence]:
     """Return the first samples of a run's training split. Builds its indices if they are not there.
 
-    Raises DataError if the dataset is missing or does not fit the run.
+    `datasets` are those of the run if they are built already: building them logs warnings. Raises DataError
+    if the dataset is missing or does not fit the run.
     """
-    samples = build_datasets(config).train
+    samples = (datasets or build_datasets(config)).train
     return [
         _sequence(position, samples.sample(position), browser) for position in range(min(count, len(samples)))
     ]
@@ -150,12 +151,14 @@ def _pieces(ids: np.ndarray, flags: np.ndarray, is_cut: bool, browser: Browser) 
     return [*pieces, (" ...", "read")] if is_cut else pieces
 
 
-def sequences_of(target: Any, browser: Browser) -> tuple[list[dict[str, Any]], str]:
+def sequences_of(
+    target: Any, browser: Browser, datasets: GPTDatasets | None = None
+) -> tuple[list[dict[str, Any]], str]:
     """Return (the first sequences of a run as dicts, why there are none); nothing for what is not a run."""
     if not isinstance(target, RunConfig):
         return [], ""
     try:
-        return [sequence.to_dict() for sequence in training_sequences(target, browser)], ""
+        return [sequence.to_dict() for sequence in training_sequences(target, browser, datasets=datasets)], ""
     except DataError as error:
         return [], str(error)
 

@@ -9,6 +9,7 @@ import pytest
 
 from nbtrain.base.errors import DataError
 from nbtrain.cli import __main__ as cli
+from nbtrain.config.load import load
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.look import duplicates
@@ -315,7 +316,7 @@ def test_card_of_a_blend(make_config, texts):
 
 
 @pytest.mark.slow
-def test_card_of_packed_examples(make_config, workspace):
+def test_card_of_packed_examples(make_config, workspace, caplog):
     """Its splits and epochs are those that training reads: cut within each source, gone through by weight."""
     for name, count in (("a", 40), ("b", 10)):
         rows = [
@@ -335,3 +336,7 @@ def test_card_of_packed_examples(make_config, workspace):
     report = prepare(config)
     assert data_card(config).splits == report.splits
     assert {split["documents"] for split in report.splits} == {40, 10}
+    # A split that the card leaves out is named once.
+    caplog.clear()
+    data_card(load(config, {"data.split": "9999,1,0"}, check=False))
+    assert caplog.text.count("leaves none for valid") == 1

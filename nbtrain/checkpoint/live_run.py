@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from nbtrain.base.events import EventWriter
@@ -25,7 +25,7 @@ class TrainState:
     evaluated_step: int | None = None
     validation_loss: float | None = None
     best_validation_loss: float | None = None
-    stability: dict[str, Any] | None = None
+    stability: dict[str, Any] = field(default_factory=dict)
     """State of the guard against bad steps (StepGuard), set when a checkpoint is saved."""
 
     def validated(self, loss: float | None) -> None:

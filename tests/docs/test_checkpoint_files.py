@@ -107,14 +107,22 @@ def test_the_tables_have_the_parameters_of_other_models(overrides):
     assert biases == (qkv if config.model.add_qkv_bias else set())
 
 
+WEIGHTS, OPTIMIZER = (f"zero_pp_rank_{{}}_mp_rank_00_{kind}_states.pt" for kind in ("model", "optim"))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["z0", "d2 z1", "d2 z3"])
-def test_files_are_named_as_the_page_says(place, layout):
+@pytest.mark.parametrize(
+    ("layout", "names"),
+    [
+        ("z0", ["mp_rank_00_model_states.pt"]),
+        ("d2 z1", ["mp_rank_00_model_states.pt", *(OPTIMIZER.format(rank) for rank in (0, 1))]),
+        (
+            "d2 z3",
+            [name.format(rank) for rank in (0, 1) for name in (WEIGHTS, OPTIMIZER)],
+        ),
+    ],
+)
+def test_files_are_named_as_the_page_says(place, layout, names):
+    """Of each layout all files of the page are there, and no others."""
     (folder,) = place.source(layout).model.glob("global_step*")
-    patterns = [
-        r"mp_rank_\d\d_model_states\.pt",
-        r"(bf16_)?zero_pp_rank_\d+_mp_rank_\d\d_optim_states\.pt",
-        r"zero_pp_rank_\d+_mp_rank_\d\d_model_states\.pt",
-    ]
-    for path in payload(folder):
-        assert any(re.fullmatch(pattern, path.name) for pattern in patterns), path
+    assert [path.name for path in payload(folder)] == names

@@ -54,7 +54,7 @@ def software(*distributions: str) -> dict[str, str]:
 
 
 def origin(config: RunConfig, key: str) -> str:
-    """Where a key was set: 'gpt.yaml:12', or 'this run' if no file set it."""
+    """Return where a key was set: 'gpt.yaml:12', or 'this run' if no file set it."""
     where = config.where(key)
     return "this run" if where == "default" else where
 

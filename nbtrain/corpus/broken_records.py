@@ -1,9 +1,9 @@
-"""The list of records that could not be read, beside the dataset that lacks them.
+"""The list of records that could not be read, stored with the dataset that lacks them.
 
     data/dataset/<name>/broken-records.jsonl    {"path": "books.jsonl", "line": 12, "what": "not JSON (...)"}
                                                 each, in the order of the sources; {"not_listed": n} if more
 
-It lies in the work folder while a dataset is made, and after a source was refused for broken records.
+The list is in the work folder while a dataset is built, and after a source was refused for broken records.
 """
 
 import json

@@ -1,13 +1,13 @@
 """Kinds of characters, and where words begin and end: in any script, without a word list.
 
     letter      letters, marks, and the invisible joiners that spell words in Persian and Hindi
-    unspaced    the same in scripts without blanks between words (Han, Kana, Thai, Tibetan, Khmer, ...)
+    unspaced    letters of scripts without spaces between words (Han, Kana, Thai, Tibetan, Khmer, ...)
     digit       decimal digits of any script            number   other numbers: Roman, fractions, superscripts
     space       what str.isspace says                   punctuation
     symbol      all the rest: + = < > | $ ^ `, emoji, drawing, control, private, unassigned, U+FFFD
 
 A word is a run of letters, digits and numbers; if words are not written apart, each character is a word.
-Kinds are those of this Python's Unicode: a later version knows more letters.
+Kinds follow the Unicode version of this Python: a later version knows more letters.
 """
 
 import functools
@@ -18,7 +18,7 @@ import numpy as np
 
 LETTER, UNSPACED, DIGIT, NUMBER, SPACE, PUNCTUATION, SYMBOL = range(7)
 
-# First and last code point of blocks whose languages put no blank between words.
+# First and last code point of blocks whose languages put no space between words.
 UNSPACED_BLOCKS = (
     (0x0E00, 0x109F),  # Thai, Lao, Tibetan, Myanmar
     (0x1780, 0x17FF),  # Khmer
@@ -66,7 +66,7 @@ def kinds_of(text: str) -> np.ndarray:
 
 
 def is_unspaced(character: str) -> bool:
-    """Whether a character is a letter of a script that puts no blank between words."""
+    """Return whether a character is a letter of a script that puts no space between words."""
     return bool(kinds()[ord(character)] == UNSPACED)
 
 

@@ -1,10 +1,10 @@
 """Cleaning before encoding: fixes text and drops documents by rules that need to know no language.
 
-    text -> ftfy, if asked for -> length -> characters -> lines -> words -> (text, None), or (text, reason)
+    text -> ftfy, if enabled -> length -> characters -> lines -> words -> (text, None), or (text, reason)
 
-Rules run from the cheapest to the most costly, and the first that a document breaks is the reason of its
-drop. characters.py says what a word and a symbol are; the shares are those of Gopher's rules
-(arXiv:2112.11446, table A1), made independent of English.
+Rules run from the cheapest to the most costly, and the first that a document breaks is the reason for
+dropping it. characters.py defines words and symbols; the limits are Gopher's rules (arXiv:2112.11446, table
+A1), made independent of English.
 """
 
 from collections import Counter
@@ -102,7 +102,7 @@ def _has_bytes(text: str, num_bytes: int) -> bool:
 
 
 def duplicate_line_fraction(text: str) -> float:
-    """The share of lines that repeat an earlier line; blank lines and blanks at either end do not count."""
+    """Return the share of lines that repeat an earlier line, ignoring empty lines and surrounding spaces."""
     lines = [line for line in map(str.strip, text.splitlines()) if line]
     return 1 - len(set(lines)) / len(lines) if lines else 0.0
 
@@ -115,6 +115,6 @@ def top_word_fraction(text: str) -> float:
 
 
 def longest_word(kinds: np.ndarray) -> int:
-    """Length of the longest run without a blank or unspaced character in `characters.kinds_of(text)`."""
+    """Return the length of the longest run without a space or unspaced character in kinds_of(text)."""
     ends = np.flatnonzero((kinds == characters.SPACE) | (kinds == characters.UNSPACED))
     return int(np.diff(ends, prepend=-1, append=len(kinds)).max()) - 1

@@ -166,7 +166,7 @@ def identities(records: Sequence[Record]) -> tuple[list[int], bytes]:
 def _identity(record: Record) -> tuple[int, bytes]:
     if isinstance(record, TokenIds):
         identity = digest(record.ids.tobytes())
-        # Equal ids with another mask are another document; a mask of all tokens is no mask.
+        # Equal ids with another mask make another document; a mask of all tokens counts as no mask.
         if record.learnt is not None and not record.learnt.all():
             identity = digest(identity + record.learnt.tobytes())
         return 0, identity
@@ -176,7 +176,7 @@ def _identity(record: Record) -> tuple[int, bytes]:
         # Equal texts with other extras are another document.
         return len(content), digest(identity + digests(map(str.encode, record.extras)))
     if isinstance(record, Example | Preference):
-        # Equal pieces of which others are learnt are another document.
+        # Equal pieces make another document if other pieces of it are in the loss.
         identity = digest(identity + bytes(is_learnt for _, is_learnt in record.pieces))
     return len(content), identity
 

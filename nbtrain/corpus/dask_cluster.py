@@ -49,7 +49,7 @@ SETTINGS = {
     # Ctrl-C reaches the whole group; workers end with their cluster, without a traceback each.
     "distributed.worker.preload": ["import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"],
 }
-# Libraries whose loggers have handlers of their own.
+# Libraries whose loggers have separate handlers.
 NOISY = ("distributed", "tornado")
 LOGS = "slurm-workers"
 ROLES = ("client", "scheduler", "worker")
@@ -68,7 +68,7 @@ class DaskCluster:
         self.address = config.address or f"the Dask cluster ({config.cluster})"
         self._in_order = True
         self.refused = ""
-        """Why sbatch did not take a job of workers, in a sentence; Dask does not try that job again."""
+        """Reason that sbatch refused a job of workers, as a sentence; Dask does not submit that job again."""
         self._jobs: list[str] = []
         try:
             if config.cluster is not None:
@@ -90,8 +90,8 @@ class DaskCluster:
 
     def close(self) -> None:
         """End the client, and the cluster if it is ours."""
-        # What does not end in order has nothing to lose: results are on the disk. Its threads have more to
-        # say when Python ends, which nobody needs to read.
+        # A client that does not end in order loses nothing: results are on the disk. Its threads log more
+        # when Python ends, which is of no use to the user.
         with contextlib.suppress(OSError, TimeoutError):
             self._stack.close()
             if self._in_order:
@@ -113,7 +113,7 @@ class DaskCluster:
         )
 
     def last_word(self, address: str) -> str:
-        """Why a worker died, as its nanny (the process that watches it) has logged it; "" if unknown."""
+        """Return why a worker died, from the log of its nanny (the process watching it); "" if unknown."""
         lines = list(self._heard.lines)
         with contextlib.suppress(Exception):
             for logged in self.client.get_worker_logs(n=100, nanny=True).values():
@@ -349,7 +349,7 @@ def _environment_kept() -> Iterator[None]:
 
 
 class _Heard(logging.Filter):
-    """Dask's warnings, kept in place of printed: what of them matters is reported in our words.
+    """Collects Dask's warnings instead of printing them; nbtrain reports what matters in its own messages.
 
     A filter, since Dask sets the levels of its handlers again when it starts a cluster.
     """
@@ -385,7 +385,7 @@ class _Heard(logging.Filter):
     def _printing(self) -> list[logging.Filterer]:
         names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] in NOISY]
         handlers = [handler for name in names for handler in logging.getLogger(name).handlers]
-        # asyncio has no handler of its own: what Dask's event loop has dropped is printed by the root's.
+        # asyncio's logger has no handler: the root's handler prints what Dask's event loop has dropped.
         return [*handlers, logging.getLogger("asyncio")]
 
 

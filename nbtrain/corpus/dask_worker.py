@@ -50,7 +50,7 @@ def software() -> dict[str, str]:
     return found
 
 
-# One part at a time, whatever threads the worker has: encoders keep state, and one part fills a core.
+# One part at a time, however many threads the worker has: encoders keep state, and one part fills a core.
 _one_part = threading.Lock()
 _key: str | None = None
 _function: Callable[[Any], Any]

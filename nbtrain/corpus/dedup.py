@@ -6,7 +6,7 @@ Both indices answer in document order, and how the documents are cut into batche
     near    shingles of words -> MinHash (rensa) -> bands; 330 bytes a document at 128 hash functions and 0.8
 
 Sources: MinHash, Broder 1997; bands, Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4;
-one byte in place of each minimum, Li and Koenig, b-bit minwise hashing (arXiv:0910.3349).
+one byte instead of each minimum, Li and Koenig, b-bit minwise hashing (arXiv:0910.3349).
 """
 
 import importlib.metadata
@@ -120,7 +120,7 @@ class NearIndex:
 
     A document is dropped if an earlier document that stayed shares a band with it and agrees in so many hash
     functions that their Jaccard similarity is estimated at `threshold` or more. A document too short for one
-    shingle has a single shingle of all its words; one without any word is never a near duplicate.
+    shingle has a single shingle of all its words; one that has no words is never a near duplicate.
 
     `signature` may be called in workers, `add` in one process. Raises DataError if rensa is not installed.
     """

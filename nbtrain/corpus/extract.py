@@ -1,4 +1,4 @@
-"""Costly sources are read once: their documents lie as JSON lines in data/corpus/, made by many processes.
+"""Costly sources are read once, by many processes, and their documents kept as JSON lines in data/corpus/.
 
     data/corpus/<source>-<hash of its settings and fingerprint>/
       000012.jsonl    {"text": ...} per document
@@ -6,7 +6,7 @@
       broken-records.jsonl  the records that could not be read, if any
       manifest.json   what it was made from; written when every part is there
 
-A killed extraction goes on with the parts that are there. The folder may be removed at any time.
+A killed extraction continues with the parts that are complete. The folder may be removed at any time.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
-"""Downloads over HTTP that go on where they stopped.
+"""Downloads over HTTP that resume after an interruption.
 
-urllib3 connects, redirects, counts tries and waits (`Patience` is its Retry). This file decides where a
-download that was cut off goes on and which redirects are refused, and keeps secrets out of messages.
+urllib3 connects, redirects, counts tries and waits (`Patience` is its Retry). This module decides where an
+interrupted download resumes and which redirects are refused, and keeps secrets out of messages.
 """
 
 import contextlib
@@ -52,11 +52,11 @@ LIST_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Downloaded:
-    """The record of a dump on this disk, in <name>.json beside it."""
+    """The record of a dump on this disk, stored next to it as <name>.json."""
 
     file: str
     date: str
-    """YYYYMMDD, also if "latest" was asked for."""
+    """YYYYMMDD, also if "latest" was requested."""
     url: str
     """Without secrets."""
     sha1: str
@@ -64,7 +64,7 @@ class Downloaded:
 
 
 def folder() -> Path:
-    """Where downloads lie: data/download/."""
+    """Return the folder of downloads: data/download/."""
     return data_home() / "download"
 
 
@@ -94,7 +94,7 @@ class Patience(Retry):
             before, after = urlsplit(url or ""), urlsplit(urljoin(url or "", location))
             if after.scheme not in ("http", "https") or (before.scheme, after.scheme) == ("https", "http"):
                 raise MaxRetryError(_pool, url or "", ResponseError("a redirect that is refused"))
-            # A redirect is no failure: it leaves the number of tries as it is.
+            # A redirect is not a failure, so it does not use up a try.
             spared = self.new(total=(self.total or 0) + 1)
             return Retry.increment(spared, method, url, response, error, _pool, _stacktrace)
         if isinstance(error, SSLError) and _is_untrusted(error):
@@ -210,7 +210,7 @@ class MirrorClient:
                 patience = self._again(address, patience, error or ProtocolError("the connection was cut"))
 
     def _open(self, address: str, patience: Any, headers: dict[str, str] | None = None) -> Any:
-        """The answer once a server gives one; 416 too if a range was asked for. Raises DataError."""
+        """Return the server's response; with a range in `headers`, status 416 too. Raises DataError."""
         try:
             url, sent = self.url(address), {**self._headers, **(headers or {})}
             response = self._pool.request("GET", url, headers=sent, retries=patience, preload_content=False)
@@ -227,7 +227,8 @@ class MirrorClient:
 
     def _again(self, address: str, patience: Any, error: HTTPError) -> Patience:
         """Wait after an answer that broke off. Raises DataError if no try is left."""
-        # The next request is redirected anew, and for its waits urllib3 counts errors since a redirect.
+        # The next request follows redirects from the start, and urllib3 computes its pause from the errors
+        # since the last redirect.
         errors = tuple(entry for entry in patience.history if entry.redirect_location is None)
         patience = patience.new(redirect=MAX_REDIRECTS, history=errors)
         try:
@@ -272,7 +273,7 @@ def reason_of(error: Any) -> str:
                 "to http"
             )
         return f"HTTP {re.sub('[^0-9]', '', str(error))}"
-    # urllib3's own words hold the address: the system's are asked for, down the chain of causes.
+    # urllib3's message holds the address, so the system's message is used: it is down the chain of causes.
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:

@@ -1,7 +1,8 @@
 """The language of a text, by its script and its commonest words; enough to say what a text is.
 
-Most languages are told by their script. Those that share Latin, Cyrillic or Arabic letters are told by words
-that each of them uses in nearly every sentence; a language that is not in the table is named by its script.
+Most languages are recognized by their script. Those that share Latin, Cyrillic or Arabic letters are
+recognized by words that each of them uses in nearly every sentence; a language that is not in the table is
+named by its script.
 """
 
 # ruff: noqa: RUF001  (words of other scripts)
@@ -16,7 +17,7 @@ from nbtrain.corpus import characters
 LOOKED_AT_CHARS = 200_000
 # A script counts from this share of the letters on.
 LEAST_SHARE = 0.5
-# A language counts if its words are this share of all words, and so many times those of the next one.
+# Least fraction of a text's words that are a language's words, and least ratio to the runner-up's.
 LEAST_WORDS, LEAST_LEAD = 0.1, 1.25
 
 # {first word of a letter's Unicode name: language or script}

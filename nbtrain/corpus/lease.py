@@ -3,8 +3,8 @@
     prepare -> writes <folder>/.lease-<random>.tmp before the work, and removes it after
     worker  -> must see it before its first part: then it sees the folder it writes into; stops if it is gone
 
-A running part of a Dask cluster cannot be stopped from outside, and a worker that lost its scheduler goes on:
-without the file it would write into the work of a later prepare.
+A running part of a Dask cluster cannot be stopped from outside, and a worker that lost its scheduler
+continues: without the file it would write into the work of a later prepare.
 """
 
 import contextlib

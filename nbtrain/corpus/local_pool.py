@@ -62,7 +62,7 @@ class LocalPool(Executor):
 
 
 def _reason(error: BaseException) -> str:
-    """How a worker died, e.g. SIGKILL(-9): loky names exit codes in braces in a long sentence."""
+    """Return how a worker died, e.g. SIGKILL(-9), taken from loky's message, which has it in braces."""
     codes = re.search(r"\{([^}]+)\}", str(error))
     return ", ".join(sorted(set(codes[1].split(", ")))) if codes else str(error).partition("\n")[0]
 

@@ -55,7 +55,7 @@ class PartialFile:
             is_same = self._validator is None or validator in (None, self._validator)
             first, total = map(int, match.groups()) if match else (-1, -1)
             if not is_same or first != self.bytes or self.total not in (None, total):
-                # The answer is another range than was asked for, or a range of another file.
+                # The response holds another range than the one requested, or a range of another file.
                 self.restart()
                 raise ProtocolError("the file has changed on the server; it starts from nothing")
             self.total = total
@@ -67,7 +67,10 @@ class PartialFile:
         files.write_json(self._json, {"sha1": self._sha1, "validator": self._validator, "total": self.total})
 
     def receive(self, response: Any) -> Iterator[int]:
-        """Append what comes; yields its sizes. The end of an answer of unknown length is that of the file."""
+        """Append the response body to the file and yield the size of each chunk.
+
+        Without Content-Length, the body ends when the connection closes.
+        """
         with self.path.open("r+b" if self.path.exists() else "wb") as stream:
             stream.seek(self.bytes)
             stream.truncate()
@@ -82,7 +85,7 @@ class PartialFile:
             self.total = self.bytes
 
     def restart(self) -> None:
-        """Forget what has come."""
+        """Discard everything received so far."""
         self.remove()
         self.bytes, self.total, self._validator = 0, None, None
         self._digest = hashlib.sha1(usedforsecurity=False)

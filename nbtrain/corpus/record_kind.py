@@ -1,4 +1,4 @@
-"""Which kind of source reads some records: by their keys and by what the keys hold.
+"""The kind of source that reads some records, decided by their keys and the values of those keys.
 
 messages, conversations, prompt {role, text, replies}, message_id + parent_id    chat
 chosen + rejected                                                                preference
@@ -75,7 +75,7 @@ def source_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 
 def first_records(path: Path, where: str = "--text") -> list[dict[str, Any]]:
-    """Return the first records of a .jsonl, .json or .parquet file; broken ones are left out."""
+    """Return the first records of a .jsonl, .json or .parquet file; broken records are skipped."""
     if suffix_of(path.name) in COLUMNS:
         with OpenParquet(path, where) as file:
             batches = islice(file.batches(None, 0, 1), 1)

@@ -19,7 +19,7 @@ class Texts(NamedTuple):
 
 
 class Example(NamedTuple):
-    """A document that is learnt in part: pieces, each encoded by itself, and whether each bears loss."""
+    """A document that is partly in the loss: pieces, encoded separately, and whether each is in the loss."""
 
     pieces: tuple[tuple[str, bool], ...]
 
@@ -32,12 +32,15 @@ class Preference(NamedTuple):
 
     @property
     def pieces(self) -> tuple[tuple[str, bool], ...]:
-        """Those of both examples."""
+        """The pieces of both examples."""
         return self.chosen.pieces + self.rejected.pieces
 
 
 class TokenIds(NamedTuple):
-    """A document of token ids; `learnt` is bool [tokens], None if all are. `path`, `line`: for a Problem."""
+    """A document of token ids, with the loss mask (`learnt`, bool [tokens]; None if all are in the loss).
+
+    `path` and `line` say where it was read, for a Problem.
+    """
 
     ids: "np.ndarray"
     learnt: "np.ndarray | None" = None
@@ -63,7 +66,7 @@ class SourcePart:
     start: int = 0
     stop: int | None = None
     size_bytes: int = 0
-    """How much of the source it is, for progress: all parts' sizes sum to total_bytes()."""
+    """Bytes of the source in this part, for progress: the sizes of all parts sum to total_bytes()."""
     content: Any = None
     details: tuple = ()
     """Further data that the source's reader needs; picklable."""
@@ -105,7 +108,7 @@ class Tally:
     problems: list[Problem] = field(default_factory=list)
     """The first LISTED_PROBLEMS."""
     dropped: Counter[str] = field(default_factory=Counter)
-    """How many records were left out, by a rule or as broken: reason -> number."""
+    """Skipped records by reason: those that a rule dropped and broken ones."""
     separators: int = 0
     """Lines that separate documents, in text that is cut at such lines."""
     sentences: int = 0
@@ -113,7 +116,7 @@ class Tally:
     dropped_sentences: int = 0
     """Sentences that were dropped because a template in them cannot be evaluated."""
     unknown_templates: Counter[str] = field(default_factory=Counter)
-    """How often a template was met that cannot be evaluated, by name."""
+    """Occurrences of templates that cannot be evaluated, by name."""
     unread_keys: Counter[str] = field(default_factory=Counter)
     """Keys that were not read (sources/keys.py) -> in how many of the kept records they hold a value."""
 

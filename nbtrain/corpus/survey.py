@@ -71,7 +71,7 @@ class Survey:
     files: int = 0
     documents: int = 0
     num_bytes: int = 0
-    """UTF-8 bytes of text, without what prepare leaves out: empty and repeated documents."""
+    """UTF-8 bytes of text, without the empty and repeated documents that prepare drops."""
     is_exact: bool = True
     """Whether all of it was read; otherwise documents and bytes are estimated from what was."""
     sample: list[str] = field(default_factory=list)
@@ -362,7 +362,7 @@ def _read(found: Survey, readers: Sequence[Any]) -> None:
     kept_fraction = min(1.0, 1.5 * SAMPLE_BYTES / max(1, min(total, READ_BYTES)))
     generator, seen, repeated, sampled = random.Random(0), set[bytes](), 0, 0
     documents = num_bytes = 0.0
-    # Text is counted, and that of packed files is larger than they are.
+    # Text is counted, and the text of compressed files is larger than the files.
     packed = (*compression.PACKED_SUFFIXES, *COLUMNS)
     is_packed = any(file.suffix.lower() in packed for reader in readers for file in reader.files())
     with Progress("reading the text", None if is_packed else min(total, READ_BYTES), "B") as progress:

@@ -9,7 +9,8 @@ source no larger than its share gives all its texts in order. A larger source gi
                                             bias, but the file is unpacked and a part's texts are in memory
     if its size is unknown                  its beginning, up to the share of a source as large as the sample
 
-A document is cut at the end of its piece. What encoding would drop is left out: empty, no Unicode, repeated.
+A document is cut at the end of its piece. Texts that encoding would drop (empty, not Unicode, repeated) are
+skipped.
 """
 
 import random
@@ -34,8 +35,8 @@ def sample_texts(
 ) -> Iterator[str]:
     """About `num_bytes` of UTF-8 text spread over all sources; the same for the same sources, size and seed.
 
-    `clean` fixes texts and drops some, as cleaning.Cleaner does. An example gives its pieces joined, a record
-    of several keys its main text, token ids nothing. `tally` counts what is left out. Raises DataError.
+    `clean` fixes texts and drops some, as cleaning.Cleaner does. An example yields its pieces joined, a
+    record of several keys its main text, token ids nothing. `tally` counts skipped records. Raises DataError.
     """
     sizes = [reader.total_bytes() for reader in readers]
     weights = [num_bytes if size is None else size for size in sizes]
@@ -51,7 +52,7 @@ def sample_texts(
 
 
 class _Admission:
-    """Which texts may be used, each once."""
+    """Admits the texts that may be used, each once."""
 
     def __init__(self, clean: Clean | None, tally: Tally):
         self._clean = clean
@@ -85,7 +86,7 @@ class _Admission:
 
 
 def text_of(record: Record) -> str | None:
-    """The text that a record is learnt from; None for token ids."""
+    """Return the text that a record is trained on; None for token ids."""
     if isinstance(record, Example | Preference):
         return "".join(piece for piece, _ in record.pieces)
     return None if isinstance(record, TokenIds) else corpus.text_of(record)

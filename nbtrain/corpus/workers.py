@@ -42,7 +42,7 @@ class Executor(ABC):
 
     @abstractmethod
     def look_ahead(self) -> int:
-        """How many tasks may be under way now; at least 1."""
+        """Return how many tasks may be under way now; at least 1."""
 
     @abstractmethod
     def submit(self, task: Any) -> Any:
@@ -58,7 +58,7 @@ class Executor(ABC):
 
     @abstractmethod
     def close(self, is_abandoned: bool) -> None:
-        """End what was begun for this map; `is_abandoned`: work is under way that nobody waits for."""
+        """End what was begun for this map; `is_abandoned`: results of running tasks will not be read."""
 
 
 Workers = Callable[[Make], Executor] | None
@@ -114,5 +114,5 @@ def ordered_map(
             tickets.popleft()
             yield result
     finally:
-        # Also if the caller stops early or after an error: nobody waits for work whose result is not read.
+        # Also if the caller stops early or after an error: results of the remaining work will not be read.
         executor.close(bool(under_way))

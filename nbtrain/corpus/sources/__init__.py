@@ -1,1 +1,1 @@
-"""Where text comes from: one small streaming reader for each kind of source, imported when it is used."""
+"""Readers of text: one small streaming reader for each kind of source, imported when it is used."""

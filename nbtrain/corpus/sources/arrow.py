@@ -58,7 +58,7 @@ class OpenTable(ABC):
 
     @abstractmethod
     def num_values(self, columns: Collection[str], start: int, stop: int | None) -> dict[str, int]:
-        """How many rows of units start to stop (None: the end) have a value in each of `columns`; no zeros.
+        """Count the rows of units start to stop (None: the end) with a value in each of `columns`; no zeros.
 
         A column whose nulls the file does not count has a value in every row.
         """
@@ -79,7 +79,7 @@ class OpenTable(ABC):
 
     def refusal(self, error: Exception) -> DataError:
         """The error for what pyarrow says of the file."""
-        # Errors of the system have a number, those of Arrow have none.
+        # Errors of the operating system have a number, Arrow's errors have none.
         if isinstance(error, OSError) and (error.errno is not None or isinstance(error, PermissionError)):
             return unreadable(self._path, error, self._where)
         if problem := pointer_problem_of(self._path):
@@ -92,7 +92,7 @@ class OpenTable(ABC):
 
 
 class ColumnReader(FileReader):
-    """One column of text, and those of data.extra_json_keys. A row that is null is broken."""
+    """Reads one column of text and the columns of data.extra_json_keys. A row that is null is broken."""
 
     @abstractmethod
     def open_table(self, path: Path) -> OpenTable:

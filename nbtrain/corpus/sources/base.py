@@ -25,7 +25,7 @@ class SourceReader(ABC):
     """One source of a run; making a reader touches no file.
 
     `where` names it in messages (e.g. "gpt-tiny.yaml:12: data.sources[0]"); `extra_keys` are
-    data.extra_json_keys, for which readers of several keys give Texts in place of str.
+    data.extra_json_keys, for which readers of several keys return Texts instead of str.
     """
 
     kind: ClassVar[str]
@@ -55,7 +55,7 @@ class SourceReader(ABC):
 
     @abstractmethod
     def read(self, part: SourcePart, tally: Tally) -> Iterator[Record]:
-        """The records of one part, streamed; `tally` counts what is left out, and names what is broken.
+        """Stream the records of one part; `tally` counts skipped records, and names broken ones.
 
         Raises DataError if the rest of the part cannot be read (a damaged file).
         """

@@ -1,15 +1,15 @@
-"""Conversations of which the answers bear the loss, in the shapes that they are published in.
+"""Conversations whose answers are in the loss, in the shapes that they are published in.
 
     {"messages": [{"role", "content"}, ...]}               a conversation, in any shape of messages.py
     {"conversations": [{"from", "value"}, ...]}            ShareGPT's
-    {"prompt": [...], "completion": [...]}                 messages without loss, and what follows them
+    {"prompt": [...], "completion": [...]}                 messages outside the loss, and what follows them
     {"instruction", "input", "output", "history"}          a question and its answer, after earlier pairs
     {"prompt": {"role", "text", "replies": [...]}}         a tree of OpenAssistant
     {"message_id", "parent_id", "role", "text"}            a message of such a tree, whose rows must adjoin
 
-record -> turns: role, what is said, the data's own mark -> pieces. `system` and `tools` of a record open the
-conversation. Each path from the root of a tree to a leaf is a conversation. Each answer bears a loss once:
-what a path shares with the path before it is read without loss.
+record -> turns: role, content, the data's own mark -> pieces. `system` and `tools` of a record open the
+conversation. Each path from the root of a tree to a leaf is a conversation. Each answer is in the loss once:
+the messages that a path shares with the path before it are outside the loss.
 """
 
 import json
@@ -73,13 +73,13 @@ CONTENT_NAMES, VALUE_NAMES = ("content", "value", "text"), ("value", "content")
 CALL_NAMES = ("tool_calls", "function_call")
 TREE_KEYS = ("message_id", "parent_id", "message_tree_id", "deleted", "replies")
 UNANSWERED = "unanswered"
-"""The reason for dropping a tree without an answer that bears a loss."""
+"""The reason for dropping a tree that has no answer in the loss."""
 DELETED = "deleted_message"
 """The reason for dropping a message that is marked as deleted."""
 
 
 def learnt_roles(source: Any) -> list[str]:
-    """The roles that bear a loss in a source of conversations, as its template writes them."""
+    """Return the roles whose messages are in a source's loss, as its template names them."""
     names = {**OTHER_NAMES, **source.roles}
     return list(dict.fromkeys(names.get(role, role) for role in source.learn_roles))
 
@@ -90,7 +90,7 @@ def known_roles(source: Any) -> list[str]:
 
 
 def answering_role(learnt: Sequence[str]) -> str:
-    """The role that a model is asked to speak as, of those whose messages bear a loss."""
+    """Return the role that a model is prompted to speak as, among those whose messages are in the loss."""
     return ASSISTANT if ASSISTANT in learnt else learnt[0]
 
 
@@ -108,13 +108,13 @@ class Turn(NamedTuple):
     role: str
     content: str
     mark: bool | None = None
-    """Whether it bears a loss, if the data says so itself; None leaves it to learn_roles."""
+    """Whether it is in the loss, if the data says so itself; None leaves it to learn_roles."""
     spans: tuple[tuple[str, bool], ...] = ()
-    """The content in pieces that bear a loss or not, if the data marks them."""
+    """The content in pieces, each inside or outside the loss, if the data marks them."""
 
 
 class ChatReader(ExampleReader):
-    """Messages in order, each through the template; what follows the last piece with a loss is left out."""
+    """Reads messages in order through the template; pieces after the last one in the loss are dropped."""
 
     kind = "chat"
 
@@ -212,7 +212,7 @@ class ChatReader(ExampleReader):
             tally.dropped[UNANSWERED] += 1
 
     def _example(self, turns: Sequence[Turn], num_shared: int = 0) -> Example | None:
-        """The example of some turns, the first `num_shared` without loss; None if no turn bears a loss."""
+        """Build the example of some turns, the first `num_shared` outside the loss; None if none is in it."""
         pieces: list[tuple[str, bool]] = []
         end = 0
         for number, (role, content, mark, spans) in enumerate(turns):
@@ -294,7 +294,7 @@ class ChatReader(ExampleReader):
                 read.append(key)
         if first is None:
             return [Turn(role, said), *turns] if said else turns
-        # Spans are those of the text that the message has without tools.
+        # Spans index the message's text without the tools, so they do not fit once tools are added.
         return turns if said == first.content else [Turn(role, said, first.mark), *turns[1:]]
 
     def _turns(self, messages: list[Node], notes: RecordNotes, last: str = "") -> list[Turn]:
@@ -379,7 +379,7 @@ class ChatReader(ExampleReader):
         return Turn(role, said, mark, tuple(span for span in spans if span[0]))
 
     def _mark(self, message: dict[str, Any], place: str, read: list[str]) -> bool | None:
-        """Whether the data says that a message bears a loss, or None. `read` gets the keys that say it."""
+        """Return whether the data marks a message as in the loss, or None. `read` gets the mark's keys."""
         mark = None
         for key in self.message_keys.readable((*MARKS, MASKED)):
             value = message.get(key)
@@ -405,7 +405,7 @@ class ChatReader(ExampleReader):
         )
 
     def _tree_of(self, row: Row) -> tuple[str, str | None]:
-        """(file, id of the tree that the row is a message of; None if it is no message)."""
+        """(file, id of the tree that the row belongs to; None if it is not a message of a tree)."""
         if self.config.messages_key is not None or not _is_message(row.record):
             return row.path, None
         return row.path, str(row.record.get("message_tree_id", "one tree"))

@@ -1,8 +1,9 @@
 """The prompt of a run's conversations as Hugging Face's chat_template, for programs that serve its export.
 
 It writes the text that training saw before an answer, and refuses what nbtrain's own server refuses. Other
-programs encode that text as a whole, with special tokens in it; training encoded learnt and other text apart,
-as letters. An export compares the tokens of both on the pieces of a short conversation.
+programs encode that text as a whole, with special tokens in it; training encoded text inside and outside the
+loss separately, as plain characters. An export compares the tokens of both on the pieces of a short
+conversation.
 """
 
 import json
@@ -55,8 +56,8 @@ def talks_of(sources: Iterable[SourceModel]) -> Talks | None:
 def chat_jinja(source: Talks, eod_token: str) -> str:
     """The chat_template of a source. Jinja as transformers, vLLM and llama.cpp read it.
 
-    A conversation that ends with an answer ends with `eod_token`, as in training: whoever trains the model
-    further by this template teaches it to stop. A prompt never has it.
+    A conversation that ends with an answer ends with `eod_token`, as in training: further training with this
+    template teaches the model to stop. A prompt never has it.
     """
     if isinstance(source, AlpacaSource):
         template = Template(source.template or ALPACA_WITHOUT_INPUT, FIELDS)
@@ -114,5 +115,5 @@ def _expression(template: Template, fields: Mapping[str, str]) -> str:
 
 
 def _literal(value: object) -> str:
-    # Jinja reads the escapes of JSON but for those of characters beyond the first 65,536.
+    # Jinja reads JSON's escapes, except those of characters beyond the first 65,536.
     return json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Which files of a folder a source reads: by suffix, by its `exclude`, and by the split that their names say.
+"""The files of a folder that a source reads: chosen by suffix, `exclude` and the split in their names.
 
 all files below the folder, without hidden ones
   -> others         another suffix

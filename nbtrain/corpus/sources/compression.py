@@ -84,7 +84,7 @@ BLOCK_BYTES = 1 << 18
 FEED_BYTES = 64 << 10
 # zstandard's object cannot be told how much to unpack at once; 4 KiB are at most 128 MiB.
 ZSTD_FEED_BYTES = 4 << 10
-# Frames made with `zstd --long=31` ask for this window; only such frames cost the memory.
+# Frames made with `zstd --long=31` need this window; only such frames cost the memory.
 LARGEST_WINDOW_BYTES = 1 << 31
 
 

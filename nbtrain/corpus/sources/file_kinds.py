@@ -1,4 +1,4 @@
-"""Which files of a folder are read as what: the one table of suffixes, and of names that say a split.
+"""The one table of file suffixes and the kinds that read them, and the words in file names that name a split.
 
     suffixes                     also compressed   read by kind
     .jsonl .ndjson .json         yes               jsonl, and tokens, chat, alpaca, ... (record_files.py)
@@ -19,7 +19,7 @@ COLUMNS = (".parquet", ".parq", ".pq")
 TEXTS = (".txt", ".md")
 ARROW = (".arrow",)
 COMPRESSIBLE = {*RECORDS, *TEXTS}
-"""Suffixes that may be followed by that of a compression."""
+"""Suffixes that a compression suffix may follow."""
 KINDS = {
     **dict.fromkeys(RECORDS, "jsonl"),
     **dict.fromkeys(COLUMNS, "parquet"),
@@ -28,7 +28,7 @@ KINDS = {
 }
 """{suffix: the kind of source that reads such files as plain text}."""
 
-# Files that Hugging Face's datasets and models keep beside the data, and that hold no records.
+# Files that Hugging Face's datasets and models keep along with the data, and that hold no records.
 METADATA = {
     "config.json",
     "croissant.json",
@@ -39,7 +39,7 @@ METADATA = {
     "tokenizer.json",
     "tokenizer_config.json",
 }
-# What stands beside data and is not data: nobody has to be told that it is not read.
+# Names of files that usually accompany data and are not data: no message needs to say that they are not read.
 BESIDE_DATA = re.compile(
     r"(readme|licen[cs]e|copying|notice|citation|changelog|authors|makefile)([._-].*)?|_[^.]*"
     r"|.*\.(md5|sha1|sha256|sha512|crc|crc32|sig|asc)|(md5|sha1|sha256|sha512)sums?(\.txt)?",
@@ -68,8 +68,8 @@ SPLIT_WORDS = {
     ),
     "train": ("train", "training", "trainset", "traindata", "trainval"),
 }
-"""{split: the words that name it in files and folders}: those of Hugging Face's datasets, and others."""
-# Words end where datasets lets them end: at -, ., _, a blank, a digit, and the ends of the name.
+"""{split: the words that name it in files and folders}: Hugging Face datasets' words, and others."""
+# Words end where the datasets library lets them end: at -, ., _, a space, a digit, and the ends of the name.
 _SPLITS = {
     split: re.compile(rf"(?<![^-._ 0-9])({'|'.join(map(re.escape, words))})(?![^-._ 0-9])")
     for split, words in SPLIT_WORDS.items()
@@ -77,7 +77,7 @@ _SPLITS = {
 
 
 def suffix_of(name: str) -> str:
-    """Return the suffix of a name in lower case, without that of a compression: ".jsonl" of "A.JSONL.gz"."""
+    """Return the suffix of a name in lower case, ignoring compression: ".jsonl" of "A.JSONL.gz"."""
     path = PurePosixPath(name.lower())
     if path.suffix in PACKED_SUFFIXES and PurePosixPath(path.stem).suffix in COMPRESSIBLE:
         return PurePosixPath(path.stem).suffix
@@ -90,12 +90,12 @@ def is_metadata(name: str) -> bool:
 
 
 def stands_beside_data(name: str) -> bool:
-    """Whether a file is no data and usual beside data: a README, a licence, a checksum, _SUCCESS."""
+    """Return whether a file usually accompanies data without being data: a README, a checksum, _SUCCESS."""
     return is_metadata(name) or BESIDE_DATA.fullmatch(name) is not None
 
 
 def why_not_read(name: str, suffixes: tuple[str, ...]) -> str:
-    """Return why a file of a folder that is searched for `suffixes` is left out, and what would read it."""
+    """Return why a file of a folder that is searched for `suffixes` is skipped, and what would read it."""
     if unpack := advice(name, suffixes):
         return unpack
     kind = KINDS.get(suffix_of(name))

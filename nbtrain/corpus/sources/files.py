@@ -38,7 +38,7 @@ PACKAGES = {
 PACKED = (*compression.PACKED_SUFFIXES, *file_kinds.COLUMNS)
 # What text shrinks to in them, for the decision which files are small.
 USUAL_RATIO = 4
-# Files that are left out of a folder and named in one warning.
+# Skipped files of a folder that are named in one warning, at most.
 NAMED_FILES = 10
 
 
@@ -57,7 +57,7 @@ class FileReader(base.SourceReader):
         return [path / name for name in self._choice(path).read]
 
     def _choice(self, root: Path) -> Choice:
-        """Which files of the folder are read. Raises DataError if there is no folder, or no file to read."""
+        """Return the files of the folder to read. Raises DataError if there is no folder or no such file."""
         where = f"{self.where}: path = {self.config.path!r}"
         if not folder.is_folder(root, self.where):
             if root.is_symlink():
@@ -211,7 +211,7 @@ class FileReader(base.SourceReader):
                 yield display(path), _without_mark(stream)
 
     def open_file(self, path: Path) -> io.BufferedReader:
-        """The lines of a whole file. Errors are those of open_lines."""
+        """Return the lines of a whole file. Raises the errors of open_lines."""
         return open_lines(path, self.where)
 
 

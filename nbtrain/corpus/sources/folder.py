@@ -24,7 +24,7 @@ IRREGULAR = {
 def listed_files(root: Path, is_wanted: Callable[[str], bool], where: str) -> tuple[list[str], list[str]]:
     """Return (the files below `root` whose name is wanted, all others): relative paths, none hidden.
 
-    Links are followed; each folder is read once: by its own name if it lies below `root`, else by its first
+    Links are followed; each folder is read once: by its own name if it is below `root`, else by its first
     link. Raises DataError for a folder that cannot be read, and for a wanted name that is a dead link, an
     irregular file, or not UTF-8.
     """

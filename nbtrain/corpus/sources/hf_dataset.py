@@ -1,6 +1,6 @@
 """A Hugging Face dataset on disk, as save_to_disk writes it: Arrow streams, read by pyarrow alone.
 
-dataset_dict.json {"splits": [...]}     only if there are splits, each a folder of its own
+dataset_dict.json {"splits": [...]}     only if there are splits, each in a separate folder
 state.json        {"_data_files": [{"filename": "data-00000-of-00002.arrow"}, ...]}
 dataset_info.json license, citation, homepage
 """
@@ -67,7 +67,7 @@ def _num_bytes(batch: Any, columns: Collection[str] | None) -> int:
 
 
 class HfDatasetReader(arrow.ColumnReader):
-    """One column of one split, and those of data.extra_json_keys."""
+    """Reads one column of one split, and the columns of data.extra_json_keys."""
 
     kind = "hf-dataset"
     suffixes = ARROW
@@ -117,7 +117,7 @@ class HfDatasetReader(arrow.ColumnReader):
         return [folder / name for name in names]
 
     def report_left_out(self) -> None:
-        """The folder lists its own files: the others are those of save_to_disk, or of another split."""
+        """Report nothing: the folder lists its data files; others are save_to_disk's or other splits'."""
 
     def licence(self) -> str | None:
         return self._info("license")

@@ -1,10 +1,10 @@
 """Base of sources of fine-tuning examples: prompt_completion.py, alpaca.py, chat.py, preference.py.
 
-    record -> pieces (text, whether it bears a loss) -> records.Example
+    record -> pieces (text, whether it is in the loss) -> records.Example
 
-The encoding takes each piece by itself and puts the end-of-document token after the last piece, with a loss
-if that piece has one. The pieces of a prompt are joined, so that it has the tokens that the model is asked
-with.
+Each piece is encoded separately. The end-of-document token follows the last piece, and is in the loss if that
+piece is. The pieces of a prompt are joined, so that a prompt has the same tokens in training as when the
+model is used.
 """
 
 from abc import abstractmethod
@@ -29,7 +29,7 @@ class BrokenExample(ValueError):
 
 
 class ExampleReader(RecordFileReader):
-    """Objects that are examples. Broken ones are left out and counted."""
+    """Reads objects that are examples. Broken ones are skipped and counted."""
 
     @cached_property
     def keys(self) -> KeyPolicy:
@@ -123,7 +123,7 @@ def _is_text_part(part: Any) -> bool:
 
 
 def answer_of(value: dict[str, Any], key: str, place: str = "", kind: str = "") -> str:
-    """text_of, which must not be blank. Raises BrokenExample."""
+    """Return text_of, which must not be empty or whitespace. Raises BrokenExample."""
     text = text_of(value, key, place, kind)
     if not text or text.isspace():
         raise BrokenExample(f"{_shown(key, place)} is empty")
@@ -135,7 +135,7 @@ def _shown(key: str, place: str) -> str:
 
 
 def joined(pieces: list[tuple[str, bool]]) -> Example:
-    """The example of some pieces, without empty ones; neighbours that both bear a loss, or none, are one."""
+    """Build an example from pieces: empty ones are dropped, and neighbours equally in the loss are joined."""
     joined: list[tuple[str, bool]] = []
     for text, is_learnt in pieces:
         if joined and joined[-1][1] == is_learnt:

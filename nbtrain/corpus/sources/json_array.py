@@ -41,7 +41,7 @@ _INDENTED_OBJECT = re.compile(rb'\s*\{[ \t\r]*\n\s*("|\})')
 def open_records(path: Path, where: str) -> io.BufferedReader:
     """Open a file of objects as lines, whether it holds JSON lines, one array or objects over several lines.
 
-    Errors are those of open_lines.
+    Raises the errors of open_lines.
     """
     stream = open_lines(path, where)
     begun = stream.peek(1024)[:1024].removeprefix(BOM_UTF8)
@@ -54,7 +54,7 @@ def open_records(path: Path, where: str) -> io.BufferedReader:
 
 
 def record_pieces(path: Path, where: str) -> Iterator[SourcePart]:
-    """The parts of a large file of objects; those of a file that is not lines bring their content."""
+    """Yield the parts of a large file of objects; if the file is not lines, parts carry their content."""
     with open_records(path, where) as stream:
         is_cut = isinstance(stream.raw, ArrayLines)
         yield from stream_pieces(path, stream) if is_cut else line_pieces(path, where)

@@ -1,4 +1,4 @@
-"""JSON that orjson refuses and that is no reason to lose a document, read by Python's json.
+"""Reads, with Python's json, JSON that orjson refuses although its document can be used.
 
 NaN, Infinity and numbers beyond float64 occur under other keys; json.dumps writes lone surrogates.
 """

@@ -17,7 +17,7 @@ from nbtrain.corpus.sources.shapes import way_forward
 
 
 class JsonlReader(FileReader):
-    """Files of objects. Broken lines are left out and counted, lone surrogates drop a text."""
+    """Reads files of objects. Broken lines are skipped and counted; lone surrogates drop a text."""
 
     kind = "jsonl"
     suffixes = RECORDS

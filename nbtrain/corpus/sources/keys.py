@@ -25,7 +25,7 @@ Use = Literal["used", "refused", "counted"]
 
 
 class RefusedKeys(ValueError):
-    """Which keys of a record its kind does not read, and what to do."""
+    """Names the keys of a record that its kind does not read, and says what to do."""
 
 
 def holds_value(value: Any) -> bool:
@@ -643,7 +643,7 @@ class RecordNotes:
     """Keys of one record that its reader met but did not read."""
 
     unread: set[str] = field(default_factory=set)
-    """Counted keys that hold a value; those of messages as messages[].key."""
+    """Counted keys that hold a value; keys of messages as messages[].key."""
     refused: dict[str, tuple[str, KeyRule]] = field(default_factory=dict)
     """Place: (key, its rule)."""
 
@@ -682,11 +682,11 @@ class KeyPolicy:
         }
 
     def readable(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Those of `names` that the source does not ignore."""
+        """Return those `names` that the source does not ignore."""
         return tuple(name for name in names if name not in self._ignored)
 
     def has_rule(self, name: str) -> bool:
-        """Return whether a key has a rule of its own, or is ignored."""
+        """Return whether a key has a rule for itself, or is ignored."""
         return name in self._rules
 
     def is_counted(self, name: str) -> bool:
@@ -721,7 +721,7 @@ class KeyPolicy:
 
 
 class KeyCounter:
-    """Counts the keys of records of plain text, of which there are a million each minute.
+    """Counts the keys of plain-text records, a million of which are read each minute.
 
     Records with the same keys in the same order, all counted and with values, need no look at each key.
     """

@@ -95,9 +95,9 @@ def earlier_messages(value: Any, key: str) -> list[Any]:
 
 
 def spans_of(content: str, details: Any, place: str) -> list[tuple[str, bool]]:
-    """The content in pieces, by spans whose end is included; what no span holds bears no loss.
+    """Split the content at spans whose end is included; text outside all spans is not in the loss.
 
-    Raises BrokenExample if the spans are not in order, or not those of the content.
+    Raises BrokenExample if the spans are not in order, or do not fit the content.
     """
     rule = "spans are {begin_offset, end_offset, train} in order, in characters, the end included"
     if not isinstance(details, list):
@@ -117,7 +117,7 @@ def spans_of(content: str, details: Any, place: str) -> list[tuple[str, bool]]:
 
 
 def _span(span: Any) -> tuple[int, int, bool]:
-    """(first character, last character, whether they bear a loss); (-1, -1, False) if it is not a span."""
+    """(first character, last character, whether in the loss); (-1, -1, False) if it is not a span."""
     match span:
         case {"begin_offset": int(first), "end_offset": int(last), "train": bool(is_learnt)}:
             return first, last, is_learnt
@@ -135,7 +135,7 @@ def _parsed(value: Any, place: str) -> Any:
 
 
 def tool_lines(value: Any, key: str) -> str:
-    """Each tool as JSON on a line of its own."""
+    """Return each tool as JSON on a separate line."""
     value = _parsed(value, repr(key))
     tools = value if isinstance(value, list) else [value]
     return "\n".join(tool if isinstance(tool, str) else _json(tool) for tool in tools)

@@ -1,6 +1,6 @@
-"""Parquet: row groups streamed in batches, and of them only the columns that are asked for.
+"""Parquet files: row groups are streamed in batches, and only the requested columns are read.
 
-A problem names the number of its row in place of a line.
+A problem names the number of its row instead of a line.
 """
 
 from collections import Counter
@@ -72,7 +72,7 @@ class OpenParquet(arrow.OpenTable):
 
     def batches(self, columns: Sequence[str] | None, start: int, stop: int | None) -> Iterator[Any]:
         for index, num_bytes in list(enumerate(self.unit_bytes(columns)))[start:stop]:
-            # A batch never reaches over a group: its size follows that of the group's rows.
+            # A batch never spans two groups, so its size follows the size of the group's rows.
             num_rows = self._file.metadata.row_group(index).num_rows
             batch_rows = max(1, min(LARGEST_BATCH_ROWS, num_rows * arrow.BATCH_BYTES // max(num_bytes, 1)))
             try:

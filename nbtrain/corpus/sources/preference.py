@@ -6,8 +6,8 @@
     {"conversations": [...], "chosen": {...}, "rejected": {...}}    the same, each answer one message
     {"chosen": [...], "rejected": [...]}                     conversations with a common beginning
 
-Messages are those of chat.py. What both conversations begin with bears no loss. Answers are compared as they
-are rendered: if both are one text, neither is preferred.
+Messages have the shapes of chat.py. The common beginning of both conversations is outside the loss. Answers
+are compared as they are rendered: if both render to the same text, neither is preferred.
 """
 
 from collections.abc import Iterator

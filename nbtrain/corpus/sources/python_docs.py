@@ -49,13 +49,13 @@ class Unit(NamedTuple):
 
 
 class PythonDocsReader(SourceReader):
-    """Docstrings and help topics; duplicates are left out before the cap is applied."""
+    """Reads docstrings and help topics; duplicates are dropped before the cap is applied."""
 
     kind = "python-docs"
     is_extracted = True
 
     def accepts_drift(self, then: dict[str, Any], now: dict[str, Any]) -> bool:
-        return True  # an upgraded package is no reason to refuse the dataset that was made before
+        return True  # an upgraded package does not make the dataset that was built before unusable
 
     def parts(self) -> Iterator[SourcePart]:
         # Duplicates and the cap are decided over all of it, so it is one part.

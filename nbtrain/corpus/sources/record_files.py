@@ -39,7 +39,7 @@ class RecordFileReader(FileReader):
         return {}
 
     def is_read(self, column: str) -> bool:
-        """Return whether the values of a column are read; those of other columns are counted."""
+        """Return whether the values of a column are read; the values of other columns are only counted."""
         return True
 
     def columns(self, file: OpenParquet) -> list[str]:
@@ -51,7 +51,7 @@ class RecordFileReader(FileReader):
         return wanted
 
     def table_rows(self, batch: Any) -> Iterator[dict[str, Any] | str]:
-        """The rows of a pyarrow.RecordBatch; in place of a broken row, what is wrong with it."""
+        """Yield the rows of a pyarrow.RecordBatch; for a broken row, a description of the problem."""
         try:
             rows = batch.to_pylist()
         except (ValueError, OverflowError):
@@ -136,7 +136,7 @@ def values_of(column: Any) -> list[Any]:
     """The values of a pyarrow.Array, NotUtf8 among them.
 
     A value that Python has no type for (a date after 9999, half a microsecond) stays a pyarrow.Scalar: most
-    such columns are not looked at, and a reader that does look says that it is no text or list.
+    such columns are never read, and a reader that reads one reports that it is not a text or a list.
     """
     try:
         return column.to_pylist()

@@ -1,4 +1,4 @@
-"""Which kind of source, with which settings, reads a record that another cannot: what a refusal advises."""
+"""The kind of source and settings that read a record which another kind cannot; refusals advise it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -105,7 +105,7 @@ def way_forward(record: Mapping[str, Any], kind: str) -> str:
 
 
 def _other_spelling(record: Mapping[str, Any], own: str) -> str:
-    """way_forward() of a record whose keys are those of a shape in another spelling, such as Instruction."""
+    """Return way_forward() for a record that spells a known shape's keys otherwise, such as Instruction."""
     names = {letters_of(name): name for name, value in record.items() if holds_value(value)}
     fitting = [shape for shape in SHAPES if all(letters_of(key) in names for key in shape.keys)]
     for shape in sorted(fitting, key=lambda shape: shape.kind != own):

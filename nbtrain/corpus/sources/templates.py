@@ -1,13 +1,13 @@
-"""Templates of fine-tuning text, cut at their fields once; every brace that is no field is text.
+"""Templates of fine-tuning text, split at their fields once; braces that do not form a field are text.
 
-Values are never looked into: they may hold braces, and reach no attribute or index, as str.format would.
+Values are inserted unread: they may hold braces, and reach no attribute or index, as str.format would allow.
 """
 
 import re
 from collections.abc import Mapping
 from itertools import zip_longest
 
-# Stanford Alpaca's two prompts, letter for letter: a model that has learnt with them is asked with them.
+# Stanford Alpaca's two prompts, verbatim: a model that was trained on them must be prompted with them.
 ALPACA_WITH_INPUT = (
     "Below is an instruction that describes a task, paired with an input that provides further context. "
     "Write a response that appropriately completes the request.\n\n"

@@ -24,7 +24,7 @@ class TextReader(files.FileReader):
     gives_unicode = True
 
     def is_wanted(self, name: str) -> bool:
-        # README.md and LICENSE.md are beside most data, and not data.
+        # README.md and LICENSE.md accompany most data and are not part of it.
         return super().is_wanted(name) and not (suffix_of(name) == ".md" and stands_beside_data(name))
 
     def pieces(self, path: Path) -> Iterator[SourcePart]:
@@ -102,9 +102,9 @@ class TextReader(files.FileReader):
 
 
 def _of_size(lines: Iterable[bytes], num_bytes: int) -> Iterator[tuple[int, int, bytes]]:
-    """Yield documents of about `num_bytes` as _documents does, each up to a blank line.
+    """Yield documents of about `num_bytes` as _documents does, each up to an empty line.
 
-    Without a blank line a document ends at a line end before twice as many bytes.
+    Without an empty line, a document ends at a line end before twice as many bytes.
     A longer line is cut after a space or a full stop, or at least between characters.
     """
     first, number, size = 1, 0, 0
@@ -128,7 +128,7 @@ def _of_size(lines: Iterable[bytes], num_bytes: int) -> Iterator[tuple[int, int,
 
 
 def _end_of_sentence(line: bytes, num_bytes: int) -> int:
-    """Where a long line is cut: behind a blank or a full stop in the second half of its first bytes."""
+    """Return where to cut a long line: after a space or full stop in the second half of its first bytes."""
     half = num_bytes // 2
     for mark in (b" ", "\u3002".encode()):
         if (found := line.rfind(mark, half, num_bytes)) >= 0:

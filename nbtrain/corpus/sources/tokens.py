@@ -1,12 +1,13 @@
-"""Documents that are token ids already, with the masks that other programs write beside them.
+"""Documents that are already token ids, with the masks that other programs store along with them.
 
-    labels           at its own token: its id, or -100 for one without loss (as Hugging Face aligns them)
+    labels           at its own token: its id, or -100 outside the loss (as Hugging Face aligns them)
     loss_mask, ...   1 for each token with loss; several masks and labels must agree that a token has it
-    prompt_length    so many tokens at the beginning have none
+    prompt_length    this many tokens at the beginning are outside the loss
     attention_mask   0 for padding at either end, which is dropped
-    seq_lens, ...    where the documents of a packed record begin: it is cut there
+    seq_lens, ...    boundaries of the documents in a packed record, which is split at them
 
-Any other label (mostly a list shifted by one) makes a record broken, and so does a record without any loss.
+Any other label (mostly a list shifted by one) makes a record broken, and so does a record with no token in
+the loss.
 """
 
 from collections.abc import Iterator

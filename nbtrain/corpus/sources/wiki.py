@@ -109,7 +109,7 @@ class WikiReader(SourceReader):
                 yield page
 
     def _left_out(self, page: dump.Page) -> str | None:
-        """The rule by which a page is left out, if any."""
+        """Return the rule by which a page is skipped, if any."""
         if page.namespace not in self.config.namespaces:
             return "other_namespace"
         if page.is_redirect:

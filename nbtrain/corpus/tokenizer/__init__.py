@@ -1,1 +1,1 @@
-"""Byte-level BPE: taken over or trained, loaded, and checked against the reference encoding."""
+"""Tokenizers: imported or trained (byte-level BPE), loaded, and checked against the reference encoding."""

@@ -1,8 +1,8 @@
 """Tokens that a tokenizer puts before a text, as transformers does by default: <s> of Llama 2 and Mistral.
 
-The tokens stand in tokenizer.json's post_processor. `add_bos_token` of tokenizer_config.json counts for a
-vocabulary of two files alone: transformers 5 does not look at it if there is a tokenizer.json, so that the
-one which is made of two files has the token in its post_processor.
+The tokens are in tokenizer.json's post_processor. `add_bos_token` of tokenizer_config.json counts only for a
+vocabulary of two files: transformers 5 ignores it if there is a tokenizer.json. So the tokenizer.json that is
+made from two files gets the token into its post_processor.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Whether two engines give the same ids, compared on texts on which engines are known to differ.
+"""Compares the ids of two engines on texts on which engines are known to differ.
 
-The answer is kept beside the tokenizer: loading HF tokenizers and comparing takes as long as encoding 10 MB.
+The result is stored with the tokenizer: loading HF tokenizers and comparing takes as long as encoding 10 MB.
 """
 
 import contextlib

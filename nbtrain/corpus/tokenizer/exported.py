@@ -1,9 +1,10 @@
-"""A tokenizer beside an exported model, as transformers reads it.
+"""The tokenizer of an exported model, in the files that transformers reads.
 
-    data/tokenizer/<name>/as-given/   the files of a tokenizer that was taken over, as they were (chat
-                                      template, added tokens, settings); exported again, byte for byte, but
-                                      for a list of added tokens if the run has added some, and for the token
-                                      that pads a text if it ends one (padding.py). Else
+    data/tokenizer/<name>/as-given/   the files of an imported tokenizer, unchanged (chat template, added
+    tokens,
+                                      settings); exported again, byte for byte, except for a list of added
+                                      tokens if the run has added some, and for the padding token if it also
+                                      ends a text (padding.py). For other tokenizers:
     tokenizer.json                    the vocabulary, and
     tokenizer_config.json             the tokens that begin, end and pad a text, for PreTrainedTokenizerFast
 
@@ -84,7 +85,7 @@ def _own_file(tokenizer: Tokenizer) -> bytes:
 
 
 def _refuse_changed_vocabulary(kept: Path, sha256_of_names: Mapping[str, str]) -> None:
-    """Settings and chat template may be edited; ids would mean other text than the run has learnt."""
+    """Refuse a changed vocabulary, whose ids would mean other text; settings and template may be edited."""
     for name in (ONE_FILE, *CONTENT_FILES):
         path, known = kept / name, sha256_of_names.get(name)
         if path.is_file() and known is not None and files.sha256_of(path) != known:
@@ -113,7 +114,7 @@ def _renew_list(folder: Path) -> None:
 
 
 def holds_tokenizer(folder: Path) -> bool:
-    """Whether a folder holds a tokenizer of any form, also of one that is refused when it is taken over."""
+    """Return whether a folder holds a tokenizer of any form, even one that an import would refuse."""
     both = all((folder / name).is_file() for name in CONTENT_FILES)
     others = (*folder.glob("*.model"), *folder.glob("*.tiktoken"))
     return both or (folder / ONE_FILE).is_file() or any(others)
@@ -164,7 +165,7 @@ def framing_ids(folder: Path, default: int | None = None) -> dict[str, int | Non
 def chat_template(folder: Path) -> tuple[str, Path] | None:
     """(chat template, the file it is in) of a folder, as transformers looks for it; None if it has none.
 
-    Raises ValueError if the file is no text or no JSON.
+    Raises ValueError if the file is not text or not JSON.
     """
     if (folder / CHAT_TEMPLATE).is_file():
         return (folder / CHAT_TEMPLATE).read_text(encoding="utf-8"), folder / CHAT_TEMPLATE
@@ -179,9 +180,9 @@ def chat_template(folder: Path) -> tuple[str, Path] | None:
 
 
 def is_as_given(directory: Path, sha256: str | None) -> bool:
-    """Whether the tokenizer in `directory` was taken over from the tokenizer.json of this hash.
+    """Return whether the tokenizer in `directory` was imported from the tokenizer.json of this hash.
 
-    It may have tokens more (tokenizer.added_tokens): the others have kept their ids.
+    It may have further tokens (tokenizer.added_tokens): the others have kept their ids.
     """
     manifest = read_manifest(directory) or {}
     return sha256 is not None and sha256 in (

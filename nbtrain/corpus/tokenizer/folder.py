@@ -39,8 +39,8 @@ ADDED_LIST = "added_tokens_decoder"
 # The classes of transformers whose vocab.json and merges.txt are all that there is to know.
 GPT2_CLASSES = ("GPT2Tokenizer", "GPT2TokenizerFast")
 
-# The folder with what was taken over, as it was: tokenizer.json itself may be changed here, and the other
-# files say what encoding needs not to know (chat template, tokens that begin and end a text).
+# The folder of the imported files, unchanged: nbtrain may change tokenizer.json itself, and the other files
+# hold what encoding does not need (chat template, tokens that begin and end a text).
 KEPT = "as-given"
 KEPT_FILES = (
     ONE_FILE,
@@ -137,11 +137,11 @@ def folder_of(sha256: str, first: Sequence[Path] = ()) -> Path | None:
 def adopt(
     path: str | Path, eod_token: str, directory: str | Path, added_tokens: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Take over a tokenizer into `directory`, the manifest written last, and return it.
+    """Import a tokenizer into `directory`, the manifest written last, and return the manifest.
 
-    `added_tokens` become entries of their own. `path` is a tokenizer.json, a folder that holds one, or a
-    folder of GPT-2's vocab.json and merges.txt; it may be `directory` itself. tokenizer.json wins if a folder
-    has both, for it alone says how words are cut, unless nbtrain made the folder. Raises DataError if there
+    `added_tokens` become separate entries. `path` is a tokenizer.json, a folder that holds one, or a folder
+    of GPT-2's vocab.json and merges.txt; it may be `directory` itself. If a folder has both, tokenizer.json
+    wins, because it alone says how words are split, unless nbtrain made the folder. Raises DataError if there
     is none, if it cannot be read, if it lacks `eod_token`, and if two files are not GPT-2's alone.
     """
     path, directory = Path(path), Path(directory)
@@ -179,13 +179,13 @@ def adopt(
 
 
 def _beside(folder: Path) -> Path:
-    """Where the files are that came with a folder's tokenizer: in a folder of ours, what was kept of them."""
+    """Return the folder of the files that came with a tokenizer: in a folder of ours, the kept ones."""
     is_ours = read_manifest(folder) is not None and (folder / KEPT).is_dir()
     return folder / KEPT if is_ours else folder
 
 
 def _given_sha256(path: Path, content: bytes) -> str:
-    """The hash of tokenizer.json as its model's folder has it, also if `path` lies in a folder of ours."""
+    """Return the hash of the model's own tokenizer.json, even if `path` is in a folder of ours."""
     ours = read_manifest(path.parent) if path.name == ONE_FILE else None
     known = ours and (ours.get("extends") or (ours.get("kept") or {}).get(ONE_FILE))
     return known or hashlib.sha256(content).hexdigest()
@@ -194,7 +194,7 @@ def _given_sha256(path: Path, content: bytes) -> str:
 def _spelled(document: dict[str, Any]) -> str:
     """tokenizer.json with merges as "a b" and a sorted vocabulary: both engines load it a third faster."""
     model = document["model"]
-    # A blank inside a piece would cut it elsewhere; a byte-level BPE has another letter for it.
+    # A space inside a piece would split it elsewhere; a byte-level BPE writes spaces as another letter.
     if model["type"] == "BPE" and not any(" " in piece for merge in model["merges"] for piece in merge):
         model["merges"] = [" ".join(merge) for merge in model["merges"]]
     model["vocab"] = dict(sorted(model["vocab"].items()))
@@ -234,10 +234,10 @@ def _not_in_vocabulary(folder: Path, settings: dict[str, Any]) -> tuple[str, str
 
 
 def refuse_other_than_gpt2(folder: Path) -> None:
-    """Raises DataError if what lies beside vocab.json and merges.txt says that they are another model's.
+    """Raises DataError if the files next to vocab.json and merges.txt belong to a model other than GPT-2.
 
-    Such files of a slow tokenizer say nothing of how text is normalized and cut (Qwen2: NFC, single digits),
-    and their vocabulary lacks the added tokens; read as GPT-2's they would give other ids without a word.
+    Such files of a slow tokenizer do not say how text is normalized and split (Qwen2: NFC, single digits),
+    and their vocabulary lacks the added tokens; read as GPT-2's they would silently give other ids.
     """
     settings = settings_of(folder)
     named = settings.get("tokenizer_class")
@@ -257,7 +257,7 @@ def refuse_other_than_gpt2(folder: Path) -> None:
 def _adopt_text(
     content: bytes, path: Path, eod_token: str, directory: Path, added_tokens: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Take over the tokenizer.json `content`, which lies at `path`."""
+    """Import the tokenizer.json `content`, which was read from `path`."""
     import tokenizers
 
     _refuse_other_formats(path, content)
@@ -341,9 +341,9 @@ def _add(document: dict[str, Any], entries: dict[str, int], tokens: Sequence[str
 
 
 def _keep(path: Path, directory: Path, patterns: Sequence[str] = KEPT_FILES) -> dict[str, str]:
-    """Copy what lies beside a tokenizer that is taken over, as it is; {name: sha256}.
+    """Copy the files that come with an imported tokenizer, unchanged; return {name: sha256}.
 
-    A lone vocabulary of two files says nothing besides: nothing is kept of it.
+    A vocabulary of two files without others needs no copy: nothing is kept of it.
     """
     found = sorted(one for pattern in patterns for one in path.glob(pattern) if one.is_file())
     if {one.name for one in found} <= set(CONTENT_FILES):
@@ -381,7 +381,7 @@ def _fix(document: dict[str, Any], eod_token: str, eod_id: int) -> bool:
 
 
 def _text_may_become_eod(model: dict[str, Any], eod_token: str) -> bool:
-    """Whether the model itself, special tokens aside, could give the EOD's id for letters of a text."""
+    """Return whether ordinary text could get the EOD's id from the model itself, special tokens aside."""
     if model["type"] != "BPE" or model.get("ignore_merges"):
         return True
     merges = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])

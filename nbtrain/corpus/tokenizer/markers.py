@@ -15,9 +15,9 @@ from nbtrain.corpus.tokenizer.folder import ONE_FILE, read_manifest
 
 
 def markers_as_letters(config: RunConfig) -> list[str]:
-    """The special tokens whose letters stand in a template of data.sources, in the order of their ids.
+    """Return the special tokens that a template of data.sources spells out as text, ordered by id.
 
-    Of the run's tokenizer, or of the one that it will take over; [] if there is none yet.
+    They belong to the run's tokenizer, or to the one that it will import; [] if there is none yet.
     """
     text = "\n".join(text_of_template(source) for source in config.data.sources)
     if not text.strip():

@@ -38,8 +38,8 @@ def origin_of(run: RunDir, directory: Path) -> dict[str, Any]:
 def end_ids(run: RunDir, tokenizer: Tokenizer) -> frozenset[int]:
     """The ids that end a text: the tokenizer's, and all that transformers' generate would end at.
 
-    Models that answer have several (Llama 3 Instruct three: generation_config.json's eos_token_id). Those of
-    config.json count if there is no generation_config.json.
+    Models that answer have several (Llama 3 Instruct three: generation_config.json's eos_token_id). The ids
+    in config.json count if there is no generation_config.json.
     """
     found = origin_of(run, tokenizer.directory)
     settings = found.get("generation_config") or found.get("config") or {}
@@ -47,5 +47,5 @@ def end_ids(run: RunDir, tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def ids_in(value: Any) -> list[int]:
-    """The ids of an eos_token_id: a number, several, or none; what is no number is left out."""
+    """Return the ids of an eos_token_id: a number, several, or none; other values are ignored."""
     return [one for one in (value if isinstance(value, list) else [value]) if type(one) is int]

@@ -143,7 +143,7 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
 
 
 def _why_kept(config: RunConfig) -> str:
-    """Why a run has a tokenizer that was trained on other text: a clause, "" if it has no text itself."""
+    """Return why a run uses a tokenizer that was trained on other text, as a clause; "" if it has no text."""
     if config.init_from is not None:
         return f"; the weights of init_from ({config.init_from}) know its ids"
     return f"; {place(config, 'tokenizer.name')} names it" if config.data.sources else ""
@@ -157,7 +157,7 @@ def _has_text(config: RunConfig) -> bool:
 def _check_own(
     config: RunConfig, manifest: dict[str, Any] | None, directory: Path, others: list[str]
 ) -> None:
-    """Raises DataError if a run that names no tokenizer would have another one than that of its own text."""
+    """Raises DataError if a run that names no tokenizer would use one not trained on its own text."""
     if config.names_tokenizer or config.init_from is not None or not _has_text(config):
         return
     name, trained = config.tokenizer.name, manifest and manifest["trained"]
@@ -226,7 +226,7 @@ def _brought(
                 f"{display(directory)}: {', '.join(others)} would no longer mean text: encoded with the "
                 f"tokenizer that is there ({_named(manifest)}). Give tokenizer.name another value."
             )
-        # One that was taken over before anything was kept beside it.
+        # A tokenizer that was imported before nbtrain kept the files that come with it.
         renewed = not same or (found["kept"] and not (manifest or {}).get("kept"))
         if renewed:
             _put_in_place(made, directory)
@@ -257,7 +257,7 @@ def _refuse_strange(directory: Path, manifest: dict[str, Any] | None) -> None:
     """Raises DataError for files that nbtrain did not make, before another tokenizer takes their place."""
     if manifest is not None or not directory.is_dir():
         return
-    # Names that begin with a dot are those of a file manager, or of Jupyter.
+        # Names that begin with a dot belong to a file manager or to Jupyter.
     if strange := sorted(path.name for path in directory.iterdir() if not path.name.startswith(".")):
         raise DataError(
             f"{display(directory)}: holds {strange[0]} without a manifest: nbtrain did not make it. To use a "
@@ -285,7 +285,7 @@ def _encoded_with(manifest: dict[str, Any], config: RunConfig) -> list[str]:
 
 
 def _same_files(path: Path, manifest: dict[str, Any]) -> bool:
-    """Whether what is at `path` is, byte by byte, what was taken over; False may also mean: look closer."""
+    """Return whether the files at `path` equal the imported ones bytewise; False only means: look closer."""
     pairs = [(path if path.is_file() else path / name, entry) for name, entry in manifest["files"].items()]
     present = [(source, entry) for source, entry in pairs if source.is_file()]
     return bool(present) and all(files.sha256_of(source) == entry["sha256"] for source, entry in present)

@@ -1,4 +1,4 @@
-"""How well vocabularies of several sizes fit a text: tokens they need, and how often their entries occur.
+"""Compares vocabularies of several sizes on a text: the tokens they need, and how often their entries occur.
 
 One BPE is trained on a sample. Its first merges are a smaller vocabulary, so that all sizes come from it.
 """
@@ -18,7 +18,7 @@ from nbtrain.corpus.tokenizer.unfinished import NUM_BYTES
 
 SIZES = (512, 1024, 2048, 4096)
 TRAIN_BYTES = 4 << 20
-# A trainer holds every different word; in scripts without blanks between words clauses count as words.
+# A trainer holds every different word; in scripts without spaces between words, clauses count as words.
 UNSPACED_TRAIN_BYTES = 1 << 20
 ENCODED_BYTES = 1 << 20
 BASE_ENTRIES = NUM_BYTES + 1
@@ -57,7 +57,7 @@ def _up_to(texts: Sequence[str], num_bytes: int) -> list[str]:
 
 
 def _counts(state: dict[str, Any], size: int, texts: Sequence[str]) -> np.ndarray:
-    """How often each entry of the first `size` occurs in some texts."""
+    """Count how often each entry of the first `size` occurs in some texts."""
     import tokenizers
     from tokenizers.models import BPE
 

@@ -8,9 +8,9 @@
 fastokens encodes if it is installed and is known to give the ids of HF tokenizers for every text (proven.py),
 else HF tokenizers does.
 
-The letters of a special token in a text are text, never that token; only the writer appends EOD. Added tokens
-that are not special (runs of blanks in some vocabularies, tokenizer.added_tokens) are part of the vocabulary
-and stay.
+A special token that a text spells out is encoded as text, never as that token; only the writer appends EOD.
+Added tokens that are not special (runs of spaces in some vocabularies, tokenizer.added_tokens) are part of
+the vocabulary and keep their meaning.
 """
 
 import logging
@@ -39,15 +39,15 @@ from nbtrain.corpus.tokenizer.unknown import unwritable_piece
 logger = logging.getLogger(__name__)
 
 LONG_TEXT_CHARS = 2 << 20
-# A longer word or run of blanks in such a text may be cut: engines take 50 bytes for each of its characters.
+# A longer word or run of spaces in such a text may be cut: engines use 50 bytes for each of its characters.
 LONG_WORD_CHARS = 1 << 18
-# After a letter or digit before a blank; in scripts without blanks, after a letter before a comma or stop.
+# After a letter or digit before a space; in scripts without spaces, after a letter before a comma or stop.
 SAFE_CUT = re.compile(
     "[^\\W_](?=[ \n])"
     "|[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff](?=[\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"
 )
 
-# Of an added token: a place where a text may be cut, or a blank, at which a long run of them may be.
+# In an added token: a place where a text may be cut, or a space, at which a long run of spaces may be cut.
 CUT_INSIDE = re.compile(f"{SAFE_CUT.pattern}|\\s")
 SHOWN_CHARS = 60  # of a text in a message
 
@@ -125,13 +125,13 @@ class Tokenizer:
         return ids if ids[: len(before)] == before else [*before, *ids]
 
     def encode_with_special(self, text: str) -> list[int]:
-        """Token ids of a text in which the letters of a special token stand for it; nothing put before it."""
+        """Encode a text, reading spelled-out special tokens as those tokens and putting nothing before it."""
         return self._with_special.encode(text, add_special_tokens=False).ids
 
     def encode_after_token(self, text: str) -> list[int]:
         """Token ids of a text right after a special token, as in one text with it.
 
-        A tokenizer of SentencePiece's kind may put a blank before the first word of all, and there alone.
+        A tokenizer of SentencePiece's kind may put a space before the first word of a text, and only there.
         """
         if not self._first_word_has_blank:
             return self.encode(text).tolist()
@@ -160,7 +160,7 @@ class Tokenizer:
 
     @cached_property
     def bos_id(self) -> int | None:
-        """The bos_token of a tokenizer that was taken over, as its own settings name it."""
+        """The bos_token of an imported tokenizer, as its own settings name it."""
         return bos_id(self.directory / KEPT, self._reference)
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -199,7 +199,7 @@ class Tokenizer:
         for text in texts:
             try:
                 self._reference.encode(text, add_special_tokens=False)
-            except Exception as failure:  # Rust's, which has no class of its own
+            except Exception as failure:  # the Rust library raises plain Exception
                 where = f"{name}: cannot encode the document {shortened(text, SHOWN_CHARS)!r}"
                 piece = unwritable_piece(self._reference, text)
                 if piece is None:
@@ -226,7 +226,7 @@ class Tokenizer:
         return np.concatenate(rows), offsets
 
     def encode_long(self, text: str) -> Iterator[np.ndarray]:
-        """The ids of a text piece by piece, together those of encode. Only if cuts_safely."""
+        """Yield the ids of a text piece by piece, together equal to encode's. Only if cuts_safely."""
         for piece in pieces_of_long(text):
             yield self._surely(self._encode_whole, [piece])[0]
 
@@ -234,7 +234,7 @@ class Tokenizer:
     def cuts_safely(self) -> bool:
         """Whether a text may be cut at SAFE_CUT: words are cut by GPT-2's rule alone, so no token spans it.
 
-        A word or run of blanks of LONG_WORD_CHARS and more may be cut too, into the tokens of its two halves.
+        A word or run of spaces of LONG_WORD_CHARS and more may be cut too, into the tokens of its two halves.
         """
         document = orjson.loads((self.directory / ONE_FILE).read_bytes())
         words = document.get("pre_tokenizer") or {}
@@ -244,7 +244,7 @@ class Tokenizer:
             and not words.get("add_prefix_space", True)
             and not document.get("normalizer")
             and all(
-                # Without a place to cut at, it lies inside what is not cut.
+                # An added token without a place to cut at is always inside one piece.
                 token["special"] or not (CUT_INSIDE.search(token["content"]) or token["normalized"])
                 for token in document.get("added_tokens", [])
             )
@@ -325,7 +325,7 @@ class Tokenizer:
         return self._reference.decode(ids, skip_special_tokens=False)
 
     def decode_finished(self, ids: Sequence[int]) -> tuple[str, bool]:
-        """(the text of token ids, whether its last character lacks bytes and is therefore left out)."""
+        """(the text of token ids, whether its last character lacks bytes and is therefore omitted)."""
         return decode_finished(self.decode, lambda token: self._reference.id_to_token(token), ids)
 
     def bytes_of(self, token: int) -> bytes:
@@ -340,7 +340,7 @@ class Tokenizer:
 
     @property
     def _misread(self) -> dict[int, str]:
-        """Added tokens that a byte-level decoder takes for letters of bytes, such as <|français|>."""
+        """Added tokens whose characters a byte-level decoder mistakes for bytes, such as <|français|>."""
         return self._decoding[1]
 
     @cached_property
@@ -411,10 +411,10 @@ class Tokenizer:
             return None
         import fastokens
 
-        # One cache of words in place of one per thread: 100 MiB less, and on two cores no second more.
+        # One cache of words instead of one per thread: 100 MiB less, and not a second slower on two cores.
         os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
         try:
-            # from_file would take the added tokens of a tokenizer_config.json beside it too.
+            # from_file would also read the added tokens of a tokenizer_config.json in the same folder.
             return fastokens.Tokenizer.from_json_str((self.directory / ONE_FILE).read_text(encoding="utf-8"))
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise

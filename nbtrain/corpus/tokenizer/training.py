@@ -3,8 +3,8 @@
     text_sample.py's texts -> words longer than 1,000 characters cut -> tokenizers or rustbpe -> folder.save
 
 In both trainers' vocabularies the end-of-document token is entry 0, the 256 bytes follow in the order of
-GPT-2's alphabet, then the merges in the order they were learnt. They break ties of equally frequent pairs
-differently, so their ids differ; which one trained is recorded.
+GPT-2's alphabet, then the merges in the order of training. They break ties of equally frequent pairs
+differently, so their ids differ; the manifest records which of them trained.
 """
 
 import importlib.metadata
@@ -141,7 +141,7 @@ def _batches(texts: Iterable[str], train_bytes: int | None) -> Iterator[list[str
 
 
 MEMINFO = Path("/proc/meminfo")
-# (bytes at no text, bytes per byte of text with blanks between words, the same without), peak resident
+# (bytes at no text, bytes per byte of text with spaces between words, the same without), peak resident
 # memory, 52,000 entries. tokenizers 0.23.3: books 104, 127, 140 and 149 MiB at 5, 10, 20 and 29 MB, 313 at
 # 100 MB; 388 languages 213 MiB at 4 MB; Chinese 192, 313 and 536 MiB at 1.25, 2.5 and 5 MB. rustbpe 0.1.0:
 # books 100, 110, 125 and 138, 251 at 100 MB; 388 languages 138; Chinese 126, 191 and 316.
@@ -151,14 +151,14 @@ MEMORY_FIT = {"tokenizers": (220 << 20, 2.5, 97.0), "rustbpe": (140 << 20, 1.7, 
 def memory_estimate_bytes(train_bytes: int, trainer: Trainer, unspaced_fraction: float = 0.0) -> int:
     """Peak resident memory of the training process, on the safe side of what was measured up to 100 MB.
 
-    A trainer keeps every different word; in scripts without blanks, whole clauses count as words.
+    A trainer keeps every different word; in scripts without spaces, whole clauses count as words.
     """
     base, spaced, unspaced = MEMORY_FIT[trainer]
     return int(base + train_bytes * (spaced + (unspaced - spaced) * unspaced_fraction))
 
 
 def unspaced_fraction(texts: Iterable[str]) -> float:
-    """The share of UTF-8 bytes in scripts that put no blank between words."""
+    """Return the share of UTF-8 bytes in scripts that put no space between words."""
     num_bytes = num_unspaced = 0
     for text in texts:
         size = len(text.encode())

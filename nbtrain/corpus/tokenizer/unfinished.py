@@ -18,7 +18,7 @@ MOST_BYTES = 4  # of a character in UTF-8
 def decode_finished(
     decode: Callable[[Sequence[int]], str], token_of: Callable[[int], str | None], ids: Sequence[int]
 ) -> tuple[str, bool]:
-    """(the text of `ids`, whether its last character lacks bytes and is therefore left out).
+    """(the text of `ids`, whether its last character lacks bytes and is therefore omitted).
 
     `token_of` turns an id into its entry. Bytes that cannot begin a character stay, as U+FFFD.
     """
@@ -50,7 +50,7 @@ def bytes_of_token(entry: str, is_byte_level: bool) -> bytes:
 
 
 def unfinished_bytes(tail: bytes) -> int:
-    """How many bytes at the end are the beginning of a UTF-8 character of which more bytes are missing."""
+    """Count the bytes at the end that begin a UTF-8 character of which further bytes are missing."""
     for count in range(1, min(MOST_BYTES, len(tail) + 1)):
         lead = tail[-count]
         if 0x80 <= lead < 0xC0:  # a later byte of a character

@@ -22,7 +22,7 @@ class UnknownText(NamedTuple):
     """Treatment of text that has no token."""
 
     becomes: Literal["tokens", "unknown", "nothing", "error"]
-    """tokens: there is no such text."""
+    """Treatment; "tokens" means that there is no text without a token."""
     unknown_id: int | None = None
     """The id of the unknown token."""
 
@@ -54,9 +54,9 @@ def _has_byte_tokens(model: dict[str, Any], vocab: Container[str]) -> bool:
 
 
 def is_whole_byte_level(document: dict[str, Any]) -> bool:
-    """Whether a text becomes the letters of its bytes, and a BPE has each of them in every form it looks up.
+    """Return whether text is encoded as bytes, and a BPE has every byte in each form that it looks up.
 
-    Bytes that no UTF-8 has may be missing.
+    Bytes that never occur in UTF-8 may be missing.
     """
     model = document["model"]
     prefix, suffix = (model.get(key) or "" for key in ("continuing_subword_prefix", "end_of_word_suffix"))
@@ -68,7 +68,7 @@ def is_whole_byte_level(document: dict[str, Any]) -> bool:
 
 
 def is_byte_level(document: dict[str, Any]) -> bool:
-    """Whether a text becomes the letters of its bytes, as words are cut or before."""
+    """Return whether text is turned into characters that stand for its bytes."""
     steps = [document.get("pre_tokenizer") or {}, document.get("normalizer") or {}]
     parts = [part for step in steps for key in ("pretokenizers", "normalizers") for part in step.get(key, ())]
     return "ByteLevel" in [step.get("type") for step in (*steps, *parts)]
@@ -92,6 +92,6 @@ def unwritable_piece(tokenizer: Any, text: str) -> str | None:
 def _is_writable(model: Any, word: str) -> bool:
     try:
         model.tokenize(word)
-    except Exception:  # Rust's, which has no class of its own
+    except Exception:  # the Rust library raises plain Exception
         return False
     return True

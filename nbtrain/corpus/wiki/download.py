@@ -1,10 +1,11 @@
 """Fetch a Wikipedia dump: found by the mirror's list of checksums, resumed, verified, and only then named.
 
     <mirror>/<wiki>/<date>/<wiki>-<date>-sha1sums.txt   the names of a dump's files, with the date
-    <name>.part, <name>.part.json                       what has come, and the ETag that it belongs to
-    <name>, <name>.json                                 the whole file, whose SHA-1 is as listed; its source
+    <name>.part, <name>.part.json                       the bytes received so far, and the ETag they belong to
+    <name>, <name>.json                                 the complete file, whose SHA-1 is as listed; its
+    source
 
-After a cut connection the download goes on at the byte it had reached (Range, If-Range), a few times in one
+After a cut connection the download resumes at the byte it had reached (Range, If-Range), a few times in one
 call and at any time in a later call. If the file has changed on the server, it starts from the beginning.
 """
 
@@ -69,7 +70,7 @@ def _records(language: str, date: str) -> list[Downloaded]:
 
 
 def download(language: str, date: str, mirror: str, sha1: str | None, where: str) -> tuple[Downloaded, bool]:
-    """(the dump, whether it was fetched now). A dump that is there is kept: "latest" is asked for once.
+    """(the dump, whether it was fetched now). A dump on the disk is kept: "latest" is looked up only once.
 
     Raises DataError if the address, the disk, the connection or the checksum fails; `where` begins messages.
     """

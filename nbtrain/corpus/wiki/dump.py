@@ -50,7 +50,7 @@ class Page(NamedTuple):
     text: str
     """Text of the page's newest revision."""
     older_revisions: int = 0
-    """How many other revisions of it the dump holds (pages-meta-history); they are left out."""
+    """Number of the page's other revisions in the dump (pages-meta-history); they are skipped."""
 
 
 class BrokenPage(NamedTuple):
@@ -86,7 +86,7 @@ class Piece(NamedTuple):
 
 
 def open_dump(path: Path, where: str = "data.sources") -> Dump:
-    """Look at the beginning. Raises DataError, which names what the file is, if it is no dump."""
+    """Read the beginning of a file. Raises DataError, which says what the file is, if it is not a dump."""
     name = f"{where}: {display(path)}"
     try:
         with path.open("rb") as stream:
@@ -269,7 +269,7 @@ def _timestamp(revision: Any) -> tuple[str, int]:
 def _parser() -> Any:
     from lxml import etree
 
-    # A page holds no document type, so there are no entities to grow; no_network and load_dtd say it again.
+    # A page has no document type, so no entities can expand; no_network and load_dtd make sure of it.
     return etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, huge_tree=True)
 
 
@@ -310,7 +310,7 @@ class _Block(NamedTuple):
     begin: int
     """Offset in the file: of the bz2 stream that they are from, or of the bytes themselves."""
     end: int
-    """How much of the file has been read."""
+    """Offset up to which the file has been read."""
 
 
 def _utf8_blocks(dump: Dump, start: int, stop: int | None) -> Iterator[_Block]:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from nbtrain.corpus.wiki.markup import ASIDE, DROPPED, GAP
 
-# What is certainly the end of a sentence. A gap that follows it without a space is the mark of a note, unless
-# the sentence goes on behind it.
+# Certain ends of a sentence. A gap that follows one without a space is the mark of a note, unless the
+# sentence continues after it.
 BEFORE_NOTE = re.compile(r"(?:[^\W\d_]{4}|[)\]])[.!?][\"'”»’)]*$")
 AFTER_NOTE = re.compile(rf"[{DROPPED}{GAP}]{{0,9}}(?:$|[ \t]\W{{0,9}}([^\W\d_]))")
 IDEOGRAPHIC_END = re.compile(r"[。！？][」』）]*$")
@@ -20,7 +20,8 @@ WORD = re.compile(r"\w")
 OPENING, CLOSING = "([{（［「『【«„“", ")]}）］」』】»”"
 IDEOGRAPHIC = ("ja", "zh", "yue", "wuu", "lzh", "gan")
 
-# What is cut into sentences in place of a gap: one character, as a gap is one, and no initial of a name.
+# Replaces a gap when a line is split into sentences: one character, as a gap is, and not an initial of a
+# name.
 STAND_IN = "一"
 
 Segment = Callable[[str, str], list[str]]
@@ -88,7 +89,7 @@ def _is_text(line: str) -> bool:
 
 
 def _continues(line: str) -> bool:
-    """Whether a sentence of this line goes on in the next one."""
+    """Return whether a sentence of this line continues in the next one."""
     return _is_text(line) and not ENDS_SENTENCE.search(line.rstrip(f"{GAP}{DROPPED} "))
 
 

@@ -24,7 +24,7 @@ BAR = "\x19"
 LINE_BREAK = "\x16"  # <br>: a new line that ends neither a heading nor a list item
 LESS_THAN = "\x15"  # a < that begins no tag
 JOINT = "\x1b"
-"""A tag, or the edge of a link or template, beside a ': apostrophes on both sides are not one run of them."""
+"""A tag, or the edge of a link or template, next to a ': apostrophes on both sides are separate runs."""
 ASIDE = "\x7f"  # around the number of a text that is put aside and comes back as it is
 
 MARKS = (DROPPED, GAP, BAR, LINE_BREAK, LESS_THAN, JOINT, ASIDE)
@@ -312,7 +312,7 @@ def scan_templates(text: str, templates: Templates) -> str:
     chunks = text.split("{{")
     frames: list[list[str]] = [
         [chunks[0].replace("}}", "")]
-    ]  # the text of each open template, after that of the page
+    ]  # the text of the page, then of each open template
     unseen = 0  # open braces in a template of which nothing is seen: what is inside is not looked at
     may_skip = True
     begin_unseen = number = 0
@@ -415,7 +415,7 @@ SQUARE_BRACKETS = re.compile(r"\[\[|\]\]")
 MAX_LINK_DEPTH = 4
 PROTOCOL = r"(?:https?:|ftps?:|gopher:|irc:|ircs:|mailto:|news:|git:|svn:|tel:|urn:|geo:)?//|mailto:"
 IS_ADDRESS = re.compile(PROTOCOL, re.IGNORECASE)
-# [address], [address label]; a label may hold [brackets]. One without an end on its line is no link.
+# [address], [address label]; a label may hold [brackets]. One that does not end on its line is not a link.
 ADDRESS = re.compile(rf"\[(?:{PROTOCOL})[^\s\[\]]*+(?:((?:[^\[\]\n]|\[[^\[\]\n]*+\])*+)(\]))?", re.IGNORECASE)
 
 

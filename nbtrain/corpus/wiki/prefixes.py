@@ -1,7 +1,7 @@
 """Prefixes of a link before the colon: namespaces in many languages, languages, sister projects.
 
 A dump's own <siteinfo> names its namespaces; these lists serve dumps without one, and the older names that
-<siteinfo> leaves out (German "Bild" beside "Datei").
+<siteinfo> lacks (German "Bild" for "Datei").
 """
 
 # ruff: noqa: SIM905 (word lists read best as words; letters that look alike are meant)
@@ -62,7 +62,7 @@ FILE_ENDINGS = (
 
 
 def normalized(prefix: str) -> str:
-    """A prefix as the lists hold it: blanks and underscores are one, case does not count."""
+    """Return a prefix as the lists hold it: spaces and underscores are equal, case is ignored."""
     return " ".join(prefix.replace("_", " ").split()).casefold()
 
 

@@ -1,7 +1,7 @@
 """Wikitext -> text: the scans of markup.py in their order, what a link shows, and the lines that are left.
 
 Kept: paragraphs with an empty line between them; headings as lines after an empty line; list items as lines
-("- " before those of * and #); labels of links; LaTeX of formulas between dollars; code; and what templates
+("- " before items of * and #); labels of links; LaTeX of formulas between dollars; code; and what templates
 show (templates/). Dropped: tables, references, galleries, files, categories, links to other languages,
 comments, magic words, quotes of bold and italic, templates of which a reader sees nothing in the text, and
 what these leave behind: "( , )", double spaces, list items and sections without a word. A sentence with a
@@ -74,7 +74,7 @@ class Walker:
 
     @property
     def unknown_templates(self) -> Counter[str]:
-        """How often a template was met whose text is not known, by name."""
+        """Occurrences of templates whose text is not known, by name."""
         return self._library.unknown
 
     def text(self, wikitext: str, title: str = "") -> str:
@@ -197,7 +197,7 @@ def _list_mark(match: re.Match[str]) -> str:
 
 
 def _with_plain_spaces(text: str) -> str:
-    """Without characters that nobody sees; a run of spaces of any kind becomes one space."""
+    """Return a text without invisible characters; a run of spaces of any kind becomes one space."""
     for mark in INVISIBLE:
         if mark in text:
             text = text.replace(mark, "")
@@ -224,7 +224,7 @@ def _cleaned(line: str) -> str:
 def _without_plain_dropped(text: str) -> str:
     """A text without the marks of what was dropped where that leaves nothing over.
 
-    Most are notes after a word or a full stop, with a space behind, or lines of their own.
+    Most marks are notes after a word or a full stop, with a space behind, or fill a whole line.
     """
     first, *others = text.split(DROPPED)
     kept = [first]

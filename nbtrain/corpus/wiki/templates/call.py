@@ -39,7 +39,7 @@ class Wiki:
 
     @cached_property
     def numbers(self) -> NumberFormat | None:
-        """How the wiki writes numbers; None if that is not known."""
+        """The wiki's number format; None if it is not known."""
         return NumberFormat.of(self.language)
 
 

@@ -160,7 +160,7 @@ def quoted(opening: str, closing: str, *names: str) -> Rule:
 
 
 def inline_quote(call: Call) -> str | None:
-    """A rule: a quotation as a paragraph of its own."""
+    """A rule: a quotation as a separate paragraph."""
     text = call.get("text", "quote", "1") or call[1]
     return f"\n{text}\n" if text else ""
 

@@ -132,14 +132,14 @@ def ordinal_day(date: Date) -> int | None:
 
 
 def is_day_first(call: Call) -> bool:
-    """Whether df=y asks for 1 May 2000 (English, where May 1, 2000 is what templates write)."""
+    """Return whether df=y selects 1 May 2000 (in English, where templates otherwise write May 1, 2000)."""
     return call.get("df").lower() in ("y", "yes", "1", "true", "dmy")
 
 
 def date_rule(first: int = 1) -> Rule:
     """A rule: arguments year, month and day, from number `first` on, shown as a date, without an age.
 
-    The age of {{birth date and age}} is that of the day on which the page is read.
+    The age that {{birth date and age}} shows depends on the day on which the page is read.
     """
 
     def rule(call: Call) -> str | None:

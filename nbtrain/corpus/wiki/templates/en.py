@@ -115,7 +115,7 @@ def lang_rus(call: Call) -> str | None:
 
 
 def ipa(call: Call) -> str | None:
-    """{{IPA|de|ˈmʏnçn̩}}: the sounds in square brackets; {{IPA|/a/}}: as it stands."""
+    """{{IPA|de|ˈmʏnçn̩}}: the sounds in square brackets; {{IPA|/a/}}: unchanged."""
     if len(call.words) == 1:
         return call[1]
     if _language(call[1]) is None or len(call.words) > 5:
@@ -391,7 +391,7 @@ def percentage(call: Call) -> str | None:
     if call.get("%", "pad"):
         return None
     shown = f"{rounded(Decimal(part) * 100 / Decimal(whole), int(digits)):f}"
-    # Zeros at the end are shown only if they are asked for.
+    # Zeros at the end are shown only if the template requests them.
     shown = shown.rstrip("0").rstrip(".") if "." in shown else shown
     return f"{ENGLISH_FORMAT.write(shown)}%"
 

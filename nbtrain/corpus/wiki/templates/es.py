@@ -46,7 +46,7 @@ def unit(call: Call) -> str | None:
 
 
 def date(call: Call) -> str | None:
-    """{{fecha|1|5|2000}}: 1 de mayo de 2000; an age is that of the day of reading."""
+    """{{fecha|1|5|2000}}: 1 de mayo de 2000; an age would depend on the day of reading."""
     found = date_of(call[3], call[2], call[1], "es")
     return None if found is None or not call.has_only("edad", most=3) else written(found, "es")
 

@@ -1,4 +1,4 @@
-"""The templates of one wiki: those that all wikis share, those of its language, and the unknown ones."""
+"""The templates of one wiki: templates that all wikis share, its language's own, and the unknown ones."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class Tables(NamedTuple):
 
 @cache
 def tables(language: str) -> Tables:
-    """The templates that all wikis share, and those of a language, which come first."""
+    """Return the templates that all wikis share and a language's own, which come first."""
     if language not in LANGUAGES:
         begins, ends = common.UNSEEN_BEGINNINGS, common.UNSEEN_ENDINGS
         return Tables(common.RULES, common.UNSEEN - common.RULES.keys(), begins, ends, None)
@@ -53,7 +53,7 @@ class Library:
     def __init__(self, wiki: Wiki):
         self.wiki = wiki
         self.unknown: Counter[str] = Counter()
-        """How often a template was met whose text is not known, by name."""
+        """Occurrences of templates whose text is not known, by name."""
         self._tables = tables(wiki.language)
         self.is_unseen = lru_cache(MAX_NAMES)(self._is_unseen)
 

@@ -1,8 +1,8 @@
-"""How a wiki writes numbers, and numbers as editors type them.
+"""The number formats of wikis, and numbers as editors type them.
 
-The formats are those of MediaWiki's language files (separatorTransformTable, minimumGroupingDigits and
-digitGroupingPattern of version 1.39), by which {{formatnum:}} writes. Languages with digits of their own are
-not here: each wiki may switch them off.
+The formats come from MediaWiki's language files (separatorTransformTable, minimumGroupingDigits and
+digitGroupingPattern of version 1.39), by which {{formatnum:}} writes. Languages that have digits other than
+0 to 9 are not supported: each wiki may switch those off.
 """
 
 # ruff: noqa: SIM905, RUF001 (word lists read best as words; letters that look alike are meant)
@@ -49,7 +49,7 @@ class NumberFormat:
     thousands: str = ","
     decimal: str = "."
     least_digits: int = 4
-    """How many digits a number has at least to be parted."""
+    """Least number of digits of a number whose thousands are separated."""
     is_lakh: bool = False
 
     @staticmethod

@@ -6,7 +6,7 @@ from nbtrain.corpus.wiki.templates.dates import date_of, written
 
 
 def date(call: Call) -> str | None:
-    """{{födelsedatum|2000|5|1}}: 1 maj 2000; an age is that of the day of reading."""
+    """{{födelsedatum|2000|5|1}}: 1 maj 2000; an age would depend on the day of reading."""
     found = date_of(call[1], call[2], call[3], "sv")
     return None if found is None or found[2] is None or not call.has_only(most=3) else written(found, "sv")
 

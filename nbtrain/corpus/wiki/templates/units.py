@@ -1,7 +1,7 @@
 """Amounts with units: {{convert}}, {{val}} and the like.
 
 {{convert}} shows the amount as the editor gave it, and in brackets what it is in other units. Here the first
-is written, with the unit's symbol. The second, which Module:Convert rounds by rules of its own, is not.
+is written, with the unit's symbol. The second, which Module:Convert rounds by special rules, is not.
 """
 
 # ruff: noqa: RUF001 (letters that look alike are meant)

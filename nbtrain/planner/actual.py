@@ -1,8 +1,8 @@
-"""Predicted against actual: what a plan says of a run, beside what the run's last job measured.
+"""Comparison of a plan's predictions with the measurements of the run's last job.
 
-The job's end writes step time, peak memory and the wait for other pipeline stages into summary.json
-(jobs/supervisor/summary.py), with the setup that they hold for (measured.py). A comparison is made only if
-the planned setup is that one: otherwise two runs would be compared.
+When a job ends, it writes step time, peak memory and the idle time of pipeline stages into summary.json
+(jobs/supervisor/summary.py), together with the setup that was measured (measured.py). The two are compared
+only if the planned setup is the measured one: otherwise two different runs would be compared.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """How much less the run took than was predicted: -0.02 is 2 % less."""
+        """Relative error of the prediction: measured / predicted - 1, so -0.02 if the run took 2 % less."""
         return self.measured / self.predicted - 1 if self.predicted else 0.0
 
     @property
@@ -49,7 +49,7 @@ class Comparison:
 def compare(
     config: RunConfig, step_seconds: float | None, memory_bytes: float | None, bubble_fraction: float
 ) -> list[Comparison]:
-    """The planned figures of a run beside those of its last job; empty if it has not run with this setup."""
+    """Compare the plan of a run with its last job. Empty if the run has not been measured with this setup."""
     found = measured_rate(config)
     if found is None or found.differences:
         return []

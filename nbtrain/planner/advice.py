@@ -1,11 +1,11 @@
-"""From what a run has shown to changes that help, ranked, each with what the plan predicts of it.
+"""Advice: ranked changes that would help a run, each with its predicted effect.
 
     advise(config, observations) -> Advice      a table; advice.use(1, "new.yaml") writes the changed run
 
-`Observations` are plain figures out of a run's records (jobs/observe.py reads them). Each of them asks
-for some changes (advice_rules.py). Every change is loaded as a run: what a rule of the configuration refuses
-is no advice. Its memory and step time come from the plan, scaled by what the run itself showed: a run that
-needed 1.1 times the planned memory is expected to need 1.1 times after a change too.
+`Observations` are plain numbers from a run's records (jobs/observe.py reads them). Each observation proposes
+some changes (advice_rules.py). Every change is loaded as a run, and a change that a configuration rule
+refuses is dropped. Memory and step time after the change come from the plan, scaled by the run's own
+measurements: a run that needed 1.1 times the planned memory is expected to need 1.1 times after a change too.
 """
 
 import difflib
@@ -47,7 +47,7 @@ class Change:
     memory_fraction: float | None = None
     step_seconds: float | None = None
     gain: float | None = None
-    """How much shorter a step gets: 0.1 is 10 % less; negative if it gets longer."""
+    """Fraction by which a step gets shorter: 0.1 is 10 % less time; negative if it gets longer."""
     fits: bool | None = None
 
     @property
@@ -163,7 +163,7 @@ class Advice:
 
 
 def advise(config: RunConfig, observations: Observations) -> Advice:
-    """The changes that `observations` of a run ask for, ranked, with their predicted effects."""
+    """Return the changes that `observations` of a run suggest, ranked, with their predicted effects."""
     memory = estimate_memory(config)
     needed = needed_bytes(observations)
     factor = min(max(needed / memory.total_bytes, 1.0), _MOST_FACTOR) if needed else 1.0

@@ -1,14 +1,14 @@
-"""Which changes each observation of a run asks for; nothing here decides if they help (advice.py does).
+"""Proposed changes for each observation of a run; advice.py decides whether they help.
 
-out of device memory    recomputation, smaller micro batches, a higher ZeRO stage, smaller pieces of the
-                        logits, offloading; expandable segments if torch's memory is in pieces
+out of device memory    recomputation, smaller micro batches, a higher ZeRO stage, smaller chunks of the
+                        logits, offloading; expandable segments if torch's memory is fragmented
 out of host memory      fewer loader workers, no background saving
-hang or time-out        what tells the reason next time
-unstable                a lower and slower learning rate, clipping, bf16, passing bad steps over
+hang or time-out        settings that record the reason next time
+unstable                a lower learning rate with a longer warm-up, clipping, bf16, skipping bad steps
 waits for data          more loader workers
 waits for stages        smaller micro batches, a larger global batch
-slower than planned,    larger micro batches, less recomputation, a lower ZeRO stage: what uses free memory
-memory left
+slower than planned,    larger micro batches, less recomputation, a lower ZeRO stage: changes that use the
+memory left             free memory
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ EXPANDABLE = "expandable_segments:True"
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A change that an observation asks for."""
+    """A change that an observation suggests."""
 
     title: str
     overrides: dict[str, Any]

@@ -1,8 +1,9 @@
-"""A device's rates with what the calibration of this machine has measured in their place.
+"""A device's rates, with the values that this machine's calibration measured replacing the defaults.
 
-A CPU run of this machine takes the whole calibration: planner/calibrated_step.py makes its seconds. A run on
-the kind of GPU that this machine has takes the rates of products, memory, links and disk. For any other
-device the calibration says nothing, nor that of a machine's GPUs for a CPU run, or of its CPU for its GPUs.
+A CPU run on this machine uses the whole calibration: planner/calibrated_step.py computes its seconds. A run
+on the kind of GPU that this machine has uses the measured rates of matrix products, memory, links and disk.
+The calibration does not apply to any other device. A calibration of GPUs does not apply to a CPU run, nor
+one of the CPU to GPUs.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Seconds of one optimizer step on this machine's CPU, out of its calibration.
+"""Seconds of one optimizer step on this machine's CPU, computed from its calibration.
 
     micro batch   blocks and ends at the rates that the model's own layers reached, by size
     tensor        4 all-reduces of [tokens, h] in each block, 6 with full recomputation; 2 in the ends
@@ -12,8 +12,8 @@ The last two come from steps of very small engines (train/calibration/engine_ste
     seconds = F + m (M + L layers) + P parameters + m (layers x block + ends)
 
 has four unknowns for each number of ranks, number format and ZeRO stage, and four models were measured.
-Between measured sizes, seconds are interpolated as powers of the size. A rate of two ranks is that of one
-rank beside another busy one, because cores share caches and memory.
+Between measured sizes, seconds are interpolated as powers of the size. The rate for two ranks is measured on
+one rank while the other is busy, because cores share caches and memory.
 """
 
 import bisect
@@ -65,7 +65,7 @@ def calibrated_step(setup: Setup, calibration: Calibration) -> dict[str, float] 
 
 
 class _Rank:
-    """One rank of a setup, with the figures that were measured beside as many busy ranks."""
+    """One rank of a setup, with the values that were measured while as many ranks were busy."""
 
     def __init__(self, setup: Setup, calibration: Calibration):
         self.setup, self.calibration = setup, calibration
@@ -145,7 +145,8 @@ class _Rank:
     def ends(self) -> tuple[float, float]:
         """Seconds of the embeddings, and of the output layer with the loss, for one micro batch.
 
-        All of it is counted for the last stage: the embeddings take little beside the output layer.
+        Both are counted for the last stage, because the embeddings take little time compared with the output
+        layer.
         """
         figures = self.calibration.of("ends", ranks=self.ranks, dtype=self.setup.dtype)
         shape = self.setup.shape

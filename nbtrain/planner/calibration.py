@@ -44,17 +44,17 @@ class Calibration:
     device: str = "cpu"
     """Kind of device that was measured: gpu or cpu; cpu also where CUDA_VISIBLE_DEVICES hides the GPUs."""
     doubts: list[str] = field(default_factory=list)
-    """Why other programs may have disturbed the figures, in sentences without a full stop; empty if not."""
+    """Reasons to believe that other programs disturbed the measurement: sentences without a full stop."""
 
     @property
     def source(self) -> str:
-        """Where a plan's rates come from, in words."""
+        """Description of the source of a plan's rates: the calibration's date and doubts."""
         doubts = f", in doubt: {'; '.join(self.doubts)}" if self.doubts else ""
         return f"calibrated on {self.date}{doubts}"
 
     @property
     def oldest_days(self) -> int:
-        """How long plans use it."""
+        """Days for which plans use this calibration."""
         return OLDEST_DOUBTED_DAYS if self.doubts else OLDEST_DAYS
 
     def age_days(self, today: datetime.date) -> int:
@@ -160,7 +160,7 @@ def write_calibration(calibration: Calibration) -> Path | None:
     try:
         content = files.read_json(path)
     except RecordError:
-        content = None  # broken: written anew
+        content = None  # A damaged file is written again from scratch.
     kept: dict[str, Any] = {}
     if isinstance(content, dict) and content.get("schema_version") == SCHEMA_VERSION:
         kept = content

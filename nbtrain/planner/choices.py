@@ -40,7 +40,7 @@ SMALL_BASE = "gpt-tiny"
 """The run that SMALL models extend: its recipe and rates were measured from 3.5M to 14M parameters."""
 
 CPU_MINUTES = 4.0
-"""How long a run on CPUs trains unless a time is named."""
+"""Minutes that a run on CPUs trains by default."""
 MOST_CORES = 4
 """Small models gain little from more cores."""
 MOST_EPOCHS = 4
@@ -51,7 +51,7 @@ LEAST_TOKENS = 20_000
 LEAST_DOCUMENTS = 10
 GPT2_TOKEN_BYTES = 4.4
 STEPS = 400
-"""Steps that a schedule has room in; the batch is no larger than gives this many."""
+"""Steps that a schedule needs. The batch size is limited so that the run has at least this many."""
 LEAST_STEPS = 20
 WARMUP_STEPS = 100
 SPLITS = (("900,70,30", 34), ("8,1,1", LEAST_DOCUMENTS))
@@ -77,7 +77,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the run is to train."""
+    """The hardware that the run will train on."""
 
     cores: int
     gpus: int = 0
@@ -158,8 +158,9 @@ def choose(text: Text, place: Place, size: str | None = None, minutes: float | N
 def predicted_loss(parameters: float, tokens: float, unique_tokens: float) -> float:
     """Return the loss that the data-constrained law predicts: arXiv:2305.16264, equations 5 and 6.
 
-    Passes after the first count less and less, and so do parameters beyond those that suit the unique tokens.
-    The constants are those of its appendix A: E 1.87, A 521, B 1488, both powers 0.353, R*_D 15.4, R*_N 5.3.
+    Each pass after the first counts less, and so do parameters beyond the number that suits the unique
+    tokens. The constants are from its appendix A: E 1.87, A 521, B 1488, both powers 0.353, R*_D 15.4,
+    R*_N 5.3.
     """
     power, most_repeats, most_excess = 0.353, 15.387743, 5.309743
     unique = min(tokens, unique_tokens)
@@ -321,7 +322,7 @@ def _of_preset(text: Text, place: Place, size: str, minutes: float | None) -> Ch
             f"train_{unit}": None for unit in UNITS if unit != "tokens" and base.batch.train_amount[0] == unit
         },
     )
-    # What the base asks of its own machines.
+    # The base's resource settings are for other machines, so they return to their defaults.
     found.put("data", "", num_workers=1)
     found.put("resources", "", cpus_per_node=None, memory_per_node_bytes=None)
     _scale_schedule(found, base, tokens, batch * sequence)

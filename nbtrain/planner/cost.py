@@ -38,7 +38,7 @@ class Price:
     currency: str
     date: str
     file: str
-    """Where the price stands."""
+    """Path of the price table that has the price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class CostEstimate:
 
     @property
     def money(self) -> float | None:
-        """At the usual price, electricity added if it has a price; None if there is no price at all."""
+        """Cost at the usual price, with electricity if its price is known; None without any price."""
         if self.device_hours is None or (self.price is None and self.energy_price is None):
             return None
         hours = self.device_hours * self.price.usual if self.price else 0.0
@@ -173,7 +173,7 @@ def _price(table: Located, name: str | None) -> Price | None:
 
 
 def _check(table: Located) -> None:
-    """Refuses unknown keys and devices, and prices that are no positive numbers."""
+    """Refuse unknown keys and devices, and prices that are not positive numbers."""
     for key, value in table.value.items():
         place = table.where(key)
         if key not in PRICES:

@@ -1,10 +1,11 @@
-"""How fast the cores of this machine multiply matrices: measured once, then read from the data home.
+"""Matrix-product rate of this machine's cores: measured once, then read from the data directory.
 
-The rate is of a core's own time, so that other work on the machine does not lower it. That takes a process of
-its own with one thread: NumPy takes no number of threads once it is loaded, and threads that wait for each
-other use up time too (11 GFLOP/s came out for 170 on a busy machine). Only plans of CPU runs measure it.
+The rate is per second of CPU time, so that other work on the machine does not lower it. It is measured in a
+separate process with one thread: NumPy's number of threads cannot be changed once it is loaded, and threads
+that wait for each other use CPU time too (a busy machine measured 11 GFLOP/s instead of 170). Only plans of
+CPU runs measure it.
 
-    python -m nbtrain.planner.cpu_rate      the figure, in FLOP/s
+    python -m nbtrain.planner.cpu_rate      prints the rate, in FLOP/s
 """
 
 import functools

@@ -1,7 +1,7 @@
-"""How many tokens the prepared data of a run hold: by the .idx itself, else by the manifest beside it.
+"""Token counts of a run's prepared data: from the .idx file, or from the manifest next to it.
 
-The .idx is what training reads, so its counts go first; a manifest that disagrees, or an .idx that cannot be
-read, is a finding of the plan (lint/schedule.py). Opening an index reads no token.
+Training reads the .idx, so its counts take precedence. If the manifest disagrees or the .idx cannot be read,
+the plan reports a finding (lint/schedule.py). Opening an index does not read any tokens.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class DatasetSize:
     train_tokens: int
     """Tokens of the training split."""
     basis: str
-    """Where the counts come from: "the .idx" or "the manifest"."""
+    """Source of the counts: "the .idx" or "the manifest"."""
     problem: str = ""
     """Problem with the .idx file or the manifest; "" if they agree."""
 

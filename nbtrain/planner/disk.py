@@ -23,7 +23,7 @@ class DiskEstimate:
     dataset: DatasetSize | None = None
     """None if the dataset is not prepared."""
     local_bytes: int = 0
-    """Checkpoints on each node's own disk (checkpoint.local_dir); beside the others."""
+    """Bytes of checkpoints on each node's own disk (checkpoint.local_dir), in addition to the shared ones."""
 
     @property
     def checkpoints_bytes(self) -> int:
@@ -37,7 +37,7 @@ class DiskEstimate:
 def estimate_disk(config: RunConfig) -> DiskEstimate:
     """Checkpoints and dataset of a run."""
     manifest = None
-    # A damaged dataset is no reason to have no plan; prepare and preflight say what is wrong with it.
+    # A damaged dataset does not prevent a plan; prepare and preflight report what is wrong with it.
     with contextlib.suppress(DataError):
         manifest = dataset_of(config).manifest()
     return DiskEstimate(
@@ -59,7 +59,10 @@ def local_bytes(config: RunConfig) -> int:
 
 
 def num_checkpoints(config: RunConfig) -> int:
-    """Most checkpoints on disk at one time: newest, best, kept for ever, and one being written."""
+    """Return the largest number of checkpoints on disk at one time.
+
+    Counted are the newest, the best, those kept indefinitely, and the one being written.
+    """
     if config.mode != "full":
         return 0
     checkpoint, steps = config.checkpoint, config.train_steps

@@ -1,4 +1,4 @@
-"""How long a run takes: its steps, and the pauses for validation and checkpoints.
+"""Duration of a run: its steps, and the pauses for validation and checkpoints.
 
     steps         of each batch size of the ramp-up: their number times planner/time/step.py's seconds
     validation    eval_iters batches forward, every eval_interval_steps and at the end
@@ -6,11 +6,11 @@
     checkpoints   their bytes at the disk's rate, unless they are written in the background
 
 The upstream example's log (125M on one A100, 2.5B tokens, about 8 hours) part by part: 4,769 steps of 5.71 s
-are 7.56 h. Every 100 steps came a pause of 29 s: 10 batches forward at a third of a step each are 19 s, and
-1.8 GB of checkpoint in the other 10 s are 0.18 GB/s. 47 pauses are 0.38 h, 7.95 h in all.
+are 7.56 h. Training paused for 29 s every 100 steps: 10 forward batches at a third of a step each are 19 s,
+and 1.8 GB of checkpoint in the other 10 s are 0.18 GB/s. 47 pauses are 0.38 h, 7.95 h in all.
 
-A run that has been tried before is planned with its own measured rate (measured.py). A CPU run takes the rate
-of this machine's cores (time/cores.py).
+A run that has trained before is planned with its own measured rate (measured.py). A CPU run uses the rate of
+this machine's cores (time/cores.py).
 """
 
 import math
@@ -51,17 +51,17 @@ class DurationEstimate:
     save_seconds: float | None = None
     """Until one checkpoint is on the disk; the longest that this run has measured, if it has."""
     save_basis: str = ""
-    """Where save_seconds is from, in a few words."""
+    """Source of save_seconds, in a few words."""
 
 
 def estimate_duration(
     config: RunConfig, use_measured: bool = True, engine: str = "nbtrain"
 ) -> DurationEstimate:
-    """Time for the steps this run makes (batch.max_steps counted).
+    """Estimate the time for the steps that this run makes; batch.max_steps limits them.
 
-    `use_measured` takes the rate of the run's last job, scaled if that had another setup, else that of this
-    machine's cores for a CPU run. Without it the answer is the same on every machine. `engine` is the program
-    that trains, a key of engines.py.
+    With `use_measured` the rate of the run's last job is used, scaled if that job had another setup; without
+    such a job, a CPU run uses the rate of this machine's cores. Without `use_measured` the answer is the same
+    on every machine. `engine` is the program that trains, a key of engines.py.
     """
     setup = replace(setup_of(config), engine=engine)
     found = measured_rate(config) if use_measured else None

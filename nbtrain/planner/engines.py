@@ -15,11 +15,11 @@ class Engine:
 
     name: str
     title: str
-    """For readers."""
+    """Name of the program as users read it."""
 
     traffic: float = 4.0
-    """How often a step moves each byte of activations between compute units and memory, forward and backward.
-    Fused kernels move them less often; torch.compile: planner/time/compute.py."""
+    """Number of times that a step, forward and backward, moves each byte of activations between compute units
+    and memory. Fused kernels move them less often; torch.compile: planner/time/compute.py."""
     flash_generation: int = 2
     """Generation of the flash attention kernel; 1 stands for Triton's too, 3 for cuDNN's."""
     selective_share: float | None = None

@@ -13,7 +13,7 @@ from nbtrain.config.load import load
 from nbtrain.config.presets import PRESETS
 from nbtrain.config.schema import RunConfig
 
-# The line from 125M to 175B on which models lie; 345M and 3.7B are variants beside it.
+# The presets from 125M to 175B between which models are interpolated; 345M and 3.7B are variants outside it.
 LINE = ("125M", "350M", "760M", "1.3B", "2.7B", "6.7B", "13B", "175B")
 # Widths between two presets are multiples of this, so that 1 to 8 tensor-parallel ranks share them in
 # multiples of 64, which tensor cores like (NVIDIA, matrix multiplication background, section 2).

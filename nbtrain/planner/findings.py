@@ -1,7 +1,7 @@
-"""Findings: what stands against a run, each with place, rule with numbers, fix, and what it costs.
+"""Findings: problems of a run, each with its place, the rule with its numbers, the fix, and the cost.
 
-`nbtrain check`, the plan, the launch form and the lint of foreign files give one list of them, in the order
-of by_cost. The rules that make findings are in lint/.
+`nbtrain check`, the plan, the launch form and the lint of foreign files show the same list of findings,
+sorted by by_cost. The rules that produce findings are in lint/.
 """
 
 import html
@@ -20,7 +20,7 @@ LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Cost of a finding for the run if nothing is changed; all 0 if there is no number for it."""
+    """Cost to the run if the finding is not fixed; all 0 if the cost cannot be put in numbers."""
 
     fatal: bool = False
     """The run cannot start, or ends before its work is done."""
@@ -30,7 +30,7 @@ class Cost:
     money: str = ""
     """The price of the GPU hours, e.g. "41,000 USD"; "" if it is not known."""
     num_bytes: int = 0
-    """On disk or in memory."""
+    """Bytes on disk or in memory."""
     words: str = ""
     """Cost in words where no number expresses it, e.g. "a worse model"."""
 
@@ -59,7 +59,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that stands against a run."""
+    """One problem of a run, or one fact worth knowing about it."""
 
     level: Level
     """error: the run is refused or cannot work; warning: it costs something; note: worth knowing."""
@@ -68,7 +68,7 @@ class Finding:
     key: str
     """The dotted key that the fix begins with, or "" if there is none."""
     place: str
-    """Where the key was set: "gpt.yaml:22", "override batch.x=1" or "default"."""
+    """Place where the key was set: "gpt.yaml:22", "override batch.x=1" or "default"."""
     message: str
     """The problem, and the rule with its numbers: one sentence or two."""
     fix: str = ""
@@ -96,7 +96,7 @@ class Finding:
         return f"{self.level}, {self.cost.text}" if self.cost.text else self.level
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the finding as a JSON object, with the cost's text."""
         return {**asdict(self), "cost": {**asdict(self.cost), "text": self.cost.text}}
 
 
@@ -153,11 +153,14 @@ def finding_of_problem(problem: str) -> Finding:
 
 
 def findings_html(findings: Iterable[Finding], places: bool = False) -> str:
-    """A list of them for a notebook, its words as large as those of tables; `places`: with file and field."""
+    """Return the findings as an HTML list for a notebook, in the font size of tables.
+
+    With `places`, each finding names its file and field.
+    """
     rows = []
     for one in findings:
         kind = {"error": "bad", "warning": "tight"}.get(one.level, "")
-        # Small words in a colour would be too faint in one of the two themes.
+        # Small colored text would be too faint in one of the two themes.
         dot = f'<span aria-hidden="true" style="color:{WORD_COLORS[kind]}">&#9679;</span> ' if kind else ""
         said = f"{one.head}: {one.text}" if places and one.head else one.text
         label = f'<strong style="font-weight:600">{html.escape(one.label)}</strong>'

@@ -28,7 +28,7 @@ SCHEMA_VERSION = 1
 TOP = 10
 REASONS = 8
 HEADS = ("", "layout", "step", "MFU", "total time", "memory", "headroom", "idle", "compared with the first")
-# Parts of a step that are no computation of the model: what a table row names if it explains the row's place.
+# A table row does not name the parts of a step that differ by fewer seconds than this.
 SMALL_SECONDS = 0.005
 
 
@@ -58,11 +58,11 @@ class FoundLayouts:
         return self.result.ranked[number - 1]
 
     def why(self, number: int = 1) -> list[Reason]:
-        """Every decision of a layout, in the order of the field: precision, recomputation, ZeRO, ..."""
+        """Explain every decision of a layout, in the usual order: precision, recomputation, ZeRO, ..."""
         return reasons(self.result, self[number])
 
     def why_not(self, **wanted: Any) -> str:
-        """Why another layout is not the best; names as in the YAML, e.g. tensor_parallel_size=8."""
+        """Explain why another layout is not the best. Names are as in the YAML: tensor_parallel_size=8."""
         return why_not(self.result, _layout(self.result, wanted))
 
     def use(self, number: int, path: str | Path, overwrite: bool = False) -> Path:
@@ -215,7 +215,7 @@ def _row(result: SearchResult, number: int, one: Scored) -> tuple[str, ...]:
 
 
 def against(result: SearchResult, one: Scored) -> str:
-    """Return how a layout's step differs from that of the best one, in seconds: "+4 %: bubble +0.21 s"."""
+    """Return the difference between a layout's step and the best layout's: "+4 %: bubble +0.21 s"."""
     best = result.best
     assert best is not None
     if one is best:
@@ -232,7 +232,7 @@ def against(result: SearchResult, one: Scored) -> str:
     return f"{change}: {', '.join(words)}" if words else change
 
 
-# The values of a layout's settings that are no sizes.
+# The values of those settings of a layout that are not sizes.
 SETTINGS: dict[str, tuple[Any, ...]] = {
     "zero_stage": (0, 1, 2, 3),
     "sequence_parallel": (False, True),

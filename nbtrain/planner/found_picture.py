@@ -1,7 +1,7 @@
-"""A layout search as a picture: time of a step against memory, the best layouts numbered.
+"""A layout search as a picture: time of a step against memory, with the best layouts numbered.
 
-The best layouts lie close together, so that their numbers stand in a row below all points, each with a line
-to its own.
+The best layouts are close together, so their numbers are in a row below all points, each with a line to its
+point.
 """
 
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ NUMBER_GAP, NUMBER_DROP = 0.022, 0.09
 
 
 def draw(result: SearchResult, top: int) -> "Figure":
-    """Every layout that fits as a point; the first `top` with their numbers."""
+    """Draw every layout that fits as a point, and number the first `top`."""
     figure = new_figure(9, 4.2)
     axes = figure.subplots()
     axes.set_xlabel("memory of the fullest GPU, GiB", fontsize=9)

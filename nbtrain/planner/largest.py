@@ -1,4 +1,4 @@
-"""When nothing fits: the largest model of the family and the longest sequence that do, and three pure ways.
+"""Largest model of the family and longest sequence that fit, if the run does not, in three kinds of layout.
 
 tensor and pipeline   every GPU holds a part of one copy of the model (TP x PP, DP 1)
 ZeRO 3                every GPU holds a part of the states of a whole copy (DP alone)
@@ -51,7 +51,7 @@ class Compared:
     longest_sequence: int | None
     """Tokens, with a micro-batch of one sequence; None if not even the shortest fits."""
     reason: str
-    """Why there is no layout; "" if there is one."""
+    """Reason why there is no layout; "" if there is one."""
 
 
 @dataclass(frozen=True, slots=True)

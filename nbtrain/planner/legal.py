@@ -1,10 +1,10 @@
-"""Which layouts of a model on given machines the trainer takes: the rules of config/rules/, for thousands of
-layouts.
+"""Legal layouts of a model on a set of machines: the rules of config/rules/, for thousands of layouts.
 
-A layout is what the search and the what-if page change: how model and batch are cut, ZeRO, recomputation and
-offloading. All else is the run's own and stays (`Space`). What goes together is read from the table of
-config/rules/combinations.py. The divisions repeat config/rules/layout.py and check.py on plain numbers,
-because checking a whole run takes milliseconds; tests/planner/test_legal.py compares both in both directions.
+The search and the what-if page change a layout: how model and batch are sharded, ZeRO, recomputation and
+offloading. Everything else is fixed by the run (`Space`). The settings that can be combined are read from the
+table in config/rules/combinations.py. The divisibility rules repeat config/rules/layout.py and check.py on
+plain numbers, because checking a whole run takes milliseconds; tests/planner/test_legal.py compares both in
+both directions.
 """
 
 import functools
@@ -33,7 +33,7 @@ RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
 class Cut(NamedTuple):
-    """How many ranks share what: the sizes of the four kinds of parallelism."""
+    """Sizes of the four kinds of parallelism."""
 
     tensor: int
     pipeline: int
@@ -42,7 +42,7 @@ class Cut(NamedTuple):
 
     @property
     def flags(self) -> tuple[bool, bool, bool, bool]:
-        """Which kinds a layout with this cut has."""
+        """Flags of the kinds of parallelism that a layout with this cut uses."""
         return self.tensor > 1, self.pipeline > 1, self.ulysses > 1, self.data > 1
 
     @property
@@ -242,7 +242,7 @@ def space_of(config: RunConfig) -> Space:
 
 
 def cuts(space: Space) -> Iterator[tuple[Cut, str | None]]:
-    """Every cut whose sizes multiply to the number of GPUs, with the reason against it or None."""
+    """Yield every cut whose sizes multiply to the number of GPUs, with the reason against it or None."""
     world = space.world_size
     for tensor in divisors(world):
         for pipeline in divisors(world // tensor):
@@ -252,7 +252,7 @@ def cuts(space: Space) -> Iterator[tuple[Cut, str | None]]:
 
 
 def batch_limit(space: Space) -> str | None:
-    """How many copies of the model the batch allows, if they leave more GPUs to each than one; else None."""
+    """Explain how many replicas the batch allows, if it is too small for the number of GPUs; else None."""
     world, copies = space.world_size, space.batch_unit
     if world <= copies:
         return None
@@ -269,7 +269,7 @@ def batch_limit(space: Space) -> str | None:
 
 
 def cut_problems(space: Space, cut: Cut) -> Iterator[str]:
-    """Why the trainer refuses the sizes of a cut, a clause each."""
+    """Yield the reasons why the trainer refuses the sizes of a cut, a clause each."""
     shape, (tensor, pipeline, ulysses, data) = space.base.shape, cut
     heads, ffn, tokens = shape.num_attention_heads, shape.ffn_hidden_size, shape.seq_length
     if (world := math.prod(cut)) != space.world_size:
@@ -306,7 +306,7 @@ def cut_problems(space: Space, cut: Cut) -> Iterator[str]:
 
 
 def option_problems(space: Space, cut: Cut, options: Options) -> Iterator[str]:
-    """Why the trainer refuses the options of a layout with this cut, a clause each."""
+    """Yield the reasons why the trainer refuses the options of a layout with this cut, a clause each."""
     yield from kind_problems(cut.flags, options, space.kept)
     yield from _size_problems(space, cut, options)
 
@@ -327,7 +327,7 @@ def _size_problems(space: Space, cut: Cut, options: Options) -> Iterator[str]:
 
 
 def micro_batch_problems(space: Space, cut: Cut, micro: int) -> Iterator[str]:
-    """Why the trainer refuses a micro-batch size with this cut, a clause each."""
+    """Yield the reasons why the trainer refuses a micro-batch size with this cut, a clause each."""
     if space.batch_unit % (micro * cut.data):
         yield (
             f"micro_batch_size({micro}) * data_parallel_size({cut.data}) does not divide every batch size "
@@ -339,7 +339,7 @@ def micro_batch_problems(space: Space, cut: Cut, micro: int) -> Iterator[str]:
 
 
 def problems(space: Space, layout: Layout) -> list[str]:
-    """Every reason for which the trainer refuses a layout, a clause each; empty if it is legal."""
+    """Return every reason why the trainer refuses a layout, a clause each; empty if it is legal."""
     found = [*cut_problems(space, layout.cut), *option_problems(space, layout.cut, layout.options)]
     return list(dict.fromkeys([*found, *micro_batch_problems(space, layout.cut, layout.micro_batch_size)]))
 
@@ -368,7 +368,7 @@ def combinations(flags: tuple[bool, bool, bool, bool], kept: frozenset[str]) -> 
 def kind_problems(
     flags: tuple[bool, bool, bool, bool], options: Options, kept: frozenset[str]
 ) -> tuple[str, ...]:
-    """Which kinds do not go together, by the table of combinations.py."""
+    """Return the combinations of kinds that the table in combinations.py refuses."""
     tensor, pipeline, ulysses, data = (2 if flag else 1 for flag in flags)
     values = Layout(Cut(tensor, pipeline, ulysses, data), 1, options).settings
     present = {kind.name for kind in KINDS if kind.key in values and kind.matches(values.__getitem__)}

@@ -1,7 +1,7 @@
-"""Which layouts a run's adapters, pairs of answers and prescaled gradients forbid, a clause each.
+"""Reasons why a run's adapters, preference pairs or prescaled gradients forbid a layout, a clause each.
 
-The rules of config/rules/lora.py, dpo.py and zero.py on plain numbers; tests/planner/test_legal.py compares
-both.
+They are the rules of config/rules/lora.py, dpo.py and zero.py on plain numbers; tests/planner/test_legal.py
+compares both.
 """
 
 from collections.abc import Iterator

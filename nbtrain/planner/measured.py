@@ -1,9 +1,9 @@
-"""The rate that an earlier job of a run measured: what it holds for, and how another setup's follows from it.
+"""Throughput that an earlier job of a run measured, and how a plan for another setup is scaled from it.
 
 A measurement holds for one setup (model, batch, precision, layout, recomputation, device) on one machine. The
-supervisor writes all of it into summary.json beside the rate (`record_of`). For the same setup a plan takes
-the rate as it is. For another one on the same kind of device the rate is multiplied by the ratio of the two
-planned step times, and the plan says so. A rate of another machine or device is not used.
+supervisor writes the setup into summary.json together with the rate (`record_of`). A plan of the same setup
+uses the rate unchanged. For another setup on the same kind of device, the rate is multiplied by the ratio of
+the two planned step times, and the plan says so. A rate of another machine or device is not used.
 """
 
 import os
@@ -43,7 +43,7 @@ LARGEST_RATIO = 50.0
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A rate, the setup that it was measured with, and how that differs from the one asked for."""
+    """A measured rate, its setup, and how that setup differs from the planned one."""
 
     tokens_per_second: float
     setup: Setup

@@ -35,7 +35,7 @@ def new_figure(width: float, height: float) -> "Figure":
     from matplotlib.figure import Figure
 
     class Picture(Figure):
-        """A figure with a picture of its own."""
+        """A figure that renders itself as PNG."""
 
         def _repr_png_(self) -> bytes:
             buffer = io.BytesIO()

@@ -74,7 +74,7 @@ class Plan:
 
     @property
     def warnings(self) -> list[str]:
-        """The findings as text; notes, which cost nothing, are left out."""
+        """Texts of the errors and warnings; notes, which cost nothing, are omitted."""
         return [finding.text for finding in self.findings if finding.level != "note"]
 
     @property
@@ -109,7 +109,7 @@ class Plan:
 
     @property
     def job_limits(self) -> str:
-        """When a job of this run stops by itself; "" if it does not."""
+        """Sentence part that says when a job of this run stops by itself; "" if it does not."""
         batch, limits = self.config.batch, []
         if batch.exit_interval_steps is not None:
             limits.append(f"at each step that {batch.exit_interval_steps:,} divides")
@@ -152,7 +152,7 @@ class Plan:
 
     @property
     def stages(self) -> str:
-        """How many layers each pipeline stage holds."""
+        """Layers of each pipeline stage, as text: "6 + 6 layers"."""
         return " + ".join(str(layers) for layers in stage_layers(self.config)) + " layers"
 
     def sections(self) -> dict[str, dict[str, str]]:
@@ -244,7 +244,7 @@ class Plan:
         return made | ({"Last job": compared_rows(self.compared)} if self.compared else {})
 
     def why(self) -> "Why":
-        """Every figure with its formula, numbers put in, and its source."""
+        """Explain every number of the plan: its formula with the numbers put in, and its source."""
         from nbtrain.planner.why import why
 
         return why(self.config, self.parameters, self.duration, self.disk, self.cost, self.use_measured)

@@ -1,8 +1,8 @@
-"""Why a layout is as it is, in the order in which practitioners decide.
+"""Reasons for a layout's settings, in the order in which practitioners decide.
 
     precision, recomputation, ZeRO, hpZ, offloading, then the number of replicas of the model (DP)
 
-Each reason compares the layout with the cheaper technique that it might have used, in numbers: how much
+Each reason compares the layout, in numbers, with the cheaper technique that it could have used: how much
 memory that would need, or how much slower it would be.
 """
 
@@ -21,7 +21,7 @@ class Reason(NamedTuple):
 
 
 def reasons(result: SearchResult, one: Scored) -> list[Reason]:
-    """Every decision of a ranked layout, in the order of the field."""
+    """Explain every decision of a ranked layout, in the order in which practitioners decide."""
     return [
         Reason("precision", _precision(one)),
         Reason("recomputation", _recomputation(result, one)),

@@ -153,7 +153,10 @@ def _base(config: RunConfig) -> Path | None:
 
 
 def _parent(base: Path, path: Path) -> str:
-    """How the YAML at `path` names `base`: by file name beside it, by name if it ships, else by its path."""
+    """Return the name of `base` in the YAML at `path`.
+
+    The name is its file name in the same folder, its name if it is a shipped run, and otherwise its path.
+    """
     if base.parent == path.parent:
         return base.name
     try:

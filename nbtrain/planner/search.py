@@ -108,7 +108,7 @@ class Refused:
     """Layouts that are not ranked, for one reason."""
 
     words: str
-    """Which layouts."""
+    """Description of the layouts that were excluded."""
     count: int
     kind: str
     """rule, memory or unneeded."""
@@ -132,7 +132,7 @@ class SearchResult:
 
     @property
     def limit(self) -> str | None:
-        """Why no layout is legal, if the batch is too small for the GPUs; else None."""
+        """Reason why no layout is legal if the batch is too small for the GPUs; else None."""
         return None if self.estimated else batch_limit(self.space)
 
 
@@ -245,7 +245,7 @@ def _unknown(config: RunConfig, name: str | None) -> str:
 
 
 def search_space(space: Space, name: str = "a model") -> SearchResult:
-    """Every legal layout of a space, scored and ranked."""
+    """Score and rank every legal layout of a space."""
     illegal: dict[str, list[str]] = {}
     inside: list[Cut] = []
     wide: list[Cut] = []
@@ -320,7 +320,7 @@ def _too_large(tried: list[Scored]) -> Iterator[Refused]:
 
 
 def shortage(one: Scored) -> str:
-    """Why a layout does not fit: how much it needs, of what, and the largest part."""
+    """Explain why a layout does not fit: the memory it needs and has, and the largest part."""
     memory = one.memory
     if not memory.fits:
         need, have, parts = memory.total_bytes, memory.device_bytes or 0, memory.parts
@@ -343,7 +343,7 @@ def _some(words: list[str]) -> str:
 
 
 def why_not(result: SearchResult, layout: Layout) -> str:
-    """Why a layout is not the best: the rule it breaks, what it lacks, what is not needed, or its rank."""
+    """Explain why a layout is not the best: a broken rule, too little memory, no need for it, or its rank."""
     space = result.space
     if broken := problems(space, layout):
         return f"The trainer refuses it: {'; '.join(broken)}."
@@ -388,7 +388,7 @@ def try_cut(space: Space, cut: Cut) -> Iterator[Scored]:
 
 
 def is_worth(space: Space, cut: Cut, options: Options) -> bool:
-    """Whether options can be of use: nothing to divide, or nothing gained, is no use."""
+    """Return whether options can help: they cannot if there is nothing to divide or nothing to gain."""
     ranks = cut.data * cut.ulysses
     if ranks == 1 and options.zero_stage > 1 and options.offload_optimizer == "none":
         # With offloading, stage 2 holds one rank's gradients in host memory too, and stage 3 its weights.

@@ -1,9 +1,9 @@
-"""DeepSpeed's own estimates of model states beside the plan's, and why they differ.
+"""Comparison of DeepSpeed's own estimates of model states with the plan's, and why they differ.
 
 DeepSpeed 0.19.8 has them in estimate_zero2_model_states_mem_needs (runtime/zero/stage_1_and_2.py) and
 estimate_zero3_model_states_mem_needs (runtime/zero/stage3.py). The formulas are restated here, so that a
-notebook needs no DeepSpeed; tests/train/test_second_opinion.py compares them with the installed functions.
-They count states alone: no activation, logits or CUDA, and host memory with a margin of half as much again.
+notebook does not need DeepSpeed; tests/train/test_second_opinion.py compares them with the installed
+functions. They count only states, not activations, logits or CUDA, and add 50 % to the host memory.
 """
 
 from dataclasses import dataclass
@@ -29,10 +29,10 @@ class SecondOpinion:
     """Host memory of a node, by the plan."""
     source: str
     reasons: list[str]
-    """Why the two differ."""
+    """Reasons why the two estimates differ."""
 
     def lines(self) -> list[str]:
-        """For readers."""
+        """Return the comparison as lines of text."""
         size = amounts.size
         return [
             f"DeepSpeed {VERSION} ({self.source}): {size(self.device_bytes)} of states on a GPU, "
@@ -73,7 +73,7 @@ def second_opinion(setup: Setup, planned: MemoryEstimate | None = None) -> Secon
     shape, model_ranks = setup.shape, setup.model_size
     vocabularies = shape.output_weights * (1 if shape.tied else 2)
     whole = shape.num_layers * (shape.attention_weights + shape.mlp_weights) + vocabularies
-    # The formulas know data-parallel GPUs alone: each model rank is counted as a model of its own.
+    # The formulas know only data-parallel GPUs, so each model rank is counted as a separate model.
     count = whole // model_ranks
     nodes = max(1, min(setup.nodes, setup.data_axis_size))
     gpus = -(-setup.data_axis_size // nodes)

@@ -23,7 +23,7 @@ Place = Literal["none", "cpu", "nvme"]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One model, its layout, its batch and its devices; the names are those of a run YAML."""
+    """One model, its layout, its batch and its devices, with the field names of a run YAML."""
 
     shape: Shape
     engine: str = "nbtrain"
@@ -87,10 +87,10 @@ class Setup:
     adapter_activations: tuple[int, int] = (0, 0)
     """Numbers that a block keeps of each token for them: between A and B, and dropped-out inputs."""
     trained_row_elements: int = 0
-    """Elements of the rows of tokens that are trained beside adapters: of the embedding, and as many of an
-    output layer of its own."""
+    """Elements of the token rows that are trained along with adapters: rows of the embedding, and as many of
+    the output layer if it is not tied."""
     load_in_4bit: bool = False
-    """The blocks' frozen matrices are held in 4 bits, beside adapters."""
+    """Whether the blocks' frozen matrices, which have adapters, are stored in 4 bits."""
     double_quant: bool = False
     """The constants of their blocks are held in 8 bits."""
     recompute: Recompute = "none"
@@ -101,9 +101,9 @@ class Setup:
     keeps_scores: bool = False
     """The attention kernel keeps the scores of all pairs of positions (no flash attention)."""
     masks_windows: bool = False
-    """The kernel of layers with a window is told by a mask, and attends to all pairs of positions."""
+    """Whether layers with a window pass a mask to a kernel that attends to all pairs of positions."""
     compiled: bool = False
-    """torch.compile fuses what lies between the matrix products."""
+    """Whether torch.compile fuses the operations between the matrix products."""
 
     reduce_bucket_elements: int = 500_000_000
     allgather_bucket_elements: int = 500_000_000

@@ -15,7 +15,7 @@ class Term:
     name: str
     """Name, e.g. "weights"; a path from the whole to the part, e.g. "activations / attention"."""
     value: float
-    """In `unit`; terms that are added have the same unit."""
+    """Number in `unit`; terms that are added have the same unit."""
     unit: str
     """E.g. "bytes" or "seconds"."""
     formula: str

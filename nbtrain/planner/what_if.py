@@ -66,7 +66,7 @@ class Control(NamedTuple):
     """slider, choice or switch."""
     value: Any
     values: tuple[Any, ...]
-    """Every value that some legal layout has, in order."""
+    """Values that at least one legal layout has, in order."""
     free: tuple[bool, ...]
     """Whether each value is legal with all other values unchanged (DP follows)."""
     hint: str
@@ -154,7 +154,7 @@ class WhatIf:
         return WhatIf(space, found, tuple(moved))
 
     def controls(self) -> list[Control]:
-        """Every control with its legal values."""
+        """Return every control with its legal values."""
         return [self.control(name) for name in LABELS]
 
     def control(self, name: str) -> Control:
@@ -166,7 +166,7 @@ class WhatIf:
 
     @property
     def title(self) -> str:
-        """Which run, on what."""
+        """Title of the page: the run and its devices."""
         name = self.space.config.name if self.space.config else "a model"
         return f"{name} on {self.gpus} x {self.gpu_type}"
 
@@ -346,7 +346,7 @@ def _has(options: Options, name: str, value: Any) -> bool:
 
 
 def _apart(one: Options, other: Options) -> float:
-    """How far options are from each other."""
+    """Return a distance between two sets of options."""
     recompute = abs(RECOMPUTATIONS.index(one.recompute) - RECOMPUTATIONS.index(other.recompute))
     switches = (one.sequence_parallel != other.sequence_parallel) + (one.hpz != other.hpz)
     places = (one.offload_optimizer != other.offload_optimizer) + (one.offload_param != other.offload_param)

@@ -1,10 +1,10 @@
-"""Why the plan says what it says: every figure with its formula, numbers put in, and its source.
+"""Explanation of a plan: every number with its formula, the numbers put in, and its source.
 
-    print(nb.plan("gpt-13b-4xdp").why())       in a notebook each figure opens to its formula
+    print(nb.plan("gpt-13b-4xdp").why())       in a notebook each number opens to its formula
     nbtrain plan RUN --why
 
 The Terms of memory, of a step and of its traffic come from the estimates themselves (memory/explain.py,
-time/explain.py); here are those of parameters, batch, run, cost and disk.
+time/explain.py); this module adds the Terms of parameters, batch, run, cost and disk.
 """
 
 import html
@@ -96,10 +96,10 @@ def why(
     cost: CostEstimate,
     use_measured: bool = True,
 ) -> Why:
-    """The Terms of a plan's figures; sections about which nothing is known are left out."""
+    """Return the Terms of a plan's numbers; sections about which nothing is known are omitted."""
     setup = setup_of(config)
     memory = explain_memory(setup)
-    # As duration.py: a run that has a rate of its own measures no cores.
+    # As in duration.py: the cores are not measured for a run that has a measured rate.
     cores = not use_measured or measured_rate(config) is None
     step = explain_step(setup, rates_of_run(config, use_measured, measure_cores=cores))
     sections = {

@@ -66,7 +66,7 @@ def bubble_is_small(subject: Subject) -> Iterator[Finding]:
 
 
 def _bubble(config: RunConfig, planned: float) -> float:
-    """The planned wait; that of equal stages if the device is not known."""
+    """Return the planned idle fraction, or the one for equal stages if the device is unknown."""
     return planned or _ideal(config)
 
 

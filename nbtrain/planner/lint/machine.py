@@ -31,9 +31,9 @@ SIZE_IN_NAME = re.compile(r"(?<![a-z0-9])((?:\d+[.-])?\d+)([mbt])(?![a-z0-9])", 
 NAME_FACTOR = 1.5
 # Machines that one message names.
 MOST_NAMED = 8
-# A save beside others, on a disk that is busy, takes longer than it does alone.
+# A save takes longer while other saves keep the disk busy than it does alone.
 SAVE_TIMES = 2.0
-# Collectives that wait for more than a day wait for a rank that is gone; a minute ends slow checkpoints.
+# A collective that waits for over a day waits for a dead rank; a limit of a minute breaks slow checkpoints.
 USUAL_TIMEOUT_SECONDS = (60, 86_400)
 
 
@@ -142,7 +142,7 @@ def _free_bytes() -> int | None:
 
 
 def a_checkpoint_comes_before_the_end(subject: Subject) -> Iterator[Finding]:
-    """A long run that fails goes on from a checkpoint, if there is one."""
+    """A long run that fails can resume only if it has saved a checkpoint."""
     config = subject.config
     interval, steps = config.checkpoint.save_interval_steps, config.train_steps
     if config.mode != "full" or interval < steps or steps == 1 or subject.hours < LONG_HOURS:
@@ -192,9 +192,9 @@ def nvme_folder_is_here(subject: Subject) -> Iterator[Finding]:
 
 
 def no_host_stays_unused(subject: Subject) -> Iterator[Finding]:
-    """A run takes the first resources.nodes of the machines that it names.
+    """A run uses the first resources.nodes of the machines that it names.
 
-    Of a hostfile too, which is often that of all runs.
+    This also holds for a hostfile, which all runs often share.
     """
     config = subject.config
     nodes, hosts = config.resources.nodes, config.backend.hosts.hosts
@@ -232,7 +232,7 @@ def device_trains_here(subject: Subject) -> Iterator[Finding]:
 
 
 def name_says_its_size(subject: Subject) -> Iterator[Finding]:
-    """A size in the run's name is that of its model."""
+    """A size in the run's name is the size of its model."""
     config = subject.config
     sizes = list(sizes_in_name(config.name))
     parameters = count_parameters(config).total

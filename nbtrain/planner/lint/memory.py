@@ -115,7 +115,7 @@ def host_memory_fits(subject: Subject) -> Iterator[Finding]:
 
 
 def model_is_made_in_host_memory(subject: Subject) -> Iterator[Finding]:
-    """Every rank makes its part of the model in host memory before it goes to the device."""
+    """Every rank builds its part of the model in host memory before it moves to the device."""
     config, memory, given = subject.config, subject.memory, subject.config.resources.memory_per_node_bytes
     needed = memory.ranks_per_node * memory.initial_host_bytes
     if config.resources.device == "cpu" or given is None or needed <= given or _is_slip(subject):

@@ -24,7 +24,7 @@ RECOMPUTE = "parallel.activation_checkpointing.granularity"
 MICRO_BATCH, ZERO = "batch.micro_batch_size", "parallel.zero_stage"
 TENSOR, PIPELINE, DATA = (f"parallel.{axis}_parallel_size" for axis in ("tensor", "pipeline", "data"))
 OPTIMIZER, WEIGHTS = (f"parallel.offload_{what}.device" for what in ("optimizer", "param"))
-# More GPUs than this are no remedy that anyone has.
+# A remedy that needs more GPUs than this is not proposed.
 MOST_DEVICES = 4096
 
 Changes = Mapping[str, Any]
@@ -46,10 +46,10 @@ class Remedy:
 
 
 def cheapest_remedy(config: RunConfig, spare: float, device_bytes: int | None = None) -> Remedy | None:
-    """The first change that leaves `spare` of the device's memory free; else the first that fits; else None.
+    """Return the first change that leaves the fraction `spare` of memory free, else the first that fits.
 
-    `device_bytes` is the memory of a device that is there, in place of the run's own. None too if neither is
-    known.
+    `device_bytes` is the memory of an existing device; it replaces the run's own. Returns None if no change
+    fits or if the device memory is unknown.
     """
     tight = None
     for changes in _candidates(config):

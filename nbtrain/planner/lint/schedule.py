@@ -19,14 +19,14 @@ USEFUL_EPOCHS = 4
 # ends before the moments are known. GPT-3 warms up over 375M tokens (arXiv:2005.14165, appendix B).
 LEAST_WARMUP_STEPS = 100
 USUAL_WARMUP_FRACTION = 0.01
-# A rate that is at min_lr after less than this share of the run leaves the rest of the text little to do.
+# If the learning rate reaches min_lr within this fraction of the run, the rest of the text teaches little.
 LEAST_DECAY_FRACTION = 1 / 3
-# Tokens a parameter: about 20 are best for a given time (arXiv:2203.15556), thousands are in use. For models
-# that are no trial, from LEAST_PARAMETERS on, far fewer or far more are a unit that slipped.
+# Tokens per parameter: about 20 are best for a given time (arXiv:2203.15556), and thousands are in use. For
+# real models, from LEAST_PARAMETERS on, far fewer or far more tokens mean that a unit was mistaken.
 USUAL_TOKENS = 20
 LEAST_TOKENS, MOST_TOKENS = 0.1, 10_000
 LEAST_PARAMETERS = 100e6
-# From here on a number is no count of millions or billions whose zeros were forgotten.
+# A number from here on is not taken for a count of millions or billions whose zeros were forgotten.
 MOST_WITHOUT_ZEROS = 100_000
 # Learning rates of GPT-3, with the tokens of a step: arXiv:2005.14165, table 2.1.
 GPT3_RATES = (
@@ -117,7 +117,7 @@ def _in_place(config: RunConfig) -> str:
 
 
 def warmup_ends_before_the_run(subject: Subject) -> Iterator[Finding]:
-    """A run that ends in its warm-up never has the learning rate that it asks for."""
+    """A run that ends during its warm-up never reaches the configured learning rate."""
     config = subject.config
     if config.lr_warmup_tokens < config.train_tokens:
         return
@@ -142,7 +142,7 @@ def tokens_suit_the_size(subject: Subject) -> Iterator[Finding]:
     if parameters < LEAST_PARAMETERS or LEAST_TOKENS <= ratio <= MOST_TOKENS or config.shortened_by:
         return
     if config.init_from is not None and ratio < LEAST_TOKENS:
-        # A fine-tuning goes on with weights that have seen their text.
+        # Fine-tuning continues from weights that are already trained.
         return
     unit, amount = config.batch.train_amount
     few = ratio < LEAST_TOKENS
@@ -174,7 +174,10 @@ def _decay_words(config: RunConfig) -> str:
 
 
 def _whole_decay(config: RunConfig) -> str:
-    """How the decay becomes as long as the run; beside lr_decay_tokens another unit is refused."""
+    """Return the fix that makes the decay as long as the run.
+
+    Only one unit may be set: any other is refused together with lr_decay_tokens.
+    """
     field = _decay_field(config)
     null = "null" if field == "lr_decay_tokens" else f"{field}: null"
     in_place = "" if field == "lr_decay_tokens" else f" in place of {field}"
@@ -281,7 +284,7 @@ def dataset_is_not_repeated_too_often(subject: Subject) -> Iterator[Finding]:
 
 
 def dataset_counts_agree(subject: Subject) -> Iterator[Finding]:
-    """The .idx can be read and holds what the manifest beside it says."""
+    """The .idx can be read and agrees with the manifest next to it."""
     dataset = subject.disk.dataset
     if dataset is not None and dataset.problem:
         yield finding_of(

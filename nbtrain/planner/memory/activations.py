@@ -11,8 +11,8 @@
     ends             token ids; the final norm's input
 
 Counted by tensor after arXiv:2205.05198, section 4.1 (equations 1, 2 and 4; s b h 34 with dropout), with
-grouped queries, gated MLPs and head sizes of their own. Tensor parallelism cuts what lies inside attention
-and MLP; sequence parallelism cuts the rest; Ulysses and ring attention cut the tokens. Selective
+grouped queries, gated MLPs and explicit head sizes. Tensor parallelism shards the tensors inside attention
+and MLP; sequence parallelism shards the rest; Ulysses and ring attention shard the tokens. Selective
 recomputation drops the scores and, in nbtrain, the MLP's activation (section 5; model/recompute.py).
 
 torch's math kernel makes its scores in fp32 whatever the format, and keeps fp32 copies of query, key and
@@ -61,7 +61,7 @@ class Kinds(NamedTuple):
         return sum(self)
 
     def times(self, factor: float) -> "Kinds":
-        """Every kind times `factor`."""
+        """Multiply every kind by `factor`."""
         return Kinds(*(factor * value for value in self))
 
     def plus(self, other: "Kinds") -> "Kinds":

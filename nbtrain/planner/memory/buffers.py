@@ -6,7 +6,7 @@ logits         nbtrain: one chunk of the linear + cross entropy, the hidden stat
                tied output layer's gradient
 communication  DeepSpeed's buckets; under ZeRO 3 also the parameters that are whole at one time
 pipeline       of each micro batch in flight the output that was sent on; two receive buffers
-workspace      what the peak has beside them: gradients inside a layer, FP8's rounded copies, or the flat
+workspace      what the peak needs in addition: gradients inside a layer, FP8's rounded copies, or the flat
                gradient of the step if that is more than the activations leave
 runtime        CUDA's context, and NCCL if there are several ranks; on a CPU the process itself
 reserve        memory that torch's allocator holds between its blocks
@@ -39,7 +39,7 @@ CUDA_CONTEXT_BYTES = int(0.9 * GIB)
 OLD_CONTEXT_BYTES = (int(1.24 * GIB), int(1.54 * GIB))
 # The first NCCL communicator took a GPU from 0.55 to 2.00 GiB (same source).
 NCCL_BYTES = int(1.5 * GIB)
-# A CPU rank's resident memory beside the counted parts: measured with gpt3-tiny.
+# A CPU rank's resident memory in addition to the counted parts: measured with gpt3-tiny.
 CPU_RUNTIME_BYTES = 434 * 2**20
 # Each further communicator: 24 channels of 4 + 0.5 + 4.7 MiB for each peer (NCCL's constants), two peers.
 NCCL_MORE_BYTES = int(24 * 2 * 9.2 * 2**20)
@@ -249,10 +249,10 @@ def _step_bytes(setup: Setup, stage: Stage) -> int:
 
 
 def _muon_bytes(setup: Setup, stage: Stage) -> int:
-    """Parts that are sent and received, whole matrices, and the stack in the products (train/engine/muon.py).
+    """Return the bytes of Muon's exchanged parts, whole matrices and stacks (train/engine/muon.py).
 
-    Matrices are shared out evenly, so that a rank is given as much as it gives away. A stack is as it is, its
-    Gram matrices, their polynomial and the next stack beside it: four times its bytes at most.
+    Matrices are distributed evenly, so that a rank receives as much as it sends. While a stack is multiplied,
+    its Gram matrices, their polynomial and the next stack are in memory too: at most four times its bytes.
     """
     if not setup.muon_steps:
         return 0
@@ -266,7 +266,7 @@ def _muon_bytes(setup: Setup, stage: Stage) -> int:
 
 
 def runtime_bytes(setup: Setup) -> int:
-    """CUDA and NCCL, or a CPU process. Each kind of parallelism has a communicator of its own."""
+    """Return the bytes of CUDA and NCCL, or of a CPU process. Each kind of parallelism has a communicator."""
     if not setup.on_gpu:
         return CPU_RUNTIME_BYTES
     kinds = setup.tensor_parallel_size, setup.pipeline_parallel_size, setup.data_axis_size
@@ -291,11 +291,11 @@ def fragmented_bytes(allocated: int) -> int:
 
 
 def free_block_bytes(setup: Setup, stage: Stage, allocated: int) -> int:
-    """Free blocks as nvidia-smi shows them, the reserve included: as many as there is room for.
+    """Return the bytes of torch's free blocks that nvidia-smi shows as used, limited by the memory's size.
 
-    The logits need segments of their own, and so does the recomputed layer: torch joins no segments, and
-    gives them back only when memory runs short. While there is room the smaller of the two stays as free
-    blocks.
+    The logits and the recomputed layer each need separate segments: torch does not join segments, and returns
+    them only when memory runs short. While there is room, the smaller of the two stays allocated as free
+    blocks. The reserve is included.
     """
     least = reserve_bytes(setup, allocated)
     if not setup.on_gpu:

@@ -3,9 +3,9 @@
     estimate(setup) -> MemoryEstimate     numbers only: a search makes thousands of them
     estimate_memory(config)               the same for a run
 
-The sum is what a device must have. torch's own count (max_memory_allocated) leaves out `runtime` and
-`reserve`; nvidia-smi shows more while there is room (buffers.free_block_bytes). What each part is: states.py,
-activations.py, buffers.py, host.py.
+The sum is the memory that a device must have. torch's own count (max_memory_allocated) excludes `runtime` and
+`reserve`; nvidia-smi shows more while there is room (buffers.free_block_bytes). The parts are explained in
+states.py, activations.py, buffers.py and host.py.
 """
 
 import os
@@ -42,7 +42,7 @@ class MemoryEstimate:
     device_bytes: int | None
     """Memory that one rank may take; None if the device is not known."""
     device: str
-    """Where device_bytes comes from, e.g. "A100-40GB"."""
+    """Source of device_bytes, e.g. "A100-40GB"."""
     host_parts: dict[str, int] = field(default_factory=dict)
     """Bytes in host memory for each of HOST_PARTS, on the same rank; on device cpu they are in `parts`."""
     nvme_bytes: int = 0

@@ -1,4 +1,4 @@
-"""Every byte of an estimate with its formula, numbers put in, and its source: for those who ask why.
+"""Explanation of a memory estimate: every byte with its formula, the numbers put in, and its source.
 
 The Terms of a part add up to the part, and all Terms to the estimate (a test asserts both).
 """

@@ -12,7 +12,7 @@ from nbtrain.planner.setup import Setup
 
 HOST_PARTS = ("weights", "gradients", "master_copy", "optimizer", "activations", "buffers", "snapshot")
 
-# DeepSpeed's default (offload_param.max_in_cpu): parameters that stay in host memory beside those on NVMe.
+# DeepSpeed's default (offload_param.max_in_cpu): parameters kept in host memory while the rest is on NVMe.
 NVME_PARAMETERS_IN_CPU = 1_000_000_000
 # What the optimizer's step holds of a sub-group whose state is on NVMe: masters, gradients and two moments.
 NVME_OPTIMIZER_TENSORS = 4
@@ -28,7 +28,7 @@ def host_parts(setup: Setup, stage: Stage, found: States) -> dict[str, int]:
 
 
 def nvme_buffers(setup: Setup, stage: Stage) -> int:
-    """Host memory through which state on NVMe passes, and the parameters that stay there beside it."""
+    """Return the bytes of host memory that state on NVMe passes through, and of the parameters kept there."""
     if setup.offload_optimizer != "nvme" and setup.offload_param != "nvme":
         return 0
     found, element = 0, weight_element(setup)

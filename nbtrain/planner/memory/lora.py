@@ -18,7 +18,7 @@ from nbtrain.planner.memory.estimate import MemoryEstimate, estimate
 from nbtrain.planner.memory.stage import Stage, stage_of
 from nbtrain.planner.setup import Setup
 
-# Of published adapters most have 8 to 64: the plan's answer if nobody names a rank.
+# Most published adapters have a rank of 8 to 64: the plan uses this rank by default.
 USUAL_RANK = 16
 
 Block = Literal["attention", "mlp"]
@@ -39,7 +39,7 @@ def adapter_parameters(shape: Shape, layers: int, rank: int, adapted: tuple[Bloc
 def estimate_lora(
     setup: Setup, rank: int, adapted: tuple[Block, ...] = ("attention", "mlp")
 ) -> MemoryEstimate:
-    """The setup's fullest stage with its weights frozen and adapters of `rank` beside its matrices."""
+    """Estimate the setup's fullest stage with frozen weights and adapters of `rank` on its matrices."""
     whole = estimate(setup)
     stage = stage_of(setup, whole.stage)
     trained = adapter_parameters(setup.shape, stage.layers, rank, adapted) // setup.tensor_parallel_size

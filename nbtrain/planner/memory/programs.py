@@ -1,13 +1,13 @@
 """Memory habits of each training program: bytes of model state, and how it makes activations and logits.
 
 `nbtrain` is what this project's engine allocates (tests/planner/test_states_allocated.py measures it). The
-others are for published runs, and for plans of what a user brings from another program. A program that is
-not listed here is taken for `megatron-lm`.
+others are for published runs, and for plans of runs imported from another program. A program that is not
+listed here is treated as `megatron-lm`.
 
-Where a number comes from stands in `source`: "read" in the program's code or documentation, "recalled" (as
-read there once, and not looked up again), "assumed", or "fitted" to published peaks of the training half of
-the sources (tests/benchmarks/published.py). Fitted are the bytes of one logit of Megatron Core (7), nanotron
-(12) and torchtitan of 2024 with torch.compile (11). All were chosen with all published cases in view
+`source` says where a number comes from: "read" in the program's code or documentation, "recalled" (read there
+once and not checked again), "assumed", or "fitted" to published peaks in the training half of the sources
+(tests/benchmarks/published.py). The bytes of one logit are fitted for Megatron Core (7), nanotron (12) and
+torchtitan of 2024 with torch.compile (11). All were chosen with every published case in view
 (docs/evidence/plan-accuracy.md).
 """
 
@@ -36,8 +36,8 @@ class MemoryHabits:
     logits: int = 10
     """Bytes of one logit at the peak: 16-bit and fp32 copies, softmax and gradient."""
     tied_gradient_waits: bool = False
-    """With tied weights on one stage the output layer's whole 16-bit gradient waits in autograd for the
-    embedding's, through the layers' backward pass."""
+    """Whether, with tied weights on one stage, autograd holds the output layer's whole 16-bit gradient during
+    the layers' backward pass until the embedding's gradient is added."""
     gathered_blocks: int = 0
     """Blocks whose whole weights and gradients a rank holds at one time, under ZeRO 3."""
     whole_in_pipeline: int = 0
@@ -46,15 +46,15 @@ class MemoryHabits:
     bucket: bool = False
     """DeepSpeed's buckets for reducing and gathering, in full size."""
     unfused_gate: bool = True
-    """The gated MLP keeps the activated gate beside gate, opening and product."""
+    """Whether the gated MLP keeps the activated gate in addition to gate, opening and product."""
     selective: Selective = "core"
     """Activations that selective recomputation drops."""
     compiled_logits: int | None = None
     """The same with torch.compile, if that differs: the compiler fuses softmax and its gradient."""
     gathered_inputs: bool = False
-    """With sequence parallelism the gathered inputs of products are kept, in place of this rank's part."""
+    """Whether sequence parallelism keeps the gathered inputs of products instead of this rank's part."""
     keeps_fp8: bool = False
-    """In FP8 the inputs of products are kept in their rounded form."""
+    """Whether FP8 keeps the inputs of products in their rounded form."""
     old_torch: bool = False
     """Its published runs are of torch 1, whose CUDA context is larger."""
     source: str = ""

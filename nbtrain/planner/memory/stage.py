@@ -1,8 +1,8 @@
 """One pipeline stage of a setup: its layers and its parameters, cut by tensor parallelism.
 
-Parameters are counted in DeepSpeed's two groups, because each group has flat buffers of its own: `decay`
-(matrices and embeddings) and `no_decay` (biases and norms; model/names.py), with Muon `matrices` (of the
-blocks) and `others`. ZeRO 3 cuts each parameter by itself, so that it needs their sizes.
+Parameters are counted in DeepSpeed's two groups, because each group has separate flat buffers: `decay`
+(matrices and embeddings) and `no_decay` (biases and norms; model/names.py), or with Muon `matrices` (of the
+blocks) and `others`. ZeRO 3 partitions each parameter separately, so the sizes of all parameters are needed.
 """
 
 from bisect import bisect_left, bisect_right
@@ -96,9 +96,10 @@ def shares(
 
 @lru_cache(maxsize=4096)
 def touched(shape: Shape, tensor: int, ranks: int, parts: tuple[int, int]) -> tuple[int, ...]:
-    """By rank: elements of all parameters that its parts of the flat buffers touch, each parameter whole.
+    """Return, for each rank, the elements of all parameters that its parts of the flat buffers touch.
 
-    `parts`: a rank's elements in `decay` and in `no_decay`. For nbtrain's model without a pipeline.
+    Each touched parameter is counted whole. `parts` are a rank's elements in `decay` and in `no_decay`. Only
+    for nbtrain's model without a pipeline.
     """
     found = [0] * ranks
     for sizes, part in zip(_in_order(shape, tensor), parts):

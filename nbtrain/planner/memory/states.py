@@ -1,17 +1,17 @@
-"""Model states of one rank: weights, gradients, master copy and optimizer, and where each of them lies.
+"""Model states of one rank: weights, gradients, master copy and optimizer, and where each is stored.
 
     weights       fp32, or 16 bit for products; under autocast fp32 and a 16-bit copy of the matrices; with
                   hpZ a second copy, cut inside each machine
-    gradients     sums over the micro batches; DeepSpeed's BF16_Optimizer (bf16 weights with ZeRO 1) keeps
-                  the last micro batch's 16-bit gradients beside them
-    master copy   fp32 weights that the optimizer moves; none in fp32 with ZeRO 0
-    optimizer     Adam's two fp32 moments, Muon's one of a matrix, and a step count for each tensor
+    gradients     sums over the micro batches; DeepSpeed's BF16_Optimizer (bf16 weights with ZeRO 1) also
+                  keeps the last micro batch's 16-bit gradients
+    master copy   fp32 weights that the optimizer updates; none in fp32 with ZeRO 0
+    optimizer     Adam's two fp32 moments, Muon's single moment of a matrix, and a step count per tensor
 
 ZeRO divides master copy and optimizer (1), gradients (2) and weights (3) by the data-parallel ranks, Ulysses
-ranks included: arXiv:1910.02054, section 5. Offloading moves them to host memory or NVMe; gradients go with
-the optimizer, whose step is made there, from an fp32 gradient of this rank's part beside the sums. With fp32
-weights, ZeRO 2 sums the micro batches in host memory parameter by parameter: one that two ranks share is
-whole on both (stage_1_and_2.py, async_accumulate_grad_in_cpu_via_gpu).
+ranks included: arXiv:1910.02054, section 5. Offloading moves them to host memory or NVMe. Gradients move with
+the optimizer: its step runs there, on an fp32 gradient of this rank's part that exists in addition to the
+sums. With fp32 weights, ZeRO 2 sums the micro batches in host memory parameter by parameter: a parameter that
+two ranks share is whole on both (stage_1_and_2.py, async_accumulate_grad_in_cpu_via_gpu).
 
 For nbtrain the bytes are exact (tests/planner/test_states_allocated.py): ZeRO 1 and 2 pad each of the two
 groups of parameters to a multiple of 2 x ranks (DeepSpeed 0.19.8, stage_1_and_2.py and bf16_optimizer.py,
@@ -27,14 +27,14 @@ from nbtrain.planner.setup import Setup
 
 Where = Literal["device", "cpu", "nvme"]
 
-# Read in DeepSpeed 0.19.8: the flat buffers of ZeRO 1 and 2 begin each rank's part at an even element.
+# In DeepSpeed 0.19.8, each rank's part of a flat buffer begins at an even element with ZeRO 1 and 2.
 ALIGNMENT = 2
 # The fp32 number in which torch's Adam counts the steps of one tensor.
 STEP_BYTES = 4
 
 
 class States(NamedTuple):
-    """Bytes of one rank, and where each part lies."""
+    """Bytes of one rank's model states, and the place where each part is stored."""
 
     weights: int
     gradients: int
@@ -99,7 +99,7 @@ def _padded_groups(setup: Setup, stage: Stage) -> tuple[int, int]:
 
 
 def zero3_share(setup: Setup, stage: Stage, ranks: int) -> int:
-    """Elements of a rank's parts of all parameters under ZeRO 3, cut over `ranks`."""
+    """Return the elements of a rank's parts of all parameters under ZeRO 3, sharded across `ranks`."""
     return sum(_zero3_groups(setup, stage, ranks))
 
 
@@ -204,7 +204,7 @@ def adapter_tensors(setup: Setup, stage: Stage) -> list[tuple[int, int]]:
 
 
 def frozen_bytes(setup: Setup, stage: Stage) -> int:
-    """Bytes of the weights beside adapters that one rank of a stage holds, ZeRO 0 to 2."""
+    """Return the bytes of the frozen weights that one rank of a stage holds with adapters, ZeRO 0 to 2."""
     if not setup.load_in_4bit:
         return weight_element(setup) * stage.elements
     held = sum(

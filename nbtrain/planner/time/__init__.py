@@ -1,1 +1,1 @@
-"""How long a step takes, by part, and what its ranks send to each other; of any setup, by arithmetic."""
+"""Estimates of a step's time, by part, and of the traffic between its ranks, for any setup."""

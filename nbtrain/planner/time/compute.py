@@ -1,10 +1,10 @@
 """Seconds of one device's own work for one micro batch: products, attention, memory traffic, the optimizer.
 
 A product of [m, k] and [k, n] takes 2 m n k FLOPs at the rate of large products, and the time to read and
-write its three matrices: narrow matrices (many tensor ranks, small models) are slower for that reason. What
-lies between the products takes the time to move its bytes. Backward costs twice the forward pass, flash
-attention 2.5 times (arXiv:2205.14135, section 3.1); flash attention skips the future half of the scores, and
-what lies before a window.
+write its three matrices: narrow matrices (many tensor ranks, small models) are slower for that reason. The
+operations between the products take the time to move their bytes. Backward costs twice the forward pass,
+flash attention 2.5 times (arXiv:2205.14135, section 3.1); flash attention skips the scores of future
+positions and of positions before a window.
 
     block    matrices    2 T (attention + MLP weights) / t FLOPs
              attention   4 s q T / t FLOPs; without flash attention, and if they are capped, the scores are
@@ -32,7 +32,7 @@ SCORE_PRODUCTS_SHARE = 0.6
 # Slowdown if a head's size is not a multiple of 8: at width 13,824, heads of 216 and of 108 gave 134 and 100
 # TFLOP/s (BigScience's prequel to the 176B model).
 ODD_HEAD_SLOWDOWN = 5.5
-# torch.compile fuses what lies between products: nanoGPT's step goes from 250 to 135 ms (its README).
+# torch.compile fuses the operations between products: nanoGPT's step drops from 250 to 135 ms (its README).
 COMPILED_TRAFFIC = 0.5
 # Bytes for each score without flash attention: written, scaled and masked, softmax, read; backward twice.
 SCORE_BYTES = 8.0
@@ -83,7 +83,7 @@ def block_times(setup: Setup, engine: Engine, rates: Rates) -> BlockTimes:
     attention, attention_backward = attention_seconds(setup, engine, rates)
     kept = kept_bytes(setup) * element / 2
     memory = traffic(setup, engine) * kept / bandwidth / 3
-    # Frozen matrices need no gradient of their own.
+    # Frozen matrices do not need a gradient.
     backward = (1 if setup.lora_rank else 2) * products + attention_backward + 2 * memory
     forward = products + attention + memory
     mlp = 2 * tokens * shape.mlp_weights / tensor / rate
@@ -116,7 +116,7 @@ def _activation_again(setup: Setup, bandwidth: float) -> float:
 
 
 def traffic(setup: Setup, engine: Engine) -> float:
-    """How often a step moves each byte of activations; compiled kernels move it half as often."""
+    """Return how often a step moves each byte of activations; compiled kernels move it half as often."""
     return engine.traffic * (COMPILED_TRAFFIC if setup.compiled else 1.0)
 
 
@@ -134,7 +134,7 @@ def attention_seconds(setup: Setup, engine: Engine, rates: Rates) -> tuple[float
         forward = share * flops / rates.attention_flops[engine.flash_generation]
         return forward, FLASH_BACKWARD * forward
     if not setup.keeps_scores:
-        # nbtrain's own kernel leaves out what no query of a block sees.
+        # nbtrain's own kernel skips the positions that no query of a block sees.
         flops, seq = share * flops, share * seq
     rate = rates.matmul_flops.get(setup.dtype) or next(iter(rates.matmul_flops.values()))
     slowdown = ODD_HEAD_SLOWDOWN if shape.kv_channels % 8 and setup.on_gpu else 1.0
@@ -164,7 +164,7 @@ def kept_bytes(setup: Setup) -> float:
 
 
 def logit_products(setup: Setup) -> int:
-    """How often the output matrix is multiplied: forward, two gradients; with dpo forward twice
+    """Return how often the output matrix is multiplied: forward and two gradients, with dpo forward twice
     (model/preference.py)."""
     return 4 if setup.prefers else 3
 

@@ -1,7 +1,7 @@
-"""The rates of a machine without GPUs: a share of what its cores reach in matrix products.
+"""Rates of a machine without GPUs: a fraction of the rate that its cores reach in matrix products.
 
-The shares were measured with whole training steps (docs/evidence/benchmarks.md), so that norms, data and the
-optimizer are in them: memory and host times cost nothing more here. A calibration has rates of its own.
+The fractions were measured with complete training steps (docs/evidence/benchmarks.md), so they include norms,
+data and the optimizer: memory and host times add nothing here. A calibration replaces these rates.
 """
 
 import os
@@ -10,15 +10,15 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.planner.time.rates import INFINITE, Link, Rates
 
 # A core with AVX-512 at 2.6 GHz: 166 GFLOP/s in fp32 matrix products. The trainer's share of it (model FLOPs)
-# is that of docs/evidence/benchmarks.md on 2 cores without AMX: gpt3-tiny in fp32, 6,000 tokens/s; 14M
-# parameters in bf16, 2,600. Their matrix rate was not recorded: the shares are of a similar core.
+# is taken from docs/evidence/benchmarks.md, on 2 cores without AMX: gpt3-tiny in fp32, 6,000 tokens/s; 14M
+# parameters in bf16, 2,600. Their matrix rate was not recorded: the shares refer to a similar core.
 # AMX makes bf16 up to twice as fast.
 ASSUMED_MATMUL_FLOPS_PER_CORE = 166e9
 SHARE_OF_MATMUL = {"fp32": 0.43, "bf16": 0.76, "fp16": 0.43}
 # gloo through shared memory, a rank of one core: two tensor ranks need 1.18 times the time of two threads, 24
 # sums of 3.1 MB in 0.12 s of a step (docs/evidence/benchmarks.md).
 GLOO_BYTES_PER_SECOND = 0.6e9
-# Model FLOPs count all scores, and compute.py half of them, at 0.5 + 1.25 in place of 3 forward passes.
+# Model FLOPs count all scores; compute.py counts half of them, at 0.5 + 1.25 instead of 3 forward passes.
 _ATTENTION = (0.5 + 1.25) / 3
 
 

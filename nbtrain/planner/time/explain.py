@@ -1,8 +1,8 @@
-"""Where each second of a step comes from: explain(setup) gives Terms that add up to estimate_step(setup).
+"""Explanation of a step's time: explain(setup) returns Terms that add up to estimate_step(setup).
 
-The Terms in seconds are StepTime's parts, compute in four: products, attention, memory traffic, output layer.
-Those in bytes are what one rank sends in a step, by kind of parallelism. Formulas: compute.py, traffic.py,
-step.py; here they are written out with the numbers put in, when someone asks.
+The Terms in seconds are StepTime's parts, with compute split in four: products, attention, memory traffic and
+output layer. The Terms in bytes are what one rank sends in a step, by kind of parallelism. The formulas are
+in compute.py, traffic.py and step.py; here they are written out with the numbers put in.
 """
 
 import math
@@ -93,7 +93,7 @@ def explain(setup: Setup, rates: Rates | None = None) -> list[Term]:
 
 
 def traffic(setup: Setup) -> list[Term]:
-    """Bytes that one rank sends in a step, by kind; kinds that send nothing are left out."""
+    """Return the bytes that one rank sends in a step, by kind; kinds that send nothing are omitted."""
     shape, tensor, stages = setup.shape, setup.tensor_parallel_size, setup.pipeline_parallel_size
     element, micro = DTYPE_BYTES[setup.dtype], setup.accumulation_steps
     layers = shape.num_layers / stages
@@ -200,7 +200,7 @@ def _between_copies(gradient: float, sharing: int, copies: int, times: int) -> t
 
 
 def _kernel(setup: Setup, engine: Engine) -> str:
-    """Which kernel attends, and to which pairs of positions."""
+    """Return which attention kernel runs, and which pairs of positions it computes."""
     shape = setup.shape
     if setup.keeps_scores:
         return "its scores kept"
@@ -232,7 +232,7 @@ def _compute(setup: Setup, rates: Rates) -> list[Term]:
     kept = compute.kept_bytes(setup)
     times = f"{micro:,} micro batches x {layers:g} blocks"
     memory = rates.memory_bytes_per_second
-    # On a CPU the rate of products is that of training, memory included.
+    # On a CPU the rate of products is measured in training, so it includes memory traffic.
     moved = f", and the matrices at {memory / 1e12:.3g} TB/s" if memory < math.inf else ""
     return [
         Term(

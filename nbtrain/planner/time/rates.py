@@ -1,8 +1,8 @@
 """Rates that a device and its links reach in practice: the one source of every second of a plan.
 
-Without a calibration the rates are a datasheet's figures times shares that published runs reached. The shares
-belong to a generation of devices, never to a run. A calibration of this machine makes a Rates of its own:
-everything that it does not measure keeps the value of `rates_of_device`.
+Without a calibration, the rates are a datasheet's numbers times the fractions that published runs reached.
+The fractions depend on the generation of devices, never on a run. A calibration of this machine returns its
+own Rates: everything that it does not measure keeps the value of `rates_of_device`.
 
 Sources of the shares. Matrix products: the reachable peaks of stas00/ml-engineering (A100 87 %, H100 80 %,
 B200 78 % for the best sizes) are upper bounds; what training sustains is fitted to the training half of the
@@ -24,10 +24,10 @@ INFINITE = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How fast the ranks of one group send: bus bandwidth as nccl-tests counts it."""
+    """Bandwidth between the ranks of one group: bus bandwidth as nccl-tests counts it."""
 
     bytes_per_second: float
-    """One way, of one device, for large messages."""
+    """Bandwidth of one device in one direction, for large messages."""
     ramp_bytes: float = 0.0
     """The size of a message that reaches half of it."""
     latency_seconds: float = 0.0
@@ -63,7 +63,7 @@ class Rates:
     scores_flops: float | None = None
     """FLOP/s of attention that keeps its scores; None: compute.py's share of the other products'."""
     host_times: float = 1.0
-    """How much of a program's host time (engines.py) is seen; 0 on a CPU, whose rates include it."""
+    """Factor of a program's host time (engines.py); 0 on a CPU, whose rates include the host time."""
     source: str = ""
     """One sentence: where the rates come from."""
     calibration: "Calibration | None" = None

@@ -1,7 +1,7 @@
 """Seconds of one optimizer step, by part: estimate_step(setup) -> StepTime.
 
-    compute      products, attention and what lies between, of all micro batches on an average stage
-    recompute    the forward work that the backward pass makes again
+    compute      products, attention and the operations between, of all micro batches on an average stage
+    recompute    the forward work that the backward pass repeats
     tensor       sums over tensor-parallel ranks that nothing hides
     sequence     ring attention's and Ulysses' traffic that nothing hides; with FPDT a chunk at a time
     chunks       FPDT: traffic of its chunks with host memory that attention does not hide (fpdt.py)

@@ -27,7 +27,7 @@ from nbtrain.planner.time.rates import Rates
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 INT4_BYTES = 0.5
-# A tree's hops grow with the logarithm, and those of one bucket overlap the next bucket's traffic.
+# A tree's hops grow with the logarithm, and the hops of one bucket overlap the next bucket's traffic.
 _MOST_HOPS = 32
 
 

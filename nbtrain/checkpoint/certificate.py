@@ -1,10 +1,10 @@
-"""Resume report: how exactly a resume continues its run, written after each one, proven where possible.
+"""Resume report: how exactly a resume continues its run, written after each resume and proven where possible.
 
     bit-exact    same layout, settings, versions and device: every number is what it would have been
-    data-exact   the next batch is the same, to the token; sums are rounded otherwise, or dropout is reseeded
-    changed      the run goes on in another way; the reasons say in which
+    data-exact   the next batch is the same, to the token; sums round differently, or dropout is reseeded
+    changed      the run continues differently; the reasons say how
 
-The next batch is compared by a hash over its samples' positions in the training order and over their tokens.
+The next batch is compared by a hash of its samples' positions in the training order and of their tokens.
 """
 
 import hashlib

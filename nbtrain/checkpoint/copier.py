@@ -12,9 +12,9 @@ from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError
 from nbtrain.checkpoint.torch_files import count_written
 
-# Large, so that the copying thread asks for the interpreter some hundred times a gigabyte.
+# Large, so that the copying thread acquires the interpreter lock only about a hundred times per gigabyte.
 CHUNK_BYTES = 8 << 20
-# Of 19: training and loaders come first. Linux derives the priority of disk access from it.
+# Niceness on a scale up to 19: training and loaders come first. Linux derives the disk priority from it.
 NICENESS = 10
 
 

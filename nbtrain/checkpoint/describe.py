@@ -50,7 +50,10 @@ def architecture(config: RunConfig) -> dict[str, Any]:
 
 
 def layout(config: RunConfig) -> dict[str, Any]:
-    """How the state is cut into files: DeepSpeed itself loads a checkpoint into the very same layout only."""
+    """Return the layout by which the state is split into files.
+
+    DeepSpeed itself loads a checkpoint only into the same layout.
+    """
     parallel, precision = config.parallel, config.precision
     found: dict[str, Any] = {key: getattr(parallel, key) for key in certificate.SIZES}
     found["weights"] = "fp32" if precision.autocast else precision.dtype

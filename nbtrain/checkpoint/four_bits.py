@@ -22,10 +22,10 @@ from nbtrain.parallel.four_bits import FourBitMatrix, FourBits, rounded
 
 
 def load_four_bits(engine: Any, weights: Weights, tensor: tuple[int, int], piece_elements: int) -> None:
-    """Give each 4-bit matrix of `engine` this rank's part of `weights`.
+    """Load this rank's part of `weights` into each 4-bit matrix of `engine`.
 
-    One matrix at a time exists in the run's format, and `piece_elements` of it in fp32. The arguments are
-    those of reshape.load_masters.
+    Only one matrix at a time is in memory in the run's format, and `piece_elements` of it in fp32. The
+    arguments are the same as for reshape.load_masters.
     """
     for name, matrix in engine.module.named_modules():
         if not isinstance(matrix, FourBitMatrix):
@@ -62,7 +62,7 @@ class FourBitWeights(MadeWhole):
 
     @property
     def parameters(self) -> Mapping[str, StoredParameter]:
-        """By canonical name; whole, without padding."""
+        """Whole parameters without padding, by canonical name."""
         return self.base.parameters
 
     def full(self, name: str) -> torch.Tensor:
@@ -76,5 +76,5 @@ class FourBitWeights(MadeWhole):
 
 
 def how_of(lora: LoraConfig) -> FourBits:
-    """How a run's section `lora` holds frozen matrices."""
+    """Return the 4-bit format of frozen matrices that a run's section `lora` sets."""
     return FourBits(lora.bnb_4bit_quant_type, lora.bnb_4bit_use_double_quant)

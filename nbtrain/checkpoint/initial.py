@@ -66,7 +66,7 @@ def load_initial(live: LiveRun, is_fresh: bool = True) -> None:
 
 
 class RowsOfTokens(MadeWhole):
-    """The rows that a run trains beside adapters, as a start has them. `tokens` are ascending."""
+    """The initial values of the token rows that a run trains along with adapters. `tokens` are ascending."""
 
     def __init__(self, weights: Weights, tokens: tuple[int, ...]):
         self.weights, self.tokens = weights, tokens
@@ -75,7 +75,7 @@ class RowsOfTokens(MadeWhole):
 
     @property
     def parameters(self) -> dict[str, StoredParameter]:
-        """By canonical name, whole."""
+        """Whole parameters by canonical name."""
         return {
             name: StoredParameter(
                 name, (len(self.tokens), *self.weights.parameters[matrix].shape[1:]), None, 0

@@ -1,9 +1,9 @@
-"""Where each parameter's elements lie in the tensors that a live optimizer steps, whatever engine cut them.
+"""Positions of each parameter's elements in the tensors that a live optimizer steps, for every ZeRO stage.
 
-ZeRO 0                  every parameter is a tensor of its own
-ZeRO 1, 2               one flat tensor for each group; a parameter has a fragment of it, or none
+ZeRO 0                  every parameter is a separate tensor
+ZeRO 1, 2               one flat tensor for each group; it has a fragment of the parameter, or none
 (and BF16_Optimizer)
-ZeRO 3                  one flat tensor for each sub-group; parameters' padded parts lie end to end
+ZeRO 3                  one flat tensor for each sub-group: the parameters' padded parts, concatenated
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ class LivePart(NamedTuple):
     start: int
     count: int  # type: ignore[assignment]  # not tuple's method
     offset: int
-    """Where they begin in the tensor that the optimizer steps."""
+    """Offset of the first element in the tensor that the optimizer steps."""
 
 
 class LiveTensor(NamedTuple):

@@ -18,7 +18,7 @@ from nbtrain.parallel.startup import World
 
 @dataclass
 class TrainState:
-    """Where the training stands, beside what the engine holds."""
+    """Progress of the training: the state of a run that the engine does not hold."""
 
     step: int
     data: DataState
@@ -67,7 +67,7 @@ class LiveRun:
         return certificate.next_batch_sha256(self.samples, data, batch_size)
 
     def random_state(self) -> dict[str, Any]:
-        """Every generator of this rank."""
+        """Return the state of every random generator of this rank."""
         state = random.get_state()
         return state if self.stream is None else {**state, "stream": self.stream.get_state()}
 

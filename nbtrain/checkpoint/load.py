@@ -29,17 +29,17 @@ logger = logging.getLogger(__name__)
 
 
 def choose(run: RunDir, world: World, events: EventWriter | None) -> dict[str, Any] | None:
-    """The manifest of the newest checkpoint that is whole; None if there is no checkpoint at all.
+    """Return the manifest of the newest complete checkpoint; None if there is no checkpoint at all.
 
-    Called by all ranks together; each reads a share of the files. A torn checkpoint is passed over, with an
-    event and a log line. One whose contents are not what its manifest says, or that holds code, is rejected
-    for good. Raises CheckpointError if there are checkpoints and none is whole.
+    All ranks call it together; each reads a share of the files. An incomplete checkpoint is skipped, with an
+    event and a log line. A checkpoint that holds code, or whose contents differ from its manifest, is
+    permanently rejected. Raises CheckpointError if there are checkpoints but none is complete.
     """
     steps = broadcast_object(run.checkpoint_steps())
     assert isinstance(steps, list)
 
     def problem(folder: Path) -> str | None:
-        """Why a folder is not whole, agreed on by all ranks."""
+        """Return the reason why a checkpoint is not valid, the same on all ranks; None if it is valid."""
         reason = broadcast_object(manifests.size_problem(folder) if world.rank == 0 else None)
         if reason is None:
             shares = gather_objects(manifests.content_problem(folder, world.rank, world.size))

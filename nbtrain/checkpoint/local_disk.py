@@ -49,9 +49,9 @@ class Part(Record):
     """[pipeline, data, tensor] of the rank."""
     files: Described
     is_whole: bool = False
-    """Whether these files are the whole checkpoint, as every node has it with ZeRO 0."""
+    """Whether these files are the complete checkpoint, which every node has with ZeRO 0."""
     manifest: dict[str, Any] = field(default_factory=dict)
-    """Manifest of the whole checkpoint without its list of files; {} in parts that need not have it."""
+    """Manifest of the complete checkpoint without its list of files; {} in parts that do not need it."""
 
 
 class LocalDisk:
@@ -73,7 +73,7 @@ class LocalDisk:
         self.ranks_here = [rank for rank, place in enumerate(places) if place == here]
         self.nodes = len(set(places))
         self.lead_of = [places.index(place) for place in places]
-        """By rank: the first rank of its node, which acts for it."""
+        """First rank of each rank's node, which acts for the node; indexed by rank."""
         self.hosts = list(dict.fromkeys(host for host, _, _ in places))
 
     @property
@@ -117,13 +117,13 @@ class LocalDisk:
         )
 
     def write_part(self, part: Part) -> None:
-        """From here on this rank's part counts. Raises OSError."""
+        """Write the record that makes this rank's part valid. Raises OSError."""
         folder = self.checkpoint(part.step) / PARTS
         folder.mkdir(parents=True, exist_ok=True)
         part.write(folder / f"{part.rank}.json")
 
     def parts(self) -> Iterator[Part]:
-        """Every part here whose files have the sizes of its record; what cannot be read is passed over."""
+        """Yield every part on this disk whose files have the recorded sizes; unreadable parts are skipped."""
         for step in self.steps():
             folder = self.checkpoint(step)
             for path in sorted((folder / PARTS).glob("*.json")):
@@ -135,7 +135,7 @@ class LocalDisk:
                         yield part
 
     def prune(self, keep: Collection[int]) -> None:
-        """Remove every checkpoint but those of the steps `keep`. For the node's first rank."""
+        """Remove all checkpoints except at the steps `keep`. Called by the node's first rank."""
         for step in self.steps():
             if step not in keep:
                 # The records first, so that a half removed part does not count.
@@ -163,7 +163,7 @@ class LocalDisk:
 
 
 def note_local(disk: LocalDisk, step: int, save_id: str, copied: bool) -> None:
-    """Rank 0: list a checkpoint that lies on the disks of all nodes, or (`copied`) counts in model/ now."""
+    """List a checkpoint that is on all nodes' disks, or (`copied`) now complete in model/. Rank 0 only."""
     listed = LocalSaves.of(disk.run)
     known = next((save for save in listed.saves if save.save_id == save_id), None)
     if known is None:
@@ -177,7 +177,7 @@ def note_local(disk: LocalDisk, step: int, save_id: str, copied: bool) -> None:
 
 
 def note_resumed(run: RunDir, step: int, job_id: str, attempt: int) -> None:
-    """Rank 0: this attempt trains on from `step`; what lies beyond it on any disk is of another past."""
+    """Record that this attempt continues from `step`: later local saves no longer count. Rank 0 only."""
     if run.local_json.exists():
         saves = [save for save in LocalSaves.of(run).saves if save.step <= step]
         LocalSaves(saves, job_id, attempt).keep(run)

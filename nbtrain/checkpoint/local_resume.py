@@ -1,12 +1,12 @@
-"""Which checkpoint on the nodes' own disks a resume goes on from, and how each rank gets what it needs.
+"""Resume from a checkpoint on the nodes' own disks: the choice of the step, and each rank's files.
 
-    every node lists its parts -> the newest step that is whole over all nodes -> SHA-256 of what is read
-    same layout      what some rank needs of another node is pushed to model/; each rank reads a view of
-                     links, and the rest is copied in the background (Saver.complete)
-    another layout   all is copied to model/, where reshape.py reads it
+    every node lists its parts -> the newest step that is complete across nodes -> SHA-256 of the files read
+    same layout      files that a rank needs from another node are copied to model/; each rank reads a folder
+                     of links, and the rest is copied in the background (Saver.complete)
+    another layout   all files are copied to model/, where reshape.py reads them
 
-A part counts wherever it lies: nodes may have changed their numbers. If a part is missing, the step is passed
-over, with an event that says what is missing, and an older one or the newest whole one in model/ is used.
+A part counts on whichever node it is: nodes may have changed their numbers. If a part is missing, the step is
+skipped with an event that names the part, and an older step or the newest complete one in model/ is used.
 """
 
 import logging
@@ -43,16 +43,16 @@ class Start:
     manifest: dict[str, Any] | None
     """None: from the beginning."""
     folder: Path | None = None
-    """Where this rank reads it; None: in model/."""
+    """Folder that this rank reads; None for model/."""
     source: str = ""
-    """Which disk was chosen, and why; "" without checkpoint.local_dir."""
+    """Disk that was chosen, and why; "" without checkpoint.local_dir."""
     rest: "Rest | None" = None
     """Files that are still to be copied to model/."""
 
 
 @dataclass
 class Rest:
-    """A checkpoint that is used where it lies, and what of it this rank has to copy to model/."""
+    """A checkpoint that is used from the local disks, and the files that this rank must copy to model/."""
 
     step: int
     save_id: str
@@ -68,12 +68,12 @@ class Candidate:
     step: int
     save_id: str
     parts: dict[int, Part]
-    """By the rank that wrote it."""
+    """Parts of the checkpoint by the rank that wrote them."""
     holders: dict[int, list[int]]
-    """By the same rank: the first ranks of the nodes that have the part now, the rank's own node first."""
+    """First ranks of the nodes that have a part now, its writer's node first; by the rank that wrote it."""
 
     def missing(self) -> str:
-        """Which parts are on none of the nodes, in words; "" if it is whole."""
+        """Describe the parts that no node has; "" if the checkpoint is complete."""
         if any(part.is_whole and self.holders[rank] for rank, part in self.parts.items()):
             return ""
         size = next(iter(self.parts.values())).world_size
@@ -140,7 +140,7 @@ def _choose_start(run: RunDir, world: World, events: EventWriter | None, disk: L
     try:
         manifest = choose(run, world, events)
     except CheckpointError:
-        # What lies in model/ is torn; the nodes may have it whole.
+        # The checkpoints in model/ are incomplete; the nodes may have complete ones.
         if start := local(0):
             return start
         raise
@@ -200,7 +200,7 @@ def _pass_over(step: int, reason: str, events: EventWriter | None, passed_over: 
 
 
 def _candidates(disk: LocalDisk) -> list[Candidate]:
-    """Every save of which a node has a part, the newest step first; the same on all ranks."""
+    """Return every save that has a part on some node, the newest step first; the same on all ranks."""
     listed = gather_objects([asdict(part) for part in disk.parts()] if disk.is_lead else [])
     found: dict[tuple[int, str], Candidate] = {}
     for lead, parts in enumerate(listed):

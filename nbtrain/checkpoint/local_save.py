@@ -1,12 +1,12 @@
 """Saving to the nodes' own disks first (checkpoint.local_dir), and copying from there to the run directory.
 
-    begin    is there room on every node? -> where this rank's files go
-    keep     this rank's part record: from here on its part counts on its node
-    confirm  all ranks: has every one its part? -> model/local.json, then prune
-    copy     this rank's files to model/, in the background
+    begin    checks the free space on every node and chooses the folder for this rank's files
+    keep     writes this rank's part record, which makes its part valid on its node
+    confirm  checks that all ranks have their parts, writes model/local.json, then prunes
+    copy     copies this rank's files to model/, in the background
 
-A disk that takes no more costs its node's ranks the local part, never the run: their files go to model/ at
-once; a save that was to stay on the nodes is left out. Both are an event.
+A full disk costs its node's ranks only the local part, never the run: their files are written to model/
+directly, and a save that was to stay on the nodes is skipped. Either case is reported as an event.
 """
 
 import contextlib
@@ -31,13 +31,13 @@ class LocalPart:
         self._saves, self._disk = saves, saves.disk
         self.step, self.save_id, self.folder = step, save_id, folder
         self.refused = refused
-        """Why the part is not on the node's disk; "" if it is, or may still come there."""
+        """Reason why the part is not on the node's disk; "" if it is, or may still be written there."""
         self.target = folder if refused and folder is not None else self._disk.checkpoint(step)
-        """Where DeepSpeed's files of this rank go."""
+        """Folder for DeepSpeed's files of this rank."""
         disk = self._disk
         uncut = disk.config.parallel.zero_stage == 0
         self.is_copy = uncut and disk.is_lead and disk.rank != 0 and not refused
-        """Whether this rank writes a whole checkpoint too, so that its node alone is enough: ZeRO 0."""
+        """Whether this rank also writes a complete checkpoint, so that its node alone suffices (ZeRO 0)."""
         self._manifest: dict[str, Any] = {}
 
     @contextlib.contextmanager
@@ -55,7 +55,7 @@ class LocalPart:
     def describe(self, writer: CheckpointWriter, manifest: dict[str, Any]) -> None:
         """Once DeepSpeed has begun to save: the writer's lists, and the manifest ({} on most ranks)."""
         self._writer, self._manifest = writer, manifest
-        # The next save has lists of its own; these may still be filled in the background.
+        # The next save has separate lists; these may still be filled in the background.
         self._files, self._direct = writer.described, writer.direct
 
     def keep(self) -> None:
@@ -139,7 +139,7 @@ class NodeSaves:
         return part
 
     def keep_in_background(self, writer: CheckpointWriter, part: LocalPart) -> None:
-        """Write what the writer has copied to the node's disk while training goes on."""
+        """Write the writer's copies to the node's disk while training continues."""
         self._keeping = BackgroundSave(
             writer, part.target, self.disk.rank, self.live.world.size, None, keep=part.keep
         )
@@ -187,7 +187,7 @@ class NodeSaves:
         return kept
 
     def _tell_refused(self, step: int, refused: str, folder: Path | None) -> None:
-        """Every copy to model/ that goes another way, but the same trouble of local saves once."""
+        """Report every copy to model/ that is redirected, but a repeated failure of local saves only once."""
         if folder is None and self._is_refused:
             return
         self._is_refused = True

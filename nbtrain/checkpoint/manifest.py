@@ -42,7 +42,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def payload(folder: Path) -> list[Path]:
-    """Every file of a checkpoint but its manifest, sorted, relative to the folder."""
+    """Return every file of a checkpoint except its manifest, sorted, relative to the folder."""
     return sorted(
         path.relative_to(folder)
         for path in folder.rglob("*")
@@ -64,8 +64,8 @@ def describe(folder: Path, names: list[Path]) -> dict[str, dict[str, Any]]:
 def content_problem(folder: Path, part: int = 0, parts: int = 1) -> str | None:
     """Return the problem with the contents of the part-th of `parts` shares of the files, or None.
 
-    A file whose SHA-256 is not the manifest's, or that holds code: a manifest may come from whoever wrote the
-    code.
+    A file is a problem if its SHA-256 differs from the manifest, or if it holds code: the author of the code
+    could have written the manifest too.
     """
     manifest = files.read_json(folder / MANIFEST)
     assert manifest is not None
@@ -93,7 +93,7 @@ def reject(folder: Path, reason: str) -> None:
 
 
 def problem(folder: Path) -> str | None:
-    """Why the checkpoint in `folder` is not whole, or None. Reads all of it."""
+    """Return the reason why the checkpoint in `folder` is not valid, or None. Reads all of it."""
     return size_problem(folder) or content_problem(folder)
 
 

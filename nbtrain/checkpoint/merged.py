@@ -1,11 +1,12 @@
-"""The weights of a run with adapters as one model: each adapted matrix with what its adapter adds.
+"""Weights of a run with adapters merged into one model.
 
     W + s B A                            s is lora.scale
     W + s [B_q A_q; B_k A_k; B_v A_v]    packed queries, keys and values, in the rows of each group
-    rows of trained tokens               in place of those of embedding and output layer
+    rows of trained tokens               replace the rows of embedding and output layer
     l * W, l * b; W * l                  IA3: rows of keys and values with their biases; the MLP's columns
 
-Sums are made in fp32, from masters. They are read as a checkpoint is: any elements of any cut.
+The sums are computed in fp32, from the masters. As in a checkpoint, any range of elements of any
+tensor-parallel part can be read.
 """
 
 from collections.abc import Mapping
@@ -38,7 +39,7 @@ class MergedWeights(MadeWhole):
 
     @property
     def parameters(self) -> Mapping[str, StoredParameter]:
-        """By canonical name; whole, without padding."""
+        """Whole parameters without padding, by canonical name."""
         return self.base.parameters
 
     def weights(self, name: str) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""The weights of a checkpoint, or of what `init_from` names, opened to be read by any layout.
+"""Weights of a checkpoint, or of the model that `init_from` names, opened to be read by any layout.
 
-open_checkpoint(run, step)    a checkpoint; of a run with adapters they and the weights beside them
+open_checkpoint(run, step)    a checkpoint; for a run with adapters, the adapters and the frozen weights
 weights_of(start, config)     a folder or a checkpoint of another run, with this run's vocabulary
 """
 
@@ -23,9 +23,9 @@ from nbtrain.pretrained.start import RunStart, Start, identity_of, open_start
 
 
 def open_checkpoint(run: RunDir, step: int) -> CheckpointStore | MergedWeights:
-    """A checkpoint of a run, adapters merged.
+    """Open a checkpoint of a run, with its adapters merged.
 
-    Raises CheckpointError if the weights beside its adapters are gone or have changed.
+    Raises CheckpointError if the frozen weights of its adapters are missing or have changed.
     """
     store = CheckpointStore(run.checkpoint(step))
     if not any(map(is_adapter, store.parameters)):
@@ -79,7 +79,7 @@ class RunWeights:
 
     @property
     def parameters(self) -> dict[str, StoredParameter]:
-        """By canonical name, in the model's order; whole, without padding."""
+        """Whole parameters without padding, by canonical name, in the model's order."""
         return {
             name: StoredParameter(name, (self.vocab_size, *one.shape[1:]), None, 0)
             if name in OF_VOCABULARY

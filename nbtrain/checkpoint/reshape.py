@@ -1,12 +1,12 @@
-"""Loads a checkpoint of any layout into a live DeepSpeed engine of any other.
+"""Loading of a checkpoint of any layout into a live DeepSpeed engine of any other layout.
 
 Each rank reads its own elements of each parameter from the store: masters and moments, byte for byte, and the
 step. The weights that the model computes with are rounded from the masters, as DeepSpeed does after each
 step. Hyperparameters and clipping are not loaded: the run's configuration decides them.
 
-The vocabulary's padding rows, which the loss leaves out, depend on the number of tensor ranks
-(config.padded_vocab_size). A layout with more of them gives the new rows its initial weights, with moments of
-0; a layout with fewer drops the rest.
+The vocabulary's padding rows, which the loss ignores, depend on the number of tensor ranks
+(config.padded_vocab_size). A layout with more padding rows initializes the new rows as for a new model, with
+moments of 0; a layout with fewer drops the excess rows.
 """
 
 import contextlib
@@ -139,10 +139,10 @@ def load_into(engine: Any, store: CheckpointStore, tensor: tuple[int, int], padd
 
 
 def keep_loss_scaler(optimizer: Any, own: Any, saved: Any) -> None:
-    """Give an optimizer the run's `own` loss scaler, which goes on from the scale of a `saved` one.
+    """Give an optimizer the run's `own` loss scaler, which continues from the scale of the `saved` one.
 
-    precision.fp16 may change on a resume: a fixed scale is the run's, and a dynamic one that was fixed before
-    begins anew.
+    precision.fp16 may change on a resume. A fixed scale comes from the run, and a dynamic scale that was
+    fixed before starts from its initial value.
     """
     optimizer.loss_scaler, optimizer.dynamic_loss_scale = own, own.dynamic
     if own.dynamic and saved.dynamic:
@@ -194,7 +194,7 @@ def targets(engine: Any, parameters: dict[str, nn.Parameter], store: CheckpointS
 
 
 def _common_step(store: CheckpointStore, names: list[str]) -> float:
-    """The one step of parameters that lie in one flat tensor. A rank may hold nothing but padding."""
+    """Return the common step of the parameters of one flat tensor. A rank may hold nothing but padding."""
     steps = {store.step(name) for name in names}
     if len(steps) > 1:
         raise CheckpointError(f"{store.folder}: its parameters are at different steps: {sorted(steps)}.")
@@ -204,9 +204,10 @@ def _common_step(store: CheckpointStore, names: list[str]) -> float:
 def _moments(
     optimizer: Any, group: dict[str, Any], parameter: torch.Tensor, step: float
 ) -> dict[str, torch.Tensor]:
-    """Adam's moments or Muon's momentum of one tensor, made if no step has made them; sets its step.
+    """Return Adam's moments or Muon's momentum of one tensor, created if missing, and set its step.
 
-    The step is a tensor of its own: torch counts it up in place, so a shared one would advance too often.
+    The step is a separate tensor for each parameter: torch increments it in place, so a shared one would
+    advance too often.
     """
     state, keys = optimizer.state[parameter], moments_of(group["name"])
     for key in keys:

@@ -28,7 +28,7 @@ def pass_bad_samples(run: RunDir, data: DataState, events: EventWriter | None = 
 
 
 def skipped_samples(run: RunDir, manifest: dict[str, Any] | None) -> int:
-    """How many samples, at most, the run passes over on the way to its end; `manifest`: its checkpoint's."""
+    """Return the maximum number of samples that the run skips; `manifest` belongs to its checkpoint."""
     ranges = [(entry.first, entry.last) for entry in Rollback.read_all(run.rollbacks_json)]
     if manifest is not None:
         ranges += DataState.from_dict(manifest["data_state"]).skipped_sample_ranges

@@ -45,9 +45,9 @@ class Saved:
     step: int
     bytes: int
     stall_seconds: float
-    """How long training stood still for it."""
+    """Seconds that training paused for the save."""
     seconds: float
-    """How long it took until it counted, training or not."""
+    """Seconds until the checkpoint was complete, including those in which training continued."""
     removed_steps: list[int]
     """Older checkpoints that were removed."""
 
@@ -72,7 +72,7 @@ class Saver:
         return SAVE if self._in_flight is not None and self._in_flight.error else NOTHING
 
     def poll(self) -> Saved | None:
-        """Rank 0: the checkpoint that has come to count since the last call. Costs nothing."""
+        """Return the checkpoint that was completed since the last call. Rank 0 only; costs no time."""
         self._announce()
         announced, self._announced = self._announced, None
         return announced
@@ -109,8 +109,8 @@ class Saver:
         stall = time.monotonic() - started
 
         def publish_shares(shares: dict[int, Described]) -> None:
-            # In the background thread. `state` goes on with the training by now; events have one writer,
-            # the main thread.
+            # This runs in the background thread, so `state` belongs to a later step by now. Only the main
+            # thread writes events.
             self._saved = publish(live, step, manifest, shares, started, stall)
             if part is not None:
                 # It counts, whether or not local.json says so.
@@ -129,9 +129,9 @@ class Saver:
         return stall
 
     def save_locally(self, state: TrainState) -> float:
-        """Write the checkpoint of `state.step` to the nodes' own disks, where it stays; the seconds it took.
+        """Write the checkpoint of `state.step` to the nodes' own disks only, and return the seconds it took.
 
-        A disk that does not take it is an event, and the run goes on. Raises CheckpointError on other errors.
+        If a disk is full, an event reports it and the run continues. Raises CheckpointError on other errors.
         """
         started = time.monotonic()
         assert self._local is not None
@@ -268,7 +268,7 @@ def write_state(live: LiveRun, state: TrainState, folder: Path) -> None:
                 tag=folder.name,
                 client_state=client_state,
                 save_latest=False,
-                # Weights beside adapters are those of init_from: every checkpoint would hold them again.
+                # Frozen weights are the same as in init_from; otherwise every checkpoint would repeat them.
                 exclude_frozen_parameters=live.config.lora is not None,
             )
     except (OSError, RuntimeError) as error:

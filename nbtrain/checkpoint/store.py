@@ -2,21 +2,21 @@
 
     store = CheckpointStore(folder)
     store.full("layers.0.mlp.dense_h_to_4h.weight", "fp32")         the whole tensor
-    store.read(name, "exp_avg", TensorPart(1, 4, dim=0), 0, 1000)   1,000 elements of the part that the second
-                                                                    of four tensor ranks has
+    store.read(name, "exp_avg", TensorPart(1, 4, dim=0), 0, 1000)   1,000 elements of the second of four
+                                                                    tensor ranks' part
 
-State is what the optimizer and ZeRO keep of each parameter: fp32 (the master weight), step, and of Adam
-exp_avg and exp_avg_sq, of Muon momentum_buffer. Which optimizer steps a parameter its group says.
-DeepSpeed cuts it for each (pipeline, tensor) rank over the data ranks:
+The optimizer and ZeRO keep a state for each parameter: fp32 (the master weight), step, and for Adam exp_avg
+and exp_avg_sq, for Muon momentum_buffer. The parameter's group says which optimizer steps it. For each
+(pipeline, tensor) rank, DeepSpeed partitions the state across the data-parallel ranks:
 
     ZeRO 0                  not at all: the model's file holds torch's own optimizer state
-    ZeRO 1, 2               all parameters of a group end to end, cut into equal parts; each file says
-    (and BF16_Optimizer)    of which parameters it has a piece (param_slice_mappings)
-    ZeRO 3                  each parameter cut into equal, padded parts, which lie end to end in the order of
+    ZeRO 1, 2               all parameters of a group, concatenated and cut into equal parts; each file lists
+    (and BF16_Optimizer)    the parameters that it has a fragment of (param_slice_mappings)
+    ZeRO 3                  each parameter cut into equal, padded parts, concatenated in the order of
                             param_shapes
 
-Over tensor ranks a parameter is joined along its partition_dim. Only the tied word embedding is on two
-stages; the first stage's copy is read. Files are memory-mapped: only what is asked for is read.
+A parameter is joined over tensor ranks along its partition_dim. Only the tied word embedding is on two
+stages; the first stage's copy is read. Files are memory-mapped: only requested elements are read.
 """
 
 import re
@@ -88,7 +88,7 @@ WHOLE = TensorPart()
 
 @dataclass(frozen=True)
 class _Piece:
-    """Consecutive elements of one tensor rank's part of a parameter, and where its state lies."""
+    """Consecutive elements of one tensor rank's part of a parameter, and the tensors with their state."""
 
     start: int
     count: int
@@ -125,7 +125,7 @@ class CheckpointStore:
 
     @cached_property
     def parameters(self) -> dict[str, StoredParameter]:
-        """By canonical name, in the model's order."""
+        """Parameters by canonical name, in the model's order."""
         return {
             name: StoredParameter(name, **{**entry, "shape": tuple(entry["shape"])})
             for name, entry in self.manifest["parameters"].items()
@@ -185,10 +185,10 @@ class CheckpointStore:
         count: int | None = None,
         rows: int | None = None,
     ) -> torch.Tensor:
-        """Elements [start, start + count) of a part of a parameter, flat, fp32.
+        """Return elements [start, start + count) of a part of a parameter, flat, fp32.
 
-        `rows`: how many the whole tensor has in the reader's layout, for those of the vocabulary, whose
-        padding depends on the number of tensor ranks; rows beyond the stored ones are left out of the answer.
+        `rows` is the number of rows of the whole tensor in the reader's layout. It is for the vocabulary's
+        tensors, whose padding depends on the number of tensor ranks; rows that are not stored are omitted.
         Raises CheckpointError for an unknown name, or a state that its optimizer does not keep.
         """
         parameter = self._parameter(name)

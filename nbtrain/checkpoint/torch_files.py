@@ -18,7 +18,7 @@ from nbtrain.base.workspace import display
 from nbtrain.parallel.startup import prepare_deepspeed
 
 SUFFIX = ".pt"
-# torch hands over a whole tensor at once; who waits for a save looks every second whether it goes on.
+# torch writes a whole tensor in one call; the process that waits for a save checks its progress every second.
 PIECE_BYTES = 64 << 20
 # How torch's reader names a function or class that it refuses to call.
 REFUSED = re.compile(r"GLOBAL ([\w.]+)")
@@ -68,7 +68,7 @@ def load_file(path: Path, mmap: bool = False) -> Any:
     """
     try:
         with torch.serialization.safe_globals(_deepspeed_types()), warnings.catch_warnings():
-            # It asks to report files of other pickle protocols to PyTorch; nobody but us writes these files.
+            # The warning requests a report of other pickle protocols to PyTorch; only we write these files.
             warnings.filterwarnings("ignore", message="Detected pickle protocol")
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except FileNotFoundError:
@@ -83,7 +83,7 @@ def load_file(path: Path, mmap: bool = False) -> Any:
 
 
 def code_problem(path: Path) -> str | None:
-    """Why a file cannot be loaded safely, or None. Tensors are not read."""
+    """Return the reason why a file cannot be loaded safely, or None. Tensors are not read."""
     try:
         load_file(path, mmap=True)
     except CheckpointError as error:

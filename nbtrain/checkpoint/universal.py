@@ -1,18 +1,18 @@
 """A checkpoint of any layout in DeepSpeed's universal form, for its own loader and for other tools.
 
     <to>/zero/<canonical name>/{fp32,exp_avg,exp_avg_sq,step}.pt    whole tensors; the vocabulary without its
-                                                                    padding; of a matrix that Muon steps
+                                                                    padding; for a matrix that Muon steps
                                                                     {fp32,momentum_buffer,step}.pt
     <to>/zero/<a pipeline's name> -> <canonical name>               links, so that a pipeline of these layers
                                                                     loads it too
     <to>/zero/optimizer_state.pt, <to>/mp_rank_00_model_states.pt   what else the loader reads
     <to>/../latest_universal                                        the folder's name
 
-DeepSpeed's converter (ds_to_universal) joins the files of each layout by rules of its own. This one reads our
-store, one tensor after the other: the result does not depend on the layout. To resume with nbtrain no
-conversion is needed (reshape.py). DeepSpeed loads it with {"checkpoint": {"load_universal": true}} for ZeRO 1
-and 2; its loader for ZeRO 3 (0.19.8) counts Adam's step once for each parameter and gives all groups the
-first one's weight decay.
+DeepSpeed's converter (ds_to_universal) joins the files of each layout by different rules. This converter
+reads our store, one tensor after the other, so the result does not depend on the layout. To resume with
+nbtrain, no conversion is needed (reshape.py). DeepSpeed loads the result with
+{"checkpoint": {"load_universal": true}} for ZeRO 1 and 2; its loader for ZeRO 3 (0.19.8) counts Adam's step
+once for each parameter and gives all groups the first group's weight decay.
 
     python -m nbtrain.checkpoint.universal < {"run_dir": ..., "step": null, "to": null}  answers as JSON lines
 """

@@ -17,13 +17,13 @@ def load_model_weights(
     masters: bool = False,
     padded_vocab_size: int | None = None,
 ) -> dict[str, torch.Tensor]:
-    """The weights of a checkpoint of any layout, whole, by canonical name, on the CPU; adapters are merged.
+    """Return the whole weights of a checkpoint of any layout by canonical name, on the CPU, adapters merged.
 
-    They are in the format they were trained in; with `masters` they are the fp32 masters of the optimizer.
-    step None is the newest whole checkpoint. Word embedding and output layer have as many rows as in the
-    layout that saved them; with `unpadded` only the rows of tokens; with padded_vocab_size that many rows,
-    new rows being 0. No process group is needed. Raises CheckpointError if the checkpoint is not whole, or if
-    there is none.
+    The weights are in the format that they were trained in; with `masters` they are the optimizer's fp32
+    masters. If step is None, the newest complete checkpoint is read. Word embedding and output layer have as
+    many rows as in the layout that saved them; with `unpadded` only the rows of tokens; with
+    padded_vocab_size that many rows, new rows being 0. No process group is needed. Raises CheckpointError if
+    the checkpoint is not complete, or if there is none.
     """
     run = RunDir(run_dir)
     store = open_checkpoint(run, whole_step(run, step)[0])

@@ -1,15 +1,15 @@
-"""How DeepSpeed's checkpoint files get to the disk: now, or from a copy, in the background.
+"""Writing of DeepSpeed's checkpoint files: at once, or from a copy in the background.
 
-    DeepSpeed says save(state, path)   now:         file, its SHA-256 taken on the way
-                                       background:  copy in host memory ... later, in a thread: file
+    DeepSpeed calls save(state, path)  at once:      the file, with its SHA-256 computed while writing
+                                       background:   a copy in host memory; later, in a thread, the file
     checkpoint.local_dir               `path` is on the node's disk: the part's record, and, in a thread,
-                                       copies of the files in model/; a full disk is passed over
-    every rank                         says in shares/<rank>.json what it wrote, or why it could not
-    rank 0                             when all have said so: publish (the manifest, by rename)
+                                       copies of the files in model/; a full disk is skipped
+    every rank                         reports in shares/<rank>.json what it wrote, or why it could not
+    rank 0                             when all ranks have reported, publishes the manifest by rename
 
-The copies hold nothing of the live state: the next step may move every weight while its file is being
-written. Their memory is kept for the next save, page-locked if the state is on a GPU. Nothing here is
-collective: a rank that is still writing holds up no step, and files alone decide what is published.
+The copies share no memory with the live state: the next step may update every weight while its file is being
+written. Their memory is reused for the next save, and page-locked if the state is on a GPU. No call here is
+collective: a rank that is still writing does not delay any step, and only files decide what is published.
 """
 
 import copy
@@ -45,7 +45,7 @@ class CheckpointWriter:
         self.described: Described = {}
         """Files written since create(), described."""
         self.refused = ""
-        """Why the node's own disk took no more of this checkpoint; "" if it did, or if none is used."""
+        """Reason why the node's disk did not take this checkpoint; "" if it did, or if none is used."""
         self.direct: set[str] = set()
         """Names of files that were written to `_instead`, because the node's own disk refused them."""
         self._is_local = False
@@ -74,14 +74,14 @@ class CheckpointWriter:
             self._write(Path(path), _mapped(state_dict, _apart))
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """DeepSpeed reads one file: to the CPU, whatever it asks for, and copies it to the GPU itself."""
+        """Load one file for DeepSpeed, always to the CPU; DeepSpeed copies the tensors to the GPU itself."""
         return load_file(Path(path))
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         Path(path).mkdir(parents=True, exist_ok=exist_ok)
 
     def commit(self, info: Any) -> bool:
-        """Nothing: a checkpoint counts once its manifest is there."""
+        """Do nothing: a checkpoint is complete once its manifest exists."""
         return True
 
     def is_data_parallel_writer(self, rank: int) -> bool:
@@ -97,7 +97,7 @@ class CheckpointWriter:
         return False
 
     def wait_for_copies(self) -> None:
-        """Wait until the copies are whole: copying from a GPU goes on in the background until then."""
+        """Wait until the copies are complete: copying from a GPU runs in the background until then."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
 
@@ -142,7 +142,7 @@ class BackgroundSave:
         """
         self.folder = folder
         self.error: str | None = None
-        """Why this rank could not write its files, or rank 0 not publish; one line."""
+        """Reason why this rank could not write its files, or rank 0 could not publish; one line."""
         self._writer, self._rank, self._size, self._publish = writer, rank, size, publish
         self._keep, self._copy = keep, copy
         self._kept = threading.Event()

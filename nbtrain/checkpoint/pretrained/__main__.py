@@ -2,9 +2,9 @@
 
 request   {"target": "hf" | "consolidated" | "gguf" | "peft", "run_dir", "step", "dtype", "to",
            "max_shard_bytes", "bos"}
-              writes the weights of a checkpoint into the folder `to`, beside the config.json and the
-              tokenizer that are there, and compares what was written with the run; bos is the token that
-              a gguf says is put before a text, or null
+              writes the weights of a checkpoint into the folder `to`, which has the config.json and the
+              tokenizer already, and compares the written model with the run; bos is the token that
+              a gguf file says to put before a text, or null
           {"target": "megatron", "tree", "to", "order", "tokens"}
               joins a tree of Megatron into the file `to`; order and tokens may be null
 answers   {"kind": "progress", "stage": "write" | "check", "done", "total"}

@@ -95,7 +95,7 @@ def _written(module: AdaptedModule, a: torch.Tensor, b: torch.Tensor) -> tuple[t
 
 
 class PeftAdapters(MadeWhole):
-    """The adapters of a folder by canonical name. Raises CheckpointError if they are not those of the run."""
+    """The adapters of a folder by canonical name. Raises CheckpointError if they do not match the run."""
 
     def __init__(self, folder: Path, config: RunConfig):
         assert config.lora is not None
@@ -128,7 +128,7 @@ class PeftAdapters(MadeWhole):
 
     @cached_property
     def parameters(self) -> dict[str, StoredParameter]:
-        """By canonical name, whole."""
+        """Whole parameters by canonical name."""
         found = {}
         for weight, modules in self._modules.items():
             parts = len({one for module in modules for one in module.projections})

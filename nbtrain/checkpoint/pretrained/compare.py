@@ -1,9 +1,9 @@
-"""Whether an exported folder is the model that was exported: its logits beside those of our own layers.
+"""Check of an exported folder: its logits are compared with the logits of our own layers.
 
-Both go through all layers side by side, with one layer of each in memory, in fp32, from the weights in the
+Both models compute all layers in step, in fp32, with one layer of each in memory, from the weights in the
 format that they are written in. A layer whose output differs is named. The tolerance is 1e-4 of the largest
-logit, or 1e-4 if that is below 1: an epsilon of 1e-5 in place of 1e-6 or another form of GELU shows from 1e-3
-on.
+logit, or 1e-4 if that is below 1: an epsilon of 1e-5 instead of 1e-6, or another form of GELU, causes
+differences from 1e-3 on.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ SEED = 1234
 
 @torch.no_grad()
 def compare(plain: PlainModel, weights: WholeWeights, config: RunConfig) -> Iterator[float]:
-    """Yields the largest difference so far after each layer of what was written, and that of the logits last.
+    """Yield the largest difference so far after each layer, and last the difference of the logits.
 
     Raises CheckpointError if the logits differ.
     """
@@ -56,7 +56,7 @@ def compare(plain: PlainModel, weights: WholeWeights, config: RunConfig) -> Iter
         one, other = ours.logits(left, first, end), plain.logits(right, first, end)
         largest = max(largest, float(one.abs().max()))
         differences.append((one - other).abs().max())
-    # Python's max passes over a NaN, which is no agreement.
+    # Python's max ignores a NaN, which must count as a difference.
     difference = float(torch.stack(differences).max())
     relative = difference / max(largest, 1.0)
     if not relative <= TOLERANCE:

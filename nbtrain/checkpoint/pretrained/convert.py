@@ -63,7 +63,7 @@ def _refuse_a_full_disk(weights: MegatronWeights, to: Path) -> None:
     needed = count * weights.dtype.itemsize + SPARE_BYTES
     free = shutil.disk_usage(to.parent).free
     if free < needed:
-        # `to` lies in a temporary folder beside its place.
+        # `to` is in a temporary folder next to its final place.
         raise CheckpointError(
             f"{display(to.parent.parent)}: the weights need {amounts.size(needed)}, and {amounts.size(free)} "
             "are free. Free space, or set NBTRAIN_DATA to a folder on another disk."

@@ -1,7 +1,7 @@
-"""The tensors of a run's checkpoint in the form of another program; the rest of its folder:
-jobs/export_model.py.
+"""Export of the tensors of a run's checkpoint in the form of another program.
 
-One tensor is in memory at a time, beside the parameter that it is cut from.
+The other files of the exported folder are written by jobs/export_model.py. Only one tensor is in memory at a
+time, together with the parameter that it is sliced from.
 """
 
 import json

@@ -31,9 +31,9 @@ def write_sharded(
     tensor_of: Callable[[str], torch.Tensor],
     most_bytes: int,
 ) -> Iterator[int]:
-    """Write tensors into a folder, in files of at most `most_bytes`; yields the bytes of each tensor.
+    """Write tensors into a folder, in files of at most `most_bytes`, and yield the bytes of each tensor.
 
-    A tensor that is larger has a file of its own. `tensor_of` gives a tensor by its name.
+    A larger tensor gets a separate file. `tensor_of` returns a tensor by its name.
     """
     shards = _shards(shapes, dtype.itemsize, most_bytes)
     metadata = {"format": "pt"}

@@ -1,15 +1,15 @@
 """A run's model as one GGUF file for llama.cpp, written a tensor at a time by the package gguf.
 
-Names, keys and orders of rows are those of llama.cpp's converter (convert_hf_to_gguf.py and its folder
-conversion/), which this file takes the place of:
+Names, keys and row orders follow llama.cpp's converter (convert_hf_to_gguf.py and its folder conversion/),
+which this module replaces:
 
-    llama, smollm3    rotary positions turn pairs of neighbours there, so that the rows of query and key are
-                      put in that order; llama3's scaling is the tensor rope_freqs
-    qwen2, qwen3      as they are
-    gpt2              matrices [outputs, inputs], query, key and value in thirds
+    llama, smollm3    llama.cpp rotates pairs of neighbors, so the rows of query and key are put in that
+                      order; llama3's scaling is the tensor rope_freqs
+    qwen2, qwen3      unchanged
+    gpt2              matrices [outputs, inputs]; query, key and value in thirds
 
-Norms and biases are fp32 whatever the format of the matrices. What llama.cpp cannot compute or read is
-refused.
+Norms and biases are fp32 whatever the format of the matrices. Models and tokenizers that llama.cpp cannot
+compute or read are refused.
 """
 
 import json
@@ -223,9 +223,9 @@ def neighbours(rows: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def llama3_factors(config: RunConfig) -> np.ndarray | None:
-    """By how much the angle of each pair is divided; None without this scaling.
+    """Return the divisor of each pair's rotary angle; None without llama3 scaling.
 
-    conversion/llama.py: 1 for short waves, the factor for long ones, a mixture between.
+    As in conversion/llama.py: 1 for short waves, the factor for long waves, and a mixture in between.
     """
     scaling, size = config.model.rope_scaling, config.model.resolved_kv_channels
     if scaling is None or scaling.kind != "llama3":
@@ -297,7 +297,7 @@ def normalizers_of(document: dict[str, Any]) -> list[str]:
 
 
 def normalizer_note(kinds: list[str]) -> str:
-    """Return what llama.cpp leaves out of such a tokenizer."""
+    """Return the note that llama.cpp skips the tokenizer's normalization."""
     return (
         f"The tokenizer normalizes texts ({', '.join(kinds)}), and llama.cpp does not: a text that is not in "
         "this form gets other tokens there than in training. Normalize prompts before they are sent."
@@ -305,7 +305,7 @@ def normalizer_note(kinds: list[str]) -> str:
 
 
 def _template(folder: Path) -> str | None:
-    """The template of chats, as transformers looks for it. Raises ValueError if its file is no text."""
+    """Return the chat template that transformers would use. Raises ValueError if its file is not text."""
     if (folder / "chat_template.jinja").is_file():
         return (folder / "chat_template.jinja").read_text(encoding="utf-8")
     settings = folder / "tokenizer_config.json"

@@ -48,7 +48,7 @@ def write_vectors(
 
 
 class PeftVectors(MadeWhole):
-    """The vectors of a folder by canonical name. Raises CheckpointError if they are not those of the run."""
+    """The vectors of a folder by canonical name. Raises CheckpointError if they do not match the run."""
 
     def __init__(self, folder: Path, config: RunConfig):
         if problems := problems_of(folder, config):
@@ -67,7 +67,7 @@ class PeftVectors(MadeWhole):
 
     @cached_property
     def parameters(self) -> dict[str, StoredParameter]:
-        """By canonical name, whole."""
+        """Whole parameters by canonical name."""
         return {name: StoredParameter(name, (len(self.full(name)),), None, 0) for name in self._modules}
 
     def full(self, name: str) -> torch.Tensor:

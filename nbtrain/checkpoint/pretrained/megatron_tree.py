@@ -1,16 +1,17 @@
-"""The weights of a checkpoint tree of Megatron-LM or Megatron-DeepSpeed, joined over its ranks.
+"""Weights of a checkpoint tree of Megatron-LM or Megatron-DeepSpeed, joined over its ranks.
 
     column-parallel (query_key_value, dense_h_to_4h)   rows of rank 0, then of rank 1, ...
-    row-parallel (dense, dense_4h_to_h)                columns likewise
-    SwiGLU                                             each rank has the gate's rows, then those of up
+    row-parallel (dense, dense_4h_to_h)                columns of rank 0, then of rank 1, ...
+    SwiGLU                                             each rank has the gate's rows, then the rows of up
 
-The rows of query, key and value have changed their order without a word in the files. By checkpoint_version:
-0 [3, heads, d], 1 [heads, d, 3], from 2 on by group, our order. But Megatron-DeepSpeed's forward pass has
-taken all queries of a rank, then all keys, then all values since December 2024 (676a482c), and it still
-writes 3.0. For such a tree the order is asked for, or the order with the lower loss on a text is taken.
+The order of the rows of query, key and value has changed, and the files do not always record it. By
+checkpoint_version it is 0 [3, heads, d], 1 [heads, d, 3], and from 2 on by group, which is our order. But
+since December 2024 (676a482c) Megatron-DeepSpeed's forward pass expects all queries of a rank, then all keys,
+then all values, and it still writes 3.0. For such a tree the user must state the order, or the order with the
+lower loss on a text is used.
 
-Files are read by torch's reader of weights alone, with the few classes that such files hold allowed by name.
-What Megatron's enums are, is not looked at: an empty class stands for each.
+Files are read with torch's weights-only loader, and only the few classes that such files hold are allowed, by
+name. The values of Megatron's enums are ignored: an empty class replaces each of them.
 """
 
 import argparse
@@ -54,7 +55,7 @@ RENAMED = {
     "final_norm.": "final_layernorm.",
     "lm_head.": "output_layer.",
 }
-# Of arrays: their classes stand in no file, and torch's reader asks for them.
+# NumPy's dtype classes: torch's loader needs them for arrays, although no file names them.
 NUMBERS = [type(np.dtype(kind)) for kind in "?bBhHiIlLqQefd"]
 ROW_PARALLEL = ("attention.dense.weight", "mlp.dense_4h_to_h.weight")
 LAYER = re.compile(r"layers\.(\d{1,6})\.(.+)")
@@ -296,7 +297,7 @@ def load_allowed(path: Path) -> Any:
 
 
 class _StandIn:
-    """In place of a value of an enum, which no weight depends on."""
+    """Replacement for the value of an enum, which no weight depends on."""
 
     def __init__(self, *values: Any):
         self.values = values
@@ -326,7 +327,7 @@ def _refuse_fewer_ranks(tree: MegatronTree, args: dict[str, Any], where: str) ->
 
 
 def _flat(state: dict[str, Any], prefix: str = "") -> dict[str, torch.Tensor]:
-    """Tensors of nested dictionaries, by dotted names; what is no tensor (_extra_state) is left out."""
+    """Return the tensors of nested dictionaries by dotted name; other values (_extra_state) are omitted."""
     found: dict[str, torch.Tensor] = {}
     for name, value in state.items():
         if isinstance(value, dict):

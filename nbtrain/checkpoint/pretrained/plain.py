@@ -1,8 +1,8 @@
 """The models of an exported folder in plain torch: a second opinion on every export.
 
-It reads config.json and the tensors as they stand in the folder, and shares no code with model/ and
-pretrained/: a mistake there in a name, an order of rows, an epsilon or an angle shows as other logits. One
-layer is in memory at a time. Written from the papers and from what transformers computes (modeling_gpt2.py,
+This module reads config.json and the tensors exactly as the folder has them, and shares no code with model/
+and pretrained/: a mistake there in a name, a row order, an epsilon or an angle changes the logits. One layer
+is in memory at a time. Written from the papers and from what transformers computes (modeling_gpt2.py,
 modeling_llama.py, modeling_qwen3.py, modeling_smollm3.py, modeling_rope_utils.py of 5.23).
 
 Shapes: s tokens, h hidden, n heads, g key heads, d head size, v vocabulary
@@ -133,7 +133,7 @@ class PlainModel:
         return True if flags is None else bool(flags[index])
 
     def _window(self, index: int) -> int | None:
-        """How many tokens a query sees, itself included; None: all before it."""
+        """Return the number of tokens that a query sees, itself included; None for all before it."""
         kinds = self.config.get("layer_types")
         if self.config["model_type"] != "mistral" and (kinds is None or kinds[index] != "sliding_attention"):
             return None

@@ -1,7 +1,7 @@
-"""A GGUF file in plain torch, as llama.cpp understands it: a second opinion on what gguf_file.py has written.
+"""A GGUF file in plain torch, as llama.cpp reads it: a second opinion on the files of gguf_file.py.
 
-Sizes, epsilon and angles come from the file's own metadata, tensors by llama.cpp's names. The layers are
-those of plain.py, for which query and key go back from neighbours to halves.
+Sizes, epsilon and angles come from the file's own metadata, and tensors have llama.cpp's names. The layers
+come from plain.py, so the rows of query and key are reordered from pairs of neighbors back to halves.
 """
 
 from pathlib import Path
@@ -98,7 +98,7 @@ class PlainGGUF(PlainModel):
 
     def _slice(self, name: str) -> torch.Tensor:
         raw = self.raw[self.by_name[name]]
-        # Shapes are written the other way round than the data lies.
+        # GGUF writes the dimensions of a shape in reverse order.
         shape = [int(size) for size in reversed(raw.shape)]
         kinds = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
         # A copy: the file is mapped for reading alone.

@@ -1,11 +1,11 @@
-"""The parameters of a model's folder, by canonical name, read as a checkpoint is: any elements of any cut.
+"""Parameters of a model's folder, by canonical name, readable like a checkpoint.
 
     weights = FolderWeights(open_model(path), vocab_size)
     weights.read(name, "fp32", TensorPart(1, 4, dim=0), 0, 1000)    as CheckpointStore.read
 
-Files are mapped into memory, and only the rows and columns that are asked for are copied. A cut along columns
-touches every page of its tensor all the same: those pages belong to the file and are given up when memory is
-short. What a rank takes besides is the piece that it asks for.
+Files are mapped into memory, and only the requested rows and columns are copied. A slice of columns still
+touches every page of its tensor, but those pages belong to the file and are released when memory runs short.
+Apart from them, a rank allocates only the elements that it requests.
 """
 
 import math
@@ -46,7 +46,7 @@ class FolderWeights:
 
     @cached_property
     def parameters(self) -> dict[str, StoredParameter]:
-        """By canonical name, in the model's order; whole, without padding."""
+        """Whole parameters without padding, by canonical name, in the model's order."""
         return {
             name: StoredParameter(
                 name, (self.vocab_size, *shape[1:]) if name in OF_VOCABULARY else shape, None, 0
@@ -102,7 +102,7 @@ class FolderWeights:
         if rows[1] > stored:
             mean = self._mean(name)
             out[max(stored - rows[0], 0) :] = mean if columns is None else mean[columns[0] : columns[1]]
-        # Nothing beside the numbers themselves is allocated; NaN is the least and the most of what has one.
+        # aminmax allocates no second tensor, and returns NaN if any number is NaN.
         if out.numel() and not all(map(math.isfinite, map(float, torch.aminmax(out)))):
             raise CheckpointError(
                 f"{display(self.folder)}: {name} holds NaN or Inf, and a model that starts from it would "
@@ -131,7 +131,7 @@ class FolderWeights:
         return self._means[name]
 
     def _slice(self, name: str) -> Any:
-        """A tensor of the file, of which parts can be asked for."""
+        """Return a tensor of the file that can be sliced without reading all of it."""
         tensor = self.model.tensors[name]
         if tensor.path not in self._files:
             self._files[tensor.path] = safe_open(tensor.path, framework="pt", device="cpu")

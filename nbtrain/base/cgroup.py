@@ -58,7 +58,7 @@ def cgroup_file(controller: str, v2_name: str, v1_name: str) -> Path | None:
 
 
 def memory_groups() -> list[MemoryGroup]:
-    """Those of this process's groups that have a limit, the least limit first."""
+    """Return the memory groups of this process that have a limit, the smallest limit first."""
     groups = []
     for path in group_files("memory", "memory.max", "memory.limit_in_bytes"):
         limit = _number(path)

@@ -38,10 +38,10 @@ class LocalSave(Record):
     attempt: int
     time: float
     copied: bool = False
-    """Whether it has come to count in model/."""
+    """Whether the save is complete in model/ too."""
 
     def before(self, rollback: Rollback) -> bool:
-        """Whether a rollback has decided from which older checkpoint the run goes on."""
+        """Return whether the save is older than a rollback, which chose the checkpoint to continue from."""
         return (self.job_id, self.attempt) <= (rollback.job_id, rollback.attempt)
 
 
@@ -89,7 +89,7 @@ def kept_on_nodes(run: RunDir, keep_last: int) -> list[LocalSave]:
 
 
 def newest_saved_step(run: RunDir) -> int | None:
-    """The step that a resume goes on from if every node still has its part; None if nothing is saved."""
+    """Return the step that a resume continues from if every node still has its part; None without a save."""
     save = only_on_nodes(run)
     return newest_checkpoint_step(run) if save is None else save.step
 
@@ -119,7 +119,7 @@ def measured_save_seconds(run: RunDir) -> float:
 
 
 def on_nodes_words(run: RunDir) -> str:
-    """ "step 120 lies on the disks of a, b alone ...", for the end of a job; "" if nothing does."""
+    """Return a sentence about a checkpoint that is only on the nodes' disks, for the end of a job, or ""."""
     if (save := only_on_nodes(run)) is None:
         return ""
     return (
@@ -134,7 +134,7 @@ def local_folder(local_dir: str, node: int, host: str) -> Path:
 
 
 def checkpoint_problem(folder: Path) -> str | None:
-    """Why a checkpoint is not whole, as far as names and sizes show; None if they are right. Cheap."""
+    """Return why a checkpoint is not complete, judged by names and sizes; None if they are right. Cheap."""
     if not folder.is_dir():
         return "there is no such checkpoint"
     try:
@@ -190,10 +190,11 @@ def newest_whole(
     check: Callable[[Path], str | None] = checkpoint_problem,
     steps: Sequence[int] | None = None,
 ) -> tuple[int | None, list[tuple[int, str]]]:
-    """(step of the newest whole checkpoint or None, [(step, reason) of each newer one, newest first]).
+    """Return (step of the newest complete checkpoint or None, [(step, reason) of newer ones, newest first]).
 
-    `check` says why a folder is not whole, or None. The default compares names and sizes; readers of
-    checkpoints pass one that reads the contents. `steps`: the run's, if another rank has listed them already.
+    `check` returns the reason why a folder is not complete, or None. The default compares names and sizes;
+    readers of checkpoints pass a check that reads the contents. `steps` are the run's steps, if another rank
+    has already listed them.
     """
     skipped: list[tuple[int, str]] = []
     for step in reversed(run.checkpoint_steps() if steps is None else steps):
@@ -222,7 +223,7 @@ def best_step(run: RunDir, steps: list[int]) -> int | None:
 
 
 def _why_rejected(folder: Path) -> str | None:
-    """Why the trainer refused the contents of a checkpoint that had a manifest; None if it did not."""
+    """Return why the trainer rejected the contents of a checkpoint with a manifest; None if it did not."""
     try:
         rejected = files.read_json(folder / REJECTED)
     except ValueError:

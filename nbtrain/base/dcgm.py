@@ -16,7 +16,7 @@ PROGRAM = "dcgmi"
 # DCGM_FI_PROF_PIPE_TENSOR_ACTIVE
 TENSOR_FIELD = 1004
 EVERY_MILLISECONDS = 1000
-# dcgmi ends within a second if there is no host engine or no right; a first value takes about two.
+# dcgmi exits within a second without a host engine or permission; the first value takes about two seconds.
 FIRST_SECONDS = 3.0
 # "GPU 0      0.421"; N/A while nothing is known.
 LINE = re.compile(rb"\s*GPU\s+(\d+)\s+([0-9.]+)\s*")

@@ -2,7 +2,7 @@
 
     NbtrainError
       ConfigError        change the run YAML or the override
-        ContextLengthError   shorten the prompt, or ask for less text
+        ContextLengthError   shorten the prompt, or request fewer new tokens
       DataError          repair or prepare the data
       CheckpointError    choose another checkpoint, or free space
       RecordError        restore or remove a damaged file of a run
@@ -33,7 +33,7 @@ class NbtrainError(Exception):
         return printable(super().__str__())
 
     def _render_traceback_(self) -> list[str]:
-        # IPython shows these lines in place of a traceback.
+        # IPython shows these lines instead of a traceback.
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -44,7 +44,7 @@ class ConfigError(NbtrainError):
 
 
 class ContextLengthError(ConfigError):
-    """A prompt and the new tokens asked for are more than the model has positions."""
+    """A prompt and the requested new tokens exceed the model's positions."""
 
     def __init__(self, message: str, positions: int = 0, prompt_tokens: int = 0, max_new_tokens: int = 0):
         super().__init__(message)
@@ -101,7 +101,7 @@ class StabilityError(NbtrainError):
 
 
 class RollbackError(StabilityError):
-    """A step went wrong: the ranks leave, to go on from the newest checkpoint without the step's samples."""
+    """A bad step: the ranks exit, to resume from the newest checkpoint without the step's samples."""
 
     exit_code = 0
 

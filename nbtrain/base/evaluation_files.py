@@ -45,7 +45,7 @@ class EvaluationRecord:
     split: str | None
     """Split of a dataset: train, valid, test or all."""
     limit: int | None
-    """If only the first examples were taken, how many."""
+    """Number of examples, if only the first ones were evaluated; None for all."""
     counts: dict[str, int]
     """examples, tokens, bytes, truncated: those that apply."""
     metrics: dict[str, Estimate]

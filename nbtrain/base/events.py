@@ -15,7 +15,7 @@ class EventWriter:
     kind is a lower-case word: state, phase, checkpoint, validation, tasks, alert, restart, config, warning,
     error.
     A phase event is written when the phase ends and carries "phase" and "seconds".
-    Order within a file is by sequence, never by the clock; a new process goes on from the last number.
+    Order within a file is by sequence, never by the clock; a new process continues from the last number.
     """
 
     def __init__(self, job: JobDir, writer: str):
@@ -46,7 +46,7 @@ class EventWriter:
         self._may_be_torn = False
 
     def _end_torn_line(self) -> None:
-        """End a line that a killed writer or a full disk cut: the next event gets a line of its own."""
+        """End a line that a killed writer or a full disk truncated, so the next event has its own line."""
         if self.path.exists() and (content := self.path.read_bytes()) and not content.endswith(b"\n"):
             with self.path.open("ab") as stream:
                 stream.write(b"\n")

@@ -94,8 +94,8 @@ def json_text(value: Any) -> str:
 def write_json_unsynced(path: Path, value: Any) -> None:
     """Write JSON by rename but without fsync: for records renewed every second (heartbeats).
 
-    A reader never sees half a record. After a power cut there may be no record at all in the file, or NULs
-    (XFS): it is read by read_json_unsynced().
+    A reader never sees half a record. After a power failure the file may be empty or hold NULs (XFS), so it
+    must be read with read_json_unsynced().
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -167,7 +167,7 @@ def not_allowed(error: OSError) -> str:
     said = error.strerror or type(error).__name__
     if not error.filename:
         return said
-    # Of a file in a closed folder nobody else sees the owner; the folder then says whose it is.
+    # The owner of a file in an inaccessible folder cannot be seen; the folder's owner is reported instead.
     for path in (Path(os.fsdecode(error.filename)), *Path(os.fsdecode(error.filename)).parents):
         with contextlib.suppress(OSError):
             return f"{error.filename}: {said}; {_whose(path, str(path) == str(error.filename))}"

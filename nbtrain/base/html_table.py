@@ -1,7 +1,7 @@
-"""Tables as HTML, all of one look: plan, check, prepare, the data card, a run's static picture.
+"""HTML tables in one style: plan, check, prepare, the data card, a run's static picture.
 
-Styles stand in attributes: JupyterLab takes <style> out of the outputs of a notebook that it does not trust.
-Words take the theme's colour, dimmed by opacity. The live views have this look from lab/ui/style.js.
+Styles are attributes, because JupyterLab removes <style> from the outputs of untrusted notebooks. Text has
+the theme's color, dimmed by opacity. The live views get the same style from lab/ui/style.js.
 """
 
 import html
@@ -23,10 +23,10 @@ ROW = "background-color:transparent"
 def html_table(
     head: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "", whole: bool = False
 ) -> str:
-    """A <table>; every cell is escaped. A column of figures stands to the right.
+    """Return a <table> whose cells are escaped and whose columns of numbers are right-aligned.
 
-    `whole`: only the last column breaks its lines.
-    Without a heading (all of them ""), the rows are facts: names, dimmed, and what is said of them.
+    With `whole`, only the last column wraps its lines. Without headings (all of them ""), the rows are facts:
+    a dimmed name and its value.
     """
     rows = [[str(cell) for cell in row] for row in rows]
     facts = not any(head)
@@ -48,7 +48,7 @@ def html_table(
 
 
 def grouped_table(groups: Mapping[str, Mapping[str, str]]) -> str:
-    """One <table> of {title of a group: {name: what is said of it}}; a name's blanks indent it."""
+    """Return one <table> of {title of a group: {name: value}}; a name with a leading space is indented."""
     lines = []
     for title, facts in groups.items():
         heading = f"text-align:left;padding:8px 0 2px 0;font-size:12px;font-weight:600;{RULE}"

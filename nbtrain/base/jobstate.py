@@ -1,14 +1,15 @@
-"""The states of a job: their order, who may set them, and how LOST is seen.
+"""The states of a job: their order, who may set them, and how LOST is detected.
 
 QUEUED -> STARTING -> RUNNING -> SUCCEEDED
              ^           |  \\-> FAILED
              |           |   \\-> CANCELLED
              +-RESTARTING+
              +-SUSPENDED-+
-LOST: derived by readers, never written; SUSPENDED too, if an engine holds the job.
+LOST is derived by readers and never written; so is SUSPENDED if a scheduler holds the job.
 
-The order of truth about a job of an engine (Slurm, Kubernetes): its own records, then the engine's word
-(engine.json), then the engine's silence. That the engine cannot be seen is a flag beside the state, no state.
+For a job of a scheduler (Slurm, Kubernetes), the job's own records take precedence, then the scheduler's last
+answer (engine.json), then the absence of an answer. An unreachable scheduler is a flag in addition to the
+state, not a state.
 """
 
 from typing import TYPE_CHECKING
@@ -177,9 +178,9 @@ def _before_its_supervisor(
 
 
 def _given_up(job: JobDir, supervisor: ProcessIdentity) -> str:
-    """Why a supervisor on another host counts as dead before its silence says so; "" if it does not.
+    """Return why a supervisor on another host counts as dead before its time-out; "" if it does not.
 
-    A sign of life after the note makes it count again; it then finds the request to leave at once.
+    A sign of life after the note makes it count as alive again; it then finds the request to exit at once.
     """
     note = files.read_json(job.control_given_up) if supervisor.elsewhere() else None
     if note is None or job.job_json.stat().st_mtime > job.control_given_up.stat().st_mtime:

@@ -26,7 +26,7 @@ def keep(record: JobRecord) -> Path | None:
 
 
 def kept(record: JobRecord) -> JobRecord | None:
-    """The last words of the job that `record` is about; None if it has none there."""
+    """Return the final record of the job that `record` describes; None if none is kept."""
     folder = _folder()
     if not _is_ours(folder):
         return None
@@ -39,7 +39,7 @@ def kept(record: JobRecord) -> JobRecord | None:
 
 
 def forget(record: JobRecord) -> None:
-    """Remove the last words of a job: a newer job of its run has begun."""
+    """Remove the final record of a job, because a newer job of its run has begun."""
     if _is_ours(_folder()):
         (_folder() / _name(record)).unlink(missing_ok=True)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
 
-# Network file systems that lock no folder: NFS asks for a descriptor that can write, which a folder has not.
+# Errors of network file systems that cannot lock a folder: NFS requires a writable descriptor.
 NO_FOLDER_LOCK = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 LOCK_FILE = ".lock"
 

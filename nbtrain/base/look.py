@@ -16,14 +16,14 @@ SERIES = ("#1976d2", "#e8710a", "#2e9e4f", "#9b6bd0", "#b5654a", "#d6569f", "#0f
 BLUE, ORANGE, GREEN, PURPLE, BROWN, PINK, TEAL, OLIVE = SERIES
 RED = "#e04444"
 PARTS = (BLUE, "#5b93c4", "#6573c9", PURPLE, ORANGE, "#b8862b", GREEN, OLIVE, "#bc6c9b", GREY, LINE)
-"""Parts of one whole, side by side, such as those of memory; lab/widgets/what_if.js has these too."""
+"""Colors for the parts of a whole, such as the parts of memory; lab/widgets/what_if.js repeats them."""
 TIME_PARTS = (BLUE, "#5b93c4", LINE, ORANGE, PURPLE)
 WORD_COLORS = {"good": GREEN, "tight": ORANGE, "bad": RED}
 BAR_HEIGHT_PIXELS = 6
 
 
 def progress_bar(fraction: float, color: str = BLUE) -> str:
-    """A bar as HTML, as wide as what it stands in."""
+    """Return a progress bar as HTML, as wide as its container."""
     bar = f"height:{BAR_HEIGHT_PIXELS}px;border-radius:{BAR_HEIGHT_PIXELS // 2}px"
     filled = min(1.0, max(0.0, fraction))
     return (
@@ -33,14 +33,14 @@ def progress_bar(fraction: float, color: str = BLUE) -> str:
 
 
 def progress_line(name: str, fraction: float | None, said: str) -> str:
-    """A bar with its name and words below it; no bar if nobody knows how much there is to do."""
+    """Return a progress bar with its name and text below it; no bar if the total is unknown."""
     bar = progress_bar(fraction) if fraction is not None else ""
     words = f"<strong>{html.escape(name)}</strong> &nbsp; {html.escape(said)}"
     return f'<div style="max-width:1000px;font-size:12px">{bar}<div>{words}</div></div>'
 
 
 def themed(figure: Any) -> Any:
-    """A finished matplotlib figure without ground, its words and axes in GREY; returns it."""
+    """Make a finished matplotlib figure transparent, with its text and axes in GREY, and return it."""
     figure.patch.set_alpha(0)
     for text in [*figure.texts, *([figure._suptitle] if figure._suptitle else [])]:
         text.set_color(GREY)

@@ -1,9 +1,9 @@
-"""Every scalar that nbtrain writes: one row each.
+"""Table of every scalar that nbtrain writes, one row each.
 
-The trainer writes from this table, the monitor reads by it, the widgets label with it and
-docs/metrics.md is generated from it. Tags in the first block are Megatron-DeepSpeed's, letter for letter,
-so that its users' dashboards keep working; scalars marked `by_tokens` are also written as
-"<tag> vs tokens" and "<tag> vs samples", with that count in place of the step.
+The trainer writes the scalars of this table, the monitor reads them, the widgets use its labels, and
+docs/metrics.md is generated from it. Tags in the first block are exactly Megatron-DeepSpeed's, so that its
+users' dashboards keep working; scalars marked `by_tokens` are also written as "<tag> vs tokens" and
+"<tag> vs samples", with that count instead of the step.
 """
 
 from dataclasses import dataclass, replace

@@ -25,7 +25,7 @@ class NodeRecord(RenewedRecord):
     agent: ProcessIdentity
     host: str
     address: str
-    """By which other machines reach this one; loopback if it has no other."""
+    """Address at which other machines reach this one; loopback if it has no other."""
     port: int
     """A TCP port that was free when the record was written, for the rendezvous if this is node 0."""
     time: float
@@ -56,7 +56,7 @@ class NodeExit(Record):
     exit_code: int | None
     """torchrun's; minus the signal if one killed it; None if it was never started."""
     message: str = ""
-    """Why it was not started, or why the agent ended it."""
+    """Reason why it was not started, or why the agent ended it."""
     killed_processes: bool = False
     """Whether the agent had to kill what was left."""
     oom_kills: int | None = None
@@ -73,9 +73,9 @@ class LaunchOrder(Record):
 
     attempt: int
     agents: list[ProcessIdentity]
-    """By node. An agent that is not in it belongs to an earlier allocation and must leave."""
+    """Agents by node. An agent that is not listed belongs to an earlier allocation and must exit."""
     ranks: list[int]
-    """How many ranks each node starts; they are numbered node by node."""
+    """Number of ranks that each node starts; ranks are numbered node by node."""
     address: str
     port: int
     command: list[str]
@@ -84,12 +84,12 @@ class LaunchOrder(Record):
     """Additions to the environment of every rank."""
     cpus_per_node: int | None
     shutdown_timeout_seconds: float
-    """How long ranks may take to save and leave, with the saves that were measured before."""
+    """Seconds that ranks may take to save and exit, including the measured duration of a save."""
     same_machine: bool
     """All agents are on one machine, so that the ranks meet on the loopback interface."""
     network_interface: str | None = None
     supervisor: ProcessIdentity | None = None
-    """Who gives the order. If job.json names another one, the ranks of this order are in its way."""
+    """Supervisor that gave the order. If job.json names another one, the ranks of this order must end."""
 
 
 @dataclass
@@ -121,7 +121,7 @@ class Ask(Record):
     number: int
     """Rises by one per request."""
     action: str
-    """stop: save and leave; stop_now: leave at once; save: save and go on."""
+    """stop: save and exit; stop_now: exit at once; save: save and continue."""
     time: float
     reason: str = ""
 
@@ -141,14 +141,14 @@ class EngineWord(RenewedRecord):
     state: str | None
     """One of jobstate.py's states; None if the engine does not know the job."""
     reason: str
-    """In words, for readers; "" if there is none."""
+    """Reason as readers see it; "" if there is none."""
     asked_at: float
     seen: bool = True
     """False: the engine did not answer the last question; state and reason are what it said before."""
     trouble: str = ""
-    """Why it did not answer."""
+    """Reason why the scheduler did not answer."""
     starts_at: float | None = None
-    """When it expects to start a job that waits; seconds since the epoch."""
+    """Time at which the scheduler expects to start a waiting job, in seconds since the epoch."""
     engine: str = ""
     """The engine and its name for the job, such as Slurm job 4711."""
     ended_as: str = ""

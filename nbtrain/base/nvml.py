@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class GpuUse:
-    """How busy one GPU is now. None: the driver does not report it."""
+    """Current use of one GPU. None stands for a value that the driver does not report."""
 
     index: int
     name: str
@@ -27,7 +27,7 @@ class GpuUse:
 
 
 def gpus() -> list[GpuUse]:
-    """Every GPU that the driver shows; an empty list without a driver."""
+    """Return every GPU that the driver shows; an empty list without a driver."""
     library = _library()
     if library is None:
         return []
@@ -59,9 +59,9 @@ def memory_used_bytes(entry: str) -> int | None:
 
 
 def visible_indices(chosen: str | None) -> set[int] | None:
-    """The driver's numbers of the GPUs in a value of CUDA_VISIBLE_DEVICES; None if it chooses none.
+    """Return the driver's indices of the GPUs in a CUDA_VISIBLE_DEVICES value; None if it is not set.
 
-    Parts of GPUs (MIG) count as None too: they have no figures of their own here.
+    The result is also None for parts of GPUs (MIG), which are not measured separately here.
     """
     if chosen is None or "MIG-" in chosen:
         return None
@@ -98,7 +98,7 @@ class TensorActivity:
         return bool(self._samples)
 
     def close(self) -> None:
-        """Nothing to end: dcgm.TensorActivity starts a program."""
+        """Do nothing; dcgm.TensorActivity, which starts a program, overrides this."""
 
     def look(self) -> dict[int, float]:
         """{index: share since the look before}, of the GPUs that answer."""

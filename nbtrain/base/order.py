@@ -1,4 +1,4 @@
-"""The order in which names stand in lists, tables and charts."""
+"""Sort order of names in lists, tables and charts."""
 
 import re
 

@@ -41,9 +41,10 @@ def port_to_listen_on(address: str = LOOPBACK) -> int:
 
 
 def _claim(port: int) -> bool:
-    """Whether nobody else is about to listen on it.
+    """Claim a port, and return False if another process has already claimed it.
 
-    The claim is an abstract Unix socket: it has the scope of the ports, no file, and ends with its process.
+    The claim is an abstract Unix socket: it has the same scope as ports, needs no file, and ends with its
+    process.
     """
     now = time.monotonic()
     for claimed_at, claim in list(_claims):

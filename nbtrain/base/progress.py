@@ -20,7 +20,7 @@ Paint = Callable[[str, float | None, str], None]
 """Shows a bar again: its name, the fraction that is done, the words after the name."""
 
 painter: Callable[[], Paint | None] | None = None
-"""Gives what shows a bar in place of lines, if anything does; the notebook side puts its own here."""
+"""Factory of the function that paints a bar instead of printing lines; the notebook side sets its own."""
 
 
 class Progress:
@@ -72,7 +72,7 @@ class Progress:
             self._write_line()
 
     def say(self, text: str) -> None:
-        """A line of its own, after the description and above the bar."""
+        """Print a separate line with the description and `text`, above the bar."""
         line = f"{self.description}: {text}"
         if self._bar is not None:
             self._bar.write(line, file=self._stream)

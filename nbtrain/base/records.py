@@ -19,7 +19,7 @@ class Record:
 
     @classmethod
     def of_json(cls, value: Any, where: object = "") -> Self:
-        """From a JSON object. Raises RecordError, beginning with `where`, if it is no such record."""
+        """Build the record from a JSON object. Raises RecordError, which begins with `where`."""
         known = _inner_records(cls)  # type: ignore[arg-type]
         try:
             return cls(**{name: _nested(known[name], value[name], where) for name in value if name in known})
@@ -28,7 +28,7 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """From a file; None if there is none. Raises RecordError, naming the file."""
+        """Read the record from a file; None without a file. Raises RecordError, which names the file."""
         value = files.read_json(path)
         return None if value is None else cls.of_json(value, path)
 
@@ -42,12 +42,12 @@ class RenewedRecord(Record):
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """From a file; None if there is none, or if it is empty. Raises RecordError, naming the file."""
+        """Read the record from a file; None without a file or if it is empty. Raises RecordError."""
         value = files.read_json_unsynced(path)
         return None if value is None else cls.of_json(value, path)
 
     def write(self, path: Path) -> None:
-        """By rename alone."""
+        """Write the record by rename, without fsync."""
         files.write_json_unsynced(path, asdict(self))  # type: ignore[call-overload]
 
 
@@ -83,7 +83,7 @@ def _nested(inner: tuple[type[Record], object] | None, value: Any, where: object
 
 @dataclass
 class Stamp(Record):
-    """A moment by the kernel's clock since boot, which nobody sets: two of one boot give a true duration."""
+    """A time on the kernel's clock since boot, which is never set: two of one boot give an exact duration."""
 
     boot_id: str
     seconds: float
@@ -180,12 +180,12 @@ class AttemptRecord(Record):
     first_tokens: int = 0
     """Tokens that were trained when it began."""
     running_at: float | None = None
-    """When rank 0 was past loading."""
+    """Time at which rank 0 had finished loading."""
     resumed_from_step: int | None = None
     ended_at: float | None = None
     reached_step: int | None = None
     cause: str | None = None
-    """Why it ended, if it failed or was rolled back."""
+    """Reason why it ended, if it failed or was rolled back."""
     faults: list[dict[str, Any]] = field(default_factory=list)
     """Faults that backend.env orders (config/fault_orders.py)."""
     trace: bool = False
@@ -316,7 +316,7 @@ class Collective(Record):
     """The kind of its group, such as data_parallel; "" if it has no name."""
     ranks: list[int]
     number: int
-    """How many collectives this rank has called in this group, this one counted."""
+    """Number of collectives that this rank has called in this group, this one included."""
     since: float
     waiting: bool
     """Whether the call has not returned; on a GPU it returns before the collective is done."""
@@ -370,15 +370,15 @@ class ExitRecord(Record):
     """None if a signal ended it."""
     signal: int | None
     outcome: str
-    """finished: all tokens done; stopped: saved and left on request; rollback: left in order, to go on from
-    the newest checkpoint; failed: an error; killed: by a signal."""
+    """finished: all tokens trained; stopped: saved and exited on request; rollback: exited cleanly, to resume
+    from the newest checkpoint; failed: an error; killed: by a signal."""
     step: int | None = None
     message: str = ""
     """One line: what the rank said last."""
     detail: str = ""
-    """For a failure, its traceback, if there is one. For a stop, the limit that caused it, such as
-    exit_interval_steps. For a rollback, {"step", "first", "last"} as JSON: the bad step and the positions
-    [first, last) that it has read."""
+    """Details of the outcome: for a failure its traceback, if there is one; for a stop the limit that caused
+    it, such as exit_interval_steps; for a rollback {"step", "first", "last"} as JSON: the bad step and the
+    positions [first, last) that it has read."""
     said: str = ""
     """The outcome by the rank's own word, which is the last thing that it does; "" if it gave none."""
 
@@ -409,7 +409,7 @@ class Rollback(Record):
 
 @dataclass
 class ResumeCertificate(Record):
-    """resume.json: what going on from a checkpoint kept (checkpoint/certificate.py)."""
+    """resume.json: how exactly a resume continues from its checkpoint (checkpoint/certificate.py)."""
 
     kind: str
     """bit-exact: as if never interrupted; data-exact: the same batches, other rounding; changed: neither."""
@@ -423,7 +423,7 @@ class ResumeCertificate(Record):
     attempt: int | None = None
     """The job's attempt that resumed."""
     source: str = ""
-    """Which disk the checkpoint was taken from, and why; "" without checkpoint.local_dir."""
+    """Disk that the checkpoint was read from, and why; "" without checkpoint.local_dir."""
 
     def __str__(self) -> str:
         batch = f", next batch {self.next_batch_sha256[:12]}" if self.next_batch_sha256 else ""
@@ -439,6 +439,6 @@ class ControlRequest(Record):
     request_id: int
     """Rises by one per request; rank 0 acts once per id."""
     action: str
-    """save: checkpoint and go on; stop: checkpoint and leave with outcome "stopped"."""
+    """save: checkpoint and continue; stop: checkpoint and exit with outcome "stopped"."""
     reason: str
     time: float

@@ -6,7 +6,7 @@
                                             (autotune: run: rank 0 adds what was found)
       plan.json                 submit      what the planner said before launch
       summary.json              supervisor  at every end of a job
-      rollbacks.json            supervisor  samples that are passed over, and why
+      rollbacks.json            supervisor  samples that are skipped, and why
       init_from.json            submit      which weights the run starts from: hashes, config.json or step
       notes.json                the user    labels changed since the submission, notes, archived or not
       jobs/<job id>/
@@ -29,30 +29,31 @@
         control/signals.json    supervisor  signals to ranks, for the node agents
         nodes/<k>.json          the agent of node k: that it is there; not for jobs of this machine
         nodes/<k>.<attempt>.json  the same agent: how its ranks ended
-        handle.json             submit      the engine's own name of the job (Slurm, Kubernetes)
-        engine.json             who asked   what the engine said last
-        kubernetes.json         who asked   a cluster's pods, conditions and events of the job
+        handle.json             submit      the scheduler's name of the job (Slurm, Kubernetes)
+        engine.json             anyone      the scheduler's last answer
+        kubernetes.json         anyone      a cluster's pods, conditions and events of the job
         heartbeat/<rank>.json   that rank
         exit/<rank>.<attempt>.json          the wrapper of that rank
         logs/<rank>.<attempt>.log           that rank's stdout and stderr
-        logs/supervisor.log     supervisor  its own words and torchrun's
-        logs/node<k>.log        the agent of node k: its own words and torchrun's; of a pod that ended before
-                                its agent could write, what the pod said
+        logs/supervisor.log     supervisor  its own output and torchrun's
+        logs/node<k>.log        the agent of node k: its own output and torchrun's; if a pod ended before its
+                                agent could write, the pod's output
         events/<writer>.jsonl   that writer (submit, supervisor, rank0, ...)
         resources/<node>.<number>.<level>.bin  that node: its CPU, memory, GPUs, network and disks over time
       tensorboard/              rank 0      event files
-      model/global_step<N>/     the ranks   a checkpoint; counts if its manifest.json (written last) is whole
-      model/latest              rank 0      a hint, never the truth
-      model/local.json          rank 0      what lies on the nodes' own disks (checkpoint.local_dir)
+      model/global_step<N>/     the ranks   a checkpoint; valid once it has its manifest.json (written last)
+      model/latest              rank 0      a hint that readers do not rely on
+      model/local.json          rank 0      checkpoints on the nodes' own disks (checkpoint.local_dir)
       universal/global_step<N>/ `nbtrain checkpoint universal`: a checkpoint in DeepSpeed's universal form
       autotuning_exps/  autotuning_results/  DeepSpeed's autotuner: its trials, and what it found
       evaluation/global_step<N>/<name>.json  `nbtrain evaluate`: a checkpoint's results (evaluation_files.py)
       profiling/  export/  notebooks/
       .lock                     on network file systems that lock no folder: the run's lock
 
-One writer per file; every JSON file appears by rename; nothing inside holds an absolute path, so the
-folder can be moved. Times are seconds since the epoch, UTC. Readers tolerate a missing file, never a torn
-one. This module is the standard library only: the trainer, the supervisor and the panel all meet here.
+Each file has one writer, every JSON file appears by rename, and no file holds an absolute path, so the
+folder can be moved. Times are seconds since the epoch, UTC. Readers tolerate a missing file but not a
+truncated one. This module uses only the standard library: the trainer, the supervisor and the panel all
+import it.
 """
 
 import contextlib
@@ -78,7 +79,7 @@ CHECKPOINT_PATTERN = re.compile(r"global_step(\d+)")
 
 
 class _Below:
-    """A path below its owner's folder, made when it is asked for: a list of runs asks for few of them."""
+    """A path below its owner's folder, built on access, because a list of runs uses few of the paths."""
 
     def __init__(self, *parts: str):
         self._parts = parts
@@ -246,7 +247,7 @@ def run_names() -> list[str]:
         names = os.listdir(root)
     except OSError:
         return []
-    # A name with a dot is that of no run: a folder that is just being deleted has one.
+    # A name with a leading dot is not a run: a folder that is being deleted has one.
     return sorted(name for name in names if not name.startswith(".") and _is_run(RunDir(root / name)))
 
 

@@ -13,12 +13,12 @@ HEARD = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD)
 def hear_signals() -> None:
     """Stop ignoring INT, QUIT, TERM and CHLD, and unblock every signal.
 
-    Every process that outlives a moment calls this first, in its main thread.
+    Every long-lived process calls this first, in its main thread.
 
-    TERM is how `nbtrain cancel` and schedulers ask a job to save, and a kill follows soon after: a starter
-    that ignores TERM does not mean that the job is to lose its last checkpoint. An ignored CHLD would lose
-    the exit codes of children. HUP stays ignored if it was, because that is what `nohup` asks for. Signals
-    that a process handles itself (USR1, USR2) are taken where their handlers are installed.
+    `nbtrain cancel` and schedulers send TERM to make a job save, and a kill follows soon after. If the parent
+    process ignored TERM, the job would lose its last checkpoint. An ignored CHLD would lose the exit codes of
+    children. HUP stays ignored if it was, because `nohup` relies on it. Signals that a process handles itself
+    (USR1, USR2) are unblocked where their handlers are installed.
     """
     for number in HEARD:
         if signal.getsignal(number) is signal.SIG_IGN:

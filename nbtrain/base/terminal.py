@@ -10,7 +10,7 @@ from collections.abc import Iterable
 columns: int | None = None
 """Width that tables and paragraphs are fitted to; None fits nothing. Set by the command line."""
 
-# What str.isprintable() takes for unprintable and is harmless: blanks of every width, and what joins letters.
+# Harmless characters that str.isprintable() calls unprintable: spaces of every width, and joiners.
 HARMLESS = re.compile("[\n\t\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000\u200c\u200d]")
 
 # Characters of a value that a message quotes.
@@ -23,7 +23,7 @@ def shortened(text: str, most: int = MOST_QUOTED_CHARS) -> str:
 
 
 def nearest(word: str, known: Iterable[str], count: int = 1) -> str:
-    """A sentence with the known words that look like `word`, a blank in front; "" if none does."""
+    """Return a sentence, after a space, with the known words most similar to `word`; "" if there are none."""
     # Imported here: only a word that is wrong needs it.
     import difflib
 
@@ -61,7 +61,7 @@ def folded(text: str, width: int | None) -> str:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """The lines of a text that has no line ends, each of at most `width` columns if its words allow it."""
+    """Wrap a text without line ends to lines of at most `width` columns, if its words allow it."""
     import textwrap
 
     kept = COMMAND.sub(lambda found: _unbroken(found[0], width), text)

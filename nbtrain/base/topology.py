@@ -1,10 +1,11 @@
-"""Which rank does what: the arithmetic of a layout, with no process group.
+"""Coordinates of a rank in a layout, computed without a process group.
 
     global rank = (pipeline * data_parallel_size + data) * tensor_parallel_size + tensor
 
-Pipeline outermost, tensor innermost: DeepSpeed's PipeModelDataParallelTopology, so that tensor-parallel
-ranks are neighbours on one node. The data axis counts the ranks that share sequences (Ulysses) too; those
-that share one are neighbours on it. *size* is how many ranks along a kind of parallelism, *rank* which one.
+Pipeline is outermost and tensor innermost, as in DeepSpeed's PipeModelDataParallelTopology, so that
+tensor-parallel ranks are neighbors on one node. The data axis includes the ranks that share sequences
+(Ulysses); ranks that share a sequence are neighbors on it. *size* is the number of ranks along a kind of
+parallelism, *rank* the index along it.
 """
 
 from dataclasses import dataclass

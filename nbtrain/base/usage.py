@@ -46,7 +46,7 @@ tensor_fraction                     | share   | share of time in which tensor co
     from Hopper on; before, DCGM)
 """
 FIGURES = {name: Figure(name, unit, meaning) for name, unit, meaning in rows(_TABLE)}
-"""{name: Figure}. All values are 0 or more; a figure that cannot be measured is left out."""
+"""{name: Figure}. All values are 0 or more; a metric that cannot be measured is omitted."""
 
 PROCESS_FIGURES = (
     *("cpu_cores", "memory_bytes", "disk_read_bytes_per_second", "disk_write_bytes_per_second"),

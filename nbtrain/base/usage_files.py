@@ -58,7 +58,7 @@ class _Period:
     """Samples of a period that has not ended: what its means and maxima will be made of."""
 
     number: int
-    """How many periods of this length have passed since boot."""
+    """Number of periods of this length since boot."""
     stamp: float
     sums: list[float]
     counts: list[int]
@@ -156,7 +156,7 @@ class UsageWriter:
                 stream.write(content)
             file.frames += 1
         except OSError:
-            # What was written of the frame would shift all that follow: go on in a new file.
+            # A partly written frame would shift all later frames, so writing continues in a new file.
             self._give_up(level)
 
     def _begin(self, level: int, content: bytes) -> tuple[_File, bytes]:

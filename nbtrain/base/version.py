@@ -1,4 +1,4 @@
-"""The version of nbtrain, and the folder that the package lies in."""
+"""The version of nbtrain, and the folder of the package."""
 
 from pathlib import Path
 

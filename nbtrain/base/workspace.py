@@ -1,8 +1,8 @@
-"""Where things are: the workspace, its output root and its data home.
+"""Locations of files: the workspace, its output directory and its data directory.
 
     <workspace>/                 holds notebooks/ and examples/megatron-gpt/ (a clone, or `nbtrain init DIR`)
       output/<run>/              one folder per run: rundir.py     ($NBTRAIN_OUTPUT moves it)
-      data/                      shared by all runs: the data home ($NBTRAIN_DATA moves it)
+      data/                      shared by all runs: the data directory ($NBTRAIN_DATA moves it)
         tokenizer/<name>/
         dataset/<name>/<key>_document.{bin,idx}
 
@@ -12,7 +12,7 @@ in a YAML or a notebook parameter is relative to the workspace, so that it means
 (where JupyterLab starts kernels), from the root (where papermill runs) and from anywhere below.
 On the command line a path that exists as typed, relative to the current folder, wins.
 
-The queue of this machine lies outside of all workspaces ($NBTRAIN_QUEUE moves it).
+The queue of this machine is outside of all workspaces ($NBTRAIN_QUEUE moves it).
 """
 
 import os
@@ -51,7 +51,7 @@ def workspace() -> Path:
 
 
 def the_workspace() -> str:
-    """Where the workspace is and why, in one sentence: for errors about what is not found in it."""
+    """Return a sentence that says where the workspace is and why, for errors about missing files."""
     folder = workspace()
     if os.environ.get("NBTRAIN_WORKSPACE"):
         return f"The workspace is {folder} (NBTRAIN_WORKSPACE)."
@@ -74,7 +74,7 @@ def data_home() -> Path:
 
 
 def queue_folder() -> Path:
-    """Where this machine's queue is: $NBTRAIN_QUEUE, else $XDG_STATE_HOME/nbtrain/queue/<host>."""
+    """Return this machine's queue folder: $NBTRAIN_QUEUE, else $XDG_STATE_HOME/nbtrain/queue/<host>."""
     if configured := os.environ.get("NBTRAIN_QUEUE"):
         return resolve(configured)
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
@@ -125,7 +125,7 @@ def bundled(part: str) -> Path:
 
 
 def example_folders() -> list[Path]:
-    """The folders of example run YAMLs: those of the workspace first, then those that are shipped."""
+    """Return the folders of example run YAMLs: the workspace's folders first, then the shipped ones."""
     roots = (workspace() / "examples" / "megatron-gpt", bundled("examples/megatron-gpt"))
     return [root / kind for kind in ("training", "finetuning") for root in roots]
 
@@ -136,7 +136,7 @@ def example_names() -> list[str]:
 
 
 def display(path: str | os.PathLike) -> str:
-    """A path as a person reads it: relative to the workspace if it lies inside."""
+    """Return a path as users read it: relative to the workspace if it is inside."""
     try:
         return str(Path(path).relative_to(workspace()))
     except ValueError:

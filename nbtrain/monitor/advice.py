@@ -1,6 +1,6 @@
-"""Advice that follows from a run's state, for readers of its page: pending requests, where it resumes.
+"""Advice on a run's job page that follows from its state: pending requests, and where it resumes.
 
-Restarts, resumes and rollbacks are marks on the charts: where the curves begin anew.
+Restarts, resumes and rollbacks are marks on the charts, because the curves start again there.
 """
 
 import re

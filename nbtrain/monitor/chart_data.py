@@ -14,9 +14,9 @@ from nbtrain.base import amounts
 
 # Air between a curve and the frame, as a share of the curve's own range.
 MARGIN_FRACTION = 0.06
-# How much of the smoothed loss of the step before stays in it; the raw line stays faintly visible.
+# Weight of the previous step's smoothed loss in the next one; the raw line stays faintly visible.
 SMOOTHING = 0.6
-# Fewer labels on an axis of values do not say what lies between them.
+# With fewer labels on a value axis, the values between them cannot be read.
 LEAST_Y_TICKS = 3
 LEAST_X_TICKS = 2
 # An axis of bytes ends here at least, so that it has three labels.
@@ -41,7 +41,7 @@ def scientific(value: float, step: float = 0.0) -> str:
 
 
 def _number(value: float, step: float) -> str:
-    """Any figure: decimals, thousands or powers of ten, as its neighbour `step` away needs it."""
+    """Format any number with as many decimals as distinguish it from its neighbor at distance `step`."""
     if step < 1e-3:
         return scientific(value, step)
     if step >= 1000:
@@ -85,7 +85,7 @@ def _curve(name: str, label: str, color: str = "a", dots: bool = False) -> dict[
 
 @dataclass(frozen=True)
 class ChartKind:
-    """How a chart is drawn: of a snapshot (CHARTS), or of scalars (metric_charts.py)."""
+    """Appearance of a chart of a snapshot (CHARTS) or of scalars (metric_charts.py)."""
 
     lines: list[dict[str, Any]]
     y_name: str

@@ -1,8 +1,8 @@
-"""Runs side by side: the settings in which they differ, and what each has come to.
+"""Comparison of runs: the settings in which they differ, and the results of each.
 
     compared([RunDir, ...])  ->  {"names", "active", "settings": {"heads", "rows"}, "figures": {...}}
 
-Each table has one row for a setting or figure and one column for each run, in words. The curves of runs come
+Each table has one row for a setting or metric and one column for each run, as text. The curves of runs come
 from metrics_range.metrics(), one run at a time.
 """
 
@@ -43,11 +43,11 @@ class Compared:
     """None if it cannot be read: then no setting of the run is compared."""
     progress: TrainingProgress | None
     train_seconds: float
-    """From the first step's time to the end, over all attempts of all jobs."""
+    """Seconds of training over all attempts of all jobs."""
     device_seconds: float
     """train_seconds times the ranks of each attempt."""
     evaluations: dict[str, EvaluationRecord]
-    """By name, of the newest step that has one."""
+    """Evaluations by name, each at the newest step that has one."""
 
 
 def compared(runs: Sequence[RunDir]) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def settings(runs: Sequence[Compared]) -> list[list[str]]:
     """[key, value of each run] of every setting in which two runs differ, in the schema's order."""
     values = [dict(flatten(one.config.model_dump())) if one.config else {} for one in runs]
     keys = dict.fromkeys(key for found in values for key in found)
-    # One that is null in a run is told by its keys, which other runs have.
+    # A section that is null in one run is compared by its keys, which other runs have.
     sections = {key[:at] for key in keys for at, letter in enumerate(key) if letter == "."}
     rows = []
     for key in keys:
@@ -145,10 +145,10 @@ def _of_progress(key: str, words: Callable[[float], str]) -> Callable[[Compared]
 
 
 def _perplexity(one: Compared) -> str | None:
-    """None for a run of pairs of answers, whose loss is that of a choice between two, not of tokens."""
+    """Return the perplexity as text; None for a preference run, whose loss is not a loss over tokens."""
     if one.config is not None and one.config.dpo is not None:
         return None
-    # exp(20) is past the vocabulary of any tokenizer: such a run has learnt nothing.
+    # exp(20) is larger than the vocabulary of any tokenizer: such a run has learned nothing.
     return _of_progress("validation_loss", lambda value: f"{math.exp(min(value, 20)):,.2f}")(one)
 
 
@@ -217,7 +217,7 @@ def _read(run: RunDir, now: float) -> Compared:
 
 
 def _seconds(attempt: AttemptRecord, until: float | None) -> float:
-    """How long an attempt trained; one without an end trained `until` its job's end, or until now."""
+    """Return the seconds that an attempt trained; without an end, it trained `until` its job's end or now."""
     if attempt.running_at is None:
         return 0.0
     return max(0.0, (attempt.ended_at or until or attempt.running_at) - attempt.running_at)

@@ -20,7 +20,7 @@ DRAWN = ("loss", "validation_loss", "tokens_per_second")
 
 
 def comparison_figure(runs: Sequence[RunDir]) -> "Figure | None":
-    """Each of DRAWN over the steps, one line for each run; None if no run has a point."""
+    """Draw each metric of DRAWN over the steps, one line per run; None if no run has a point."""
     found = {run.name: scalars_of(run) for run in runs}
     drawn = [name for name in DRAWN if any(name in series for series in found.values())]
     if not drawn:

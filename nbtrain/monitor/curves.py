@@ -29,7 +29,7 @@ class Curve:
     def __init__(self, most: int = MOST_POINTS) -> None:
         self._most = most
         self.width = 1
-        """How many points each pair stands for; 1: every point is kept."""
+        """Number of points that each pair represents; 1 if every point is kept."""
         self._steps, self._values, self._walls = array("q"), array("d"), array("d")
         # Of the pair that is being made: how many points, the lowest and the highest, the newest.
         self._num = 0
@@ -37,7 +37,7 @@ class Curve:
         self._high = self._newest = self._low
 
     def __len__(self) -> int:
-        """How many points it stands for."""
+        """Return the number of points that the curve represents."""
         kept = len(self._steps)
         return kept if self.width == 1 else kept // 2 * self.width + self._num
 
@@ -201,7 +201,7 @@ def _ends(values: Sequence[float]) -> list[int]:
 
 
 def _value(point: Point, of_nan: float = math.inf) -> float:
-    """The value of a point; one that is no number is never the lowest or the highest of several."""
+    """Return the value of a point, or `of_nan` for NaN, which must never be the lowest or highest value."""
     return of_nan if point[1] != point[1] else point[1]
 
 
@@ -223,7 +223,7 @@ class CurveReader(ScalarReader):
         for path in event_files(self.folder):
             if (known := self.files.get(path.name)) is None:
                 continue
-            # Steps of one file only rise: what lies before and after the range is passed over.
+            # Steps of one file only increase, so the parts before and after the range are skipped.
             begin = max((offset for offset, step in known.places if step < first), default=0)
             after = (offset for offset, step in known.places if step > last and offset > begin)
             inside.read_piece(path, begin, min(after, default=known.offset), deadline)

@@ -21,11 +21,11 @@ STEP_FIELD = 0x10
 
 
 class Found(NamedTuple):
-    """Where a record with one scalar is."""
+    """Position of a record with one scalar."""
 
     at: int
     step_at: int
-    """Where the step's field is, after the wall time."""
+    """Offset of the step's field, after the wall time."""
     step_end: int
     end: int
     """Offset of the end of the record's content, which ends with the value."""

@@ -35,7 +35,7 @@ from nbtrain.monitor.snapshot import finite
 from nbtrain.monitor.usage import NodeUsage, read_usage, usage_part
 
 PAGE_SCHEMA_VERSION = 1
-# Figures of the whole machine or pod that stand beside its replica's, which nobody measures.
+# Metrics that are measured only for the whole machine or pod, and shown along with its replica's own.
 OF_NODES = ("network_", "rdma_", "disk_reads_", "disk_writes_")
 # Points of a curve in to_dict(): as many as a chart has room for.
 MOST_POINTS = 240
@@ -69,7 +69,7 @@ class LogFile:
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How a rank ended in one attempt."""
+    """End of a rank in one attempt."""
 
     attempt: int
     time: float
@@ -93,7 +93,7 @@ class RankRow:
     """Exit code as in RankEnd; None while the rank runs."""
     message: str
     earlier: list[RankEnd]
-    """How it ended in earlier attempts, oldest first."""
+    """Ends of the rank in earlier attempts, oldest first."""
     logs: list[LogFile]
     use: dict[str, Use]
 
@@ -108,13 +108,13 @@ class Replica:
     address: str
     phase: str
     restarts: int
-    """Restarts of the replica's ranks; those of its pod are in `pod`."""
+    """Restarts of the replica's ranks; restarts of its pod are in `pod`."""
     message: str
     labels: dict[str, str]
     image: str | None
     ranks: list[RankRow]
     logs: list[LogFile]
-    """Log files of the replica itself; those of its ranks are in `ranks`."""
+    """Log files of the replica itself; the logs of its ranks are in `ranks`."""
     use: dict[str, Use]
     gpus: dict[str, Gpu] = field(default_factory=dict)
     pod: Pod | None = None
@@ -134,12 +134,12 @@ class JobPage:
     """The name of that run, if it is there still."""
     backend: str
     place: dict[str, str]
-    """Where it is in the words of its engine, job_place.py; {} on kind: local."""
+    """Location of the job in its scheduler's terms (job_place.py); {} on kind: local."""
     restart_policy: str
     started_from: str
     """The checkpoint or the model of init_from; "" of a run whose weights were drawn at random."""
     twin: str
-    """For a twin, the run that it belongs to and the results of its checks; "" for any other run."""
+    """Run that a twin belongs to and the results of its checks; "" for any other run."""
     state: str
     phase: str
     cause: str | None
@@ -159,11 +159,11 @@ class JobPage:
     restarts: int
     image: str | None
     requests: dict[str, float]
-    """Requests of each replica: metric or "gpus" -> amount that the run asks for."""
+    """Requests of each replica: metric or "gpus" -> amount that the run requests."""
     autotuner: str | None
     """Result of DeepSpeed's autotuner, and how to apply it; None if it was not requested."""
     limits: dict[str, float]
-    """Limits of each replica: the most that it may use, the least of all replicas."""
+    """Limits of each replica: the maximum that it may use, and of several replicas the smallest."""
     command: list[str]
     """Command of each rank: arguments of Python, to which `folder` is added."""
     folder: str
@@ -206,7 +206,7 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
     record, state, cause = job_with_end(job, now)
     if record is None:
         raise JobError(f"{display(job.path)}: the submission was cut off before job.json was written.")
-    # A job of an earlier nbtrain kept none of its own.
+    # A job without a configuration file uses the run's.
     config_yaml = job.config_yaml if job.config_yaml.exists() else run.config_yaml
     config = kept_config(config_yaml)
     usage = read_usage(job.resources)
@@ -281,7 +281,7 @@ def job_of(run: RunDir, job_id: str | None) -> JobDir:
 
 
 def _labels(run: RunDir, job: JobDir, record: JobRecord, said: RunNotes) -> dict[str, str]:
-    """The user's; the newest job has those of the run."""
+    """Return the user's labels of a job; the newest job has the run's labels."""
     newest = job.job_id == run.job_ids()[-1]
     return said.applied(record.labels) if newest else dict(record.labels)
 

@@ -1,4 +1,4 @@
-"""For a job's page: where its engine has it, what its run started from, and what starts it again."""
+"""Facts for a job page: its place in the scheduler, the start of its run, and the way to start it again."""
 
 from typing import Any
 

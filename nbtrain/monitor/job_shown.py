@@ -60,17 +60,17 @@ FIGURE_HEADS = ("replica", "figure", "newest", "mean", "peak", "request", "limit
 
 
 def job_shown(run: RunDir, job_id: str | None = None, now: float | None = None) -> dict[str, Any]:
-    """The newest job's page, or that of `job_id`. Raises JobError if there is none.
+    """Return the job page of the newest job, or of `job_id`, as data. Raises JobError if there is none.
 
-    job_id, active  which job, and whether it goes on
-    jobs            [[job id, its words], ...] to choose from, the newest first
+    job_id, active  which job, and whether it is active
+    jobs            [[job id, its description], ...] to choose from, the newest first
     basics          [[label, text], ...]; times: {label: seconds since the epoch} of some of them
     conditions, events, replicas, ranks, figures
-                    {"heads", "rows": [{"kind", "time", "cells"}]}: kind is "", "past", "warning" or "bad",
-                    time that of the first column, in seconds since the epoch, for the reader's time zone;
-                    logs of a replica or rank as below
+                    {"heads", "rows": [{"kind", "time", "cells"}]}: kind is "", "past", "warning" or "bad";
+                    time is the first column's time in seconds since the epoch, shown in the reader's time
+                    zone; logs of a replica or rank as below
     charts          usage_charts.drawn()
-    logs            [[rank, attempt, words], ...]: what the log viewer can show
+    logs            [[rank, attempt, description], ...]: the logs that the log viewer can show
     yaml            the run's resolved configuration
     """
     page = job_page(run, job_id, now)
@@ -120,7 +120,7 @@ def conditions_shown(page: JobPage) -> dict[str, Any]:
 
 
 def basics(page: JobPage) -> list[list[str]]:
-    """Basic info: what the job is, where and since when, what it asks for."""
+    """Return basic facts: what the job is, where and since when it runs, and what it requests."""
     restarts = amounts.counted(page.restarts, "restart")
     ranks = amounts.counted(page.world_size, "rank")
     rows = [

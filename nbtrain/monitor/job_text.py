@@ -99,7 +99,7 @@ def cloned_from(page: "JobPage") -> str:
 
 
 def replicas_words(page: "JobPage") -> str:
-    """How many replicas of which role, in which phases: "2 x worker: 2 Running"."""
+    """Count replicas by role and phase: "2 x worker: 2 Running"."""
     roles = Counter(one.labels.get("role", "") for one in page.replicas)
     phases = Counter(one.phase for one in page.replicas)
     states = ", ".join(f"{count} {phase}" for phase, count in phases.items())

@@ -29,9 +29,9 @@ from nbtrain.monitor.snapshot import in_sight
 from nbtrain.monitor.tracebacks import whose
 
 STATUS_EVENTS = 8
-# In these a job's cause is what happened before.
+# In these states a job's cause is an earlier event.
 RUNS_BY_ITSELF = frozenset({STARTING, RUNNING, RESTARTING})
-# {state: (why there are no lines, if the job has no cause; when they follow)}
+# {state: (reason why there are no lines if the job has no cause, time when lines follow)}
 WAITING = {
     QUEUED: ("its supervisor has not started yet", "when it starts"),
     STARTING: ("its ranks have written nothing yet", "when they do"),
@@ -47,7 +47,7 @@ def progress_line(run: RunDir) -> str:
 
 
 def _progress(view: RunView) -> tuple[list[str], list[str]]:
-    """How far a run is, and why it is in its state and what goes on."""
+    """Return the progress of a run, and the reasons for its state."""
     run = view.run
     state, heartbeat = view.state, view.heartbeats().get(0)
     working = state in ACTIVE and state != SUSPENDED
@@ -65,7 +65,7 @@ def _progress(view: RunView) -> tuple[list[str], list[str]]:
             parts.append(f"{steps} without a token in the loss")
         if progress.overflow_steps:
             parts.append(amounts.counted(progress.overflow_steps, "overflow step"))
-        # Of ranks that are gone while their job goes on, only what they have done counts.
+        # If the ranks are gone while their job is active, their rate is out of date and not shown.
         gone = working and not ranks_run(state, heartbeat)
         if (rate := progress.mean_tokens_per_second) is not None and not gone:
             parts.append(f"{rate:,.0f} tokens/s")
@@ -95,7 +95,7 @@ def one_line(text: str) -> str:
 
 
 def waiting_line(run: RunDir, rank: int | str) -> str | None:
-    """Why a job that is followed has no lines to show yet; None if it trains or has ended."""
+    """Explain why a followed job has no lines to show yet; None if it trains or has ended."""
     job = run.newest_job()
     if job is None:
         return None
@@ -107,7 +107,7 @@ def waiting_line(run: RunDir, rank: int | str) -> str | None:
 
 
 def no_log_line(job: JobDir, rank: int | str) -> str:
-    """Why a log holds no line, and the command that shows that of the newest job that has one."""
+    """Explain why a log is empty, and name the command that shows the newest job's log that is not."""
     name, which = job.run.name, f"the log of rank {rank}" if isinstance(rank, int) else whose(rank)
     state, cause = read_state(job, time.time())
     why = f": {one_line(cause)}" if cause else ""

@@ -1,7 +1,6 @@
-"""Searching the logs of a run: jobs, nodes, ranks and attempts, in blocks, so that a long log takes little
-memory.
+"""Search in the logs of a run: jobs, nodes, ranks and attempts, read in blocks to use little memory.
 
-The text is compared byte by byte, as it stands. A redrawn progress bar is shown as drawn with the text.
+The text is compared byte by byte, without patterns. A progress bar is shown as it was when it had the text.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,10 +25,10 @@ class Hit:
     log: str
     """The log's file name, such as 3.0.log: rank 3, attempt 0."""
     line_number: int
-    """From 1."""
+    """Number of the line, from 1."""
     text: str
     offset_bytes: int = 0
-    """Where the line begins in the file, or of a longer line the block that holds the text."""
+    """Offset in the file at which the line begins, or for a very long line the block with the text."""
 
     def __str__(self) -> str:
         return f"{self.job}/{self.log}:{self.line_number}: {self.text}"
@@ -38,9 +37,9 @@ class Hit:
 def search(
     jobs: Iterable[JobDir], text: str, rank: int | None = None, ignore_case: bool = False
 ) -> Iterator[Hit]:
-    """Lines with `text`, job by job: of one rank, or of the supervisor, the nodes and all ranks and attempts.
+    """Yield the lines with `text`, job by job, from one rank or from the supervisor, all nodes and all ranks.
 
-    `ignore_case` is about the letters of English.
+    `ignore_case` applies to ASCII letters only.
     """
     for job in jobs:
         ranks = log_attempts(job)

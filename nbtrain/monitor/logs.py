@@ -14,7 +14,7 @@ NODE = re.compile(r"node(\d+)")
 
 # A line of a log has about 120 bytes; this is a screen or two at a time.
 READ_LIMIT_BYTES = 256 * 1024
-# What a tail reads for each line that is asked for: few lines are longer.
+# Bytes that a tail reads for each requested line: few lines are longer.
 TAIL_LINE_BYTES = 1024
 FOLLOW_POLL_SECONDS = 0.5
 
@@ -25,9 +25,9 @@ class LogPart:
 
     text: str
     start_bytes: int
-    """Where the piece begins in the file."""
+    """Offset in the file at which the piece begins."""
     end_bytes: int
-    """Where to go on reading."""
+    """Offset from which to continue reading."""
     size_bytes: int
     """Size of the whole file now."""
 
@@ -115,7 +115,7 @@ def follow(run: RunDir, rank: int | str = 0, from_start: bool = False) -> Iterat
 
 
 def _added(path: Path, offset_bytes: int, to_the_end: bool) -> bytes:
-    """At most READ_LIMIT_BYTES after an offset: whole lines, and if `to_the_end` what comes after."""
+    """Read at most READ_LIMIT_BYTES after an offset: complete lines, or if `to_the_end` an unfinished one."""
     try:
         with path.open("rb") as stream:
             stream.seek(offset_bytes)

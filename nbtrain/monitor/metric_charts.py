@@ -21,7 +21,7 @@ TOGETHER: dict[str, tuple[str, ...]] = {
     "Throughput": ("tokens_per_second",),
     "Samples per second": ("samples_per_second",),
     "Utilization": ("mfu", "hfu"),
-    # No share of a peak: it passes 100 % if the device was slower when the rate was measured.
+    # Not a fraction of a peak: it exceeds 100 % if the device was slower when the rate was measured.
     "Model FLOPs, of the matrix rate measured at the start": ("matmul_fraction",),
     "Time of a step": ("iteration_time",),
     "Parts of a step": (
@@ -38,7 +38,7 @@ TOGETHER: dict[str, tuple[str, ...]] = {
         *("skipped_steps", "overflow_steps", "loss_spikes", "rollbacks", "steps_without_loss"),
     ),
 }
-"""Curves that are read together stand in one chart; all others have one of their own."""
+"""Charts with several curves that are read together; every other curve has a separate chart."""
 # {how the names of a family begin: what one of its curves is called, before `of` and the dataset}
 OF_DATASETS = {
     "loss/": "loss",
@@ -74,7 +74,7 @@ def form_of(name: str, unit: str) -> str:
 
 
 def how_drawn(name: str, unit: str) -> dict[str, Any]:
-    """How a scalar is drawn in a chart of its own."""
+    """Return the appearance of a scalar in a separate chart."""
     form = form_of(name, unit)
     return {
         "form": form,
@@ -86,7 +86,7 @@ def how_drawn(name: str, unit: str) -> dict[str, Any]:
 
 
 def metric_charts(tags: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """{"title", "names"} of each chart; `tags` are those of metrics_range.metrics()."""
+    """Return {"title", "names"} of each chart; `tags` comes from metrics_range.metrics()."""
     there = {row["tag"]: row for row in tags if row["tag"] not in NO_CURVES}
     found = []
     for title, names in TOGETHER.items():

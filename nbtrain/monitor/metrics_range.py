@@ -68,11 +68,13 @@ def curve_view(run: RunDir) -> RunView:
 
 
 def metrics(view: RunView, asked: Asked) -> dict[str, Any]:
-    """{"tags", "charts", "series": {name: {step, time, tokens, value, num_points}}, "marks", "reading"}.
+    """Return the scalars of the requested range.
 
-    `tags` are all that there are, `charts` which of them stand together. `reading` is how much of the event
-    files was read, 0 to 1: less than 1 for a moment after the first look.
-    Raises ConfigError for a name that is no scalar.
+    {"tags", "charts", "series": {name: {step, time, tokens, value, num_points}}, "marks", "reading"}
+
+    `tags` lists all scalars, and `charts` groups those that are drawn together. `reading` is the fraction of
+    the event files that was read: it is below 1 for a moment after the first request. Raises ConfigError for
+    an unknown scalar.
     """
     tags = {name: _tag(name) for name in asked.names}
     with view.lock:
@@ -136,7 +138,7 @@ def _title(name: str) -> str:
 
 
 def _known_tags(reader: ScalarReader) -> list[dict[str, Any]]:
-    """Every scalar with points, in the order of metrics.SCALARS; those of datasets last."""
+    """Return every scalar with points in the order of metrics.SCALARS, the scalars of datasets last."""
     there = {name: points for tag, points in reader.series.items() if len(points) and (name := name_of(tag))}
     order = [name for name in BY_NAME if name in there] + sorted(there.keys() - BY_NAME.keys(), key=natural)
     rows = [scalar(name) for name in order]
@@ -154,7 +156,7 @@ def _known_tags(reader: ScalarReader) -> list[dict[str, Any]]:
 
 
 class _Steps:
-    """How many tokens were trained at a step: straight between the steps that are known."""
+    """Number of tokens trained at a step, interpolated linearly between the known steps."""
 
     def __init__(self, steps: list[int], tokens: list[float]):
         self.steps, self.tokens = steps, tokens
@@ -179,14 +181,14 @@ Part = tuple[list[int], list[float], list[float]]
 
 
 def _width(points: Curve | Series) -> int:
-    """How many points each pair of a curve stands for; 1: every point is there."""
+    """Return the number of points that each pair of a curve represents; 1 if every point is kept."""
     return getattr(points, "width", 1)
 
 
 def _inside(points: Curve | Series, asked: Asked, to_tokens: _Steps) -> Part:
-    """The points of the range that is asked for, with one more at each side if there is one.
+    """Return the points of the requested range, with one more point on each side if there is one.
 
-    A range between two points of a thinned curve has these two: what lies between them is in the files.
+    A range between two points of a thinned curve has these two; the points between them are in the files.
     """
     steps, values, walls = list(points.steps), list(points.values), list(points.wall_times)
     if asked.first is None and asked.last is None:
@@ -221,9 +223,9 @@ def _series(points: Part, kept: Curve | Series, most: int, to_tokens: _Steps) ->
 
 
 def csv_pieces(view: RunView, names: Sequence[str] | None) -> Iterator[str]:
-    """Every point of the scalars as a CSV file, in the order in which they were written, piece by piece.
+    """Yield a CSV file piece by piece, with every point of the scalars in the order of writing.
 
-    None stands for all scalars that the run has. Steps that a restart has trained again stand once.
+    None means all scalars of the run. A step that a restart has trained again is written once.
     """
     tags = None if names is None else {_tag(name): name for name in names}
     with view.lock:

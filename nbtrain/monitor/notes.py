@@ -66,7 +66,7 @@ def labels_of(run: RunDir) -> dict[str, str]:
 
 
 def own_labels_of(run: RunDir) -> dict[str, str]:
-    """The labels of a run now as `labels:` of a copy: without those of its backend's own section."""
+    """Return a run's current labels as `labels:` for a copy, without the labels of its backend's section."""
     from nbtrain.config.load import load_resolved
 
     config = load_resolved(run.config_yaml)
@@ -80,10 +80,10 @@ def change_notes(
     notes: str | None = None,
     archived: bool | None = None,
 ) -> RunNotes:
-    """Change what is given; None leaves a field, and in `labels` removes the label.
+    """Change the given fields; None keeps a field, but as the value of a label removes the label.
 
-    Raises ConfigError if a label has not the form that submit asks for, the notes are too long, or a value
-    has another type, and JobError if there is no such run; then nothing is changed.
+    Raises ConfigError if a label does not have the form that submit requires, the notes are too long, or a
+    value has the wrong type, and JobError if there is no such run; then nothing is changed.
     """
     if not run.exists():
         raise JobError(f"{display(run.path)} is not a run: it has no run.json. {the_workspace()}")

@@ -53,10 +53,10 @@ def scalars_of(source: Source) -> dict[str, Series]:
 
 
 def training_curves(source: Source) -> "Figure":
-    """Loss, validation perplexity, learning rate and throughput (written or computed) over the steps.
+    """Draw loss, validation perplexity, learning rate and throughput (written or computed) over the steps.
 
-    Of a run of pairs of answers (dpo) the reward margin stands in place of the perplexity. A run without
-    validation has neither, and three pictures in a row.
+    For a preference run (dpo), the reward margin replaces the perplexity. A run without validation has
+    neither, and its three plots are in one row.
     """
     series = scalars_of(source)
     margin = [name for name in ("reward_margin", "validation_reward_margin") if name in series]
@@ -103,7 +103,7 @@ def loss_png(view: RunView) -> bytes:
 
 
 def timing(source: Source) -> "Figure":
-    """Where each step's time goes, and how long the slowest, the median and the fastest rank compute."""
+    """Draw the parts of each step's time, and the computing time of the slowest, median and fastest rank."""
     series = scalars_of(source)
     figure = shown_figure(_title(source), 3.6)
     parts, ranks = figure.subplots(1, 2)

@@ -23,7 +23,7 @@ class Pod:
     exit_code: int | None
     """Exit code of the container that ended last; None if none has ended."""
     reason: str
-    """Why it waits or how it ended; "" while it runs."""
+    """Reason why the pod waits or how it ended; "" while it runs."""
 
 
 def pods_of(job: JobDir) -> dict[int, Pod]:
@@ -35,7 +35,7 @@ def pods_of(job: JobDir) -> dict[int, Pod]:
 
 
 def cluster_events(job: JobDir) -> list[dict[str, Any]]:
-    """In the form of the job's own; empty on other backends."""
+    """Return the cluster's events in the form of the job's events; empty on other backends."""
     return (files.read_json(job.kubernetes_json) or {}).get("events") or []
 
 

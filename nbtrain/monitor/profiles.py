@@ -1,6 +1,6 @@
-"""The profiles that a run left under output/<run>/profiling, to be shown or printed.
+"""Profiles that a run wrote to output/<run>/profiling, for display or printing.
 
-A training run with profile.enabled writes them: beside each timeline a page (.txt), its data (.json) and a
+A training run with profile.enabled writes them: for each timeline a text page (.txt), its data (.json) and a
 picture (.svg).
 """
 
@@ -44,7 +44,7 @@ class Profile:
 
     @property
     def timeline(self) -> Path:
-        """For https://ui.perfetto.dev, which reads it in the browser, or chrome://tracing."""
+        """Timeline for https://ui.perfetto.dev, which reads it in the browser, or chrome://tracing."""
         return self.page.with_name(f"{self.page.stem}.trace.json.gz")
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Which runs of a list are wanted, and in which order: `nbtrain runs --state failed --sort loss`.
+"""Filter and order of a list of runs: `nbtrain runs --state failed --sort loss`.
 
 A name is compared before a file of its run is opened; everything else needs the run's records.
 """
@@ -93,7 +93,7 @@ class RunFilter:
         )
 
     def ordered(self, runs: Iterable["RunSummary"]) -> list["RunSummary"]:
-        """In the order of `sort`, at most `limit`; runs without the figure come last in either direction."""
+        """Return at most `limit` runs in the order of `sort`; runs without a value always come last."""
         field, largest_first = SORTS[self.sort]
 
         def value_of(run: "RunSummary") -> Any:

@@ -48,9 +48,9 @@ PARALLEL_KEYS = ("zero_stage", "data_parallel_size", "tensor_parallel_size", "pi
 LARGEST_NUM_POINTS = 300
 LOG_LINES = 12
 NOTHING_SUBMITTED = (NO_JOB, "nothing was submitted yet")
-# Between two heartbeats lies a second at most while a step is short; a step may be long.
+# Heartbeats are at most a second apart while steps are short, but a step may be long.
 STALE_HEARTBEAT_SECONDS = 60.0
-# Several panels and cells may ask about one run: within this time they get one answer.
+# Several panels and cells may request the same run: within this time they get the same answer.
 SNAPSHOT_AGE_SECONDS = 0.4
 
 
@@ -71,7 +71,7 @@ class RunView:
         self.run = run
         self.reader = reader or ScalarReader(run.tensorboard, lambda tag: name_of(tag) is not None)
         self.lock = threading.RLock()
-        """Held by whoever uses `reader`."""
+        """Lock that a thread must hold while it uses `reader`."""
         self._read_seconds = read_seconds
         self._processes = processes or ProcessTable()
         self._samplers: dict[str, ResourceSampler] = {}
@@ -99,7 +99,7 @@ class RunView:
 
     @property
     def cause(self) -> str | None:
-        """Why the newest job is in its state, in one sentence; every ended job has one."""
+        """Reason for the newest job's state, in one sentence; every ended job has one."""
         return self._state_and_cause()[1]
 
     @property

@@ -1,7 +1,7 @@
-"""Which runs there are: the output root, read at the moment of asking.
+"""List of runs, read from the output directory on each request.
 
-Most runs of a long list have ended, and three small files hold their line (_ended_summary); everything else
-is read as records (summary_of), which check more and take five times as long.
+Most runs of a long list have ended, and three small files hold their line (_ended_summary). All others are
+read as records (summary_of), which checks more and takes five times as long.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ from nbtrain.monitor.run_filter import NO_JOB as NO_JOB
 
 # A sentence or two of a cause; all of it is on the page of the job.
 CAUSE_LENGTH = 140
-# A record is some KB; a longer one is read by summary_of. malloc would map a buffer of 128 KiB or more anew
-# for each file.
+# A record is a few KB; a longer one is read by summary_of. For a buffer of 128 KiB or more, malloc would map
+# new memory for each file.
 RECORD_BYTES = 64 << 10
 # A rank renews its heartbeat once a second; one on another host that did so lately still runs.
 RANK_SILENCE_SECONDS = 10.0
@@ -74,7 +74,7 @@ class RunSummary:
     archived: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, which knows no NaN: None in its place."""
+        """Return the fields as a JSON object, with None for NaN, which JSON does not have."""
         return {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in vars(self).items()
@@ -100,7 +100,7 @@ def _found(root: Path, wanted: RunFilter) -> Iterator[RunSummary]:
     if not root.is_dir():
         return
     now = time.time()
-    # A name with a dot is that of no run: a folder that is just being deleted has one.
+    # A name with a leading dot is not a run: a folder that is being deleted has one.
     names = (name for name in _entries(root) if not name.startswith(".") and wanted.named(name))
     found = (summary_in(root, name, now) for name in names)
     yield from (run for run in found if run is not None and wanted.wants(run, now))
@@ -113,7 +113,7 @@ def runs_json(entries: Sequence[RunSummary]) -> str:
 
 
 def summary_in(root: Path, name: str, now: float) -> RunSummary | None:
-    """The line of one run; None if the entry of the output root is no run directory."""
+    """Return the line of one run; None if the entry of the output directory is not a run directory."""
     if ended := _ended_summary(f"{root}/{name}", name):
         return ended
     if not os.access(f"{root}/{name}/run.json", os.F_OK):
@@ -130,7 +130,7 @@ def summary_in(root: Path, name: str, now: float) -> RunSummary | None:
 
 
 def _closed(root: Path, name: str) -> RunSummary | None:
-    """The line of a folder that this user may not look into; None if it is no run directory."""
+    """Return the line of a folder that this user may not read; None if it is not a run directory."""
     try:
         (root / name / "run.json").stat()
     except PermissionError as error:
@@ -267,10 +267,10 @@ def job_with_end(job: JobDir, now: float) -> tuple[JobRecord | None, str, str | 
 
 
 def _with_end(job: JobDir, record: JobRecord) -> JobRecord:
-    """The record with `ended_at`, which job.json does not hold.
+    """Return the record with `ended_at`, which job.json does not hold.
 
-    It is that of the job's last words (base/last_words.py). A job without any, which is LOST, ended at its
-    newest sign of life: a heartbeat, or job.json's time stamp.
+    The time is taken from the job's final record (base/last_words.py). A job without one, which is LOST,
+    ended at its newest sign of life: a heartbeat, or job.json's time stamp.
     """
     if (words := last_words.kept(record)) and words.ended_at is not None:
         return words
@@ -279,7 +279,7 @@ def _with_end(job: JobDir, record: JobRecord) -> JobRecord:
     if not beats:
         return replace(record, ended_at=signed_at)
     last, written_at = max(beats, key=lambda pair: pair[0].time)
-    # Two time stamps of one disk: in a copy of the run they are new, and their difference still tells.
+    # Both time stamps are from one disk: in a copy of the run they are new, but their difference is valid.
     later = max(0.0, signed_at - written_at)
     stamps = dict(record.stamps)
     if stamp := last.stamps.get("time"):

@@ -79,7 +79,7 @@ def progress_part(
     state: str,
     saved: TrainingProgress | None = None,
 ) -> dict[str, Any] | None:
-    """How far the training is, by rank 0's heartbeat, before its first by the checkpoint; None without it."""
+    """Return the training's progress from rank 0's heartbeat, else from the checkpoint; None without both."""
     known = heartbeat.progress if heartbeat else saved
     if known is None:
         return None
@@ -111,17 +111,17 @@ def event_part(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_sight(events: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """At most `most` events, in order: the newest, and in up to half of the room weighty ones of any age."""
+    """Return at most `most` events in order: the newest, and up to half of them important ones of any age."""
     weighty = [number for number, event in enumerate(events) if event.get("kind") in WEIGHTY][-(most // 2) :]
     others = [number for number in range(len(events)) if number not in weighty]
     return [events[number] for number in sorted([*weighty, *others[-(most - len(weighty)) :]])]
 
 
 def alerts_part(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The newest alerts, oldest first; "raised": whether the figure is still beyond its threshold.
+    """Return the newest alerts, oldest first; "raised" says whether the metric is still beyond its threshold.
 
-    A rank reports once that a threshold is crossed, and once that the figure has come back (alert_over).
-    A new attempt begins without any.
+    A rank reports once that a metric has crossed its threshold, and once that it has returned (alert_over).
+    A new attempt starts without alerts.
     """
     found: list[dict[str, Any]] = []
     for event in events:

@@ -127,7 +127,7 @@ class Series:
 
 @dataclass
 class _OpenFile:
-    """How far one event file has been read."""
+    """Reading position in one event file."""
 
     offset: int = 0
     broken: str | None = None
@@ -160,7 +160,7 @@ class ScalarReader:
         self._points = points
         asked = tags if tags is None or callable(tags) else frozenset(tags).__contains__
         self._wanted = functools.cache(asked) if asked is not None else lambda tag: True
-        # {tag in a file: its points, None if nobody asks for it}
+        # {tag in a file: its points, None if it was not requested}
         self._by_tag: dict[bytes, Points | None] = {}
         self._step = 0
         self._shape: Shape | None = None
@@ -217,9 +217,9 @@ class ScalarReader:
                     state.offset += _LENGTH.size + length + _FOOTER_BYTES
 
     def _take_block(self, path: Path, state: _OpenFile, content: bytes) -> bool:
-        """Take the whole records of a piece of a file; whether any changed a series."""
+        """Read the complete records of a piece of a file, and return whether any changed a series."""
         at, changed, first = 0, False, state.offset
-        # The records since the tag of the first of them: once it comes again, those of one step.
+        # The records of one step so far: the step is complete when the tag of its first record repeats.
         records: list[Found] = []
         while len(content) - at >= _LENGTH.size:
             length, check = _LENGTH.unpack_from(content, at)
@@ -259,14 +259,14 @@ class ScalarReader:
         return changed
 
     def _take_steps(self, content: bytes, at: int, tag: bytes, records: list[Found]) -> int:
-        """Take the steps from `at` on that have the shape of an earlier one; where they end.
+        """Read the steps from `at` on that have the shape of an earlier step, and return their end.
 
-        `tag` is that of the record there, `records` those before it, which are cleared at a step's end.
+        `tag` is the tag of the record at `at`. `records` are the records before it; a step's end clears them.
         """
         ends = bool(records) and records[0].tag == tag
         shape = self._shape if self._shape and self._shape.first_tag == tag else None
         done = at if shape is None else self._take_shape(shape, content, at)
-        # Of a tag that comes twice, the points are not in the order of their columns.
+        # The points of a tag that occurs twice are not in the order of their columns.
         if ends and done == at and len({one.tag for one in records}) == len(records):
             self._shape = Shape(content, records, lambda tag: self._by_tag.get(tag) is not None)
             done = self._take_shape(self._shape, content, at)
@@ -354,7 +354,7 @@ class ScalarReader:
 
 
 def read_scalars(folder: str | os.PathLike, tags: Iterable[str] | None = None) -> dict[str, Series]:
-    """Every scalar of a folder of event files: {tag: Series}; `tags` picks some.
+    """Return the scalars of a folder of event files as {tag: Series}; `tags` selects some of them.
 
     Raises DataError if the folder is missing or holds no event file, and names subfolders that hold some.
     """

@@ -26,9 +26,9 @@ def culprit(cause: str | None) -> int | None:
 
 
 def failed_rank(job: JobDir, cause: str | None) -> int | str:
-    """The rank that the cause of a job's end names first; 0 if it names none that has a log.
+    """Return the rank that the cause of a job's end names first; 0 if it names none that has a log.
 
-    If no rank has a log, the log that may say why: that of a node with a traceback, or "supervisor".
+    If no rank has a log, return the log that may explain the end: a node's with a traceback, or "supervisor".
     """
     attempts = log_attempts(job)
     if not attempts:

@@ -19,7 +19,7 @@ from nbtrain.base.usage_files import Segment, listed, nodes_in, read_segment
 
 @dataclass(frozen=True)
 class Points:
-    """One figure of one subject, oldest first. Values that are not known are left out."""
+    """Values of one metric of one subject, oldest first. Unknown values are omitted."""
 
     times: list[float]
     """Seconds since the epoch, by the clock of the node."""
@@ -34,7 +34,7 @@ class Points:
         return self.means[-1] if self.means else None
 
     def thinned(self, most: int) -> "Points":
-        """At most `most` points, for equal parts of the time: the mean of means and the greatest maximum."""
+        """Return at most `most` points, each for an equal part of the time: its mean and its maximum."""
         if len(self) <= most:
             return self
         parts = self._rising(most) if self.times == sorted(self.times) else self._parts(most)
@@ -57,7 +57,7 @@ class Points:
         parts: list[slice] = []
         first = place = 0
         for number, at in enumerate(self.times):
-            # Never back: the clock of a second boot may be behind that of the first.
+            # The place never decreases: the clock of a second boot may be behind the clock of the first.
             here = max(place, min(most - 1, int((at - begin) / length * most))) if length > 0 else 0
             if here != place and number:
                 parts.append(slice(first, number))

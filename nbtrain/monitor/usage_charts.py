@@ -15,9 +15,9 @@ from nbtrain.monitor.usage import NodeUsage, Points
 
 # More lines than this get one colour and no names.
 MOST_NAMED = 8
-# A bound that lies higher than so many times the greatest value would press the curves flat.
+# A bound higher than this many times the largest value is not drawn, because it would flatten the curves.
 MOST_ABOVE = 5.0
-# Air above the highest point or bound, as a share of it.
+# Margin above the highest point or bound, as a fraction of it.
 MARGIN_FRACTION = 0.06
 # Chart: title -> (beginnings of subjects, {figure: word in the legend}).
 CHARTS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
@@ -97,11 +97,11 @@ class UsageChart:
 
 
 def usage_charts(page: JobPage, most_points: int = MOST_POINTS) -> list[UsageChart]:
-    """Every chart that has a line, in the order of CHARTS."""
+    """Return every chart that has a line, in the order of CHARTS."""
     found = []
     for title, (_, figures) in CHARTS.items():
         lines = list(_lines(page, title, most_points))
-        # A single point is no line; a job's first figures are a second old when its second ones come.
+        # A single point is not a line; the second values follow a second after a job's first ones.
         if any(len(line.points) > 1 for line in lines):
             figure = next(iter(figures))
             peak = max(max(line.points.maxima) for line in lines)
@@ -162,9 +162,9 @@ def axis_label(figure: str, value: float, step: float = 1.0) -> str:
 
 
 def drawn(chart: UsageChart, begin: float) -> dict[str, Any]:
-    """A chart as a panel draws it: that of chart_data.charts(), with its curves, and times since `begin`.
+    """Return a chart for a panel, in the form of chart_data.charts() with its curves and times since `begin`.
 
-    title    with the bounds that are not drawn
+    title    includes the bounds that are not drawn
     form     the unit, a form of lab/ui/numbers.js
     begin    seconds since the epoch
     bounds   [{"word", "value"}]: lines across

@@ -18,7 +18,7 @@ BOUND_COLORS = {"request": GREEN, "limit": RED, "request = limit": RED}
 
 
 def usage_figure(page: JobPage) -> "Figure":
-    """Every chart that has points, over the time since the job was submitted."""
+    """Draw every chart that has points, over the time since the job was submitted."""
     charts = usage_charts(page)
     rows = max(1, -(-len(charts) // 2))
     figure = shown_figure(f"{page.name}, job {page.job_id}", 2.3 * rows + 0.6)

@@ -91,7 +91,7 @@ class WatchedRuns:
         inside = os.path.realpath(self.root) + os.sep
         with entries:
             for entry in entries:
-                # A name with a dot is that of no run.
+                # A name with a leading dot is not a run.
                 if entry.name.startswith("."):
                     continue
                 if not entry.is_symlink() or os.path.realpath(entry.path).startswith(inside):
@@ -144,5 +144,5 @@ def row_of(run: RunSummary) -> dict[str, Any]:
 
 
 def root_id(root: Path) -> str:
-    """By which a page knows whether a server shows the runs that its kernel means."""
+    """Return an id of the output directory, by which a page checks that a server shows its kernel's runs."""
     return hashlib.sha256(os.path.realpath(root).encode()).hexdigest()[:16]

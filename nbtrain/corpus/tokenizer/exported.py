@@ -1,10 +1,9 @@
 """The tokenizer of an exported model, in the files that transformers reads.
 
-    data/tokenizer/<name>/as-given/   the files of an imported tokenizer, unchanged (chat template, added
-    tokens,
-                                      settings); exported again, byte for byte, except for a list of added
-                                      tokens if the run has added some, and for the padding token if it also
-                                      ends a text (padding.py). For other tokenizers:
+    data/tokenizer/<name>/as-given/   the files of an imported tokenizer, unchanged (chat template,
+                                      added tokens, settings); exported again, byte for byte, except for a
+                                      list of added tokens if the run has added some, and for the padding
+                                      token if it also ends a text (padding.py). For other tokenizers:
     tokenizer.json                    the vocabulary, and
     tokenizer_config.json             the tokens that begin, end and pad a text, for PreTrainedTokenizerFast
 

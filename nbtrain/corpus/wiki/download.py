@@ -2,8 +2,7 @@
 
     <mirror>/<wiki>/<date>/<wiki>-<date>-sha1sums.txt   the names of a dump's files, with the date
     <name>.part, <name>.part.json                       the bytes received so far, and the ETag they belong to
-    <name>, <name>.json                                 the complete file, whose SHA-1 is as listed; its
-    source
+    <name>, <name>.json                                 the complete file, its SHA-1 as listed; its source
 
 After a cut connection the download resumes at the byte it had reached (Range, If-Range), a few times in one
 call and at any time in a later call. If the file has changed on the server, it starts from the beginning.

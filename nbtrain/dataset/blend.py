@@ -1,8 +1,8 @@
 """The datasets of a blend seen as one: present, of one tokenizer, with one hash.
 
-A blend has no tokens of its own; its folder data/dataset/<data.name>/ holds index-cache/ alone. Entries named
-in the data home keep their indices with themselves, for all runs; those given by a prefix may lie in a folder
-that cannot be written, and keep theirs with the blend.
+A blend stores no tokens; its folder data/dataset/<data.name>/ holds index-cache/ alone. Entries named in the
+data directory keep their indices in their own folders, for all runs; entries given by a prefix may be in a
+folder that cannot be written, and keep their indices in the blend's folder.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ class Entry:
     weight: float
     index_cache: Path
     is_named: bool
-    """Whether it lies in the data home; else it is a pair given by its prefix."""
+    """Whether it is in the data directory; else it is a pair given by its prefix."""
 
     def manifest(self) -> DatasetManifest | None:
         """The manifest, else what the pair says of itself; None if it does not exist. Raises DataError."""
@@ -162,7 +162,7 @@ class OpenBlend(NamedTuple):
 
 
 def open_pair(pair: DatasetFiles, vocab_size: int | None) -> OpenDataset:
-    """Any pair, memory-mapped and whole by its sizes; it needs no manifest. Raises DataError."""
+    """Open any pair, memory-mapped, its sizes checked; it needs no manifest. Raises DataError."""
     if manifest := pair.own_manifest():
         return pair.open(vocab_size, manifest)
     indexed = IndexedDataset(pair.prefix)

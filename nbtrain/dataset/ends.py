@@ -1,4 +1,4 @@
-"""How the documents of a .bin that somebody brought end: in the end-of-document token, or not."""
+"""Checks whether the documents of a .bin made by another program end in the end-of-document token."""
 
 import numpy as np
 

@@ -1,9 +1,9 @@
-"""Where the files of one dataset lie in the data home, and opening them.
+"""The files of one dataset in the data directory, and opening them.
 
 data/dataset/<name>/
   <key>_document.bin, .idx              indexed.py; a pair for each of data.json_key and data.extra_json_keys
   <key>_sentence.bin, .idx              in its place if data.split_sentences cuts documents into sequences
-  <key>_document_loss_mask.bin, .idx    uint8 for each token: 1 if it is learnt; without it every token is
+  <key>_document_loss_mask.bin, .idx    uint8 per token: 1 if it is in the loss; without it every token is
   manifest.json                         manifest.py; written last: without it the dataset does not count
   index-cache/                          samples/index_files.py
   baselines.json                        look/baselines.py
@@ -42,17 +42,17 @@ class DatasetFiles:
 
     @property
     def loss_mask(self) -> "DatasetFiles":
-        """The pair that says which tokens of this one are learnt; it need not exist."""
+        """The pair that marks which tokens of this one are in the loss; it need not exist."""
         return self.pair(self.stem + MASK_SUFFIX)
 
     @property
     def has_loss_mask(self) -> bool:
-        """Whether a loss mask lies beside this pair; without one every token is learnt."""
+        """Whether this pair has a loss mask; without one every token is in the loss."""
         return self.loss_mask.bin.is_file() or self.loss_mask.idx.is_file()
 
     @property
     def work(self) -> Path:
-        """Where an encoding keeps its shards until they are merged."""
+        """The folder in which an encoding keeps its shards until they are merged."""
         return self.directory / ".encode"
 
     @property
@@ -88,7 +88,7 @@ class DatasetFiles:
         return read_manifest(self.manifest_json)
 
     def own_manifest(self) -> DatasetManifest | None:
-        """The manifest beside this pair if it describes it: a pair may lie in another dataset's folder."""
+        """Return this folder's manifest if it describes this pair, which may belong to another dataset."""
         manifest = self.manifest()
         return manifest if manifest is not None and self.bin.name in manifest.files else None
 
@@ -153,7 +153,7 @@ class OpenDataset(NamedTuple):
     manifest: DatasetManifest
     indexed: IndexedDataset
     loss_mask: IndexedDataset | None
-    """None: every token is learnt."""
+    """None: every token is in the loss."""
 
 
 def manifest_of_files(

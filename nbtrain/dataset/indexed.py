@@ -289,8 +289,8 @@ class IndexedDataset:
     def verify(self, vocab_size: int | None = None, seen: Callable[[np.ndarray], object] = len) -> int:
         """Read everything: offsets, document array and, given `vocab_size`, the range of every id.
 
-        Returns the largest id (-1 if there are no tokens, or no integers). `seen` is called with each
-        piece of the stream, in order. Raises DataError.
+        Returns the largest id (-1 if the tokens are not integers, or there are none). `seen` is called with
+        each piece of the stream, in order. Raises DataError.
         """
         self.check()
         binary = display(bin_path(self.prefix))

@@ -24,7 +24,7 @@ UNKNOWN_WARNED_FRACTION = 0.001
 @dataclass(frozen=True)
 class DatasetManifest:
     json_key: str
-    """The key whose pair is trained on; others may lie beside it."""
+    """The key whose pair is trained on; the folder may hold other pairs."""
     sources: list[dict[str, Any]]
     """Each with its settings, name, licence, attribution, versions, documents, bytes, tokens, sha256, the
     sequences [first, last) that hold it, and unread_keys {key: records with a value under it}; of wikitext
@@ -66,12 +66,12 @@ class DatasetManifest:
 
     @property
     def unknown_tokens(self) -> int | None:
-        """Tokens for text that the tokenizer cannot write; None if nobody has counted them."""
+        """Tokens for text that the tokenizer cannot write; None if they were not counted."""
         return self.counts.get("unknown_tokens")
 
     @property
     def loss_tokens(self) -> int | None:
-        """Tokens that bear a loss; None without a mask, or if they were not counted."""
+        """Tokens in the loss; None without a mask, or if they were not counted."""
         return self.counts.get("loss_tokens")
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def manifest_dtype(dtype: np.dtype) -> str:
 
 
 def dropped_sentences(sources: Sequence[dict[str, Any]]) -> str:
-    """How many sentences of the sources were dropped, as "159 of 28,113 (0.57%)"; empty without wikitext."""
+    """Return the share of dropped sentences, as "159 of 28,113 (0.57%)"; empty without wikitext."""
     sentences, dropped = (
         sum(source.get(key, 0) for source in sources) for key in ("sentences", "dropped_sentences")
     )

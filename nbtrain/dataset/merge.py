@@ -4,9 +4,9 @@
     lengths    one after the other; offsets computed again
     documents  each entry plus the sequences of the pairs before it; the leading 0 only once
 
-The bytes are those of megatron-core's IndexedDatasetBuilder.add_index. Files are copied in pieces and hashed
-on the way, so memory does not grow with their size. Loss masks are merged beside the tokens; in a pair
-without a mask every token is learnt.
+The bytes equal those that megatron-core's IndexedDatasetBuilder.add_index writes. Files are copied in pieces
+and hashed on the way, so memory does not grow with their size. Loss masks are merged along with the tokens;
+in a pair without a mask every token is in the loss.
 
 The name of a dataset stands for all its pairs (data.extra_json_keys): each is merged with the pairs of the
 same key, so that document k stays the same record in all of them. A prefix stands for that pair alone.
@@ -53,7 +53,7 @@ class Merged:
     beside: list[dict[str, Any]] = field(default_factory=list)
     """prefix, sequences, documents, tokens of each further pair: one for each of data.extra_json_keys."""
     left_out: list[str] = field(default_factory=list)
-    """Prefixes of pairs that were not merged: they lie in the dataset of an input named by a prefix."""
+    """Prefixes of pairs that were not merged: they belong to the dataset of an input named by a prefix."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -172,7 +172,7 @@ def _is_whole(target: str | os.PathLike | RunConfig, dataset: DatasetFiles) -> b
 
 
 def _left_out(inputs: Sequence[DatasetFiles]) -> list[str]:
-    """The pairs that a manifest puts beside `inputs`, which were named by a prefix each."""
+    """Return the other pairs in the manifests of `inputs`, each of which was named by a prefix."""
     described = [dataset for dataset in inputs if dataset.manifest() is not None]
     found = [dataset.pair(stem).prefix for dataset in described for stem in _other_stems(dataset)]
     named = {dataset.prefix for dataset in inputs}
@@ -180,7 +180,7 @@ def _left_out(inputs: Sequence[DatasetFiles]) -> list[str]:
 
 
 def _other_stems(dataset: DatasetFiles) -> list[str]:
-    """The pairs beside this one: those that its manifest names, or all of the folder if it has none."""
+    """Return the folder's other pairs: those that its manifest names, or all if it has none."""
     found = sorted(path.stem for path in dataset.directory.glob("[!.]*.idx"))
     stems = [stem for stem in found if not is_mask(stem, found)]
     if (manifest := dataset.manifest()) is not None:
@@ -207,7 +207,7 @@ def _check_levels(inputs: Sequence[DatasetFiles]) -> None:
 
 
 def _check_keys(inputs: Sequence[DatasetFiles], others: Sequence[list[str]]) -> None:
-    """Every input must have the same pairs beside the one that is trained on."""
+    """Check that every input has the same pairs in addition to the training pair."""
     for stem in sorted({stem for stems in others for stem in stems}):
         having = next(dataset for dataset, stems in zip(inputs, others) if stem in stems)
         lacking = [dataset for dataset, stems in zip(inputs, others) if stem not in stems]
@@ -375,7 +375,7 @@ def _joined_manifest(
             sources.append(source)
         sequences += len(pair)
     if not all(manifest.sources for manifest in manifests):
-        # One was adopted and has none: places would leave its sequences to nobody.
+        # A merged pair was adopted and has no sources, so ranges would leave its sequences without a source.
         sources = [{key: source[key] for key in source if key != "sequences"} for source in sources]
     merged = [
         {"prefix": display(dataset.prefix), "dataset_sha256": manifest.dataset_sha256}

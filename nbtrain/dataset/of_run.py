@@ -1,4 +1,4 @@
-"""Which dataset is meant: the one that a run trains on, or the one that a person names."""
+"""The dataset that a run trains on, or the one that a user names."""
 
 import os
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ def open_dataset(config: RunConfig) -> OpenDataset | OpenBlend:
 def other_text_of_tokenizer(config: RunConfig) -> str:
     """Return a clause on the other text that a run's tokenizer was trained on; "" if it is the run's text.
 
-    Nothing is said of a run with init_from, whose weights know that tokenizer.
+    Returns "" for a run with init_from, whose weights know that tokenizer.
     """
     directory = tokenizer_dir(config.tokenizer.name)
     return "" if config.init_from is not None else other_text_of(directory, settings(config))
@@ -44,7 +44,7 @@ def data_named(text: str, overrides: Sequence[str] = ()) -> RunConfig | str:
     """Return the configuration of the run that `text` names; a dataset's name or prefix unchanged.
 
     A run is named as everywhere: an example, a run of the workspace, or the path of a YAML. Raises
-    ConfigError for a run that is not valid, and for overrides of what is no run.
+    ConfigError for a run that is not valid, and for overrides of a name that is not a run's.
     """
     if text.endswith((".bin", ".idx")):
         return text[:-4]

@@ -40,9 +40,9 @@ class Repair:
     documents: int
     eod_id: int
     counted_tokens: int
-    """By the index as it is."""
+    """Tokens by the current index."""
     found_tokens: int
-    """In the .bin."""
+    """Tokens in the .bin."""
     endings: list[str]
     """The last tokens of the first documents, as they would be."""
 

@@ -2,7 +2,7 @@
 
     <work>/000012.bin          tokens of data.json_key, EOD included
            000012-key-<key>.bin  the same of each of data.extra_json_keys
-           000012-mask.bin     uint8 per token: is it learnt (datasets that hold unlearnt tokens)
+           000012-mask.bin     uint8 per token: 1 if it is in the loss (datasets with tokens outside the loss)
            000012.npz          lengths, and per document: digest, text bytes, sequences, MinHash signature
            000012.json         ShardRecord; written last: without it the shard does not count
 
@@ -10,7 +10,7 @@ One process that makes all of them in order writes its tokens into in-order.bin,
 in-order-mask.bin, one shard after the other: if nothing is a duplicate they are joined already.
 
 A shard depends on its part and the settings alone, so any number of workers in any order makes the same ones,
-and a killed run goes on with those that are there. join.py joins them.
+and a killed run continues with the shards that are complete. join.py joins them.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Shards of a corpus -> one .bin/.idx pair per key, without the documents that have come before.
+"""Shards of a corpus -> one .bin/.idx pair per key, without documents that repeat an earlier one.
 
     digests and signatures of all shards, in order -> which documents stay
     tokens of each shard, copied in runs of documents that stay -> .bin, hashed on the way; lengths -> .idx
@@ -37,9 +37,9 @@ class SourceTotals:
     tokens: int = 0
     bytes: int = 0
     unknown_tokens: int = 0
-    """How many of `tokens` stand for text that the tokenizer cannot encode."""
+    """Tokens that stand for text that the tokenizer cannot encode."""
     loss_tokens: int = 0
-    """How many of `tokens` are in the loss, if the dataset has a mask."""
+    """Tokens in the loss, if the dataset has a mask."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Documents dropped as duplicates; other reasons are in the shards' tallies."""
     first_sequence: int = 0

@@ -1,10 +1,10 @@
-"""How far an encoding is, also inside the parts that workers are at.
+"""Progress of an encoding, including the parts that workers are processing.
 
     worker  -> <work>/progress-<host>-<pid>: bytes of text, documents and tokens it has encoded, after each
                batch
     parent  -> adds them up when a part is done, and every second while it waits
 
-Parts that are done count by their size; what workers say of parts under way fills the gap between them.
+Parts that are done count by their size; the workers' reports on unfinished parts fill the gaps between them.
 """
 
 import os
@@ -25,8 +25,8 @@ from nbtrain.dataset.encode.shard import ShardRecord
 
 COUNTERS = struct.Struct("<qqq")
 PREFIX = "progress-"
-# A batch takes milliseconds; nobody reads a bar that fast, and looking for other workers' files costs more
-# than showing it.
+# Seconds between two updates of the bar. A batch takes milliseconds, faster than anyone can read, and reading
+# the other workers' files costs more than drawing the bar.
 SHOW_SECONDS = 0.1
 
 

@@ -38,7 +38,7 @@ class EncodeSettings:
     sentence_language: str | None = None
     with_mask: bool = False
     unknown_id: int | None = None
-    """The id of text that the tokenizer cannot write; None: there is no such id, and none is counted."""
+    """Id of text that the tokenizer cannot write; None if there is no such id, and none is counted."""
     tokenizer_sha256: str | None = None
     """The tokenizer that the folder must hold."""
 
@@ -151,7 +151,7 @@ class _Tokens:
     learnt: np.ndarray | None = None
     """bool per id; None: all."""
     end_learnt: np.ndarray | None = None
-    """Whether the EOD of each document is learnt; None: all."""
+    """Whether the EOD of each document is in the loss; None: all."""
     put_eod: bool = True
     may_be_empty: bool = False
 
@@ -310,7 +310,7 @@ class _Shard:
         self._loss.frombytes(counts.astype(np.int64).tobytes())
 
     def write_arrays(self) -> None:
-        """The .npz beside the tokens."""
+        """Write the .npz next to the tokens."""
         arrays = {
             "sequences": np.frombuffer(self._sequences, np.intc),
             "bytes": np.frombuffer(self._bytes, np.int64),

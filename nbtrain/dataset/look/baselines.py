@@ -87,8 +87,8 @@ def baselines(config: RunConfig, too_small: str = "refuse") -> Baselines | NoBas
     """The baselines of a run's data: computed once, then read from the dataset's folder.
 
     Raises DataError if the data is not prepared, one of the two splits is too short, or the run blends
-    datasets; with too_small="explain" the last two raise nothing and a NoBaselines comes back, so that a
-    notebook goes on.
+    datasets; with too_small="explain" the last two raise nothing and return a NoBaselines, so that a notebook
+    continues.
     """
     if too_small not in ("refuse", "explain"):
         raise ConfigError(f'too_small = {too_small!r} must be "refuse" or "explain".')

@@ -40,15 +40,15 @@ class Document:
     """Tokens of the whole document, EOD included."""
     sequences: int
     pieces: list[tuple[str, bool]]
-    """Its text in parts, and whether each bears a loss: one part if there is no loss mask."""
+    """Its text in pieces, and whether each is in the loss: one piece if there is no loss mask."""
     cut: bool
-    """Whether the document goes on after the pieces."""
+    """Whether the document continues after the pieces."""
     masked: bool
     source: str | None = None
     loss_tokens: int | None = None
-    """Tokens of the whole document that bear a loss, EOD counted; None without a mask."""
+    """Tokens of the whole document in the loss, EOD included; None without a mask."""
     end_in_loss: bool | None = None
-    """Whether the EOD after the pieces bears a loss; None without a mask, or if no EOD follows them."""
+    """Whether the EOD after the pieces is in the loss; None without a mask, or if no EOD follows them."""
 
     @property
     def text(self) -> str:
@@ -132,7 +132,7 @@ def samples_text(
 
 
 class Browser:
-    """The documents of one pair, decoded by the tokenizer `named`, or by that of the manifest's hash.
+    """The documents of one pair, decoded by the tokenizer `named`, or by the one of the manifest's hash.
 
     Raises DataError if the pair is missing or damaged, or if a named tokenizer does not exist.
     """
@@ -160,7 +160,7 @@ class Browser:
         return self.indexed.document_bounds()
 
     def document(self, number: int, max_tokens: int = SHOWN_TOKENS) -> Document:
-        """A document, its text from its first `max_tokens` tokens. DataError if there is no such document."""
+        """Return a document with the text of its first `max_tokens` tokens. Raises DataError."""
         if not 0 <= number < self.num_documents:
             raise DataError(
                 f"{display(self.dataset.prefix)}: has no document {number:,}; it holds "
@@ -198,7 +198,7 @@ class Browser:
 
     @property
     def sources(self) -> list[dict[str, Any]]:
-        """The manifest's, whose figures are of the pair that is trained on; a pair beside it has none."""
+        """The manifest's sources, whose figures describe the training pair; [] for any other pair."""
         is_main = self.manifest is not None and self.manifest.stem == self.dataset.stem
         return self.manifest.sources if self.manifest is not None and is_main else []
 
@@ -210,7 +210,8 @@ class Browser:
             for source in (self.manifest.sources if self.manifest else [])
             if source.get("sequences")
         ]
-        # They are the main pair's; one beside it has as many, unless the main pair's documents are sentences.
+        # They describe the main pair; another pair has as many unless the main pair's documents are
+        # sentences.
         if len(named) < 2 or not (self.sources or named[-1][2] == len(self.indexed)):
             return []
         return [entry for entry in named if entry[2] > entry[1]]
@@ -219,7 +220,7 @@ class Browser:
         return next((name for name, first, last in self._sources if first <= sequence < last), None)
 
     def find(self, text: str, start: int = 0, seconds: float = SEARCH_SECONDS) -> tuple[int | None, int]:
-        """(the next document from `start` on that holds `text` in any case, the document to go on from).
+        """(the next document from `start` on that holds `text` in any case, the document to continue from).
 
         Gives up after `seconds`: (None, less than num_documents). Searches the first SEARCHED_TOKENS of each.
         """
@@ -265,9 +266,10 @@ class Browser:
 def _find_tokenizer(
     target: Any, manifest: DatasetManifest | None, named: str | None
 ) -> tuple[Decoder | None, str | None]:
-    """(what decodes, where it lies): the named tokenizer, else the one whose hash the manifest holds.
+    """(decoder, its folder or file): the named tokenizer, else the one whose hash the manifest holds.
 
-    The run's own is tried before those of the data home; (None, None): none has it. Raises DataError.
+    The run's tokenizer is tried before others in the data directory; (None, None) if none fits. Raises
+    DataError.
     """
     if named is not None:
         return _named_tokenizer(named)
@@ -295,7 +297,7 @@ def _named_tokenizer(named: str) -> tuple[Decoder, str]:
 
 
 class _ForeignTokenizer:
-    """Any tokenizer.json, or a folder with GPT-2's vocab.json and merges.txt, to decode with."""
+    """Decodes with any tokenizer.json, or with a folder of GPT-2's vocab.json and merges.txt."""
 
     def __init__(self, path: Path):
         import tokenizers

@@ -134,11 +134,11 @@ class DataCard(_Card):
     sequences: int = 0
     empty_documents: int = 0
     learnt_tokens: int | None = None
-    """Tokens in the loss; None if there is no mask: every token is."""
+    """Tokens in the loss; None without a mask, which puts every token in the loss."""
     unknown_tokens: int | None = None
     """Tokens for text that the tokenizer cannot write; None if the manifest has no count."""
     duplicates: dict[str, int] | None = None
-    """copies found in the .bin, documents checked, documents; None if nobody looked for them."""
+    """copies found in the .bin, documents checked, documents; None if they were not searched for."""
     seq_length: int | None = None
     warnings: list[str] = field(default_factory=list)
     training_sequences: list[dict[str, Any]] = field(default_factory=list)
@@ -263,8 +263,8 @@ class BlendCard(_Card):
 def data_card(target: str | os.PathLike | RunConfig, tokenizer: str | None = None) -> DataCard | BlendCard:
     """The card of a run's dataset, of a dataset by name, or of any .bin/.idx by prefix.
 
-    `tokenizer` is a name or a path; None takes that of the manifest's hash. Reads the index, a loss mask, and
-    the tokens that find_duplicates needs. Raises DataError if the dataset is missing or damaged.
+    `tokenizer` is a name or a path; None uses the one of the manifest's hash. Reads the index, a loss mask,
+    and the tokens that find_duplicates needs. Raises DataError if the dataset is missing or damaged.
     """
     if isinstance(target, RunConfig) and target.data.blend:
         return _blend_card(target, tokenizer)
@@ -277,7 +277,7 @@ def _card(target: Any, tokenizer: str | None, config: RunConfig | None) -> DataC
     if not browser.num_documents or not indexed.num_tokens:
         raise DataError(f"{display(browser.dataset.prefix)}: holds no document.")
     lengths = np.diff(indexed.document_bounds())
-    # A manifest has text, sources and drops of the pair that is trained on, not of the pairs beside it.
+    # A manifest has text, sources and drops of the training pair, not of the other pairs in its folder.
     own = manifest if manifest and manifest.stem == browser.dataset.stem else None
     datasets = None
     if config is not None and config.data.resolved_packing == "best_fit":
@@ -336,7 +336,7 @@ def _histogram(lengths: np.ndarray) -> dict[str, list[int]]:
     last = max(1, int(lengths.max()).bit_length())
     edges = [0, *(1 << power for power in range(last + 1))]
     counts, _ = np.histogram(lengths, bins=edges)
-    # The empty bins before the first document are left out.
+    # The empty bins before the shortest document's are omitted.
     first = int(np.flatnonzero(counts)[0])
     return {"edges": edges[first:], "counts": counts[first:].tolist()}
 

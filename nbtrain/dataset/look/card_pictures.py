@@ -41,7 +41,7 @@ def bars_svg(names: Sequence[str], values: Sequence[float], label: str) -> bytes
 
 
 def _place(edges: Sequence[int], value: int) -> float | None:
-    """Where a length stands on the axis of bins; None outside."""
+    """Return the position of a length on the axis of bins; None outside."""
     for place, (low, high) in enumerate(itertools.pairwise(edges)):
         if low <= value <= high:
             return place - 0.5 + (value - low) / (high - low)

@@ -1,8 +1,8 @@
-"""Whether the files of a dataset still hold what its manifest says, without reading them each time.
+"""Checks that the files of a dataset still hold what its manifest says, without reading them each time.
 
-The manifest is written last. A file that is younger was written, or copied, after it: it is read once and its
-SHA-256 compared, and .contents.json beside it remembers size and time, so that the next look is cheap again.
-DatasetFiles.require compares sizes alone.
+The manifest is written last. A file that is newer was written, or copied, after it: it is read once to
+compare its SHA-256, and .contents.json in the same folder records its size and time, so that the next check
+is cheap. DatasetFiles.require compares sizes alone.
 """
 
 import contextlib

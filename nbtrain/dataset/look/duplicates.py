@@ -25,10 +25,10 @@ MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class Duplicates:
-    """How many of the documents looked at are copies of another of them."""
+    """Number of the checked documents that are copies of another checked document."""
 
     copies: int
-    """Documents that could be left out: two of three equal documents."""
+    """Documents that could be dropped: two of three equal documents."""
     checked: int
     documents: int
     """All documents that hold a token."""

@@ -1,4 +1,4 @@
-"""Text of which some tokens bear a loss, shown so that a wrong mask is seen in one look.
+"""Text with some tokens in the loss, shown so that a wrong mask is visible at a glance.
 
 pieces (text, kind) -> a terminal: green and grey
                     -> plain text: [[tokens in the loss]] without a loss <EOD>
@@ -45,12 +45,12 @@ def lines_of(text: str) -> str:
 
 
 def text_of(pieces: Sequence[Piece], colour: bool = False) -> str:
-    """Return printable text, with marks, or with escape sequences of its own colours."""
+    """Return printable text, with bracket marks, or coloured with escape sequences."""
     parts = []
     for kind, group in groupby(pieces, key=lambda piece: piece[1]):
         shown = lines_of("".join(text for text, _ in group))
         if colour:
-            # Line by line: a pager and an indent begin each line anew.
+            # Each line gets its own escape sequence: a pager or an indent resets colours at a line's start.
             parts.append(
                 "\n".join(f"{_ANSI[kind]}{line}\x1b[0m" if line else "" for line in shown.split("\n"))
             )
@@ -80,7 +80,7 @@ def strip_text(kinds: np.ndarray, begins: Sequence[int]) -> str:
 
 
 def strip_svg(kinds: np.ndarray, begins: Sequence[int]) -> str:
-    """Return the same as a picture: an inline SVG as wide as what it stands in."""
+    """Return the same as a picture: an inline SVG as wide as the element around it."""
     length = len(kinds)
     edges = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), length]
     bars = "".join(

@@ -96,7 +96,7 @@ def training_sequences(
 ) -> list[TrainingSequence]:
     """Return the first samples of a run's training split. Builds its indices if they are not there.
 
-    `datasets` are those of the run if they are built already: building them logs warnings. Raises DataError
+    `datasets` are the run's, if already built, because building them logs warnings. Raises DataError
     if the dataset is missing or does not fit the run.
     """
     samples = (datasets or build_datasets(config)).train

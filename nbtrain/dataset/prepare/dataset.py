@@ -3,8 +3,8 @@
     parts that have no shard yet -> shards, by any number of processes -> joined without duplicates ->
     manifest
 
-What is being made lies in the dataset's work folder, so the dataset that is there stays until the new one is
-whole. A work folder counts for the same inputs only; a killed run goes on with its shards.
+The new dataset is built in the dataset's work folder, so the existing one stays until the new one is
+complete. A work folder counts for the same inputs only; a killed run continues with its shards.
 """
 
 import logging
@@ -68,7 +68,7 @@ def prepare_dataset(
     force: bool,
     say: Say,
 ) -> OpenDataset:
-    """Make, keep or adopt a run's dataset; `manifest` is that of the one that is there. Raises DataError."""
+    """Build, keep or adopt a run's dataset; `manifest` describes the existing one. Raises DataError."""
     vocab_size = config.tokenizer.vocab_size
     if not config.data.sources:
         if manifest is None:
@@ -87,7 +87,7 @@ def prepare_dataset(
             shutil.rmtree(dataset.work)
         say("kept", note)
         return opened
-    # The work folder shows that files without a manifest are those of a killed prepare, not somebody's own.
+    # The work folder shows that files without a manifest come from a killed prepare, not from the user.
     begun = dataset.work.is_dir()
     encoding = _Encoding(config, dataset, corpus, loaded)
     strange = [name for name in encoding.file_names() if (dataset.directory / name).is_file()]
@@ -167,7 +167,7 @@ class _Encoding:
         return [path(prefix).name for prefix in prefixes if prefix for path in (bin_path, idx_path)]
 
     def run(self, old: DatasetManifest | None, workers: ChosenWorkers) -> DatasetManifest:
-        """Make the dataset; as soon as its shards are done, that of the manifest `old` is removed."""
+        """Build the dataset; the manifest `old` of the existing one is removed once the shards are done."""
         self._open_work()
         records = self._shards(workers)
         if not any(record.documents for record in records):
@@ -224,7 +224,7 @@ class _Encoding:
                 tokens.unlink()
 
     def _in_order_bytes(self, name: str) -> int | None:
-        """The bytes that the shards have together in a file of all shards; None if there is no such file."""
+        """Return the bytes of all shards in the file that they share; None if there is no such file."""
         records = [files.read_json(path) or {} for path in self.dataset.work.glob("[0-9]*.json")]
         ends = [
             record["starts"][name] + record["files"][name]
@@ -255,7 +255,7 @@ class _Encoding:
                 make = partial(Encoder, self.settings, account.add_batch, self.loaded, in_order=True)
             for record in ordered_map(make, self._unfinished(account), workers, account.show):
                 account.add(record)
-        # Joining takes one process: nobody pays for a cluster meanwhile.
+        # Joining uses one process, so the cluster is released first.
         chosen.close()
         self._check_unchanged()
         listed = display(self._listed) if broken_records.write(self._listed, self.counts) else ""
@@ -298,7 +298,7 @@ class _Encoding:
         return self.dataset.work / BROKEN_RECORDS
 
     def _keep_list(self) -> None:
-        """The list of broken records goes beside the dataset."""
+        """Move the list of broken records into the dataset's folder."""
         if not self._listed.is_file():
             return
         self._listed.replace(self.dataset.broken_records)

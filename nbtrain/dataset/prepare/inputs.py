@@ -40,7 +40,7 @@ def _changed_settings(config: RunConfig, changed: list[tuple[str, str, str]]) ->
 
 
 def _changed_sources(corpus: Corpus, then: list[dict[str, Any]], now: list[dict[str, Any]]) -> str:
-    """Which of the sources' files and versions are new, gone or changed; NAMED_CHANGES are named."""
+    """Describe the sources' files and versions that are new, gone or changed; NAMED_CHANGES are named."""
     changes, touched = [], []
     for reader, old, new in zip(corpus.readers, then, now, strict=True):
         before, after = old.get("files", {}), new.get("files", {})

@@ -1,4 +1,4 @@
-"""Which processes make the parts of a prepare: this one, several of this machine, or a Dask cluster's."""
+"""The processes that encode the parts of a prepare: this one, several local ones, or a Dask cluster's."""
 
 from functools import partial
 from pathlib import Path

@@ -134,7 +134,7 @@ def _is_masked(dataset: Any) -> bool:
         return any(_is_masked(part) for part in dataset.datasets)
     if isinstance(dataset, GPTDataset):
         return dataset.options.eod_mask_loss or dataset.mask is not None
-    return True  # packed: padding is not learnt
+    return True  # packed: padding is outside the loss
 
 
 def split_builder(
@@ -220,7 +220,7 @@ class _BlendBuilder:
             return None
         rule = config.data.split_rule
         sizes = blend_sizes(rule, [entries[number].weight for number in present], index_samples)
-        # The choice of a sample does not depend on the size, so more samples go on in the same blend.
+        # The choice of a sample does not depend on the size, so a longer run continues in the same blend.
         index = BlendIndex(self.files.index_cache, rule, sizes.weights, max(sizes.blend, num_samples))
         asked, taken = index.counts(sizes.blend), index.counts(len(index.dataset_index))
         is_limited = rule == "megatron-core" and config.data.shuffle == "megatron"

@@ -1,17 +1,18 @@
-"""Several datasets as one, by weight: which dataset gives each sample, by Megatron's rule.
+"""Blends several datasets by weight: chooses the dataset of each sample by Megatron's rule.
 
     sample k comes from the dataset i with the largest  w_i * max(k, 1) - (samples taken from i so far),
     in double precision, the lowest i if several are equal
 
-Both projects blend so, and differ in sizes: N samples asked for, weights normalised (split_rule says which)
+Both projects blend this way, and differ in sizes, for N requested samples and normalised weights (split_rule
+selects):
 
     rule                samples asked of dataset i        samples of the blend    index      datasets
     megatron-deepspeed  ceil(N w_i 1.005)                 the sum of those        uint8      < 255
     megatron-core       ceil(ceil(N w_i) (1 + 0.005))     sum of ceil(N w_i)      int16      < 32,767
 
-A blend can take more samples of a dataset than the samples asked of it give: megatron-core refuses that,
-Megatron-DeepSpeed reads past the dataset's end, and nbtrain goes on in its next pass. The choice of a sample
-does not depend on N, so a longer blend begins with a shorter one.
+A blend can read more samples of a dataset than its index provides: megatron-core refuses that,
+Megatron-DeepSpeed reads past the dataset's end, and nbtrain continues in the dataset's next pass. The choice
+of a sample does not depend on N, so a longer blend begins with a shorter one.
 """
 
 import math

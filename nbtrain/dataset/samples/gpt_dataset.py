@@ -4,11 +4,11 @@
     several datasets -> BlendedDataset (gpt_blend.py); whole documents, packed -> PackedDataset
     (packed_dataset.py)
 
-Training asks for positions 0 .. index_samples and maybe further: a run that gets more tokens later reads on
-in the samples that its epochs hold, then in a further pass over the same documents with seed + 1, and so on.
-So positions below never change. With shuffle per_epoch a pass is one epoch, whatever the run asks for: memory
-for one epoch's index, and an order that does not depend on train_tokens. Validation and test hold eval_iters
-global batches, the same ones every time.
+Training reads positions 0 .. index_samples and maybe further: a run that gets more tokens later continues in
+the samples that its epochs hold, then in a further pass over the same documents with seed + 1, and so on.
+So positions below never change. With shuffle per_epoch a pass is one epoch, whatever length the run has:
+memory for one epoch's index, and an order that does not depend on train_tokens. Validation and test hold
+eval_iters global batches, the same ones every time.
 """
 
 import logging
@@ -76,7 +76,7 @@ class GPTDataset:
         options: SampleOptions = PLAIN,
         mask: IndexedDataset | None = None,
     ):
-        """`mask`: 1 beside each token that is learnt; None learns all."""
+        """`mask` is 1 for each token in the loss; None puts all tokens in the loss."""
         self.indexed = indexed
         self.index_cache = index_cache
         self.dataset_sha256 = dataset_sha256
@@ -95,7 +95,7 @@ class GPTDataset:
             store(self.index_cache, self._description(number), ARRAYS, self._builder(number))
 
     def __len__(self) -> int:
-        """Positions that may be asked for: at least num_samples."""
+        """Return the number of positions that can be read: at least num_samples."""
         return self.samples_per_pass * self.num_passes
 
     def __getstate__(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class GPTDataset:
 
     @property
     def num_epochs(self) -> float:
-        """How often num_samples go through the split's tokens."""
+        """Passes through the split's tokens that num_samples amount to."""
         return self.num_samples * self.seq_length / self.num_tokens
 
     def __getitem__(self, position: int) -> np.ndarray:
@@ -138,7 +138,7 @@ class GPTDataset:
         return found
 
     def sample(self, position: int) -> Sample:
-        """The sample with what data.reset_position_ids, inter_document_masking and eod_mask_loss ask for."""
+        """Return a sample, with data.reset_position_ids, inter_document_masking and eod_mask_loss applied."""
         parts = self.parts(position)
         sequence = self._gather(self.indexed, parts)
         tokens, labels = sequence[:-1], sequence[1:]

@@ -1,4 +1,4 @@
-"""Which tokens make a GPT sample: Megatron's document, sample and shuffle index, and its splits, in NumPy.
+"""The tokens of each GPT sample: Megatron's document, sample and shuffle index, and its splits, in NumPy.
 
     document index   [E * documents]  the documents of E epochs, shuffled
     sample index     [n + 1, 2]       where sample k starts: (place in the document index, token in it)
@@ -6,7 +6,7 @@
 
 Sample i is the seq_length + 1 tokens from row shuffle[i] to the next, over document boundaries: neighbours
 share one token. The generator is numpy.random.RandomState(seed), used for these shuffles in this order and
-for nothing else, so the arrays equal those of megatron-core and Megatron-DeepSpeed.
+for nothing else, so the arrays equal megatron-core's and Megatron-DeepSpeed's.
 """
 
 import itertools
@@ -33,7 +33,7 @@ def split_bounds(split: str, rule: str, num_sequences: int) -> list[tuple[int, i
 
     `split` is relative sizes, e.g. "949,50,1"; missing ones are 0. megatron-core rounds each cumulative
     bound; Megatron-DeepSpeed adds rounded sizes and takes the excess off every bound but the first, which can
-    leave the test split a document more or less. Raises ConfigError for a split that is no such list.
+    leave the test split a document more or less. Raises ConfigError for a split that is not such a list.
     """
     weights = split_weights(split)
     total = sum(weights)
@@ -67,11 +67,11 @@ def split_weights(split: str) -> list[float]:
 
 
 class Epochs(NamedTuple):
-    """How often the documents of a split are gone through for a number of samples."""
+    """Number of passes over the documents of a split that a number of samples needs."""
 
     num_epochs: int
     num_samples: int
-    """Samples in that many epochs: at least as many as asked for."""
+    """Samples in that many epochs: at least as many as requested."""
     samples_before_last: int
     separate_last_epoch: bool
     """The last epoch is shuffled by itself: it is needed for less than 80 % of one epoch's samples."""
@@ -124,9 +124,9 @@ def build_gpt_index(
 ) -> GPTIndex:
     """Indices over the sequences [first, last) with these `lengths` (of all sequences), for `num_samples`.
 
-    Besides the arrays, which `allocate` gives, memory for one epoch's document numbers is taken, however many
-    epochs there are. Raises DataError if the split has no token, or if so many epochs are asked for that
-    the document index alone would pass 16 GiB.
+    Besides the arrays, which `allocate` provides, memory for one epoch's document numbers is allocated,
+    however many epochs there are. Raises DataError if the split has no token, or if so many epochs are
+    requested that the document index alone would exceed 16 GiB.
     """
     own_lengths = np.asarray(lengths[first:last])
     tokens = int(own_lengths.sum(dtype=np.int64))
@@ -190,7 +190,7 @@ def _fill_sample_index(
         ends = np.cumsum(gathered, dtype=np.int64)
         ends += begun
         begun = int(ends[-1])
-        # Samples whose first token lies before the stretch's end; long documents hold many.
+        # Samples whose first token is before the stretch's end; long documents hold many.
         stop = min(len(index), -(-begun // seq_length))
         for start in range(row, stop, CHUNK_DOCUMENTS):
             end = min(start + CHUNK_DOCUMENTS, stop)

@@ -3,8 +3,8 @@
     <folder>/<key>-<name>.npy    one array each, the bytes that numpy.save writes
     <folder>/<key>.json          what decides them; stored last, so an index without it does not count
 
-`key` is a hash of the description. Two processes that build the same arrays at one time write the same bytes
-into files of their own, each published by rename: neither waits, and a reader sees old or new, never half.
+`key` is a hash of the description. Two processes that build the same arrays at the same time write the same
+bytes into separate files, each published by rename: neither waits, and a reader sees old or new, never half.
 """
 
 import contextlib

@@ -1,12 +1,12 @@
-"""Samples of whole examples, apart from each other: what data.packing: best_fit reads.
+"""Samples of whole examples, isolated from each other, for data.packing: best_fit.
 
     .bin/.idx (+ _loss_mask) -> pieces of the split -> bins of each epoch, cached in index-cache/ ->
     PackedDataset
 
-Each example of a sample has positions from 0, a segment of cu_seqlens of its own, and labels that are its own
-tokens; the room left at the end is a segment of padding that bears no loss. Samples are numbered through the
+Each example of a sample has positions from 0, a separate segment of cu_seqlens, and only its own tokens as
+labels; the room left at the end is a segment of padding outside the loss. Samples are numbered through the
 epochs. A pass is a fixed number of epochs and is stored as one index; more passes never change earlier
-positions, and no pass depends on how many samples a run asks for.
+positions, and no pass depends on how many samples a run requests.
 """
 
 import logging
@@ -80,12 +80,12 @@ class PackedDataset:
         self._ends = np.array(ends, np.int64)
 
     def __len__(self) -> int:
-        """Positions that may be asked for: at least num_samples."""
+        """Return the number of positions that can be read: at least num_samples."""
         return int(self._ends[-1])
 
     @property
     def num_documents(self) -> int:
-        """Sequences of the split, also those that cannot be learnt from."""
+        """Sequences of the split, including those without a label in the loss."""
         return sum(len(source) for source in self.sources)
 
     @property
@@ -103,7 +103,7 @@ class PackedDataset:
 
     @property
     def num_epochs(self) -> float:
-        """How often num_samples go through the examples, each by its weight."""
+        """Passes through the examples, each by its weight, that num_samples amount to."""
         number, row = self._locate(self.num_samples - 1)
         index = self._pass(number)
         epoch = int(np.searchsorted(index.epoch_ends, row, side="right"))
@@ -113,12 +113,12 @@ class PackedDataset:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Examples packed, cut, truncated and left out: packed_index.COUNTS."""
+        """Examples packed, cut, truncated and dropped: packed_index.COUNTS."""
         return counts_of(self.pieces)
 
     @property
     def fill(self) -> float:
-        """Share of the first pass that is no padding."""
+        """Share of the first pass that is not padding."""
         index = self._pass(0)
         slots = int(self.pieces.rows[index.items, 2].sum(dtype=np.int64))
         return slots / (len(index) * self.seq_length)
@@ -171,7 +171,7 @@ class PackedDataset:
 
     @property
     def _without_it(self) -> str:
-        """How a run does without this split."""
+        """Clause that says how a run does without this split."""
         return "" if self.split == "train" else ", or set evaluation.eval_iters: 0, which reads none of it"
 
     def _build_pieces(self) -> Pieces:

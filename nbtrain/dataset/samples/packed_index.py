@@ -1,4 +1,4 @@
-"""Which examples make a packed sequence: the sources of a split, their pieces, and the bins of each epoch.
+"""The examples of each packed sequence: the sources of a split, their pieces, and the bins of each epoch.
 
     sources      [first, last) sequences of the .bin/.idx with a name and a weight; one rule splits them all
     pieces       [pieces, 3]  sequence, first token, slots: what is packed as one
@@ -6,12 +6,12 @@
 
 An example of L tokens takes L - 1 slots: the first L - 1 tokens with the L - 1 that follow them as labels, so
 no label ever belongs to another example. An example of more than seq_length + 1 tokens is cut after them if
-only a part of it is learnt (counted as truncated); text, which is learnt everywhere, becomes several pieces
-that lose no label.
+only a part of it is in the loss (counted as truncated); text, which is in the loss everywhere, becomes
+several pieces that lose no label.
 
-A source of n pieces and weight w goes through one shuffled round of all n after the other; epoch e takes
-places ceil(e w n) to ceil((e + 1) w n) of that stream. So weight 0.5 is one half in an epoch and the other
-half in the next, and no epoch depends on how many are asked for.
+A source of n pieces and weight w goes through shuffled rounds of all n, one after the other; epoch e uses
+positions ceil(e w n) to ceil((e + 1) w n) of that stream. So weight 0.5 is one half in an epoch and the other
+half in the next, and no epoch depends on how many are requested.
 """
 
 import itertools
@@ -53,9 +53,9 @@ def mixed_sources(
 ) -> list[MixedSource]:
     """The sources that a manifest names; one source with the dataset's name if the manifest gives no places.
 
-    Names and weights are those of `configured`, the run's data.sources: they are no part of the prepared
-    text, so a run may change them. A run without sources takes the manifest's. Raises DataError if the three
-    do not agree.
+    Names and weights come from `configured`, the run's data.sources: they are not part of the prepared text,
+    so a run may change them. A run without sources uses the manifest's. Raises DataError if the three do not
+    agree.
     """
     places: list[Any] = [source.get("sequences") for source in manifest.sources]
     if not places or None in places:
@@ -105,8 +105,8 @@ class Pieces(NamedTuple):
 
 
 COUNTS = ("examples", "cut", "truncated", "nothing_learnt", "too_short")
-"""Sequences that are packed; how many of these are cut into several pieces, and truncated; sequences left out
-since no label is learnt, and since they have fewer than 2 tokens."""
+"""Sequences that are packed; how many of these are cut into several pieces, and truncated; sequences dropped
+because no label is in the loss, and because they have fewer than 2 tokens."""
 
 
 def build_pieces(
@@ -141,7 +141,7 @@ def build_pieces(
 
 
 def _learnt(mask: IndexedDataset, first: int, last: int, seq_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """bool [sequences] twice: every token is learnt; any label of the first seq_length + 1 tokens is."""
+    """bool [sequences] twice: every token is in the loss; any label of the first seq_length + 1 tokens is."""
     is_text, is_learnt = np.zeros(last - first, bool), np.zeros(last - first, bool)
     for start, stop in spans(mask, first, last):
         lengths = np.asarray(mask.lengths[start:stop], np.int64)
@@ -205,7 +205,8 @@ def build_pass(
     dtype = np.int32 if len(slots) <= np.iinfo(np.int32).max else np.int64
     items, sizes, epoch_ends = [], [], []
     num_samples = 0
-    # One for all epochs, seeded anew: making one costs ten times as much, and small data have 1,024 epochs.
+    # One generator for all epochs, reseeded: creating one is ten times as slow, and small data have 1,024
+    # epochs.
     generator = np.random.RandomState(0)
     for epoch in range(first_epoch, first_epoch + num_epochs):
         chosen = _chosen(generator, pieces.source_offsets, weights, seed, epoch)

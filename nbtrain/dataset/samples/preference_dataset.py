@@ -1,11 +1,11 @@
-"""Samples of pairs of answers: what a run with the section `dpo` reads.
+"""Samples of pairs of answers, for a run with the section `dpo`.
 
     .bin/.idx: a pair is a sequence, prompt + chosen + EOD + prompt + rejected + EOD
     -> whole pairs packed into samples by best fit, as packed_dataset.py packs examples
 
-Both answers of a pair lie in one sample, each with the prompt, with positions from 0 and as a segment of
-cu_seqlens, so that no step sees one without the other. A pair of L tokens takes L - 2 places. A pair that is
-longer than seq_length is left out, since an answer that is cut has another log-probability.
+Both answers of a pair are in one sample, each with the prompt, with positions from 0 and as a segment of
+cu_seqlens, so that no step sees one without the other. A pair of L tokens takes L - 2 positions. A pair
+longer than seq_length is dropped, because cutting an answer changes its log-probability.
 """
 
 import logging
@@ -100,7 +100,7 @@ def pair_pieces(
 ) -> tuple[Pieces, int]:
     """The pairs that fit (sequence, where its second example begins, places), and how many do not.
 
-    Raises DataError for a sequence that is no pair.
+    Raises DataError for a sequence that is not a pair.
     """
     rows: list[np.ndarray] = []
     offsets, left_out = [0], 0

@@ -1,10 +1,10 @@
-"""The log-probabilities that DPO measures rewards against, kept beside the data as an index is.
+"""The log-probabilities against which DPO measures rewards, stored in the index cache with the data.
 
-    index-cache/<key>-reference.npy    float32 [sequences, 2]: chosen, rejected; NaN for a pair left out
+    index-cache/<key>-reference.npy    float32 [sequences, 2]: chosen, rejected; NaN for a dropped pair
 
-They are those of the weights that a run starts from, computed before its first step by train/preferences.py.
-The key says of what: the pairs, the weights, how they are computed. So runs that differ in beta, learning
-rate or layout share them, and a resume reads what its first start has written.
+They come from the weights that a run starts from, computed before its first step by train/preferences.py. The
+key identifies the pairs, the weights and how they are computed. So runs that differ in beta, learning rate or
+layout share them, and a resume reads what its first start has written.
 """
 
 from pathlib import Path
@@ -52,7 +52,7 @@ class _Unknown(Exception):
 
 
 def known_reference(folder: Path, description: dict[str, Any]) -> np.ndarray | None:
-    """float32 [sequences, 2], memory-mapped; None if nobody has computed it."""
+    """Return float32 [sequences, 2], memory-mapped; None if it has not been computed."""
 
     def build(allocate: Allocate) -> None:
         raise _Unknown

@@ -13,7 +13,7 @@ class Sample(NamedTuple):
     labels: np.ndarray
     """int64 [T]: the token that follows each."""
     loss_mask: np.ndarray | None = None
-    """float32 [T]: 1 where the label is learnt; None: everywhere."""
+    """float32 [T]: 1 where the label is in the loss; None: everywhere."""
     position_ids: np.ndarray | None = None
     """int64 [T]; None: 0 .. T-1."""
     cu_seqlens: np.ndarray | None = None
@@ -22,7 +22,7 @@ class Sample(NamedTuple):
     As megatron-core pads it: cumulative lengths need no EOD in the text and no T x T mask.
     """
     dataset: int = 0
-    """Which of the run's named datasets it comes from: the row of its own loss."""
+    """Number of the run's named dataset that it comes from: its row in the table of losses per dataset."""
     dataset_ids: np.ndarray | None = None
     """int16 [T]: the dataset of each label, if a sequence mixes datasets (packing); None: all of `dataset`.
 

@@ -1,4 +1,4 @@
-"""Where a run stands in its data: enough to go on with the very next sample, on any number of ranks.
+"""A run's position in its data: enough to continue with the very next sample, on any number of ranks.
 
 The training order is one sequence of positions 0, 1, 2, ... into the training split. Step n takes the next
 global_batch_size positions; rows of micro_batch_size * data_parallel_size of them are the micro batches, and
@@ -29,9 +29,9 @@ class DataState:
     skipped_sample_ranges: tuple[tuple[int, int], ...] = ()
     """[first, last) positions of the order that are passed over, ascending and apart."""
     shuffle: str = "megatron"
-    """How epochs are shuffled: data.shuffle."""
+    """Shuffling of epochs: data.shuffle."""
     packing: str = "stream"
-    """How documents become samples: data.packing."""
+    """Packing of documents into samples: data.packing."""
 
     def __post_init__(self) -> None:
         ranges = tuple((int(first), int(last)) for first, last in self.skipped_sample_ranges)

@@ -136,7 +136,7 @@ def read_keys(source: Reading, document: Document) -> None:
 
 
 def _leaves(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Dotted keys; those of zero_optimization, fp16 and bf16 one by one, other sections whole."""
+    """Return dotted keys: the keys inside zero_optimization, fp16 and bf16, and other sections whole."""
     found = []
     for key, inner in value.items():
         if not prefix and key in (ZERO, "fp16", "bf16") and isinstance(inner, dict):
@@ -288,7 +288,7 @@ def _read_accumulation(source: Reading, document: Document) -> None:
         )
 
 
-# Field: key, for those that read_alone takes beside SAME_KEYS.
+# {field: key} that read_alone reads in addition to SAME_KEYS.
 ALONE_KEYS = {
     "batch.global_batch_size": "train_batch_size",
     "batch.micro_batch_size": "train_micro_batch_size_per_gpu",

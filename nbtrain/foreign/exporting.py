@@ -2,8 +2,8 @@
 
 A script holds the flags of one version of Megatron-LM or Megatron-DeepSpeed, the latter with its DeepSpeed
 JSON in a here-document; the target `deepspeed` is the JSON alone. Every flag is looked up in the program's
-table, so that nothing unknown is written. What the flags cannot say stands in comments that an import reads:
-the script is imported once here, and whatever differs from the run becomes a comment.
+table, so that nothing unknown is written. What flags cannot express is written as comments that an import
+reads: the script is imported once here, and every difference from the run becomes a comment.
 """
 
 import json
@@ -28,7 +28,7 @@ from nbtrain.foreign.sides import Writing
 
 PROGRAM_FILE = "pretrain_gpt.py"
 JSON_FILE = "ds_config.json"
-# Fields that depend on files beside the script, so that they are always written as comments.
+# Fields that depend on files other than the script, so that they are always written as comments.
 ALWAYS = ("name", "tokenizer.vocab_size")
 
 
@@ -99,7 +99,7 @@ def _json_alone(config: RunConfig) -> Exported:
 
 
 def _by_section(values: dict[str, Any], unsaid: Collection[str], prefix: str = "") -> list[str]:
-    """Unsaid fields by name; a section of which nothing is said is named alone: model, parallel.zero_hpz."""
+    """Return the fields that no flag sets; a section without any is named alone: model, parallel.zero_hpz."""
     named = []
     for name, value in values.items():
         key = prefix + name

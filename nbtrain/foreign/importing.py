@@ -2,8 +2,8 @@
 
     files -> job (read.py) -> argument list (flags.py) -> fields (rows_*.py) -> overrides -> schema and rules
 
-Whatever changes the model, the data, the schedule or the layout is taken over, or the import fails and names
-it with its file and line. What says nothing about the run is listed with the reason.
+Everything that changes the model, the data, the schedule or the layout is imported, or the import fails and
+names it with its file and line. Settings that say nothing about the run are listed with the reason.
 """
 
 import functools
@@ -136,7 +136,7 @@ def raise_failures(source: Reading) -> None:
     ]
     if failures:
         if source.job.program is None:
-            # Without a program there are no flags: what they leave open is no news.
+            # Without a program there are no flags, so only the first failure is worth reporting.
             del failures[1:]
         raise ConfigError("\n".join(dict.fromkeys(failures)))
 
@@ -228,7 +228,7 @@ def _name(job: Job) -> str:
 
 
 def _lists(source: Reading) -> None:
-    """Lists of flags that only the shell knows: empty if nobody sets them, else refused."""
+    """Check lists of flags that only the shell knows: empty if nothing sets them, otherwise refused."""
     for word in source.arguments.lists:
         names = [name for name in source.job.undecided if re.search(rf"\b{name}\b", word.text)]
         if names:
@@ -349,7 +349,7 @@ def read_hints(job: Job) -> dict[str, tuple[Any, str | None, str]]:
 
 
 def _take_hints(source: Reading, hints: dict[str, tuple[Any, str | None, str]]) -> None:
-    """Fields of an export's comments; those of a row whose flags have changed since are not read."""
+    """Set the fields from an export's comments, except fields of a row whose flags have changed since."""
     said = said_by(source)
     stale: set[str] = set()
     for key, (value, instead, place) in hints.items():
@@ -383,8 +383,8 @@ def _defaults() -> dict[str, Any]:
 
 
 def said_by(source: Reading) -> dict[str, Any]:
-    """Every field as a job says it: what it does not say has its default."""
-    # A field of which something inside is said has no default beside it.
+    """Return every field as a job sets it, with the schema's default where the job sets nothing."""
+    # If a job sets a field inside a section, the section's own default does not apply.
     outer = {one[:end] for one in source.values for end, letter in enumerate(one) if letter == "."}
     return {key: value for key, value in _defaults().items() if key not in outer} | source.values
 
@@ -407,7 +407,7 @@ def nested(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _yaml(source: Reading, values: dict[str, Any], head: str) -> str:
-    """The run YAML: each value with its source, sections in the schema's order, then what was left out."""
+    """Return the run YAML: values with their sources, in the schema's order, then what was omitted."""
     lines = [f"# {head}", ""]
     order = ["name", "extends", *(name for name in RunConfig.model_fields if name != "name")]
     for section in sorted(values, key=order.index):

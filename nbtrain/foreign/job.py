@@ -32,7 +32,7 @@ class Job:
     gpus_per_node: Value | None = None
     """Ranks on each machine."""
     gpus_asked: Value | None = None
-    """GPUs that the container asks for."""
+    """GPUs that the container requests."""
     cpus: Value | None = None
     """CPU cores of each machine: requested."""
     memory_bytes: Value | None = None

@@ -30,7 +30,7 @@ class Document:
     """(place, words) of what Python's json refuses or swallows."""
 
     def place(self, key: str) -> str:
-        """Where a dotted key was written; the file if it was not."""
+        """Return where a dotted key was written; the file if it was not."""
         return self.places.get(key, self.label)
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -74,7 +74,7 @@ class _Reader:
         self.document.faults.append((self.place, words))
 
     def blanks(self) -> None:
-        """Pass over blanks and comments; comments are noted once a file."""
+        """Skip spaces and comments; comments are noted once per file."""
         while self.position < len(self.text):
             if self.text[self.position] == "\ufeff":
                 self.fault("a byte order mark: Python's json, which DeepSpeed reads with, refuses it")

@@ -98,7 +98,7 @@ def _parts(word: Word) -> tuple[str, Word | None]:
     return option, Word(value, word.place) if equals else None
 
 
-# `#SBATCH --nodes=16`: what a Slurm script asks for.
+# Options in a Slurm script: `#SBATCH --nodes=16`.
 SBATCH = re.compile(r"#SBATCH\s+(--?[\w-]+)[ =]+(\S+)")
 
 

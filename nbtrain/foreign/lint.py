@@ -29,7 +29,7 @@ RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (*FLAG_RULES, *JSON_
 
 
 def lint(paths: Sequence[str | Path], overrides: Overrides = None, target: str = "") -> list[Finding]:
-    """Every finding about the files, the dearest first; `overrides` say what the files do not.
+    """Return every finding about the files, most expensive first; `overrides` add what the files leave open.
 
     `target` names program and version if the flags leave them open.
     """

@@ -97,7 +97,7 @@ def sizes_divide(source: Reading) -> Iterator[Finding]:
 
 
 def groups_of(source: Reading) -> str:
-    """The value that counts groups of queries; "" if each query has a key of its own."""
+    """Return the setting that counts query groups; "" if each query head has its own key head."""
     if source.value("group_query_attention"):
         return "num_query_groups"
     return "num_key_value_heads" if source.setting("num_key_value_heads") else ""
@@ -163,7 +163,7 @@ def ranks_of(source: Reading) -> tuple[int, int, int, str]:
 
 
 def count(value: Value | None) -> int:
-    """A number of a manifest; 0 if there is none, or if it is no number."""
+    """Return a number of a manifest; 0 if there is none, or if the value is not a number."""
     return int(value.value) if value is not None and str(value.value).isdigit() else 0
 
 
@@ -174,7 +174,7 @@ def data_parallel_size(source: Reading) -> int:
 
 
 def flags_are_open(source: Reading) -> bool:
-    """Whether flags stand in a variable whose value only the shell knows: any size may be among them."""
+    """Return whether flags are in a variable whose value only the shell knows: they may set any size."""
     return any(
         re.search(rf"\b{name}\b", word.text)
         for word in source.arguments.lists
@@ -257,7 +257,7 @@ def growth_counts_samples(source: Reading) -> Iterator[Finding]:
 
 
 def ramp_up_has_a_successor(source: Reading) -> Iterator[Finding]:
-    """Megatron-LM's own scripts have --step-batch-size-schedule in place of the ramp-up since 2026-04-21."""
+    """Megatron-LM's own scripts use --step-batch-size-schedule instead of the ramp-up since 2026-04-21."""
     if source.setting("rampup_batch_size") and source.has("step_batch_size_schedule"):
         sizes = " ".join(str(one) for one in source.value("rampup_batch_size"))
         yield Finding(
@@ -290,7 +290,7 @@ def slots_are_gpus(source: Reading) -> Iterator[Finding]:
 
 
 def workers_have_ranks(source: Reading) -> Iterator[Finding]:
-    """mpirun starts as many ranks as it is asked for; the manifest's other workers wait and are paid."""
+    """mpirun starts only as many ranks as its flags say; the manifest's other workers idle at a cost."""
     workers, nodes = source.job.workers, source.job.nodes
     if workers is not None and nodes is not None:
         idle = count(workers) - count(nodes)

@@ -20,7 +20,7 @@ from nbtrain.foreign.shell import read_script
 from nbtrain.foreign.words import Value, Word, quantity
 
 MOST_NODES = 100_000
-# The label of NVIDIA's GPU feature discovery: the device's name with dashes for blanks.
+# The label of NVIDIA's GPU feature discovery: the device's name with dashes instead of spaces.
 PRODUCT = "nvidia.com/gpu.product"
 
 

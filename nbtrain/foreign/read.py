@@ -32,7 +32,7 @@ FILES = "a manifest, a shell script or a DeepSpeed JSON"
 MOST_BYTES = 10_000_000
 # Another program may have a flag or two of Megatron's names.
 FEWEST_FLAGS = 5
-# Keys of GPT-NeoX's configuration files, which have _ or - between their words.
+# A key of GPT-NeoX's configuration files, which separate words by _ or -.
 NEOX = r"(?m)^\W*(pipe|model)[_-]parallel[_-]size\b"
 # Sections of our own run YAMLs.
 OURS = r"(?m)^(extends|model|batch|lr_schedule|parallel):"
@@ -121,7 +121,7 @@ def _text(path: Path) -> str:
 
 
 def give_json(job: Job, texts: dict[str, Word], files: Sequence[str | Path]) -> None:
-    """The DeepSpeed JSON of a job: given, written by its script or ConfigMap, or lying beside it."""
+    """Set the DeepSpeed JSON of a job: given, written by its script or ConfigMap, or a file next to it."""
     named = job.flag(*CONFIG_FLAGS)
     known = job.documents | texts
     name = PurePosixPath(named.text).name if named else ""

@@ -307,7 +307,7 @@ def _read_pipeline(source: Reading) -> None:
     ]
     nodes = source.said("resources.nodes", 0)
     gpus = source.values.get("resources.gpus_per_node", 0)
-    # A CPU run's ranks are those of the launch, whatever its GPUs.
+    # A CPU run has as many ranks as the launch, whatever its GPUs.
     if not gpus or given.get("resources.device") != "cpu":
         gpus = given.get("resources.gpus_per_node", gpus)
     tensor, pipeline, ulysses = sizes

@@ -235,7 +235,7 @@ def _read_bpe(source: Reading) -> None:
 
 
 def _entries(path: PurePosixPath) -> int:
-    """Entries of a vocabulary file that lies here; 0 if none does."""
+    """Count the entries of a vocabulary file on this machine; 0 if the file is not here."""
     for file in (Path(path), workspace() / path):
         try:
             found = json.loads(file.read_text(encoding="utf-8"))

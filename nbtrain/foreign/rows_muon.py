@@ -1,7 +1,7 @@
 """Rows of the mapping: Muon, which Megatron-LM has since 2025 and Megatron-DeepSpeed has not.
 
-Its settings are those of NVIDIA's emerging optimizers, nesterov off and the momentum 0.9 by default. The
-coefficients of nbtrain's Newton-Schulz are called `simple` there.
+Its settings match NVIDIA's emerging optimizers, with nesterov off and momentum 0.9 by default. That package
+calls the coefficients of nbtrain's Newton-Schulz iteration `simple`.
 """
 
 from nbtrain.foreign.rows_model import Row

@@ -50,7 +50,7 @@ def _write_batch(target: Writing) -> None:
     batch, ramp = target.config.batch, target.config.ramp
     new = target.has("step_batch_size_schedule")
     if ramp is not None and new:
-        # The program refuses --global-batch-size beside a schedule.
+        # The program refuses --global-batch-size together with a schedule.
         exact = batch.step_batch_size_schedule or schedule_text(target.config)
         target.add("step_batch_size_schedule", exact)
         target.unsaid("batch.rampup", "the program has --step-batch-size-schedule in its place since 2026-04")
@@ -114,7 +114,8 @@ def _read_length(source: Reading) -> None:
             f"({source.place('train_iters')}): the program refuses to count both. Remove one of them.",
         )
     if tokens is not None and (samples is not None or steps is not None):
-        # Whichever comes first; the program itself asks for iterations or samples beside the tokens.
+        # Training ends at the limit reached first; the program requires iterations or samples with the
+        # tokens.
         amount, unit, dest = (
             (samples, "samples", "train_samples") if steps is None else (steps, "steps", "train_iters")
         )

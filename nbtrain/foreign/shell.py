@@ -62,7 +62,7 @@ class Script:
 
 
 def read_script(text: str, label: str) -> Script:
-    """Read a script. Raises ConfigError, with the line, if it is no shell script."""
+    """Read a script. Raises ConfigError, with the line, if it is not a shell script."""
     reader = Reader(text.replace("\r\n", "\n"), label)
     script = Script(label)
     _Walk(script, list(reader.tokens())).walk()
@@ -100,7 +100,7 @@ class _Walk:
         """Status of the commands before the last && or ||, and of the last command."""
         self.operator = "&&"
         self.sourced = ""
-        """Where another file is read, which may set any variable."""
+        """Place at which another file is read, which may set any variable."""
         self.room = MOST_CHARACTERS
         """Characters that may still be substituted for variables."""
 
@@ -279,7 +279,7 @@ class _Walk:
         self.script.undecided.setdefault(name, place)
 
     def _expand(self, raw: RawWord) -> list[Word]:
-        """The words that the shell makes of one: variables put in, and split at blanks outside quotes."""
+        """Expand a word as the shell does: variables are substituted, and spaces outside quotes split it."""
         parts: list[tuple[bool, Runs]] = []
         """(a word begins here, a part of it)."""
         for piece in raw.pieces:
@@ -437,7 +437,7 @@ def _words_of(parts: list[tuple[bool, Runs]]) -> list[Word]:
 
 
 def _split(runs: Runs) -> Iterator[tuple[bool, Runs]]:
-    """(a word begins here, its part), split at blanks; what the shell alone knows is never split."""
+    """Yield (a word begins here, its part), split at spaces; what only the shell knows is never split."""
     for text, place in runs:
         protected = OUTSIDE.sub(lambda match: match.group(0).replace(" ", "\0"), text)
         if not protected:

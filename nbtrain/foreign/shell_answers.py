@@ -77,7 +77,7 @@ def holds(words: list[Word]) -> bool | None:
     return None if result is None else result != negated
 
 
-# Commands that are asked for their answer; others are taken to succeed.
+# Commands run for their exit status, which cannot be known here; all others are taken to succeed.
 QUESTIONS = {"egrep", "grep", "command", "which", "type", "pgrep", "diff", "cmp", "false", "!", "?"}
 
 

@@ -5,20 +5,20 @@ from collections.abc import Sequence
 
 from nbtrain.foreign.shell_words import RawWord
 
-# What begins an assignment by declare, local, export; their options are no assignments.
+# Commands that begin an assignment; their options are not assignments.
 DECLARING = ("export", "declare", "local", "readonly", "typeset")
 ELEMENT = re.compile(r"([A-Za-z_]\w*)\[[^\]]*\]\+?=")
 # X=3, X += 2, X++ and ++X of arithmetic; == <= >= != compare.
 SUM_SETS = re.compile(
     r"([A-Za-z_]\w*)\s*(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)"
 )
-# Commands whose words name the variables that they set, and those of their options that take a value.
+# Commands that name the variables they set -> their options that take a value.
 NAMING = {"read": "dinNptu", "mapfile": "CcdnOsu", "readarray": "CcdnOsu", "unset": ""}
 PLAIN_NAME = re.compile(r"[A-Za-z_]\w*$")
 
 
 def without_options(raws: Sequence[RawWord]) -> list[RawWord]:
-    """The words after declare, local or export that are no options: `-a X=(...)`, `-x X=1`."""
+    """Return the words after declare, local or export that are not options: `-a X=(...)`, `-x X=1`."""
     return [raw for raw in raws if not re.match(r"[-+][A-Za-z]+$", raw.plain)]
 
 

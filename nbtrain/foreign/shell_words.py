@@ -65,7 +65,7 @@ class Operator:
     text: str
     place: str
     joined: bool = False
-    """No blank is before it: the 2 of 2>&1 is a descriptor, the 1000 of `--interval 1000 > log` a value."""
+    """No space is before it: the 2 of 2>&1 is a descriptor, the 1000 of `--interval 1000 > log` a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class Reader:
         return word
 
     def _add(self, pieces: list[Piece], text: str, quoted: bool) -> None:
-        """Add a character to the last piece, or begin one: each piece lies on one line."""
+        """Add a character to the last piece, or begin one: each piece is on one line."""
         last = pieces[-1] if pieces else None
         if last and last.kind == "text" and last.quoted == quoted and last.place == self.place:
             pieces[-1] = Piece("text", last.text + text, last.place, quoted)

@@ -11,7 +11,7 @@ from nbtrain.foreign.job import Job
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that the import says: a flag that is left out, a default that is written out."""
+    """A remark of the import: a flag that is omitted, a default that is written out."""
 
     place: str
     text: str
@@ -27,7 +27,7 @@ class Reading:
     job: Job
     arguments: Arguments
     given: dict[str, Any] = field(default_factory=dict)
-    """Overrides by field: they stand in for what the files do not say."""
+    """Overrides by field: they supply what the files do not say."""
     values: dict[str, Any] = field(default_factory=dict)
     """{"model.num_layers": 12}."""
     origins: dict[str, str] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Reading:
     auto: dict[str, str] = field(default_factory=dict)
     """{"train_batch_size": "ds.json:2"}: keys of the JSON that say "auto", and where."""
     wrong: list[KeyProblem] = field(default_factory=list)
-    """Values of the JSON that DeepSpeed does not take; they are left out of it."""
+    """Values of the JSON that DeepSpeed does not accept; they are removed from it."""
     failures: list[tuple[str, str]] = field(default_factory=list)
     """(field, message) of what cannot be imported; a field that is overridden does not fail."""
 
@@ -76,7 +76,7 @@ class Reading:
         return bool(outside)
 
     def place(self, dest: str) -> str:
-        """Where a value is set."""
+        """Return where a value is set."""
         setting = self.setting(dest)
         return setting.place if setting else self.job.label
 
@@ -111,7 +111,7 @@ class Writing:
     flags: list[tuple[str, list[str]]] = field(default_factory=list)
     """(flag, its values), in the order in which they are written."""
     reasons: dict[str, str] = field(default_factory=dict)
-    """Why a field is not said by the flags."""
+    """Reason that the flags do not express a field, by field."""
     warnings: list[str] = field(default_factory=list)
     """Differences in what the program will do, and settings that it refuses."""
 

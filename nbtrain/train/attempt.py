@@ -1,7 +1,7 @@
-"""Which job and attempt this rank belongs to, and the rank's last word to the wrapper that started it.
+"""Job and attempt of this rank, and its final report to the wrapper that started it.
 
-The environment carries names alone: NBTRAIN_JOB, NBTRAIN_ATTEMPT and, of the wrapper's pipe, NBTRAIN_EXIT_FD.
-What changes from attempt to attempt is in job.json.
+The environment carries only names: NBTRAIN_JOB, NBTRAIN_ATTEMPT, and NBTRAIN_EXIT_FD for the wrapper's pipe.
+Everything that changes between attempts is in job.json.
 """
 
 import json

@@ -121,7 +121,7 @@ class Batches:
         try:
             self._loader: Iterator[Batch] = iter(loader)
         except OSError:
-            # Its queues did not fit into /dev/shm, and the workers that were started before wait for ever.
+            # The loader's queues did not fit into /dev/shm; the workers started so far would wait forever.
             for worker in set(multiprocessing.active_children()) - others:
                 worker.kill()
             raise
@@ -132,7 +132,7 @@ class Batches:
     def __exit__(self, *exception: object) -> None:
         """End the workers, although DeepSpeed's pipeline or an error's traceback still holds the loader."""
         loader, self._loader = self._loader, iter(())
-        # The workers ignore SIGTERM: Python would wait for them for ever when it ends.
+        # The workers ignore SIGTERM, so Python would wait for them forever at exit.
         if hasattr(loader, "_shutdown_workers"):
             loader._shutdown_workers()
 
@@ -169,9 +169,10 @@ class DatasetLosses:
         return _NotedLosses(self)
 
     def sums(self, ulysses_ranks: int = 1) -> torch.Tensor:
-        """float64 [datasets, 2]: the sum of this rank's losses and the number of its learnt tokens.
+        """Return float64 [datasets, 2]: the sum of this rank's losses, and its number of tokens in the loss.
 
-        Ulysses ranks see whole sequences but only the losses of their own tokens: each counts its share.
+        Ulysses ranks see the masks of whole sequences but only the losses of their own tokens, so each counts
+        its share of the tokens.
         """
         sums = torch.zeros(self._num_datasets, 2, dtype=torch.float64, device=self._device)
         for batch, token_losses in self._noted:

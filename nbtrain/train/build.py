@@ -1,6 +1,6 @@
-"""Everything a trainer needs, built in one fixed order.
+"""Construction of everything that a trainer needs, in one fixed order.
 
-refusals -> newest whole checkpoint -> data -> process groups -> model -> engine -> patches -> the
+refusals -> newest complete checkpoint -> data -> process groups -> model -> engine -> patches -> the
 checkpoint's state
 """
 
@@ -147,9 +147,9 @@ def refuse_backend(config: RunConfig, world: World) -> None:
 def build(
     config: RunConfig, run: RunDir, world: World, events: EventWriter | None, trains: bool | None = None
 ) -> Built:
-    """Data, model and engine; load() comes next. Called by all ranks together.
+    """Build data, model and engine; load() comes next. All ranks call it together.
 
-    `trains`: whether the run goes on from its checkpoint here, and saves; None: in mode: full.
+    `trains` says whether the run resumes from its checkpoint here and saves; None means only in mode: full.
     """
     if world.size != config.world_size:
         parallel = config.parallel
@@ -255,11 +255,11 @@ def _zeros(config: RunConfig) -> Zeros:
 
 
 def deepspeed_units(groups: ParallelGroups) -> MegatronUnits | None:
-    """The groups that DeepSpeed is given; None if it can find them itself.
+    """Return the process groups for DeepSpeed; None if it can create them itself.
 
-    Ulysses ranks are given as data-parallel ranks: each has the gradient of its own tokens, and the mean over
-    all of them is wanted. (If DeepSpeed knows of Ulysses ranks, its stages 1 and 2 scale gradients in another
-    way than its stage 3.)
+    Ulysses ranks are passed as data-parallel ranks: each has the gradient of its own tokens, and DeepSpeed
+    must average over all of them. (If DeepSpeed knows about Ulysses ranks, its stages 1 and 2 scale gradients
+    differently from its stage 3.)
     """
     if groups.tensor_model_parallel.size * groups.sequence_parallel.size == 1:
         return None

@@ -1,10 +1,10 @@
-"""Pairs of answers in training: their rewards, and the reference that is computed before the first step.
+"""Preference pairs in training: their rewards, and the reference that is computed before the first step.
 
-    PairFigures        the log-probabilities of answers, as the model leaves the losses of tokens
-    load_reference     the numbers of all pairs out of the data's index cache, computed first if nobody has
+    PairFigures        the log-probabilities of answers, from the token losses that the model fills in
+    load_reference     the reference of all pairs from the data's index cache, computed first if it is missing
 
-The reference is the model that the run starts from. Every layout computes it as it validates: each rank its
-share of the samples, without dropout.
+The reference is the model that the run starts from. Every layout computes it like a validation: each rank
+computes its share of the samples, without dropout.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from nbtrain.train.engine.engine import TrainEngine
 
 logger = logging.getLogger(__name__)
 
-# Between two answers to whoever watches.
+# Batches of the reference between two updates of the progress bar.
 BATCHES_AT_ONCE = 8
 
 

@@ -1,4 +1,4 @@
-"""Why a run ends or saves before it is done: requests from outside, and the limits of its job.
+"""Requests and limits that make a run end or save before it is done.
 
 Requests     SIGTERM, and control/request.json on rank 0
 ExitLimits   minutes or steps, as Megatron's --exit-duration-in-mins and --exit-interval
@@ -23,7 +23,7 @@ class Requests:
 
     def __init__(self, job: JobDir, rank: int):
         self.limit = ""
-        """Why the job ends itself (ExitLimits); "" if it does not."""
+        """Limit because of which the job ends itself (ExitLimits); "" if it does not."""
         self.job = job
         self._reads_file = rank == 0
         self._terminated = False
@@ -33,7 +33,7 @@ class Requests:
         signal.signal(signal.SIGTERM, self._on_terminate)
 
     def wish(self) -> int:
-        """NOTHING, SAVE or STOP: nobody asks for LEAVE."""
+        """Return NOTHING, SAVE or STOP; LEAVE is never requested from outside."""
         wanted = NOTHING
         if self._reads_file:
             request = ControlRequest.read(self.job.control_request)
@@ -76,7 +76,7 @@ class ExitLimits:
         return self._interval_steps is not None and step % self._interval_steps == 0
 
     def cause(self, step: int) -> str:
-        """Which limit ends the job after `step`; "" if none does."""
+        """Return the limit that ends the job after `step`; "" if none does."""
         if self.ends_at(step):
             return f"batch.exit_interval_steps = {self._interval_steps} is reached"
         return f"batch.exit_duration_minutes = {self._minutes:g} are over" if self.wish() == LEAVE else ""

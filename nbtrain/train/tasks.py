@@ -138,7 +138,7 @@ class NotedTokens:
         self._noted: list[tuple[Batch, torch.Tensor]] = []
 
     def of(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """Where the model is to leave each token's loss, and whether it was the likeliest: fp32 [b, s]."""
+        """Return the tensors, fp32 [b, s], for each token's loss and whether it was the likeliest token."""
         values = torch.zeros(2, *batch.labels.shape, device=self._device)
         self._noted.append((batch, values))
         return {"token_losses": values[0], "likeliest": values[1]}

@@ -83,7 +83,7 @@ class Validation(NamedTuple):
     loss: float | None
     """None: no token of it is in the loss."""
     rewards: Rewards | None = None
-    """With dpo."""
+    """Rewards of preference pairs, with dpo."""
     dataset_losses: Mapping[str, float] = MappingProxyType({})
     """Loss of each dataset of a blend or mixture that has a token in the loss."""
 
@@ -147,7 +147,7 @@ class Trainer:
                     # A stop that came while saving must not wait for one more step.
                     wish = max(wish, self.agreement.now(self._wish))
                     if wish != NOTHING:
-                        # Whoever asked is told that it counts, in the run directory.
+                        # The run directory tells the requester that the checkpoint is complete.
                         self._finish_saving()
                         wish = max(wish, self.agreement.now(self._wish))
                 elif self._local_save_due():
@@ -288,7 +288,7 @@ class Trainer:
         return Batches(data.train, rows, self.world.device, config.data.num_workers, masked, named)
 
     def _loss_on(self, dataset: Any) -> Validation:
-        """The loss on a split, that of each dataset of a blend, and with dpo the rewards of its pairs."""
+        """Return the loss on a split, the losses of a blend's datasets, and with dpo the pairs' rewards."""
         config, engine, beat = self.config, self.engine, self.heartbeat.beat
         if config.dpo is not None:
             figures = PairFigures(config.dpo, self.world.device)

@@ -43,11 +43,11 @@ class StepResult:
     logged: bool = False
     """Whether a log line is due."""
     tokens_in_loss: torch.Tensor | None = None
-    """How many tokens, or pairs, the loss is a mean over; 0: the step has no loss. None: all of them."""
+    """Number of tokens, or pairs, in the mean loss; 0 if the step has no loss, None for all tokens."""
     dataset_losses: torch.Tensor | None = None
-    """[named datasets, 2], over all ranks: the sum of the losses of its learnt tokens, and their number."""
+    """[named datasets, 2], over all ranks: each dataset's sum of losses and number of tokens in the loss."""
     pair_sums: torch.Tensor | None = None
-    """With dpo, over all ranks: train/preferences.py."""
+    """Sums of preference pairs over all ranks, with dpo: train/preferences.py."""
     overflowed_scale: float | None = None
     """The loss scale at which fp16 overflowed, so that the weights did not move; None if it did not."""
     stability_counts: dict[str, int] = field(default_factory=dict)
@@ -127,10 +127,10 @@ class TrainingStep:
         )
 
     def _micro_batches(self, batches: Batches, steps: int, timer: StepTimer) -> Iterator[MicroBatch]:
-        """The `steps` micro batches of a step, with the denominator of its loss if batches have a mask.
+        """Yield the `steps` micro batches of a step, with the denominator of its loss if batches have a mask.
 
-        The engine takes the mean over micro batches and ranks. With a mask the mean must be over the learnt
-        tokens of the whole step: the step's batches are read ahead to count them.
+        The engine averages over micro batches and ranks. With a mask, the mean must be over all tokens in the
+        loss of the step, so the step's batches are read ahead to count them.
         """
         if not self.datasets.is_masked:
             for _ in range(steps):

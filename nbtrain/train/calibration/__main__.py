@@ -1,15 +1,15 @@
 """`python -m nbtrain.train.calibration`: one JSON request on stdin, JSON lines on stdout.
 
 request   {"device": "cpu" or "gpu", "seconds", "cores", "clock"}
-answers   {"kind": "plan", "figures"}                 how many figures there will be
+answers   {"kind": "plan", "figures"}                 number of measurements to come
           {"kind": "figure", "what", "ranks", ...}    one measurement (kernels.py, collectives.py, ...)
           {"kind": "end", "seconds"}
-          {"kind": "late", "seconds"}                 the time was over before all figures were measured
+          {"kind": "late", "seconds"}                 the time was over before everything was measured
           {"kind": "error", "error", "message"}       an NbtrainError's class and message
 
-Ranks are processes of their own. On a CPU one rank with all threads comes first, then as many ranks as cores
-with one thread each: those two kinds are what runs use, and their caches and memory differ. On GPUs one rank,
-then all.
+Ranks are separate processes. On a CPU, one rank with all threads is measured first, then as many ranks as
+cores with one thread each: runs use these two kinds, and their caches and memory differ. On GPUs, one rank is
+measured first, then all.
 """
 
 import json
@@ -105,10 +105,10 @@ def plan_of(device: str, cores: int) -> list[tuple[int, int, list[str], int]]:
 
 
 def run_ranks(ranks: int, threads: int, work: dict[str, Any], until: float) -> Iterator[dict[str, Any]]:
-    """Start `ranks` processes and yield what rank 0 says.
+    """Start `ranks` processes and yield the messages of rank 0.
 
-    Raises JobError with the last words of a failure, and TimeoutError if they still run at `until`, by the
-    monotonic clock; they are ended then.
+    Raises JobError with the last output of a failed process, and TimeoutError if processes still run at
+    `until`, by the monotonic clock; they are then ended.
     """
     port = port_to_listen_on()
     with tempfile.TemporaryFile() as said:

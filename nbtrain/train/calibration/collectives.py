@@ -24,9 +24,9 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"
 
 
 def measure(watch: Stopwatch, sizes: tuple[int, ...]) -> Iterator[dict[str, Any]]:
-    """Every kind at every size, in fp32; called by all ranks together."""
+    """Measure every kind of collective at every size, in fp32. All ranks call it together."""
     for kind in KINDS:
-        # There and back; of all ranks, over which seconds are a mean, two are busy.
+        # A send_recv goes there and back, and only two of the ranks that the mean is taken over are busy.
         share = dist.get_world_size() / 4 if kind == "send_recv" else 1.0
         for size in sizes:
             yield {

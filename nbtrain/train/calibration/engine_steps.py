@@ -95,4 +95,4 @@ def run_config(
 
 
 def _no_beat() -> None:
-    """Nobody watches."""
+    """Do nothing: no process reads the heartbeat of a calibration."""

@@ -34,7 +34,7 @@ Figure = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """The sizes that are measured: few and small on a CPU, those of large models on a GPU."""
+    """Sizes to measure: few and small ones on a CPU, the sizes of large models on a GPU."""
 
     products: tuple[tuple[int, int, int], ...]
     """(m, n, k) of each product."""
@@ -68,7 +68,7 @@ BLOCK_SEQUENCE = 256
 
 
 def count(device: str, sizes: Sizes, formats: list[str], model_formats: list[str]) -> int:
-    """How many figures `measure` gives."""
+    """Return the number of measurements that `measure` yields."""
     each = len(sizes.sequences) + 2 * len(sizes.blocks) + len(sizes.ends)
     products = sum(len(products_of(device, dtype, sizes)) for dtype in formats)
     return 2 + products + len(model_formats) * each

@@ -23,7 +23,7 @@ class Stopwatch:
 
     device: torch.device
     until: float
-    """When the last measurement is to be over, by time.monotonic()."""
+    """Time at which the last measurement must end, by time.monotonic()."""
     slices: float
     """Shares of the time that are still to be used: one for each measurement, SLICES for a step."""
     engines: int = 0

@@ -26,7 +26,7 @@ class MicroBatch(NamedTuple):
 
     batch: Batch
     loss_denominator: torch.Tensor | None
-    """With a loss mask: what a micro batch's sum of losses is divided by (parallel/cross_entropy.py)."""
+    """Divisor of a micro batch's sum of losses, with a loss mask (parallel/cross_entropy.py)."""
 
 
 class TokenLosses(Protocol):
@@ -47,7 +47,7 @@ class StepWork(NamedTuple):
     losses: TokenLosses | None = None
     """Receives the loss of each token."""
     loss_factor: float | None = None
-    """For tests that need a bad step."""
+    """Factor of the loss, for tests that need a bad step."""
 
 
 class Noted(Protocol):
@@ -58,10 +58,10 @@ class Noted(Protocol):
 
 
 def summed(batch: Batch, tokens: list[float]) -> torch.Tensor | None:
-    """A denominator of 1 for a batch with a loss mask, so that its loss is the sum over its learnt tokens.
+    """Return a denominator of 1 for a batch with a loss mask, so that its loss is a sum over tokens.
 
-    `tokens` receives the number of learnt tokens, or of pairs. None for a batch without a mask: its loss is
-    the mean.
+    The number of tokens in the loss, or of pairs, is appended to `tokens`. Returns None for a batch without a
+    mask, whose loss is the mean.
     """
     if batch.loss_mask is None:
         return None
@@ -73,7 +73,7 @@ class StepLoss(NamedTuple):
     """Result of a step, the same on every rank; tensors may still be computing."""
 
     loss: torch.Tensor
-    """fp32 scalar: mean over the step's learnt tokens, of all micro batches and ranks."""
+    """fp32 scalar: mean over the step's tokens in the loss, of all micro batches and ranks."""
     grad_norm: torch.Tensor | float | None
     """Before clipping, over all parameters."""
 
@@ -156,14 +156,14 @@ class TrainEngine:
         return values
 
     def _mean_loss(self, losses: list[torch.Tensor], tokens: list[float]) -> float | None:
-        """The mean of `losses`; if the learnt `tokens` of each batch are given, the sum over the tokens.
+        """Return the mean of `losses`, or their sum divided by the number of `tokens` in the loss if given.
 
-        None if there are none.
+        Returns None if there are none.
         """
         total = torch.zeros(2, dtype=torch.float64)
         if self.has_loss:
             total[0] = sum(loss.item() for loss in losses)
-            # Ulysses ranks see the masks of whole sequences and have the losses of their own tokens.
+            # Ulysses ranks see the masks of whole sequences but compute the losses of their own tokens only.
             total[1] = sum(tokens) / self.ulysses_size if tokens else len(losses)
         loss, count = self.over_data_axis(total.to(self.deepspeed.device)).tolist()
         return loss / count if count else None

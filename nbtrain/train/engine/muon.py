@@ -61,7 +61,7 @@ class Muon(torch.optim.AdamW):
         products: torch.dtype,
         **adam: Any,
     ):
-        """`groups` are those of optimizer.py; `products`: the format of Newton-Schulz."""
+        """Take the parameter `groups` of optimizer.py; `products` is the number format of Newton-Schulz."""
         super().__init__(groups, lr=0.0, weight_decay=0.0, fused=True, **adam)
         self.matrices_of, self.num_ns_steps, self.products = matrices_of, num_ns_steps, products
         self.scale, self.extra_scale_factor = SCALES[scale_mode], extra_scale_factor
@@ -76,11 +76,11 @@ class Muon(torch.optim.AdamW):
         tensor: Group,
         at_once: bool,
     ) -> None:
-        """Say where parameters lie in what step() will be given. Called by all ranks together, once.
+        """Set the positions of parameters in the tensors of step(). All ranks call it together, once.
 
-        `shards`: of the matrices, by canonical name. `stage`: the ranks that hold parts of the same
-        matrices, ALONE if each holds all of them; `tensor`: the tensor-parallel ranks among them. `at_once`:
-        all tensors of a group are stepped in one call, and not one by one.
+        `shards` are the shards of the matrices by canonical name. `stage` is the group of ranks that hold
+        parts of the same matrices, ALONE if each has all of them; `tensor` is the group of tensor-parallel
+        ranks among them. With `at_once`, all tensors of a group are stepped in one call, not one by one.
         """
         matrices: list[list[LiveTensor]] = []
         for held in tensors:

@@ -2,9 +2,9 @@
 
     X = M / |M|, wide side second;   A = X X^T,  X <- a X + (b A + c A^2) X,  a few times
 
-Five iterations bring singular values between 0.003 and 1 to 0.7 to 1.2; coefficients and the number of
-iterations are those of Keller Jordan's Muon (kellerjordan.github.io/posts/muon, and torch.optim.Muon). What
-they cost: config/arithmetic/flops.py.
+Five iterations bring singular values between 0.003 and 1 to 0.7 to 1.2. The coefficients and the number of
+iterations are taken from Keller Jordan's Muon (kellerjordan.github.io/posts/muon, and torch.optim.Muon).
+config/arithmetic/flops.py counts their FLOPs.
 """
 
 from collections.abc import Iterable

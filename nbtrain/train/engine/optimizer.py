@@ -59,7 +59,10 @@ def _decay(group: str, weight_decay: float) -> dict[str, float]:
 
 
 def build_optimizer(named_parameters: Named, config: RunConfig) -> torch.optim.AdamW:
-    """For parameters by canonical name; the trainer sets each step's rate and decay."""
+    """Build the optimizer for parameters by canonical name.
+
+    The trainer sets the learning rate and weight decay of each step.
+    """
     settings = config.optimizer
     muon = settings.type == "Muon"
     groups = parameter_groups(named_parameters, settings.weight_decay, muon)

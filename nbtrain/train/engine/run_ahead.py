@@ -1,12 +1,12 @@
-"""Lets the host run ahead of a GPU: DeepSpeed's optimizer step does not wait for the device.
+"""Patches that let the host run ahead of a GPU: DeepSpeed's optimizer step does not wait for the device.
 
-In every step DeepSpeed's ZeRO 1 and 2 check on the host whether the gradients' norm is finite, to skip the
-step if it is not, and its BF16_Optimizer checks whether there is anything to clip. Both write -1 in place of
-a norm that is NaN or Inf, from a tensor, which torch reads on the host. Each of these waits for the
-whole backward pass, and then the device waits for the host to launch the rest. StepGuard (stability.py)
-checks loss and norm anyway, from a copy and one step later. If its policy is to stop or to go back,
-DeepSpeed's checks decide nothing: the weights after a bad step are never saved. The checks stay for fp16,
-whose loss scale depends on them, for `skip`, which must know before the weights move, and in ZeRO 3.
+In every step, DeepSpeed's ZeRO 1 and 2 check on the host whether the gradients' norm is finite, to skip the
+step if it is not, and its BF16_Optimizer checks whether there is anything to clip. Both replace a norm that
+is NaN or Inf by -1, from a tensor that torch reads on the host. Each of these operations waits for the whole
+backward pass, and then the device waits for the host to launch the rest. StepGuard (stability.py) checks loss
+and norm anyway, from a copy and one step later. If its policy is to stop or to roll back, DeepSpeed's checks
+have no effect: the weights after a bad step are never saved. The checks stay for fp16, whose loss scale
+depends on them, for `skip`, which must know before the weights change, and in ZeRO 3.
 
 The arithmetic is bit for bit the same: gradients that need no clipping are multiplied by 1.
 """
@@ -56,7 +56,7 @@ def _unseen(norm: torch.Tensor | float) -> bool:
 
 
 def _mask(input: torch.Tensor, device: Any = None, val: float = -1.0) -> None:
-    """deepspeed.runtime.utils.mask_nan_or_inf_with_val_inplace, with a number that lies on the host."""
+    """Replace deepspeed.runtime.utils.mask_nan_or_inf_with_val_inplace, with a number on the host."""
     input.masked_fill_(input.isfinite().logical_not(), val)
 
 

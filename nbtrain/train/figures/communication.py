@@ -1,13 +1,13 @@
-"""How long a step's collectives take: on the steps that are logged, each collective is waited for and timed.
+"""Measurement of a step's collectives: on logged steps, each collective is waited for and timed.
 
-DeepSpeed calls collectives through one backend object, our tensor-parallel and Ulysses layers call them
-through torch.distributed. While a step is measured, these functions wait for the end of what they start:
-nothing overlaps in such a step, so the figure is an upper bound. The results stay the same. (DeepSpeed's own
-communication log counts a collective inside another one twice.)
+DeepSpeed calls collectives through one backend object; our tensor-parallel and Ulysses layers call them
+through torch.distributed. While a step is measured, these functions wait until their collective has ended.
+Nothing overlaps in such a step, so the measured time is an upper bound. The results stay the same.
+(DeepSpeed's own communication log counts a collective inside another one twice.)
 
-A rank that comes early waits in a collective for the others: that is communication here. Sending between
-pipeline stages is not: pipeline_engine.py counts it, since it cannot be distinguished from waiting for the
-neighbour.
+The time that an early rank waits in a collective for the others counts as communication here. Sending between
+pipeline stages does not count: it cannot be distinguished from waiting for the neighbor, so
+pipeline_engine.py counts both.
 """
 
 import contextlib

@@ -35,7 +35,7 @@ class MetricsWriter:
         self._flushed = time.monotonic()
 
     def write(self, step: int, consumed_tokens: int, consumed_samples: int, **values: float | None) -> None:
-        """Scalars by their names in metrics.py; None is left out."""
+        """Write scalars, named as in metrics.py; values of None are omitted."""
         for name, value in values.items():
             if value is None:
                 continue

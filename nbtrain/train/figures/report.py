@@ -350,7 +350,7 @@ class Report:
         self.alerts.check("overflow_steps", count > OVERFLOW_WINDOW_STEPS // 2, message, result.step)
 
     def _dataset_losses(self, result: StepResult) -> dict[str, float | None]:
-        """By name in metrics.py; None for a dataset without a learnt token in this step."""
+        """Return each dataset's loss, named as in metrics.py; None if no token is in the step's loss."""
         if result.dataset_losses is None:
             return {}
         rows = result.dataset_losses.tolist()
@@ -360,7 +360,7 @@ class Report:
         }
 
     def _rewards(self, result: StepResult) -> dict[str, float | None]:
-        """By name in metrics.py, with dpo."""
+        """Return the rewards of pairs, named as in metrics.py; empty without dpo."""
         if result.pair_sums is None:
             return {}
         self._newest_rewards = own = Rewards.of(result.pair_sums)

@@ -1,10 +1,10 @@
-"""Which rank slows the others down: the own seconds of every rank, on the steps that are logged.
+"""Detection of the rank that slows the others down, from every rank's computing time on logged steps.
 
-All ranks wait for the slowest one, and their clocks count the wait as communication. So each rank's own work
+All ranks wait for the slowest one, and their clocks count the wait as communication. So the ranks' own work
 is compared: forward and backward pass without the collectives inside (StepTimer.compute_seconds). It is
-compared among the ranks of one pipeline stage, which do the same work; the work of stages may differ.
+compared among the ranks of one pipeline stage, which do the same work; stages may differ in their work.
 
-One small gather over gloo, so that NCCL's streams never see it.
+The times are collected by one small gather over gloo, so that NCCL's streams never see it.
 """
 
 import socket
@@ -24,11 +24,11 @@ class Spread:
     """Own seconds of all ranks in one step."""
 
     seconds: tuple[float, ...]
-    """By rank."""
+    """Computing seconds by rank."""
     slowdowns: tuple[float, ...]
-    """By rank: what it takes longer than the median of its stage, as a fraction; below 0 if it is faster."""
+    """Slowdown by rank against the median of its stage, as a fraction; below 0 if the rank is faster."""
     hosts: tuple[str, ...]
-    """By rank."""
+    """Hosts by rank."""
 
     @classmethod
     def of(cls, seconds: list[float], stages: list[int], hosts: list[str]) -> "Spread":

@@ -1,13 +1,13 @@
-"""How fast the training goes, and where a step's time goes.
+"""Throughput of the training, and the parts of a step's time.
 
-There are three figures of speed; each device has an equal share of the FLOPs of config/arithmetic/flops.py:
+There are three measures of speed. Each device has an equal share of the FLOPs in config/arithmetic/flops.py:
 
-    MFU                                  model FLOPs / datasheet peak: what training gets out of the hardware
-    HFU                                  hardware FLOPs, recomputation counted / datasheet peak: how busy the
+    MFU                                  model FLOPs / datasheet peak: useful work of the hardware
+    HFU                                  hardware FLOPs, recomputation included / datasheet peak: how busy the
                                          units are
-    fraction of the measured matrix rate model FLOPs / one large matrix product on this very device at start
+    fraction of the measured matrix rate model FLOPs / rate of a large matrix product on this device at start
 
-MFU and HFU are absent if no peak is known, as on CPUs; the third figure says what is left to gain there too.
+MFU and HFU are absent if no peak is known, as on CPUs. The third measure shows the possible gain there too.
 """
 
 import collections
@@ -73,7 +73,7 @@ class StepTimer:
         self._end = self._mark()
 
     def seconds(self) -> dict[str, float]:
-        """By part; waits for the step's end on a GPU."""
+        """Return the seconds of each part; on a GPU, wait for the end of the step."""
         for name, begin, end in self._stretches:
             self._seconds[name] += self._between(begin, end)
         self._stretches.clear()
@@ -197,7 +197,7 @@ class Speedometer:
 
 
 class TimeSplit:
-    """Where a job's time went on this rank; the time of a step that no part claims is "other"."""
+    """Seconds of a job on this rank by part; the time of a step that is in no part is "other"."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -220,7 +220,10 @@ class TimeSplit:
             self._sums[name] += more
 
     def seconds(self) -> dict[str, float]:
-        """By name. The other parts contain "communication", an estimate from the steps that measured it."""
+        """Return the seconds by name.
+
+        "communication" is contained in the other parts, and is estimated from the steps that measured it.
+        """
         share = self._communication_seconds / self._measured_seconds if self._measured_seconds else 0.0
         in_steps = sum(self._sums.values()) - self._sums["checkpoint"] - self._sums["evaluation"]
         return {**self._sums, "communication": share * in_steps}

@@ -1,9 +1,9 @@
-"""Which collective this rank is in: noted as it is called, reported by the heartbeat, read when a rank hangs.
+"""Record of the collective that this rank is in, for the heartbeat and for the diagnosis of a hang.
 
-install() replaces the functions of torch.distributed, once, by ones that note the collective's name, group
-and number before they call the original. DeepSpeed and nbtrain both call collectives through that module, so
-none is missed. A note costs about two microseconds, a collective at least fifty. Waiting for an asynchronous
-collective (Work.wait) is noted too.
+install() replaces the functions of torch.distributed once. The replacements record the collective's name,
+group and number before they call the original. DeepSpeed and nbtrain both call collectives through that
+module, so every collective is recorded. Recording costs about two microseconds, a collective at least fifty.
+Waiting for an asynchronous collective (Work.wait) is recorded too.
 """
 
 import functools
@@ -50,7 +50,7 @@ class CollectiveWatch:
 
     def __init__(self) -> None:
         self.calls = 0
-        """Collectives begun, ended or waited for so far: rises as long as this rank goes on."""
+        """Number of collectives begun, ended or waited for: it rises as long as this rank makes progress."""
         self._last: tuple[str, Any, int, float] | None = None
         self._waiting = False
         self._counts: dict[Any, int] = {}

@@ -9,13 +9,13 @@ from deepspeed.runtime.zero.stage_1_and_2 import INITIAL_MICRO_STEP_ID, DeepSpee
 
 
 def discard_gradients(engine: Any) -> None:
-    """Throw away the gradients accumulated for the coming step, as if the step had never begun.
+    """Discard the gradients accumulated for the coming step, as if the step had never begun.
 
-    Weights, masters, moments and the optimizer's step count stay; DeepSpeed's counters are as after one of
-    its own skips. For every optimizer that nbtrain builds this does what DeepSpeed does after an fp16
-    overflow, except that the loss scale stays. Called on all ranks, in place of engine._take_model_step
+    Weights, masters, moments and the optimizer's step count stay unchanged; DeepSpeed's counters are as after
+    a step that DeepSpeed skips. For every optimizer that nbtrain builds, this does what DeepSpeed does after
+    an fp16 overflow, except that the loss scale stays. All ranks call it instead of engine._take_model_step
     (deepspeed/runtime/engine.py; the branches on `overflow` in zero/stage_1_and_2.py, zero/stage3.py and
-    bf16_optimizer.py, 0.19). Raises TypeError for an optimizer that it does not know.
+    bf16_optimizer.py, 0.19). Raises TypeError for an unknown optimizer.
     """
     optimizer = engine.optimizer
     if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):

@@ -1,17 +1,17 @@
-"""Faults on order, so that their handling can be seen on a healthy run: for tests and docs/try-a-fault.md.
+"""Fault injection, to show the handling of faults on a healthy run: for tests and docs/try-a-fault.md.
 
     NBTRAIN_FAULTS='[{"rank": 1, "attempt": 0, "step": 6, "do": "nan"}]'
 
-in backend.env; the supervisor copies it into the attempt's record. Without orders this module does nothing.
-Without `rank` or `attempt` the fault is for every rank or attempt. `do` is one of
+The variable is set in backend.env; the supervisor copies it into the attempt's record. Without it this module
+does nothing. Without `rank` or `attempt` the fault is for every rank or attempt. `do` is one of
     nan              the step's loss, and with it its gradient, becomes NaN
     spike            the step's loss, and with it its gradient, is multiplied by `factor` (100)
     weights          a weight of this rank becomes NaN after the step
     kill             the rank sends itself the signal `signal` (9)
-    stop, sleep      the rank is stopped (SIGSTOP), or sleeps for ever, before the step's first collective
+    stop, sleep      the rank is stopped (SIGSTOP), or sleeps forever, before the step's first collective
     raise            a RuntimeError with `message`
     oom              torch.OutOfMemoryError, as the allocator of a GPU raises it
-    memory           the rank takes host memory until somebody stops it
+    memory           the rank allocates host memory until it is killed
     full             an OSError: no space left on device
 """
 

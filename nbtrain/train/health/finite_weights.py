@@ -33,7 +33,7 @@ def bad_weights(module: torch.nn.Module, world: World) -> str:
 
 
 def local_part(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """The parameter; under ZeRO 3 this rank's part of it, without the padding, which nobody has set."""
+    """Return the parameter, or under ZeRO 3 this rank's part of it without the uninitialized padding."""
     if not hasattr(parameter, "ds_tensor"):
         return parameter.detach()
     zero: Any = parameter

@@ -1,8 +1,8 @@
-"""A rank's sign of life: its phase, its step, its collective and, on rank 0, the progress of the training.
+"""Heartbeat of a rank: its phase, its step, its collective and, on rank 0, the progress of the training.
 
-The file is renewed at every change of phase, and once a second by a thread, which runs while the rank hangs
-in a collective. A fresh file therefore does not prove that the rank goes on; a rising count of progress does.
-Phases nest (a save inside the training); the time of an inner phase does not count for the outer one.
+The file is renewed at every change of phase, and once a second by a thread, which also runs while the rank
+hangs in a collective. So a fresh file does not prove that the rank makes progress; a rising progress count
+does. Phases nest (a save inside the training); the time of an inner phase does not count for the outer one.
 """
 
 import contextlib
@@ -31,13 +31,13 @@ class HeartbeatWriter:
     """Writes heartbeat/<rank>.json, and an event for each phase if `events` is set."""
 
     events: EventWriter | None = None
-    """Where phase events go; rank 0 only."""
+    """Writer of phase events; rank 0 only."""
     progress: TrainingProgress | None = None
     """Part of every beat; rank 0 only."""
     collectives: "CollectiveWatch | None" = None
     """Knows the collective that this rank is in, and how many it has begun or ended."""
     written: Callable[[], int] | None = None
-    """How many bytes of checkpoints this rank has written."""
+    """Function that returns the bytes of checkpoints that this rank has written."""
 
     def __init__(self, job: JobDir, rank: int, attempt: int):
         self.path = job.heartbeat(rank)

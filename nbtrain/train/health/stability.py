@@ -125,9 +125,9 @@ class StepHistory:
             self.counts["steps_without_loss"] += 1
 
     def kind(self, loss: float, norm: float | None, has_loss: bool = True) -> str:
-        """ "nan", "spike", or "" for a good step. DeepSpeed reports a NaN norm as -1 too.
+        """Return "nan", "spike", or "" for a good step. DeepSpeed reports a NaN norm as -1.
 
-        Losses that were all 0, as those of pairs become, say nothing of how much a loss may be.
+        Losses that were all 0, as preference losses can become, do not define a threshold for a spike.
         """
         if not math.isfinite(loss) or (norm is not None and (not math.isfinite(norm) or norm < 0)):
             return "nan"
@@ -149,7 +149,7 @@ class StepHistory:
         return len(self._skipped)
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint, as JSON: the losses before the next step, skipped steps, counts."""
+        """Return the state for a checkpoint, as JSON: recent losses, skipped steps and counts."""
         return {"losses": list(self.losses), "skipped": list(self._skipped), "counts": dict(self.counts)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -194,7 +194,7 @@ class StepGuard:
         self._take_model_step: Callable[..., None] = engine._take_model_step
 
     def install(self) -> None:
-        """From now on act between the last backward pass and the optimizer (train/engine/patches.py)."""
+        """Run the guard between the last backward pass and the optimizer (train/engine/patches.py)."""
         self._engine._take_model_step = self._guarded
 
     def begin_step(
@@ -217,10 +217,10 @@ class StepGuard:
         self._faults.at(step)
 
     def end_step(self, loss: torch.Tensor, grad_norm: torch.Tensor | float | None) -> StepVerdict:
-        """After the step; `loss` and `grad_norm` are those of all ranks, maybe still on their way.
+        """Judge the step; `loss` and `grad_norm` are over all ranks and may still be in flight.
 
         Raises StabilityError if the step, or on a GPU the one before it, ends the job, and RollbackError if
-        the job goes back to a checkpoint.
+        the job rolls back to a checkpoint.
         """
         step, precision = self._step, self.config.precision
         step.tokens_in_loss = self._tokens_in_loss()

@@ -64,7 +64,7 @@ def _categories(summary: dict[str, Any], y: int) -> tuple[list[str], int]:
 
 
 def _phases(summary: dict[str, Any], y: int) -> tuple[list[str], int]:
-    """When each phase of the steps ran, a row each; nothing if the profile knows no phase."""
+    """Draw when each phase of the steps ran, one row per phase; nothing if the profile has no phases."""
     phases = {name: bars for name, bars in summary.get("timeline", {}).items() if bars}
     if not phases:
         return [], y - SPACE

@@ -134,7 +134,7 @@ class Snapshots:
             self._recording = True
 
     def end(self, stem: Path) -> None:
-        """Write what was recorded beside the timeline."""
+        """Write the recorded memory history next to the timeline."""
         if not self._recording:
             return
         with _hidden_until_whole(stem.with_name(f"{stem.name}.memory.pickle")) as temporary:

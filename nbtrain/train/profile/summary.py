@@ -68,7 +68,7 @@ class ProfileSummary:
     hidden_communication_seconds: float
     """Communication hidden by computation, on a GPU."""
     parts: dict[str, float]
-    """Seconds by part of the step, on the host's clock; what is in none is left out."""
+    """Seconds by part of the step, on the host's clock; time outside of all parts is omitted."""
     operators: list[Operator]
     """The costliest ones."""
     flops: float
@@ -78,7 +78,7 @@ class ProfileSummary:
     peak_memory_bytes: int
     peak_memory_seconds: float
     timeline: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    """When each part ran, on the host's clock: seconds from the first step's start."""
+    """Intervals in which each part ran, on the host's clock: seconds from the first step's start."""
     step_ends: list[float] = field(default_factory=list)
     """Seconds from the first step's start."""
 
@@ -125,7 +125,7 @@ class ProfileSummary:
 
 
 def write_summary(trace_path: Path, title: str) -> Path:
-    """Summarize a chrome trace in <stem>.txt, .json and .svg beside it; the path of the text."""
+    """Summarize a chrome trace in <stem>.txt, .json and .svg next to it, and return the path of the text."""
     with gzip.open(trace_path) as stream:
         summary = summarize(json.load(stream), title)
     stem = trace_path.name.removesuffix(".trace.json.gz")
@@ -183,7 +183,7 @@ def summarize(trace: dict[str, Any], title: str = "profile") -> ProfileSummary:
 
 
 def _timeline(parts: dict[str, list[Interval]], window: Interval) -> dict[str, list[tuple[float, float]]]:
-    """When each part ran; beyond TIMELINE_BARS, neighbours with the shortest gaps become one."""
+    """Return the intervals of each part; if over TIMELINE_BARS, neighbors with the shortest gaps merge."""
     found = {}
     for name, intervals in parts.items():
         clipped = [(max(begin, window[0]), min(end, window[1])) for begin, end in intervals]
@@ -226,7 +226,7 @@ def _memory(events: list[dict[str, Any]], window: Interval, device: str) -> list
 
 
 def _thinned(points: list[tuple[float, int]]) -> list[tuple[float, int]]:
-    """At most TIMELINE_POINTS of them, the highest of each run, so that no peak is lost."""
+    """Return at most TIMELINE_POINTS points, the highest of each chunk, so that no peak is lost."""
     size = -(-len(points) // TIMELINE_POINTS) or 1
     return [max(points[at : at + size], key=lambda point: point[1]) for at in range(0, len(points), size)]
 

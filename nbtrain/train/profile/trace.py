@@ -49,12 +49,12 @@ _RULES = tuple(
     )
 )
 
-# An operator that lies in one of these, at any depth, counts for it.
+# An operator inside one of these, at any depth, counts for it.
 _LASTING = {"attention", "optimizer", "communication", "data"}
 
 
 def category_of(name: str) -> str:
-    """By the name of an operator or a kernel."""
+    """Return the category of an operator or a kernel by its name."""
     lower = name.lower()
     return next((category for category, pattern in _RULES if pattern.search(lower)), "other")
 
@@ -191,7 +191,7 @@ def is_step(event: dict[str, Any]) -> bool:
 
 
 def _name(event: dict[str, Any]) -> str:
-    """With the shapes, of matrix products."""
+    """Return an event's name, with the shapes for matrix products."""
     name = event["name"].removeprefix("autograd::engine::evaluate_function: ")
     if category_of(name) == "matmul":
         dims = [
@@ -248,6 +248,6 @@ def overlap(interval: Interval, window: Interval) -> float:
 
 
 def is_in(moment: float, intervals: list[Interval]) -> bool:
-    """Whether `moment` lies in one of `intervals`, which are sorted and disjoint."""
+    """Return whether `moment` is in one of `intervals`, which are sorted and disjoint."""
     at = bisect.bisect_right(intervals, (moment, float("inf"))) - 1
     return at >= 0 and intervals[at][0] <= moment <= intervals[at][1]

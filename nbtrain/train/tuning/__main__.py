@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
             train(run, options.then)
             return 0
         config, given = load_resolved(run.config_yaml), read_given(options.deepspeed_config)
-        # torch takes seconds to import: what is wrong with the words is said before.
+        # torch takes seconds to import, so errors in the arguments are reported first.
         from nbtrain.train.tuning.trial import run_trial, trial_config
 
         run_trial(run, trial_config(config, given))

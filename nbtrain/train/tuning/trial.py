@@ -16,10 +16,10 @@ from nbtrain.train.training_step import TrainingStep
 
 
 class NoHeartbeat(HeartbeatWriter):
-    """Counts steps and writes no file: a trial is no rank of the job."""
+    """A heartbeat that counts steps and writes no file, because a trial is not a rank of the job."""
 
     def write(self) -> None:
-        """Nobody watches a trial."""
+        """Do nothing: no process reads the heartbeat of a trial."""
 
 
 def trial_config(config: RunConfig, given: dict[str, Any]) -> RunConfig:

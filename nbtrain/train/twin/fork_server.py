@@ -70,7 +70,7 @@ class ForkedRanks:
     running: dict[int, int]
     """pid -> rank of those that have not ended."""
     exit_codes: list[int | None]
-    """By rank; minus the signal where one ended it, None while it runs."""
+    """Exit codes by rank; the negative signal number if a signal ended it, None while it runs."""
     cpu_seconds: float = 0.0
     timed_out: bool = False
     kill_at: float = field(default=float("inf"))
@@ -177,7 +177,7 @@ def _be_rank(request: dict[str, Any], rank: int, port: int) -> None:
     """The life of a forked rank; never returns."""
     code = 1
     try:
-        # First of all: from here on what is said, and how it ends, is this rank's.
+        # This comes first: from here on, all output and the exit code belong to this rank.
         die_with_parent(signal.SIGKILL)
         path = request["log"].replace("{rank}", str(rank))
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)

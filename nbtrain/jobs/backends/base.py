@@ -43,7 +43,7 @@ class Launcher(Protocol):
         """Kill the ranks, give their wrappers time to write down how they ended, then kill what is left."""
 
     def processes_left(self) -> bool:
-        """Whether any process of the job is left, the launcher's own aside."""
+        """Return whether any process of the job is left, besides the launcher's own."""
 
     def finish(self) -> bool:
         """Wait for the last process; returns whether one had to be killed."""
@@ -66,10 +66,10 @@ class Launcher(Protocol):
         """Return why the attempt cannot continue although ranks run, such as a lost machine; "" if it can."""
 
     def abandon(self) -> None:
-        """Another supervisor has the job: kill the ranks, unsaved, and write nothing to the run directory."""
+        """Kill the ranks unsaved and write nothing: another supervisor now has the job."""
 
     def close(self) -> None:
-        """The job has ended: end whatever is left of the engine."""
+        """End what is left of the scheduler's processes, once the job has ended."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Backend:
     """Its line of CAPABILITIES."""
 
     def submit(self, job: JobDir) -> None:
-        """Start what takes the job, whose folder is written, to its end. Raises SubmitError."""
+        """Start the job, whose folder is written, and whatever runs it to its end. Raises SubmitError."""
         raise NotImplementedError
 
     def request_text(self, job: JobDir, config: RunConfig, alone: bool = False) -> str:
@@ -105,17 +105,17 @@ class Backend:
         return ""
 
     def was_started(self, job: JobDir, run_id: str) -> None:
-        """Write down what the engine calls a job that another program started from its request_text()."""
+        """Record the scheduler's name for a job that another program started from its request_text()."""
 
     def taken_elsewhere(self, job: JobDir, run_id: str) -> str:
         """Name the other allocation that runs a job started from request_text(); "" if this one runs it."""
         return ""
 
     def await_first_word(self, job: JobDir) -> None:
-        """A moment after submit(), until the job's state says whether it waits for anything."""
+        """Wait a moment after submit(), until the job's state says whether it waits for anything."""
 
     def status(self, job: JobDir) -> tuple[str, str | None]:
-        """(state, cause), by the job's records: jobstate.py."""
+        """Return (state, cause) from the job's records: jobstate.py."""
         return read_state(job, time.time())
 
     def cancel(self, job: JobDir, now: bool) -> bool:
@@ -127,29 +127,29 @@ class Backend:
         raise NotImplementedError
 
     def pause(self, job: JobDir) -> None:
-        """Have the engine take the devices of a job whose ranks have saved and left. Raises JobError."""
+        """Have the scheduler take back the devices of a job whose ranks saved and left. Raises JobError."""
 
     def unpause(self, job: JobDir) -> None:
-        """Have the engine give a paused job its devices again. Raises JobError."""
+        """Have the scheduler give a paused job its devices again. Raises JobError."""
 
     def finish(self, job: JobDir, now: bool) -> None:
         """End what is left of a job that has ended or is LOST; `now` gives it no time to save."""
         raise NotImplementedError
 
     def logs(self, job: JobDir, rank: int | str, lines: int) -> list[str]:
-        """The last lines of a rank's log, or of "supervisor"."""
+        """Return the last lines of a rank's log, or of "supervisor"."""
         return tail_lines(log_path(job, rank), lines)
 
     def follow(self, job: JobDir, rank: int | str) -> Iterator[str]:
-        """The lines that are added to a rank's log from now to the newest job's end."""
+        """Yield the lines added to a rank's log, from now until the newest job ends."""
         return follow(job.run, rank)
 
     def next_change(self, job: JobDir, seconds: float) -> None:
-        """Wait until the engine says something new, if it can tell; at most `seconds`."""
+        """Wait until the scheduler reports a change, if the backend can tell; at most `seconds`."""
         time.sleep(seconds)
 
     def events(self, job: JobDir) -> list[dict[str, Any]]:
-        """All events of the job, by time."""
+        """Return all events of the job, by time."""
         return read_events(job)
 
     def obstacles(self, config: RunConfig) -> Iterator[Obstacle]:
@@ -161,7 +161,7 @@ class Backend:
         return ""
 
     def starts_again(self, job: JobDir) -> str:
-        """In an allocation that the engine ends: whether it will start the job again, in words; "" if not."""
+        """Return text that says the scheduler will start the job again after ending it; "" if it will not."""
         return ""
 
     def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
@@ -186,16 +186,16 @@ CAPABILITIES = {
     "kubernetes": Capabilities(save=True, stop_in_order=True, pause=True),
     "slurm": Capabilities(save=True, stop_in_order=True, pause=True, pause_ends_allocation=True),
 }
-"""{backend.kind: what it can do}. The buttons of a run follow it, and need no backend's module, nor numpy."""
+"""{backend.kind: its capabilities}. A run's buttons follow them without loading its module or numpy."""
 
 
 def backend_of(kind: str) -> Backend:
-    """The backend of that name. Raises JobError for another name, as a newer nbtrain may have written it."""
+    """Return the backend of that name. Raises JobError for other names, which a newer nbtrain may write."""
     return importlib.import_module(_known(BACKENDS, kind)).BACKEND
 
 
 def backend_of_job(job: JobDir) -> Backend:
-    """The backend that the job was submitted to. Raises JobError."""
+    """Return the backend that the job was submitted to. Raises JobError."""
     return backend_of(_kind_of(job))
 
 
@@ -217,11 +217,11 @@ def _known(table: Mapping[str, Value], kind: str) -> Value:
 
 
 def network_interface(config: RunConfig) -> str | None:
-    """The interface that the run's backend names for traffic between ranks."""
+    """Return the network interface that the run's backend names for traffic between ranks."""
     section = getattr(config.backend, config.backend.kind, None)
     return getattr(section, "network_interface", None)
 
 
 def status_of(job: JobDir) -> tuple[str, str | None]:
-    """(state, cause) of a job, from its backend."""
+    """Return (state, cause) of a job, from its backend."""
     return backend_of_job(job).status(job)

@@ -1,7 +1,7 @@
 """Machines reached by ssh: the supervisor runs where the job was submitted, an agent on each machine.
 
-Who restarts: the supervisor, with new agents where they are gone. All machines see the run directory, under
-the same path.
+Restarts: the supervisor restarts ranks, with new agents where they are gone. All machines see the run
+directory under the same path.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,17 +24,17 @@ from nbtrain.jobs.obstacle import Obstacle
 class HostsBackend(SupervisedHere):
     """Jobs of machines that ssh reaches."""
 
-    # Its last act is to have the agents and the launcher end.
+    # Before it exits, a supervisor ends the agents and the launcher, which takes this long.
     end_seconds = 60.0
 
     def submit(self, job: JobDir) -> None:
-        """Note the machines, then start the supervisor."""
+        """Record the machines, then start the supervisor."""
         config = load_resolved(job.run.config_yaml)
         files.write_json(job.handle_json, asdict(HostsHandle(hosts_of(config))))
         super().submit(job)
 
     def request_text(self, job: JobDir, config: RunConfig, alone: bool = False) -> str:
-        """Hostfile, environment files and commands. Raises ConfigError for a wrong hostfile."""
+        """Return hostfile, environment files and commands. Raises ConfigError for a wrong hostfile."""
         return dry_text(config, job, hosts_of(config))
 
     def end_ranks(self, job: JobDir, grace_seconds: float) -> None:
@@ -55,7 +55,7 @@ class HostsBackend(SupervisedHere):
         return obstacles(config)
 
     def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
-        """DeepSpeed's launcher, one agent per host."""
+        """Return DeepSpeed's launcher, with one agent per host."""
         return HostsLauncher(job, command)
 
 

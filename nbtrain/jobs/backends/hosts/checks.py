@@ -44,7 +44,7 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 
 def obstacles(config: RunConfig) -> Iterator[Obstacle]:
-    """Yield the obstacles of this machine first; hosts are asked only if it has none."""
+    """Yield the obstacles on this machine; the hosts are checked only if there are none."""
     found = list(here(config))
     try:
         hosts = hosts_of(config)
@@ -56,7 +56,7 @@ def obstacles(config: RunConfig) -> Iterator[Obstacle]:
 
 
 def here(config: RunConfig) -> Iterator[Obstacle]:
-    """The programs and files that this machine must have to reach the others."""
+    """Yield obstacles for programs and files that this machine lacks to reach the others."""
     section = config.backend.hosts
     program, package = PROGRAMS[section.launcher]
     for name, debian in ((program, package), ("ssh", "openssh-client")):
@@ -269,7 +269,7 @@ def _folders(host: str, found: dict[str, Any], secret: str, folder: Path) -> Ite
 def _network(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Obstacle]:
     place = found.get("place", {})
     if trouble := place.get("trouble"):
-        # The agent's own words often begin with the machine's name.
+        # The agent's message often begins with the machine's name.
         said = trouble if trouble.startswith(f"{host}:") else f"{host}: {trouble}"
         yield mistake(f"{config.where('backend.hosts.network_interface')}: {said}", "")
     elif config.resources.nodes > 1 and place.get("address", "").startswith("127."):
@@ -297,7 +297,7 @@ def _shared_memory(config: RunConfig, host: str, found: dict[str, Any]) -> Itera
 
 
 def _local_disk(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Obstacle]:
-    """The disk of checkpoint.local_dir can be written there, and has room."""
+    """Yield an obstacle if checkpoint.local_dir cannot be written on the host, or its disk lacks room."""
     if (disk := found.get("local_disk")) is None:
         return
     where = f"{config.where('checkpoint.local_dir')}: checkpoint.local_dir = {config.checkpoint.local_dir}"

@@ -1,4 +1,4 @@
-"""Text of a submission to hosts for a reader; nothing is started, and no machine is asked."""
+"""Text that shows what a submission to hosts would do; nothing is started and no machine is contacted."""
 
 import shlex
 import sys
@@ -21,7 +21,7 @@ SET = ("DS_ENV_FILE", "PDSH_SSH_ARGS_APPEND", "FANOUT", "DS_ACCELERATOR", "OMPI_
 
 
 def dry_text(config: RunConfig, job: JobDir, hosts: list[str]) -> str:
-    """Hostfile, environment files without values, and every command, in the order in which they start."""
+    """Return the hostfile, environment files without values, and all commands in the order they start."""
     hostfile, variables = job.path / "hostfile", job.path / "deepspeed.env"
     settings = runner_environment(config, variables)
     launcher = [f"{name}={settings[name]}" for name in SET if name in settings]

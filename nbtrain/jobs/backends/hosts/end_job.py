@@ -1,4 +1,4 @@
-"""Runs on a host by `python -`: ends what carries a job's marker, and nothing else.
+"""Runs on a host by `python -` and ends the processes that carry a job's marker, and no others.
 
     python - JOB_ID GRACE_SECONDS AGENTS_SECONDS
 
@@ -45,7 +45,7 @@ def send(pids, number):
 
 
 def wait(job_id, seconds, then=None):
-    """Until no process is left, calling `then` with those that are; returns the rest."""
+    """Wait until no process is left, calling `then` with those that remain; return the rest."""
     deadline = time.monotonic() + seconds
     while True:
         left = marked(job_id)
@@ -64,11 +64,11 @@ def main(job_id, grace_seconds, agents_seconds):
         if LAUNCHER not in command and not any(one.startswith(RANK) for one in variables)
     ]
     if grace_seconds > 0:
-        # Agents whose supervisor is gone save their ranks; without an agent the ranks are asked themselves.
+        # Agents whose supervisor is gone save their ranks; without an agent the ranks are signalled directly.
         send(agents or there, signal.SIGTERM)
     left = wait(job_id, agents_seconds if agents else grace_seconds)
     killed = len(left)
-    # Again and again: a process may have forked while we looked.
+    # Repeated, because a process may have forked since the last look.
     left = wait(job_id, KILL_SECONDS, lambda some: send(some, signal.SIGKILL))
     print(len(there), killed, len(left))
     if left:

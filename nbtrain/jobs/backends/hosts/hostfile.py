@@ -10,7 +10,7 @@ from nbtrain.config.backend_section import HOST_RULE
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.findings import Cost, Finding, finding_of
 
-# What DeepSpeed's launcher reads, of names that its shell commands and pdsh take as they are.
+# A line that DeepSpeed's launcher reads, with a name that its shell commands and pdsh pass on unchanged.
 LINE = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?)\s+slots=(\d+)\s*(?:#.*)?")
 
 
@@ -28,7 +28,7 @@ def findings_of_hostfile(config: RunConfig) -> list[Finding]:
 
 
 def hosts_of(config: RunConfig) -> list[str]:
-    """The machines of a run by node number. Raises ConfigError if the hostfile does not name them."""
+    """Return a run's machines by node number. Raises ConfigError if the hostfile does not name them."""
     section, nodes = config.backend.hosts, config.resources.nodes
     if section.hostfile is None:
         return list(section.hosts[:nodes])
@@ -53,7 +53,7 @@ def hosts_of(config: RunConfig) -> list[str]:
 
 
 def read_hostfile(path: Path) -> dict[str, int]:
-    """{name: slots} in the file's order. Raises ConfigError with the line that is wrong."""
+    """Return {name: slots} in the file's order. Raises ConfigError with the line that is wrong."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:

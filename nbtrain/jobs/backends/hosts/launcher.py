@@ -50,9 +50,9 @@ UNUSED_PORT = 29500
 class HostsLauncher(RemoteLauncher):
     """One agent on each host."""
 
-    # What each machine could take when the devices were last counted; empty if they never were.
+    # Usable devices of each machine when they were last counted; empty if they never were.
     _usable: Mapping[str, int] = {}
-    # Agents of earlier starts: one that ssh does not reach may still see the disk, and write there.
+    # Agents of earlier starts: one that ssh cannot reach may still see the disk, and write to it.
     _replaced: Sequence[ProcessIdentity] = ()
 
     def devices(self, config: RunConfig) -> list[int] | None:
@@ -65,7 +65,7 @@ class HostsLauncher(RemoteLauncher):
         return sorted(self._usable.values(), reverse=True) or None
 
     def start_agents(self, config: RunConfig) -> Agents:
-        """DeepSpeed's launcher; a host that cannot be reached fails the attempt, with its name."""
+        """Start DeepSpeed's launcher; a host that cannot be reached fails the attempt, and is named."""
         section, known = config.backend.hosts, super()._known_agents()
         self._replaced = [one.agent for one in known]
         try:
@@ -89,9 +89,9 @@ class HostsLauncher(RemoteLauncher):
 
 
 def end_predecessor(config: RunConfig, job: JobDir, hosts: Sequence[str]) -> list[str]:
-    """Have the ranks of the job before save and leave, if it is LOST; two jobs must not share model/.
+    """Have the ranks of a LOST predecessor job save and leave; two jobs must not share model/.
 
-    Returns what may still be there, in words.
+    Returns a sentence for each host on which processes may still run.
     """
     before = next((one for one in reversed(job.run.job_ids()) if one < job.job_id), None)
     lost = job.run.job(before) if before else None
@@ -130,7 +130,7 @@ class NotStarted:
         return 255
 
     def end(self) -> None:
-        """Nothing is there."""
+        """Do nothing: there are no agents."""
 
 
 class Runner:
@@ -143,11 +143,11 @@ class Runner:
         self._section, self._hosts, self._job_id = section, hosts, job_id
 
     def poll(self) -> int | None:
-        """The launcher's exit code: the largest of all hosts; 255 if a connection was lost."""
+        """Return the launcher's exit code: the largest of all hosts; 255 if a connection was lost."""
         return self._process.poll()
 
     def end(self) -> None:
-        """The agents by their marker, then the launcher with its pdsh and ssh by KILL."""
+        """End the agents by their marker, then the launcher with its pdsh and ssh by KILL."""
         for answer in end_marked(self._section, self._hosts, self._job_id, AGENT_END_SECONDS):
             if words := why(answer):
                 print(f"agents are not ended: {words}", flush=True)
@@ -162,7 +162,7 @@ class Runner:
 
 
 def end_lost(section: HostsConfig, hosts: Sequence[str], job_id: str, patience: float) -> list[Answer]:
-    """Have each host ask what is left of a LOST job to save and leave; agents kill what takes too long."""
+    """Have each host ask a LOST job's processes to save and leave; agents kill those that take too long."""
     return end_marked(section, hosts, job_id, patience, cap_seconds(patience) + AGENT_END_SECONDS)
 
 
@@ -210,14 +210,14 @@ def start_runner(config: RunConfig, job: JobDir, hosts: list[str]) -> Runner:
         # On TERM it would end the DeepSpeed jobs of others.
         signal.SIGKILL,
         env=runner_environment(config, variables),
-        # The launcher writes its folder into a shell command as it is, and puts it into PYTHONPATH.
+        # The launcher copies its current folder, unquoted, into a shell command and into PYTHONPATH.
         cwd="/",
     )
     return Runner(process, config.backend.hosts, hosts, job.job_id)
 
 
 def runner_command(config: RunConfig, job: JobDir, hosts: list[str], hostfile: Path) -> list[str]:
-    """DeepSpeed's launcher with one slot for each host, in which it starts one agent."""
+    """Return the command of DeepSpeed's launcher: one slot per host, in which it starts one agent."""
     section = config.backend.hosts
     return [
         *(python_of(section), "-m", "deepspeed.launcher.runner", "--hostfile", str(hostfile)),
@@ -248,7 +248,7 @@ def runner_environment(config: RunConfig, variables: Path) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name not in VISIBLE}
     environment["DS_ENV_FILE"] = str(variables)
     environment["PDSH_SSH_ARGS_APPEND"] = " ".join(ssh_options(config.backend.hosts))
-    # More than any run has: pdsh else starts 32 at a time, and the others wait for these to end.
+    # More than any run has: otherwise pdsh starts 32 at a time, and the others wait until these end.
     environment["FANOUT"] = "1024"
     if config.resources.device == "cpu":
         environment["DS_ACCELERATOR"] = "cpu"

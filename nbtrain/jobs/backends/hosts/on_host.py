@@ -22,7 +22,7 @@ VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 
 
 def as_word(job: JobDir) -> str:
-    """The job in letters, digits, - and _."""
+    """Encode the job in letters, digits, - and _."""
     named = json.dumps([str(job.run.path), job.job_id])
     return base64.urlsafe_b64encode(named.encode()).decode().rstrip("=")
 
@@ -39,7 +39,7 @@ def order_path(job: JobDir) -> Path:
 
 
 def main(word: str) -> int:
-    """Until the job has ended; words go to the node's own log, whatever becomes of the connection."""
+    """Run the agent until the job has ended, logging to the node's log even if the connection breaks."""
     job = job_of(word)
     order = files.read_json(order_path(job))
     if order is None:

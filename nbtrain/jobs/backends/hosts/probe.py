@@ -1,8 +1,8 @@
-"""Runs on a host by `python -`: prints as one line of JSON what a run needs to know about it.
+"""Runs on a host by `python -` and prints what a run needs to know about the host, as one line of JSON.
 
     python - '{"paths": {...}, "token": ..., "device": ..., "interface": ...}'
 
-Written for any Python from 3.6 on, so that an old one can say how old it is. Nothing is left on the host.
+Written for Python 3.6 and later, so that an old Python can report its version. It leaves nothing on the host.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ PACKAGES = ("torch", "deepspeed")
 
 
 def versions():
-    """{package: version}, None if it is not installed; nothing is imported but nbtrain's own number."""
+    """Return {package: version}, None if not installed; nothing is imported except nbtrain's own version."""
     try:
         from importlib import metadata
     except ImportError:
@@ -37,7 +37,7 @@ def versions():
 
 
 def place(interface):
-    """{address, port} by which others reach this host, or {trouble}; by the agent's own rules."""
+    """Return {address, port} by which others reach this host, or {trouble}; by the agent's own rules."""
     from nbtrain.base.ports import port_to_listen_on
     from nbtrain.jobs.node.place import own_address
 
@@ -56,7 +56,7 @@ def gpus():
 
 
 def local_disk(path):
-    """The nearest folder there is for local checkpoints: {folder, writable, free}; None if none is wanted."""
+    """Describe the nearest existing folder for local checkpoints: {folder, writable, free}; None if unset."""
     if path is None:
         return None
     path = Path(path.replace("{host}", socket.gethostname()))
@@ -66,7 +66,7 @@ def local_disk(path):
 
 
 def shared_memory():
-    """Bytes of /dev/shm that can be allocated."""
+    """Return the bytes of /dev/shm that can be allocated."""
     from nbtrain.jobs.shared_memory import free_shared_memory
 
     return free_shared_memory()
@@ -77,7 +77,7 @@ def boot_id():
 
 
 def read(path):
-    """The text of a file, None if it cannot be read."""
+    """Return the text of a file, None if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except OSError:

@@ -1,4 +1,4 @@
-"""ssh to every machine of a run at once: a small program as its input, what it prints, what failed."""
+"""Runs a small program on all machines of a run at once by ssh, and collects its output or the failure."""
 
 import re
 import shlex
@@ -13,7 +13,7 @@ from nbtrain.base.workspace import resolve
 from nbtrain.config.backend_section import HostsConfig
 
 CONNECT_SECONDS = 15
-# Of so many machines at once; the others wait for their turn.
+# Machines that are contacted at once; the others wait for their turn.
 AT_ONCE = 64
 # ssh's own exit code if it could not connect, or lost the connection.
 SSH_FAILED = 255
@@ -59,17 +59,17 @@ class Answer:
 
     host: str
     code: int | None
-    """The program's exit code; 255 is ssh's own; None if the time was over."""
+    """The program's exit code; 255 comes from ssh itself; None after a timeout."""
     output: str
     errors: str
     by_hand: str = ""
     """Options to type after `ssh` before the host, each after a space: port and configuration."""
     port: int | None = None
-    """None: ssh's own configuration says it."""
+    """Port; None leaves it to ssh's own configuration."""
 
     @property
     def trouble(self) -> tuple[str, str]:
-        """(what was found, the fix) if ssh itself failed; ("", "") if it did not."""
+        """(what failed, the fix) if ssh itself failed; ("", "") if it did not."""
         if self.code is None:
             return f"{self.host} gave no answer in time", "Is it overloaded, or does its disk hang?"
         if self.code != SSH_FAILED:
@@ -85,7 +85,7 @@ class Answer:
 
 
 def last_line(text: str) -> str:
-    """The last line that says something."""
+    """Return the last line that is not empty."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "it said nothing"
 
@@ -103,14 +103,14 @@ def ssh_options(section: HostsConfig) -> list[str]:
 
 
 def _by_hand(section: HostsConfig) -> str:
-    """The options that a person types: " -F FILE -p 2299"; "" if there are none."""
+    """Return the options to type by hand: " -F FILE -p 2299"; "" if there are none."""
     options = ["-F", str(resolve(section.ssh_config))] if section.ssh_config else []
     options += ["-p", str(section.ssh_port)] if section.ssh_port else []
     return f" {shlex.join(options)}" if options else ""
 
 
 def python_of(section: HostsConfig) -> str:
-    """The Python of every machine."""
+    """Return the Python of every machine."""
     return section.python or sys.executable
 
 
@@ -135,7 +135,7 @@ def run_everywhere(
                 call,
                 input=text,
                 capture_output=True,
-                # A host says what it likes at log-in, in any encoding.
+                # A host may print anything at log-in, in any encoding.
                 encoding="utf-8",
                 errors="replace",
                 timeout=timeout_seconds,

@@ -1,8 +1,8 @@
 """Kubernetes as a backend: the pods of one object start the agents; node 0's starts the supervisor.
 
-Who restarts: the supervisor restarts ranks; the operator restarts a pod that was lost, by its policy. A
-supervisor that gets TERM with its pod cannot know whether another pod follows: it hands the job over, and the
-engine's word says what became of it.
+Restarts: the supervisor restarts ranks; the operator restarts a lost pod, by its policy. A supervisor that
+gets TERM together with its pod cannot know whether another pod follows. It hands the job over, and the
+cluster's report says what became of it.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ class KubernetesBackend(RemoteBackend):
     capabilities = CAPABILITIES["kubernetes"]
 
     def submit(self, job: JobDir) -> None:
-        """Create the job's object, or find it. Raises SubmitError with the server's words."""
+        """Create the job's object, or find it. Raises SubmitError with the server's message."""
         config = load_resolved(job.run.config_yaml)
         section = config.backend.kubernetes
         try:
@@ -70,7 +70,7 @@ class KubernetesBackend(RemoteBackend):
             raise self.refused(job, f"Kubernetes did not take the job: {error}") from error
 
     def request_text(self, job: JobDir, config: RunConfig, alone: bool = False) -> str:
-        """The manifest; `alone`, its pods write the run directory. Raises SubmitError, ConfigError."""
+        """Return the manifest; `alone`, its pods write the run directory. Raises SubmitError, ConfigError."""
         section, record = config.backend.kubernetes, job.run.record() or {}
         if alone and section.autotune != "none":
             raise SubmitError(
@@ -84,13 +84,13 @@ class KubernetesBackend(RemoteBackend):
         return manifest_text(work, write(work, section.namespace))
 
     def was_started(self, job: JobDir, run_id: str) -> None:
-        """handle.json; the server's own name of the object is found when it is needed."""
+        """Write handle.json; the server's own name of the object is looked up when it is needed."""
         section = load_resolved(job.run.config_yaml).backend.kubernetes
         name, namespace = object_name(job.run.name, run_id, job.job_id), section.namespace or own_namespace()
         KubernetesHandle(section.workload, namespace, name, "", section.context).write(job.handle_json)
 
     def ask_engine(self, job: JobDir) -> EngineWord:
-        """The object's status and its pods'; the details go to kubernetes.json."""
+        """Ask for the object's status and its pods'; the details are written to kubernetes.json."""
         handle = KubernetesHandle.read(job.handle_json)
         if handle is None:
             return EngineWord(None, "", time.time(), engine="Kubernetes")
@@ -122,11 +122,11 @@ class KubernetesBackend(RemoteBackend):
             raise EngineUnseen(error.words.rstrip(".")) from error
 
     def obstacles(self, config: RunConfig) -> Iterator[Obstacle]:
-        """From the cluster itself: preflight.py."""
+        """Yield the cluster's own objections: preflight.py."""
         return preflight.obstacles(config)
 
     def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
-        """The agents that the pods have started."""
+        """Return a launcher for the agents that the pods have started."""
         return PodLauncher(job, command)
 
     def pause(self, job: JobDir) -> None:
@@ -140,13 +140,13 @@ class KubernetesBackend(RemoteBackend):
         self._patch(job, handle, KINDS[handle.kind].pause(False))
 
     def starts_again(self, job: JobDir) -> str:
-        """Always: if no pod follows, the object's state says so, or that it is gone."""
+        """Return text in any case: if no pod follows, the object's state says so, or the object is gone."""
         if asked_pause(job):
             return f"paused; `nbtrain resume {job.run.name}` continues it"
         return "continues when the cluster starts its pods again"
 
     def logs(self, job: JobDir, rank: int | str, lines: int) -> list[str]:
-        """From the run directory; if a rank has written none, of its pod, or what was kept of that."""
+        """Return log lines from the run directory; if there is none, from its pod or the copy kept of it."""
         if found := super().logs(job, rank, lines):
             return found
         with contextlib.suppress(JobError):
@@ -154,7 +154,7 @@ class KubernetesBackend(RemoteBackend):
         return found or tail_lines(job.node_log(_node_of(job, rank)), lines)
 
     def follow(self, job: JobDir, rank: int | str) -> Iterator[str]:
-        """All of its pod's until the rank has a log, then of the rank."""
+        """Yield the pod's whole log until the rank has its own, then the rank's."""
         path = log_path(job, rank)
         waited = not path.exists()
 
@@ -169,7 +169,7 @@ class KubernetesBackend(RemoteBackend):
         yield from follow(job.run, rank, from_start=waited)
 
     def next_change(self, job: JobDir, seconds: float) -> None:
-        """Wait until the object changes, at most `seconds`, and write the engine's word down."""
+        """Wait until the object changes, at most `seconds`, and record the cluster's report."""
         deadline, handle = time.monotonic() + seconds, KubernetesHandle.read(job.handle_json)
         with contextlib.suppress(JobError):
             if handle is not None:
@@ -181,14 +181,14 @@ class KubernetesBackend(RemoteBackend):
         time.sleep(max(0.0, deadline - time.monotonic()))
 
     def events(self, job: JobDir) -> list[dict[str, Any]]:
-        """The job's own and the cluster's, by time."""
+        """Return the job's own events and the cluster's, by time."""
         self.status(job)
         return sorted(super().events(job) + cluster_events(job), key=lambda event: event["time"])
 
     def _pod_log(
         self, job: JobDir, rank: int | str, read_seconds: float = READ_SECONDS, **how: Any
     ) -> Iterator[str]:
-        """Raises JobError if the cluster or the container cannot be asked."""
+        """Return a pod's log. Raises JobError if the cluster or the container cannot be asked."""
         handle = KubernetesHandle.read(job.handle_json)
         self.engine_word(job)
         details = KubernetesDetails.read(job.kubernetes_json)
@@ -210,10 +210,10 @@ class KubernetesBackend(RemoteBackend):
 
 
 class PodLauncher(RemoteLauncher):
-    """Agents that were there first: each pod starts its own."""
+    """Launcher for agents that run already: each pod starts its own."""
 
     def devices(self, config: RunConfig) -> list[int]:
-        """GPUs of each pod, or as many as it had ranks on a CPU; 0 of one that does not answer."""
+        """Return the GPUs of each pod, or on CPU its ranks; 0 for a pod that does not answer."""
         self._look_at_nodes()
         most = config.ranks_per_node
         gpus = {node: watch.record.gpus for node, watch in self._watches.items() if not self._lost(node)}
@@ -222,11 +222,11 @@ class PodLauncher(RemoteLauncher):
         return [min(most, gpus.get(node, 0)) for node in range(config.resources.nodes)]
 
     def start_agents(self, config: RunConfig) -> Agents:
-        """Nothing to start."""
+        """Start nothing: the pods start the agents."""
         return PodAgents()
 
     def close(self) -> None:
-        """The agents see the end in job.json, and the operator ends the pods of a job that is handed over."""
+        """Do nothing: agents see the end in job.json, and the operator ends the pods of a job handed over."""
 
 
 class PodAgents:
@@ -235,11 +235,11 @@ class PodAgents:
     last_words = ""
 
     def poll(self) -> int | None:
-        """They run as long as the pods do."""
+        """Return None: the agents run as long as the pods do."""
         return None
 
     def end(self) -> None:
-        """The operator's matter."""
+        """Do nothing: the operator ends the pods."""
 
 
 def _handle(job: JobDir) -> KubernetesHandle:

@@ -20,15 +20,15 @@ from nbtrain.jobs.backends.kubernetes.refusals import Refused, Unanswered, refus
 from nbtrain.jobs.backends.kubernetes.tolerant import mapping
 
 CONNECT_SECONDS, READ_SECONDS = 5.0, 30.0
-# Half a minute in all: longer, a person waits for a word, and the watchdog of a pod for its turn.
+# Half a minute in all: a user waits for an answer, and a pod's watchdog must not be delayed for longer.
 BACK_OFF_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 RETRIED = frozenset({429, 500, 502, 503, 504})
 GONE = 410
-# The server ends a watch after this time; a stream that is silent for longer was dropped without a word.
+# The server ends a watch after this time; a stream that is silent for longer was dropped unnoticed.
 WATCH_SECONDS = 240
 MERGE_PATCH = "application/merge-patch+json"
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-# A Secret's contents stay where they are.
+# A request for metadata only, so that a Secret's contents are not transferred.
 METADATA = "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io"
 MOST_LISTED = 500
 
@@ -50,9 +50,9 @@ class Cluster:
         self._read_seconds = read_seconds
 
     def create(self, manifest: Manifest) -> Manifest:
-        """Create the object, or find it: the same job is never there twice.
+        """Create the object, or find it: the same job never has two.
 
-        Raises SubmitError if another job's object has its name, Refused with the server's words.
+        Raises SubmitError if another job's object has its name, Refused with the server's message.
         """
         kind = KINDS[manifest["kind"]]
         labels, name = manifest["metadata"]["labels"], checked(manifest["metadata"]["name"])
@@ -71,13 +71,13 @@ class Cluster:
         )
 
     def try_create(self, manifest: Manifest) -> None:
-        """Have the server judge the object and keep nothing. Raises Refused, Unanswered."""
+        """Have the server check the object without keeping it. Raises Refused, Unanswered."""
         kind, name = KINDS[manifest["kind"]], checked(manifest["metadata"]["name"])
         query = {"dryRun": "All"}
         self._json("POST", self._path(kind), f"create {kind.name} {name}", body=manifest, query=query)
 
     def may(self, verb: str, group: str, resource: str) -> bool | None:
-        """Whether this user may do that in the namespace; None if the server does not say."""
+        """Return whether this user may do that in the namespace; None if the server does not say."""
         asked = {"namespace": self.namespace, "verb": verb, "group": group, "resource": resource}
         body = {
             "apiVersion": "authorization.k8s.io/v1",
@@ -92,7 +92,7 @@ class Cluster:
         return allowed if isinstance(allowed, bool) else None
 
     def has(self, plural: str, name: str) -> bool | None:
-        """Whether the namespace has this object of core/v1, asked by metadata alone; None: not to be seen."""
+        """Return whether the namespace has this core/v1 object, by its metadata; None if forbidden."""
         try:
             self._json("GET", f"{self._core}/{plural}/{name}", f"look for {plural} {name}", accept=METADATA)
         except Refused as error:
@@ -100,7 +100,7 @@ class Cluster:
         return True
 
     def get(self, kind: Kind, name: str) -> Manifest | None:
-        """The object as it is now; None if there is none."""
+        """Return the object as it is now; None if it does not exist."""
         try:
             return self._json("GET", self._path(kind, checked(name)), f"read {kind.name} {name}")
         except Refused as error:
@@ -128,7 +128,7 @@ class Cluster:
         return True
 
     def pods(self, job_id: str) -> list[Manifest]:
-        """The pods of a job, by the label that its manifest gives them."""
+        """Return the pods of a job, by the label that its manifest gives them."""
         return self._listed(f"{self._core}/pods", "list pods", labelSelector=f"{JOB_ID}={job_id}")
 
     def events(self, names: set[str]) -> list[Manifest]:
@@ -141,7 +141,7 @@ class Cluster:
         return sorted(found, key=event_time)
 
     def watch(self, kind: Kind, name: str, seconds: float = math.inf) -> Iterator[Manifest | None]:
-        """The object now and after each change, however often the stream breaks; None once it is deleted.
+        """Yield the object now and after each change, reconnecting as needed; None once it is deleted.
 
         Ends after `seconds`."""
         path, what = self._path(kind), f"watch {kind.name} {checked(name)}"
@@ -257,7 +257,7 @@ class Cluster:
         return self._retried(ask, what)
 
     def _lines(self, path: str, what: str, query: dict[str, str], read_seconds: float) -> Iterator[str]:
-        """The lines of a stream, as they come; ends when the stream does, however it does."""
+        """Yield the lines of a stream as they arrive; end when the stream does, for whatever reason."""
         from urllib3.exceptions import HTTPError
 
         headers = {"Accept": "application/json, */*"}
@@ -275,7 +275,7 @@ class Cluster:
             yield rest.decode(errors="replace")
 
     def _retried(self, ask: Callable[[], Any], what: str) -> Any:
-        """The answer to `ask`, tried once more than there are waits. Raises Refused or Unanswered."""
+        """Return the answer to `ask`, tried once more than there are pauses. Raises Refused or Unanswered."""
         from urllib3.exceptions import HTTPError
 
         for seconds in (*self._back_off_seconds, None):
@@ -320,7 +320,7 @@ class Cluster:
             )
         except exceptions.ApiException as error:
             if not error.status:
-                # TLS: no retry helps.
+                # A TLS error: no retry helps.
                 raise JobError(
                     f"{self.host}: cannot {what}: {' '.join(str(error.reason).split())}. Compare the "
                     "cluster's certificate with certificate-authority in the kubeconfig."

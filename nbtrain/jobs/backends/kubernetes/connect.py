@@ -19,7 +19,7 @@ DEFAULT_NAMESPACE = "default"
 
 @dataclass(frozen=True)
 class Connection:
-    """The official client's ApiClient, and where it points."""
+    """The official client's ApiClient and the cluster that it calls."""
 
     api: Any
     namespace: str
@@ -28,7 +28,7 @@ class Connection:
 
 
 def library() -> Any:
-    """The official client. Raises JobError with the command that installs it."""
+    """Return the official client. Raises JobError with the command that installs it."""
     try:
         import kubernetes.client
         import kubernetes.config
@@ -42,10 +42,10 @@ def library() -> Any:
 
 
 def connect(context: str | None = None, namespace: str | None = None) -> Connection:
-    """A connection that has asked nothing yet. Raises JobError if no cluster is configured."""
+    """Return a connection without calling the server. Raises JobError if no cluster is configured."""
     config, client = library().config, library().client
     configuration = client.Configuration()
-    # One place retries (cluster.py), and knows what may be asked twice.
+    # Retries are left to cluster.py, which knows what may be requested twice.
     configuration.retries = False
     files = os.environ.get("KUBECONFIG") or KUBECONFIG
     in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and context is None and not _any_file(files)
@@ -54,7 +54,7 @@ def connect(context: str | None = None, namespace: str | None = None) -> Connect
             config.load_incluster_config(client_configuration=configuration)
             return Connection(client.ApiClient(configuration), namespace or own_namespace(), None)
         path = os.pathsep.join(str(typed_path(one)) for one in files.split(os.pathsep) if one)
-        # config.list_kube_config_contexts() fails without a current context, also if one is named.
+        # config.list_kube_config_contexts() fails without a current context, even if the run names one.
         kubeconfig = config.kube_config
         merged = kubeconfig.KubeConfigMerger(path)
         loader = kubeconfig.KubeConfigLoader(
@@ -69,7 +69,7 @@ def connect(context: str | None = None, namespace: str | None = None) -> Connect
             "backend.kubernetes.context; `kubectl config get-contexts` lists what there is."
         ) from None
     except (yaml.YAMLError, UnicodeDecodeError, TypeError, AttributeError) as error:
-        # The client takes any YAML for a table of the right form.
+        # The client accepts any YAML of the right form.
         marked = isinstance(error, (yaml.YAMLError, UnicodeDecodeError))
         said = " ".join(str(error).split()) if marked else "it does not have the form of one"
         raise JobError(
@@ -83,7 +83,7 @@ def connect(context: str | None = None, namespace: str | None = None) -> Connect
 
 
 def own_namespace() -> str:
-    """The namespace of the pod that this runs in."""
+    """Return the namespace of the pod that this process runs in."""
     return POD_NAMESPACE.read_text().strip() if POD_NAMESPACE.is_file() else DEFAULT_NAMESPACE
 
 

@@ -1,6 +1,6 @@
 """The cluster's reports on a job: its state in engine.json; conditions, pods and events in kubernetes.json.
 
-The job's page is made from these files, so that what a cluster said can be read after its objects are gone.
+The job page is made from these files, so the cluster's reports can be read after its objects are gone.
 """
 
 import contextlib
@@ -33,10 +33,10 @@ MOST_LINES = 1000
 
 @dataclass
 class KubernetesDetails(Record):
-    """kubernetes.json: what the object and its pods said when they were asked last."""
+    """kubernetes.json: the last reports of the object and its pods."""
 
     known: bool = True
-    """False: the object said a word that is in no table; its state is the last one that was known."""
+    """False if the object reported a word that is not in the table; its state is then the last known one."""
     restarts: int = 0
     conditions: list[dict[str, str]] = field(default_factory=list)
     replicas: list[dict[str, Any]] = field(default_factory=list)
@@ -48,7 +48,7 @@ class KubernetesDetails(Record):
 def ask(
     cluster: Cluster, handle: KubernetesHandle, job_id: str, last: str, before: KubernetesDetails | None
 ) -> tuple[EngineWord, KubernetesDetails]:
-    """The object's and its pods' state now, after what was known `before`. Raises Unanswered, Refused."""
+    """Return the current state of the object and its pods, after `before`. Raises Unanswered, Refused."""
     before = before or KubernetesDetails()
     item, name = cluster.get(KINDS[handle.kind], handle.name), f"{handle.kind} {handle.name}"
     now = time.time()
@@ -69,7 +69,7 @@ def ask(
     same = (before.conditions, before.replicas) == (details.conditions, details.replicas)
     details.events, details.events_at = before.events, before.events_at
     if not same or not 0 <= now - before.events_at < EVENTS_SECONDS:
-        # A right that a page can do without.
+        # The job page works without the permission to read events.
         with contextlib.suppress(Refused):
             details.events = engine_events(cluster, handle)[-MOST_EVENTS:]
         details.events_at = now
@@ -77,13 +77,13 @@ def ask(
 
 
 def own_uid(item: Manifest | None, job_id: str) -> str:
-    """The uid of an object if it is this job's, for a submit that did not live to hear it; else ""."""
+    """Return the object's uid if it is this job's, for a submit killed before it got the answer; else ""."""
     metadata = mapping((item or {}).get("metadata"))
     return str(metadata.get("uid")) if mapping(metadata.get("labels")).get(JOB_ID) == job_id else ""
 
 
 def speaker(kind: Kind, replicas: list[dict[str, Any]], node: int) -> str:
-    """The newest pod in whose log the agent of a node speaks; "" if there is none."""
+    """Return the newest pod whose log holds the output of a node's agent; "" if there is none."""
     if kind.launcher == "launcher":
         pods = [one for one in replicas if one["node"] is None]
     else:
@@ -92,7 +92,7 @@ def speaker(kind: Kind, replicas: list[dict[str, Any]], node: int) -> str:
 
 
 def keep_last_words(job: JobDir, cluster: Cluster, kind: Kind, replicas: list[dict[str, Any]]) -> None:
-    """Write down what a pod said that ended before its agent could write into the run directory itself."""
+    """Keep the log of a pod that ended before its agent could write to the run directory."""
     for one in replicas:
         path = job.node_log(one["node"] or 0)
         if one["exit_code"] and not path.exists():
@@ -102,7 +102,7 @@ def keep_last_words(job: JobDir, cluster: Cluster, kind: Kind, replicas: list[di
 
 
 def engine_events(cluster: Cluster, handle: KubernetesHandle) -> list[dict[str, Any]]:
-    """The cluster's events of the job, in the form of the job's own."""
+    """Return the cluster's events of the job, in the form of the job's own events."""
     return [
         {
             "sequence": number,
@@ -121,7 +121,7 @@ def engine_events(cluster: Cluster, handle: KubernetesHandle) -> list[dict[str, 
 
 
 def _epoch(stamp: str) -> float:
-    """RFC 3339 as seconds since the epoch; 0 if it is none."""
+    """Convert RFC 3339 to seconds since the epoch; 0 if it is not a time."""
     try:
         return datetime.fromisoformat(stamp).timestamp()
     except ValueError:

@@ -1,4 +1,4 @@
-"""Names that Kubernetes gets: from runs and jobs, within RFC 1123 and the lengths of what is derived."""
+"""Names of Kubernetes objects, made from runs and jobs, within RFC 1123 and the lengths of derived names."""
 
 import hashlib
 import re
@@ -19,14 +19,14 @@ RUN, RUN_ID, JOB_ID = "nbtrain/run", "nbtrain/run-id", "nbtrain/job-id"
 
 
 def object_name(run: str, run_id: str, job_id: str) -> str:
-    """The object's name: the run's, cut if need be, and a hash of run and job, the same at every call."""
+    """Return the object's name: the run's, shortened if needed, and a hash of run and job."""
     digest = hashlib.sha256(f"{run_id}/{job_id}".encode()).hexdigest()[:DIGEST_CHARS]
     head = run if run[:1].isalpha() else f"run-{run}"
     return checked(f"{head[: MOST_OBJECT_CHARS - DIGEST_CHARS - 1].rstrip('-')}-{digest}")
 
 
 def checked(name: str) -> str:
-    """`name` itself. Raises SubmitError if it may not become an object's name."""
+    """Return `name`. Raises SubmitError if an object cannot have this name."""
     if not OBJECT_NAME.fullmatch(name) or len(name) > MOST_OBJECT_CHARS:
         raise SubmitError(
             f"{name!r} may not become the name of a Kubernetes object: it must be 1 to {MOST_OBJECT_CHARS} "
@@ -46,7 +46,7 @@ def checked_namespace(name: str) -> str:
 
 
 def own_labels(run: str, run_id: str, job_id: str) -> dict[str, str]:
-    """The labels by which the object and its pods are found again."""
+    """Return the labels by which the object and its pods are found again."""
     labels = {MANAGED_BY: "nbtrain", RUN: run, RUN_ID: run_id, JOB_ID: job_id}
     for key, value in labels.items():
         if not LABEL_VALUE.fullmatch(value):
@@ -58,6 +58,6 @@ def own_labels(run: str, run_id: str, job_id: str) -> dict[str, str]:
 
 
 def is_ours(item: dict, run_id: str, job_id: str) -> bool:
-    """Whether an object of the cluster carries this job's labels."""
+    """Return whether an object of the cluster carries this job's labels."""
     labels = item.get("metadata", {}).get("labels") or {}
     return labels.get(RUN_ID) == run_id and labels.get(JOB_ID) == job_id

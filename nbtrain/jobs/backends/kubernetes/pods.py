@@ -1,4 +1,4 @@
-"""The parts of a pod, as core/v1 words them: variables, resources, volumes, container, template."""
+"""The parts of a pod in core/v1: variables, resources, volumes, container, template."""
 
 from typing import Any
 
@@ -7,12 +7,12 @@ from nbtrain.jobs.backends.kubernetes.work import PodWork
 SHARED_MEMORY = "shared-memory"
 LOCAL_CHECKPOINTS = "local-checkpoints"
 MIB = 1 << 20
-# For mpirun, and one ssh to each worker.
+# Resources for mpirun and one ssh to each worker.
 LAUNCHERS_CPUS, LAUNCHERS_MEMORY = "1", "2Gi"
 
 
 def variables(work: PodWork) -> list[dict[str, Any]]:
-    """Environment variables; of a Secret only its name and key are written."""
+    """Return environment variables; for a Secret only its name and key are written."""
     plain: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in work.variables.items()]
     return plain + [
         {"name": one.name, "valueFrom": {"secretKeyRef": {"name": one.secret, "key": one.key}}}
@@ -34,7 +34,7 @@ def resources(work: PodWork) -> dict[str, Any]:
 
 
 def launchers_resources(work: PodWork) -> dict[str, Any]:
-    """Return the resources of a pod that only starts others: a quota refuses one without any."""
+    """Return the resources of a pod that only starts others: a quota refuses a pod without any."""
     amounts = {"cpu": LAUNCHERS_CPUS} if work.cpus else {}
     amounts |= {"memory": LAUNCHERS_MEMORY} if work.memory_bytes else {}
     return {"requests": dict(amounts), "limits": dict(amounts)} if amounts else {}
@@ -46,7 +46,7 @@ def quantity(num_bytes: int) -> str:
 
 
 def volumes(work: PodWork) -> list[dict[str, Any]]:
-    """Shared memory, each claim once, and each mounted Secret."""
+    """Return the volumes: shared memory, each claim once, and each mounted Secret."""
     memory: dict[str, Any] = {"medium": "Memory"}
     if work.section.shared_memory_bytes:
         memory["sizeLimit"] = quantity(work.section.shared_memory_bytes)
@@ -54,7 +54,7 @@ def volumes(work: PodWork) -> list[dict[str, Any]]:
     for claim, name in _claims(work).items():
         written.append({"name": name, "persistentVolumeClaim": {"claimName": claim}})
     if work.local_dir is not None:
-        # It outlives the container, not the pod.
+        # An emptyDir outlives the container, but not the pod.
         written.append({"name": LOCAL_CHECKPOINTS, "emptyDir": {}})
     for number, secret in enumerate(work.section.secret_files):
         written.append({"name": f"secret-{number}", "secret": {"secretName": secret.secret}})
@@ -62,7 +62,7 @@ def volumes(work: PodWork) -> list[dict[str, Any]]:
 
 
 def _claims(work: PodWork) -> dict[str, str]:
-    """{claim: name of its volume}: a claim may be mounted at several paths."""
+    """Return {claim: name of its volume}: a claim may be mounted at several paths."""
     claims = dict.fromkeys(mount.claim for mount in work.section.mounts)
     return {claim: f"claim-{number}" for number, claim in enumerate(claims)}
 
@@ -109,7 +109,7 @@ def container(work: PodWork, name: str, command: list[str] | None, whole: bool =
 
 
 def template(work: PodWork, main: dict[str, Any]) -> dict[str, Any]:
-    """A PodTemplateSpec around a container."""
+    """Return a PodTemplateSpec around a container."""
     spec: dict[str, Any] = {"containers": [main], **placement(work)}
     if work.section.priority_class:
         spec["priorityClassName"] = work.section.priority_class
@@ -117,9 +117,9 @@ def template(work: PodWork, main: dict[str, Any]) -> dict[str, Any]:
 
 
 def placement(work: PodWork) -> dict[str, Any]:
-    """Return a pod's spec besides its containers.
+    """Return the fields of a pod's spec other than its containers.
 
-    TrainJob's patches have room for these fields and no others.
+    A TrainJob's patches accept only these fields.
     """
     section = work.section
     written: dict[str, Any] = {
@@ -141,7 +141,7 @@ def placement(work: PodWork) -> dict[str, Any]:
 
 
 def template_metadata(work: PodWork) -> dict[str, Any]:
-    """Labels, by which the job's pods are found, and annotations."""
+    """Return labels, by which the job's pods are found, and annotations."""
     written: dict[str, Any] = {"labels": work.labels}
     if work.section.annotations:
         written["annotations"] = dict(work.section.annotations)

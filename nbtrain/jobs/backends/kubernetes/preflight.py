@@ -19,27 +19,27 @@ from nbtrain.jobs.backends.kubernetes.refusals import Refused, Unanswered
 from nbtrain.jobs.backends.kubernetes.work import work_of
 from nbtrain.jobs.obstacle import Obstacles, mistake, shortage
 
-# A person waits, and a form asks at each change of a field.
+# A user waits, and a form checks at each change of a field.
 BACK_OFF_SECONDS, READ_SECONDS = (0.5, 1.0), 10.0
 REMEMBER_SECONDS = 15.0
 WITHOUT = "Without a cluster, `nbtrain submit RUN --dry-run FILE` writes the manifest."
 WORKSPACE = "examples/megatron-gpt/cluster/manifests"
-# {verb on the kind: what of nbtrain needs it}; the dry run itself shows whether it may create.
+# {verb on the kind: what in nbtrain needs it}; the dry run itself shows whether this user may create.
 VERBS = {"get": "status", "list": "wait", "watch": "wait", "patch": "pause", "delete": "cancel"}
-# An admission webhook that says of itself that it cannot take part in a dry run.
+# Reported by an admission webhook that cannot take part in a dry run.
 NO_DRY_RUN = "does not support dry run"
 
 _silent: dict[str, tuple[float, str]] = {}
 
 
 def obstacles(config: RunConfig) -> Obstacles:
-    """Every reason why the cluster would not start this run."""
+    """Yield every reason that the cluster would not start this run."""
     section = config.backend.kubernetes
     try:
         connection = connect(section.context, section.namespace)
         cluster = Cluster(connection, BACK_OFF_SECONDS, READ_SECONDS)
     except JobError as error:
-        # A context that the run names must be there; a machine without any cluster is none's mistake.
+        # A context that the run names must exist; having no cluster at all is not an error of the run.
         fix = "" if "--dry-run" in str(error) else WITHOUT
         yield (mistake if section.context else shortage)(str(error), fix)
         return
@@ -87,7 +87,7 @@ def _refusals(config: RunConfig, cluster: Cluster) -> Obstacles:
 
 
 def _named(config: RunConfig) -> Iterator[tuple[str, str, str, str, str]]:
-    """(field, plural, word, name, how it is made) of all that the pods need, each once."""
+    """(field, plural, word, name, how to create it) of each object that the pods need, once each."""
     section = config.backend.kubernetes
     claim = ("persistentvolumeclaims", "PersistentVolumeClaim")
     for name in dict.fromkeys(mount.claim for mount in section.mounts):

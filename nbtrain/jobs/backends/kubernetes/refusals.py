@@ -1,4 +1,4 @@
-"""An API server's failures in words: one error class for a refusal, one for no answer."""
+"""An API server's failures as sentences: one error class for a refusal, one for no answer."""
 
 import json
 import re
@@ -10,7 +10,7 @@ MOST_CAUSES = 10
 
 
 class Unanswered(JobError):
-    """The API server did not answer, however often it was asked: nothing new is known."""
+    """The API server did not answer, even after retries: nothing new is known."""
 
     def __init__(self, words: str):
         super().__init__(f"{words} The job itself continues; ask again later.")
@@ -26,7 +26,7 @@ class Refused(JobError):
 
 
 def refusal(status: int, body: Any, what: str, host: str) -> Refused:
-    """The error of an answer to `what` ("create TrainJob research/gpt")."""
+    """Return the error for a failed `what` ("create TrainJob research/gpt")."""
     said = _status_object(body)
     reason = str(said.get("reason") or "")
     message = str(said.get("message") or "").strip().rstrip(".") or f"HTTP {status}"
@@ -34,7 +34,7 @@ def refusal(status: int, body: Any, what: str, host: str) -> Refused:
 
 
 def _status_object(body: Any) -> dict[str, Any]:
-    """The Status object of an answer; whatever else a proxy wrote becomes its message."""
+    """Return the Status object of an answer; any other text, from a proxy, becomes its message."""
     text = body.decode(errors="replace") if isinstance(body, bytes) else str(body or "")
     try:
         value = json.loads(text)

@@ -1,4 +1,4 @@
-"""The pods of a job as replicas: host, phase, restarts, and in words why one waits or how it ended."""
+"""The pods of a job as replicas: host, phase, restarts, and a sentence on why one waits or how it ended."""
 
 import contextlib
 import re
@@ -8,7 +8,7 @@ from typing import Any
 
 from nbtrain.jobs.backends.kubernetes.tolerant import items, mapping, number
 
-# What a person can do about a reason that Kubernetes gives for a waiting container.
+# What a user can do about Kubernetes' reason for a waiting container.
 WAITING = {
     "ErrImagePull": "the image cannot be pulled",
     "ImagePullBackOff": "the image cannot be pulled",
@@ -19,7 +19,7 @@ WAITING = {
     "PodInitializing": "its init containers run",
 }
 SIGNALLED = 128
-# {label with a pod's number, the surest first}; without one, its name says it.
+# Labels with a pod's number, most reliable first; without one, the pod's name tells the number.
 INDEX_LABELS = (
     "batch.kubernetes.io/job-completion-index",
     "training.kubeflow.org/replica-index",
@@ -42,7 +42,7 @@ class Replica:
     reason: str
     """Reason that it waits or ended; "" while it runs."""
     node: int | None = None
-    """The node whose agent runs in it; None of an MPIJob's launcher, or if nothing says it."""
+    """The node whose agent runs in it; None for an MPIJob's launcher, or if unknown."""
     created: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class Replica:
 
 
 def node_of(pod: dict[str, Any], has_master: bool) -> int | None:
-    """The number of a pod's node: a PyTorchJob's master is 0, and its workers follow."""
+    """Return the number of a pod's node: a PyTorchJob's master is 0, and its workers follow."""
     metadata = mapping(pod.get("metadata"))
     labels, name = mapping(metadata.get("labels")), str(metadata.get("name") or "")
     named = NUMBERED_NAME.search(name)
@@ -65,7 +65,7 @@ def node_of(pod: dict[str, Any], has_master: bool) -> int | None:
 
 
 def replica(pod: dict[str, Any], has_master: bool = False) -> Replica:
-    """A pod, read tolerantly."""
+    """Read a pod, treating fields of another type as absent."""
     status, spec = mapping(pod.get("status")), mapping(pod.get("spec"))
     containers = [mapping(one) for one in items(status.get("containerStatuses"))]
     code, ended = _end(containers)
@@ -85,7 +85,7 @@ def replica(pod: dict[str, Any], has_master: bool = False) -> Replica:
 
 
 def failure_words(pods: list[Replica]) -> str:
-    """The first pod that ended badly, by name and exit code; "" if none did."""
+    """Name the first pod that failed, with its exit code; "" if none did."""
     for one in sorted(pods, key=lambda pod: pod.pod):
         if one.exit_code:
             return f"{one.pod}{f' on {one.host}' if one.host else ''}: {one.reason}"
@@ -98,7 +98,7 @@ def waiting_words(pods: list[Replica]) -> str:
 
 
 def exit_words(code: int, reason: str = "") -> str:
-    """An exit code in words: 137 is 128 + SIGKILL."""
+    """Describe an exit code: 137 is 128 + SIGKILL."""
     words = f"exit code {code}"
     if code > SIGNALLED:
         with contextlib.suppress(ValueError):
@@ -113,7 +113,7 @@ def exit_words(code: int, reason: str = "") -> str:
 
 
 def _end(containers: list[dict[str, Any]]) -> tuple[int | None, str]:
-    """Exit code and words of the container that ended worst, now or before its restart."""
+    """Return exit code and description of the container that failed worst, now or before its restart."""
     ends: list[tuple[int, str]] = []
     for one in containers:
         for key in ("state", "lastState"):

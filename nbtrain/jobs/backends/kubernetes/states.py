@@ -27,8 +27,8 @@ WORDS = {
     "failed": FAILED,
     "error": FAILED,
 }
-# Of several conditions that are true, the first of these counts: a DeepSpeedJob that failed is Completed too,
-# and conditions of earlier times may stay true.
+# If several conditions are true, the first of these counts: a failed DeepSpeedJob is Completed too, and older
+# conditions may stay true.
 RANK = (FAILED, SUCCEEDED, SUSPENDED, RESTARTING, RUNNING, QUEUED)
 
 
@@ -44,21 +44,21 @@ class ObjectWord:
 
 
 def object_word(item: dict[str, Any], last: str = QUEUED) -> ObjectWord:
-    """The state of an object of any kind; `last` is the state known before."""
+    """Return the state of an object of any kind; `last` is the state known before."""
     status = mapping(item.get("status"))
     conditions = _conditions(status)
     told = [one for one in conditions if one["status"] == "True"]
     said = [(WORDS.get(one["type"].lower()), _reason(one)) for one in told]
     phase = str(status.get("phase") or "")
     if phase:
-        # A phase sums the conditions up; they give its reason.
+        # A phase summarizes the conditions, and they give its reason.
         state = WORDS.get(phase.lower())
         if state is None:
             return ObjectWord(last, f"phase {phase}", known=False)
         reasons = {known: reason for known, reason in said if known}
         if FAILED in reasons:
             state = FAILED
-        # It has no condition for a pause; until its pods are gone it runs on.
+        # No condition reports a pause; until its pods are gone, the object still runs.
         if state not in (FAILED, SUCCEEDED) and _paused(item) and not _active(status):
             state = SUSPENDED
         if state == QUEUED and number(status.get("backoffCount")):
@@ -79,7 +79,7 @@ def object_word(item: dict[str, Any], last: str = QUEUED) -> ObjectWord:
 
 
 def conditions_table(item: dict[str, Any]) -> list[dict[str, str]]:
-    """type, status, reason, message and last change of each condition."""
+    """Return type, status, reason, message and last change of each condition."""
     return _conditions(mapping(item.get("status")))
 
 
@@ -91,7 +91,7 @@ def restarts(item: dict[str, Any]) -> int:
 
 
 def task_pods(item: dict[str, Any]) -> list[dict[str, Any]]:
-    """The pods that a DeepSpeedJob lists: under `replicas`, or `status` as some versions call it."""
+    """Return the pods that a DeepSpeedJob lists: under `replicas`, or under `status` in some versions."""
     tasks = items(mapping(item.get("status")).get("tasks"))
     return [
         mapping(pod)
@@ -129,7 +129,7 @@ def _paused(item: dict[str, Any]) -> bool:
 
 
 def _active(status: dict[str, Any]) -> bool:
-    """Whether pods are at work: a TrainJob's jobs, a DeepSpeedJob's count."""
+    """Return whether pods run: a TrainJob's jobs, a DeepSpeedJob's count."""
     if number(mapping(status.get("aggregate")).get("running")):
         return True
     jobs = [mapping(one) for one in items(status.get("jobsStatus"))]

@@ -1,18 +1,18 @@
-"""Reading what another program wrote: a field of another type counts as absent."""
+"""Reads fields that another program wrote: a field of another type counts as absent."""
 
 from typing import Any
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """`value` if it is a mapping, else an empty one."""
+    """Return `value` if it is a mapping, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def items(value: Any) -> list[Any]:
-    """`value` if it is a list, else an empty one."""
+    """Return `value` if it is a list, else an empty one."""
     return value if isinstance(value, list) else []
 
 
 def number(value: Any) -> int:
-    """`value` if it is a whole number, else 0."""
+    """Return `value` if it is an integer, else 0."""
     return value if isinstance(value, int) and not isinstance(value, bool) else 0

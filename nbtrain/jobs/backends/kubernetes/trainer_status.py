@@ -1,9 +1,9 @@
 """status.trainerStatus of a TrainJob: the supervisor in the pod posts progress, time left and figures.
 
-The operator names the place in three variables, if its feature gate TrainJobStatus is on: the address
-(HTTPS), the file with the pod's token and the file with the certificate authority. Its releases call them
-KUBEFLOW_TRAINER_SERVER_*, earlier builds KUBEFLOW_TRAINER_STATUS_*. A report that does not arrive never holds
-the training up: it is tried once, within seconds, and the next one says more. The supervisor's side:
+If its feature gate TrainJobStatus is on, the operator sets three variables: the address (HTTPS), the file
+with the pod's token and the file with the certificate authority. Its releases call them
+KUBEFLOW_TRAINER_SERVER_*, earlier builds KUBEFLOW_TRAINER_STATUS_*. A report that does not arrive never
+delays training: it is tried once, within seconds, and the next one replaces it. The supervisor's side:
 supervisor/progress_report.py.
 """
 
@@ -22,10 +22,10 @@ from nbtrain.base.addresses import without_secrets
 from nbtrain.base.records import TrainingProgress
 
 PREFIXES = ("KUBEFLOW_TRAINER_SERVER_", "KUBEFLOW_TRAINER_STATUS_")
-# Each report is a write to the cluster's store.
+# Seconds between reports: each one is a write to the cluster's store.
 EVERY_SECONDS = 30.0
 TIMEOUT_SECONDS = 5.0
-# Of the CRD: metrics, and characters of a name or a value.
+# Limits of the CRD: metrics, and characters of a name or a value.
 MOST_METRICS, MOST_CHARS = 256, 64
 FIGURES = (
     *("loss", "validation_loss", "best_validation_loss", "test_loss", "grad_norm", "learning_rate"),
@@ -44,10 +44,10 @@ class TrainerStatus:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "TrainerStatus | None":
-        """From the operator's variables; None without them, or if the address is not HTTPS."""
+        """Build it from the operator's variables; None without them, or if the address is not HTTPS."""
         prefix = next((one for one in PREFIXES if f"{one}URL" in environment), PREFIXES[0])
         url, token, ca_cert = (environment.get(prefix + name, "") for name in ("URL", "TOKEN", "CA_CERT"))
-        # Over http the token could be read on its way.
+        # Over http anyone on the way could read the token.
         if not (url.startswith("https://") and token and ca_cert):
             return None
         return cls(url, Path(token), Path(ca_cert))
@@ -57,7 +57,7 @@ class TrainerStatus:
         return time.monotonic() >= self._next
 
     def report(self, progress: TrainingProgress, step: int) -> bool:
-        """Post the progress; returns whether it arrived. It raises nothing."""
+        """Post the progress; return whether it arrived. Raises nothing."""
         self._next = time.monotonic() + EVERY_SECONDS
         try:
             self._post(trainer_status(progress, step))
@@ -83,7 +83,7 @@ class TrainerStatus:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A token is not carried to another address."""
+    """Refuses redirects, so that the token is not sent to another address."""
 
     def redirect_request(self, *arguments: Any) -> None:
         return None
@@ -94,7 +94,7 @@ def trainer_status(progress: TrainingProgress, step: int, now: float | None = No
     done = progress.consumed_tokens / progress.goal_tokens if progress.goal_tokens else 0.0
     moment = datetime.fromtimestamp(time.time() if now is None else now, UTC)
     status: dict[str, Any] = {
-        # 100 is for the end alone.
+        # 100 is reported only at the end.
         "progressPercentage": max(0, min(100, math.floor(100 * done))),
         "lastUpdatedTime": moment.strftime("%Y-%m-%dT%H:%M:%SZ"),
     }

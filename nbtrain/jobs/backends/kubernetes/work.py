@@ -1,4 +1,4 @@
-"""PodWork: all that a manifest is written from, whatever its kind."""
+"""PodWork: everything that a manifest is written from, for all kinds."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ AGENT = "nbtrain.jobs.node"
 
 @dataclass(frozen=True)
 class PodWork:
-    """One job as its pods see it."""
+    """One job as its pods run it."""
 
     run: str
     run_id: str
@@ -23,19 +23,19 @@ class PodWork:
     nodes: int
     ranks_per_node: int
     gpus: int
-    """GPUs of each pod; 0 on device: cpu."""
+    """GPUs of each pod; 0 with device: cpu."""
     cpus: int | None
     memory_bytes: int | None
     image: str
     section: KubernetesConfig
     extra_labels: dict[str, str]
-    """Beside nbtrain's own."""
+    """Labels in addition to nbtrain's own."""
     grace_seconds: int
-    """Time from TERM to KILL."""
+    """Seconds from TERM to KILL."""
     local_dir: str | None = None
-    """The folder of the pod's own for checkpoints (checkpoint.local_dir), which no mount provides."""
+    """The pod's own folder for checkpoints (checkpoint.local_dir), which no mount provides."""
     run_text: str = ""
-    """The run as one_line() writes it, if node 0 is to make the run directory from it."""
+    """The run as one_line() writes it, if node 0 creates the run directory from it."""
 
     @property
     def name(self) -> str:
@@ -43,12 +43,12 @@ class PodWork:
 
     @property
     def run_path(self) -> str:
-        """The run directory in the container."""
+        """Path of the run directory in the container."""
         return f"{self.section.workspace_path}/output/{self.run}"
 
     @property
     def command(self) -> list[str]:
-        """The node agent, the same words in every pod; node 0 starts the supervisor too."""
+        """Command of the node agent, equal in every pod; node 0's agent starts the supervisor too."""
         return [
             *(self.section.python, "-m", AGENT, self.run_path, self.job_id),
             *("--nodes", str(self.nodes), "--supervise"),
@@ -66,7 +66,7 @@ class PodWork:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment of every pod, the Secrets' variables aside."""
+        """Environment of every pod, without the variables from Secrets."""
         home = self.section.workspace_path
         return {
             "NBTRAIN_WORKSPACE": home,
@@ -81,7 +81,7 @@ class PodWork:
         return {**self.extra_labels, **own_labels(self.run, self.run_id, self.job_id)}
 
     def metadata(self, namespace: str | None) -> dict:
-        """The object's own; without a namespace, kubectl's current one counts."""
+        """Metadata of the object; without a namespace, kubectl's current one applies."""
         written: dict = {"name": self.name, "labels": self.labels}
         if namespace is not None:
             written["namespace"] = checked_namespace(namespace)
@@ -119,7 +119,7 @@ def own_folder(config: RunConfig, section: KubernetesConfig) -> str | None:
         return None
     folder, placeholder, _ = config.checkpoint.local_dir.partition("{")
     if placeholder:
-        # /local/nbtrain-{node}: what holds the folders of all nodes.
+        # /local/nbtrain-{node}: the folder that holds the folders of all nodes.
         folder = folder.rpartition("/")[0]
     mounted = any(f"{folder}/".startswith(f"{mount.mount_path}/") for mount in section.mounts)
     return None if mounted or not folder else folder

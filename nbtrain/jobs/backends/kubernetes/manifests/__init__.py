@@ -1,1 +1,1 @@
-"""One manifest for each kind of object, written strictly: no field that the kind does not have."""
+"""One manifest for each kind of object, with only the fields that the kind has."""

@@ -22,7 +22,7 @@ def deepspeed_job(work: PodWork, namespace: str | None) -> dict[str, Any]:
         "run": {"exec": ["env", "-u", "CUDA_VISIBLE_DEVICES", *work.command]},
     }
     if section.autotune != "none":
-        # The tuner starts ranks, one for each slot, and knows of neither modules nor other programs.
+        # The tuner starts ranks, one for each slot, and can start neither modules nor other programs.
         config = {
             "slotsPerWorker": work.ranks_per_node,
             "localRank": False,

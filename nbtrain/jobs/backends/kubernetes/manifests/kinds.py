@@ -1,4 +1,4 @@
-"""The table of kinds: where the API server keeps them, who writes their manifest, how they are paused."""
+"""The table of kinds: their API path, the function that writes their manifest, and how they are paused."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,10 +25,10 @@ class Kind:
     pause: Callable[[bool], Manifest]
     """The merge patch that pauses (True) or resumes (False)."""
     container: str
-    """The container that trains, whose log counts."""
+    """The container that trains, whose log is read."""
     launcher: str = ""
-    """If one process starts the agents of all pods, and has what they say: `launcher`, a pod's name, or `0`,
-    the pod of node 0."""
+    """Pod with the agents' output, if one process starts the agents of all pods: `launcher`, a pod's name, or
+    `0`, the pod of node 0."""
 
 
 def _suspend(on: bool) -> Manifest:
@@ -62,5 +62,5 @@ KINDS = {
 
 
 def write(work: PodWork, namespace: str | None = None) -> Manifest:
-    """The job's manifest, of the kind that backend.workload names."""
+    """Return the job's manifest, of the kind in backend.workload."""
     return KINDS[work.section.workload].write(work, namespace)

@@ -1,7 +1,7 @@
 """MPIJob (kubeflow.org/v2beta1), with Open MPI: the launcher's mpirun starts one agent in each worker.
 
-One slot for each worker: the agent starts the pod's ranks itself, and OMPI_COMM_WORLD_RANK is its number. A
-process that sshd starts lacks the container's variables, so that mpirun exports each by name.
+Each worker gets one slot: the agent starts the pod's ranks itself, and OMPI_COMM_WORLD_RANK is its number. A
+process that sshd starts lacks the container's variables, so mpirun exports each by name.
 """
 
 from typing import Any

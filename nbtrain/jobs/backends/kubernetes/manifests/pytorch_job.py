@@ -1,7 +1,7 @@
 """PyTorchJob (kubeflow.org/v1, legacy): a master and workers, each running the agent.
 
-The operator numbers the pods in RANK, the master 0. An elastic job has workers alone and gets no RANK: there
-the pod's own label says its number.
+The operator numbers the pods in RANK, the master 0. An elastic job has workers only and gets no RANK: its
+pods read their number from their own label.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from nbtrain.jobs.backends.kubernetes import pods
 from nbtrain.jobs.backends.kubernetes.manifests.run_policy import run_policy
 from nbtrain.jobs.backends.kubernetes.work import PodWork
 
-# The operator trains in the container of this name.
+# The operator treats the container of this name as the one that trains.
 CONTAINER = "pytorch"
 INDEX_LABEL = "metadata.labels['training.kubeflow.org/replica-index']"
 

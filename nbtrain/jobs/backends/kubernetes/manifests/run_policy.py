@@ -1,4 +1,4 @@
-"""runPolicy as MPIJob and PyTorchJob share it: clean-up, retries, deadline, queue."""
+"""runPolicy, which MPIJob and PyTorchJob share: clean-up, retries, deadline, queue."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ CLEAN_UP = {"none": "None", "unfinished": "Running", "all": "All"}
 
 
 def run_policy(section: KubernetesConfig) -> dict[str, Any]:
-    """spec.runPolicy."""
+    """Return spec.runPolicy."""
     policy: dict[str, Any] = {"cleanPodPolicy": CLEAN_UP[section.clean_up_policy or "none"]}
     if section.back_off_limit is not None:
         policy["backoffLimit"] = section.back_off_limit

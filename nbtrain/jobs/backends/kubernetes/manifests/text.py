@@ -1,4 +1,4 @@
-"""A manifest as a file for kubectl, with a heading that says what must be there first."""
+"""A manifest as a file for kubectl, with a heading that lists what must exist first."""
 
 import yaml
 
@@ -8,7 +8,7 @@ from nbtrain.jobs.node.prepared import RUN_YAML
 
 
 def manifest_text(work: PodWork, manifest: Manifest) -> str:
-    """YAML with a heading: what must be there before kubectl, or what kubectl alone can start."""
+    """Return YAML with a heading: what must exist before kubectl, or what kubectl alone can start."""
     kind, name = KINDS[manifest["kind"]], manifest["metadata"]["name"]
     body = yaml.safe_dump(manifest, sort_keys=False, width=100)
     if not work.run_text:

@@ -1,7 +1,7 @@
 """TrainJob (trainer.kubeflow.org/v1alpha1) on a torch runtime: each pod's container runs the agent.
 
-The runtime numbers the pods in PET_NODE_RANK. What the TrainJob itself has no field for (volumes, placement,
-capabilities) is a patch of the runtime's replicated job `node`.
+The runtime numbers the pods in PET_NODE_RANK. Settings without a field in the TrainJob (volumes, placement,
+capabilities) are a patch of the runtime's replicated job `node`.
 """
 
 from typing import Any
@@ -10,9 +10,9 @@ from nbtrain.jobs.backends.kubernetes import pods
 from nbtrain.jobs.backends.kubernetes.work import PodWork
 
 GROUP = "trainer.kubeflow.org"
-# Of the replicated job and of its container, in the stock runtimes.
+# Names of the replicated job and its container in the stock runtimes.
 NODE = "node"
-# Who owns the patch.
+# Owner of the patch.
 MANAGER = "nbtrain"
 QUEUE_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
 

@@ -177,6 +177,7 @@ ALL = (
         alone(compare),
         USER_INTERFACE,
     ),
+    Picture("tensorboard", "TensorBoard in a tab of JupyterLab.", alone(lambda page, lab: board(page)), ()),
     Picture("runs", "The list of runs with filters, states and progress.", alone(runs), USER_INTERFACE),
     Picture(
         *("form", "The launch form: settings, whether the run fits, how long it takes."),
@@ -235,7 +236,6 @@ ALL = (
         ("nbtrain/monitor/*profile*.py", "nbtrain/train/profile/*.py", "nbtrain/base/look.py"),
         element=OUTPUT,
     ),
-    Picture("tensorboard", "TensorBoard in a tab of JupyterLab.", alone(lambda page, lab: board(page)), ()),
 )
 
 

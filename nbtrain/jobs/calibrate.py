@@ -1,7 +1,7 @@
-"""`nbtrain calibrate`: measures this machine and files the figures for plans.
+"""`nbtrain calibrate`: measures this machine and stores the figures for plans.
 
-The GPU side measures what needs torch (nbtrain/train/calibration); the disk of the output root is measured
-here. The file: planner/calibration.py.
+The GPU side measures everything that needs torch (nbtrain/train/calibration); this module measures the disk
+of the output directory. The file: planner/calibration.py.
 """
 
 import contextlib
@@ -25,11 +25,11 @@ from nbtrain.planner.calibration import Calibration, calibration_path, machine_k
 from nbtrain.planner.calibration_doubts import doubts
 from nbtrain.planner.calibration_view import lines, picture
 
-# Imports of torch, and engines that are built, take the least time on two quiet cores.
+# The least time in which two idle cores import torch and start the engines.
 LEAST_SECONDS, MOST_SECONDS = 60.0, 3600.0
 DISK_BYTES = 256 << 20
 CHUNK_BYTES = 4 << 20
-# From the last figure until the processes are gone and the file is written.
+# From the last measurement until the processes have ended and the file is written.
 END_SECONDS = 2.0
 
 
@@ -41,7 +41,7 @@ class Calibrated:
     path: Path | None
     """Path that it was written to; None if it was not written."""
     is_trial: bool = False
-    """Whether nothing was to be written."""
+    """Whether nothing was meant to be written."""
 
     def __str__(self) -> str:
         return "\n".join([*lines(self.calibration), "", self._where()])
@@ -77,7 +77,7 @@ class Calibrated:
         }
 
     def picture(self) -> Any:
-        """Matplotlib figure: bandwidth of collectives by message size, rates of products by precision."""
+        """Return a Matplotlib figure: bandwidth of collectives by size, rates of products by precision."""
         return picture(self.calibration)
 
 
@@ -131,7 +131,7 @@ def calibrate(seconds: float = 180.0, clock: str = "wall") -> Calibrated:
 
 
 def disk_rates(folder: Path, size: int = DISK_BYTES) -> dict[str, float]:
-    """Bytes a second of writing (with fsync) and of reading one file of `size` bytes in `folder`.
+    """Measure the bytes per second of writing (with fsync) and reading one file of `size` bytes in `folder`.
 
     The file's pages are dropped from the cache before it is read. Raises OSError, naming the folder, if
     nothing can be written there.

@@ -23,7 +23,7 @@ class Change:
 
     @property
     def bound(self) -> bool:
-        """Whether it makes another run."""
+        """Whether the change would make it another run."""
         return is_bound(self.key)
 
     def __str__(self) -> str:
@@ -31,9 +31,9 @@ class Change:
 
 
 def changes_between(before: RunConfig, now: RunConfig) -> list[Change]:
-    """Every field that differs, in the schema's order, then the weights of packed sources one by one."""
+    """Return every field that differs, in the schema's order, then each weight of packed sources."""
     old, new = dict(flatten(before.model_dump())), dict(flatten(now.model_dump()))
-    # null is a name for one of the two.
+    # data.packing: null stands for one of the two packings.
     old["data.packing"], new["data.packing"] = before.data.resolved_packing, now.data.resolved_packing
     if old["data.packing"] == new["data.packing"] == "best_fit":
         old |= _weights(before)

@@ -1,4 +1,4 @@
-"""A run directory with the configuration of another run: run.json and config.yaml, and nothing is started."""
+"""Creates a run directory with another run's configuration: run.json and config.yaml; nothing is started."""
 
 import contextlib
 import os
@@ -15,11 +15,11 @@ from nbtrain.monitor.notes import own_labels_of
 
 
 def clone(run: RunDir, name: str, overrides: Overrides = None) -> RunConfig:
-    """A new run directory `name` with the configuration of `run` and `overrides`; nothing is started.
+    """Create a run directory `name` with the configuration of `run` and `overrides`; nothing is started.
 
-    It trains from the beginning, and has the labels that `run` has now; its run.json names `run` as parent.
-    Returns the configuration, to be submitted. Raises SubmitError if the name is taken or the disk takes no
-    more, ConfigError if the overrides break a rule.
+    The new run trains from the beginning, and has the labels that `run` has now; its run.json names `run` as
+    parent. Returns the configuration, to be submitted. Raises SubmitError if the name is taken or the disk
+    cannot be written, ConfigError if the overrides break a rule.
     """
     refuse_foreign(run)
     if not run.exists():
@@ -27,20 +27,20 @@ def clone(run: RunDir, name: str, overrides: Overrides = None) -> RunConfig:
     before = load_resolved(run.config_yaml).model_copy(update={"labels": own_labels_of(run)})
     config = load(load(before, overrides, check=False), {"name": name})
     if config.mode == "eval":
-        # Of the last job, not of the run: there is nothing yet to evaluate.
+        # mode: eval belonged to the last job: a new run has nothing to evaluate yet.
         config = load(config, {"mode": "full"})
     target = RunDir.named(name)
     _refuse_taken(target)
     identity = run.record() or {}
     make_folder(target)
     with target.locked():
-        # Another clone may have been quicker.
+        # Another process may have cloned to this name first.
         _refuse_taken(target)
         try:
             write_identity(target, identity.get("run_id"))
             files.write_text(target.config_yaml, to_yaml(config))
         except OSError as error:
-            # Half of a clone would hold the name.
+            # A clone that is half written would occupy the name.
             for path in (target.run_json, target.config_yaml):
                 with contextlib.suppress(OSError):
                     path.unlink()

@@ -34,15 +34,15 @@ from nbtrain.jobs.supervisor.ranks import Patience
 
 POLL_SECONDS = 0.1
 SLOW_POLL_SECONDS = 1.0
-# A supervisor shows life every 5 s; the stamp of a file on a network disk may be seen late.
+# A supervisor renews job.json every 5 s; on a network disk, others may see the new time stamp late.
 UNHEARD_SECONDS = 60.0
-# What a supervisor takes beyond shutdown_timeout_seconds, on a busy machine.
+# Time that a supervisor needs on a busy machine, in addition to shutdown_timeout_seconds.
 SUPERVISOR_SECONDS = 60.0
-# Of one submission: git, the driver and a busy disk are asked meanwhile.
+# Limit for one submission, which calls git, the GPU driver and a busy disk.
 SUBMISSION_SECONDS = 60.0
-# An operator takes a second or two to say that it holds a job without ranks.
+# An operator needs a second or two to report that it holds a job without ranks.
 ENGINE_SECONDS = 15.0
-# From a supervisor's last look at the pause until it has given its allocation back, on a network disk.
+# From a supervisor's last check for the pause until it has given its allocation back, on a network disk.
 LEAVING_SECONDS = 5.0
 
 
@@ -69,13 +69,13 @@ def by_its_owner(action: Action) -> Action:
 
 @by_its_owner
 def cancel(job: JobDir, now: bool = False, wait_seconds: float | None = None) -> tuple[str, str | None]:
-    """Stop a job and wait until nothing of it is left; returns its (state, cause).
+    """Stop a job and wait until none of its processes is left; return its (state, cause).
 
-    The ranks save a checkpoint and leave; ranks that are left after `backend.shutdown_timeout_seconds`, or
-    after twice the run's longest save if that is longer, are killed, unless they still save. `now` kills them
-    at once; a supervisor on another host that shows no life for a minute then counts as dead. A job that has
-    ended is left as it is. What is left of a LOST job, whose supervisor is gone, is ended in the same way.
-    `wait_seconds` None waits as long as the supervisor may take.
+    The ranks save a checkpoint and leave. After `backend.shutdown_timeout_seconds`, or twice the run's
+    longest save if that is longer, ranks are killed unless they still save. `now` kills them at once; a
+    supervisor on another host that has shown no sign of life for a minute then counts as dead. A job that has
+    ended is not changed. For a LOST job, whose supervisor is gone, the remaining processes are ended in the
+    same way. `wait_seconds` None waits as long as the supervisor may take.
 
     Raises JobError if the job is still there after `wait_seconds`.
     """
@@ -104,9 +104,9 @@ def cancel(job: JobDir, now: bool = False, wait_seconds: float | None = None) ->
 def _until_stopped(
     job: JobDir, while_in: Collection[str], wait_seconds: float | None
 ) -> tuple[str, str | None]:
-    """(state, cause) once the state is none of `while_in`, or when the time is over.
+    """Return (state, cause) once the state is not in `while_in`, or after `wait_seconds`.
 
-    None: as long as its supervisor may take to let the ranks save, and longer while they do.
+    None waits as long as the supervisor may give the ranks to save, and longer while they do.
     """
     backend, heartbeats = backend_of_job(job), job.heartbeats()
     if wait_seconds is None:
@@ -157,9 +157,10 @@ def give_up_silent(job: JobDir, heard: float) -> None:
 
 
 def end_cut_off(job: JobDir) -> bool:
-    """Whether the job's submission was cut off before a supervisor or engine had it; it is then FAILED.
+    """Mark a job as FAILED if its submission was cut off before it reached a supervisor or scheduler.
 
-    submit() holds the run's lock until then. A supervisor that starts late finds this and leaves.
+    Returns whether it was. submit() holds the run's lock until the job has reached one of them. A supervisor
+    that starts late reads this state and leaves.
     """
 
     def cut_off() -> JobRecord | None:
@@ -179,9 +180,9 @@ def end_cut_off(job: JobDir) -> bool:
 
 
 def _cut_off_unwritten(job: JobDir, wait_seconds: float | None) -> bool:
-    """Whether the submission was cut off before job.json; one that still writes is waited for.
+    """Return whether the submission was cut off before job.json; wait for one that is still writing.
 
-    submit() holds the run's lock meanwhile. Raises JobError if it is not done in time.
+    submit() holds the run's lock while it writes. Raises JobError if it does not finish in time.
     """
     began = time.monotonic()
     while not job.job_json.exists():
@@ -223,7 +224,7 @@ def _instead(job: JobDir, state: str, what: str) -> str:
 
 
 def ask_devices(job: JobDir, devices: int | None) -> None:
-    """Say how many devices the next attempt may take (backend.elastic); None: it counts them itself again."""
+    """Set how many devices the next attempt may use (backend.elastic); None: it counts them itself."""
     files.write_json(job.control_devices, {"devices": devices, "time": time.time()})
 
 
@@ -234,7 +235,7 @@ def asked_devices(job: JobDir) -> int | None:
 
 
 def ask_pause(job: JobDir, pause: bool) -> None:
-    """Say whether the job is to pause."""
+    """Request that the job pauses, or withdraw the request."""
     files.write_json(job.control_pause, {"pause": pause, "time": time.time()})
 
 
@@ -278,7 +279,7 @@ def pause(job: JobDir, wait_seconds: float | None = None) -> tuple[str, str | No
     if not backend.capabilities.pause:
         raise JobError(f"{which} runs on a backend that cannot pause it. {stop}")
     ask_pause(job, True)
-    # In an engine's queue it has no supervisor that could save.
+    # A job in a scheduler's queue has no supervisor that could save.
     gone = {SUSPENDED, QUEUED} if config.backend.kind in ENGINES else {SUSPENDED}
     state, _ = _until_stopped(job, ACTIVE - gone, wait_seconds)
     if state in ACTIVE - gone:
@@ -306,7 +307,7 @@ def unpause(job: JobDir) -> None:
     while (waited := time.monotonic() - began) < SUPERVISOR_SECONDS:
         state, record = backend.status(job)[0], JobRecord.read(job.job_json)
         if record is not None and at_rest(record):
-            # Its supervisor had read the pause before it was taken back.
+            # Its supervisor had read the pause before the request was withdrawn.
             backend.unpause(job)
             leaves = False
         elif state != SUSPENDED and not (leaves and waited < LEAVING_SECONDS):
@@ -318,8 +319,8 @@ def unpause(job: JobDir) -> None:
 def request_save(job: JobDir, wait_seconds: float | None = None) -> int | None:
     """Ask a running job for a checkpoint at its next step; the job continues.
 
-    With `wait_seconds` the answer is waited for and its step returned. Raises JobError if the job is not
-    active, waits in a queue, saves nothing (mode: perf, eval), or has not saved in that time.
+    With `wait_seconds`, wait for the answer and return its step. Raises JobError if the job is not active,
+    waits in a queue, saves nothing (mode: perf, eval), or has not saved in that time.
     """
     backend, which = backend_of_job(job), f"{display(job.run.path)}: job {job.job_id}"
     state, cause = backend.status(job)
@@ -337,7 +338,7 @@ def request_save(job: JobDir, wait_seconds: float | None = None) -> int | None:
         raise JobError(f"{which} is {state}; {_instead(job, state, 'save')}")
     if wait_seconds is None:
         return None
-    # An attempt removes the request of the one before it, and leaves that one's answer.
+    # An attempt removes the request of the attempt before it, but keeps that one's answer.
     known = max(before.request_id if before else 0, done["request_id"] if done else 0)
     deadline = time.monotonic() + wait_seconds
     while time.monotonic() < deadline:
@@ -357,9 +358,9 @@ def wait(
     timeout_seconds: float | None = None,
     on_change: Callable[[str, str | None], None] | None = None,
 ) -> tuple[str, str | None]:
-    """(state, cause) at the job's end, or as they are when `timeout_seconds` have passed.
+    """Return (state, cause) at the job's end, or the current ones after `timeout_seconds`.
 
-    `on_change` is called with each new state and its cause, first with the one found.
+    `on_change` is called with each new state and its cause, first with the current one.
     """
     backend = backend_of_job(job)
     started = time.monotonic()
@@ -372,7 +373,7 @@ def wait(
         elapsed = time.monotonic() - started
         if state not in ACTIVE or (timeout_seconds is not None and elapsed >= timeout_seconds):
             return state, cause
-        # Quick at first, for a job that is starting; slow later, for a job that runs for days.
+        # Poll fast for a job that is starting, slowly for a job that runs for days.
         pause = POLL_SECONDS if elapsed < 60 else SLOW_POLL_SECONDS
         left = pause if timeout_seconds is None else timeout_seconds - elapsed
         time.sleep(max(0.01, min(pause, left)))
@@ -380,7 +381,7 @@ def wait(
 
 @by_its_owner
 def clean(run: RunDir, dry_run: bool = False) -> list[str]:
-    """Remove what failed and killed jobs left in a run directory; returns it, one line each.
+    """Remove what failed and killed jobs left in a run directory; return what was removed, one line each.
 
     That is: processes of jobs that have ended, temporary files, torn checkpoints, cut-off submissions. Logs,
     records and complete checkpoints stay. `dry_run` removes nothing. Raises JobError while a job is active.

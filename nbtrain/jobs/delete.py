@@ -1,13 +1,15 @@
-"""Deleting a run with all its files: what speaks against it, what would go, and how it goes.
+"""Deletes a run with all its files: what prevents it, what is removed, and in which order.
 
-    refused      an active job; a folder outside of the output root, or reached by a link; a folder from which
+    refused      an active job; a folder outside the output directory, or reached by a link; a folder from
+    which
                  this user may remove nothing; unless `force`: a run with a file that another run or a run
-                 YAML names, with a damaged job.json, or of whose LOST job something could not be ended. A
-                 fine-tuned run whose complete checkpoint holds all its weights needs its source no more.
-    deleted      everything in the run directory; of a link in it the link alone, never what it points to
+                 YAML names, with a damaged job.json, or with a LOST job of which something could not be
+                 ended. A fine-tuned run whose complete checkpoint holds all its weights no longer needs its
+                 source.
+    deleted      everything in the run directory; links are removed, but never what they point to
 
-The folder gets another name first, so that half of a run is never listed as one. Datasets and tokenizers are
-shared by runs and stay.
+The folder is renamed first, so that a half-deleted run is never listed. Datasets and tokenizers are shared by
+runs and stay.
 """
 
 import contextlib
@@ -36,13 +38,13 @@ from nbtrain.jobs.supervisor import processes
 
 logger = logging.getLogger(__name__)
 
-# Of links, so many are named.
+# Links that are listed, at most.
 SHOWN_LINKS = 5
 
 
 @dataclass(frozen=True)
 class Deletion:
-    """Data that goes, or has gone, with a run."""
+    """Data that is, or was, removed with a run."""
 
     run: RunDir
     size_bytes: int
@@ -104,7 +106,7 @@ def delete(run: RunDir, force: bool = False) -> Deletion:
             run.path.rename(doomed)
         except OSError as error:
             raise JobError(f"{display(run.path)} cannot be deleted: {error.strerror}.") from error
-    # What an earlier deletion of this name did not come to remove goes too.
+    # Also removes what an interrupted deletion of this name left.
     for folder in run.path.parent.glob(f".{glob.escape(run.name)}.*.deleted"):
         try:
             shutil.rmtree(folder)
@@ -154,13 +156,13 @@ def _closed(folder: Path) -> JobError:
 def _let_go(job: JobDir, newest: bool, force: bool) -> None:
     """End what belongs to a job outside the run directory. Raises RecordError and JobError."""
     if newest:
-        # A supervisor outlives its last word by the notification that it sends.
+        # A supervisor outlives its final state by the notification that it sends.
         try:
             backend_of_job(job).finish(job, True)
         except RecordError:
             raise
         except NbtrainError as error:
-            # Machines may be gone for good, and so may the configuration that says how to reach them.
+            # Machines may be gone for good, and so may the configuration with their addresses.
             words = str(error).rstrip(".")
             if not force:
                 raise JobError(
@@ -203,12 +205,12 @@ def _refuse_referred(run: RunDir) -> None:
 
 
 def _references(run: RunDir) -> Iterator[str]:
-    """ "output/b/config.yaml: data.sources.0.path = output/a/export/text.jsonl"."""
+    """Yield "output/b/config.yaml: data.sources.0.path = output/a/export/text.jsonl" for each reference."""
     others = (path for path in run.path.parent.glob("*/config.yaml") if path.parent != run.path)
     training = (workspace() / "examples" / "megatron-gpt" / "training").glob("*.yaml")
     for path in (*sorted(others), *sorted(training)):
         try:
-            # A thousand configurations take a minute to parse, and a moment to search.
+            # Parsing a thousand configurations takes a minute, searching them a moment.
             if run.name not in path.read_text(errors="replace"):
                 continue
             value = read_yaml(path).value
@@ -243,7 +245,7 @@ def _lies_in(path: Path, folder: Path) -> bool:
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every text of a run YAML with its dotted key; entries of lists by number."""
+    """Yield every text of a run YAML with its dotted key; entries of lists by number."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, dict | list):

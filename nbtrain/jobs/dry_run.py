@@ -1,4 +1,4 @@
-"""Text of a submission to a scheduler: written here, started by any user who may start it."""
+"""Text of a submission to a scheduler: written by this process, submitted by any user who may submit it."""
 
 import logging
 import re
@@ -19,9 +19,9 @@ HEADING_BYTES = 4096
 
 
 def request_text(config: RunConfig, alone: bool = False) -> str:
-    """The batch script, manifest or commands of a run; "" if it stays on this machine. Nothing is contacted.
+    """Return the batch script, manifest or commands of a run; "" if it runs here. Nothing is contacted.
 
-    `alone`: as a file that starts the run without `nbtrain submit`. Raises ConfigError for a broken rule.
+    With `alone`, the text starts the run without `nbtrain submit`. Raises ConfigError for a broken rule.
     """
     check_config(config)
     run = RunDir.named(config.name)
@@ -29,10 +29,10 @@ def request_text(config: RunConfig, alone: bool = False) -> str:
 
 
 def dry_run(config: RunConfig, path: Path) -> Path:
-    """Write what starts the run alone; of files that exist, only another dry run's is overwritten.
+    """Write a file that starts the run by itself; an existing file is replaced only if a dry run wrote it.
 
-    A warning says if pods would be killed before they have saved.
-    Raises ConfigError if there is none, SubmitError for a bad path.
+    Warns if pods would be killed before they have saved. Raises ConfigError if the backend has no scheduler,
+    SubmitError for a bad path.
     """
     text = request_text(config, alone=True)
     if not text:
@@ -51,7 +51,7 @@ def dry_run(config: RunConfig, path: Path) -> Path:
 
 
 def _warn(config: RunConfig) -> None:
-    """Say what a plan has against the pods' grace period, which the file holds."""
+    """Warn of the plan's findings about the pods' grace period, which the file contains."""
     from nbtrain.planner.lint.machine import pods_have_time_to_save
     from nbtrain.planner.plan import plan
 

@@ -1,7 +1,7 @@
-"""A job's environment: the machine as it is found, the variables of every rank, and environment.json.
+"""A job's environment: a description of the machine, the variables of every rank, and environment.json.
 
-Nothing here loads torch: versions come from package metadata, GPUs from the driver's own tools.
-No secret is written down: of the environment only variables on a list are recorded.
+This module never loads torch: versions come from package metadata, GPUs from the driver's tools. No secret is
+written: only environment variables on a list are recorded.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ RECORDED_VARIABLES = (
 )
 RECORDED_PREFIXES = ("OMP_", "KMP_", "MKL_", "NCCL_", "TORCH_", "TORCHINDUCTOR_", "CUBLAS_")
 SECRET_WORDS = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|AUTH", re.IGNORECASE)
-# What a kernel or a server carries for itself; a rank has no use for it, and some of it is secret.
+# Variables that a kernel or a server sets for itself; ranks do not need them, and some are secret.
 DROPPED_PREFIXES = ("JPY_", "JUPYTER", "IPYTHON", "NBTRAIN_EXIT", "TORCHELASTIC_")
 CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
 # Set by a supervisor for itself and its ranks: the devices that the queue gave it (queue/place.py).
@@ -51,13 +51,13 @@ DROPPED_VARIABLES = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
     *("NBTRAIN_ATTEMPT", "NBTRAIN_RUN_DIR", JOB_MARKER, NODE_MARKER, HELD_GPUS, HELD_CORES),
 )
-# Beside the recorded ones, what a job needs to be started again from another shell.
+# Besides the recorded variables, those that a job needs to be started again from another shell.
 KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "HF_HOME")
 KEPT_PREFIXES = ("NBTRAIN_",)
 
 
 def supervisor_environment() -> dict[str, str]:
-    """The caller's environment with absolute folders: a supervisor outlives the working directory."""
+    """Return the caller's environment with absolute folders: a supervisor outlives the working directory."""
     names = (name for name in os.environ if not name.startswith(DROPPED_PREFIXES))
     kept = {name: os.environ[name] for name in names if name not in DROPPED_VARIABLES}
     folders = {"WORKSPACE": workspace(), "OUTPUT": output_root(), "DATA": data_home()}
@@ -75,7 +75,7 @@ def variables_to_keep() -> dict[str, str]:
 
 
 def kept_variables(environment: dict[str, str], kept: dict[str, str]) -> dict[str, str]:
-    """`environment` as it was when variables_to_keep() gave `kept`, as far as it says so."""
+    """Return `environment` with the variables that variables_to_keep() returned as `kept` restored."""
     others = {name: value for name, value in environment.items() if not _is_kept(name)}
     return {**others, **kept}
 
@@ -87,19 +87,19 @@ def _is_kept(name: str) -> bool:
 
 
 def threads_per_rank(config: RunConfig, cores: int) -> int:
-    """Cores over ranks, at least 1; resources.cpus_per_node counts if it is less than the machine has."""
+    """Return cores divided by ranks, at least 1; a smaller resources.cpus_per_node replaces the cores."""
     return max(1, min(cores, config.resources.cpus_per_node or cores) // config.world_size)
 
 
 def rank_variables(config: RunConfig, job: JobDir, attempt: int, cores: int) -> dict[str, str]:
-    """Additions to the environment of every rank of this machine alone; `backend.env` wins.
+    """Return additions to the environment of every rank, if all run on this machine; `backend.env` wins.
 
-    The GPUs that this job holds are chosen among those that backend.env names, and outweigh it.
+    The GPUs that this job holds are chosen among those that backend.env names, and take precedence over it.
     """
     held = os.environ.get(HELD_GPUS)
     return {
         "OMP_NUM_THREADS": str(threads_per_rank(config, cores)),
-        # All ranks are on this machine; gloo else looks up the host's name, which may wait for DNS.
+        # All ranks are on this machine; otherwise gloo looks up the host's name, which may wait for DNS.
         "GLOO_SOCKET_IFNAME": "lo",
         **common_variables(config, job, attempt),
         **({CUDA_DEVICES: held} if held else {}),
@@ -107,7 +107,7 @@ def rank_variables(config: RunConfig, job: JobDir, attempt: int, cores: int) -> 
 
 
 def common_variables(config: RunConfig, job: JobDir, attempt: int) -> dict[str, str]:
-    """Additions that are the same on every machine, without what the attempt's record holds."""
+    """Return additions that are equal on every machine, without those that the attempt's record holds."""
     variables = {
         JOB_MARKER: job.job_id,
         "NBTRAIN_ATTEMPT": str(attempt),
@@ -117,7 +117,7 @@ def common_variables(config: RunConfig, job: JobDir, attempt: int) -> dict[str, 
     }
     if config.resources.device == "cpu":
         variables["DS_ACCELERATOR"] = "cpu"
-        # Threads that spin at a barrier hold a late one up: on 2 busy cores, steps took 4 times as long.
+        # Threads that spin at a barrier delay the last one: on 2 busy cores, steps took 4 times as long.
         variables["OMP_WAIT_POLICY"] = "PASSIVE"
     variables |= debug_variables(config.backend.debug)
     own = {name: value for name, value in config.backend.env.items() if name not in TAKEN_OVER}
@@ -125,7 +125,7 @@ def common_variables(config: RunConfig, job: JobDir, attempt: int) -> dict[str, 
 
 
 def environment_record(config: RunConfig, job: JobDir) -> dict[str, Any]:
-    """environment.json: what the numbers of this job depend on and the configuration does not say."""
+    """Return environment.json: what this job's results depend on besides the configuration."""
     machine = this_machine()
     cpu = {"name": machine.cpu, "cores": machine.cores}
     return {
@@ -149,7 +149,7 @@ def environment_record(config: RunConfig, job: JobDir) -> dict[str, Any]:
 
 
 def recorded_variables(environment: dict[str, str]) -> dict[str, str]:
-    """The variables that decide how a rank computes, by name; never one whose name suggests a secret."""
+    """Return the variables that affect how a rank computes, by name; never one that may hold a secret."""
     return {
         name: value
         for name, value in sorted(environment.items())
@@ -159,19 +159,19 @@ def recorded_variables(environment: dict[str, str]) -> dict[str, str]:
 
 
 def hidden(name: str, value: str) -> str:
-    """The value without passwords of addresses, or a note in its place if the name suggests a secret."""
+    """Return the value without passwords in addresses, or "(hidden)" if the name suggests a secret."""
     return "(hidden)" if SECRET_WORDS.search(name) else text_without_secrets(value)
 
 
 def package_version(name: str) -> str | None:
-    """The installed version by metadata, None if there is none; the package is not imported."""
+    """Return the installed version by metadata, None if there is none; the package is not imported."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(name)
     return None
 
 
 def source_commit() -> str | None:
-    """The git commit of nbtrain's source, "+changes" if the tree differs; None for an installed wheel."""
+    """Return the git commit of nbtrain's source, "+changes" if modified; None for an installed wheel."""
     git = shutil.which("git")
     if git is None or not (PACKAGE.parent / ".git").exists():
         return None
@@ -190,14 +190,14 @@ def source_commit() -> str | None:
 
 
 def dataset_sha256(config: RunConfig) -> str | None:
-    """The hash that checkpoints refer to the dataset by; None if it is missing or cannot be read."""
+    """Return the hash by which checkpoints refer to the dataset; None if it is missing or unreadable."""
     with contextlib.suppress(DataError):
         return getattr(dataset_of(config).manifest(), "dataset_sha256", None)
     return None
 
 
 def tokenizer_sha256(config: RunConfig) -> str | None:
-    """The hash that checkpoints refer to the tokenizer by; None if it is missing or cannot be read."""
+    """Return the hash by which checkpoints refer to the tokenizer; None if it is missing or unreadable."""
     with contextlib.suppress(DataError):
         return (read_manifest(tokenizer_dir(config.tokenizer.name)) or {}).get("sha256")
     return None

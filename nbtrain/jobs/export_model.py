@@ -5,12 +5,12 @@
     gguf            one file for llama.cpp
     peft            a folder of adapters (lora) that peft loads
 
-    everything that the model or the place rules out is refused
+    -> everything that the model or the target does not support is refused
     -> a temporary neighbour: config.json, tokenizer, generation_config.json
     -> the GPU side writes the weights and compares what was written (checkpoint/pretrained/)
     -> README.md from the run's own records -> renamed
 
-What stands under its own name is whole and compared.
+A file or folder under its final name is complete, and its weights were compared.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ from nbtrain.pretrained.parameters import Sizes, parameter_shapes
 from nbtrain.pretrained.peft import shapes_of
 from nbtrain.pretrained.written import DTYPES, GGUF_FILE, config_json, family_of
 
-# What the Hub and most programs handle well; transformers writes up to 50 GB into one file.
+# File size that the Hub and most programs handle well; transformers writes up to 50 GB into one file.
 MAX_SHARD_BYTES = 5_000_000_000
 ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 # {target: the ending of its one file; "": a folder}
@@ -61,12 +61,12 @@ class ExportedModel:
     parameters: int
     bytes: int
     difference: float
-    """The largest difference between the logits of what was written and of the run, by the largest logit."""
+    """Largest difference between the written and the run's logits, relative to the largest logit."""
     seconds: float
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields, for JSON."""
+        """Return the fields, for JSON."""
         return {**vars(self), "path": str(self.path)}
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ class ExportedModel:
 
 
 def default_place(run: RunDir, target: str, step: int | None) -> Path:
-    """Return where an export goes that names no place: export/step<N>-<target> in the run's folder.
+    """Return the default path of an export: export/step<N>-<target> in the run's folder.
 
     A target that is one file goes to export/step<N> with its ending.
 
@@ -103,11 +103,11 @@ def export_model(
     dtype: str | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> ExportedModel:
-    """Write a checkpoint as the folder or file `to`; without `step` the newest, which must be whole.
+    """Write a checkpoint as the folder or file `to`; without `step` the newest, which must be complete.
 
-    Without `dtype` the weights are in the format that the run computed with; fp32 is the optimizer's masters.
-    Raises ConfigError for a model that the target cannot say, CheckpointError if `to` exists or does not fit
-    on its disk, and whatever a checkpoint that is not whole raises.
+    Without `dtype` the weights are in the format that the run computed with; fp32 are the optimizer's master
+    weights. Raises ConfigError for a model that the target cannot represent, CheckpointError if `to` exists
+    or does not fit on its disk, and the errors of an incomplete checkpoint.
     """
     config, ending = load_resolved(run.config_yaml), TARGETS[target]
     family = "nbtrain" if target == "consolidated" else family_of(config).title
@@ -158,7 +158,7 @@ def export_model(
 def _write_tokenizer(
     run: RunDir, config: RunConfig, made: Path, step: int | None
 ) -> tuple[dict[str, int | None], tuple[str, ...]]:
-    """The tokenizer's files and the template of chats; the ids that frame a text, and what is to be said."""
+    """Write the tokenizer's files and the chat template; return the ids around a text, and notes."""
     directory = tokenizer_dir(config.tokenizer.name)
     manifest = read_manifest(directory)
     if manifest is None:
@@ -190,10 +190,10 @@ def _write_tokenizer(
 
 
 def _other_tokens(markers: list[str], pieces: list[str], tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Return a note if other programs give a conversation other tokens than training did.
+    """Return a note if other programs encode a conversation to other tokens than training did.
 
-    `markers`: special tokens in the template that training read as letters; `pieces`: a conversation, in the
-    pieces that training encodes.
+    `markers` are special tokens in the template that training read as plain text; `pieces` are those of a
+    conversation that training encodes separately.
     """
     if markers:
         return (
@@ -212,7 +212,7 @@ def _other_tokens(markers: list[str], pieces: list[str], tokenizer: Tokenizer) -
 
 
 def _bos_before_text(config: RunConfig, bos: int | None) -> int | None:
-    """Return the id before a text if the run's tokenizer puts only its BOS there; `bos` is config.json's."""
+    """Return the id before a text if the run's tokenizer puts only its BOS there; config.json has `bos`."""
     directory = tokenizer_dir(config.tokenizer.name)
     if read_manifest(directory) is None:
         return None
@@ -241,7 +241,7 @@ def _generation_config(run: RunDir, config: RunConfig, ids: dict[str, Any]) -> d
 
 
 def _ask(request: dict[str, Any]) -> dict[str, Any]:
-    """The GPU side's last answer; bars for what it writes and compares."""
+    """Return the GPU side's last answer, showing bars while it writes and compares."""
     end: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         bar, stage, done = None, "", 0

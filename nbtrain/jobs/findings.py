@@ -13,7 +13,7 @@ from nbtrain.planner.findings import Cost, Finding, finding_of
 
 
 def findings_here(config: RunConfig) -> list[Finding]:
-    """Return those about hostfile, devices and shared memory here, sources, and the tokenizer's markers."""
+    """Return problems of the hostfile, devices, shared memory, sources, and the tokenizer's markers."""
     found = [
         *findings_of_hostfile(config),
         *more_than_is_here(config),

@@ -1,7 +1,7 @@
-"""A checkpoint tree of Megatron becomes one file of ours in the data home, for a run to start from.
+"""Converts a Megatron checkpoint tree to one safetensors file in the data directory, to start a run from.
 
-The GPU side reads the tree, whose files are pickles, with the reader of weights alone. Where the files leave
-the order of query, key and value open, the user names it, or gives a text by which it is chosen.
+The GPU side reads the tree, whose files are pickles, with weights_only=True. If the files leave the order of
+query, key and value open, the user names it, or gives a text by which it is chosen.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ from nbtrain.jobs.new_place import new_place
 from nbtrain.pretrained.folder import SINGLE
 from nbtrain.pretrained.megatron import ORDERS, MegatronTree
 
-# Enough for a loss that tells; the cost grows with them.
+# Enough tokens for a meaningful loss; the cost grows with them.
 TEXT_TOKENS = 512
 TEXT_BYTES = 64 << 10
-# No option names the file: it has the run's name.
+# Advice on a name that is taken: the file has the run's name, and no option names the file.
 OTHER_NAME = "Give another NAME, or remove the file if no run starts from it."
 
 
@@ -32,7 +32,7 @@ OTHER_NAME = "Give another NAME, or remove the file if no run starts from it."
 def converted(
     tree: MegatronTree, name: str, order: str | None, text: str | Path | None, section: dict[str, Any]
 ) -> Iterator[tuple[Path, Path, list[str]]]:
-    """(the file as it is written, where it will be kept, what is to be said); kept if all goes well inside.
+    """Yield (the file as written, its final path, notes); the file is kept if the block ends without error.
 
     `section`: overrides of the run's tokenizer, which encodes `text`. Raises CheckpointError or ConfigError.
     """
@@ -62,7 +62,7 @@ def converted(
 
 
 def ids_of_text(text: str | Path, section: dict[str, Any]) -> list[int]:
-    """The first token ids of a text file, by the tokenizer that the run will have."""
+    """Return the first token ids of a text file, by the tokenizer that the run will have."""
     path = typed_path(text)
     try:
         path = path if path.is_file() else resolve(text)

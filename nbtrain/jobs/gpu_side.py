@@ -1,9 +1,10 @@
-"""Asking the GPU side something from the notebook side: a subprocess, one JSON request, JSON lines back.
+"""Requests from the notebook side to the GPU side: a subprocess, one JSON request, JSON lines in answer.
 
     stream("nbtrain.inference.generate", {...})  ->  python -m nbtrain.inference.generate   < {"prompt": ...}
                                                                     > {"kind": "text", ...}  one per line
 
-torch and deepspeed stay in that process. Its errors come back as the same NbtrainError with the same words.
+torch and deepspeed stay in that process. Its errors are raised here as the same NbtrainError, message
+included.
 """
 
 import contextlib
@@ -66,14 +67,14 @@ def _parsed(line: str) -> dict[str, Any] | None:
 
 
 def last_words(said: IO[bytes]) -> str:
-    """The end of what a process wrote to the file `said`, indented."""
+    """Return the end of a process's output in the file `said`, indented."""
     said.seek(0)
     lines = said.read().decode(errors="replace").strip().splitlines()[-LAST_LINES:]
     return "\n".join(f"  {line}" for line in lines)
 
 
 def _end(process: subprocess.Popen) -> None:
-    """No process is left, even if the caller stops reading."""
+    """End the process, even if the caller stops reading."""
     if process.poll() is None:
         process.terminate()
         try:

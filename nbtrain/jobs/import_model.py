@@ -3,8 +3,8 @@
     config.json, index and heads -> every number read once (NaN, tied output) -> tokenizer -> the run checked
     -> data/tokenizer/<NAME>/ -> NAME.yaml
 
-Nothing is written before all of it has been looked at. The weights stay where they are: the run YAML names
-the folder (`init_from`), and the ranks read it at the first start.
+Nothing is written before everything was checked. The weights stay where they are: the run YAML names the
+folder (`init_from`), and the ranks read it at the first start.
 """
 
 import re
@@ -44,12 +44,12 @@ from nbtrain.pretrained.megatron import find_tree
 from nbtrain.pretrained.model import PretrainedModel, model_section, open_model
 from nbtrain.pretrained.values import check_values
 
-# What the Hub's own address of a model looks like: hf://ORGANISATION/MODEL[@REVISION] (HfFileSystem).
+# The Hub's address of a model: hf://ORGANISATION/MODEL[@REVISION] (HfFileSystem).
 HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 ADDRESS = re.compile(r"hf:|[a-z][a-z0-9+.-]*://")
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-# What of a model on the Hub is fetched: no pickles, and no second copy of the weights for another program, as
-# Mistral's consolidated.safetensors and Llama's original/.
+# Files of a model that are fetched from the Hub: no pickles, and no second copy of the weights for another
+# program, such as Mistral's consolidated.safetensors and Llama's original/.
 FETCHED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
 NOT_FETCHED = ["*/*", "consolidated*"]
 # Schedule of an imported run, small enough for one GPU or a laptop; --onto uses another run's schedule.
@@ -58,7 +58,7 @@ SCHEDULE: dict[str, Any] = {
     "lr_schedule": {"lr": 2.0e-5, "min_lr": 2.0e-6, "lr_warmup_fraction": 0.03},
 }
 SEQUENCE_TOKENS = 2048
-# Of another run's model: how it is computed, not what it is.
+# Sections of another run that describe how its model is computed, not which model it is.
 HOW_COMPUTED = (
     "attention_backend",
     "cross_entropy_chunk_tokens",
@@ -70,7 +70,7 @@ HOW_COMPUTED = (
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """A run that was made from a folder. Printed or shown in a cell, it says what was found."""
+    """A run made from a model's folder. Printed or shown in a cell, it says what was found."""
 
     config: RunConfig
     path: Path
@@ -108,13 +108,13 @@ def import_model(
     qkv_order: str | None = None,
     text: str | Path | None = None,
 ) -> ImportedModel:
-    """Make a run YAML of the model at `source`, and take its tokenizer over.
+    """Make a run YAML for the model at `source`, and import its tokenizer.
 
     `source` is a folder, a consolidated file, hf://ORGANISATION/MODEL, or a checkpoint tree of Megatron,
     which becomes data/model/NAME.safetensors; `qkv_order` and `text` are for a tree (from_megatron.py).
-    `onto` is the run whose data, batch, schedule and layout are taken; `path` is the YAML, NAME.yaml in the
-    current folder without it. Raises CheckpointError, DataError or ConfigError, in one sentence, if something
-    does not fit; nothing is written then.
+    `onto` is the run whose data, batch, schedule and layout are used; `path` is the YAML, by default
+    NAME.yaml in the current folder. Raises CheckpointError, DataError or ConfigError, in one sentence, if
+    something does not fit; nothing is written then.
     """
     check_name(name, "name")
     target = _target(Path(f"{name}.yaml") if path is None else path_of(path), overwrite)
@@ -125,7 +125,7 @@ def import_model(
                 f"override {key}={layer.value[key]}: {key} is what {given_by} says. Take the override out, "
                 f"or give another {given_by}."
             )
-    # Used before the run is whole.
+    # Needed before the run's configuration is complete.
     validate_section(layer, "tokenizer")
     folder = _folder_of(source)
     section = layer.value.get("tokenizer") or {}
@@ -195,7 +195,7 @@ def _import(
 
 
 def _target(path: Path, overwrite: bool) -> Path:
-    """The run YAML's path. Raises ConfigError if it may not be written."""
+    """Return the run YAML's path. Raises ConfigError if it may not be written."""
     path = typed_path(path).absolute()
     if path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"{path}: a run YAML ends in .yaml or .yml.")
@@ -226,16 +226,16 @@ def _values(name: str, model: PretrainedModel, tokenizer: "FoundTokenizer", init
 
 
 def _onto(onto: str, name: str) -> Located:
-    """The run whose data, batch, schedule and layout are taken, without its model and tokenizer."""
+    """Return the run whose data, batch, schedule and layout are used, without its model and tokenizer."""
     base = load(onto, check=False)
     value = base.model_dump()
     value["model"] = {key: value["model"][key] for key in HOW_COMPUTED}
     value["tokenizer"] = {}
-    # The text is the same, its ids are another tokenizer's.
+    # The text is the same, but its ids belong to another tokenizer.
     value["data"]["name"] = name
     others = ["model", "tokenizer"]
     if (lora := value["lora"]) is not None:
-        # Adapters to begin with are another model's, and so are the ids of trained tokens; [] names none.
+        # Initial adapters and ids of trained tokens belong to another model; [] names none.
         for key in ("init_from", "trainable_token_indices"):
             if lora[key]:
                 lora[key] = None
@@ -245,7 +245,7 @@ def _onto(onto: str, name: str) -> Located:
 
 
 def _folder_of(source: str | Path) -> Path:
-    """The folder that is meant: as typed, below the workspace, or fetched from the Hub."""
+    """Return the model's folder: as typed, below the workspace, or fetched from the Hub."""
     if not isinstance(source, str | Path) or not str(source).strip():
         raise ConfigError(f"{source!r}: must be the path of a model's folder, or hf://ORGANISATION/MODEL.")
     if (found := HUB.fullmatch(str(source))) is not None:
@@ -270,7 +270,7 @@ def _folder_of(source: str | Path) -> Path:
 
 
 def _fetch(model: str, revision: str | None) -> Path:
-    """A model of the Hub in the data home, by the library of the Hub."""
+    """Fetch a model from the Hub into the data directory, with the Hub's library."""
     try:
         import huggingface_hub
     except ImportError:
@@ -281,7 +281,8 @@ def _fetch(model: str, revision: str | None) -> Path:
     # Each revision has a separate folder: shards left by another revision would be read as part of this one.
     name = model if revision is None else f"{model}@{revision}"
     folder = data_home() / "model" / name.replace("/", "--")
-    # Without the Hub its library takes whatever is in the folder for the whole, unless it knows the commit.
+    # Without the Hub, its library takes the folder's content for the complete model unless it knows the
+    # commit.
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     try:
         if unfinished.exists():
@@ -299,7 +300,7 @@ def _fetch(model: str, revision: str | None) -> Path:
     except Exception as error:
         if not folder.exists():
             unfinished.unlink(missing_ok=True)
-        # Errors of the library, of its HTTP client and of the system; their first line says what it was.
+        # Errors of the library, its HTTP client and the system; the first line names the cause.
         words = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"hf://{model}: huggingface_hub could not fetch it: {words}") from error
     if not any(folder.glob(f"*{SUFFIX}")):
@@ -317,13 +318,13 @@ class FoundTokenizer:
     """The tokenizer that was found along with a model."""
 
     folder: Path | None
-    """None: there is none, or the run names another one."""
+    """None: there is none, or the run names another tokenizer."""
     eod_token: str | None = None
     """The token that ends a document."""
 
 
 def find_tokenizer(model: PretrainedModel, given: dict[str, Any]) -> FoundTokenizer:
-    """The tokenizer in a model's folder, unless `given` (overrides of the section tokenizer) names another.
+    """Return the tokenizer in a model's folder, unless `given` (overrides of its section) names another.
 
     Raises DataError if it has more entries than the model has rows, ConfigError if `given` has too few.
     """
@@ -351,7 +352,7 @@ def find_tokenizer(model: PretrainedModel, given: dict[str, Any]) -> FoundTokeni
 
 
 def _eod_token(model: PretrainedModel, entries: dict[str, int]) -> str | None:
-    """The token that ends a text: of tokenizer_config.json, else of generation_config or config.json."""
+    """Return the token that ends a text, from tokenizer_config.json, generation_config or config.json."""
     named = own_token(model.path, "eos_token")
     if named in entries:
         return named

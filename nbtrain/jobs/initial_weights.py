@@ -127,7 +127,7 @@ def with_new_tokens(config: RunConfig) -> RunConfig:
 
 
 def needs_initial(run: RunDir, config: RunConfig) -> bool:
-    """Whether the run's next job begins with what init_from names."""
+    """Return whether the run's next job begins with the weights of init_from."""
     return config.init_from is not None and (config.lora is not None or _begins(run))
 
 
@@ -136,7 +136,7 @@ def _begins(run: RunDir) -> bool:
 
 
 def record_initial(run: RunDir, config: RunConfig) -> list[str]:
-    """Write init_from.json, for the ranks to compare and for an export; what differs and may, in words."""
+    """Write init_from.json, which ranks compare and an export reads; return permitted differences as text."""
     if not needs_initial(run, config) or not _begins(run):
         return []
     start = open_start(config)

@@ -23,27 +23,27 @@ class Gpu:
     name: str
     memory_bytes: int | None
     uuid: str = ""
-    """The driver's name of this one, such as GPU-3f...; "" if it does not say."""
+    """The driver's id of this GPU, such as GPU-3f...; "" if unknown."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine, as far as a job may use it."""
+    """This machine, limited to what a job may use."""
 
     host: str
     cores: int
-    """Cores this process may run on, a container's limit counted."""
+    """Cores that this process may use, within its container's limit."""
     cpu: str
     cpu_flags: frozenset[str]
     memory_bytes: int
-    """Host memory, a container's limit counted."""
+    """Host memory, within the container's limit."""
     memory_available_bytes: int
     gpus: tuple[Gpu, ...]
     """GPUs that CUDA_VISIBLE_DEVICES leaves visible."""
 
 
 def this_machine() -> Machine:
-    """Look at the machine now. Costs milliseconds, or one call of nvidia-smi if there is a GPU."""
+    """Read the machine's resources. Costs milliseconds, or one call of nvidia-smi if there is a GPU."""
     cpu, flags = _cpu()
     memory = psutil.virtual_memory()
     groups = memory_groups()
@@ -54,13 +54,13 @@ def this_machine() -> Machine:
 
 
 def lacking_cores(seconds: float = 0.5) -> float:
-    """Return how many of the cores that this process may use others are using, watched for some time."""
+    """Return how many of this process's cores other processes keep busy, observed for some time."""
     allowed = os.sched_getaffinity(0)
     before = psutil.cpu_times(percpu=True)
     time.sleep(seconds)
     idle = 0.0
     for core, (first, last) in enumerate(zip(before, psutil.cpu_times(percpu=True), strict=True)):
-        # Guests count as user time already.
+        # User time includes guests already.
         kinds = [name for name in last._fields if not name.startswith("guest")]
         spent = {name: getattr(last, name) - getattr(first, name) for name in kinds}
         if core in allowed:
@@ -70,7 +70,7 @@ def lacking_cores(seconds: float = 0.5) -> float:
 
 
 def visible_gpus(chosen: str | None = None) -> tuple[Gpu, ...]:
-    """NVIDIA GPUs of this machine that `chosen`, by default CUDA_VISIBLE_DEVICES, leaves visible."""
+    """Return the NVIDIA GPUs that `chosen`, by default CUDA_VISIBLE_DEVICES, leaves visible."""
     gpus = driver_gpus()
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES") if chosen is None else chosen
     if chosen is None or not gpus:
@@ -85,7 +85,7 @@ def visible_gpus(chosen: str | None = None) -> tuple[Gpu, ...]:
 
 
 def named_gpu(entry: str, gpus: tuple[Gpu, ...]) -> Gpu | None:
-    """The GPU that an entry of CUDA_VISIBLE_DEVICES stands for: a number, or how a UUID begins."""
+    """Return the GPU that an entry of CUDA_VISIBLE_DEVICES names: a number, or the beginning of a UUID."""
     if not entry or entry == "-1":
         return None
     if entry.isdigit():
@@ -96,7 +96,7 @@ def named_gpu(entry: str, gpus: tuple[Gpu, ...]) -> Gpu | None:
 
 
 def driver_gpus() -> tuple[Gpu, ...]:
-    """NVIDIA GPUs of this machine, in the driver's order."""
+    """Return the NVIDIA GPUs of this machine, in the driver's order."""
     folder = Path("/proc/driver/nvidia/gpus")
     present = len(list(folder.iterdir())) if folder.is_dir() else 0
     present = present or len(list(Path("/dev").glob("nvidia[0-9]*")))
@@ -122,7 +122,7 @@ def _cpu() -> tuple[str, frozenset[str]]:
 
 
 def memory_in_use_of_group() -> int | None:
-    """Bytes of the group with the least limit, without idle pages of files; None without a limit here."""
+    """Return bytes in use of the group with the lowest limit, without idle file pages; None without one."""
     least = next(iter(memory_groups()), None)
     if least is None or least.limit_bytes >= psutil.virtual_memory().total:
         return None

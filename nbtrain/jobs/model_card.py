@@ -1,7 +1,7 @@
-"""README.md of an exported model: what its run's own records say, and no word more.
+"""README.md of an exported model, made only from its run's own records.
 
-The front matter is the Hub's (library, tags). The licence is the user's to choose: it depends on the data's,
-which are listed.
+The front matter is the Hub's (library, tags). The user chooses the licence: it depends on the licences of the
+data, which are listed.
 """
 
 import math
@@ -150,7 +150,7 @@ def _devices(run: RunDir, config: RunConfig) -> str:
 
 
 def _data(config: RunConfig) -> str:
-    """The sources of the dataset with their licences, as its manifest has them."""
+    """Return the sources of the dataset with their licences, from its manifest."""
     try:
         manifest = dataset_of(config).manifest()
     except DataError:
@@ -169,7 +169,7 @@ def _source(source: dict[str, Any]) -> str:
 
     name = source.get("name") or source.get("kind") or ""
     cells = (name, number("documents"), number("tokens"), source.get("licence") or "not stated")
-    # A licence that was written over several lines would end its row.
+    # A licence that spans several lines would break its row.
     return f"| {' | '.join(' '.join(str(cell).replace('|', '/').split()) for cell in cells)} |"
 
 

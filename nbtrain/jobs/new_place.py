@@ -42,7 +42,8 @@ def new_place(
     held = flock_folder(made, blocking=False)
     try:
         yield made
-        # Another export to this place may have ended meanwhile; a file would be replaced without an error.
+        # Another export to this path may have ended meanwhile; renaming would replace a file without an
+        # error.
         _must_be_free(to, other)
         (made if file is None else made / file).rename(to)
         files.fsync_directory(to.parent)
@@ -53,8 +54,8 @@ def new_place(
 
 
 def _must_be_free(to: Path, other: str) -> None:
-    """Raises CheckpointError if something has the name."""
-    # lexists calls a name that is too long free.
+    """Raises CheckpointError if the name is taken."""
+    # lexists reports a name that is too long as free.
     if os.path.lexists(to):
         raise CheckpointError(f"{display(to)} already exists, and nothing is overwritten. {other}")
 

@@ -1,10 +1,10 @@
-"""A run YAML for somebody's text: `nbtrain new NAME --text PATH...` and nb.new.
+"""Chooses a run for a user's text and writes its YAML: `nbtrain new NAME --text PATH...` and nb.new.
 
     corpus/survey.py      how much text, of which kind, in which language
-    planner/choices.py    vocabulary, size, length; or, for examples, a fine-tuning of a run that is there
+    planner/choices.py    vocabulary, size, length; or, for examples, a fine-tuning of an existing run
     planner/run_file.py   a YAML of at most 20 lines with a reason for each choice
 
-The run file that is written needs nothing else: prepare, plan and submit take its name.
+The run file needs nothing else: prepare, plan and submit accept its name.
 """
 
 import html
@@ -40,7 +40,7 @@ DEMO = "gpt-tiny"
 
 @dataclass(frozen=True)
 class NewRun:
-    """A run for somebody's text; printed or shown in a cell, it says what was chosen and why."""
+    """A run for a user's text; printed or shown in a cell, it says what was chosen and why."""
 
     name: str
     found: str
@@ -95,11 +95,11 @@ def new_run(
     minutes: float | None = None,
     init_from: str | None = None,
 ) -> NewRun:
-    """Look at some text and choose a run for it; nothing is written.
+    """Survey a text and choose a run for it; nothing is written.
 
     `texts` are files, folders and patterns. Without `gpus`, the run is for this machine: its GPUs, or its
     cores and at most `minutes`, by default 4. `init_from` is the run that a fine-tuning starts from. Raises
-    DataError for text that cannot be read or is too short, ConfigError for what goes against a rule.
+    DataError for text that cannot be read or is too short, ConfigError for settings that break a rule.
     """
     check_name(name, "name")
     found = survey(texts)
@@ -162,7 +162,7 @@ def _place(gpus: int | None, gpu_type: str | None, gpus_per_node: int | None) ->
 
 
 def _changed(choices: Choices) -> dict[str, Any]:
-    """The settings without values that the base has anyway."""
+    """Return the settings whose values differ from the base's."""
     base = load(choices.extends, check=False).model_dump()
     found: dict[str, Any] = dict(choices.top)
     for section, values in choices.settings.items():
@@ -176,7 +176,7 @@ def _changed(choices: Choices) -> dict[str, Any]:
 
 
 def _fine_tuning(name: str, found: Survey, init_from: str | None) -> Choices:
-    """A fine-tuning of a run that is there, or of the demo."""
+    """Return a fine-tuning of an existing run, or of the demo."""
     if "preference" in found.kinds:
         raise DataError(
             f"{found.sources[0]['path']}: pairs of answers, for DPO: it starts from a fine-tuned run and has "
@@ -236,7 +236,7 @@ def _fine_tuning(name: str, found: Survey, init_from: str | None) -> Choices:
 
 
 def _start(init_from: str | None) -> tuple[str, str, RunConfig, bool]:
-    """(the run to start from, what its YAML is extended by, that run, whether it has a checkpoint)."""
+    """(the run to start from, what its YAML extends, its configuration, whether it has a checkpoint)."""
     if init_from is not None and not (valid_name(init_from) and RunDir.named(init_from).exists()):
         base = load(init_from, check=False)
         if base.init_from is None:
@@ -253,13 +253,13 @@ def _start(init_from: str | None) -> tuple[str, str, RunConfig, bool]:
         is_same = load(init_from, check=False).model == trained.model
     except NbtrainError:
         is_same = False
-    # Its YAML may have changed, or be gone: then the run's own configuration is extended.
+    # Its YAML may have changed, or be gone: the new run then extends the run's own configuration.
     extends = init_from if is_same and find(init_from) != run.config_yaml else display(run.config_yaml)
     return init_from, extends, trained, newest_checkpoint_step(run) is not None
 
 
 def _newest_run() -> str | None:
-    """The run whose model was saved last, if it was trained from nothing."""
+    """Return the run that saved last, among those trained from scratch."""
     found = []
     for name in run_names():
         run = RunDir.named(name)
@@ -272,7 +272,7 @@ def _newest_run() -> str | None:
 
 
 def _measured(found: Survey, base: RunConfig) -> tuple[float, int]:
-    """(bytes a token, tokens of the longest example) of the sample, by the run's tokenizer if it is there."""
+    """(bytes per token, tokens of the longest example) of the sample, by the run's tokenizer if it exists."""
     try:
         tokenizer = Tokenizer.load(tokenizer_dir(base.tokenizer.name))
     except DataError:

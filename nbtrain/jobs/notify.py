@@ -1,9 +1,9 @@
-"""The notification at a job's end: a program that reads summary.json, an address that it is posted to.
+"""The notification at a job's end: a program that reads summary.json, or an address to which it is posted.
 
-    notify(config.notify, summary) -> [(whether it went well, one sentence)]
+    notify(config.notify, summary) -> [(whether it succeeded, one sentence)]
 
-Both get the same JSON object. Neither gets more time than notify.timeout_seconds; nothing that goes wrong is
-raised. Sentences never hold the address, for its path and query are how such addresses are kept secret.
+Both receive the same JSON object, and at most notify.timeout_seconds each; no error is raised. Sentences
+never contain the address, because such addresses are secret in their path and query.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ from nbtrain.base.workspace import resolve
 from nbtrain.config.notify_section import NotifyConfig
 
 SCHEMES = ("https://", "http://")
-# Of what the program wrote, the last line of so much is reported if it fails.
+# Bytes at the end of the program's output in which the line to report is searched, if it fails.
 OUTPUT_BYTES = 4096
 
 
 def notify(config: NotifyConfig, summary: dict[str, Any]) -> Iterator[tuple[bool, str]]:
-    """Run the program, then post: for each whether it went well, and what happened in one sentence."""
+    """Run the program, then post; return for each whether it succeeded, and one sentence on what happened."""
     if summary["state"] not in config.states:
         return
     body = json.dumps(summary).encode()
@@ -44,7 +44,7 @@ def notify(config: NotifyConfig, summary: dict[str, Any]) -> Iterator[tuple[bool
 
 
 def resolved_program(program: str) -> str:
-    """A name is looked for on PATH, a path is relative to the workspace."""
+    """Find the program: a bare name on PATH, a path relative to the workspace."""
     return str(resolve(program)) if "/" in program else program
 
 
@@ -64,7 +64,7 @@ def _run(command: list[str], body: bytes, seconds: float) -> str:
         try:
             process.communicate(body, seconds)
         except subprocess.TimeoutExpired:
-            # The whole group: a script may wait for a child.
+            # End the whole process group: a script may wait for a child.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -79,13 +79,13 @@ def _run(command: list[str], body: bytes, seconds: float) -> str:
 
 
 def _posted(address: str, body: bytes, seconds: float) -> str:
-    """Post to the address; what went wrong, "" if nothing did."""
+    """Post to the address; return what went wrong, "" if nothing did."""
     found = [f"did not answer within notify.timeout_seconds = {seconds:g}"]
 
     def post() -> None:
         found[0] = _post(address, body, seconds)
 
-    # A server that sends a byte now and then would keep a socket's own time limit from ever passing.
+    # A socket's own timeout would never expire if the server sends a byte now and then.
     thread = threading.Thread(target=post, daemon=True)
     thread.start()
     thread.join(seconds)
@@ -109,12 +109,12 @@ def _post(address: str, body: bytes, seconds: float) -> str:
         words = reason.strerror if isinstance(reason, OSError) else ""
         return f"cannot be reached: {words or type(reason).__name__}"
     except (OSError, HTTPException, ValueError) as error:
-        # Their words may quote the address.
+        # The library's message may quote the address.
         return f"cannot be reached: {type(error).__name__}"
 
 
 class _WithoutRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirected POST would become a GET without the summary, and count as taken."""
+    """Refuses redirects: a redirected POST would become a GET without the summary, and count as received."""
 
     def redirect_request(self, *arguments: Any, **named: Any) -> None:
         return None

@@ -1,8 +1,8 @@
 """Observations of a run's newest job, read from its records: the input of planner/advice.py.
 
-job.json, exit records   how it ended, and the words of an error
+job.json, exit records   how it ended, and the error messages
 scalars                  parts of a step, memory, MFU: medians of the last steps
-summary.json             the mean step time, with the setup that it holds for
+summary.json             the mean step time, with the setup that it was measured with
 environment.json         the CPUs of the machine
 """
 
@@ -29,7 +29,7 @@ _SMALLEST_SCALE = re.compile(r"at the smallest loss scale")
 
 
 def observe(run: RunDir) -> Observations:
-    """The observations of a run's newest job. Raises RecordError for a damaged record."""
+    """Return the observations of a run's newest job. Raises RecordError for a damaged record."""
     config = load_resolved(run.config_yaml)
     view, summary = RunView(run), files.read_json(run.summary_json) or {}
     job = run.newest_job()
@@ -64,7 +64,7 @@ def observe(run: RunDir) -> Observations:
 
 
 def _words(job: JobDir) -> str:
-    """The errors of the newest attempt's ranks, as their wrappers have recorded them."""
+    """Return the errors of the newest attempt's ranks, as their wrappers recorded them."""
     folder = job.path / "exit"
     records = [ExitRecord.read(path) for path in sorted(folder.glob("*.json"))] if folder.is_dir() else []
     known = [record for record in records if record is not None]
@@ -95,7 +95,7 @@ def _last(view: RunView, name: str) -> int:
 
 
 def _share(view: RunView, name: str, step: float | None) -> float | None:
-    """Share of the median step that a part takes in the mean; waits come in bursts, so no median of them."""
+    """Return a part's share of the step: its mean over the median step, because waits come in bursts."""
     values = _values(view, name)
     whole = _values(view, "iteration_time")
     return sum(values) / len(values) / statistics.fmean(whole) if values and step and sum(whole) else None

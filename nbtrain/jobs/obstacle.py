@@ -16,7 +16,7 @@ class Obstacle:
     """One reason not to launch."""
 
     kind: str
-    """error: a mistake to fix; data: prepare or repair the data; resource: this machine does not suffice."""
+    """error: a mistake to fix; data: prepare or repair the data; resource: this machine is too small."""
     message: str
     """The problem, with the rule's numbers."""
     fix: str
@@ -31,17 +31,17 @@ mistake, data_problem, shortage = (partial(Obstacle, kind) for kind in ("error",
 
 
 def gib(number: int) -> str:
-    """ "16.0 GiB": of memory."""
+    """Return "16.0 GiB", for memory."""
     return f"{number / GIB:,.1f} GiB"
 
 
 def size(number: int) -> str:
-    """ "0.61 MB", "1.20 GB": of disks."""
+    """Return "0.61 MB" or "1.20 GB", for disks."""
     return f"{number / 1e9:,.2f} GB" if number >= 1e7 else f"{number / 1e6:,.2f} MB"
 
 
 def refuse_obstacles(config: RunConfig, problems: Sequence[Obstacle], started: bool = False) -> None:
-    """Raise SubmitError if there are any; `started`: in an allocation."""
+    """Raise SubmitError if there are any; `started`: inside an allocation that has started."""
     if problems:
         lines = "\n".join(f"  {problem}" for problem in problems)
         end = "Nothing was started and nothing written."

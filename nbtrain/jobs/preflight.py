@@ -1,4 +1,4 @@
-"""Everything about this machine that can be known before launch: data, folders, disk, memory, devices.
+"""Checks of this machine before launch: data, folders, disk, memory, devices.
 
 Rules that need only the configuration are in config/rules/check.py. Every problem is reported at once, and
 each says whether it is a mistake to fix or a machine that is too small.
@@ -51,19 +51,19 @@ from nbtrain.planner.memory import SPARE_FRACTION, estimate_memory
 # The memory estimate is not a measurement: only a run that exceeds memory by more than this factor is
 # refused.
 ESTIMATE_SLACK = 1.1
-# Event files, logs and records of a run.
+# Space for event files, logs and records of a run.
 SPARE_DISK_BYTES = 64 << 20
-# Instructions, one of which fp16 needs for matrix products on CPU (oneDNN's own requirement).
+# CPU instructions of which fp16 needs one for matrix products (oneDNN's own requirement).
 FP16_FLAGS = ("avx512_fp16", "amx_fp16", "fphp", "asimdhp")
 
 
 def preflight(config: RunConfig, machine: Machine | None = None) -> list[Obstacle]:
-    """Every problem that would stop this run where it is to run; empty if it can start."""
+    """Return every problem that would stop this run where it is to run; empty if it can start."""
     checks = CHECKS if config.backend.kind == "local" else SHARED_CHECKS
     looked_at = this_machine() if machine is None else machine
     found = [problem for check in checks for problem in check(config, looked_at)]
     if config.backend.kind == "local" and machine is not None:
-        return found  # of another machine, whose queue cannot be asked
+        return found  # the run goes to another machine, whose queue cannot be checked from here
     return [*found, *backend_of(config.backend.kind).obstacles(config)]
 
 
@@ -79,7 +79,7 @@ def nothing_is_a_placeholder(config: RunConfig, machine: Machine) -> Obstacles:
 
 
 def devices_suffice(config: RunConfig, machine: Machine) -> Obstacles:
-    """One machine with a GPU for each rank, or a CPU."""
+    """Check that one machine has a GPU for each rank, or a CPU."""
     resources = config.resources
     if resources.nodes > 1:
         yield shortage(
@@ -114,7 +114,7 @@ def devices_suffice(config: RunConfig, machine: Machine) -> Obstacles:
 
 
 def gpus_have_the_kernels(config: RunConfig, machine: Machine) -> Obstacles:
-    """The GPUs have the run's format and attention; ranks look themselves at a GPU that no table knows."""
+    """Check that the GPUs support the run's format and attention; ranks check GPUs that no table knows."""
     if config.resources.device != "gpu":
         return
     for name in dict.fromkeys(gpu.name for gpu in machine.gpus[: config.world_size]):
@@ -134,7 +134,7 @@ def gpus_have_the_kernels(config: RunConfig, machine: Machine) -> Obstacles:
 
 
 def memory_suffices(config: RunConfig, machine: Machine) -> Obstacles:
-    """The planner's peak of every rank, against the GPU it gets or the host memory they share."""
+    """Check the planner's peak of every rank against its GPU, or against the host memory they share."""
     estimate = estimate_memory(config)
     needed = estimate.total_bytes
     parts = ", ".join(f"{name} {gib(size)}" for name, size in estimate.parts.items() if size >= GIB // 20)
@@ -180,9 +180,10 @@ def host_memory_suffices(config: RunConfig, machine: Machine) -> Obstacles:
 
 
 def notification_is_possible(config: RunConfig, machine: Machine) -> Obstacles:
-    """The program of notify.command is there, and so is the variable that notify.url_variable names.
+    """Check that notify.command's program exists, and the variable that notify.url_variable names is set.
 
-    On hosts the supervisor runs here; Slurm hands this environment on to it. A pod has its image's programs.
+    With hosts the supervisor runs here; Slurm passes this environment on to it. A pod has its image's
+    programs.
     """
     notify = config.notify
     if config.backend.kind == "kubernetes":
@@ -208,7 +209,7 @@ def notification_is_possible(config: RunConfig, machine: Machine) -> Obstacles:
 
 
 def fault_orders_are_understood(config: RunConfig, machine: Machine) -> Obstacles:
-    """NBTRAIN_FAULTS is what the ranks read, and names ranks that there are."""
+    """Check that ranks can parse NBTRAIN_FAULTS, and that it names existing ranks."""
     if (text := config.backend.env.get(VARIABLE)) is None:
         return
     where = f"{config.where(f'backend.env.{VARIABLE}')}: backend.env.{VARIABLE}"
@@ -225,7 +226,7 @@ def fault_orders_are_understood(config: RunConfig, machine: Machine) -> Obstacle
 
 
 def output_is_writable(config: RunConfig, machine: Machine) -> Obstacles:
-    """The run directory can be made, or written to."""
+    """Check that the run directory can be created, or written to."""
     run = RunDir.named(config.name)
     folder = _existing(run.path)
     if not folder.is_dir():
@@ -243,7 +244,7 @@ def output_is_writable(config: RunConfig, machine: Machine) -> Obstacles:
 
 
 def disk_holds_checkpoints(config: RunConfig, machine: Machine) -> Obstacles:
-    """Room for every checkpoint that stays and the one being written."""
+    """Check for room for every checkpoint that stays and the one being written."""
     run = RunDir.named(config.name)
     folder = _existing(run.path)
     if not folder.is_dir():
@@ -266,19 +267,19 @@ def _existing(path: Path) -> Path:
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
-# Its command is for a run whose name is not known there.
+# The command in the message is for a run that this name does not find.
 MAKE_IT = " Make it with `nbtrain prepare RUN.yaml`."
 NO_SOURCES = "Copy the dataset there; or name text in data.sources, and `nbtrain prepare` makes it."
 
 
 def data_is_whole(config: RunConfig, machine: Machine) -> Obstacles:
-    """The .bin/.idx are there, of their index's size, with this vocabulary and their manifest's contents."""
+    """Check the .bin/.idx: present, of their index's size, this vocabulary, their manifest's contents."""
     tokenizer = manifest = None
     prepare = f"`nbtrain prepare {shlex.join(config.as_arguments)}` makes what is missing."
     try:
         tokenizer = Tokenizer.load(tokenizer_dir(config.tokenizer.name))
     except DataError as error:
-        # Data that was brought along needs no tokenizer to train.
+        # Data that another program prepared needs no tokenizer for training.
         if config.data.sources:
             yield data_problem(str(error).replace(MAKE_IT, ""), prepare)
     try:
@@ -291,7 +292,7 @@ def data_is_whole(config: RunConfig, machine: Machine) -> Obstacles:
         if may_have_no_loss(config, opened):
             refuse_without_loss(config, build_datasets(config, opened=opened))
     except DataError as error:
-        # Only what is missing is made: of other data, such as damaged files, the message says the way out.
+        # Only missing data is prepared: for other problems, such as damaged files, the message has the fix.
         said = str(error).replace(MAKE_IT, "")
         make_it = prepare if config.data.sources or config.data.blend else NO_SOURCES
         yield data_problem(said, "" if said == str(error) else make_it)
@@ -318,7 +319,7 @@ def data_is_whole(config: RunConfig, machine: Machine) -> Obstacles:
 
 
 def tasks_are_readable(config: RunConfig, machine: Machine) -> Obstacles:
-    """The files of evaluation.tasks are there, and all their lines are questions."""
+    """Check that the files of evaluation.tasks exist, and that all their lines are questions."""
     for key, words, fix in task_problems(config):
         yield mistake(f"{config.where(key)}: {key} {words.rstrip('.')}.", fix)
 
@@ -353,4 +354,4 @@ SHARED_CHECKS = (
     data_is_whole,
     tasks_are_readable,
 )
-"""Checks that hold wherever the ranks run, because all machines see the same folders."""
+"""Checks that apply wherever the ranks run, because all machines see the same folders."""

@@ -1,7 +1,7 @@
-"""Checks of what a run needs of this machine besides data and memory: compilers and disks.
+"""Checks of what a run needs from this machine besides data and memory: compilers and disks.
 
-Compilers build what is built on first use; the disks serve NVMe offloading and local checkpoints. Each check
-is one of preflight.py's.
+Compilers build extensions on first use; the disks serve NVMe offloading and local checkpoints. preflight.py
+runs each check.
 """
 
 import importlib.util
@@ -28,7 +28,7 @@ from nbtrain.planner.memory import estimate_memory
 
 
 def compiler_is_there(config: RunConfig, machine: Machine) -> Obstacles:
-    """torch.compile calls a C++ compiler on CPU, Triton a C compiler for GPUs, found in this environment."""
+    """Check for the compiler: torch.compile calls a C++ compiler on CPU, Triton a C compiler for GPUs."""
     if not config.model.compile:
         return
     device, variable, language, *names = ("GPUs", "CC", "C", "gcc", "clang")
@@ -48,7 +48,7 @@ MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 
 
 def nvme_is_ready(config: RunConfig, machine: Machine) -> Obstacles:
-    """The folders of offloading are there, can be written, lie on a disk of this machine and have room."""
+    """Check that the offloading folders exist, are writable, are on a local disk and have room."""
     keys = [f"parallel.{name}.nvme_path" for name in _on_nvme(config)]
     for key in keys:
         folder = Path(str(value_of(config, key)))
@@ -100,7 +100,7 @@ def local_dir_is_ready(config: RunConfig, machine: Machine) -> Obstacles:
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK) or is_read_only(there):
         yield mistake(f"{found} cannot be made: {there} cannot be written.", "Name a folder that can be.")
         return
-    # What this run has there already is replaced; "gpt-*" would be the checkpoints of gpt-large, too.
+    # This run's own files there are replaced; the pattern "gpt-*" would match checkpoints of gpt-large, too.
     run = RunDir.named(config.name)
     own = folder / f"{run.name}-{(run.record() or {}).get('run_id')}"
     taken = sum(path.stat().st_size for path in own.glob("*/*") if path.is_file())
@@ -113,7 +113,7 @@ def local_dir_is_ready(config: RunConfig, machine: Machine) -> Obstacles:
 
 
 def _on_nvme(config: RunConfig) -> list[str]:
-    """Sections of `parallel` that offload to NVMe."""
+    """Return the sections of `parallel` that offload to NVMe."""
     names = ("offload_optimizer", "offload_param")
     return [name for name in names if getattr(config.parallel, name).device == "nvme"]
 
@@ -127,7 +127,7 @@ def _file_system(folder: Path) -> str | None:
     path, best, kind = str(folder.resolve()), "", None
     for line in lines:
         _, point, found, *_ = line.split(" ")
-        # Blanks in a mount point are written as octal numbers.
+        # Spaces in a mount point are written as octal numbers.
         point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), point)
         inside = path == point or path.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(best):
@@ -136,12 +136,12 @@ def _file_system(folder: Path) -> str | None:
 
 
 INCLUDE_FOLDERS = ("/usr/include", "/usr/local/include")
-# torch.utils.cpp_extension looks there last.
+# The folder in which torch.utils.cpp_extension looks last.
 CUDA_FOLDER = "/usr/local/cuda"
 
 
 def extensions_can_be_built(config: RunConfig, machine: Machine) -> Obstacles:
-    """DeepSpeed compiles its access to NVMe and its quantization at their first use; each needs its tools."""
+    """Check the tools with which DeepSpeed compiles its NVMe access and its quantization on first use."""
     nvme = [f"parallel.{name}.device" for name in _on_nvme(config)]
     names = ("zero_quantized_weights", "zero_quantized_gradients")
     quantized = [f"parallel.{name}" for name in names if getattr(config.parallel, name)]
@@ -163,7 +163,7 @@ def extensions_can_be_built(config: RunConfig, machine: Machine) -> Obstacles:
 
 
 def has_nvcc() -> bool:
-    """Whether torch finds CUDA's compiler: in the first of these places that is named or there."""
+    """Return whether torch finds CUDA's compiler, in the first of its places that is set or exists."""
     named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if named is None and shutil.which("nvcc"):
         return True
@@ -171,7 +171,7 @@ def has_nvcc() -> bool:
 
 
 def has_compiler(variable: str, *names: str) -> bool:
-    """Whether the compiler that `variable` names is found, or one of `names` if it is not set."""
+    """Return whether the compiler that `variable` names is found, or one of `names` if it is not set."""
     named = os.environ.get(variable)
     return any(shutil.which(name) for name in ([named] if named else names))
 
@@ -190,7 +190,7 @@ def _header(name: str) -> bool:
 
 
 def _words(flags: str) -> list[str]:
-    """Split a compiler's flags as a shell does; at spaces alone if their quotes are not closed."""
+    """Split a compiler's flags as a shell does; only at spaces if their quotes are not closed."""
     try:
         return shlex.split(flags)
     except ValueError:

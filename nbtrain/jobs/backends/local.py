@@ -36,10 +36,10 @@ from nbtrain.jobs.supervisor.ranks import Patience
 
 
 class LocalLauncher:
-    """torchrun and what it has started, for one attempt of a job after the other."""
+    """torchrun and the processes it started, for one attempt of a job after another."""
 
     def __init__(self, job: JobDir, command: Iterable[str]):
-        """`command` is what a rank runs: arguments of Python, to which the run directory is added."""
+        """`command` holds the arguments of Python that a rank runs with; the run directory is added."""
         self._job = job
         self._command = [*command, str(job.run.path)]
         self._ranks = RanksHere(job.job_id, job.supervisor_log)
@@ -56,22 +56,22 @@ class LocalLauncher:
         self._ranks.start(self._command, rendezvous, config.world_size, seconds, environment)
 
     def poll(self) -> int | None:
-        """torchrun's exit code."""
+        """Return torchrun's exit code."""
         return self._ranks.poll()
 
     def signal(self, number: int, only: Iterable[ProcessIdentity] | None = None) -> None:
-        """To all ranks through their wrappers, or to these ranks."""
+        """Send a signal to all ranks through their wrappers, or to these ranks."""
         if only is not None:
             send_to(only, number)
         else:
             self._ranks.signal(number)
 
     def kill(self) -> None:
-        """The ranks first, then their wrappers."""
+        """Kill the ranks first, then their wrappers."""
         self._ranks.kill()
 
     def processes_left(self) -> bool:
-        """Whether any process carries the job's marker."""
+        """Return whether any process carries the job's marker."""
         return self._ranks.processes_left()
 
     def finish(self) -> bool:
@@ -79,16 +79,16 @@ class LocalLauncher:
         return self._ranks.finish()
 
     def heartbeat(self, rank: int) -> Heartbeat | None:
-        """From the run directory, unless it is of an earlier attempt."""
+        """Return the rank's heartbeat from the run directory; None if an earlier attempt wrote it."""
         beat = Heartbeat.read(self._job.heartbeat(rank))
         return beat if beat and beat.attempt == self._attempt else None
 
     def exit_record(self, rank: int) -> ExitRecord | None:
-        """From the run directory."""
+        """Return the rank's exit record from the run directory."""
         return ExitRecord.read(self._job.exit_record(rank, self._attempt))
 
     def memory(self) -> HostMemory:
-        """This machine's counters since the launch."""
+        """Return this machine's counters since the launch."""
         return self._ranks.memory()
 
     def devices(self, config: RunConfig) -> list[int] | None:
@@ -96,22 +96,22 @@ class LocalLauncher:
         return [len(visible_gpus(os.environ.get(HELD_GPUS)))] if config.resources.device == "gpu" else None
 
     def trouble(self) -> str:
-        """Nothing: what ends on this machine is seen at once."""
+        """Return "": a process of this machine that ends is noticed at once."""
         return ""
 
     def abandon(self) -> None:
-        """Kill what this process has started; its successor's ranks carry the same marker."""
+        """Kill what this process has started; the ranks of its successor carry the same marker."""
         self._ranks.abandon()
 
     def close(self) -> None:
-        """Nothing is left."""
+        """Do nothing: no process is left."""
 
 
 class LocalBackend(SupervisedHere):
     """Jobs as processes of this machine."""
 
     def obstacles(self, config: RunConfig) -> Iterator[Obstacle]:
-        """A queue that would never give it its devices; the rest: preflight.py."""
+        """Yield an obstacle if the queue can never give the run its devices; preflight.py checks the rest."""
         if config.backend.share_devices:
             return
         try:
@@ -128,7 +128,7 @@ class LocalBackend(SupervisedHere):
         processes.end_marked([job.job_id], Patience(job.heartbeats(), grace_seconds).over)
 
     def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
-        """torchrun."""
+        """Return a launcher that uses torchrun."""
         return LocalLauncher(job, command)
 
 

@@ -2,9 +2,9 @@
 
     supervisor --launch.json, signals.json--> agents (jobs/node/agent.py) --nodes/, exit/, heartbeat/-->
 
-What starts the agents (ssh, srun, a pod's command) is the backend's: `start_agents`. Nothing here compares
-clocks of two machines: a record counts as new when its contents change, and the times in exit records are
-brought to the supervisor's clock.
+Each backend starts the agents in its own way (ssh, srun, a pod's command): `start_agents`. This module never
+compares clocks of two machines: a record counts as new when its contents change, and the times in exit
+records are converted to the supervisor's clock.
 """
 
 import math
@@ -27,13 +27,13 @@ from nbtrain.jobs.supervisor.ranks import PAUSE_SECONDS
 
 # An agent renews its record every second; a shared disk may hide that for some seconds more.
 FRESH_SECONDS = 20.0
-# From the order to end a rank's process until its wrapper's record is seen on a shared disk.
+# From the order to end a rank's process until its wrapper's record is visible on a shared disk.
 KILL_SECONDS = 8.0
 # A rank that failed leaves its record before its node's torchrun ends; a shared disk may show it later.
 RANKS_WORD_SECONDS = 10.0
 FINISH_SECONDS = 10.0
 POLL_SECONDS = 0.1
-# Enough for any restart; older orders have been carried out.
+# Signal orders that are kept, enough for any restart; older ones have been carried out.
 KEPT_ORDERS = 20
 
 
@@ -44,23 +44,23 @@ class Agents(Protocol):
     """Reason that it ended, if known."""
 
     def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """Return its exit code; None while it runs."""
 
     def end(self) -> None:
-        """End the agents that are left, and what they started."""
+        """End the remaining agents and what they started."""
 
 
 @dataclass
 class NodeWatch:
-    """Last report of one agent, by the supervisor's clocks."""
+    """The last report of one agent, by the supervisor's clocks."""
 
     record: NodeRecord
     heard_at: float
-    """Monotonic: when its record changed last."""
+    """Monotonic time at which its record last changed."""
     ahead_at_least: float
-    """Its wall clock less the supervisor's, when a record of it was seen: it was written before."""
+    """Its wall clock minus the supervisor's when a record of it was seen, which had been written earlier."""
     ahead_at_most: float = math.inf
-    """The same when it had taken an order: that was given before."""
+    """The same when it had received an order, which had been given earlier."""
 
     @property
     def clock_ahead_seconds(self) -> float:
@@ -69,10 +69,10 @@ class NodeWatch:
 
 
 class RemoteLauncher:
-    """torchrun on every node, by way of the agents. A backend gives it `start_agents`."""
+    """torchrun on every node, started by the agents. A backend provides `start_agents`."""
 
     def __init__(self, job: JobDir, command: Iterable[str]):
-        """`command` is what a rank runs: arguments of Python, to which the run directory is added."""
+        """`command` holds the arguments of Python that a rank runs with; the run directory is added."""
         self._job = job
         self._command = [*command, str(job.run.path)]
         self._attempt = 0
@@ -80,13 +80,13 @@ class RemoteLauncher:
         self._ordered_at = 0.0
         self._agents: Agents | None = None
         self._watches: dict[int, NodeWatch] = {}
-        # What an earlier allocation has left looks the same, but for that it never changes.
+        # A record left by an earlier allocation looks the same, except that it never changes.
         self._first_seen: dict[int, NodeRecord] = {}
         self._order: LaunchOrder | None = None
         self._signals: list[SignalOrder] = []
         self._ended: int | None = None
         self._looked_at: float | None = None
-        # When it was first seen that a node's torchrun had failed.
+        # Time at which a node's torchrun was first seen to have failed.
         self._failed_at: dict[int, float] = {}
         self.last_words = ""
         """Reason that the attempt ended, if no rank reports one."""
@@ -111,7 +111,7 @@ class RemoteLauncher:
         self._launched_at = time.monotonic()
 
     def poll(self) -> int | None:
-        """0 or the worst code of all nodes once the attempt has ended; None while it runs."""
+        """Return 0 or the worst code of all nodes once the attempt has ended; None while it runs."""
         if self._ended is None:
             self._look_at_nodes()
             self._ended = self._after_order() if self._order else self._before_order()
@@ -130,7 +130,7 @@ class RemoteLauncher:
         SignalOrders(self._signals).write(self._job.control_signals)
 
     def kill(self) -> None:
-        """Have the agents kill their ranks; agents that do not answer are ended by what started them."""
+        """Have the agents kill their ranks; the process that started them ends agents that do not answer."""
         self.signal(signal.SIGKILL)
         deadline = time.monotonic() + KILL_SECONDS
         while time.monotonic() < deadline and self.poll() is None:
@@ -139,14 +139,14 @@ class RemoteLauncher:
             self._end_agents(self._unanswered())
 
     def processes_left(self) -> bool:
-        """Whether a node has not yet said that its last process is gone."""
+        """Return whether a node has not yet reported that its last process is gone."""
         self._look_at_nodes()
         return self._order is not None and any(
             self._exit_of(node) is None and not self._lost(node) for node in range(len(self._order.agents))
         )
 
     def finish(self) -> bool:
-        """Wait for every node's word; agents that do not give it are ended. True if something was killed."""
+        """Wait for every node's final report and end agents that give none. True if something was killed."""
         deadline = time.monotonic() + FINISH_SECONDS
         while self.processes_left() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
@@ -156,25 +156,25 @@ class RemoteLauncher:
         return left or any(one.killed_processes for one in ends if one)
 
     def close(self) -> None:
-        """The job has ended: end the agents."""
+        """End the agents, once the job has ended."""
         if self._agents is not None and self._agents.poll() is None:
-            # They see the end in job.json and leave by themselves; this is for those that cannot.
+            # Agents see the end in job.json and leave by themselves; this ends those that cannot.
             deadline = time.monotonic() + FINISH_SECONDS
             while self._agents.poll() is None and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
             self._agents.end()
 
     def abandon(self) -> None:
-        """The agents see in job.json that they are another supervisor's, and kill their ranks themselves."""
+        """Do nothing: agents see in job.json that another supervisor owns them, and kill their ranks."""
         self.close()
 
     def heartbeat(self, rank: int) -> Heartbeat | None:
-        """From the run directory, unless it is of an earlier attempt."""
+        """Return the rank's heartbeat from the run directory; None if an earlier attempt wrote it."""
         beat = Heartbeat.read(self._job.heartbeat(rank))
         return beat if beat and beat.attempt == self._attempt else None
 
     def exit_record(self, rank: int) -> ExitRecord | None:
-        """From the run directory, with its time on the supervisor's clock."""
+        """Return the rank's exit record, with its time converted to the supervisor's clock."""
         record = ExitRecord.read(self._job.exit_record(rank, self._attempt))
         watch = self._watches.get(self._node_of(rank))
         if record is None or watch is None:
@@ -185,7 +185,7 @@ class RemoteLauncher:
         """Return the memory of all nodes: their kills added up, limit and peak of the fullest node."""
         ends = [one for node in range(self._config.resources.nodes) if (one := self._exit_of(node))]
         fullest = max(ends, key=lambda one: one.peak_bytes or 0, default=None)
-        # Two machines number their processes alike: only a rank's own machine can have killed it.
+        # Process ids repeat across machines: only a rank's own machine can have killed it.
         killed = {
             (one.node, beat.process.pid)
             for rank in range(self._config.world_size)
@@ -202,7 +202,7 @@ class RemoteLauncher:
         )
 
     def devices(self, config: RunConfig) -> list[int] | None:
-        """GPUs of the nodes, 0 of those that do not answer; None on CPU, where nothing is counted."""
+        """Return the GPUs of each node, 0 if it does not answer; None on CPU, where none are counted."""
         if config.resources.device != "gpu":
             return None
         self._look_at_nodes()
@@ -288,12 +288,12 @@ class RemoteLauncher:
             return ""
         nodes = range(len(self._order.agents))
         ends = {node: one for node in nodes if (one := self._exit_of(node))}
-        # A node that was refused cannot be waited for by torchrun's rendezvous.
+        # torchrun's rendezvous would wait in vain for a node that was refused.
         if refused := [one.message for one in ends.values() if one.exit_code is None]:
             return "; ".join(refused)
         if gone := self._gone([node for node in nodes if node not in ends and self._lost(node)]):
             return gone[0]
-        # No rank of it says why, or the attempt would be ending: the others wait for it in the rendezvous.
+        # None of its ranks can report this: the other nodes wait for it in the rendezvous.
         now = time.monotonic()
         for node, one in ends.items():
             since = self._failed_at.setdefault(node, now) if one.exit_code else now
@@ -308,7 +308,7 @@ class RemoteLauncher:
         return ""
 
     def _gone(self, lost: list[int]) -> list[str]:
-        """One sentence about nodes that are lost, if there are any."""
+        """Return one sentence about lost nodes, if there are any."""
         if not lost:
             return []
         hosts = self._hosts_of(lost)
@@ -334,7 +334,7 @@ class RemoteLauncher:
         return ", ".join(self._watches[node].record.host for node in nodes)
 
     def _reporting(self, ends: dict[int, NodeExit]) -> bool:
-        """Whether an agent without a last word is still heard of, although what started it has ended."""
+        """Return whether an agent without a final report still writes, although its starter has ended."""
         now = time.monotonic()
         return any(
             now - watch.heard_at < FRESH_SECONDS for node, watch in self._watches.items() if node not in ends
@@ -366,7 +366,7 @@ class RemoteLauncher:
         stood_still = now - self._looked_at if self._looked_at is not None else 0.0
         self._looked_at = now
         if stood_still > PAUSE_SECONDS:
-            # A suspended job: its agents stood still too.
+            # The job was suspended, and its agents with it.
             self._launched_at += stood_still
             for known in self._watches.values():
                 known.heard_at += stood_still

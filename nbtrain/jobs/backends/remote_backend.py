@@ -31,22 +31,22 @@ class EngineUnseen(Exception):
 
 
 class EngineAway(EngineUnseen):
-    """This machine cannot ask the engine at all: its commands are not installed."""
+    """This machine cannot ask the scheduler at all: its commands are not installed."""
 
 
 class RemoteBackend(Backend):
-    """A job whose supervisor runs where the engine has put it."""
+    """A job whose supervisor runs where the scheduler placed it."""
 
     def ask_engine(self, job: JobDir) -> EngineWord:
         """Return the scheduler's current report on the job. Raises EngineUnseen if it does not answer."""
         raise NotImplementedError
 
     def end_in_engine(self, job: JobDir) -> None:
-        """Have the engine end the job. Raises EngineUnseen, JobError."""
+        """Have the scheduler end the job. Raises EngineUnseen, JobError."""
         raise NotImplementedError
 
     def status(self, job: JobDir) -> tuple[str, str | None]:
-        """From the records and the engine's newest word."""
+        """Return the state from the records and the scheduler's newest report."""
         record = JobRecord.read(job.job_json)
         if record is not None and record.state in ACTIVE:
             self.engine_word(job)
@@ -60,21 +60,21 @@ class RemoteBackend(Backend):
         try:
             word = self.ask_engine(job)
             if word.state is None and before and before.state in FINAL and before.engine == word.engine:
-                # Engines forget what has ended: minutes later the same job is not known any more.
+                # Schedulers forget ended jobs: minutes later the job is unknown.
                 word = replace(before, asked_at=word.asked_at, seen=True, trouble="")
         except EngineAway as error:
-            # What machines of the cluster have heard is worth more than that this one hears nothing.
+            # An earlier report from a machine of the cluster is worth more than this machine's silence.
             return before and replace(before, seen=False, trouble=str(error))
         except EngineUnseen as error:
             last = before or EngineWord(None, "", 0.0)
             word = replace(last, asked_at=time.time(), seen=False, trouble=str(error))
-        # The disk may be full, or read-only here.
+        # The disk may be full, or read-only on this machine.
         with contextlib.suppress(OSError):
             word.write(job.engine_json)
         return word
 
     def cancel(self, job: JobDir, now: bool) -> bool:
-        """Ask the supervisor to save and leave; a job that waits is taken from the engine's queue."""
+        """Ask the supervisor to save and leave; a waiting job is removed from the scheduler's queue."""
         record = JobRecord.read(job.job_json)
         if record is None or self.status(job)[0] not in ACTIVE:
             return False
@@ -89,7 +89,7 @@ class RemoteBackend(Backend):
         return True
 
     def end_at_rest(self, job: JobDir) -> None:
-        """Write the end of a paused job that has given its allocation back: it has no supervisor."""
+        """Write the end of a paused job that gave its allocation back and has no supervisor."""
         with job.run.locked():
             journal = Journal(job)
             if at_rest(journal.record):
@@ -104,7 +104,7 @@ class RemoteBackend(Backend):
         return True
 
     def finish(self, job: JobDir, now: bool) -> None:
-        """Wait until the engine knows the job as ended; end it there if it does not end."""
+        """Wait until the scheduler reports the job as ended; have it end the job if it does not end."""
         deadline = time.monotonic() + (0 if now else END_SECONDS)
         while True:
             word = self.engine_word(job, at_once=True)
@@ -116,7 +116,7 @@ class RemoteBackend(Backend):
             time.sleep(1.0)
 
     def refused(self, job: JobDir, cause: str) -> SubmitError:
-        """Mark a job that the engine did not take as FAILED; returns the error to raise."""
+        """Mark a job that the scheduler refused as FAILED; return the error to raise."""
         record = JobRecord.read(job.job_json)
         assert record is not None, "submit() is called when job.json is written"
         record.state, record.cause = FAILED, cause
@@ -125,7 +125,7 @@ class RemoteBackend(Backend):
         return SubmitError(f"{display(job.run.path)}: {cause}")
 
     def _end_in_engine(self, job: JobDir) -> None:
-        """Raises JobError if the engine does not answer."""
+        """End the job in the scheduler. Raises JobError if the scheduler does not answer."""
         try:
             self.end_in_engine(job)
         except EngineUnseen as error:

@@ -1,8 +1,8 @@
 """Base of backends whose supervisor runs where the job was submitted: this machine, and hosts by ssh.
 
 A supervisor is a detached process. It is reached from any machine by control/ask.json, which it reads several
-times a second. On its own machine a stop is also signalled, because a full disk takes no file. The identity
-in job.json (pid, start time, boot, host) keeps the signal from a process that got the same pid later.
+times a second. On its own machine a stop is also sent as a signal, because a full disk cannot store the file.
+The identity in job.json (pid, start time, boot, host) keeps the signal from a process that reuses the pid.
 """
 
 import contextlib
@@ -26,15 +26,15 @@ from nbtrain.jobs.supervisor import processes
 from nbtrain.jobs.supervisor.phases import stop_patience_seconds
 from nbtrain.monitor.logs import SUPERVISOR
 
-# From the submission until the supervisor has said who it is.
+# From the submission until the supervisor has recorded its identity.
 SUPERVISOR_START_SECONDS = 60.0
-# From there until it starts ranks or says what it waits for; earlier ranks that still save take longer.
+# From there until it starts ranks or reports what it waits for; earlier ranks that still save take longer.
 FIRST_WORD_SECONDS = 5.0
-# From its last word until it is gone, and with it the lock that it holds.
+# From its final state until the process is gone, and with it the lock that it holds.
 SUPERVISOR_END_SECONDS = 10.0
 POLL_SECONDS = 0.1
 LAST_WORDS_LINES = 10
-# What goes with each request. A save that came twice would be two checkpoints; 0 sends nothing.
+# Signal sent with each request. Receiving a save twice would make two checkpoints; 0 sends no signal.
 SIGNALS = {"stop": signal.SIGTERM, "stop_now": signal.SIGQUIT, "save": 0}
 
 
@@ -45,7 +45,7 @@ class SupervisedHere(Backend):
     end_seconds = SUPERVISOR_END_SECONDS
 
     def submit(self, job: JobDir) -> None:
-        """Start the detached supervisor and wait until it has taken the job over."""
+        """Start the detached supervisor and wait until it owns the job."""
         starter = processes.start(
             [sys.executable, "-m", "nbtrain.jobs.supervisor", str(job.run.path), job.job_id],
             job.supervisor_log,
@@ -63,7 +63,7 @@ class SupervisedHere(Backend):
         raise SubmitError(f"{display(job.path)}: the supervisor did not start. Its log:\n{log_end}")
 
     def await_first_word(self, job: JobDir) -> None:
-        """Until it has started its ranks, or has said what it waits for: QUEUED alone looks like a queue."""
+        """Wait until ranks start or a wait is explained: QUEUED without a cause looks like a queue."""
         deadline = time.monotonic() + FIRST_WORD_SECONDS
         while time.monotonic() < deadline:
             record = JobRecord.read(job.job_json)
@@ -80,12 +80,12 @@ class SupervisedHere(Backend):
         return self._ask_supervisor(job, "save")
 
     def finish(self, job: JobDir, now: bool) -> None:
-        """End the ranks of a LOST job; wait for the supervisor of any other, which outlives its last word."""
+        """End the ranks of a LOST job; otherwise wait for the supervisor, which outlives its final state."""
         if self.status(job)[0] == LOST:
-            # --now ends a run too whose configuration cannot be read.
+            # --now also ends a run whose configuration cannot be read.
             seconds = 0.0 if now else stop_patience_seconds(job.run, load_resolved(job.run.config_yaml))
-            # Whoever ends a lost job does not want it started again. Its ticket may lie on another machine,
-            # which finds this request; and what deletes a run on a full disk must not fail.
+            # A user who ends a lost job does not want it restarted. Its ticket may be on another machine,
+            # which then finds this request; and deleting a run on a full disk must not fail.
             with contextlib.suppress(OSError):
                 Ask.put(job.control_ask, "stop")
             try:
@@ -101,11 +101,11 @@ class SupervisedHere(Backend):
             time.sleep(0.02)
 
     def end_ranks(self, job: JobDir, grace_seconds: float) -> None:
-        """Ask what is left of a LOST job to save and leave; kill what does not save after `grace_seconds`."""
+        """Ask the processes of a LOST job to save and leave; kill the rest after `grace_seconds`."""
         raise NotImplementedError
 
     def _ask_supervisor(self, job: JobDir, action: str) -> bool:
-        """Request `action` of the supervisor; False if it is gone. Waits for one that only starts."""
+        """Request `action` of the supervisor, waiting for one that is starting; False if it is gone."""
         while self.status(job)[0] in ACTIVE:
             record = JobRecord.read(job.job_json)
             if record and record.supervisor:
@@ -114,7 +114,7 @@ class SupervisedHere(Backend):
         else:
             return False
         if not record.supervisor.elsewhere():
-            # First: another user's supervisor refuses it, also if this user may write in its folder.
+            # The signal comes first: another user's supervisor refuses it, even if its folder is writable.
             processes.send([record.supervisor.pid], SIGNALS[action])
         try:
             Ask.put(job.control_ask, action)

@@ -1,1 +1,1 @@
-"""One agent per machine or pod: it starts the ranks of its machine, measures them, and reports their end."""
+"""Node agents, one per machine or pod: each starts the ranks there, measures them, and reports their end."""

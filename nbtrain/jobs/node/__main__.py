@@ -18,7 +18,7 @@ from nbtrain.jobs.supervisor import processes
 
 
 def main(arguments: list[str]) -> int:
-    """Be the agent of one machine until the job has ended."""
+    """Run the agent of one machine until the job has ended."""
     parser = argparse.ArgumentParser(prog="python -m nbtrain.jobs.node", description=__doc__)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("job_id")

@@ -53,7 +53,7 @@ class Leaving:
     """Passed on to the supervisor that the agent has started: a pod's end reaches its first process alone."""
 
     def listen(self) -> "Leaving":
-        """TERM and INT: the ranks save and leave, then the agent. HUP is ignored: ssh may be gone."""
+        """Handle TERM and INT: the ranks save and leave, then the agent. Ignore HUP: ssh may be gone."""
 
         def leave(number: int, frame: object) -> None:
             self.signal = number
@@ -89,7 +89,7 @@ class Agent:
     """The agent of node `number` of `nodes`."""
 
     def __init__(self, job: JobDir, number: int, config: RunConfig):
-        """Raises JobError if the run's network interface is not there."""
+        """Raises JobError if the run's network interface does not exist."""
         self._job, self._number, self._config = job, number, config
         machine = this_machine()
         address, name = own_address(network_interface(config))
@@ -121,17 +121,17 @@ class Agent:
         self._displaced = False
         """Whether another supervisor, with other agents, runs the job now."""
         self.in_pod = False
-        """In a pod it waits for the next pod of node 0, whose supervisor has handed the job over."""
+        """Whether it runs in a pod, where it waits for node 0's next pod after the job is handed over."""
 
     def run(self, leaving: Leaving) -> int:
-        """Until the job has ended, or until it must leave. Returns the process's exit code."""
+        """Run until the job has ended, or until it must leave. Returns the process's exit code."""
         processes.adopt_orphans()
         self._skip_old_orders()
         self.report()
         while True:
             self._look()
             if self._displaced:
-                # Without a word: nodes/<k>.json is another agent's.
+                # No report: nodes/<k>.json now belongs to another agent.
                 return 0
             if why := self._must_leave(leaving):
                 return self._leave(why)
@@ -144,11 +144,11 @@ class Agent:
         try:
             self.record.write(self._job.node(self._number))
         except OSError as error:
-            # A full disk must not end the ranks; the supervisor hears nothing meanwhile.
+            # A full disk must not end the ranks; the supervisor receives no reports meanwhile.
             self.say(f"nodes/{self._number}.json cannot be written: {error.strerror}")
 
     def say(self, words: str) -> None:
-        """A line of the agent's own log, which is its stdout."""
+        """Print a line to the agent's own log, which is its stdout."""
         print(f"{moment(time.time())} node {self._number}: {words}", flush=True)
 
     def _skip_old_orders(self) -> None:
@@ -164,7 +164,7 @@ class Agent:
     def _look(self) -> None:
         now = time.monotonic()
         if now - self._looked_at > PAUSE_SECONDS:
-            # A suspended job: all its processes stood still, the supervisor too.
+            # The job was suspended, and all its processes with it, the supervisor included.
             self._supervisor.at += now - self._looked_at
         self._looked_at = now
         if self._order is None:
@@ -179,7 +179,7 @@ class Agent:
                 self.report()
 
     def _look_at_owner(self) -> None:
-        """Kill ranks that another supervisor has not ordered: a checkpoint of theirs would be in its way."""
+        """Kill ranks that the job's new supervisor did not order: their checkpoints would conflict."""
         if self._order is None or self._order.supervisor is None:
             return
         record = JobRecord.read(self._job.job_json)
@@ -217,7 +217,7 @@ class Agent:
         cores = min(self.record.cores, order.cpus_per_node or self.record.cores)
         environment = {
             "OMP_NUM_THREADS": str(max(1, cores // here)),
-            # gloo else takes the interface of the host's name, which is often loopback.
+            # Otherwise gloo uses the interface of the host's name, which is often loopback.
             "GLOO_SOCKET_IFNAME": interface,
             **({"NCCL_SOCKET_IFNAME": interface} if order.network_interface else {}),
             **order.environment,
@@ -276,13 +276,13 @@ class Agent:
         )
         self.say(f"attempt {self._order.attempt}: torchrun ended with code {ended.exit_code}")
         self._order, self.record.phase = None, "waiting"
-        # Another attempt may meet at another port: this one may be in use for minutes.
+        # Another attempt may meet at another port: this one may stay occupied for minutes.
         self.record.port = port_to_listen_on(self.record.address)
         self._write_exit(ended)
         self.report()
 
     def _stop_measuring(self) -> None:
-        """Before other ranks are started: a process with several threads should not fork."""
+        """Stop measuring before other ranks are started: a process with several threads should not fork."""
         if self._sampler is None:
             return
         self._sampler.__exit__(None, None, None)
@@ -321,7 +321,7 @@ class Agent:
         """Return the longest time for which the supervisor may give no sign of life."""
         backend = self._config.backend
         if self.in_pod and record is not None and record.supervisor is None:
-            # It has handed the job over, and the next pod of node 0 may be long in coming: an image to pull.
+            # It has handed the job over, and node 0's next pod may take long to start: it may pull an image.
             return max(backend.node_timeout_seconds, backend.start_timeout_seconds)
         return backend.node_timeout_seconds
 
@@ -351,7 +351,7 @@ class Agent:
 
 
 def agent_of(job: JobDir, number: int) -> Agent:
-    """The agent, once the job's folder can be seen. Raises JobError."""
+    """Return the agent once the job's folder is visible. Raises JobError."""
     if not job.job_json.is_file():
         raise JobError(
             f"{job.path}: is not there on {socket.gethostname()}. Every node must see the output folder "

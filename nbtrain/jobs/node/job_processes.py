@@ -14,19 +14,19 @@ from nbtrain.jobs.supervisor.processes import JOB_MARKER, NODE_MARKER
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# Of the environment of a node's ranks: the number of the node.
+# Environment variable of a node's ranks: the number of the node.
 NODE_PREFIX = f"{NODE_MARKER}=".encode()
-# A process that was just forked still has the environment of its parent until it runs its own program.
+# A process that was just forked shows its parent's environment until it runs its own program.
 YOUNG_SECONDS = 5.0
 # Fields of /proc/<pid>/stat after the command name, counted from 0.
 _UTIME, _STIME, _START, _RSS = 11, 12, 19, 21
 IO_KEYS = ("read_bytes", "write_bytes", "syscr", "syscw")
-"""Keys of /proc/<pid>/io: bytes of the disks, and system calls."""
+"""Keys of /proc/<pid>/io: bytes of disk I/O, and system calls."""
 
 
 @dataclass
 class Counters:
-    """Resources used by some processes since each began, and the memory that they hold."""
+    """Resources used by some processes since each began, and the memory that they hold now."""
 
     cpu_seconds: float = 0.0
     memory_bytes: int = 0
@@ -39,7 +39,7 @@ class Counters:
 class _Process:
     start_ticks: int
     group: int | None
-    """The rank; None for the launcher and for what else carries the marker."""
+    """The rank; None for the launcher and other processes with the marker."""
     ours: bool
     cpu_seconds: float = 0.0
     io: dict[str, int] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class _Process:
 
 
 class JobProcesses:
-    """The processes of one job on this machine. Keep the object: it remembers who belongs to the job."""
+    """The processes of one job on this machine. Keep the object: it remembers which ones are the job's."""
 
     def __init__(self, job_id: str, also: Iterable[int] = (), node: int | None = None):
         """`also`: processes that count without a marker, such as the caller's own.
@@ -64,9 +64,9 @@ class JobProcesses:
         self._total: dict[int | None, Counters] = {}
 
     def look(self, boot_seconds: float) -> dict[int | None, Counters]:
-        """{rank: its counters}, None for processes of no rank. Counters of processes that ended stay in.
+        """Return {rank: its counters}, None for processes of no rank; ended processes keep counting.
 
-        `boot_seconds` is now, in seconds since boot. Memory and the number of processes are of now.
+        `boot_seconds` is the current time since boot. Memory and the number of processes are current values.
         """
         for counters in self._total.values():
             counters.memory_bytes = counters.num_processes = 0
@@ -104,7 +104,7 @@ class JobProcesses:
         known.io = io or known.io
 
     def _whose(self, pid: int) -> tuple[int | None, bool]:
-        """(rank, whether it is the job's)."""
+        """(rank, whether it belongs to the job)."""
         if pid in self._also:
             return None, True
         try:
@@ -131,7 +131,7 @@ def _io(pid: int) -> dict[str, int]:
 
 
 def _read(path: str) -> bytes:
-    """A small file of /proc, at a third of what pathlib takes for it."""
+    """Read a small file of /proc, in a third of pathlib's time."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         content = os.read(descriptor, 1 << 16)

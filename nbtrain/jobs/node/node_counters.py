@@ -1,4 +1,4 @@
-"""Resource use of this machine or pod as a whole: CPU, memory, network, disks. All but memory only rise."""
+"""Resource use of this machine or pod: CPU, memory, network, disks. All but memory are rising counters."""
 
 import contextlib
 from pathlib import Path
@@ -9,12 +9,12 @@ from nbtrain.base.cgroup import cpu_seconds
 from nbtrain.jobs.machine import memory_in_use_of_group, this_machine
 
 INFINIBAND = Path("/sys/class/infiniband")
-# The ports count words of four bytes.
+# InfiniBand ports count in units of four bytes.
 RDMA_WORD_BYTES = 4
 
 
 def node_counters() -> dict[str, float]:
-    """{name: value}, of what can be read here: seconds of CPU, bytes and operations since boot."""
+    """Return {name: value} of the readable counters: seconds of CPU, bytes and operations since boot."""
     found: dict[str, float] = {"memory_bytes": float(memory_in_use())}
     cpu = cpu_seconds()
     if cpu is None:
@@ -34,7 +34,7 @@ def node_counters() -> dict[str, float]:
 
 
 def memory_in_use() -> int:
-    """Without what the kernel gives back on demand; of the pod, if a pod's limit holds here."""
+    """Return bytes in use without reclaimable caches; of the pod, if a pod's limit applies here."""
     held = memory_in_use_of_group()
     if held is not None:
         return held
@@ -43,7 +43,7 @@ def memory_in_use() -> int:
 
 
 def rdma_counters(folder: Path = INFINIBAND) -> dict[str, float]:
-    """Bytes of all InfiniBand and RoCE ports; empty without one."""
+    """Return the bytes of all InfiniBand and RoCE ports; empty without one."""
     found: dict[str, float] = {}
     for name, file in (("rdma_received_bytes", "port_rcv_data"), ("rdma_sent_bytes", "port_xmit_data")):
         for path in folder.glob(f"*/ports/*/counters/{file}"):
@@ -53,6 +53,6 @@ def rdma_counters(folder: Path = INFINIBAND) -> dict[str, float]:
 
 
 def node_limits() -> dict[str, float]:
-    """{figure: the most of it that this machine or pod may use}."""
+    """Return {figure: its maximum on this machine or pod}."""
     machine = this_machine()
     return {"cpu_cores": float(machine.cores), "memory_bytes": float(machine.memory_bytes)}

@@ -9,7 +9,7 @@ import psutil
 from nbtrain.base.errors import JobError
 from nbtrain.base.ports import LOOPBACK
 
-# Who starts one agent on each machine says which machine it is by one of these, the surest first.
+# Variables in which launchers number the machines, most reliable first.
 NUMBER_VARIABLES = (
     "NBTRAIN_NODE_RANK",
     "SLURM_PROCID",
@@ -43,7 +43,7 @@ def node_number(nodes: int, environment: Mapping[str, str] = os.environ) -> int:
 
 
 def own_address(wanted_interface: str | None = None) -> tuple[str, str]:
-    """(IPv4 address, its interface) by which others reach this machine; loopback if it has no other.
+    """Return (IPv4 address, its interface) by which others reach this machine; loopback if there is no other.
 
     The address of the host's own name comes first if an interface has it: a cluster's administrator chose it.
     Debian's /etc/hosts gives that name 127.0.1.1, which no other machine reaches, so loopback never counts.
@@ -80,7 +80,7 @@ def own_address(wanted_interface: str | None = None) -> tuple[str, str]:
 
 
 def is_this_machine(name: str) -> bool:
-    """Whether a name or IPv4 address of a machine is one of this machine's interfaces."""
+    """Return whether a name or IPv4 address belongs to one of this machine's interfaces."""
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(name, None, socket.AF_INET)}
     except OSError:

@@ -1,6 +1,6 @@
-"""The job of a manifest or batch script that a dry run wrote: its first process writes the run directory.
+"""Creates the job of a manifest or batch script from a dry run: its first process writes the run directory.
 
-Two variables of the file hold the resolved run and its id. Once job.json is there, they mean nothing.
+Two variables in the file hold the resolved run and its id. Once job.json exists, they are ignored.
 """
 
 import os
@@ -18,14 +18,14 @@ LOOK_SECONDS = 0.2
 
 
 def prepared(job: JobDir, number: int, leaving: "Leaving") -> bool:
-    """Write the job or wait for it, if the variables are set; False if this process is to leave meanwhile.
+    """Write the job or wait for it, if the variables are set; False if this process must leave meanwhile.
 
     Raises ConfigError and SubmitError as submit does, and JobError if node 0 does not write the job.
     """
     text, run_id = os.environ.pop(RUN_YAML, ""), os.environ.pop(RUN_ID, "")
     if not text or job.job_json.is_file():
         return True
-    # An agent of another job needs none of it.
+    # An agent of another job does not need them.
     from nbtrain.config.one_line import from_one_line
     from nbtrain.jobs.submit import prepare_job
 
@@ -61,7 +61,7 @@ def prepared_in_allocation(job: JobDir) -> str:
     from nbtrain.jobs.submit import prepare_job
 
     config = from_one_line(text, RUN_YAML)
-    # An allocation that was put back into the queue, or the same file started twice, finds the job there.
+    # A requeued allocation, or the same file started twice, finds the job already written.
     if not job.job_json.is_file():
         prepare_job(config, job, run_id)
     if words := backend_of(config.backend.kind).taken_elsewhere(job, run_id):

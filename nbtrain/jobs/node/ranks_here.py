@@ -23,15 +23,15 @@ from nbtrain.jobs.supervisor.rank_wrapper import EXIT_FD
 
 WRAPPER_GRACE_SECONDS = 3.0
 LOOK_SECONDS = 0.05
-# What SIGKILL does not end in so long waits for a disk that may never answer.
+# A process that SIGKILL does not end in this time waits for a disk that may never answer.
 ABANDON_SECONDS = 10.0
 
 
 class RanksHere:
-    """torchrun and what it has started, for one attempt of a job after the other."""
+    """torchrun and the processes it started, for one attempt of a job after another."""
 
     def __init__(self, job_id: str, log: Path, node: int | None = None):
-        """`log` takes torchrun's own words. `node` tells apart agents that share a machine."""
+        """`log` receives torchrun's output. `node` distinguishes agents that share a machine."""
         self._job_id = job_id
         self._log = log
         self._also = [] if node is None else [f"{processes.NODE_MARKER}={node}"]
@@ -47,13 +47,14 @@ class RanksHere:
     ) -> None:
         """Start torchrun with a wrapper for each of `ranks` ranks.
 
-        `command` is what a rank runs: arguments of Python. `rendezvous` is where the nodes meet: arguments of
-        torchrun.
+        `command` holds the arguments of Python that a rank runs with. `rendezvous` holds torchrun's arguments
+        for where the nodes meet.
         """
         arguments = [
             *(sys.executable, "-m", "torch.distributed.run", *rendezvous),
             *("--nproc-per-node", str(ranks), "--max-restarts", "0"),
-            # torchrun counts whole seconds; a little more than ours, so that the supervisor decides.
+            # torchrun counts whole seconds; its limit is a little longer than ours, so that the supervisor
+            # decides.
             *("--shutdown-timeout", str(int(cap_seconds(shutdown_timeout_seconds)) + 10)),
             *("--no-python", sys.executable, "-m", "nbtrain.jobs.supervisor.rank_wrapper"),
             *(sys.executable, *command),
@@ -63,25 +64,25 @@ class RanksHere:
         self._torchrun = processes.start(arguments, self._log, signal.SIGTERM, env=variables)
 
     def poll(self) -> int | None:
-        """torchrun's exit code; collects orphans by the way."""
+        """Return torchrun's exit code, and collect orphans."""
         assert self._torchrun is not None, "no attempt was started"
         code = self._torchrun.poll()
         processes.reap_orphans()
         return code
 
     def signal(self, number: int) -> None:
-        """To all ranks through their wrappers, never through torchrun while it has children."""
-        # If torchrun is gone, its death told them already, and its pid may be another process's by now.
+        """Signal all ranks through their wrappers, never through torchrun while it has children."""
+        # If torchrun is gone, its death has signalled them, and its pid may belong to another process.
         if self._torchrun is not None and self._torchrun.poll() is None:
             processes.send(processes.children(self._torchrun.pid) or [self._torchrun.pid], number)
 
     def kill(self) -> None:
-        """The ranks first; a wrapper has WRAPPER_GRACE_SECONDS to write its record."""
+        """Kill the ranks first; a wrapper has WRAPPER_GRACE_SECONDS to write its record."""
         assert self._torchrun is not None, "no attempt was started"
         processes.send(self._marked(EXIT_FD), signal.SIGKILL)
-        # Looks are counted, not seconds: on a machine that stood still the wrappers have not run either.
+        # Looks are counted, not seconds: on a machine that was suspended, the wrappers have not run either.
         for _ in range(round(WRAPPER_GRACE_SECONDS / LOOK_SECONDS)):
-            # Without torchrun the wrappers are orphans, and so is whatever else is left of the job.
+            # Without torchrun the wrappers are orphans, and so are all other processes left of the job.
             running = self._torchrun.poll() is None
             if not (processes.children(self._torchrun.pid) if running else self.processes_left()):
                 break
@@ -107,7 +108,7 @@ class RanksHere:
             time.sleep(LOOK_SECONDS)
 
     def processes_left(self) -> bool:
-        """Whether any process carries the marker of these ranks."""
+        """Return whether any process carries the marker of these ranks."""
         return bool(self._marked())
 
     def finish(self) -> bool:
@@ -118,7 +119,7 @@ class RanksHere:
         return bool(killed)
 
     def memory(self) -> HostMemory:
-        """This machine's counters since the start."""
+        """Return this machine's counters since the start."""
         return HostMemory.now().since(self._memory_before)
 
     def _marked(self, *also: str) -> list[int]:
@@ -126,5 +127,5 @@ class RanksHere:
 
 
 def send_to(identities: Iterable[ProcessIdentity], number: int) -> None:
-    """Signal those processes of this machine that are still the ones meant."""
+    """Signal those processes of this machine whose identity still matches."""
     processes.send([identity.pid for identity in identities if identity.alive()], number)

@@ -4,8 +4,8 @@
         ...                                          the process that watches the ranks does its work
 
 The thread lives in the process that watches the ranks of this node: on the local backend the supervisor, else
-the node agent. It is started after the ranks and joined before others are started, for a process with several
-threads should not fork. Whatever fails in it is kept in `failure` and never ends a job.
+the node agent. It is started after the ranks and joined before others are started, because a process with
+several threads should not fork. An error in it is stored in `failure` and never ends a job.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ from nbtrain.jobs.node.job_processes import Counters, JobProcesses
 from nbtrain.jobs.node.node_counters import node_counters, node_limits
 
 SAMPLE_SECONDS = LEVELS[0].seconds
-# The first looks of an attempt come quicker, so that a run of a few seconds has figures too.
+# The first samples of an attempt come faster, so that a run of a few seconds has figures too.
 EARLY_SECONDS, EARLY_LOOKS = 0.5, 20
 # A driver that does not answer must not block the job.
 JOIN_SECONDS = 5.0
-# Counter of a node -> the figure that is its rate.
+# {counter of a node: figure of its rate}
 NODE_RATES = {
     "cpu_seconds": "cpu_cores",
     "network_received_bytes": "network_received_bytes_per_second",
@@ -48,7 +48,7 @@ IO_RATES = {
     "syscr": "read_calls_per_second",
     "syscw": "write_calls_per_second",
 }
-# Figure of a GPU -> the field of base/nvml.GpuUse.
+# {figure of a GPU: field of base/nvml.GpuUse}
 GPU_FIGURES = {
     "gpu_fraction": "utilization_fraction",
     "gpu_memory_bytes": "memory_used_bytes",
@@ -59,7 +59,7 @@ GPU_FIGURES = {
 
 
 class NodeLook:
-    """Resource use of a node now; rates are since the look before."""
+    """Resource use of a node now; rates are averages since the sample before."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class NodeLook:
             self._tensor = dcgm.TensorActivity(self._gpus)
 
     def sample(self) -> dict[str, dict[str, float | None]]:
-        """{subject: {figure: value, None if not known}}; always of the same subjects and figures."""
+        """Return {subject: {figure: value, None if unknown}}; subjects and figures never change."""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         elapsed = now - self._looked_at if self._looked_at is not None else None
         counters = self._processes.look(now)
@@ -103,7 +103,7 @@ class NodeLook:
         return found | self._gpu_figures()
 
     def about(self, requests: Mapping[str, float]) -> dict[str, Any]:
-        """Return what does not change: the host, requests, limits, and the GPUs with their memory."""
+        """Return constant data: the host, requests, limits, and the GPUs with their memory."""
         gpus = {gpu.index: gpu for gpu in nvml.gpus()} if self._gpus else {}
         return {
             "host": host_name(),
@@ -118,11 +118,11 @@ class NodeLook:
         }
 
     def close(self) -> None:
-        """End the program that was started for it, if one was."""
+        """End the helper program, if one was started."""
         self._tensor.close()
 
     def _rate(self, subject: str, name: str, value: float, elapsed: float | None) -> float | None:
-        """A second, since the look before."""
+        """Return the rate per second since the sample before."""
         before = self._before.setdefault(subject, {})
         last, before[name] = before.get(name), value
         return max(0.0, value - last) / elapsed if last is not None and elapsed else None
@@ -179,7 +179,7 @@ def requests_of(config: RunConfig) -> dict[str, float]:
 
 
 class Sampler:
-    """The thread; a context manager around the time in which the ranks run."""
+    """Sampling thread; a context manager for the time in which the ranks run."""
 
     def __init__(self, writer: UsageWriter, job_id: str, ranks: Iterable[int], config: RunConfig):
         self._writer, self._job_id, self._ranks = writer, job_id, list(ranks)
@@ -213,7 +213,7 @@ class Sampler:
         about = look.about(self._requests)
         for number in itertools.count():
             sample = look.sample()
-            # A driver may have kept this thread so long that another one writes meanwhile.
+            # A driver may have blocked this thread so long that another one writes now.
             if self._stop.is_set():
                 return
             self._writer.add(sample, about)

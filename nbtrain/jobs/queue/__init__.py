@@ -1,1 +1,1 @@
-"""The queue of one machine: which job has which GPUs and cores, and which waits for them."""
+"""The queue of one machine: the jobs that hold its GPUs and cores, and the jobs that wait for them."""

@@ -1,4 +1,4 @@
-"""python -m nbtrain.jobs.queue [RUN_DIR JOB_ID]: start jobs again that a restart of the machine has ended."""
+"""python -m nbtrain.jobs.queue [RUN_DIR JOB_ID]: restart jobs that a restart of the machine has ended."""
 
 import os
 import sys

@@ -19,7 +19,7 @@ MODULE = "nbtrain.jobs.queue"
 
 
 def from_before(queue: "Queue") -> "list[Ticket]":
-    """Tickets of jobs that an earlier start of the machine has left, and that were not refused since."""
+    """Return tickets from an earlier start of the machine that were not refused since."""
     from nbtrain.jobs.queue.folder import system_start
 
     if not queue.path.is_dir():
@@ -29,13 +29,13 @@ def from_before(queue: "Queue") -> "list[Ticket]":
 
 
 def start_after_boot(say: Callable[[str], object]) -> None:
-    """Start them again in the background, and say which, if there are any. Never raises an error."""
+    """Restart such jobs in the background, and report which, if there are any. Never raises an error."""
     try:
         _start_after_boot(say)
     except FileNotFoundError:
-        return  # no job of this machine has ever queued
+        return  # no job of this machine was ever queued
     except (OSError, NbtrainError) as error:
-        # Whatever is wrong with the queue must not stop a command that has nothing to do with it.
+        # A damaged queue must not stop a command that does not use it.
         why = error.strerror if isinstance(error, OSError) else str(error)
         say(
             f"{display(queue_folder())}: this machine's queue cannot be looked at, so that no job in it is "
@@ -45,7 +45,7 @@ def start_after_boot(say: Callable[[str], object]) -> None:
 
 def _start_after_boot(say: Callable[[str], object]) -> None:
     if os.listdir(queue_folder() / "tickets"):
-        # Imported here: on most machines nothing waits, and what follows takes 20 ms to load.
+        # Imported here: on most machines nothing waits, and these modules take 20 ms to load.
         import subprocess
 
         from nbtrain.jobs.queue.folder import Queue

@@ -41,10 +41,10 @@ class Ticket(Record):
 
     job_id: str
     run: str
-    """Its run directory."""
+    """Path of its run directory."""
     name: str
     slots: list[str]
-    """The devices that it may have."""
+    """Devices that it may use."""
     count: int
     """Number of them that it needs."""
     priority: int
@@ -52,13 +52,13 @@ class Ticket(Record):
     """Seconds since the epoch: when it was submitted, or resumed after a pause."""
     supervisor: ProcessIdentity
     system: str
-    """system_start() when it was written."""
+    """Value of system_start() when it was written."""
     holds: list[str] = field(default_factory=list)
-    """The devices that it has; empty while it waits."""
+    """Devices that it holds; empty while it waits."""
     at_once: bool = False
     """Whether it starts without waiting for the jobs that hold its devices."""
     python: str = ""
-    """Python to start the job again with."""
+    """Path of the Python to start the job again with."""
     variables: dict[str, str] = field(default_factory=dict)
     """Environment variables of the submission that decide how the run computes and where it is stored."""
     refused: str = ""
@@ -78,23 +78,23 @@ class Ticket(Record):
         return not self.holds and not self.at_once and self.supervisor.alive()
 
     def devices(self) -> str:
-        """ "2 GPUs", "1 core"."""
+        """Return "2 GPUs" or "1 core"."""
         return devices(self.slots, self.count)
 
 
 def devices(slots: list[str], count: int) -> str:
-    """So many of these slots, in words."""
+    """Return a number of these slots as text."""
     return counted(count, "GPU" if any(slot.startswith("gpu-") for slot in slots) else "core")
 
 
 def system_start() -> str:
-    """Differs after each restart of the machine, or of the container that this process is in."""
+    """Return a text that changes with each restart of the machine, or of this process's container."""
     first = ProcessIdentity.of(1)
     return f"{boot_id()} {first.start_ticks if first else ''}"
 
 
 class Queue:
-    """The folder, and what is in it."""
+    """The queue's folder and its contents."""
 
     def __init__(self, path: Path | None = None):
         self.path = queue_folder() if path is None else path
@@ -103,7 +103,7 @@ class Queue:
         self.devices_json = self.path / "devices.json"
 
     def make(self) -> None:
-        """Make the folder. Raises SubmitError if it cannot be made, or if its disk knows no locks."""
+        """Create the folder. Raises SubmitError if that fails, or if its file system has no locks."""
         try:
             for folder in (self.path, self._tickets, self._slots):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ class Queue:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else reads or changes tickets and slots meanwhile."""
+        """Hold the lock: no other process reads or changes tickets and slots meanwhile."""
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -127,7 +127,7 @@ class Queue:
             os.close(descriptor)
 
     def tickets(self) -> list[Ticket]:
-        """All tickets, the first in order first; a damaged one is passed over."""
+        """Return all tickets in the queue's order; damaged ones are skipped."""
         found = []
         names = os.listdir(self._tickets) if self._tickets.is_dir() else []
         for name in names:
@@ -138,7 +138,7 @@ class Queue:
         return sorted(found, key=lambda ticket: ticket.order)
 
     def ticket(self, job: JobDir) -> Ticket | None:
-        """The ticket of a job; None if it has none."""
+        """Return the ticket of a job; None if it has none."""
         return Ticket.read(self._path(job.job_id, job.run.path))
 
     def write(self, ticket: Ticket) -> None:
@@ -150,7 +150,7 @@ class Queue:
         self._path(job.job_id, job.run.path).unlink(missing_ok=True)
 
     def lost(self) -> list[Ticket]:
-        """Tickets of jobs whose supervisor died; those that mean nothing any more are removed."""
+        """Return tickets of jobs whose supervisor died; obsolete ones are removed."""
         found = []
         for ticket in self.tickets():
             if ticket.supervisor.alive():
@@ -158,12 +158,12 @@ class Queue:
             if not meaningless(ticket):
                 found.append(ticket)
             elif not (ticket.holds and processes.marked_pids([ticket.job_id])):
-                # Ranks that still save keep their devices, though a successor of the job waits for them.
+                # Ranks that still save keep their devices, even if a successor of the job waits for them.
                 self.remove(ticket.job)
         return found
 
     def lock_slot(self, slot: str) -> int | None:
-        """The descriptor that holds a slot from now on; None if another process has it."""
+        """Lock a slot and return the descriptor that holds it; None if another process has it."""
         if not SLOT_NAME.fullmatch(slot):
             raise JobError(
                 f"{slot.partition('-')[2]!r} is no name of a GPU: name GPUs by number or UUID in "
@@ -184,12 +184,12 @@ class Queue:
 
 
 def meaningless(ticket: Ticket) -> bool:
-    """Whether a dead supervisor's job has ended, is paused, was cancelled or deleted, or has a successor."""
+    """Return whether a dead supervisor's job has ended, is paused, cancelled, deleted, or has a successor."""
     newest = ticket.job.run.newest_job()
     if newest is None or newest.job_id != ticket.job_id:
         return True
     try:
-        # Who cancels it may be on another machine, where this ticket is not.
+        # The job may be cancelled from another machine, which cannot remove this ticket.
         if (ask := Ask.read(ticket.job.control_ask)) and ask.action in STOPS:
             return True
         return JobRecord.read(ticket.job.job_json) is None or read_state(ticket.job, time.time())[0] != LOST

@@ -1,4 +1,4 @@
-"""The queue as it is shown and changed: who has which devices, who waits for what, in which order."""
+"""The queue as it is shown and changed: holders of devices, waiting jobs, and their order."""
 
 import time
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from nbtrain.jobs.control import ask_priority
 from nbtrain.jobs.queue.folder import Queue, Ticket, devices
 
 CAUSE_LENGTH = 100
-# A cause names so many of the jobs before.
+# Earlier jobs that a cause names, at most.
 NAMED_JOBS = 4
 
 
@@ -27,19 +27,19 @@ class QueueEntry:
     """One job of the queue."""
 
     place: int | None
-    """1 for the first that waits; None for a job that has its devices, or that is lost."""
+    """1 for the first waiting job; None for a job that has its devices, or that is lost."""
     name: str
     run: str
-    """Its run directory."""
+    """Path of its run directory."""
     job_id: str
     state: str
     needs: str
-    """E.g. "2 GPUs"."""
+    """Needed devices, e.g. "2 GPUs"."""
     holds: list[str]
-    """The devices that it has."""
+    """Devices that it holds."""
     priority: int
     queued_at: float
-    """Seconds since the epoch."""
+    """Time of submission in seconds since the epoch."""
     cause: str | None
 
 
@@ -57,9 +57,9 @@ class QueueList(list[QueueEntry]):
 
 
 def list_queue(name: str = "") -> QueueList:
-    """Jobs that have devices, then those that wait, in order, then those that were lost.
+    """Return jobs that have devices, then those that wait, in order, then those that were lost.
 
-    With `name`, of runs with that in their names.
+    With `name`, only jobs of runs with that text in their names.
     """
     queue = Queue()
     now = time.time()
@@ -69,7 +69,7 @@ def list_queue(name: str = "") -> QueueList:
     having = [ticket for ticket in alive if not ticket.waits]
     found = QueueList(_having(ticket, tickets, now) for ticket in having)
     waiting = [ticket for ticket in alive if ticket.waits]
-    # Its supervisor's words are as old as its last look: the order may have changed since.
+    # The supervisor's message is as old as its last look: the order may have changed since.
     taken = {slot for ticket in tickets for slot in ticket.holds}
     for place, ticket in enumerate(waiting, 1):
         free = len(set(ticket.slots) - taken)
@@ -86,7 +86,7 @@ def _having(ticket: Ticket, tickets: Sequence[Ticket], now: float) -> QueueEntry
     """Return the entry of a job that has its devices, or was just told not to wait for them."""
     entry = _entry(ticket, None, now)
     if ticket.at_once and entry.state == QUEUED:
-        # Its supervisor's words are those from before.
+        # The supervisor's message is from before.
         beside = ", ".join(_who_has(ticket, tickets)[:NAMED_JOBS])
         entry = replace(entry, cause=f"starts now{f', beside {beside}' if beside else ''}")
     return entry
@@ -133,7 +133,7 @@ def waiting_words(mine: Ticket, tickets: Sequence[Ticket], before: Sequence[Tick
 
 
 def _who_has(mine: Ticket, tickets: Sequence[Ticket]) -> list[str]:
-    """The jobs that have devices which this one may have, in words."""
+    """Name the jobs that hold devices which this one may use."""
     found = []
     for one in tickets:
         if one.job_id != mine.job_id and (shared := [slot for slot in one.holds if slot in mine.slots]):
@@ -143,17 +143,17 @@ def _who_has(mine: Ticket, tickets: Sequence[Ticket]) -> list[str]:
 
 
 def _named(ticket: Ticket, mine: Ticket) -> str:
-    """The name of a job's run, and its folder if it is in another workspace: no name of this one finds it."""
+    """Return the name of a job's run, with its folder if that is in another workspace."""
     is_here = Path(ticket.run).parent == Path(mine.run).parent
     return ticket.name if is_here else f"{ticket.name} of another workspace, {ticket.run}"
 
 
 def queue_table(entries: Sequence[QueueEntry]) -> str:
-    """The lines of `nbtrain queue`, as text in columns."""
+    """Return the lines of `nbtrain queue`, as text in columns."""
     if not entries:
         return "No job of this machine has devices or waits for them."
     whole: list[str] = []
-    """Causes that the table cuts off; the end of a cause is often what to do."""
+    """Causes too long for the table; their end often says what to do."""
     rows: list[tuple[str, ...]] = [("PLACE", "NAME", "STATE", "NEEDS", "PRIORITY", "SINCE", "HAS, OR CAUSE")]
     for entry in entries:
         cause = " ".join((entry.cause or "").split())

@@ -23,14 +23,14 @@ from nbtrain.jobs.queue.folder import Queue
 from nbtrain.planner.findings import Finding, finding_of
 
 THREADS = "OMP_NUM_THREADS"
-# A desktop and a CUDA context of a notebook take less.
+# A GPU with more bytes in use counts as filled: a desktop and a notebook's CUDA context use less.
 FOREIGN_BYTES = 1 << 30
 # The kernel counts 62 GiB on a machine of 64 GiB; only a request beyond this factor is reported.
 MEMORY_SLACK = 1.1
 
 
 def needs_of(config: RunConfig, queue: Queue) -> tuple[list[str], int]:
-    """(slots that the run may have, how many of them it needs)."""
+    """(slots that the run may use, number of them that it needs)."""
     if config.backend.kind == "hosts":
         slots = [f"gpu-{name}" for name in gpus_of_hosts_job(config)]
         return slots, len(slots)
@@ -39,12 +39,12 @@ def needs_of(config: RunConfig, queue: Queue) -> tuple[list[str], int]:
     numbers = core_numbers(queue)
     own = config.backend.env.get(THREADS, "")
     threads = int(own) if own.isdigit() else threads_per_rank(config, len(numbers))
-    # Ranks may share cores, if there are more ranks than cores: then they have all of them.
+    # If there are more ranks than cores, ranks share cores, and the run gets all of them.
     return [f"cpu-{number}" for number in numbers], min(len(numbers), config.world_size * max(1, threads))
 
 
 def gpu_names(config: RunConfig, queue: Queue) -> list[str]:
-    """UUIDs of the GPUs that the run may have, or their numbers if the driver gives no UUIDs."""
+    """Return UUIDs of the GPUs that the run may use, or their numbers if the driver reports no UUIDs."""
     chosen = config.backend.env.get(CUDA_DEVICES, os.environ.get(CUDA_DEVICES))
     listed = _limits(queue).get("gpus")
     gpus = driver_gpus()
@@ -52,15 +52,15 @@ def gpu_names(config: RunConfig, queue: Queue) -> list[str]:
         if chosen is None:
             return [gpu.uuid or str(number) for number, gpu in enumerate(gpus)]
         return _names(chosen.split(","), gpus) if gpus else []
-    # A GPU that is gone must not hide the ones after it in a list of what may be used.
+    # A missing GPU must not hide the ones after it in a list of allowed GPUs.
     allowed = dict.fromkeys(name for entry in listed for name in _names([entry], gpus))
     return [name for name in allowed if chosen is None or name in _names(chosen.split(","), gpus)]
 
 
 def gpus_of_hosts_job(config: RunConfig) -> list[str]:
-    """UUIDs of the GPUs that ranks of a job of hosts take here; [] if this machine is none of its hosts.
+    """Return UUIDs of the GPUs that a job of hosts uses here; [] if this machine is none of its hosts.
 
-    Nobody chooses them: each machine's ranks take the first ones of it, or of those in backend.env.
+    They are not chosen: each machine's ranks use its first GPUs, or the first ones in backend.env.
     """
     if config.resources.device != "gpu":
         return []
@@ -76,7 +76,7 @@ def gpus_of_hosts_job(config: RunConfig) -> list[str]:
 
 
 def _names(entries: list[str], gpus: tuple[Any, ...]) -> list[str]:
-    """Without GPUs that the driver does not have: CUDA hides such an entry and all after it."""
+    """Drop the first GPU that the driver does not have, and all after it, as CUDA does."""
     names = []
     for entry in (one.strip() for one in entries):
         gpu = named_gpu(entry, gpus)
@@ -88,14 +88,14 @@ def _names(entries: list[str], gpus: tuple[Any, ...]) -> list[str]:
 
 
 def core_numbers(queue: Queue) -> list[int]:
-    """Cores that all jobs share: those that this process may use, as many as its container allows."""
+    """Return the cores that all jobs share: those that this process may use, within its container's limit."""
     numbers = sorted(os.sched_getaffinity(0))[: usable_cores()]
     limit = _limits(queue).get("cores")
     return numbers if limit is None else numbers[:limit] or numbers[:1]
 
 
 def _limits(queue: Queue) -> dict[str, Any]:
-    """devices.json. Raises JobError if it is not what it must be."""
+    """Read devices.json. Raises JobError if its contents are not valid."""
     found = files.read_json(queue.devices_json)
     if found is None:
         return {}
@@ -122,7 +122,7 @@ def too_few(config: RunConfig, queue: Queue) -> str:
 
 
 def used_by_others(config: RunConfig, queue: Queue) -> list[str]:
-    """A sentence for each GPU that the run may get and that programs outside of the queue have filled."""
+    """Return a sentence for each GPU that the run may get but that programs outside the queue fill."""
     if config.backend.kind != "local" or config.resources.device != "gpu":
         return []
     slots, _ = needs_of(config, queue)
@@ -141,7 +141,7 @@ def used_by_others(config: RunConfig, queue: Queue) -> list[str]:
 def more_than_is_here(config: RunConfig) -> list[Finding]:
     """Return the cores and host memory that a run requests and this machine lacks.
 
-    Nothing if its GPUs are not here: another machine is meant, or the submission is refused.
+    Returns nothing if this machine lacks the GPUs: another machine is meant, or the submission is refused.
     """
     resources = config.resources
     cores, memory = resources.cpus_per_node, resources.memory_per_node_bytes
@@ -167,7 +167,7 @@ def more_than_is_here(config: RunConfig) -> list[Finding]:
 
 
 def threads_of_shell(config: RunConfig, queue: Queue) -> list[str]:
-    """A sentence, without its full stop, if the shell's OMP_NUM_THREADS yields to resources.cpus_per_node."""
+    """Return a sentence, without its full stop, if resources.cpus_per_node overrides OMP_NUM_THREADS."""
     asked, cores = os.environ.get(THREADS), config.resources.cpus_per_node
     if config.backend.kind != "local" or not asked or cores is None or THREADS in config.backend.env:
         return []

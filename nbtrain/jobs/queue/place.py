@@ -1,4 +1,4 @@
-"""A supervisor's place in its machine's queue: it waits for its devices, takes them, gives them up.
+"""A supervisor's place in its machine's queue: it waits for its devices, locks them, and releases them.
 
 Order: the greater backend.priority first, then the earlier submission. The first job waits until all its
 devices are free, and no later job takes one of them meanwhile, so many small jobs cannot starve a large one.
@@ -28,7 +28,7 @@ from nbtrain.jobs.supervisor.reserve import FULL
 from nbtrain.jobs.supervisor.signals import LOOK_SECONDS, PAUSE, Asked
 from nbtrain.jobs.supervisor.verdict import Verdict
 
-# Who is not first looks more seldom: many may wait.
+# Jobs that are not first look less often, because many may wait.
 LATER_LOOK_SECONDS = 0.5
 
 
@@ -47,7 +47,7 @@ class Place:
         self._first = False
         self._ticket_written = False
         self._priority = asked_priority(journal.job)
-        """Priority that `nbtrain queue` gave the run's job before, or that the ticket had at a pause."""
+        """Priority that `nbtrain queue` gave the run's previous job, or that the ticket had at a pause."""
 
     def wait(self, asked: Asked, config: RunConfig) -> Verdict | None:
         """Return once the job has its devices, or return its end if a stop or a pause is requested first."""
@@ -64,7 +64,7 @@ class Place:
                 journal.set_state(QUEUED, words)
             journal.set_cause(words)
             waited = True
-            # There is nothing yet to save.
+            # There is nothing to save yet.
             asked.save = False
             asked.stop_within(LOOK_SECONDS if self._first else LATER_LOOK_SECONDS, lambda: self._look(asked))
             if asked.stop:
@@ -83,7 +83,7 @@ class Place:
     def give_up(self) -> None:
         """Free the devices and leave the queue."""
         with self._queue.locked():
-            with contextlib.suppress(RecordError):  # a damaged one has no priority to keep
+            with contextlib.suppress(RecordError):  # a damaged ticket has no priority to keep
                 if ticket := self._queue.ticket(self._journal.job):
                     self._priority = ticket.priority
             self._queue.remove(self._journal.job)
@@ -120,7 +120,7 @@ class Place:
         self._ticket_written = False
 
     def _join(self) -> None:
-        """Write the ticket; an older job of the run that was lost needs none any more."""
+        """Write the ticket; an older, lost job of the run no longer needs one."""
         for other in self._queue.tickets():
             if other.run == self._ticket.run and other.job_id != self._ticket.job_id:
                 self._queue.remove(other.job)
@@ -128,7 +128,7 @@ class Place:
         self._ticket_written = True
 
     def _take(self) -> str | None:
-        """Take the devices if it is this job's turn: None; else what it waits for, in words."""
+        """Lock the devices if it is this job's turn and return None; else say what it waits for."""
         free: dict[str, int] = {}
         try:
             with self._queue.locked():
@@ -138,7 +138,7 @@ class Place:
                     for slot in free.keys() - self._locks.keys():
                         os.close(free[slot])
         except OSError as error:
-            # A home folder may be full while runs lie elsewhere: it may have waited for days.
+            # The home folder may be full although runs are elsewhere, and the job may have waited for days.
             if error.errno not in FULL:
                 raise
             return f"waits for room on the disk of the queue ({display(self._queue.path)}: {error.strerror})"
@@ -152,10 +152,10 @@ class Place:
         return None
 
     def _choose(self, free: dict[str, int]) -> str | None:
-        """_take(), under the queue's lock; `free` gets all free devices, which the caller closes."""
+        """Do _take()'s work under the queue's lock; `free` gets all free devices, which the caller closes."""
         if not self._ticket_written:
             self._join()
-        # Somebody may have changed its priority, or removed the whole folder's contents.
+        # Another process may have changed its priority, or removed the folder's contents.
         try:
             self._ticket = self._queue.ticket(self._journal.job) or self._ticket
         except RecordError:
@@ -175,16 +175,16 @@ class Place:
         return None
 
     def _lock_free(self, tickets: list[Ticket], free: dict[str, int]) -> None:
-        """Hold all free devices that the job may have: {slot: descriptor}."""
+        """Lock all free devices that the job may use: {slot: descriptor}."""
         left: set[str] = set()
         for other in tickets:
             if other.holds and not other.supervisor.alive():
-                # Its ranks save and leave when their supervisor dies; until then they have their devices.
+                # Its ranks save and leave when their supervisor dies, and hold their devices until then.
                 if processes.marked_pids([other.job_id]):
                     left.update(other.holds)
                 else:
                     other.holds = []
-                    with contextlib.suppress(OSError):  # of a full disk: its slots tell the same
+                    with contextlib.suppress(OSError):  # of a full disk: its slots hold the same facts
                         self._queue.write(other)
         for slot in self._ticket.slots:
             if slot not in left and (descriptor := self._queue.lock_slot(slot)) is not None:
@@ -192,7 +192,7 @@ class Place:
 
 
 def place_of(journal: Journal, config: RunConfig) -> Place | None:
-    """The place of a job of this machine, or of hosts of which this machine's GPUs are some; else None.
+    """Return the place of a job of this machine, or of hosts that include this machine's GPUs; else None.
 
     Raises SubmitError if the queue's folder cannot be used.
     """

@@ -1,4 +1,4 @@
-"""After a restart of the machine: the jobs that waited or ran are started again, in their order.
+"""Restarts jobs after a restart of the machine: those that waited or ran, in their order.
 
     python -m nbtrain.jobs.queue                     all of them
     python -m nbtrain.jobs.queue RUN_DIR JOB_ID      one, in the environment of its ticket
@@ -24,13 +24,13 @@ from nbtrain.jobs.environment import kept_variables
 from nbtrain.jobs.queue.after_boot import MODULE, from_before
 from nbtrain.jobs.queue.folder import Queue, Ticket
 
-# Of one job: its checks read its data and ask the driver.
+# Seconds for starting one job again: its checks read its data and call the driver.
 START_SECONDS = 300.0
 LOOK_SECONDS = 0.1
 
 
 def restart(queue: Queue, everything: bool, say: Callable[[str], None]) -> None:
-    """Start lost jobs again, one after the other; `everything` includes those that were killed or refused."""
+    """Restart lost jobs, one after another; `everything` includes those that were killed or refused."""
     if not queue.path.is_dir():
         return
     with (queue.path / "restart").open("ab") as lock:
@@ -39,7 +39,7 @@ def restart(queue: Queue, everything: bool, say: Callable[[str], None]) -> None:
         except BlockingIOError:
             return say("Another process is starting them again.")
         for listed in queue.lost() if everything else from_before(queue):
-            # The one before took its time: this one may have been cancelled, or resumed by hand.
+            # Restarting the previous job took time: this one may have been cancelled or resumed since.
             if (ticket := still_lost(queue, listed.job)) is None:
                 continue
             wrong = start_again(ticket)
@@ -68,7 +68,7 @@ def await_place(queue: Queue, run: RunDir) -> None:
 
 
 def start_again(ticket: Ticket) -> str:
-    """Start a lost job again in its own environment; what went wrong, in words."""
+    """Start a lost job again in its own environment; return what went wrong."""
     command = [ticket.python or sys.executable, "-m", MODULE, ticket.run, ticket.job_id]
     environment = kept_variables(dict(os.environ), ticket.variables)
     try:
@@ -91,7 +91,7 @@ def start_again(ticket: Ticket) -> str:
 
 
 def go_on(run_dir: str, job_id: str) -> None:
-    """Resume the run of a ticket. Raises what resume() raises."""
+    """Resume the run of a ticket. Raises the errors of resume()."""
     from nbtrain.base.records import JobRecord
     from nbtrain.jobs.submit import resume
 
@@ -101,7 +101,7 @@ def go_on(run_dir: str, job_id: str) -> None:
     ticket = queue.ticket(job)
     config = load_resolved(run.config_yaml)
     priority = ticket.priority if ticket else config.backend.priority
-    # The mode of the job that was lost, which resume() would otherwise take for a finished trial.
+    # The mode of the lost job, which resume() would otherwise treat as a finished trial.
     overrides = [f"mode={config.mode}", f"backend.priority={priority}"]
     command = {"command": tuple(record.command)} if record and record.command else {}
     resume(run, overrides, wanted=lambda: still_lost(queue, job) is not None, **command)

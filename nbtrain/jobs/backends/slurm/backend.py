@@ -54,7 +54,7 @@ from nbtrain.jobs.obstacle import Obstacle, gib, mistake, shortage
 from nbtrain.jobs.supervisor import processes
 from nbtrain.jobs.supervisor.journal import Journal
 
-# Variables of the submitting shell that the batch script sets itself; sbatch passes on the others.
+# Variables of the submitting shell that the batch script sets itself; sbatch passes the others on.
 EXPORTED = ("NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "NBTRAIN_DATA")
 SRUN_END_SECONDS = 15.0
 # The reason of a job that `scontrol uhold` keeps waiting.
@@ -63,19 +63,19 @@ HELD = "JobHeldUser"
 
 @dataclass
 class SlurmHandle(Record):
-    """handle.json: Slurm's numbers of the job's allocations, oldest first."""
+    """handle.json: Slurm's job ids of the allocations, oldest first."""
 
     numbers: list[str] = field(default_factory=list)
     cluster: str = ""
     engine: str = "slurm"
     asked: bool = False
-    """Whether sbatch was called and its answer is not known: the job may be there, by its comment."""
+    """Whether sbatch was called without a known answer: a job with this comment may exist."""
     resumed: int = 0
     """Number of allocations that followed a pause; they do not count as resubmissions."""
 
 
 def needed_gpus(config: RunConfig) -> int:
-    """GPUs of each node."""
+    """Return the GPUs that each node needs."""
     return config.resources.gpus_per_node if config.resources.device == "gpu" else 0
 
 
@@ -94,7 +94,7 @@ class SlurmBackend(RemoteBackend):
     capabilities = CAPABILITIES["slurm"]
 
     def submit(self, job: JobDir) -> None:
-        """sbatch. Raises SubmitError with Slurm's own words."""
+        """Submit by sbatch. Raises SubmitError with Slurm's message."""
         config = load_resolved(job.run.config_yaml)
         try:
             self._sbatch(job, config)
@@ -102,7 +102,7 @@ class SlurmBackend(RemoteBackend):
             raise self.refused(job, f"Slurm did not take the job: {error}") from error
 
     def request_text(self, job: JobDir, config: RunConfig, alone: bool = False) -> str:
-        """The batch script; `alone`, its batch step writes the run directory. Raises ConfigError."""
+        """Return the batch script; `alone`, its batch step writes the run directory. Raises ConfigError."""
         if not alone:
             return shown_script(config, job, _exported())
         run_id = (job.run.record() or {}).get("run_id") or new_run_id()
@@ -110,7 +110,7 @@ class SlurmBackend(RemoteBackend):
         return script_alone(config, job, {**_exported(), **run})
 
     def was_started(self, job: JobDir, run_id: str) -> None:
-        """handle.json with this allocation's number, and Slurm's copy of the script."""
+        """Write handle.json with this allocation's number, and save Slurm's copy of the script."""
         number = _own_number()
         SlurmHandle([number]).write(job.handle_json)
         with contextlib.suppress(JobError, EngineUnseen):
@@ -151,17 +151,17 @@ class SlurmBackend(RemoteBackend):
         return word
 
     def end_in_engine(self, job: JobDir) -> None:
-        """scancel, if the number is still this job's."""
+        """Run scancel, if the number still belongs to this job."""
         if (number := self._number(job)) and _own(job, look_up(number)):
             call("scancel", number)
 
     def pause(self, job: JobDir) -> None:
-        """Have Slurm hold a job that waits; one that ran has given its allocation back by itself."""
+        """Have Slurm hold a waiting job; a job that ran gives its allocation back by itself."""
         record, number = JobRecord.read(job.job_json), self._number(job)
         if record is None or number is None or at_rest(record):
             return
         try:
-            # Unlike hold, uhold of an administrator can be released by the user.
+            # `uhold`, unlike `hold` by an administrator, can be released by the user.
             call("scontrol", "uhold", number)
         except (JobError, EngineUnseen) as error:
             raise JobError(
@@ -193,7 +193,7 @@ class SlurmBackend(RemoteBackend):
         job, cause = journal.job, journal.record.cause
         config = load_resolved(job.run.config_yaml)
         if before and word_of(before, before.number).state in ACTIVE:
-            # Tasks of an array that have not run yet, or a submission whose answer was lost.
+            # Array tasks that have not run yet, or a submission whose answer was lost.
             call("scancel", before.number)
         journal.set_state(QUEUED, "resumed after a pause")
         try:
@@ -207,9 +207,9 @@ class SlurmBackend(RemoteBackend):
         handle.write(job.handle_json)
 
     def obstacles(self, config: RunConfig) -> Iterator[Obstacle]:
-        """Slurm answers, has the partition, and could start the job if all its nodes were up and idle."""
+        """Check that Slurm answers, has the partition, and could start the job with all its nodes idle."""
         try:
-            # -a: a user's jobs may go to hidden partitions too; sbatch itself refuses those that are closed.
+            # -a: a user's jobs may go to hidden partitions too; sbatch itself refuses closed ones.
             there = read_sinfo(call("sinfo", "-a", "-h", "-N", "-o", SINFO_FORMAT))
         except (JobError, EngineUnseen) as error:
             fix = "Submit from a machine that reaches the cluster, or set backend.kind=local."
@@ -257,7 +257,7 @@ class SlurmBackend(RemoteBackend):
             )
 
     def go_on(self, job: JobDir, config: RunConfig) -> str:
-        """The next task of the array, or a resubmission that starts when this allocation has ended."""
+        """Name the array's next task, or submit a job that starts when this allocation has ended."""
         task, last = os.environ.get("SLURM_ARRAY_TASK_ID"), os.environ.get("SLURM_ARRAY_TASK_MAX")
         if config.backend.slurm.array:
             if task and last and int(task) < int(last):
@@ -274,7 +274,7 @@ class SlurmBackend(RemoteBackend):
         return f"continues in Slurm job {number}"
 
     def starts_again(self, job: JobDir) -> str:
-        """After a lost node, a preemption or `scontrol requeue`, Slurm counts a restart at once."""
+        """Return text if Slurm has counted a restart, as it does right after a lost node or a preemption."""
         number, before = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_RESTART_COUNT", "0")
         try:
             found = look_up(number) if number else None
@@ -286,18 +286,18 @@ class SlurmBackend(RemoteBackend):
         return f"Slurm job {number} was put back into the queue"
 
     def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
-        """srun, one agent per node."""
+        """Return a launcher that starts one agent per node by srun."""
         return SlurmLauncher(job, command)
 
     def _number(self, job: JobDir) -> str | None:
-        """The newest allocation's. Raises EngineUnseen if Slurm has to be asked and does not answer."""
+        """Return the newest allocation's number. Raises EngineUnseen if Slurm must be asked but is silent."""
         handle = SlurmHandle.read(job.handle_json)
         if handle is None:
             return None
         if handle.asked and (number := numbered(name_of(job), comment_of(job), handle.numbers)):
             handle.numbers.append(number)
             handle.asked = False
-            # Whoever submits, and any supervisor, holds the run's lock and writes the number itself.
+            # A process that submits, and any supervisor, holds the run's lock and writes the number itself.
             with contextlib.suppress(OSError), job.run.locked(blocking=False) as taken:
                 if taken:
                     handle.write(job.handle_json)
@@ -335,13 +335,13 @@ def _exported() -> dict[str, str]:
 
 
 class SlurmLauncher(RemoteLauncher):
-    """The agents as one step of the allocation."""
+    """Starts the agents as one step of the allocation."""
 
     def devices(self, config: RunConfig) -> list[int] | None:
         """Return the devices of each node: as many as it has ranks, 0 for a lost one.
 
-        This serves allocations that outlive a node (--no-kill). Slurm takes a lost node out of them; until it
-        does, the silence of its agent says so.
+        This serves allocations that outlive a node (--no-kill). Slurm removes a lost node from them; until
+        then, the silence of its agent shows that it is lost.
         """
         number, nodes = os.environ.get("SLURM_JOB_ID"), config.resources.nodes
         try:
@@ -356,7 +356,7 @@ class SlurmLauncher(RemoteLauncher):
         return [config.ranks_per_node] * left + [0] * (nodes - left)
 
     def start_agents(self, config: RunConfig) -> Agents:
-        """srun, one task per node; a task that ends does not end the others."""
+        """Run srun with one task per node; a task that ends does not end the others."""
         section, nodes = config.backend.slurm, config.resources.nodes
         cores = os.environ.get("SLURM_CPUS_PER_TASK")
         # Slurm reads % in a path; below the workspace all names are nbtrain's own.
@@ -382,11 +382,11 @@ class Step:
         self._process = process
 
     def poll(self) -> int | None:
-        """srun's exit code."""
+        """Return srun's exit code."""
         return self._process.poll()
 
     def end(self) -> None:
-        """TERM reaches the agents, which let their ranks save; KILL ends the step."""
+        """Send TERM, on which the agents let their ranks save; later KILL, which ends the step."""
         for number, seconds in ((signal.SIGTERM, SRUN_END_SECONDS), (signal.SIGKILL, 5.0)):
             if self._process.poll() is not None:
                 return

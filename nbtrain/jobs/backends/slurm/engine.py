@@ -1,9 +1,9 @@
-"""Slurm's own commands: called with a time limit, and what they print read tolerantly.
+"""Slurm's commands: called with a time limit, and their output parsed leniently.
 
-`scontrol show job -o` is read because it works on every version from 22.05 on, without accounting; it forgets
-a job MinJobAge after its end, and after a controller that lost its state. Then `sacct` is asked, if the
-cluster has accounting. Their JSON is not: 22.05's scontrol has none, and its fields change with the version
-(job_state is a string before 23.11 and a list since). What the names mean: words.py.
+`scontrol show job -o` is used because it works without accounting in every version from 22.05 on. It forgets
+a job MinJobAge after its end, and when a controller loses its state. Then `sacct` is asked, if the cluster
+has accounting. JSON output is not used: scontrol 22.05 has none, and its fields change with the version
+(job_state is a string before 23.11 and a list since). words.py explains the names.
 """
 
 import os
@@ -33,7 +33,7 @@ class SlurmJob:
 
     number: str
     state: str
-    """Slurm's own word."""
+    """State in Slurm's spelling."""
     reason: str
     exit_code: str
     restarts: int
@@ -61,7 +61,7 @@ def call(*arguments: str, folder: Path | None = None, environment: Mapping[str, 
             [program, *arguments[1:]],
             cwd=folder,
             capture_output=True,
-            # Comments of jobs may hold anything.
+            # Comments of jobs may hold any bytes.
             encoding="utf-8",
             errors="replace",
             timeout=COMMAND_SECONDS,
@@ -89,7 +89,7 @@ SINFO_FORMAT = "%P|%N|%c|%m|%G"
 
 @dataclass(frozen=True)
 class Place:
-    """A node of a partition, as it is when it is up."""
+    """A node of a partition, with its resources when it is up."""
 
     name: str
     """Name of the partition."""
@@ -102,7 +102,7 @@ class Place:
 
 
 def read_sinfo(text: str) -> list[Place]:
-    """Lines of `sinfo -N` in SINFO_FORMAT."""
+    """Parse lines of `sinfo -N` in SINFO_FORMAT."""
     found = []
     for line in text.splitlines():
         words = line.strip().split("|")
@@ -116,13 +116,13 @@ def read_sinfo(text: str) -> list[Place]:
 
 
 def _leading(text: str) -> int:
-    """The number that a word begins with, such as 4 of 4+."""
+    """Return the number that a word begins with, such as 4 of 4+."""
     digits = re.match(r"\d+", text)
     return int(digits[0]) if digits else 0
 
 
 def look_up(number: str) -> SlurmJob | None:
-    """The job by its number; None if Slurm does not know it. Raises EngineUnseen."""
+    """Return the job by its number; None if Slurm does not know it. Raises EngineUnseen."""
     try:
         if found := read_scontrol(call("scontrol", "show", "job", "-o", number)):
             return found
@@ -135,7 +135,7 @@ def look_up(number: str) -> SlurmJob | None:
 def numbered(name: str, comment: str, known: list[str]) -> str | None:
     """Return the newest number of a job with this name and comment, besides `known`. Raises EngineUnseen."""
     try:
-        # %F: of an array the whole one's; the comment may hold anything.
+        # %F is the id of the whole array; the comment may hold anything.
         text = call("squeue", "-h", "--states=all", f"--name={name}", "-o", "%F|%k")
     except JobError as error:
         raise EngineUnseen(str(error)) from error
@@ -154,7 +154,7 @@ def accounted(number: str) -> SlurmJob | None:
 
 
 def read_sacct(text: str) -> SlurmJob | None:
-    """Lines of `sacct -P`: JobID, State, ExitCode, NodeList, JobName."""
+    """Parse lines of `sacct -P`: JobID, State, ExitCode, NodeList, JobName."""
     rows = [line.split("|", 4) for line in text.splitlines() if line.count("|") >= 4]
     return foremost(
         # "CANCELLED by 1000", and "OUT_OF_ME+" where a column was too narrow.
@@ -170,11 +170,11 @@ def _whole_word(state: str) -> str:
 
 
 def read_scontrol(text: str) -> SlurmJob | None:
-    """`scontrol show job -o`, a line for each job; of an array the task that counts (foremost)."""
+    """Parse `scontrol show job -o`, a line per job; for an array, return the task that counts (foremost)."""
     return foremost(_read_line(line) for line in text.splitlines() if line.startswith("JobId="))
 
 
-# What a whole array is, by the state of one of its tasks: those that run say it first.
+# An array has the state of the first of these that one of its tasks is in.
 PRECEDENCE = (RUNNING, SUSPENDED, QUEUED)
 
 
@@ -217,7 +217,7 @@ def _read_line(line: str) -> SlurmJob:
 
 
 def moment(text: str) -> float | None:
-    """Seconds since the epoch of Slurm's local time; None for Unknown, None or N/A."""
+    """Convert Slurm's local time to seconds since the epoch; None for Unknown, None or N/A."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
@@ -225,7 +225,7 @@ def moment(text: str) -> float | None:
 
 
 def word_of(found: SlurmJob | None, number: str) -> EngineWord:
-    """The engine's word about a job that scontrol has found, or has not."""
+    """Return the scheduler's report on a job that scontrol has found, or has not."""
     engine = f"Slurm job {number}"
     if found is None:
         return EngineWord(None, "", time.time(), engine=engine)
@@ -245,7 +245,7 @@ def word_of(found: SlurmJob | None, number: str) -> EngineWord:
 
 
 def waiting_words(found: SlurmJob) -> str:
-    """`Slurm job 12 waits (Resources): the nodes that it needs are busy; start estimated at ...`."""
+    """Return `Slurm job 12 waits (Resources): the nodes that it needs are busy; start estimated at ...`."""
     _, words = STATES[found.state]
     # A state such as CONFIGURING says more than the reason that the job had before it.
     name = found.state if words else found.reason or "None"

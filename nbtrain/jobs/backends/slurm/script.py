@@ -17,7 +17,7 @@ KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_SACK_SOCKET")
 # Variables of the allocation or srun that this process runs in. A batch step that inherited them would make
 # its srun share cores or request memory twice, and would count another job's restarts as its own.
 OF_AN_ALLOCATION = re.compile(r"SLURM_|SLURMD_|SRUN_|PMI")
-# `man sbatch`, input environment variables: each outweighs what the script says. Most are SBATCH_<OPTION>.
+# Environment variables that sbatch reads (`man sbatch`): each overrides the script. Most are SBATCH_<OPTION>.
 VARIABLES = {
     "--time": ("SBATCH_TIMELIMIT",),
     "--mem": ("SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU", "SBATCH_MEM_PER_GPU"),
@@ -25,13 +25,13 @@ VARIABLES = {
     "--no-requeue": ("SBATCH_REQUEUE", "SBATCH_NO_REQUEUE"),
     "--output": ("SBATCH_OUTPUT", "SBATCH_ERROR"),
 }
-# Several tasks at once in one run directory; another cluster than scontrol asks; an sbatch that waits for the
-# end of the job.
+# Options that would break a job: several tasks at once in one run directory; a cluster that scontrol does not
+# ask; an sbatch that waits for the end of the job.
 NEVER = ("SBATCH_ARRAY_INX", "SBATCH_CLUSTERS", "SBATCH_WAIT")
 
 
 def sbatch_environment(environment: Mapping[str, str], options: Iterable[str]) -> dict[str, str]:
-    """`environment` without what would change a script of these lines, or what its batch step runs in."""
+    """Return `environment` without variables that would change a script of these lines, or its batch step."""
     dropped = set(NEVER)
     for name in options_in(word for line in options for word in shlex.split(line)):
         dropped.update(VARIABLES.get(name) or [f"SBATCH_{name.removeprefix('--').replace('-', '_').upper()}"])
@@ -43,7 +43,7 @@ def sbatch_environment(environment: Mapping[str, str], options: Iterable[str]) -
 
 
 def batch_script(config: RunConfig, job: JobDir, environment: Mapping[str, str], after: str = "") -> str:
-    """The sbatch script of a job. `environment` is exported; `after` is the job that must end first."""
+    """Return a job's sbatch script. `environment` is exported; `after` is the job that must end first."""
     options = "\n".join(f"#SBATCH {option}" for option in sbatch_options(config, job, after))
     return f"#!/bin/bash\n{options}\n\n{_body(config, job, environment)}"
 
@@ -65,7 +65,7 @@ def _body(config: RunConfig, job: JobDir, environment: Mapping[str, str]) -> str
 
 
 def shown_script(config: RunConfig, job: JobDir, environment: Mapping[str, str]) -> str:
-    """The script with a heading for a reader; sbatch skips comments."""
+    """Return the script with a heading for a reader; sbatch skips comments."""
     shell, _, rest = batch_script(config, job, environment).partition("\n")
     return (
         f"{shell}\n"
@@ -76,7 +76,7 @@ def shown_script(config: RunConfig, job: JobDir, environment: Mapping[str, str])
 
 
 def script_alone(config: RunConfig, job: JobDir, environment: Mapping[str, str]) -> str:
-    """A script for sbatch with nothing written before. `environment` holds the run (prepared.py)."""
+    """Return an sbatch script that needs no run directory yet. `environment` holds the run (prepared.py)."""
     # Slurm opens the log before the job's folder exists; the supervisor continues in its own log.
     options = [one for one in sbatch_options(config, job) if not one.startswith("--output=")]
     lines = "".join(f"#SBATCH {option}\n" for option in options)
@@ -95,7 +95,7 @@ def script_alone(config: RunConfig, job: JobDir, environment: Mapping[str, str])
 
 
 def name_of(job: JobDir) -> str:
-    """The name that the job has in Slurm."""
+    """Return the name that the job has in Slurm."""
     return f"nbtrain-{job.run.name}"
 
 
@@ -105,13 +105,13 @@ def comment_of(job: JobDir) -> str:
 
 
 def sbatch_options(config: RunConfig, job: JobDir, after: str = "") -> list[str]:
-    """Every option, one per #SBATCH line."""
+    """Return every option, one per #SBATCH line."""
     section, resources = config.backend.slurm, config.resources
     gpus = resources.gpus_per_node if resources.device == "gpu" else 0
     gres = section.gres or (f"gpu:{gpus}" if gpus else None)
     memory = resources.memory_per_node_bytes
     limit = section.time_limit_seconds
-    # The first allocation waits as the run says; each further one for the allocation before it, too.
+    # The first allocation waits as the run's options say; each further one also waits for the one before it.
     conditions, further = _dependencies(section.sbatch_options) if after else ([], section.sbatch_options)
     labels = [f"{key}={value}" for key, value in config.labels.items()]
     return [
@@ -132,7 +132,7 @@ def sbatch_options(config: RunConfig, job: JobDir, after: str = "") -> list[str]
         *([f"--dependency={','.join([f'afterany:{after}', *conditions])}"] if after else []),
         f"--signal=B:USR1@{section.signal_before_seconds}",
         "--requeue" if section.requeue else "--no-requeue",
-        # Relative to the folder of the job, from which it is submitted: sbatch reads quotes and % in a path.
+        # Relative to the job's folder, which is where sbatch runs: it would interpret quotes and % in a path.
         "--output=logs/supervisor.log",
         # Otherwise a requeued job would truncate its log and lose the record of its first run.
         "--open-mode=append",
@@ -141,10 +141,10 @@ def sbatch_options(config: RunConfig, job: JobDir, after: str = "") -> list[str]
 
 
 def _dependencies(lines: Iterable[str]) -> tuple[list[str], list[str]]:
-    """(what further options of sbatch make the job wait for, the lines without that).
+    """(dependencies in the further options of sbatch, the lines without them).
 
-    Of two --dependency the later one counts alone. Conditions of which one is enough (?) cannot be joined
-    with one that must hold; the first allocation has met them.
+    If --dependency is given twice, only the later one counts. Alternatives (?) cannot be combined with a
+    required condition; the first allocation has met them.
     """
     conditions, others = [], []
     for line in lines:
@@ -162,12 +162,12 @@ def _dependencies(lines: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def python_of(config: RunConfig) -> str:
-    """The Python of the nodes."""
+    """Return the Python of the nodes."""
     return config.backend.slurm.python or sys.executable
 
 
 def duration(seconds: float) -> str:
-    """D-HH:MM:SS; Slurm counts whole minutes and rounds up."""
+    """Return D-HH:MM:SS; Slurm counts whole minutes and rounds up."""
     whole = math.ceil(seconds)
     days, rest = divmod(whole, 86_400)
     clock = f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"

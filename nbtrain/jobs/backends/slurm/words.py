@@ -42,7 +42,7 @@ STATES = {
     "OUT_OF_MEMORY": (FAILED, "it used more memory than it had asked for"),
     "PREEMPTED": (FAILED, "a more urgent job took its nodes"),
 }
-"""{Slurm's state: (ours, in words)}."""
+"""{Slurm's state: (nbtrain's state, explanation)}."""
 
 WAITING = {
     "None": "Slurm has not looked at it yet",
@@ -100,10 +100,10 @@ WAITING = {
     "TimeLimit": "its time limit has passed",
     "OutOfMemory": "it used more memory than it had asked for",
 }
-"""Reasons for waiting or ending, without what follows a comma, such as the names of nodes."""
+"""Reasons for waiting or ending, without the part after a comma, such as the names of nodes."""
 
-# AssocGrpCPURunMinutesLimit, QOSMaxMemoryPerUser, MaxJobsPerAccount, QOSMinGRES: a limit of an account or a
-# quality of service, on what, counted over which jobs.
+# AssocGrpCPURunMinutesLimit, QOSMaxMemoryPerUser, MaxJobsPerAccount, QOSMinGRES: whose limit (account or
+# quality of service), on which resource, counted over which jobs.
 LIMIT = re.compile(
     r"(?P<whose>Association|Assoc|QOS|)(?P<kind>Grp|Max|Min|)(?P<what>Cpu|CPU|Mem(?:ory)?|Node|Jobs?|"
     r"Submit(?:Jobs?)?|WallDuration|Wall|GRES|License|BB|Energy|Billing|Unknown|Resource|Time)"
@@ -135,7 +135,7 @@ WHAT = {
 
 
 def reason_words(reason: str) -> str:
-    """A reason in words; a general sentence for one that is not known."""
+    """Explain a reason; an unknown one gets a general sentence."""
     first, _, more = reason.partition(",")
     if known := WAITING.get(more.lstrip("_")) or WAITING.get(first):
         return known

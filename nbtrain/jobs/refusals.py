@@ -22,9 +22,9 @@ from nbtrain.jobs.backends.base import status_of
 from nbtrain.jobs.changes import Change, as_overrides, changes_between
 from nbtrain.jobs.environment import dataset_sha256
 
-# Papermill may have put its executed notebooks there before anything was submitted.
+# Papermill may have written its executed notebooks there before anything was submitted.
 HARMLESS_ENTRIES = frozenset({"notebooks", LOCK_FILE})
-# The first file of a run that is made (base/files.py).
+# The first file of a new run (base/files.py).
 BEING_WRITTEN = re.compile(r"\.run\.json\.\w+\.tmp")
 
 # Fields that a resume of a finished run may set again: how long to train.
@@ -46,7 +46,7 @@ def refuse_foreign(run: RunDir) -> None:
         ) from error
     if identity is None:
         entries = set(os.listdir(run.path)) - HARMLESS_ENTRIES if run.path.is_dir() else set()
-        # Another process submits the run at this moment.
+        # Another process is submitting the run right now.
         entries = {name for name in entries if not BEING_WRITTEN.fullmatch(name)}
         if run.run_json.name in entries:
             return refuse_foreign(run)
@@ -71,7 +71,7 @@ def refuse_foreign(run: RunDir) -> None:
 
 
 def active_job(run: RunDir) -> JobDir | None:
-    """The run's newest job, if it is active and its submission has written all of it."""
+    """Return the run's newest job, if it is active and its submission is completely written."""
     newest = run.newest_job()
     return newest if newest and newest.job_json.exists() and status_of(newest)[0] in ACTIVE else None
 
@@ -89,7 +89,7 @@ def finished_config(run: RunDir) -> RunConfig | None:
 
 
 def was_trained_with(run: RunDir, config: RunConfig) -> bool:
-    """Whether a job of the run had the settings of `config`, as far as they decide what is trained.
+    """Return whether a job of the run had the settings of `config`, in the fields that training depends on.
 
     A run that was resumed with other settings, such as more tokens, was trained with the settings of its
     earlier jobs too.
@@ -98,7 +98,7 @@ def was_trained_with(run: RunDir, config: RunConfig) -> bool:
         if before is not None and not trained_changes(before, config):
             return True
     for job_id in run.job_ids():
-        # A job that was cut off at its start has none; one of an earlier nbtrain may not be readable.
+        # A job that was cut off at its start has no file; a file of an earlier nbtrain may be unreadable.
         with contextlib.suppress(ConfigError):
             path = run.job(job_id).config_yaml
             if path.is_file() and not trained_changes(load_resolved(path), config):
@@ -119,7 +119,7 @@ def refuse_finished(run: RunDir, config: RunConfig) -> None:
 
 
 def _clone(run: RunDir, before: RunConfig, config: RunConfig) -> str:
-    """The command that trains `config` under another name."""
+    """Return the command that trains `config` under another name."""
     return f"`nbtrain clone {run.name} NEWNAME{as_overrides(before, config)}`"
 
 
@@ -134,7 +134,7 @@ def _lines(changes: Iterable[Change]) -> str:
 
 
 def refuse_paused(run: RunDir, config: RunConfig) -> None:
-    """Raises SubmitError if the run's job is paused, and `config` has other settings: resume() takes them."""
+    """Raises SubmitError if the run's job is paused and `config` has other settings: resume() takes them."""
     before = load_resolved(run.config_yaml)
     if changes := changes_between(before, config):
         resumed = f"`nbtrain resume {run.name}{as_overrides(before, config)}`"
@@ -180,7 +180,7 @@ def more_to_train(run: RunDir, config: RunConfig, asked: RunConfig | None = None
 
 
 def refuse_other_training(run: RunDir, config: RunConfig) -> list[Change]:
-    """The settings that changed; raises SubmitError if one makes a run that has trained another run."""
+    """Return the settings that changed. Raises SubmitError if the run has trained and a bound one changed."""
     if not run.config_yaml.is_file():
         return []
     changes = changes_between(load_resolved(run.config_yaml), config)
@@ -209,7 +209,7 @@ def refuse_other_backend(run: RunDir, state: str, backend: str, config: RunConfi
 
 def refuse_less_than_done(run: RunDir, config: RunConfig) -> None:
     """Raises SubmitError if the newest checkpoint is beyond the run's last step."""
-    # mode: eval and perf look at the nodes' own disks too, whether or not they are still there.
+    # mode: eval and perf also count checkpoints on the nodes' own disks, whether or not they still exist.
     step = newest_checkpoint_step(run) if config.mode == "full" else newest_saved_step(run)
     if step is None and config.mode == "eval":
         raise SubmitError(
@@ -232,7 +232,7 @@ def refuse_less_than_done(run: RunDir, config: RunConfig) -> None:
 
 
 def refuse_without_whole_checkpoint(run: RunDir, config: RunConfig) -> None:
-    """Raises SubmitError if there are checkpoints, and none is whole by names and sizes."""
+    """Raises SubmitError if there are checkpoints, but none is complete by names and sizes."""
     if config.mode == "perf" or newest_saved_step(run) is not None:
         return
     torn = [

@@ -1,6 +1,6 @@
-"""/dev/shm, in which data workers hand batches over: what a run needs of it, before launch.
+"""/dev/shm, through which data workers pass batches: the space that a run needs there, checked before launch.
 
-A container has 64 MiB of it unless it is started with more, whatever the size of its memory and disks.
+A container has 64 MiB of it unless it is started with more, whatever its memory and disks.
 """
 
 import os
@@ -47,7 +47,7 @@ def shared_memory_suffices(config: RunConfig, machine: Machine) -> Obstacles:
 
 
 def shared_memory_findings(config: RunConfig, host: str) -> list[Finding]:
-    """Return the same for `nbtrain check`, of a run of this machine."""
+    """Return the same problem for `nbtrain check`, if the run uses this machine."""
     free = free_shared_memory()
     if config.backend.kind != "local" or not (said := too_little(config, free, host)):
         return []

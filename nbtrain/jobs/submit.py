@@ -1,4 +1,4 @@
-"""Starting a run: everything that can be known is checked, then the run directory is written, then it starts.
+"""Starts a run: checks everything that can be known, writes the run directory, and starts the job.
 
     check -> preflight -> plan -> [run's lock: decide -> config.yaml plan.json run.json jobs/<id>/ ->
     supervisor]
@@ -70,10 +70,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# What a rank runs: arguments of Python, to which the run directory is added. Tests run another program.
+# Arguments of Python for a rank, to which the run directory is added. Tests run another program.
 TRAINER = ("-m", "nbtrain.train")
 LOCK_SECONDS = 10.0
-# Machines whose clocks differ by less are not worth a word.
+# Clocks of two machines that differ by less are not reported.
 CLOCK_SECONDS = 60.0
 AGAIN = "write a new file (`nbtrain submit RUN --dry-run FILE`) and start that one"
 
@@ -94,7 +94,7 @@ def submit(config: RunConfig, *, parent: str | None = None, command: tuple[str, 
 
 
 def prepare_job(config: RunConfig, job: JobDir, run_id: str) -> None:
-    """Write what `submit` writes, for a job that its engine has started already from a dry run's text.
+    """Write what `submit` writes, for a job that its scheduler has already started from a dry run's text.
 
     Nothing is started. Raises ConfigError and SubmitError as submit does, and if another job is in the way.
     """
@@ -121,7 +121,7 @@ def prepare_job(config: RunConfig, job: JobDir, run_id: str) -> None:
 
 
 def refuse_hopeless(config: RunConfig) -> None:
-    """Before data is prepared: raise what `submit` will raise whatever the data is; nothing is written."""
+    """Raise, before data is prepared, what `submit` will raise whatever the data is; nothing is written."""
     check_config(config)
     run = RunDir.named(config.name)
     refuse_foreign(run)
@@ -178,7 +178,7 @@ def resume(
 
 
 def _mode_of_resume(run: RunDir, before: RunConfig, config: RunConfig) -> RunConfig:
-    """`config` with the mode meant after a job that did not train, if none is given. Raises SubmitError."""
+    """Return `config` with the mode to use after a job that did not train. Raises SubmitError."""
     if before.mode == "perf":
         raise SubmitError(
             f"{display(run.path)}: its last job only measured (mode: perf), and left no checkpoint to "
@@ -195,7 +195,7 @@ def _mode_of_resume(run: RunDir, before: RunConfig, config: RunConfig) -> RunCon
 
 
 def _joined(run: RunDir, config: RunConfig, anew: bool = False) -> JobDir | None:
-    """The run's active job, with a warning for every change that it does not get; None if none is active.
+    """Return the run's active job, warning of every change that it ignores; None if none is active.
 
     A paused job continues. If `config` has other settings, a paused job is ended if the run may begin `anew`,
     and refused otherwise. Raises SubmitError then, and for a job on another backend.
@@ -215,7 +215,7 @@ def _joined(run: RunDir, config: RunConfig, anew: bool = False) -> JobDir | None
 
 
 def _tell_silence(job: JobDir) -> None:
-    """A warning if the job's supervisor is on another host and has not been heard of lately."""
+    """Warn if the job's supervisor is on another host and has shown no sign of life lately."""
     record, written_at = JobRecord.read(job.job_json), job.job_json.stat().st_mtime
     silent = time.time() - written_at
     if record and record.supervisor and record.supervisor.elsewhere() and silent > CLOCK_SECONDS:
@@ -236,7 +236,7 @@ def _after_pause(job: JobDir, config: RunConfig, anew: bool) -> JobDir | None:
     _refuse(job.run, config)
     if not anew:
         refuse_paused(job.run, config)
-    # All that can be known speaks before the paused job is ended for a new one.
+    # Every check runs before the paused job is ended for a new one.
     refuse_other_data(job.run, config)
     refuse_obstacles(config, preflight(config))
     said = f"resumed with other settings while it was paused: {'; '.join(map(str, changes))}"
@@ -276,7 +276,7 @@ def _launch(
     started: tuple[JobDir, str] | None = None,
     new_priority: bool = False,
 ) -> JobDir:
-    """`started`: the job that its engine has started, and its run id; `new_priority`: not the queue's one."""
+    """`started`: the job that a scheduler has started, and its run id; `new_priority`: ignore the queue's."""
     from nbtrain.planner.plan import plan as make_plan
 
     known = run.newest_job()
@@ -327,7 +327,7 @@ def _refuse(run: RunDir, config: RunConfig) -> None:
 
 
 def make_folder(run: RunDir) -> None:
-    """The run directory. Raises SubmitError."""
+    """Create the run directory. Raises SubmitError."""
     try:
         run.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -338,7 +338,7 @@ def make_folder(run: RunDir) -> None:
 
 
 def write_identity(run: RunDir, parent: str | None = None, **more: str) -> str:
-    """run.json, written once, with the keys of `more`; returns the run id."""
+    """Write run.json once, with the keys of `more`; return the run id."""
     if existing := run.record():
         return existing["run_id"]
     identity: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "run_id": new_run_id(), "name": run.name}
@@ -356,7 +356,7 @@ def _write_job(
     started: tuple[JobDir, str] | None,
     priority: int | None,
 ) -> JobDir:
-    """Everything a supervisor needs; job.json last: a job folder without it is a cut-off submission."""
+    """Write everything a supervisor needs; job.json comes last: without it a submission was cut off."""
     changes = refuse_other_training(run, config)
     job: JobDir | None = None
     try:
@@ -396,7 +396,7 @@ def _write_job(
             events.write("config", f"changed on resume: {change}", key=change.key, now=now)
             unit = change.key.removeprefix("batch.train_")
             follows = step and given_unit(config.lr_schedule, "lr_decay") is None
-            # If the unit changed, two fields changed: the field that was set holds the length before.
+            # If the unit changed, two fields changed: the field that was set holds the previous length.
             if follows and unit in UNITS and change.before is not None:
                 before = config.in_tokens(unit, change.before)
                 words = "lr_schedule.lr_decay_tokens is null and follows train_tokens: the learning rate"
@@ -421,7 +421,7 @@ def _write_job(
         record.write(job.job_json)
     except OSError as error:
         if job and not started:
-            # Half of a job would count as one that is being submitted, for a while.
+            # A half-written job would count, for a while, as one that is being submitted.
             shutil.rmtree(job.path, ignore_errors=True)
         raise unwritable(run, error) from error
     return job

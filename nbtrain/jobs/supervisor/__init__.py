@@ -1,1 +1,1 @@
-"""The process that starts, watches and restarts a job's ranks."""
+"""The supervisor: the process that starts, watches and restarts a job's ranks."""

@@ -1,7 +1,7 @@
 """python -m nbtrain.jobs.supervisor [--foreground] RUN_DIR JOB_ID: a backend starts it.
 
---foreground is for the inside of an allocation or a pod: the process does not detach, and USR1 says that the
-allocation ends.
+--foreground is for an allocation or a pod: the process does not detach, and USR1 announces the end of the
+allocation.
 """
 
 import sys

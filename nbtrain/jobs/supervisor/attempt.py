@@ -32,17 +32,17 @@ from nbtrain.jobs.supervisor.verdict import Circumstances, Verdict, judge, lost_
 from nbtrain.monitor.logs import read_log
 from nbtrain.monitor.tracebacks import traceback_in
 
-# faulthandler writes the stacks of a hundred threads in less.
+# faulthandler writes the stacks of a hundred threads in less time.
 STACK_SECONDS = 0.5
-# A rank that does not write them keeps the others waiting so often.
+# A rank that does not write its stacks delays the others by at most this many looks.
 STACK_LOOKS = 10
 LOG = "see logs/supervisor.log"
-# Of torchrun's words, so much of the end is searched for the error that ended it.
+# Bytes at the end of torchrun's log in which the error that ended it is searched.
 SAID_BYTES = 1 << 20
 
 
 class Attempt:
-    """The ranks of one attempt, and what is known of them."""
+    """The ranks of one attempt, and what the supervisor knows of them."""
 
     def __init__(self, job: JobDir, config: RunConfig, number: int, launcher: Launcher, first_step: int = 0):
         """`first_step` is the step of the checkpoint that the attempt begins with."""
@@ -58,9 +58,9 @@ class Attempt:
         self.stuck: str | None = None
         """Description of where the ranks were when the first of them gave up waiting."""
         self.stacks: dict[int, list[str]] = {}
-        """Innermost frames of the ranks that hung, as far as they could write them."""
+        """Innermost frames of the ranks that hung, for those that could write them."""
         self.killed_at: float | None = None
-        """Since when SIGKILL is the supervisor's own; seconds since the epoch."""
+        """Time from which SIGKILL comes from the supervisor; seconds since the epoch."""
         self._killed_after = ""
         self._stop_asked_at: float | None = None
         self._stop_now = False
@@ -101,11 +101,11 @@ class Attempt:
 
     @property
     def stop_asked(self) -> bool:
-        """Whether ask_stop() was called."""
+        """Return whether ask_stop() was called."""
         return self._stop_asked_at is not None
 
     def saves_on(self) -> str:
-        """In words, that ranks take longer to save than they usually may, and how long they have; else ""."""
+        """Return text if ranks save for longer than they usually may, with the time they have; else ""."""
         now = time.monotonic()
         if self._stop_asked_at is None or self.killed_at is not None or self.ranks.saving_at() is None:
             return ""
@@ -128,7 +128,7 @@ class Attempt:
         return f"backend.shutdown_timeout_seconds = {limit:g}{measured}"
 
     def ask_stop(self, now: bool = False) -> None:
-        """The ranks have been asked through control/; from here on the clock runs. `now` kills at once."""
+        """Start the time limit for ranks that were asked to stop through control/. `now` kills at once."""
         self._stop_asked_at = self._stop_asked_at or time.monotonic()
         self._stop_now = self._stop_now or now
         if self._stop_now and self.killed_at is None:
@@ -172,7 +172,7 @@ class Attempt:
         return f"torchrun ended with code {code}{error}; {LOG}"
 
     def _observe(self, now: float) -> Observed:
-        """Read what there is, and note since when it is so."""
+        """Read the current state of the ranks, and note since when it holds."""
         code = self._launcher.poll()
         stood_still = self.ranks.look(now)
         if self._stop_asked_at is not None:
@@ -205,7 +205,7 @@ class Attempt:
         )
 
     def _note_launcher_end(self, code: int, now: float) -> None:
-        """If the launcher was killed, and not by the supervisor, its death made the ranks save and leave."""
+        """Note the launcher's end; if another process killed it, its death made the ranks save and leave."""
         if self._launcher_ended:
             return
         self._launcher_ended = True
@@ -213,8 +213,8 @@ class Attempt:
             self._launcher_signal, self._launcher_killed_at = -code, now
 
     def _ask_about_peers(self, now: float) -> None:
-        """Once: if every failed rank gave up waiting for others, find out which ranks it had waited for."""
-        # A rank that is gone is the one they waited for, or it waited too and its record is about to come.
+        """Find out, once, which ranks were waited for, if every failed rank gave up waiting for others."""
+        # A missing rank is either the one that was waited for, or its own record is about to arrive.
         if self._asked_about_peers or self.ranks.gone:
             return
         self._asked_about_peers = True
@@ -230,7 +230,7 @@ class Attempt:
         sizes = _sizes(logs)
         if able:
             self._launcher.signal(STACK_SIGNAL, [beat.process for beat in able.values()])
-            # An order to another machine, and what is written there, take their time on a shared disk.
+            # A signal to another machine, and the output there, need time to pass a shared disk.
             for _ in range(STACK_LOOKS):
                 time.sleep(STACK_SECONDS)
                 if all(size > sizes[rank] for rank, size in _sizes(logs).items()):

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from nbtrain.base.records import Collective, Heartbeat
 from nbtrain.jobs.supervisor import processes
 
-# A heartbeat's thread writes every second: a file that is older than this is of a rank that cannot even do
-# that.
+# A heartbeat's thread writes every second: an older file belongs to a rank that cannot even run that thread.
 FROZEN_SECONDS = 10.0
 
 
@@ -22,33 +21,33 @@ class Standstill:
 
     rank: int
     beat: Heartbeat | None
-    """None if nothing was heard of it."""
+    """Its newest heartbeat; None if it never reported."""
     still_seconds: float
-    """Since anything but the time changed in its heartbeat."""
+    """Seconds since anything but the time changed in its heartbeat."""
     unwritten_seconds: float
-    """Since its heartbeat was renewed at all."""
+    """Seconds since its heartbeat was last renewed."""
 
     @property
     def stopped(self) -> bool:
-        """Its process was stopped by a signal (SIGSTOP, a debugger)."""
+        """Whether its process was stopped by a signal (SIGSTOP, a debugger)."""
         if self.beat is None or not self.beat.process.alive():
             return False
         return processes.process_state(self.beat.process.pid) in "Tt"
 
     @property
     def frozen(self) -> bool:
-        """Not even its thread writes: stopped, starved, or waiting for a dead disk or driver."""
+        """Whether not even its thread writes: stopped, starved, or waiting for a dead disk or driver."""
         return self.beat is None or self.unwritten_seconds > FROZEN_SECONDS
 
     @property
     def collective(self) -> Collective | None:
-        """The one it waits in; None if it is in none."""
+        """The collective that it waits in; None if it is in none."""
         known = self.beat.collective if self.beat else None
         return known if known and known.waiting else None
 
 
 def culprits(ranks: Iterable[Standstill]) -> list[Standstill]:
-    """The ranks that the others wait for; all ranks if that cannot be decided."""
+    """Return the ranks that the others wait for; all ranks if that cannot be decided."""
     ranks = list(ranks)
     longest = max((one.still_seconds for one in ranks), default=0.0)
     # A rank that still made progress when others had long stopped is not to blame.
@@ -68,7 +67,7 @@ def culprits(ranks: Iterable[Standstill]) -> list[Standstill]:
 
 
 def _awaited(ranks: list[Standstill]) -> list[Standstill]:
-    """Ranks that others wait for, and that wait for no rank outside their own collective themselves."""
+    """Return ranks that others wait for, and that wait for no rank outside their own collective."""
     waits_for: dict[int, set[int]] = {}
     for one in ranks:
         here = one.collective
@@ -87,13 +86,13 @@ def _awaited(ranks: list[Standstill]) -> list[Standstill]:
 def _together(one: Collective, other: Collective | None) -> bool:
     if other is None or (one.group, one.ranks) != (other.group, other.ranks):
         return False
-    # Point to point: who sends and who receives call different functions.
+    # Point to point: sender and receiver call different functions.
     paired = " (" in one.name and " (" in other.name
     return paired or (one.name, one.number) == (other.name, other.number)
 
 
 def _behind(ranks: list[Standstill]) -> list[Standstill]:
-    """The ranks that have called fewer collectives of a group (on GPUs none waits), or made fewer steps."""
+    """Return ranks with the fewest collectives of a group (on GPUs none waits), or with the fewest steps."""
     by_group: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
     for one in ranks:
         last = one.beat.collective if one.beat else None
@@ -108,7 +107,7 @@ def _behind(ranks: list[Standstill]) -> list[Standstill]:
 
 
 def report(ranks: Iterable[Standstill]) -> str:
-    """One sentence: which ranks stopped, where and since when, and where the others wait."""
+    """Return one sentence: which ranks stopped, where and since when, and where the others wait."""
     ranks = sorted(ranks, key=lambda one: one.rank)
     guilty = culprits(ranks)
     if gone := _gone_host(ranks, guilty):
@@ -132,9 +131,9 @@ def report(ranks: Iterable[Standstill]) -> str:
 
 
 def whereabouts(one: Standstill) -> str:
-    """`last heard of at step 6, 30 s ago, in phase train, outside any collective (last: ...)`.
+    """Return `last heard of at step 6, 30 s ago, in phase train, outside any collective (last: ...)`.
 
-    Heard of, not stopped: what happened after the last heartbeat is not in it.
+    It describes the last heartbeat, not where the rank stopped, which may be later.
     """
     if one.beat is None:
         return f"never heard of, for {one.still_seconds:.0f} s"
@@ -150,7 +149,7 @@ def whereabouts(one: Standstill) -> str:
 
 
 def _gone_host(ranks: list[Standstill], guilty: list[Standstill]) -> str:
-    """A node that is gone: every rank of one host is frozen, and a rank of another host is not."""
+    """Return text if a node is gone: all ranks of a host are frozen, and a rank of another host is not."""
     hosts: dict[str, list[Standstill]] = {}
     for one in ranks:
         if one.beat is not None:
@@ -167,7 +166,7 @@ def _gone_host(ranks: list[Standstill], guilty: list[Standstill]) -> str:
 
 
 def _all_in_one_place(ranks: list[Standstill]) -> str:
-    """In words, if nothing tells the ranks of several machines apart; "" if something does."""
+    """Return text if the ranks of several machines all wait in the same place; "" if one differs."""
     first, seconds = ranks[0], max((one.still_seconds for one in ranks), default=0.0)
     if all(one.beat is None for one in ranks) and len(ranks) > 1:
         return (
@@ -181,7 +180,7 @@ def _all_in_one_place(ranks: list[Standstill]) -> str:
     network = f"the network between {', '.join(hosts)} may be down"
     if all(one.collective and _together(here, one.collective) for one in ranks):
         return f"all ranks wait in {_call(here)}, for {seconds:.0f} s, and none is behind: {network}"
-    # A collective that the link cut off may have ended on some of its ranks, which wait in the next one.
+    # A collective cut off by the network may have ended on some ranks, which now wait in the next one.
     places: dict[str, list[int]] = {}
     for one in ranks:
         assert one.collective is not None
@@ -201,7 +200,7 @@ def _call(collective: Collective) -> str:
 
 
 def numbers(ranks: Iterable[int]) -> str:
-    """0-3, 8 for 0 1 2 3 8."""
+    """Return "0-3, 8" for 0 1 2 3 8."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and runs[-1][-1] == rank - 1:
@@ -212,11 +211,11 @@ def numbers(ranks: Iterable[int]) -> str:
 
 
 def main_stack(log: str, frames: int = 8) -> list[str]:
-    """The innermost frames of the main thread that faulthandler wrote to a rank's log; [] if none."""
+    """Return the main thread's innermost frames that faulthandler wrote to a rank's log; [] if none."""
     heads = [line for line in log.splitlines() if line.startswith(("Thread 0x", "Current thread 0x"))]
     if not heads:
         return []
-    # The kernel gives the signal to the main thread, and that one is written last.
+    # The kernel delivers the signal to the main thread, whose stack is written last.
     after = log.rpartition(heads[-1])[2].splitlines()[1:]
     end = next((number for number, line in enumerate(after) if not line.startswith("  ")), len(after))
     return [line.strip() for line in after[:end] if "File" in line][:frames]

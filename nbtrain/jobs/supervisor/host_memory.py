@@ -1,7 +1,7 @@
-"""Host memory as the kernel reports it: the processes it killed for lack of it, the limit, the peak.
+"""Host memory as the kernel reports it: processes killed for lack of it, the limit, the peak.
 
-Two things are evidence: the kernel's log, which names processes, and the count of a cgroup that holds the job
-alone. The machine's own count also rises for other programs: it is reported as a possibility and decides
+Two sources are evidence: the kernel's log, which names processes, and the count of a cgroup that holds only
+this job. The machine's own count also rises for other programs: it is reported as a possibility and decides
 nothing.
 """
 
@@ -14,26 +14,26 @@ from pathlib import Path
 from nbtrain.base.cgroup import memory_groups, oom_kills, oom_kills_in
 
 KERNEL_LOG = Path("/dev/kmsg")
-# The kernel's log counts processes as the first pid namespace does, whose number this is (PROC_PID_INIT_INO).
+# The kernel's log numbers processes as in the first pid namespace, which is this one (PROC_PID_INIT_INO).
 FIRST_PID_NAMESPACE = "pid:[4026531836]"
-# One record of the log is at most so long.
+# Maximum size of one record of the log.
 RECORD_BYTES = 8192
-# Priorities from 8 on are of programs that write there.
+# Records with priorities from 8 on come from programs, not from the kernel.
 KILLED = re.compile(rb"^[0-7],(\d+),[^;]*;.*?\bKilled process (\d+) ")
 
 
 @dataclass(frozen=True)
 class HostMemory:
-    """The kernel's counters at one moment; None if it does not show one."""
+    """The kernel's counters at one moment; None for a counter that it does not show."""
 
     oom_kills: int | None = None
-    """Processes of this cgroup that the out-of-memory killer has ended."""
+    """Number of this cgroup's processes that the out-of-memory killer has ended."""
     machine_oom_kills: int | None = None
-    """Processes of the whole machine that it has ended, in other containers too."""
+    """Number of the whole machine's processes that it has ended, in other containers too."""
     limit_bytes: int | None = None
-    """The least of this cgroup and those above it."""
+    """The lowest limit of this cgroup and those above it."""
     peak_bytes: int | None = None
-    """The most that the cgroup with that limit has used since it was made."""
+    """Peak use of the cgroup with that limit since it was created."""
     killed: frozenset[tuple[int, int]] = frozenset()
     """Entries of the kernel's log: (number of the entry, process that the out-of-memory killer ended)."""
 
@@ -49,7 +49,7 @@ class HostMemory:
         )
 
     def since(self, before: "HostMemory") -> "HostMemory":
-        """The kills since then; limit and peak as they are now."""
+        """Return the kills since `before`, with the current limit and peak."""
         return HostMemory(
             _difference(self.oom_kills, before.oom_kills),
             _difference(self.machine_oom_kills, before.machine_oom_kills),
@@ -77,7 +77,7 @@ class HostMemory:
 
     @property
     def no_evidence(self) -> str:
-        """Statement for the case that there is neither evidence nor possibility."""
+        """Sentence for the case that there is neither evidence nor possibility."""
         if self.oom_kills == 0 or self.machine_oom_kills == 0:
             return f"the kernel counts no such kill{self._used()}"
         return "the kernel's counters are not readable"
@@ -89,7 +89,7 @@ class HostMemory:
 
 
 def killed_processes() -> frozenset[tuple[int, int]]:
-    """Processes that the out-of-memory killer has ended, by the kernel's log: (number of the entry, process).
+    """Return processes that the kernel's log reports as killed: (number of the entry, process).
 
     Empty if the log cannot be read, or if it counts processes of another namespace, as in most containers.
     """
@@ -99,7 +99,7 @@ def killed_processes() -> frozenset[tuple[int, int]]:
             return frozenset()
         log = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            # Each read gives one record; at the end it would wait, which is an OSError here.
+            # Each read returns one record; at the end it would wait, which is an OSError here.
             while record := _record(log):
                 if entry := KILLED.match(record):
                     found.add((int(entry[1]), int(entry[2])))
@@ -113,7 +113,7 @@ def _record(log: int) -> bytes:
         try:
             return os.read(log, RECORD_BYTES)
         except BrokenPipeError:
-            # It was overwritten before it was read: the next one is there.
+            # The record was overwritten before it was read: the next one is available.
             continue
 
 

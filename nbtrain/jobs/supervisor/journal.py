@@ -50,11 +50,11 @@ LAST_WORD_PAUSE_SECONDS = 0.5
 
 
 class Displaced(BaseException):
-    """Another supervisor has taken the job over, in words; no error, and nothing more may be written."""
+    """Raised when another supervisor owns the job: not an error, but nothing more may be written."""
 
 
 class Journal:
-    """Owner of job.json and of the supervisor's events once the supervisor has taken the job over."""
+    """Owner of job.json and of the supervisor's events, once this supervisor owns the job."""
 
     def __init__(self, job: JobDir):
         self.job = job
@@ -73,16 +73,16 @@ class Journal:
         self._signed_at = 0.0
         self._own: ProcessIdentity | None = None
         self.displaced: ProcessIdentity | None = None
-        """The supervisor that this one has taken the job from in the middle of an attempt."""
+        """The supervisor from which this one took the job in the middle of an attempt."""
 
     def take_over(self) -> None:
-        """Own the job from here on. Readers of this identity may send signals, so listen to them first.
+        """Own the job from here on. Readers of this identity may send signals, so install the handlers first.
 
-        In a new allocation of the same job, the attempt that the last one has lost is ended here.
+        In a new allocation of the same job, the attempt that the previous allocation lost is ended here.
         """
         before, self._own = self.record.supervisor, ProcessIdentity.of(os.getpid())
         self.record.supervisor = self._own
-        # An engine may start a job again that it had ended, and that was CANCELLED then.
+        # A scheduler may restart a job that it had ended, and that was CANCELLED then.
         self.record.ended_at = None
         self.record.stamps.pop("ended_at", None)
         if self.record.started_at is None:
@@ -99,10 +99,10 @@ class Journal:
         self.record.write(self.job.job_json)
 
     def check_owner(self) -> None:
-        """Raise Displaced if the job, or the run, is another supervisor's.
+        """Raise Displaced if another supervisor owns the job or the run.
 
         The run's lock keeps two supervisors apart, but not on every network disk; and an allocation that its
-        engine has given up and started again elsewhere may live on.
+        scheduler gave up and restarted elsewhere may still be alive.
         """
         if self._own is None:
             return
@@ -116,13 +116,13 @@ class Journal:
                 raise Displaced(f"the run has gone on as job {newer}")
 
     def newer_job(self) -> str | None:
-        """The id of the run's newest job, if it was submitted after this one."""
+        """Return the id of the run's newest job, if it was submitted after this one."""
         newest = self.job.run.newest_job()
         newer = newest and newest.job_id > self.job.job_id and newest.job_json.exists()
         return newest.job_id if newest and newer else None
 
     def superseded(self) -> bool:
-        """Whether the run has a newer job; if so, this one is written down as CANCELLED."""
+        """Record this job as CANCELLED if the run has a newer one; return whether it has."""
         newer = self.newer_job()
         if newer is not None:
             previous, self.record.state = self.record.state, CANCELLED
@@ -137,7 +137,7 @@ class Journal:
         self.record.write(self.job.job_json)
 
     def hand_over(self, cause: str, state: str = QUEUED) -> None:
-        """QUEUED: this allocation ends, and another one takes the job over; SUSPENDED: when it is resumed."""
+        """Give up the job: QUEUED if another allocation continues it, SUSPENDED until it is resumed."""
         self.check_owner()
         self.forget_request()
         self.record.supervisor = None
@@ -145,7 +145,7 @@ class Journal:
         self.set_state(state, cause)
 
     def sign_of_life(self) -> None:
-        """Renew the time stamp of job.json: all that a reader on another host can see of this process."""
+        """Renew job.json's time stamp, the only sign of this process that another host can see."""
         if time.monotonic() - self._signed_at >= SIGN_OF_LIFE_SECONDS:
             self._signed_at = time.monotonic()
             self.check_owner()
@@ -160,7 +160,7 @@ class Journal:
         self._try_write(self._write_record)
 
     def set_cause(self, cause: str) -> None:
-        """Write why the state is as it is, without an event."""
+        """Write the cause of the state, without an event."""
         if cause != self.record.cause:
             self.record.cause = cause
             self._try_write(self._write_record)
@@ -174,16 +174,17 @@ class Journal:
         self._state_since = now
 
     def event(self, kind: str, message: str, **data: object) -> None:
-        """One event, and the same line in supervisor.log."""
+        """Write one event, and the same line to supervisor.log."""
         self._try_write(lambda: self._events.write(kind, message, **data))
-        # The log may lie on the same full disk; losing a line of it must not end a training.
+        # The log may be on the same full disk; losing one of its lines must not end the training.
         with contextlib.suppress(OSError):
             print(f"{amounts.moment(time.time())} {kind}: {message}", flush=True)
 
     def request(self, action: str, reason: str) -> None:
         """Ask the ranks, through control/request.json, to do something at their next step boundary."""
         before = ControlRequest.read(self.job.control_request)
-        # Of an earlier supervisor's requests ack.json alone is left, and rank 0 passes over up to its number.
+        # Requests of an earlier supervisor leave only ack.json, and rank 0 ignores numbers up to the one
+        # there.
         done = (files.read_json(self.job.control_ack) or {}).get("request_id", 0)
         self._requests = number = max(before.request_id if before else 0, done, self._requests) + 1
         asked = ControlRequest(number, action, reason, time.time())
@@ -194,7 +195,7 @@ class Journal:
         self._try_write(lambda: self.job.control_request.unlink(missing_ok=True))
 
     def tell_rollback(self, rollback: Rollback, lost: str) -> None:
-        """The event of a rollback."""
+        """Write the event of a rollback."""
         said = (
             f"{rollback.cause}; goes back to {starting_point(rollback)} and passes over samples "
             f"{rollback.first:,} to {rollback.last - 1:,}; {lost}"
@@ -202,14 +203,14 @@ class Journal:
         self.event("rollback", said, step=rollback.step, positions=[rollback.first, rollback.last])
 
     def tell_restart(self, verdict: Verdict, lost: str, wait_seconds: float) -> None:
-        """The event of a restart."""
+        """Write the event of a restart."""
         attempt, cause = self.record.attempt, verdict.cause
         said = f"attempt {attempt} failed: {cause}; {lost}; the next one starts in {wait_seconds:g} s"
         data = {"attempt": attempt, "cause": cause, "reason": verdict.kind, "wait_seconds": wait_seconds}
         self.event("restart", said, **data)
 
     def note_rollback(self, rollback: Rollback) -> None:
-        """Have every later attempt, of this job or another, pass over these samples."""
+        """Have every later attempt, of this job or another, skip these samples."""
         assert self.reserve is not None
         self.reserve.write(lambda: rollback.append(self.job.run.rollbacks_json))
 
@@ -224,7 +225,7 @@ class Journal:
         return True
 
     def attempt_starts(self, config: RunConfig) -> AttemptRecord:
-        """STARTING: the ranks read their attempt in job.json. Raises OSError if that cannot be written."""
+        """Set STARTING: ranks read their attempt in job.json. Raises OSError if that cannot be written."""
         self.record.world_size = config.world_size
         found = newest_saved_step(self.job.run)
         attempt = attempt_record(config, self.record.attempt, found, self._tokens_between(0, found or 0))
@@ -235,7 +236,7 @@ class Journal:
         return attempt
 
     def attempt_trains(self, beat: Heartbeat | None) -> None:
-        """RUNNING, from the step that was loaded: an older one if the newest checkpoint was torn."""
+        """Set RUNNING, from the step that was loaded: an older one if the newest checkpoint was torn."""
         found = self.record.first_step
         loaded = beat.progress.checkpoint_step if beat and beat.progress else None
         steps = [step for step in (found, loaded) if step is not None]
@@ -243,10 +244,10 @@ class Journal:
         now = self.record.attempts[-1]
         made = ResumeCertificate.read(self.job.resume_json)
         if made is not None and made.source and made.attempt == now.attempt:
-            # The nodes' own disks may hold more, or less, than anyone here could see.
+            # The nodes' own disks may hold more or fewer checkpoints than this machine can see.
             self.record.resumed_from_step = made.step
         now.running_at, now.resumed_from_step = time.time(), self.record.resumed_from_step
-        # Only now is it known how much the attempt before has lost.
+        # Only now is it known how many tokens the previous attempt lost.
         if len(self.record.attempts) > 1 and (before := self.record.attempts[-2]).reached_step is not None:
             before.lost_tokens = self._tokens_between(now.resumed_from_step or 0, before.reached_step)
         self.set_state(RUNNING)
@@ -254,7 +255,7 @@ class Journal:
     def attempt_heard(
         self, beat: Heartbeat | None, reached_step: int | None, stacks: dict[int, list[str]]
     ) -> None:
-        """Keep how far the ranks came, and report where the ranks that hung stood."""
+        """Record how far the ranks came, and report where the hung ranks were."""
         self.last_beat = beat or self.last_beat
         self.reached_step = reached_step
         for rank, stack in sorted(stacks.items()):
@@ -331,12 +332,12 @@ class Journal:
         try:
             write_summary(self.job.run, self.config, self.record, self.last_beat)
         except RecordError as error:
-            # A damaged record, maybe of an earlier job: this one ends as it has ended all the same.
+            # A damaged record, perhaps of an earlier job, must not change how this job ends.
             self.event("warning", f"summary.json is not written: {error}")
 
 
 def disk_note(folder: Path) -> str:
-    """A hint if the disk of a folder is as good as full."""
+    """Return a hint if the disk of a folder is nearly full."""
     usage = shutil.disk_usage(folder)
     if usage.free > max(64 * 2**20, usage.total // 1000):
         return ""

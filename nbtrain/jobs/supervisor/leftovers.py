@@ -1,7 +1,7 @@
 """Leftovers of killed processes in a run directory: temporary files, torn checkpoints, cut-off submissions.
 
-Only called under the run's lock, when no process of the run's jobs is alive: then nothing here is still being
-written, but for the files that anyone may write (`ANYONES`).
+Only called under the run's lock, when no process of the run's jobs is alive: then no file here is still being
+written, except those that any process may write (`ANYONES`).
 """
 
 import shutil
@@ -12,8 +12,8 @@ from nbtrain.base.checkpoint_files import MANIFEST, REJECTED, checkpoint_problem
 from nbtrain.base.rundir import RunDir
 
 TEMPORARY = ".*.tmp"
-# Who pauses a job or asks its engine holds no lock. Such a file is written in moments; the clocks of two
-# machines differ by less than an hour.
+# A process that pauses a job or asks its scheduler holds no lock. It writes such a file in moments, and the
+# clocks of two machines differ by less than an hour.
 ANYONES = frozenset(
     {"pause.json", "ask.json", "devices.json", "given_up.json", "engine.json", "kubernetes.json"}
 )
@@ -21,7 +21,7 @@ ANYONES_SECONDS = 3600.0
 
 
 def temporaries(run: RunDir) -> list[Path]:
-    """Temporary neighbours of atomic writes that were never renamed. notebooks/ belongs to others."""
+    """Return temporary files of atomic writes that were never renamed, except those in notebooks/."""
     found = list(run.path.glob(TEMPORARY))
     for folder in (run.jobs, run.model, run.tensorboard, run.profiling):
         found += folder.rglob(TEMPORARY) if folder.is_dir() else ()
@@ -29,25 +29,25 @@ def temporaries(run: RunDir) -> list[Path]:
 
 
 def _may_be_written(path: Path) -> bool:
-    """Whether a process without the run's lock may be about to rename this temporary file."""
+    """Return whether a process without the run's lock may be about to rename this temporary file."""
     # .<name>.<random part or pid>.tmp: base/files.py
     name = path.name[1:].rpartition(".")[0].rpartition(".")[0]
     try:
         return name in ANYONES and time.time() - path.stat().st_mtime < ANYONES_SECONDS
     except FileNotFoundError:
-        # It was renamed meanwhile.
+        # It has been renamed meanwhile.
         return True
 
 
 def torn_checkpoints(run: RunDir) -> list[Path]:
-    """Checkpoint folders that do not count: no readable manifest, or files missing or of another size."""
+    """Return invalid checkpoint folders: no readable manifest, or files missing or of another size."""
     return [
         run.checkpoint(step) for step in run.checkpoint_steps() if checkpoint_problem(run.checkpoint(step))
     ]
 
 
 def cut_off_submissions(run: RunDir) -> list[Path]:
-    """Job folders without a job.json."""
+    """Return job folders without a job.json."""
     return [run.job(job_id).path for job_id in run.job_ids() if not run.job(job_id).job_json.exists()]
 
 
@@ -55,8 +55,8 @@ def sweep(run: RunDir, killed_since: float | None, keep: Path | None = None) -> 
     """Remove temporary files and checkpoints that were being written when their ranks were killed.
 
     `killed_since` is the time from which ranks may have been killed, None if none was. An older torn
-    checkpoint stays, as evidence. `keep` is the caller's own. Returns what was removed, relative to the run
-    directory.
+    checkpoint stays, as evidence. `keep` is a file of the caller. Returns the removed paths, relative to the
+    run directory.
     """
     removed = [path for path in temporaries(run) if path != keep]
     if killed_since is not None:

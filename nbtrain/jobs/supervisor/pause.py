@@ -32,7 +32,7 @@ def look(job: JobDir, journal: Journal, asked: Asked) -> None:
 
 
 def paused_words(job: JobDir, verdict: Verdict) -> str:
-    """The cause of SUSPENDED."""
+    """Return the cause of SUSPENDED."""
     cause = verdict.cause.replace("stopped on request", "paused on request", 1)
     return f"{cause}; `nbtrain resume {job.run.name}` continues it"
 
@@ -44,14 +44,14 @@ def stopped_while_paused(cause: str) -> Verdict:
 
 
 def paused_before(job: JobDir) -> float:
-    """The seconds that the job has been paused under earlier supervisors."""
+    """Return the seconds that the job was paused under earlier supervisors."""
     told = [event for event in read_events(job) if event["kind"] == "state" and "state" in event]
     pauses = [pair for pair in itertools.pairwise(told) if pair[0]["state"] == SUSPENDED]
     return sum(after["time"] - before["time"] for before, after in pauses)
 
 
 def hold(job: JobDir, journal: Journal, asked: Asked, verdict: Verdict) -> Verdict | None:
-    """SUSPENDED, until the job is resumed; its end if it is stopped meanwhile."""
+    """Stay SUSPENDED until the job is resumed; return its end if it is stopped meanwhile."""
     if asked.why == PAUSE:
         # A stop may have been requested since the ranks left, for example while devices were released.
         asked.stop, asked.why = False, ""
@@ -59,7 +59,7 @@ def hold(job: JobDir, journal: Journal, asked: Asked, verdict: Verdict) -> Verdi
     cause = paused_words(job, verdict)
     journal.set_state(SUSPENDED, cause)
     while asked_pause(job):
-        asked.save = False  # there is nothing newer than what the pause has saved
+        asked.save = False  # the pause has saved everything
         if asked.stop_within(LOOK_SECONDS, lambda: look(job, journal, asked)):
             asked.why = asked.why if asked.why in (ALLOCATION, ENGINE) else REQUEST
             return stopped_while_paused(cause)

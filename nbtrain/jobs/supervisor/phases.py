@@ -1,4 +1,4 @@
-"""The phases of an attempt, and what is due in each of them: from what was observed and the time.
+"""The phases of an attempt, and the action due in each, decided from observations and the time.
 
     RUNNING -> LOSING_PEERS -> ENDED        a rank failed; the others wait for it in a collective that cannot
     end
@@ -21,13 +21,13 @@ from nbtrain.config.schema import RunConfig
 PEER_GRACE_SECONDS = 10.0
 # Before its first step a rank has nothing to save.
 EARLY_STOP_SECONDS = 5.0
-# A save in a busy machine, or one that meets another save, takes longer than the ones before.
+# A save on a busy machine, or one that overlaps another, takes longer than earlier ones.
 SAVE_TIMES = 2.0
-# Ranks that still write a checkpoint are not killed before so many times their patience_seconds.
+# Ranks that still write a checkpoint may take this many times their patience_seconds.
 CAP_TIMES = 10.0
-# Between the signal to the ranks and the kill, once their patience_seconds are over.
+# Seconds between SIGTERM to the ranks and the kill, once their patience_seconds are over.
 TERM_GRACE_SECONDS = 3.0
-# A wrapper writes the record of its rank's end in much less; a wrapper that does not is gone itself.
+# A wrapper records its rank's end in much less time; a wrapper that does not is itself gone.
 RECORD_SECONDS = 2.0
 
 
@@ -51,17 +51,17 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Observed:
-    """One look at an attempt."""
+    """One observation of an attempt."""
 
     patience_seconds: float
     """Seconds that ranks may take to save and leave: patience_seconds()."""
     saving_at: float | None = None
     """Time at which a rank last reported writing a checkpoint or starting to unload; None if none does."""
     training: bool = False
-    """Whether rank 0 is past loading: only then is there something to save."""
+    """Whether rank 0 has finished loading: only then is there something to save."""
     launcher_ended: bool = False
     launcher_killed_at: float | None = None
-    """Since when the launcher is known to be dead by a signal that was not the supervisor's."""
+    """Time since which the launcher is known to be dead by a signal that the supervisor did not send."""
     processes_left: bool = True
     """Whether any process of the job is left after the launcher's end."""
     killed: bool = False
@@ -71,7 +71,7 @@ class Observed:
     signalled_at: float | None = None
     """Time at which the ranks got SIGTERM."""
     failed_at: float | None = None
-    """Since when a rank is known to have failed."""
+    """Time since which a rank is known to have failed."""
     hangs: bool = False
     """Whether a rank makes no progress for longer than it may."""
 
@@ -82,7 +82,7 @@ def patience_seconds(shutdown_timeout_seconds: float, save_seconds: float) -> fl
 
 
 def stop_patience_seconds(run: RunDir, config: RunConfig) -> float:
-    """patience_seconds() of a run, with the saves that were measured so far."""
+    """Return patience_seconds() of a run, from the saves measured so far."""
     return patience_seconds(config.backend.shutdown_timeout_seconds, measured_save_seconds(run))
 
 
@@ -92,9 +92,9 @@ def cap_seconds(patience: float) -> float:
 
 
 def time_is_over(now: float, asked_at: float, patience: float, saving_at: float | None) -> bool:
-    """Whether ranks that were asked to leave have had their time.
+    """Return whether ranks that were asked to leave have used up their time.
 
-    That is `patience` from the request, or from the last sign that they still save; at most the cap.
+    They have `patience` from the request, or from the last sign that they still save; at most the cap.
     """
     if saving_at is not None and now - asked_at < cap_seconds(patience):
         asked_at = max(asked_at, saving_at)
@@ -102,7 +102,7 @@ def time_is_over(now: float, asked_at: float, patience: float, saving_at: float 
 
 
 def phase_of(observed: Observed) -> Phase:
-    """The phase, from the most final one to RUNNING."""
+    """Return the phase, checking from the most final one to RUNNING."""
     if observed.launcher_ended:
         may_save = observed.launcher_killed_at is not None and not observed.killed and observed.processes_left
         return Phase.STOPPING if may_save else Phase.ENDED
@@ -136,7 +136,7 @@ def _while_stopping(observed: Observed, now: float) -> Action:
     assert since is not None
     over = time_is_over(now, since, patience, observed.saving_at)
     if observed.launcher_ended:
-        # Its death was the signal.
+        # The launcher's death was their signal.
         return Action.KILL if over else Action.KEEP
     if observed.signalled_at is None:
         # A rank that is still importing looks at control/ only after its first step.

@@ -1,4 +1,4 @@
-"""Leftovers of a run's earlier jobs and of killed processes: ended and removed before ranks start."""
+"""Ends an earlier job's processes and removes what killed processes left, before ranks start."""
 
 import itertools
 import signal
@@ -12,15 +12,15 @@ from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.ranks import Patience
 from nbtrain.jobs.supervisor.reserve import READ_ONLY_ERRORS, RESERVE_SUFFIX
 
-# A supervisor that has lost its job reads so in job.json within SIGN_OF_LIFE_SECONDS, and kills its ranks.
+# A supervisor that lost its job reads that in job.json within SIGN_OF_LIFE_SECONDS, and kills its ranks.
 DISPLACED_SECONDS = 2 * SIGN_OF_LIFE_SECONDS
 LOOK_SECONDS = 0.1
 
 
 def wait_for_displaced(journal: Journal) -> None:
-    """The supervisor that has lost this job may still live: its ranks and ours must not share model/.
+    """Wait for the supervisor that lost this job to leave: its ranks and ours must not share model/.
 
-    On another host it cannot be seen to leave, and has DISPLACED_SECONDS.
+    On another host its end cannot be seen, so it gets DISPLACED_SECONDS.
     """
     displaced, deadline = journal.displaced, time.monotonic() + DISPLACED_SECONDS
     if displaced is None or displaced.gone():
@@ -37,13 +37,14 @@ def wait_for_displaced(journal: Journal) -> None:
 
 
 def wait_for_predecessors(journal: Journal, seconds: float) -> None:
-    """Ranks of an earlier job whose supervisor died may still be saving; two jobs must not share model/."""
+    """Wait for ranks of a dead supervisor's job, which may still save: two jobs must not share model/."""
     job = journal.job
     others = [job_id for job_id in job.run.job_ids() if job_id != job.job_id]
     if left := processes.marked_pids(others):
         said = f"{len(left)} processes of a lost job are asked to save and leave; waits up to {seconds:g} s"
         journal.event("warning", said)
-        # Of backend local the kernel has asked them; an agent keeps its ranks until it misses the supervisor.
+        # With backend local the kernel has signalled them; an agent ends its ranks once its supervisor is
+        # silent.
         processes.send(left, signal.SIGTERM)
         beats = (job.run.job(other).heartbeats() for other in others)
         patience = Patience(itertools.chain.from_iterable(beats), seconds)
@@ -56,11 +57,11 @@ def wait_for_predecessors(journal: Journal, seconds: float) -> None:
 
 
 def sweep(journal: Journal, author: str, killed_since: float | None) -> None:
-    """Remove what killed processes have left half-written."""
+    """Remove files that killed processes left half-written."""
     keep = journal.reserve.path if journal.reserve else None
     try:
         for path in leftovers.sweep(journal.job.run, killed_since, keep=keep):
-            # A reserve is what every process that was killed leaves: it holds nothing.
+            # Every killed process leaves a reserve, which holds no data.
             if not path.endswith(RESERVE_SUFFIX):
                 journal.event("warning", f"removed {path}, left half-written by {author}")
     except OSError as error:

@@ -24,7 +24,7 @@ from typing import Any
 from nbtrain.base.parent_death import die_with_parent, prctl
 
 JOB_MARKER = "NBTRAIN_JOB"
-# Beside it, if an agent started the rank: agents may share a machine.
+# Variable in addition to the marker, if an agent started the rank: agents may share a machine.
 NODE_MARKER = "NBTRAIN_NODE"
 PR_SET_CHILD_SUBREAPER = 36
 PR_GET_CHILD_SUBREAPER = 37
@@ -36,7 +36,7 @@ def adopt_orphans() -> None:
 
 
 def child_setup(death_signal: int) -> Callable[[], None]:
-    """A preexec_fn: the child gets `death_signal` when the calling process dies, even before the exec."""
+    """Return a preexec_fn: the child gets `death_signal` when this process dies, even before the exec."""
     parent = os.getpid()
 
     def setup() -> None:
@@ -48,16 +48,16 @@ def child_setup(death_signal: int) -> Callable[[], None]:
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL for 9; the number if it has no name."""
+    """Return SIGKILL for 9; the number if it has no name."""
     with contextlib.suppress(ValueError):
         return signal.Signals(number).name
     return f"signal {number}"
 
 
 def marked_pids(job_ids: Iterable[str], *also: str) -> list[int]:
-    """Live processes, without this one, that carry the marker of one of these jobs and every one of `also`.
+    """Return live processes, except this one, with the marker of one of these jobs and all of `also`.
 
-    One of `also` is the name of a variable, or NAME=value.
+    Each of `also` is the name of a variable, or NAME=value.
     """
     wanted = {f"{JOB_MARKER}={job_id}".encode() for job_id in job_ids}
     exact = {one.encode() for one in also if "=" in one}
@@ -69,7 +69,7 @@ def marked_pids(job_ids: Iterable[str], *also: str) -> list[int]:
         try:
             environment = (entry / "environ").read_bytes()
         except OSError:
-            continue  # gone meanwhile, or another user's: not ours either way
+            continue  # it has ended, or belongs to another user: not ours either way
         variables = set(environment.split(b"\0"))
         if wanted.isdisjoint(variables) or not exact <= variables:
             continue
@@ -79,21 +79,21 @@ def marked_pids(job_ids: Iterable[str], *also: str) -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    """Children that the main thread of a process started or adopted; none if it is gone."""
+    """Return children that a process's main thread started or adopted; none if it is gone."""
     with contextlib.suppress(OSError):
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return []
 
 
 def process_state(pid: int) -> str:
-    """The kernel's letter: R running, S sleeping, D waiting for a device, T stopped, Z ended; X if gone."""
+    """Return the kernel's letter: R running, S sleeping, D in device wait, T stopped, Z ended; X if gone."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return "X"
 
 
 def send(pids: Iterable[int], number: int) -> None:
-    """Signal each process; processes that are gone are passed over."""
+    """Signal each process; processes that are gone are skipped."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -105,10 +105,10 @@ def end_marked(
     timeout_seconds: float = 10.0,
     also: Iterable[str] = (),
 ) -> list[int]:
-    """Wait for processes with the marker to leave, then kill them. Returns the killed.
+    """Wait for processes with the marker to leave, then kill them. Return the killed ones.
 
-    `grace`: for how many seconds, or what says that the time is over. `also` narrows the marker, as in
-    marked_pids().
+    `grace` is a number of seconds, or a function that says that the time is over. `also` narrows the marker,
+    as in marked_pids().
 
     Raises TimeoutError if a killed process does not end: it may be waiting for a dead disk.
     """
@@ -121,7 +121,7 @@ def end_marked(
     killed: set[int] = set()
     deadline = time.monotonic() + timeout_seconds
     while left:
-        # Again and again: a process may have forked while we looked.
+        # Repeated, because a process may have forked since the last look.
         send(left, signal.SIGKILL)
         killed.update(left)
         time.sleep(0.05)
@@ -132,7 +132,7 @@ def end_marked(
     return sorted(killed)
 
 
-# Children that somebody waits for by Popen; reaping them here would steal their exit code.
+# Children that a Popen object waits for; reaping them here would steal their exit code.
 _awaited: set[int] = set()
 
 

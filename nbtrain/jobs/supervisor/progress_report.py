@@ -15,9 +15,9 @@ from nbtrain.jobs.supervisor.journal import Journal
 if TYPE_CHECKING:
     from nbtrain.jobs.backends.kubernetes.trainer_status import TrainerStatus
 
-# The operator of a TrainJob sets one in the pod, with two others: backends/kubernetes/trainer_status.py.
+# Set by a TrainJob's operator in the pod, with two others: backends/kubernetes/trainer_status.py.
 PLACES = ("KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_STATUS_URL")
-# At the end of the job, for the last report.
+# Seconds for the last report at the end of the job.
 END_SECONDS = 6.0
 
 
@@ -37,7 +37,7 @@ class ProgressReport:
                 self._tell(f"{place} is not https, or its token or certificate is not named")
 
     def look(self, beat: Heartbeat | None) -> None:
-        """Report if it is due and the last report has been answered or given up."""
+        """Start a report if one is due and the last one was answered or given up."""
         status = self._status
         if status is None or beat is None or beat.progress is None:
             return

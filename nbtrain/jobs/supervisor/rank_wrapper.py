@@ -1,15 +1,16 @@
-"""The wrapper of one rank: starts it, passes signals on, and writes down how it ended.
+"""The wrapper of one rank: starts it, forwards signals, and records how it ended.
 
     python -m nbtrain.jobs.supervisor.rank_wrapper <command of the rank ...>
 
     torchrun -> wrapper -> rank          log      jobs/<id>/logs/<rank>.<attempt>.log
                    |         |
-                   |<--pipe--+           the rank's own word: one JSON object {outcome, step, message, detail}
+                   |<--pipe--+           the rank's own report: one JSON object {outcome, step, message,
+                   detail}
                    v
-              exit/<rank>.<attempt>.json  that word, with the exit code or signal that the kernel reports
+              exit/<rank>.<attempt>.json  that report, with the exit code or signal that the kernel reports
 
-The job's final state comes from these records alone: torchrun's own code is 1 whatever happened. If the rank
-and the kernel disagree, the kernel wins: a rank that said "finished" and then died by a signal was killed.
+The job's final state comes from these records alone: torchrun's own code is 1 in every case. If the rank and
+the kernel disagree, the kernel wins: a rank that reported "finished" and then died by a signal was killed.
 Standard library only, because every rank starts one; it keeps nothing in memory while the rank trains.
 """
 
@@ -34,11 +35,11 @@ EXIT_FD = "NBTRAIN_EXIT_FD"
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 IN_ORDER = ("finished", "stopped", "rollback")
 OUTCOMES = (*IN_ORDER, "failed")
-# In the message of a rank that ended without saying why.
+# Part of the message for a rank that ended without a report.
 WITHOUT_WORD = "without a word"
-# The rank's word holds a traceback at most; anything longer was not written by nbtrain.
+# A rank's report holds a traceback at most; anything longer was not written by nbtrain.
 MAX_WORD_BYTES = 1 << 20
-# The end of a traceback says most, and the record must fit into its reserve.
+# The end of a traceback is the most useful part, and the record must fit into its reserve.
 MAX_DETAIL_CHARACTERS = 12_000
 
 
@@ -63,7 +64,8 @@ def main(command: list[str]) -> int:
                 env={**os.environ, EXIT_FD: str(writer)},
                 pass_fds=(writer,),
                 preexec_fn=child_setup(signal.SIGKILL),
-                # torchrun signals the wrapper's whole group; in its own group the rank hears it once, from
+                # torchrun signals the wrapper's whole group; in a separate group the rank gets the signal
+                # once, from the wrapper.
                 # us.
                 process_group=0,
             )
@@ -86,10 +88,10 @@ def main(command: list[str]) -> int:
 
 
 def read_until_exit(child: subprocess.Popen, reader: int) -> dict:
-    """Wait for the rank and return its word, {} if it gave none.
+    """Wait for the rank and return its report, {} if it wrote none.
 
-    The pipe is read while the rank runs, so that a long word cannot block it; its end is not waited for,
-    because a forked data worker may hold the pipe open after the rank is gone.
+    The pipe is read while the rank runs, so that a long report cannot block it. The pipe's end is not waited
+    for, because a forked data worker may hold the pipe open after the rank is gone.
     """
     waker, wake = socket.socketpair()
     for end in (waker, wake):
@@ -118,7 +120,7 @@ def read_until_exit(child: subprocess.Popen, reader: int) -> dict:
 
 
 def drain(reader: int, content: bytearray) -> bool:
-    """Add what the pipe holds now; False at its end."""
+    """Read what the pipe holds now; False at its end."""
     while True:
         try:
             chunk = os.read(reader, 65536)
@@ -133,15 +135,15 @@ def drain(reader: int, content: bytearray) -> bool:
 def write_record(
     job: JobDir, rank: int, attempt: int, returncode: int | None, word: dict, reserve: Reserve
 ) -> ExitRecord:
-    """Merge the kernel's truth with the rank's word and write the exit record."""
+    """Merge the kernel's result with the rank's report and write the exit record."""
     killed_by = -returncode if returncode is not None and returncode < 0 else None
     exit_code = None if killed_by else returncode
     said = word["outcome"] if word.get("outcome") in OUTCOMES else ""
     outcome = said
     message = str(word.get("message") or "")
     if killed_by and (said == "failed" or (killed_by == signal.SIGTERM and said in IN_ORDER)):
-        # Its word is the last thing that a rank does: the signal met it while Python was ending. A rank that
-        # has failed is aborted then if its peers close their connections, or ended by torchrun.
+        # The report is a rank's last action, so the signal came while Python was ending. A failed rank is
+        # also aborted if its peers close their connections, or is ended by torchrun.
         pass
     elif killed_by == STACK_SIGNAL and said:
         pass

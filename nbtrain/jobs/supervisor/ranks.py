@@ -10,14 +10,14 @@ from nbtrain.jobs.backends.base import Launcher
 from nbtrain.jobs.supervisor.hang import Standstill
 from nbtrain.jobs.supervisor.phases import RECORD_SECONDS, time_is_over
 
-# Until it has loaded, a rank waits for torchrun and imports torch, which a cold disk makes long; at its end
-# it unloads.
+# Additional seconds while a rank waits for torchrun and imports torch, which is slow from a cold disk, and
+# while it unloads at the end.
 BIRTH_SECONDS = 120.0
-# A look that comes so much too late: the supervisor itself stood still (a busy or suspended machine). Half of
-# backend.heartbeat_timeout_seconds if that is less: else a pause would count as a hang.
+# A look that comes this much too late: the supervisor itself was suspended or starved. If half of
+# backend.heartbeat_timeout_seconds is less, that applies: otherwise a pause would count as a hang.
 PAUSE_SECONDS = 5.0
 EARLY_PHASES = frozenset({"start", "build", "load"})
-# Python and torch take their time to come and to go, and report nothing meanwhile.
+# Python and torch need time to start and to end, and report nothing meanwhile.
 QUIET_PHASES = EARLY_PHASES | {"end"}
 
 
@@ -53,7 +53,7 @@ class RankWatch:
 
 
 def last_saving(watches: Iterable[RankWatch]) -> float | None:
-    """The latest saving_at of some ranks."""
+    """Return the latest saving_at of some ranks."""
     return max((at for watch in watches if (at := watch.saving_at) is not None), default=None)
 
 
@@ -66,7 +66,7 @@ class Patience:
         self._watches = {path: RankWatch(self._began, self._began) for path in heartbeats}
 
     def over(self) -> bool:
-        """Whether their time is over: phases.time_is_over()."""
+        """Return whether their time is over: phases.time_is_over()."""
         now = time.monotonic()
         for path, watch in self._watches.items():
             watch.hear(Heartbeat.read(path), now)
@@ -84,7 +84,7 @@ class Ranks:
         self._trained = False
 
     def look(self, now: float) -> float:
-        """Read every heartbeat and every new record. Returns how long the supervisor itself stood still."""
+        """Read every heartbeat and every new record. Return how long the supervisor itself was suspended."""
         stood_still = self._excuse(now)
         for rank, watch in self.watches.items():
             watch.hear(self._launcher.heartbeat(rank), now)
@@ -97,7 +97,7 @@ class Ranks:
         return last_saving(watch for watch in self.watches.values() if watch.record is None)
 
     def _excuse(self, now: float) -> float:
-        """The time that the supervisor itself stood still is not held against the ranks."""
+        """Extend the ranks' time limits by the time in which the supervisor itself was suspended."""
         pause = now - self._looked_at if self._looked_at is not None else 0.0
         self._looked_at = now
         if pause <= self._pause_seconds:
@@ -115,7 +115,7 @@ class Ranks:
 
     @property
     def records(self) -> dict[int, ExitRecord]:
-        """{rank: how it ended}, of the ranks that have ended."""
+        """{rank: exit record} of the ranks that have ended."""
         return {rank: watch.record for rank, watch in self.watches.items() if watch.record}
 
     @property
@@ -125,11 +125,11 @@ class Ranks:
 
     @property
     def pids(self) -> dict[int, int]:
-        """{rank: its process}, of the ranks that were heard of."""
+        """{rank: process id} of the ranks that have reported."""
         return {rank: watch.beat.process.pid for rank, watch in self.watches.items() if watch.beat}
 
     def failed(self, now: float) -> bool:
-        """Whether a rank has failed, or the record of one that is gone will not come any more."""
+        """Return whether a rank has failed, or is gone and its record is overdue."""
         late = any(
             watch.gone_at is not None and now - watch.gone_at > RECORD_SECONDS
             for watch in self.watches.values()
@@ -137,13 +137,13 @@ class Ranks:
         return late or any(record.outcome in ("failed", "killed") for record in self.records.values())
 
     def lead(self) -> Heartbeat | None:
-        """Rank 0's newest heartbeat."""
+        """Return rank 0's newest heartbeat."""
         return self.watches[0].beat
 
     def training(self) -> bool:
         """Return whether rank 0 has finished loading."""
         beat, record = self.lead(), self.watches[0].record
-        # Remembered: between two phases a heartbeat shows the outer one, which is `start`.
+        # Kept once true: between two phases a heartbeat shows the outer one, which is `start`.
         self._trained = (
             self._trained
             or (beat is not None and beat.phase not in EARLY_PHASES)
@@ -152,7 +152,7 @@ class Ranks:
         return self._trained
 
     def reached_step(self) -> int | None:
-        """The furthest step that any rank reported."""
+        """Return the furthest step that any rank reported."""
         steps = [watch.beat.step for watch in self.watches.values() if watch.beat]
         steps += [record.step for record in self.records.values() if record.step is not None]
         return max(steps, default=None)
@@ -167,6 +167,6 @@ class Ranks:
 
 
 def overdue(one: Standstill, limit_seconds: float) -> bool:
-    """Whether a rank has made no progress for longer than its phase allows."""
+    """Return whether a rank has made no progress for longer than its phase allows."""
     quiet = one.beat is None or one.beat.phase in QUIET_PHASES
     return one.still_seconds > limit_seconds + (BIRTH_SECONDS if quiet else 0.0)

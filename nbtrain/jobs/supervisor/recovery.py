@@ -1,10 +1,9 @@
 """Policy for the end of an attempt; supervise.py carries it out.
 
-rollback     at once: the samples from the checkpoint to the bad step are passed over for good
+rollback     at once: the samples from the checkpoint to the bad step are skipped for good
 disk         after there is room, for at most backend.disk_wait_seconds
-GPU, rank    with backend.elastic the devices are counted, and the next attempt has as many data-parallel
-ranks
-             as they hold; the global batch stays
+GPU, rank    with backend.elastic, the devices are counted, and the next attempt has as many data-parallel
+             ranks as they hold; the global batch stays
 the rest     after a wait that doubles, at most backend.max_restarts times
 """
 
@@ -25,13 +24,13 @@ from nbtrain.jobs.supervisor.rank_wrapper import WITHOUT_WORD
 from nbtrain.jobs.supervisor.verdict import DISK_IS_FULL, Verdict
 
 LONGEST_BACKOFF_SECONDS = 300.0
-# A float ends at 2.0 ** 1024, and backend.max_restarts allows a million.
+# A float cannot exceed 2.0 ** 1024, and backend.max_restarts allows a million.
 MOST_DOUBLINGS = 1000
 
-# After so many rollbacks from one checkpoint that came no further, another would be no different.
+# After this many rollbacks from one checkpoint without progress, another would change nothing.
 VAIN_ROLLBACKS = 3
 
-# A rank cannot leave the record of its end on a disk with less.
+# With less free space on the disk, a rank cannot write its exit record.
 NO_ROOM_BYTES = 1 << 20
 
 
@@ -42,12 +41,12 @@ class Recovery:
     give_up: str = ""
     """Reason that there is no other attempt; "" if there is one."""
     rollback: Rollback | None = None
-    """The samples that the next attempt passes over; it starts at once."""
+    """The samples that the next attempt skips; it starts at once."""
     wait_seconds: float = 0.0
     needs_room: bool = False
     """Whether to wait until the disk holds one more checkpoint."""
     counts_devices: bool = False
-    """Whether the next attempt takes as many devices as there are then."""
+    """Whether the next attempt uses as many devices as there are then."""
 
 
 def recovery_from(
@@ -74,7 +73,7 @@ def recovery_from(
 
 
 def _after_rollback(config: RunConfig, rollbacks: Sequence[Rollback]) -> Recovery:
-    """At once, unless there were more than stability.max_skipped_steps in the window, or they are in vain."""
+    """Retry at once, unless rollbacks exceed stability.max_skipped_steps in the window, or are in vain."""
     stability = config.stability
     newest, window = rollbacks[-1], stability.loss_spike_window_steps
     near = [one for one in rollbacks if abs(one.step - newest.step) < window]
@@ -139,9 +138,9 @@ def rollback_of(verdict: Verdict, job: JobDir, attempt: int) -> Rollback:
 
 
 def with_the_disk(verdict: Verdict, free_bytes: int, read_only: bool = False) -> Verdict:
-    """The verdict in view of the disk: on a full one a rank cannot write its word or its record.
+    """Adjust a verdict for the state of the disk: on a full one, ranks can write neither report nor record.
 
-    On a disk that has turned read-only no other attempt could save anything.
+    On a disk that has turned read-only, no other attempt could save anything.
     """
     silent = not verdict.kind and WITHOUT_WORD in verdict.cause
     if read_only and verdict.state == FAILED:
@@ -155,7 +154,7 @@ def with_the_disk(verdict: Verdict, free_bytes: int, read_only: bool = False) ->
 
 
 def given_up(verdict: Verdict, why: str) -> Verdict:
-    """The end of a job that could have been tried again and is not."""
+    """Return the end of a job that could have been tried again and is not."""
     return Verdict(FAILED, f"{verdict.cause}; not tried again: {why}", step=verdict.step)
 
 
@@ -169,5 +168,5 @@ def overdue(verdict: Verdict, config: RunConfig) -> Verdict:
 
 
 def cancelled_while_waiting(verdict: Verdict) -> Verdict:
-    """The end of a job that was asked to stop between two attempts."""
+    """Return the end of a job that was asked to stop between two attempts."""
     return Verdict(CANCELLED, f"stopped on request while it waited to restart; before: {verdict.cause}")

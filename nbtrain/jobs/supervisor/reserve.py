@@ -35,6 +35,6 @@ class Reserve:
             write()
 
     def release(self) -> None:
-        """Remove the file, if the disk lets it be removed."""
+        """Remove the file, if the disk permits it."""
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)

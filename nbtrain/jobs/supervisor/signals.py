@@ -16,7 +16,7 @@ from nbtrain.base.rundir import JobDir
 LOOK_SECONDS = 0.2
 
 
-# Why the ranks are to leave.
+# Reasons for the ranks to leave.
 REQUEST, PAUSE, DEADLINE = "a request", "a pause", "the deadline"
 ALLOCATION = "the time limit of its allocation"
 ENGINE = "ended by its engine (TERM, as scancel or a deleted pod sends it)"
@@ -37,7 +37,7 @@ class Asked:
     _last_ask: Ask | None = None
 
     def listen(self, in_allocation: bool = False) -> "Asked":
-        """Take this process's signals from here on."""
+        """Handle this process's signals from here on."""
 
         def stop(number: int, frame: object) -> None:
             if not in_allocation:
@@ -64,13 +64,14 @@ class Asked:
             self.stop, self.why = True, why
 
     def read_ask(self, job: JobDir, at_start: bool = False) -> None:
-        """Heed control/ask.json, the way to a supervisor on another host; each request once.
+        """Read control/ask.json, through which other hosts reach a supervisor; obey each request once.
 
         At its start, a supervisor obeys only a stop: a save was requested from the supervisor before it,
         whose ranks saved when they left.
         """
         ask, last = Ask.read(job.control_ask), self._last_ask
-        # Two who ask at the same moment give one number; a network disk may show an older request again.
+        # Two requests made at the same moment have one number; a network disk may show an older request
+        # again.
         if ask is None or ask == last or (last and ask.number < last.number):
             return
         self._last_ask = ask

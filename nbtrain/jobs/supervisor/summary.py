@@ -1,7 +1,7 @@
-"""summary.json: the run in figures, written at every end of a job.
+"""summary.json: the run in figures, written whenever a job ends.
 
-Figures come from rank 0's last heartbeat, totals from job.json, the newest checkpoint from the disk. What a
-short-lived job cannot know (one that failed before its first validation) is kept from the summary before.
+Figures come from rank 0's last heartbeat, totals from job.json, the newest checkpoint from the disk. Values
+that a short job cannot know (if it failed before its first validation) are kept from the previous summary.
 """
 
 import math
@@ -19,7 +19,7 @@ from nbtrain.planner.measured import record_of
 def write_summary(
     run: RunDir, config: RunConfig, record: JobRecord, beat: Heartbeat | None
 ) -> dict[str, Any]:
-    """Write summary.json for a job whose end is in `record`; returns what was written."""
+    """Write summary.json for a job whose end is in `record`; return its content."""
     before = files.read_json(run.summary_json) or {}
     summary = summarize(config, record, beat, before)
     summary["checkpoint_step"] = newest_checkpoint_step(run)
@@ -31,11 +31,11 @@ def write_summary(
 def summarize(
     config: RunConfig, record: JobRecord, beat: Heartbeat | None, before: dict[str, Any]
 ) -> dict[str, Any]:
-    """The figures of the run at this job's end. `before` is the summary of the job before, or {}."""
+    """Return the run's figures at this job's end. `before` is the summary of the job before, or {}."""
     assert record.ended_at is not None
     progress = beat.progress if beat else record.goes_on_from
     progress = progress or TrainingProgress(config.train_steps, config.train_tokens)
-    # Of a job without a heartbeat: its checkpoint, else the job before.
+    # For a job without a heartbeat: its checkpoint, else the job before.
     known = beat or record.goes_on_from
     steps = beat.step if beat else record.first_step
 
@@ -92,12 +92,12 @@ def summarize(
 
 
 def by_dataset(losses: Mapping[str, float]) -> dict[str, dict[str, float | None]]:
-    """{dataset: its validation loss and perplexity}, of a blend or mixture."""
+    """Return {dataset: its validation loss and perplexity} of a blend or mixture."""
     return {name: {"loss": loss, "perplexity": perplexity(loss)} for name, loss in losses.items()}
 
 
 def perplexity(loss: float | None) -> float | None:
-    """exp(loss); None if it is unknown or too large for a float."""
+    """Return exp(loss); None if it is unknown or too large for a float."""
     if loss is None:
         return None
     try:
@@ -107,7 +107,7 @@ def perplexity(loss: float | None) -> float | None:
 
 
 def total_seconds(run: RunDir, record: JobRecord) -> float:
-    """Seconds of all jobs of the run, this one included; a lost job counts to the last thing it wrote."""
+    """Return the seconds of all jobs of the run, this one included; a lost job ends at its last report."""
     total = record.seconds_between("created_at", "ended_at")
     for job_id in run.job_ids():
         other = JobRecord.read(run.job(job_id).job_json)

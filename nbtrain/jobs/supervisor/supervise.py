@@ -69,7 +69,7 @@ from nbtrain.jobs.supervisor.reserve import FULL, READ_ONLY_ERRORS, Reserve
 from nbtrain.jobs.supervisor.signals import ALLOCATION, DEADLINE, ENGINE, LOOK_SECONDS, PAUSE, Asked
 from nbtrain.jobs.supervisor.verdict import DISK_IS_FULL, Verdict
 
-# Beside a checkpoint: events, logs, heartbeats.
+# Bytes for events, logs and heartbeats, in addition to a checkpoint.
 SPARE_BYTES = 64 << 20
 DISK_POLL_SECONDS = 1.0
 RESUME = "`nbtrain resume` continues it"
@@ -96,7 +96,7 @@ class Supervision:
     attempt_told: int | None = None
     """Attempt for which it was reported that saving takes longer than usual; None if none was."""
     pause_ends_allocation: bool = False
-    """The supervisor of a paused job leaves too."""
+    """Whether the supervisor of a paused job leaves too."""
 
 
 def main(run_dir: str, job_id: str, foreground: bool = False) -> int:
@@ -112,7 +112,7 @@ def main(run_dir: str, job_id: str, foreground: bool = False) -> int:
     journal = Journal(job)
     asked.read_ask(job, at_start=True)
     state = journal.record.state
-    # At rest: the next task of an array, while the job is paused.
+    # At rest: this is the next task of an array, while the job is paused.
     if at_rest(journal.record) or (state in FINAL and not asked_again(journal)):
         print(f"job {job_id} is {state}; there is nothing to do", flush=True)
         return 0 if state in (SUCCEEDED, SUSPENDED) else 1
@@ -123,15 +123,16 @@ def main(run_dir: str, job_id: str, foreground: bool = False) -> int:
 
 
 def asked_again(journal: Journal) -> bool:
-    """Whether a job that was told to stop by its engine is started again by it: preempted, then requeued."""
+    """Return whether a scheduler restarts a job that it had ended: preempted, then requeued."""
     ask = Ask.read(journal.job.control_ask)
     return journal.record.state == CANCELLED and (ask is None or ask.action not in STOPS)
 
 
 def wait_for_lock(job: JobDir) -> None:
-    """A lost allocation may still end its work, on a node that its engine has given up; submit() is brief.
+    """Wait for the run's lock, which a lost allocation may still hold; submit() holds it only briefly.
 
-    What it writes into job.json is read only after that. A newer job's supervisor is not waited for.
+    job.json is read only afterwards, with what that allocation wrote. A newer job's supervisor is not waited
+    for.
     """
     run = job.run
     with run.locked(blocking=False) as taken:
@@ -143,7 +144,7 @@ def wait_for_lock(job: JobDir) -> None:
 
 
 def supervise(journal: Journal, asked: Asked) -> int:
-    """Take the job to its end. Returns the process's exit code."""
+    """Run the job to its end. Return the process's exit code."""
     job = journal.job
     with job.run.locked():
         if journal.superseded():
@@ -158,7 +159,7 @@ def supervise(journal: Journal, asked: Asked) -> int:
                 wait_for_predecessors(journal, stop_patience_seconds(job.run, config))
                 backend = backend_of(journal.record.backend)
                 launcher = backend.launcher(job, journal.record.command)
-                # Ranks on other machines are measured there, by their node agents.
+                # Node agents measure ranks on other machines.
                 usage = UsageWriter(job.resources, 0) if journal.record.backend == "local" else None
                 place = place_of(journal, config)
                 report = ProgressReport(journal)
@@ -183,7 +184,7 @@ def supervise(journal: Journal, asked: Asked) -> int:
                         return 0
                     verdict = replace(verdict, cause=f"{said}, {RESUME}")
             except Exception as error:
-                # The last line of defence: whatever broke, no rank stays and the job has a cause.
+                # After any unexpected error, no rank may remain and the job must have a cause.
                 traceback.print_exc()
                 said = f"the supervisor failed: {type(error).__name__}: {error}"
                 try:
@@ -202,7 +203,7 @@ def supervise(journal: Journal, asked: Asked) -> int:
                 place.give_up()
         if launcher is not None:
             launcher.close()
-    # Without the run's lock: a resume need not wait for a slow receiver.
+    # Sent without the run's lock: a resume need not wait for a slow receiver.
     send_notifications(journal)
     return 0 if verdict.state in (SUCCEEDED, CANCELLED) else 1
 
@@ -220,7 +221,7 @@ def send_notifications(journal: Journal) -> None:
 
 
 def run_attempts(it: Supervision, run: Callable[[Supervision], Verdict] | None = None) -> Verdict:
-    """Attempt after attempt, until one ends the job. `run` runs one attempt: run_attempt()."""
+    """Run attempts until one ends the job. `run` runs one attempt: run_attempt()."""
     before: Verdict | None = None
     while True:
         if (ended := wait_for_devices(it)) is not None:
@@ -257,7 +258,7 @@ def wait_for_devices(it: Supervision) -> Verdict | None:
     since, record = time.monotonic(), it.journal.record
     ended = it.place.wait(it.asked, it.config)
     if ended is None and not record.attempts:
-        # The job begins here: the time that is shown, and batch.exit_duration_minutes, are without the wait.
+        # The job begins here, so the displayed time and batch.exit_duration_minutes exclude the wait.
         record.mark("started_at")
     else:
         it.paused_seconds += time.monotonic() - since
@@ -265,9 +266,9 @@ def wait_for_devices(it: Supervision) -> Verdict | None:
 
 
 def pause(it: Supervision, verdict: Verdict) -> Verdict | None:
-    """SUSPENDED, without devices, until the job is resumed; its end if it is stopped meanwhile.
+    """Stay SUSPENDED, without devices, until the job is resumed; return its end if it is stopped meanwhile.
 
-    In an allocation, SUSPENDED is the end of this supervisor.
+    In an allocation, this supervisor ends with SUSPENDED.
     """
     if it.pause_ends_allocation and asked_pause(it.job):
         return Verdict(SUSPENDED, paused_words(it.job, verdict))
@@ -276,7 +277,7 @@ def pause(it: Supervision, verdict: Verdict) -> Verdict | None:
         it.place.give_up()
     ended = hold(it.job, it.journal, it.asked, verdict)
     if ended is None and it.config.backend.elastic:
-        # Others may have taken devices, or given some back.
+        # Other jobs may have taken devices, or released some.
         ended = fit_devices(it, verdict)
     if it.place is not None:
         it.place.queue_again()
@@ -285,7 +286,7 @@ def pause(it: Supervision, verdict: Verdict) -> Verdict | None:
 
 
 def run_attempt(it: Supervision) -> Verdict:
-    """One attempt, from its start to the last process gone."""
+    """Run one attempt, from its start until the last process is gone."""
     look(it)
     if it.asked.stop:
         return Verdict(CANCELLED, "stopped on request before its ranks were started")
@@ -309,7 +310,7 @@ def run_attempt(it: Supervision) -> Verdict:
             if it.report:
                 it.report.look(attempt.ranks.lead())
             time.sleep(LOOK_SECONDS)
-    # An attempt may be shorter than a look at it.
+    # An attempt may be shorter than the interval between two looks.
     tell_training(it, attempt)
     verdict = attempt.finish()
     it.journal.attempt_heard(attempt.ranks.lead(), attempt.ranks.reached_step(), attempt.stacks)
@@ -341,7 +342,7 @@ def measured(it: Supervision) -> Iterator[None]:
 
 
 def recover(it: Supervision, verdict: Verdict, before: Verdict | None, lost: str) -> Verdict | None:
-    """Do what must be done before another attempt; the job's end if there is to be none."""
+    """Prepare another attempt, or return the job's end if there will be none."""
     journal, restarts = it.journal, it.journal.record.restarts
     rollbacks = Rollback.read_all(it.job.run.rollbacks_json)
     recovery = recovery_from(verdict, before, restarts, it.config, rollbacks)
@@ -360,7 +361,7 @@ def recover(it: Supervision, verdict: Verdict, before: Verdict | None, lost: str
 
 
 def obey(it: Supervision, attempt: Attempt) -> None:
-    """Pass on to the ranks what was asked since the last look."""
+    """Forward requests since the last look to the ranks."""
     asked, journal = it.asked, it.journal
     if asked.stop and not attempt.stop_asked:
         if not asked.stop_now:
@@ -377,20 +378,20 @@ def obey(it: Supervision, attempt: Attempt) -> None:
 
 
 def tell_training(it: Supervision, attempt: Attempt) -> None:
-    """STARTING ends when rank 0 is past loading."""
+    """End STARTING when rank 0 has finished loading."""
     if it.journal.record.state == STARTING and attempt.ranks.training():
         it.journal.attempt_trains(attempt.ranks.lead())
 
 
 def tell_saving(it: Supervision, attempt: Attempt) -> None:
-    """Say once that the ranks are given more time, because they still save."""
+    """Report once that the ranks get more time because they still save."""
     if it.attempt_told != it.journal.record.attempt and (words := attempt.saves_on()):
         it.attempt_told = it.journal.record.attempt
         it.journal.event("checkpoint", words)
 
 
 def wait_for_room(it: Supervision, verdict: Verdict) -> Verdict | None:
-    """Wait until the disk holds one more checkpoint; the job's end if it does not in time."""
+    """Wait until the disk holds one more checkpoint; return the job's end if that takes too long."""
     needed = checkpoint_room_bytes(it.config) + SPARE_BYTES
     seconds = it.config.backend.disk_wait_seconds
     deadline = time.monotonic() + seconds
@@ -410,7 +411,7 @@ def wait_for_room(it: Supervision, verdict: Verdict) -> Verdict | None:
 
 
 def fit_devices(it: Supervision, verdict: Verdict) -> Verdict | None:
-    """backend.elastic: as many data-parallel ranks as the devices hold that are left, or are back."""
+    """Resize the run to the usable devices, by its number of data-parallel ranks (backend.elastic)."""
     own = it.journal.config or it.config
     asked, nodes = asked_devices(it.job), own.resources.nodes
     if asked is None:

@@ -1,10 +1,11 @@
 """Decides how an attempt ended, from the exit records of its ranks, and whether trying again can help.
 
-The records are the only witnesses. torchrun's own code is 1 whatever happened, and silence is a failure too:
-a rank without a record was taken away together with its wrapper.
+Only the records decide. torchrun's own code is 1 in every case, and silence counts as a failure: a rank
+without a record was killed together with its wrapper.
 
-When one rank fails, the ranks that wait for it fail too: the cause is the first failure that is not the loss
-of a peer. Its kind decides what the supervisor does: wait for room on the disk, count the devices, go back.
+When one rank fails, the ranks that wait for it fail too: the cause is the first failure other than the loss
+of a peer. The kind of failure decides what the supervisor does: wait for room on the disk, count the devices,
+roll back.
 """
 
 import json
@@ -19,21 +20,21 @@ from nbtrain.jobs.supervisor.host_memory import HostMemory
 from nbtrain.jobs.supervisor.processes import signal_name
 
 SIGABRT, SIGBUS, SIGKILL, SIGTERM = 6, 7, 9, 15
-# What a shell makes of a death by SIGKILL.
+# Exit code that a shell reports for a death by SIGKILL.
 EXIT_137 = 128 + SIGKILL
-# What a success means, by the run's mode.
+# Descriptions of success, by the run's mode.
 DONE = {
     "full": "all steps are trained and saved",
     "perf": "all steps are measured, none is saved",
     "eval": "the newest checkpoint is evaluated, nothing is trained",
 }
-# In the cause of a job that a full disk has ended.
+# Part of the cause of a job that a full disk has ended.
 DISK_IS_FULL = "the disk is full"
 FULL_DISK = re.compile(
     r"No space left on device|Errno 28\b|Disk quota exceeded|Errno 122\b|a checkpoint needs .* are free",
     re.IGNORECASE,
 )
-# What torch, Python's multiprocessing and NCCL say. Some add "No space left on device" whatever the disk has.
+# Messages of torch, Python's multiprocessing and NCCL. Some add "No space left on device" on any disk.
 SHARED_MEMORY = re.compile(
     r"unable to \w+ shared memory|insufficient shared memory|out of shared memory|\bSemLock\(|/dev/shm/"
 )
@@ -44,7 +45,7 @@ LOST_DEVICE = re.compile(
     r"\bXid\b|needs GPU \d+, but torch",
     re.IGNORECASE,
 )
-# What a rank says that only lost a peer: gloo, NCCL, torch's store.
+# Messages of a rank that only lost a peer: gloo, NCCL, torch's store.
 LOST_PEER = re.compile(
     r"connection (?:was )?(?:closed|reset|refused|aborted)|broken pipe|socket (?:closed|timeout)|application "
     r"timeout|"
@@ -52,9 +53,9 @@ LOST_PEER = re.compile(
     r"DistNetworkError|DistBackendError|TCPStore|connectFullMesh|Watchdog caught",
     re.IGNORECASE,
 )
-# After so many good steps, running out of memory is not the configuration's fault alone.
+# After this many good steps, running out of memory is not only the configuration's fault.
 STEADY_STEPS = 20
-# An error that names the step it happened in: one more than the last step that the rank has finished.
+# An error that names the step in which it happened: one more than the last finished step.
 NAMES_STEP = re.compile(r"step [\d,]+: ")
 # Errors that the user must fix; the same configuration fails the same way again.
 USER_ERROR = re.compile(r"\b(ConfigError|DataError|CheckpointError|NbtrainError|SubmitError)\b")
@@ -62,7 +63,7 @@ USER_ERROR = re.compile(r"\b(ConfigError|DataError|CheckpointError|NbtrainError|
 
 @dataclass(frozen=True)
 class Circumstances:
-    """Circumstances that the supervisor knows and no rank can."""
+    """Circumstances that the supervisor knows and the ranks cannot."""
 
     world_size: int
     stop_requested: bool = False
@@ -73,19 +74,19 @@ class Circumstances:
     memory: HostMemory = field(default_factory=HostMemory)
     """The kernel's counts during the attempt."""
     pids: Mapping[int, int] = field(default_factory=dict)
-    """{rank: its process}, of the ranks that were heard of."""
+    """{rank: process id} of the ranks that have reported."""
     killed_at: float | None = None
-    """Since when SIGKILL was the supervisor's own; seconds since the epoch."""
+    """Time since which SIGKILL comes from the supervisor; seconds since the epoch."""
     killed_after: str = ""
-    """Seconds after the request, and the limit, at which ranks were killed; "" if all left in time."""
+    """Seconds after the request at which ranks were killed, and the limit; "" if all left in time."""
     first_step: int = 0
     """The step of the checkpoint that the attempt began with."""
     gone: tuple[int, ...] = ()
-    """Ranks without a record that were seen to be gone before the supervisor killed any."""
+    """Ranks without a record that were gone before the supervisor killed any."""
     launcher_signal: int | None = None
-    """The signal that killed torchrun, if it was not the supervisor's."""
+    """The signal that killed torchrun, if the supervisor did not send it."""
     trained: bool = True
-    """Whether rank 0 came past loading: before, there is nothing to save."""
+    """Whether rank 0 finished loading: before that, there is nothing to save."""
     mode: str = "full"
     """The run's mode: only full trains to the end and saves."""
     saved_step: int | None = None
@@ -103,23 +104,23 @@ class Verdict:
     """The end of one attempt."""
 
     state: str
-    """SUCCEEDED, CANCELLED or FAILED: what the job becomes if nothing is tried again."""
+    """SUCCEEDED, CANCELLED or FAILED: the job's state if nothing is tried again."""
     cause: str
     """One sentence, without a full stop."""
     retry: bool = False
     """Whether another attempt can help."""
     signature: tuple | None = None
-    """Equal for two failures in the same place for the same reason; None if they cannot be compared."""
+    """Equal for two failures at the same place for the same reason; None if they cannot be compared."""
     step: int | None = None
     kind: str = ""
     """rollback, hang, disk, shared memory, device memory, host memory, device, killed, no record; "" for any
     other end."""
     bad_samples: tuple[int, int] | None = None
-    """Samples of a rollback: the positions [first, last) of the order that the bad step has read."""
+    """Samples of a rollback: the positions [first, last) of the order that the bad step read."""
 
 
 def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Verdict:
-    """The verdict on an attempt whose processes are all gone. `records` maps rank to exit record."""
+    """Return the verdict on an attempt with no process left. `records` maps rank to exit record."""
     around = circumstances
     step = max((record.step for record in records.values() if record.step is not None), default=None)
     failed, cancelled = partial(Verdict, FAILED, step=step), partial(Verdict, CANCELLED, step=step)
@@ -147,7 +148,7 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
         words = {record.said for record in records.values()}
         done = around.mode != "full" or _is_saved(around, step)
         if done and not missing and words <= {"finished", "stopped"}:
-            # Their word is the last thing that ranks do: what ended them met them while they unloaded.
+            # A report is a rank's last action: whatever ended these ranks came while they unloaded.
             if words == {"finished"}:
                 return Verdict(SUCCEEDED, _done(around, step), step=step)
             return cancelled(f"stopped on request{_at(step)}; {saved}")
@@ -155,7 +156,7 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
     if around.hang:
         return failed(around.hang, retry=True, kind="hang")
     first = _first_failure(records, around)
-    # A rank that lost a peer, or was ended by another process, says nothing about the cause.
+    # A rank that lost a peer, or was ended by another process, does not show the cause.
     if first is None or _distance(first, around):
         if around.launcher_signal is not None:
             said = f"{_launcher_killed(around.launcher_signal)}; its ranks ended{_at(step)}"
@@ -193,7 +194,7 @@ def _kept(around: Circumstances, step: int | None) -> str:
 def _stop_out_of_order(
     records: Mapping[int, ExitRecord], around: Circumstances, step: int | None, saved: str
 ) -> str:
-    """The cause of a stop after which a rank failed or was killed: it may have saved before."""
+    """Return the cause of a stop after which a rank failed or was killed: it may have saved before."""
     killed, kept = around.killed_at is not None, around.saved_step
     first = _first_failure(records, around)
     how = f" (rank {first.rank}: {first.message})" if first else ""
@@ -209,7 +210,7 @@ def _stop_out_of_order(
     newest = "no checkpoint was saved" if kept is None else f"its newest checkpoint is of step {kept:,}"
     if not killed:
         return f"stopped on request before it could save{_at(step)}{how}; {newest}"
-    # A rank that hangs after its save says nothing: only the checkpoint is known.
+    # A rank that hangs after its save reports nothing: only the checkpoint is known.
     missed = "had saved" if step is not None or kept is None else "said that it had saved"
     late = f" {around.killed_after}" if around.killed_after else ""
     return f"stopped on request; killed{late} before it {missed}{_at(step)}; {newest}"
@@ -235,7 +236,7 @@ def _failure(first: ExitRecord, missing: list[int], around: Circumstances, step:
     if killed:
         return _killed(first, where, around, step)
     if SHARED_MEMORY.search(said):
-        # Another attempt would find it as small, and fail in any of the ranks.
+        # Another attempt would find /dev/shm as small, and fail in any of the ranks.
         full = f"{where}: /dev/shm is full: {_last_line(first)}. {FIX['shared memory']}"
         return Verdict(FAILED, full, step=step, kind="shared memory")
     if FULL_DISK.search(said):
@@ -256,7 +257,7 @@ def _failure(first: ExitRecord, missing: list[int], around: Circumstances, step:
 
 
 def _last_line(record: ExitRecord) -> str:
-    """Return the error itself: a data worker's traceback stands before it."""
+    """Return the error itself, which follows a data worker's traceback."""
     return (record.detail.strip() or record.message).splitlines()[-1].rstrip(".")
 
 
@@ -269,9 +270,9 @@ def _killed(record: ExitRecord, where: str, around: Circumstances, step: int | N
     how = "exit code 137" if record.signal is None else "SIGKILL"
     if evidence := around.memory.evidence(around.pids.get(record.rank)):
         said = f"out of host memory: the kernel ended it ({how}, {evidence}). {FIX['host memory']}"
-        # At the very same step again it is the run that does not fit.
+        # A second failure at the very same step means that the run does not fit.
         return Verdict(FAILED, f"{where}: {said}", True, ("host memory", step), step, "host memory")
-    # Killing has no author in the kernel's record, so the cause says what is known and what is guessed.
+    # The kernel does not record who sent a signal, so the cause separates facts from guesses.
     said = "killed by SIGKILL" if record.signal else "exit code 137, which stands for SIGKILL"
     return Verdict(FAILED, f"{_once(where, said)}, {_by_whom(around)}", True, step=step, kind="killed")
 
@@ -306,7 +307,7 @@ FIX = {
 def _out_of_memory(
     record: ExitRecord, where: str, around: Circumstances, step: int | None, kind: str
 ) -> Verdict:
-    """Tried again only if it had gone well for a while: then it may be fragmentation, or another program."""
+    """Retry only after some good steps: then the cause may be fragmentation, or another program."""
     made = (record.step or 0) - around.first_step
     title = "GPU memory" if kind == "device memory" else "host memory"
     said = f"{where}: out of {title}: {record.message.removeprefix('OutOfMemoryError: ')}"
@@ -326,7 +327,7 @@ def _lost_peers(first: ExitRecord, around: Circumstances, step: int | None) -> V
 
 
 def user_error(record: ExitRecord) -> bool:
-    """Whether a rank failed by an error that only the user can fix: it has words and no traceback."""
+    """Return whether a rank failed by an error that only the user can fix: it has a message, no traceback."""
     detail = record.detail.strip()
     if detail and not detail.startswith("Traceback"):
         return True
@@ -339,7 +340,7 @@ def _launcher_killed(number: int) -> str:
 
 
 def _without_witness(missing: list[int], around: Circumstances, step: int | None) -> Verdict:
-    """A rank without a record was killed with its wrapper; of many, those seen to go first are named."""
+    """Judge ranks without a record as killed with their wrappers; if many, name those that went first."""
     gone = [rank for rank in missing if rank in around.gone] or missing
     if len(gone) == around.world_size and not around.gone:
         words = f": {around.launcher_message}" if around.launcher_message else ""
@@ -356,7 +357,7 @@ def _without_witness(missing: list[int], around: Circumstances, step: int | None
 
 
 def _first_failure(records: Mapping[int, ExitRecord], around: Circumstances) -> ExitRecord | None:
-    """The failure that caused the others: they lost a peer, or launcher or supervisor ended them."""
+    """Return the failure that caused the others: they lost a peer, or launcher or supervisor ended them."""
     return min(_bad(records), key=lambda record: (_distance(record, around), record.time), default=None)
 
 
@@ -377,7 +378,7 @@ def _lost_peer(record: ExitRecord) -> bool:
 
 
 def lost_a_peer(records: Mapping[int, ExitRecord]) -> bool:
-    """Whether all ranks that failed so far gave up waiting for another rank, which may hang."""
+    """Return whether all failed ranks gave up waiting for another rank, which may hang."""
     bad = _bad(records)
     return bool(bad) and all(_lost_peer(record) for record in bad)
 

@@ -1,1 +1,1 @@
-"""Text: sources are read, cleaned, and each document kept once; tokenizers."""
+"""Text: reading sources, cleaning, dropping duplicate documents; tokenizers."""

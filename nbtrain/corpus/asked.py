@@ -26,12 +26,12 @@ def settings(config: RunConfig) -> dict[str, Any]:
 
 
 def with_defaults(there: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a manifest, with defaults for keys that did not exist when it was written."""
+    """Return a manifest's settings, with defaults for keys that did not exist when it was written."""
     data = DataConfig(name="x")
     added = {key: getattr(data, key) for key in ("extra_json_keys", "split_sentences")}
     cleaning = {**data.cleaning.model_dump(), **there.get("cleaning", {})}
     filled = {**added, **there, "cleaning": cleaning}
-    # Sources that a version with other kinds wrote stay as they are: the comparison names them.
+    # Sources written by a version with other kinds stay unchanged: the comparison names them.
     with contextlib.suppress(KeyError, ValidationError):
         sources: TypeAdapter[list[Any]] = TypeAdapter(list[Source])
         filled["sources"] = [text_settings(source) for source in sources.validate_python(there["sources"])]
@@ -39,7 +39,7 @@ def with_defaults(there: dict[str, Any]) -> dict[str, Any]:
 
 
 def same_text(there: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Return whether the `sources` and `cleaning` of two records, each of a manifest, give the same text.
+    """Return whether the `sources` and `cleaning` of two manifests' records produce the same text.
 
     `there` may be older than a setting; `wanted` has the form of `settings`.
     """
@@ -48,7 +48,7 @@ def same_text(there: dict[str, Any], wanted: dict[str, Any]) -> bool:
 
 
 def software(*distributions: str) -> dict[str, str]:
-    """Versions of the software that makes data."""
+    """Return versions of the software that prepares data."""
     versions = {"nbtrain": __version__, "python": platform.python_version(), "numpy": np.__version__}
     return {**versions, **{name: metadata.version(name) for name in distributions}}
 
@@ -60,16 +60,17 @@ def origin(config: RunConfig, key: str) -> str:
 
 
 def place(config: RunConfig, key: str) -> str:
-    """'gpt.yaml:12: data.sources', or the key alone if no file set it."""
+    """Return 'gpt.yaml:12: data.sources', or the key alone if no file set it."""
     where = config.where(key)
     return key if where == "default" else f"{where}: {key}"
 
 
 def differences(there: Any, here: Any, key: str = "") -> list[tuple[str, str, str]]:
-    """(dotted key, value there, value here) of each setting that differs."""
+    """Return (dotted key, value there, value here) of each setting that differs."""
     if there == here:
         return []
-    # Only the list of sources is gone into; an inner list ([bytes, time] of a file) is one value.
+    # Only the list of sources is compared entry by entry; an inner list ([bytes, time] of a file) is one
+    # value.
     if isinstance(there, list) and isinstance(here, list) and "[" not in key:
         if len(there) != len(here):
             return [(key, _entries(there), _entries(here))]
@@ -83,7 +84,7 @@ def differences(there: Any, here: Any, key: str = "") -> list[tuple[str, str, st
 
 
 def _entries(values: list[Any]) -> str:
-    """A list, or its length alone if its entries are objects, as sources are."""
+    """Return a list, or only its length if its entries are objects, as sources are."""
     if not any(isinstance(value, dict) for value in values):
         return repr(values)
     return "1 entry" if len(values) == 1 else f"{len(values)} entries"

@@ -16,7 +16,7 @@ from nbtrain.corpus.records import LISTED_PROBLEMS
 
 
 def write(path: Path, counts: Sequence[SourceCounts]) -> bool:
-    """Write the list of the broken records of all sources; False, and no file, if there is none."""
+    """Write the list of all sources' broken records; return False, without a file, if there are none."""
     listed = [problem for source in counts for problem in source.listed][:LISTED_PROBLEMS]
     num_left_out = sum(source.broken for source in counts) - len(listed)
     if not listed:

@@ -1,12 +1,12 @@
-"""Kinds of characters, and where words begin and end: in any script, without a word list.
+"""Kinds of characters, and the bounds of words, in any script and without a word list.
 
     letter      letters, marks, and the invisible joiners that spell words in Persian and Hindi
     unspaced    letters of scripts without spaces between words (Han, Kana, Thai, Tibetan, Khmer, ...)
     digit       decimal digits of any script            number   other numbers: Roman, fractions, superscripts
-    space       what str.isspace says                   punctuation
-    symbol      all the rest: + = < > | $ ^ `, emoji, drawing, control, private, unassigned, U+FFFD
+    space       what str.isspace accepts                punctuation
+    symbol      all others: + = < > | $ ^ `, emoji, drawing, control, private, unassigned, U+FFFD
 
-A word is a run of letters, digits and numbers; if words are not written apart, each character is a word.
+A word is a run of letters, digits and numbers; in scripts without spaces, each character is a word.
 Kinds follow the Unicode version of this Python: a later version knows more letters.
 """
 
@@ -41,7 +41,7 @@ ASCII_WORD = re.compile(r"[0-9A-Za-z]+")
 
 @functools.cache
 def kinds() -> np.ndarray:
-    """The kind of every code point, uint8 [0x110000]. Made once in a process, in 0.2 s."""
+    """Return the kind of every code point, uint8 [0x110000]. Computed once per process, in 0.2 s."""
     of_category = dict.fromkeys(("Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Cf"), LETTER)
     of_category |= {"Nd": DIGIT, "Nl": NUMBER, "No": NUMBER}
     of_category |= dict.fromkeys(("Zs", "Zl", "Zp"), SPACE)
@@ -59,7 +59,7 @@ def kinds() -> np.ndarray:
 
 
 def kinds_of(text: str) -> np.ndarray:
-    """The kind of each character of a text, uint8 [characters]."""
+    """Return the kind of each character of a text, uint8 [characters]."""
     if text.isascii():
         return kinds()[np.frombuffer(text.encode("ascii"), np.uint8)]
     return kinds()[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")]
@@ -71,19 +71,19 @@ def is_unspaced(character: str) -> bool:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text in order, as they are written."""
+    """Return the words of a text in order, as they are written."""
     return (ASCII_WORD if text.isascii() else _any_word()).findall(text)
 
 
 @functools.cache
 def _any_word() -> re.Pattern[str]:
-    """[one unspaced character]|[a run of letters, digits, numbers]; \\w lacks marks, which Hindi needs."""
+    """Match an unspaced character or a run of letters, digits and numbers; \\w lacks the marks of Hindi."""
     table = kinds()
     spaced = _ranges((table == LETTER) | (table == DIGIT) | (table == NUMBER))
     return re.compile(f"[{_ranges(table == UNSPACED)}]|[{spaced}]+")
 
 
 def _ranges(chosen: np.ndarray) -> str:
-    """The inside of a character class: bool [code points] as first-last pairs."""
+    """Return the inside of a character class: bool [code points] as first-last pairs."""
     edges = np.flatnonzero(np.diff(chosen.astype(np.int8), prepend=0, append=0))
     return "".join(f"\\U{first:08x}-\\U{stop - 1:08x}" for first, stop in edges.reshape(-1, 2).tolist())

@@ -28,7 +28,7 @@ REASONS = (EMPTY, TOO_SHORT, TOO_LONG, SYMBOLS, DIGITS, DUPLICATE_LINES, TOP_WOR
 
 
 class Cleaner:
-    """The rules of one run for one document; picklable. Raises DataError if ftfy is wanted and missing."""
+    """The rules of one run for one document; picklable. Raises DataError if ftfy is enabled but missing."""
 
     def __init__(self, config: CleaningConfig):
         self.config = config
@@ -39,10 +39,10 @@ class Cleaner:
         self._looks_at_kinds = any(limit is not None for limit in of_kinds)
         has_limit = self._looks_at_kinds or any(limit is not None for limit in others)
         self.is_trivial = not (config.ftfy or config.min_bytes or has_limit)
-        """Whether only empty documents are dropped and nothing is fixed."""
+        """Whether the rules only drop empty documents and fix nothing."""
 
     def __call__(self, text: str) -> tuple[str, str | None]:
-        """(text, None) for a document that stays; (text, one of REASONS) for a document that is dropped."""
+        """Return (text, None) for a document that is kept, (text, one of REASONS) for one that is dropped."""
         if self.is_trivial:
             return text, EMPTY if not text or text.isspace() else None
         if self.config.ftfy:
@@ -75,7 +75,7 @@ class Cleaner:
 
 
 def fixed(text: str) -> str:
-    """Wrongly decoded characters and HTML entities fixed; ftfy's other fixes would change right text."""
+    """Fix wrongly decoded characters and HTML entities; ftfy's other fixes would change correct text."""
     import ftfy
 
     config = ftfy.TextFixerConfig(
@@ -93,7 +93,7 @@ def fixed(text: str) -> str:
 
 
 def _has_bytes(text: str, num_bytes: int) -> bool:
-    """Whether a text has at least so many UTF-8 bytes; encoded only if its length leaves that open."""
+    """Return whether a text has at least so many UTF-8 bytes, encoding it only if its length is unclear."""
     if len(text) >= num_bytes:
         return True
     if text.isascii() or 4 * len(text) < num_bytes:
@@ -108,7 +108,7 @@ def duplicate_line_fraction(text: str) -> float:
 
 
 def top_word_fraction(text: str) -> float:
-    """The share of the most frequent word, upper and lower case alike; 0 if no word occurs twice."""
+    """Return the share of the most frequent word, ignoring case; 0 if no word occurs twice."""
     words = characters.words(text.lower())
     most = max(Counter(words).values(), default=0)
     return most / len(words) if most > 1 else 0.0

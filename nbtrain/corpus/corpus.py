@@ -1,4 +1,4 @@
-"""All sources of a dataset as one numbered sequence of parts, and what reading them met.
+"""All sources of a dataset as one numbered sequence of parts, and the counts made while reading them.
 
 sources in order -> parts in order -> (number, source, part): the unit of extraction, encoding and resuming
 """
@@ -61,7 +61,7 @@ class Corpus:
         extra_keys: tuple[str, ...] = (),
         gone: Collection[int] = (),
     ) -> "Corpus":
-        """The corpus of a run. Raises DataError if a package is missing, or a source has no keys."""
+        """Open the corpus of a run. Raises DataError if a package is missing, or a source lacks its keys."""
         readers = [open_source(source, f"{where}[{n}]", extra_keys) for n, source in enumerate(sources)]
         for number, reader in enumerate(readers):
             if number in gone:
@@ -76,7 +76,7 @@ class Corpus:
         return cls(readers, where, gone)
 
     def tasks(self) -> Iterator[Task]:
-        """Every part, numbered. Raises DataError if a source cannot be read."""
+        """Yield every part, numbered. Raises DataError if a source cannot be read."""
         number = 0
         for source, reader in enumerate(self.readers):
             for part in reader.parts():
@@ -84,16 +84,16 @@ class Corpus:
                 number += 1
 
     def fingerprint(self) -> list[dict[str, Any] | None]:
-        """One fingerprint for each source, None if the source is gone; reads no text."""
+        """Return one fingerprint per source, None if the source is gone; reads no text."""
         return [None if n in self.gone else reader.fingerprint() for n, reader in enumerate(self.readers)]
 
     def total_bytes(self) -> int | None:
-        """The sum of all parts' sizes, for a progress bar; None if a source cannot say."""
+        """Return the sum of all parts' sizes, for a progress bar; None if a source does not know its size."""
         sizes = [reader.total_bytes() for reader in self.readers]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
     def unpacked_bytes(self, most: int) -> int | None:
-        """The bytes of all sources when they are unpacked, counted up to `most`; None if one cannot say."""
+        """Return the unpacked bytes of all sources, counted up to `most`; None if a source cannot tell."""
         num_bytes = 0
         for reader in self.readers:
             size = reader.unpacked_bytes(most - num_bytes)
@@ -106,16 +106,16 @@ class Corpus:
 def cleaned(
     records: Iterable[Record], cleaner: Cleaner, tally: Tally, is_unicode: bool = False
 ) -> Iterator[Record]:
-    """The cleaned records that stay; drops are counted in `tally`. Examples and token ids are not cleaned.
+    """Yield the cleaned records that are kept; `tally` counts drops. Examples and token ids are not cleaned.
 
     `is_unicode` promises that no text holds a lone surrogate; otherwise each text is checked.
     """
-    # map and filter hold no record while the caller works on it; a generator's variables would hold it twice.
+    # map and filter release each record while the caller works on it; a generator's variables would keep it.
     return filter(None, map(partial(_stays, cleaner, tally, is_unicode and cleaner.is_trivial), records))
 
 
 def _stays(cleaner: Cleaner, tally: Tally, is_unicode: bool, record: Record) -> Record | None:
-    # Plain text first: most documents are plain text.
+    # Plain text is checked first, because most documents are plain text.
     if type(record) is str or isinstance(record, Texts):
         text = record if type(record) is str else record.text  # type: ignore[union-attr]
         if not text or text.isspace():
@@ -145,7 +145,7 @@ def _stays(cleaner: Cleaner, tally: Tally, is_unicode: bool, record: Record) -> 
 
 
 def length_of(record: Record) -> int:
-    """Characters of text, or bytes of token ids: what a record takes in a batch."""
+    """Return the characters of text, or bytes of token ids, that a record takes in a batch."""
     if isinstance(record, TokenIds):
         return record.ids.nbytes
     if isinstance(record, Example | Preference):
@@ -154,9 +154,9 @@ def length_of(record: Record) -> int:
 
 
 def identities(records: Sequence[Record]) -> tuple[list[int], bytes]:
-    """(UTF-8 bytes of each record, 0 for token ids; the digests of all records, one after the other)."""
+    """Return (UTF-8 bytes of each record, 0 for token ids; the digests of all records, concatenated)."""
     if set(map(type, records)) == {str}:
-        # A string that was encoded in C keeps its UTF-8: after the tokenizer this costs only a copy.
+        # A string created in C keeps its UTF-8: after the tokenizer this costs only a copy.
         contents = list(map(str.encode, records))  # type: ignore[arg-type]
         return list(map(len, contents)), digests(contents)
     pairs = [_identity(record) for record in records]
@@ -173,7 +173,7 @@ def _identity(record: Record) -> tuple[int, bytes]:
     content = text_of(record).encode()
     identity = digest(content)
     if isinstance(record, Texts):
-        # Equal texts with other extras are another document.
+        # Equal texts with other extras make another document.
         return len(content), digest(identity + digests(map(str.encode, record.extras)))
     if isinstance(record, Example | Preference):
         # Equal pieces make another document if other pieces of it are in the loss.
@@ -182,7 +182,7 @@ def _identity(record: Record) -> tuple[int, bytes]:
 
 
 def text_of(record: Record) -> str:
-    """The text that stands for a record: of an example its pieces, of token ids their bytes."""
+    """Return the text that stands for a record: an example's pieces, or the bytes of token ids."""
     if isinstance(record, str):
         return record
     if isinstance(record, Texts):
@@ -193,13 +193,13 @@ def text_of(record: Record) -> str:
 
 
 def compared_text_of(record: Record) -> str:
-    """The text by which near duplicates are found: text_of, with the extras of a record of several keys."""
+    """Return the text by which near duplicates are found: text_of, with extras of records of several keys."""
     return "\x1f".join((record.text, *record.extras)) if isinstance(record, Texts) else text_of(record)
 
 
 @dataclass
 class SourceCounts:
-    """Counts over all parts of one source so far."""
+    """Counts over all parts of one source read so far."""
 
     records: int = 0
     broken: int = 0
@@ -213,13 +213,13 @@ class SourceCounts:
     listed: list[Problem] = field(default_factory=list)
     """The first LISTED_PROBLEMS broken records, with the lines of their files."""
     separators: int = 0
-    """Lines that separate documents, in text that is cut at such lines."""
+    """Lines that separate documents, in text that is split at such lines."""
     logged_before: bool = False
-    """Whether an earlier step has logged them: then they are not logged again."""
+    """Whether an earlier step has logged the broken records, so that they are not logged again."""
     _lines: Counter[str] = field(default_factory=Counter)
 
     def absorb(self, tally: Tally, path: str | None) -> None:
-        """Add the tally of one part. Parts must come in order, since their lines are numbered one by one."""
+        """Add the tally of one part. Parts must come in order, because lines are numbered in sequence."""
         for problem in tally.problems[: LISTED_PROBLEMS - len(self.listed)]:
             if problem.line is not None:
                 problem = problem._replace(line=problem.line + self._lines[problem.path])
@@ -240,7 +240,7 @@ class SourceCounts:
         self.unread_keys.update(tally.unread_keys)
 
     def first(self, listed: str = "") -> str:
-        """The first broken records in a few words; `listed` is the file that lists them."""
+        """Describe the first broken records briefly; `listed` is the file that lists them."""
         more = f"; and {self.broken - len(self.named):,} more" if self.broken > len(self.named) else ""
         return f"{'; '.join(self.named)}{more}{f'; listed in {listed}' if listed else ''}"
 
@@ -260,7 +260,7 @@ class SourceCounts:
 def changed_while_read(
     reader: SourceReader, before: dict[str, Any] | None, after: dict[str, Any] | None
 ) -> DataError:
-    """The error for a source whose fingerprint was `before` when its reading began and is `after` now."""
+    """Return the error for a source whose fingerprint was `before` when reading began and is `after` now."""
     then, now = ((each or {}).get("files", {}) for each in (before, after))
     names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
     more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
@@ -270,7 +270,7 @@ def changed_while_read(
     )
 
 
-# Reason of a drop -> the setting that decides it.
+# {reason of a drop: the setting that decides it}
 LOOSENED_BY = {
     cleaning.TOO_SHORT: "data.cleaning.min_bytes",
     cleaning.TOO_LONG: "data.cleaning.max_bytes",
@@ -292,7 +292,7 @@ def _fitting(readers: Sequence[SourceReader]) -> str:
 def empty_error(
     where: str, dropped: Mapping[str, int], first: str = "", readers: Sequence[SourceReader] = ()
 ) -> DataError:
-    """The error for a corpus without a document left; `first` are the first broken records."""
+    """Return the error for a corpus with no document left; `first` are the first broken records."""
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(dropped.items())) or "nothing read"
     most = max(dropped, key=lambda reason: dropped[reason], default="")
     advice = "The sources hold no record: name others."

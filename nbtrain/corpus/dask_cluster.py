@@ -1,8 +1,8 @@
-"""A Dask cluster: one that runs, or one that is started for a prepare on this machine or on Slurm.
+"""A Dask cluster: a running one, or one that is started for a prepare on this machine or on Slurm.
 
-Dask has no authentication but TLS: anyone who reaches a plain scheduler can run code as its owner. Clusters
-that are started here always use TLS, with a new certificate; one that runs already has TLS too, or listens on
-this machine alone.
+Dask's only authentication is TLS: anyone who reaches a plain scheduler can run code as its owner. Clusters
+that are started here always use TLS, with a new certificate; a running one must use TLS too, or listen only
+on this machine.
 """
 
 import contextlib
@@ -33,18 +33,18 @@ from nbtrain.corpus.optional import optional
 from nbtrain.corpus.workers import ATTEMPTS, Workers
 
 CONNECT_SECONDS = 30
-# A worker that is silent for so long is lost; a part takes seconds, and its worker's other thread answers.
+# A worker that is silent this long is lost; a part takes seconds, and its worker's other thread answers.
 SILENT_WORKER = "15 minutes"
-# Workers leave so long before their job's end.
+# Seconds before their job's end at which workers leave.
 LEAVE_SECONDS = 120
 SETTINGS = {
     "distributed.scheduler.allowed-failures": ATTEMPTS - 1,
     "distributed.scheduler.worker-ttl": SILENT_WORKER,
-    # No pages: they have no password.
+    # No dashboard pages: they have no password.
     "distributed.scheduler.http.routes": [],
     "distributed.worker.http.routes": [],
     "distributed.nanny.http.routes": [],
-    # What workers of this machine print.
+    # Log level of workers on this machine.
     "distributed.nanny.pre-spawn-environ.DASK_LOGGING__DISTRIBUTED": "critical",
     # Ctrl-C reaches the whole group; workers end with their cluster, without a traceback each.
     "distributed.worker.preload": ["import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"],
@@ -56,7 +56,7 @@ ROLES = ("client", "scheduler", "worker")
 
 
 class DaskCluster:
-    """The client of a scheduler, and the cluster if it is ours; `where` names the section in messages."""
+    """A scheduler's client, and the cluster if nbtrain started it; `where` names the section in messages."""
 
     def __init__(self, config: WorkersConfig, where: str):
         self.config, self.where = config, where
@@ -89,7 +89,7 @@ class DaskCluster:
         return partial(DaskPool, self, folder)
 
     def close(self) -> None:
-        """End the client, and the cluster if it is ours."""
+        """End the client, and the cluster if nbtrain started it."""
         # A client that does not end in order loses nothing: results are on the disk. Its threads log more
         # when Python ends, which is of no use to the user.
         with contextlib.suppress(OSError, TimeoutError):
@@ -99,14 +99,14 @@ class DaskCluster:
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
-        """Turn what is raised without a scheduler into DataError."""
+        """Convert errors raised without a scheduler to DataError."""
         try:
             yield
         except (OSError, CancelledError) as error:
             raise self.gone() from error
 
     def gone(self) -> DataError:
-        """The error for a scheduler that does not answer any more."""
+        """Return the error for a scheduler that no longer answers."""
         return DataError(
             f"{self.where}: {self.address} does not answer any more. What is done is kept: run it again when "
             "the scheduler is back, or with kind: local."
@@ -167,8 +167,8 @@ class DaskCluster:
             "tls_client_cert": paths.get("tls_cert_file"),
             "tls_client_key": paths.get("tls_key_file"),
         }
-        # What is not given here may be in Dask's own configuration.
-        # Any: its attributes are made when it is.
+        # Dask's own configuration may hold what is not set here.
+        # Any: its attributes are created dynamically.
         security: Any = Security(
             require_encryption=True, **{name: str(path) for name, path in given.items() if path is not None}
         )
@@ -180,7 +180,7 @@ class DaskCluster:
         return security
 
     def _check_listens_here_alone(self) -> None:
-        """A plain scheduler reached by a loopback address may listen on others too, or be a tunnel's end."""
+        """Refuse a plain scheduler at a loopback address that listens on others too, or is a tunnel's end."""
         if str(self.config.address).startswith("tls://"):
             return
         with self.answering():
@@ -219,7 +219,8 @@ class DaskCluster:
                 dashboard_address="127.0.0.1:0",
             )
         except BaseException:
-            # It was stopped while it started. Its workers are children that end with this process; Dask's own
+            # The start was interrupted. Its workers are children that end with this process; Dask's own
+            # handler for that fails while workers are only half started.
             # handler for that fails over workers that are half there.
             for started in set(SpecCluster._instances) - known:
                 started.shutdown_on_close = False
@@ -249,7 +250,7 @@ class DaskCluster:
         options = slurm_options(self.config, folder)
         cluster = jobqueue.SLURMCluster(**options, security=security, job_cls=job)
         jobs = math.ceil(self.config.num_workers / self.config.slurm.workers_per_job)
-        # Not scale(): a job that ended is followed by another.
+        # Not scale(): adapt() starts another job when one has ended.
         cluster.adapt(minimum_jobs=jobs, maximum_jobs=jobs)
         return cluster
 
@@ -263,7 +264,7 @@ class DaskCluster:
         )
 
     def _job_class(self, plain: Any) -> Any:
-        """A job whose refusal by sbatch is kept; dask-jobqueue itself prints a traceback and waits."""
+        """Return a job class that keeps sbatch's refusal; dask-jobqueue prints a traceback and waits."""
         from distributed.core import Status
 
         cluster = self
@@ -309,7 +310,7 @@ def slurm_options(config: WorkersConfig, folder: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _certificates(folder: Path) -> Iterator[Any]:
-    """A certificate for all processes of one cluster, in files below `folder` while the block runs."""
+    """Create a certificate for all processes of one cluster, in files below `folder` during the block."""
     from distributed import Security
 
     made = Security.temporary().get_tls_config_for_role("worker")
@@ -338,7 +339,7 @@ def _no_main_module() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment_kept() -> Iterator[None]:
-    """Dask sets OMP_NUM_THREADS and others here too: jobs that start later must not get them."""
+    """Restore the environment: Dask sets OMP_NUM_THREADS and others here too, for jobs that start later."""
     before = dict(os.environ)
     try:
         yield
@@ -360,7 +361,7 @@ class _Heard(logging.Filter):
         """The last warnings of Dask's processes on this machine."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether it is printed: only if it is not Dask's."""
+        """Return whether a record is printed: only if it is not Dask's."""
         if record.name == "asyncio":
             raised = record.exc_info[1] if record.exc_info else None
             told = [record.getMessage(), *(traceback.format_exception(raised) if raised else ())]
@@ -371,7 +372,7 @@ class _Heard(logging.Filter):
         return False
 
     def listen(self) -> None:
-        """From now on."""
+        """Start collecting."""
         import distributed  # noqa: F401  (it sets its own handlers when it is imported)
 
         for one in self._printing():

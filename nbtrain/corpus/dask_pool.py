@@ -1,6 +1,6 @@
-"""Parts made by the workers of a Dask cluster: the same shards, whichever worker makes them, however often.
+"""Runs parts on the workers of a Dask cluster: shards do not depend on which worker makes them, or how often.
 
-Dask gives a lost worker's tasks to others, also those whose results were not fetched yet: a part is
+Dask gives a lost worker's tasks to others, including those whose results were not fetched yet: a part is
 repeatable, and its files appear by rename. Tasks and results pass the scheduler as bytes; a task of more than
 1 MiB (a piece of a source that one process must read) goes through the shared file system.
 """
@@ -31,7 +31,7 @@ LARGEST_MESSAGE_BYTES = 1 << 20
 LOOK_SECONDS = 1.0
 LOST_SECONDS = 0.1
 REMIND_SECONDS = 60.0
-# A cluster that shrinks to no worker comes back only if there is work.
+# A cluster that has shrunk to no worker only grows again if there is work.
 LEAST_LOOK_AHEAD = 4
 
 
@@ -64,7 +64,7 @@ class DaskPool(Executor):
         self._has_spoken = False
 
         def call(order: bytes, task: bytes | str) -> bytes:
-            # A function inside another travels as its code: the scheduler need not have nbtrain.
+            # A nested function is sent as its code, so the scheduler need not have nbtrain.
             from nbtrain.corpus.dask_worker import run
 
             return run(order, task)
@@ -86,7 +86,7 @@ class DaskPool(Executor):
         key = f"nbtrain-{self.lease.token}-{self._number}"
         self._number += 1
         with self.cluster.answering():
-            # pure: the same call would return an earlier result without running.
+            # pure=False: otherwise the same call would return an earlier result without running.
             future = self.client.submit(
                 self._call, self._order, content, key=key, pure=False, priority=-self._number
             )
@@ -120,7 +120,7 @@ class DaskPool(Executor):
         except (OSError, CancelledError) as error:
             if future.status == "cancelled":
                 raise self.cluster.gone() from error
-            # Its worker died with the result: it is made again.
+            # Its worker died with the result, so the task runs again.
             time.sleep(LOST_SECONDS)
             self._look()
             raise NotYet from error

@@ -1,6 +1,6 @@
-"""Each text once: exact duplicates by hash, near duplicates by MinHash; of equal documents the first stays.
+"""Deduplication: exact duplicates by hash, near duplicates by MinHash; the first of equal documents is kept.
 
-Both indices answer in document order, and how the documents are cut into batches does not change the answer.
+Both indices answer in document order, and the result does not depend on how documents are split into batches.
 
     exact   XXH3 of 16 bytes in sorted runs; of 50 M documents, 16 bytes and 1.3 us each, 0.2 GB to merge
     near    shingles of words -> MinHash (rensa) -> bands; 330 bytes a document at 128 hash functions and 0.8
@@ -29,7 +29,7 @@ PAIRS = 1 << 17  # candidates compared at once: 17 MB at 128 hash functions
 
 
 def digest(content: bytes) -> bytes:
-    """The identity of a document: XXH3 of its UTF-8 bytes, 128 bits; not safe against an adversary.
+    """Return the identity of a document: XXH3 of its UTF-8 bytes, 128 bits; not safe against an adversary.
 
     Among 10^12 documents, two different ones share it once in 10^15 corpora.
     """
@@ -37,12 +37,12 @@ def digest(content: bytes) -> bytes:
 
 
 def digests(contents: Iterable[bytes]) -> bytes:
-    """The digest of each content, one after the other."""
+    """Return the digest of each content, concatenated."""
     return b"".join(map(xxhash.xxh3_128_digest, contents))
 
 
 class SortedRuns:
-    """A map from uint64 keys to values of one dtype, several to a key, that only grows.
+    """An append-only map from uint64 keys to values of one dtype, with several values per key.
 
     Sorted runs, each at most half as long as the one before: longer ones are merged, up to RUN_ENTRIES.
     """
@@ -52,7 +52,7 @@ class SortedRuns:
         self._runs: list[tuple[np.ndarray, np.ndarray]] = []
 
     def add(self, keys: np.ndarray, values: np.ndarray) -> None:
-        """Remember keys with their values."""
+        """Store keys with their values."""
         if not len(keys):
             return
         order = np.argsort(keys, kind="stable")
@@ -68,7 +68,7 @@ class SortedRuns:
         self._runs.append((keys, values))
 
     def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(which, values) in any order: all values of all keys, values[n] being one of keys[which[n]]."""
+        """Return (which, values) in any order: all values of all keys, values[n] for keys[which[n]]."""
         order = np.argsort(keys)  # neighbours in the run are neighbours in the cache
         wanted = keys[order]
         found, values = [np.empty(0, np.int64)], [np.empty(0, self.dtype)]
@@ -87,7 +87,7 @@ class SortedRuns:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the entries."""
+        """Return the memory of the entries in bytes."""
         return sum(keys.nbytes + values.nbytes for keys, values in self._runs)
 
 
@@ -98,7 +98,7 @@ class ExactIndex:
         self._seen = SortedRuns(np.uint64)
 
     def add_all(self, digests: np.ndarray) -> np.ndarray:
-        """bool [n]: whether each of `digests`, uint64 [n, 2], is the first of its kind, here and before."""
+        """Return bool [n]: whether each of `digests`, uint64 [n, 2], occurs here for the first time."""
         high, low = digests[:, 0], digests[:, 1]
         is_first = np.ones(len(high), bool)
         order = np.lexsort((low, high))  # stable: of equal digests the earlier comes first
@@ -111,14 +111,15 @@ class ExactIndex:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the index."""
+        """Return the memory of the index in bytes."""
         return self._seen.num_bytes
 
 
 class NearIndex:
-    """The signatures of all documents that stayed so far.
+    """The signatures of all documents kept so far.
 
-    A document is dropped if an earlier document that stayed shares a band with it and agrees in so many hash
+    A document is dropped if an earlier document that was kept shares a band with it and agrees in so many
+    hash
     functions that their Jaccard similarity is estimated at `threshold` or more. A document too short for one
     shingle has a single shingle of all its words; one that has no words is never a near duplicate.
 
@@ -133,11 +134,11 @@ class NearIndex:
         self._kept = bytearray()  # the low bytes of the signatures that stayed, one after the other
 
     def signature(self, text: str) -> np.ndarray:
-        """MinHash of a text, uint32 [num_permutations]; it depends on no process and no PYTHONHASHSEED."""
+        """Return MinHash of a text, uint32 [num_permutations]; it does not depend on PYTHONHASHSEED."""
         return signature(text, self.config)
 
     def add(self, signatures: np.ndarray) -> np.ndarray:
-        """bool [n]: whether each document stays, in order. `signatures` is uint32 [n, num_permutations]."""
+        """Return bool [n]: whether each document is kept. `signatures` is uint32 [n, num_permutations]."""
         signatures = np.ascontiguousarray(signatures, dtype=np.uint32)
         stays = np.ones(len(signatures), bool)
         keys = self._band_keys(signatures)
@@ -167,8 +168,8 @@ class NearIndex:
     def _drop_among_themselves(
         self, keys: np.ndarray, low: np.ndarray, stays: np.ndarray, has_words: np.ndarray
     ) -> None:
-        """Clear `stays` of every document that is near an earlier one of the same batch that stays."""
-        # Only documents that share a band with another document of the batch are looked at one by one.
+        """Clear `stays` of every document that is near an earlier one of the same batch that is kept."""
+        # Only documents that share a band with another document of the batch are compared one by one.
         _, inverse, count = np.unique(keys, return_inverse=True, return_counts=True)
         shared = (count > 1)[inverse.reshape(keys.shape)]
         kept_in: dict[int, list[int]] = {}
@@ -187,7 +188,7 @@ class NearIndex:
         return (agreeing - 1 / 256) / (1 - 1 / 256) >= self.config.threshold - 1e-9
 
     def _band_keys(self, signatures: np.ndarray) -> np.ndarray:
-        """uint64 [n, bands]: one number for each band, made of its values and its place."""
+        """Return uint64 [n, bands]: one number for each band, made of its values and its position."""
         used = signatures[:, : self.num_bands * self.band_rows].astype(np.uint64)
         rows = used.reshape(len(signatures), self.num_bands, self.band_rows)
         keys = np.broadcast_to(np.arange(1, self.num_bands + 1, dtype=np.uint64), rows.shape[:2]).copy()
@@ -197,19 +198,19 @@ class NearIndex:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the index."""
+        """Return the memory of the index in bytes."""
         return self._bands.num_bytes + len(self._kept)
 
 
 def signature(text: str, config: NearDedupConfig) -> np.ndarray:
-    """MinHash of a text's shingles, uint32 [num_permutations]. Raises DataError if rensa is not installed."""
+    """Return MinHash of a text's shingles, uint32 [num_permutations]. Raises DataError without rensa."""
     sketch = _rensa().RMinHash(config.num_permutations, config.seed)
     sketch.update(shingles(text, config.shingle_words))
     return np.array(sketch.digest(), np.uint32)
 
 
 def shingles(text: str, shingle_words: int) -> list[str]:
-    """All runs of `shingle_words` neighbouring words (see characters.py), in lower case; else all words."""
+    """Return all runs of `shingle_words` adjacent words (characters.py), lower case; all words if fewer."""
     words = characters.words(text.lower())
     if len(words) <= shingle_words:
         return [" ".join(words)] if words else []
@@ -217,7 +218,7 @@ def shingles(text: str, shingle_words: int) -> list[str]:
 
 
 def bands(threshold: float, num_permutations: int) -> tuple[int, int]:
-    """(bands, rows): the most rows, so the fewest comparisons, that miss at most 2 % of pairs at `threshold`.
+    """Return (bands, rows) with the fewest comparisons that miss at most 2 % of pairs at `threshold`.
 
     A pair of similarity s shares a band with probability 1 - (1 - s^rows)^bands.
     """
@@ -229,7 +230,7 @@ def bands(threshold: float, num_permutations: int) -> tuple[int, int]:
 
 
 def rensa_version() -> str:
-    """Signatures of different versions of rensa do not compare. Raises DataError without rensa."""
+    """Return rensa's version, on which signatures depend. Raises DataError if rensa is not installed."""
     _rensa()
     return importlib.metadata.version("rensa")
 
@@ -239,7 +240,7 @@ def _rensa() -> Any:
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
-    """splitmix64's finalizer (Steele, Lea and Flood 2014), a bijection of uint64; wraps around."""
+    """Apply splitmix64's finalizer (Steele, Lea and Flood 2014), a bijection of uint64; wraps around."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -36,7 +36,7 @@ MANIFEST = "manifest.json"
 
 
 class ExtractedReader(SourceReader):
-    """The documents of another reader, read from data/corpus/. All else is that reader's."""
+    """The documents of another reader, read from data/corpus/. All else is delegated to that reader."""
 
     kind = "extracted"
 
@@ -51,7 +51,7 @@ class ExtractedReader(SourceReader):
 
     def read(self, part: SourcePart, tally: Tally) -> Iterator[str]:
         path = Path(part.details[0])
-        # What the extraction looked at and dropped counts for the dataset too.
+        # Counts of the extraction belong to the dataset too.
         if (record := files.read_json(path.with_suffix(".json"))) is None:
             missing = display(path.with_suffix(".json"))
             raise DataError(f"{missing}: is missing. Remove {display(path.parent)}: it is made again.")
@@ -81,9 +81,9 @@ class ExtractedReader(SourceReader):
 def extracted(
     reader: SourceReader, choose: Callable[..., Workers], force: bool = False
 ) -> tuple[ExtractedReader, str, str]:
-    """(reader of what was extracted, "made" or "kept", why).
+    """Return (reader of the extracted documents, "made" or "kept", why).
 
-    `choose(total_bytes, folder=...)` gives the workers, which write into that folder.
+    `choose(total_bytes, folder=...)` returns the workers, which write into that folder.
 
     Raises DataError if the source cannot be read, or if more of it is broken than it allows.
     """
@@ -116,7 +116,7 @@ def extracted(
 
 
 def _empty(folder: Path) -> None:
-    """Remove what was extracted, but not the lock that is held on the folder (NFS)."""
+    """Remove the extracted files, but not the lock that is held on the folder (NFS)."""
     for path in folder.iterdir():
         if path.name != LOCK_FILE:
             path.unlink()
@@ -145,7 +145,7 @@ def _extract(reader: SourceReader, folder: Path, workers: Workers) -> tuple[int,
 
 
 class _Extractor:
-    """Makes one part. `advance` is called with the bytes of the part that each document stands for."""
+    """Extracts one part. `advance` is called with the bytes of the part that each document stands for."""
 
     def __init__(
         self, reader: SourceReader, folder: Path, advance: Callable[[int], None] = lambda size: None

@@ -58,7 +58,7 @@ class Downloaded:
     date: str
     """YYYYMMDD, also if "latest" was requested."""
     url: str
-    """Without secrets."""
+    """Address, without secrets."""
     sha1: str
     bytes: int
 
@@ -71,8 +71,8 @@ def folder() -> Path:
 class Patience(Retry):
     """urllib3's retries after busy servers and broken connections; `shown` is the address in logs.
 
-    It waits 2, 4, 8 ... seconds, or as long as Retry-After says. Redirects are counted apart. Refused at
-    once: a redirect from https to http or to another scheme, and a certificate that is not trusted.
+    It waits 2, 4, 8 ... seconds, or as long as Retry-After says. Redirects are counted separately. Refused at
+    once: a redirect from https to http or to another scheme, and an untrusted certificate.
     """
 
     def __init__(self, *arguments: Any, shown: str = "", **settings: Any):
@@ -81,7 +81,7 @@ class Patience(Retry):
 
     @classmethod
     def for_address(cls, shown: str) -> "Patience":
-        """The patience at the start of a file: all tries are left."""
+        """Return the retries at the start of a file: all tries are left."""
         waits = {"backoff_factor": 1, "backoff_max": LONGEST_WAIT_SECONDS}
         return cls(ATTEMPTS - 1, redirect=MAX_REDIRECTS, status_forcelist=BUSY, shown=shown, **waits)
 
@@ -117,7 +117,7 @@ class Patience(Retry):
 
 
 class MirrorClient:
-    """Requests below one mirror. Messages show addresses without their secrets."""
+    """Requests to one mirror. Messages show addresses without their secrets."""
 
     def __init__(self, mirror: str, where: str):
         self.where = where
@@ -137,17 +137,17 @@ class MirrorClient:
             self._headers["Authorization"] = _basic_auth(parts)
 
     def url(self, address: str) -> str:
-        """The address below the mirror, with the mirror's query but without its password."""
+        """Return the address below the mirror, with the mirror's query but without its password."""
         host = self._parts.netloc.rpartition("@")[2]
         path = f"{self._parts.path.rstrip('/')}/{address}"
         return urlunsplit((self._parts.scheme, host, path, self._parts.query, ""))
 
     def shown(self, address: str) -> str:
-        """The address as messages, logs and records may show it."""
+        """Return the address as messages, logs and records may show it."""
         return redacted(self.url(address))
 
     def text(self, address: str) -> str:
-        """A small file. Raises DataError."""
+        """Return the content of a small file. Raises DataError."""
         patience = Patience.for_address(self.shown(address))
         with _silent_urllib3():
             while True:
@@ -180,7 +180,7 @@ class MirrorClient:
         return record
 
     def _receive(self, address: str, name: str, part: PartialFile) -> None:
-        """Ask for what is missing until the file is whole."""
+        """Request the missing part until the file is complete."""
         patience = Patience.for_address(self.shown(address))
         with contextlib.ExitStack() as stack:
             progress: Progress | None = None
@@ -189,7 +189,7 @@ class MirrorClient:
                 error: HTTPError | None = None
                 with self._open(address, patience, part.range_headers()) as response:
                     if response.status == 416:
-                        part.restart()  # the file became shorter than what is here
+                        part.restart()  # the file on the server is now shorter than the part here
                         continue
                     try:
                         part.begin(response)
@@ -226,7 +226,7 @@ class MirrorClient:
         return response
 
     def _again(self, address: str, patience: Any, error: HTTPError) -> Patience:
-        """Wait after an answer that broke off. Raises DataError if no try is left."""
+        """Wait after a response that was cut off. Raises DataError if no try is left."""
         # The next request follows redirects from the start, and urllib3 computes its pause from the errors
         # since the last redirect.
         errors = tuple(entry for entry in patience.history if entry.redirect_location is None)
@@ -265,7 +265,7 @@ class MirrorClient:
 
 
 def reason_of(error: Any) -> str:
-    """An error in words, without the address, which may hold secrets."""
+    """Describe an error without the address, which may hold secrets."""
     if isinstance(error, ResponseError):
         if "redirect" in str(error):
             return (
@@ -291,7 +291,7 @@ def _is_untrusted(error: SSLError) -> bool:
 
 
 def _pool_for(scheme: str, host: str, where: str) -> urllib3.PoolManager:
-    """A pool that heeds HTTP_PROXY, HTTPS_PROXY, NO_PROXY and SSL_CERT_FILE. Raises DataError."""
+    """Return a pool that follows HTTP_PROXY, HTTPS_PROXY, NO_PROXY and SSL_CERT_FILE. Raises DataError."""
     settings: dict[str, Any] = {"timeout": Timeout(TIMEOUT_SECONDS)}
     settings["ssl_context"] = ssl.create_default_context()
     proxy = None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme)
@@ -314,14 +314,14 @@ def _pool_for(scheme: str, host: str, where: str) -> urllib3.PoolManager:
 
 
 def _basic_auth(parts: SplitResult) -> str:
-    """The header of an address's user and password, in UTF-8: urllib3 2.2 takes Latin-1 only."""
+    """Return the header for an address's user and password, in UTF-8: urllib3 2.2 accepts Latin-1 only."""
     user, password = unquote_to_bytes(parts.username or ""), unquote_to_bytes(parts.password or "")
     return f"Basic {b64encode(user + b':' + password).decode()}"
 
 
 @contextlib.contextmanager
 def _silent_urllib3() -> Iterator[None]:
-    """While this thread downloads, urllib3 logs nothing of it: it would log addresses with their secrets."""
+    """Suppress urllib3's logs of this thread's download, which would contain addresses with their secrets."""
     thread = threading.get_ident()
 
     def is_of_others(record: logging.LogRecord) -> bool:

@@ -1,4 +1,4 @@
-"""The language of a text, by its script and its commonest words; enough to say what a text is.
+"""The language of a text, by its script and its most common words; enough to describe a text.
 
 Most languages are recognized by their script. Those that share Latin, Cyrillic or Arabic letters are
 recognized by words that each of them uses in nearly every sentence; a language that is not in the table is
@@ -15,7 +15,7 @@ from itertools import islice
 from nbtrain.corpus import characters
 
 LOOKED_AT_CHARS = 200_000
-# A script counts from this share of the letters on.
+# Least share of the letters from which a script counts.
 LEAST_SHARE = 0.5
 # Least fraction of a text's words that are a language's words, and least ratio to the runner-up's.
 LEAST_WORDS, LEAST_LEAD = 0.1, 1.25
@@ -44,7 +44,7 @@ SCRIPTS = {
     "ETHIOPIC": "Ethiopic script",
     "CANADIAN": "Canadian syllabics",
 }
-# Kana among Han make Japanese, however few they are.
+# Kana among Han indicate Japanese, however few they are.
 KANA_SHARE = 0.05
 WORDS = {
     "Latin script": {
@@ -81,7 +81,7 @@ WORDS = {
     },
 }
 _WORDS = {
-    # Words of one letter are in too many languages.
+    # Words of one letter occur in too many languages.
     script: {
         language: frozenset(word for word in words.split() if len(word) > 1 or script != "Latin script")
         for language, words in languages.items()

@@ -1,7 +1,7 @@
-"""A file that says that work on other machines is still wanted.
+"""A file that marks work on other machines as still wanted.
 
     prepare -> writes <folder>/.lease-<random>.tmp before the work, and removes it after
-    worker  -> must see it before its first part: then it sees the folder it writes into; stops if it is gone
+    worker  -> must see it before its first part, which proves the folder is shared; stops when it is gone
 
 A running part of a Dask cluster cannot be stopped from outside, and a worker that lost its scheduler
 continues: without the file it would write into the work of a later prepare.
@@ -17,16 +17,16 @@ from nbtrain.base.files import write_text
 from nbtrain.base.workspace import display
 
 LOOK_SECONDS = 1.0
-# NFS remembers for so long which names a folder has.
+# Seconds for which NFS caches the names in a folder.
 SEEN_AFTER_SECONDS = 60.0
 
 
 class Ended(Exception):
-    """Nobody waits for this work any more."""
+    """No process waits for this work any more."""
 
 
 class Lease:
-    """The file, held by the process that wants the work."""
+    """The lease file, held by the process that wants the work."""
 
     def __init__(self, folder: Path):
         self.token = os.urandom(8).hex()
@@ -34,7 +34,7 @@ class Lease:
         write_text(self.path, self.token)
 
     def end(self, is_abandoned: bool) -> None:
-        """Workers stop at their next look; a mark says so to those that only now begin."""
+        """Have workers stop at their next check; a mark tells those that are only starting."""
         if is_abandoned:
             with contextlib.suppress(OSError):
                 self.path.replace(_mark_of_end(self.path))
@@ -51,7 +51,7 @@ _looked = 0.0
 
 
 def hold(path: Path, token: str, worker: str, wait_seconds: float = SEEN_AFTER_SECONDS) -> None:
-    """Begin work under a lease, in a worker. Raises DataError if it is not seen there."""
+    """Begin work under a lease, in a worker. Raises DataError if the lease is not visible there."""
     global _held, _looked
     until = time.monotonic() + wait_seconds
     while not path.is_file() or path.read_text() != token:
@@ -68,7 +68,7 @@ def hold(path: Path, token: str, worker: str, wait_seconds: float = SEEN_AFTER_S
 
 
 def stop_if_ended() -> None:
-    """Raises Ended if this process works under a lease that is gone; looks once a second."""
+    """Raises Ended if this process works under a lease that is gone; checks once a second."""
     global _looked
     if _held is None or time.monotonic() - _looked < LOOK_SECONDS:
         return

@@ -1,7 +1,7 @@
 """Worker processes of this machine.
 
 The pool is loky's: its workers do not run the caller's main module again (a notebook has none, a script may
-have no guard), and it says how a worker died.
+lack the guard), and it reports how a worker died.
 """
 
 import os
@@ -38,7 +38,7 @@ class LocalPool(Executor):
         return TASKS_PER_WORKER * self.num_workers
 
     def submit(self, task: Any) -> Any:
-        # It too raises if a worker has died since the last look.
+        # submit() also raises if a worker has died since the last check.
         try:
             return self._pool.submit(_run, task)
         except BrokenProcessPool as error:
@@ -71,13 +71,13 @@ def _initialize(make: Make, parent: int) -> None:
     global _function, _failure
     die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(1)  # the parent died while this process started: no signal will come any more
-    # Ctrl-C in a terminal reaches the whole process group, but the parent alone decides.
+        os._exit(1)  # the parent died while this process started: no signal will arrive
+    # Ctrl-C in a terminal reaches the whole process group, but only the parent decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         _function = make()
     except Exception as error:
-        # loky would print it and end the worker, which looks like a death. The first task raises it.
+        # loky would print the error and end the worker, which looks like a death. The first task raises it.
         _failure = error
 
 

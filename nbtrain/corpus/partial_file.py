@@ -15,7 +15,7 @@ READ_BYTES = 1 << 20
 
 
 class PartialFile:
-    """A file that grows with each answer; `sha1` and `total` (bytes, once known) are of the whole file."""
+    """A file that grows with each response; `sha1` and `total` (bytes, if known) describe the whole file."""
 
     def __init__(self, path: Path, sha1: str):
         self.path = path
@@ -37,7 +37,7 @@ class PartialFile:
         return self.total is not None and self.bytes == self.total
 
     def range_headers(self) -> dict[str, str]:
-        """Ask for the rest, provided that the file is still the same."""
+        """Return headers that request the rest, provided that the file is unchanged."""
         if not self.bytes:
             return {}
         headers = {"Range": f"bytes={self.bytes}-"}
@@ -46,7 +46,7 @@ class PartialFile:
         return headers
 
     def begin(self, response: Any) -> None:
-        """Read the answer's headers: the rest, or everything."""
+        """Read the response's headers: it holds the rest, or the whole file."""
         # Only a strong ETag promises the same bytes.
         tag = response.headers.get("ETag", "")
         validator = tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified")
@@ -98,7 +98,7 @@ class PartialFile:
         self._json.unlink(missing_ok=True)
 
     def finish(self, path: Path) -> None:
-        """Give the whole file its name."""
+        """Give the complete file its final name."""
         self.path.replace(path)
         self._json.unlink(missing_ok=True)
         files.fsync_directory(path.parent)

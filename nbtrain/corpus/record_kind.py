@@ -21,7 +21,7 @@ from nbtrain.corpus.sources.parquet import OpenParquet
 LOOKED_AT_RECORDS = 200
 
 CHAT_KEYS = ("messages", "conversations", "conversation")
-# What public datasets call a question and its answer.
+# Keys of a question and its answer in public datasets.
 PAIRS = (
     ("prompt", "completion"),
     ("prompt", "response"),
@@ -37,12 +37,12 @@ PAIRS = (
 # Keys whose text belongs to the prompt: a pair with one of them is more than a prompt and a completion.
 FURTHER = ("context", "input", "history", "system", "system_prompt")
 TEXT_KEYS = ("text", "content", "body", "document", "article", "raw_content", "story", "passage", "code")
-# A key counts if this share of the records has it, and nearly always holds what it is for.
+# Least share of the records that have a key, and that hold the expected kind of value under it.
 USUAL_SHARE = 0.9
 
 
 def source_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return {"kind", and the keys that are not the kind's defaults} for some records; None if none fits.
+    """Return {"kind", and the keys that differ from the kind's defaults} for some records; None if none fits.
 
     The kind of plain text is "jsonl", whatever file the records are from.
     """

@@ -25,7 +25,7 @@ class Example(NamedTuple):
 
 
 class Preference(NamedTuple):
-    """Two answers to one prompt, of which the first was preferred: each example with its prompt."""
+    """Two answers to one prompt, the first one preferred: each is an example with the prompt."""
 
     chosen: Example
     rejected: Example
@@ -53,16 +53,17 @@ Record = str | Texts | Example | Preference | TokenIds
 
 @dataclass(frozen=True)
 class SourcePart:
-    """A piece of a source that one worker reads by itself. Where it begins does not depend on the workers.
+    """A piece of a source that one worker reads independently. Its bounds do not depend on the workers.
 
-    `start` and `stop` are the reader's own (bytes, row groups, streams). A reader of a source that cannot be
-    entered in the middle (a compressed file) reads it in order and hands each piece over as `content`.
+    `start` and `stop` are in the reader's units (bytes, row groups, streams). A reader of a source that
+    cannot be entered in the middle (a compressed file) reads it in order and passes each piece on as
+    `content`.
     """
 
     name: str
-    """For messages, e.g. "books.jsonl, bytes 33,554,432 to 67,108,864"."""
+    """Name in messages, e.g. "books.jsonl, bytes 33,554,432 to 67,108,864"."""
     path: str | None = None
-    """The file, as messages show it."""
+    """File name in messages."""
     start: int = 0
     stop: int | None = None
     size_bytes: int = 0
@@ -80,7 +81,7 @@ class Problem(NamedTuple):
     what: str
 
     def shown(self) -> str:
-        """file:line: what."""
+        """Return "file:line: what"."""
         return f"{self.path}{'' if self.line is None else f':{self.line}'}: {self.what}"
 
 
@@ -90,35 +91,35 @@ NAMED_PROBLEMS = 3
 LISTED_PROBLEMS = 10_000
 PROBLEM_CHARS = 800
 MOST_KEYS = 200
-"""Keys that a part counts by their names; records may have others in every line."""
+"""Keys that a part counts by name; some records have others in every line."""
 OTHER_KEYS = "(other keys)"
 MOST_TEMPLATES = 50
-"""Names of templates that a part, and a source, keep of those that were not evaluated: the most frequent."""
+"""Most frequent names of templates without a known text that a part, and a source, keep."""
 
 
 @dataclass
 class Tally:
-    """Counts made while one part was read."""
+    """Counts made while reading one part."""
 
     records: int = 0
-    """Records looked at, broken ones included."""
+    """Records read, broken ones included."""
     lines: int = 0
-    """Lines of the part, from which the lines of the next part of its file are numbered: see Problem.line."""
+    """Lines of the part, from which the lines of its file's next part are numbered: see Problem.line."""
     broken: int = 0
     problems: list[Problem] = field(default_factory=list)
     """The first LISTED_PROBLEMS."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Skipped records by reason: those that a rule dropped and broken ones."""
     separators: int = 0
-    """Lines that separate documents, in text that is cut at such lines."""
+    """Lines that separate documents, in text that is split at such lines."""
     sentences: int = 0
-    """Sentences of a text that was rewritten (wikitext), with the dropped ones; 0 where nothing is."""
+    """Sentences of rewritten text (wikitext), with the dropped ones; 0 if nothing is rewritten."""
     dropped_sentences: int = 0
     """Sentences that were dropped because a template in them cannot be evaluated."""
     unknown_templates: Counter[str] = field(default_factory=Counter)
     """Occurrences of templates that cannot be evaluated, by name."""
     unread_keys: Counter[str] = field(default_factory=Counter)
-    """Keys that were not read (sources/keys.py) -> in how many of the kept records they hold a value."""
+    """{unread key (sources/keys.py): kept records in which it holds a value}"""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts as JSON."""
@@ -128,19 +129,19 @@ class Tally:
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> "Tally":
-        """The inverse of to_dict."""
+        """Return the tally that to_dict() returned."""
         problems = [Problem(*problem) for problem in value["problems"]]
         counts = {name: Counter(value[name]) for name in COUNTERS}
         return cls(**{**value, "problems": problems, **counts})
 
     def add_sentences(self, other: "Tally") -> None:
-        """Add what another tally has counted of sentences."""
+        """Add another tally's counts of sentences."""
         self.sentences += other.sentences
         self.dropped_sentences += other.dropped_sentences
         self.unknown_templates.update(other.unknown_templates)
 
     def add_unread(self, keys: Iterable[str], records: int = 1) -> None:
-        """Count keys that were not read in so many records; from MOST_KEYS on, new ones under one name."""
+        """Count unread keys in so many records; from MOST_KEYS on, new ones share one name."""
         counts = self.unread_keys
         for key in keys if records else ():
             counts[key if key in counts or len(counts) < MOST_KEYS else OTHER_KEYS] += records

@@ -1,4 +1,4 @@
-"""Documents into sentences by sentencex (MIT, Wikimedia): 240 languages, others by a related one."""
+"""Splits documents into sentences with sentencex (MIT, Wikimedia): 240 languages, others by a related one."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ def check_dependencies() -> None:
 
 
 def sentences(text: str, language: str) -> list[str]:
-    """The sentences of a text, stripped, none empty; `language` is an ISO 639 code. Raises DataError."""
+    """Return a text's sentences, stripped, none empty; `language` is an ISO 639 code. Raises DataError."""
     return [sentence for piece in _segment()(language, text) if (sentence := piece.strip())]
 
 
 def segments(language: str, text: str) -> list[str]:
-    """The sentences of a text with the spaces around them: together they are the text. Raises DataError."""
+    """Return the sentences with the spaces around them: joined they are the text. Raises DataError."""
     from sentencex import segment
 
     return list(segment(language, text))

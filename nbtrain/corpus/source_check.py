@@ -1,6 +1,6 @@
-"""Mistakes in data.sources that a look at the files shows, before anything is read whole.
+"""Mistakes in data.sources that a look at the files shows, before any file is read completely.
 
-no such file or folder        named, unless the dataset is made already
+no such file or folder        reported, unless the dataset exists already
 no record has the key         the kind of source that reads the records, as a line for the YAML
 """
 
@@ -21,7 +21,7 @@ PLAIN = ("jsonl", "parquet")
 
 
 def source_problems(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Yield (what is wrong with a source, what to do) for the sources of a run."""
+    """Yield (the problem with a source, the fix) for the sources of a run."""
     for number, source in enumerate(config.data.sources):
         path = getattr(source, "path", None)
         if path is None:
@@ -43,9 +43,9 @@ def source_problems(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def fitting_source(source: Any) -> tuple[str, str] | None:
-    """Return what the records have instead of a source's text key, and the source that reads them.
+    """Return the keys that the records have instead of a source's text key, and the source that reads them.
 
-    None if the key is there, or if the files cannot be looked at: their reader says why.
+    None if the key is there, or if the files cannot be read: their reader reports why.
     """
     try:
         reader: Any = open_source(source)

@@ -1,4 +1,4 @@
-"""Stanford Alpaca's examples: an instruction, perhaps with an input, and the output, which bears the loss."""
+"""Stanford Alpaca's examples: an instruction, perhaps an input, and the output, which is in the loss."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ FIELDS = ("instruction", "input", "system")
 
 
 class AlpacaReader(ExampleReader):
-    """instruction, input (which may be missing, null or empty) and output; system, if the template has it."""
+    """Reads instruction, input (may be missing, null or empty) and output; system, if the template has it."""
 
     kind = "alpaca"
 

@@ -50,11 +50,11 @@ class OpenTable(ABC):
 
     @abstractmethod
     def unit_bytes(self, columns: Collection[str] | None) -> list[int]:
-        """Bytes of `columns` (None: all) in each unit of the file."""
+        """Return the bytes of `columns` (None: all) in each unit of the file."""
 
     @abstractmethod
     def batches(self, columns: Sequence[str] | None, start: int, stop: int | None) -> Iterator[Any]:
-        """Units start to stop (None: the end), as a pyarrow.RecordBatch for about each BATCH_BYTES."""
+        """Yield units start to stop (None: the end), as a pyarrow.RecordBatch for about each BATCH_BYTES."""
 
     @abstractmethod
     def num_values(self, columns: Collection[str], start: int, stop: int | None) -> dict[str, int]:
@@ -64,7 +64,7 @@ class OpenTable(ABC):
         """
 
     def parts(self, columns: Collection[str] | None) -> Iterator[SourcePart]:
-        """Ranges of units whose `columns` (None: all) take about PART_BYTES of the file."""
+        """Yield ranges of units whose `columns` (None: all) take about PART_BYTES of the file."""
         name, file_bytes, sizes = display(self._path), self._path.stat().st_size, self.unit_bytes(columns)
         start = held = passed = attributed = 0
         for index, num_bytes in enumerate(sizes, start=1):
@@ -78,7 +78,7 @@ class OpenTable(ABC):
             start, held, attributed = index, 0, until
 
     def refusal(self, error: Exception) -> DataError:
-        """The error for what pyarrow says of the file."""
+        """Return the error for pyarrow's message about the file."""
         # Errors of the operating system have a number, Arrow's errors have none.
         if isinstance(error, OSError) and (error.errno is not None or isinstance(error, PermissionError)):
             return unreadable(self._path, error, self._where)
@@ -96,7 +96,7 @@ class ColumnReader(FileReader):
 
     @abstractmethod
     def open_table(self, path: Path) -> OpenTable:
-        """One of its files."""
+        """Open one of its files."""
 
     def pieces(self, path: Path) -> Iterator[SourcePart]:
         with self._opened(path) as file:
@@ -130,14 +130,14 @@ class ColumnReader(FileReader):
             yield file
 
     def _check_refused(self, file: OpenTable, where: str) -> None:
-        """Raises DataError if a column that is not read says that a part of the text bears no loss."""
+        """Raises DataError if an unread column says that a part of the text is outside the loss."""
         if (names := self._ruled(file)) and (values := file.num_values(names, 0, None)):
             self._check(values, where)
 
     def _check_values(self, file: OpenTable, part: SourcePart, where: str) -> None:
         """Raises DataError if a column of texts says that rows are not for training, such as split: test.
 
-        It reads such columns of the part, where _check_refused() looks at statistics alone.
+        It reads such columns of the part; _check_refused() only reads statistics.
         """
         types = {field.name: str(field.type) for field in file.schema}
         names = [name for name in self._ruled(file) if "string" in types[name]]
@@ -148,7 +148,7 @@ class ColumnReader(FileReader):
                         self._check({name: value.as_py()}, where)
 
     def _ruled(self, file: OpenTable) -> list[str]:
-        """The columns that are not read and that may be refused."""
+        """Return the columns that are not read and may be refused."""
         policy = record_policy(self.config)
         return [name for name in file.schema.names if not policy.is_counted(name) and name not in self._keys]
 
@@ -172,7 +172,7 @@ def check_columns(schema: Any, columns: Mapping[str, str], where: str, kind: str
 
 
 def check_once(schema: Any, columns: Iterable[str], where: str) -> None:
-    """Raises DataError if one of `columns` is there more than once, as tables that were joined have them."""
+    """Raises DataError if one of `columns` occurs more than once, as in joined tables."""
     for name in columns:
         places = schema.get_all_field_indices(name)
         if len(places) > 1:
@@ -184,7 +184,7 @@ def check_once(schema: Any, columns: Iterable[str], where: str) -> None:
 
 
 def check_texts(schema: Any, columns: Mapping[str, str], where: str, kind: str) -> None:
-    """Raises DataError if one of `columns` is not there, is there twice or holds no text."""
+    """Raises DataError if one of `columns` is missing, occurs twice or holds no text."""
     check_columns(schema, columns, where, kind)
     for name, setting in columns.items():
         if not holds_text(schema.field(name).type):
@@ -197,7 +197,7 @@ def check_texts(schema: Any, columns: Mapping[str, str], where: str, kind: str) 
 
 
 def holds_text(kind: Any) -> bool:
-    """Whether a pyarrow.DataType is one of strings; bytes count, as they may be UTF-8."""
+    """Return whether a pyarrow.DataType holds strings; bytes count, because they may be UTF-8."""
     import pyarrow.types as types
 
     if types.is_dictionary(kind):
@@ -209,7 +209,7 @@ def holds_text(kind: Any) -> bool:
 def text_rows(
     batches: Iterable[Any], keys: Sequence[str], path: str, tally: Tally, count_lines: bool
 ) -> Iterator[str | Texts]:
-    """The rows of record batches: text if there is one key, else Texts. Null or non-UTF-8 is broken."""
+    """Yield the rows of record batches: text for one key, otherwise Texts. Null or non-UTF-8 is broken."""
     number = 0
     try:
         for batch in batches:
@@ -230,7 +230,7 @@ def text_rows(
 
 
 def _values(column: Any) -> list[Any]:
-    """str, or None, or bytes that are not UTF-8."""
+    """Return str, or None, or bytes that are not UTF-8."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):

@@ -1,14 +1,14 @@
-"""The interface of every source of text: parts, each read by itself as a stream of records.
+"""The interface of every source of text: parts, each read independently as a stream of records.
 
 A kind of source is registered once, as a member of config/sources.py's `Source`. Its reader is found by its
 name: kind "hf-dataset" is HfDatasetReader in sources/hf_dataset.py, imported when a run uses it.
 
 A reader is made from its entry in data.sources and is picklable: workers get it and a part. `parts()` is
-cheap and gives the same parts as long as the source is the same; `read(part)` gives the same records.
+cheap and returns the same parts as long as the source is unchanged; `read(part)` yields the same records.
 
-A part may only be cut where a record ends, for it is read without its neighbours. A line end is such a place
-only if no record can hold one, as in JSON lines. Otherwise one reader cuts the source in order and hands over
-the `content` of its parts (json_array.py), or a file is one part (trees in chat.py).
+A part may only end where a record ends, because it is read without its neighbours. A line end is such a place
+only if no record can contain one, as in JSON lines. Otherwise one reader splits the source in order and
+passes on the `content` of its parts (json_array.py), or a file is one part (trees in chat.py).
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +22,7 @@ from nbtrain.corpus.records import Record, SourcePart, Tally
 
 
 class SourceReader(ABC):
-    """One source of a run; making a reader touches no file.
+    """One source of a run; creating a reader opens no file.
 
     `where` names it in messages (e.g. "gpt-tiny.yaml:12: data.sources[0]"); `extra_keys` are
     data.extra_json_keys, for which readers of several keys return Texts instead of str.
@@ -32,7 +32,7 @@ class SourceReader(ABC):
     is_extracted: ClassVar[bool] = False
     """Whether reading costs so much that the text is kept on disk (data/corpus/)."""
     gives_unicode: ClassVar[bool] = False
-    """Whether no text can hold a lone surrogate, which no tokenizer takes; otherwise each text is checked."""
+    """Whether no text can hold a lone surrogate, which tokenizers refuse; otherwise each text is checked."""
 
     @property
     def is_downloaded(self) -> bool:
@@ -51,7 +51,7 @@ class SourceReader(ABC):
 
     @abstractmethod
     def parts(self) -> Iterator[SourcePart]:
-        """The source in pieces of about PART_BYTES, in order. Raises DataError if it cannot be read."""
+        """Yield the source in pieces of about PART_BYTES, in order. Raises DataError if it cannot be read."""
 
     @abstractmethod
     def read(self, part: SourcePart, tally: Tally) -> Iterator[Record]:
@@ -62,33 +62,33 @@ class SourceReader(ABC):
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
-        """JSON values that change when the records would: versions, or sizes and times of files."""
+        """Return JSON values that change when the records would: versions, or sizes and times of files."""
 
     def accepts_drift(self, then: dict[str, Any], now: dict[str, Any]) -> bool:
-        """Whether a dataset stays good if its fingerprint has changed, unasked, from `then` to `now`."""
+        """Return whether a dataset stays valid if the fingerprint changed by itself from `then` to `now`."""
         return False
 
     def download(self) -> str | None:
-        """Fetch what is not on this disk yet; a sentence on what was done, None if nothing was to be done."""
+        """Fetch data that is not on this disk yet; return a sentence on what was done, None if nothing."""
         return None
 
     def check_dependencies(self) -> None:  # noqa: B027  (most need none)
         """Raises DataError, with the pip command, if an optional package is missing."""
 
     def bears_mask(self) -> bool:
-        """Return whether records may hold tokens without a loss; may read the first one. Raises DataError."""
+        """Return whether records may hold tokens outside the loss; may read the first. Raises DataError."""
         return False
 
     def licence(self) -> Any:
-        """The licence of the text; None if the source itself does not know it."""
+        """Return the licence of the text; None if the source itself does not know it."""
         return None
 
     def attribution(self) -> str | None:
-        """Whom to credit, as far as the source itself knows it."""
+        """Return the credit that the source itself knows; None without one."""
         return None
 
     def describe(self) -> dict[str, Any]:
-        """For the manifest: settings, licence and attribution, versions. No secret of an address."""
+        """Return settings, licence, attribution and versions for the manifest, without any secrets."""
         return {
             **self.config.model_dump(),
             "licence": self.config.licence or self.licence(),
@@ -104,7 +104,7 @@ class SourceReader(ABC):
         return None
 
     def total_bytes(self) -> int | None:
-        """The sum of all parts' size_bytes, for a progress bar; None if unknown."""
+        """Return the sum of all parts' size_bytes, for a progress bar; None if unknown."""
         return None
 
     def unpacked_bytes(self, most: int) -> int | None:
@@ -113,7 +113,7 @@ class SourceReader(ABC):
         return None if total is None else min(total, most)
 
     def documents(self, tally: Tally | None = None) -> Iterator[Record]:
-        """All records in order, read by this process."""
+        """Yield all records in order, read by this process."""
         tally = Tally() if tally is None else tally
         for part in self.parts():
             yield from self.read(part, tally)
@@ -123,11 +123,11 @@ PART_BYTES = 32 << 20
 
 
 def reader_class(kind: str) -> type[SourceReader]:
-    """The reader of a kind of source: "hf-dataset" -> hf_dataset.HfDatasetReader."""
+    """Return the reader of a kind of source: "hf-dataset" -> hf_dataset.HfDatasetReader."""
     module = import_module(f"{__package__}.{kind.replace('-', '_')}")
     return getattr(module, "".join(map(str.capitalize, kind.split("-"))) + "Reader")
 
 
 def open_source(config: Any, where: str = "data.sources", extra_keys: tuple[str, ...] = ()) -> SourceReader:
-    """The reader for one entry of data.sources."""
+    """Return the reader for one entry of data.sources."""
     return reader_class(config.kind)(config, where, extra_keys)

@@ -62,7 +62,7 @@ from nbtrain.corpus.sources.shapes import way_forward
 from nbtrain.corpus.sources.templates import Template
 
 ROLES = ("system", "developer", "user", ASSISTANT, "tool")
-# What ShareGPT's many exports and OpenAssistant call them; `roles` of a source adds others.
+# Names of roles in ShareGPT's many exports and OpenAssistant; `roles` of a source adds others.
 OTHER_NAMES = {
     **dict.fromkeys(("human", "prompter"), "user"),
     **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model", "function_call"), "assistant"),
@@ -85,7 +85,7 @@ def learnt_roles(source: Any) -> list[str]:
 
 
 def known_roles(source: Any) -> list[str]:
-    """All roles that messages of a source may have."""
+    """Return all roles that messages of a source may have."""
     return list(dict.fromkeys((*ROLES, *learnt_roles(source), *source.roles.values())))
 
 
@@ -143,7 +143,7 @@ class ChatReader(ExampleReader):
 
     def pieces(self, path: Path) -> Iterator[SourcePart]:
         if self._is_flat(path):
-            # A part that ends inside a tree would cut its conversations, so a file is one part.
+            # A part that ends inside a tree would split its conversations, so a file is one part.
             yield SourcePart(display(path), size_bytes=path.stat().st_size, details=(str(path),))
         else:
             yield from super().pieces(path)
@@ -185,7 +185,7 @@ class ChatReader(ExampleReader):
         line: int | None = None,
         notes: RecordNotes | None = None,
     ) -> Iterator[Example]:
-        """The conversations of a tree; a broken tree gives those that are whole, and one problem."""
+        """Yield the conversations of a tree; a broken tree yields complete ones, and counts one problem."""
         problem: tuple[int | None, str] | None = None
         has_answer = False
         notes = notes or RecordNotes()
@@ -239,10 +239,10 @@ class ChatReader(ExampleReader):
         return around
 
     def _messages(self, value: dict[str, Any]) -> tuple[list[Node], int, list[str]]:
-        """(messages of a record, how many at the beginning bear no loss, the keys that were read)."""
+        """Return (messages of a record, how many at the beginning are outside the loss, the keys read)."""
         wanted = (self.config.messages_key,) if self.config.messages_key else MESSAGES_NAMES
         for key in wanted:
-            # A Parquet file of several datasets has several columns, all but one of them null.
+            # A Parquet file made from several datasets has several columns, all but one of them null.
             if value.get(key) is not None:
                 return nodes_of(messages_of(value[key], key), key), 0, [key]
         if self.config.messages_key is None:
@@ -260,7 +260,7 @@ class ChatReader(ExampleReader):
     def _question(
         self, value: dict[str, Any], question: str, answer: str
     ) -> tuple[list[Node], int, list[str]]:
-        """The messages of a question with its answer, after the pairs of its history."""
+        """Return the messages of a question with its answer, after the pairs of its history."""
         read, earlier = [question, answer], []
         asked = answer_of(value, question)
         for key in self.keys.readable(("input",)):
@@ -278,7 +278,7 @@ class ChatReader(ExampleReader):
         return [*earlier, *own], 0, read
 
     def _opened(self, turns: list[Turn], value: dict[str, Any], read: list[str]) -> list[Turn]:
-        """`turns` after the record's system message and tools; the keys of these are added to `read`."""
+        """Return `turns` after the record's system message and tools, adding their keys to `read`."""
         role = self._names.get("system", "system")
         first = turns[0] if turns and turns[0].role == role else None
         said = "" if first is None else first.content
@@ -298,7 +298,7 @@ class ChatReader(ExampleReader):
         return turns if said == first.content else [Turn(role, said, first.mark), *turns[1:]]
 
     def _turns(self, messages: list[Node], notes: RecordNotes, last: str = "") -> list[Turn]:
-        """Messages after one of role `last`, as they are rendered. Raises BrokenExample."""
+        """Render the messages that follow one of role `last`. Raises BrokenExample."""
         turns: list[Turn] = []
         for message, place, _ in messages:
             turns.append(self._turn(message, place, last, notes))
@@ -306,8 +306,8 @@ class ChatReader(ExampleReader):
         return turns
 
     def _turn(self, message: Any, place: str, last: str, notes: RecordNotes) -> Turn:
-        """A message that follows one of role `last`."""
-        # Nearly all messages are of this form.
+        """Render a message that follows one of role `last`."""
+        # Nearly all messages have this form.
         if type(message) is dict and len(message) == 2:
             name, content = message.get("role"), message.get("content")
             if type(name) is str and type(content) is str:
@@ -342,7 +342,7 @@ class ChatReader(ExampleReader):
         content_key: str,
         notes: RecordNotes,
     ) -> Turn:
-        """A message that holds more than a role and a content."""
+        """Render a message that holds more than a role and a content."""
         keys, read = self.message_keys, [role_key, content_key, *TREE_KEYS]
 
         def look_at_part(part: dict[str, Any], own: Container[str], where: str) -> None:
@@ -411,7 +411,7 @@ class ChatReader(ExampleReader):
         return row.path, str(row.record.get("message_tree_id", "one tree"))
 
     def _is_flat(self, path: Path) -> bool:
-        """Whether the rows of a file are messages of trees, by its columns or its first line."""
+        """Return whether the rows of a file are messages of trees, by its columns or its first line."""
         if is_parquet(path):
             with OpenParquet(path, self.where) as file:
                 return set(MESSAGE_KEYS) <= set(file.schema.names)
@@ -431,7 +431,7 @@ def _template(text: str | None, name: str) -> Template | None:
 
 
 def threads(root: Node) -> Iterator[tuple[list[Node], int]]:
-    """For each leaf, in order: (the messages from the root to it, how many are on the path before too)."""
+    """Yield for each leaf, in order: (messages from the root to it, how many the previous path shares)."""
     path: list[Node] = []
     num_shared = 0
     waiting = [(root, 0)]
@@ -452,7 +452,7 @@ def _is_message(record: Any) -> bool:
 
 
 def _linked(rows: list[Row], tally: Tally) -> "list[Node | BrokenExample]":
-    """The roots of rows that are messages. A row without its parent is broken, and its replies go with it."""
+    """Return the roots of rows that are messages. A row without its parent is broken, with its replies."""
     nodes = {str(row.record["message_id"]): Node(row.record, f"row {row.number}", []) for row in rows}
     roots: list[Node | BrokenExample] = []
     for row in rows:
@@ -471,7 +471,7 @@ def _linked(rows: list[Row], tally: Tally) -> "list[Node | BrokenExample]":
 
 
 def _nested(row: Row, tally: Tally) -> "Node | BrokenExample | None":
-    """The root of a tree that is one record, under `prompt`; None if it is marked as deleted."""
+    """Return the root of a tree that is one record, under `prompt`; None if it is marked as deleted."""
     top = Node({}, "", [])
     waiting: list[tuple[Any, str, Node]] = [(row.record["prompt"], "prompt", top)]
     while waiting:
@@ -484,12 +484,12 @@ def _nested(row: Row, tally: Tally) -> "Node | BrokenExample | None":
         replies = (message.get("replies") if isinstance(message, dict) else None) or []
         if not isinstance(replies, list):
             return BrokenExample(f"{place}.replies is not a list but {kind_of(replies)}")
-        # The last first, for they are taken from the end.
+        # Reversed, because they are taken from the end.
         waiting += reversed([(reply, f"{place}.replies[{n}]", node) for n, reply in enumerate(replies)])
     return top.replies[0] if top.replies else None
 
 
 def _yaml(name: str) -> str:
-    """A name as a key or value of YAML; in quotes if it could be read as something else."""
+    """Return a name as a key or value of YAML; in quotes if it could be read as something else."""
     plain = "(?!(?i:y|n|yes|no|on|off|true|false|null)$)[A-Za-z_][A-Za-z0-9_-]*"
     return name if re.fullmatch(plain, name) else json.dumps(name)

@@ -44,7 +44,7 @@ Talks = ChatSource | PreferenceSource | AlpacaSource
 
 
 def talks_of(sources: Iterable[SourceModel]) -> Talks | None:
-    """The source whose template a chat has: the first conversations, or else the first instructions."""
+    """Return the source whose template a chat uses: the first conversations, else the first instructions."""
     found = list(sources)
     for kinds in ((ChatSource, PreferenceSource), (AlpacaSource,)):
         for source in found:
@@ -54,7 +54,7 @@ def talks_of(sources: Iterable[SourceModel]) -> Talks | None:
 
 
 def chat_jinja(source: Talks, eod_token: str) -> str:
-    """The chat_template of a source. Jinja as transformers, vLLM and llama.cpp read it.
+    """Return the chat_template of a source, in the Jinja that transformers, vLLM and llama.cpp read.
 
     A conversation that ends with an answer ends with `eod_token`, as in training: further training with this
     template teaches the model to stop. A prompt never has it.
@@ -90,7 +90,7 @@ def text_of_template(source: SourceModel) -> str:
 
 
 def pieces_of(source: Talks) -> list[str]:
-    """A short conversation as training encodes it: the pieces of a question, an answer and a question."""
+    """Return the pieces of a short conversation as training encodes it: question, answer, question."""
     if isinstance(source, AlpacaSource):
         return [
             Template(source.template or ALPACA_WITHOUT_INPUT, FIELDS).render(
@@ -109,7 +109,7 @@ def pieces_of(source: Talks) -> list[str]:
 
 
 def _expression(template: Template, fields: Mapping[str, str]) -> str:
-    """A Jinja expression of a template's text, in which each field is an expression."""
+    """Return a Jinja expression of a template's text, in which each field is an expression."""
     parts = [fields[part] if is_field else _literal(part) for part, is_field in template.parts if part]
     return " + ".join(parts)
 

@@ -69,12 +69,12 @@ def counted_splits(names: list[str]) -> str:
 
 
 def _is_of_split(name: str, split: str) -> bool:
-    """Whether a file is read for a split: training takes files whose names say no split too."""
+    """Return whether a file is read for a split: training also reads files whose names give no split."""
     return split_of(name) in ((None, "train") if split == "train" else (split,))
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether a pattern matches a relative path, or without a slash in it the name of a file or folder."""
+    """Return whether a pattern matches a relative path or, without a slash, the name of a file or folder."""
     if "/" in pattern:
         return fnmatchcase(name, pattern)
     return any(fnmatchcase(part, pattern) for part in PurePosixPath(name).parts)

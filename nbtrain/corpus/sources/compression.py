@@ -1,8 +1,8 @@
-"""Compressed files as streams of bytes: .gz, .zst, .bz2 and .xz, also of several members (frames, streams).
+"""Compressed files as streams of bytes: .gz, .zst, .bz2 and .xz, including files of several members.
 
-A file is unpacked because of its first bytes, whatever its name says. All four formats behave alike for files
-that are cut short, and count the bytes read, as their libraries do not. Archives, other compressions and
-files of another kind of source are recognised and refused, with what to do about them.
+The first bytes of a file decide whether it is decompressed, not its name. All four formats behave alike for
+truncated files, and count the bytes read, which their libraries do not. Archives, other compressions and
+files of another kind of source are recognised and refused, with a way to read them.
 """
 
 import bz2
@@ -38,11 +38,11 @@ SKIPPABLE_HEAD_BYTES = 8
 
 
 class Unread(NamedTuple):
-    """A kind of file that is not read here."""
+    """A kind of file that is not read as text."""
 
     name: str
     magic: re.Pattern[bytes] | None
-    """The bytes that such a file begins with; None if only its name tells."""
+    """The bytes that such a file begins with; None if only its name shows its kind."""
     suffixes: tuple[str, ...]
     remedy: str
     """A sentence on what to do."""
@@ -73,16 +73,16 @@ TAR = _packed(
     (".tar", ".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"),
     "tar -xf",
 )
-# No text, and no compression either: the readers of lines are given these by mistake.
+# Neither text nor compressed: users pass these to readers of lines by mistake.
 OTHER_FILES = (
     Unread("a Parquet file", re.compile(rb"PAR1"), (), "Read it with kind: parquet."),
     Unread("an Arrow file", re.compile(rb"ARROW1\x00\x00"), (), "Write it as Parquet, or with save_to_disk."),
     Unread("a PDF document", re.compile(rb"%PDF-"), (), "Extract its text to a .txt or .jsonl file."),
 )
-MAGIC_BYTES = 265  # the mark of a tar archive stands at byte 257
+MAGIC_BYTES = 265  # the mark of a tar archive is at byte 257
 BLOCK_BYTES = 1 << 18
 FEED_BYTES = 64 << 10
-# zstandard's object cannot be told how much to unpack at once; 4 KiB are at most 128 MiB.
+# The size of zstandard's output cannot be limited; 4 KiB of input unpack to at most 128 MiB.
 ZSTD_FEED_BYTES = 4 << 10
 # Frames made with `zstd --long=31` need this window; only such frames cost the memory.
 LARGEST_WINDOW_BYTES = 1 << 31
@@ -112,7 +112,7 @@ def advice(name: str, suffixes: tuple[str, ...]) -> str | None:
 
 
 def refusal(kind: Unread, path: Path, where: str) -> DataError:
-    """The error for a file of a kind that is not read."""
+    """Return the error for a file of a kind that is not read."""
     rule = "" if kind in OTHER_FILES else f"; {READ_ARE} files are"
     return DataError(f"{where}: {display(path)}: is {kind.name}, which is not read{rule}. {kind.remedy}")
 
@@ -154,7 +154,7 @@ def open_bytes(path: Path, where: str) -> io.BufferedReader:
             refuse_other_files(begun, path, where)
             if _is_text(begun) or not (packing := PACKINGS.get(path.suffix.lower())):
                 return io.BufferedReader(file, BLOCK_BYTES)
-            # Empty, or damaged from its first byte on: the reading reports it.
+            # Empty, or damaged from its first byte on: reading reports it.
         unpacked: Any = Unpacked(file, path, where, packing)
         stream = io.BufferedReader(unpacked, BLOCK_BYTES)
         is_named_tar = path.name.lower().endswith(TAR.suffixes)
@@ -177,12 +177,12 @@ def refuse_other_files(begun: bytes, path: Path, where: str) -> None:
 
 
 def _pointer_problem(begun: bytes, path: Path) -> str | None:
-    # A pointer may be longer than what tells the kinds of files apart.
+    # A pointer may be longer than the bytes that distinguish the kinds of files.
     return pointer_problem(path.read_bytes()) if begun.lstrip().startswith(b"version http") else None
 
 
 def _is_text(begun: bytes) -> bool:
-    """Whether a file that is not compressed begins with text: UTF-8 that may be cut in its last character."""
+    """Return whether an uncompressed file begins with text: UTF-8 that may end within a character."""
     try:
         begun.decode()
     except UnicodeDecodeError as error:
@@ -191,12 +191,12 @@ def _is_text(begun: bytes) -> bool:
 
 
 class BlockStream(io.RawIOBase):
-    """A raw stream, read forward only, of the blocks that a subclass gives."""
+    """A raw, forward-only stream of the blocks that a subclass produces."""
 
     _block = memoryview(b"")
 
     def next_block(self) -> bytes | None:
-        """The next bytes, perhaps none; None at the end."""
+        """Return the next bytes, perhaps none; None at the end."""
         raise NotImplementedError
 
     def readable(self) -> bool:
@@ -219,10 +219,10 @@ class BlockStream(io.RawIOBase):
 
 
 class Unpacked(BlockStream):
-    """Contents of a compressed file as a raw stream that can only be read forward."""
+    """Contents of a compressed file as a raw, forward-only stream."""
 
     def __init__(self, file: BinaryIO | io.FileIO, path: Path, where: str, packing: str | None = None):
-        """`packing` is the compression; None takes the one that the name of `path` says."""
+        """`packing` is the compression; None uses the one that the name of `path` shows."""
         super().__init__()
         self.consumed_bytes = 0
         """Compressed bytes read so far."""
@@ -231,13 +231,13 @@ class Unpacked(BlockStream):
         self._make, self._errors = _decompressor(self.packing, where)
         self._member: Any = self._make()
         self._left = b""  # compressed bytes that belong to the next member
-        self._has_begun = False  # whether the member under way has got a byte
+        self._has_begun = False  # whether the current member has received a byte
         self._num_members = 0
         self._unpacked_bytes = 0
         is_zstd = self.packing == ".zst"
         self._feed_bytes = ZSTD_FEED_BYTES if is_zstd else FEED_BYTES
         self._limit: tuple[int, ...] = () if is_zstd else (BLOCK_BYTES,)
-        # Whether the last block was as large as may be: more may come without input.
+        # Whether the last block had the maximum size: more may come without input.
         self._is_full = False
 
     def close(self) -> None:
@@ -257,7 +257,7 @@ class Unpacked(BlockStream):
                     raise self._damaged("it ends in the middle")
                 return None
             if not self._has_begun and self._num_members:
-                packed = packed.lstrip(b"\0")  # zeros pad a file on tape, and stand between streams of xz
+                packed = packed.lstrip(b"\0")  # zeros pad a file on tape, and separate streams of xz
                 if not packed:
                     return b""
         self._has_begun = True
@@ -283,7 +283,7 @@ class Unpacked(BlockStream):
 
 
 def _decompressor(packing: str, where: str) -> tuple[Callable[[], Any], tuple[type[Exception], ...]]:
-    """(what makes the decompressor of one member, the errors that it raises)."""
+    """Return (a function that creates the decompressor of one member, the errors that it raises)."""
     if packing == ".gz":
         return lambda: zlib.decompressobj(wbits=31), (zlib.error,)
     if packing == ".bz2":

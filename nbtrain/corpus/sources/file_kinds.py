@@ -6,7 +6,7 @@
     .txt .md                     yes               text; not README.md, LICENSE.md and their like
     .arrow                       no                hf-dataset (a folder of save_to_disk)
 
-A suffix chooses files of a folder only. A file is read as what its first bytes say (compression.py).
+A suffix only chooses files of a folder. The first bytes decide how a file is read (compression.py).
 """
 
 import re
@@ -85,7 +85,7 @@ def suffix_of(name: str) -> str:
 
 
 def is_metadata(name: str) -> bool:
-    """Whether a file describes a dataset or a model instead of holding records."""
+    """Return whether a file describes a dataset or a model instead of holding records."""
     return name.lower() in METADATA
 
 

@@ -1,4 +1,4 @@
-"""Base of the sources that are files: which files, in what parts, and the lines of a part.
+"""Base of the sources that are files: choosing files, splitting them into parts, and reading a part's lines.
 
     files in the order of relative paths
       -> small files in groups of about PART_BYTES    SourcePart.details = their paths; path is None
@@ -29,14 +29,14 @@ from nbtrain.corpus.sources.compression import open_bytes, packing_of_file
 logger = logging.getLogger(__name__)
 
 BLOCK_BYTES = 64 << 10
-# Suffix -> the package that reads such files.
+# {suffix: the package that reads such files}
 PACKAGES = {
     ".zst": "zstandard",
     ".zstd": "zstandard",
     **dict.fromkeys((*file_kinds.COLUMNS, *file_kinds.ARROW), "pyarrow"),
 }
 PACKED = (*compression.PACKED_SUFFIXES, *file_kinds.COLUMNS)
-# What text shrinks to in them, for the decision which files are small.
+# Usual ratio of text to its compressed size, for deciding which files are small.
 USUAL_RATIO = 4
 # Skipped files of a folder that are named in one warning, at most.
 NAMED_FILES = 10
@@ -48,7 +48,7 @@ class FileReader(base.SourceReader):
     suffixes: ClassVar[tuple[str, ...]]
 
     def files(self) -> list[Path]:
-        """The files, in the order of relative paths. Raises DataError if there is none."""
+        """Return the files, in the order of relative paths. Raises DataError if there is none."""
         path = resolve(self.config.path)
         if folder.is_file(path, self.where):
             folder.check_name(path, self.where)
@@ -98,7 +98,7 @@ class FileReader(base.SourceReader):
                 )
 
     def _left_out(self, choice: Choice) -> str | None:
-        """A sentence on the files of the folder that are not read, NAMED_FILES by name; None without any."""
+        """Return a sentence on the folder's unread files, NAMED_FILES by name; None without any."""
         root = resolve(self.config.path)
         names = [name for name in choice.others if not file_kinds.stands_beside_data(Path(name).name)]
         if not names:
@@ -115,11 +115,11 @@ class FileReader(base.SourceReader):
         return f"Files that kind: {self.kind} does not read are left out: {', '.join(named)}{more}."
 
     def is_wanted(self, name: str) -> bool:
-        """Whether a file of a folder is read."""
+        """Return whether a file of a folder is read."""
         return file_kinds.suffix_of(name) in self.suffixes and not file_kinds.is_metadata(name)
 
     def wanted_files(self) -> str:
-        """The files of a folder that are read, in words after "no"."""
+        """Describe the files of a folder that are read, to follow the word "no"."""
         return f"file with the suffix {file_kinds.listed_suffixes(self.suffixes)}"
 
     def fingerprint(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class FileReader(base.SourceReader):
         return min(num_bytes, most)
 
     def unpacked_bytes_of(self, path: Path, most: int) -> int:
-        """The bytes of one file when it is unpacked. No more than about `most` are unpacked to count them."""
+        """Return the unpacked bytes of one file, unpacking no more than about `most` to count them."""
         with open_bytes(path, self.where) as stream:
             if not isinstance(stream.raw, compression.Unpacked):
                 return path.stat().st_size
@@ -187,15 +187,15 @@ class FileReader(base.SourceReader):
             yield _grouped(group)
 
     def size_as_text(self, path: Path) -> int:
-        """About how many bytes of text a file holds, to tell small files from large ones."""
+        """Return about how many bytes of text a file holds, to tell small files from large ones."""
         return path.stat().st_size * (USUAL_RATIO if path.suffix.lower() in PACKED else 1)
 
     @abstractmethod
     def pieces(self, path: Path) -> Iterator[SourcePart]:
-        """The parts of a file that is larger than a part."""
+        """Yield the parts of a file that is larger than a part."""
 
     def opened(self, part: SourcePart) -> Iterator[tuple[str, Iterator[bytes]]]:
-        """(shown file, its lines with ends) for each file of a part. Raises DataError if one is damaged."""
+        """Yield (shown file, its lines with ends) for each file of a part. Raises DataError for damage."""
         if part.content is not None:
             yield part.path or part.name, io.BytesIO(part.content)
             return
@@ -240,7 +240,7 @@ class _PartBytes(io.RawIOBase):
 
 
 def open_lines(path: Path, where: str) -> io.BufferedReader:
-    """open_bytes of a file of lines. Raises DataError also if it is UTF-16, whose lines cannot be read."""
+    """Open a file of lines as open_bytes does. Raises DataError for UTF-16 too, which has other lines."""
     stream = open_bytes(path, where)
     try:
         begun = stream.peek(2)
@@ -256,7 +256,7 @@ def open_lines(path: Path, where: str) -> io.BufferedReader:
 
 
 def line_pieces(path: Path, where: str, separator: bytes | None = None) -> Iterator[SourcePart]:
-    """A file of lines in parts of about PART_BYTES, which end after a line, or after a line `separator`."""
+    """Yield parts of about PART_BYTES of a file of lines, ending after a line, or after a `separator` line."""
     if packing_of_file(path, where):
         with open_lines(path, where) as stream:
             yield from stream_pieces(path, stream, separator)
@@ -270,12 +270,12 @@ def line_pieces(path: Path, where: str, separator: bytes | None = None) -> Itera
 
 
 def is_separator(line: bytes, separator: bytes) -> bool:
-    """Whether a line, with or without its end, is the separator."""
+    """Return whether a line, with or without its end, is the separator."""
     return line.startswith(separator) and line.rstrip(b"\r\n") == separator
 
 
 def _cut(stream: io.BufferedReader, at: int, num_bytes: int, separator: bytes | None) -> int:
-    """The first place from `at` on at which a part may end."""
+    """Return the first position from `at` on at which a part may end."""
     if at >= num_bytes:
         return num_bytes
     at -= 1
@@ -298,12 +298,12 @@ def _cut(stream: io.BufferedReader, at: int, num_bytes: int, separator: bytes | 
 def stream_pieces(
     path: Path, stream: io.BufferedReader, separator: bytes | None = None
 ) -> Iterator[SourcePart]:
-    """The lines of a stream in parts with content. Its raw stream counts the `consumed_bytes` of the file."""
+    """Yield a stream's lines in parts with content. Its raw stream counts the file's `consumed_bytes`."""
     raw: Any = stream.raw
     name, num_bytes, start, attributed = display(path), path.stat().st_size, 0, 0
     while content := _piece(stream, separator):
         stop = start + len(content)
-        # One byte ahead shows whether this piece is the last, which takes what is left of the file.
+        # Peeking one byte shows whether this piece is the last, which gets the rest of the file.
         consumed = raw.consumed_bytes if stream.peek(1) else num_bytes
         whole = content.removeprefix(BOM_UTF8) if start == 0 else content
         content = b""
@@ -314,7 +314,7 @@ def stream_pieces(
 
 
 def _piece(stream: io.BufferedReader, separator: bytes | None) -> bytes:
-    """The next PART_BYTES of a stream and what is left of the line, or up to the separator."""
+    """Return the next PART_BYTES of a stream and the rest of the line, or up to the separator."""
     content = stream.read(base.PART_BYTES)
     if len(content) < base.PART_BYTES:
         return content
@@ -322,7 +322,7 @@ def _piece(stream: io.BufferedReader, separator: bytes | None) -> bytes:
     if not content.endswith(b"\n"):
         pieces.append(stream.readline())
         if len(pieces[-1]) > base.PART_BYTES:
-            heap.give_back()  # the blocks that a long line was read in
+            heap.give_back()  # the blocks in which a long line was read
     if separator is not None:
         for line in stream:
             pieces.append(line)
@@ -349,7 +349,7 @@ def _without_mark(stream: Any) -> Any:
 
 
 def joined(pieces: list[bytes]) -> bytes:
-    """All of them as one; the list is emptied, so that a long line is not held twice."""
+    """Join all of them and empty the list, so that a long line is not held twice."""
     whole = b"".join(pieces)
     pieces.clear()
     return whole

@@ -1,6 +1,6 @@
-"""The files of a folder, in spite of links, loops of links, missing rights, odd names and kinds of files.
+"""Lists the files of a folder, despite links, loops of links, missing rights, odd names and kinds of files.
 
-Nothing that may hold text is passed over in silence: what cannot be read is a DataError that names it.
+Nothing that may hold text is skipped silently: anything unreadable is a DataError that names it.
 """
 
 import errno
@@ -40,17 +40,17 @@ def listed_files(root: Path, is_wanted: Callable[[str], bool], where: str) -> tu
             try:
                 here = path.stat()
                 with os.scandir(path) as listed:
-                    # In the order of names: which of several links counts must not depend on the disk.
+                    # Sorted by name, so that the choice among several links does not depend on the disk.
                     entries = sorted(listed, key=lambda entry: entry.name)
             except OSError as error:
                 raise unreadable(path, error, where) from error
-            # File systems without inode numbers say 0 for all.
+            # File systems without inode numbers report 0 for all.
             identity = (here.st_dev, here.st_ino) if here.st_ino else os.path.realpath(path)
             if identity in seen:
                 continue
             seen.add(identity)
             for entry in entries:
-                # Hidden ones are copies and leftovers of editors, Jupyter and download tools.
+                # Hidden files are copies and leftovers of editors, Jupyter and download tools.
                 if entry.name.startswith("."):
                     continue
                 name = f"{folder}/{entry.name}" if folder else entry.name
@@ -80,13 +80,13 @@ def status(path: Path, where: str) -> os.stat_result | None:
 
 
 def is_folder(path: Path, where: str) -> bool:
-    """Whether it is a folder. Raises DataError if that cannot be found out."""
+    """Return whether it is a folder. Raises DataError if that cannot be found out."""
     found = status(path, where)
     return found is not None and stat.S_ISDIR(found.st_mode)
 
 
 def is_file(path: Path, where: str) -> bool:
-    """Whether it is a regular file. Raises DataError for a pipe, a socket, a device and a missing right."""
+    """Return whether it is a regular file. Raises DataError for a pipe, socket, device or lacking permission."""
     found = status(path, where)
     if found is None:
         return False
@@ -109,7 +109,7 @@ def check_name(path: Path, where: str) -> None:
 
 
 def dangling(path: Path, where: str) -> DataError:
-    """The error for a link that leads nowhere."""
+    """Return the error for a dangling link."""
     return DataError(
         f"{where}: {shown(path)}: a link to {str(path.readlink())!a}, which leads nowhere. Put the file "
         f"there, or remove the link."
@@ -117,14 +117,14 @@ def dangling(path: Path, where: str) -> DataError:
 
 
 def unreadable(path: Path, error: OSError, where: str) -> DataError:
-    """The error for what the system does not let this process read."""
-    # Arrow's strerror is a sentence that holds the whole path.
+    """Return the error for a path that the system does not let this process read."""
+    # Arrow's strerror is a sentence that contains the whole path.
     reason = error.strerror if error.errno is None else os.strerror(error.errno)
     return DataError(f"{where}: {shown(path)}: cannot be read: {reason}.")
 
 
 def shown(path: Path) -> str:
-    """A path as messages show it; one that is not UTF-8 in ASCII and quotes."""
+    """Return a path for messages; one that is not UTF-8 is shown in ASCII and quotes."""
     name = display(path)
     try:
         name.encode()
@@ -134,7 +134,7 @@ def shown(path: Path) -> str:
 
 
 def _leads_to_folder(link: Path, is_wanted: bool, where: str) -> bool:
-    """Whether a link leads to a folder. Raises DataError if it is wanted and leads to no file either."""
+    """Return whether a link leads to a folder. Raises DataError if it is wanted but leads nowhere."""
     found = status(link, where)
     if found is None:
         if is_wanted:

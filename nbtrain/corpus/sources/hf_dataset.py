@@ -36,7 +36,7 @@ class OpenArrow(arrow.OpenTable):
 
     def num_values(self, columns: Collection[str], start: int, stop: int | None) -> dict[str, int]:
         counts: Counter[str] = Counter()
-        # A stream is read once; this one has its own position.
+        # A stream can be read only once; this one has a separate position.
         with OpenArrow(self.path, self._where) as file:
             for batch in file._units(start, stop) if columns else ():
                 for name in columns:
@@ -48,14 +48,14 @@ class OpenArrow(arrow.OpenTable):
         return self
 
     def batches(self, columns: Sequence[str] | None, start: int, stop: int | None) -> Iterator[Any]:
-        """Writers make batches of any size: large ones are sliced."""
+        """Yield batches; writers make them of any size, so large ones are sliced."""
         for batch in self._units(start, stop):
             num_rows = max(1, batch.num_rows * arrow.BATCH_BYTES // max(1, _num_bytes(batch, columns)))
             for first in range(0, batch.num_rows, num_rows):
                 yield batch.slice(first, num_rows)
 
     def _units(self, start: int, stop: int | None) -> Iterator[Any]:
-        """The batches as they are in the file; those before `start` are passed over unread."""
+        """Yield the batches as stored in the file; those before `start` are skipped unread."""
         try:
             yield from islice(self._stream, start, stop)
         except (OSError, self._arrow.ArrowException) as error:
@@ -76,7 +76,7 @@ class HfDatasetReader(arrow.ColumnReader):
         return OpenArrow(path, self.where)
 
     def folder(self) -> Path:
-        """The folder that holds state.json. Raises DataError if the dataset or the split is not there."""
+        """Return the folder that holds state.json. Raises DataError if the dataset or split is missing."""
         root, split = resolve(self.config.path), self.config.split
         where = f"{self.where}: path = {self.config.path!r}"
         if not is_folder(root, self.where):

@@ -19,7 +19,7 @@ from nbtrain.corpus.sources.record_files import RecordFileReader
 from nbtrain.corpus.sources.shapes import way_forward
 
 PART_KEYS = ("type", "text")
-"""Keys that are read of a part of a text."""
+"""Keys that are read in a part of a text."""
 NO_LOSS = "no_loss"
 """The reason for dropping a record whose answers are all marked as not to be trained on."""
 
@@ -51,7 +51,7 @@ class ExampleReader(RecordFileReader):
     def checked(
         self, value: dict[str, Any], path: str, line: int, tally: Tally
     ) -> Example | Preference | None:
-        """The example of one object; None if it is broken or bears no loss, which `tally` counts."""
+        """Return the example of one object; None if it is broken or without loss, which `tally` counts."""
         notes = RecordNotes()
         try:
             example = self.example(value, notes)
@@ -67,9 +67,9 @@ class ExampleReader(RecordFileReader):
 
     @abstractmethod
     def example(self, value: dict[str, Any], notes: RecordNotes) -> Example | Preference | None:
-        """The example of one object; None if its marks leave nothing with a loss. Raises BrokenExample.
+        """Return the example of one object; None if its marks leave no loss. Raises BrokenExample.
 
-        `notes` gets the keys that it does not read.
+        `notes` receives the keys that are not read.
         """
 
 
@@ -80,11 +80,11 @@ def text_of(
     kind: str = "",
     look: Callable[[dict[str, Any], Container[str], str], None] | None = None,
 ) -> str:
-    """The text under a key, or the joined texts of its parts.
+    """Return the text under a key, or the joined texts of its parts.
 
-    `place` names `value` in the message of BrokenExample; `kind`, the source's, adds what else would read it.
-    `look` gets (a part with further keys, the keys that were read, its place); without it, such a part is
-    broken if they hold values.
+    `place` names `value` in the message of BrokenExample; `kind`, the source's, adds another way to read it.
+    `look` receives (a part with further keys, the keys that were read, its place); without it, such a part is
+    broken if the keys hold values.
     """
     if key not in value:
         forward = way_forward(value, kind) if kind else ""
@@ -118,7 +118,7 @@ def _refuse_more(part: dict[str, Any], read: Container[str], place: str) -> None
 
 
 def _is_text_part(part: Any) -> bool:
-    """Whether it is {"type": "text", "text": ...}, as interfaces of several media write content."""
+    """Return whether it is {"type": "text", "text": ...}, the form of multimodal interfaces."""
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 

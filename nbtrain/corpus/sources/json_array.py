@@ -1,12 +1,12 @@
-"""Files of JSON that are not lines, as lines: one element per line, in the memory of the largest element.
+"""Reads JSON files that are not lines as lines: one element per line, in the memory of the largest element.
 
-    [{...}, {...}]              one array: cut at the commas outside of every string and inner bracket
-    {                           objects over several lines, one after the other: cut where one ends
+    [{...}, {...}]              one array: split at the commas outside every string and inner bracket
+    {                           objects over several lines, one after another: split where one ends
       "text": ...
     }
 
-Nothing is parsed here. So a broken element of an array costs no other, and each is parsed as a line is. The
-line of a problem counts elements from 1.
+Elements are not parsed at this stage. So a broken element of an array affects no other, and each is parsed as
+a line is. The line of a problem counts elements from 1.
 """
 
 import io
@@ -24,17 +24,18 @@ from nbtrain.corpus.sources.file_kinds import suffix_of
 from nbtrain.corpus.sources.files import line_pieces, open_lines, stream_pieces
 
 READ_BYTES = 1 << 18
-# Without a bound, a quote that is missing would fill the memory with the rest of the file.
+# Without a limit, a missing quote would fill the memory with the rest of the file.
 MAX_ELEMENT_BYTES = 1 << 30
 
-# The last alternatives of both: a string that has not ended yet begins with a quote.
+# The last alternatives of both match the quote of a string that has not ended yet.
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _INNER = re.compile(_STRING + rb'|["\[\]{}]', re.DOTALL)
 _OUTER = re.compile(_STRING + rb'|["\[\]{},]', re.DOTALL)
 _ARRAY = re.compile(rb"\s*\[")
-# A line of JSON lines may be an array too, which is broken; a file of one array continues with an object.
+# A line of JSON lines may be an array too, which is broken; in a file of one array, an object follows the
+# bracket.
 _ARRAY_OF_OBJECTS = re.compile(rb"\s*\[\s*(\{|\]\s*$)")
-# The first line of an object that json.dumps(indent=...) or jq has written, and what follows it.
+# The first line of an object as json.dumps(indent=...) or jq writes it, and what follows it.
 _INDENTED_OBJECT = re.compile(rb'\s*\{[ \t\r]*\n\s*("|\})')
 
 
@@ -45,7 +46,8 @@ def open_records(path: Path, where: str) -> io.BufferedReader:
     """
     stream = open_lines(path, where)
     begun = stream.peek(1024)[:1024].removeprefix(BOM_UTF8)
-    # A .json begins with a bracket if it is one array, another file with a bracket and an object.
+    # A .json file is one array if it begins with a bracket, any other file if it begins with a bracket and an
+    # object.
     if (_ARRAY if suffix_of(path.name) == ".json" else _ARRAY_OF_OBJECTS).match(begun):
         return io.BufferedReader(ArrayLines(stream, path, where), READ_BYTES)
     if _INDENTED_OBJECT.match(begun):
@@ -61,7 +63,7 @@ def record_pieces(path: Path, where: str) -> Iterator[SourcePart]:
 
 
 class ArrayLines(compression.BlockStream):
-    """The elements of an array as lines. Reading raises DataError if it has no end or anything after it."""
+    """The elements of an array as lines. Reading raises DataError if it has no end or anything follows it."""
 
     _of_what = "the array"
 
@@ -79,7 +81,7 @@ class ArrayLines(compression.BlockStream):
 
     def next_block(self) -> bytes | None:
         element = next(self._elements, None)
-        # A bare \r is white space as \n is, and as wrong inside a string; but it ends no line.
+        # A bare \r is white space as \n is, and equally wrong inside a string, but does not end a line.
         return None if element is None else element.strip().replace(b"\n", b"\r") + b"\n"
 
     def close(self) -> None:
@@ -87,14 +89,14 @@ class ArrayLines(compression.BlockStream):
         super().close()
 
     def _cut(self) -> Iterator[bytes]:
-        """The bytes between the commas of the array."""
+        """Yield the bytes between the commas of the array."""
         buffer = self._stream.read(READ_BYTES).removeprefix(BOM_UTF8)
         start = position = buffer.index(b"[") + 1
         depth = 1
         while depth:
             match = (_OUTER if depth == 1 else _INNER).search(buffer, position)
             if match is None or match[0] == b'"':
-                # Twice as much each time: a long string is looked at again from its beginning.
+                # Doubled each time, because a long string is scanned again from its beginning.
                 more = self._stream.read(max(READ_BYTES, len(buffer) - start))
                 scanned = len(buffer) if match is None else match.start()
                 buffer, position, start = buffer[start:] + more, scanned - start, 0
@@ -129,7 +131,7 @@ class ArrayLines(compression.BlockStream):
 
 
 class ObjectLines(ArrayLines):
-    """Objects one after the other as lines. Reading raises DataError if the last has no end."""
+    """Consecutive objects as lines. Reading raises DataError if the last has no end."""
 
     _of_what = "the file"
 

@@ -12,7 +12,7 @@ KINDS = {bool: "true or false", **dict.fromkeys((int, float), "a number"), str: 
 
 
 def record_of(line: bytes) -> dict[str, Any]:
-    """The object of a line; its strings may hold lone surrogates. Raises ValueError, with what is wrong."""
+    """Return a line's object; its strings may hold lone surrogates. Raises ValueError with the problem."""
     try:
         value = _value(line)
         if isinstance(value, dict):
@@ -26,7 +26,7 @@ def record_of(line: bytes) -> dict[str, Any]:
 
 
 def _value(content: bytes) -> Any:
-    """The value of a line. Raises json.JSONDecodeError if neither parser reads it."""
+    """Return the value of a line. Raises json.JSONDecodeError if neither parser reads it."""
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError as error:
@@ -34,30 +34,30 @@ def _value(content: bytes) -> Any:
     try:
         return json.loads(content.decode(), parse_int=_integer)
     except json.JSONDecodeError:
-        raise  # what orjson refused may be readable, and the mistake come later
+        raise  # the part that orjson refused may be readable, and the real error come later
     except (ValueError, RecursionError):
         raise refusal from None
 
 
 def _integer(digits: str) -> float:
-    """Python makes no int of more than 4,300 digits; only whether it is a number matters here."""
+    """Parse an integer; Python refuses more than 4,300 digits, but here only its type matters."""
     return int(digits) if len(digits) < 1000 else float(digits)
 
 
 def kind_of(value: Any) -> str:
-    """A value in the words of JSON."""
+    """Return the JSON name of a value's type."""
     if value is None:
         return "null"
     return "an object" if isinstance(value, dict) else KINDS.get(type(value), type(value).__name__)
 
 
 def keys_of(value: dict[str, Any]) -> str:
-    """The first keys of an object, for messages."""
+    """Return the first keys of an object, for messages."""
     return ", ".join(map(repr, list(value)[:5])) or "no keys"
 
 
 def is_unicode(text: str) -> bool:
-    """Whether it can be written as UTF-8: it holds no lone surrogate."""
+    """Return whether a text can be written as UTF-8: it holds no lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""JSON: one object per line, one array of objects, or objects one after the other; the text under one key."""
+"""JSON: one object per line, one array of objects, or consecutive objects; the text is under one key."""
 
 import io
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ class JsonlReader(FileReader):
                             text = None
                     except (orjson.JSONDecodeError, KeyError, TypeError):
                         text = None
-                    # A long document is not held here while the next one is read.
+                    # A long document is released before the next one is read.
                     record = None
                     if type(text) is not str or (extras and not all(type(extra) is str for extra in extras)):
                         if not line or line.isspace():
@@ -82,7 +82,7 @@ class JsonlReader(FileReader):
 
 
 def texts_of(record: dict[str, Any], keys: tuple[str, ...], kind: str) -> tuple[str, ...]:
-    """The text under each of `keys`. Raises ValueError, with what is wrong with the record."""
+    """Return the text under each of `keys`. Raises ValueError with the problem of the record."""
     for key in keys:
         if key not in record:
             forward = way_forward(record, kind)

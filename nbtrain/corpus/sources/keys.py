@@ -1,8 +1,8 @@
 """Rules for each key of a record in each kind of source: the one table that readers and docs share.
 
     used      read: its value becomes part of the text or of the loss mask
-    refused   the record counts as broken: without the key it would be trained on with another meaning
-    counted   not read; prepare, the manifest and the data card report in how many records it has a value
+    refused   the record counts as broken: training without the key would change its meaning
+    counted   not read; prepare, the manifest and the data card report how many records have a value there
 
 A key without a rule is counted, except in fine-tuning records and token ids. There a key whose name and
 value look like a mark of what is trained on (is_masked: true, turnWeight: 0.5) is refused, and so is another
@@ -43,7 +43,7 @@ def holds_value(value: Any) -> bool:
 
 
 FLAGS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
-"""Text that stands for a flag."""
+"""Texts that stand for a flag."""
 
 
 def number_of(value: Any) -> float | None:
@@ -74,7 +74,7 @@ def is_weight(value: Any) -> bool:
 def is_mark(value: Any) -> bool:
     """Return whether a value may say what is trained on: a flag, a number or a list.
 
-    true and 1 may too, for the name may say that the text is masked.
+    true and 1 may too, because the name may say that the text is masked.
     """
     return is_weight(value) or number_of(value) is not None
 
@@ -113,7 +113,7 @@ class KeyRule:
     what: str
     """Description of the keys' contents, as messages state it."""
     how: str = ""
-    """A sentence on what is done with them, for docs/record-keys.md."""
+    """A sentence on how they are used, for docs/record-keys.md."""
     fix: str = ""
     """Fix for a refused key, besides ignored_keys: a sentence of the message."""
     setting: str | None = None
@@ -628,7 +628,7 @@ def looks_like_length(name: str) -> bool:
 
 
 def words_of(name: str) -> set[str]:
-    """The words of a key's name, in lower case."""
+    """Return the words of a key's name, in lower case."""
     return {word.lower() for word in WORDS.findall(name)}
 
 
@@ -661,7 +661,7 @@ class RecordNotes:
 
 
 class KeyPolicy:
-    """The rules of a source for one place of its records, by the names that the keys have there."""
+    """A source's rules for one place of its records, by the names that the keys have there."""
 
     def __init__(self, rules: Iterable[KeyRule], config: Any, marks: bool):
         self._rules: dict[str, KeyRule] = {}
@@ -723,7 +723,7 @@ class KeyPolicy:
 class KeyCounter:
     """Counts the keys of plain-text records, a million of which are read each minute.
 
-    Records with the same keys in the same order, all counted and with values, need no look at each key.
+    Records with the same keys in the same order, all counted and with values, are not checked key by key.
     """
 
     def __init__(self, policy: KeyPolicy, read: tuple[str, ...]):
@@ -748,7 +748,7 @@ class KeyCounter:
         return True
 
     def finish(self, tally: Tally) -> None:
-        """Add what was counted by the keys of whole records."""
+        """Add the counts kept for records with equal keys."""
         for shape, count in self._shapes.items():
             tally.add_unread([name for name in shape if name not in self._read], count)
         self._shapes.clear()

@@ -1,4 +1,4 @@
-"""The messages of a record in the shapes that they are stored in, and what a message holds besides its text.
+"""The messages of a record in the shapes in which they are stored, and a message's contents besides its text.
 
 a list of objects, or of pairs {"human", "assistant"}; JSON text of one; {"role": [...], "content": [...]}
 history [["question", "answer"], ...]       -> messages
@@ -16,13 +16,13 @@ from nbtrain.corpus.sources.instructions import BrokenExample
 from nbtrain.corpus.sources.json_line import kind_of
 
 ASSISTANT = "assistant"
-# Keys of a question with its answer that are one object.
+# Keys of an object that is a question with its answer.
 PAIR_KEYS = (("human", "user", "query", "question"), ("assistant", "gpt", "bot", "response", "answer"))
 SHOWN_CHARS = 40
 
 
 def messages_of(value: Any, key: str) -> list[Any]:
-    """The list of messages under a key, in any of the shapes that it is stored in. Raises BrokenExample."""
+    """Return the list of messages under a key, in any shape in which it is stored. Raises BrokenExample."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
             value = orjson.loads(value)
@@ -47,7 +47,7 @@ def is_message(value: Any) -> bool:
 
 
 def _of_pair(entry: Any) -> list[Any]:
-    """A message; the two messages of an object that is a question with its answer."""
+    """Return a message, or the two messages of an object that is a question with its answer."""
     if isinstance(entry, dict) and entry.get("role") is None and entry.get("from") is None:
         found = [next((key for key in keys if key in entry), None) for keys in PAIR_KEYS]
         if None not in found:
@@ -58,7 +58,7 @@ def _of_pair(entry: Any) -> list[Any]:
 
 
 def messages_or_text(value: dict[str, Any], key: str, role: str) -> list[Any]:
-    """The messages under a key; text that is not JSON of messages is one message of `role`."""
+    """Return the messages under a key; text that is not JSON of messages is one message of `role`."""
     if isinstance(value[key], str) and not holds_messages(value[key]):
         return [{"role": role, "content": value[key]}]
     return messages_of(value[key], key)
@@ -77,7 +77,7 @@ def holds_messages(value: Any) -> bool:
 
 
 def earlier_messages(value: Any, key: str) -> list[Any]:
-    """The messages of earlier questions with answers: pairs of texts, or messages."""
+    """Return the messages of earlier questions with answers: pairs of texts, or messages."""
     if isinstance(value, str):
         try:
             value = orjson.loads(value)
@@ -125,7 +125,7 @@ def _span(span: Any) -> tuple[int, int, bool]:
 
 
 def _parsed(value: Any, place: str) -> Any:
-    """A value that may be JSON text. Raises BrokenExample if it is other text."""
+    """Parse a value that may be JSON text. Raises BrokenExample if it is other text."""
     if not isinstance(value, str):
         return value
     try:
@@ -142,9 +142,9 @@ def tool_lines(value: Any, key: str) -> str:
 
 
 def tool_calls(message: dict[str, Any], keys: Sequence[str], place: str) -> list[str]:
-    """Each call under `keys` as a JSON object of name and arguments. Raises BrokenExample.
+    """Return each call under `keys` as a JSON object of name and arguments. Raises BrokenExample.
 
-    Arguments that are JSON text stay as they are.
+    Arguments that are JSON text stay unchanged.
     """
     texts = []
     for key in keys:
@@ -165,5 +165,5 @@ def tool_calls(message: dict[str, Any], keys: Sequence[str], place: str) -> list
 
 
 def _json(value: Any) -> str:
-    """JSON as Hugging Face's chat templates write it."""
+    """Return JSON as Hugging Face's chat templates write it."""
     return json.dumps(value, ensure_ascii=False)

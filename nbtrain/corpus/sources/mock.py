@@ -1,4 +1,4 @@
-"""Seeded random words: text of any size that needs no file and means nothing."""
+"""Seeded random words: meaningless text of any size that needs no file."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,11 +18,11 @@ class MockReader(SourceReader):
     kind = "mock"
 
     def parts(self) -> Iterator[SourcePart]:
-        # One generator makes all of it, so it is one part.
+        # One generator makes the whole text, so it is one part.
         yield SourcePart("mock")
 
     def read(self, part: SourcePart, tally: Tally) -> Iterator[str]:
-        # RandomState: its stream is frozen, so that the same seed gives the same text with any NumPy.
+        # RandomState's stream is frozen, so the same seed gives the same text with any NumPy.
         generator = np.random.RandomState(self.config.seed % 2**32)
         words = ["".join(generator.choice(SYLLABLES, size=generator.randint(1, 4))) for _ in range(NUM_WORDS)]
         frequencies = 1 / np.arange(1, NUM_WORDS + 1)

@@ -14,18 +14,18 @@ from nbtrain.corpus.sources.file_kinds import COLUMNS
 
 MAGIC = b"PAR1"
 LARGEST_BATCH_ROWS = 8192
-# Column chunks are read through such a buffer and not whole.
+# Size of the buffer through which column chunks are read, instead of whole.
 BUFFER_BYTES = 1 << 20
 
 
 def is_parquet(path: Path) -> bool:
-    """Whether a file is Parquet by its name or, whatever its name, by its first bytes."""
+    """Return whether a file is Parquet by its name or, whatever its name, by its first bytes."""
     if path.suffix.lower() in COLUMNS:
         return True
     try:
         with path.open("rb", buffering=0) as file:
             return file.read(len(MAGIC)) == MAGIC
-    except OSError:  # its reader reports why it cannot be read
+    except OSError:  # the file's reader reports why it cannot be read
         return False
 
 
@@ -44,7 +44,7 @@ class OpenParquet(arrow.OpenTable):
         return self
 
     def unit_bytes(self, columns: Collection[str] | None) -> list[int]:
-        """Unpacked bytes; a column that is not there has none."""
+        """Return unpacked bytes; a missing column has none."""
         metadata = self._file.metadata
         paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
         # A column of lists is stored as name.list.element.
@@ -57,7 +57,7 @@ class OpenParquet(arrow.OpenTable):
         return [sum(group.column(index).total_uncompressed_size for index in wanted) for group in groups]
 
     def num_values(self, columns: Collection[str], start: int, stop: int | None) -> dict[str, int]:
-        """From the statistics of the row groups; the nulls of a column of lists or objects are not known."""
+        """Count from the row groups' statistics; nulls of a column of lists or objects are not known."""
         metadata = self._file.metadata
         places = {metadata.schema.column(index).path: index for index in range(metadata.num_columns)}
         counts: Counter[str] = Counter()
@@ -84,7 +84,7 @@ class OpenParquet(arrow.OpenTable):
 
 
 class ParquetReader(arrow.ColumnReader):
-    """Parquet files."""
+    """Reads Parquet files."""
 
     kind = "parquet"
     suffixes = COLUMNS

@@ -1,8 +1,8 @@
-"""Pairs of answers to one prompt, of which one was preferred.
+"""Pairs of answers to one prompt, one of them preferred.
 
     {"prompt", "chosen", "rejected"}                         texts
     {"chosen", "rejected"}                                   texts with a common beginning, the prompt
-    {"prompt": [...], "chosen": [...], "rejected": [...]}    messages: what was asked, and two continuations
+    {"prompt": [...], "chosen": [...], "rejected": [...]}    messages: the prompt, and two continuations
     {"conversations": [...], "chosen": {...}, "rejected": {...}}    the same, each answer one message
     {"chosen": [...], "rejected": [...]}                     conversations with a common beginning
 
@@ -24,12 +24,12 @@ from nbtrain.corpus.sources.messages import ASSISTANT, holds_messages, is_messag
 from nbtrain.corpus.sources.record_files import RecordFileReader
 from nbtrain.corpus.sources.shapes import way_forward
 
-# Where an answer begins in a transcript of hh-rlhf.
+# The beginning of an answer in a transcript of hh-rlhf.
 ANSWER_MARK = "\n\nAssistant:"
 
 
 class PreferenceReader(ChatReader):
-    """A prompt with two answers; messages go through the template."""
+    """Reads a prompt with two answers; messages go through the template."""
 
     kind = "preference"
 
@@ -74,17 +74,17 @@ class PreferenceReader(ChatReader):
     def _prompt(
         self, value: dict[str, Any], answer: list[Any] | None, notes: RecordNotes
     ) -> tuple[str | list[Any] | None, list[str]]:
-        """(the prompt as text, messages, or None if there is none, the keys that it was read from)."""
+        """Return (the prompt as text, messages, or None without one, the keys that it was read from)."""
         key = self.config.prompt_key
         prompt = value.get(key)
         if isinstance(prompt, dict) and "messages" in prompt:
-            # The input of a preference in OpenAI's format, which has tools and messages.
+            # The input of a preference in OpenAI's format, with tools and messages.
             self.keys.look(prompt, ("messages",), notes, key)
             return messages_of(prompt["messages"], key), [key]
         if isinstance(prompt, str) and holds_messages(prompt):
             return messages_of(prompt, key), [key]
         if isinstance(prompt, str) and answer is not None:
-            # Beside whole conversations it repeats their question.
+            # Together with whole conversations it repeats their question.
             begins = self._answers_first(answer)
             return ([{"role": "user", "content": prompt}], [key]) if begins else (None, [])
         if isinstance(prompt, str) or prompt is None:
@@ -131,7 +131,7 @@ class PreferenceReader(ChatReader):
             turns = [*asked, *self._placed(messages, key, notes, asked[-1].role if asked else "")]
             both.append(self._opened(turns, value, read))
         if both[0] == both[1]:
-            # What differs may be in a key that is refused.
+            # The difference may be in a key that is refused.
             notes.check(self.kind)
             raise self._equal()
         num_shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*both, strict=False)))
@@ -154,7 +154,7 @@ class PreferenceReader(ChatReader):
 
 
 def _answer_messages(value: Any, key: str) -> list[Any] | None:
-    """The messages of an answer; None if it is text, or parts of text."""
+    """Return the messages of an answer; None if it is text, or parts of text."""
     if isinstance(value, str):
         return messages_of(value, key) if holds_messages(value) else None
     if not isinstance(value, list | dict) or _is_text_parts(value):
@@ -163,7 +163,7 @@ def _answer_messages(value: Any, key: str) -> list[Any] | None:
 
 
 def _is_text_parts(value: Any) -> bool:
-    """Whether it is a list of {"type": "text", "text": ...}: one text, and not messages."""
+    """Return whether it is a list of {"type": "text", "text": ...}: one text, and not messages."""
     return bool(isinstance(value, list) and value) and all(
         isinstance(part, dict) and part.get("type") == "text" and not is_message(part) for part in value
     )

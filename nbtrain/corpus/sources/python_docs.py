@@ -1,10 +1,10 @@
-"""Docstrings of the standard library and of installed packages: real English with no download.
+"""Docstrings of the standard library and of installed packages: real English without a download.
 
     list the .py files of each package -> one order that mixes all packages evenly -> parse with ast (nothing
     is ever imported) -> each docstring one document -> stop at max_bytes
 
-File k of a package's n files, sorted by a hash of their path, has the place (k + 1/2) / n in the order: any
-stretch, split or cap of it holds each package in proportion. It takes about 0.5 CPU seconds for each MB.
+File k of a package's n files, sorted by a hash of their path, has position (k + 1/2) / n in the order: any
+range, split or cap of it holds each package in proportion. Reading takes about 0.5 CPU seconds per MB.
 """
 
 import ast
@@ -27,11 +27,12 @@ DISTRIBUTIONS = """
 deepspeed huggingface-hub ipython ipywidgets jinja2 jupyter-client jupyter-server jupyterlab matplotlib
 nbconvert networkx numpy papermill psutil pydantic sympy tensorboard torch tornado tqdm traitlets werkzeug
 """.split()  # noqa: SIM905 (read best as words)
-# In nbtrain's dependency tree, with much English in their docstrings; sorted. Distribution -> import.
+# {distribution: import} of packages in nbtrain's dependency tree with much English in their docstrings;
+# sorted.
 PACKAGES = {name: name.replace("-", "_") for name in DISTRIBUTIONS} | {"ipython": "IPython"}
 STANDARD_LIBRARY = "standard library"
 TOPICS = "pydoc_data.topics"
-# Tests have little prose, and installations differ in whether they carry them.
+# Tests hold little prose, and not every installation has them.
 LEFT_OUT = {"test", "tests", "site-packages", "dist-packages", "lib2to3", "idlelib", "_vendor", "__pycache__"}
 ABSENT = "absent"
 
@@ -58,7 +59,7 @@ class PythonDocsReader(SourceReader):
         return True  # an upgraded package does not make the dataset that was built before unusable
 
     def parts(self) -> Iterator[SourcePart]:
-        # Duplicates and the cap are decided over all of it, so it is one part.
+        # Duplicates and the cap are decided over the whole source, so it is one part.
         yield SourcePart("python-docs", size_bytes=self.config.max_bytes)
 
     def read(self, part: SourcePart, tally: Tally) -> Iterator[str]:
@@ -121,11 +122,12 @@ class PythonDocsReader(SourceReader):
 
 
 def docstrings(source: bytes) -> Iterator[str]:
-    """The docstrings of a module: its own, classes, methods, functions. Raises SyntaxError or ValueError."""
+    """Return the docstrings of a module, its classes and functions. Raises SyntaxError or ValueError."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes in other people's files
         collecting = gc.isenabled()
-        # A syntax tree is a hundred thousand objects and no cycle: the collector would triple the time.
+        # A syntax tree has a hundred thousand objects and no cycle: the garbage collector would triple the
+        # time.
         gc.disable()
         try:
             tree = ast.parse(source)
@@ -160,7 +162,7 @@ def _files(folder: Path, read: Callable[[Path], list[str]]) -> Entries:
 
 
 def _topics() -> Entries:
-    """The help topics: the strings of the dictionary in pydoc_data/topics.py."""
+    """Return the help topics: the strings of the dictionary in pydoc_data/topics.py."""
     path = Path(sysconfig.get_path("stdlib")) / "pydoc_data" / "topics.py"
     if not path.is_file():
         return []
@@ -189,7 +191,7 @@ def _version(distribution: str) -> str:
 
 def _licence(distribution: str) -> str:
     entry = metadata.metadata(distribution)
-    # Three generations of metadata name the licence in three places.
+    # Three generations of metadata store the licence in three places.
     for field in ("License-Expression", "License"):
         if field in entry and entry[field].strip():
             return entry[field].strip().split("\n")[0]

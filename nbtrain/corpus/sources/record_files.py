@@ -1,6 +1,6 @@
 """Files that hold objects: JSON (lines, or one array; compressed too), and Parquet.
 
-For sources that look at several keys of a record: fine-tuning examples, token ids.
+For sources that read several keys of a record: fine-tuning examples, token ids.
 """
 
 import io
@@ -22,7 +22,7 @@ from nbtrain.corpus.sources.parquet import OpenParquet, is_parquet
 
 
 class Row(NamedTuple):
-    """One object of a file. `number` counts lines, elements or rows from 1; give both to tally.add_broken."""
+    """One object of a file. `number` counts lines, elements or rows from 1; pass both to tally.add_broken."""
 
     path: str
     number: int
@@ -30,12 +30,12 @@ class Row(NamedTuple):
 
 
 class RecordFileReader(FileReader):
-    """A reader of objects. A subclass defines `kind` and `read`, which goes through `rows`."""
+    """Reads objects. A subclass defines `kind` and `read`, which uses `rows`."""
 
     suffixes = (*RECORDS, *COLUMNS)
 
     def required_columns(self) -> dict[str, str]:
-        """The columns that a .parquet must have -> the setting that names each."""
+        """Return {column that a .parquet must have: the setting that names it}."""
         return {}
 
     def is_read(self, column: str) -> bool:
@@ -43,7 +43,7 @@ class RecordFileReader(FileReader):
         return True
 
     def columns(self, file: OpenParquet) -> list[str]:
-        """The columns of a .parquet that are read. Raises DataError if one is missing or there twice."""
+        """Return the columns of a .parquet to read. Raises DataError if one is missing or occurs twice."""
         where, required = f"{self.where}: {display(file.path)}", self.required_columns()
         check_columns(file.schema, required, where, self.kind)
         wanted = [name for name in dict.fromkeys(file.schema.names) if name in required or self.is_read(name)]
@@ -75,7 +75,7 @@ class RecordFileReader(FileReader):
         return open_records(path, self.where)
 
     def rows(self, part: SourcePart, tally: Tally) -> Iterator[Row]:
-        """The objects of one part. Raises DataError if a file is damaged."""
+        """Yield the objects of one part. Raises DataError if a file is damaged."""
         if part.content is not None:
             yield from self._lines(part, tally)
             return
@@ -129,11 +129,11 @@ class RecordFileReader(FileReader):
 
 
 class NotUtf8(bytes):
-    """Bytes of a column of strings."""
+    """Bytes in a column of strings that are not UTF-8."""
 
 
 def values_of(column: Any) -> list[Any]:
-    """The values of a pyarrow.Array, NotUtf8 among them.
+    """Return the values of a pyarrow.Array, NotUtf8 among them.
 
     A value that Python has no type for (a date after 9999, half a microsecond) stays a pyarrow.Scalar: most
     such columns are never read, and a reader that reads one reports that it is not a text or a list.

@@ -81,7 +81,7 @@ SHAPES = (
     Shape("jsonl", ("text",)),
     *(Shape("jsonl", (key,), {"text_key": key}) for key in ("content", "document", "body", "raw_content")),
 )
-# The settings that name the keys of a kind.
+# Settings that name the keys of a kind.
 SETTINGS = {
     "alpaca": {"instruction": "instruction_key", "output": "output_key", "input": "input_key"},
     "prompt-completion": {"prompt": "prompt_key", "completion": "completion_key"},

@@ -30,18 +30,18 @@ class Template:
 
     @property
     def fields(self) -> frozenset[str]:
-        """The fields that it holds."""
+        """Return the names of the fields that it holds."""
         return frozenset(self._fields)
 
     @property
     def parts(self) -> list[tuple[str, bool]]:
-        """Its texts and the names of its fields, in order: (text or name, whether it is a field)."""
+        """Return its texts and the names of its fields, in order: (text or name, whether it is a field)."""
         texts = [(text, False) for text in self._texts]
         fields = [(name, True) for name in self._fields]
         return [part for pair in zip_longest(texts, fields) for part in pair if part is not None]
 
     def render(self, values: Mapping[str, str]) -> str:
-        """The text with every field replaced. Raises KeyError for a field without a value."""
+        """Return the text with every field replaced. Raises KeyError for a field without a value."""
         parts = [self._texts[0]]
         for name, text in zip(self._fields, self._texts[1:], strict=True):
             parts += [values[name], text]

@@ -1,4 +1,4 @@
-"""Plain text: each file one document, or cut at a line that separates documents, or by size."""
+"""Plain text: each file is one document, or is split at separator lines, or by size."""
 
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ LOOKED_AT_BYTES = 16 << 20
 
 
 class TextReader(files.FileReader):
-    """UTF-8 .txt and .md files, compressed ones too. A file is streamed if it is cut, else read whole.
+    """Reads UTF-8 .txt and .md files, compressed ones too; streamed if they are split, else read whole.
 
     A document that is not UTF-8 is broken. Line ends are normalised to \\n unless `newlines` is keep.
     """
@@ -78,7 +78,7 @@ class TextReader(files.FileReader):
         )
 
     def _inside(self, separator: bytes) -> str | None:
-        """The first line among the first LOOKED_AT_BYTES that holds the separator, as file:line."""
+        """Return the first line in the first LOOKED_AT_BYTES that contains the separator, as file:line."""
         left = LOOKED_AT_BYTES
         for path in self.files():
             with files.open_lines(path, self.where) as stream:
@@ -133,7 +133,7 @@ def _end_of_sentence(line: bytes, num_bytes: int) -> int:
     for mark in (b" ", "\u3002".encode()):
         if (found := line.rfind(mark, half, num_bytes)) >= 0:
             return found + len(mark)
-    # Bytes after the first of a character in UTF-8 are 10xxxxxx.
+    # In UTF-8, bytes after the first of a character are 10xxxxxx.
     at = num_bytes
     while at > half and line[at] & 0xC0 == 0x80:
         at -= 1
@@ -141,7 +141,7 @@ def _end_of_sentence(line: bytes, num_bytes: int) -> int:
 
 
 def _documents(lines: Iterable[bytes], separator: bytes, tally: Tally) -> Iterator[tuple[int, int, bytes]]:
-    """(number of its first line, number of lines read so far, bytes) of each document."""
+    """Yield (number of its first line, number of lines read so far, bytes) of each document."""
     first, number = 1, 0
     begun: list[bytes] = []
     for number, line in enumerate(lines, start=1):

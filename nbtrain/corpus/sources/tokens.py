@@ -1,7 +1,7 @@
 """Documents that are already token ids, with the masks that other programs store along with them.
 
     labels           at its own token: its id, or -100 outside the loss (as Hugging Face aligns them)
-    loss_mask, ...   1 for each token with loss; several masks and labels must agree that a token has it
+    loss_mask, ...   1 for each token in the loss; several masks and labels must agree on each token
     prompt_length    this many tokens at the beginning are outside the loss
     attention_mask   0 for padding at either end, which is dropped
     seq_lens, ...    boundaries of the documents in a packed record, which is split at them
@@ -34,7 +34,7 @@ from nbtrain.corpus.sources.record_files import RecordFileReader, values_of
 from nbtrain.corpus.sources.shapes import way_forward
 
 IGNORED_LABEL = -100
-# The largest id that the widest dtype of a .bin (int32) holds.
+# The largest id that fits the widest dtype of a .bin (int32).
 LARGEST_ID = 2**31 - 1
 LABELS = "labels"
 LOSS_MASKS = ("loss_mask", "completion_mask", "assistant_masks", "assistant_mask")
@@ -44,7 +44,7 @@ PACKED = (*LENGTHS, "cu_seqlens", "position_ids")
 
 
 class TokensReader(RecordFileReader):
-    """Lists of ids in .jsonl (also compressed), .json arrays and .parquet. Empty lists are dropped."""
+    """Reads lists of ids in .jsonl (also compressed), .json arrays and .parquet. Empty lists are dropped."""
 
     kind = "tokens"
 
@@ -66,7 +66,7 @@ class TokensReader(RecordFileReader):
         import pyarrow.types as types
 
         wanted = super().columns(file)
-        # A column without a rule is looked at if it may say which tokens are trained on.
+        # A column without a rule is read if it may say which tokens are trained on.
         for field in file.schema:
             kinds = (types.is_list, types.is_large_list, types.is_fixed_size_list)
             is_list = any(is_kind(field.type) for is_kind in kinds)
@@ -77,7 +77,7 @@ class TokensReader(RecordFileReader):
         return wanted
 
     def _doubt(self, key: str, value: Any, length: int) -> KeyRule | None:
-        """The rule for a key without one that may say which tokens are trained on; None if it does not."""
+        """Return the rule for an unknown key that may say which tokens are trained on; None for others."""
         if self.keys.has_rule(key):
             return None
         if looks_like_length(key) and not isinstance(value, bool) and isinstance(value, int | np.integer):
@@ -88,7 +88,7 @@ class TokensReader(RecordFileReader):
         return None
 
     def bears_mask(self) -> bool:
-        """Return whether `labels_key` is set or the first record has masks; later ones may not bring them."""
+        """Return whether `labels_key` is set or the first record has masks; later ones may not add them."""
         if self.config.labels_key is not None:
             return True
         for part in self.parts():
@@ -122,7 +122,7 @@ class TokensReader(RecordFileReader):
                     tally.dropped["empty"] += 1
 
     def _documents(self, record: dict[str, Any], notes: RecordNotes) -> list[TokenIds]:
-        """The documents of one record. Raises ValueError, with what is wrong."""
+        """Return the documents of one record. Raises ValueError with the problem."""
         config, read = self.config, [self.config.input_ids_key]
         ids = _integers(record, config.input_ids_key, self.kind)
         if len(ids) and (ids.min() < 0 or ids.max() > LARGEST_ID):
@@ -177,14 +177,14 @@ class TokensReader(RecordFileReader):
 
 
 def _is_number(kind: Any) -> bool:
-    """Whether a pyarrow.DataType is one of numbers or flags."""
+    """Return whether a pyarrow.DataType holds numbers or flags."""
     import pyarrow.types as types
 
     return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
 
 
 def _lists(column: Any) -> list[Any]:
-    """The rows of a column: NumPy arrays if it holds lists of integers without a null."""
+    """Return the rows of a column: NumPy arrays if it holds lists of integers without a null."""
     import pyarrow.types as types
 
     kind = column.type
@@ -196,9 +196,9 @@ def _lists(column: Any) -> list[Any]:
 
 
 def _integers(record: dict[str, Any], key: str, kind: str = "") -> np.ndarray:
-    """Integers [n] under a key. Raises ValueError, with what is wrong, if it holds no list of integers.
+    """Return the integers [n] under a key. Raises ValueError if it holds no list of integers.
 
-    `kind`, the source's, adds what else would read the record.
+    `kind`, the source's, adds another way to read the record.
     """
     if key not in record:
         forward = way_forward(record, kind) if kind else ""
@@ -219,7 +219,7 @@ def _integers(record: dict[str, Any], key: str, kind: str = "") -> np.ndarray:
 
 
 def _labelled(ids: np.ndarray, labels: np.ndarray, ids_key: str, labels_key: str) -> np.ndarray:
-    """bool [n]: which tokens have a label. Raises ValueError if one is not the token's own id."""
+    """Return bool [n]: which tokens have a label. Raises ValueError if one is not the token's own id."""
     if len(labels) != len(ids):
         raise ValueError(f"{labels_key!r} has {len(labels):,} entries, {ids_key!r} has {len(ids):,}")
     learnt = labels != IGNORED_LABEL
@@ -233,7 +233,7 @@ def _labelled(ids: np.ndarray, labels: np.ndarray, ids_key: str, labels_key: str
 
 
 def _zeros_and_ones(record: dict[str, Any], key: str, length: int) -> np.ndarray:
-    """bool [length] under a key. Raises ValueError if it is not a list of that many zeros and ones."""
+    """Return bool [length] under a key. Raises ValueError if it is not a list of that many zeros and ones."""
     values = record[key]
     try:
         array = np.asarray(values)
@@ -259,7 +259,7 @@ def _prompt_length(value: Any, key: str, length: int) -> int:
 
 
 def _document_bounds(values: np.ndarray, key: str, length: int) -> np.ndarray:
-    """int64 [documents + 1]: where the documents of a packed record begin, and its end. Raises ValueError."""
+    """Return int64 [documents + 1]: starts of a packed record's documents, and its end. Raises ValueError."""
     if key == "position_ids":
         if len(values) != length:
             raise ValueError(f"{key!r} has {len(values):,} entries, the ids are {length:,}")

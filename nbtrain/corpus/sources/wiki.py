@@ -1,10 +1,10 @@
 """A Wikipedia dump: its articles as plain text, title first.
 
-    title, an empty line, text        one document an article (walker.py says what the text keeps)
+    title, an empty line, text        one document per article (walker.py says what the text keeps)
 
 Redirects, other namespaces and pages that are not wikitext are dropped by rule, pages without a word as
-empty. A multistream .bz2 and an .xml are read in parallel; a .bz2 of one stream, UTF-16, and max_articles
-take reading in order, where the workers only turn wikitext into text.
+empty. A multistream .bz2 and an .xml are read in parallel. A .bz2 of one stream, UTF-16, and max_articles
+require reading in order; workers then only turn wikitext into text.
 """
 
 from collections.abc import Iterator
@@ -28,17 +28,17 @@ from nbtrain.corpus.wiki.walker import Walker
 if TYPE_CHECKING:
     from nbtrain.corpus.http import Downloaded
 
-# Counted up when the same dump gives another text: dumps are then extracted again, datasets stay as they are.
+# Increased when the same dump produces another text: dumps are then extracted again, datasets stay unchanged.
 EXTRACTION = 4
 OLDER_REVISION = "older_revision"
 
 FILE_BYTES, COMPRESSED_BYTES = 16 << 20, 4 << 20
-"""Bytes of a part, of a plain file and of a compressed one: some 1,000 to 2,000 articles."""
+"""Bytes of a part, for a plain and for a compressed file: some 1,000 to 2,000 articles."""
 PIECE_BYTES = 8 << 20
 
 
 class WikiReader(SourceReader):
-    """Articles of one dump, on disk or downloaded."""
+    """Reads the articles of one dump, on disk or downloaded."""
 
     kind = "wiki"
     is_extracted = True
@@ -95,7 +95,7 @@ class WikiReader(SourceReader):
         tally.unknown_templates.update(dict(walker.unknown_templates.most_common(MOST_TEMPLATES)))
 
     def _language(self, found: dump.Dump) -> str:
-        """The language of a dump, which decides how its templates are read; empty if nothing names it."""
+        """Return the language of a dump, which decides how its templates are read; empty if unknown."""
         if found.language:
             return found.language
         if name := found.site.get("dbname", "").removesuffix("wiki"):
@@ -119,7 +119,7 @@ class WikiReader(SourceReader):
         return None
 
     def _first_articles(self, xml: bytes, kept: int) -> tuple[bytes, int]:
-        """(`xml` up to the article that makes max_articles, the number of articles up to there)."""
+        """Return (`xml` up to the article that reaches max_articles, the number of articles so far)."""
         for page, end in dump.pages(xml):
             if isinstance(page, dump.Page) and self._left_out(page) is None:
                 kept += 1

@@ -1,13 +1,13 @@
-"""JSON lines as wikiextractor --json writes them: AA/wiki_00, AA/wiki_01, ..., .bz2 with its option -c."""
+"""JSON lines of wikiextractor --json: AA/wiki_00, AA/wiki_01, ..., or .bz2 with its option -c."""
 
 from nbtrain.corpus.sources.jsonl import JsonlReader
 
 
 class WikiextractorReader(JsonlReader):
-    """Files named wiki_*, of any suffix."""
+    """Reads files named wiki_*, with any suffix."""
 
     kind = "wikiextractor"
-    # Articles without text are redirects, and pages of nothing but templates.
+    # Articles without text are redirects, and pages that consist of templates.
     drops_empty = True
 
     def is_wanted(self, name: str) -> bool:

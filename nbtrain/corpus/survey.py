@@ -1,9 +1,9 @@
-"""A look at somebody's text before a run is made for it: how much, of which kind, in which language.
+"""A survey of a user's text before a run is made for it: how much, of which kind, in which language.
 
     paths (files, folders, patterns) -> entries of data.sources -> documents read, up to READ_BYTES
       -> amounts (exact if all was read, otherwise in proportion) -> a sample -> languages, vocabularies
 
-Text is read by the readers that prepare uses, so that what is counted here is what is encoded later.
+Text is read by prepare's readers, so what is counted here is what is encoded later.
 """
 
 import contextlib
@@ -37,20 +37,20 @@ from nbtrain.corpus.sources.json_line import keys_of
 from nbtrain.corpus.text_sample import text_of
 
 READ_BYTES = 64 << 20
-"""Text that is read; of more, the amounts are estimated."""
+"""Bytes of text that are read; amounts of a larger text are estimated."""
 SAMPLE_BYTES = 4 << 20
 LOOKED_AT_FILES = 8
 MOST_SOURCES = 4
-"""Entries of data.sources that a run YAML of 20 lines has room for."""
+"""Entries of data.sources that fit into a run YAML of 20 lines."""
 MOST_PATTERNS = 4
-"""Patterns of a source's `exclude` that a line has room for."""
+"""Patterns of a source's `exclude` that fit on a line."""
 LEAST_DOCUMENTS = 200
-"""Documents from which on a split by documents is even enough; fewer plain texts are cut."""
+"""Number of documents from which a split by documents is even enough; plain text with fewer is cut."""
 DOCUMENT_BYTES = (1 << 10, 64 << 10)
-"""The smallest and the largest document that a plain text is cut into."""
+"""Sizes of the smallest and the largest document that a plain text is cut into."""
 
 PLAIN_FILES = ("text", "jsonl", "parquet")
-"""Kinds whose files are looked for in a folder; what records hold decides their kind."""
+"""Kinds whose files are searched in a folder; the contents of records decide their kind."""
 CONVERTED_BY = {
     ".pdf": "pdftotext",
     ".docx": "pandoc -t plain",
@@ -73,11 +73,11 @@ class Survey:
     num_bytes: int = 0
     """UTF-8 bytes of text, without the empty and repeated documents that prepare drops."""
     is_exact: bool = True
-    """Whether all of it was read; otherwise documents and bytes are estimated from what was."""
+    """Whether all of it was read; otherwise documents and bytes are estimated from the part that was."""
     sample: list[str] = field(default_factory=list)
     """Texts of about SAMPLE_BYTES, spread over what was read."""
     language: str = ""
-    """The language of most of the sample, in English; "" if it is not known."""
+    """The language of most of the sample, in English; "" if unknown."""
     notes: list[str] = field(default_factory=list)
     """Notes on what was omitted and what is uncertain."""
 
@@ -91,7 +91,7 @@ class Survey:
         return not self.kinds <= {"text", "jsonl", "parquet", "hf-dataset", "tokens"}
 
     def words(self) -> str:
-        """E.g. "3.0 MB of English text in 559 documents, 1 file"."""
+        """Return e.g. "3.0 MB of English text in 559 documents, 1 file"."""
         about = "" if self.is_exact else "about "
         language = f" of {self.language}" if self.language else ""
         what = amounts.counted(self.documents, "example" if self.is_fine_tuning else "document")
@@ -100,7 +100,7 @@ class Survey:
 
 
 def survey(paths: Sequence[str | Path]) -> Survey:
-    """Look at files, folders and patterns. Raises DataError for what is not there or cannot be read."""
+    """Survey files, folders and patterns. Raises DataError for paths that do not exist or cannot be read."""
     found = Survey()
     for entry in dict.fromkeys(entry for path in paths for entry in _expanded(path)):
         found.sources += _sources_in(entry, found.notes)
@@ -136,7 +136,7 @@ def _shown(source: dict[str, Any]) -> str:
 
 
 def _expanded(path: str | Path) -> list[Path]:
-    """The files and folders that a path or a pattern names, absolute."""
+    """Return the files and folders that a path or a pattern names, absolute."""
     text = str(path)
     if problem := address_problem(text):
         raise DataError(f"{text}: {problem}")
@@ -155,7 +155,7 @@ def _expanded(path: str | Path) -> list[Path]:
 
 
 def _sources_in(path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    """The entries of data.sources that read a file or a folder."""
+    """Return the entries of data.sources that read a file or a folder."""
     name = display(path)
     if not folder.is_folder(path, name):
         return [_source_of_file(path)]
@@ -268,7 +268,7 @@ def _check_is_text(path: Path) -> None:
     try:
         text = begun.decode()
     except UnicodeDecodeError as error:
-        # The last character may be cut.
+        # The last character may be incomplete.
         text = "" if error.start < len(begun) - 4 else begun[: error.start].decode()
         if not text:
             raise DataError(
@@ -280,7 +280,7 @@ def _check_is_text(path: Path) -> None:
 
 
 def _fewer(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One entry for the files of a folder that are read together. Raises DataError for too many entries."""
+    """Return one entry for files of a folder that are read together. Raises DataError if too many."""
     if len(sources) <= MOST_SOURCES:
         return sources
     merged: list[dict[str, Any]] = []
@@ -301,7 +301,7 @@ def _fewer(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _folder_of(parent: str, own: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The folder as one entry that reads exactly these files of it; None if that takes too many patterns."""
+    """Return the folder as one entry that reads exactly these files; None if that needs too many patterns."""
 
     def relative_files(source: dict[str, Any]) -> set[str]:
         reader: Any = open_source(_adapted(source), "--text")
@@ -320,7 +320,7 @@ def _folder_of(parent: str, own: list[dict[str, Any]]) -> dict[str, Any] | None:
         return None
     exclude = {"exclude": sorted(patterns)} if patterns else {}
     for source in ({**whole, **exclude}, {**every, **exclude}):
-        # Without a split, a folder that mixes files of validation with others is refused.
+        # Without a split, a folder that mixes validation files with others is refused.
         with contextlib.suppress(DataError):
             if relative_files(source) == wanted:
                 return source
@@ -349,14 +349,14 @@ def _counted_files(readers: Sequence[Any]) -> int:
 
 
 def _cut_bytes(num_bytes: int) -> int:
-    """The size of documents that plain text is cut into: a power of two."""
+    """Return the size of documents that plain text is cut into: a power of two."""
     smallest, largest = DOCUMENT_BYTES
     wanted = max(smallest, min(largest, num_bytes // LEAST_DOCUMENTS))
     return 1 << (wanted.bit_length() - 1)
 
 
 def _read(found: Survey, readers: Sequence[Any]) -> None:
-    """Count documents and bytes, and take the sample. Whole parts are read, until READ_BYTES are."""
+    """Count documents and bytes, and draw the sample. Whole parts are read, up to READ_BYTES."""
     sizes = [reader.total_bytes() or 0 for reader in readers]
     total = sum(sizes)
     kept_fraction = min(1.0, 1.5 * SAMPLE_BYTES / max(1, min(total, READ_BYTES)))

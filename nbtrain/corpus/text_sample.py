@@ -1,13 +1,13 @@
-"""A seeded sample of the texts of all sources, of a stated size, read as a stream at constant memory.
+"""A seeded sample of all sources' texts, of a given size, streamed in constant memory.
 
-Every source gives a share in proportion to its bytes; what one source lacks, the sources after it give. A
-source no larger than its share gives all its texts in order. A larger source gives
+Every source contributes in proportion to its bytes; a shortfall of one source is filled by the sources after
+it. A source no larger than its share contributes all its texts in order. From a larger source come
 
-    of parts that can be entered anywhere   a piece of each of up to 2,048 in a seeded order, in proportion to
-                                            its size: cheap, but texts at the ends of parts are seen less
-    of parts of compressed files            seeded documents of every part in proportion to its size: without
-                                            bias, but the file is unpacked and a part's texts are in memory
-    if its size is unknown                  its beginning, up to the share of a source as large as the sample
+    parts that can be entered anywhere   a piece of each of up to 2,048 in a seeded order, in proportion to
+                                         its size: cheap, but the ends of parts are underrepresented
+    parts of compressed files            seeded documents of every part in proportion to its size: without
+                                         bias, but the file is decompressed, with a part's texts in memory
+    a source of unknown size             its beginning, up to the share of a source as large as the sample
 
 A document is cut at the end of its piece. Texts that encoding would drop (empty, not Unicode, repeated) are
 skipped.
@@ -33,7 +33,7 @@ def sample_texts(
     clean: Clean | None = None,
     tally: Tally | None = None,
 ) -> Iterator[str]:
-    """About `num_bytes` of UTF-8 text spread over all sources; the same for the same sources, size and seed.
+    """Yield about `num_bytes` of UTF-8 text spread over all sources; equal for equal sources, size and seed.
 
     `clean` fixes texts and drops some, as cleaning.Cleaner does. An example yields its pieces joined, a
     record of several keys its main text, token ids nothing. `tally` counts skipped records. Raises DataError.
@@ -43,7 +43,7 @@ def sample_texts(
     admit = _Admission(clean, Tally() if tally is None else tally)
     left, weight_left = num_bytes, sum(weights)
     for number, (reader, size, weight) in enumerate(zip(readers, sizes, weights, strict=True)):
-        # What a source lacked is shared by the sources after it.
+        # A shortfall of this source is shared by the sources after it.
         share = left * weight // max(1, weight_left)
         weight_left -= weight
         for text in _sample_source(reader, size, share, f"{seed}:{number}", admit):
@@ -60,11 +60,11 @@ class _Admission:
         self._seen: set[bytes] = set()
 
     def texts(self, records: Iterable[Record]) -> Iterator[str]:
-        """The texts of records as they will be encoded, without those that will be dropped."""
+        """Yield the texts of records as they will be encoded, without those that will be dropped."""
         for record in records:
             if (text := text_of(record)) is None:
                 continue
-            # Examples are not cleaned when they are encoded either (corpus.cleaned).
+            # Encoding does not clean examples either (corpus.cleaned).
             clean = self._clean if isinstance(record, str | Texts) else None
             text, reason = (text, None) if clean is None else clean(text)
             if reason := reason or self._refused(text):
@@ -128,15 +128,15 @@ def _sample_source(
 
 
 def _up_to(num_bytes: int, texts: Iterator[str]) -> Iterator[str]:
-    """Texts of `num_bytes` in all, the last one cut; none is read if `num_bytes` is 0."""
+    """Yield texts of `num_bytes` in total, the last one cut; none is read if `num_bytes` is 0."""
     while num_bytes > 0 and (text := next(texts, None)) is not None:
         yield (piece := cut(text, num_bytes))
-        # If half a character would be left, nothing more fits.
+        # If only half a character would be left, nothing more fits.
         num_bytes -= _num_bytes(piece) if piece == text else num_bytes
 
 
 def cut(text: str, num_bytes: int) -> str:
-    """The beginning of a text: at most `num_bytes` of UTF-8, and no half character."""
+    """Return the beginning of a text: at most `num_bytes` of UTF-8, ending at a whole character."""
     content = text.encode()
     return text if len(content) <= num_bytes else content[:num_bytes].decode(errors="ignore")
 

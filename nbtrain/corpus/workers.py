@@ -2,8 +2,8 @@
 
     tasks, in order -> at most TASKS_PER_WORKER per worker under way -> results, in the order of the tasks
 
-One worker is this process. More are an Executor's: processes of this machine (local_pool.py), or of a Dask
-cluster (dask_pool.py).
+One worker means this process. More belong to an Executor: processes of this machine (local_pool.py), or of a
+Dask cluster (dask_pool.py).
 """
 
 import logging
@@ -27,18 +27,18 @@ WAIT_SECONDS = 1.0
 
 
 class NotYet(Exception):
-    """A result is not there yet."""
+    """A result is not available yet."""
 
 
 class WorkersLost(Exception):
-    """Workers died, and what was under way with them: the message says how."""
+    """Workers died, and their tasks with them: the message says how."""
 
 
 class Executor(ABC):
     """Processes that run make()(task); `make` is called once in each, before its first task."""
 
     advice: str
-    """Advice on workers that die again and again; it is followed by the rest of a sentence."""
+    """Advice on workers that die repeatedly; the rest of a sentence follows it."""
 
     @abstractmethod
     def look_ahead(self) -> int:
@@ -46,15 +46,15 @@ class Executor(ABC):
 
     @abstractmethod
     def submit(self, task: Any) -> Any:
-        """Begin a task; its ticket for `result`. Raises WorkersLost."""
+        """Submit a task; return its ticket for `result`. Raises WorkersLost."""
 
     @abstractmethod
     def result(self, ticket: Any, timeout_seconds: float) -> Any:
-        """Return a task's result; its exception is raised as it is. Raises NotYet and WorkersLost."""
+        """Return a task's result, or raise its exception unchanged. Raises NotYet and WorkersLost."""
 
     @abstractmethod
     def renew(self) -> None:
-        """After WorkersLost: tickets are void, and tasks are submitted again."""
+        """Start new workers after WorkersLost: tickets are void, and tasks are submitted again."""
 
     @abstractmethod
     def close(self, is_abandoned: bool) -> None:
@@ -71,10 +71,10 @@ def ordered_map(
     workers: Workers,
     on_wait: Callable[[], None] = lambda: None,
 ) -> Iterator[Result]:
-    """make()(task) for every task, in order; `make` is called once in each worker.
+    """Yield make()(task) for every task, in order; `make` is called once in each worker.
 
     `on_wait` is called every second of waiting. A task during which workers die (out of memory, kill -9) is
-    tried ATTEMPTS times in all, then DataError is raised. An exception of a task is raised here as it is.
+    tried ATTEMPTS times, then DataError is raised. An exception of a task is raised unchanged.
     """
     if workers is None:
         function = make()

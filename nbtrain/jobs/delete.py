@@ -1,9 +1,8 @@
 """Deletes a run with all its files: what prevents it, what is removed, and in which order.
 
     refused      an active job; a folder outside the output directory, or reached by a link; a folder from
-    which
-                 this user may remove nothing; unless `force`: a run with a file that another run or a run
-                 YAML names, with a damaged job.json, or with a LOST job of which something could not be
+                 which this user may remove nothing; unless `force`: a run with a file that another run or a
+                 run YAML names, with a damaged job.json, or with a LOST job of which something could not be
                  ended. A fine-tuned run whose complete checkpoint holds all its weights no longer needs its
                  source.
     deleted      everything in the run directory; links are removed, but never what they point to

@@ -240,7 +240,7 @@ class _PartBytes(io.RawIOBase):
 
 
 def open_lines(path: Path, where: str) -> io.BufferedReader:
-    """Open a file of lines as open_bytes does. Raises DataError for UTF-16 too, which has other lines."""
+    """Open a file of lines as open_bytes does. Raises DataError for UTF-16, whose lines cannot be read."""
     stream = open_bytes(path, where)
     try:
         begun = stream.peek(2)
@@ -256,7 +256,7 @@ def open_lines(path: Path, where: str) -> io.BufferedReader:
 
 
 def line_pieces(path: Path, where: str, separator: bytes | None = None) -> Iterator[SourcePart]:
-    """Yield parts of about PART_BYTES of a file of lines, ending after a line, or after a `separator` line."""
+    """Yield parts of about PART_BYTES of a file of lines, ending after a line, or a `separator` line."""
     if packing_of_file(path, where):
         with open_lines(path, where) as stream:
             yield from stream_pieces(path, stream, separator)

@@ -86,7 +86,7 @@ def is_folder(path: Path, where: str) -> bool:
 
 
 def is_file(path: Path, where: str) -> bool:
-    """Return whether it is a regular file. Raises DataError for a pipe, socket, device or lacking permission."""
+    """Return whether it is a regular file. Raises DataError for a pipe, a socket, a device, no access."""
     found = status(path, where)
     if found is None:
         return False

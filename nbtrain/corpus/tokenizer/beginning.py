@@ -23,7 +23,7 @@ def ids_before_text(tokenizer: Any) -> list[int]:
     try:
         framed = tokenizer.encode(SAMPLE, add_special_tokens=True).ids
         alone = tokenizer.encode(SAMPLE, add_special_tokens=False).ids
-    except Exception:  # Rust's, of whole words without this one and without an unknown token
+    except Exception:  # raised by Rust if a word-level vocabulary has neither this word nor an unknown token
         return []
     places = range(len(framed) - len(alone) + 1)
     start = next((place for place in places if framed[place : place + len(alone)] == alone), 0)
@@ -37,7 +37,7 @@ def ids_before_text_of_two_files(folder: Path, tokenizer: Any) -> list[int]:
 
 
 def beginning_with(document: dict[str, Any], token: str, number: int) -> dict[str, Any]:
-    """A parsed tokenizer.json that puts a token before each text, as transformers writes it."""
+    """Return a parsed tokenizer.json that puts a token before each text, as transformers writes it."""
 
     def piece(kind: str, name: str, type_id: int) -> dict[str, Any]:
         return {kind: {"id": name, "type_id": type_id}}
@@ -52,21 +52,21 @@ def beginning_with(document: dict[str, Any], token: str, number: int) -> dict[st
 
 
 def bos_id(folder: Path, tokenizer: Any) -> int | None:
-    """The id of the bos_token that a folder's tokenizer_config.json names; None if it names none."""
+    """Return the id of the bos_token in a folder's tokenizer_config.json; None if it names none."""
     token = own_token(folder, "bos_token")
     return tokenizer.token_to_id(token) if token else None
 
 
 def own_token(folder: Path, name: str) -> str | None:
-    """bos_token or eos_token by a folder's tokenizer_config.json: text, or an object with its content."""
+    """Return a folder's bos_token or eos_token by tokenizer_config.json, from text or an object's content."""
     return _text_of(settings_of(folder).get(name))
 
 
 def special_tokens(folder: Path) -> dict[str, str | list[str]]:
-    """{name: text} of the special tokens that a folder's settings name, as chat templates read them.
+    """Return {name: text} of the special tokens in a folder's settings, as chat templates read them.
 
-    bos_token, eos_token, pad_token, unk_token and others; additional_special_tokens is a list. What
-    special_tokens_map.json alone names counts too, as in transformers.
+    bos_token, eos_token, pad_token, unk_token and others; additional_special_tokens is a list. Tokens that
+    only special_tokens_map.json names count too, as in transformers.
     """
     found: dict[str, str | list[str]] = {}
     for name in (SPECIAL_TOKENS_MAP, SETTINGS):
@@ -81,13 +81,13 @@ def special_tokens(folder: Path) -> dict[str, str | list[str]]:
 
 
 def _text_of(token: object) -> str | None:
-    """A token of a settings file: text, or an object with its content."""
+    """Return the text of a token in a settings file: text, or an object with its content."""
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
-    """A folder's tokenizer_config.json; {} if it has none. Raises RecordError if it is no JSON object."""
+    """Return a folder's tokenizer_config.json; {} without one. Raises RecordError if it is not an object."""
     return _object_of(folder, SETTINGS)
 
 

@@ -19,7 +19,7 @@ Encode = Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]
 ENGINES = ("fastokens", "tokenizers")
 REMEMBERED = ".exactness.json"
 SAMPLE_TEXTS = 100
-SAMPLE_CHARS = 500  # of each: tokenizers encodes 2 to 5 MB a second
+SAMPLE_CHARS = 500  # of each text: tokenizers encodes 2 to 5 MB a second
 
 HARD_TEXTS = (
     "",
@@ -38,7 +38,7 @@ HARD_TEXTS = (
     # accents, marks, ligatures, odd cases
     "na\u00efve caf\u00e9 \u00c5ngstr\u00f6m e\u0301 a\u0300\u0316\u20dd \ufb01 \u00df \u017f \u0130 \u0131",
     "\u0300\u0301 starts with marks \u200b\u200c\u200d\ufeff\u00ad",
-    # what was a space once, and the long s of a contraction
+    # characters that were spaces once, and the long s of a contraction
     "\u182c\u1820\u1837\u180e\u1820 \u180e\u1820 x\u180e's \u180e\n the'\u017f THE'S 's'\u017f",
     # emoji with joiners, skins, flags, keycap
     "\U0001f469\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 \U0001f44d\U0001f3fd "
@@ -67,8 +67,8 @@ HARD_TEXTS = (
 
 
 def remembered(folder: Path, key: dict[str, str]) -> dict[str, Any] | None:
-    """{"difference": what differs or None} that was found for `key`; None if nothing was."""
-    with contextlib.suppress(ValueError, OSError):  # torn, or not to be read: looked at again
+    """Return {"difference": the difference or None} stored for `key`; None if nothing is stored."""
+    with contextlib.suppress(ValueError, OSError):  # torn or unreadable: compared again
         value = files.read_json(folder / REMEMBERED)
         if isinstance(value, dict) and value.get("key") == key and "difference" in value:
             return value
@@ -76,7 +76,7 @@ def remembered(folder: Path, key: dict[str, str]) -> dict[str, Any] | None:
 
 
 def remember(folder: Path, key: dict[str, str], difference: str | None) -> None:
-    """Keep what was found. A folder that cannot be written is looked at again each time."""
+    """Store the result. In a folder that cannot be written, engines are compared again each time."""
     with contextlib.suppress(OSError):
         files.write_json(folder / REMEMBERED, {"key": key, "difference": difference})
 
@@ -94,20 +94,20 @@ def key_of(tokenizer_json_sha256: str, eod_token: str) -> dict[str, str]:
 def first_difference(
     encode: Encode, reference: Encode, sample_texts: Sequence[str], eod_token: str
 ) -> str | None:
-    """The first text for which fastokens gives other ids than HF tokenizers, in words; None if none does.
+    """Describe the first text for which fastokens and HF tokenizers give other ids; None if there is none.
 
     Compares HARD_TEXTS, `eod_token` in several places, and the beginnings of the first SAMPLE_TEXTS texts.
     """
     eod = (eod_token, 2 * eod_token, f"a{eod_token}b", f" {eod_token} \n{eod_token}\n", eod_token[:-1])
     texts = [*HARD_TEXTS, *eod, *(text[:SAMPLE_CHARS] for text in sample_texts[:SAMPLE_TEXTS])]
     versions = " and ".join(f"{name} {importlib.metadata.version(name)}" for name in ENGINES)
-    # The reference first: what it takes in memory is free again when the other one loads.
+    # The reference runs first: its memory is free again when the other engine loads.
     other_ids, other_offsets = reference(texts)
     try:
         ids, offsets = encode(texts)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except BaseException as error:  # a panic of Rust is no Exception
+    except BaseException as error:  # a Rust panic is not an Exception
         return f"{versions} differ: fastokens fails ({error})"
     if np.array_equal(ids, other_ids) and np.array_equal(offsets, other_offsets):
         return None

@@ -39,11 +39,11 @@ CLASS = "PreTrainedTokenizerFast"
 def write_tokenizer(
     directory: Path, to: Path, model_max_length: int, vocab_size: int, end_ids: Collection[int] = ()
 ) -> dict[str, int | None]:
-    """Write the tokenizer in `directory` into the folder `to`; the ids of the tokens that frame a text.
+    """Write the tokenizer in `directory` into the folder `to`; return the ids of the tokens around a text.
 
-    `end_ids` end a text too, besides the tokenizer's own; `vocab_size`: rows of the model. Returns
-    {bos_token_id, eos_token_id, pad_token_id}; the last one ends no text. Raises DataError as Tokenizer.load
-    does, also for a vocabulary in as-given/ that has changed.
+    `end_ids` end a text too, in addition to the tokenizer's own; `vocab_size` is the number of the model's
+    rows. Returns {bos_token_id, eos_token_id, pad_token_id}; the last one ends no text. Raises DataError as
+    Tokenizer.load does, and for a vocabulary in as-given/ that has changed.
     """
     tokenizer = Tokenizer.load(directory)
     kept = directory / KEPT
@@ -56,7 +56,7 @@ def write_tokenizer(
         token = tokenizer.eod_token
         settings = {
             "tokenizer_class": CLASS,
-            # A text begins as a document does in training: after the token that ends the one before.
+            # A text begins as a document does in training: after the token that ends the document before.
             **dict.fromkeys(("bos_token", "eos_token"), token),
             "model_max_length": model_max_length,
             "clean_up_tokenization_spaces": False,
@@ -73,7 +73,7 @@ def write_tokenizer(
 
 
 def _own_file(tokenizer: Tokenizer) -> bytes:
-    """tokenizer.json with what is put before a text, which one that was made of two files lacked once."""
+    """Return tokenizer.json with the tokens before a text, which older ones made from two files lack."""
     content = (tokenizer.directory / ONE_FILE).read_bytes()
     document = json.loads(content)
     if document.get("post_processor") or not tokenizer.before_text:
@@ -98,10 +98,10 @@ def _refuse_changed_vocabulary(kept: Path, sha256_of_names: Mapping[str, str]) -
 def _renew_list(folder: Path) -> None:
     """Write the added tokens of tokenizer.json into the list of tokenizer_config.json, if it has one.
 
-    Some classes of transformers 5 (Qwen2Tokenizer, GPT2Tokenizer) take their added tokens from the list alone
-    and would cut new ones into letters; transformers 4 adds what the list has besides tokenizer.json. With
-    equal lists every version has the ids of training. Without a list both would take tokenizer.json's, but
-    by a path that their sources call legacy.
+    Some classes of transformers 5 (Qwen2Tokenizer, GPT2Tokenizer) read their added tokens only from the list
+    and would split new ones into letters; transformers 4 adds the list's tokens to tokenizer.json's. With
+    equal lists every version has the ids of training. Without a list both would use tokenizer.json's, but by
+    a path that their sources call legacy.
     """
     settings = settings_of(folder)
     if ADDED_LIST in settings:
@@ -120,7 +120,7 @@ def holds_tokenizer(folder: Path) -> bool:
 
 
 def entries_of(folder: Path) -> dict[str, int]:
-    """{token: id} of a folder's tokenizer; {} if it has no form that is read.
+    """Return {token: id} of a folder's tokenizer; {} if no form of it can be read.
 
     Raises DataError for damage, and for a vocabulary of two files that is not read as GPT-2's.
     """
@@ -150,7 +150,7 @@ def entries_of(folder: Path) -> dict[str, int]:
 
 
 def framing_ids(folder: Path, default: int | None = None) -> dict[str, int | None]:
-    """The ids of bos, eos and pad that tokenizer_config.json names; `default` for an eos that it does not."""
+    """Return the ids of bos, eos and pad in tokenizer_config.json; `default` for an eos that it lacks."""
     entries = entries_of(folder)
     found = {
         f"{kind}_token_id": entries.get(own_token(folder, f"{kind}_token") or "")
@@ -162,7 +162,7 @@ def framing_ids(folder: Path, default: int | None = None) -> dict[str, int | Non
 
 
 def chat_template(folder: Path) -> tuple[str, Path] | None:
-    """(chat template, the file it is in) of a folder, as transformers looks for it; None if it has none.
+    """Return (chat template, its file) of a folder, where transformers looks for it; None without one.
 
     Raises ValueError if the file is not text or not JSON.
     """
@@ -170,7 +170,7 @@ def chat_template(folder: Path) -> tuple[str, Path] | None:
         return (folder / CHAT_TEMPLATE).read_text(encoding="utf-8"), folder / CHAT_TEMPLATE
     found = settings_of(folder).get("chat_template")
     if isinstance(found, list):
-        # Several that have names.
+        # Several templates that have names.
         found = next(
             (one.get("template") for one in found if isinstance(one, dict) and one.get("name") == "default"),
             None,

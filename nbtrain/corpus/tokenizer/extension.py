@@ -1,4 +1,4 @@
-"""Whether one tokenizer extends another: every token of the other one, with its id."""
+"""Checks whether one tokenizer extends another: it has every token of the other one, with its id."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from nbtrain.corpus.tokenizer.folder import ONE_FILE
 
 
 def ids_differ(known: Path, folder: Path) -> str:
-    """In which ids the tokenizer in `folder` differs from that in `known`, in words; "" if it has them all.
+    """Describe how the ids of the tokenizer in `folder` differ from those in `known`; "" if it has them all.
 
     Raises DataError for a damaged tokenizer.json.
     """

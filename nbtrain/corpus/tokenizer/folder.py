@@ -1,4 +1,4 @@
-"""A tokenizer's folder: taking a tokenizer over, its manifest, saving it."""
+"""A tokenizer's folder: importing a tokenizer, its manifest, saving it."""
 
 import hashlib
 import json
@@ -33,10 +33,10 @@ CONTENT_FILES = (MERGES, VOCABULARY)
 ONE_FILE = "tokenizer.json"
 
 ADDED_TOKENS = "added_tokens.json"
-# tokenizer_config.json's own list of them, {id: entry}, as transformers 4 writes it.
+# Key of tokenizer_config.json for its list of added tokens, {id: entry}, as transformers 4 writes it.
 ADDED_LIST = "added_tokens_decoder"
 
-# The classes of transformers whose vocab.json and merges.txt are all that there is to know.
+# Classes of transformers whose vocab.json and merges.txt describe the tokenizer completely.
 GPT2_CLASSES = ("GPT2Tokenizer", "GPT2TokenizerFast")
 
 # The folder of the imported files, unchanged: nbtrain may change tokenizer.json itself, and the other files
@@ -54,20 +54,20 @@ KEPT_FILES = (
     *CONTENT_FILES,
 )
 
-# Of these, what does not list the entries.
+# Files that list the entries; the other kept files hold settings.
 LISTS = {ONE_FILE, ADDED_TOKENS, SPECIAL_TOKENS_MAP, "tokenizer.model", *CONTENT_FILES}
 SETTINGS_FILES = tuple(name for name in KEPT_FILES if name not in LISTS)
 
 
 class OtherFormat(NamedTuple):
-    """Files of tokenizers that transformers writes a tokenizer.json of, and what does it."""
+    """A tokenizer format from which another program writes a tokenizer.json, and how."""
 
     name: str
     begins: re.Pattern[bytes]
     """The first bytes of such a file."""
     packages: str
     load: str = "from transformers import AutoTokenizer; AutoTokenizer.from_pretrained('{folder}')"
-    """Python that loads it, from its folder or by its path."""
+    """Python code that loads it, from its folder or by its path."""
 
     def command(self, path: Path) -> str:
         """Return the command that writes a tokenizer.json next to the file at `path`."""
@@ -97,7 +97,7 @@ OTHER_FORMATS = (
         "from transformers.integrations.mistral import convert_tekken_tokenizer; "
         "convert_tekken_tokenizer('{file}')",
     ),
-    # A line for each entry.
+    # A line per entry.
     OtherFormat(
         "a list of entries like BERT's vocab.txt",
         re.compile(rb"(?!\{)(\S+\r?\n){3}"),
@@ -105,12 +105,12 @@ OTHER_FORMATS = (
         "from transformers import BertTokenizer; BertTokenizer.from_pretrained('{folder}')",
     ),
 )
-# What such files are called; searched in a folder without a tokenizer.json.
+# Names of such files, searched in a folder without a tokenizer.json.
 OTHER_NAMES = ("*.model", "*.tiktoken", "tekken.json", "vocab.txt")
 
 FORMAT_BYTES = 4 << 10
 
-# What others call their end of a document or an answer; offered if the configured one is not there.
+# Other names for the end of a document or an answer; suggested if the configured one is missing.
 EOD_CANDIDATES = """
 <|endoftext|> </s> <eos> <|end_of_text|> <|im_end|> <|eot_id|> <|end\u2581of\u2581sentence|> <|eos|>
 <end_of_turn> [EOS] [SEP]
@@ -118,7 +118,7 @@ EOD_CANDIDATES = """
 
 
 def read_manifest(directory: Path) -> dict[str, Any] | None:
-    """manifest.json of a tokenizer folder, or None. Raises DataError if it is damaged."""
+    """Return manifest.json of a tokenizer folder, or None. Raises DataError if it is damaged."""
     try:
         return files.read_json(directory / "manifest.json")
     except ValueError as error:
@@ -192,7 +192,7 @@ def _given_sha256(path: Path, content: bytes) -> str:
 
 
 def _spelled(document: dict[str, Any]) -> str:
-    """tokenizer.json with merges as "a b" and a sorted vocabulary: both engines load it a third faster."""
+    """Write tokenizer.json with merges as "a b" and a sorted vocabulary; it loads a third faster."""
     model = document["model"]
     # A space inside a piece would split it elsewhere; a byte-level BPE writes spaces as another letter.
     if model["type"] == "BPE" and not any(" " in piece for merge in model["merges"] for piece in merge):
@@ -221,7 +221,7 @@ def _refuse_other_formats(path: Path, content: bytes) -> None:
 
 
 def _not_in_vocabulary(folder: Path, settings: dict[str, Any]) -> tuple[str, str] | None:
-    """(an added token that vocab.json lacks, the file that names it); None if there is none."""
+    """Return (an added token that vocab.json lacks, the file that names it); None if there is none."""
     beside = files.read_json(folder / ADDED_TOKENS)
     listed = settings.get(ADDED_LIST)
     entries = listed.values() if isinstance(listed, dict) else ()
@@ -264,7 +264,7 @@ def _adopt_text(
     given = _given_sha256(path, content)
     try:
         document = json.loads(content)
-        # Raises bare Exceptions from Rust.
+        # Rust raises bare Exceptions.
         built = tokenizers.Tokenizer.from_str(content.decode())
     except Exception as error:
         is_one_of_two = all((path.parent / name).is_file() for name in CONTENT_FILES)
@@ -274,7 +274,7 @@ def _adopt_text(
             else ""
         )
         raise DataError(f"{display(path)}: not a tokenizer.json of HF tokenizers: {error}.{both}") from error
-    # Old files, GPT-2's own among them, name no type of model: tokenizers infers it. Here it is written down.
+    # Old files, GPT-2's own among them, name no model type and tokenizers infers it. Here it is recorded.
     is_typed = "type" in document["model"]
     document["model"]["type"] = type(built.model).__name__
     entries = built.get_vocab(with_added_tokens=True)
@@ -292,17 +292,17 @@ def _adopt_text(
         content = (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
     directory.mkdir(parents=True, exist_ok=True)
     kept = {}
-    # A folder of ours may have added tokens itself: the list of an export must have them too.
+    # A folder of ours may already have added tokens: an export's list must include them.
     ours = (read_manifest(path.parent) or {}) if path.name == ONE_FILE else {}
     all_added = [*ours.get("added_tokens", ()), *added_tokens]
     if path.name == ONE_FILE:
-        # Files that list the entries know nothing of added tokens.
+        # Files that list the entries lack the added tokens.
         kept = _keep(_beside(path.parent), directory, SETTINGS_FILES if all_added else KEPT_FILES)
     files.write_bytes(directory / ONE_FILE, content)
     sha256 = hashlib.sha256(content).hexdigest()
     manifest = {
         "schema_version": SCHEMA_VERSION,
-        # Ids may have gaps: the model needs a row up to the largest.
+        # Ids may have gaps: the model needs a row for each id up to the largest.
         "vocab_size": max(entries.values()) + 1,
         "eod_id": eod_id,
         "eod_token": eod_token,
@@ -321,9 +321,9 @@ def _adopt_text(
 
 
 def _add(document: dict[str, Any], entries: dict[str, int], tokens: Sequence[str]) -> dict[str, int]:
-    """Make `tokens` entries that are met in a text; {new token: id}.
+    """Make `tokens` entries that texts can match; return {new token: id}.
 
-    A special entry is not met (tokenizer.py), so that an old one is special no longer.
+    A special entry never matches text (tokenizer.py), so an existing one stops being special.
     """
     added = document["added_tokens"] = document.get("added_tokens") or []
     new = {
@@ -361,9 +361,10 @@ def _keep(path: Path, directory: Path, patterns: Sequence[str] = KEPT_FILES) -> 
 
 
 def _fix(document: dict[str, Any], eod_token: str, eod_id: int) -> bool:
-    """Change what would lose text or turn text into EOD. Returns whether anything had to be changed.
+    """Change settings that would lose text or turn text into EOD. Returns whether anything had to change.
 
-    Truncation and padding belong to inference; dropout varies ids; texts may hold an EOD not marked special.
+    Truncation and padding belong to inference; dropout varies ids; an EOD not marked special could match
+    text.
     """
     before = json.dumps(document)
     document["truncation"] = document["padding"] = None
@@ -399,7 +400,7 @@ def _require_eod(vocab: Iterable[str], eod_token: str, path: Path) -> None:
 
 
 def from_vocabulary(vocab: Path, merges: Path, eod_token: str = EOD_TOKEN) -> Any:
-    """A tokenizers.Tokenizer from GPT-2's two files. Raises DataError if they are not such a pair."""
+    """Build a tokenizers.Tokenizer from GPT-2's two files. Raises DataError if they are not such a pair."""
     import tokenizers
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel
@@ -408,7 +409,7 @@ def from_vocabulary(vocab: Path, merges: Path, eod_token: str = EOD_TOKEN) -> An
         if problem := pointer_problem_of(path):
             raise DataError(f"{display(path)}: {problem}.")
     try:
-        # Both raise bare Exceptions from Rust.
+        # Both calls raise bare Exceptions from Rust.
         built = byte_level(tokenizers.Tokenizer(BPE.from_file(str(vocab), str(merges))))
     except Exception as error:
         raise DataError(f"{display(vocab)}, {display(merges)}: not a byte-level BPE: {error}.") from error
@@ -424,7 +425,7 @@ def from_vocabulary(vocab: Path, merges: Path, eod_token: str = EOD_TOKEN) -> An
 
 
 def _from_two_files(folder: Path, eod_token: str) -> tuple[Any, list[int]]:
-    """(the tokenizers.Tokenizer of a folder's two files, what it puts before a text by their settings)."""
+    """Return (the tokenizers.Tokenizer of a folder's two files, the ids before a text by their settings)."""
     import tokenizers
 
     built = from_vocabulary(folder / VOCABULARY, folder / MERGES, eod_token)
@@ -436,7 +437,7 @@ def _from_two_files(folder: Path, eod_token: str) -> tuple[Any, list[int]]:
 
 
 def byte_level(tokenizer: Any) -> Any:
-    """GPT-2's rule for words and its letters for bytes, put into a tokenizers.Tokenizer."""
+    """Put GPT-2's word rule and its letters for bytes into a tokenizers.Tokenizer."""
     from tokenizers.decoders import ByteLevel as ByteLevelDecoder
     from tokenizers.pre_tokenizers import ByteLevel
 
@@ -446,9 +447,9 @@ def byte_level(tokenizer: Any) -> Any:
 
 
 def save(tokenizer: Any, directory: Path, made: dict[str, Any]) -> dict[str, Any]:
-    """Write the four files into `directory`, the manifest last, and return it; a brought vocabulary stays.
+    """Write the four files into `directory`, the manifest last, and return it; an imported vocabulary stays.
 
-    `made` says how it was made and goes into the manifest; its eod_token is EOD_TOKEN if it names none.
+    `made` describes the tokenizer's origin for the manifest; its eod_token is EOD_TOKEN if it names none.
     """
     eod_token = made.get("eod_token", EOD_TOKEN)
     directory.mkdir(parents=True, exist_ok=True)
@@ -460,7 +461,7 @@ def save(tokenizer: Any, directory: Path, made: dict[str, Any]) -> dict[str, Any
         name: {"bytes": (directory / name).stat().st_size, "sha256": files.sha256_of(directory / name)}
         for name in (*CONTENT_FILES, ONE_FILE)
     }
-    # Of the vocabulary alone: tokenizer.json may be spelled otherwise by the next version of tokenizers.
+    # Hash of the vocabulary alone: the next version of tokenizers may write tokenizer.json differently.
     identity = "".join(f"{name} {entries[name]['sha256']}\n" for name in CONTENT_FILES)
     manifest = {
         "schema_version": SCHEMA_VERSION,

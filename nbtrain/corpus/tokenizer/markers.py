@@ -1,7 +1,7 @@
-"""Special tokens in the templates of a run's conversations: in training their letters are letters.
+"""Special tokens in the templates of a run's conversations, which training encodes as plain text.
 
-What they stand for is known to a model that was trained with them, so that it is reported before data is
-made. tokenizer.added_tokens makes them tokens (folder.py).
+A model that was trained with them knows them as tokens, so they are reported before data is prepared.
+tokenizer.added_tokens makes them tokens (folder.py).
 """
 
 from pathlib import Path
@@ -26,12 +26,12 @@ def markers_as_letters(config: RunConfig) -> list[str]:
         document = orjson.loads((_folder(config) / ONE_FILE).read_bytes())
         special = [one["content"] for one in document.get("added_tokens") or () if one["special"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return []  # what is missing or damaged is refused as it is read
+        return []  # a missing or damaged file is refused when it is read
     return [token for token in special if token in text and token not in config.tokenizer.added_tokens]
 
 
 def markers_sentence(config: RunConfig) -> tuple[str, str] | None:
-    """(what was found, the fix) if a template holds special tokens; None if not."""
+    """Return (the problem, the fix) if a template holds special tokens; None if not."""
     if not (found := markers_as_letters(config)):
         return None
     kind = "a special token" if len(found) == 1 else "special tokens"

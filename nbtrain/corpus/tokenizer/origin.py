@@ -1,6 +1,6 @@
-"""The folder that a run's model came from, as long as the run has that folder's tokenizer.
+"""The folder that a run's model came from, as long as the run uses that folder's tokenizer.
 
-init_from.json of the run names it. A run that began from another run has it from that run's.
+init_from.json of the run names it. A run that started from another run inherits that run's.
 """
 
 from pathlib import Path
@@ -15,10 +15,10 @@ KEYS = ("config", "generation_config", "tokenizer_sha256")
 
 
 def recorded_origin(run: RunDir) -> dict[str, Any]:
-    """{config, generation_config, tokenizer_sha256} of the folder, by init_from.json; {} if there is none."""
+    """Return {config, generation_config, tokenizer_sha256} from init_from.json; {} if there is none."""
     seen: set[str] = set()
     record = files.read_json(run.init_from_json) or {}
-    # An older record names the run that it began from, and not the folder.
+    # An older record names the run that it started from, not the folder.
     while "origin" not in record and record.get("run") not in (None, *seen):
         seen.add(record["run"])
         run = RunDir(run.path.parent / record["run"])
@@ -36,7 +36,7 @@ def origin_of(run: RunDir, directory: Path) -> dict[str, Any]:
 
 
 def end_ids(run: RunDir, tokenizer: Tokenizer) -> frozenset[int]:
-    """The ids that end a text: the tokenizer's, and all that transformers' generate would end at.
+    """Return the ids that end a text: the tokenizer's, and all those at which transformers' generate ends.
 
     Models that answer have several (Llama 3 Instruct three: generation_config.json's eos_token_id). The ids
     in config.json count if there is no generation_config.json.

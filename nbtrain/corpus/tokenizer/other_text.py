@@ -1,4 +1,4 @@
-"""Tokenizers that were trained on other text than a dataset has: they need more tokens for that text."""
+"""Tokenizers that were trained on text other than a dataset's: they need more tokens for that text."""
 
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ NAMED_SOURCES = 2
 def other_text_of(directory: Path, wanted: dict[str, Any]) -> str:
     """Return a clause on the other text that the tokenizer in `directory` was trained on; "" if none.
 
-    `wanted` holds the sources and the cleaning of a dataset, as corpus/asked.py records them. A tokenizer
-    that was brought, or that is not there, was trained on no text that is known.
+    `wanted` holds the sources and the cleaning of a dataset, as corpus/asked.py records them. For a tokenizer
+    that was imported or does not exist, the training text is unknown, and "" is returned.
     """
     trained = (read_manifest(directory) or {}).get("trained")
     if not trained or not wanted.get("sources") or same_text(trained, wanted):

@@ -1,13 +1,13 @@
-"""The token that pads a text in an export: never one that ends a text.
+"""The token that pads a text in an export: never one that also ends a text.
 
-Collators of transformers leave every padding token out of the loss. If it is the end of a text too, a model
-that is trained further never sees an end, and does not learn to stop. So an export names, of the first kind
+transformers' collators exclude every padding token from the loss. If that token also ends a text, a model
+that is trained further never sees an end, and does not learn to stop. So an export names the first of these
 that the vocabulary has:
 
-    the pad_token that the settings name, if it ends no text
-    a special token for padding (<pad>, <|finetune_right_pad_id|>), or one without a use (<|reserved_...|>)
+    the pad_token of the settings, if it does not end a text
+    a special token for padding (<pad>, <|finetune_right_pad_id|>), or an unused one (<|reserved_...|>)
     the unknown token
-    <|padding|>, as another name for a byte that no text has: 0xFF is in no UTF-8, so that no id of a text
+    <|padding|>, as another name for a byte that never occurs: 0xFF is not used in UTF-8, so no id of a text
     changes, and the model has a row for it
 """
 
@@ -23,18 +23,18 @@ from nbtrain.corpus.tokenizer.unfinished import byte_letters
 from nbtrain.corpus.tokenizer.unknown import is_byte_level
 
 PADDING = "<|padding|>"
-# Special tokens of public vocabularies, by what their names say.
+# Patterns of names of special tokens in public vocabularies.
 FOR_PADDING = re.compile(r"(?i)(^|[^a-z])(right_)?pad(ding)?([^a-z]|$)")
 WITHOUT_USE = re.compile(r"(?i)(reserved|unused|dummy|placeholder|<\|?extra_?)")
-# Bytes that are in no UTF-8.
+# Bytes that do not occur in UTF-8.
 UNUSED_BYTES = (*range(0xFF, 0xF4, -1), 0xC1, 0xC0)
 
 
 def give_padding(folder: Path, end_ids: Collection[int], vocab_size: int) -> str | None:
-    """Name a padding token in an exported tokenizer's settings, and return it; None if it has none to offer.
+    """Name a padding token in an exported tokenizer's settings, and return it; None if no token qualifies.
 
-    Files stay as they are if they name one that ends no text. `vocab_size`: rows of the model; a token beyond
-    them is not taken.
+    Files that name one that does not end a text stay unchanged. `vocab_size` is the number of the model's
+    rows; tokens beyond them do not qualify.
     """
     document: dict[str, Any] = files.read_json(folder / ONE_FILE) or {}
     named = special_tokens(folder)
@@ -79,7 +79,7 @@ def _entries(document: dict[str, Any]) -> dict[str, int]:
 
 
 def _of_an_unused_byte(folder: Path, document: dict[str, Any], vocab_size: int) -> str | None:
-    """Give the entry of a byte that no text has the name PADDING, in all files of the vocabulary."""
+    """Rename the entry of a byte that never occurs to PADDING, in all files of the vocabulary."""
     model = document.get("model", {})
     vocabulary, letters = model.get("vocab"), byte_letters()
     if not isinstance(vocabulary, dict) or not is_byte_level(document) or PADDING in _entries(document):

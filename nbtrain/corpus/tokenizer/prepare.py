@@ -1,4 +1,4 @@
-"""The tokenizer step of prepare: kept, brought, or trained on a sample of the corpus."""
+"""The tokenizer step of prepare: keep, import, or train a tokenizer on a sample of the corpus."""
 
 import logging
 import shutil
@@ -45,7 +45,7 @@ NAMED_CHANGES = 3
 
 
 def is_trained(config: RunConfig) -> bool:
-    """Whether the tokenizer needs no text: made before, or brought."""
+    """Return whether the tokenizer needs no text: trained before, or imported."""
     directory = tokenizer_dir(config.tokenizer.name)
     return (
         config.tokenizer.path is not None
@@ -55,7 +55,7 @@ def is_trained(config: RunConfig) -> bool:
 
 
 def prepare_tokenizer(config: RunConfig, corpus: Corpus, force: bool, say: Say) -> Tokenizer | None:
-    """The tokenizer of a run; None if nothing needs one and there is none. Raises DataError."""
+    """Return the tokenizer of a run; None if none is needed and none exists. Raises DataError."""
     directory = tokenizer_dir(config.tokenizer.name)
     with locked_directory(directory.parent):
         for leftover in directory.parent.glob(f".{directory.name}.*.tmp"):
@@ -67,9 +67,9 @@ def prepare_tokenizer(config: RunConfig, corpus: Corpus, force: bool, say: Say) 
 
 
 def take_over(config: RunConfig, path: Path, say: Say = lambda state, words: None) -> Tokenizer:
-    """The tokenizer at `path` as data/tokenizer/<tokenizer.name>/.
+    """Import the tokenizer at `path` as data/tokenizer/<tokenizer.name>/.
 
-    Raises DataError if it cannot be read, or if another tokenizer is there.
+    Raises DataError if it cannot be read, or if the folder holds another tokenizer.
     """
     directory = tokenizer_dir(config.tokenizer.name)
     with locked_directory(directory.parent):
@@ -150,7 +150,7 @@ def _why_kept(config: RunConfig) -> str:
 
 
 def _has_text(config: RunConfig) -> bool:
-    """Whether a tokenizer can be trained on the run's sources: not all of them are token ids."""
+    """Return whether a tokenizer can be trained on the run's sources: not all of them are token ids."""
     return any(source.kind != "tokens" for source in config.data.sources)
 
 
@@ -196,7 +196,7 @@ def _brought(
     if is_there:
         found = adopt(directory, eod_token, directory)
         loaded = Tokenizer.load(directory, manifest=found)
-        # tokenizer.json is written for two files too; alone in the list it is what was there.
+        # tokenizer.json is also written from two files; if it is the only one listed, it is the source.
         read = f"{ONE_FILE} was" if [*found["files"]] == [ONE_FILE] else "vocab.json and merges.txt were"
         say("used", f"{read} in {display(directory)}: {loaded.vocab_size:,} entries")
         return loaded
@@ -240,7 +240,7 @@ def _brought(
 
 
 def _named_itself(config: RunConfig, directory: Path, manifest: dict[str, Any], say: Say) -> Tokenizer:
-    """The tokenizer of a run whose tokenizer.path is the tokenizer's own folder: it stays as it is."""
+    """Return the tokenizer of a run whose tokenizer.path is its own folder, unchanged."""
     loaded = Tokenizer.load(directory, manifest=manifest)
     if loaded.eod_token != config.tokenizer.eod_token:
         raise DataError(
@@ -254,7 +254,7 @@ def _named_itself(config: RunConfig, directory: Path, manifest: dict[str, Any], 
 
 
 def _refuse_strange(directory: Path, manifest: dict[str, Any] | None) -> None:
-    """Raises DataError for files that nbtrain did not make, before another tokenizer takes their place."""
+    """Raises DataError for files that nbtrain did not make, before another tokenizer replaces them."""
     if manifest is not None or not directory.is_dir():
         return
         # Names that begin with a dot belong to a file manager or to Jupyter.
@@ -272,7 +272,7 @@ def _named(manifest: dict[str, Any]) -> str:
 
 
 def _encoded_with(manifest: dict[str, Any], config: RunConfig) -> list[str]:
-    """Other datasets of the data home whose ids mean text by this tokenizer, also those under way."""
+    """Return other datasets in the data directory encoded with this tokenizer, unfinished ones included."""
     found: dict[str, str] = {}
     datasets = data_home() / "dataset"
     for record in ("manifest.json", ".encode/inputs.json"):
@@ -304,7 +304,7 @@ def _put_in_place(made: Path, directory: Path) -> None:
 
 
 def _holds_files(directory: Path) -> bool:
-    """Whether somebody put a tokenizer there. Raises DataError for one of two files without the other."""
+    """Return whether a tokenizer is there. Raises DataError for one of two files without the other."""
     if (directory / ONE_FILE).is_file():
         return True
     present = [name for name in CONTENT_FILES if (directory / name).is_file()]
@@ -342,7 +342,7 @@ def _shown(value: Any) -> str:
 
 
 def _train(config: RunConfig, directory: Path, corpus: Corpus) -> tuple[dict[str, Any], str]:
-    """Train and put in place; the manifest, and a clause on the sample for the report."""
+    """Train, move into place, and return the manifest with a clause on the sample for the report."""
     _refuse_strange(directory, read_manifest(directory))
     refuse_name_of_shipped_tokenizer(config)
     wanted, train_bytes = _wanted(config), config.tokenizer.train_bytes

@@ -1,15 +1,15 @@
-"""For which tokenizers fastokens gives the ids of HF tokenizers for every text, by what tokenizer.json says.
+"""Decides from tokenizer.json whether fastokens gives the ids of HF tokenizers for every text.
 
-fastokens is a second implementation with another engine for regular expressions. The two agree where all of
-this holds (agreement); every other tokenizer is encoded by tokenizers, which is slower.
+fastokens is a second implementation with another regular expression engine. The two agree if all of the
+following holds (agreement); every other tokenizer is encoded by tokenizers, which is slower.
 
-- The model is a byte-level BPE with an entry for each byte: unknown tokens and fallbacks are never met.
-- Text is cut into words by GPT-2's rule or by an expression of WORDS. What these cut depends on the classes
-  of the characters alone, which were compared for all 1,112,064 code points (`make soak` does it again).
-  DISPUTED lists what the engines class differently; a text that holds it is encoded by tokenizers.
-- Text is normalized to NFC or not at all. Both engines have the tables of Unicode 9 for it.
-- Added tokens that occur in texts cannot overlap other added tokens in a way that matters: tokenizers
-  searches those that are normalized after the others, fastokens all at once.
+- The model is a byte-level BPE with an entry for each byte: unknown tokens and fallbacks never occur. - Text
+is split into words by GPT-2's rule or by an expression of WORDS. Their result depends only on the classes of
+  the characters, which were compared for all 1,112,064 code points (`make soak` repeats it). DISPUTED lists
+  what the engines classify differently; a text that holds it is encoded by tokenizers.
+- Text is normalized to NFC or not at all. Both engines use the tables of Unicode 9 for it. - Added tokens
+that occur in texts cannot overlap other added tokens in a way that matters: tokenizers searches the
+  normalized ones after the others, fastokens all at once.
 """
 
 import importlib.metadata
@@ -17,17 +17,17 @@ from typing import Any, NamedTuple
 
 from nbtrain.corpus.tokenizer.unknown import is_whole_byte_level
 
-# These versions were compared. All of tokenizers have the same tables of characters.
+# Versions that were compared. All versions of tokenizers have the same tables of characters.
 VERSIONS = {
     "fastokens": ("0.3.5",),
     "tokenizers": ("0.22.0", "0.22.1", "0.22.2", "0.23.1", "0.23.2", "0.23.3"),
 }
 
-# U+180E is white space for the engine that fastokens has for expressions it has no own scanner for. U+017F is
-# an s for tokenizers where case is ignored, and therefore ends a contraction.
+# U+180E is white space for fastokens' engine for expressions without a dedicated scanner. U+017F is an s for
+# tokenizers where case is ignored, and therefore ends a contraction.
 DISPUTED = ("\u180e", "'\u017f")
 
-# The expressions that a tokenizer's steps of the kind Split have, one after the other.
+# Expressions of a tokenizer's steps of the kind Split, in sequence.
 WORDS: dict[tuple[str, ...], str] = {
     (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -69,12 +69,12 @@ BYTES_ALONE = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": Fals
 
 
 class Agreement(NamedTuple):
-    """Whether fastokens may encode a tokenizer's texts."""
+    """Whether fastokens may encode a tokenizer's texts, and which texts it may not."""
 
     objection: str | None
-    """Part that fastokens is not known to encode alike, as the object of a sentence; None: no such part."""
+    """Part that fastokens may encode differently, as the object of a sentence; None: no such part."""
     disputed: tuple[str, ...] = ()
-    """A text that holds one of these is encoded by tokenizers all the same."""
+    """Characters; a text that holds one of them is encoded by tokenizers all the same."""
 
 
 def agreement(document: dict[str, Any]) -> Agreement:
@@ -110,7 +110,7 @@ def _of_normalizer(document: dict[str, Any]) -> str | None:
 
 
 def _of_added_tokens(document: dict[str, Any]) -> str | None:
-    """Special tokens are text in a text, so that their flags do not matter."""
+    """Check the added tokens. Special ones are text within a text, so their flags do not matter."""
     vocab, added = document["model"]["vocab"], document.get("added_tokens") or []
     contents = [token["content"] for token in added]
     if len(set(contents)) < len(contents) or "" in contents:
@@ -128,15 +128,15 @@ def _of_added_tokens(document: dict[str, Any]) -> str | None:
 
 
 def _are_numbered(added: list[dict[str, Any]], vocab: dict[str, int]) -> bool:
-    """Whether the ids of added tokens are those that tokenizers gives them when it reads the file.
+    """Return whether the ids of added tokens are those that tokenizers assigns when it reads the file.
 
-    It takes no id from the file: entries of the vocabulary keep theirs, others follow the vocabulary.
+    It ignores ids in the file: entries of the vocabulary keep theirs, others follow the vocabulary.
     """
     entries = [token for token in added if token["content"] in vocab]
     others = [token["id"] for token in added if token["content"] not in vocab]
     if any(token["id"] != vocab[token["content"]] for token in entries):
         return False
-    # What follows a vocabulary whose ids have gaps depends on the version.
+    # The ids after a vocabulary with gaps depend on the version.
     has_gaps = bool(others) and max(vocab.values()) >= len(vocab)
     return others == list(range(len(vocab), len(vocab) + len(others))) and not has_gaps
 
@@ -155,12 +155,12 @@ def _of_words(step: dict[str, Any] | None) -> Agreement:
 
 
 def _is(step: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Whether a step has these settings; those that it does not name are true."""
+    """Return whether a step has these settings; settings that it does not name are true."""
     return all(step.get(key, True) == value for key, value in wanted.items())
 
 
 def _expression(split: dict[str, Any]) -> str | None:
-    """The expression of a step that keeps each match as a word; every text is matched without a gap."""
+    """Return the expression of a step that keeps each match as a word and leaves no gap in any text."""
     kept = (split.get("behavior"), split.get("invert", False)) in (("Isolated", False), ("Removed", True))
     expression = split.get("pattern", {}).get("Regex") if split.get("type") == "Split" and kept else None
     # DeepSeek's file has the two characters themselves.

@@ -22,7 +22,7 @@ TRAIN_BYTES = 4 << 20
 UNSPACED_TRAIN_BYTES = 1 << 20
 ENCODED_BYTES = 1 << 20
 BASE_ENTRIES = NUM_BYTES + 1
-"""The end-of-document token and the bytes, of which most texts use half."""
+"""The end-of-document token and the bytes; most texts use half of these."""
 COUNTED_SHARE = 0.95
 
 

@@ -1,12 +1,12 @@
 """A tokenizer folder: loading, encoding in batches, decoding.
 
     data/tokenizer/<name>/
-      vocab.json, merges.txt   GPT-2's two files, of a byte-level BPE that was trained here or brought so
-      tokenizer.json           what is loaded; HF's one file, which may describe any tokenizer
-      manifest.json            vocab_size, eod_id, eod_token, before_text, sha256, its making; written last
+      vocab.json, merges.txt   GPT-2's two files, of a byte-level BPE that was trained here or imported so
+      tokenizer.json           the file that is loaded; HF's one file, which may describe any tokenizer
+      manifest.json            vocab_size, eod_id, eod_token, before_text, sha256, origin; written last
 
-fastokens encodes if it is installed and is known to give the ids of HF tokenizers for every text (proven.py),
-else HF tokenizers does.
+fastokens encodes if it is installed and known to give the ids of HF tokenizers for every text (proven.py);
+otherwise HF tokenizers encodes.
 
 A special token that a text spells out is encoded as text, never as that token; only the writer appends EOD.
 Added tokens that are not special (runs of spaces in some vocabularies, tokenizer.added_tokens) are part of
@@ -53,10 +53,10 @@ SHOWN_CHARS = 60  # of a text in a message
 
 
 class Tokenizer:
-    """A tokenizer folder, loaded; picklable. Engines load when they are first needed.
+    """A tokenizer folder, loaded; picklable. Engines are loaded on first use.
 
     `engine` is "fastokens", "tokenizers" or None: the first that is installed. It changes to "tokenizers" if
-    proven.py has an objection to this tokenizer, if fastokens cannot load it or fails on a text, and if
+    proven.py rules fastokens out for this tokenizer, if fastokens cannot load it or fails on a text, and if
     check_exact finds a difference or has found one before.
     """
 
@@ -73,7 +73,7 @@ class Tokenizer:
 
     @property
     def added_tokens(self) -> list[str]:
-        """tokenizer.added_tokens of the run that took it over."""
+        """tokenizer.added_tokens of the run that imported it."""
         return self.manifest.get("added_tokens", [])
 
     @classmethod
@@ -109,13 +109,13 @@ class Tokenizer:
         return f"Tokenizer({display(self.directory)!r}, vocab_size={self.vocab_size}, eod_id={self.eod_id})"
 
     def encode(self, text: str) -> np.ndarray:
-        """Token ids of a text, uint32 [tokens], no EOD."""
+        """Return the token ids of a text, uint32 [tokens], without EOD."""
         return self.encode_batch([text])[0]
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Token ids of a text that a model is to continue: those that the tokenizer puts before a text, once.
+        """Return the token ids of a text that a model is to continue, with the ids before a text once.
 
-        Letters of these tokens at the beginning stand for them.
+        If the text already spells these tokens at its beginning, they count as the tokens.
         """
         before = self.before_text
         if not before:
@@ -129,7 +129,7 @@ class Tokenizer:
         return self._with_special.encode(text, add_special_tokens=False).ids
 
     def encode_after_token(self, text: str) -> list[int]:
-        """Token ids of a text right after a special token, as in one text with it.
+        """Return the token ids of a text that directly follows a special token, as in one text with it.
 
         A tokenizer of SentencePiece's kind may put a space before the first word of a text, and only there.
         """
@@ -150,7 +150,7 @@ class Tokenizer:
 
     @cached_property
     def before_text(self) -> list[int]:
-        """Ids that transformers' default call puts before a text; one that was trained here has none."""
+        """Ids that transformers' default call puts before a text; none if the tokenizer was trained here."""
         if "before_text" in self.manifest:
             return self.manifest["before_text"]
         # Trained here, or the manifest was written before the key existed.
@@ -164,7 +164,7 @@ class Tokenizer:
         return bos_id(self.directory / KEPT, self._reference)
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """(ids uint32 [tokens], offsets int64 [texts + 1]); text i is ids[offsets[i]:offsets[i + 1]]."""
+        """Return (ids uint32 [tokens], offsets int64 [texts + 1]); text i: ids[offsets[i]:offsets[i + 1]]."""
         ids, offsets = self._surely(self._encode, texts)
         if self.manifest.get("eod_from_text") and (ids == self.eod_id).any():
             rows = [ids[start:stop] for start, stop in pairwise(offsets)]
@@ -176,12 +176,12 @@ class Tokenizer:
     def _surely(
         self, encode: Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]], texts: Sequence[str]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """encode(texts), with the reference if fastokens fails. Raises DataError if both fail."""
+        """Return encode(texts), by the reference if fastokens fails. Raises DataError if both fail."""
         try:
             return encode(texts)
         except (KeyboardInterrupt, SystemExit, MemoryError, DataError):
             raise
-        except BaseException as error:  # a panic of Rust is no Exception
+        except BaseException as error:  # a Rust panic is not an Exception
             _refuse_surrogates(texts)
             if self.engine != "fastokens":
                 raise self._unwritable(texts, error) from error
@@ -194,7 +194,7 @@ class Tokenizer:
             return self._surely(encode, texts)
 
     def _unwritable(self, texts: Sequence[str], error: BaseException) -> DataError:
-        """The error for the first of `texts` that the reference cannot encode: what it has no token for."""
+        """Return the error for the first text that the reference cannot encode, naming the missing text."""
         name = display(self.directory)
         for text in texts:
             try:
@@ -217,7 +217,7 @@ class Tokenizer:
         return self._encode_whole(texts)
 
     def _encode_in_pieces(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of texts, one of which is so long that the engine's copies of it would take much memory."""
+        """Encode texts, one of which is so long that the engine's copies would need much memory."""
         rows, offsets = [], np.zeros(len(texts) + 1, np.int64)
         for number, text in enumerate(texts):
             own = list(self.encode_long(text))
@@ -232,7 +232,7 @@ class Tokenizer:
 
     @cached_property
     def cuts_safely(self) -> bool:
-        """Whether a text may be cut at SAFE_CUT: words are cut by GPT-2's rule alone, so no token spans it.
+        """Whether a text may be cut at SAFE_CUT: GPT-2's rule alone splits words, so no token spans it.
 
         A word or run of spaces of LONG_WORD_CHARS and more may be cut too, into the tokens of its two halves.
         """
@@ -252,7 +252,7 @@ class Tokenizer:
 
     @property
     def unknown_id(self) -> int | None:
-        """The id of the unknown token; None if every text has tokens, or a text without them is an error."""
+        """The id of the unknown token; None if every text has tokens, or text without tokens is an error."""
         return self.manifest["unknown_id"]
 
     def _encode_whole(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -265,7 +265,7 @@ class Tokenizer:
         return np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<u8").astype(np.int64)
 
     def _encode_apart(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of texts some of which hold what the engines dispute: those by the reference."""
+        """Encode texts, leaving those with characters that the engines dispute to the reference."""
         rows = []
         for text in texts:
             is_disputed = any(piece in text for piece in self._agreement.disputed)
@@ -283,7 +283,7 @@ class Tokenizer:
         return ids, offsets
 
     def _without_eod(self, text: str, ids: np.ndarray) -> np.ndarray:
-        """The ids of a text without EOD: cut where its letters are an entry (of Unigram or WordPiece)."""
+        """Encode a text without EOD, splitting where its letters are an entry (of Unigram or WordPiece)."""
         if not (ids == self.eod_id).any():
             return ids
         half = len(self.eod_token) // 2
@@ -309,7 +309,7 @@ class Tokenizer:
             pieces = halves
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of token ids; EOD shows as its letters, bytes that are no UTF-8 as U+FFFD."""
+        """Return the text of token ids; EOD is shown as text, bytes that are not UTF-8 as U+FFFD."""
         ids = [int(token) for token in ids]
         if self._misread and not self._misread.keys().isdisjoint(ids):
             groups = groupby(ids, key=lambda token: self._misread.get(token))
@@ -357,9 +357,9 @@ class Tokenizer:
     def check_exact(self, sample_texts: Iterable[str] = ()) -> str | None:
         """Compare fastokens with HF tokenizers on the beginning of a sample and on hard texts of every kind.
 
-        proven.py decides by what a tokenizer is; this finds a fault of this machine's builds. Returns None if
-        they agree or tokenizers was requested. Else `engine` becomes "tokenizers", and one sentence says why.
-        It is kept in the folder: `sample_texts` are read the first time only.
+        proven.py decides from the tokenizer; this finds a fault of this machine's builds. Returns None if
+        they agree or tokenizers was requested. Otherwise `engine` becomes "tokenizers", and a sentence that
+        says why is returned and kept in the folder: `sample_texts` are read only the first time.
         """
         if self.engine != "fastokens" or self._has_objection():
             return self._difference
@@ -373,7 +373,7 @@ class Tokenizer:
                 self.eod_token,
             )
             found = {"difference": difference}
-            heap.give_back()  # what the reference tokenizer took
+            heap.give_back()  # the memory of the reference tokenizer
             if self._fast is None:
                 return self._difference
             exactness.remember(self.directory, key, found["difference"])
@@ -384,13 +384,13 @@ class Tokenizer:
         return exactness.key_of(self.manifest["files"][ONE_FILE]["sha256"], self.eod_token)
 
     def _take(self, difference: str | None) -> str | None:
-        """Encode with tokenizers if there is a difference; the sentence that says so."""
+        """Switch to tokenizers if there is a difference; return the sentence that reports it."""
         if difference is not None:
             self._use_reference(difference)
         return self._difference
 
     def _has_objection(self) -> bool:
-        """Whether fastokens may not encode for this tokenizer, which is then encoded by the reference."""
+        """Return whether fastokens may not encode with this tokenizer; the reference encodes then."""
         if objection := self._agreement.objection:
             self._use_reference(f"fastokens is not known to give the ids of tokenizers for {objection}")
         return objection is not None
@@ -406,7 +406,7 @@ class Tokenizer:
 
     @cached_property
     def _fast(self) -> Any:
-        """fastokens' tokenizer; None, and the engine changed, if it may not encode or cannot load it."""
+        """Return fastokens' tokenizer; None, with the engine changed, if it may not encode or cannot load."""
         if self._has_objection():
             return None
         import fastokens
@@ -418,7 +418,7 @@ class Tokenizer:
             return fastokens.Tokenizer.from_json_str((self.directory / ONE_FILE).read_text(encoding="utf-8"))
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
-        except BaseException as error:  # a panic of Rust is no Exception
+        except BaseException as error:  # a Rust panic is not an Exception
             self._use_reference(f"fastokens cannot load it ({error})")
             return None
 
@@ -440,7 +440,7 @@ def _refuse_surrogates(texts: Sequence[str]) -> None:
 
 
 def pieces_of_long(text: str) -> Iterator[str]:
-    """A long text in pieces of LONG_TEXT_CHARS and a word, or a part of a word of LONG_WORD_CHARS."""
+    """Yield a long text in pieces of LONG_TEXT_CHARS and a word, or a part of a word of LONG_WORD_CHARS."""
     start = 0
     while len(text) - start > LONG_TEXT_CHARS:
         least = start + LONG_TEXT_CHARS

@@ -26,7 +26,7 @@ Trainer = Literal["tokenizers", "rustbpe"]
 
 LONG_WORD = re.compile(r"\S{1000}")
 TRAIN_BATCH = 256
-# GPT-2's rule for where words end: https://github.com/openai/gpt-2, encoder.py. tokenizers has it built in.
+# GPT-2's word rule: https://github.com/openai/gpt-2, encoder.py. tokenizers has it built in.
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
@@ -37,10 +37,10 @@ def train(
     eod_token: str = EOD_TOKEN,
     train_bytes: int | None = None,
 ) -> Any:
-    """A byte-level BPE of at most `vocab_size` entries, a tokenizers.Tokenizer for tokenizer.save.
+    """Train a byte-level BPE of at most `vocab_size` entries, a tokenizers.Tokenizer for tokenizer.save.
 
-    `eod_token` is entry 0. The texts are read no further than `train_bytes`, where the last one is cut.
-    Raises DataError for a vocabulary that cannot hold every byte, for no text, and if rustbpe is missing.
+    `eod_token` is entry 0. The texts are read up to `train_bytes`, where the last one is cut. Raises
+    DataError for a vocabulary that cannot hold every byte, without text, and if rustbpe is missing.
     """
     if vocab_size < NUM_BYTES + 1:
         raise DataError(
@@ -55,7 +55,7 @@ def train(
 
 
 def software(trainer: Trainer) -> dict[str, str]:
-    """{package: version} of what trains, for the manifest."""
+    """Return {package: version} of the trainer, for the manifest."""
     names = ("tokenizers",) if trainer == "tokenizers" else ("tokenizers", "rustbpe")
     return {name: importlib.metadata.version(name) for name in names}
 
@@ -94,9 +94,9 @@ def _train_rustbpe(batches: Iterator[list[str]], vocab_size: int, eod_token: str
 def vocabulary_of(
     ranks: Iterable[tuple[bytes, int]], eod_token: str
 ) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """vocab.json and merges.txt, as values, from (bytes of a token, rank): the form of rustbpe and tiktoken.
+    """Convert (bytes of a token, rank), the form of rustbpe and tiktoken, to vocab.json and merges.txt.
 
-    That form names no merges: a merge is the two last pieces of a token when only lower ranks are merged.
+    That form names no merges: a merge is the last two pieces of a token when only lower ranks are merged.
     """
     letters = byte_letters()
     vocab = {entry: number for number, entry in enumerate([eod_token, *sorted(letters)])}
@@ -122,7 +122,7 @@ def _two_pieces(token: bytes, rank_of: dict[bytes, int]) -> list[bytes]:
 
 
 def _batches(texts: Iterable[str], train_bytes: int | None) -> Iterator[list[str]]:
-    """Lists of texts of `train_bytes` in all, the last one cut; long words are cut: training is quadratic."""
+    """Yield lists of texts of `train_bytes` in all, the last cut; long words cost quadratic time and are split."""
     batch: list[str] = []
     left = float("inf") if train_bytes is None else train_bytes
     for text in texts:
@@ -149,7 +149,7 @@ MEMORY_FIT = {"tokenizers": (220 << 20, 2.5, 97.0), "rustbpe": (140 << 20, 1.7, 
 
 
 def memory_estimate_bytes(train_bytes: int, trainer: Trainer, unspaced_fraction: float = 0.0) -> int:
-    """Peak resident memory of the training process, on the safe side of what was measured up to 100 MB.
+    """Estimate the peak resident memory of the training process, above all measurements up to 100 MB.
 
     A trainer keeps every different word; in scripts without spaces, whole clauses count as words.
     """
@@ -170,7 +170,7 @@ def unspaced_fraction(texts: Iterable[str]) -> float:
 
 
 def peek(texts: Iterable[str], num_bytes: int = 1 << 20) -> tuple[list[str], Iterator[str]]:
-    """(what the texts begin with, up to `num_bytes` and one text, and all of them again)."""
+    """Return (the first texts, up to `num_bytes` and one text, and all texts again)."""
     rest = iter(texts)
     first: list[str] = []
     while num_bytes > 0 and (text := next(rest, None)) is not None:
@@ -182,9 +182,9 @@ def peek(texts: Iterable[str], num_bytes: int = 1 << 20) -> tuple[list[str], Ite
 def check_memory(
     train_bytes: int, trainer: Trainer, where: str = "tokenizer.train_bytes", first_texts: Iterable[str] = ()
 ) -> str:
-    """One sentence on the memory that training will take and what is free. Raises DataError if it is short.
+    """Return a sentence on the memory that training needs and what is free. Raises DataError if short.
 
-    `first_texts` is what the sample begins with (`peek`) and shows the scripts; `where` names the setting.
+    `first_texts` is the beginning of the sample (`peek`), which shows the scripts; `where` names the setting.
     """
     fraction = unspaced_fraction(first_texts)
     needed = memory_estimate_bytes(train_bytes, trainer, fraction)
@@ -203,7 +203,7 @@ def check_memory(
 
 
 def available_memory_bytes() -> int | None:
-    """Memory this process may still take, of the machine and of its control groups; None: no known limit."""
+    """Return bytes that this process may still allocate, by machine and control groups; None if unlimited."""
     free = re.search(r"^MemAvailable:\s+(\d+) kB$", text_of(MEMINFO), flags=re.M)
     found = [int(free[1]) * 1024] if free else []
     found += [

@@ -1,7 +1,7 @@
-"""Text of tokens that are cut anywhere, also inside a character whose bytes are several tokens.
+"""Text of tokens cut at any place, even inside a character whose bytes are several tokens.
 
-Decoders show the bytes of such a character, or all of a run of byte tokens, as U+FFFD. Here they are left
-out: the tokens that follow may finish them.
+Decoders show the bytes of such a character, or all of a run of byte tokens, as U+FFFD. Here they are omitted,
+because the following tokens may complete them.
 """
 
 import re
@@ -62,7 +62,7 @@ def unfinished_bytes(tail: bytes) -> int:
 
 @cache
 def byte_letters() -> list[str]:
-    """The letter that stands for each byte in GPT-2's files: itself if visible, else one from U+0100 on."""
+    """Return the letter for each byte in GPT-2's files: itself if visible, else one from U+0100 on."""
     visible = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
     others = iter(range(NUM_BYTES, 2 * NUM_BYTES))
     return [chr(byte) if byte in visible else chr(next(others)) for byte in range(NUM_BYTES)]
@@ -70,5 +70,5 @@ def byte_letters() -> list[str]:
 
 @cache
 def letter_bytes() -> dict[str, int]:
-    """The byte that each of these letters stands for."""
+    """Return the byte that each of these letters stands for."""
     return {letter: byte for byte, letter in enumerate(byte_letters())}

@@ -1,9 +1,9 @@
 """Handling of text that a tokenizer's vocabulary cannot write, read from its tokenizer.json.
 
     every text has tokens    a byte-level BPE with all bytes; BPE and Unigram with a token for each byte
-    one unknown token        BPE, WordPiece and WordLevel name it (`unk_token`), Unigram numbers it (`unk_id`)
-    nothing                  BPE without an unknown token: the text is lost, and nothing counts it
-    an error                 WordPiece, WordLevel and Unigram without an unknown token; a BPE whose unknown
+    one unknown token        BPE, WordPiece and WordLevel name it (`unk_token`), Unigram gives its id
+    (`unk_id`) nothing                  BPE without an unknown token: the text is lost and not counted an
+    error                 WordPiece, WordLevel and Unigram without an unknown token; a BPE whose unknown
                              token is not in its vocabulary
 
 tokenizers looks up an unknown token among the entries of the model alone, not among the added tokens.
@@ -28,7 +28,7 @@ class UnknownText(NamedTuple):
 
 
 def unknown_text(document: dict[str, Any]) -> UnknownText:
-    """Return what becomes of text without a token, by a parsed tokenizer.json whose model names its type.
+    """Return what happens to text without a token, by a parsed tokenizer.json whose model names its type.
 
     Raises KeyError, TypeError or IndexError if the document is not a tokenizer.json.
     """
@@ -77,7 +77,7 @@ def is_byte_level(document: dict[str, Any]) -> bool:
 def unwritable_piece(tokenizer: Any, text: str) -> str | None:
     """Return the first character of a text that a tokenizers.Tokenizer has no token for, else None.
 
-    WordLevel and WordPiece, which know words, have no token for the first word.
+    For WordLevel and WordPiece, which have tokens for words, return the first such word.
     """
     normalized = tokenizer.normalizer.normalize_str(text) if tokenizer.normalizer else text
     words = [normalized]

@@ -25,10 +25,10 @@ from nbtrain.corpus.partial_file import READ_BYTES
 
 logger = logging.getLogger(__name__)
 
-# Streams of a hundred pages each are read in parallel: chosen if there is a choice.
+# The kind of dump to choose if there is a choice: its streams of a hundred pages each are read in parallel.
 KINDS = ("pages-articles-multistream", "pages-articles")
 
-# Languages whose code is not the name of the wiki's database.
+# Languages whose code differs from the name of the wiki's database.
 OTHER_NAMES = """
 be-tarask=be_x_old gsw=als lzh=zh_classical nan=zh_min_nan nb=no rup=roa_rup sgs=bat_smg vro=fiu_vro
 yue=zh_yue
@@ -37,21 +37,21 @@ DATABASES = dict(pair.split("=") for pair in OTHER_NAMES.split())
 
 
 def database(language: str) -> str:
-    """en: enwiki; zh-min-nan: zh_min_nanwiki."""
+    """Return the database of a language: enwiki for en, zh_min_nanwiki for zh-min-nan."""
     return DATABASES.get(language, language.replace("-", "_")) + "wiki"
 
 
 def known(language: str, date: str, sha1: str | None = None) -> Downloaded | None:
-    """The dump that was fetched, its file perhaps gone; "latest" is what was latest when it was fetched.
+    """Return the dump that was fetched, even if its file is gone; "latest" means latest when it was fetched.
 
-    If both kinds were fetched, it is the one of that sha1, else multistream.
+    If both kinds were fetched, it is the one with that sha1, else multistream.
     """
     records = _records(language, date)
     return min(records, key=lambda record: record.sha1 != sha1, default=None)
 
 
 def find(language: str, date: str, sha1: str | None = None) -> Downloaded | None:
-    """The dump that is `known`, if its file is on this disk and whole."""
+    """Return the dump that is `known`, if its file is on this disk and complete."""
     record = known(language, date, sha1)
     path = None if record is None else folder() / record.file
     return record if record and path and path.is_file() and path.stat().st_size == record.bytes else None
@@ -134,7 +134,7 @@ def locked(path: Path, where: str) -> Iterator[None]:
 
 
 def _choose(fetch: MirrorClient, language: str, date: str, sha1: str | None) -> tuple[str, str, str]:
-    """(name, date, SHA-1) of the dump: the one of `sha1`, else multistream, which is read in parallel."""
+    """Return (name, date, SHA-1) of the dump: the one of `sha1`, else multistream, read in parallel."""
     wiki = database(language)
     address = f"{wiki}/{date}/{wiki}-{date}-sha1sums.txt"
     listed: dict[str, str] = {}

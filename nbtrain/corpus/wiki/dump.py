@@ -1,11 +1,11 @@
 """Pages of a MediaWiki dump (pages-articles): .xml, also compressed, in constant memory.
 
-    bytes -> pieces that begin and end between pages -> each <page> parsed by itself with lxml -> Page
+    bytes -> pieces that begin and end between pages -> each <page> parsed separately with lxml -> Page
 
-A page belongs to the place where its "<page>" begins: a reader goes to the first page after its start and
-reads on after its stop until the last page is whole. It may start at any offset of an .xml file and any
-stream of a .bz2 file; other compressed files, and UTF-16, are read from the beginning. "<" in text is written
-"&lt;", so the tags are found before the XML is parsed, and one broken page costs no other.
+A page belongs to the position where its "<page>" begins: a reader skips to the first page after its start and
+reads past its stop until the last page is complete. It may start at any offset of an .xml file and any stream
+of a .bz2 file; other compressed files, and UTF-16, are read from the beginning. In text, "<" is written
+"&lt;", so tags are found before the XML is parsed, and one broken page affects no other.
 """
 
 import bz2
@@ -24,23 +24,24 @@ from nbtrain.base.workspace import display
 from nbtrain.corpus.sources import compression
 
 READ_BYTES = 1 << 20
-# A page of Wikipedia has at most 2 MiB of wikitext; without a bound a damaged file would fill the memory.
+# A page of Wikipedia has at most 2 MiB of wikitext; without a limit a damaged file would fill the memory.
 MAX_PAGE_BYTES = 64 << 20
 HEAD_BYTES = 1 << 20
 
-# What a bz2 stream begins with: its header and the mark of its first block. By chance once in 10^24 places.
+# The beginning of a bz2 stream: its header and the mark of its first block. By chance once in 10^24
+# positions.
 STREAM_BEGINS = re.compile(rb"BZh[1-9]\x31\x41\x59\x26\x53\x59")
 PAGE_BEGINS = re.compile(rb"<page[\s>]")
 PAGE_ENDS = b"</page>"
 DUMP_ENDS = b"</mediawiki>"
 TAG_BYTES = 16
-# What UTF-16 begins with, with a byte order mark or without.
+# The beginning of UTF-16, with a byte order mark or without.
 LITTLE, BIG = "utf-16-le", "utf-16-be"
 ENCODINGS = {codecs.BOM_UTF16_LE: LITTLE, b"<\0": LITTLE, codecs.BOM_UTF16_BE: BIG, b"\0<": BIG}
 
 
 class Page(NamedTuple):
-    """One page as the dump has it."""
+    """One page as stored in the dump."""
 
     title: str
     namespace: int
@@ -66,20 +67,20 @@ class Dump:
 
     path: Path
     where: str
-    """Place that messages begin with."""
+    """Prefix of messages."""
     packing: str | None
-    """The suffix of its compression, known by its first bytes; None if it is not compressed."""
+    """Suffix of its compression, known by its first bytes; None if it is not compressed."""
     encoding: str = "utf-8"  # or utf-16-le, utf-16-be
     namespaces: dict[int, str] = field(default_factory=dict)
     """{key: name} of <siteinfo>; empty if there is none."""
     site: dict[str, str] = field(default_factory=dict)
     """sitename, dbname, base of <siteinfo>."""
     language: str = ""
-    """The language of the wiki: xml:lang of <mediawiki>; empty if it names none."""
+    """Language of the wiki: xml:lang of <mediawiki>; empty if it names none."""
 
 
 class Piece(NamedTuple):
-    """Whole pages as UTF-8 XML. `position`: bytes of the file that have been read up to its end."""
+    """Whole pages as UTF-8 XML. `position`: bytes of the file that were read up to its end."""
 
     xml: bytes
     position: int
@@ -95,7 +96,7 @@ def open_dump(path: Path, where: str = "data.sources") -> Dump:
         raise DataError(f"{name}: cannot be read: {error.strerror}.") from error
     if packing is None:
         compression.refuse_other_files(begin, path, where)
-        # No dump begins with BZh as text: what does is bzip2, though its next bytes may be damaged.
+        # No dump begins with BZh as text: such a file is bzip2, even if its next bytes are damaged.
         packing = ".bz2" if begin.startswith(b"BZh") else None
     raw = b""
     try:
@@ -144,7 +145,7 @@ def open_dump(path: Path, where: str = "data.sources") -> Dump:
 
 
 def entry_points(dump: Dump, part_bytes: int) -> list[int]:
-    """Offsets at least part_bytes apart where reading may start; 0 alone if only the beginning will do."""
+    """Return offsets at least part_bytes apart where reading may start; only 0 if that is the only one."""
     size = dump.path.stat().st_size
     if dump.encoding != "utf-8" or dump.packing not in (None, ".bz2"):
         return [0]
@@ -160,16 +161,16 @@ def entry_points(dump: Dump, part_bytes: int) -> list[int]:
 def pieces(
     dump: Dump, start: int = 0, stop: int | None = None, piece_bytes: int = 8 << 20
 ) -> Iterator[Piece]:
-    """The pages that begin in [start, stop) of the file, in pieces of about piece_bytes of XML.
+    """Yield the pages that begin in [start, stop) of the file, in pieces of about piece_bytes of XML.
 
-    `start` and `stop` are entry points; None is the end of the file. Raises DataError, after the whole pages
-    before the place, if the file is cut short or damaged.
+    `start` and `stop` are entry points; None is the end of the file. Raises DataError, after the pages before
+    that position, if the file is truncated or damaged.
     """
     buffer = bytearray()  # from a page's beginning on, once `started`
     started = False
-    behind: int | None = None  # where in `buffer` the next part's share of the file begins
+    behind: int | None = None  # position in `buffer` where the next part's share of the file begins
     position = start
-    title = b""  # the last whole page given
+    title = b""  # of the last page that was yielded
     cut = ""
     blocks = _utf8_blocks(dump, start, stop)
     while True:
@@ -185,7 +186,7 @@ def pieces(
         buffer += block.content
         if not started:
             match = PAGE_BEGINS.search(buffer)
-            # Of what holds no page only the end is kept, where a tag may be cut in two.
+            # Of content without a page only the end is kept, where a tag may be split.
             away = match.start() if match else max(0, len(buffer) - TAG_BYTES)
             if behind is not None:
                 behind -= away
@@ -226,7 +227,7 @@ def pieces(
 
 
 def pages(xml: bytes) -> Iterator[tuple[Page | BrokenPage, int]]:
-    """The pages of one piece, each parsed by itself, and the place in `xml` at which it ends."""
+    """Yield the pages of one piece, each parsed separately, with the position in `xml` where it ends."""
     position = 0
     while match := PAGE_BEGINS.search(xml, position):
         end = xml.find(PAGE_ENDS, match.start())
@@ -246,7 +247,7 @@ def _page(xml: bytes) -> Page | BrokenPage:
     try:
         page = _parse(xml)
     except etree.XMLSyntaxError as error:
-        # Its line counts from the page's first; the title finds it in the dump.
+        # Its line is counted from the page's first; the title identifies it in the dump.
         return BrokenPage(_name(_title(xml)), f"not well-formed XML: {str(error.msg).split(', line ')[0]}")
     revisions = page.findall("{*}revision")
     revision = max(revisions, key=_timestamp) if revisions else None
@@ -260,7 +261,7 @@ def _page(xml: bytes) -> Page | BrokenPage:
 
 
 def _timestamp(revision: Any) -> tuple[str, int]:
-    """Orders revisions by time (ISO 8601 in UTC, which sorts as text), then by id."""
+    """Return a key that orders revisions by time (ISO 8601 in UTC, which sorts as text), then by id."""
     number = revision.findtext("{*}id") or ""
     return revision.findtext("{*}timestamp") or "", int(number) if re.fullmatch("[0-9]{1,18}", number) else 0
 
@@ -280,7 +281,7 @@ def _parse(xml: bytes) -> Any:
 
 
 def _whole(buffer: bytearray) -> int:
-    """The place after the last whole page of `buffer`; 0 if there is none."""
+    """Return the position after the last complete page of `buffer`; 0 if there is none."""
     end = buffer.rfind(PAGE_ENDS)
     return 0 if end < 0 else end + len(PAGE_ENDS)
 
@@ -308,7 +309,7 @@ class _Block(NamedTuple):
 
     content: bytes
     begin: int
-    """Offset in the file: of the bz2 stream that they are from, or of the bytes themselves."""
+    """Offset in the file: of their bz2 stream, or of the bytes themselves."""
     end: int
     """Offset up to which the file has been read."""
 
@@ -321,7 +322,7 @@ def _utf8_blocks(dump: Dump, start: int, stop: int | None) -> Iterator[_Block]:
     decoder = codecs.getincrementaldecoder(dump.encoding)(errors="replace")
     for block in blocks:
         text = decoder.decode(block.content)
-        # A surrogate without its other half is a broken character, as in any other place.
+        # A surrogate without its other half is a broken character, as anywhere else.
         yield block._replace(content=text.encode("utf-8", errors="replace"))
 
 
@@ -332,7 +333,7 @@ def _blocks(dump: Dump, start: int, stop: int | None) -> Iterator[_Block]:
 
 
 def _unpacked_blocks(dump: Dump) -> Iterator[_Block]:
-    """A compression that cannot be entered in the middle: read from the beginning."""
+    """Yield blocks of a compression that cannot be entered in the middle, read from the beginning."""
     with dump.path.open("rb", buffering=0) as file:
         stream = compression.Unpacked(file, dump.path, dump.where, dump.packing)
         while content := stream.read(READ_BYTES):
@@ -343,7 +344,7 @@ def _plain_blocks(path: Path, start: int, stop: int | None) -> Iterator[_Block]:
     with path.open("rb") as stream:
         stream.seek(start)
         while True:
-            # A block never holds bytes of both sides of `stop`.
+            # A block never holds bytes from both sides of `stop`.
             wanted = READ_BYTES if stop is None or start >= stop else min(READ_BYTES, stop - start)
             content = stream.read(wanted)
             if not content:
@@ -378,5 +379,5 @@ def _bz2_blocks(path: Path, start: int) -> Iterator[_Block]:
                 raw = decompressor.unused_data
                 begin = read - len(raw)
                 if raw and not b"BZh".startswith(raw[:3]):
-                    return  # bzip2 ignores what follows the last stream; so do we
+                    return  # bzip2 ignores bytes after the last stream, and so does this reader
                 decompressor = bz2.BZ2Decompressor()

@@ -1,4 +1,4 @@
-"""Sentences around a gap: what a reader sees there is not known, so the whole sentence is dropped."""
+"""Sentences around a gap: the text shown there is unknown, so the whole sentence is dropped."""
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
 
@@ -29,7 +29,7 @@ Segment = Callable[[str, str], list[str]]
 
 
 def without_notes(line: str) -> str:
-    """A line without the gaps that follow the end of a sentence directly: the marks of notes."""
+    """Return a line without the gaps that directly follow the end of a sentence: the marks of notes."""
     return GAP_MARK.sub(lambda match: DROPPED if _is_note(match) else GAP, line)
 
 
@@ -37,7 +37,7 @@ def _is_note(gap: re.Match[str]) -> bool:
     before = gap.string[max(0, gap.start() - NOTE_CHARS) : gap.start()].rstrip(f"{DROPPED}{GAP}")
     if BEFORE_NOTE.search(before):
         match = AFTER_NOTE.match(gap.string, gap.end())
-        # A letter without case begins a sentence as well as any other.
+        # A letter without case may begin a sentence too.
         return match is not None and (
             match[1] is None or match[1].lower() != match[1] or match[1].upper() == match[1]
         )
@@ -45,9 +45,9 @@ def _is_note(gap: re.Match[str]) -> bool:
 
 
 def drop_sentences(lines: list[str], language: str, segment: Segment) -> list[str]:
-    """Drop the sentences that hold a gap, in place; returns what was dropped. A line may become empty.
+    """Drop the sentences that hold a gap, in place; return what was dropped. A line may become empty.
 
-    A sentence may begin on a line above: lines of one paragraph are looked at together.
+    A sentence may begin on an earlier line, so lines of one paragraph are examined together.
     """
     dropped: list[str] = []
     for index, line in enumerate(lines):
@@ -94,7 +94,7 @@ def _continues(line: str) -> bool:
 
 
 def _sentences(text: str, language: str, segment: Segment) -> list[str]:
-    """The sentences of a text, one that holds a gap with all that may belong to it."""
+    """Return the sentences of a text, joining one that holds a gap with everything that may belong to it."""
     is_ideographic = language.partition("-")[0] in IDEOGRAPHIC
     pieces = segment(language, text.replace("\n", " ").replace(GAP, STAND_IN))
     sentences: list[str] = []
@@ -102,7 +102,7 @@ def _sentences(text: str, language: str, segment: Segment) -> list[str]:
     for piece in pieces:
         sentence = text[position : position + len(piece)]
         position += len(piece)
-        # "approx. 5 km", "e.g. GAP": what does not begin like a sentence may belong to the one before.
+        # "approx. 5 km", "e.g. GAP": text that does not begin like a sentence may belong to the one before.
         begin = sentence.lstrip(" \n\"'“„«([")[:1]
         is_sure = begin.isupper() or is_ideographic
         if sentences and not is_sure and (GAP in sentence or GAP in sentences[-1]):

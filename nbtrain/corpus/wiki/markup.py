@@ -1,11 +1,11 @@
-r"""The marks of wikitext, found by one scan each, in this order.
+r"""The markup of wikitext, found by one scan each, in this order.
 
     comments, <ref>, <gallery> ... dropped; <math>, <pre>, <nowiki> ... put aside  ->  templates  ->  tables
     dropped  -> links  ->  quotes of bold and italic  ->  headings
 
-No scan backtracks: each takes the same time for any page of one size, whatever the page leaves open.
-Characters that no XML can hold, the constants below, carry notes from one scan to the next. None of them
-counts as a space in Python, as \x1c to \x1f do.
+No scan backtracks: each takes the same time for any page of one size, whatever markup the page leaves
+unclosed. Characters that no XML can contain, the constants below, carry notes from one scan to the next.
+Python counts none of them as a space, as it does \x1c to \x1f.
 """
 
 # ruff: noqa: SIM905, RUF001 (word lists read best as words; letters that look alike are meant)
@@ -16,11 +16,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 DROPPED = "\x1a"
-"""Something that a reader does not see was here. The spaces and brackets around it may be left over."""
+"""Marks invisible content that was removed. The spaces and brackets around it may be left over."""
 GAP = "\x18"
-"""Something that a reader sees, and that is not known, was here: the sentence around it is dropped."""
+"""Marks visible content that is unknown: the sentence around it is dropped."""
 BAR = "\x19"
-"""A | that a template has produced: it separates no arguments."""
+"""A | that a template has produced: it does not separate arguments."""
 LINE_BREAK = "\x16"  # <br>: a new line that ends neither a heading nor a list item
 LESS_THAN = "\x15"  # a < that begins no tag
 JOINT = "\x1b"
@@ -32,14 +32,14 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 
 
 def without_marks(text: str) -> str:
-    """The text without the characters that are notes here. To look for each alone is faster than for any."""
+    """Return the text without the marker characters. Searching each separately is faster than for any."""
     return CONTROL.sub("", text) if any([mark in text for mark in MARKS]) else text
 
 
-# No space between < and a name, as in MediaWiki: "a < b" is text. Possessive, so that nothing is tried twice.
+# No space between < and a name, as in MediaWiki: "a < b" is text. Possessive, so that nothing is retried.
 TAG = re.compile(r"<(?:!--|(/?)([A-Za-z][A-Za-z0-9-]*+)([^<>]*+)>)")
 
-# Elements that a reader does not see in the text, and those that show what cannot be written as text.
+# Elements that readers do not see in the text, and elements that cannot be written as text.
 UNSEEN = frozenset(
     """
 ref references gallery timeline imagemap graph mapframe templatedata templatestyles indicator inputbox
@@ -47,7 +47,7 @@ categorytree includeonly style script table section languages
 """.split()
 )
 UNWRITABLE = frozenset("score hiero maplink".split())
-# What is inside is not wikitext.
+# Elements whose content is not wikitext.
 VERBATIM = frozenset("nowiki pre math ce chem source syntaxhighlight".split())
 NEW_LINE = frozenset("p div center blockquote poem ul ol dl dt dd tr h1 h2 h3 h4 h5 h6".split())
 INLINE = frozenset(
@@ -59,7 +59,7 @@ nobr label
 )
 BREAKS = frozenset("br hr".split())
 
-# As people type them: with a space or a line break inside the brackets, or no > at the end of the page.
+# Variants that editors type: a space or a line break inside the brackets, or no > at the end of the page.
 CLOSING = {
     name: re.compile(rf"<\s*+/\s*+{name}\b[^<>]*+(?:>|(?=<)|\Z)", re.IGNORECASE)
     for name in UNSEEN | UNWRITABLE | VERBATIM
@@ -95,7 +95,7 @@ SMALL_FRACTION = re.compile(
 
 
 def superscript(content: str, before: str) -> str:
-    """Return superscript as plain text: 10^6 after a digit, m² after a letter, 1st as it is."""
+    """Return superscript as plain text: 10^6 after a digit, m² after a letter, 1st unchanged."""
     content = content.replace("−", "-")
     after_digit = before[-1:].isdecimal()
     if after_digit and SIGNED_NUMBER.fullmatch(content):
@@ -111,7 +111,7 @@ def superscript(content: str, before: str) -> str:
 
 
 def subscript(content: str, before: str, after: str) -> str:
-    """Return subscript as plain text: H2O in a formula, log₂ elsewhere; words as they are."""
+    """Return subscript as plain text: H2O in a formula, log₂ elsewhere; words unchanged."""
     content = content.replace("−", "-")
     if FIGURES.fullmatch(content):
         is_atoms = (
@@ -130,12 +130,12 @@ def subscript(content: str, before: str, after: str) -> str:
 
 
 def fraction(whole: str, numerator: str, denominator: str) -> str:
-    """A fraction on one line; `whole` may be empty."""
+    """Return a fraction on one line; `whole` may be empty."""
     return f"{whole} {numerator}/{denominator}" if whole else f"{numerator}/{denominator}"
 
 
 def tail(parts: list[str]) -> str:
-    """The last characters of a text in parts."""
+    """Return the last characters of a text given in parts."""
     end = ""
     for part in reversed(parts[-TAIL_CHARS:]):
         end = part[-TAIL_CHARS:] + end
@@ -145,7 +145,7 @@ def tail(parts: list[str]) -> str:
 
 
 def scan_tags(text: str, aside: list[str]) -> str:
-    """The text without tags: their content is kept, dropped or put aside. Any other < is LESS_THAN."""
+    """Return the text without tags: their content is kept, dropped or put aside. Other < become LESS_THAN."""
     out: list[str] = []
     unclosed: set[str] = set()
     position = 0
@@ -165,9 +165,9 @@ def scan_tags(text: str, aside: list[str]) -> str:
             continue
         if name is None:
             end = text.find("-->", position)
-            # As MediaWiki does: a comment without an end hides the rest.
+            # As in MediaWiki, a comment without an end hides the rest.
             position = len(text) if end < 0 else end + 3
-            # A comment alone on its lines leaves no empty one.
+            # A comment alone on its lines does not leave an empty line.
             if text.startswith("\n", start - 1) and text.startswith("\n", position):
                 position += 1
             continue
@@ -220,7 +220,7 @@ def _small(text: str, start: int, position: int, before: str) -> tuple[str, int]
         return (mark if is_number else _joint(text, start, position)), position
     content, end = entities(match[2]).strip(), match.end()
     if re.fullmatch(r"\[[^\[\]]*\]", content):
-        return DROPPED, end  # the number of a note, written by hand
+        return DROPPED, end  # the number of a note, typed manually
     if "{" in content or "[" in content:
         return (GAP, end) if is_after_digit else (_joint(text, start, position), position)
     if match[1].lower() == "sup":
@@ -233,7 +233,7 @@ def _joint(text: str, start: int, end: int) -> str:
 
 
 def _with_joints(words: str) -> str:
-    """Return what a link or template shows, its apostrophes kept apart from those around it."""
+    """Return what a link or template shows, its apostrophes separated from those around it."""
     if "'" not in words:
         return words
     begin, end = JOINT * words.startswith("'"), JOINT * words.endswith("'")
@@ -241,10 +241,10 @@ def _with_joints(words: str) -> str:
 
 
 def _closing(text: str, name: str, position: int) -> re.Match[str] | None:
-    """The closing tag of an element whose content begins at `position`."""
+    """Find the closing tag of an element whose content begins at `position`."""
     if name != "table":
         return CLOSING[name].search(text, position)
-    depth = 1  # the only one that nests
+    depth = 1  # the only element that nests
     for match in TABLE_TAG.finditer(text, position):
         depth += -1 if match[1] else 1
         if depth == 0:
@@ -273,7 +273,7 @@ def _put_aside(name: str, content: str, aside: list[str]) -> str:
 
 
 def _formula(content: str, is_chemical: bool) -> str:
-    """LaTeX between dollars on one line; a space keeps {{ and }} apart, which means the same."""
+    """Return LaTeX between dollars on one line; a space separates {{ and }} without changing the meaning."""
     content = " ".join(entities(content).split())
     if content and is_chemical:
         content = rf"\ce{{{content}}}"
@@ -285,7 +285,7 @@ ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{
 
 
 def entities(text: str) -> str:
-    """Named and numbered characters resolved; unknown names and a bare & are left."""
+    """Resolve named and numbered characters; unknown names and a bare & stay."""
     if "&" not in text:
         return text
     text = text.replace("&nbsp;", "\u00a0")
@@ -293,10 +293,10 @@ def entities(text: str) -> str:
 
 
 class Templates(Protocol):
-    """Expansion of {{...}} into text."""
+    """Expands {{...}} into text."""
 
     def is_unseen(self, head: str) -> bool:
-        """Whether a reader sees nothing of {{head..., whatever follows."""
+        """Return whether readers see nothing of {{head..., whatever follows."""
 
     def expand(self, inside: str, before: str, after: str) -> str:
         """Return what {{inside}} shows between two texts: words, DROPPED or GAP."""
@@ -308,12 +308,12 @@ MAX_TEMPLATE_CHARS = 20_000
 
 
 def scan_templates(text: str, templates: Templates) -> str:
-    """Every {{...}}, however deep, replaced by what it shows; braces without a partner dropped."""
+    """Replace every {{...}}, at any depth, by what it shows; braces without a partner are dropped."""
     chunks = text.split("{{")
     frames: list[list[str]] = [
         [chunks[0].replace("}}", "")]
     ]  # the text of the page, then of each open template
-    unseen = 0  # open braces in a template of which nothing is seen: what is inside is not looked at
+    unseen = 0  # open braces in an invisible template, whose contents are skipped
     may_skip = True
     begin_unseen = number = 0
     while True:
@@ -321,7 +321,7 @@ def scan_templates(text: str, templates: Templates) -> str:
         if number == len(chunks):
             if not unseen:
                 break
-            # It is never closed: its braces alone are dropped, and no other is trusted.
+            # It is never closed: only its braces are dropped, and no other brace is trusted.
             unseen, may_skip, number = 0, False, begin_unseen
             frames.append([])
         chunk = chunks[number]
@@ -364,7 +364,7 @@ def scan_templates(text: str, templates: Templates) -> str:
 
 
 def _is_block(inside: str, frames: list[list[str]]) -> bool:
-    """Whether a template is a box that begins a line, with parameters on lines below."""
+    """Return whether a template is a box that begins a line, with parameters on lines below."""
     if len(frames) > 1 or "\n" not in inside:
         return False
     for part in reversed(frames[0]):
@@ -378,7 +378,7 @@ HEADING = re.compile(r"\n={1,6}[^=\n][^\n]*=[ \t\x1a]*+(?=\n|\Z)")
 
 
 def scan_tables(text: str) -> str:
-    """Every {| ... |} dropped; one that never ends goes as far as the next heading."""
+    """Drop every {| ... |}; one that never ends extends to the next heading."""
     if "{|" not in text:
         return text
     text = f"\n{text}"
@@ -408,7 +408,7 @@ def scan_tables(text: str) -> str:
     return "".join(kept)[1:]
 
 
-# Links without brackets, namespaces, sections and quotes inside: most of them.
+# Links without brackets, namespaces, sections and quotes inside, which most links are.
 PLAIN_LINK = re.compile(r"\[\[([^\s\[\]|:#_/'\x15-\x1b][^\[\]|:#_\n'\x15-\x1b]*+)(?:\|([^\[\]\n']*+))?\]\]")
 LINK = re.compile(r"\[\[([^\[\]]*+)\]\](?!\])")
 SQUARE_BRACKETS = re.compile(r"\[\[|\]\]")
@@ -420,7 +420,7 @@ ADDRESS = re.compile(rf"\[(?:{PROTOCOL})[^\s\[\]]*+(?:((?:[^\[\]\n]|\[[^\[\]\n]*
 
 
 def scan_links(text: str, expand: Callable[[str], str]) -> str:
-    """Every [[...]] replaced by expand(inside), inner first; unpaired and too deep brackets dropped."""
+    """Replace every [[...]] by expand(inside), inner ones first; drop unpaired and too deep brackets."""
     if "[[" not in text:
         return text.replace("]]", "") if "]]" in text else text
     parts = PLAIN_LINK.split(text)
@@ -461,9 +461,9 @@ QUOTES = re.compile("('{2,})")
 
 
 def without_quotes(line: str) -> str:
-    """A line without the marks of bold and italic, with the words' own apostrophes: MediaWiki's doQuotes."""
-    # Words at even places, runs of apostrophes between them. A run marks italic (2), bold (3) or both (5);
-    # further apostrophes belong to the word before it.
+    """Remove the marks of bold and italic from a line, keeping words' apostrophes: MediaWiki's doQuotes."""
+    # Words are at even positions, runs of apostrophes between them. A run marks italic (2), bold (3) or both
+    # (5); further apostrophes belong to the word before it.
     if "''''" not in line:
         bolds = line.count("'''")
         italics = line.count("''") - bolds
@@ -480,8 +480,8 @@ def without_quotes(line: str) -> str:
     if 3 in lengths:
         italics, bolds = (sum(length in (kind, 5) for length in lengths) for kind in (2, 3))
         if italics % 2 and bolds % 2:
-            # One ''' means ' and '': after a word of one letter (l'''Iliade''), else a longer one, else a
-            # space.
+            # One ''' means ' and '': preferably after a word of one letter (l'''Iliade''), else a longer one,
+            # else a space.
             before = [2 * number for number, length in enumerate(lengths) if length == 3]
             parts[min(before, key=lambda index: _rank(parts[index]))] += "'"
     return "".join(parts)
@@ -494,7 +494,7 @@ def _rank(words: str) -> int:
 
 
 def without_addresses(line: str) -> str:
-    """[address label] becomes its label, [address] is dropped; an address without brackets stays."""
+    """Replace [address label] by its label and drop [address]; an address without brackets stays."""
     return ADDRESS.sub(_label, line)
 
 
@@ -505,7 +505,7 @@ def _label(match: re.Match[str]) -> str:
 
 
 def heading(line: str) -> tuple[int, str] | None:
-    """(level, title) of a line that begins with =, None if it is not a heading."""
+    """Return (level, title) of a line that begins with =, None if it is not a heading."""
     stripped = line.rstrip(f" \t{DROPPED}")
     inside = stripped.strip("=")
     left = len(stripped) - len(stripped.lstrip("="))

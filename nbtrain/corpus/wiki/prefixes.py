@@ -30,7 +30,7 @@ kategorija категорија κατηγορία kategori luokka kategooria ka
 kateqoriya turkum jamii bólkur ангилал catiguría
 """.split()
 
-# Wikipedias by code, as links between languages name them.
+# Codes of Wikipedias, as links between languages name them.
 LANGUAGES = """
 aa ab ace ady af ak als alt am ami an ang ann anp ar arc ary arz as ast atj av avk awa ay az azb ba ban bar
 bat-smg bbc bcl bdr be be-tarask be-x-old bew bg bh bi bjn blk bm bn bo bpy br bs btm bug bxr ca cbk-zam cdo
@@ -70,6 +70,6 @@ _BUILT_IN = frozenset(map(normalized, (*FILE_NAMES, *CATEGORY_NAMES, *LANGUAGES)
 
 
 def invisible_prefixes(namespaces: Mapping[int, str]) -> frozenset[str]:
-    """Prefixes of links that show no words of the article; `namespaces`: {key: name} of <siteinfo>."""
+    """Return prefixes of links that show no words of the article; `namespaces`: {key: name} of <siteinfo>."""
     named = (namespaces[key] for key in (MEDIA, FILE, CATEGORY) if namespaces.get(key))
     return _BUILT_IN | frozenset(map(normalized, named))

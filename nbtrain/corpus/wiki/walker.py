@@ -1,4 +1,4 @@
-"""Wikitext -> text: the scans of markup.py in their order, what a link shows, and the lines that are left.
+"""Wikitext -> text: markup.py's scans in their order, the text of links, and the remaining lines.
 
 Kept: paragraphs with an empty line between them; headings as lines after an empty line; list items as lines
 ("- " before items of * and #); labels of links; LaTeX of formulas between dollars; code; and what templates
@@ -21,7 +21,7 @@ from nbtrain.corpus.wiki.prefixes import FILE_ENDINGS, SISTERS, invisible_prefix
 from nbtrain.corpus.wiki.templates.call import Wiki
 from nbtrain.corpus.wiki.templates.library import Library
 
-# Soft hyphen, zero-width space, byte order mark, direction marks: no article means them.
+# Soft hyphen, zero-width space, byte order mark, direction marks: articles never need them.
 INVISIBLE = "\u00ad\u200b\u200e\u200f\u2060\ufeff"
 SPACES = "\t\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f"
 MAGIC_WORD = re.compile(r"__([^\W\d_]{3,30})__")
@@ -33,18 +33,18 @@ ASIDE_MARK = re.compile(rf"{ASIDE}([0-9]+){ASIDE}")
 WORD = re.compile(r"\w")
 RULE = re.compile(r"-{4,}")
 
-# What was dropped leaves spaces and brackets around it. All runs are bounded: an unbounded one is tried again
-# from each of its places, and a page of commas would take hours.
+# Removed content leaves spaces and brackets around it. All runs are bounded: an unbounded one is retried from
+# each of its positions, and a page of commas would take hours.
 OPEN, CLOSE = r"[(（\[]", r"[)）\]]"
 RUN = re.compile("\x1a(?:( ?)\x1a)++")
-# Brackets in which nothing but separators and what was dropped is left; "f()" has nothing dropped in it.
+# Brackets that hold only separators and removed content; "f()" has no removed content in it.
 EMPTY_BRACKETS = re.compile(rf"{OPEN}[ ,;:.،、/–—-]{{0,9}}\x1a[ ,;:.،、/–—\x1a-]{{0,20}}{CLOSE}")
 AFTER_BRACKET = re.compile(rf"({OPEN}) ?\x1a[ ,;:،、\x1a]{{0,20}}")
 BEFORE_BRACKET = re.compile(rf"[ ,;:،、\x1a]{{0,9}}\x1a ?({CLOSE})")
 BEFORE_COMMA = re.compile(" ?\x1a ?([,;،、]) ?\x1a? ?(?=[,;:.،、])| \x1a ?(?=[,;:.،、])")
-# Beside which something dropped leaves nothing over.
-# A line with a gap and no sentence: "- " and the gap.
+# A line with a gap and without a sentence: "- " and the gap.
 SHORT_LINE = 4
+# Characters next to which removed content leaves nothing over.
 PLAIN_BEFORE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.\"'!?%]")
 PLAIN_BEFORE |= {"", "\n"}
 NOT_AFTER = frozenset(" )）],;:.،、")
@@ -52,10 +52,10 @@ SENTENCE_ENDS = (". ", "。")
 
 
 class Walker:
-    """Wikitext of one dump to text.
+    """Converts the wikitext of one dump to text.
 
-    `namespaces`: {key: name} of its <siteinfo>, may be empty. `wiki`: its language and name. `segment` cuts
-    text into sentences; without it a line with a gap is dropped as a whole.
+    `namespaces`: {key: name} of its <siteinfo>, may be empty. `wiki`: its language and name. `segment` splits
+    text into sentences; without it a line with a gap is dropped entirely.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class Walker:
         self._library = Library(wiki or Wiki())
         self._segment = segment or (lambda language, text: [text])
         self.sentences = 0
-        """About how many sentences the texts so far had: full stops before a space, and lines."""
+        """Approximate number of sentences in the texts so far: full stops before a space, and lines."""
         self.dropped_sentences = 0
-        """Sentences that were dropped because what a template in them shows is not known."""
+        """Sentences that were dropped because the text of a template in them is unknown."""
 
     @property
     def unknown_templates(self) -> Counter[str]:
@@ -78,7 +78,7 @@ class Walker:
         return self._library.unknown
 
     def text(self, wikitext: str, title: str = "") -> str:
-        """The article's text without its title; empty if nothing is left."""
+        """Return the article's text without its title; empty if nothing is left."""
         self._library.begin(title)
         aside: list[str] = []
         text = markup.without_marks(wikitext)
@@ -117,7 +117,7 @@ class Walker:
         return target.lstrip("#").replace("_", " ")
 
     def _finish(self, text: str, aside: list[str]) -> str:
-        """Marks of a line, leftovers and spaces away, empty sections dropped, and back what was put aside."""
+        """Remove lines' markers, leftovers and spaces, drop empty sections, restore what was put aside."""
         text = text.replace("&nbsp;", " ")
         text = _with_plain_spaces(text)
         if BAR in text:
@@ -180,7 +180,7 @@ class Walker:
 
 
 def _first_variant(match: re.Match[str]) -> str:
-    """-{zh-hans:A; zh-hant:B}-: a reader sees one of the variants, and of a hidden rule -{H|...}- nothing."""
+    """Return the variant of -{zh-hans:A; zh-hant:B}- that readers see; nothing for a hidden -{H|...}-."""
     flags, bar, _ = match[1].partition("|")
     if bar and any(flag.strip() in HIDDEN for flag in flags.split(";")):
         return ""
@@ -211,7 +211,7 @@ def _with_plain_spaces(text: str) -> str:
 
 
 def _cleaned(line: str) -> str:
-    """A line without what was dropped and what that leaves over."""
+    """Return a line without removed content and its leftovers."""
     if "&" in line:
         line = _with_plain_spaces(markup.entities(line))
     if GAP in line and len(line) > SHORT_LINE:
@@ -222,7 +222,7 @@ def _cleaned(line: str) -> str:
 
 
 def _without_plain_dropped(text: str) -> str:
-    """A text without the marks of what was dropped where that leaves nothing over.
+    """Remove the marks of removed content where they leave nothing over.
 
     Most marks are notes after a word or a full stop, with a space behind, or fill a whole line.
     """
@@ -245,7 +245,7 @@ def _without_plain_dropped(text: str) -> str:
 
 
 def _without_dropped(line: str) -> str:
-    """A line without what the things that were dropped leave over."""
+    """Return a line without the leftovers of removed content."""
     line = RUN.sub(_run, line)
     line = EMPTY_BRACKETS.sub(DROPPED, line)
     line = AFTER_BRACKET.sub(r"\1", line)
@@ -262,7 +262,7 @@ def _run(match: re.Match[str]) -> str:
 
 
 def _without_empty_sections(lines: list[str]) -> list[str]:
-    """The lines without headings that have no text below, and with one empty line between paragraphs."""
+    """Return the lines without headings that have no text below, with one empty line between paragraphs."""
     kept: list[str] = []  # backwards
     text_below = 7  # the highest section, as a level, that has text below this line; 7 is none
     blank = True

@@ -1,10 +1,9 @@
 """The phases of an attempt, and the action due in each, decided from observations and the time.
 
-    RUNNING -> LOSING_PEERS -> ENDED        a rank failed; the others wait for it in a collective that cannot
-    end
-       |            |
-       +-> STOPPING +-> ENDED               asked to stop, or the launcher was killed, which tells the ranks
-       to stop
+    RUNNING -> LOSING_PEERS -> ENDED        a rank failed; the others wait for it in a collective that
+       |            |                       cannot end
+       +-> STOPPING +-> ENDED               asked to stop, or the launcher was killed, which makes the ranks
+                                            stop
 
 All times are the supervisor's own monotonic clock.
 """

@@ -1,7 +1,7 @@
 """One {{name|arguments}} as a rule reads it.
 
-A rule returns what a reader sees as text, "" if that is nothing, and None if it cannot tell: the sentence
-around the template is then dropped.
+A rule returns the text that readers see, "" if there is none, and None if it cannot tell: the sentence around
+the template is then dropped.
 """
 
 # ruff: noqa: SIM905 (word lists read best as words)
@@ -14,10 +14,10 @@ from functools import cached_property
 from nbtrain.corpus.wiki.markup import DROPPED, GAP
 from nbtrain.corpus.wiki.templates.numbers import NumberFormat
 
-# A | inside a link separates no arguments.
+# A | inside a link does not separate arguments.
 SEPARATOR = re.compile(r"\|(?![^\[\]]*\]\])")
 NAME = re.compile(r"[^=\[\]<>\n]{0,60}")
-# Parameters that change how a template looks or is filed, not what it says.
+# Parameters that change how a template looks or is categorized, not its text.
 LOOKS = frozenset(
     """
 style class id date reason ref group link lk links title size color colour align width cat nocat category
@@ -32,7 +32,7 @@ class Wiki:
     """Facts that rules need to know about the wiki and the page."""
 
     language: str = ""
-    """The language of the wiki, as in xml:lang; empty if it is not known."""
+    """Language of the wiki, as in xml:lang; empty if unknown."""
     site_name: str = "Wikipedia"
     title: str = ""
     """The page's title."""
@@ -50,14 +50,14 @@ class Call:
 
     def __init__(self, name: str, rest: str | None, before: str, after: str, wiki: Wiki):
         self.name = name
-        """In lower case, with single spaces."""
+        """Name in lower case, with single spaces."""
         self.words: list[str] = []
-        """The positional arguments, also those written as 1=, 2=."""
+        """The positional arguments, including those written as 1=, 2=."""
         self.named: dict[str, str] = {}
         self.before = before
         """The last characters of the text before the template."""
         self.after = after
-        """The first character of the text behind it."""
+        """The first character of the text after it."""
         self.wiki = wiki
         if rest is None:
             return
@@ -82,15 +82,15 @@ class Call:
             self.words.pop()
 
     def __getitem__(self, number: int) -> str:
-        """The positional argument `number`, empty if it is not there."""
+        """Return the positional argument `number`, empty if missing."""
         return self.words[number - 1] if len(self.words) >= number else ""
 
     def get(self, *names: str) -> str:
-        """The first of some named arguments that is not empty."""
+        """Return the first of some named arguments that is not empty."""
         return next((value for name in names if (value := self.named.get(name, ""))), "")
 
     def has_only(self, *names: str, most: int = 99) -> bool:
-        """Whether no other named argument could change what is shown, and no more than `most` positional."""
+        """Return whether no other named argument could change the text, and at most `most` are positional."""
         return len(self.words) <= most and all(
             name in names or name in LOOKS for name, value in self.named.items() if value
         )
@@ -100,12 +100,12 @@ Rule = Callable[[Call], str | None]
 
 
 def is_yes(value: str) -> bool:
-    """Whether a parameter is switched on, as Module:Yesno reads it."""
+    """Return whether a parameter is switched on, as Module:Yesno reads it."""
     return value.lower() in ("y", "yes", "on", "true", "1", "t", "ja", "oui", "si", "sí", "да")
 
 
 def is_known(*values: str) -> bool:
-    """Whether no value holds something that could not be evaluated."""
+    """Return whether no value holds something that could not be evaluated."""
     return not any(GAP in value for value in values)
 
 
@@ -139,12 +139,12 @@ def around(before: str, after: str = "", number: int = 1, *names: str) -> Rule:
 
 
 def names(text: str) -> frozenset[str]:
-    """The names of a text in which | and line breaks stand between them."""
+    """Return the names in a text that separates them by | and line breaks."""
     return frozenset(
         name for part in text.split("\n") for entry in part.split("|") if (name := entry.strip())
     )
 
 
 def rules(names_of_rule: str | Collection[str], rule: Rule) -> dict[str, Rule]:
-    """One rule for several names: a collection, or a text as `names` takes it."""
+    """Return one rule for several names: a collection, or a text as `names` takes it."""
     return dict.fromkeys(names(names_of_rule) if isinstance(names_of_rule, str) else names_of_rule, rule)

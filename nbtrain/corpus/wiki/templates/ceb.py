@@ -1,4 +1,4 @@
-"""Templates of the Cebuano Wikipedia: some of the English one. Most of its articles are made by a program."""
+"""Templates of the Cebuano Wikipedia: some of the English one. A program wrote most of its articles."""
 
 from nbtrain.corpus.wiki.templates import en
 from nbtrain.corpus.wiki.templates.call import Rule, names

@@ -1,4 +1,4 @@
-"""Templates of one meaning in most Wikipedias, and the rules that the modules of languages share."""
+"""Templates with one meaning in most Wikipedias, and rules that the modules of languages share."""
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
 
@@ -29,7 +29,7 @@ from nbtrain.corpus.wiki.templates.units import convert, gaps, val
 
 
 def spaced(text: str) -> str:
-    """The text with a space before it, unless it is empty."""
+    """Return the text with a space before it, unless it is empty."""
     return f" {text}" if text else ""
 
 
@@ -39,12 +39,12 @@ def named_text(call: Call) -> str | None:
 
 
 def mark(call: Call) -> str | None:
-    """A rule: the mark of a doubt shows nothing; words in it may be the text that is doubted."""
+    """A rule: the mark of a doubt shows nothing; words in it may be the doubted text."""
     return None if any(letter.isalpha() for word in call.words for letter in word) else ""
 
 
 def joined(call: Call) -> str | None:
-    """A rule: {{linktext|中|文}} is 中文; between words of letters the space is not certain."""
+    """A rule: {{linktext|中|文}} is 中文; between words with spaces the spacing is uncertain."""
     return "".join(call.words) if len(call.words) == 1 or not "".join(call.words).isascii() else None
 
 
@@ -56,7 +56,7 @@ def sup(call: Call) -> str | None:
 
 def sub(call: Call) -> str | None:
     """A rule: {{sub|2}}."""
-    # What follows may be another template that shows a digit.
+    # A template that follows may show a digit.
     return (
         subscript(call[1], call.before, "0" if call.after == "{" else call.after)
         if is_known(call[1])
@@ -169,7 +169,7 @@ LATITUDE, LONGITUDE = ("N", "S"), ("E", "W")
 
 
 def coord(call: Call) -> str | None:
-    """A rule: {{coord|13|19|N|169|9|W}} is 13°19′N 169°9′W; display=title is not in the text."""
+    """A rule: {{coord|13|19|N|169|9|W}} is 13°19′N 169°9′W; with display=title it is not in the text."""
     display = call.get("display").replace(" ", "").lower()
     if display in ("title", "t"):
         return ""
@@ -203,7 +203,7 @@ def _signed_angle(text: str, directions: str) -> str | None:
 
 
 def ordinal_suffix(number: int) -> str:
-    """st, nd, rd or th."""
+    """Return st, nd, rd or th."""
     if number % 100 in (11, 12, 13):
         return "th"
     return {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
@@ -246,11 +246,11 @@ def in_english_format(call: Call) -> str | None:
     return None if number is None or not call.has_only(most=1) else ENGLISH_FORMAT.write(number)
 
 
-# Entities, which are resolved at the end: a bare ' would join the marks of bold and italic, a bare = would
-# name an argument of the template around it.
+# Entities, resolved at the end: a bare ' would join the marks of bold and italic, a bare = would name an
+# argument of the surrounding template.
 APOSTROPHE, EQUALS = "&#39;", "&#61;"
 
-# Marks of doubts behind a word.
+# Marks of doubts after a word.
 MARKS = """
 citation needed|cn|fact|clarify|clarification needed|when|who|which|where|why|how|by whom
 according to whom|vague|dubious|disputed inline|page needed|full citation needed|failed verification
@@ -306,8 +306,8 @@ RULES: dict[str, Rule] = {
     "|": constant(BAR),
 }
 
-# Of these a reader sees nothing in the text: marks of notes and of doubts, anchors, settings of the page, and
-# boxes, lists of links and notices, which stand by themselves.
+# Templates that readers do not see in the text: marks of notes and doubts, anchors, settings of the page, and
+# boxes, lists of links and notices outside the text.
 UNSEEN = names(
     """
 sfn|sfnp|sfnm|sfnref|efn|efn-ua|efn-lr|efn-la|refn|rp|ref|note|notetag|notelist|reflist|references

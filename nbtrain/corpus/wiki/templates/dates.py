@@ -1,4 +1,4 @@
-"""Dates as templates take them and as the largest Wikipedias write them."""
+"""Dates as templates accept them and as the largest Wikipedias write them."""
 
 # ruff: noqa: SIM905 (word lists read best as words; letters that look alike are meant)
 
@@ -56,7 +56,7 @@ MONTH_FIRST = re.compile(r"([^\W\d_]{3,12})\.?\s+([0-9]{1,2}),?\s+([0-9]{3,4})")
 
 
 def month_number(text: str, language: str = "en") -> int | None:
-    """The number of a month that is written as a number, or by its name in a language or in English."""
+    """Return the number of a month, from a number or its name in a language or in English."""
     text = text.strip().lower()
     if text.isdecimal():
         return int(text) if 1 <= int(text) <= 12 else None
@@ -68,7 +68,7 @@ def month_number(text: str, language: str = "en") -> int | None:
 
 
 def date_of(year: str, month: str = "", day: str = "", language: str = "en") -> Date | None:
-    """The date of three parameters, the last ones perhaps empty; None if it is not one."""
+    """Return the date of three parameters, the last ones perhaps empty; None if it is not one."""
     year = year.strip()
     if not year.isdecimal() or not 1 <= len(year) <= 4 or int(year) == 0:
         return None
@@ -86,7 +86,7 @@ def date_of(year: str, month: str = "", day: str = "", language: str = "en") -> 
 
 
 def parsed_date(text: str, language: str = "en") -> Date | None:
-    """A date as text: 2000-05-01, 1 May 2000 or May 1, 2000."""
+    """Parse a date: 2000-05-01, 1 May 2000 or May 1, 2000."""
     text = text.strip()
     if match := ISO_DATE.fullmatch(text):
         return date_of(match[1], match[2], match[3] or "")
@@ -98,7 +98,7 @@ def parsed_date(text: str, language: str = "en") -> Date | None:
 
 
 def written(date: Date, language: str, is_day_first: bool = True) -> str | None:
-    """A date as the language's Wikipedia writes it; None in a language that is not known."""
+    """Return a date as the language's Wikipedia writes it; None for an unknown language."""
     year, month, day = date
     if month is None:
         return f"{year}年" if language in ("ja", "zh") else str(year)
@@ -119,14 +119,14 @@ def written(date: Date, language: str, is_day_first: bool = True) -> str | None:
 
 
 def years_between(born: Date, end: Date) -> int | None:
-    """Full years from one day to another; None if a day is missing, or if the end comes first."""
+    """Return full years from one day to another; None if a day is missing, or if the end comes first."""
     if None in born or None in end or born > end:
         return None
     return end[0] - born[0] - ((end[1], end[2]) < (born[1], born[2]))  # type: ignore[operator]
 
 
 def ordinal_day(date: Date) -> int | None:
-    """Days since the year 1, None without a day."""
+    """Return days since the year 1, None without a day."""
     year, month, day = date
     return None if month is None or day is None else datetime.date(year, month, day).toordinal()
 

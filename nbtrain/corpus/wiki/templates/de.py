@@ -16,7 +16,7 @@ ADJECTIVES |= {"la": "lateinisch"}
 
 
 def german(text: str) -> str | None:
-    """A number with a point or a comma before its decimals, as German text; None if it is not certain."""
+    """Return a number with a point or comma before its decimals as German text; None if ambiguous."""
     if re.fullmatch(r"[+−-]?[0-9]+(?:,[0-9]+)?", text):
         return FORMAT.write(text.replace("−", "-").replace(",", "."))
     number = plain(text)

@@ -264,7 +264,7 @@ def as_of(call: Call) -> str | None:
 
 
 def most_one(call: Call) -> bool:
-    """Whether there is one positional argument at most."""
+    """Return whether there is at most one positional argument."""
     return len(call.words) <= 1
 
 
@@ -282,7 +282,7 @@ def death_date_and_age(call: Call) -> str | None:
 
 
 def age(call: Call) -> str | None:
-    """{{age|1950|1|1|2000|5|1}}: 50; with one date it is the age on the day of reading."""
+    """{{age|1950|1|1|2000|5|1}}: 50; with one date the age would depend on the day of reading."""
     if not call.has_only(most=6):
         return None
     born, end = date_of(call[1], call[2], call[3]), date_of(call[4], call[5], call[6])
@@ -416,7 +416,7 @@ def money(symbol: str, after: str = "") -> Rule:
 
 
 def height(call: Call) -> str | None:
-    """{{height|ft=5|in=11}}: 5 ft 11 in; what it is in other units is not shown."""
+    """{{height|ft=5|in=11}}: 5 ft 11 in; the conversion to other units is not shown."""
     if not call.has_only("ft", "in", "m", "cm", "precision", "abbr", most=0):
         return None
     parts = [(plain(call.get(unit)), unit) for unit in ("ft", "in", "m", "cm") if call.get(unit)]
@@ -430,7 +430,7 @@ def height(call: Call) -> str | None:
 
 
 def track_gauge(call: Call) -> str | None:
-    """{{track gauge|1435mm}}: 1,435 mm; what it is in feet and inches is not shown."""
+    """{{track gauge|1435mm}}: 1,435 mm; the conversion to feet and inches is not shown."""
     match = re.fullmatch(r"([0-9]{3,4}) ?mm", call[1])
     if (
         match is None
@@ -482,7 +482,7 @@ def sic(call: Call) -> str | None:
 
 
 def quote(call: Call) -> str | None:
-    """{{quote|text|author|source}}: the text, and below it who wrote it."""
+    """{{quote|text|author|source}}: the text, and below it the author."""
     text = call.get("text", "quote") or call[1]
     if not text:
         return ""
@@ -493,7 +493,7 @@ def quote(call: Call) -> str | None:
 
 
 def interlanguage_link(call: Call) -> str | None:
-    """{{ill|Name|de|lt=Text}}: the text of a link that leads to another Wikipedia."""
+    """{{ill|Name|de|lt=Text}}: the text of a link to another Wikipedia."""
     if call.get("lt", "display"):
         return call.get("lt", "display")
     words = call.words
@@ -505,7 +505,7 @@ def interlanguage_link(call: Call) -> str | None:
 
 
 def flag(call: Call) -> str | None:
-    """{{flag|Azores}}: Azores; a code, which stands for a country's name, is not known."""
+    """{{flag|Azores}}: Azores; a code that stands for a country's name is unknown."""
     if call.get("name"):
         return call.get("name")
     return call[1] if len(call[1]) > 3 or not call[1].isupper() else None
@@ -575,7 +575,7 @@ def ten_to(call: Call) -> str | None:
 
 
 def inflated(call: Call) -> str | None:
-    """{{inflation|US|5|1929}}: what it is worth on the day of reading."""
+    """{{inflation|US|5|1929}}: its value on the day of reading."""
     return None
 
 

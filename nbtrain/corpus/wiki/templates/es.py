@@ -17,7 +17,7 @@ POWERS = str.maketrans("-−0123456789", "⁻⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def spanish(text: str) -> str | None:
-    """A number with a comma or a point before its decimals; None where the point may part thousands."""
+    """Return a number with a comma or point before its decimals; None if the point may separate thousands."""
     text = text.replace("−", "-").replace("\u00a0", "").replace(" ", "")
     if re.fullmatch("[+-]?[0-9]+(?:,[0-9]+)?", text):
         return FORMAT.write(text.replace(",", "."))
@@ -87,7 +87,7 @@ def nihongo(call: Call) -> str | None:
     return f"{name} ({shown})" if shown else name
 
 
-# Marks of doubts behind a word.
+# Marks of doubts after a word.
 MARKS = """
 cita requerida|cr|añadir referencias|fuente requerida|aclaración requerida|aclarar|cuándo|quién|cuál|dónde
 según quién|por quién|verificar|verificación requerida|no en la fuente|mejor fuente|ortografía

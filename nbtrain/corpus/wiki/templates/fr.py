@@ -28,7 +28,7 @@ EXPONENT = re.compile("[-−]?[1-9]")
 
 
 def french(text: str) -> str | None:
-    """A number as {{unité}} takes it (a point or a comma before the decimals, spaces or not) in French."""
+    """Return a number as {{unité}} takes it (point or comma before decimals, spaces or not) in French."""
     text = text.replace("\u00a0", " ").replace("&nbsp;", " ").replace("−", "-").strip()
     if not NUMBER.fullmatch(text):
         return None
@@ -39,7 +39,7 @@ def french(text: str) -> str | None:
 
 
 def _numbers(text: str) -> str | None:
-    """The numbers of a text such as "1500 à 2000" in French; None if one is not certain."""
+    """Return the numbers of a text such as "1500 à 2000" in French; None if one is ambiguous."""
     parts = re.split(r"([0-9][0-9 ]*(?:[.,][0-9]+)?)", text)
     if len(parts) < 3 or not is_known(text):
         return None
@@ -243,7 +243,7 @@ def abbreviation(short: str) -> Rule:
 
 
 def ordinal_number(call: Call) -> str | None:
-    """{{2e}}: 2e; the name is what is shown."""
+    """{{2e}}: 2e; the name is the text."""
     return call.name if not call.words else None
 
 
@@ -259,7 +259,7 @@ ROYAL = re.compile(r"(?:[A-ZÉÈÎ][\w’'-]+ )+[IVXL]{1,5}(?:er|re)?")
 
 
 def unlisted(head: str, call: Call) -> str | None:
-    """{{Louis XIV}}, {{Napoléon Ier}}: the name, of which the template keeps the parts on one line."""
+    """{{Louis XIV}}, {{Napoléon Ier}}: the name, whose parts the template keeps on one line."""
     head = head.strip().replace("_", " ")
     return head if ROYAL.fullmatch(head) and not call.words else None
 

@@ -1,7 +1,7 @@
 """Parser functions and magic words: {{#if:...}}, {{formatnum:...}}, {{PAGENAME}}.
 
-After Help:Magic words and Help:Extension:ParserFunctions on mediawiki.org. What depends on the day on which
-a page is read, or on the state of the wiki ({{CURRENTYEAR}}, {{NUMBEROFARTICLES}}), is not known.
+After Help:Magic words and Help:Extension:ParserFunctions on mediawiki.org. Values that depend on the day of
+reading or on the state of the wiki ({{CURRENTYEAR}}, {{NUMBEROFARTICLES}}) are unknown.
 """
 
 # ruff: noqa: SIM905 (word lists read best as words; letters that look alike are meant)
@@ -16,7 +16,7 @@ from nbtrain.corpus.wiki.templates import dates
 from nbtrain.corpus.wiki.templates.call import SEPARATOR, Wiki, is_known
 from nbtrain.corpus.wiki.templates.numbers import MINUS_SIGNS, plain
 
-# The names of functions in the languages of the largest Wikipedias.
+# Names of functions in the languages of the largest Wikipedias.
 ALIASES: dict[str, str] = {
     alias.replace("_", " "): name
     for name, *aliases in map(
@@ -125,7 +125,7 @@ def _plural(arguments: list[str], wiki: Wiki) -> str | None:
 
 
 def _plural_category(number: str, language: str) -> int | None:
-    """The place of the plural form in CLDR's order: one, few, many, other."""
+    """Return the position of the plural form in CLDR's order: one, few, many, other."""
     value = abs(float(number))
     if language in ("en", "de", "nl", "sv", "it", "ja", "zh"):
         return 0 if value == 1 and "." not in number else 1
@@ -184,7 +184,7 @@ def _switch(arguments: list[str], wiki: Wiki) -> str | None:
         if not is_known(key):
             return None
         if not equals:
-            if index == len(arguments):  # the last without = is what is shown otherwise
+            if index == len(arguments):  # the last argument without = is the default
                 return argument
             matched = matched or _equal(key, value) or False
             if key == "#default":
@@ -230,7 +230,7 @@ def _pad(is_left: bool) -> Function:
 
 
 def _changed(change: Callable[[str], str]) -> Function:
-    # A note of ours, or an entity, has no case.
+    # A marker, or an entity, has no case.
     return lambda arguments, wiki: change(arguments[0]) if "&" not in arguments[0] else None
 
 
@@ -299,7 +299,8 @@ FUNCTIONS: dict[str, Function] = {
     "uc": _changed(str.upper),
     "lcfirst": _changed(lambda text: text[:1].lower() + text[1:]),
     "ucfirst": _changed(lambda text: text[:1].upper() + text[1:]),
-    # Shown by MediaWiki as text, though they are not functions there: kept from being taken for templates.
+    # MediaWiki shows these as text, although they are not functions there: they must not be taken for
+    # templates.
     **dict.fromkeys(
         ("#invoke", "#property", "#statements", "#ifexist", "int", "grammar"), lambda arguments, wiki: None
     ),
@@ -308,7 +309,7 @@ FUNCTIONS: dict[str, Function] = {
 TOKEN = re.compile(
     r"\s*(?:([0-9]+(?:\.[0-9]*)?|\.[0-9]+)|([a-z]+)|(<>|<=|>=|!=|[-+*/^()<>=]))", re.IGNORECASE
 )
-# Operators of two numbers: how tightly they bind, and what they do. All bind to the left.
+# Operators of two numbers: precedence, and function. All are left-associative.
 BINARY: dict[str, tuple[int, Callable[[float, float], float]]] = {
     "e": (10, lambda left, right: left * 10.0**right),
     "^": (8, lambda left, right: left**right),
@@ -347,7 +348,7 @@ MAX_EXPRESSION_CHARS, MAX_NESTING = 1000, 50
 
 
 def calculated(expression: str) -> float | None:
-    """The value of a {{#expr:}}; None if it is not an expression, or has no value."""
+    """Return the value of a {{#expr:}}; None if it is not an expression, or has no value."""
     text = expression.translate(MINUS_SIGNS).replace("&minus;", "-").replace("&lt;", "<").replace("&gt;", ">")
     text = text.replace(LESS_THAN, "<").strip()
     if len(text) > MAX_EXPRESSION_CHARS or GAP in text or BAR in text:
@@ -364,14 +365,14 @@ def calculated(expression: str) -> float | None:
         value, end = _expression(tokens, 0, 0, 0)
     except (ArithmeticError, ValueError, IndexError, TypeError):
         return None
-    # A negative number to a broken power is complex.
+    # A negative number to a fractional power is complex.
     if end < len(tokens) or isinstance(value, complex) or not math.isfinite(value):
         return None
     return float(value)
 
 
 def _expression(tokens: list[float | str], position: int, least: int, depth: int) -> tuple[float, int]:
-    """(value of the operands from `position` that bind at least so tightly, the place after them)."""
+    """Return (value of operands from `position` with at least this precedence, the position after them)."""
     token = tokens[position]
     if depth > MAX_NESTING:
         raise ValueError
@@ -403,7 +404,7 @@ def _expression(tokens: list[float | str], position: int, least: int, depth: int
 
 
 def _round(value: float, digits: int) -> float:
-    """Half away from zero, of the number as its shortest digits write it, as PHP rounds."""
+    """Round half away from zero, by the shortest digits of the number, as PHP does."""
     from decimal import ROUND_HALF_UP, Decimal
 
     step = Decimal(1).scaleb(-digits)
@@ -411,7 +412,7 @@ def _round(value: float, digits: int) -> float:
 
 
 def php_number(value: float) -> str:
-    """A number as PHP writes it: 14 significant digits, 1.0E+25."""
+    """Return a number as PHP writes it: 14 significant digits, 1.0E+25."""
     text = f"{value:.14G}"
     digits, exponent, power = text.partition("E")
     if not exponent:

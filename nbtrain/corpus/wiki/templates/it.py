@@ -24,7 +24,7 @@ FORMAT = NumberFormat(" ", ",")
 
 
 def italian(text: str) -> str | None:
-    """A number with a point or a comma before its decimals, as Italian text; None if it is not certain."""
+    """Return a number with a point or comma before its decimals as Italian text; None if ambiguous."""
     text = text.replace("−", "-").replace("\u00a0", " ").strip()
     bare = text.replace(" ", "")
     if not re.fullmatch(r"[+-]?[0-9]+(?:[.,][0-9]+)?", bare) or (

@@ -28,7 +28,7 @@ ERAS = (
 
 
 def ruby(call: Call) -> str | None:
-    """{{ruby|漢字|かんじ}}: 漢字(かんじ); the reading stands above the word."""
+    """{{ruby|漢字|かんじ}}: 漢字(かんじ); the reading is shown above the word."""
     return f"{call[1]}({call[2]})" if len(call.words) == 2 and is_known(*call.words) else None
 
 
@@ -41,7 +41,7 @@ def reading(call: Call) -> str | None:
 
 
 def wareki(call: Call) -> str | None:
-    """{{和暦|1950}}: 1950年（昭和25年）; years in which an era begins are not certain."""
+    """{{和暦|1950}}: 1950年（昭和25年）; years in which an era begins are ambiguous."""
     if not call[1].isdecimal() or len(call.words) != 1 or call.named:
         return None
     year = int(call[1])
@@ -63,7 +63,7 @@ def death(call: Call) -> str | None:
 
 
 def red_link(call: Call) -> str | None:
-    """{{仮リンク|名前|en|Title|label=表示}}: the text of a link that leads to another Wikipedia."""
+    """{{仮リンク|名前|en|Title|label=表示}}: the text of a link to another Wikipedia."""
     return call.get("label", "redirect") or call[1] or None
 
 
@@ -75,7 +75,7 @@ def bunsu(call: Call) -> str | None:
     return fraction(words[0], words[1], words[2]) if len(words) == 3 else fraction("", words[0], words[1])
 
 
-# Marks of doubts behind a word.
+# Marks of doubts after a word.
 MARKS = """
 要出典|要検証|要説明|要ページ番号|要追記|誰|誰2|いつ|どこ|どれ|なぜ|要文献特定詳細情報|要非一次資料
 信頼性要検証|要高次出典|独自研究？|疑問点|出典無効|言葉を濁さない

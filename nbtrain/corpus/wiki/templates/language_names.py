@@ -1,4 +1,4 @@
-"""The names of languages in languages, as templates such as {{lang-de}} show them (after Unicode's CLDR)."""
+"""Names of languages in several languages, as templates such as {{lang-de}} show them (Unicode's CLDR)."""
 
 # ruff: noqa: E501 (a line a language)
 
@@ -111,5 +111,5 @@ NAMES: dict[str, dict[str, str]] = {
 
 
 def language_name(code: str, language: str) -> str | None:
-    """The name of the language `code` (de, de-AT) in a language; None if it is not known."""
+    """Return the name of the language `code` (de, de-AT) in a language; None if unknown."""
     return NAMES.get(code.lower().partition("-")[0], {}).get(language)

@@ -11,10 +11,10 @@ from nbtrain.corpus.wiki.markup import DROPPED, GAP
 from nbtrain.corpus.wiki.templates import common, functions
 from nbtrain.corpus.wiki.templates.call import Call, Rule, Wiki
 
-# Languages with a module of templates here: the ten largest Wikipedias by articles, Japanese and Chinese.
+# Languages with a module of templates: the ten largest Wikipedias by articles, Japanese and Chinese.
 LANGUAGES = ("en", "ceb", "de", "fr", "sv", "nl", "es", "ru", "it", "pl", "ja", "zh")
 MAX_NAMES = 20_000
-"""Names whose meaning is kept in memory: a dump has some thousands, and a page may be made of others."""
+"""Names whose rule is cached: a dump has some thousands, but a page may consist of others."""
 
 
 class Tables(NamedTuple):
@@ -22,11 +22,11 @@ class Tables(NamedTuple):
 
     rules: dict[str, Rule]
     unseen: frozenset[str]
-    """Names of templates of which a reader sees nothing in the text."""
+    """Names of templates that readers do not see in the text."""
     unseen_beginnings: tuple[str, ...]
     unseen_endings: tuple[str, ...]
     unlisted: Callable[[str, Call], str | None] | None
-    """(name as written, call) -> what a template shows that no table lists."""
+    """Function (name as written, call) for templates that no table lists."""
 
 
 @cache
@@ -105,5 +105,5 @@ class Library:
 
 @lru_cache(MAX_NAMES)
 def _name(head: str) -> str:
-    """The name of a template, in lower case and with single spaces."""
+    """Return the name of a template, in lower case and with single spaces."""
     return " ".join(head.replace("_", " ").replace(DROPPED, "").split()).lower()

@@ -13,7 +13,7 @@ def breuk(call: Call) -> str | None:
     return fraction(words[0], words[1], words[2]) if len(words) == 3 else fraction("", words[0], words[1])
 
 
-# Marks of doubts behind a word.
+# Marks of doubts after a word.
 MARKS = """
 bron?|feit|citatiegewenst|bronvermelding gewenst|wie?|wanneer?|welke?|waar?|hoezo?|verduidelijk
 """

@@ -55,7 +55,7 @@ class NumberFormat:
     @staticmethod
     @cache
     def of(language: str) -> "NumberFormat | None":
-        """The format of a language, None if it is not known."""
+        """Return the format of a language, None if unknown."""
         if language in COMMA_AND_POINT:
             return NumberFormat()
         if language in POINT_AND_COMMA:
@@ -67,7 +67,7 @@ class NumberFormat:
         return NumberFormat(is_lakh=True) if language in LAKHS else None
 
     def write(self, number: str) -> str:
-        """A number as `plain` returns it, with this language's separators."""
+        """Return a number from `plain` with this language's separators."""
         sign, digits = (number[0], number[1:]) if number[:1] in "+-" else ("", number)
         whole, point, fraction = digits.partition(".")
         if len(whole) >= self.least_digits:
@@ -83,7 +83,7 @@ class NumberFormat:
         return self.thousands.join(reversed(groups))
 
     def read(self, text: str) -> str | None:
-        """The plain form of a number that is written with these separators, None if it is not one."""
+        """Return the plain form of a number written with these separators, None if it is not one."""
         text = text.translate(MINUS_SIGNS)
         if self.thousands == " ":
             text = SPACES.sub("", text)
@@ -107,9 +107,9 @@ ENGLISH_FORMAT = NumberFormat()
 
 
 def plain(text: str) -> str | None:
-    """A number as a template's parameter takes it (digits, a point, perhaps commas) without commas.
+    """Return a number as a template's parameter has it (digits, a point, perhaps commas), without commas.
 
-    None if it is not one: also for 1,5, which one template takes for 15 and another for one and a half.
+    None if it is not a number, and for 1,5, which one template reads as 15 and another as one and a half.
     """
     text = text.strip().translate(MINUS_SIGNS)
     if PLAIN.fullmatch(text):
@@ -118,13 +118,13 @@ def plain(text: str) -> str | None:
 
 
 def shortest(number: Decimal | float) -> str:
-    """A number in plain digits without trailing zeros after its point."""
+    """Return a number in plain digits without trailing zeros after its point."""
     text = f"{number:f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def rounded(number: Decimal, digits: int) -> Decimal:
-    """A number rounded half away from zero, as MediaWiki's `round` does, to so many decimals (may be < 0)."""
+    """Round a number half away from zero, as MediaWiki's `round` does, to so many decimals (may be < 0)."""
     from decimal import ROUND_HALF_UP
 
     step = Decimal(1).scaleb(-digits)

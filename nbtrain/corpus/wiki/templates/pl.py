@@ -33,7 +33,7 @@ def date(call: Call) -> str | None:
     return None if found is None or found[2] is None else written(found, "pl")
 
 
-# The abbreviations of languages before a foreign word.
+# Abbreviations of languages before a foreign word.
 LANGUAGES = {
     "ang": "ang.",
     "niem": "niem.",

@@ -21,7 +21,7 @@ from nbtrain.corpus.wiki.templates.dates import date_of, written
 from nbtrain.corpus.wiki.templates.numbers import NumberFormat
 
 FORMAT = NumberFormat(" ", ",", 5)
-# The abbreviations of languages before a foreign word: {{lang-en|London}} is англ. London.
+# Abbreviations of languages before a foreign word: {{lang-en|London}} is англ. London.
 LANGUAGES = dict(
     pair.split("=")
     for pair in [
@@ -92,7 +92,7 @@ def in_language(call: Call) -> str | None:
 
 
 def russian(text: str) -> str | None:
-    """A number as {{число}} takes it: digits, perhaps with spaces, a point or a comma before the decimals."""
+    """Return a number as {{число}} takes it: digits, perhaps spaces, a point or comma before decimals."""
     text = text.replace("−", "-").replace("\u00a0", " ").replace("&nbsp;", " ").strip()
     if not re.fullmatch(r"[+-]?[0-9]+(?: [0-9]{3})*(?:[.,][0-9]+)?", text):
         return None
@@ -126,7 +126,7 @@ def date(call: Call) -> str | None:
 
 
 def not_translated(call: Call) -> str | None:
-    """{{нп5|Название|текст|en|Title}}: the text of a link that leads to another Wikipedia."""
+    """{{нп5|Название|текст|en|Title}}: the text of a link to another Wikipedia."""
     return call.get("есть", "надо") or call[2] or call[1] or None
 
 
@@ -135,7 +135,7 @@ def icon(name: str) -> Rule:
     return constant(f"({name})")
 
 
-# Marks of doubts behind a word.
+# Marks of doubts after a word.
 MARKS = """
 нет аи|нет аи 2|источник?|что?|кто?|когда?|где?|какой?|какие?|чей?|сколько?|почему?|как?|уточнить
 уточнить ссылку|неавторитетный источник|неавторитетный источник?|проверить|сомнительно|нет в источнике

@@ -11,7 +11,7 @@ def date(call: Call) -> str | None:
     return None if found is None or found[2] is None or not call.has_only(most=3) else written(found, "sv")
 
 
-# Marks of doubts behind a word.
+# Marks of doubts after a word.
 MARKS = """
 källa behövs|kb|kallabehovs|fotnot behövs|citat behövs|förtydliga|vem|när|vilka|vilken|hur|enligt vem
 sidnummer saknas|ifrågasatt|ifrågasatt uppgift|dubiöst|verifieras|bättre källa

@@ -1,7 +1,8 @@
 """Amounts with units: {{convert}}, {{val}} and the like.
 
-{{convert}} shows the amount as the editor gave it, and in brackets what it is in other units. Here the first
-is written, with the unit's symbol. The second, which Module:Convert rounds by special rules, is not.
+{{convert}} shows the amount as the editor wrote it, and its conversion to other units in brackets. Here the
+amount is written with the unit's symbol, but not the conversion, which Module:Convert rounds by special
+rules.
 """
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
@@ -12,7 +13,7 @@ from nbtrain.corpus.wiki.markup import fraction
 from nbtrain.corpus.wiki.templates.call import Call, names
 from nbtrain.corpus.wiki.templates.numbers import ENGLISH_FORMAT, MINUS_SIGNS, NumberFormat, plain
 
-# Codes of Module:Convert that are their own symbol.
+# Codes of Module:Convert that equal their symbol.
 SAME = """
 m|km|cm|mm|nm|pm|dm|Mm|ft|in|yd|mi|nmi|ly|pc|kpc|Mpc|AU|ha|g|kg|mg|t|lb|oz|st|L|dL|cL|mL|hL|kL|ML|GL|km/h
 m/s|mph|kn|ft/s|km/s|Pa|kPa|hPa|MPa|GPa|bar|mbar|psi|atm|Torr|mmHg|inHg|W|kW|MW|GW|TW|hp|bhp|shp|J|kJ|MJ|GJ
@@ -66,7 +67,7 @@ SEPARATORS = {
     ", and": ", and ",
     ", or": ", or ",
 }
-# Parameters of what a converted amount looks like, which is not shown here.
+# Parameters for the appearance of a converted amount, which is not shown here.
 CONVERSION = names("sing|abbr|lk|sp|sigfig|round|comma|sortable|prec|order|disp|adj|spell|near|debug|frac")
 DISPLAYS = frozenset(
     ("", "b", "br", "br()", "or", "comma", "sqbr", "/", "slash", "x", "num", "semicolon", "flip")
@@ -76,7 +77,7 @@ MIXED_NUMBER = re.compile(r"([+-]?)(?:([0-9,]+)[+ ])?([0-9]+)//?([0-9]+)")
 
 
 def amount(text: str, numbers: NumberFormat = ENGLISH_FORMAT) -> str | None:
-    """A number as {{convert}} takes it, as it is shown: 1,234.5, 5 1/2; None if it is not one."""
+    """Return a number of {{convert}} as it is shown: 1,234.5, 5 1/2; None if it is not one."""
     text = text.strip().translate(MINUS_SIGNS)
     if match := MIXED_NUMBER.fullmatch(text):
         return match[1] + fraction(match[2] or "", match[3], match[4])
@@ -85,7 +86,7 @@ def amount(text: str, numbers: NumberFormat = ENGLISH_FORMAT) -> str | None:
 
 
 def symbol(code: str) -> str | None:
-    """The symbol of a unit's code; None if it is not known."""
+    """Return the symbol of a unit's code; None if unknown."""
     if known := SYMBOLS.get(code):
         return known
     for beginning, multiple in MULTIPLES.items():
@@ -98,7 +99,7 @@ SINGULARS = {"acres": "acre", "carats": "carat", "long tons": "long ton", "short
 
 
 def with_unit(number: str, unit: str) -> str:
-    """A number with a unit behind it."""
+    """Return a number with a unit after it."""
     if number == "1":
         unit = SINGULARS.get(unit, unit)
     return (
@@ -157,7 +158,7 @@ UNIT_POWER = re.compile(r"([A-Za-zµμΩ])\^?(-?[0-9])(?![0-9])")
 
 
 def unit_text(code: str) -> str | None:
-    """A unit of {{val}} as text: m/s2 as m/s²; None if it is something else."""
+    """Return a unit of {{val}} as text: m/s2 as m/s²; None if it is something else."""
     code = code.strip("'")
     if known := SYMBOLS.get(code):
         return known
@@ -214,7 +215,7 @@ def val(call: Call) -> str | None:
 
 
 def gaps(call: Call) -> str | None:
-    """{{gaps|1|234|567}} as 1234567: the gaps are of no character."""
+    """{{gaps|1|234|567}} as 1234567: the gaps are not characters."""
     if not call.has_only("lhs", "e", "base", "u") or not call.words:
         return None
     if not all(re.fullmatch(r"[0-9.,+−()\-…]+", word) for word in call.words):

@@ -32,22 +32,22 @@ def life(call: Call) -> str | None:
 
 
 def red_link(call: Call) -> str | None:
-    """{{link-en|名称|Title|显示}}: the text of a link that leads to another Wikipedia."""
+    """{{link-en|名称|Title|显示}}: the text of a link to another Wikipedia."""
     return call.get("d", "label") or call[3] or call[1] or None
 
 
 def translated_link(call: Call) -> str | None:
-    """{{tsl|en|Title|名称|显示}}: the text of a link that leads to another Wikipedia."""
+    """{{tsl|en|Title|名称|显示}}: the text of a link to another Wikipedia."""
     return call[4] or call[3] or call[2] or None
 
 
 def ill(call: Call) -> str | None:
-    """{{ill|名称|en|Title|lt=显示}}: the text of a link that leads to another Wikipedia."""
+    """{{ill|名称|en|Title|lt=显示}}: the text of a link to another Wikipedia."""
     return call.get("lt", "d") or call[1] or None
 
 
 def ruby(call: Call) -> str | None:
-    """{{ruby|漢|han}}: 漢(han); the reading stands above the word."""
+    """{{ruby|漢|han}}: 漢(han); the reading is shown above the word."""
     return f"{call[1]}({call[2]})" if len(call.words) == 2 and is_known(*call.words) else None
 
 
@@ -68,7 +68,7 @@ def money(symbol: str) -> Rule:
     return lambda call: f"{symbol}{call[1]}" if call[1] and call.has_only(most=1) else None
 
 
-# Marks of doubts behind a word.
+# Marks of doubts after a word.
 MARKS = """
 fact|cn|來源請求|来源请求|请求来源|請求來源|who|when|where|which|why|vague|clarify|原創研究內聯
 failed verification|dubious|pn|page needed|not in source

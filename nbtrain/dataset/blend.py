@@ -1,4 +1,4 @@
-"""The datasets of a blend seen as one: present, of one tokenizer, with one hash.
+"""The datasets of a blend treated as one: all present, with one tokenizer and one hash.
 
 A blend stores no tokens; its folder data/dataset/<data.name>/ holds index-cache/ alone. Entries named in the
 data directory keep their indices in their own folders, for all runs; entries given by a prefix may be in a
@@ -24,7 +24,7 @@ from nbtrain.dataset.manifest import DatasetManifest, added_counts
 
 @dataclass(frozen=True)
 class BlendManifest(DatasetManifest):
-    """The manifests of all entries added up; written nowhere."""
+    """The sum of all entries' manifests; never written to disk."""
 
     entries: list[dict[str, Any]] = field(default_factory=list)
     """name, weight and dataset_sha256 of each."""
@@ -49,14 +49,14 @@ class Entry:
     """Whether it is in the data directory; else it is a pair given by its prefix."""
 
     def manifest(self) -> DatasetManifest | None:
-        """The manifest, else what the pair says of itself; None if it does not exist. Raises DataError."""
+        """Return the manifest, else the description of the pair itself; None if missing. Raises DataError."""
         manifest = self.files.manifest() if self.is_named else self.files.own_manifest()
         if manifest or self.is_named or not self.files.idx.is_file():
             return manifest
         return _manifest_of_pair(self.files, IndexedDataset(self.files.prefix))
 
     def open(self, vocab_size: int | None) -> OpenDataset:
-        """The entry's pair, memory-mapped and whole by its sizes. Raises DataError."""
+        """Open the entry's pair, memory-mapped, checking its sizes. Raises DataError."""
         return self.files.open(vocab_size) if self.is_named else open_pair(self.files, vocab_size)
 
 
@@ -91,21 +91,21 @@ class BlendFiles(DatasetFiles):
         return cls(dataset_dir(data.name), stem, data.blend, f"{config.where('data.blend')}: data.blend")
 
     def manifest(self) -> DatasetManifest | None:
-        """All entries as one; None if an entry is missing. Raises DataError if an entry is damaged."""
+        """Return all entries as one; None if an entry is missing. Raises DataError if one is damaged."""
         manifests = [entry.manifest() for entry in self.entries]
         return self._together([manifest for manifest in manifests if manifest]) if all(manifests) else None
 
     def open_blend(self, vocab_size: int | None = None) -> "OpenBlend":
-        """All entries, each whole by its sizes, of one tokenizer that fits a vocabulary. Raises DataError."""
+        """Open all entries: each with correct sizes, and of one tokenizer that fits. Raises DataError."""
         entries = tuple(entry.open(vocab_size) for entry in self.entries)
         return OpenBlend(self, self._together([entry.manifest for entry in entries]), entries)
 
     def require(self, vocab_size: int | None = None) -> DatasetManifest:
-        """The manifest of a blend that `open_blend` finds whole. Raises DataError."""
+        """Return the manifest of a blend that `open_blend` finds valid. Raises DataError."""
         return self.open_blend(vocab_size).manifest
 
     def check_tokenizer(self, config: RunConfig) -> None:
-        """Raise DataError if the run has another tokenizer than its datasets, and theirs is known."""
+        """Raise DataError if the run's tokenizer differs from that of its datasets, if theirs is known."""
         manifest, own = self.manifest(), tokenizer_dir(config.tokenizer.name)
         if manifest is None or manifest.tokenizer_sha256 is None:
             return
@@ -153,12 +153,12 @@ class BlendFiles(DatasetFiles):
 
 
 class OpenBlend(NamedTuple):
-    """A blend whose datasets were found whole, opened once and handed on."""
+    """A blend whose datasets were found valid, opened once and passed on."""
 
     files: BlendFiles
     manifest: DatasetManifest
     entries: tuple[OpenDataset, ...]
-    """In the order of files.entries."""
+    """Datasets in the order of files.entries."""
 
 
 def open_pair(pair: DatasetFiles, vocab_size: int | None) -> OpenDataset:
@@ -172,7 +172,7 @@ def open_pair(pair: DatasetFiles, vocab_size: int | None) -> OpenDataset:
 
 
 def _name_of(target: DatasetFiles) -> str:
-    # text_document says nothing; its folder does.
+    # text_document is not a useful name, but its folder's name is.
     return target.directory.name if target.stem.endswith(("_document", "_sentence")) else target.stem
 
 

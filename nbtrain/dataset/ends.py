@@ -6,7 +6,7 @@ from nbtrain.base.workspace import display
 from nbtrain.dataset.indexed import IndexedDataset, bin_path
 
 LOOKED_AT_DOCUMENTS = 10_000
-"""Documents of a dataset whose last tokens are looked at, spread over all of it."""
+"""Documents of a dataset whose last tokens are checked, spread over all of it."""
 
 
 def last_tokens(indexed: IndexedDataset) -> np.ndarray:
@@ -19,9 +19,9 @@ def last_tokens(indexed: IndexedDataset) -> np.ndarray:
 
 
 def doubtful_ends(indexed: IndexedDataset, eod_id: int | None) -> str | None:
-    """Return a sentence on documents that do not end in `eod_id`; None if all that are looked at do.
+    """Return a sentence on documents that do not end in `eod_id`; None if all that are checked do.
 
-    Without a known token, documents that end in several are in doubt.
+    If no token is known, documents with different last tokens are reported.
     """
     ends = last_tokens(indexed)
     name = display(bin_path(indexed.prefix))

@@ -2,7 +2,7 @@
 
 data/dataset/<name>/
   <key>_document.bin, .idx              indexed.py; a pair for each of data.json_key and data.extra_json_keys
-  <key>_sentence.bin, .idx              in its place if data.split_sentences cuts documents into sequences
+  <key>_sentence.bin, .idx              instead, if data.split_sentences splits documents into sequences
   <key>_document_loss_mask.bin, .idx    uint8 per token: 1 if it is in the loss; without it every token is
   manifest.json                         manifest.py; written last: without it the dataset does not count
   index-cache/                          samples/index_files.py
@@ -31,7 +31,7 @@ class DatasetFiles:
 
     @classmethod
     def named(cls, name: str, json_key: str = "text") -> "DatasetFiles":
-        """The dataset `name` in the data home; it need not exist."""
+        """Return the files of the dataset `name` in the data directory; it need not exist."""
         return cls(dataset_dir(name), json_key)
 
     def __repr__(self) -> str:
@@ -84,7 +84,7 @@ class DatasetFiles:
         return self.directory / "baselines.json"
 
     def manifest(self) -> DatasetManifest | None:
-        """The manifest, or None if there is none. Raises DataError if it cannot be read."""
+        """Return the manifest, or None if there is none. Raises DataError if it cannot be read."""
         return read_manifest(self.manifest_json)
 
     def own_manifest(self) -> DatasetManifest | None:
@@ -93,7 +93,7 @@ class DatasetFiles:
         return manifest if manifest is not None and self.bin.name in manifest.files else None
 
     def open(self, vocab_size: int | None = None, manifest: DatasetManifest | None = None) -> "OpenDataset":
-        """The pair, memory-mapped: whole by its sizes, and fit for a vocabulary. Reads no token.
+        """Open the pair, memory-mapped, checking its sizes and that it fits a vocabulary. Reads no token.
 
         Raises DataError: not prepared, truncated, changed, or a vocabulary that the dtype cannot hold.
         """
@@ -122,11 +122,11 @@ class DatasetFiles:
         return OpenDataset(self, manifest, indexed, self.open_loss_mask(indexed))
 
     def require(self, vocab_size: int | None = None) -> DatasetManifest:
-        """The manifest of a dataset that `open` finds whole. Raises DataError."""
+        """Return the manifest of a dataset that `open` finds valid. Raises DataError."""
         return self.open(vocab_size).manifest
 
     def open_loss_mask(self, dataset: IndexedDataset) -> IndexedDataset | None:
-        """The loss mask, one entry for each token, or None. DataError if it belongs to another pair."""
+        """Open the loss mask, one entry per token; None without one. DataError if it is another pair's."""
         if not self.has_loss_mask:
             return None
         mask = IndexedDataset(self.loss_mask.prefix)
@@ -140,14 +140,14 @@ class DatasetFiles:
         return mask
 
     def remove_leftovers(self) -> None:
-        """Remove temporary files of a prepare that was killed. Hold the lock."""
+        """Remove temporary files of a killed prepare. The caller must hold the lock."""
         for folder in (self.directory, self.index_cache):
             for path in folder.glob(".*.tmp"):
                 path.unlink(missing_ok=True)
 
 
 class OpenDataset(NamedTuple):
-    """A dataset that was found whole, opened once and handed on to all that read it."""
+    """A dataset that was found valid, opened once and passed on to all its readers."""
 
     files: DatasetFiles
     manifest: DatasetManifest
@@ -159,7 +159,7 @@ class OpenDataset(NamedTuple):
 def manifest_of_files(
     pair: DatasetFiles, indexed: IndexedDataset, bin_sha256: str, **known: Any
 ) -> DatasetManifest:
-    """A manifest of what the two files of a pair say, and of what is `known` besides."""
+    """Return a manifest made from the two files of a pair, and from what is `known` besides."""
     documents, tokens = indexed.num_documents, indexed.num_tokens
     return DatasetManifest(
         sources=[],
@@ -174,5 +174,5 @@ def manifest_of_files(
 
 
 def stem_of(config: RunConfig, json_key: str) -> str:
-    """The stem of one key's pair, by Megatron's naming: <key>_document, or <key>_sentence."""
+    """Return the stem of one key's pair, by Megatron's naming: <key>_document, or <key>_sentence."""
     return f"{json_key}_{'sentence' if config.data.split_sentences else 'document'}"

@@ -1,4 +1,4 @@
-"""Megatron's .bin/.idx: the format, a memory-mapped reader, and a check that says what is wrong.
+"""Megatron's .bin/.idx: the format, a memory-mapped reader, and a check that reports what is wrong.
 
     .bin   token ids of all sequences, concatenated, one dtype, no header
     .idx   offset      bytes  content (little-endian, no alignment)
@@ -11,8 +11,8 @@
            34 + 4 S    8 S    int64 byte offsets into .bin
            34 + 12 S   8 D    int64 document array: first sequence of each document, then S
 
-Byte-compatible with megatron-core and Megatron-DeepSpeed (`mmap`). A document is one sequence and ends in
-the end-of-document token (EOD), which is counted in its length. indexed_writer.py writes them.
+Byte-compatible with megatron-core and Megatron-DeepSpeed (`mmap`). A document is one sequence that ends in
+the end-of-document token (EOD), which counts in its length. indexed_writer.py writes these files.
 """
 
 import os
@@ -44,11 +44,11 @@ BLOCK_BITS = 16
 BLOCK = 1 << BLOCK_BITS
 """Sequences of an index that are checked together."""
 OPENED_BLOCKS = 16
-"""Blocks that opening reads: 12 MiB of index, a few milliseconds."""
+"""Blocks that are read when a pair is opened: 12 MiB of index, a few milliseconds."""
 
 
 def optimal_dtype(vocab_size: int) -> np.dtype:
-    """uint16 below 65,500 entries, else int32: the rule of both projects, on the size before padding."""
+    """Return uint16 below 65,500 entries, else int32: both projects' rule, on the size before padding."""
     return np.dtype("<u2") if vocab_size < UINT16_VOCABULARY else np.dtype("<i4")
 
 
@@ -66,7 +66,7 @@ def check_vocabulary(dtype: np.dtype, vocab_size: int, where: str) -> None:
 
 
 def bin_path(prefix: str | os.PathLike) -> Path:
-    """The token file of a prefix (`<dir>/<key>_document`)."""
+    """Return the token file of a prefix (`<dir>/<key>_document`)."""
     return Path(f"{os.fspath(prefix)}.bin")
 
 
@@ -78,16 +78,16 @@ class IndexedDataset:
     """A .bin/.idx pair, memory-mapped: `dataset[i]` is sequence i as an array of its stored dtype.
 
     Opening checks the header, both file sizes, the ends of every array, and the first OPENED_BLOCKS blocks of
-    the index; a further block is checked when it is first read from. So no access leaves the file, whatever
-    the index says. With `surplus_allowed`, for repairs, the .bin may hold more tokens than the index counts.
-    Raises DataError if something does not agree. (A file that is cut while it is mapped ends the process, as
-    with every mapping: datasets are written by rename, never in place.)
+    the index; another block is checked when it is first read from. So no access leaves the file, whatever the
+    index says. With `surplus_allowed`, for repairs, the .bin may hold more tokens than the index counts.
+    Raises DataError if something is inconsistent. (A file that is truncated while it is mapped ends the
+    process, as with every mapping: datasets are written by rename, never in place.)
     """
 
     def __init__(self, prefix: str | os.PathLike, surplus_allowed: bool = False):
         self.prefix = Path(prefix)
         self.dtype, num_sequences, num_entries = read_header(idx_path(self.prefix))
-        # asarray: the same memory as a plain array, without memmap's price at every slice.
+        # asarray: the same memory as a plain array, without memmap's cost at every slice.
         index = np.asarray(np.memmap(idx_path(self.prefix), mode="r", dtype=np.uint8))
         sizes = (HEADER.size, 4 * num_sequences, 8 * num_sequences)
         _, lengths, pointers, documents = np.split(index, np.cumsum(sizes))
@@ -95,7 +95,7 @@ class IndexedDataset:
         self._document_indices = documents.view("<i8")
         self._documents_checked = False
         self._itemsize = self.dtype.itemsize
-        # One flag a block: that its lengths and offsets are right.
+        # One flag per block: whether its lengths and offsets were checked.
         self._checked = bytearray(-(-num_sequences // BLOCK))
         if not bin_path(self.prefix).is_file():
             raise missing(bin_path(self.prefix))
@@ -123,7 +123,7 @@ class IndexedDataset:
         return self.get(sequence)
 
     def get(self, sequence: int, offset: int = 0, length: int | None = None) -> np.ndarray:
-        """`length` tokens of a sequence from `offset` on; None: to its end. DataError if it has fewer."""
+        """Return `length` tokens of a sequence from `offset`; None: to its end. DataError if it has fewer."""
         block = sequence >> BLOCK_BITS
         if sequence < 0 or block >= len(self._checked):
             if not -len(self) <= sequence < len(self):
@@ -150,17 +150,17 @@ class IndexedDataset:
 
     @property
     def num_documents(self) -> int:
-        """Documents by the index; empty ones count."""
+        """Number of documents in the index, including empty ones."""
         return len(self._document_indices) - 1
 
     @property
     def document_indices(self) -> np.ndarray:
-        """int64 [documents + 1]: the first sequence of each document, then the number of sequences."""
+        """Return int64 [documents + 1]: the first sequence of each document, then the number of sequences."""
         self.check_documents()
         return self._document_indices
 
     def document_bounds(self) -> np.ndarray:
-        """int64 [documents + 1]: the token at which each document begins, then the number of tokens."""
+        """Return int64 [documents + 1]: the token where each document begins, then the number of tokens."""
         firsts = self.document_indices
         bounds = np.full(len(firsts), self.num_tokens, np.int64)
         inside = firsts < len(self)
@@ -168,7 +168,7 @@ class IndexedDataset:
         return bounds
 
     def check(self) -> None:
-        """Read the whole index. Raises DataError if lengths, offsets or the document array are not right."""
+        """Read the whole index. Raises DataError if lengths, offsets or documents are inconsistent."""
         for block in range(len(self._checked)):
             self._check_block(block)
         self.check_documents()
@@ -200,19 +200,19 @@ class IndexedDataset:
                 raise self._wrong_pointer(sequence % len(self), pointer, must)
 
     def _check_block(self, block: int) -> None:
-        """Lengths and offsets of one block, and where the next one begins."""
+        """Check lengths and offsets of one block, and where the next one begins."""
         first, last = block << BLOCK_BITS, min((block + 1) << BLOCK_BITS, len(self))
         lengths = self.lengths[first:last]
         if int(lengths.min()) < 0:
             raise self._negative_length(first + int(lengths.argmin()))
         expected = np.zeros(last - first + 1, np.int64)
-        # At most 2**16 lengths below 2**31 and 8 bytes an item: no sum overflows.
+        # At most 2**16 lengths below 2**31 and 8 bytes per item: no sum overflows.
         np.cumsum(lengths, dtype=np.int64, out=expected[1:])
         expected *= self._itemsize
         start = int(self.pointers[first])
         before = int(self.pointers[first - 1]) + int(self.lengths[first - 1]) * self._itemsize if first else 0
         found = np.append(self.pointers[first:last], self._end if last == len(self) else self.pointers[last])
-        # Compared as differences from the first, so that a hostile offset cannot overflow either.
+        # Compared as differences from the first, so that a malicious offset cannot overflow either.
         wrong = np.flatnonzero((found.view(np.uint64) - np.uint64(start % 2**64)) != expected.view(np.uint64))
         if start != before or wrong.size:
             at = first if start != before else first + int(wrong[0])
@@ -227,7 +227,7 @@ class IndexedDataset:
 
     @property
     def _end(self) -> int:
-        """The byte after the last token, by the index."""
+        """Return the byte after the last token, by the index."""
         return int(self.pointers[-1]) + int(self.lengths[-1]) * self._itemsize if len(self) else 0
 
     def _wrong_pointer(self, sequence: int, pointer: int, must: str) -> DataError:
@@ -295,7 +295,7 @@ class IndexedDataset:
         self.check()
         binary = display(bin_path(self.prefix))
         if vocab_size is not None:
-            check_vocabulary(self.dtype, 1, binary)  # refuses what holds no integers
+            check_vocabulary(self.dtype, 1, binary)  # refuses a dtype that is not an integer
         largest = -1
         for chunk in self.chunks():
             seen(chunk)
@@ -313,7 +313,7 @@ class IndexedDataset:
         return largest
 
     def chunks(self) -> Iterator[np.ndarray]:
-        """All tokens in order, in pieces of at most SCAN_TOKENS."""
+        """Yield all tokens in order, in pieces of at most SCAN_TOKENS."""
         for first in range(0, self.num_tokens, SCAN_TOKENS):
             yield self.tokens[first : first + SCAN_TOKENS]
 
@@ -322,7 +322,7 @@ AGAIN = "Copy the file again, or make it again with `nbtrain prepare RUN.yaml --
 
 
 def read_header(path: Path) -> tuple[np.dtype, int, int]:
-    """(dtype, sequences, document entries) of an .idx. Raises DataError if it is missing or damaged."""
+    """Return (dtype, sequences, document entries) of an .idx. Raises DataError if missing or damaged."""
     try:
         size = path.stat().st_size
         with path.open("rb") as stream:
@@ -363,5 +363,5 @@ def read_header(path: Path) -> tuple[np.dtype, int, int]:
 
 
 def missing(path: Path) -> DataError:
-    """The error for a dataset file that is not there."""
+    """Return the error for a missing dataset file."""
     return DataError(f"{display(path)}: no such file. Make it with `nbtrain prepare RUN.yaml`.")

@@ -1,4 +1,4 @@
-"""Writing an .idx in pieces, and putting the EOD tokens into the tokens of a .bin."""
+"""Writes an .idx in pieces, and inserts EOD tokens into the tokens of a .bin."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
@@ -12,9 +12,9 @@ from nbtrain.dataset.indexed import CODES, HEADER, MAGIC, VERSION
 CHUNK = 1 << 20
 """Entries of an index that are written at one time."""
 Chunks = Callable[[], Iterable[np.ndarray]]
-"""Gives an array piece by piece, from its beginning at each call."""
+"""Function that yields an array piece by piece, from its beginning at each call."""
 FileEntry = dict[str, int | str]
-"""bytes and sha256 of a file, as a manifest holds them."""
+"""bytes and sha256 of a file, as a manifest stores them."""
 # Values per insertion from which copying slices is faster than a mask.
 LONG_SLICE = 64
 
@@ -58,12 +58,12 @@ def write_index_chunks(
 
 
 def pieces(values: np.ndarray) -> Iterator[np.ndarray]:
-    """Views of at most CHUNK entries each, in order."""
+    """Yield views of at most CHUNK entries each, in order."""
     return (values[first : first + CHUNK] for first in range(0, len(values), CHUNK))
 
 
 def insert_at(values: np.ndarray, ends: np.ndarray, inserted: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """`values` with inserted[k] put before values[ends[k]], as `dtype`; `ends` ascend."""
+    """Return `values` with inserted[k] before values[ends[k]], as `dtype`; `ends` ascend."""
     flat = np.empty(len(values) + len(ends), dtype)
     places = ends + np.arange(len(ends))
     if len(values) > LONG_SLICE * len(ends):

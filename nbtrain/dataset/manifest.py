@@ -1,4 +1,4 @@
-"""The manifest of a dataset: what its files are, what they were made of, and one hash that names them all."""
+"""The manifest of a dataset: its files, their origin, and one hash that identifies them all."""
 
 import hashlib
 from collections import Counter
@@ -16,8 +16,8 @@ from nbtrain.base.workspace import display
 SCHEMA_VERSION = 1
 MASK_SUFFIX = "_loss_mask"
 LEVELS = ("document", "sentence")
-# BERT's vocabulary has 2.7 % unknown tokens in source code, T5's 6.9 %; in the language that they are made
-# for, next to none.
+# BERT's vocabulary has 2.7 % unknown tokens in source code, T5's 6.9 %; in the language for which they were
+# made, almost none.
 UNKNOWN_WARNED_FRACTION = 0.001
 
 
@@ -27,8 +27,9 @@ class DatasetManifest:
     """The key whose pair is trained on; the folder may hold other pairs."""
     sources: list[dict[str, Any]]
     """Each with its settings, name, licence, attribution, versions, documents, bytes, tokens, sha256, the
-    sequences [first, last) that hold it, and unread_keys {key: records with a value under it}; of wikitext
-    also sentences, dropped_sentences, unknown_templates {name: how often}; empty: the files were brought."""
+    sequences [first, last) that hold it, and unread_keys {key: records with a value under it}; for wikitext
+    also sentences, dropped_sentences, unknown_templates {name: count}; empty if another program made the
+    files."""
     counts: dict[str, Any]
     """Counts of json_key's pair: documents, tokens (EOD included), bytes (of text; None if unknown), dropped
     {reason: count}. Two are optional: unknown_tokens, for text that the tokenizer cannot encode, and
@@ -46,19 +47,19 @@ class DatasetManifest:
 
     @property
     def stem(self) -> str:
-        """The pair that is trained on, without its ending."""
+        """The pair that is trained on, without the suffix."""
         known = [f"{self.json_key}_{level}" for level in LEVELS]
         return next((stem for stem in (*known, *self.stems) if f"{stem}.bin" in self.files), known[0])
 
     @property
     def stems(self) -> list[str]:
-        """Every pair of token ids, without its ending; loss masks are not among them."""
+        """Every pair of token ids, without the suffix; loss masks are not included."""
         stems = sorted(Path(name).stem for name in self.files if name.endswith(".bin"))
         return [stem for stem in stems if not is_mask(stem, stems)]
 
     @property
     def dataset_sha256(self) -> str:
-        """One hash for all .bin and .idx: what runs and checkpoints refer to."""
+        """One hash for all .bin and .idx, by which runs and checkpoints refer to the dataset."""
         lines = "".join(
             f"{Path(name).suffix} {entry['sha256']}\n" for name, entry in sorted(self.files.items())
         )
@@ -80,7 +81,7 @@ class DatasetManifest:
 
 
 def read_manifest(path: Path) -> DatasetManifest | None:
-    """The manifest at `path`, or None if there is none. Raises DataError if it cannot be read."""
+    """Return the manifest at `path`, or None if there is none. Raises DataError if it cannot be read."""
     try:
         value = files.read_json(path)
     except ValueError as error:
@@ -110,12 +111,12 @@ def read_manifest(path: Path) -> DatasetManifest | None:
 
 
 def is_mask(stem: str, stems: Container[str]) -> bool:
-    """Whether a stem is the loss mask of another of `stems`."""
+    """Return whether a stem is the loss mask of another of `stems`."""
     return stem.endswith(MASK_SUFFIX) and stem.removesuffix(MASK_SUFFIX) in stems
 
 
 def manifest_dtype(dtype: np.dtype) -> str:
-    """The dtype's plain name, e.g. uint16."""
+    """Return the dtype's plain name, e.g. uint16."""
     return dtype.newbyteorder("=").name
 
 
@@ -128,7 +129,7 @@ def dropped_sentences(sources: Sequence[dict[str, Any]]) -> str:
 
 
 def added_counts(manifests: Sequence[DatasetManifest]) -> dict[str, Any]:
-    """The counts of one dataset made of all these; a figure that one of them does not know is not known."""
+    """Return the counts of one dataset made of all these; a count unknown to one of them is unknown."""
     counts = [manifest.counts for manifest in manifests]
     dropped: Counter[str] = Counter()
     for entry in counts:

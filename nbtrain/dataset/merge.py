@@ -1,7 +1,7 @@
-"""Several .bin/.idx pairs as one, in the order given.
+"""Merges several .bin/.idx pairs into one, in the given order.
 
-    .bin       one after the other
-    lengths    one after the other; offsets computed again
+    .bin       concatenated
+    lengths    concatenated; offsets are recomputed
     documents  each entry plus the sequences of the pairs before it; the leading 0 only once
 
 The bytes equal those that megatron-core's IndexedDatasetBuilder.add_index writes. Files are copied in pieces
@@ -49,7 +49,7 @@ class Merged:
     documents: int
     tokens: int
     manifest: bool
-    """Whether a manifest was written: it is if each input has one."""
+    """Whether a manifest was written, which requires that each input has one."""
     beside: list[dict[str, Any]] = field(default_factory=list)
     """prefix, sequences, documents, tokens of each further pair: one for each of data.extra_json_keys."""
     left_out: list[str] = field(default_factory=list)
@@ -80,9 +80,9 @@ class Merged:
 def merge(output: str | os.PathLike, targets: Sequence[str | os.PathLike | RunConfig]) -> Merged:
     """Write the pairs of `targets`, in order, as the new pair `output`; the manifest last.
 
-    `output` is a new dataset's name in the data home, or a prefix. Raises DataError, before anything is
-    written: an input that is damaged, of another level (documents, sentences), dtype or tokenizer, a key that
-    only some inputs have, an output that exists, too little space.
+    `output` is a new dataset's name in the data directory, or a prefix. Raises DataError, before anything is
+    written, for an input that is damaged, or of another level (documents, sentences), dtype or tokenizer, a
+    key that only some inputs have, an output that exists, or too little space.
     """
     inputs = [find_dataset(target) for target in targets]
     _check_levels(inputs)
@@ -133,7 +133,7 @@ def merge(output: str | os.PathLike, targets: Sequence[str | os.PathLike | RunCo
 
 @dataclass(frozen=True)
 class _Group:
-    """The pairs that become one: one of each input."""
+    """Pairs that become one: one from each input."""
 
     inputs: Sequence[DatasetFiles]
     pairs: list[IndexedDataset]
@@ -163,7 +163,7 @@ def _row(dataset: DatasetFiles, pairs: Sequence[IndexedDataset]) -> dict[str, An
 
 
 def _is_whole(target: str | os.PathLike | RunConfig, dataset: DatasetFiles) -> bool:
-    """Whether a run, a name or a folder was given, which stand for all pairs of the dataset."""
+    """Return whether a run, a name or a folder was given, which stand for all pairs of the dataset."""
     if isinstance(target, RunConfig):
         return True
     text = os.fspath(target)
@@ -189,7 +189,7 @@ def _other_stems(dataset: DatasetFiles) -> list[str]:
 
 
 def _manifest_of(dataset: DatasetFiles) -> DatasetManifest | None:
-    """The manifest if it describes this pair: a folder may hold several pairs."""
+    """Return the manifest if it describes this pair: a folder may hold several pairs."""
     manifest = dataset.manifest()
     return manifest if manifest is not None and manifest.stem == dataset.stem else None
 
@@ -296,7 +296,7 @@ def _paths(outputs: Sequence[DatasetFiles]) -> list[Path]:
 
 
 def _check_space(target: DatasetFiles, groups: Sequence[_Group]) -> int:
-    """The bytes of tokens and masks. Raises DataError if the disk has less room than all files need."""
+    """Return the bytes of tokens and masks. Raises DataError if the disk lacks room for all files."""
     num_bytes = needed = 0
     for group in groups:
         tokens = sum(pair.num_tokens for pair in group.pairs)

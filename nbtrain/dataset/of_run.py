@@ -18,7 +18,7 @@ from nbtrain.dataset.manifest import is_mask
 
 
 def dataset_of(config: RunConfig) -> DatasetFiles:
-    """The pair that a run trains on; if the run has a blend, its datasets as one. It need not exist."""
+    """Return the pair that a run trains on, or its blend's datasets as one. It need not exist."""
     if config.data.blend:
         return BlendFiles.of(config)
     return DatasetFiles(dataset_dir(config.data.name), stem=stem_of(config, config.data.json_key))
@@ -58,7 +58,7 @@ def data_named(text: str, overrides: Sequence[str] = ()) -> RunConfig | str:
 
 
 def find_dataset(target: str | os.PathLike | RunConfig) -> DatasetFiles:
-    """The dataset of a run, a name in the data home, or the prefix of a .bin/.idx. Raises DataError."""
+    """Return the dataset of a run, a name in the data directory, or a prefix. Raises DataError."""
     if isinstance(target, RunConfig):
         if target.data.blend:
             names = ", ".join(entry.name or entry.prefix or "" for entry in target.data.blend)
@@ -70,7 +70,7 @@ def find_dataset(target: str | os.PathLike | RunConfig) -> DatasetFiles:
     text = os.fspath(target)
     if valid_name(text) and dataset_dir(text).is_dir():
         return _in_folder(dataset_dir(text))
-    # As typed first, then below the workspace.
+    # The path as typed first, then below the workspace.
     for path in (typed_path(text), resolve(text)):
         if path.is_dir() and any(path.glob("[!.]*.idx")):
             return _in_folder(path.absolute())
@@ -86,7 +86,7 @@ def find_dataset(target: str | os.PathLike | RunConfig) -> DatasetFiles:
 
 
 def _in_folder(directory: Path) -> DatasetFiles:
-    """The pair of a folder that its manifest trains on; without a manifest, the first pair that is there."""
+    """Return the pair that a folder's manifest trains on; without a manifest, the first pair there."""
     manifest = DatasetFiles(directory).manifest()
     if manifest is not None:
         return DatasetFiles(directory, stem=manifest.stem)

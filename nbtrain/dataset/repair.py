@@ -1,12 +1,14 @@
-"""Repairing the one damage that is known and can be undone: end-of-document tokens that were not counted.
+"""Repairs the one known damage that can be undone: end-of-document tokens that were not counted.
 
-Megatron-DeepSpeed's preprocess_data.py --append-eod appends the EOD to a document after it took the lengths:
+Megatron-DeepSpeed's preprocess_data.py --append-eod appends the EOD to a document after measuring its
+lengths:
 
     .bin     a a a E b b E c E        9 tokens
     lengths  3 2 1                    6 tokens: document 1 would begin at E, document 2 at b
 
-Found if the .bin holds one token more for each document that holds any, and all these tokens are equal. The
-repair makes the last sequence of each document one token longer; the .bin and the document array stay.
+It is recognized if the .bin holds one more token for each document that is not empty, and all these tokens
+are equal. The repair makes the last sequence of each document one token longer; the .bin and the document
+array stay.
 """
 
 import os
@@ -44,7 +46,7 @@ class Repair:
     found_tokens: int
     """Tokens in the .bin."""
     endings: list[str]
-    """The last tokens of the first documents, as they would be."""
+    """The last tokens of the first documents, as they would be after the repair."""
 
     @property
     def kept_idx(self) -> Path:
@@ -89,7 +91,7 @@ def plan_repair(target: str | os.PathLike | RunConfig, eod_id: int | None = None
     dataset = find_dataset(target)
     broken = IndexedDataset(dataset.prefix, surplus_allowed=True)
     if len(broken.tokens) == broken.num_tokens:
-        # Raises if something else is wrong.
+        # Raises DataError if something else is wrong.
         IndexedDataset(dataset.prefix).check()
         return None
     lengths, ends = _repaired_lengths(broken)
@@ -125,7 +127,7 @@ def plan_repair(target: str | os.PathLike | RunConfig, eod_id: int | None = None
 
 
 def _repaired_lengths(broken: IndexedDataset) -> tuple[np.ndarray, np.ndarray]:
-    """(lengths with each document's EOD counted, the last token of each document that holds any)."""
+    """Return (lengths with each document's EOD counted, the last token of each nonempty document)."""
     broken.check()
     documents = broken.document_indices
     last = documents[1:][documents[1:] > documents[:-1]] - 1

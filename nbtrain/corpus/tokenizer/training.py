@@ -122,7 +122,7 @@ def _two_pieces(token: bytes, rank_of: dict[bytes, int]) -> list[bytes]:
 
 
 def _batches(texts: Iterable[str], train_bytes: int | None) -> Iterator[list[str]]:
-    """Yield lists of texts of `train_bytes` in all, the last cut; long words cost quadratic time and are split."""
+    """Yield lists of texts of `train_bytes` in all, the last one cut; long words are split to save time."""
     batch: list[str] = []
     left = float("inf") if train_bytes is None else train_bytes
     for text in texts:

@@ -1,1 +1,1 @@
-"""Text to tokens: shards by worker processes, joined in order."""
+"""Encoding of text as tokens: worker processes write shards, which are joined in order."""

@@ -1,4 +1,4 @@
-"""One part of a corpus -> one shard: tokens, lengths and what decides about duplicates, in a work folder.
+"""One part of a corpus -> one shard: tokens, lengths and data for finding duplicates, in a work folder.
 
     <work>/000012.bin          tokens of data.json_key, EOD included
            000012-key-<key>.bin  the same of each of data.extra_json_keys
@@ -6,8 +6,8 @@
            000012.npz          lengths, and per document: digest, text bytes, sequences, MinHash signature
            000012.json         ShardRecord; written last: without it the shard does not count
 
-One process that makes all of them in order writes its tokens into in-order.bin, in-order-key-<key>.bin and
-in-order-mask.bin, one shard after the other: if nothing is a duplicate they are joined already.
+If one process makes all shards in order, it writes their tokens into in-order.bin, in-order-key-<key>.bin and
+in-order-mask.bin, one shard after another: without duplicates they are joined already.
 
 A shard depends on its part and the settings alone, so any number of workers in any order makes the same ones,
 and a killed run continues with the shards that are complete. join.py joins them.
@@ -33,16 +33,16 @@ from nbtrain.corpus.sources.base import SourceReader
 from nbtrain.corpus.tokenizer.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from nbtrain.dataset.encode.shard import EncodeSettings, ShardRecord, _InOrder, _Shard, _Tokens, record_path
 
-# Text that is in memory as tokens at one time.
+# Bytes of text held in memory as tokens at one time.
 BATCH_CHARS = 1 << 19
 
 
 class Encoder:
     """encoder(task) makes one shard; each worker process has one Encoder.
 
-    `on_batch` gets the text bytes, documents and tokens of each batch. `tokenizer` is the one of the settings
-    if it is loaded already: it takes 70 MiB. `in_order` writes the tokens of all shards into one file: for a
-    process that makes them alone.
+    `on_batch` receives the text bytes, documents and tokens of each batch. `tokenizer` is the settings'
+    tokenizer if it is already loaded, because it takes 70 MiB. `in_order` writes the tokens of all shards
+    into one file, for a process that makes them all.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Encoder:
         self.settings = settings
         self._in_order = _InOrder(settings.work) if in_order else None
         self._place = ""
-        """The source and the part that are being encoded, for messages."""
+        """The source and the part being encoded, for messages."""
         if tokenizer is not None:
             self._tokenizer = tokenizer
         self._cleaner = Cleaner(settings.cleaning)
@@ -76,7 +76,7 @@ class Encoder:
         return loaded
 
     def __call__(self, task: Task) -> ShardRecord:
-        """Raises DataError if the part cannot be read; ids outside the vocabulary make a record broken."""
+        """Encode a part. Raises DataError if it cannot be read; ids outside the vocabulary break a record."""
         settings, tally = self.settings, Tally()
         reader = settings.readers[task.source]
         self._place = f"{reader.where}: {task.part.name}"
@@ -92,7 +92,7 @@ class Encoder:
             for record in cleaned(records, self._cleaner, tally, reader.gives_unicode):
                 length = len(record) if type(record) is str else length_of(record)
                 if length > LONG_TEXT_CHARS and self._may_stream(record):
-                    # From the tokenizer to the disk piece by piece: its ids alone may be 4 times its size.
+                    # Streamed from the tokenizer to the disk: the ids alone may be 4 times the text's size.
                     if batch:
                         self._add(shard, batch, reader)
                         batch, chars = [], 0
@@ -102,7 +102,7 @@ class Encoder:
                 batch.append(record)
                 chars += length
                 if chars >= BATCH_CHARS:
-                    del record  # the batch alone holds it, and gives it up when it is encoded
+                    del record  # only the batch holds it, and releases it when it is encoded
                     self._add(shard, batch, reader)
                     batch, chars = [], 0
             if batch:
@@ -132,7 +132,7 @@ class Encoder:
         tokens = self._tokens(batch, reader)
         present = tokens.lengths if tokens.document_ends is None else np.diff(tokens.document_ends, prepend=0)
         if not present.all() and not tokens.may_be_empty:
-            # A tokenizer that normalizes can leave nothing of a text.
+            # A tokenizer that normalizes may leave nothing of a text.
             shard.num_without_tokens += int((present == 0).sum())
             batch = [batch[index] for index in np.flatnonzero(present).tolist()]
             if not batch:
@@ -155,7 +155,7 @@ class Encoder:
         if not isinstance(record, str | Texts) or self.settings.sentence_language:
             # Ids need no tokenizer, and there may be none.
             return False
-        # A text that may become EOD is looked at as a whole.
+        # A text that may become EOD is examined as a whole.
         is_looked_at = self._tokenizer.manifest.get("eod_from_text")
         return self._tokenizer.cuts_safely and not is_looked_at
 
@@ -191,7 +191,7 @@ class Encoder:
         return _Tokens(*self._encode(texts))
 
     def _encode(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Tokenizer.encode_batch. The DataError for a text that has no tokens names its part too."""
+        """Call Tokenizer.encode_batch. The DataError for a text without tokens names its part too."""
         try:
             return self._tokenizer.encode_batch(texts)
         except DataError as error:
@@ -216,9 +216,9 @@ class Encoder:
         return _Tokens(ids, offsets, None, learnt, end_learnt)
 
     def _of_preferences(self, batch: list[Record]) -> "_Tokens":
-        """Each pair as one sequence: the chosen example and its EOD, then the rejected one and its own.
+        """Encode each pair as one sequence: the chosen example with its EOD, then the rejected one with its.
 
-        No text gives an EOD, so that the first one in the sequence is where the second example begins.
+        No text contains an EOD, so the first EOD in the sequence ends the chosen example.
         """
         pairs = [record for record in batch if isinstance(record, Preference)]
         examples: list[Record] = [example for pair in pairs for example in (pair.chosen, pair.rejected)]
@@ -240,7 +240,7 @@ class Encoder:
             learnt = np.ones(len(ids), bool) if record.learnt is None else record.learnt
             ends.append(bool(learnt[-1]))
             if reader.config.append_eod and eod_id is not None and int(ids[-1]) == eod_id:
-                # It has its own: the one that is put below takes its place, and its label.
+                # It ends in an EOD already, which the EOD written below replaces, label included.
                 ids, learnt = ids[:-1], learnt[:-1]
             arrays.append(ids)
             masks.append(learnt)
@@ -258,7 +258,7 @@ class Encoder:
 
 
 def can_be_kept(vocab_size: int, with_mask: bool, tally: Tally, record: Record) -> bool:
-    """Whether the ids of a record are the vocabulary's, and its mask has a place; otherwise it is broken."""
+    """Return whether a record's ids are in the vocabulary, and its mask can be stored; else it is broken."""
     assert isinstance(record, TokenIds)
     largest = int(record.ids.max()) if len(record.ids) else 0
     if largest >= vocab_size:

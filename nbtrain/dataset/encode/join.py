@@ -1,9 +1,9 @@
 """Shards of a corpus -> one .bin/.idx pair per key, without documents that repeat an earlier one.
 
-    digests and signatures of all shards, in order -> which documents stay
-    tokens of each shard, copied in runs of documents that stay -> .bin, hashed on the way; lengths -> .idx
-    tokens of shards that one process has written in order, if all stay -> the file becomes the .bin; its hash
-    was taken as it was written, or is taken now if two processes wrote it
+    digests and signatures of all shards, in order -> the documents to keep
+    tokens of each shard, copied in runs of kept documents -> .bin, hashed on the way; lengths -> .idx
+    tokens of shards that one process has written in order, if all are kept -> the file becomes the .bin; its
+    hash was computed while it was written, or is computed now if two processes wrote it
 
 Memory is a few bytes per document; tokens pass in pieces of COPY_BYTES.
 """
@@ -63,7 +63,7 @@ def join(
     mask_prefix: Path | None,
     on_bytes: Callable[[int], None],
 ) -> Joined:
-    """Write the pairs of `prefixes` (the main key, then the extra ones) and the mask's from whole shards."""
+    """Write the pairs of `prefixes` (main key, then extra ones) and the mask's from complete shards."""
     totals = [SourceTotals() for _ in settings.readers]
     stays = _without_duplicates(settings.work, records, settings.cleaning, totals)
     dtype = np.dtype(settings.dtype)
@@ -71,7 +71,7 @@ def join(
     names = ["", *(f"key-{key}" for key in settings.extra_keys)]
     pairs = [(prefix, dtype, name, index) for index, (prefix, name) in enumerate(zip(prefixes, names))]
     if mask_prefix is not None:
-        # The mask's lengths are the main pair's: one byte per token.
+        # The mask has the main pair's lengths: one byte per token.
         pairs.insert(1, (mask_prefix, np.dtype(np.uint8), "mask", 0))
     for prefix, dtype, name, index in pairs:
         pair = _Pair(prefix, dtype)
@@ -102,7 +102,7 @@ def join(
 def _without_duplicates(
     work: Path, records: Sequence[ShardRecord], cleaning: CleaningConfig, totals: list[SourceTotals]
 ) -> list[np.ndarray | None]:
-    """bool [documents] per shard: does it stay; None if all do."""
+    """Return bool [documents] per shard: whether each is kept; None if all are."""
     exact = ExactIndex() if cleaning.exact_dedup else None
     near = NearIndex(cleaning.near_dedup) if cleaning.near_dedup.enabled else None
     stays: list[np.ndarray | None] = []
@@ -126,13 +126,13 @@ def _without_duplicates(
 
 
 def _place(record: ShardRecord, own: Path, in_order: Path) -> tuple[Path, int]:
-    """The file that holds the tokens of a shard, and the byte at which they begin."""
+    """Return the file that holds the tokens of a shard, and the byte at which they begin."""
     start = record.starts.get(in_order.name)
     return (own, 0) if start is None else (in_order, start)
 
 
 def _is_joined(in_order: Path, records: Sequence[ShardRecord], stays: Sequence[np.ndarray | None]) -> bool:
-    """Whether a file holds the tokens of all shards, in order, and nothing else."""
+    """Return whether a file holds the tokens of all shards, in order, and nothing else."""
     end = 0
     for record, stay in zip(records, stays, strict=True):
         if stay is not None or record.starts.get(in_order.name) != end:
@@ -166,7 +166,7 @@ class _Pair:
         stays: Sequence[np.ndarray | None],
         on_bytes: Callable[[int], None],
     ) -> Iterator[IO[bytes] | None]:
-        """The .bin to write into; None if the file `in_order` becomes the .bin as it is."""
+        """Open the .bin for writing; None if the file `in_order` becomes the .bin unchanged."""
         if not _is_joined(in_order, records, stays):
             with files.atomic_writer(bin_path(self.prefix)) as stream:
                 yield stream
@@ -191,7 +191,7 @@ class _Pair:
         stay: np.ndarray | None,
         on_bytes: Callable[[int], None],
     ) -> int:
-        """Copy the documents of one shard that stay; returns their tokens."""
+        """Copy the documents of one shard that are kept; return their tokens."""
         self.num_sequences_before = len(self._lengths)
         ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         # Token offset of each document's beginning, and the end.
@@ -211,7 +211,7 @@ class _Pair:
                     start, stop = (int(documents[at]) * self.dtype.itemsize for at in (first, last))
                     content.seek(begin + start)
                     self._copy(content, stream, stop - start, on_bytes)
-            # What is passed over is done as well.
+            # Skipped bytes count as progress too.
             on_bytes((int(documents[-1]) - copied) * self.dtype.itemsize)
         self._lengths.frombytes(lengths.astype(np.intc).tobytes())
         self._counts.frombytes(counts.astype(np.intc).tobytes())
@@ -220,7 +220,7 @@ class _Pair:
     def _copy(
         self, content: IO[bytes], stream: IO[bytes] | None, num_bytes: int, on_bytes: Callable[[int], None]
     ) -> None:
-        """Hash what comes next, and write it if there is a stream."""
+        """Hash the next bytes, and write them if there is a stream."""
         while num_bytes:
             piece = self._buffer[: content.readinto(self._buffer[:num_bytes])]  # type: ignore[attr-defined]
             if not piece:
@@ -233,7 +233,7 @@ class _Pair:
             on_bytes(len(piece))
 
     def finish(self, several_sequences: bool) -> dict[str, FileEntry]:
-        """Write the .idx; the manifest's entries of both files."""
+        """Write the .idx; return the manifest's entries of both files."""
         index = idx_path(self.prefix)
         documents = None
         if several_sequences:

@@ -31,7 +31,7 @@ SHOW_SECONDS = 0.1
 
 
 class WorkerCounters:
-    """The progress of one process, where others can read it; a torn value only looks odd."""
+    """The progress of one process, readable by others; a torn value only looks odd."""
 
     def __init__(self, work: Path):
         self._descriptor = os.open(
@@ -46,7 +46,7 @@ class WorkerCounters:
 
 
 class EncodeProgress:
-    """The account of one encoding: shards as they come in, their tallies in order, and the bar."""
+    """Progress of one encoding: finished shards, their tallies in order, and the bar."""
 
     def __init__(self, work: Path, counts: list[SourceCounts], progress: Progress):
         self.work, self.counts, self.progress = work, counts, progress
@@ -54,7 +54,7 @@ class EncodeProgress:
         self.num_kept = 0
         self._next = 0
         self._started = self._shown = time.monotonic()
-        # Size, and text, documents and tokens, of the parts that are done; the latter of this run's alone.
+        # Size of finished parts, and their text, documents and tokens; the latter only from this run.
         self._size = self._kept_documents = self._kept_tokens = 0
         self._done = np.zeros(3, np.int64)
         self._own = np.zeros(3, np.int64)
@@ -64,7 +64,7 @@ class EncodeProgress:
         self._sizes_under_way[task.number] = task.part.size_bytes
 
     def keep(self, record: ShardRecord) -> None:
-        """A shard that an earlier run has left."""
+        """Add a shard that an earlier run has left."""
         self.num_kept += 1
         self._kept_documents += record.documents
         self._kept_tokens += record.tokens
@@ -106,7 +106,7 @@ class EncodeProgress:
         while self._next in self.records:
             done = self.records[self._next]
             self.counts[done.source].absorb(Tally.from_dict(done.tally), done.path)
-            # It may name thousands of broken records, and the parts may be thousands too.
+            # A tally may name thousands of broken records, and there may be thousands of parts.
             self.records[self._next] = replace(done, tally={})
             self._next += 1
         self.show()

@@ -23,13 +23,13 @@ LARGEST_SEQUENCE_TOKENS = 2**31 - 1
 
 @dataclass(frozen=True)
 class EncodeSettings:
-    """Everything that decides a shard, besides its part."""
+    """All settings that decide a shard, besides its part."""
 
     work: Path
     readers: tuple[SourceReader, ...]
     cleaning: CleaningConfig
     tokenizer_directory: Path | None
-    """None if every source is token ids already."""
+    """Tokenizer folder; None if every source is token ids already."""
     engine: str | None
     vocab_size: int
     eod_id: int | None
@@ -40,7 +40,7 @@ class EncodeSettings:
     unknown_id: int | None = None
     """Id of text that the tokenizer cannot write; None if there is no such id, and none is counted."""
     tokenizer_sha256: str | None = None
-    """The tokenizer that the folder must hold."""
+    """Hash of the tokenizer that the folder must hold."""
 
 
 @dataclass(frozen=True)
@@ -57,17 +57,17 @@ class ShardRecord:
     path: str | None
     tally: dict[str, Any]
     files: dict[str, int]
-    """Name: size in bytes, of this shard's share if a file holds several shards."""
+    """{name: size in bytes}; only this shard's share if a file holds several shards."""
     starts: dict[str, int] = field(default_factory=dict)
-    """Name: the byte at which this shard begins, for files that hold several shards."""
+    """{name: byte at which this shard begins}, for files that hold several shards."""
     sha256: dict[str, str] = field(default_factory=dict)
-    """Name: the hash of a file of several shards up to the end of this one; missing if an earlier process
-    wrote the file's beginning."""
+    """{name: hash of a file of several shards up to this one's end}; missing if an earlier process wrote the
+    file's beginning."""
     unknown_tokens: int = 0
 
     @classmethod
     def read(cls, work: Path, number: int) -> "ShardRecord | None":
-        """The record of a finished shard whose files are whole, or None."""
+        """Return the record of a finished shard whose files are complete, or None."""
         value = files.read_json(record_path(work, number))
         if value is None:
             return None
@@ -90,13 +90,13 @@ def arrays_path(work: Path, number: int) -> Path:
 
 
 def tokens_path(work: Path, number: int | None, what: str = "") -> Path:
-    """A shard's tokens (None: all shards'); `what`: "" (main key), "key-<extra key>" or "mask"."""
+    """Return the token file of a shard (None: all shards); `what`: "" (main), "key-<extra key>", "mask"."""
     stem = "in-order" if number is None else f"{number:06d}"
     return work / (f"{stem}-{what}.bin" if what else f"{stem}.bin")
 
 
 class _InOrder:
-    """Writes shards one after the other; what a killed run has left after the last whole shard is cut off."""
+    """Writes shards one after another; what a killed run wrote after the last complete shard is truncated."""
 
     def __init__(self, work: Path):
         self.ends: dict[str, int] = {}
@@ -108,7 +108,7 @@ class _InOrder:
 
     @contextlib.contextmanager
     def writer(self, path: Path) -> Iterator["_Hashed"]:
-        """Open the file at the end of its last whole shard; on success the new shard is on the disk."""
+        """Open the file at the end of its last complete shard; on success the new shard is on the disk."""
         if path.name not in self.ends:
             self._digests[path.name] = hashlib.sha256()
         digest = self._digests.pop(path.name, None)
@@ -123,12 +123,12 @@ class _InOrder:
             self._digests[path.name] = digest
 
     def sha256(self) -> dict[str, str]:
-        """SHA-256 so far of the files that this process has written from their beginning."""
+        """Return SHA-256 so far of the files that this process has written from their beginning."""
         return {name: digest.hexdigest() for name, digest in self._digests.items()}
 
 
 class _Hashed:
-    """A stream that hashes what is written, so that joining need not read it again."""
+    """A stream that hashes the bytes written, so that joining need not read them again."""
 
     def __init__(self, stream: IO[bytes], digest: Any):
         self._stream, self._digest = stream, digest
@@ -149,7 +149,7 @@ class _Tokens:
     document_ends: np.ndarray | None = None
     """Number of sequences up to the end of each document; None: one each."""
     learnt: np.ndarray | None = None
-    """bool per id; None: all."""
+    """Loss mask, bool per id; None: all are in the loss."""
     end_learnt: np.ndarray | None = None
     """Whether the EOD of each document is in the loss; None: all."""
     put_eod: bool = True
@@ -161,11 +161,11 @@ class _Tokens:
 
     @property
     def last_sequences(self) -> np.ndarray:
-        """The last sequence of each document: the one that EOD ends."""
+        """Return the last sequence of each document, after which EOD follows."""
         return np.arange(len(self.offsets) - 1) if self.document_ends is None else self.document_ends - 1
 
     def count_by_document(self, flags: np.ndarray) -> np.ndarray:
-        """int64 [documents]: how many of a document's ids are flagged; `flags` is bool, one for each id."""
+        """Return int64 [documents]: how many of a document's ids are flagged; `flags` is bool, one per id."""
         before = np.concatenate([[0], np.cumsum(flags, dtype=np.int64)])
         return np.diff(before[self.offsets[self.last_sequences + 1]], prepend=0)
 
@@ -194,7 +194,7 @@ class _Shard:
         self._unknown = array("q")
         """Unknown tokens of each document."""
         self._loss = array("q")
-        """Tokens with a loss of each document, if there is a mask."""
+        """Tokens in the loss of each document, if there is a mask."""
         self._sequences = array("i")
         self._bytes = array("q")
         self._digests = bytearray()
@@ -230,7 +230,7 @@ class _Shard:
         digest: bytes,
         signature: np.ndarray | None,
     ) -> None:
-        """One document of one sequence, its ids in pieces."""
+        """Add one document of one sequence, its ids in pieces."""
         eod_id, unknown_id = self.settings.eod_id, self.settings.unknown_id
         length = unknown = 0
         for ids in chain(pieces, [] if eod_id is None else [np.array([eod_id])]):
@@ -328,6 +328,6 @@ class _Shard:
         files.write_bytes(arrays_path(self.settings.work, self.number), content.getbuffer())
 
     def sizes(self) -> dict[str, int]:
-        """{name: size} of all files but the record, when they are closed."""
+        """Return {name: size} of all files except the record, once they are closed."""
         paths = [*self._paths, arrays_path(self.settings.work, self.number)]
         return {path.name: path.stat().st_size - self.starts.get(path.name, 0) for path in paths}

@@ -1,14 +1,14 @@
-"""Losses that a model should beat: how well token counts alone predict the run's validation tokens.
+"""Losses that a model should beat, from token counts alone, on the run's validation tokens.
 
     plain     H = -sum_v p(v) ln p(v), p the validation tokens' own frequencies: no unigram model is better
     unigram   -mean ln (c(b) + k) / (N + k V), counts c of the training split
     bigram    -mean ln (c(a, b) + k) / (c(a) + k V), a the token before b
 
-In nats per token, over the very samples that the run's validation reads, and there over the labels that bear
-loss, so that the figures and the trained model's validation loss are of the same tokens. V is the vocabulary.
-For each model, k is the value of a fixed grid that gives it the lowest loss: in the baseline's favour, never
-in the trained model's. Pairs run over document ends, as samples do. Counts are of at most 20 million training
-tokens, the first ones of each source (`train_tokens` says how many).
+In nats per token, over the same samples as the run's validation and over the labels in the loss, so that the
+figures and the trained model's validation loss cover the same tokens. V is the vocabulary. For each model, k
+is the value of a fixed grid with the lowest loss, which favours the baseline, never the trained model. Pairs
+run over document ends, as samples do. Counts cover at most 20 million training tokens, the first ones of each
+source (`train_tokens` says how many).
 """
 
 import logging
@@ -39,7 +39,7 @@ K_GRID = tuple(float(k) for k in 10.0 ** np.arange(-4, 3.25, 0.25))
 
 @dataclass(frozen=True)
 class Baselines:
-    """Nats per token on the run's validation samples, and how they came about."""
+    """Nats per token on the run's validation samples, and how they were computed."""
 
     unigram_entropy_nats: float
     """The validation tokens' own unigram entropy."""
@@ -84,7 +84,7 @@ def baselines(config: RunConfig, too_small: str) -> Baselines | NoBaselines: ...
 
 
 def baselines(config: RunConfig, too_small: str = "refuse") -> Baselines | NoBaselines:
-    """The baselines of a run's data: computed once, then read from the dataset's folder.
+    """Return the baselines of a run's data: computed once, then read from the dataset's folder.
 
     Raises DataError if the data is not prepared, one of the two splits is too short, or the run blends
     datasets; with too_small="explain" the last two raise nothing and return a NoBaselines, so that a notebook
@@ -149,7 +149,7 @@ def _baselines(config: RunConfig) -> Baselines | NoBaselines:
     result = compute(train_tokens, context, target, manifest.vocab_size)
     try:
         files.write_json(dataset.baselines_json, [*stored, {"key": key, "value": asdict(result)}])
-    except OSError as error:  # a data home that may only be read: the figures are right all the same
+    except OSError as error:  # a read-only data directory: the figures are correct all the same
         logger.info(
             "%s: cannot be written (%s); computed again next time.", dataset.baselines_json, error.strerror
         )
@@ -157,14 +157,14 @@ def _baselines(config: RunConfig) -> Baselines | NoBaselines:
 
 
 def validation_samples(config: RunConfig) -> int:
-    """Samples that one validation of the run reads."""
+    """Return the number of samples that one validation of the run reads."""
     return config.evaluation.eval_iters * config.batch.global_batch_size
 
 
 def _validation_labels(
     config: RunConfig, opened: OpenDataset, parts: list[tuple[int, int]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens, the labels after them that bear loss); of the whole split if the run never validates."""
+    """Return (tokens, their labels in the loss); of the whole split if the run never validates."""
     samples = build_datasets(config, opened=opened).valid
     if samples is None or not validation_samples(config):
         tokens = _tokens(opened.indexed, parts, MAX_VALIDATION_TOKENS)
@@ -179,7 +179,7 @@ def _validation_labels(
 
 
 def compute(train: np.ndarray, context: np.ndarray, target: np.ndarray, vocab_size: int) -> Baselines:
-    """The baselines of training tokens [tokens] on labels `target` [labels] after the tokens `context`."""
+    """Return the baselines of training tokens [tokens] on labels `target` [labels] after tokens `context`."""
     counts = np.bincount(train, minlength=vocab_size)
     unigram_nats, unigram_k = _best(counts[target], np.full(len(target), len(train)), vocab_size)
 
@@ -197,12 +197,12 @@ def compute(train: np.ndarray, context: np.ndarray, target: np.ndarray, vocab_si
 
 
 def _best(counts: np.ndarray, totals: np.ndarray, vocab_size: int) -> tuple[float, float]:
-    """(lowest cross entropy, its k) over the grid, for tokens with these counts out of these totals."""
+    """Return (lowest cross entropy, its k) over the grid, for tokens with these counts and totals."""
     return min((float(np.mean(np.log(totals + k * vocab_size) - np.log(counts + k))), k) for k in K_GRID)
 
 
 def _parts_of(config: RunConfig, opened: OpenDataset, split: str) -> list[tuple[int, int]]:
-    """The sequences of a split, [first, last): of each source if it is cut by itself, as best_fit has it."""
+    """Return a split's sequences, [first, last), per source if sources are split separately (best_fit)."""
     how, count = (config.data.split, config.data.split_rule), len(opened.indexed)
     if config.data.resolved_packing != "best_fit":
         return [split_bounds(*how, count)[SPLIT_NAMES.index(split)]]
@@ -211,7 +211,7 @@ def _parts_of(config: RunConfig, opened: OpenDataset, split: str) -> list[tuple[
 
 
 def _tokens(indexed: IndexedDataset, parts: list[tuple[int, int]], limit: int) -> np.ndarray:
-    """The tokens of all parts; of each its beginning, by its length, if they have more than `limit`."""
+    """Return all parts' tokens; above `limit`, the beginning of each in proportion to its length."""
     lengths = [int(indexed.lengths[first:last].sum(dtype=np.int64)) for first, last in parts]
     share = min(limit / max(sum(lengths), 1), 1.0)
     found = [np.empty(0, np.int64)]

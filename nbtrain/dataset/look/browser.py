@@ -1,4 +1,4 @@
-"""Documents of a dataset, read from its .bin and decoded: one, several, or the next that holds a text."""
+"""Documents of a dataset, read from its .bin and decoded: one, several, or the next that contains a text."""
 
 import html
 import itertools
@@ -33,7 +33,7 @@ Decoder = Union[Tokenizer, "_ForeignTokenizer"]
 
 @dataclass(frozen=True)
 class Document:
-    """One document as it is shown."""
+    """One document for display."""
 
     number: int
     tokens: int
@@ -63,7 +63,7 @@ class Document:
 
     @property
     def marked(self) -> list[marked.Piece]:
-        """The pieces with what they are for training, and the end of the document."""
+        """Return the pieces with their roles in training, and the end of the document."""
         pieces: list[marked.Piece] = [(text, "loss" if in_loss else "read") for text, in_loss in self.pieces]
         if self.cut:
             pieces.append((" ...", "read"))
@@ -82,7 +82,7 @@ class Document:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> "Document":
-        """The document of to_dict."""
+        """Return the document that to_dict() returned."""
         masked, text = "pieces" in value, value["text"]
         pieces = [(piece["text"], piece["learnt"]) for piece in value.get("pieces", [])] or [(text, True)]
         loss = [value.get(key) for key in ("loss_tokens", "end_in_loss")]
@@ -90,14 +90,14 @@ class Document:
         return cls(value["document"], value["tokens"], 1, pieces, cut, masked, value.get("source"), *loss)
 
     def to_html(self) -> str:
-        """The text, tokens in the loss coloured."""
+        """Return the text as HTML, tokens in the loss coloured."""
         body = marked.html_of(self.marked) if self.masked else html.escape(self.text)
         # JupyterLab breaks the lines of a <pre> within words.
         look = "white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal;margin:4px 0"
         return f'<pre style="{look}">{body}</pre>'
 
     def to_text(self, most_chars: int | None = None, colour: bool = False) -> str:
-        """The title, then the text in indented lines, of at most `most_chars`, tokens in the loss marked."""
+        """Return the title, then indented lines of at most `most_chars` of text, with the loss marked."""
         pieces: list[marked.Piece] = self.marked if self.masked else [(self.text, "read")]
         left = most_chars
         if left is not None and len("".join(text for text, _ in pieces)) > left:
@@ -113,7 +113,7 @@ class Document:
 
 
 def samples_html(samples: Sequence[Mapping[str, Any]]) -> str:
-    """Documents as Document.to_dict gives them, to open one by one; the first one is open."""
+    """Return documents of Document.to_dict as HTML, to open one by one; the first one is open."""
     parts = []
     for place, sample in enumerate(samples):
         document = Document.from_dict(sample)
@@ -127,7 +127,7 @@ def samples_html(samples: Sequence[Mapping[str, Any]]) -> str:
 def samples_text(
     samples: Sequence[Mapping[str, Any]], most_chars: int | None = None, colour: bool = False
 ) -> list[str]:
-    """Documents as Document.to_dict gives them, each as indented lines, of at most `most_chars`."""
+    """Return documents of Document.to_dict as text, each in indented lines, of at most `most_chars`."""
     return [Document.from_dict(sample).to_text(most_chars, colour) for sample in samples]
 
 
@@ -183,7 +183,7 @@ class Browser:
         return Document(number, length, last - first, pieces, cut, True, source, loss_tokens, end_in_loss)
 
     def spread(self, count: int, max_tokens: int = SHOWN_TOKENS) -> list[Document]:
-        """`count` documents at equal distances, as many of each source; fewer if the dataset has fewer."""
+        """Return `count` documents at equal distances, as many per source; fewer if the dataset has fewer."""
         # A manifest names a source's sequences; its documents are those that begin there.
         starts = np.asarray(self.indexed.document_indices)
         ranges = self._sources or [("", 0, len(self.indexed))]
@@ -204,7 +204,7 @@ class Browser:
 
     @cached_property
     def _sources(self) -> list[tuple[str, int, int]]:
-        """Name and sequences [first, last) of each source, if there are several."""
+        """Return name and sequences [first, last) of each source, if there are several."""
         named = [
             (source.get("name") or source.get("kind") or "", *source["sequences"])
             for source in (self.manifest.sources if self.manifest else [])
@@ -220,7 +220,7 @@ class Browser:
         return next((name for name, first, last in self._sources if first <= sequence < last), None)
 
     def find(self, text: str, start: int = 0, seconds: float = SEARCH_SECONDS) -> tuple[int | None, int]:
-        """(the next document from `start` on that holds `text` in any case, the document to continue from).
+        """Return (next document from `start` that contains `text`, ignoring case, document to continue from).
 
         Gives up after `seconds`: (None, less than num_documents). Searches the first SEARCHED_TOKENS of each.
         """
@@ -251,7 +251,7 @@ class Browser:
         ]
 
     def decode(self, ids: np.ndarray, cut: bool) -> str:
-        """The text of `ids`; if they are `cut`, without a last character that the cut splits."""
+        """Return the text of `ids`; if they are `cut`, without a last character that the cut splits."""
         if self._decoder is None:
             return " ".join(map(str, ids.tolist()))
         size = self._decoder.vocab_size
@@ -310,7 +310,7 @@ class _ForeignTokenizer:
                 self._tokenizer = byte_level(tokenizers.Tokenizer(model))
             else:
                 self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # bare ones from Rust
+        except Exception as error:  # Rust raises bare ones
             raise DataError(f"{display(path)}: not {what}: {error}.") from error
         self.vocab_size: int = self._tokenizer.get_vocab_size()
 

@@ -1,7 +1,7 @@
-"""The data card: what is in a dataset, in figures, pictures and documents, read from its .bin/.idx.
+"""The data card: the contents of a dataset in figures, pictures and documents, read from its .bin/.idx.
 
-data_card("my-dataset")            by name in the data home, or by prefix
-data_card(config)                  of a run: its splits too, and how often the run goes through them
+data_card("my-dataset")            by name in the data directory, or by prefix
+data_card(config)                  for a run, with its splits and the number of epochs it reads
 data_card(config with data.blend)  a BlendCard: each dataset with its share, and their cards
 """
 
@@ -83,20 +83,20 @@ class _Card:
         return PAGE.format(title=html.escape(f"data card of {self._heading}"), body=self.to_html())
 
     def summary_html(self) -> str:
-        """The heading, warnings, tables and pictures, without what follows them."""
+        """Return heading, warnings, tables and pictures, without the parts that follow."""
         escaped = map(html.escape, self.warnings)
-        # Small words in a colour would be too faint in one of the two themes.
+        # Small coloured words would be too faint in one of the two themes.
         dot = f'<span aria-hidden="true" style="color:{ORANGE}">&#9679;</span>'
         warnings = "".join(f"<p>{dot} <b>warning</b>: {text}</p>" for text in escaped)
         grid = grouped_table({title: as_facts(table) for title, table in self._tables().items()})
         return f"<h3>{html.escape(self._heading)}</h3>{warnings}{grid}{self._pictures()}"
 
     def to_html(self) -> str:
-        """A self-contained fragment; pictures are inline SVG."""
+        """Return a self-contained fragment; pictures are inline SVG."""
         raise NotImplementedError
 
     def _tables(self) -> dict[str, Table]:
-        """{title: table}."""
+        """Return {title: table}."""
         raise NotImplementedError
 
     def _pictures(self) -> str:
@@ -108,7 +108,7 @@ class _Card:
 
 @dataclass(frozen=True, repr=False)
 class DataCard(_Card):
-    """A dataset described; shows itself as text and as HTML."""
+    """A description of a dataset; shows itself as text and as HTML."""
 
     prefix: str
     documents: int
@@ -119,12 +119,12 @@ class DataCard(_Card):
     eod_id: int | None
     dataset_sha256: str | None
     tokenizer: str | None
-    """Folder of the tokenizer that decodes the dataset, or None if it is not in the data home."""
+    """Folder of the tokenizer that decodes the dataset, or None if it is not in the data directory."""
     sources: list[dict[str, Any]]
     """Sources in the manifest: name, documents, bytes, tokens, licence, attribution, settings of each."""
     dropped: dict[str, int]
     lengths: dict[str, float]
-    """Tokens per document, EOD counted: minimum, median, mean, 95 %, maximum."""
+    """Tokens per document, EOD included: minimum, median, mean, 95 %, maximum."""
     histogram: dict[str, list[int]]
     """edges (powers of 2, tokens) and counts (documents)."""
     splits: list[dict[str, Any]]
@@ -146,7 +146,7 @@ class DataCard(_Card):
 
     @property
     def bytes_per_token(self) -> float | None:
-        """Text bytes per token, EOD counted; None if the text's size is not known."""
+        """Text bytes per token, EOD included; None if the text's size is unknown."""
         return self.text_bytes / self.tokens if self.text_bytes and self.tokens else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class DataCard(_Card):
         return f"{self.summary_html()}{documents}{self.sequences_html()}"
 
     def sequences_html(self) -> str:
-        """The first training sequences of a run, to open one by one; "" if the card is not of a run."""
+        """Return a run's first training sequences, to open one by one; "" if the card is not of a run."""
         if not self.training_sequences:
             return ""
         return f"<h4>training sequences: {marked.LEGEND_HTML}</h4>{sequences_html(self.training_sequences)}"
@@ -231,7 +231,7 @@ class BlendCard(_Card):
 
     name: str
     entries: list[dict[str, Any]]
-    """name, weight, share, tokens and train_tokens of each; the samples and epochs that training takes."""
+    """name, weight, share, tokens and train_tokens of each; the samples and epochs that training reads."""
     cards: list[DataCard]
     warnings: list[str]
 
@@ -261,7 +261,7 @@ class BlendCard(_Card):
 
 
 def data_card(target: str | os.PathLike | RunConfig, tokenizer: str | None = None) -> DataCard | BlendCard:
-    """The card of a run's dataset, of a dataset by name, or of any .bin/.idx by prefix.
+    """Return the card of a run's dataset, of a dataset by name, or of any .bin/.idx by prefix.
 
     `tokenizer` is a name or a path; None uses the one of the manifest's hash. Reads the index, a loss mask,
     and the tokens that find_duplicates needs. Raises DataError if the dataset is missing or damaged.
@@ -316,7 +316,7 @@ def _card(target: Any, tokenizer: str | None, config: RunConfig | None) -> DataC
 
 
 def _loss_tokens(browser: Browser, manifest: DatasetManifest | None) -> int | None:
-    """Tokens in the loss, counted in the mask if the manifest has no count; None without a mask."""
+    """Return tokens in the loss, counted in the mask if the manifest has no count; None without a mask."""
     if browser.mask is None:
         return None
     if manifest is not None and manifest.loss_tokens is not None:
@@ -325,7 +325,7 @@ def _loss_tokens(browser: Browser, manifest: DatasetManifest | None) -> int | No
 
 
 def _with_tokens(source: dict[str, Any], indexed: IndexedDataset) -> dict[str, Any]:
-    """A source of a manifest with its tokens, counted by its sequences if the manifest has no count."""
+    """Return a manifest's source with its tokens, counted by its sequences if the manifest has no count."""
     first, last = source.get("sequences") or (0, 0)
     if source.get("tokens") is None and last:
         return {**source, "tokens": int(indexed.lengths[first:last].sum(dtype=np.int64))}
@@ -342,10 +342,10 @@ def _histogram(lengths: np.ndarray) -> dict[str, list[int]]:
 
 
 def _splits(config: RunConfig, indexed: IndexedDataset, packed: GPTDatasets | None) -> list[dict[str, Any]]:
-    """Splits of the sequences, and what training and one validation or test read of them.
+    """Return the splits of the sequences, and what training and one validation or test read of them.
 
     `packed` are the run's datasets with packing: best_fit. They are split within each source and read by
-    weight, so that their own numbers count.
+    weight, so their own numbers are used.
     """
     if packed is not None:
         return split_rows(packed)
@@ -421,7 +421,7 @@ def _image(svg: bytes, title: str) -> str:
 
 
 def _templates(sources: list[dict[str, Any]]) -> str:
-    """The most frequent templates of wikitext that were not evaluated, with how often each was met."""
+    """Return the most frequent templates of wikitext that were not evaluated, with their counts."""
     counts: Counter[str] = Counter()
     for source in sources:
         counts.update(source.get("unknown_templates", {}))

@@ -1,4 +1,4 @@
-"""Pictures of the data card: bars, as SVG that reads on white and on black."""
+"""Pictures of the data card: bars, as SVG that is readable on white and on black."""
 
 import io
 import itertools
@@ -10,7 +10,7 @@ from nbtrain.base.look import BLUE, GREY, ORANGE, themed
 
 
 def histogram_svg(edges: Sequence[int], counts: Sequence[int], seq_length: int | None = None) -> bytes:
-    """Documents by length in tokens; a line marks the length of a sample."""
+    """Return a histogram of documents by length in tokens; a line marks the length of a sample."""
     figure, axes = _figure(6.4, 2.6)
     axes.bar(range(len(counts)), counts, width=0.92, color=BLUE)
     axes.set_xlim(-0.6, max(len(counts), 6) - 0.4)
@@ -27,7 +27,7 @@ def histogram_svg(edges: Sequence[int], counts: Sequence[int], seq_length: int |
 
 
 def bars_svg(names: Sequence[str], values: Sequence[float], label: str) -> bytes:
-    """One horizontal bar a name, the first on top, each with its value."""
+    """Return one horizontal bar per name, the first on top, each with its value."""
     figure, axes = _figure(6.4, 0.9 + 0.28 * len(names))
     places = range(len(names))
     bars = axes.barh(places, values, color=BLUE, height=0.7)
@@ -65,7 +65,7 @@ def _svg(figure: Any) -> bytes:
 
     themed(figure)
     content = io.BytesIO()
-    # A fixed salt and no date: the same card is the same bytes.
+    # A fixed salt and no date, so that equal cards are equal bytes.
     with rc_context({"svg.hashsalt": "nbtrain"}):
         figure.savefig(content, format="svg", metadata={"Date": None})
     return content.getvalue()

@@ -21,7 +21,7 @@ REMEMBERED = ".contents.json"
 
 
 def check_contents(dataset: DatasetFiles) -> None:
-    """Raises DataError if a file of the dataset, or of its blend's, is not what its manifest says."""
+    """Raises DataError if a file of the dataset, or of its blend, does not match its manifest."""
     if isinstance(dataset, BlendFiles):
         for entry in dataset.entries:
             check_contents(entry.files)
@@ -48,7 +48,7 @@ def check_contents(dataset: DatasetFiles) -> None:
 
 
 def _younger_files(dataset: DatasetFiles, manifest: DatasetManifest) -> list[Path]:
-    """Files written after the manifest, but for those that were read since."""
+    """Return files written after the manifest, except those that were read since."""
     since = dataset.manifest_json.stat().st_mtime_ns
     paths = [dataset.directory / name for name in sorted(manifest.files)]
     young = [path for path in paths if path.stat().st_mtime_ns > since]
@@ -62,7 +62,7 @@ def _identity(path: Path, manifest: DatasetManifest) -> list[int | str]:
 
 
 def _remembered(dataset: DatasetFiles) -> dict[str, list[int | str]]:
-    with contextlib.suppress(ValueError):  # torn: as if nothing were remembered
+    with contextlib.suppress(ValueError):  # torn: nothing is remembered
         value = files.read_json(dataset.directory / REMEMBERED)
         if isinstance(value, dict):
             return value

@@ -1,8 +1,8 @@
-"""Documents that are byte for byte another one's copy, found in a .bin, in bounded time and memory.
+"""Documents that are byte for byte copies of others, found in a .bin in bounded time and memory.
 
     length and four tokens of every document -> those that share all five -> hash of their tokens
 
-A corpus that prepare made has none when cleaning.exact_dedup was on; one that somebody brought may.
+A corpus from prepare has none if cleaning.exact_dedup was on; one from another program may.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class Duplicates:
 
 
 def find_duplicates(indexed: IndexedDataset) -> Duplicates:
-    """Exact duplicates among all documents, or a sample: by MAX_DOCUMENTS, MAX_HASHED_BYTES, MAX_SECONDS."""
+    """Count exact duplicates, within MAX_DOCUMENTS, MAX_HASHED_BYTES and MAX_SECONDS in a sample."""
     indexed.check()
     bounds = indexed.document_bounds()
     filled = np.flatnonzero(bounds[1:] > bounds[:-1])
@@ -79,7 +79,7 @@ def find_duplicates(indexed: IndexedDataset) -> Duplicates:
 
 
 def _keys(indexed: IndexedDataset, bounds: np.ndarray, documents: np.ndarray) -> np.ndarray:
-    """uint64 of the length and four tokens of each document: equal documents have equal ones."""
+    """Return a uint64 of the length and four tokens of each document: equal for equal documents."""
     starts = bounds[documents]
     lengths = bounds[documents + 1] - starts
     keys = lengths.astype(np.uint64)

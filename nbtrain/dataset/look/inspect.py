@@ -1,4 +1,4 @@
-"""A .bin/.idx pair looked at from outside: what its header says, and whether all of it is right."""
+"""Inspects a .bin/.idx pair: what its header says, and whether all of it is correct."""
 
 import contextlib
 import hashlib
@@ -35,7 +35,7 @@ from nbtrain.dataset.of_run import find_dataset
 
 SAMPLE_TOKENS = 80
 PROGRESS_BYTES = 64 << 20
-"""Files that are read for longer than a blink have a bar."""
+"""Bytes from which on reading files shows a progress bar."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Inspection:
 
     prefix: str
     facts: dict[str, Any]
-    """None: no manifest says it."""
+    """None: no manifest has it."""
     checks: list[str]
     sources: list[dict[str, Any]] = field(default_factory=list)
     """name, documents, bytes, tokens of each source of the manifest."""
@@ -144,8 +144,8 @@ def _facts(
 def verify(target: str | os.PathLike | RunConfig) -> Inspection:
     """Read every byte: offsets, ids, EOD at each document's end, loss masks, sha256 of the manifest's files.
 
-    Shows progress if it takes long. Raises DataError at the first thing that is wrong; a wrong sha256 is
-    reported before what follows from it.
+    Shows progress if it takes long. Raises DataError at the first error; a wrong sha256 is reported before
+    the errors that follow from it.
     """
     dataset = find_dataset(target)
     indexed = IndexedDataset(dataset.prefix)

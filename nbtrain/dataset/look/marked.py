@@ -2,7 +2,7 @@
 
 pieces (text, kind) -> a terminal: green and grey
                     -> plain text: [[tokens in the loss]] without a loss <EOD>
-                    -> HTML: coloured by attributes, which a notebook that is not trusted keeps
+                    -> HTML: coloured by attributes, which an untrusted notebook keeps
 kinds of positions  -> a strip of one line, or of a picture
 """
 
@@ -21,7 +21,7 @@ Kind = Literal["loss", "read", "padding"]
 Piece = tuple[str, Kind]
 KINDS: tuple[Kind, ...] = ("read", "loss", "padding")
 END_OF_DOCUMENT = "<EOD>"
-"""Text that is shown for the end-of-document token."""
+"""Text shown for the end-of-document token."""
 LEGEND_COLOUR = "tokens in the loss are green, the others grey"
 LEGEND_PLAIN = "tokens in the loss are between [[ and ]]"
 LEGEND_HTML = "tokens in the loss are coloured"

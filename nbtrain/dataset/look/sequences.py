@@ -27,7 +27,7 @@ SHOWN_DOCUMENTS = 8
 SHOWN_TOKENS = 60
 """Tokens of each document that are decoded."""
 READ, LOSS, PADDING = range(3)
-"""Places in marked.KINDS."""
+"""Indices into marked.KINDS."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class TrainingSequence:
     position: int
     """In the run's order, from 0."""
     kinds: list[int]
-    """Place in marked.KINDS of each position: what its label is for training."""
+    """Index into marked.KINDS for each position: the role of its label in training."""
     begins: list[int]
-    """The positions at which documents begin."""
+    """Positions at which documents begin."""
     parts: list[Part]
-    """The first documents, their beginnings decoded."""
+    """The first documents, with their beginnings decoded."""
 
     @property
     def title(self) -> str:
@@ -66,11 +66,11 @@ class TrainingSequence:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> "TrainingSequence":
-        """The sequence of to_dict."""
+        """Return the sequence that to_dict() returned."""
         return cls(**{**value, "parts": [Part(**part) for part in value["parts"]]})
 
     def to_text(self, colour: bool = False) -> str:
-        """The title, a strip of all positions, and the first documents."""
+        """Return the title, a strip of all positions, and the first documents."""
         lines = [self.title, marked.strip_text(np.array(self.kinds), self.begins)]
         for part in self.parts:
             lines.append(f"positions {part.first:,} to {part.last:,}")
@@ -80,7 +80,7 @@ class TrainingSequence:
         return "\n".join(lines)
 
     def to_html(self) -> str:
-        """The same as a fragment, the strip as a picture."""
+        """Return the same as HTML, with the strip as a picture."""
         look = "white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal;margin:2px 0 6px 0"
         parts = "".join(
             f"<div>positions {part.first:,} to {part.last:,}</div>"
@@ -126,7 +126,7 @@ def _sequence(position: int, sample: Sample, browser: Browser) -> TrainingSequen
     parts = []
     for begin, end in list(zip(begins, bounds[1:]))[:SHOWN_DOCUMENTS]:
         stop = min(end, begin + SHOWN_TOKENS)
-        # Each label is the token that follows. In a stream the first token is the label of the EOD before it.
+        # Each label is the next token. In a stream the first token is the label of the EOD before it.
         follows = begin > 0 and sample.tokens[begin - 1] == browser.eod_id
         ids = np.append(sample.tokens[begin : begin + 1], sample.labels[begin:stop])
         flags = np.append(follows and in_loss[begin - 1], in_loss[begin:stop])
@@ -154,7 +154,7 @@ def _pieces(ids: np.ndarray, flags: np.ndarray, is_cut: bool, browser: Browser) 
 def sequences_of(
     target: Any, browser: Browser, datasets: GPTDatasets | None = None
 ) -> tuple[list[dict[str, Any]], str]:
-    """Return (the first sequences of a run as dicts, why there are none); nothing for what is not a run."""
+    """Return (a run's first sequences as dicts, why there are none); both empty if it is not a run."""
     if not isinstance(target, RunConfig):
         return [], ""
     try:
@@ -164,10 +164,10 @@ def sequences_of(
 
 
 def sequences_html(sequences: Sequence[Mapping[str, Any]]) -> str:
-    """Sequences as TrainingSequence.to_dict gives them, to open one by one."""
+    """Return sequences of TrainingSequence.to_dict as HTML, to open one by one."""
     return "".join(TrainingSequence.from_dict(sequence).to_html() for sequence in sequences)
 
 
 def sequences_text(sequences: Sequence[Mapping[str, Any]], colour: bool = False) -> list[str]:
-    """Sequences as TrainingSequence.to_dict gives them."""
+    """Return sequences of TrainingSequence.to_dict as text."""
     return [TrainingSequence.from_dict(sequence).to_text(colour) for sequence in sequences]

@@ -1,4 +1,4 @@
-"""Small tables as text: numbers to the right, words to the left. As HTML: base/html_table.py."""
+"""Small tables as text: numbers right-aligned, words left-aligned. For HTML: base/html_table.py."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,14 +13,14 @@ SOURCE_COLUMNS = ["source", "documents", "bytes", "tokens", "bytes/token"]
 
 
 def text_table(header: list[str], rows: list[list[str]]) -> str:
-    """Aligned columns for a terminal: a cell is one line of what can be printed."""
+    """Align columns for a terminal: a cell is one printable line."""
     header, *rows = [[printable(cell).replace("\n", "\\n") for cell in row] for row in (header, *rows)]
     numbers = {at for at in range(len(header)) if all(is_number(row[at]) for row in rows)}
     return "\n".join(aligned([header, *rows] if any(header) else rows, numbers))
 
 
 def as_facts(table: Table) -> dict[str, str]:
-    """{first cell of a row: the others with their headings}, for tables of several shapes in one grid."""
+    """Return {first cell of a row: the others with their headings}, to show different tables in one grid."""
     header, rows = table
     if not any(header):
         return {name: said for name, said in rows}
@@ -31,7 +31,7 @@ def as_facts(table: Table) -> dict[str, str]:
 
 
 def unread_rows(sources: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """[source, its keys that were not read, with their records] of each source that has such keys."""
+    """Return [source, its unread keys, with their records] of each source that has such keys."""
     rows = []
     for source in sources:
         by_count: dict[int, list[str]] = {}
@@ -46,7 +46,7 @@ def unread_rows(sources: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def source_rows(sources: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """SOURCE_COLUMNS of each source of a manifest; "" for a figure that it does not have."""
+    """Return SOURCE_COLUMNS of each source of a manifest; "" for a missing figure."""
     rows = []
     for source in sources:
         num_bytes, tokens = source.get("bytes"), source.get("tokens")

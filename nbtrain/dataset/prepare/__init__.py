@@ -1,1 +1,1 @@
-"""From a run YAML to its tokenizer and dataset, skipping what is there."""
+"""From a run YAML to its tokenizer and dataset, skipping steps that are done."""

@@ -1,7 +1,6 @@
 """The encode step of prepare: a corpus and a tokenizer -> verified .bin/.idx with a manifest.
 
-    parts that have no shard yet -> shards, by any number of processes -> joined without duplicates ->
-    manifest
+    parts without a shard -> shards, by any number of processes -> joined without duplicates -> manifest
 
 The new dataset is built in the dataset's work folder, so the existing one stays until the new one is
 complete. A work folder counts for the same inputs only; a killed run continues with its shards.
@@ -107,12 +106,12 @@ def prepare_dataset(
 
 
 def _worker(settings: EncodeSettings) -> Callable[[Task], ShardRecord]:
-    """The encoder of one worker process, which counts in a file that the parent reads."""
+    """Return one worker process's encoder, which counts in a file that the parent reads."""
     return partial(_kept_or_made, settings.work, Encoder(settings, WorkerCounters(settings.work)))
 
 
 def _kept_or_made(work: Path, encoder: Encoder, task: Task) -> ShardRecord:
-    """A shard is there already if the worker that made it died before its record was fetched."""
+    """Return a shard; it exists already if its worker died before the record was fetched."""
     record = ShardRecord.read(work, task.number)
     return record if record is not None and record.part == task.part.name else encoder(task)
 
@@ -183,7 +182,7 @@ class _Encoding:
         return manifest
 
     def _open_work(self) -> None:
-        """The work folder, emptied if it was begun for other inputs."""
+        """Open the work folder, emptied if it was begun for other inputs."""
         work = self.dataset.work
         self._fingerprint = self.corpus.fingerprint()
         inputs = {
@@ -205,10 +204,10 @@ class _Encoding:
             leftover.unlink()
 
     def _take_back(self) -> None:
-        """Undo a join that did not end: a full disk costs neither the tokens nor the room for them twice.
+        """Undo an unfinished join: a full disk costs neither the tokens nor the room for them twice.
 
-        Tokens that were written in order have left the work folder for their place in the dataset; what was
-        copied there is removed.
+        Tokens that were written in order were moved from the work folder to their place in the dataset and
+        are moved back; tokens that were copied there are removed.
         """
         names = ["", *(f"key-{key}" for key in self.settings.extra_keys), "mask"]
         for prefix, name in zip([*self.prefixes, self.mask_prefix], names, strict=True):
@@ -234,7 +233,7 @@ class _Encoding:
         return max(ends, default=None)
 
     def _check_unchanged(self) -> None:
-        """Raises DataError if a source has changed: what was read is neither the old text nor the new."""
+        """Raises DataError if a source has changed: the text read is neither the old nor the new."""
         now = self.corpus.fingerprint()
         for reader, before, after in zip(self.corpus.readers, self._fingerprint, now, strict=True):
             if before != after:
@@ -242,7 +241,7 @@ class _Encoding:
                 raise changed_while_read(reader, before, after)
 
     def _shards(self, chosen: ChosenWorkers) -> list[ShardRecord]:
-        """Every part's shard, in order."""
+        """Yield every part's shard, in order."""
         self._check_exact()
         config = self.config
         total = self.corpus.total_bytes()
@@ -317,7 +316,7 @@ class _Encoding:
                 yield task
 
     def _check_exact(self) -> None:
-        """Compare the fast engine with the reference on the first documents; the slower one is right."""
+        """Compare the fast engine with the reference on the first documents; the reference wins."""
         if self.loaded is None:
             return
         note = self.loaded.check_exact(self._first_texts())
@@ -326,7 +325,7 @@ class _Encoding:
             self.settings = EncodeSettings(**{**vars(self.settings), "engine": self.loaded.engine})
 
     def _first_texts(self) -> Iterator[str]:
-        """The beginnings of the first documents, CHECKED_BYTES at most."""
+        """Yield the beginnings of the first documents, CHECKED_BYTES at most."""
         size, tally, cleaner = 0, Tally(), Cleaner(self.config.data.cleaning)
         for task in islice(self.corpus.tasks(), 1):
             reader = self.corpus.readers[task.source]
@@ -385,7 +384,7 @@ class _Encoding:
 
 
 def _adopt(config: RunConfig, dataset: DatasetFiles, loaded: Tokenizer | None) -> DatasetManifest:
-    """A manifest for files that somebody brought: everything is read once and checked."""
+    """Write a manifest for files that another program made: everything is read once and checked."""
     for path in (dataset.bin, dataset.idx):
         if not path.is_file():
             raise DataError(

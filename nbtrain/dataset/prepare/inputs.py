@@ -1,8 +1,8 @@
-"""The inputs of a dataset, and whether they match a run.
+"""The inputs of a dataset, and whether they match a run's.
 
 Settings must be equal. Files must contain the same text; their times may differ. Versions of installed
-packages may differ, because the user did not request a change of the data. For sources that do not exist any
-more, only the settings are compared.
+packages may differ, because the user did not request a change of the data. For sources that no longer exist,
+only the settings are compared.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ NAMED_CHANGES = 3
 
 
 def _changed_settings(config: RunConfig, changed: list[tuple[str, str, str]]) -> str:
-    """Each setting that differs and where it is set here: "data.json_key = 'a' there, 'b' in x.yaml:7"."""
+    """Yield each setting that differs and where it is set: "data.json_key = 'a' there, 'b' in x.yaml:7"."""
     return "; ".join(
         f"{key} = {there} there, {here} in {origin(config, key.replace('[', '.').replace(']', ''))}"
         for key, there, here in changed
@@ -65,7 +65,7 @@ def _changed_sources(corpus: Corpus, then: list[dict[str, Any]], now: list[dict[
 
 
 def gone_sources(config: RunConfig) -> list[int]:
-    """The numbers of the sources whose file or folder is not on the disk any more."""
+    """Return the numbers of the sources whose file or folder is no longer on the disk."""
     paths = [getattr(source, "path", None) for source in config.data.sources]
     return [number for number, path in enumerate(paths) if path is not None and _is_gone(resolve(path))]
 
@@ -73,7 +73,7 @@ def gone_sources(config: RunConfig) -> list[int]:
 def _is_gone(path: Path) -> bool:
     try:
         return not path.exists()
-    except OSError:  # its reader will report why it cannot be looked at
+    except OSError:  # its reader will report why it cannot be read
         return False
 
 
@@ -90,7 +90,7 @@ def check_same_settings(config: RunConfig, dataset: DatasetFiles, manifest: Data
 def check_same_inputs(
     config: RunConfig, dataset: DatasetFiles, manifest: DatasetManifest, corpus: Corpus
 ) -> tuple[DatasetManifest, str]:
-    """The manifest, renewed if only file times differ, and why it fits. DataError if it does not."""
+    """Return the manifest, renewed if only file times differ, and why it fits. DataError if it does not."""
     check_same_settings(config, dataset, manifest)
     then = [source["fingerprint"] for source in manifest.sources]
     now = [old if new is None else new for old, new in zip(then, corpus.fingerprint(), strict=True)]
@@ -122,7 +122,7 @@ def check_same_inputs(
 
 
 def _same_text(config: RunConfig, corpus: Corpus, manifest: DatasetManifest, with_mask: bool) -> bool:
-    """Whether the sources still give the documents that the manifest has hashed; reads all of them."""
+    """Return whether the sources still hold the documents that the manifest hashed; reads all of them."""
     cleaner = Cleaner(config.data.cleaning)
     for number, (reader, source) in enumerate(zip(corpus.readers, manifest.sources, strict=True)):
         if number in corpus.gone:
@@ -145,7 +145,7 @@ def _same_text(config: RunConfig, corpus: Corpus, manifest: DatasetManifest, wit
 
 
 def _has_tokens(record: Record, tokenizer: Tokenizer) -> bool:
-    """Whether the encoder keeps a document; ids and pairs of answers it always keeps."""
+    """Return whether the encoder keeps a document, as it always does with ids and pairs of answers."""
     if isinstance(record, TokenIds | Preference):
         return True
     texts = [text for text, _ in record.pieces] if isinstance(record, Example) else [text_of(record)]
@@ -157,7 +157,7 @@ def _sizes(fingerprint: dict[str, Any]) -> Any:
 
 
 def _size(entry: Any) -> Any:
-    """The bytes in a file's [bytes, time]; a downloaded file has its sha1 alone."""
+    """Return the bytes in a file's [bytes, time]; a downloaded file only has its sha1."""
     return entry[0] if isinstance(entry, list) else entry
 
 

@@ -1,10 +1,10 @@
-"""From the sources of a run to samples it can train on, doing only what is not done yet.
+"""From the sources of a run to samples that it can train on, doing only what is missing.
 
     download -> extract (costly sources) -> tokenizer -> encode (.bin/.idx) -> index (of each split)
 
-A step is skipped because the manifest of what is there names the same inputs, never because a file exists.
-Data made for other inputs is refused, since runs refer to it by hash: take another name, or force=True. What
-a killed prepare leaves has no manifest, so it does not count; its whole parts are used.
+A step is skipped if the manifest of the existing data names the same inputs, never because a file exists.
+Data prepared for other inputs is refused, because runs refer to it by hash: choose another name, or
+force=True. Data of a killed prepare has no manifest, so it does not count; its complete parts are reused.
 """
 
 import contextlib
@@ -45,11 +45,11 @@ STEPS = get_args(StepName)
 
 
 def prepare(config: RunConfig, force: bool = False, through: StepName = "index") -> PrepareReport:
-    """Make what the run's data lacks: tokenizer, .bin/.idx, indices; no further than the step `through`.
+    """Prepare what the run's data lacks: tokenizer, .bin/.idx, indices; no further than the step `through`.
 
-    `force` makes all of it again, also for other settings; only a tokenizer that somebody brought, or that
-    other datasets are encoded with, stays. Runs that refer to the old dataset by its hash will then refuse to
-    resume.
+    `force` prepares all of it again, even with other settings; only a tokenizer that the user brought, or
+    with which other datasets are encoded, stays. Runs that refer to the old dataset by its hash will then
+    refuse to resume.
 
     Raises DataError: an unreadable source, an empty corpus, data made for other settings, damaged files.
     """
@@ -78,7 +78,7 @@ def prepare(config: RunConfig, force: bool = False, through: StepName = "index")
             "or set NBTRAIN_DATA to a folder that can be written. What is done is kept: run it again."
         ) from error
     finally:
-        # A prepare that made nothing leaves no folder of that name: it would look like a dataset.
+        # A prepare that produced nothing leaves no folder of that name, which would look like a dataset.
         with contextlib.suppress(OSError):
             dataset.directory.rmdir()
     return report
@@ -92,13 +92,13 @@ def _prepare_text(
     force: bool,
     wanted: tuple[str, ...],
 ) -> OpenDataset | None:
-    """The steps from the sources to the tokens; None if the dataset itself is not wanted yet."""
+    """Run the steps from the sources to the tokens; None if `through` ends before the dataset."""
     data = config.data
     manifest = dataset.manifest()
     is_needed = bool(data.sources) and (force or manifest is None or not is_trained(config))
     if is_needed and "encode" in wanted:
         _check_packages(config)
-    # A dataset that is made needs its sources no more: they may have been removed to free the disk.
+    # A finished dataset no longer needs its sources, which may have been removed to free the disk.
     gone = () if is_needed else gone_sources(config)
     corpus = Corpus.open(data.sources, place(config, "data.sources"), tuple(data.extra_json_keys), gone)
     for name, work in (("download", _download), ("extract", partial(_extract, workers))):
@@ -112,7 +112,8 @@ def _prepare_text(
                 corpus = work(corpus, force, say)
             else:
                 if name == "extract" == wanted[-1] and manifest is not None:
-                    # The step that encodes is not reached: what it would refuse is refused here.
+                    # The encode step, which would refuse other settings, is not reached, so they are refused
+                    # here.
                     check_same_inputs(config, dataset, manifest, corpus)
                 say("kept", "nothing to read: tokenizer and dataset are there")
     if "tokenizer" in wanted:
@@ -149,7 +150,7 @@ def _report_ends(config: RunConfig, blend: BlendFiles) -> None:
 
 
 def _check_packages(config: RunConfig) -> None:
-    """Raises DataError for a package that encoding lacks: not only after hours of extracting and training."""
+    """Raises DataError for a package that encoding lacks, before hours of extracting and training."""
     data = config.data
     Cleaner(data.cleaning)
     if data.cleaning.near_dedup.enabled:
@@ -189,7 +190,7 @@ def _extract(workers: ChosenWorkers, corpus: Corpus, force: bool, say: Say) -> C
 
 
 def _prepare_indices(config: RunConfig, opened: OpenDataset | OpenBlend, say: Say) -> list[dict[str, Any]]:
-    # Not needed to make tokens alone.
+    # Imported here: encoding tokens does not need it.
     from nbtrain.dataset.samples.build import build_datasets, refuse_without_loss
 
     index_cache = opened.files.index_cache

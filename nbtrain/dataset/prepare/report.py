@@ -25,7 +25,7 @@ EXAMPLE_CHARS = 1200
 class Step:
     name: str
     action: str
-    """made, kept, or used (brought by somebody and taken as it is)."""
+    """made, kept, or used (brought by the user and used unchanged)."""
     reason: str
     seconds: float
 
@@ -41,7 +41,7 @@ class PrepareReport:
     splits: list[dict[str, Any]] = field(default_factory=list)
     """name, documents, tokens, samples (in the order), epochs of each split."""
     examples: list[dict[str, Any]] = field(default_factory=list)
-    """Three documents of a dataset with a loss mask, as Document.to_dict gives them (look/browser.py)."""
+    """Three documents of a dataset with a loss mask, from Document.to_dict (look/browser.py)."""
 
     @property
     def changed(self) -> bool:
@@ -114,7 +114,7 @@ class PrepareReport:
 
 
 def split_rows(datasets: "GPTDatasets") -> list[dict[str, Any]]:
-    """name, documents, tokens, samples, epochs of each split that is read."""
+    """Return name, documents, tokens, samples, epochs of each split that is read."""
     figures = ("documents", "tokens", "samples", "epochs")
     return [
         {"name": name, **{figure: getattr(split, f"num_{figure}") for figure in figures}}
@@ -126,7 +126,7 @@ def split_rows(datasets: "GPTDatasets") -> list[dict[str, Any]]:
 def splits_table(
     splits: list[dict[str, Any]], documents: str = "documents", samples: str = "samples"
 ) -> Table:
-    """The rows of split_rows as a table, whose two columns may have other headings."""
+    """Return the rows of split_rows as a table, whose two columns may have other headings."""
     cells = ("{name}", "{documents:,}", "{tokens:,}", "{samples:,}", "{epochs:.2f}")
     rows = [[cell.format(**split) for cell in cells] for split in splits]
     return ["split", documents, "tokens", samples, "epochs"], rows

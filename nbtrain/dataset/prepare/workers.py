@@ -13,13 +13,13 @@ from nbtrain.corpus.workers import Workers
 if TYPE_CHECKING:
     from nbtrain.corpus.dask_cluster import DaskCluster
 
-# A worker takes half a second to start: below these sizes one process is done sooner.
+# A worker takes half a second to start: below these sizes one process finishes sooner.
 PARALLEL_FROM_BYTES = 256 << 20
 PARALLEL_FROM_BYTES_WHEN_SLOW = 16 << 20
 
 
 def local(num_workers: int) -> Workers:
-    """Processes of this machine; 1 is this process itself."""
+    """Return workers as processes of this machine; 1 means this process itself."""
     if num_workers <= 1:
         return None
     from nbtrain.corpus.local_pool import LocalPool
@@ -28,7 +28,7 @@ def local(num_workers: int) -> Workers:
 
 
 class ChosenWorkers:
-    """The workers of one prepare. A cluster is there from its first use to the end of the `with` block."""
+    """The workers of one prepare. A cluster exists from its first use to the end of the `with` block."""
 
     def __init__(self, config: RunConfig):
         self.config = config
@@ -43,13 +43,13 @@ class ChosenWorkers:
         self.close()
 
     def close(self) -> None:
-        """End the cluster now: no part is left to make."""
+        """End the cluster now, because no part is left to make."""
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
 
     def choose(self, total_bytes: int | None, is_slow: bool, folder: Path) -> Workers:
-        """The workers for a source of that size, which write into `folder`. Raises DataError."""
+        """Return the workers for a source of that size, which write into `folder`. Raises DataError."""
         data = self.config.data
         if data.workers.kind == "dask":
             if self._cluster is None:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GPTDatasets:
-    """The three splits of a run; None if nothing is read of a split, or if it is empty."""
+    """The three splits of a run; None for a split that is not read or is empty."""
 
     train: Any
     valid: Any | None
@@ -44,12 +44,12 @@ def build_datasets(
     skipped_samples: int = 0,
     opened: OpenDataset | OpenBlend | None = None,
 ) -> GPTDatasets:
-    """The datasets of a run, their indices taken from index-cache/ or put there.
+    """Build the datasets of a run, using or creating the indices in index-cache/.
 
-    `index_samples` is the one of the run's data state when it is resumed; None takes data.index_samples, else
-    what train_tokens needs. `skipped_samples` are passed over, so the run reads that much further. `opened`
-    is the run's dataset if it is open already. Raises DataError if the data is missing, damaged or does not
-    fit the run.
+    `index_samples` comes from the run's data state when it is resumed; None uses data.index_samples, else the
+    number that train_tokens needs. `skipped_samples` are skipped, so the run reads that much further.
+    `opened` is the run's dataset if it is open already. Raises DataError if the data is missing, damaged or
+    does not fit the run.
     """
     opened = opened or open_dataset(config)
     manifest = opened.manifest
@@ -93,7 +93,7 @@ def build_datasets(
     if isinstance(opened, OpenBlend):
         names = tuple(entry.name for entry in opened.files.entries)
     else:
-        # Rewards are not told apart by dataset.
+        # Rewards are not reported per dataset.
         names = () if config.dpo is not None else tuple(getattr(splits["train"], "dataset_names", ()))
     is_masked = _is_masked(splits["train"])
     return GPTDatasets(
@@ -104,7 +104,7 @@ def build_datasets(
 def refuse_without_loss(config: RunConfig, datasets: GPTDatasets) -> None:
     """Raise DataError if none of the samples that the run trains on has a token in the loss.
 
-    Reads up to the first sample that has one. Packed examples have been looked at when they were packed.
+    Reads up to the first sample that has one. Packed examples were checked when they were packed.
     """
     if not datasets.is_masked or config.data.resolved_packing == "best_fit" or config.dpo is not None:
         return
@@ -122,7 +122,7 @@ def refuse_without_loss(config: RunConfig, datasets: GPTDatasets) -> None:
 
 
 def may_have_no_loss(config: RunConfig, opened: OpenDataset | OpenBlend) -> bool:
-    """Whether refuse_without_loss() has something to look at; indices are not built for this."""
+    """Return whether refuse_without_loss() has something to check; indices are not built for this."""
     if config.data.resolved_packing == "best_fit" or config.dpo is not None:
         return False
     entries = opened.entries if isinstance(opened, OpenBlend) else (opened,)
@@ -140,7 +140,7 @@ def _is_masked(dataset: Any) -> bool:
 def split_builder(
     config: RunConfig, opened: OpenDataset | OpenBlend
 ) -> Callable[[str, int, int], SampleDataset | None]:
-    """A function that makes one split of a run's dataset: of (name, index_samples, num_samples)."""
+    """Return a function that builds one split of a run's dataset: of (name, index_samples, num_samples)."""
     if isinstance(opened, OpenBlend):
         return _BlendBuilder(config, opened)
     if config.dpo is not None:
@@ -192,12 +192,12 @@ def _bounds(config: RunConfig, split: str, num_sequences: int) -> tuple[int, int
 
 
 class _BlendBuilder:
-    """Splits of a blend: each dataset is cut by data.split, then they are mixed."""
+    """Builds splits of a blend: each dataset is split by data.split, then they are mixed."""
 
     def __init__(self, config: RunConfig, opened: OpenBlend):
         self.config = config
         self.files = opened.files
-        # What one dataset knows of the end-of-document token holds for all: they have one tokenizer.
+        # One dataset's facts about the end-of-document token hold for all: they share a tokenizer.
         eod_id = opened.manifest.eod_id
         self.opened = [
             entry._replace(manifest=replace(entry.manifest, eod_id=eod_id)) for entry in opened.entries

@@ -33,23 +33,23 @@ INDEX_DTYPES: dict[str, np.dtype] = {
     "megatron-core": np.dtype(np.int16),
 }
 LARGEST_NUM_DATASETS = {"megatron-deepspeed": 254, "megatron-core": 32_766}
-# Samples laid out at a time, and stretches of them that are walked side by side: of 2^20 samples in one call
-# with 2 to 20 datasets, 512 stretches were the quickest of 128 to 2,048.
+# Samples laid out at a time, and stretches of them that are processed in parallel: for 2^20 samples in one
+# call with 2 to 20 datasets, 512 stretches were the fastest of 128 to 2,048.
 BLOCK_SAMPLES = 1 << 22
 NUM_STRETCHES = 512
 
 
 class BlendSizes(NamedTuple):
-    """The sizes that a rule gives for N samples and weights."""
+    """The sizes that a rule assigns to N samples and weights."""
 
     weights: list[float]
-    """Normalised, as the choice of samples uses them."""
+    """Normalised weights, as the choice of samples uses them."""
     samples: list[int]
     blend: int
 
 
 def blend_sizes(rule: str, weights: list[float], num_samples: int) -> BlendSizes:
-    """Raises DataError if the rule's index cannot number so many datasets."""
+    """Compute the sizes. Raises DataError if the rule's index cannot number so many datasets."""
     limit = LARGEST_NUM_DATASETS[rule]
     if len(weights) > limit:
         raise DataError(
@@ -60,7 +60,7 @@ def blend_sizes(rule: str, weights: list[float], num_samples: int) -> BlendSizes
         targets = [math.ceil(num_samples * share) for share in shares]
         samples = [math.ceil(target * (1 + SURPLUS)) for target in targets]
         return BlendSizes(_normalised(shares), samples, sum(targets))
-    total = float(np.cumsum(weights)[-1])  # one after the other: the last bit decides a ceil
+    total = float(np.cumsum(weights)[-1])  # in sequence: the last bit decides a ceil
     shares = [weight / total for weight in weights]
     samples = [math.ceil(num_samples * share * (1 + SURPLUS)) for share in shares]
     return BlendSizes(_normalised(shares), samples, sum(samples))
@@ -74,11 +74,11 @@ def _normalised(weights: list[float]) -> list[float]:
 def fill_blend_index(
     dataset_index: np.ndarray, dataset_sample_index: np.ndarray, weights: list[float]
 ) -> np.ndarray:
-    """Fill both arrays, [n] each, for normalised `weights`; int64 [datasets], how often each was taken.
+    """Fill both arrays, [n] each, for normalised `weights`; return int64 [datasets], the samples of each.
 
-    Exactly upstream's loop. That loop is one step after the other; here a block is cut into stretches that
-    are walked side by side from guessed counts. Two walks from different counts soon agree, so only the
-    beginning of a stretch whose guess was wrong is walked again, until it agrees with what is there.
+    The result equals upstream's sequential loop. Here a block is divided into stretches that are walked in
+    parallel from estimated counts. Two walks from different counts soon agree, so only the beginning of a
+    stretch with a wrong estimate is walked again, until it agrees with the existing result.
     """
     shares = np.array(weights, np.float64)
     counts = np.zeros(len(weights), np.int64)
@@ -94,7 +94,7 @@ def fill_blend_index(
 
 
 def _choices(shares: np.ndarray, counts: np.ndarray, start: int, length: int) -> np.ndarray:
-    """int16 [length]: the dataset of samples start .. start + length, after `counts` were taken before."""
+    """Return int16 [length]: the dataset of samples start .. start + length, after earlier `counts`."""
     stretch = -(-length // NUM_STRETCHES)
     if stretch < NUM_STRETCHES:
         chosen = np.empty(length, np.int16)
@@ -114,7 +114,7 @@ def _choices(shares: np.ndarray, counts: np.ndarray, start: int, length: int) ->
 
 
 def _walk(shares: np.ndarray, counts: np.ndarray, start: int, chosen: np.ndarray) -> None:
-    """Upstream's loop, in place: `counts` end as they are after the last sample."""
+    """Run upstream's loop, in place: afterwards `counts` include the last sample."""
     for place in range(len(chosen)):
         number = int((shares * float(max(start + place, 1)) - counts).argmax())
         chosen[place] = number
@@ -140,7 +140,7 @@ def _correct(
 
 
 def _walk_side_by_side(shares: np.ndarray, counts: np.ndarray, begins: np.ndarray, length: int) -> np.ndarray:
-    """int16 [length, stretches], from `counts` [stretches, datasets]."""
+    """Return int16 [length, stretches], from `counts` [stretches, datasets]."""
     chosen = np.empty((length, len(begins)), np.int16)
     current = counts.astype(np.float64)  # whole numbers below 2^53: exact
     flat, rows = current.reshape(-1), len(shares) * np.arange(len(begins))
@@ -157,7 +157,7 @@ def _walk_side_by_side(shares: np.ndarray, counts: np.ndarray, begins: np.ndarra
 
 
 def _likely_counts(shares: np.ndarray, samples: np.ndarray) -> np.ndarray:
-    """int64 [samples, datasets]: whole numbers near w_i k that add up to k."""
+    """Return int64 [samples, datasets]: whole numbers near w_i k that add up to k."""
     exact = shares * samples[:, None]
     counts = np.floor(exact).astype(np.int64)
     missing = samples - counts.sum(axis=1)
@@ -169,7 +169,7 @@ def _likely_counts(shares: np.ndarray, samples: np.ndarray) -> np.ndarray:
 
 
 class BlendIndex:
-    """The two arrays of `size` samples, from `folder` or put there."""
+    """The two arrays of `size` samples, read from `folder` or created there."""
 
     def __init__(self, folder: Path, rule: str, weights: list[float], size: int):
         description = {"blend_version": BLEND_VERSION, "rule": rule, "weights": weights, "samples": size}
@@ -187,7 +187,7 @@ class BlendIndex:
         self._num_datasets = len(weights)
 
     def counts(self, stop: int) -> list[int]:
-        """Samples of each dataset among the first `stop`."""
+        """Return the samples of each dataset among the first `stop`."""
         counts = np.zeros(self._num_datasets, np.int64)
         for start in range(0, stop, BLOCK_SAMPLES):
             part = self.dataset_index[start : min(start + BLOCK_SAMPLES, stop)]
@@ -196,10 +196,10 @@ class BlendIndex:
 
 
 class BlendedDataset:
-    """One split of several datasets: position k is a position of the dataset that the rule gives it to."""
+    """One split of several datasets: position k is a position of the dataset that the rule assigns it to."""
 
     def __init__(self, datasets: list[Any], numbers: list[int], index: BlendIndex, num_samples: int):
-        """`numbers`: which entries of data.blend the `datasets` are."""
+        """`numbers`: the entries of data.blend that the `datasets` are."""
         self.datasets = datasets
         self.numbers = numbers
         self.index = index
@@ -214,7 +214,7 @@ class BlendedDataset:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the split of every dataset, once."""
+        """Tokens of the split of every dataset, counted once."""
         return sum(dataset.num_tokens for dataset in self.datasets)
 
     @property

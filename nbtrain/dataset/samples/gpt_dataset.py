@@ -82,7 +82,7 @@ class GPTDataset:
         self.dataset_sha256 = dataset_sha256
         self.bounds = bounds
         self.seq_length = seq_length
-        # The fewest epochs that give one sample: nearly always one.
+        # The fewest epochs that provide one sample: nearly always one.
         self.index_samples = index_samples if shuffle == "megatron" else 1
         self.num_samples = max(num_samples, index_samples)
         self.seed = seed
@@ -108,7 +108,7 @@ class GPTDataset:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the split, once."""
+        """Tokens of the split, counted once."""
         return int(self.indexed.lengths[self.bounds[0] : self.bounds[1]].sum(dtype=np.int64))
 
     @property
@@ -120,7 +120,7 @@ class GPTDataset:
         return self._gather(self.indexed, self.parts(position))
 
     def parts(self, position: int) -> list[tuple[int, int, int]]:
-        """(sequence, first token, tokens) of each document in a sample; seq_length + 1 tokens in all."""
+        """Return (sequence, first token, tokens) of each document in a sample of seq_length + 1 tokens."""
         if not 0 <= position < len(self):
             raise IndexError(f"position {position} of {len(self)}")
         number, entry = divmod(int(position), self.samples_per_pass)
@@ -150,7 +150,7 @@ class GPTDataset:
             learnt = (tokens != options.eod_id).astype(np.float32)
             loss_mask = learnt if loss_mask is None else loss_mask * learnt
         if options.reset_position_ids or options.inter_document_masking:
-            # From the parts, not from EOD tokens: a text may hold their id, a document may have none.
+            # From the parts, not from EOD tokens: a text may contain their id, and a document may have none.
             own = np.array([size for _, _, size in parts if size])
             starts = np.cumsum(own) - own
             starts = starts[starts < length]
@@ -189,7 +189,7 @@ class GPTDataset:
 
     def _builder(self, number: int) -> Callable[[Allocate], GPTIndex]:
         def build(allocate: Allocate) -> GPTIndex:
-            # All lengths decide an index: none may be damaged.
+            # All lengths decide an index, so none may be damaged.
             self.indexed.check()
             seed = self._description(number)["seed"]
             return build_gpt_index(

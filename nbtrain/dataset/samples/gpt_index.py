@@ -1,8 +1,8 @@
 """The tokens of each GPT sample: Megatron's document, sample and shuffle index, and its splits, in NumPy.
 
     document index   [E * documents]  the documents of E epochs, shuffled
-    sample index     [n + 1, 2]       where sample k starts: (place in the document index, token in it)
-    shuffle index    [n]              the order in which samples are taken
+    sample index     [n + 1, 2]       start of sample k: (position in the document index, token in it)
+    shuffle index    [n]              the order in which samples are read
 
 Sample i is the seq_length + 1 tokens from row shuffle[i] to the next, over document boundaries: neighbours
 share one token. The generator is numpy.random.RandomState(seed), used for these shuffles in this order and
@@ -24,15 +24,16 @@ LARGEST_INDEX_BYTES = 16 << 30
 LARGEST_INT32 = np.iinfo(np.int32).max
 # Upstream keeps the two largest numbers of uint32 free.
 UINT32_SAMPLES = 2**32 - 2
-# Rows worked on at a time: a few MiB of passing arrays.
+# Rows processed at a time: a few MiB of temporary arrays.
 CHUNK_DOCUMENTS = 1 << 18
 
 
 def split_bounds(split: str, rule: str, num_sequences: int) -> list[tuple[int, int]]:
-    """[first, last) sequences of train, valid and test.
+    """Return [first, last) sequences of train, valid and test.
 
-    `split` is relative sizes, e.g. "949,50,1"; missing ones are 0. megatron-core rounds each cumulative
-    bound; Megatron-DeepSpeed adds rounded sizes and takes the excess off every bound but the first, which can
+    `split` holds relative sizes, e.g. "949,50,1"; missing ones are 0. megatron-core rounds each cumulative
+    bound; Megatron-DeepSpeed adds rounded sizes and subtracts the excess from every bound but the first,
+    which can
     leave the test split a document more or less. Raises ConfigError for a split that is not such a list.
     """
     weights = split_weights(split)
@@ -49,13 +50,13 @@ def split_bounds(split: str, rule: str, num_sequences: int) -> list[tuple[int, i
         bounds = [0, *(bound - excess for bound in bounds[1:])]
     else:
         raise ConfigError(f"data.split_rule = {rule!r}: must be megatron-deepspeed or megatron-core.")
-    # On a handful of documents Megatron-DeepSpeed's subtraction goes below the bound before.
+    # With a handful of documents, Megatron-DeepSpeed's subtraction goes below the previous bound.
     bounds = np.maximum.accumulate(np.clip(bounds, 0, num_sequences)).tolist()
     return list(itertools.pairwise(bounds))
 
 
 def split_weights(split: str) -> list[float]:
-    """Three relative sizes. Raises ConfigError."""
+    """Return three relative sizes. Raises ConfigError."""
     parts = [part.strip() for part in re.split(r"[,/]", split)]
     try:
         weights = [float(part) for part in parts]
@@ -74,11 +75,11 @@ class Epochs(NamedTuple):
     """Samples in that many epochs: at least as many as requested."""
     samples_before_last: int
     separate_last_epoch: bool
-    """The last epoch is shuffled by itself: it is needed for less than 80 % of one epoch's samples."""
+    """Whether the last epoch is shuffled separately: it is if under 80 % of its samples are needed."""
 
 
 def epochs_needed(tokens_per_epoch: int, seq_length: int, num_samples: int) -> Epochs:
-    """The fewest epochs with (num_epochs * tokens_per_epoch - 1) // seq_length >= num_samples."""
+    """Return the fewest epochs with (num_epochs * tokens_per_epoch - 1) // seq_length >= num_samples."""
     # (E t - 1) // T >= N  <=>  E t >= N T + 1
     num_epochs = max(1, -(-(num_samples * seq_length + 1) // tokens_per_epoch))
     available = (num_epochs * tokens_per_epoch - 1) // seq_length
@@ -104,7 +105,7 @@ class GPTIndex:
 
 
 class Allocate(Protocol):
-    """Makes the array `name` of an index, to be filled: in memory, or in a file (index_files.py)."""
+    """Allocates the array `name` of an index, to be filled: in memory, or in a file (index_files.py)."""
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray: ...
 
@@ -122,7 +123,7 @@ def build_gpt_index(
     seed: int,
     allocate: Allocate = in_memory,
 ) -> GPTIndex:
-    """Indices over the sequences [first, last) with these `lengths` (of all sequences), for `num_samples`.
+    """Build indices over sequences [first, last) with these `lengths` (of all sequences), for `num_samples`.
 
     Besides the arrays, which `allocate` provides, memory for one epoch's document numbers is allocated,
     however many epochs there are. Raises DataError if the split has no token, or if so many epochs are
@@ -134,9 +135,9 @@ def build_gpt_index(
         raise DataError(f"documents {first:,} to {last:,} hold no token: no sample can be cut from them.")
     epochs = epochs_needed(tokens, seq_length, num_samples)
     entries = epochs.num_epochs * (last - first)
-    # Upstream has int32 here too, where document 2**31 becomes -2**31.
+    # Upstream uses int32 here too, where document 2**31 becomes -2**31.
     numbers = np.dtype(np.int32 if last - 1 <= LARGEST_INT32 else np.int64)
-    # One limit for both: as many entries, and twice the bytes of them.
+    # One limit for both dtypes: as many entries, of twice the bytes in int64.
     if entries * 4 > LARGEST_INDEX_BYTES:
         raise DataError(
             f"{num_samples:,} samples of {seq_length:,} tokens are {epochs.num_epochs:,} epochs of "
@@ -175,7 +176,7 @@ def _fill_document_index(
 
 
 def _shuffle(index: np.ndarray, cut: int, epochs: Epochs, generator: np.random.RandomState) -> None:
-    """Shuffle all of it, or the parts before and after `cut` if the last epoch is shuffled by itself."""
+    """Shuffle all of it, or the parts before and after `cut` if the last epoch is shuffled separately."""
     for part in (index[:cut], index[cut:]) if epochs.separate_last_epoch else (index,):
         generator.shuffle(part)
 
@@ -183,7 +184,7 @@ def _shuffle(index: np.ndarray, cut: int, epochs: Epochs, generator: np.random.R
 def _fill_sample_index(
     index: np.ndarray, own_lengths: np.ndarray, first: int, document_index: np.ndarray, seq_length: int
 ) -> None:
-    """Rows by stretches of the document index: the samples that start in a stretch are found in it alone."""
+    """Fill rows by stretches of the document index: samples that start in a stretch are found in it alone."""
     row, begun = 0, 0
     for place in range(0, len(document_index), CHUNK_DOCUMENTS):
         gathered = own_lengths[document_index[place : place + CHUNK_DOCUMENTS] - first]
@@ -195,7 +196,7 @@ def _fill_sample_index(
         for start in range(row, stop, CHUNK_DOCUMENTS):
             end = min(start + CHUNK_DOCUMENTS, stop)
             tokens = np.arange(start, end, dtype=np.int64) * seq_length
-            # side="right" steps over documents of length zero and to the next one at an exact end.
+            # side="right" skips documents of length zero, and moves to the next one at an exact end.
             places = np.searchsorted(ends, tokens, side="right")
             index[start:end, 0] = places + place
             index[start:end, 1] = tokens - (ends[places] - gathered[places])

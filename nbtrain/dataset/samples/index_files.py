@@ -1,7 +1,7 @@
-"""Arrays of an index on disk: written into their files, published whole, mapped by readers.
+"""Arrays of an index on disk: written into their files, published when complete, mapped by readers.
 
     <folder>/<key>-<name>.npy    one array each, the bytes that numpy.save writes
-    <folder>/<key>.json          what decides them; stored last, so an index without it does not count
+    <folder>/<key>.json          the description; stored last, so an index without it does not count
 
 `key` is a hash of the description. Two processes that build the same arrays at the same time write the same
 bytes into separate files, each published by rename: neither waits, and a reader sees old or new, never half.
@@ -23,14 +23,14 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
 from nbtrain.dataset.samples.gpt_index import Allocate
 
-# A step reads from one pass, or from two at the end of one; a validation between steps has a dataset of its
-# own. Each open array of an index holds a file descriptor.
+# A step reads from one pass, or from two at the end of one; a validation between steps has a separate
+# dataset. Each open array of an index holds a file descriptor.
 OPEN_PASSES = 2
 Index = TypeVar("Index")
 
 
 def opened_pass(opened: OrderedDict[int, Index], number: int, open_index: Callable[[int], Index]) -> Index:
-    """The index of a pass out of `opened`, which keeps the last OPEN_PASSES that were opened."""
+    """Return the index of a pass from `opened`, which keeps the last OPEN_PASSES that were opened."""
     if number not in opened:
         opened[number] = open_index(number)
         if len(opened) > OPEN_PASSES:
@@ -41,15 +41,15 @@ def opened_pass(opened: OrderedDict[int, Index], number: int, open_index: Callab
 def cached_arrays(
     folder: Path, description: dict[str, Any], names: tuple[str, ...], build: Callable[[Allocate], Any]
 ) -> dict[str, np.ndarray]:
-    """The arrays that `description` decides, memory-mapped; if they do not exist, `build` fills them first.
+    """Return the arrays of `description`, memory-mapped; if they do not exist, `build` fills them first.
 
-    `build` gets a function that allocates an array inside its file, and must allocate each of `names`. Raises
-    DataError if a stored array cannot be read.
+    `build` receives a function that allocates an array inside its file, and must allocate each of `names`.
+    Raises DataError if a stored array cannot be read.
     """
     key = store(folder, description, names, build)
     paths = {name: folder / f"{key}-{name}.npy" for name in names}
     try:
-        # asarray: the same memory as a plain array, without memmap's price at every row.
+        # asarray: the same memory as a plain array, without memmap's cost at every row.
         return {
             name: np.asarray(np.load(path, mmap_mode="r", allow_pickle=False)) for name, path in paths.items()
         }
@@ -63,7 +63,7 @@ def cached_arrays(
 def store(
     folder: Path, description: dict[str, Any], names: tuple[str, ...], build: Callable[[Allocate], Any]
 ) -> str:
-    """Build the arrays unless they are on disk, without opening them; returns the key of their files."""
+    """Build the arrays unless they are on disk, without opening them; return the key of their files."""
     text = json.dumps(description, sort_keys=True)
     key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     whole = all((folder / f"{key}-{name}.npy").is_file() for name in names)
@@ -96,6 +96,6 @@ def _mapped(stream: IO, shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
     stream.flush()
     offset = stream.tell()
     num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    # Space is taken before the first byte is mapped: a full disk is an OSError here, a dead process later.
+    # Space is allocated before the first byte is mapped: a full disk is an OSError here, a crash later.
     os.posix_fallocate(stream.fileno(), 0, offset + num_bytes)
     return np.memmap(stream, dtype, "r+", offset, shape)

@@ -44,7 +44,7 @@ Index = TypeVar("Index", Pieces, PackedIndex)
 
 
 class PackedDataset:
-    """One split. Sample.dataset and dataset_ids are places in `dataset_names`, the sources' names."""
+    """One split. Sample.dataset and dataset_ids are indices into `dataset_names`, the sources' names."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class PackedDataset:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the split, once."""
+        """Tokens of the split, counted once."""
         return sum(
             int(self.indexed.lengths[source.first : source.last].sum(dtype=np.int64))
             for source in self.sources
@@ -124,7 +124,7 @@ class PackedDataset:
         return slots / (len(index) * self.seq_length)
 
     def sample(self, position: int) -> Sample:
-        """The sample at a position of the run's order. Raises IndexError past the end."""
+        """Return the sample at a position of the run's order. Raises IndexError past the end."""
         number, row = self._locate(position)
         index = self._pass(number)
         items = index.items[index.offsets[row] : index.offsets[row + 1]]
@@ -175,7 +175,7 @@ class PackedDataset:
         return "" if self.split == "train" else ", or set evaluation.eval_iters: 0, which reads none of it"
 
     def _build_pieces(self) -> Pieces:
-        # All lengths decide where examples are cut: none may be damaged.
+        # All lengths decide where examples are cut, so none may be damaged.
         self.indexed.check()
         pieces = build_pieces(self.indexed, self.mask, self.sources, self.seq_length)
         left_out = _left_out(counts_of(pieces), self.seq_length)
@@ -226,7 +226,7 @@ def _left_out(counts: dict[str, int], seq_length: int) -> str:
 def build_split(
     opened: OpenDataset, config: RunConfig, split: str, index_samples: int, num_samples: int
 ) -> PackedDataset | None:
-    """The packed samples of a split; None if every source's part of it is empty. Raises DataError."""
+    """Return the packed samples of a split; None if every source's part of it is empty. Raises DataError."""
     sources = mixed_sources(opened.files, opened.manifest, config.data.sources, len(opened.indexed))
     own = of_split(sources, config.data.split, config.data.split_rule, split)
     if not any(len(source) for source in own):
@@ -237,7 +237,7 @@ def build_split(
 
 
 def _cached(folder: Path, description: dict, kind: type[Index], build: Callable[[], Index]) -> Index:
-    """The named tuple of arrays that `description` decides, memory-mapped from `folder`."""
+    """Return the named tuple of arrays for `description`, memory-mapped from `folder`."""
 
     def fill(allocate: Allocate) -> None:
         for name, array in build()._asdict().items():

@@ -1,7 +1,7 @@
 """The examples of each packed sequence: the sources of a split, their pieces, and the bins of each epoch.
 
     sources      [first, last) sequences of the .bin/.idx with a name and a weight; one rule splits them all
-    pieces       [pieces, 3]  sequence, first token, slots: what is packed as one
+    pieces       [pieces, 3]  sequence, first token, slots: the units of packing
     bins         of epoch e: each source's pieces by its weight -> shuffled -> best fit -> bins shuffled
 
 An example of L tokens takes L - 1 slots: the first L - 1 tokens with the L - 1 that follow them as labels, so
@@ -51,7 +51,7 @@ class MixedSource:
 def mixed_sources(
     files_: DatasetFiles, manifest: DatasetManifest, configured: Sequence[Any], num_sequences: int
 ) -> list[MixedSource]:
-    """The sources that a manifest names; one source with the dataset's name if the manifest gives no places.
+    """Return the sources in a manifest, or one with the dataset's name if the manifest has no ranges.
 
     Names and weights come from `configured`, the run's data.sources: they are not part of the prepared text,
     so a run may change them. A run without sources uses the manifest's. Raises DataError if the three do not
@@ -86,7 +86,7 @@ def mixed_sources(
 
 
 def of_split(sources: list[MixedSource], split: str, rule: str, name: str) -> list[MixedSource]:
-    """Each source's part of one split: one cut for all would leave validation to the last source."""
+    """Return each source's part of one split: one cut for all would leave validation to the last source."""
     parts = []
     for source in sources:
         first, last = split_bounds(split, rule, len(source))[SPLIT_NAMES.index(name)]
@@ -95,7 +95,7 @@ def of_split(sources: list[MixedSource], split: str, rule: str, name: str) -> li
 
 
 class Pieces(NamedTuple):
-    """The parts of a split that can be packed, source by source."""
+    """The pieces of a split that can be packed, source by source."""
 
     rows: np.ndarray
     """int32 or int64 [pieces, 3]: sequence, first token in it, slots (labels); slots + 1 tokens are read."""
@@ -112,7 +112,7 @@ because no label is in the loss, and because they have fewer than 2 tokens."""
 def build_pieces(
     indexed: IndexedDataset, mask: IndexedDataset | None, sources: list[MixedSource], seq_length: int
 ) -> Pieces:
-    """The pieces of `sources`; reads all of their loss mask."""
+    """Build the pieces of `sources`, reading all of their loss mask."""
     rows = []
     offsets = [0]
     counts = np.zeros(len(COUNTS), np.int64)
@@ -141,7 +141,7 @@ def build_pieces(
 
 
 def _learnt(mask: IndexedDataset, first: int, last: int, seq_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """bool [sequences] twice: every token is in the loss; any label of the first seq_length + 1 tokens is."""
+    """Return bool [sequences] twice: all tokens in the loss; any label of the first seq_length + 1 tokens."""
     is_text, is_learnt = np.zeros(last - first, bool), np.zeros(last - first, bool)
     for start, stop in spans(mask, first, last):
         lengths = np.asarray(mask.lengths[start:stop], np.int64)
@@ -159,7 +159,7 @@ def _learnt(mask: IndexedDataset, first: int, last: int, seq_length: int) -> tup
 
 
 def spans(dataset: IndexedDataset, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """[start, stop) of sequences with about SCAN_TOKENS tokens, at least one sequence each."""
+    """Yield [start, stop) of sequences with about SCAN_TOKENS tokens, at least one sequence each."""
     itemsize = dataset.dtype.itemsize
     while first < last:
         limit = int(dataset.pointers[first]) + SCAN_TOKENS * itemsize
@@ -172,7 +172,7 @@ class PackedIndex(NamedTuple):
     """The samples of a pass: sample k holds rows items[offsets[k]:offsets[k + 1]] of Pieces."""
 
     items: np.ndarray
-    """int32 or int64."""
+    """Rows of Pieces, int32 or int64."""
     offsets: np.ndarray
     epoch_ends: np.ndarray
     """int64 [epochs of the pass]: samples before the end of each."""
@@ -182,7 +182,7 @@ class PackedIndex(NamedTuple):
 
 
 def epochs_per_pass(pieces: Pieces, weights: list[float], seq_length: int) -> int:
-    """Epochs that hold LEAST_PASS_SAMPLES or so. DataError if an epoch has less than one example."""
+    """Return the epochs with about LEAST_PASS_SAMPLES. DataError if an epoch has less than one example."""
     sizes = np.diff(pieces.source_offsets).tolist()
     examples = sum(weight * size for weight, size in zip(weights, sizes, strict=True))
     if examples < 1:
@@ -200,7 +200,7 @@ def epochs_per_pass(pieces: Pieces, weights: list[float], seq_length: int) -> in
 def build_pass(
     pieces: Pieces, weights: list[float], seq_length: int, seed: int, first_epoch: int, num_epochs: int
 ) -> PackedIndex:
-    """The samples of epochs [first_epoch, first_epoch + num_epochs)."""
+    """Build the samples of epochs [first_epoch, first_epoch + num_epochs)."""
     slots = np.asarray(pieces.rows[:, 2], np.int64)
     dtype = np.int32 if len(slots) <= np.iinfo(np.int32).max else np.int64
     items, sizes, epoch_ends = [], [], []
@@ -234,7 +234,7 @@ def _chosen(
         first, size = int(source_offsets[number]), int(source_offsets[number + 1] - source_offsets[number])
         if not size:
             continue
-        # The decimal that was written, so that ten epochs of 0.1 are exactly one.
+        # By the decimal that was written, so that ten epochs of 0.1 are exactly one.
         share = Fraction(str(weight)) * size
         start, stop = math.ceil(epoch * share), math.ceil((epoch + 1) * share)
         while start < stop:

@@ -26,7 +26,7 @@ class Packed(NamedTuple):
 
 
 def pack_best_fit(lengths: np.ndarray, capacity: int) -> Packed:
-    """Items of these `lengths`, in bins of `capacity`; items of one length are taken in the order given.
+    """Pack items of these `lengths` into bins of `capacity`; items of one length keep their order.
 
     Raises ValueError for a length outside 1 to `capacity`.
     """
@@ -47,7 +47,7 @@ def pack_best_fit(lengths: np.ndarray, capacity: int) -> Packed:
         while left:
             place = bisect_left(rooms, length)
             if place == len(rooms):
-                # No bin holds it. New bins that become full of it are alike, and filled at one go.
+                # No bin has room for it. New bins that it fills completely are equal, and filled at once.
                 each = capacity // length
                 whole, rest = divmod(left, each)
                 for fitting, count in ((each, whole), (rest, 1 if rest else 0)):

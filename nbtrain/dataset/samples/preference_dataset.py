@@ -32,7 +32,7 @@ class PreferenceDataset(PackedDataset):
     """One split. `reference` holds the log-probabilities that reference.py computes before training."""
 
     reference: np.ndarray | None = None
-    """float32 [sequences, 2]: of the chosen and the rejected answer of each pair; None: taken to be 0."""
+    """float32 [sequences, 2]: of the chosen and the rejected answer of each pair; None: assumed to be 0."""
 
     def sample(self, position: int) -> Sample:
         number, row = self._locate(position)
@@ -73,7 +73,7 @@ class PreferenceDataset(PackedDataset):
         )
 
     def once(self) -> int:
-        """The number of samples that hold every pair once, if all weights are 1."""
+        """Return the number of samples that hold every pair once, if all weights are 1."""
         return int(self._pass(0).epoch_ends[0])
 
     def _description(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class PreferenceDataset(PackedDataset):
 def pair_pieces(
     indexed: IndexedDataset, eod_id: int, sources: list[MixedSource], seq_length: int
 ) -> tuple[Pieces, int]:
-    """The pairs that fit (sequence, where its second example begins, places), and how many do not.
+    """Return the pairs that fit (sequence, start of the second example, positions), and how many do not.
 
     Raises DataError for a sequence that is not a pair.
     """
@@ -112,7 +112,7 @@ def pair_pieces(
             token = int(indexed.pointers[first]) // indexed.dtype.itemsize
             places = np.flatnonzero(indexed.tokens[token : token + int(ends[-1])] == eod_id)
             begins = ends - lengths
-            # The first end of each sequence, and how many it has.
+            # The first end of each sequence, and how many ends it has.
             which = np.searchsorted(places, begins)
             counts = np.searchsorted(places, ends) - which
             if (bad := np.flatnonzero(counts != 2)).size:
@@ -135,7 +135,7 @@ def pair_pieces(
 def build_split(
     opened: OpenDataset, config: RunConfig, split: str, index_samples: int, num_samples: int
 ) -> PreferenceDataset | None:
-    """The pairs of a split; None if every source's part of it is empty. Raises DataError."""
+    """Return the pairs of a split; None if every source's part of it is empty. Raises DataError."""
     sources = _sources(opened, config)
     own = of_split(sources, config.data.split, config.data.split_rule, split)
     if not any(len(source) for source in own):
@@ -146,7 +146,7 @@ def build_split(
 
 
 def all_pairs(opened: OpenDataset, config: RunConfig) -> PreferenceDataset:
-    """Every pair of the dataset once, whatever the split and the weights."""
+    """Return every pair of the dataset once, whatever the split and the weights."""
     sources = [MixedSource("pairs", 0, _sources(opened, config)[-1].last)]
     return PreferenceDataset(opened, sources, config.model.seq_length, 1, 1, config.data.seed)
 

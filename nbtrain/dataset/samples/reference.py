@@ -18,7 +18,7 @@ from nbtrain.dataset.samples.index_files import cached_arrays
 
 VERSION = 1
 NAME = "reference"
-# Of the section model: how it is trained, cut or computed.
+# Fields of the section model that say how it is trained, split or computed.
 NOT_THE_MODEL = {
     "architecture",
     "attention_backend",
@@ -48,7 +48,7 @@ def description_of(config: RunConfig, dataset_sha256: str, weights_sha256: str) 
 
 
 class _Unknown(Exception):
-    """Nobody has computed it."""
+    """The log-probabilities have not been computed."""
 
 
 def known_reference(folder: Path, description: dict[str, Any]) -> np.ndarray | None:
@@ -64,7 +64,7 @@ def known_reference(folder: Path, description: dict[str, Any]) -> np.ndarray | N
 
 
 def keep_reference(folder: Path, description: dict[str, Any], found: np.ndarray) -> None:
-    """Write what was computed, for all runs that need it."""
+    """Write computed log-probabilities, for all runs that need them."""
 
     def build(allocate: Allocate) -> None:
         allocate(NAME, found.shape, np.dtype(np.float32))[...] = found

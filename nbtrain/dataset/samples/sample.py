@@ -1,4 +1,4 @@
-"""One training sequence, as a dataset gives it and a batch stacks it."""
+"""One training sequence, as a dataset returns it and a batch stacks it."""
 
 from typing import NamedTuple, Protocol
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Sample(NamedTuple):
-    """Arrays of one sequence; T is model.seq_length. None stands for what a plain sample is."""
+    """Arrays of one sequence; T is model.seq_length. None stands for the default of a plain sample."""
 
     tokens: np.ndarray
     """int64 [T]."""
@@ -29,15 +29,15 @@ class Sample(NamedTuple):
     0 where loss_mask is 0 (padding), so that it can index a table of losses.
     """
     answers: np.ndarray | None = None
-    """int64 [T], of pairs (preference_dataset.py): 2 p for the chosen, 2 p + 1 for the rejected answer of the
-    sample's p-th pair; 0 in padding, whose loss_mask is 0."""
+    """int64 [T], for pairs (preference_dataset.py): 2 p for the chosen, 2 p + 1 for the rejected answer of
+    the sample's p-th pair; 0 in padding, whose loss_mask is 0."""
     pairs: np.ndarray | None = None
-    """int64 [P]: the sequences of the dataset that these pairs are."""
+    """int64 [P]: the dataset's sequences of these pairs."""
     reference: np.ndarray | None = None
     """float32 [P, 2]: the reference's log-probabilities of both answers."""
 
 
 class Samples(Protocol):
-    """A split, as the reader of its samples sees it."""
+    """The interface of a split for readers of its samples."""
 
     def sample(self, position: int) -> Sample: ...

@@ -1,8 +1,8 @@
 """A run's position in its data: enough to continue with the very next sample, on any number of ranks.
 
-The training order is one sequence of positions 0, 1, 2, ... into the training split. Step n takes the next
+The training order is one sequence of positions 0, 1, 2, ... into the training split. Step n uses the next
 global_batch_size positions; rows of micro_batch_size * data_parallel_size of them are the micro batches, and
-rank r of d takes the r-th of d equal parts of each row. So the set of a step does not depend on d.
+rank r of d uses the r-th of d equal parts of each row. So the set of a step does not depend on d.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ class DataState:
     """Training samples the order was built for; fixed at first launch."""
     consumed_samples: int = 0
     skipped_sample_ranges: tuple[tuple[int, int], ...] = ()
-    """[first, last) positions of the order that are passed over, ascending and apart."""
+    """[first, last) positions of the order that are skipped, ascending and disjoint."""
     shuffle: str = "megatron"
     """Shuffling of epochs: data.shuffle."""
     packing: str = "stream"
@@ -51,11 +51,11 @@ class DataState:
         return cls(**value)
 
     def advanced(self, num_samples: int) -> "DataState":
-        """The state after `num_samples` more."""
+        """Return the state after `num_samples` more."""
         return replace(self, consumed_samples=self.consumed_samples + num_samples)
 
     def skipping(self, first: int, last: int) -> "DataState":
-        """The state that passes over positions [first, last). DataError if the run is past them."""
+        """Return the state that skips positions [first, last). DataError if the run is past them."""
         reached = self.position(self.consumed_samples)
         if first < reached:
             raise DataError(
@@ -66,11 +66,11 @@ class DataState:
         return replace(self, skipped_sample_ranges=tuple(ranges))
 
     def position(self, sample: int) -> int:
-        """The position of the `sample`-th sample that is trained on."""
+        """Return the position of the `sample`-th sample that is trained on."""
         return int(self._positions(np.array([sample]))[0])
 
     def step_positions(self, global_batch_size: int) -> np.ndarray:
-        """int64 [global_batch_size]: the positions of the step that starts at consumed_samples."""
+        """Return int64 [global_batch_size]: the positions of the step that starts at consumed_samples."""
         return self._positions(np.arange(self.consumed_samples, self.consumed_samples + global_batch_size))
 
     def _positions(self, samples: np.ndarray) -> np.ndarray:
@@ -87,7 +87,7 @@ class DataState:
 def rank_positions(
     positions: np.ndarray, micro_batch_size: int, data_parallel_rank: int, data_parallel_size: int
 ) -> np.ndarray:
-    """int64 [accumulation_steps, micro_batch_size] of one rank; DataError if the step has no whole rows."""
+    """Return int64 [accumulation_steps, micro_batch_size] of one rank; DataError if rows are incomplete."""
     row = micro_batch_size * data_parallel_size
     if len(positions) % row:
         raise DataError(

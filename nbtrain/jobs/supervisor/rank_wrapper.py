@@ -4,8 +4,7 @@
 
     torchrun -> wrapper -> rank          log      jobs/<id>/logs/<rank>.<attempt>.log
                    |         |
-                   |<--pipe--+           the rank's own report: one JSON object {outcome, step, message,
-                   detail}
+                   |<--pipe--+           the rank's report: one JSON object {outcome, step, message, detail}
                    v
               exit/<rank>.<attempt>.json  that report, with the exit code or signal that the kernel reports
 

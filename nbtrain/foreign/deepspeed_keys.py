@@ -1,7 +1,7 @@
-"""DeepSpeed's JSON and the fields of a run: one table, read and written.
+"""DeepSpeed's JSON and a run's fields: one table, read and written.
 
-Keys that nbtrain has no field for go to parallel.deepspeed_extra and come back from there. In a job of
-Megatron-DeepSpeed the flags set batch and learning rate; a JSON alone sets them by itself.
+Keys for which nbtrain has no field go to parallel.deepspeed_extra and are written back from there. In a job
+of Megatron-DeepSpeed the flags set batch and learning rate; a JSON alone sets them itself.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from nbtrain.foreign.rows_model import value_of
 from nbtrain.foreign.sides import Reading
 
 ZERO = "zero_optimization"
-# Field: key; the value is the same on both sides.
+# {field: key}; the value is the same on both sides.
 SAME_KEYS = {
     **{
         f"parallel.{name}": f"{ZERO}.{name}"
@@ -33,7 +33,7 @@ SAME_KEYS = {
     "parallel.communication_data_type": "communication_data_type",
 }
 OFFLOAD = ("device", "nvme_path", "pin_memory", "buffer_count")
-# Keys that say nothing about the run, and why.
+# {key that says nothing about the run: reason}
 WITHOUT_MEANING = {
     "steps_per_print": "DeepSpeed's own reports; nbtrain writes its own every logging.log_interval_steps",
     f"{ZERO}.elastic_checkpoint": "every checkpoint of nbtrain loads into any layout",
@@ -47,7 +47,7 @@ WITHOUT_MEANING = {
     "bf16.immediate_grad_update": "bf16 gradients are summed in fp32",
     "fp16.auto_cast": "weights are fp16",
 }
-# Read by rows of the flags, or compared with them.
+# Keys that are read by rows of the flags, or compared with them.
 READ_ELSEWHERE = {
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
@@ -65,7 +65,7 @@ READ_ELSEWHERE = {
 
 
 def write_json(config: RunConfig) -> dict[str, Any]:
-    """The DeepSpeed JSON of a run for another program: every value as the run has it."""
+    """Return the DeepSpeed JSON of a run for another program: every value as the run has it."""
     parallel, dtype = config.parallel, config.precision.dtype
     found: dict[str, Any] = {
         "train_batch_size": config.batch.global_batch_size,
@@ -109,11 +109,11 @@ def _merge(found: dict[str, Any], extra: dict[str, Any]) -> None:
 
 
 def read_keys(source: Reading, document: Document) -> None:
-    """Take over every key of a job's JSON that no flag decides."""
+    """Import every key of a job's JSON that no flag decides."""
     read: set[str] = set(READ_ELSEWHERE)
     for section in ("optimizer", "scheduler"):
         if source.job.program is not None and document.get(section) is not None:
-            # deepspeed.initialize prefers what it is given (runtime/engine.py, _configure_optimizer).
+            # deepspeed.initialize prefers its arguments (runtime/engine.py, _configure_optimizer).
             text = f"{section}: not read; the program gives DeepSpeed its own, by its flags."
             source.note(document.place(section), text)
     for key, dotted in SAME_KEYS.items():
@@ -204,7 +204,7 @@ def _read_hysteresis(source: Reading, document: Document, read: set[str]) -> Non
 
 
 def drop_auto(source: Reading, document: Document) -> None:
-    """Leave out values of "auto": the Trainer of transformers fills them in from its own arguments."""
+    """Drop values of "auto": the Trainer of transformers fills them in from its own arguments."""
 
     def kept(value: Any, prefix: str) -> Any:
         if not isinstance(value, dict):
@@ -226,7 +226,7 @@ def drop_auto(source: Reading, document: Document) -> None:
 
 
 def drop_wrong(source: Reading, document: Document) -> None:
-    """Leave out values that DeepSpeed does not take: the import fails at each, and the lint names them."""
+    """Drop values that DeepSpeed rejects: the import fails at each, and the lint names them."""
     for problem in list(key_problems(document.value)):
         if problem.of_value:
             source.fail("", f"{document.place(problem.path)}: {problem.path}: {problem.words}")
@@ -272,7 +272,7 @@ def read_alone(source: Reading, document: Document) -> None:
 
 
 def _read_accumulation(source: Reading, document: Document) -> None:
-    """The batch follows from it and from the copies of the model, which a JSON alone does not say."""
+    """Compute the batch from it and from the number of replicas, which a JSON alone does not give."""
     key = "gradient_accumulation_steps"
     if (steps := document.get(key)) is None:
         return
@@ -294,7 +294,7 @@ ALONE_KEYS = {
     "batch.micro_batch_size": "train_micro_batch_size_per_gpu",
     "parallel.zero_stage": f"{ZERO}.stage",
 }
-# Values of further parameters with which DeepSpeed's Adam is torch's AdamW.
+# Values of further parameters with which DeepSpeed's Adam equals torch's AdamW.
 AS_TORCH: dict[str, tuple[bool, ...]] = {
     "adam_w_mode": (True,),
     "bias_correction": (True,),
@@ -349,10 +349,10 @@ SCHEDULER = {
     "warmup_num_steps": "lr_schedule.lr_warmup_steps",
     "total_num_steps": "lr_schedule.lr_decay_steps",
 }
-# Shares of the optimizer's rate.
+# Scheduler parameters that are fractions of the optimizer's learning rate.
 SHARES = {"warmup_min_ratio": "lr_schedule.lr_warmup_init", "cos_min_ratio": "lr_schedule.min_lr"}
 STYLES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
-# The parameters of each scheduler with DeepSpeed's defaults (runtime/lr_schedules.py of 0.19.8).
+# Parameters of each scheduler with DeepSpeed's defaults (runtime/lr_schedules.py of 0.19.8).
 _WARMUP = {"warmup_min_lr": 0.0, "warmup_max_lr": None, "warmup_num_steps": 1000}
 SCHEDULER_PARAMS: dict[str, dict[str, float | None]] = {
     "WarmupLR": _WARMUP,
@@ -402,7 +402,7 @@ def _set_scheduler(source: Reading, kind: str, name: str, value: float, comment:
     if key := SCHEDULER.get(name):
         source.set(key, int(value) if key.endswith("_steps") else float(value), comment=comment, place=place)
         if kind == "WarmupDecayLR" and name == "warmup_min_lr":
-            # The decay ends at the rate at which the warm-up begins.
+            # The decay ends at the learning rate at which the warm-up begins.
             source.set("lr_schedule.min_lr", float(value), comment=comment, place=place)
         return
     key, rate = SHARES[name], source.said("lr_schedule.lr")
@@ -414,7 +414,7 @@ def _set_scheduler(source: Reading, kind: str, name: str, value: float, comment:
 
 
 def field_of(dotted: str) -> str | None:
-    """The field of a run that says what a key of the JSON says; None if there is none."""
+    """Return the field of a run that corresponds to a key of the JSON; None if there is none."""
     return {
         **{key: name for name, key in (SAME_KEYS | ALONE_KEYS).items()},
         **{f"optimizer.params.{name}": key for name, key in OPTIMIZER.items()},

@@ -1,4 +1,4 @@
-"""From a run to another program: `nbtrain export RUN --to TARGET` and nb.export.
+"""Exports a run to another program: `nbtrain export RUN --to TARGET` and nb.export.
 
 A script holds the flags of one version of Megatron-LM or Megatron-DeepSpeed, the latter with its DeepSpeed
 JSON in a here-document; the target `deepspeed` is the JSON alone. Every flag is looked up in the program's
@@ -34,13 +34,13 @@ ALWAYS = ("name", "tokenizer.vocab_size")
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A run in the words of another program; printed, it is the script or the JSON."""
+    """A run as a script or JSON of another program, which printing shows."""
 
     target: str
     """ "megatron-lm@d98e8a64", or "deepspeed"."""
     text: str
     unsaid: dict[str, str]
-    """{field: why the target cannot say it}; empty reasons: it has no word for it."""
+    """{field: reason that the target cannot express it}; an empty reason: it has no such setting."""
     warnings: tuple[str, ...] = ()
     """Differences in what the program will do, and settings that it refuses."""
     left: str = ""
@@ -64,9 +64,9 @@ class Exported:
 
 
 def export(config: RunConfig, target: str) -> Exported:
-    """A run for "megatron-lm", "megatron-deepspeed" (each with @VERSION) or "deepspeed".
+    """Export a run to "megatron-lm", "megatron-deepspeed" (each with @VERSION) or "deepspeed".
 
-    Raises ConfigError for another target, or for a run that no flag can name.
+    Raises ConfigError for another target, or for a run that flags cannot express.
     """
     if not isinstance(target, str):
         raise ConfigError(f"to = {target!r} must be one of {', '.join([*VERSIONS, 'deepspeed'])}.")
@@ -89,7 +89,7 @@ def export(config: RunConfig, target: str) -> Exported:
 
 
 def _json_alone(config: RunConfig) -> Exported:
-    """The JSON; model, data, schedule and layout are in the program's own words."""
+    """Return the JSON; the program itself sets model, data, schedule and layout."""
     text = json.dumps(write_json(config), indent=2) + "\n"
     said = read_json_alone(text)
     ours = dict(flatten(config.model_dump()))
@@ -112,7 +112,7 @@ def _by_section(values: dict[str, Any], unsaid: Collection[str], prefix: str = "
 
 
 def _script(writing: Writing) -> str:
-    """The script without its head: environment, JSON, flags, launch."""
+    """Return the script without its head: environment, JSON, flags, launch."""
     config = writing.config
     lines = [f"export {name}={shlex.quote(value)}" for name, value in config.backend.env.items()]
     deepspeed = writing.table.program == "megatron-deepspeed"
@@ -133,7 +133,7 @@ def _script(writing: Writing) -> str:
 
 
 def _hints(config: RunConfig, body: str, writing: Writing) -> dict[str, str]:
-    """{field: comment} of everything that the flags do not say as the run has it."""
+    """Return {field: comment} for everything that the flags do not express as the run has it."""
     job = jobs_of_script(read_script(body, f"{config.name}.sh"))[0]
     give_json(job, {}, [])
     source = read_job(job, target=writing.table.name)

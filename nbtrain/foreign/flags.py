@@ -1,9 +1,9 @@
-"""Command-line flags of other training programs: tables of facts, and a parser of argument lists.
+"""Command-line flags of other training programs: tables of options, and a parser of argument lists.
 
-A table holds every option of one version of a program (tables/*.json): option strings, where argparse stores
-the value, action, type, number of values, choices and default. They were read by running each program's own
-argument parser, without its help texts. Both Megatrons turn argparse's abbreviations off, so that a flag is
-known only by its full name.
+A table holds every option of one version of a program (tables/*.json): option strings, argparse's dest,
+action, type, number of values, choices and default. They were read by running each program's own argument
+parser, without its help texts. Both Megatrons turn argparse's abbreviations off, so a flag is only known by
+its full name.
 """
 
 import functools
@@ -21,13 +21,13 @@ from nbtrain.foreign.words import OUTSIDE, Word
 
 TABLES = Path(__file__).with_name("tables")
 
-# The versions of each program, oldest first.
+# Versions of each program, oldest first.
 VERSIONS = {
     "megatron-lm": ("040eac94", "d98e8a64"),
     "megatron-deepspeed": ("e7bff5ec", "f4157bea"),
 }
 
-# What people write for a flag of another name, where letters alone would not find it.
+# Common misnomers of flags that similarity of letters would not find.
 MEANT = {
     "--nccl-timeout": "--distributed-timeout-minutes",
     "--save-dir": "--save",
@@ -65,7 +65,7 @@ MEANT = {
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option of a program; the words are argparse's."""
+    """One option of a program, in argparse's terms."""
 
     flags: tuple[str, ...]
     dest: str
@@ -91,7 +91,7 @@ class Table:
 
     @property
     def name(self) -> str:
-        """ "megatron-lm@d98e8a64"."""
+        """Return "megatron-lm@d98e8a64"."""
         return f"{self.program}@{self.version}"
 
     @functools.cached_property
@@ -100,7 +100,7 @@ class Table:
 
     @functools.cached_property
     def by_dest(self) -> dict[str, tuple[Option, ...]]:
-        """The options that set a value; a switch to turn it off may be a second one."""
+        """{dest: the options that set it}; a switch to turn it off may be a second one."""
         found: dict[str, tuple[Option, ...]] = {}
         for option in self.options:
             found[option.dest] = (*found.get(option.dest, ()), option)
@@ -113,7 +113,7 @@ class Table:
 
 @functools.cache
 def load_table(program: str, version: str) -> Table:
-    """The table of a version of a program."""
+    """Return the table of a version of a program."""
     read = json.loads((TABLES / f"{program}-{version}.json").read_text(encoding="utf-8"))
     options = [
         Option(
@@ -131,12 +131,12 @@ def load_table(program: str, version: str) -> Table:
 
 
 def tables(program: str) -> tuple[Table, ...]:
-    """The tables of all versions of a program, oldest first."""
+    """Return the tables of all versions of a program, oldest first."""
     return tuple(load_table(program, version) for version in VERSIONS[program])
 
 
 def find_table(target: str) -> Table:
-    """The table of "megatron-lm@040eac94", or the newest one of "megatron-lm". Raises ConfigError."""
+    """Return the table of "megatron-lm@040eac94", or the newest one of "megatron-lm". Raises ConfigError."""
     program, _, version = target.partition("@")
     if program not in VERSIONS:
         known = ", ".join(VERSIONS)
@@ -147,7 +147,7 @@ def find_table(target: str) -> Table:
     return load_table(program, version or VERSIONS[program][-1])
 
 
-# MindSpeed's flags are in no table here. These choose kernels or save memory; any other one is unknown.
+# MindSpeed's flags are in no table. These choose kernels or save memory; any other one is unknown.
 ASCEND = re.compile(
     r"--(use-fused-(rmsnorm|swiglu|rotary-pos-emb|ring-attention-update)|use-(ascend-)?mc2|reuse-fp32-param|"
     r"recompute-activation-function(-num-layers)?|swap-attention|swap-modules|npu-deterministic)"
@@ -177,14 +177,14 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """A word of an argument list that the program would refuse."""
+    """A word of an argument list that the program would reject."""
 
     flag: str
     place: str
     message: str
-    """Without the place."""
+    """Message without the place."""
     unknown: bool
-    """Whether the program has no such flag; else its value is wrong."""
+    """Whether the program has no such flag; otherwise the flag's value is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,19 +193,19 @@ class Arguments:
 
     table: Table
     settings: tuple[Setting, ...]
-    """In their order; the last of a dest wins, as in argparse."""
+    """Flags in their order; the last of a dest wins, as in argparse."""
     complaints: tuple[Complaint, ...]
     lists: tuple[Word, ...] = ()
-    """Words that only the shell knows, in the place of flags: $@, $EXTRA_ARGS."""
+    """Words used as flags whose value only the shell knows: $@, $EXTRA_ARGS."""
     ascend: tuple[Word, ...] = ()
     """Flags that MindSpeed adds to Megatron-LM on Ascend and that say nothing about a run."""
 
     def get(self, dest: str) -> Setting | None:
-        """The flag that sets `dest`; None if the default holds."""
+        """Return the flag that sets `dest`; None if the default applies."""
         return next((one for one in reversed(self.settings) if one.option.dest == dest), None)
 
     def value(self, dest: str) -> Any:
-        """The value that the program would have."""
+        """Return the value that the program would have."""
         setting = self.get(dest)
         return setting.value if setting else self.table.default(dest)
 
@@ -270,7 +270,7 @@ def parse(table: Table, words: Sequence[Word]) -> Arguments:
 
 
 def _may_be_flags(before: Word, word: Word) -> bool:
-    """Whether an unknown word after a value may hold flags: not if it is the prefix after a weight."""
+    """Return whether an unknown word after a value may hold flags: not if it is the prefix after a weight."""
     weighs = re.fullmatch(r"[\d.]+", before.text)
     every = re.search(r"[@*]\]?\}?$", word.text)
     return bool(OUTSIDE.fullmatch(word.text) and (every or not weighs))
@@ -283,7 +283,7 @@ def _is_value(word: Word) -> bool:
 
 
 def _take(option: Option, flag: str, given: list[Word], place: str) -> tuple[list[Word], Complaint | None]:
-    """The words that belong to the option, and what is wrong with their number."""
+    """Return the words that belong to the option, and what is wrong with their number."""
     if option.nargs in ("*", "+"):
         if option.nargs == "+" and not given:
             return [], Complaint(flag, place, f"{flag}: needs at least one value.", False)
@@ -299,7 +299,7 @@ def _take(option: Option, flag: str, given: list[Word], place: str) -> tuple[lis
 
 
 def _convert(option: Option, flag: str, word: Word) -> tuple[Any, str]:
-    """The value of a word, and what argparse would say against it."""
+    """Return the value of a word, and argparse's objection to it."""
     text = word.text
     if word.from_outside:
         return text, ""
@@ -321,7 +321,7 @@ def _convert(option: Option, flag: str, word: Word) -> tuple[Any, str]:
 
 
 def unknown(table: Table, flag: str) -> str:
-    """The message about a flag that a program does not have: the nearest, and where the flag exists."""
+    """Return the message about an unknown flag: the nearest one, and the programs that have the flag."""
     meant = MEANT.get(flag.replace("_", "-"), "") or MEANT.get(flag, "")
     if meant in table.by_flag:
         hint = f" Nearest: {meant}."
@@ -338,7 +338,7 @@ def unknown(table: Table, flag: str) -> str:
 
 
 def _by_words(flag: str, table: Table) -> str:
-    """The flag of a program that has most words of `flag`, if it has at least half of them."""
+    """Return the program's flag that shares most words with `flag`, if at least half of them."""
     wanted = set(flag.strip("-").replace("_", "-").split("-"))
 
     def shared(known: str) -> float:
@@ -350,11 +350,11 @@ def _by_words(flag: str, table: Table) -> str:
 
 
 def choose_table(words: Sequence[Word], script: str = "") -> Table:
-    """The program and version whose table knows most of the flags.
+    """Return the program and version whose table knows most of the flags.
 
-    Of two versions that know equally many, the one that refuses fewer of their values is taken, and of equal
-    ones the older one: a flag list that both accept was most likely written for it, and the pinned examples
-    of this repository use it.
+    Of two versions that know equally many, the one that rejects fewer values is chosen, and of equal ones the
+    older one: a flag list that both accept was most likely written for it, and this repository's pinned
+    examples use it.
     """
     flags = {word.text.partition("=")[0] for word in words if word.text.startswith("--")}
     deepspeed = "deepspeed" in script.lower() or bool(flags & {"--deepspeed", "--deepspeed_config"})

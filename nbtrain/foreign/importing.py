@@ -1,4 +1,4 @@
-"""From files of other programs to a run: `nbtrain import FILE... [key=value ...]` and nb.import_run.
+"""Imports files of other programs as a run: `nbtrain import FILE... [key=value ...]` and nb.import_run.
 
     files -> job (read.py) -> argument list (flags.py) -> fields (rows_*.py) -> overrides -> schema and rules
 
@@ -36,8 +36,8 @@ from nbtrain.foreign.sides import Note, Reading
 from nbtrain.foreign.words import Word
 from nbtrain.planner.run_file import not_written, path_of
 
-# A field that a script's flags cannot say, as an export writes it: "# nbtrain: tokenizer.vocab_size=52000",
-# or "# nbtrain: KEY=VALUE <- OTHER" for a field of which the flags say OTHER.
+# A field that flags cannot express, as an export writes it: "# nbtrain: tokenizer.vocab_size=52000", or
+# "# nbtrain: KEY=VALUE <- OTHER" for a field that the flags set to OTHER.
 HINT = re.compile(r"#\s*nbtrain: ([a-z0-9_.]+)=(.*?)(?: <- (.*))?$")
 
 
@@ -49,7 +49,7 @@ class Imported:
     text: str
     """The run YAML, with a comment after each value: its source."""
     notes: tuple[Note, ...]
-    """Settings that were not imported and why, and steps to do by hand."""
+    """Settings that were not imported and why, and steps to do manually."""
     program: str
     """ "megatron-deepspeed@e7bff5ec", or "DeepSpeed"."""
 
@@ -84,11 +84,11 @@ def write_once(path: str | Path, text: str, overwrite: bool) -> Path:
 def import_files(
     paths: Sequence[str | Path], overrides: Overrides = None, onto: str | Path | None = None, target: str = ""
 ) -> Imported:
-    """The run that files of other programs describe.
+    """Return the run that files of other programs describe.
 
-    `overrides` say what the files do not (tokenizer.vocab_size) or what is to differ; `onto` is the run YAML
-    that a DeepSpeed JSON alone is put on; `target` names program and version if the flags leave them open.
-    Raises ConfigError, with file and line of everything that cannot be imported.
+    `overrides` set fields that the files leave open (tokenizer.vocab_size) or that should differ; `onto` is
+    the run YAML to which a DeepSpeed JSON alone is applied; `target` names program and version if the flags
+    leave them open. Raises ConfigError, with file and line of everything that cannot be imported.
     """
     jobs = read_files(paths)
     if len(jobs) > 1:
@@ -142,7 +142,7 @@ def raise_failures(source: Reading) -> None:
 
 
 def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") -> Reading:
-    """Fields, notes and failures of a job; `given` holds the overrides by field."""
+    """Read fields, notes and failures of a job; `given` holds the overrides by field."""
     table = _table(job, target)
     arguments = parse(table, job.flags)
     if job.program is not None and _is_another_program(job.program, arguments):
@@ -189,13 +189,13 @@ def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") ->
 
 
 def _is_another_program(program: Word, arguments: Arguments) -> bool:
-    """Whether a program is none of Megatron's: not by its name, and it takes flags that Megatron has not."""
+    """Return whether a program is not Megatron: it has another name, and takes flags that Megatron lacks."""
     unknown = sum(complaint.unknown for complaint in arguments.complaints)
     return "pretrain" not in program.text and unknown > len(arguments.settings)
 
 
 def _no_program(source: Reading) -> None:
-    """Says which command launches nothing that is known."""
+    """Fail the import, naming the command that launches no known program."""
     if other := source.job.other_program:
         source.fail(
             "",
@@ -249,7 +249,7 @@ def _lists(source: Reading) -> None:
 
 
 def _other_flags(source: Reading) -> None:
-    """Flags that no row reads: listed, or refused."""
+    """List the flags that no row reads, or refuse them."""
     for setting in source.arguments.settings:
         dest = setting.option.dest
         if dest in MAPPED:
@@ -272,14 +272,14 @@ def _other_flags(source: Reading) -> None:
 
 
 def _holds(source: Reading, dest: str, value: Any) -> bool:
-    """Whether a value is what nbtrain does for this model anyway."""
+    """Return whether a value matches what nbtrain does for this model anyway."""
     if dest == "encoder_num_layers":
         return bool(value == source.values.get("model.num_layers"))
     return dest == "gradient_accumulation_fusion"
 
 
 def _compare_batch(source: Reading) -> None:
-    """The JSON's batch against the flags': DeepSpeed asserts that they agree."""
+    """Compare the JSON's batch with the flags': DeepSpeed asserts that they agree."""
     document = source.job.deepspeed
     if document is None:
         return
@@ -307,7 +307,7 @@ def _compare_batch(source: Reading) -> None:
 
 
 def _machine(source: Reading) -> None:
-    """Cores, memory, image and environment."""
+    """Read cores, memory, image and environment."""
     job = source.job
     for key, found in (
         ("resources.cpus_per_node", job.cpus),
@@ -339,7 +339,7 @@ def _machine(source: Reading) -> None:
 
 
 def read_hints(job: Job) -> dict[str, tuple[Any, str | None, str]]:
-    """{field: (value, what the flags said of it at export, place)} of the comments that an export writes."""
+    """Return {field: (value, the flags' value at export, place)} of the comments that an export writes."""
     found: dict[str, tuple[Any, str | None, str]] = {}
     for place, text in job.comments:
         if match := HINT.match(text):
@@ -368,7 +368,7 @@ def _take_hints(source: Reading, hints: dict[str, tuple[Any, str | None, str]]) 
 
 @functools.cache
 def _defaults() -> dict[str, Any]:
-    """The defaults of the schema by dotted field."""
+    """Return the defaults of the schema by dotted field."""
 
     def of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
         for name, info in model.model_fields.items():
@@ -390,7 +390,7 @@ def said_by(source: Reading) -> dict[str, Any]:
 
 
 def read_json_alone(text: str) -> dict[str, Any]:
-    """The fields of which a DeepSpeed JSON alone says something."""
+    """Return the fields that a DeepSpeed JSON alone sets."""
     job = Job("DeepSpeed JSON", "ds_config.json", deepspeed=read_json(text, "ds_config.json"))
     return read_job(job).values
 
@@ -440,5 +440,5 @@ def _line(source: Reading, dotted: str, key: str, value: Any, depth: int) -> str
 
 
 def arguments_of(job: Job, target: str = "") -> Arguments:
-    """The parsed argument list of a job."""
+    """Return the parsed argument list of a job."""
     return parse(_table(job, target), job.flags)

@@ -1,4 +1,4 @@
-"""A training job as its files describe it, whatever kind of file they are."""
+"""A training job as its files describe it, for every kind of file."""
 
 from dataclasses import dataclass, field
 
@@ -13,18 +13,18 @@ class Job:
     kind: str
     """ "DeepSpeedJob", "PyTorchJob", "MPIJob", "TrainJob", "shell script" or "DeepSpeed JSON"."""
     label: str
-    """The file."""
+    """File name."""
     name: Word | None = None
     scripts: dict[str, Word] = field(default_factory=dict)
     """Scripts of ConfigMaps by name, which a container may mount."""
     script_missing: Word | None = None
-    """A script that the command runs and no file holds."""
+    """A script that the command runs but that no file contains."""
     other_program: Word | None = None
-    """A program that the command runs and that is none of Megatron's, by its flags."""
+    """A program that the command runs and whose flags show that it is not Megatron."""
     workers: Value | None = None
-    """Machines that the manifest takes, if the command starts ranks on fewer of them (`nodes`)."""
+    """Machines that the manifest requests, if the command starts ranks on fewer of them (`nodes`)."""
     world_size: Value | None = None
-    """Ranks altogether, as the launcher's command says."""
+    """Total number of ranks, from the launcher's command."""
     program: Word | None = None
     """The Python program, e.g. Megatron-DeepSpeed/pretrain_gpt.py."""
     flags: list[Word] = field(default_factory=list)
@@ -34,11 +34,11 @@ class Job:
     gpus_asked: Value | None = None
     """GPUs that the container requests."""
     cpus: Value | None = None
-    """CPU cores of each machine: requested."""
+    """CPU cores requested on each machine."""
     memory_bytes: Value | None = None
-    """Host memory of each machine: requested."""
+    """Host memory requested on each machine."""
     gpu_product: Value | None = None
-    """The kind of GPU that the pod's node selector wants, as the cluster labels it."""
+    """The GPU model that the pod's node selector requests, as the cluster labels it."""
     image: Value | None = None
     environment: dict[str, Word] = field(default_factory=dict)
     volumes: list[Value] = field(default_factory=list)
@@ -51,11 +51,11 @@ class Job:
     substitutions: list[tuple[str, str]] = field(default_factory=list)
     """sed's replacements, for a template of the JSON."""
     undecided: dict[str, str] = field(default_factory=dict)
-    """Variables of the script that are set only if the shell says so: where."""
+    """{variable of the script that only the shell may set: place}"""
     comments: list[tuple[str, str]] = field(default_factory=list)
 
     def flag(self, *names: str) -> Word | None:
-        """The value of a flag, before any table is asked; None if the flag is not given."""
+        """Return the value of a flag, before any table is used; None if the flag is not given."""
         for number, word in enumerate(self.flags):
             name, equals, inline = word.text.partition("=")
             if name in names:

@@ -1,7 +1,7 @@
-"""JSON as people write it for DeepSpeed: with // and /* */ comments, trailing commas, and places of keys.
+"""JSON as users write it for DeepSpeed: with // and /* */ comments, trailing commas, and places of keys.
 
-DeepSpeed reads its file with Python's json, which refuses comments and trailing commas. They are read here
-and reported, so that a file is understood and its fault named.
+DeepSpeed reads its file with Python's json, which rejects comments and trailing commas. This reader accepts
+and reports them, so that a file is understood and its error named.
 """
 
 import json
@@ -27,14 +27,14 @@ class Document:
     value: dict[str, Any] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)
     faults: list[tuple[str, str]] = field(default_factory=list)
-    """(place, words) of what Python's json refuses or swallows."""
+    """(place, problem) of text that Python's json rejects or silently drops."""
 
     def place(self, key: str) -> str:
         """Return where a dotted key was written; the file if it was not."""
         return self.places.get(key, self.label)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a dotted key."""
+        """Return the value of a dotted key."""
         value: Any = self.value
         for part in key.split("."):
             if not isinstance(value, dict) or part not in value:
@@ -44,7 +44,7 @@ class Document:
 
 
 def read_json(text: str, label: str, first_line: int = 1) -> Document:
-    """Read a JSON object. Raises ConfigError, with the line, if it is none."""
+    """Read a JSON object. Raises ConfigError, with the line, if it is not one."""
     reader = _Reader(text, label, first_line)
     document = reader.document
     value = reader.value("", 0)
@@ -157,7 +157,7 @@ class _Reader:
         return found
 
     def _closed(self, bracket: str, further: bool) -> bool:
-        """Whether the object or list ends here; passes over the comma before a further entry."""
+        """Return whether the object or list ends here, skipping the comma before another entry."""
         self.blanks()
         comma = further and self.text.startswith(",", self.position)
         if comma:

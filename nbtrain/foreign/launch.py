@@ -1,7 +1,7 @@
-"""A command that launches training: the words of the launcher, the program, and the program's flags.
+"""A command that launches training: the launcher and its options, the program, and the program's flags.
 
 Launchers: torchrun and `python -m torch.distributed.run` (or `.launch`), deepspeed, srun, mpirun, and python
-alone, one inside the other (`srun ... torchrun ... pretrain_gpt.py`).
+alone, possibly nested (`srun ... torchrun ... pretrain_gpt.py`).
 """
 
 import re
@@ -12,14 +12,14 @@ from pathlib import PurePosixPath
 from nbtrain.foreign.words import Word
 
 LAUNCHERS = {"torchrun", "deepspeed", "srun", "mpirun", "mpiexec", "accelerate", "python", "python3"}
-# Commands that start the command after them; a container's or a shell's come with -c.
+# Commands that start the command after them; containers and shells use -c.
 PREFIXES = {"exec", "eval", "nohup", "time", "env", "sudo", "command", "nice", "ionice", "numactl", "taskset"}
 PREFIXES |= {"stdbuf", "timeout", "setsid", "bash", "sh", "docker", "podman", "singularity", "apptainer"}
-# Launchers that start ranks on one machine if nothing says how many there are.
+# Launchers that start ranks on one machine if no option sets the number of machines.
 ONE_MACHINE = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
 MANY_MACHINES = {"srun", "mpirun", "mpiexec", "deepspeed", "accelerate"}
 PROGRAM = re.compile(r".*\.py$")
-# Options of launchers that say how many machines, and how many processes on each.
+# Options of launchers that set the number of machines, and of processes on each.
 NODES = {"--nnodes", "--num_nodes", "--nodes", "-N"}
 RANKS_PER_NODE = {
     "--nproc_per_node",
@@ -42,12 +42,12 @@ class Launch:
     gpus_per_node: Word | None = None
     world_size: Word | None = None
     one_machine: bool = False
-    """torchrun without --nnodes, which then takes one machine."""
+    """Whether it is torchrun without --nnodes, which then uses one machine."""
     environment: dict[str, Word] = field(default_factory=dict)
 
 
 def find_launch(words: Sequence[Word]) -> Launch | None:
-    """The launch in a command; None if the command launches no Python program."""
+    """Return the launch in a command; None if the command launches no Python program."""
     words, environment = _without_prefixes(words)
     head = PurePosixPath(words[0].text).name if words else ""
     if head not in LAUNCHERS and not PROGRAM.match(head):
@@ -80,7 +80,7 @@ def find_launch(words: Sequence[Word]) -> Launch | None:
 
 
 def _without_prefixes(words: Sequence[Word]) -> tuple[Sequence[Word], dict[str, Word]]:
-    """A command from its launcher on, and the variables that `env NAME=VALUE` sets before it."""
+    """Return a command from its launcher on, and the variables that `env NAME=VALUE` sets before it."""
     environment: dict[str, Word] = {}
     if not words or PurePosixPath(words[0].text).name not in PREFIXES:
         return words, environment
@@ -103,7 +103,7 @@ SBATCH = re.compile(r"#SBATCH\s+(--?[\w-]+)[ =]+(\S+)")
 
 
 def sbatch(comments: Sequence[tuple[str, str]]) -> dict[str, Word]:
-    """The options of a Slurm script by name: nodes, gpus-per-node, ntasks-per-node, cpus-per-task, mem."""
+    """Return a Slurm script's options by name: nodes, gpus-per-node, ntasks-per-node, cpus-per-task, mem."""
     found: dict[str, Word] = {}
     for place, text in comments:
         if match := SBATCH.match(text):

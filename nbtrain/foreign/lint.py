@@ -1,7 +1,7 @@
 """Problems in files of other programs: `nbtrain check FILE...` on manifests, scripts and JSONs.
 
-First come contradictions between the files and with their own program, with file and line; then, if the job
-can be read as a run, all findings of the run's plan (memory, time, schedule, disk).
+Contradictions between the files and with their own program come first, with file and line. If the job can be
+read as a run, all findings of the run's plan follow (memory, time, schedule, disk).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +44,7 @@ def lint(paths: Sequence[str | Path], overrides: Overrides = None, target: str =
     return by_cost(findings)
 
 
-# Fields whose failure to be read a rule of the flags explains better.
+# Fields for which a flag rule explains better why they cannot be read.
 EXPLAINED = {
     "parallel.data_parallel_size": "ranks_fill_the_machines",
     "batch.global_batch_size": "json_batch_agrees",
@@ -62,7 +62,7 @@ def _as_run(source: Reading, layer: Located, own: list[Finding]) -> list[Finding
         return [Finding("error", "a_program_is_launched", "", place, rest, "", FATAL)]
     places, rules = {finding.place for finding in own}, {finding.rule for finding in own}
     if "tokenizer.vocab_size" not in {*source.values, *source.given}:
-        # No file of Megatron's says it; the size decides little of what follows.
+        # No file of Megatron contains it; the size has little effect on the findings.
         source.set("tokenizer.vocab_size", GPT2_VOCABULARY, place=f"{source.job.label}, assumed")
     left = [
         (key, message)
@@ -82,7 +82,7 @@ def _as_run(source: Reading, layer: Located, own: list[Finding]) -> list[Finding
     except ConfigError:
         if not source.arguments.complaints:
             raise
-        return findings  # a complaint about a flag says why its field is missing
+        return findings  # a finding about a flag explains why its field is missing
     if problems := find_problems(config):
         return [*findings, *(finding_of_problem(problem) for problem in problems)]
     from nbtrain.planner.plan import plan
@@ -91,10 +91,10 @@ def _as_run(source: Reading, layer: Located, own: list[Finding]) -> list[Finding
 
 
 def states_fit_the_cluster(source: Reading, given: dict[str, Any]) -> Iterator[Finding]:
-    """Weights, gradients, masters and moments of all layers against the memory of all GPUs.
+    """Compare weights, gradients, master weights and moments of all layers with the memory of all GPUs.
 
-    18 bytes a parameter in Megatron-LM's optimizer, 16 in DeepSpeed's (Megatron-LM's README 040eac94;
-    arXiv:1910.02054, section 3), if everything is divided among all GPUs.
+    18 bytes per parameter with Megatron-LM's optimizer, 16 with DeepSpeed's (Megatron-LM's README 040eac94;
+    arXiv:1910.02054, section 3), if everything is sharded across all GPUs.
     """
     hidden, layers = number(source, "hidden_size"), number(source, "num_layers")
     name = given.get("resources.gpu_type", source.values.get("resources.gpu_type"))
@@ -122,7 +122,7 @@ def states_fit_the_cluster(source: Reading, given: dict[str, Any]) -> Iterator[F
 
 
 def names_are_their_own(sources: Sequence[Reading]) -> Iterator[Finding]:
-    """Two jobs of one name replace each other in the cluster."""
+    """Two jobs with one name replace each other in the cluster."""
     seen: dict[str, Reading] = {}
     for source in sources:
         name = source.job.name
@@ -141,7 +141,7 @@ def names_are_their_own(sources: Sequence[Reading]) -> Iterator[Finding]:
 
 
 def folders_are_their_own(sources: Sequence[Reading]) -> Iterator[Finding]:
-    """Two jobs that save into one folder write over each other, and resume from each other's weights."""
+    """Two jobs that save into one folder overwrite each other, and resume from each other's weights."""
     seen: dict[str, tuple[Reading, str]] = {}
     for source in sources:
         save = source.setting("save")
@@ -162,7 +162,7 @@ def folders_are_their_own(sources: Sequence[Reading]) -> Iterator[Finding]:
 
 
 def checkpoints_fit_the_volume(source: Reading, config: RunConfig) -> Iterator[Finding]:
-    """All checkpoints against the claim; Megatron keeps each unless --save-retain-interval is set."""
+    """Compare all checkpoints with the claim; Megatron keeps each unless --save-retain-interval is set."""
     interval, room = config.checkpoint.save_interval_steps, source.job.volume_bytes
     if source.setting("save_interval") is None or source.value("save_retain_interval"):
         return
@@ -191,7 +191,7 @@ def checkpoints_fit_the_volume(source: Reading, config: RunConfig) -> Iterator[F
     )
 
 
-# A terabyte of checkpoints is worth a sentence.
+# Report only a terabyte of checkpoints or more.
 MANY_BYTES = 10**12
-# As many checkpoints of a run are enough to go back to.
+# Checkpoints of a run that suffice for going back.
 MANY = 10

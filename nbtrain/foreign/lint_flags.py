@@ -15,24 +15,24 @@ FATAL = Cost(fatal=True)
 
 
 def flag_of(source: Reading, dest: str) -> str:
-    """The flag that sets a value, as the program spells it."""
+    """Return the flag that sets a value, in the program's spelling."""
     setting = source.setting(dest)
     return setting.flag if setting else source.table.by_dest[dest][0].flags[0] if source.has(dest) else dest
 
 
 def number(source: Reading, dest: str) -> int:
-    """A whole number of the argument list; 0 if there is none, or if only the shell knows it."""
+    """Return an integer of the argument list; 0 if there is none, or if only the shell knows it."""
     value = source.value(dest)
     return value if type(value) is int else 0
 
 
 def error(source: Reading, rule: str, dest: str, message: str, fix: str) -> Finding:
-    """The program or DeepSpeed stops at this."""
+    """Return a finding for an error at which the program or DeepSpeed stops."""
     return Finding("error", rule, flag_of(source, dest), source.place(dest), message, fix, FATAL)
 
 
 def flags_exist(source: Reading) -> Iterator[Finding]:
-    """argparse stops at a flag that the program does not have, and at a value that is none."""
+    """argparse stops at a flag that the program does not have, and at an invalid value."""
     for complaint in source.arguments.complaints:
         text = complaint.message.removeprefix(f"{complaint.flag}: ")
         fix = "Remove it, or write the flag that is meant." if complaint.unknown else "Correct it."
@@ -40,7 +40,7 @@ def flags_exist(source: Reading) -> Iterator[Finding]:
 
 
 def flags_are_given_once(source: Reading) -> Iterator[Finding]:
-    """The last of two flags wins, without a word."""
+    """The last of two equal flags wins silently."""
     first: dict[str, Setting] = {}
     for setting in source.arguments.settings:
         before = first.setdefault(setting.option.dest, setting)
@@ -56,7 +56,7 @@ def flags_are_given_once(source: Reading) -> Iterator[Finding]:
             )
 
 
-# Flags that exclude each other: both Megatrons assert it when they start.
+# Flags that exclude each other: both Megatrons assert it at start.
 EXCLUSIVE = (
     ("fp16", "bf16"),
     ("lr_warmup_fraction", "lr_warmup_samples"),
@@ -65,7 +65,7 @@ EXCLUSIVE = (
 
 
 def exclusive(source: Reading) -> Iterator[tuple[Setting, Setting]]:
-    """The flags that are set although another one excludes them: (the flag, the other one)."""
+    """Return the flags that are set although another one excludes them: (the flag, the other one)."""
     for first, second in EXCLUSIVE:
         one, other = source.setting(first), source.setting(second)
         if one and other and one.value and other.value:
@@ -73,14 +73,14 @@ def exclusive(source: Reading) -> Iterator[tuple[Setting, Setting]]:
 
 
 def flags_go_together(source: Reading) -> Iterator[Finding]:
-    """Two formats, or two lengths of a warm-up."""
+    """Two formats, or two lengths of a warm-up, exclude each other."""
     for one, other in exclusive(source):
         text = f"{one.text} beside {other.text} ({other.place}): the program refuses to start with both."
         yield Finding("error", "flags_go_together", one.flag, one.place, text, "Remove one of them.", FATAL)
 
 
 def sizes_divide(source: Reading) -> Iterator[Finding]:
-    """Heads divide the width, tensor ranks and groups the heads, pipeline stages the layers."""
+    """Heads must divide the width, tensor ranks and groups the heads, pipeline stages the layers."""
     tensor, pipeline = "tensor_model_parallel_size", "pipeline_model_parallel_size"
     pairs = [("num_attention_heads", tensor), ("num_layers", pipeline)]
     if not number(source, "kv_channels"):
@@ -104,7 +104,7 @@ def groups_of(source: Reading) -> str:
 
 
 def ranks_share_groups(source: Reading) -> Iterator[Finding]:
-    """Tensor ranks have whole groups or, in Megatron-LM, equal parts of one."""
+    """Tensor ranks hold whole groups or, in Megatron-LM, equal parts of one."""
     tensor, groups = number(source, "tensor_model_parallel_size"), number(source, dest := groups_of(source))
     if not tensor or not groups or groups % tensor == 0:
         return
@@ -128,7 +128,7 @@ def positions_hold_the_sequence(source: Reading) -> Iterator[Finding]:
 
 
 def ranks_fill_the_machines(source: Reading) -> Iterator[Finding]:
-    """Tensor x pipeline x context ranks divide nodes x GPUs."""
+    """Tensor x pipeline x context ranks must divide nodes x GPUs."""
     nodes, gpus, model, words = ranks_of(source)
     if nodes * gpus == 0 or flags_are_open(source) or nodes * gpus % model == 0:
         return
@@ -144,7 +144,7 @@ def ranks_fill_the_machines(source: Reading) -> Iterator[Finding]:
 
 
 def ranks_of(source: Reading) -> tuple[int, int, int, str]:
-    """Nodes, GPUs of each, ranks of one copy of the model, and these in words."""
+    """Return nodes, GPUs of each, ranks of one replica of the model, and a text that names the latter."""
     job, given = source.job, source.given
     nodes = given.get("resources.nodes") or count(job.nodes)
     gpus = given.get("resources.gpus_per_node") or count(job.gpus_per_node or job.gpus_asked)
@@ -168,7 +168,7 @@ def count(value: Value | None) -> int:
 
 
 def data_parallel_size(source: Reading) -> int:
-    """Copies of the model; 0 if that is not known or not whole."""
+    """Return the number of replicas; 0 if it is unknown or not an integer."""
     nodes, gpus, model, _ = ranks_of(source)
     return 0 if flags_are_open(source) or nodes * gpus % model else nodes * gpus // model
 
@@ -183,7 +183,7 @@ def flags_are_open(source: Reading) -> bool:
 
 
 def batch_divides(source: Reading) -> Iterator[Finding]:
-    """Each step gives each copy of the model the same whole number of micro batches."""
+    """Each step gives each replica the same whole number of micro batches."""
     micro, batch = number(source, "micro_batch_size"), number(source, "global_batch_size")
     data = data_parallel_size(source)
     unit = micro * data
@@ -194,7 +194,7 @@ def batch_divides(source: Reading) -> Iterator[Finding]:
 
 
 def samples_are_the_tokens(source: Reading) -> Iterator[Finding]:
-    """Megatron-DeepSpeed ends at its tokens, but counts steps, ETA and data by its samples."""
+    """Megatron-DeepSpeed ends at its token limit, but counts steps, ETA and data by its samples."""
     tokens, samples = number(source, "train_tokens"), number(source, "train_samples")
     length, batch = number(source, "seq_length"), number(source, "global_batch_size")
     if not (tokens and samples and length and batch) or source.setting("rampup_batch_size"):
@@ -274,7 +274,7 @@ def ramp_up_has_a_successor(source: Reading) -> Iterator[Finding]:
 
 
 def slots_are_gpus(source: Reading) -> Iterator[Finding]:
-    """A worker has as many ranks as GPUs."""
+    """A worker needs as many ranks as GPUs."""
     ranks, gpus = source.job.gpus_per_node, source.job.gpus_asked
     if ranks and gpus and count(ranks) != count(gpus):
         more = count(ranks) > count(gpus)
@@ -307,12 +307,12 @@ def workers_have_ranks(source: Reading) -> Iterator[Finding]:
 
 # NVIDIA's monthly images: "pytorch:23.06-py3".
 IMAGE_MONTH = re.compile(r"[:-](\d\d)\.(0[1-9]|1[0-2])-py3")
-# Programs go along with PyTorch; a year apart they rarely fit.
+# Programs follow PyTorch's versions; a year apart they rarely fit.
 MOST_MONTHS = 12
 
 
 def image_is_of_the_programs_time(source: Reading) -> Iterator[Finding]:
-    """Flags of a program that is much younger than the image, or older, rarely run in it."""
+    """Flags of a program that is much newer or older than the image rarely run in it."""
     image = source.job.image
     match = IMAGE_MONTH.search(str(image.value)) if image else None
     if image is None or match is None:
@@ -334,14 +334,14 @@ def image_is_of_the_programs_time(source: Reading) -> Iterator[Finding]:
 
 
 def context_ranks_hold_all_weights(source: Reading) -> Iterator[Finding]:
-    """Context parallelism divides tokens; weights, gradients and moments are whole on each of its ranks."""
+    """Context parallelism shards tokens; weights, gradients and moments are complete on each of its ranks."""
     size, hidden = number(source, "context_parallel_size"), number(source, "hidden_size")
     layers = number(source, "num_layers")
     if size < 2 or not hidden or not layers:
         return
     tensor = number(source, "tensor_model_parallel_size") or 1
     pipeline = number(source, "pipeline_model_parallel_size") or 1
-    # 12 h^2 a layer; 18 bytes of weight, gradient, master and moments (Megatron-LM's README, bf16).
+    # 12 h^2 per layer; 18 bytes of weight, gradient, master weight and moments (Megatron-LM's README, bf16).
     states = 12 * layers * hidden**2 * 18 // (tensor * pipeline)
     divided = (
         ", unless the distributed optimizer divides its part"

@@ -1,4 +1,4 @@
-"""Rules of a DeepSpeed JSON: it is JSON, DeepSpeed knows its keys, it agrees with the flags."""
+"""Rules of a DeepSpeed JSON: valid JSON, keys that DeepSpeed knows, agreement with the flags."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,7 +22,7 @@ def _error(document: Document, rule: str, key: str, message: str, fix: str) -> F
 
 
 def json_is_json(source: Reading) -> Iterator[Finding]:
-    """Comments, trailing commas and keys that are written twice."""
+    """Python's json rejects comments and trailing commas, and drops keys that are written twice."""
     for place, words in source.job.deepspeed.faults if source.job.deepspeed else ():
         if "refuses" in words:
             yield Finding("error", "json_is_json", "", place, f"{words}.", "Remove it.", FATAL)
@@ -32,7 +32,7 @@ def json_is_json(source: Reading) -> Iterator[Finding]:
 
 
 def json_keys_are_known(source: Reading) -> Iterator[Finding]:
-    """DeepSpeed ignores unknown keys at the top, and refuses those inside most sections."""
+    """DeepSpeed ignores unknown keys at the top, and rejects them in most sections."""
     document = source.job.deepspeed
     if document is None:
         return
@@ -51,7 +51,7 @@ def json_keys_are_known(source: Reading) -> Iterator[Finding]:
 
 
 def auto_is_filled_in(source: Reading) -> Iterator[Finding]:
-    """ "auto" is a word of the Trainer of transformers and of Accelerate, which replace it."""
+    """Values of "auto" are replaced only by the Trainer of transformers and by Accelerate."""
     document, keys = source.job.deepspeed, list(source.auto)
     if document is None or not keys:
         return
@@ -70,7 +70,7 @@ def auto_is_filled_in(source: Reading) -> Iterator[Finding]:
 
 
 def json_batch_agrees(source: Reading) -> Iterator[Finding]:
-    """DeepSpeed asserts train_batch_size = micro batch x accumulation x copies; the flags agree."""
+    """DeepSpeed asserts train_batch_size = micro batch x accumulation x replicas; the flags must agree."""
     document = source.job.deepspeed
     if document is None:
         return
@@ -88,7 +88,7 @@ def json_batch_agrees(source: Reading) -> Iterator[Finding]:
     if not all(isinstance(one, int) and one for one in (batch, micro)):
         return
     if not data:
-        # How many copies there are is not known: whole ones they are.
+        # The number of replicas is unknown, but it is an integer.
         if isinstance(steps, int) and steps and batch % (micro * steps):
             text = (
                 f"{batch} is not a multiple of train_micro_batch_size_per_gpu({micro}) * "
@@ -119,7 +119,7 @@ def _stage(document: Document) -> int:
 
 
 def zero_stage_agrees(source: Reading) -> Iterator[Finding]:
-    """--zero-stage is read where the model is built; the JSON's stage is the one that DeepSpeed runs."""
+    """The program reads --zero-stage when it builds the model; DeepSpeed runs the JSON's stage."""
     document, flag = source.job.deepspeed, source.setting("zero_stage")
     if document is None or flag is None or flag.value == _stage(document):
         return
@@ -137,7 +137,7 @@ def zero_stage_agrees(source: Reading) -> Iterator[Finding]:
 
 
 def zero_goes_with_the_pipeline(source: Reading) -> Iterator[Finding]:
-    """DeepSpeed's pipeline engine asserts a stage below 2; Megatron-DeepSpeed takes it for one stage too."""
+    """DeepSpeed's pipeline engine asserts a stage below 2; Megatron-DeepSpeed uses it for one stage too."""
     document = source.job.deepspeed
     if document is None or source.program != "megatron-deepspeed" or _stage(document) < 2:
         return
@@ -160,7 +160,7 @@ def zero_goes_with_the_pipeline(source: Reading) -> Iterator[Finding]:
 
 
 def offload_has_its_optimizer(source: Reading) -> Iterator[Finding]:
-    """DeepSpeed stops if ZeRO-Offload is given an Adam for GPUs (runtime/engine.py, _configure_optimizer)."""
+    """DeepSpeed stops if ZeRO-Offload gets an Adam for GPUs (runtime/engine.py, _configure_optimizer)."""
     document = source.job.deepspeed
     if document is None or source.job.program is None or source.program != "megatron-deepspeed":
         return
@@ -188,7 +188,7 @@ def formats_agree(source: Reading) -> Iterator[Finding]:
 
 
 def loss_scale_has_rules(source: Reading) -> Iterator[Finding]:
-    """fp16 needs a loss scale that moves, and its window."""
+    """fp16 needs a dynamic loss scale, and its window."""
     document = source.job.deepspeed
     if document is None or document.get("fp16.enabled") is not True:
         return

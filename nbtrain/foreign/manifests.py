@@ -1,6 +1,6 @@
-"""Manifests of Kubernetes: DeepSpeedJob, PyTorchJob, MPIJob, TrainJob; ConfigMap and volume claims.
+"""Kubernetes manifests: DeepSpeedJob, PyTorchJob, MPIJob, TrainJob; ConfigMaps and volume claims.
 
-Fields as their operators define them: batch.tensorstack.dev/v1beta1 (DeepSpeedJob), kubeflow.org/v1 and
+Fields follow their operators' definitions: batch.tensorstack.dev/v1beta1 (DeepSpeedJob), kubeflow.org/v1 and
 v2beta1 (PyTorchJob, MPIJob), trainer.kubeflow.org/v1alpha1 (TrainJob).
 """
 
@@ -64,7 +64,7 @@ class Tree:
             raise ConfigError(f"{found}: must be {rule}.") from None
 
     def find(self, dotted: str) -> Value | None:
-        """The value of a dotted key with its place; None if there is none."""
+        """Return the value of a dotted key with its place; None if there is none."""
         value = self.value
         for part in dotted.split("."):
             if isinstance(value, dict) and part in value:
@@ -76,7 +76,7 @@ class Tree:
         return Value(value, self.places[dotted])
 
     def first(self, *dotted: str) -> Value | None:
-        """The first of several keys that is there."""
+        """Return the first of several keys that exists."""
         return next((found for key in dotted if (found := self.find(key)) is not None), None)
 
     def word(self, dotted: str) -> Word | None:
@@ -84,7 +84,7 @@ class Tree:
         return None if found is None or found.value is None else Word(str(found.value), found.place)
 
     def words(self, dotted: str) -> list[Word]:
-        """A list of words; one text is a list of one."""
+        """Return a list of words; a single text counts as a list of one."""
         found = self.find(dotted)
         if found is None or found.value is None:
             return []
@@ -98,7 +98,7 @@ def _text(value: Any) -> str:
 
 
 def read_documents(text: str, label: str) -> list[Tree]:
-    """The YAML documents of a file. Raises ConfigError if it is no YAML."""
+    """Return the YAML documents of a file. Raises ConfigError if it is not YAML."""
     try:
         return [Tree(node, label) for node in yaml.compose_all(text, Loader=yaml.SafeLoader)]
     except yaml.YAMLError as error:
@@ -110,7 +110,7 @@ def read_documents(text: str, label: str) -> list[Tree]:
 
 
 def read_manifest(text: str, label: str) -> tuple[list[Job], dict[str, Word]]:
-    """The jobs of a file, and the JSON files of its ConfigMaps by name."""
+    """Return the jobs of a file, and the JSON files of its ConfigMaps by name."""
     jobs: list[Job] = []
     files: dict[str, Word] = {}
     claims: dict[str, Value] = {}
@@ -213,7 +213,7 @@ def _mpi_job(tree: Tree) -> Job:
     job.environment = worker.environment | job.environment
     job.gpus_per_node = slots = tree.find("spec.slotsPerWorker") or Value(1, tree.label)
     if job.world_size and str(job.nodes.value).isdigit() and str(slots.value).isdigit():
-        # mpirun fills the slots of one worker after the other.
+        # mpirun fills the slots of one worker after another.
         world, all_slots = job.world_size.value, int(job.nodes.value) * int(slots.value)
         if world > all_slots or world % max(int(slots.value), 1):
             raise ConfigError(
@@ -233,7 +233,7 @@ def _train_job(tree: Tree) -> Job:
     _resources(tree, job, "spec.trainer.resourcesPerNode")
     _take_words(job, [*tree.words("spec.trainer.command"), *tree.words("spec.trainer.args")])
     job.gpus_per_node = tree.find("spec.trainer.numProcPerNode") or job.gpus_per_node or job.gpus_asked
-    # Pods are patched under runtimePatches, or podTemplateOverrides before it.
+    # Pods are patched under runtimePatches, or under podTemplateOverrides in earlier versions.
     for dotted in tree.places:
         if dotted.startswith(("spec.runtimePatches.", "spec.podTemplateOverrides.")):
             value = Value(tree.texts.get(dotted, ""), tree.places[dotted])
@@ -257,7 +257,7 @@ def _job(tree: Tree, kind: str) -> Job:
 
 
 def _container(tree: Tree, job: Job, pod: str, wanted: str) -> None:
-    """Image, environment, resources, volumes and command of a pod's training container."""
+    """Read image, environment, resources, volumes and command of a pod's training container."""
     containers = tree.find(f"{pod}.containers")
     count = len(containers.value) if containers and isinstance(containers.value, list) else 0
     names = [tree.word(f"{pod}.containers.{at}.name") for at in range(count)]
@@ -286,7 +286,7 @@ def _environment(tree: Tree, job: Job, dotted: str) -> None:
         if name and value:
             job.environment[name.text] = value
         elif name and (source := tree.find(f"{dotted}.{at}.valueFrom")):
-            # A secret, a ConfigMap or a field of the pod: what only the cluster knows.
+            # A secret, a ConfigMap or a field of the pod, which only the cluster knows.
             job.environment[name.text] = Word(f"${{{name.text}}}", source.place)
 
 
@@ -305,7 +305,7 @@ def _resources(tree: Tree, job: Job, dotted: str) -> None:
 
 
 def _take_words(job: Job, words: list[Word]) -> None:
-    """A container's command: the words of a launcher, bash -c and a script, or a script that is mounted."""
+    """Read a container's command: a launcher's words, bash -c with a script, or a mounted script."""
     texts = [word.text for word in words]
     shell = bool(texts) and PurePosixPath(texts[0]).name in ("bash", "sh")
     file = next((word for word in words[: 4 if shell else 1] if word.text.endswith((".sh", ".bash"))), None)
@@ -330,7 +330,7 @@ def _take(job: Job, launch: Launch | None) -> None:
 
 
 def _script_words(word: Word, job: Job) -> list[Word]:
-    """The words of the launching command of a script inside a manifest, with the manifest's lines."""
+    """Return the words of the launching command of a script in a manifest, with the manifest's lines."""
     first = int(word.place.rpartition(":")[2]) - 1
     script = read_script(word.text, job.label)
     for name, value in script.exported.items():

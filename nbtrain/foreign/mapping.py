@@ -28,7 +28,7 @@ MAPPED = frozenset(dest for row in ROWS for dest in row.dests)
 SAID = frozenset(field for row in ROWS for field in row.fields)
 """Fields that some row writes."""
 
-# (pattern of the parser's value, why it says nothing about the run)
+# (pattern of the parser's value, reason that it says nothing about the run)
 WITHOUT_MEANING: tuple[tuple[str, str], ...] = (
     (r"deepspeed|deepspeed_config|deepscale|deepscale_config", "read"),
     (
@@ -119,7 +119,7 @@ WITHOUT_MEANING: tuple[tuple[str, str], ...] = (
 )
 _PATTERNS = [(re.compile(pattern), reason) for pattern, reason in WITHOUT_MEANING]
 
-# Values other than the default that are what nbtrain does, too.
+# Values other than the default that also match what nbtrain does.
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "dataloader_type": ("single", None),
     "DDP_impl": ("local", "torch"),

@@ -1,4 +1,4 @@
-"""Files that somebody brings, of any kind: which kind each is, and the training jobs that they describe.
+"""Files that the user passes: detects the kind of each, and reads the training jobs that they describe.
 
 A DeepSpeed JSON belongs to the job that names it (--deepspeed_config), if a job does, else to all jobs.
 """
@@ -21,7 +21,7 @@ from nbtrain.foreign.words import Value, Word
 
 
 def _path(file: str | Path) -> Path:
-    """The file as typed, or below the workspace."""
+    """Return the file as typed, or below the workspace."""
     if not isinstance(file, str | Path):
         raise ConfigError(f"{file!r}: must be the path of {FILES}.")
     typed = typed_path(file)
@@ -30,7 +30,7 @@ def _path(file: str | Path) -> Path:
 
 FILES = "a manifest, a shell script or a DeepSpeed JSON"
 MOST_BYTES = 10_000_000
-# Another program may have a flag or two of Megatron's names.
+# Least number of known flags: another program may share a flag or two of Megatron's.
 FEWEST_FLAGS = 5
 # A key of GPT-NeoX's configuration files, which separate words by _ or -.
 NEOX = r"(?m)^\W*(pipe|model)[_-]parallel[_-]size\b"
@@ -43,7 +43,7 @@ CONFIG_FLAGS = ("--deepspeed_config", "--deepspeed-config", "--deepscale_config"
 
 
 def is_foreign(path: str | Path) -> bool:
-    """Whether a file is another program's: a script, a JSON, or a manifest of Kubernetes."""
+    """Return whether a file belongs to another program: a script, a JSON, or a manifest of Kubernetes."""
     file = _path(path)
     if not file.is_file():
         return False
@@ -59,7 +59,7 @@ def is_foreign(path: str | Path) -> bool:
 
 
 def read_files(files: Sequence[str | Path]) -> list[Job]:
-    """The jobs of the files. Raises ConfigError for a file that is none of the kinds known here."""
+    """Return the jobs of the files. Raises ConfigError for a file of an unknown kind."""
     if not files:
         raise ConfigError(f"no file is named; give {FILES}.")
     jobs: list[Job] = []
@@ -107,7 +107,7 @@ def _text(path: Path) -> str:
         text = path.read_text(encoding="utf-8")
         if problem := pointer_problem(text.encode()):
             raise ConfigError(f"{path}: {problem}.")
-        # What DeepSpeed refuses of a JSON is left in it, to be named.
+        # Values that DeepSpeed rejects stay in the JSON, so that they are named.
         return text if path.suffix in (".json", ".jsonc") else text.removeprefix("\ufeff")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; give {FILES}.") from None
@@ -146,7 +146,7 @@ def _json(word: Word, substitutions: list[tuple[str, str]]) -> Document:
 
 
 def jobs_of_script(script: Script) -> list[Job]:
-    """The jobs that a script launches. Raises ConfigError if it launches none."""
+    """Return the jobs that a script launches. Raises ConfigError if it launches none."""
     launches: list[Launch] = []
     substitutions = []
     for command in script.commands:
@@ -169,7 +169,7 @@ def jobs_of_script(script: Script) -> list[Job]:
 
 
 def _trains(launch: Launch) -> bool:
-    """Whether a program gets flags of Megatron; a script may call others before it."""
+    """Return whether a program receives flags of Megatron; a script may call others before it."""
     flags = {word.text.partition("=")[0] for word in launch.flags}
     known = {flag for program in VERSIONS for table in tables(program) for flag in table.by_flag}
     return len(flags & known) >= FEWEST_FLAGS
@@ -200,7 +200,7 @@ def _job_of(
 
 
 def _value(word: Word | None) -> Value | None:
-    """A whole number of the script; None if only the shell of the day knows it."""
+    """Return an integer of the script; None if only the running shell knows it."""
     if word is None or not word.text.isdigit():
         return None
     return Value(int(word.text), word.place)

@@ -1,4 +1,4 @@
-"""Rows of the mapping: groups of queries, head sizes, norms of heads, windows, layers without rope, caps."""
+"""Rows of the mapping: query groups, head sizes, norms of heads, windows, layers without rope, caps."""
 
 import ast
 from typing import Any
@@ -62,7 +62,7 @@ def _read_windows(source: Reading) -> None:
     if text is None:
         return
     try:
-        # Megatron's tuple_type: "127,0" or "(127,0)", the tokens before a query and behind it.
+        # Megatron's tuple_type: "127,0" or "(127,0)", the tokens before and after a query.
         before, behind = (int(part) for part in str(text).strip("()").split(","))
     except ValueError:
         before, behind = -1, -1
@@ -101,7 +101,7 @@ def _write_rope_pattern(target: Writing) -> None:
         target.cannot("model.no_rope_freq", "has rotary positions in every layer or in none")
         return
     if isinstance(pattern, int) and model.num_layers % pattern:
-        # Megatron takes a number only if it divides the layers.
+        # Megatron accepts a number only if it divides the layers.
         pattern = [int(layer % pattern == 0) for layer in range(1, model.num_layers + 1)]
     _write_pattern(target, "no_rope_freq", pattern)
 
@@ -129,7 +129,7 @@ def _write_pattern(target: Writing, dest: str, pattern: Any) -> None:
 
 
 def pattern_of(text: str) -> int | list[int]:
-    """A pattern of layers as Megatron writes it: 4, or ([1]*3+[0])*2. Raises ValueError for anything else."""
+    """Expand a pattern of layers as Megatron writes it: 4, or ([1]*3+[0])*2. Raises ValueError otherwise."""
     try:
         found = _evaluated(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError) as error:
@@ -137,7 +137,7 @@ def pattern_of(text: str) -> int | list[int]:
     return found
 
 
-# Of layers: what a product of lists may become.
+# Maximum number of layers to which a product of lists may expand.
 _LONGEST = 100_000
 
 
@@ -171,7 +171,7 @@ def _without_caps(target: Writing) -> None:
 
 
 def _nothing(source: Reading) -> None:
-    """No flag says it."""
+    """Write nothing: no flag expresses it."""
 
 
 ATTENTION_ROWS = (

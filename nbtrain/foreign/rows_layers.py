@@ -58,7 +58,7 @@ def _read_positions(source: Reading) -> None:
 
 
 def _read_scaling(source: Reading) -> None:
-    """Megatron-LM's linear and llama3; its yarn is read from an override only."""
+    """Read Megatron-LM's linear and llama3 scaling; its yarn can only be set by an override."""
     key = "model.rope_scaling"
     if source.value("position_embedding_type") == "yarn":
         place = source.place("position_embedding_type")

@@ -1,4 +1,4 @@
-"""Rows of the mapping: number format, loss scale, ZeRO, recomputation, and how ranks share the work."""
+"""Rows of the mapping: number format, loss scale, ZeRO, recomputation, and parallel layout."""
 
 import math
 
@@ -38,7 +38,7 @@ def _read_format(source: Reading) -> None:
 
 
 def other_format(source: Reading) -> tuple[str, str] | None:
-    """The flag of a format that the JSON does not turn on, and what stands there; None if both agree."""
+    """Return the flag of a format that the JSON does not turn on, and its place; None if both agree."""
     document = source.job.deepspeed
     if document is None or source.job.program is None:
         return None
@@ -144,7 +144,7 @@ def _read_zero(source: Reading) -> None:
 
 
 def _stage(source: Reading) -> tuple[int, str, str] | None:
-    """Stage, place and comment of ZeRO as the program runs it; None if the files do not say it."""
+    """Return stage, place and comment of ZeRO as the program runs it; None if the files do not say it."""
     if source.program == "megatron-deepspeed":
         document = source.job.deepspeed
         if document is None:
@@ -254,7 +254,7 @@ def _read_clip(source: Reading) -> None:
         value, place = float(document.get("gradient_clipping")), document.place("gradient_clipping")
         source.set("optimizer.clip_grad", value, comment="gradient_clipping", place=place)
     elif document is not None and source.value("deepspeed") and "gradient_clipping" not in source.auto:
-        # The program leaves the clipping to DeepSpeed (megatron/optimizer/__init__.py), whose default is 0.
+        # The program leaves clipping to DeepSpeed (megatron/optimizer/__init__.py), whose default is 0.
         flag = f"--clip-grad({source.value('clip_grad')})"
         source.note(document.label, f"no gradient_clipping: DeepSpeed clips nothing, whatever {flag}.")
         source.set("optimizer.clip_grad", 0.0, comment="no gradient_clipping", place=document.label)
@@ -292,7 +292,7 @@ def _write_sequence(target: Writing) -> None:
 
 
 def _read_pipeline(source: Reading) -> None:
-    """The ranks that are left are data-parallel ones."""
+    """Read the layout; the remaining ranks are data-parallel."""
     job, given = source.job, source.given
     for key, found in (
         ("resources.nodes", job.nodes),
@@ -312,7 +312,7 @@ def _read_pipeline(source: Reading) -> None:
         gpus = given.get("resources.gpus_per_node", gpus)
     tensor, pipeline, ulysses = sizes
     if not all(isinstance(size, int) and size > 0 for size in (*sizes, nodes, gpus)):
-        return  # whatever is wrong with them is reported for the size itself
+        return  # an error in one of them is reported for the size itself
     model = math.prod(sizes)
     place = source.place("tensor_model_parallel_size")
     if nodes * gpus % model:

@@ -1,4 +1,4 @@
-"""Rows of the mapping: fields that are one flag, the attention kernel, tokenizer and data."""
+"""Rows of the mapping: fields with one flag each, the attention kernel, tokenizer and data."""
 
 import json
 import re
@@ -22,18 +22,18 @@ class Row:
 
 
 def value_of(config: Any, key: str) -> Any:
-    """The value of a dotted field."""
+    """Return the value of a dotted field."""
     for part in key.split("."):
         config = getattr(config, part)
     return config
 
 
-# More than batch.exit_duration_minutes may be; upstream writes 30000000 for "never".
+# Above the limit of batch.exit_duration_minutes; upstream writes 30000000 for "never".
 MOST_MINUTES = 10 * 365 * 1440
 
 
 def same(key: str, dest: str, factor: int = 1) -> Row:
-    """A field and a flag of one meaning; the field is `factor` times the flag."""
+    """Return a row for a field and a flag of the same meaning; the field is `factor` times the flag."""
 
     def read(source: Reading) -> None:
         if not source.has(dest):
@@ -174,7 +174,7 @@ def _read_kernel(source: Reading) -> None:
         source.set("model.attention_backend", KERNELS[kernel], "attention_backend")
     for dest in FLASH:
         if source.setting(dest):
-            # auto takes the flash kernel if there is one.
+            # auto uses the flash kernel if there is one.
             source.set("model.attention_backend", "auto", dest)
 
 
@@ -192,7 +192,7 @@ GPT2_VOCABULARY = 50_257
 
 
 def clean_name(text: str, otherwise: str) -> str:
-    """Text as the name of a run, a dataset or a tokenizer."""
+    """Turn a text into a valid name of a run, a dataset or a tokenizer."""
     name = re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")[:48].strip("-")
     return name if NAME_PATTERN.fullmatch(name) else otherwise
 
@@ -273,7 +273,7 @@ def _read_data(source: Reading) -> None:
         source.set("data.name", f"{run}-blend", "data_path")
         _read_blend(source, words, place)
     if source.has("split"):
-        # Both Megatrons take this split if none is given (megatron/training/arguments.py).
+        # Both Megatrons use this split if none is given (megatron/training/arguments.py).
         source.set("data.split", source.value("split") or "969, 30, 1", "split")
     core = source.table.name == "megatron-lm@d98e8a64"
     source.set(
@@ -359,7 +359,7 @@ TUNING = {
 
 
 def _no_flag(source: Reading) -> None:
-    """No flag says it."""
+    """Write nothing: no flag expresses it."""
 
 
 def _write_tuning(target: Writing) -> None:

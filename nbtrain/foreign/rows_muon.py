@@ -1,4 +1,4 @@
-"""Rows of the mapping: Muon, which Megatron-LM has since 2025 and Megatron-DeepSpeed has not.
+"""Rows of the mapping: Muon, which Megatron-LM has had since 2025 and Megatron-DeepSpeed lacks.
 
 Its settings match NVIDIA's emerging optimizers, with nesterov off and momentum 0.9 by default. That package
 calls the coefficients of nbtrain's Newton-Schulz iteration `simple`.
@@ -16,7 +16,7 @@ SAME = {
     "optimizer.muon_scale_mode": "muon_scale_mode",
     "optimizer.muon_extra_scale_factor": "muon_extra_scale_factor",
 }
-# {the program's value: (what nbtrain does, the field to override, words)}
+# {the program's value: (what nbtrain does, the field to override, message)}
 FIXED = {
     "muon_coefficient_type": (
         COEFFICIENTS,
@@ -47,7 +47,7 @@ def _read(source: Reading) -> None:
     for key, dest in SAME.items():
         source.set(key, source.value(dest), dest)
     for dest, (own, key, words) in FIXED.items():
-        # distributed and duplicated are one update, made in two ways.
+        # distributed and duplicated compute the same update in two ways.
         if (value := source.value(dest)) not in (own, "distributed"):
             flag = source.table.by_dest[dest][0].flags[0]
             where = source.place(dest)

@@ -1,6 +1,6 @@
 """Rows of the mapping: batch size and its growth, length of training, learning rate, weight decay.
 
-Megatron trains by iterations or by samples, and mixes of both are refused (validate_args): an export writes
+Megatron trains by iterations or by samples, and rejects mixes of both (validate_args): an export writes
 iterations only if every amount of the run is in steps and the batch does not grow. Megatron-DeepSpeed counts
 in tokens as well: training ends at --train-tokens or at --train-samples, whichever comes first.
 """
@@ -42,7 +42,7 @@ def _read_batch(source: Reading) -> None:
         if last.isdigit():
             source.set("batch.global_batch_size", int(last), "step_batch_size_schedule")
     if "batch.global_batch_size" not in source.values:
-        # Megatron takes one micro batch of each data-parallel rank.
+        # Megatron runs one micro batch on each data-parallel rank.
         source.fail("batch.global_batch_size", f"{source.job.label}: --global-batch-size is missing.")
 
 
@@ -68,7 +68,7 @@ def _write_batch(target: Writing) -> None:
 
 
 def schedule_text(config: RunConfig) -> str:
-    """A ramp-up as a list of sizes, exactly: "0:16 126320640:32 ..." with thresholds in tokens."""
+    """Return a ramp-up as an exact list of sizes: "0:16 126320640:32 ..." with thresholds in tokens."""
     ramp, batch, seq_length = config.batch.rampup, config.batch.global_batch_size, config.model.seq_length
     assert ramp is not None
     schedule = BatchSchedule(batch, seq_length, 1, config.ramp)
@@ -84,7 +84,7 @@ def schedule_text(config: RunConfig) -> str:
 
 
 def as_ramp(sizes: StepSizes) -> Rampup | None:
-    """The ramp-up of equal increments with exactly these sizes; None if there is none."""
+    """Return the ramp-up of equal increments with exactly these sizes; None if there is none."""
     if len(sizes.parts) < 2:
         return None
     (_, start), (_, second) = sizes.parts[:2]
@@ -143,7 +143,7 @@ def _read_length(source: Reading) -> None:
 
 
 def counts_iterations(config: RunConfig) -> bool:
-    """Whether every amount of a run is in steps, so that a script of Megatron may count iterations."""
+    """Return whether every amount of a run is in steps, so that a Megatron script may count iterations."""
     schedule = config.lr_schedule
     amounts = [given_unit(schedule, stem) for stem in ("lr_warmup", "lr_decay", "lr_wsd_decay")]
     if schedule.lr_wsd_decay_fraction is not None:
@@ -165,7 +165,7 @@ def _write_length(target: Writing) -> None:
         target.add("train_tokens", config.train_tokens)
     else:
         target.unsaid(f"batch.train_{unit}", "the program counts samples in whole steps")
-    # As many samples as there are in the steps: MDS ends at the tokens, and its log counts right.
+    # As many samples as the steps hold: Megatron-DeepSpeed ends at the tokens, and its log counts right.
     target.add("train_samples", config.batch.train_samples if unit == "samples" else config.train_samples)
 
 
@@ -194,7 +194,7 @@ def _read_rate(source: Reading) -> None:
 
 
 def _read_fraction(source: Reading) -> None:
-    """A share of the decay; Megatron-DeepSpeed takes it of the samples or iterations, never of its tokens."""
+    """Read a fraction of the decay, which Megatron-DeepSpeed takes of samples or iterations, never tokens."""
     key, flag = "lr_schedule.lr_warmup_fraction", "lr_warmup_fraction"
     if source.value("lr_warmup_tokens") is not None:
         text = f"--lr-warmup-fraction {source.value(flag)}: not read; --lr-warmup-tokens is."
@@ -248,7 +248,7 @@ def _write_rate(target: Writing) -> None:
 
 
 def _write_amount(target: Writing, stem: str, unit: str, tokens: int) -> None:
-    """An amount in tokens, or in the nearest whole number of samples."""
+    """Return an amount in tokens, or in the nearest whole number of samples."""
     if target.has(f"{stem}_tokens"):
         target.add(f"{stem}_tokens", tokens)
         return

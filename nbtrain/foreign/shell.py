@@ -1,8 +1,8 @@
-"""The commands that a shell script would run, with variables, lists and arithmetic put in. Nothing is run.
+"""The commands that a shell script would run, with variables, lists and arithmetic substituted. Runs nothing.
 
-Values that only the running shell knows ($1, $(nvidia-smi), a variable that is never set, an assignment in a
-loop or under a condition that cannot be decided here) stay in the word unchanged; the code that needs the
-value of a flag reports it.
+Values that only the running shell knows ($1, $(nvidia-smi), an unset variable, an assignment in a loop or
+under a condition that cannot be decided here) stay in the word unchanged; the code that needs the value of a
+flag reports them.
 """
 
 import ast
@@ -21,24 +21,24 @@ NAME = re.compile(r"(!?)(\w+|[@*#?!$-])(?:\[([^\]]*)\])?(?:(:?[-=])(.*))?$", re.
 
 SEPARATORS = ("\n", ";", "&&", "||", "|", "&", ";;", "(", ")", "|&")
 
-# All that is put in for variables: more than any command line, and little enough to hold.
+# Characters of all substitutions: more than any command line has, and little enough to hold in memory.
 MOST_CHARACTERS = 5_000_000
 
 SHELLS = {"bash", "sh", "/bin/bash", "/bin/sh"}
 
-# Text and where it was written, piece by piece.
+# Text and the place where it was written, piece by piece.
 Runs = list[tuple[str, str]]
 
 
 @dataclass(slots=True)
 class Command:
-    """A command of the script, ready to be looked at."""
+    """A command of the script, after substitution."""
 
     words: list[Word]
     environment: dict[str, Word] = field(default_factory=dict)
-    """VAR=value before the command."""
+    """Assignments VAR=value before the command."""
     written_to: str = ""
-    """The file that its output goes to."""
+    """The file to which its output is redirected."""
 
     @property
     def place(self) -> str:
@@ -53,12 +53,12 @@ class Script:
     commands: list[Command] = field(default_factory=list)
     exported: dict[str, Word] = field(default_factory=dict)
     documents: dict[str, Word] = field(default_factory=dict)
-    """Here-documents by the file that they are written to; the place is their first line."""
+    """Here-documents by the file to which they are written; the place is their first line."""
     undecided: dict[str, str] = field(default_factory=dict)
-    """Variables whose value only the shell knows (set in a loop, a function, under a condition, by `read`),
-    or that are used in a form that is not worked out here (${X%y}): where."""
+    """{variable: place}, for variables whose value only the shell knows (set in a loop, a function, under a
+    condition, by `read`), or that are used in a form that is not evaluated here (${X%y})."""
     comments: list[tuple[str, str]] = field(default_factory=list)
-    """(place, text)."""
+    """(place, text) of comments."""
 
 
 def read_script(text: str, label: str) -> Script:
@@ -76,17 +76,17 @@ class _Branch:
 
     closing: str
     decided: bool | None = None
-    """Whether this part runs; None if that cannot be known."""
+    """Whether this part runs; None if unknown."""
     done: bool = False
-    """An earlier part of the if has run, or one of them has."""
+    """Whether an earlier part of the if has run, or one of them certainly has."""
     unknown: bool = False
-    """An earlier part may have run."""
+    """Whether an earlier part may have run."""
     opened: bool = False
-    """The { of a group or a function was read."""
+    """Whether the { of a group or a function was read."""
 
 
 class _Walk:
-    """Goes through the statements in their order and keeps the variables."""
+    """Executes the statements in order, tracking the variables."""
 
     def __init__(self, script: Script, tokens: list[Token]):
         self.script, self.tokens = script, tokens
@@ -138,7 +138,7 @@ class _Walk:
 
     @property
     def runs(self) -> bool | None:
-        """Whether the statement here is run; None if that cannot be known."""
+        """Return whether the current statement is run; None if unknown."""
         states = [self.guard, *(branch.decided for branch in self.branches)]
         return False if False in states else (None if None in states else True)
 
@@ -189,7 +189,7 @@ class _Walk:
         branch.unknown |= holds is None
 
     def _simple(self, tokens: list[Token]) -> None:
-        """Assignments and one command."""
+        """Process assignments and one command."""
         raws: list[RawWord] = []
         written_to, skip = "", False
         for number, token in enumerate(tokens):
@@ -269,12 +269,12 @@ class _Walk:
         else:
             rest = RawWord(raw.place, _without_head(raw.pieces, match.end()))
             value: Runs = self._runs(rest.pieces)
-            # Without brackets, += is the first element's.
+            # Without parentheses, += appends to the first element.
             self.variables[name] = [[*(part for one in old[:1] for part in one), *value], *old[1:]]
         return _one_word(self.variables[name], raw.place)
 
     def _forget(self, name: str, place: str) -> None:
-        """From here on only the shell knows the value."""
+        """Mark a variable's value as known only to the shell from here on."""
         self.variables[name] = [[(f"${{{name}}}", place)]]
         self.script.undecided.setdefault(name, place)
 
@@ -296,13 +296,13 @@ class _Walk:
         return _words_of(parts)
 
     def _inner(self, raw: RawWord) -> list[Word]:
-        """The words of the script after `bash -c`; the inner shell puts variables in once more."""
+        """Return the words of the script after `bash -c`; the inner shell substitutes variables once more."""
         inner = [run for text, place in self._runs(raw.pieces) for run in self._runs(_pieces_of(text, place))]
         words = _words_of(list(_split(inner)))
         return [Word(word.text.strip("'\""), word.place) for word in words]
 
     def _runs(self, pieces: list[Piece]) -> Runs:
-        """Pieces with everything put in, not split."""
+        """Return pieces after substitution, not split."""
         runs: Runs = []
         for piece in pieces:
             runs += [(piece.text, piece.place)] if piece.kind == "text" else _joined(self._values(piece))
@@ -348,13 +348,13 @@ class _Walk:
         return unknown
 
     def _not_worked_out(self, piece: Piece) -> None:
-        """A form such as ${X%y} or ${A[@]:1} of a variable that the script sets: nothing is known of it."""
+        """Mark a form such as ${X%y} or ${A[@]:1} as unknown, although the script sets the variable."""
         match = re.match(r"[#!]?([A-Za-z_]\w*)", piece.text)
         if match and match.group(1) in self.variables:
             self.script.undecided.setdefault(match.group(1), piece.place)
 
     def _sum(self, piece: Piece) -> int | None:
-        """The value of shell arithmetic on whole numbers; None if it needs more than is known."""
+        """Return the value of shell arithmetic on integers; None if it needs unknown values."""
         text = "".join(part for part, _ in self._runs(_pieces_of(piece.text, piece.place)))
         for _ in range(10):
             names = set(re.findall(r"[A-Za-z_]\w*", text))
@@ -370,7 +370,7 @@ class _Walk:
 
 
 def _after(branch: _Branch, holds: bool | None) -> bool | None:
-    """Whether a part of an if runs after the earlier ones if its own condition `holds`."""
+    """Return whether a part of an if runs after the earlier ones if its own condition `holds`."""
     if branch.done:
         return False
     return None if holds and branch.unknown else holds
@@ -391,7 +391,7 @@ def _without_head(pieces: list[Piece], length: int) -> list[Piece]:
 
 
 def _pieces_of(text: str, place: str) -> list[Piece]:
-    """The pieces of text in which variables are put in, line by line."""
+    """Return the pieces of text in which variables are substituted, line by line."""
     label, _, line = place.rpartition(":")
     reader = Reader(text.replace('"', '\\"') + '"', label)
     reader.line = int(line)
@@ -399,7 +399,7 @@ def _pieces_of(text: str, place: str) -> list[Piece]:
 
 
 def _unquoted(text: str) -> str:
-    """The default of ${NAME:-"text"} without its quotes."""
+    """Return the default of ${NAME:-"text"} without its quotes."""
     quote = text[:1]
     plain = quote in ("'", '"') and len(text) > 1 and text[-1] == quote and text.count(quote) == 2
     return text[1:-1] if plain else text
@@ -422,7 +422,7 @@ def _word(runs: Runs) -> Word:
 
 
 def _words_of(parts: list[tuple[bool, Runs]]) -> list[Word]:
-    """Words of parts, each of which may begin a new one."""
+    """Build words from parts, each of which may begin a new one."""
     words: list[Word] = []
     current: Runs | None = None
     for begins, part in parts:

@@ -19,7 +19,7 @@ MOST_VALUE = 2**63
 
 
 def evaluate(node: ast.expr) -> int:
-    """Whole-number arithmetic. Raises ValueError for anything else."""
+    """Evaluate integer arithmetic. Raises ValueError for anything else."""
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
@@ -47,7 +47,7 @@ _COMPARISONS = {
 
 
 def _matches(text: str, pattern: str) -> bool | None:
-    """Whether `[[ text == pattern ]]` holds; None if it does with a * that may be a wildcard, or quoted."""
+    """Return whether `[[ text == pattern ]]` holds; None if that depends on whether a * is quoted."""
     if "[" in pattern:
         return None
     wild = fnmatch.fnmatchcase(text, pattern)
@@ -55,7 +55,7 @@ def _matches(text: str, pattern: str) -> bool | None:
 
 
 def holds(words: list[Word]) -> bool | None:
-    """Whether `[ ... ]` holds; None if that cannot be known here."""
+    """Return whether `[ ... ]` holds; None if that cannot be known here."""
     texts = [word.text for word in words]
     if not texts or texts[0] not in ("[", "[[", "test") or any(word.from_outside for word in words):
         return None
@@ -82,7 +82,7 @@ QUESTIONS = {"egrep", "grep", "command", "which", "type", "pgrep", "diff", "cmp"
 
 
 def succeeds(words: list[Word]) -> bool | None:
-    """Whether a command ends well; None if that cannot be known here."""
+    """Return whether a command succeeds; None if that cannot be known here."""
     head, last = words[0].text, words[-1].text
     if head in ("[", "[[", "test"):
         return holds(words)
@@ -92,7 +92,7 @@ def succeeds(words: list[Word]) -> bool | None:
 
 
 def joined(so_far: bool | None, operator: str, further: bool | None) -> bool | None:
-    """The answer of `A && B` or `A || B`."""
+    """Return the result of `A && B` or `A || B`."""
     decisive = operator == "||"
     if so_far is decisive or further is decisive:
         return decisive
@@ -100,7 +100,7 @@ def joined(so_far: bool | None, operator: str, further: bool | None) -> bool | N
 
 
 def chain(conditions: Sequence[list[Word]]) -> bool | None:
-    """The answer of conditions with && or || as a word between them; None if it cannot be known here."""
+    """Return the result of conditions joined by the words && or ||; None if it cannot be known here."""
     if not conditions:
         return None
     answer = holds(conditions[0])

@@ -1,4 +1,4 @@
-"""Statements of a script that set a variable to what only the shell knows: read, let, ((X++)), X[1]=."""
+"""Statements that set a variable to a value that only the shell knows: read, let, ((X++)), X[1]=."""
 
 import re
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def without_options(raws: Sequence[RawWord]) -> list[RawWord]:
 
 
 def names_set(raws: Sequence[RawWord]) -> list[str]:
-    """The variables that a statement sets to what is not worked out here."""
+    """Return the variables that a statement sets to values that are not evaluated here."""
     if not raws:
         return []
     head, first = raws[0].plain, raws[0].pieces[0] if raws[0].pieces else None

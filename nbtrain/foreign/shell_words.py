@@ -1,7 +1,7 @@
-"""The words of a shell script, before anything is put in for variables: quotes, comments, here-documents.
+"""The words of a shell script before substitution: quotes, comments, here-documents.
 
 This is a reader, not a shell: nothing is ever run. It keeps the line of every piece, so that a flag that a
-script collects in a variable is still named with the line that it is written in.
+script collects in a variable is reported with the line where it is written.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ OPERATORS = (
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a word: text as it is, or something that the shell puts in."""
+    """A part of a word: literal text, or something that the shell substitutes."""
 
     kind: str
     """text; name (a variable), sum (arithmetic), command (the output of one)."""
@@ -53,14 +53,14 @@ class RawWord:
 
     @property
     def plain(self) -> str:
-        """The text, if the word is one piece without quotes; else ""."""
+        """Return the text, if the word is one piece without quotes; else ""."""
         one = self.pieces[0] if len(self.pieces) == 1 else None
         return one.text if one and one.kind == "text" and not one.quoted else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """;, &&, |, a line end, a redirection or a bracket."""
+    """;, &&, |, a line end, a redirection or a parenthesis."""
 
     text: str
     place: str
@@ -70,7 +70,7 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class HereDocument:
-    """The body of <<WORD; `quoted` if the shell puts nothing in."""
+    """The body of <<WORD; `quoted` if the shell substitutes nothing in it."""
 
     text: str
     place: str
@@ -81,7 +81,7 @@ Token = RawWord | Operator | HereDocument
 
 
 class Reader:
-    """Splits a script into tokens; comments are kept aside."""
+    """Splits a script into tokens; comments are stored separately."""
 
     def __init__(self, text: str, label: str):
         self.text, self.label, self.position, self.line = text, label, 0, 1
@@ -103,7 +103,7 @@ class Reader:
         return taken
 
     def tokens(self) -> Iterator[Token]:
-        """All tokens of the script. Raises ConfigError for a quote or a bracket without its end."""
+        """Return all tokens of the script. Raises ConfigError for an unclosed quote or parenthesis."""
         while self.position < len(self.text):
             if self._ahead("\\\n"):
                 self._take(2)
@@ -161,7 +161,7 @@ class Reader:
         self._waiting = []
 
     def word(self) -> RawWord:
-        """The word that begins here, with the elements of `NAME=( ... )`."""
+        """Return the word that begins here, with the elements of `NAME=( ... )`."""
         word = RawWord(self.place)
         while self.position < len(self.text):
             character = self.text[self.position]
@@ -244,7 +244,7 @@ class Reader:
         raise ConfigError(f'{start}: the quote " has no end.')
 
     def _put_in(self, quoted: bool) -> Piece:
-        """$NAME, ${...}, $((...)), $(...) or `...`."""
+        """Read $NAME, ${...}, $((...)), $(...) or `...`."""
         place = self.place
         if self._take() == "`":
             return Piece("command", self._until("`"), place, quoted)
@@ -262,7 +262,7 @@ class Reader:
         return Piece("name", self._take(end - self.position), place, quoted)
 
     def _until(self, closing: str) -> str:
-        """The text up to `closing`, brackets inside it counted."""
+        """Return the text up to `closing`, counting nested brackets."""
         start, opening, depth = self.position, {")": "(", "))": "(", "}": "{"}.get(closing, ""), 0
         place = self.place
         while self.position < len(self.text):

@@ -52,19 +52,19 @@ class Reading:
         return self.table.program
 
     def has(self, dest: str) -> bool:
-        """Whether the program has this value at all."""
+        """Return whether the program has this value at all."""
         return dest in self.table.by_dest
 
     def setting(self, dest: str) -> Setting | None:
-        """The flag that sets a value."""
+        """Return the flag that sets a value."""
         return self.arguments.get(dest)
 
     def value(self, dest: str) -> Any:
-        """The value that the program would have: of its flag, or its default."""
+        """Return the value that the program would have: its flag's, or its default."""
         return self.arguments.value(dest)
 
     def known(self, dest: str, key: str) -> Any:
-        """The value, to compute with; None if it comes from outside, and then the import fails at `key`."""
+        """Return the value for computing; None if it comes from outside, which fails the import at `key`."""
         return None if self._is_outside(dest, key) else self.value(dest)
 
     def _is_outside(self, dest: str, key: str) -> bool:
@@ -91,14 +91,14 @@ class Reading:
         self.comments[key] = comment or (setting.text if setting else default if dest else "")
 
     def said(self, key: str, otherwise: Any = None) -> Any:
-        """A field as it is overridden, or as it was read so far."""
+        """Return a field's override, or the value read so far."""
         return self.given.get(key, self.values.get(key, otherwise))
 
     def note(self, place: str, text: str) -> None:
         self.notes.append(Note(place, text))
 
     def fail(self, key: str, message: str) -> None:
-        """The import fails unless `key` is overridden."""
+        """Make the import fail unless `key` is overridden."""
         self.failures.append((key, message))
 
 
@@ -131,17 +131,17 @@ class Writing:
         raise AssertionError(f"{self.table.name} has no flag that sets {dest} to {value!r}")
 
     def may_have(self, dest: str, value: Any) -> bool:
-        """Whether a value is among the choices of the program's flag."""
+        """Return whether a value is among the choices of the program's flag."""
         choices = self.table.by_dest[dest][0].choices
         return choices is None or value in choices
 
     def cannot(self, key: str, reason: str) -> None:
-        """A field without which the program trains another model; `reason` follows the program's name."""
+        """Record a field that the program needs to train the same model; `reason` follows the program's name."""
         self.unsaid(key, f"{self.table.name} {reason}")
         self.warnings.append(f"{self.table.name} {reason}, by these flags")
 
     def unsaid(self, key: str, reason: str) -> None:
-        """A field that the flags cannot say, or cannot say exactly."""
+        """Record a field that the flags cannot express, or not exactly."""
         self.reasons[key] = reason
 
 

@@ -1,4 +1,4 @@
-"""Words of a file that somebody brings, each with its place, so that every message names file and line."""
+"""Words of files from the user, each with its place, so that every message names file and line."""
 
 import re
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.terminal import printable
 
-# What a script gets from outside: $1, ${NAME}, $(command).
+# Parts of a word that come from outside the script: $1, ${NAME}, $(command).
 OUTSIDE = re.compile(r"\$(\w+|\{[^}]*\}|\([^)]*\)|[@*#?])|`[^`]*`")
 
 
@@ -21,7 +21,7 @@ class Word:
 
     @property
     def from_outside(self) -> str:
-        """The first part that only the shell which runs the script knows, e.g. "$1"; "" if there is none."""
+        """Return the first part that only the running shell knows, e.g. "$1"; "" if there is none."""
         match = OUTSIDE.search(self.text)
         return match.group(0) if match else ""
 
@@ -35,7 +35,7 @@ class Value:
 
 
 def whole(word: Word | Value, what: str) -> int:
-    """The word as a whole number of things. Raises ConfigError, which calls it `what`."""
+    """Convert the word to an integer count. Raises ConfigError, which calls it `what`."""
     text = str(word.text if isinstance(word, Word) else word.value)
     try:
         return int(text)
@@ -48,7 +48,7 @@ _UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 
 
 def quantity(word: Value, what: str) -> float:
-    """A quantity of Kubernetes: "8", "500m", "16Gi". Raises ConfigError, which calls it `what`."""
+    """Convert a quantity of Kubernetes: "8", "500m", "16Gi". Raises ConfigError, which calls it `what`."""
     text = str(word.value)
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(m|[kMGTP]i?|Ki)?", text)
     if not match:

@@ -136,7 +136,7 @@ class Writing:
         return choices is None or value in choices
 
     def cannot(self, key: str, reason: str) -> None:
-        """Record a field that the program needs to train the same model; `reason` follows the program's name."""
+        """Record a field without which it trains another model; `reason` follows the program's name."""
         self.unsaid(key, f"{self.table.name} {reason}")
         self.warnings.append(f"{self.table.name} {reason}, by these flags")
 

@@ -130,20 +130,20 @@ class DaskPool(Executor):
         return pickle.loads(content)
 
     def renew(self) -> None:
-        """Dask itself gives lost tasks to other workers."""
+        """Do nothing: Dask itself gives lost tasks to other workers."""
 
     def close(self, is_abandoned: bool) -> None:
         if not is_abandoned and self.client.status == "running":
             # A worker that was lost since the last look is reported too.
             with contextlib.suppress(DataError):
                 self._look()
-        # Parts under way stop at their next look at the lease: Dask cannot stop them.
+        # Running parts stop at their next check of the lease: Dask cannot stop them.
         self.lease.end(is_abandoned)
         for path in self.folder.glob(f".task-{self.lease.token}-*.tmp"):
             path.unlink(missing_ok=True)
 
     def _look(self) -> None:
-        """See which workers there are; raises DataError after data.workers.wait_minutes without any."""
+        """Look up the current workers. Raises DataError after data.workers.wait_minutes without any."""
         with self.cluster.answering():
             threads = self.client.nthreads()
         now = self._looked = time.monotonic()
@@ -182,7 +182,7 @@ class DaskPool(Executor):
             )
 
     def _killed(self, error: Any) -> DataError:
-        """The error for a part during which workers died as often as Dask allows."""
+        """Return the error for a part during which workers died as often as Dask allows."""
         why = self.cluster.last_word(error.last_worker.address)
         return DataError(
             f"{self.cluster.where}: {error.allowed_failures + 1} workers died at the same place, the last "

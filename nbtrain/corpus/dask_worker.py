@@ -1,4 +1,4 @@
-"""Code of a worker of a Dask cluster: a check that it has the same software, then parts, one by one."""
+"""Code of a Dask cluster's worker: it checks that it has the same software, then runs parts, one by one."""
 
 import functools
 import hashlib
@@ -16,9 +16,9 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.version import PACKAGE, __version__
 from nbtrain.corpus import lease
 
-# What decides the bytes of a shard, besides nbtrain.
+# Packages that decide the bytes of a shard, besides nbtrain.
 LIBRARIES = ("numpy", "tokenizers", "fastokens", "orjson", "lxml", "ftfy", "rensa", "sentencex", "pyarrow")
-# Where paths in the run are relative to.
+# Variables of the folders to which paths in the run are relative.
 VARIABLES = ("NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "NBTRAIN_DATA")
 
 
@@ -31,12 +31,12 @@ class Order(NamedTuple):
     lease: str
     token: str
     make: bytes
-    """Pickled; opened when the software is known to be the same."""
+    """Pickled function; loaded once the software is known to be the same."""
 
 
 @functools.cache
 def software() -> dict[str, str]:
-    """Versions of what decides the bytes; nbtrain's with a hash of its files."""
+    """Return versions of the software that decides the bytes; nbtrain's with a hash of its files."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
@@ -57,7 +57,7 @@ _function: Callable[[Any], Any]
 
 
 def run(order: bytes, task: bytes | str) -> bytes:
-    """The pickled result of one task, itself pickled, or the path of a file that holds it."""
+    """Return the pickled result of one task; `task` is pickled, or the path of a file that holds it."""
     with _one_part:
         function = _function_of(Order(*pickle.loads(order)))
         return pickle.dumps(

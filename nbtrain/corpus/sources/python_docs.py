@@ -122,7 +122,7 @@ class PythonDocsReader(SourceReader):
 
 
 def docstrings(source: bytes) -> Iterator[str]:
-    """Return the docstrings of a module, its classes and functions. Raises SyntaxError or ValueError."""
+    """Yield the docstrings of a module, its classes and functions. Raises SyntaxError or ValueError."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes in other people's files
         collecting = gc.isenabled()

@@ -161,7 +161,7 @@ class _Encoding:
         return self.dataset.loss_mask.prefix if self.settings.with_mask else None
 
     def file_names(self) -> list[str]:
-        """The files that will be written, besides the manifest."""
+        """Return the names of the files that will be written, besides the manifest."""
         prefixes = [*self.prefixes, self.mask_prefix]
         return [path(prefix).name for prefix in prefixes if prefix for path in (bin_path, idx_path)]
 

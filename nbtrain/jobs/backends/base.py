@@ -34,7 +34,7 @@ class Launcher(Protocol):
         """Start the ranks of an attempt. If this process dies, they save and leave."""
 
     def poll(self) -> int | None:
-        """The launcher's exit code, minus the signal if one killed it; None while it runs."""
+        """Return the launcher's exit code, minus the signal if one killed it; None while it runs."""
 
     def signal(self, number: int, only: Iterable[ProcessIdentity] | None = None) -> None:
         """Send a signal to every rank, through its wrapper, or to these ranks alone."""
@@ -49,7 +49,7 @@ class Launcher(Protocol):
         """Wait for the last process; returns whether one had to be killed."""
 
     def heartbeat(self, rank: int) -> Heartbeat | None:
-        """The rank's newest heartbeat of this attempt."""
+        """Return the rank's newest heartbeat of this attempt."""
 
     def exit_record(self, rank: int) -> ExitRecord | None:
         """Return the rank's exit record; None until its wrapper has written it."""

@@ -14,7 +14,7 @@ CLEAN_UP = {"none": "None", "unfinished": "Unfinished", "all": "All"}
 
 
 def deepspeed_job(work: PodWork, namespace: str | None) -> dict[str, Any]:
-    """The manifest."""
+    """Return the manifest."""
     section = work.section
     config: dict[str, Any] = {
         "slotsPerWorker": 1,

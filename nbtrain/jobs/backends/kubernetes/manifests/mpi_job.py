@@ -14,7 +14,7 @@ SSHD = ["/usr/sbin/sshd", "-De"]
 
 
 def mpi_job(work: PodWork, namespace: str | None) -> dict[str, Any]:
-    """The manifest."""
+    """Return the manifest."""
     restart = work.section.pod_restart_policy
     names = [one["name"] for one in pods.variables(work)]
     mpirun = [

@@ -16,7 +16,7 @@ INDEX_LABEL = "metadata.labels['training.kubeflow.org/replica-index']"
 
 
 def pytorch_job(work: PodWork, namespace: str | None) -> dict[str, Any]:
-    """The manifest."""
+    """Return the manifest."""
     section = work.section
     container = pods.container(work, CONTAINER, work.command)
     elastic = section.min_nodes is not None

@@ -18,7 +18,7 @@ QUEUE_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/prior
 
 
 def train_job(work: PodWork, namespace: str | None) -> dict[str, Any]:
-    """The manifest."""
+    """Return the manifest."""
     section = work.section
     metadata = work.metadata(namespace)
     if section.queue is not None:

@@ -339,7 +339,7 @@ def _no_main_module() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment_kept() -> Iterator[None]:
-    """Restore the environment: Dask sets OMP_NUM_THREADS and others here too, for jobs that start later."""
+    """Restore the environment: Dask sets OMP_NUM_THREADS and others, which later jobs must not inherit."""
     before = dict(os.environ)
     try:
         yield

@@ -33,7 +33,7 @@ from nbtrain.corpus.sources.base import SourceReader
 from nbtrain.corpus.tokenizer.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from nbtrain.dataset.encode.shard import EncodeSettings, ShardRecord, _InOrder, _Shard, _Tokens, record_path
 
-# Bytes of text held in memory as tokens at one time.
+# Characters of text held in memory as tokens at one time.
 BATCH_CHARS = 1 << 19
 
 

@@ -5,7 +5,7 @@
     gguf            one file for llama.cpp
     peft            a folder of adapters (lora) that peft loads
 
-    -> everything that the model or the target does not support is refused
+    everything that the model or the target does not support is refused
     -> a temporary neighbour: config.json, tokenizer, generation_config.json
     -> the GPU side writes the weights and compares what was written (checkpoint/pretrained/)
     -> README.md from the run's own records -> renamed

@@ -1,9 +1,9 @@
 """Handling of text that a tokenizer's vocabulary cannot write, read from its tokenizer.json.
 
     every text has tokens    a byte-level BPE with all bytes; BPE and Unigram with a token for each byte
-    one unknown token        BPE, WordPiece and WordLevel name it (`unk_token`), Unigram gives its id
-    (`unk_id`) nothing                  BPE without an unknown token: the text is lost and not counted an
-    error                 WordPiece, WordLevel and Unigram without an unknown token; a BPE whose unknown
+    one unknown token        BPE, WordPiece and WordLevel name it (`unk_token`), Unigram numbers it (`unk_id`)
+    nothing                  BPE without an unknown token: the text is lost and not counted
+    an error                 WordPiece, WordLevel and Unigram without an unknown token; a BPE whose unknown
                              token is not in its vocabulary
 
 tokenizers looks up an unknown token among the entries of the model alone, not among the added tokens.

@@ -3,13 +3,13 @@
 fastokens is a second implementation with another regular expression engine. The two agree if all of the
 following holds (agreement); every other tokenizer is encoded by tokenizers, which is slower.
 
-- The model is a byte-level BPE with an entry for each byte: unknown tokens and fallbacks never occur. - Text
-is split into words by GPT-2's rule or by an expression of WORDS. Their result depends only on the classes of
-  the characters, which were compared for all 1,112,064 code points (`make soak` repeats it). DISPUTED lists
-  what the engines classify differently; a text that holds it is encoded by tokenizers.
-- Text is normalized to NFC or not at all. Both engines use the tables of Unicode 9 for it. - Added tokens
-that occur in texts cannot overlap other added tokens in a way that matters: tokenizers searches the
-  normalized ones after the others, fastokens all at once.
+- The model is a byte-level BPE with an entry for each byte: unknown tokens and fallbacks never occur.
+- Text is split into words by GPT-2's rule or by an expression of WORDS. Their result depends only on the
+  classes of the characters, which were compared for all 1,112,064 code points (`make soak` repeats it).
+  DISPUTED lists what the engines classify differently; a text that holds it is encoded by tokenizers.
+- Text is normalized to NFC or not at all. Both engines use the tables of Unicode 9 for it.
+- Added tokens that occur in texts cannot overlap other added tokens in a way that matters: tokenizers
+  searches the normalized ones after the others, fastokens all at once.
 """
 
 import importlib.metadata

@@ -44,7 +44,7 @@ class TrainingSequence:
     """One sample of a run's training split."""
 
     position: int
-    """In the run's order, from 0."""
+    """Position in the run's order, from 0."""
     kinds: list[int]
     """Index into marked.KINDS for each position: the role of its label in training."""
     begins: list[int]

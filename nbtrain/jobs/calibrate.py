@@ -29,7 +29,7 @@ from nbtrain.planner.calibration_view import lines, picture
 LEAST_SECONDS, MOST_SECONDS = 60.0, 3600.0
 DISK_BYTES = 256 << 20
 CHUNK_BYTES = 4 << 20
-# From the last measurement until the processes have ended and the file is written.
+# Seconds from the last measurement until the processes have ended and the file is written.
 END_SECONDS = 2.0
 
 

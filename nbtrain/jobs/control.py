@@ -42,7 +42,7 @@ SUPERVISOR_SECONDS = 60.0
 SUBMISSION_SECONDS = 60.0
 # An operator needs a second or two to report that it holds a job without ranks.
 ENGINE_SECONDS = 15.0
-# From a supervisor's last check for the pause until it has given its allocation back, on a network disk.
+# Seconds from a supervisor's last check for a pause until it has left its allocation, on a network disk.
 LEAVING_SECONDS = 5.0
 
 

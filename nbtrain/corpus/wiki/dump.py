@@ -186,7 +186,7 @@ def pieces(
         buffer += block.content
         if not started:
             match = PAGE_BEGINS.search(buffer)
-            # Of content without a page only the end is kept, where a tag may be split.
+            # Between pages only the end of the content is kept, because a tag may be split there.
             away = match.start() if match else max(0, len(buffer) - TAG_BYTES)
             if behind is not None:
                 behind -= away

@@ -27,7 +27,7 @@ from nbtrain.jobs.supervisor.ranks import PAUSE_SECONDS
 
 # An agent renews its record every second; a shared disk may hide that for some seconds more.
 FRESH_SECONDS = 20.0
-# From the order to end a rank's process until its wrapper's record is visible on a shared disk.
+# Seconds from the order to end a rank's process until its wrapper's record is visible on a shared disk.
 KILL_SECONDS = 8.0
 # A rank that failed leaves its record before its node's torchrun ends; a shared disk may show it later.
 RANKS_WORD_SECONDS = 10.0

@@ -22,7 +22,7 @@ from nbtrain.jobs.supervisor.pause import stopped_while_paused
 
 # Least seconds between two questions to the scheduler about one job, from all processes together.
 ASK_SECONDS = 5.0
-# From a request to stop until the scheduler is ordered to end what is left.
+# Seconds from a request to stop until the scheduler is ordered to end what is left.
 END_SECONDS = 30.0
 
 

@@ -26,11 +26,11 @@ from nbtrain.jobs.supervisor import processes
 from nbtrain.jobs.supervisor.phases import stop_patience_seconds
 from nbtrain.monitor.logs import SUPERVISOR
 
-# From the submission until the supervisor has recorded its identity.
+# Seconds from the submission until the supervisor has recorded its identity.
 SUPERVISOR_START_SECONDS = 60.0
-# From there until it starts ranks or reports what it waits for; earlier ranks that still save take longer.
+# Seconds from there until it starts ranks or reports what it waits for; earlier ranks may still save.
 FIRST_WORD_SECONDS = 5.0
-# From its final state until the process is gone, and with it the lock that it holds.
+# Seconds from its final state until the process is gone, and with it the lock that it holds.
 SUPERVISOR_END_SECONDS = 10.0
 POLL_SECONDS = 0.1
 LAST_WORDS_LINES = 10

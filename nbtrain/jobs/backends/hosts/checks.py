@@ -26,20 +26,20 @@ from nbtrain.jobs.shared_memory import too_little
 from nbtrain.planner.disk import local_bytes
 
 PROBE = Path(__file__).with_name("probe.py")
-# All hosts at once; a Python on a slow shared disk takes its time.
+# Limit for all hosts at once; Python starts slowly from a slow shared disk.
 PROBE_SECONDS = 120.0
-# Of a machine that was asked before; meanwhile the supervisor gives no sign of life.
+# Limit for machines that answered before; the supervisor gives no sign of life while it waits.
 COUNT_SECONDS = 45.0
 # Job ids and the times of checkpoints come from several clocks.
 CLOCK_SECONDS = 60.0
 # torch and DeepSpeed write sockets and small files there.
 SCRATCH_BYTES = 250_000_000
 PROGRAMS = {"pdsh": ("pdsh", "pdsh"), "openmpi": ("mpirun", "openmpi-bin")}
-# Of Open MPI 4 and 5.
+# Daemons of Open MPI 4 and 5.
 OPEN_MPI_DAEMONS = ("orted", "prted")
-# Launchers pass these through a shell as they are.
+# Launchers pass these paths through a shell unquoted.
 PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+=:@-]+")
-# A shell's own: the Python is not there.
+# A shell's own exit codes: the Python was not found, or cannot be executed.
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 

@@ -16,7 +16,7 @@ from nbtrain.jobs.backends.hosts.launcher import (
 from nbtrain.jobs.backends.hosts.ssh import python_of
 from nbtrain.jobs.environment import supervisor_environment
 
-# Of the launcher's environment, what differs from the submitting shell's.
+# Variables of the launcher's environment that differ from the submitting shell's.
 SET = ("DS_ENV_FILE", "PDSH_SSH_ARGS_APPEND", "FANOUT", "DS_ACCELERATOR", "OMPI_ALLOW_RUN_AS_ROOT")
 
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 MARKER = b"NBTRAIN_AGENT_JOB="
-# A rank's; ranks are asked by their agent.
+# A rank's marker; its agent asks it to leave.
 RANK = b"NBTRAIN_JOB="
 # DeepSpeed's part on each host kills its whole tree on TERM; it leaves by itself after the agent.
 LAUNCHER = b"deepspeed.launcher"

@@ -37,9 +37,9 @@ from nbtrain.jobs.supervisor.phases import cap_seconds, stop_patience_seconds
 
 END_JOB = Path(__file__).with_name("end_job.py")
 AGENT_MARKER = "NBTRAIN_AGENT_JOB"
-# What an agent needs of the environment that submitted; launchers hand on next to nothing.
+# Variables of the submitting environment that an agent needs; launchers pass on almost none.
 PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "NBTRAIN_DATA")
-# From the end of the agents until the launcher has seen it.
+# Seconds from the end of the agents until the launcher has noticed it.
 RUNNER_END_SECONDS = 5.0
 END_TIMEOUT_SECONDS = 60.0
 AGENT_END_SECONDS = 15.0
@@ -101,7 +101,7 @@ def end_predecessor(config: RunConfig, job: JobDir, hosts: Sequence[str]) -> lis
     backend, handle = config.backend, HostsHandle.read(lost.handle_json)
     machines, patience = handle.hosts if handle else hosts, stop_patience_seconds(job.run, config)
     answers = end_lost(backend.hosts, machines, lost.job_id, patience)
-    # By the shared disk's clock: agents leave by themselves, and ranks save meanwhile.
+    # Measured by the shared disk's clock: agents leave by themselves, and ranks save meanwhile.
     silent = job.job_json.stat().st_mtime - lost.job_json.stat().st_mtime
     left = backend.node_timeout_seconds + patience - silent
     return [

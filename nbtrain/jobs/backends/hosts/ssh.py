@@ -17,7 +17,7 @@ CONNECT_SECONDS = 15
 AT_ONCE = 64
 # ssh's own exit code if it could not connect, or lost the connection.
 SSH_FAILED = 255
-# What ssh prints, what that means, and the fix. {host}, {options} and {known} are filled in.
+# (ssh's output, its meaning, the fix); {host}, {options} and {known} are filled in.
 TROUBLES = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED",

@@ -27,7 +27,7 @@ from nbtrain.jobs.backends.kubernetes.tolerant import mapping
 # Seconds between two requests for events if nothing changed: a request returns the whole namespace's events.
 EVENTS_SECONDS = 60.0
 MOST_EVENTS = 200
-# Of the log of a pod that is kept.
+# Last lines of a pod's log that are kept.
 MOST_LINES = 1000
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from nbtrain.jobs.backends.kubernetes.tolerant import items, mapping, number
 
-# What a user can do about Kubernetes' reason for a waiting container.
+# {Kubernetes' reason for a waiting container: what a user can do about it}
 WAITING = {
     "ErrImagePull": "the image cannot be pulled",
     "ImagePullBackOff": "the image cannot be pulled",

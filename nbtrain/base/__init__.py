@@ -1,1 +1,1 @@
-"""The ground: run directory, records, states, errors, files. Standard library only."""
+"""Foundation of all packages: run directory, records, states, errors, files. Standard library only."""

@@ -1,4 +1,4 @@
-"""Addresses as messages, logs and manifests may show them: without what may be a secret."""
+"""Redaction of addresses for messages, logs and manifests: everything that may be a secret is removed."""
 
 import re
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ WITHOUT_BLANKS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S*")
 
 
 def redacted(address: str) -> str:
-    """Without user, password, the values of the query and the fragment: any of them may be a secret."""
+    """Return an address without user, password, query values and fragment: any of them may be a secret."""
     try:
         parts = urlsplit(address)
     except ValueError:
         return HIDDEN
     scheme, netloc, path = parts.scheme, parts.netloc, parts.path
     if "@" in path:
-        # A password with a / in it ends the host too early; without a host all of it is path.
+        # A password with a / ends the host too early; without a host, everything is path.
         scheme, netloc, path = scheme if netloc else "", f"{HIDDEN}@{path.rpartition('@')[2]}", ""
     elif "@" in netloc:
         netloc = f"{HIDDEN}@{netloc.rpartition('@')[2]}"
@@ -36,7 +36,7 @@ def _has_port(netloc: str) -> bool:
 
 
 def without_secrets(value: Any, key: str = "") -> Any:
-    """A value of a run YAML, the one of `key`, with the addresses in it redacted, however nested."""
+    """Return the value of `key` in a run YAML with all addresses in it redacted, however nested."""
     if isinstance(value, str):
         return redacted(value) if key == "mirror" else text_without_secrets(value)
     if isinstance(value, Mapping):
@@ -47,7 +47,7 @@ def without_secrets(value: Any, key: str = "") -> Any:
 
 
 def text_without_secrets(text: str) -> str:
-    """Text with every address redacted; if it is unclear where an address ends, more is hidden."""
+    """Return text with every address redacted; if the end of an address is unclear, more is removed."""
     if "://" not in text:
         return text
     if WITHOUT_BLANKS.fullmatch(text):

@@ -1,10 +1,10 @@
-"""Numbers as a person reads them: counts, bytes and times in a few characters."""
+"""Readable numbers: counts, bytes and times in a few characters."""
 
 import time
 
 
 def count(value: float) -> str:
-    """126638592 as "126.6M", 2500000000 as "2.5B"; 1000 of a unit make the next."""
+    """Format 126638592 as "126.6M", 2500000000 as "2.5B"; units are powers of 1000."""
     for unit, mark in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= unit:
             digits = 2 if abs(value) < 10 * unit else 1
@@ -13,7 +13,7 @@ def count(value: float) -> str:
 
 
 def count_of(value: float, total: float) -> str:
-    """950000 of 1230000 as "0.95/1.23M": both in the total's unit, which is written once."""
+    """Format 950000 of 1230000 as "0.95/1.23M": both in the total's unit, which is written once."""
     whole = count(total)
     number = whole.rstrip("kMBT")
     if (mark := whole.removeprefix(number)) == "":
@@ -24,7 +24,7 @@ def count_of(value: float, total: float) -> str:
 
 
 def rate(value: float) -> str:
-    """A learning rate: 0.00199 as "1.99e-3"."""
+    """Format a learning rate: 0.00199 as "1.99e-3"."""
     mantissa, _, exponent = f"{value:.2e}".partition("e")
     return f"{mantissa}e{int(exponent)}"
 
@@ -35,7 +35,7 @@ def counted(number: int, thing: str) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """42949672960 as "40.0 GiB"; 1024 of a unit make the next."""
+    """Format 42949672960 as "40.0 GiB"; units are powers of 1024."""
     for unit, mark in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if abs(num_bytes) >= unit:
             return f"{num_bytes / unit:.1f} {mark}"
@@ -45,8 +45,9 @@ def size(num_bytes: float) -> str:
 def utc(seconds: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:
     """Return a time (seconds since the epoch) as "2026-11-28 18:44:06", in UTC.
 
-    All text that Python writes shows UTC and says so, next to the time or once above a list: hosts of one run
-    may be in several zones, and the ids of jobs are UTC too. Pages in the browser show the reader's own zone.
+    All text written by Python shows UTC and says so, next to the time or once above a list: the hosts of a
+    run may be in several time zones, and job ids are UTC too. Pages in the browser show the reader's time
+    zone.
     """
     return time.strftime(form, time.gmtime(seconds))
 
@@ -57,7 +58,7 @@ def moment(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """28800 as "8.0 h", 4700000 as "54 d": more figures than an estimate has would only look exact."""
+    """Format 28800 as "8.0 h", 4700000 as "54 d"; more digits would make an estimate look exact."""
     for unit, mark in ((365.25 * 86400, "years"), (86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 1.5 * unit:
             return f"{seconds / unit:.{0 if seconds >= 10 * unit else 1}f} {mark}"
@@ -65,12 +66,12 @@ def duration(seconds: float) -> str:
 
 
 def step(seconds: float) -> str:
-    """A step's time: 98.7 as "98.7 s", 1401 as "1,401 s"."""
+    """Format a step's time: 98.7 as "98.7 s", 1401 as "1,401 s"."""
     return f"{seconds:,.0f} s" if seconds >= 999.5 else f"{seconds:.3g} s"
 
 
 def elapsed(seconds: float) -> str:
-    """200 as "3 min 20 s", 90000 as "1 d 1 h": two units of a time that is measured, as on a clock."""
+    """Format 200 as "3 min 20 s", 90000 as "1 d 1 h": two units of a measured time, as on a clock."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"

@@ -1,8 +1,8 @@
-"""The asked side of a question to another process: one JSON request on stdin, JSON lines on stdout.
+"""Answering process of a request: it reads one JSON request from stdin and writes JSON lines to stdout.
 
 answer_request(answers)    a line for each answer; an NbtrainError is {"kind": "error", "error", "message"}
 
-The asking side is jobs/gpu_side.py, which raises the same error with the same words.
+The client is jobs/gpu_side.py, which raises the same error with the same message.
 """
 
 import json
@@ -16,7 +16,7 @@ Answer = dict[str, Any]
 
 
 def answer_request(answers: Callable[[Answer], Iterator[Answer]]) -> int:
-    """Print what `answers` yields for the request on stdin; returns the exit code of the process."""
+    """Print what `answers` yields for the request on stdin, and return the exit code of the process."""
     request = json.load(sys.stdin)
     try:
         for answer in answers(request):
@@ -28,5 +28,5 @@ def answer_request(answers: Callable[[Answer], Iterator[Answer]]) -> int:
 
 
 def _say(answer: Answer) -> None:
-    # In ASCII: the reader gets the same text whatever the locale of this process.
+    # ASCII output gives the reader the same text whatever the locale of this process.
     print(json.dumps(answer), flush=True)

@@ -1,7 +1,7 @@
 """Limits and usage of this process's control groups: CPU and host memory, by versions 1 and 2.
 
-A group's limit applies to all groups below it, so the groups above this process's own count too: a Slurm job
-or a user's slice has the limit, and the group of its processes below says "max".
+A group's limit applies to all groups below it, so the groups above this process's own group count too: a
+Slurm job or a user's slice has the limit, and the group of its processes below says "max".
 """
 
 import os
@@ -17,24 +17,26 @@ NO_LIMIT = 2**60
 
 @dataclass(frozen=True)
 class MemoryGroup:
-    """A group that limits host memory; None: the kernel does not show it."""
+    """A group that limits host memory; None stands for a value that the kernel does not show."""
 
     limit_bytes: int
     in_use_bytes: int | None
-    """Without idle pages of files, which the kernel gives back on demand."""
+    """Bytes in use, without idle file pages, which the kernel frees on demand."""
     peak_bytes: int | None
-    """The most that it has used since it was made, pages of files included."""
+    """Peak bytes in use since the group was created, including file pages."""
 
 
 def usable_cores() -> int:
-    """Cores this process may use: its affinity, and the CPU quota of its groups rounded up."""
+    """Return the number of cores that this process may use: its affinity, limited by its groups' CPU quota.
+
+    The quota is rounded up."""
     cores = len(os.sched_getaffinity(0))
     quota = min((quota for quota, _ in _quotas()), default=None)
     return max(1, min(cores, int(-(-quota // 1)))) if quota else cores
 
 
 def group_files(controller: str, v2_name: str, v1_name: str) -> list[Path]:
-    """The files v2_name (version 2) or v1_name (version 1) of this process's groups, its own first."""
+    """Yield the files v2_name (version 2) or v1_name (version 1) of this process's groups, its own first."""
     for line in text_of(OWN).splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
@@ -53,7 +55,7 @@ def group_files(controller: str, v2_name: str, v1_name: str) -> list[Path]:
 
 
 def cgroup_file(controller: str, v2_name: str, v1_name: str) -> Path | None:
-    """The first of group_files(): of this process's own group, if the controller is on in it."""
+    """Return the first of group_files(): of this process's own group, if the controller is enabled in it."""
     return next(iter(group_files(controller, v2_name, v1_name)), None)
 
 
@@ -77,7 +79,7 @@ def memory_groups() -> list[MemoryGroup]:
 
 
 def cpu_seconds() -> float | None:
-    """Seconds of CPU of the group with the least CPU quota; None if no group has one."""
+    """Return the CPU seconds of the group with the smallest CPU quota; None if no group has a quota."""
     if not (quotas := _quotas()):
         return None
     _, path = min(quotas)
@@ -92,18 +94,18 @@ def cpu_seconds() -> float | None:
 
 
 def oom_kills() -> int | None:
-    """Processes that the kernel's out-of-memory killer has ended in this group, or None if unreadable."""
+    """Return how many processes in this group the out-of-memory killer ended, or None if unreadable."""
     return oom_kills_in(cgroup_file("memory", "memory.events", "memory.oom_control"))
 
 
 def oom_kills_in(path: Path | None) -> int | None:
-    """The counter `oom_kill` of a kernel's file, or None if unreadable."""
+    """Return the counter `oom_kill` of a kernel file, or None if unreadable."""
     counter = re.search(r"^oom_kill (\d+)$", text_of(path), flags=re.M)
     return int(counter[1]) if counter else None
 
 
 def text_of(path: Path | None) -> str:
-    """The contents of a kernel's file; "" if it cannot be read."""
+    """Return the contents of a kernel file; "" if it cannot be read."""
     try:
         return path.read_text() if path else ""
     except OSError:
@@ -123,6 +125,6 @@ def _quotas() -> list[tuple[float, Path]]:
 
 
 def _number(path: Path) -> int | None:
-    """None for "max" too."""
+    """Return the number in a file; None for "max" or if it cannot be read."""
     text = text_of(path).strip()
     return int(text) if text.isdigit() else None

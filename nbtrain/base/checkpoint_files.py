@@ -15,14 +15,14 @@ from nbtrain.base.jobstate import ACTIVE, read_state
 from nbtrain.base.records import Heartbeat, JobRecord, Record, Rollback, TrainingProgress
 from nbtrain.base.rundir import MANIFEST, RunDir
 
-# In place of the manifest, once the trainer has read the contents and refused them.
+# File that replaces the manifest once the trainer has read the contents and rejected them.
 REJECTED = "rejected.json"
 
 SCHEMA_VERSION = 2
 
-# In checkpoint.local_dir: the node's number and its name.
+# Folder name in checkpoint.local_dir: the node's number and its name.
 PLACEHOLDERS = ("{node}", "{host}")
-# Older ones are pruned on every node long before.
+# Older saves are pruned on every node long before.
 LISTED_LOCAL_SAVES = 50
 
 
@@ -50,9 +50,9 @@ class LocalSaves(Record):
     """model/local.json."""
 
     saves: list[LocalSave] = field(default_factory=list)
-    """Oldest first."""
+    """Saves, oldest first."""
     job_id: str = ""
-    """The newest attempt that has begun to train; parts of earlier ones count only if they are listed."""
+    """Job of the newest attempt that has begun to train; parts of earlier ones count only if listed."""
     attempt: int = 0
 
     @classmethod
@@ -68,9 +68,9 @@ class LocalSaves(Record):
 
 
 def only_on_nodes(run: RunDir) -> LocalSave | None:
-    """The newest checkpoint on the nodes' disks, if none in model/ is as new and no rollback came after it.
+    """Return the newest checkpoint on the nodes' disks, unless model/ has one as new or a rollback followed.
 
-    Nobody has looked whether the nodes and their disks are still there.
+    Whether the nodes and their disks still exist is not checked.
     """
     newest = next(reversed(LocalSaves.of(run).saves), None)
     if newest is None or newest.copied or newest.step <= (newest_checkpoint_step(run) or 0):
@@ -95,7 +95,7 @@ def newest_saved_step(run: RunDir) -> int | None:
 
 
 def saved_progress(run: RunDir, reached: TrainingProgress) -> TrainingProgress:
-    """`reached` with the losses of its checkpoint_step, as far as manifest and heartbeats hold them."""
+    """Return `reached` with the losses of its checkpoint_step, if manifest or heartbeats hold them."""
     assert reached.checkpoint_step is not None
     known: dict[str, Any] = {}
     with contextlib.suppress(ValueError):
@@ -113,7 +113,7 @@ def saved_progress(run: RunDir, reached: TrainingProgress) -> TrainingProgress:
 
 
 def measured_save_seconds(run: RunDir) -> float:
-    """The longest save of any of the run's jobs, by rank 0's heartbeats; 0 if none was measured."""
+    """Return the seconds of the longest save of the run's jobs, from rank 0's heartbeats; 0 if unknown."""
     beats = (Heartbeat.read(run.job(job_id).heartbeat(0)) for job_id in run.job_ids())
     return max((beat.progress.save_seconds or 0.0 for beat in beats if beat and beat.progress), default=0.0)
 
@@ -165,10 +165,10 @@ def checkpoint_problem(folder: Path) -> str | None:
 
 
 def in_work(run: RunDir, step: int, now: float) -> str | None:
-    """Return what the run's job is doing with a checkpoint that has no manifest; None if nothing is.
+    """Describe what the run's job does with a checkpoint that has no manifest; None if it does nothing.
 
-    A save writes the manifest last, and the removal of an older checkpoint takes it first. A folder that was
-    not touched since the attempt began was left by an earlier one: its writing was cut off.
+    A save writes the manifest last, and the removal of an older checkpoint removes it first. A folder that
+    was not modified since the attempt began was left by an interrupted save of an earlier attempt.
     """
     folder, job = run.checkpoint(step), run.newest_job()
     record = JobRecord.read(job.job_json) if job is not None else None
@@ -206,12 +206,12 @@ def newest_whole(
 
 
 def newest_checkpoint_step(run: RunDir) -> int | None:
-    """The newest step whose checkpoint is whole by names and sizes; None if the run has none."""
+    """Return the newest step whose checkpoint is complete by names and sizes; None if the run has none."""
     return newest_whole(run)[0]
 
 
 def best_step(run: RunDir, steps: list[int]) -> int | None:
-    """The step with the lowest validation loss; None if no checkpoint was validated at its own step."""
+    """Return the step with the lowest validation loss; None if no checkpoint was validated at its step."""
     losses = {}
     for step in steps:
         manifest = files.read_json(run.checkpoint_manifest(step)) or {}

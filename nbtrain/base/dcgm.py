@@ -1,6 +1,6 @@
-"""Tensor activity of GPUs before Hopper, by DCGM: `dcgmi dmon`, if it is installed and its host engine runs.
+"""Tensor activity of GPUs before Hopper, from DCGM: `dcgmi dmon`, if installed and its host engine runs.
 
-The driver's own library counts it from Hopper on (nvml.py), DCGM from Volta on, if the machine lets its users
+The driver's own library measures it from Hopper on (nvml.py), DCGM from Volta on, if users of the machine may
 read profiling counters.
 """
 
@@ -23,10 +23,10 @@ LINE = re.compile(rb"\s*GPU\s+(\d+)\s+([0-9.]+)\s*")
 
 
 class TensorActivity:
-    """Share of time in which tensor cores worked, as dcgmi printed it last; like nvml.TensorActivity."""
+    """Fraction of time in which tensor cores were active, from dcgmi; used like nvml.TensorActivity."""
 
     def __init__(self, indices: Iterable[int], first_seconds: float = FIRST_SECONDS):
-        """Waits at most `first_seconds` for the first value."""
+        """Start dcgmi and wait at most `first_seconds` for the first value."""
         self.supported = False
         """Whether any of these GPUs has a value."""
         self._newest: dict[int, float] = {}
@@ -53,13 +53,13 @@ class TensorActivity:
             self.close()
 
     def look(self) -> dict[int, float]:
-        """{index: share}, of the GPUs with a value since the look before."""
+        """Return {index: fraction} of the GPUs with a value since the previous call."""
         self._read()
         found, self._newest = self._newest, {}
         return found
 
     def close(self) -> None:
-        """End dcgmi, which else ends with its pipe."""
+        """End dcgmi, which otherwise ends with its pipe."""
         process, self._process = self._process, None
         if process is not None:
             process.terminate()

@@ -29,7 +29,7 @@ class NbtrainError(Exception):
     exit_code = 1
 
     def __str__(self) -> str:
-        # It names files, keys and values of others.
+        # The message names files, keys and values of other programs.
         return printable(super().__str__())
 
     def _render_traceback_(self) -> list[str]:
@@ -52,7 +52,7 @@ class ContextLengthError(ConfigError):
 
     @property
     def counts(self) -> dict[str, int]:
-        """The numbers of the message, for programs that word it for their own clients."""
+        """Return the numbers of the message, for programs with their own wording."""
         return {
             "positions": self.positions,
             "prompt_tokens": self.prompt_tokens,
@@ -83,19 +83,19 @@ class JobError(NbtrainError):
 
 
 class SubmitError(JobError):
-    """The job was not started; nothing was taken and nothing was written over."""
+    """The job was not started; no resource was allocated and no file was overwritten."""
 
     exit_code = 6
 
 
 class JobFailed(JobError):
-    """The job was started and did not succeed. The message ends with the end of its log."""
+    """The job was started and did not succeed. The message ends with the last lines of its log."""
 
     exit_code = 7
 
 
 class StabilityError(NbtrainError):
-    """A loss or gradient is NaN or Inf, or the loss jumps, and stability.* does not pass over it."""
+    """A loss or gradient is NaN or Inf, or the loss jumps, and stability.* does not skip the step."""
 
     exit_code = 8
 
@@ -106,14 +106,14 @@ class RollbackError(StabilityError):
     exit_code = 0
 
     def __init__(self, message: str, step: int, positions: tuple[int, int]):
-        """`positions`: [first, last) of the order, which the bad step has read."""
+        """Store the bad step and its `positions` [first, last) in the training order."""
         super().__init__(message)
         self.step = step
         self.positions = positions
 
 
 def named_error(answer: Mapping[str, Any]) -> NbtrainError:
-    """The error that another process names, {"error", "message"}; of a name not above, an NbtrainError."""
+    """Return the error that another process reports as {"error", "message"}; NbtrainError for other names."""
     kind = globals().get(str(answer.get("error")))
     if not (isinstance(kind, type) and issubclass(kind, NbtrainError)):
         kind = NbtrainError

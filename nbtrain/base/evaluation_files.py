@@ -19,11 +19,11 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure and how far it may be from the one of endless data of the same kind."""
+    """A value and its standard error."""
 
     value: float
     stderr: float | None
-    """The standard error; None if there is one example only."""
+    """Standard error; None if there is only one example."""
 
     def __str__(self) -> str:
         return f"{self.value:.4g}" if self.stderr is None else f"{self.value:.4g} ± {self.stderr:.2g}"
@@ -47,7 +47,7 @@ class EvaluationRecord:
     limit: int | None
     """Number of examples, if only the first ones were evaluated; None for all."""
     counts: dict[str, int]
-    """examples, tokens, bytes, truncated: those that apply."""
+    """Counts that apply, of: examples, tokens, bytes, truncated."""
     metrics: dict[str, Estimate]
     groups: dict[str, dict[str, Any]]
     """{group: {"examples", "acc": {"value", "stderr"}}} of questions that name a group: MMLU's subjects."""
@@ -64,7 +64,7 @@ class EvaluationRecord:
         return _folder(run, self.step) / f"{self.name}.json"
 
     def write(self, run: RunDir) -> None:
-        """Raises RecordError if the run's folder takes no file."""
+        """Write the record. Raises RecordError if the run's folder cannot be written."""
         try:
             self.path(run).parent.mkdir(parents=True, exist_ok=True)
             files.write_json(self.path(run), asdict(self))
@@ -73,7 +73,7 @@ class EvaluationRecord:
 
     @classmethod
     def read(cls, path: Path) -> "EvaluationRecord":
-        """Raises RecordError if the file is damaged or of a later version."""
+        """Read a record. Raises RecordError if the file is damaged or from a later version."""
         value: Any = files.read_json(path)
         try:
             if value["schema_version"] != SCHEMA_VERSION:
@@ -92,7 +92,7 @@ class EvaluationRecord:
 
 
 def file_name(*parts: str) -> str:
-    """A name for a record: small letters, digits, dots and dashes."""
+    """Return a file name for a record: lower-case letters, digits, dots and dashes."""
     return re.sub(r"[^a-z0-9.]+", "-", "-".join(parts).lower()).strip("-.") or "unnamed"
 
 

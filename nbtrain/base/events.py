@@ -38,9 +38,9 @@ class EventWriter:
         self._sequence += 1
         if self._may_be_torn:
             self._end_torn_line()
-        # If the disk is full, a part of the line may be written.
+        # On a full disk, only a part of the line may be written.
         self._may_be_torn = True
-        # One write() of one line: readers that meet half a line leave it for the next look.
+        # A line is written by one write(); readers that see half a line read it the next time.
         with self.path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(event, ensure_ascii=False) + "\n")
         self._may_be_torn = False
@@ -53,7 +53,7 @@ class EventWriter:
 
 
 def read_events_file(path: Path) -> Iterator[dict[str, Any]]:
-    """Whole lines of one event file, in order; a torn line is skipped."""
+    """Yield the complete lines of one event file, in order; a truncated line is skipped."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -61,7 +61,7 @@ def read_events_file(path: Path) -> Iterator[dict[str, Any]]:
     # Not splitlines(): messages hold U+2028 and other ends of lines as they are. What follows the last "\n"
     # is still being written.
     for line in content.split(b"\n")[:-1]:
-        # A full disk cuts a line anywhere, also inside of a character.
+        # A full disk truncates a line anywhere, even inside a character.
         try:
             event = json.loads(line.decode())
         except ValueError:
@@ -70,7 +70,7 @@ def read_events_file(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_events(job: JobDir) -> list[dict[str, Any]]:
-    """All events of a job, by time; events of one writer stay in its order, though its clock be set back."""
+    """Return all events of a job by time; a writer's events keep their order if its clock is set back."""
     placed = []
     for path in sorted(job.events.glob("*.jsonl")):
         latest = float("-inf")

@@ -1,4 +1,4 @@
-"""The packages of nbtrain's extras, and the pip command that installs them."""
+"""Packages of nbtrain's extras, and the pip command that installs them."""
 
 import importlib.metadata
 import re

@@ -1,4 +1,4 @@
-"""Writing files so that a half-written one is never mistaken for a whole one."""
+"""Atomic writing of files: a half-written file is never mistaken for a complete one."""
 
 import contextlib
 import errno
@@ -13,15 +13,15 @@ from typing import IO, Any
 from nbtrain.base.errors import RecordError
 from nbtrain.base.git_lfs import pointer_problem
 
-# Part of the cause of a job whose run directory can no longer be written.
+# Part of a job's cause if its run directory can no longer be written.
 READ_ONLY = "on a read-only disk"
-# A record is replaced once a second, and read in milliseconds: more often in a row it is another fault.
+# A record is replaced once a second and read in milliseconds: more failures in a row have another cause.
 STALE_TRIES = 5
 
 
 def is_read_only(folder: Path) -> bool:
     """Whether a folder's file system is mounted read-only."""
-    # access() says yes to root whatever the mount says.
+    # For root, access() succeeds even on a read-only mount.
     return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
 
 
@@ -48,7 +48,7 @@ def atomic_writer(path: Path, mode: str = "wb") -> Iterator[IO]:
 
 
 def fsync_directory(directory: Path) -> None:
-    """Make a rename inside `directory` survive a power cut."""
+    """Make a rename inside `directory` survive a power failure."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -57,7 +57,7 @@ def fsync_directory(directory: Path) -> None:
 
 
 def fsync_file(stream: IO) -> None:
-    """Bring the content of an open file to the disk, also what other processes wrote."""
+    """Flush the content of an open file to the disk, including data that other processes wrote."""
     os.fsync(stream.fileno())
 
 
@@ -73,7 +73,7 @@ def write_text(path: Path, content: str) -> None:
 
 
 def write_output(path: Path, content: str) -> None:
-    """Write a file that a user has named: atomically, through a link if it is one; plainly into a device."""
+    """Write a file that a user has named: atomically, following a link, or directly if it is a device."""
     if path.exists() and not path.is_file():
         with path.open("w", encoding="utf-8") as stream:
             stream.write(content)
@@ -87,7 +87,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def json_text(value: Any) -> str:
-    """Indented JSON with a line end, as all files of JSON here have it."""
+    """Return indented JSON with a line end, the format of all JSON files here."""
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -104,7 +104,7 @@ def write_json_unsynced(path: Path, value: Any) -> None:
 
 
 def read_json_unsynced(path: Path) -> Any | None:
-    """read_json() of what write_json_unsynced() has written: None too if a power cut has left it empty."""
+    """Read a file of write_json_unsynced() like read_json(); None also if a power failure left it empty."""
     content = _read_bytes(path)
     return _json_value(path, content) if content and content.strip(b"\0 \n") else None
 
@@ -130,7 +130,7 @@ def _read_bytes(path: Path) -> bytes | None:
 
 
 def _read_current(path: Path) -> bytes:
-    """NFS 3 refuses to read a file that another host has just replaced: it is opened again."""
+    """Read a file, and open it again if NFS 3 refuses because another host has just replaced it."""
     for _ in range(STALE_TRIES - 1):
         try:
             return path.read_bytes()
@@ -179,7 +179,7 @@ def _whose(path: Path, itself: bool) -> str:
 
 
 def user_name(uid: int) -> str:
-    """The name of a user, or "user 1234" if this machine has none for it."""
+    """Return the name of a user, or "user 1234" if this machine does not know the id."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -188,7 +188,7 @@ def user_name(uid: int) -> str:
 
 def sha256_of(path: Path) -> str:
     """Hex SHA-256 of a file's content."""
-    # Imported here: half of the commands hash nothing.
+    # Imported here because half of the commands do not hash anything.
     import hashlib
 
     with Path(path).open("rb") as stream:

@@ -14,7 +14,7 @@ DIM = "opacity:.7"
 CELL = "padding:3px 14px 3px 0;vertical-align:top;font-size:12px;border:0"
 HEAD = f"padding:3px 14px 3px 0;vertical-align:top;font-size:11px;font-weight:500;{DIM}"
 RULE = f"border:0;border-bottom:1px solid {LINE}"
-# A cell of so many characters, such as "74.2 GiB", is not broken over lines.
+# A cell of at most this many characters, such as "74.2 GiB", is not wrapped.
 SHORT_CHARACTERS = 10
 # JupyterLab paints every second row of a table.
 ROW = "background-color:transparent"
@@ -65,7 +65,7 @@ def grouped_table(groups: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def words_row(words: Iterable[tuple[str, str, str]]) -> str:
-    """A few words that are read first: (name, word, kind: good, tight, bad or nothing), side by side."""
+    """Return the main results side by side: (name, word, kind: good, tight, bad or "")."""
     cells = "".join(
         f'<td style="text-align:left;border:0;padding:2px 34px 6px 0"><span style="font-size:11px;{DIM}">'
         f"{html.escape(name)}</span><br>"
@@ -77,7 +77,7 @@ def words_row(words: Iterable[tuple[str, str, str]]) -> str:
 
 
 def is_number(cell: str) -> bool:
-    """Whether a cell is a figure, such as 1,234 or 5.6 or 7%."""
+    """Return whether a cell is a number, such as 1,234 or 5.6 or 7%."""
     return bool(cell) and all(character in "0123456789.,%-" for character in cell)
 
 

@@ -45,7 +45,7 @@ MEANING = {
     LOST: "its supervisor is gone without a word; can be resumed",
 }
 ACTIVE = frozenset({QUEUED, STARTING, RUNNING, RESTARTING, SUSPENDED})
-"""There is a supervisor, or there is to be one."""
+"""States of a job that has a supervisor, or will get one."""
 FINAL = frozenset({SUCCEEDED, FAILED, CANCELLED, LOST})
 
 CUT_OFF = "the submission was cut off before job.json was written"
@@ -56,26 +56,26 @@ SIGN_OF_LIFE_SECONDS = 5.0
 # A supervisor on another host whose job.json is older than this is dead; clocks of two hosts may differ by
 # minutes.
 SILENCE_SECONDS = 900.0
-# A supervisor is dead if its engine says that the job has ended, and its job.json was older than this when
-# the engine was asked. Both times are time stamps of the shared disk, so that no host's clock counts.
+# A supervisor is dead if its scheduler reports that the job has ended, and its job.json was older than this
+# at the time of the request. Both times are time stamps of the shared disk, so that no host's clock counts.
 ENGINE_SILENCE_SECONDS = 30.0
-# Backends whose engine puts the supervisor somewhere else, and may take its time.
+# Backends whose scheduler starts the supervisor on another machine, possibly much later.
 ENGINES = frozenset({"slurm", "kubernetes"})
 
 
 def ranks_run(state: str, heartbeat: Heartbeat) -> bool:
-    """Return whether the rank that wrote the heartbeat runs, as far as the job's state and this host say.
+    """Return whether the rank that wrote the heartbeat runs, as far as the job's state and this host show.
 
-    A paused job, one that waits and one between two attempts have no ranks. The process of a rank is looked
-    at on its own host only.
+    A paused job, a waiting job and a job between two attempts have no ranks. The process of a rank is checked
+    only on its own host.
     """
     return state in (STARTING, RUNNING) and not heartbeat.process.gone()
 
 
 def seconds_left(state: str, heartbeat: Heartbeat | None) -> float | None:
-    """Return the time that the training still takes, by rank 0's heartbeat; None unless rank 0 runs.
+    """Return the remaining seconds of the training, from rank 0's heartbeat; None unless rank 0 runs.
 
-    The heartbeat is of the newest attempt: JobRecord.placed() drops the speed of an earlier one.
+    The heartbeat belongs to the newest attempt: JobRecord.placed() drops the speed of an earlier one.
     """
     if heartbeat is None or heartbeat.progress is None or not ranks_run(state, heartbeat):
         return None
@@ -83,14 +83,14 @@ def seconds_left(state: str, heartbeat: Heartbeat | None) -> float | None:
 
 
 def at_rest(record: JobRecord) -> bool:
-    """Whether the job is paused and has given its allocation back: nothing of it runs that could be lost."""
+    """Return whether the job is paused and has released its allocation: no process of it can be lost."""
     return record.state == SUSPENDED and record.supervisor is None
 
 
 def observed_state(record: JobRecord, now: float, written_at: float | None = None) -> tuple[str, str | None]:
-    """(state, cause) as a reader must see them: what was written, or LOST if its writer is dead.
+    """Return (state, cause) for readers: the recorded state, or LOST if its writer is dead.
 
-    A supervisor on another host is judged by its silence alone: `written_at` is the time stamp of job.json.
+    A supervisor on another host is judged only by the age of job.json; `written_at` is its time stamp.
     """
     supervisor = record.supervisor
     if record.state not in ACTIVE:
@@ -120,12 +120,12 @@ def state_with_engine(
     silent_seconds: float,
     silent_when_asked: float | None = None,
 ) -> tuple[str, str | None]:
-    """(state, cause) of a job that an engine has placed.
+    """Return (state, cause) of a job that a scheduler has placed.
 
-    `silent_seconds` is the age of job.json by the reader's clock, which may be minutes off;
-    `silent_when_asked` how much older job.json is than engine.json: at most 0 if the supervisor was heard of
-    after the engine. While it is heard of, its own word counts, but for a suspended job, whose supervisor is
-    silent because it stands still.
+    `silent_seconds` is the age of job.json by the reader's clock, which may be minutes off.
+    `silent_when_asked` says how much older job.json is than engine.json: at most 0 if the supervisor wrote
+    after the scheduler answered. While the supervisor writes, its own state counts, except for a suspended
+    job, whose supervisor does not write because it is stopped.
     """
     state, cause = record.state, record.cause
     if state not in ACTIVE or at_rest(record):
@@ -167,10 +167,10 @@ def _before_its_supervisor(
     if said == RUNNING and record.autotune != "none":
         return said, "DeepSpeed's autotuner tries ZeRO stages and micro-batch sizes"
     if said == SUCCEEDED:
-        # A batch script that ends in order without its supervisor has trained nothing.
+        # A batch script that ends normally without a supervisor has trained nothing.
         return FAILED, f"{engine} has ended, and no supervisor has started; see logs/supervisor.log"
     if denied and record.started_at is not None:
-        # It was handed over: an engine that had put it back into its queue would know it.
+        # The job was submitted to the scheduler, which would know it if it were still in its queue.
         return LOST, f"{engine} is not known any more, and nothing continues the job: {record.cause}"
     if denied:
         return LOST, f"{engine} is not known, and its supervisor never started"
@@ -192,15 +192,15 @@ def _given_up(job: JobDir, supervisor: ProcessIdentity) -> str:
 
 
 def read_state(job: JobDir, now: float) -> tuple[str, str | None]:
-    """observed_state of a job on disk.
+    """Return observed_state of a job on disk.
 
-    LOST without job.json, which a submission writes last, if its folder has got no other file lately either.
+    A submission writes job.json last. Without it, the job is LOST if its folder got no other file recently.
     """
     return read_job(job, now)[1:]
 
 
 def read_job(job: JobDir, now: float) -> tuple[JobRecord | None, str, str | None]:
-    """(record, state, cause): read_state, and job.json as it was read for it; None without job.json."""
+    """Return (record, state, cause): read_state and the job.json that it read; None without job.json."""
     record = JobRecord.read(job.job_json)
     if record is None:
         if job.path.is_dir() and now - job.path.stat().st_mtime < QUEUED_GRACE_SECONDS:
@@ -218,7 +218,7 @@ def read_job(job: JobDir, now: float) -> tuple[JobRecord | None, str, str | None
         return record, LOST, f"{why}, while the job was {state}"
     if state != LOST:
         return record, state, cause
-    # Its supervisor may have recorded the end and left between our two reads, or recorded it elsewhere.
+    # The supervisor may have recorded the end and exited between our two reads, or recorded it elsewhere.
     record = JobRecord.read(job.job_json) or record
     state, cause = observed_state(record, now, job.job_json.stat().st_mtime)
     if state == LOST and (words := last_words.kept(record)) and words.state in FINAL:

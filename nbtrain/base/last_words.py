@@ -1,8 +1,8 @@
-"""The last job.json of a job whose run directory can no longer be written, in a folder of the user.
+"""Final job.json of a job whose run directory can no longer be written, kept in a folder of the user.
 
-<temporary folder>/nbtrain-<user id>/ is made for the user alone (mode 700). It is not used if it belongs to
-somebody else, if others may read or write it, or if it is a link: in a folder that all may write to, anybody
-can take a name in advance.
+<temporary folder>/nbtrain-<user id>/ is created for the user alone (mode 700). It is not used if it belongs
+to another user, if others may read or write it, or if it is a link: in a folder that all users may write to,
+anyone can create a name in advance.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from nbtrain.base.records import JobRecord
 
 
 def keep(record: JobRecord) -> Path | None:
-    """Write the job's record; its path, or None if it cannot be written here either."""
+    """Write the job's record and return its path, or None if it cannot be written here either."""
     with contextlib.suppress(OSError):
         folder = _folder()
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -54,7 +54,7 @@ def _folder() -> Path:
 def _name(record: JobRecord) -> str:
     import hashlib
 
-    # A hash: ids come from a file that anybody may have written, and must not become a path.
+    # A hash, because ids come from a file that anyone may have written, and must not become a path.
     return hashlib.sha256(f"{record.run_id}/{record.job_id}".encode()).hexdigest()[:32] + ".json"
 
 

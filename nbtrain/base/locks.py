@@ -16,10 +16,11 @@ LOCK_FILE = ".lock"
 
 
 def flock_folder(folder: Path, blocking: bool) -> int | None:
-    """The descriptor that holds a folder's lock until it is closed; None if another process holds it.
+    """Lock a folder and return the descriptor; None if another process holds the lock.
 
-    flock on the folder itself, so that no lock file is left; where the file system locks no folder, on .lock
-    in it. The kernel frees it when the holder dies.
+    The lock is held until the descriptor is closed. It is an flock on the folder itself, so that no lock file
+    is left, or on .lock in the folder if the file system cannot lock folders. The kernel releases it when the
+    holder dies.
     """
     how = fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -44,7 +45,7 @@ def flock_folder(folder: Path, blocking: bool) -> int | None:
 
 @contextlib.contextmanager
 def locked_directory(directory: Path) -> Iterator[None]:
-    """Hold a folder: flock on the folder itself, so that no lock file is left. Logs if it has to wait."""
+    """Hold the lock of a folder, without leaving a lock file. Logs if it has to wait."""
     descriptor = _lock(directory)
     # The last holder may have removed the folder: then this lock is on a folder that is gone.
     while not _is_at(descriptor, directory):

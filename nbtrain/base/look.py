@@ -1,15 +1,15 @@
-"""Colours and bars of all outputs, and what makes a matplotlib figure read in a light and in a dark theme.
+"""Colors and bars of all outputs, and matplotlib figures that are readable in a light and in a dark theme.
 
-A saved output does not know the theme that it is shown in. So every colour here has contrast to white and to
-JupyterLab's dark grounds (#111111, #212121): words 4.2 and more to white and #111111, lines and areas 3.0 to
-all three (tests/base/test_look.py). No colour can have 4.5 to both white and #111111.
+A saved output does not know the theme that it is shown in. So every color here has contrast with white and
+with JupyterLab's dark backgrounds (#111111, #212121): text has at least 4.2 with white and #111111, lines and
+areas 3.0 with all three (tests/base/test_look.py). No color can have 4.5 with both white and #111111.
 """
 
 import html
 from typing import Any
 
 GREY = "#777b82"
-"""Words, axes and ticks of a figure."""
+"""Text, axes and ticks of a figure."""
 LINE = "#8d939c"
 SERIES = ("#1976d2", "#e8710a", "#2e9e4f", "#9b6bd0", "#b5654a", "#d6569f", "#0f8fa0", "#8f8f18")
 """Curves and areas, in this order: blue, orange, green, purple, brown, pink, teal, olive."""

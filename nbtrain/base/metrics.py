@@ -41,7 +41,7 @@ iteration_time | iteration-time/iteration-time | s | Wall seconds of this step, 
 world_size | world-size/world-size | ranks | Ranks in the job.
 seq_length | seqlen/actual_seq_length | tokens | Sequence length of this step.
 """
-# The first two are Megatron-DeepSpeed's. None of stability/* is written before such a step has happened;
+# The first two are from Megatron-DeepSpeed. None of stability/* is written before such a step has happened;
 # ranks/* is written on logged steps of several ranks.
 _OTHERS = """
 steps_vs_samples | steps-vs-samples/steps | samples | Samples consumed at each step.
@@ -112,14 +112,14 @@ task/<task> | tasks/<task> | |
 
 SCALARS = (*_scalars(_MEGATRON_DEEPSPEED, by_tokens=True), *_scalars(_OTHERS))
 FAMILIES = tuple(_scalars(_FAMILIES, by_tokens=True))
-"""Scalars of which a run may have several: <dataset> stands for a name."""
+"""Scalars that a run may have several of; <dataset> stands for a name."""
 
 BY_NAME = {scalar.name: scalar for scalar in SCALARS}
 BY_TAG = {scalar.tag: scalar for scalar in SCALARS}
 
 
 def scalar(name: str) -> Scalar:
-    """The row of a scalar by its name, for one of a family with the name filled in. Raises KeyError."""
+    """Return the row of a scalar by its name, with the dataset's name filled in. Raises KeyError."""
     if name in BY_NAME:
         return BY_NAME[name]
     for family in FAMILIES:
@@ -131,7 +131,7 @@ def scalar(name: str) -> Scalar:
 
 
 def name_of(tag: str) -> str | None:
-    """The name of the scalar with this tag, one of a family's too; None if it is none of nbtrain's."""
+    """Return the name of the scalar with this tag, also one of a family; None for an unknown tag."""
     if tag in BY_TAG:
         return BY_TAG[tag].name
     for family in FAMILIES:

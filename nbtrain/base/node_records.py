@@ -1,13 +1,13 @@
-"""The records between a job's supervisor and the node agents: who is there, what to launch, how it ended.
+"""Records between a job's supervisor and the node agents: agents present, ranks to launch, and their ends.
 
     agent of node k  -> supervisor    nodes/<k>.json            NodeRecord, renewed once a second
     supervisor       -> all agents    control/launch.json       LaunchOrder: the ranks of one attempt
     supervisor       -> all agents    control/signals.json      SignalOrders: what to send to ranks
     agent of node k  -> supervisor    nodes/<k>.<attempt>.json  NodeExit: its ranks are gone
-    anyone           -> supervisor    control/ask.json          Ask: of a supervisor that no signal reaches
-    who asked        -> readers       engine.json               EngineWord: what the engine said last
+    anyone           -> supervisor    control/ask.json          Ask: to a supervisor that no signal reaches
+    anyone           -> readers       engine.json               EngineWord: the scheduler's last answer
 
-They travel over a shared disk, so that nothing else must connect two machines before the ranks do.
+The records are on a shared disk, so that machines need no other connection before the ranks connect.
 """
 
 import time
@@ -19,7 +19,7 @@ from nbtrain.base.records import ProcessIdentity, Record, RenewedRecord
 
 @dataclass
 class NodeRecord(RenewedRecord):
-    """nodes/<k>.json, renewed every second: the agent of one machine or pod is there, and what it does."""
+    """nodes/<k>.json, renewed every second: the presence and the activity of a machine's or pod's agent."""
 
     node: int
     agent: ProcessIdentity
@@ -31,7 +31,7 @@ class NodeRecord(RenewedRecord):
     time: float
     """Seconds since the epoch by this machine's clock."""
     phase: str = "waiting"
-    """waiting: for a launch order; running: its ranks are there; leaving: it was asked to end."""
+    """waiting: for a launch order; running: its ranks exist; leaving: it was told to end."""
     attempt: int | None = None
     """The newest attempt that it has started or refused."""
     signals_done: int = 0
@@ -54,11 +54,11 @@ class NodeExit(Record):
     attempt: int
     time: float
     exit_code: int | None
-    """torchrun's; minus the signal if one killed it; None if it was never started."""
+    """Exit code of torchrun; the negative signal number if a signal killed it; None if it never started."""
     message: str = ""
     """Reason why it was not started, or why the agent ended it."""
     killed_processes: bool = False
-    """Whether the agent had to kill what was left."""
+    """Whether the agent had to kill the remaining processes."""
     oom_kills: int | None = None
     machine_oom_kills: int | None = None
     limit_bytes: int | None = None
@@ -86,7 +86,7 @@ class LaunchOrder(Record):
     shutdown_timeout_seconds: float
     """Seconds that ranks may take to save and exit, including the measured duration of a save."""
     same_machine: bool
-    """All agents are on one machine, so that the ranks meet on the loopback interface."""
+    """Whether all agents are on one machine, so that the ranks connect through the loopback interface."""
     network_interface: str | None = None
     supervisor: ProcessIdentity | None = None
     """Supervisor that gave the order. If job.json names another one, the ranks of this order must end."""
@@ -101,7 +101,7 @@ class SignalOrder(Record):
     attempt: int
     signal: int
     processes: list[ProcessIdentity] | None = None
-    """None: every rank, through its wrapper."""
+    """Processes to signal; None for every rank, through its wrapper."""
 
 
 @dataclass
@@ -136,20 +136,20 @@ class Ask(Record):
 
 @dataclass
 class EngineWord(RenewedRecord):
-    """engine.json: what Slurm, Kubernetes or a host said last about the job, and when it was asked."""
+    """engine.json: the last answer of Slurm, Kubernetes or a host about the job, and its time."""
 
     state: str | None
-    """One of jobstate.py's states; None if the engine does not know the job."""
+    """State of jobstate.py; None if the scheduler does not know the job."""
     reason: str
     """Reason as readers see it; "" if there is none."""
     asked_at: float
     seen: bool = True
-    """False: the engine did not answer the last question; state and reason are what it said before."""
+    """Whether the scheduler answered the last request; if not, state and reason are from an earlier one."""
     trouble: str = ""
     """Reason why the scheduler did not answer."""
     starts_at: float | None = None
     """Time at which the scheduler expects to start a waiting job, in seconds since the epoch."""
     engine: str = ""
-    """The engine and its name for the job, such as Slurm job 4711."""
+    """Scheduler and its name for the job, such as Slurm job 4711."""
     ended_as: str = ""
-    """The engine's own one word for how a failed job ended, such as TIMEOUT; "" if there is none."""
+    """Scheduler's own state of a failed job, such as TIMEOUT; "" if there is none."""

@@ -79,7 +79,7 @@ def visible_indices(chosen: str | None) -> set[int] | None:
 
 
 class TensorActivity:
-    """Share of time in which the tensor cores of GPUs worked, between two looks; from Hopper on (GPM)."""
+    """Fraction of time in which GPUs' tensor cores were active between two calls; from Hopper on (GPM)."""
 
     def __init__(self, indices: Iterable[int]):
         self._samples: dict[int, Any] = {}
@@ -101,7 +101,7 @@ class TensorActivity:
         """Do nothing; dcgm.TensorActivity, which starts a program, overrides this."""
 
     def look(self) -> dict[int, float]:
-        """{index: share since the look before}, of the GPUs that answer."""
+        """Return {index: fraction since the previous call} of the GPUs that answer."""
         if (library := _library()) is None:
             return {}
         found: dict[int, float] = {}
@@ -139,7 +139,7 @@ def _utilization(library: ModuleType, handle: Any) -> float | None:
 
 @functools.cache
 def _library() -> ModuleType | None:
-    """The package with its library loaded; None without a driver, or if it does not answer."""
+    """Return the package with its library loaded; None without a driver, or if it does not answer."""
     try:
         import pynvml
     except ImportError:
@@ -152,7 +152,7 @@ def _library() -> ModuleType | None:
 
 
 def _ask(library: ModuleType, function: Callable[..., Any], *arguments: Any) -> Any:
-    """The driver's answer; None if it has none, as an old driver for a figure that it does not know."""
+    """Return the driver's answer; None if it has none, like an old driver for an unknown metric."""
     try:
         return function(*arguments)
     except library.NVMLError:

@@ -12,7 +12,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def prctl(option: int, value: Any) -> None:
-    """The system call of that name. Raises OSError."""
+    """Call the system call prctl. Raises OSError."""
     if _LIBC.prctl(option, value, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"prctl({option}, {value}): {os.strerror(number)}")

@@ -1,4 +1,4 @@
-"""A TCP port of this machine to listen on in a moment."""
+"""Choice of a free TCP port of this machine for a process that listens on it a moment later."""
 
 import errno
 import os
@@ -19,13 +19,13 @@ os.register_at_fork(after_in_child=_claims.clear)
 
 
 def port_to_listen_on(address: str = LOOPBACK) -> int:
-    """A free port of `address`, on which another process will listen a second later.
+    """Return a free port of `address`, on which another process will listen a second later.
 
-    Outgoing connections take theirs from 32768 on (Linux: ip_local_port_range), so one of those may be in use
-    by then; services of Kubernetes have 30000 to 32767. The choice is the system's randomness, not torch's or
-    Python's seeded one, which ranks inherit. No other caller of this machine gets the port for CLAIM_SECONDS,
-    or until this process ends.
-    Raises RuntimeError if none is found, and OSError if `address` is none of this machine's.
+    Ports from 32768 on are excluded because outgoing connections may take them meanwhile (Linux:
+    ip_local_port_range), and 30000 to 32767 because Kubernetes services use them. The choice uses the
+    system's randomness instead of torch's or Python's seeded generators, which ranks inherit. No other caller
+    on this machine gets the port for CLAIM_SECONDS, or until this process ends. Raises RuntimeError if no
+    port is found, and OSError if `address` does not belong to this machine.
     """
     for port in random.SystemRandom().sample(range(FIRST, LAST), TRIES):
         with socket.socket() as probe:

@@ -1,8 +1,8 @@
-"""Progress of long work: one bar that reads well in a notebook, a terminal and a log.
+"""Progress of long work: one bar that is readable in a notebook, a terminal and a log.
 
-On a terminal tqdm redraws one line. Elsewhere (papermill, a file, a pipe) a carriage return would make one
-endless line, so a whole line with rate and ETA is written every few seconds instead. In a notebook that
-somebody watches, `painter` shows a bar that looks like all of nbtrain's (base/look.py).
+On a terminal, tqdm redraws one line. Elsewhere (papermill, a file, a pipe) carriage returns would produce one
+endless line, so a complete line with rate and ETA is written every few seconds instead. In a notebook with a
+live front end, `painter` shows a bar in nbtrain's style (base/look.py).
 """
 
 import sys
@@ -17,7 +17,7 @@ LOG_INTERVAL_SECONDS = 5.0
 PAINT_INTERVAL_SECONDS = 0.5
 
 Paint = Callable[[str, float | None, str], None]
-"""Shows a bar again: its name, the fraction that is done, the words after the name."""
+"""Function that redraws a bar: its name, the completed fraction, the text after the name."""
 
 painter: Callable[[], Paint | None] | None = None
 """Factory of the function that paints a bar instead of printing lines; the notebook side sets its own."""
@@ -32,7 +32,7 @@ class Progress:
         self.unit = unit
         self.done = 0.0
         self.figures = ""
-        # A notebook paints what goes to stderr as an error.
+        # A notebook shows output to stderr as an error.
         self._stream = stream or (sys.stdout if _in_notebook() else sys.stderr)
         self._started = self._last_line = time.monotonic()
         self._lines = 0
@@ -107,7 +107,7 @@ class Progress:
 
 
 def _in_notebook() -> bool:
-    """Whether this process is a kernel; that ipykernel is imported does not say so."""
+    """Return whether this process is a kernel; an import of ipykernel alone does not prove it."""
     kernel = sys.modules.get("ipykernel.kernelapp")
     return kernel is not None and kernel.IPKernelApp.initialized()
 

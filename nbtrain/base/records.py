@@ -1,4 +1,4 @@
-"""The records of a run directory: what the processes of a job write, one dataclass each."""
+"""Records of a run directory that the processes of a job write, one dataclass each."""
 
 import functools
 import os
@@ -15,7 +15,7 @@ from nbtrain.base.rundir import SCHEMA_VERSION
 
 
 class Record:
-    """A dataclass from and to the JSON of a file. Keys that only a newer nbtrain knows are ignored."""
+    """A dataclass that is read from and written to a JSON file. Keys of a newer nbtrain are ignored."""
 
     @classmethod
     def of_json(cls, value: Any, where: object = "") -> Self:
@@ -33,12 +33,12 @@ class Record:
         return None if value is None else cls.of_json(value, path)
 
     def write(self, path: Path) -> None:
-        """Appears whole or not at all."""
+        """Write the record atomically."""
         files.write_json(path, asdict(self))  # type: ignore[call-overload]
 
 
 class RenewedRecord(Record):
-    """A record that is written again every few seconds, without fsync: a power cut may leave it empty."""
+    """A record that is rewritten every few seconds without fsync: a power failure may leave it empty."""
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
@@ -70,7 +70,7 @@ def _inner_records(cls: type[Record]) -> dict[str, tuple[type[Record], object] |
 
 
 def _nested(inner: tuple[type[Record], object] | None, value: Any, where: object) -> Any:
-    """The value of a field, with the records in it: one, a list of them or a dict of them."""
+    """Convert the value of a field that holds one record, a list of records or a dict of records."""
     if inner is None or value is None:
         return value
     record, several = inner
@@ -90,7 +90,7 @@ class Stamp(Record):
 
     @classmethod
     def now(cls) -> "Stamp":
-        """CLOCK_BOOTTIME, which counts while the machine is suspended, as the wall clock does."""
+        """Read CLOCK_BOOTTIME, which, like the wall clock, also counts while the machine is suspended."""
         return cls(boot_id(), round(time.clock_gettime(time.CLOCK_BOOTTIME), 3))
 
 
@@ -101,19 +101,19 @@ class Stamped(Record):
     stamps: dict[str, Stamp] = field(default_factory=dict, kw_only=True, compare=False)
 
     def mark(self, name: str) -> None:
-        """Set the moment `name` to now."""
+        """Set the time `name` to now."""
         setattr(self, name, time.time())
         self.stamps[name] = Stamp.now()
 
     def seconds_between(self, begin: str, end: str) -> float:
-        """Between two moments: by their stamps if they are of one boot, else by the wall clock."""
+        """Return the seconds between two times: by stamps of the same boot, else by the wall clock."""
         first, last = self.stamps.get(begin), self.stamps.get(end)
         if first and last and first.boot_id == last.boot_id:
             return last.seconds - first.seconds
         return max(0.0, getattr(self, end) - getattr(self, begin))
 
     def seconds_since(self, begin: str, now: float | None = None) -> float:
-        """Since a moment: by its stamp if it is of this boot, else until `now` by the wall clock."""
+        """Return the seconds since a time: by a stamp of this boot, else until `now` by the wall clock."""
         first = self.stamps.get(begin)
         if first and first.boot_id == boot_id():
             return Stamp.now().seconds - first.seconds
@@ -144,15 +144,15 @@ class ProcessIdentity(Record):
         return cls(pid, int(fields[19]), boot_id(), host_name())
 
     def alive(self) -> bool:
-        """Whether it runs on this host."""
+        """Return whether the process runs on this host."""
         return ProcessIdentity.of(self.pid) == self
 
     def elsewhere(self) -> bool:
-        """Whether it is of another host or container, so that its absence here says nothing."""
+        """Return whether the process is on another host or container, so its absence here proves nothing."""
         return self.host not in ("", host_name()) and not self.alive()
 
     def gone(self) -> bool:
-        """Whether it is known to have ended."""
+        """Return whether the process is known to have ended."""
         return not self.alive() and not self.elsewhere()
 
 
@@ -169,16 +169,16 @@ def boot_id() -> str:
 
 @dataclass
 class AttemptRecord(Record):
-    """One attempt of a job, in job.json; what is not known yet is None."""
+    """One attempt of a job, in job.json; unknown values are None."""
 
     attempt: int
     started_at: float
     world_size: int
     data_parallel_size: int
     first_step: int | None = None
-    """The step of the checkpoint that it is to load; None if there was none when it began."""
+    """Step of the checkpoint to load; None if there was no checkpoint when the attempt began."""
     first_tokens: int = 0
-    """Tokens that were trained when it began."""
+    """Tokens that were trained before the attempt began."""
     running_at: float | None = None
     """Time at which rank 0 had finished loading."""
     resumed_from_step: int | None = None
@@ -187,13 +187,13 @@ class AttemptRecord(Record):
     cause: str | None = None
     """Reason why it ended, if it failed or was rolled back."""
     faults: list[dict[str, Any]] = field(default_factory=list)
-    """Faults that backend.env orders (config/fault_orders.py)."""
+    """Faults to inject, from backend.env (config/fault_orders.py)."""
     trace: bool = False
     """Whether rank 0 writes the loss and gradient norm of every step as float hex."""
     lost_tokens: int | None = None
     """Tokens trained after the checkpoint that the next attempt starts from."""
     nodes: int | None = None
-    """Machines that its ranks were on."""
+    """Number of machines that its ranks were on."""
 
 
 @dataclass
@@ -229,11 +229,11 @@ class TrainingProgress(Record):
     pipeline_fraction: float | None = None
     """Share of rank 0's steps spent on waiting for and sending to other pipeline stages; None without one."""
     target_tokens: int | None = None
-    """Trained at the last step: fewer than train_tokens in a trial (batch.max_steps)."""
+    """Tokens trained after the last step: fewer than train_tokens in a trial (batch.max_steps)."""
 
     @property
     def goal_tokens(self) -> int:
-        """Tokens of the whole training, as a reader sees it: fewer than train_tokens in a trial."""
+        """Tokens of the whole training for readers: fewer than train_tokens in a trial."""
         return self.train_tokens if self.target_tokens is None else self.target_tokens
 
     @property
@@ -268,7 +268,7 @@ class JobRecord(Stamped):
     labels: dict[str, str] = field(default_factory=dict)
     """Labels of the run when the job was submitted."""
     autotune: str = "none"
-    """tune: the engine runs DeepSpeed's autotuner, and no supervisor; run: a supervisor after it."""
+    """tune: the backend runs DeepSpeed's autotuner without a supervisor; run: a supervisor follows it."""
     attempts: list[AttemptRecord] = field(default_factory=list)
     """Oldest first."""
     goes_on_from: TrainingProgress | None = None
@@ -276,25 +276,25 @@ class JobRecord(Stamped):
     schema_version: int = SCHEMA_VERSION
 
     def attempt_record(self, attempt: int) -> AttemptRecord | None:
-        """The record of that attempt; None if it has none."""
+        """Return the record of an attempt; None if there is none."""
         return next((one for one in self.attempts if one.attempt == attempt), None)
 
     @property
     def first_step(self) -> int | None:
-        """The step of the checkpoint that the newest attempt, or the first one, is to load; None if none."""
+        """Step of the checkpoint that the newest or first attempt must load; None without a checkpoint."""
         if self.attempts:
             return self.attempts[-1].first_step
         return self.goes_on_from.checkpoint_step if self.goes_on_from else None
 
     def placed(self, beat: "Heartbeat") -> "Heartbeat":
-        """`beat` at the checkpoint's step and tokens until its rank has loaded the checkpoint."""
+        """Return `beat`, at the checkpoint's step and tokens until its rank has loaded the checkpoint."""
         newest = self.attempts[-1] if self.attempts else None
         progress = beat.progress
         # It has the checkpoint's step before its tokens.
         at_step = newest is not None and beat.step == newest.first_step
         loads = not beat.step or bool(at_step and progress and not progress.consumed_tokens)
         if newest is not None and beat.attempt != newest.attempt:
-            # How fast an ended attempt was says nothing of this one.
+            # The speed of an ended attempt does not apply to this one.
             if progress:
                 progress = replace(
                     progress, tokens_per_second=None, samples_per_second=None, eta_seconds=None
@@ -341,7 +341,7 @@ class Heartbeat(Stamped, RenewedRecord):
     """One of PHASES."""
     phase_since: float
     progress: TrainingProgress | None = None
-    """Rank 0 only."""
+    """Progress of the training; rank 0 only."""
     progress_count: int = 0
     """Rises with every micro batch, phase and collective; stands still in a rank that hangs."""
     collective: Collective | None = None
@@ -367,25 +367,25 @@ class ExitRecord(Record):
     attempt: int
     time: float
     exit_code: int | None
-    """None if a signal ended it."""
+    """Exit code; None if a signal ended the rank."""
     signal: int | None
     outcome: str
     """finished: all tokens trained; stopped: saved and exited on request; rollback: exited cleanly, to resume
     from the newest checkpoint; failed: an error; killed: by a signal."""
     step: int | None = None
     message: str = ""
-    """One line: what the rank said last."""
+    """Last message of the rank, one line."""
     detail: str = ""
     """Details of the outcome: for a failure its traceback, if there is one; for a stop the limit that caused
     it, such as exit_interval_steps; for a rollback {"step", "first", "last"} as JSON: the bad step and the
     positions [first, last) that it has read."""
     said: str = ""
-    """The outcome by the rank's own word, which is the last thing that it does; "" if it gave none."""
+    """Outcome that the rank itself reported at its end; "" if it did not."""
 
 
 @dataclass
 class Rollback(Record):
-    """One entry of rollbacks.json: every attempt that loads a checkpoint passes over these samples."""
+    """Entry of rollbacks.json: samples that every attempt skips after it has loaded a checkpoint."""
 
     job_id: str
     attempt: int
@@ -418,7 +418,7 @@ class ResumeCertificate(Record):
     step: int
     """The step of the checkpoint."""
     next_batch_sha256: str | None
-    """Over positions and tokens of the next global batch; None if there is none."""
+    """SHA-256 over positions and tokens of the next global batch; None if there is none."""
     checked_at: float
     attempt: int | None = None
     """The job's attempt that resumed."""

@@ -1,1 +1,1 @@
-"""Checkpoints to other formats."""
+"""Checkpoints: saving, loading, and conversion to other formats."""

@@ -86,7 +86,7 @@ def certify(
     next_batch: str | None,
     random_reseeded: bool,
 ) -> ResumeCertificate:
-    """The certificate of a resume from the checkpoint of `manifest`; the rest describes the run now."""
+    """Return the report of a resume from the checkpoint of `manifest`; other arguments describe the run."""
     changed: list[str] = []
     inexact: list[str] = []
     for key, before, now in _differences(manifest["settings"], settings(config)):
@@ -113,7 +113,7 @@ def certify(
 
 
 def layout_words(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """["parallel.zero_stage: 1 -> 3", ...]: what differs between two layouts, in the words of the YAML."""
+    """Return the differences of two layouts, named as in the YAML: ["parallel.zero_stage: 1 -> 3", ...]."""
     changed = {key: (old, new) for key, old, new in _differences(before, now)}
     return [
         f"{LAYOUT_KEYS.get(key, key)}: {'none' if old is None else old} -> {'none' if new is None else new}"

@@ -1,4 +1,4 @@
-"""Copying files from a node's disk to the run directory: hashed on the way, at low priority, paced."""
+"""Copying of files from a node's disk to the run directory: hashed, at low priority and a limited rate."""
 
 import contextlib
 import hashlib
@@ -19,14 +19,14 @@ NICENESS = 10
 
 
 class Pace:
-    """Spends bytes no faster than a rate, over all files that are copied with it."""
+    """A limit of the copying rate in bytes per second, over all files that are copied with it."""
 
     def __init__(self, bytes_per_second: float | None):
         self._rate = bytes_per_second
         self._began, self._spent = time.monotonic(), 0
 
     def spend(self, count: int) -> None:
-        """Note `count` bytes, and sleep if they came too early."""
+        """Count `count` bytes, and sleep if they exceed the rate."""
         if self._rate is None:
             return
         self._spent += count
@@ -38,7 +38,7 @@ class Pace:
 def copy_file(source: Path, target: Path, expected: dict[str, Any], pace: Pace) -> None:
     """Copy one file; it appears by rename, when it is on the disk.
 
-    Raises CheckpointError if the source is not what its record says ({bytes, sha256}), or on a disk error.
+    Raises CheckpointError if the source differs from its record ({bytes, sha256}), or on a disk error.
     """
     digest, size = hashlib.sha256(), 0
     buffer = memoryview(bytearray(min(CHUNK_BYTES, max(expected["bytes"], 1))))

@@ -1,4 +1,4 @@
-"""A checkpoint's description of itself: its manifest, and what DeepSpeed's files carry besides tensors."""
+"""Description of a checkpoint: its manifest, and the contents of DeepSpeed's files other than tensors."""
 
 import time
 from typing import Any
@@ -68,7 +68,7 @@ def layout(config: RunConfig) -> dict[str, Any]:
 
 
 def manifest_of(live: LiveRun, state: TrainState, parameters: dict[str, Any]) -> dict[str, Any]:
-    """The manifest of a checkpoint of `state`, but for its files. `parameters`: of described_parameters()."""
+    """Return the manifest of a checkpoint of `state` without its files; see described_parameters()."""
     config = live.config
     return {
         "schema_version": SCHEMA_VERSION,
@@ -97,9 +97,9 @@ def manifest_of(live: LiveRun, state: TrainState, parameters: dict[str, Any]) ->
 
 
 def described_parameters(live: LiveRun) -> dict[str, Any]:
-    """{canonical name: {shape, partition_dim, group, stage}} of all that is trained in the whole model.
+    """Return {canonical name: {shape, partition_dim, group, stage}} of all trained parameters of the model.
 
-    Called by all ranks together.
+    All ranks call it together.
     """
     stage, data, tensor = live.config.topology.coordinate(live.world.rank)
     held, muon = {}, live.config.optimizer.type == "Muon"
@@ -120,7 +120,7 @@ def described_parameters(live: LiveRun) -> dict[str, Any]:
 
 
 def optimizer_names(live: LiveRun) -> list[list[str]] | None:
-    """ZeRO 0: the names that the numbers in torch's optimizer state stand for; None for the other stages."""
+    """Return the names of the indices in torch's optimizer state for ZeRO 0; None for other stages."""
     if live.config.parallel.zero_stage:
         return None
     names = {id(parameter): name for name, parameter in trained_parameters(live.engine.module)}

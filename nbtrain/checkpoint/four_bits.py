@@ -1,10 +1,10 @@
-"""Matrices that a run holds in 4 bits (lora.load_in_4bit): read from a start, and what is left of them.
+"""Matrices that a run stores in 4 bits (lora.load_in_4bit): quantized loading, and their restored values.
 
-load_four_bits(engine, weights, tensor, piece_elements)   a start's matrices, each quantized as it is read
-FourBitWeights(base, config)                              a start as the run has it: quantized and made again
+load_four_bits(engine, weights, tensor, piece_elements)   loads initial matrices and quantizes each of them
+FourBitWeights(base, config)                              initial weights, quantized and restored
 
-A part of a matrix has the bits of the whole one, because it is cut between blocks (config/rules/lora.py), so
-that no layout changes the model.
+A part of a matrix has the same bits as in the whole matrix, because it is split between blocks
+(config/rules/lora.py), so that no layout changes the model.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ def load_four_bits(engine: Any, weights: Weights, tensor: tuple[int, int], piece
 
 
 class FourBitWeights(MadeWhole):
-    """The parameters of `base`, the blocks' matrices as they are after 4 bits."""
+    """The parameters of `base`, with the blocks' matrices as restored from 4 bits."""
 
     def __init__(self, base: Weights, config: RunConfig):
         assert config.lora is not None
@@ -66,12 +66,12 @@ class FourBitWeights(MadeWhole):
         return self.base.parameters
 
     def full(self, name: str) -> torch.Tensor:
-        """A matrix of a block as it is after 4 bits, whole, fp32."""
+        """Return a whole matrix of a block as restored from 4 bits, in fp32."""
         whole = self.base.read(name, MASTER).view(self.parameters[name].shape).to(self.held_as)
         return rounded(whole, self.how).float()
 
     def unchanged(self, name: str) -> Weights | None:
-        """Embeddings, norms and biases are not quantized."""
+        """Return the base for embeddings, norms and biases, which are not quantized; else None."""
         return None if is_block_matrix(name) else self.base
 
 

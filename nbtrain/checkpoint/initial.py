@@ -1,8 +1,8 @@
-"""`init_from`: a fresh run gets the weights of another run or of a model's folder, cut to its layout.
+"""`init_from`: a new run starts from the weights of another run or a model's folder, sharded to its layout.
 
-They go into the optimizer's masters, once the engine is there, as a checkpoint of another layout does: in the
-file's own precision, whatever the format that the model computes in. Before the engine is made they would be
-rounded to that format first. Each rank reads its own parts, PIECE_ELEMENTS at a time.
+The weights are loaded into the optimizer's masters once the engine exists, like a checkpoint of another
+layout: in the file's own precision, whatever format the model computes in. Before the engine exists they
+would be rounded to that format first. Each rank reads its own parts, PIECE_ELEMENTS at a time.
 """
 
 import logging
@@ -34,12 +34,12 @@ logger = logging.getLogger(__name__)
 
 
 def load_initial(live: LiveRun, is_fresh: bool = True) -> None:
-    """Load what `init_from` names, and report it. Called by all ranks together.
+    """Load the weights of `init_from`, and report them. All ranks call it together.
 
-    Beside adapters it goes into the frozen weights, at every start, for no checkpoint holds them; a run that
-    `is_fresh` then gets its trained rows of tokens from there too, and the adapters that lora.init_from
-    names. Raises CheckpointError if anything cannot be used, does not fit the run, or has changed since the
-    run was submitted.
+    With adapters, they are loaded into the frozen weights at every start, because checkpoints do not hold
+    frozen weights. A run that `is_fresh` then also gets its trained token rows from there, and the adapters
+    of lora.init_from. Raises CheckpointError if the weights cannot be used, do not fit the run, or have
+    changed since the run was submitted.
     """
     start, weights = _opened(live)
     config = live.config
@@ -84,7 +84,7 @@ class RowsOfTokens(MadeWhole):
         }
 
     def full(self, name: str) -> torch.Tensor:
-        """The rows of one matrix, fp32."""
+        """Return the rows of one matrix, fp32."""
         matrix = self._matrices[name]
         width = self.weights.parameters[matrix].shape[1]
         read = (self.weights.read(matrix, MASTER, WHOLE, one * width, width) for one in self.tokens)
@@ -92,7 +92,7 @@ class RowsOfTokens(MadeWhole):
 
 
 def start_sha256(live: LiveRun) -> str:
-    """The hash of all that a run starts from, adapters included."""
+    """Return the hash of everything that a run starts from, including adapters."""
     known = files.read_json(live.run.init_from_json)
     sha256 = known["sha256"] if known is not None else identity_of(open_start(live.config, live.run))
     if (lora := live.config.lora) is not None and lora.init_from is not None:
@@ -129,7 +129,7 @@ def _tell(live: LiveRun, start: Start) -> None:
 
 
 def _refuse_damaged(live: LiveRun, start: Start) -> None:
-    """Raises CheckpointError, on all ranks, if a checkpoint's files are not what its manifest says."""
+    """Raise CheckpointError on all ranks if a checkpoint's files differ from its manifest."""
     if not isinstance(start, RunStart):
         return
     shares = gather_objects(manifests.content_problem(start.path, live.world.rank, live.world.size))

@@ -27,18 +27,18 @@ class LiveTensor(NamedTuple):
     """One tensor that the optimizer steps."""
 
     group: dict[str, Any]
-    """The optimizer's."""
+    """Group of the optimizer."""
     tensor: torch.Tensor
     """fp32: the masters, or in ZeRO 0 the parameter itself."""
     parts: list[LivePart]
     names: list[str]
-    """Parameters of which any rank has a part in it."""
+    """Names of the parameters that any rank has a part of in it."""
 
 
 def misplaced(tensors: Iterable[LiveTensor], parameters: dict[str, nn.Parameter]) -> list[str]:
-    """Names of parameters whose elements are not where their parts say, in an engine that has made no step.
+    """Return the names of parameters whose elements are not where their parts say, before the first step.
 
-    Parts that are on another device or on a disk are not looked at.
+    Parts on another device or on a disk are not checked.
     """
     found = []
     for held in tensors:
@@ -56,7 +56,7 @@ def misplaced(tensors: Iterable[LiveTensor], parameters: dict[str, nn.Parameter]
 
 
 def base_optimizer(engine: Any) -> Any:
-    """The optimizer that DeepSpeed's own wraps; without ZeRO it stands alone."""
+    """Return the optimizer that DeepSpeed's optimizer wraps; without ZeRO there is no wrapper."""
     return getattr(engine.optimizer, "optimizer", engine.optimizer)
 
 
@@ -66,9 +66,9 @@ def live_shape(parameter: nn.Parameter) -> tuple[int, ...]:
 
 
 def local_elements(parameter: Any) -> tuple[torch.Tensor, int]:
-    """(elements of a parameter that this rank holds, flat; the first one's place in the tensor rank's part).
+    """Return (this rank's elements of a parameter, flat; the first one's index in the tensor rank's part).
 
-    Under ZeRO 3 its own padded part without the padding, else all of them.
+    Under ZeRO 3 these are the rank's own part without the padding, else all elements.
     """
     if not hasattr(parameter, "ds_tensor"):
         return parameter.data.view(-1), 0
@@ -78,7 +78,7 @@ def local_elements(parameter: Any) -> tuple[torch.Tensor, int]:
 
 
 def live_tensors(engine: Any, parameters: dict[str, nn.Parameter]) -> Iterator[LiveTensor]:
-    """All that this rank's optimizer steps. `parameters`: the model's, by canonical name."""
+    """Return the tensors that this rank's optimizer steps; `parameters` are by canonical name."""
     names = {id(parameter): name for name, parameter in parameters.items()}
     optimizer = engine.optimizer
     if hasattr(optimizer, "fp16_partitioned_groups_flat"):

@@ -1,4 +1,4 @@
-"""A run that is being trained, as saving and loading see it, and where its training stands."""
+"""A running job as saving and loading see it, and the progress of its training."""
 
 import hashlib
 import math
@@ -29,7 +29,7 @@ class TrainState:
     """State of the guard against bad steps (StepGuard), set when a checkpoint is saved."""
 
     def validated(self, loss: float | None) -> None:
-        """Note the validation loss after the step that is reached; None if no token was in the loss."""
+        """Record the validation loss after the current step; None if no token was in the loss."""
         self.evaluated_step, self.validation_loss = self.step, loss
         if loss is not None and math.isfinite(loss):
             best = self.best_validation_loss
@@ -43,7 +43,7 @@ class LiveRun:
     run: RunDir
     config: RunConfig
     engine: Any
-    """DeepSpeed's own."""
+    """Engine of DeepSpeed."""
     world: World
     tokenizer_sha256: str | None
     events: EventWriter | None
@@ -55,7 +55,7 @@ class LiveRun:
     """Number of this attempt of its job."""
 
     def tell(self, kind: str, message: str, **fields: Any) -> None:
-        """Write an event; nothing on ranks that write none."""
+        """Write an event, on ranks that write events."""
         if self.events is not None:
             self.events.write(kind, message, **fields)
 
@@ -78,7 +78,7 @@ class LiveRun:
             self.stream.set_state(state["stream"])
 
     def reseed(self, step: int) -> None:
-        """Begin new streams, the same at each load, from the seed and the step: for another layout."""
+        """Start new random streams from seed and step, the same at each load, for another layout."""
         digest = hashlib.sha256(f"{self.config.model.seed} {step}".encode()).digest()
         seed = int.from_bytes(digest[:4])
         place, tensor = divmod(self.world.rank, self.config.parallel.tensor_parallel_size)

@@ -1,8 +1,8 @@
 """Loading a checkpoint into a live engine.
 
-choose  the newest whole folder; torn ones are skipped, with an event
-load    does it fit the run? -> same layout: DeepSpeed's own load, bit for bit; another layout: reshape.py
-        -> random state -> the certificate of what the resume keeps (certificate.py)
+choose  the newest complete folder; incomplete ones are skipped, with an event
+load    checks that it fits the run -> same layout: DeepSpeed's own load, bit for bit; another layout:
+        reshape.py -> random state -> the resume report (certificate.py)
 """
 
 import dataclasses
@@ -68,11 +68,11 @@ def choose(run: RunDir, world: World, events: EventWriter | None) -> dict[str, A
 def load(
     live: LiveRun, manifest: dict[str, Any], data: DataState, folder: Path | None = None, source: str = ""
 ) -> TrainState:
-    """Load the checkpoint of `manifest`, and report what the resume keeps. Called by all ranks together.
+    """Load the checkpoint of `manifest`, and write the resume report. All ranks call it together.
 
-    `data` is the data state of a fresh run on the dataset that is there. `folder`: where this rank's files
-    are, if not in model/; `source`: why it was chosen. Raises CheckpointError if the checkpoint does not fit
-    the run.
+    `data` is the data state of a new run on the current dataset. `folder` has this rank's files if they are
+    not in model/; `source` says why it was chosen. Raises CheckpointError if the checkpoint does not fit the
+    run.
     """
     step, config = manifest["step"], live.config
     folder = folder or live.run.checkpoint(step)
@@ -95,7 +95,7 @@ def load(
 
 
 def check_fits(live: LiveRun, folder: Path, manifest: dict[str, Any], data: DataState) -> None:
-    """Raises CheckpointError that names every bound field (config/resume.py) whose value differs."""
+    """Raise CheckpointError that names every bound field (config/resume.py) whose value differs."""
     config = live.config
     vocab_size, saved_vocab_size = config.tokenizer.vocab_size, manifest["vocab_size"]
     if saved_vocab_size is None:
@@ -122,7 +122,7 @@ def check_fits(live: LiveRun, folder: Path, manifest: dict[str, Any], data: Data
 
 
 def layout_changes(live: LiveRun, manifest: dict[str, Any]) -> list[str]:
-    """Return how the layouts of checkpoint and run differ, in words; [] if DeepSpeed can load it."""
+    """Return the differences between the layouts of checkpoint and run; [] if DeepSpeed can load it."""
     words = certificate.layout_words(manifest["layout"], layout(live.config))
     before, now = manifest["padded_vocab_size"], live.config.padded_vocab_size
     return words + ([f"padded vocabulary: {before:,} -> {now:,}"] if before != now else [])
@@ -139,7 +139,7 @@ def _train_state(saved: dict[str, Any], manifest: dict[str, Any]) -> TrainState:
 
 
 def _load_native(live: LiveRun, folder: Path) -> dict[str, Any]:
-    """DeepSpeed's own load, but the configuration's values stay: DeepSpeed would restore the checkpoint's."""
+    """Load with DeepSpeed, but keep the configuration's values, which DeepSpeed would overwrite."""
     optimizer = live.engine.optimizer
     groups = [
         {key: value for key, value in group.items() if key not in ("params", "step")}

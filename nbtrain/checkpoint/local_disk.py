@@ -1,13 +1,14 @@
-"""Checkpoints on this node's own disk (checkpoint.local_dir): files of its ranks, part records, what stays.
+"""Checkpoints on this node's own disk (checkpoint.local_dir): files of its ranks, part records, pruning.
 
     <local_dir>/<run>-<run id>/
       global_step<N>/
-        mp_rank_00_model_states.pt, ...   what this node's ranks wrote
+        mp_rank_00_model_states.pt, ...   files written by this node's ranks
         parts/<rank>.json                 by rename, when all files of that rank are on the disk
       view/global_step<N>/                links to the files that a resume reads: here, or in model/
 
-A part without its record does not count. Nothing here knows whether other nodes have theirs: local_resume.py
-asks them all. An OSError of this disk never ends a run: the state can still be written to model/.
+A part without its record does not count. This module does not know about the parts of other nodes:
+local_resume.py asks all nodes. An OSError of this disk never ends a run, because the state can still be
+written to model/.
 """
 
 import contextlib
@@ -37,7 +38,7 @@ VIEW = "view"
 
 @dataclass
 class Part(Record):
-    """parts/<rank>.json: what one rank has written of one checkpoint."""
+    """parts/<rank>.json: the files that one rank has written for one checkpoint."""
 
     rank: int
     world_size: int
@@ -55,10 +56,10 @@ class Part(Record):
 
 
 class LocalDisk:
-    """The folder of one run on this node's disk, and which ranks share it."""
+    """The folder of one run on this node's disk, and the ranks that share it."""
 
     def __init__(self, config: RunConfig, run: RunDir, world: World, job_id: str, attempt: int):
-        """Called by all ranks together. No folder is made."""
+        """Find the ranks of each node. All ranks call it together; no folder is created."""
         assert config.checkpoint.local_dir is not None
         self.config, self.run, self.rank = config, run, world.rank
         self.job_id, self.attempt = job_id, attempt
@@ -84,21 +85,21 @@ class LocalDisk:
         return self.root / f"global_step{step}"
 
     def pace(self) -> Pace:
-        """This rank's share of checkpoint.local_copy_bytes_per_second."""
+        """Return this rank's share of checkpoint.local_copy_bytes_per_second."""
         limit = self.config.checkpoint.local_copy_bytes_per_second
         return Pace(limit / len(self.ranks_here) if limit else None)
 
     def steps(self) -> list[int]:
-        """Steps of every folder here, whole or not, ascending."""
+        """Return the steps of all folders here, complete or not, ascending."""
         with contextlib.suppress(OSError):
             found = (CHECKPOINT_PATTERN.fullmatch(entry.name) for entry in self.root.iterdir())
             return sorted(int(match[1]) for match in found if match)
         return []
 
     def make_room(self, step: int) -> str:
-        """Remove what an earlier attempt has left of this step; why this disk takes no checkpoint, or "".
+        """Remove an earlier attempt's files of this step; return why the disk has no room, or "".
 
-        For the node's first rank.
+        Called by the node's first rank.
         """
         folder = self.checkpoint(step)
         try:
@@ -143,13 +144,13 @@ class LocalDisk:
                 shutil.rmtree(self.checkpoint(step), ignore_errors=True)
 
     def clear(self) -> None:
-        """Remove all of the run here: it is finished. For the node's first rank."""
+        """Remove all files of the finished run here. Called by the node's first rank."""
         shutil.rmtree(self.root, ignore_errors=True)
 
     def view(self, step: int, names: Collection[str], sound: Collection[str]) -> Path:
-        """The folder of links to the files of a checkpoint: to those here that are `sound`, else to model/'s.
+        """Create the folder of links to a checkpoint's files: to `sound` ones here, else to files in model/.
 
-        For the node's first rank. Raises OSError.
+        Called by the node's first rank. Raises OSError.
         """
         shutil.rmtree(self.root / VIEW, ignore_errors=True)
         view, here = self.view_of(step), self.checkpoint(step)

@@ -41,7 +41,7 @@ class Start:
     """Point from which a run continues."""
 
     manifest: dict[str, Any] | None
-    """None: from the beginning."""
+    """Manifest of the checkpoint; None to start from the beginning."""
     folder: Path | None = None
     """Folder that this rank reads; None for model/."""
     source: str = ""
@@ -58,12 +58,12 @@ class Rest:
     save_id: str
     manifest: dict[str, Any]
     copy: Callable[[], Described]
-    """Raises CheckpointError."""
+    """Function that copies the files. Raises CheckpointError."""
 
 
 @dataclass
 class Candidate:
-    """One save of one step, as all nodes together have it."""
+    """One save of one step, with the parts that all nodes together have."""
 
     step: int
     save_id: str
@@ -84,7 +84,7 @@ class Candidate:
         return f"what {'rank' if len(lost) == 1 else 'ranks'} {named} wrote is on none of the nodes"
 
     def chosen(self) -> dict[int, Part]:
-        """The parts that make up the checkpoint, by rank: one that is whole, or all."""
+        """Return the parts that make up the checkpoint, by rank: one complete part, or all parts."""
         for rank, part in sorted(self.parts.items()):
             if part.is_whole and self.holders[rank]:
                 return {rank: part}
@@ -100,10 +100,10 @@ def choose_start(
     attempt: int,
     trains: bool = True,
 ) -> Start:
-    """The newest checkpoint that is whole: in model/, or on the nodes' own disks. By all ranks together.
+    """Choose the newest complete checkpoint in model/ or on the nodes' own disks. All ranks call it together.
 
-    If not `trains` (mode: eval), one on the nodes is copied to model/ as a whole before it is read. Raises
-    CheckpointError if there are checkpoints in model/ and none anywhere is whole.
+    If not `trains` (mode: eval), a checkpoint on the nodes is completely copied to model/ before it is read.
+    Raises CheckpointError if there are checkpoints in model/ but none anywhere is complete.
     """
     # Before anything is chosen: what a choice refuses is no longer listed as whole.
     wanted = only_on_nodes(run) if world.rank == 0 else None
@@ -154,7 +154,7 @@ def _choose_start(run: RunDir, world: World, events: EventWriter | None, disk: L
 def _newest_local(
     disk: LocalDisk, events: EventWriter | None, newer_than: int, passed_over: list[str]
 ) -> Start | None:
-    """The newest checkpoint of the nodes' disks that is whole, if it is newer; else events say why not."""
+    """Return the newest complete checkpoint on the nodes' disks, if newer; otherwise events say why not."""
     found = _candidates(disk)
     if disk.rank == 0 and not found and (save := only_on_nodes(disk.run)) and save.step > newer_than:
         hosts, now = ", ".join(save.hosts), ", ".join(disk.hosts)
@@ -183,7 +183,7 @@ def _newest_local(
 
 
 def _make_room(disk: LocalDisk, step: int) -> None:
-    """The run directory must take the checkpoint, torn folders of it removed. Raises CheckpointError."""
+    """Make room for a checkpoint in the run directory, removing incomplete ones. Raises CheckpointError."""
     problem = None
     if disk.rank == 0:
         problem = make_room(disk.run, disk.config, disk.run.checkpoint(step))
@@ -217,7 +217,7 @@ def _candidates(disk: LocalDisk) -> list[Candidate]:
 
 
 def _why_void(run: RunDir, candidate: Candidate) -> str:
-    """Rank 0: why a save must not be used, although it may be whole; "" if it may."""
+    """Return why a save must not be used, although it may be complete; "" if it may. Rank 0 only."""
     known = LocalSaves.of(run)
     listed = next((save for save in known.saves if save.save_id == candidate.save_id), None)
     part = next(iter(candidate.parts.values()))
@@ -232,7 +232,7 @@ def _why_void(run: RunDir, candidate: Candidate) -> str:
 
 
 def _check_contents(disk: LocalDisk, candidate: Candidate) -> str:
-    """Read what every node has of it, all ranks a share; copies that are damaged count no more."""
+    """Verify the nodes' files, with all ranks sharing the work; damaged copies no longer count."""
     damaged: list[tuple[int, int, str]] = []
     lead, folder = disk.lead_of[disk.rank], disk.checkpoint(candidate.step)
     here = [
@@ -260,7 +260,7 @@ def _check_contents(disk: LocalDisk, candidate: Candidate) -> str:
 
 
 def _fetch(disk: LocalDisk, candidate: Candidate, shared: int) -> Start:
-    """Bring to every rank what it needs. Raises CheckpointError, on all ranks."""
+    """Give every rank access to the files that it needs. Raises CheckpointError, on all ranks."""
     config, run, step = disk.config, disk.run, candidate.step
     chosen = candidate.chosen()
     body = next(part.manifest for part in chosen.values() if part.manifest)
@@ -305,7 +305,7 @@ def _fetch(disk: LocalDisk, candidate: Candidate, shared: int) -> Start:
 def _shares(
     disk: LocalDisk, candidate: Candidate, chosen: dict[int, Part], same: bool
 ) -> tuple[Described, Described]:
-    """The files that this rank copies before anything is read, and those that have time."""
+    """Return the files that this rank must copy before reading, and those that it can copy later."""
     first: Described = {}
     later: Described = {}
     leads = sorted(set(disk.lead_of))
@@ -325,7 +325,7 @@ def _shares(
 
 
 def _has(candidate: Candidate, lead: int, name: str) -> bool:
-    """Whether a node has a file of this name, of whichever rank."""
+    """Return whether a node has a file of this name, from any rank."""
     return any(
         lead in candidate.holders[rank] and name in part.files for rank, part in candidate.parts.items()
     )
@@ -338,7 +338,7 @@ def _copy(disk: LocalDisk, step: int, wanted: Described, folder: Path) -> None:
 
 
 def _agree(work: Callable[[], object]) -> None:
-    """Do this rank's share of something; if it fails on any rank, CheckpointError on all."""
+    """Run this rank's share of `work`; if it fails on any rank, raise CheckpointError on all."""
     said = ""
     try:
         work()

@@ -25,7 +25,7 @@ from nbtrain.parallel.agreement import broadcast_object, gather_objects
 
 
 class LocalPart:
-    """This rank's part of one checkpoint: first on its node's disk, then, if `folder` is one, in model/."""
+    """This rank's part of one checkpoint: first on its node's disk, then, with a `folder`, in model/."""
 
     def __init__(self, saves: "NodeSaves", step: int, save_id: str, folder: Path | None, refused: str):
         self._saves, self._disk = saves, saves.disk
@@ -42,7 +42,7 @@ class LocalPart:
 
     @contextlib.contextmanager
     def written_by(self, engine: Any) -> Iterator[None]:
-        """Have DeepSpeed's `engine` write what the node is to have; of a copy nothing goes to model/."""
+        """Make DeepSpeed's `engine` write the node's files; a copy is not written to model/."""
         if not self.is_copy:
             yield
             return
@@ -53,7 +53,7 @@ class LocalPart:
             engine.save_non_zero_checkpoint = before
 
     def describe(self, writer: CheckpointWriter, manifest: dict[str, Any]) -> None:
-        """Once DeepSpeed has begun to save: the writer's lists, and the manifest ({} on most ranks)."""
+        """Store the writer's lists and the manifest ({} on most ranks), once DeepSpeed has begun to save."""
         self._writer, self._manifest = writer, manifest
         # The next save has separate lists; these may still be filled in the background.
         self._files, self._direct = writer.described, writer.direct
@@ -84,7 +84,7 @@ class LocalPart:
             self.refused = f"{disk.host}: {error}"
 
     def copy(self) -> Described:
-        """Copy to model/ what is not there; this rank's files. Raises CheckpointError."""
+        """Copy missing files to model/, and return this rank's files. Raises CheckpointError."""
         assert self.folder is not None
         if self.is_copy:
             return {}
@@ -98,12 +98,12 @@ class LocalPart:
         return self._files
 
     def note_copied(self) -> None:
-        """Rank 0: the checkpoint counts in model/."""
+        """Record that the checkpoint is complete in model/. Rank 0 only."""
         self._saves.note(self.step, self.save_id, copied=True)
 
 
 class NodeSaves:
-    """The checkpoints of one run on the nodes' disks, as this rank makes them."""
+    """The checkpoints of one run on the nodes' disks, as this rank writes them."""
 
     def __init__(self, disk: LocalDisk, live: LiveRun):
         self.disk, self.live = disk, live
@@ -115,13 +115,13 @@ class NodeSaves:
         self._listing = threading.Lock()
 
     def copying(self, step: int) -> None:
-        """The checkpoint of `step` stays until it is in model/."""
+        """Keep the checkpoint of `step` until it is in model/."""
         self._copying = step
 
     def begin(self, step: int, writer: CheckpointWriter, folder: Path | None) -> LocalPart | None:
-        """The part to write of the checkpoint of `step`; `folder` None: it stays on the nodes.
+        """Return the part to write of the checkpoint of `step`; with `folder` None it stays on the nodes.
 
-        None if it is to stay on the nodes and one of them has no room. Called by all ranks together.
+        Returns None if it should stay on the nodes but one of them has no room. All ranks call it together.
         """
         save_id = str(broadcast_object(secrets.token_hex(8)))
         refusals = gather_objects(self.disk.make_room(step) if self.disk.is_lead else "")
@@ -145,10 +145,9 @@ class NodeSaves:
         )
 
     def confirm(self) -> None:
-        """Learn whether all ranks have their parts of the newest checkpoint; then older ones go.
+        """Check that all ranks have their parts of the newest checkpoint, then remove older ones.
 
-        Called by all ranks together, once its files are written or are being written by
-        keep_in_background().
+        All ranks call it together, once the files are written or are being written by keep_in_background().
         """
         part, self._pending = self._pending, None
         keeping, self._keeping = self._keeping, None
@@ -176,7 +175,7 @@ class NodeSaves:
             disk.prune(self._kept())
 
     def note(self, step: int, save_id: str, copied: bool) -> None:
-        """Rank 0: list a checkpoint in model/local.json; from the main thread and the copying one."""
+        """List a checkpoint in model/local.json, from the main or the copying thread. Rank 0 only."""
         with self._listing:
             note_local(self.disk, step, save_id, copied)
 

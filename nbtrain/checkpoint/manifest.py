@@ -4,17 +4,17 @@
       mp_rank_00_model_states.pt, *_optim_states.pt, ...    DeepSpeed's
       manifest.json                                         ours, by rename, when all of them are on disk
 
-A folder without a manifest, or whose files are not what the manifest says, does not count: it is skipped,
-with the reason, and the next older one is used. If the trainer refuses the contents, the manifest moves into
-rejected.json, so that readers that compare sizes alone do not take the checkpoint for whole.
+A folder without a manifest, or whose files differ from the manifest, does not count: it is skipped with the
+reason, and the next older one is used. If the trainer rejects the contents, the manifest is moved to
+rejected.json, so that readers that compare only sizes do not use the checkpoint.
 
-Fields that reading into another layout needs:
+Fields that are needed to load into another layout:
 
     files         {name: {bytes, sha256, rank: [pipeline, data, tensor]}}; rank is the coordinate of the rank
                   that wrote the file
     parameters    {canonical name: {shape, partition_dim, group, stage}}; shapes are whole, vocabulary padding
                   included
-    layout        the sizes of every kind of parallelism, and what else decides how the files are cut
+    layout        the sizes of every kind of parallelism, and other settings that decide how files are split
     settings      every field of the configuration
     next_batch_sha256, vocab_size, padded_vocab_size, evaluated_step, device
 """
@@ -51,7 +51,7 @@ def payload(folder: Path) -> list[Path]:
 
 
 def describe(folder: Path, names: list[Path]) -> dict[str, dict[str, Any]]:
-    """{name: {bytes, sha256}} of some files, each flushed to the disk first."""
+    """Return {name: {bytes, sha256}} of files, each flushed to the disk first."""
     described = {}
     for name in names:
         path = folder / name
@@ -86,7 +86,7 @@ def add_validation(run: RunDir, step: int, loss: float | None) -> None:
 
 
 def reject(folder: Path, reason: str) -> None:
-    """Make a checkpoint count no more: its manifest moves into rejected.json; its other files stay."""
+    """Invalidate a checkpoint: its manifest is moved to rejected.json; its other files stay."""
     manifest = files.read_json(folder / MANIFEST)
     files.write_json(folder / REJECTED, {"reason": reason, "manifest": manifest})
     (folder / MANIFEST).unlink()
@@ -98,9 +98,9 @@ def problem(folder: Path) -> str | None:
 
 
 def whole_step(run: RunDir, step: int | None = None) -> tuple[int, list[tuple[int, str]]]:
-    """(`step` or, for None, the newest whole one; the newer ones that are not whole, each with its reason).
+    """Return (`step`, or for None the newest complete step; newer incomplete steps with their reasons).
 
-    Reads all of the checkpoint. Raises CheckpointError if it is not whole, or if there is none.
+    Reads all of the checkpoint. Raises CheckpointError if it is not complete, or if there is none.
     """
     if step is None:
         step, torn = newest_whole(run, problem)
@@ -117,7 +117,7 @@ def whole_step(run: RunDir, step: int | None = None) -> tuple[int, list[tuple[in
 def prune(
     run: RunDir, newest: int, keep_last: int, keep_every_steps: int | None, keep_best: bool = False
 ) -> list[int]:
-    """Remove checkpoints that need not stay, and torn folders older than the newest; the removed steps."""
+    """Remove old checkpoints, and incomplete folders older than the newest; return the removed steps."""
     whole = [step for step in run.checkpoint_steps() if size_problem(run.checkpoint(step)) is None]
     keep = set(whole[-keep_last:]) | {newest}
     if keep_every_steps:

@@ -1,14 +1,15 @@
-"""Families of models that have a name: `model.architecture: llama` stands for the fields of a set.
+"""Named model families: `model.architecture: llama` sets the fields of a family.
 
-A set says all of FIELDS, so that one name replaces another whole. These are formulas: sizes, head sizes and
-groups are the model's own. Where the name is set, the fields of the set replace those of the files below, and
-fields that are set next to the name, or above it, replace those of the set:
+A family sets all of FIELDS, so that one name completely replaces another. The fields select formulas; the
+model sets sizes, head sizes and groups itself. In the file that sets the name, the family's fields replace
+the fields of the files that it extends, and fields that are set next to the name, or in a later layer,
+replace the family's:
 
     extends: gpt-tiny
     model: {architecture: llama, norm_epsilon: 1.0e-6}    Llama's fields, with another epsilon
 
-A name that the files below have already changes nothing. The resolved file holds the name and every field: it
-does not depend on the sets.
+Repeating the name of an extended file changes nothing. The resolved file holds the name and every field, so
+it does not depend on the definition of the family.
 """
 
 from collections.abc import Mapping

@@ -11,7 +11,7 @@ from nbtrain.config.elastic import resized
 from nbtrain.config.schema import RunConfig
 
 TRACE = "NBTRAIN_TRACE"
-"""In backend.env: "1" has rank 0 write the loss and gradient norm of every step as float hex, as events."""
+"""Variable in backend.env: with "1", rank 0 writes each step's loss and gradient norm as hex float events."""
 TAKEN_OVER = (fault_orders.VARIABLE, TRACE)
 """Variables of backend.env that go into the record of each attempt. Ranks never see them."""
 

@@ -48,7 +48,7 @@ def fitted(config: RunConfig, devices: Sequence[int]) -> RunConfig | None:
 
 
 def _machines(ranks: int, devices: Sequence[int]) -> int | None:
-    """How many of the first machines hold `ranks`, the same number on each."""
+    """Return how many of the first machines hold `ranks`, the same number on each; None if none do."""
     for nodes in range(1, len(devices) + 1):
         if ranks % nodes == 0 and min(devices[:nodes]) >= ranks // nodes:
             return nodes

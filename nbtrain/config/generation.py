@@ -1,7 +1,7 @@
-"""How one text is continued: the fields of a request to a model, their defaults and bounds.
+"""Settings of generation: the fields of a request to a model, their defaults and bounds.
 
-Names are taken from transformers' GenerationConfig, or from OpenAI's API or vLLM if it has none. The command
-line, notebooks, the server and the process that generates all use this class.
+Names are taken from transformers' GenerationConfig, or from OpenAI's API or vLLM if it has no such setting.
+The command line, notebooks, the server and the process that generates all use this class.
 """
 
 from collections.abc import Iterator, Mapping
@@ -130,7 +130,7 @@ class Generation:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Generation":
-        """From a dict of JSON, of which other keys are left alone."""
+        """Build the settings from a JSON object; other keys are ignored."""
         names = {field.name for field in fields(cls)}
         known = {name: value for name, value in values.items() if name in names}
         known["stop"] = tuple(known.get("stop", ()))

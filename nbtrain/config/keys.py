@@ -16,7 +16,7 @@ from nbtrain.config.yaml_source import Located
 
 @functools.cache
 def field_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Mapping[str, type[BaseModel] | None]:
-    """Every dotted key of the schema, to be read only; sections map to their model, leaves to None."""
+    """Return every dotted key of the schema, read-only; sections map to their model, leaves to None."""
     keys: dict[str, type[BaseModel] | None] = {}
     for name, info in model.model_fields.items():
         section = _section(info.annotation)
@@ -100,7 +100,7 @@ def unknown_keys(located: Located) -> list[str]:
 
 
 def _numbered(dotted: str, inner: Any) -> str:
-    """How a key with an entry in brackets, as messages name it, is given: a[0].path as a.0.path."""
+    """Return the hint to write a key with brackets, as in messages, with a dot: a[0].path as a.0.path."""
     keys = dotted
     while isinstance(inner, Mapping) and len(inner) == 1:
         ((key, inner),) = inner.items()

@@ -1,9 +1,10 @@
-"""From a run YAML and overrides to a checked, frozen RunConfig.
+"""Loading of a run YAML and overrides into a checked, frozen RunConfig.
 
     read the YAML, its `extends:` first -> merge -> overrides -> schema -> rules (check.py)
 
-Each layer is merged with what its recipe and its model.architecture stand for (recipes.py), and inherits the
-names of a dataset and a tokenizer only with what they are made from (own_names.py).
+Each layer is merged with the fields of its recipe and its model.architecture (recipes.py). It inherits the
+names of a dataset and a tokenizer only if it also inherits the settings that they are made from
+(own_names.py).
 
 All problems of a file are reported together, each with the file and line that set the value.
 """

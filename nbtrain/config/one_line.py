@@ -16,9 +16,11 @@ ESCAPE = re.compile(r"\\(?:u(d[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2})|.)")
 
 
 def one_line(config: RunConfig) -> str:
-    """Every field as JSON, which is YAML, in one line: DeepSpeed's environment file has a line for each.
+    """Return all fields as one line of JSON, which is YAML.
 
-    Raises ConfigError for an address with what may be a secret, and for a text that no variable holds.
+    DeepSpeed's environment file has one line per variable.
+
+    Raises ConfigError for an address that may have a secret, and for a text that a variable cannot hold.
     """
     values = config.model_dump()
     for key, value in flatten(values):

@@ -44,7 +44,7 @@ def _missing(config: RunConfig) -> dict[str, Any]:
 
 
 def placeholders_of(config: RunConfig) -> list[tuple[str, str]]:
-    """Each placeholder that the run's backend would use: (`key = value`, what to set there)."""
+    """Return each placeholder that the run's backend would use: (`key = value`, the fix)."""
     found = []
     pods, hosts = config.backend.kubernetes, config.backend.hosts
     if config.backend.kind == "kubernetes":

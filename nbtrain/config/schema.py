@@ -349,7 +349,7 @@ class RunConfig(ConfigModel):
 
     @property
     def ranks_by_node(self) -> list[int]:
-        """How many ranks each machine has; the first ones have one more if they cannot have the same."""
+        """Number of ranks on each machine; if it is not equal, the first machines have one more."""
         nodes = self.resources.nodes
         return [self.world_size // nodes + (node < self.world_size % nodes) for node in range(nodes)]
 
@@ -384,7 +384,7 @@ class RunConfig(ConfigModel):
 
     @property
     def ramp(self) -> Rampup | StepSizes | None:
-        """How the batch grows; None if it does not."""
+        """Schedule by which the batch grows; None if it does not grow."""
         if self.batch.step_batch_size_schedule is not None:
             return StepSizes.parse(self.batch.step_batch_size_schedule, self.model.seq_length)
         return Rampup(**self.batch.rampup.model_dump()) if self.batch.rampup else None

@@ -63,7 +63,7 @@ class RecordSourceModel(FileSourceModel):
 
 
 class RecordFolderSourceModel(RecordSourceModel, FolderSourceModel):
-    """Fields of a source whose records lie in the files of a folder."""
+    """Fields of a source whose records are in the files of a folder."""
 
 
 class PythonDocsSource(SourceModel):

@@ -1,13 +1,13 @@
-"""How many numbers the adapters of a run have (the section `lora`), as one tensor-parallel rank holds them.
+"""Number of adapter parameters of a run (the section `lora`) on one tensor-parallel rank.
 
-query_key_value    A [3 r, h] whole, B [(n + 2g) d, r] cut
-dense              A [r, n d] cut, B [h, r] whole
-dense_h_to_4h      A [r, h] whole, B [f, r] cut; two of them if the MLP is gated
-dense_4h_to_h      A [r, f] cut, B [h, r] whole
+query_key_value    A [3 r, h] whole, B [(n + 2g) d, r] sharded
+dense              A [r, n d] sharded, B [h, r] whole
+dense_h_to_4h      A [r, h] whole, B [f, r] sharded; two of them if the MLP is gated
+dense_4h_to_h      A [r, f] sharded, B [h, r] whole
 
-With lora.kind: ia3 a vector of keys and values [2 g d] and one of the MLP [f], both cut.
+With lora.kind: ia3 there are a vector for keys and values [2 g d] and one for the MLP [f], both sharded.
 
-lora.trainable_token_indices: [i, h] whole on each rank that has the embedding, and the output layer.
+lora.trainable_token_indices adds [i, h], whole on each rank that has the embedding or the output layer.
 """
 
 from nbtrain.config.arithmetic.shape import shape_of

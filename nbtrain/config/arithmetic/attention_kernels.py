@@ -1,8 +1,8 @@
-"""Which kernel attends in a run, as far as that is known before launch; model/attention.py chooses it.
+"""Attention kernel of a run, as far as it is known before launch; model/attention.py chooses it.
 
-On a GPU torch has flash (no mask), efficient and math. Windows, and documents that are kept apart, are a mask
-to all of them, unless flash gets lengths: torch's kernel for sequences of varying lengths is flash, called
-without what scaled_dot_product_attention does around it.
+On a GPU torch has the kernels flash (without a mask), efficient and math. Windows, and documents that are
+kept apart, are masks for all of them, unless flash gets lengths: torch's kernel for sequences of varying
+lengths is flash, called directly instead of through scaled_dot_product_attention.
 """
 
 from nbtrain.config.arithmetic.devices import find_device

@@ -29,7 +29,7 @@ class StepSizes:
 
     @classmethod
     def parse(cls, text: str, seq_length: int) -> "StepSizes":
-        """From "0:16 2.4B:320 12B:1536", with thresholds in tokens: the form that the schema checks."""
+        """Parse "0:16 2.4B:320 12B:1536", with thresholds in tokens; the schema has checked the format."""
         pairs = (entry.split(":") for entry in text.split())
         return cls(tuple((_tokens(threshold) // seq_length, int(size)) for threshold, size in pairs))
 

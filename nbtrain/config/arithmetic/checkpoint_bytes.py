@@ -1,12 +1,12 @@
-"""How many bytes a checkpoint takes on disk, for planner, preflight, supervisor and trainer alike.
+"""Size of a checkpoint on disk in bytes, for planner, preflight, supervisor and trainer.
 
-    state         of each (pipeline, tensor) rank: weights, fp32 masters, two moments, or with Muon the one
+    state         for each (pipeline, tensor) rank: weights, fp32 masters, two moments, or with Muon the one
                   momentum of a matrix; data ranks divide them
     descriptions  names of tensors in each file, and the random state of every rank in each model file
 
-The state is exact but for the padding of ZeRO's flat buffers (a few elements of each group). The descriptions
-are bounds from above, measured with torch 2.13 and DeepSpeed 0.19: tests/parity/runner.py compares both with
-every checkpoint that the parity matrix writes.
+The state is exact except for the padding of ZeRO's flat buffers (a few elements per group). The descriptions
+are upper bounds, measured with torch 2.13 and DeepSpeed 0.19: tests/parity/runner.py compares both with every
+checkpoint that the parity matrix writes.
 """
 
 from nbtrain.config.arithmetic.adapters import adapter_sizes, trained_row_elements

@@ -1,4 +1,4 @@
-"""How many parameters a model has, by part, whole or as one rank's share.
+"""Number of parameters of a model, by part, for the whole model or one rank's share.
 
 The formulas are in shape.py. With f = 4 h and biases a layer has 12 h^2 + 13 h parameters, as in
 Megatron-LM (arXiv:2104.04473, section 5.1).

@@ -42,9 +42,9 @@ class Shape:
     add_qkv_bias: bool = False
     """Query, key and value have biases even if `bias` is false."""
     qk_layernorm: bool = False
-    """Each head's queries and keys are normalized."""
+    """Whether each head's queries and keys are normalized."""
     window_layers: tuple[bool, ...] = ()
-    """For each layer, whether its queries see only a window of the sequence; () if no layer has one."""
+    """Whether each layer's queries see only a window of the sequence; () if no layer has a window."""
     window_size: int = 0
     """Tokens of that window, the query's own included."""
     attn_softcap: bool = False

@@ -1,4 +1,4 @@
-"""How large a vocabulary suits a text and a model, and how many tokens it makes of the text.
+"""Vocabulary size that suits a text and a model, and the number of tokens of the text with it.
 
 seen      95 % of the entries occur at least 100 times in the text: rarer entries are not learned (Gowda and
           May, arXiv:2004.02334, section 4). Where the sample is too short to count, occurrences fall as
@@ -31,7 +31,7 @@ class VocabularyFit:
     size: int
     bytes_per_token: float
     occurrences: int
-    """How often the rarest of 95 % of its merged entries occurs in the sample."""
+    """Number of occurrences in the sample of the rarest of 95 % of its merged entries."""
     sample_tokens: int
 
 

@@ -90,7 +90,7 @@ def backend_has_its_machines(config: RunConfig) -> Problems:
 
 
 def slurm_options_agree(config: RunConfig) -> Problems:
-    """Nothing is asked of Slurm twice, and there is time to save before the limit."""
+    """No Slurm option is set twice, and there is time to save before the limit."""
     section = config.backend.slurm
     if config.backend.kind != "slurm":
         return

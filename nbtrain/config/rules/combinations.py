@@ -1,6 +1,6 @@
-"""Which kinds of parallelism, memory saving and precision go together: the table of the rules and the docs.
+"""Table of the supported combinations of parallelism, memory saving and precision, for rules and docs.
 
-A kind is something that a run turns on. It may need another kind (ZeRO++ needs ZeRO 3), and a pair of kinds
+A kind is a feature that a run turns on. It may need another kind (ZeRO++ needs ZeRO 3), and a pair of kinds
 may be refused, with a reason. Every pair that is not refused can be trained. docs/parallelism.md is generated
 from this table, and tests/config/rules/test_combinations.py compares each of its cells with the rules. Facts
 about DeepSpeed were read in the code of 0.19.8 or measured with it.
@@ -31,7 +31,7 @@ class Kind:
     value: bool | int | str
     """The value of the field that turns it on, or, if `above` is set, an example of one."""
     above: int | None = None
-    """Every larger value of the field turns it on."""
+    """Threshold: every larger value of the field turns the kind on."""
     also: Mapping[str, Any] = field(default_factory=dict)
     """Other overrides that go with it."""
     axis: str = ""
@@ -225,7 +225,7 @@ REFUSALS = tuple(
 
 
 def clashes(present: Collection[str]) -> Iterator[str]:
-    """Why the kinds with these names do not go together, a clause each; nothing if they do."""
+    """Yield the reasons why the kinds with these names cannot be combined, a clause each."""
     for kind in KINDS:
         if kind.needs and kind.name in present and not any(name in present for name in kind.needs):
             yield f"{_name(kind)} needs {kind.needs_words}"

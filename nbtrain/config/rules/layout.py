@@ -122,7 +122,7 @@ def recomputed_pieces_fit(config: RunConfig) -> Problems:
 
 
 def sequence_fits_positions(config: RunConfig) -> Problems:
-    """Every position of a sequence has a learned embedding, or is in what generation has in view."""
+    """Every position of a sequence has a learned embedding, or is within the context of generation."""
     model = config.model
     if model.seq_length > model.resolved_max_position_embeddings:
         yield (
@@ -327,7 +327,7 @@ def attention_backend_serves(config: RunConfig) -> Problems:
 
 
 def _flash_without_mask(config: RunConfig) -> str | None:
-    """Why the flash kernel of a GPU cannot keep to a window, for which it has no mask."""
+    """Return why a GPU's flash kernel cannot compute a window without a mask; None if it can."""
     model = config.model
     if model.window_size is None:
         return None

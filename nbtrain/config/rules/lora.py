@@ -119,7 +119,7 @@ def four_bits_are_whole(config: RunConfig) -> Problems:
 
 
 def four_bits_are_cut_between_blocks(config: RunConfig) -> Problems:
-    """Every layout has the same bits: tensor-parallel ranks cut no block of 64 numbers apart."""
+    """Every layout has the same bits, because tensor-parallel ranks do not split a block of 64 numbers."""
     tensor = config.parallel.tensor_parallel_size
     if config.lora is None or not config.lora.load_in_4bit or tensor == 1:
         return

@@ -14,7 +14,7 @@ class Pairing:
     pair: bool
     """False for a kind with itself or with another one of its axis."""
     reason: str | None = None
-    """Why not; None if they go together."""
+    """Reason why the two cannot be combined; None if they can."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Overrides that turn both on, with what they need."""
 

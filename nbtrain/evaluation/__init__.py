@@ -1,1 +1,1 @@
-"""Evaluations: what a checkpoint is asked, and what its answers say; never torch."""
+"""Evaluations: requests to a checkpoint and the metrics of its answers; never torch."""

@@ -7,7 +7,7 @@ from nbtrain.base.evaluation_files import Estimate
 
 
 class Asked(NamedTuple):
-    """A context of at least one token, and what may follow it, each of at least one token."""
+    """A context of at least one token, and continuations of at least one token each."""
 
     context: list[int]
     continuations: list[list[int]]
@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
 
 
 class Task(Protocol):
-    """Something to evaluate: it has checked its data, and knows how much it is."""
+    """Something to evaluate, with checked data and a known size."""
 
     name: str
     kind: str
@@ -47,10 +47,10 @@ class Task(Protocol):
     total: int
 
     def asked(self) -> Iterator[Asked]:
-        """Its questions, each made when it is needed."""
+        """Yield the questions, each built when it is needed."""
 
     def take(self, number: int, scored: list[Scored]) -> int:
-        """The answer to one of them; returns how much of `total` it was."""
+        """Add the answer to a question, and return its share of `total`."""
 
     def outcome(self) -> Outcome:
-        """After the last answer."""
+        """Return the result, after the last answer."""

@@ -1,8 +1,8 @@
-"""A context and what follows it as tokens, as lm-evaluation-harness cuts them.
+"""Encoding of a context and its continuation, split as in lm-evaluation-harness.
 
-Blanks at the end of the context belong to the continuation. The two are encoded together, and what comes
-after as many tokens as the context alone has is the continuation. An empty context is the end of a document.
-If both are longer than the model reads, tokens go from the left (`TemplateLM._encode_pair` and
+Spaces at the end of the context belong to the continuation. The two are encoded together; the continuation is
+everything after as many tokens as the context alone has. An empty context is the end of a document. If both
+are longer than the model's context, tokens are dropped from the left (`TemplateLM._encode_pair` and
 `HFLM._loglikelihood_tokens` of lm-evaluation-harness 0.4.13).
 """
 
@@ -10,7 +10,7 @@ from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 
 
 def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[list[int], list[int]]:
-    """(tokens of the context, tokens of the continuation)."""
+    """Return (tokens of the context, tokens of the continuation)."""
     blanks = len(context) - len(context.rstrip())
     if blanks:
         context, continuation = context[:-blanks], context[-blanks:] + continuation
@@ -21,7 +21,7 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[
 
 
 def fitted(context: list[int], continuation: list[int], positions: int) -> tuple[list[int], list[int]]:
-    """The last tokens of both that the model reads; of the continuation, the last one is not read."""
+    """Return the last tokens of both that fit the model, which does not read the very last token."""
     most = positions + 1
     continuation = continuation[-positions:]
     return context[-(most - len(continuation)) :], continuation

@@ -1,8 +1,9 @@
 """Means and ratios with their standard errors.
 
-A mean's is s / sqrt(n), s the standard deviation with n - 1. Tokens of one window depend on each other, so a
-loss is the ratio of two sums over windows, r = sum(a) / sum(b), and its standard error is that of a ratio
-estimator, sqrt(n / (n - 1) * sum((a - r b)^2)) / sum(b) (Cochran, Sampling Techniques, 3rd edition, 2.11).
+The standard error of a mean is s / sqrt(n), where s is the standard deviation with n - 1. Tokens of a window
+depend on each other, so a loss is the ratio of two sums over windows, r = sum(a) / sum(b). The standard error
+of this ratio estimator is sqrt(n / (n - 1) * sum((a - r b)^2)) / sum(b) (Cochran, Sampling Techniques, 3rd
+edition, 2.11).
 """
 
 import math
@@ -21,7 +22,7 @@ def mean(values: Values) -> Estimate:
 
 
 def ratio(tops: Values, bottoms: Values) -> Estimate:
-    """sum(tops) / sum(bottoms), of at least one pair; with bottoms of 1 it is the mean."""
+    """Return sum(tops) / sum(bottoms) of at least one pair; with bottoms of 1 it is the mean."""
     a, b = np.asarray(tops, np.float64), np.asarray(bottoms, np.float64)
     value = float(a.sum() / b.sum())
     if (n := len(a)) < 2:
@@ -31,7 +32,7 @@ def ratio(tops: Values, bottoms: Values) -> Estimate:
 
 
 def exp(of: Estimate) -> Estimate:
-    """exp of an estimate; the standard error to first order."""
+    """Return exp of an estimate, with the standard error to first order."""
     # exp(700) is the largest that a float holds.
     value = math.exp(min(of.value, 700.0))
     return Estimate(value, None if of.stderr is None else value * of.stderr)

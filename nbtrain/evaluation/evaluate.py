@@ -1,4 +1,4 @@
-"""Ask a model everything that some tasks ask, and keep what was found in the run's directory."""
+"""Run tasks on a model, and store the results in the run's directory."""
 
 import time
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from nbtrain.evaluation.asked import Outcome, Score, Task
 
 
 class Evaluation(dict[str, EvaluationRecord]):
-    """{name: what was found} of one call. Shown in a cell it is a table."""
+    """Results of one call by name, shown as a table in a notebook cell."""
 
     HEADS = ("evaluation", "metric", "value", "standard error", "of")
 
@@ -24,7 +24,7 @@ class Evaluation(dict[str, EvaluationRecord]):
         self.run, self.step, self.dtype = run, step, dtype
 
     def keep(self, outcome: Outcome, started: float, **of: Any) -> None:
-        """Write what was found since `started`, and hold it; `of` says of what: the record's other fields."""
+        """Write a result measured since `started`, and keep it; `of` has the record's other fields."""
         record = EvaluationRecord(
             step=self.step,
             dtype=self.dtype,
@@ -40,7 +40,7 @@ class Evaluation(dict[str, EvaluationRecord]):
         self[record.name] = record
 
     def keep_task(self, task: Task, started: float) -> None:
-        """Keep what a task has found; it has had all answers."""
+        """Store the result of a task that has all answers."""
         self.keep(
             task.outcome(),
             started,
@@ -54,7 +54,7 @@ class Evaluation(dict[str, EvaluationRecord]):
 
     @property
     def rows(self) -> list[list[str]]:
-        """A row for each metric of each evaluation."""
+        """Return a row for each metric of each evaluation."""
         found = []
         for name, record in self.items():
             for metric, estimate in record.metrics.items():
@@ -72,7 +72,7 @@ class Evaluation(dict[str, EvaluationRecord]):
 
 
 def ask(found: Evaluation, tasks: Sequence[Task], score: Score) -> None:
-    """Ask what `tasks` ask; each result is written as soon as it is there. Raises RecordError."""
+    """Run `tasks`, and write each result as soon as it is complete. Raises RecordError."""
     for task in tasks:
         started = time.time()
         with Progress(task.name, task.total, task.unit) as bar:

@@ -1,12 +1,12 @@
-"""Files of questions: a JSON object in each line, in the forms in which public benchmarks are distributed.
+"""Files of questions: a JSON object per line, in the formats in which public benchmarks are distributed.
 
-    lambada          {"text"}: its last word is to be predicted
-    hellaswag        {"ctx_a", "ctx_b", "activity_label", "endings", "label"}: the right one of the endings
+    lambada          {"text"}: its last word must be predicted
+    hellaswag        {"ctx_a", "ctx_b", "activity_label", "endings", "label"}: label is the right ending
     mmlu             {"question", "choices", "answer", ["subject"]}: answer is a number from 0, or a letter
-    multiple_choice  {"context", "choices", "answer", ["group"]}: any others; answer is a number from 0
+    multiple_choice  {"context", "choices", "answer", ["group"]}: other questions; answer is a number from 0
 
-Prompts are those of lm-evaluation-harness 0.4 without examples (tasks lambada_openai, hellaswag and mmlu), so
-that scores compare with published ones.
+Prompts are the same as in lm-evaluation-harness 0.4 without examples (tasks lambada_openai, hellaswag and
+mmlu), so that scores can be compared with published ones.
 """
 
 import json
@@ -24,19 +24,19 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 class Question(NamedTuple):
-    """A context, what may follow it, and which of them does."""
+    """A context, its choices, and the index of the right one."""
 
     context: str
     choices: list[str]
-    """The choices as they are scored, with the leading space."""
+    """Choices as they are scored, with the leading space."""
     lengths: list[int]
-    """Characters of each choice without that blank: acc_norm divides by it."""
+    """Characters of each choice without the leading space; acc_norm divides by them."""
     gold: int
     group: str | None = None
 
 
 class Line:
-    """One line's object: its fields, with errors that say where they stand."""
+    """The object of one line: its fields, with errors that name the line."""
 
     def __init__(self, value: Any, where: str):
         self.where = where
@@ -62,7 +62,7 @@ class Line:
         return value
 
     def number(self, name: str, count: int, letters: bool = False) -> int:
-        """Which of `count` choices: a whole number from 0, as a number or its digits; a letter if allowed."""
+        """Return the index of one of `count` choices: an integer or its digits, or a letter if allowed."""
         value = self._get(name)
         found: Any = value
         if isinstance(value, str):
@@ -99,7 +99,7 @@ def _hellaswag(line: Line) -> Question:
 
 
 def _plain(text: str) -> str:
-    """Without WikiHow's marks: a heading's becomes the end of a sentence, other words in brackets go."""
+    """Remove WikiHow's marks: a heading's becomes the end of a sentence, others are dropped."""
     text = text.strip().replace(" [title]", ". ")
     return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
 
@@ -137,9 +137,9 @@ FORMATS: dict[str, Callable[[Line], Question]] = {
 
 
 def read_questions(kind: str, path: Path, limit: int | None = None) -> list[Question]:
-    """The questions of a file, or the first ones; all lines are checked.
+    """Read the questions of a file, or the first `limit` ones; all lines are checked.
 
-    Raises DataError, with the line's number, for a line that is no such question, and for a file without any.
+    Raises DataError with the line's number for a line that is not such a question, and for an empty file.
     """
     if (question_of := FORMATS.get(kind)) is None:
         raise ConfigError(f"{kind}: no such task. There are: {', '.join(FORMATS)}.{nearest(kind, FORMATS)}")
@@ -150,7 +150,7 @@ def read_questions(kind: str, path: Path, limit: int | None = None) -> list[Ques
 
 
 def lines_of(path: Path) -> Iterator[tuple[str, Any]]:
-    """(where it stands, its JSON value) of each line that is not blank."""
+    """Yield (file and line, JSON value) of each line that is not blank."""
     try:
         with path.open("rb") as stream:
             for number, line in enumerate(stream, 1):

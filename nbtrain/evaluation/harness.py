@@ -3,8 +3,8 @@
     tasks = load_tasks(["hellaswag=val.jsonl", "my_task"], "my-tasks/")
     ask_harness(found, tasks, answers, num_fewshot=None, limit=None)
 
-NAME=FILE is the harness's own task file NAME on the JSON lines of FILE, without the Hub; other names are
-looked for in a folder of task files, or among the harness's own.
+NAME=FILE is the harness's own task NAME on the JSON lines of FILE, without the Hub; other names are searched
+in a folder of task files, or among the harness's own.
 """
 
 import contextlib
@@ -35,31 +35,31 @@ from nbtrain.evaluation.evaluate import Evaluation
 
 logger = logging.getLogger(__name__)
 
-# What HFLM takes if a task does not say how long its answers are.
+# HFLM's default for the length of a task's answers.
 MAX_GEN_TOKENS = 256
-# What the lines of a local file are called, as a split of the task's data.
+# Name of the split for the lines of a local file.
 LOCAL = "local"
 
 
 class Answers(Protocol):
-    """The model's side of a harness."""
+    """Interface of a model for the harness."""
 
     tokenizer: Tokenizer
     positions: int
 
     @property
     def score(self) -> Score:
-        """Log-probabilities of continuations."""
+        """Function that returns log-probabilities of continuations."""
 
     def generate(self, requests: Iterable[dict[str, Any]]) -> Iterator[tuple[int, str]]:
         """(number, new text) of requests that hold a prompt and fields of config/generation.py."""
 
 
 class ChatText(Protocol):
-    """Conversations as one text, in the model's chat template."""
+    """Converter of conversations to one text, with the model's chat template."""
 
     has_special_tokens: bool
-    """Whether the letters of special tokens in the text are these tokens."""
+    """Whether the text of a special token is encoded as this token."""
     takes_turns: bool
     """Whether examples may be earlier turns; else they are text of the one question."""
 
@@ -68,7 +68,7 @@ class ChatText(Protocol):
 
 
 class HarnessTask(NamedTuple):
-    """A task as the harness has loaded it, data included."""
+    """A task that the harness has loaded, with its data."""
 
     name: str
     loaded: Any
@@ -83,7 +83,7 @@ class HarnessTask(NamedTuple):
 
 
 def load_tasks(names: Sequence[str], include_path: Path | None = None) -> list[HarnessTask]:
-    """The tasks that are named. Raises DataError without lm_eval, and for a task that it cannot load."""
+    """Load the named tasks. Raises DataError without lm_eval, and for a task that it cannot load."""
     try:
         with _their_words():
             import lm_eval
@@ -125,12 +125,12 @@ def load_tasks(names: Sequence[str], include_path: Path | None = None) -> list[H
 
 
 def _their_words() -> contextlib.AbstractContextManager[Any]:
-    """Send what the harness prints to stderr: stdout has our results alone, as JSON if that is asked for."""
+    """Redirect the harness's output to stderr: stdout has only our results, as JSON if requested."""
     return contextlib.redirect_stdout(sys.stderr)
 
 
 def _task_file(name: str, file: Path, folder: Path, include_path: Path | None) -> Path:
-    """Write a task file in `folder`: that of a name, with a local file as what it evaluates."""
+    """Write a task file in `folder`: the harness's task of this name, with a local file as its data."""
     import lm_eval.tasks
 
     if not file.is_file():
@@ -162,8 +162,8 @@ def _task_file(name: str, file: Path, folder: Path, include_path: Path | None) -
             "the file out."
         )
     path = folder / f"{name}.yaml"
-    # Examples for few-shot prompts come from the same lines, unless the task brings its own. Of a test split
-    # alone the harness leaves out the question itself, so that the lines are the test split.
+    # Examples for few-shot prompts come from the same lines, unless the task has its own. The harness
+    # excludes the question itself from its examples only in a test split, so the lines are the test split.
     brings_examples = "samples" in (entry.cfg.get("fewshot_config") or {})
     lines = {
         "include": str(entry.yaml_path),
@@ -235,12 +235,12 @@ def ask_harness(
     limit: int | None,
     chat: ChatText | None = None,
 ) -> None:
-    """Let the harness ask, in a chat if `chat` is given; each result is written as soon as it is there."""
+    """Run the harness, as a chat if `chat` is given, and write each result as soon as it is complete."""
     with _their_words():
         from lm_eval import simple_evaluate
         from lm_eval.tasks import TaskManager
 
-    # The tasks are loaded; without a manager the harness would look through all of its own.
+    # The tasks are already loaded; without a manager the harness would search through all of its own tasks.
     manager = TaskManager(include_defaults=False)
     for task in tasks:
         started = time.time()
@@ -299,7 +299,7 @@ def _asked_sha256(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
 
 def _metrics(result: dict[str, Any]) -> dict[str, Estimate]:
-    """{metric: value and standard error} of "acc,none" and "acc_stderr,none"; a filter's name is kept."""
+    """Return {metric: value and standard error} from "acc,none" and "acc_stderr,none", with filter names."""
     found = {}
     for key, value in result.items():
         metric, comma, kept = key.partition(",")
@@ -312,7 +312,7 @@ def _metrics(result: dict[str, Any]) -> dict[str, Estimate]:
 
 
 def harness_model(answers: Answers, chat: ChatText | None = None) -> Any:
-    """The model as the harness asks it: an lm_eval.api.model.TemplateLM."""
+    """Return the model as an lm_eval.api.model.TemplateLM for the harness."""
     from lm_eval.api.model import TemplateLM
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
@@ -376,11 +376,11 @@ def prefix_of(tokenizer: Tokenizer) -> int:
 def tokens_of(
     tokenizer: Tokenizer, text: str, add_special_tokens: bool | None = None, chat: ChatText | None = None
 ) -> list[int]:
-    """A text as HFLM.tok_encode gives it: with what the tokenizer puts before one, such as <s> of Llama 2.
+    """Encode a text as HFLM.tok_encode does: with the tokenizer's prefix, such as <s> of Llama 2.
 
-    Unless add_special_tokens says so, it is not put before a text that begins with the letters of the prefix.
-    Of a tokenizer that puts nothing, special tokens in a text are letters. Before a chat nothing is put: its
-    template writes it.
+    Unless add_special_tokens is true, a text that already begins with the prefix gets no second one. If the
+    tokenizer has no prefix, special tokens in a text are encoded as ordinary text. A chat gets no prefix,
+    because its template writes it.
     """
     if chat is not None:
         return (
@@ -398,7 +398,7 @@ def tokens_of(
 
 
 def scored_pairs(pairs: list[tuple[list[int], list[int]]], answers: Answers) -> list[tuple[float, bool]]:
-    """(ln p of the continuation, whether it is greedy) of each (context, continuation) in tokens."""
+    """Return (ln p of the continuation, whether it is greedy) for each (context, continuation) in tokens."""
     cut = [fitted(context, continuation, answers.positions) for context, continuation in pairs]
     # Choices of one question follow each other.
     together = [list(group) for _, group in itertools.groupby(range(len(cut)), lambda number: cut[number][0])]
@@ -420,7 +420,7 @@ def _generation(
     default_tokens: int,
     chat: ChatText | None = None,
 ) -> dict[str, Any]:
-    """A request for text in the engine's words. Raises ConfigError for what it does not know."""
+    """Translate a request for text into the engine's fields. Raises ConfigError for unknown settings."""
     how = dict(how)
     until = how.pop("until", None) or []
     names = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
@@ -431,7 +431,7 @@ def _generation(
             "Set generation_kwargs.max_gen_toks in the task file."
         )
     given, samples = how.pop("temperature", None), how.pop("do_sample", None)
-    # lm_eval.models.utils.normalize_gen_kwargs: a temperature alone asks for draws too.
+    # As in lm_eval.models.utils.normalize_gen_kwargs, a temperature alone turns sampling on.
     samples = bool(given) if samples is None else samples
     temperature = float(1.0 if given is None else given) if samples else 0.0
     known: dict[str, Any] = {

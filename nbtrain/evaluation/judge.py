@@ -1,16 +1,16 @@
-"""Conversations that a judge rates: open questions of one or several turns, in the form of MT-bench.
+"""Conversations that a judge rates: open questions of one or several turns, in MT-bench's format.
 
     {"question_id", "category", "turns": ["first question", "then"], ["reference": ["an answer", ...]]}
 
-The model answers a question's turns one after the other, greedily, in the template of its run. A judge, a
-model behind OpenAI's interface that the user names, rates each answer from 1 to 10 (MT-bench's single-answer
-grading, arXiv:2306.05685, section 3.1, in other words). Answers, ratings and the judge's reasons lie beside
-the record.
+The model answers a question's turns one after the other, greedily, with the template of its run. A judge,
+which is a model with OpenAI's API that the user names, rates each answer from 1 to 10 (MT-bench's
+single-answer grading, arXiv:2306.05685, section 3.1, with a different prompt). Answers, ratings and the
+judge's reasons are stored next to the record.
 
     score           mean over questions of the mean over their turns
     score_turn_<n>  mean over questions of one turn
 
-The judge's token is read from an environment variable. It is in no record and in no message.
+The judge's token is read from an environment variable, and never written to a record or a message.
 """
 
 import os
@@ -38,12 +38,12 @@ from nbtrain.evaluation.formats import Line, lines_of
 TOKEN_VARIABLE = "NBTRAIN_JUDGE_TOKEN"
 MOST_NEW_TOKENS = 1024
 JUDGE_TOKENS = 1024
-# Requests to the judge at one time; more are answered with 429 by many services.
+# Concurrent requests to the judge; many services answer more with 429.
 AT_ONCE = 4
 ATTEMPTS = 5
 BUSY = (408, 409, 425, 429, 500, 502, 503, 504)
 READ_SECONDS = 300.0
-# Answers without a rating are asked for again so often.
+# Number of times that the judge is asked to rate an answer, if its reply has no rating.
 RATINGS_ASKED = 2
 RATING = re.compile(r"\[\[\s*(\d{1,2}(?:\.\d+)?)\s*\]\]")
 INSTRUCTIONS = (
@@ -59,7 +59,7 @@ Conversation = list[dict[str, str]]
 
 @dataclass
 class Judged:
-    """A question, the model's answers, and what the judge said of each."""
+    """A question, the model's answers, and the judge's reply to each."""
 
     question_id: str
     category: str | None
@@ -70,7 +70,7 @@ class Judged:
     reasons: list[str] = field(default_factory=list)
 
     def conversation(self, turn: int, answered: bool) -> Conversation:
-        """Up to question number `turn`, with its answer if it is `answered`."""
+        """Return the messages up to question number `turn`, with its answer if it is `answered`."""
         messages = []
         for number in range(turn + 1):
             messages.append({"role": "user", "content": self.turns[number]})
@@ -80,7 +80,7 @@ class Judged:
 
 
 class Chats(Protocol):
-    """The model that is judged."""
+    """Interface of the judged model."""
 
     def chat(self, conversations: list[Conversation], most_new_tokens: int) -> Iterator[tuple[int, str]]:
         """(number, the next answer) of conversations, in any order."""
@@ -104,7 +104,7 @@ class Judge:
         self._token()
 
     def _token(self) -> str:
-        """Raises ConfigError for one that no header takes, as the HTTP client's own error would show it."""
+        """Return the token. Raises ConfigError if it is invalid in a header, without showing it."""
         # A file of a Kubernetes Secret often ends in a line end.
         token = os.environ.get(self.token_variable, "").strip()
         if not (token.isascii() and token.isprintable()):
@@ -112,7 +112,7 @@ class Judge:
         return token
 
     def rate(self, conversation: Conversation, reference: str) -> tuple[float | None, str]:
-        """(the rating of the last answer or None, the judge's words). Raises DataError without an answer."""
+        """Return (rating of the last answer or None, the judge's reply). Raises DataError without a reply."""
         shown = "\n\n".join(f"[{one['role']}]\n{one['content']}" for one in conversation)
         if reference:
             shown += f"\n\n[reference answer to the last question]\n{reference}"
@@ -176,7 +176,7 @@ def _message(body: bytes) -> str:
 
 
 class JudgedQuestions:
-    """A file of questions. Raises DataError, with the line, for one that is none."""
+    """A file of questions. Raises DataError, with the line, for an invalid question."""
 
     def __init__(self, path: Path, limit: int | None = None):
         self.source, self.limit = path.name, limit
@@ -203,7 +203,7 @@ class JudgedQuestions:
                     bar.update()
 
     def judge(self, judge: Judge) -> Outcome:
-        """Have all answers rated. Raises DataError if the judge cannot be asked, or rates nothing."""
+        """Let the judge rate all answers. Raises DataError if it cannot be reached, or rates nothing."""
         for one in self.questions:
             one.ratings, one.reasons = [], []
         places = [(one, turn) for one in self.questions for turn in range(len(one.turns))]
@@ -252,13 +252,13 @@ class JudgedQuestions:
         return Outcome({"examples": len(self.questions), "unrated": missing}, metrics, groups)
 
     def write_answers(self, path: Path) -> None:
-        """A JSON line for each question: answers, ratings, reasons."""
+        """Write a JSON line for each question: answers, ratings, reasons."""
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_bytes(path, b"".join(orjson.dumps(one) + b"\n" for one in self.questions))
 
 
 def _means(questions: Sequence[Judged]) -> list[float]:
-    """The mean rating of each question that has one."""
+    """Return the mean rating of each question that has one."""
     known = [[rating for rating in one.ratings if rating is not None] for one in questions]
     return [sum(ratings) / len(ratings) for ratings in known if ratings]
 

@@ -14,7 +14,7 @@ from nbtrain.evaluation.questions import Questions
 
 
 def tasks_of_run(config: RunConfig) -> list[Questions]:
-    """One for each of `evaluation.tasks`. Raises DataError for a missing tokenizer and a wrong file."""
+    """Return the tasks of `evaluation.tasks`. Raises DataError for a missing tokenizer or an invalid file."""
     if not config.evaluation.tasks:
         return []
     tokenizer = Tokenizer.load(tokenizer_dir(config.tokenizer.name))
@@ -26,9 +26,9 @@ def tasks_of_run(config: RunConfig) -> list[Questions]:
 
 
 def task_problems(config: RunConfig) -> Iterator[tuple[str, str, str]]:
-    """(field, what is wrong with it, the fix) of `evaluation.tasks`.
+    """Yield (field, problem, fix) for `evaluation.tasks`.
 
-    Without a tokenizer only the lines are checked: that it is missing is said elsewhere.
+    Without a tokenizer only the lines are checked; the missing tokenizer is reported elsewhere.
     """
     tokenizer = None
     if config.evaluation.tasks:

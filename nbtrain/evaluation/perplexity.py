@@ -1,14 +1,14 @@
-"""The loss of a model on a prepared dataset: perplexity, and bits per byte, by which tokenizers compare.
+"""Loss of a model on a prepared dataset: perplexity, and bits per byte, which tokenizers can be compared by.
 
-The tokens of a split are read in the order of the .bin, in windows of as many tokens as the model has
-positions. Each token is predicted once, from those before it in its window; the first token of all is not.
-Where the run keeps documents apart (data.packing: best_fit, data.inter_document_masking or
-data.reset_position_ids), windows do not cross their ends, and the first token of each is not predicted.
+The tokens of a split are read in the order of the .bin file, in windows of as many tokens as the model has
+positions. Each token except the very first is predicted once, from the tokens before it in its window. If the
+run keeps documents apart (data.packing: best_fit, data.inter_document_masking or data.reset_position_ids),
+windows end at document boundaries, and the first token of each document is not predicted.
 
-    loss           mean of -ln p(token), over the tokens that training would learn (loss mask, eod_mask_loss)
+    loss           mean of -ln p(token) over the tokens in the training loss (loss mask, eod_mask_loss)
     perplexity     exp(loss)
-    bits_per_byte  sum of -log2 p(token) / bytes of the tokens' text; ends of documents, which are no text, in
-                   neither sum (the formula is The Pile's, arXiv:2101.00027)
+    bits_per_byte  sum of -log2 p(token) / bytes of the tokens' text; end-of-document tokens, which have no
+                   text, are in neither sum (the formula of The Pile, arXiv:2101.00027)
 
 Standard errors are over windows (estimates.py).
 """
@@ -49,7 +49,7 @@ class Perplexity:
         is_own: bool,
         limit: int | None = None,
     ):
-        """`is_own`: the run was trained on the dataset. Raises DataError if the data does not fit the run."""
+        """Open the dataset; `is_own`: the run was trained on it. Raises DataError if it does not fit."""
         if split not in SPLITS:
             raise ConfigError(f"split = {split!r} must be one of {', '.join(SPLITS)}.")
         opened = open_pair(dataset, config.tokenizer.vocab_size)
@@ -80,21 +80,21 @@ class Perplexity:
             )
         if opened.manifest.tokenizer_sha256 is None:
             self._check_ids()
-        # Of each window that was answered: nats, learnt tokens, nats of text, bytes of text.
+        # For each answered window: nats, tokens in the loss, nats of text, bytes of text.
         self._sums: list[tuple[float, int, float, int]] = []
         self._asked: dict[int, tuple[int, int]] = {}
         self._bytes = np.full(tokenizer.vocab_size, -1, np.int64)
         self._has_unknown = False
 
     def asked(self) -> Iterator[Asked]:
-        """A window for each: its first token is the context of all others."""
+        """Yield a question per window, whose first token is the context of all others."""
         for number, (start, stop) in enumerate(self._windows()):
             self._asked[number] = (start, stop)
             tokens = self._opened.indexed.tokens[start : stop + 1].tolist()
             yield Asked(tokens[:1], [tokens[1:]])
 
     def take(self, number: int, scored: list[Scored]) -> int:
-        """The losses of one window, of which some may not be learnt."""
+        """Add the losses of one window; tokens that are not in the training loss are excluded."""
         start, stop = self._asked.pop(number)
         nats = -np.asarray(scored[0].logprobs, np.float64)
         labels = self._opened.indexed.tokens[start + 1 : stop + 1].astype(np.int64)
@@ -127,7 +127,7 @@ class Perplexity:
             )
 
     def _windows(self) -> Iterator[tuple[int, int]]:
-        """[start, stop) of what is read; the tokens from start + 1 to stop are predicted."""
+        """Yield [start, stop) of each window; the tokens from start + 1 to stop are predicted."""
         return itertools.islice(self._all_windows(), self.limit)
 
     def _all_windows(self) -> Iterator[tuple[int, int]]:
@@ -138,7 +138,7 @@ class Perplexity:
                     yield start, stop
 
     def _texts(self) -> Iterator[tuple[int, int]]:
-        """[first, last) tokens that windows may not leave."""
+        """Yield the ranges [first, last) of tokens that a window must stay in."""
         indexed = self._opened.indexed
         for first, last in self._ranges:
             if not self._is_apart:
@@ -150,7 +150,7 @@ class Perplexity:
                 yield start, start + int(indexed.lengths[sequence])
 
     def _learnt(self, start: int, stop: int) -> np.ndarray:
-        """Which of the tokens from start + 1 to stop training would learn."""
+        """Return a mask of the tokens from start + 1 to stop that are in the training loss."""
         learnt = np.ones(stop - start, bool)
         if (mask := self._opened.loss_mask) is not None:
             learnt &= mask.tokens[start + 1 : stop + 1] > 0
@@ -159,7 +159,7 @@ class Perplexity:
         return learnt
 
     def _lengths(self, labels: np.ndarray) -> np.ndarray:
-        """Bytes of UTF-8 of each token."""
+        """Return the UTF-8 bytes of each token."""
         for token in np.unique(labels[self._bytes[labels] < 0]):
             self._bytes[token] = len(self._tokenizer.bytes_of(int(token)))
             self._has_unknown |= token == self._tokenizer.unknown_id
@@ -167,10 +167,10 @@ class Perplexity:
 
 
 def _source(opened: OpenDataset) -> tuple[str, list[str]]:
-    """Return the source that the record names, and the parts of its own name, which are unique to a pair.
+    """Return the source that the record names, and the parts of the record's own name.
 
-    The dataset's name identifies the pair that is trained on. Other pairs may be next to it, and outside the
-    data directory several folders may have the same name.
+    The parts are unique to a .bin/.idx pair. The dataset's name identifies the pair that is trained on. Other
+    pairs may be next to it, and outside the data directory several folders may have the same name.
     """
     files, manifest = opened.files, opened.files.own_manifest()
     folder = files.directory.name
@@ -181,7 +181,7 @@ def _source(opened: OpenDataset) -> tuple[str, list[str]]:
 
 
 def _ranges(config: RunConfig, opened: OpenDataset, split: str, is_own: bool) -> list[tuple[int, int]]:
-    """[first, last) sequences of a split, as training cuts it."""
+    """Return the ranges [first, last) of a split's sequences, split as in training."""
     count = len(opened.indexed)
     if split == "all":
         return [(0, count)]

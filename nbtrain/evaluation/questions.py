@@ -1,11 +1,11 @@
-"""Questions with given answers: how likely the model finds each.
+"""Questions with given answers, scored by the model's probability of each answer.
 
-    lambada  acc         share of last words that greedy decoding would say
+    lambada  acc         fraction of last words that greedy decoding predicts
              perplexity  exp of the mean of -ln p(last word)
-    others   acc         share of questions whose right choice has the largest ln p
-             acc_norm    the same, of ln p divided by the characters of the choice
+    others   acc         fraction of questions whose right choice has the largest ln p
+             acc_norm    the same, with ln p divided by the characters of the choice
 
-A tie goes to the first one. Standard errors are over questions.
+Of equal choices, the first one wins. Standard errors are over questions.
 """
 
 from collections import Counter
@@ -24,13 +24,13 @@ from nbtrain.evaluation.formats import read_questions
 
 
 class Questions:
-    """The task of one file of questions, for a model of so many positions."""
+    """The task of one file of questions, for a model with a number of positions."""
 
     unit = "questions"
     split: str | None = None
 
     def __init__(self, kind: str, path: Path, tokenizer: Tokenizer, positions: int, limit: int | None = None):
-        """Raises DataError for a file that does not hold such questions."""
+        """Read the file. Raises DataError if it does not hold such questions."""
         self.kind, self.source, self.limit = kind, path.name, limit
         self._questions = read_questions(kind, path, limit)
         self.source_sha256 = files.sha256_of(path)
@@ -39,7 +39,7 @@ class Questions:
         self.total = len(self._questions)
         self._path, self._tokenizer, self._positions = path, tokenizer, positions
         self._asked: dict[int, tuple[int, list[int]]] = {}
-        """By number of what is asked: (question, which of its choices)."""
+        """(question, indices of its choices) by the number of the request."""
         self._scores: list[dict[int, tuple[float, bool]]] = [{} for _ in self._questions]
         self._truncated = 0
 

@@ -1,8 +1,9 @@
-"""Beam search: of all continuations, the ones with the greatest log-probability are followed together.
+"""Beam search: the continuations with the largest log-probability are extended together.
 
-Scores and ends are those of transformers' generate (num_beams, early_stopping=False, length_penalty): a text
-that ends scores its log-probability divided by its number of new tokens, the end included, to the power
-length_penalty. The search is over when no beam can beat the worst of num_beams ended texts any more.
+Scores and the end of the search follow transformers' generate (num_beams, early_stopping=False,
+length_penalty). The score of a text that has ended is its log-probability divided by its number of new
+tokens, the end included, to the power length_penalty. The search is over when no beam can beat the worst of
+num_beams ended texts.
 
 Shapes: b beams, v vocabulary
 """
@@ -16,7 +17,7 @@ from nbtrain.config.generation import Generation
 
 
 class Ended(NamedTuple):
-    """A text that has ended: its score, its new tokens, and whether a token that ends texts ended it."""
+    """A text that has ended: its score, its new tokens, and whether an end token ended it."""
 
     score: float
     tokens: list[int]
@@ -38,7 +39,7 @@ class Beams:
     end_ids: frozenset[int]
     """Tokens that end a text."""
     room: int
-    """New tokens that there are positions for."""
+    """Number of new tokens that fit the model's positions."""
     prompt: tuple[int, ...] = ()
     tokens: list[list[int]] = field(default_factory=lambda: [[]])
     """New tokens of each beam. In the beginning there is one, the prompt."""
@@ -53,7 +54,7 @@ class Beams:
         return self.generation.num_beams
 
     def advance(self, logits: torch.Tensor) -> Step:
-        """Take the next token of each beam by logits [b, v]; after the first step there are num_beams."""
+        """Choose the next token of each beam from logits [b, v]; after the first step there are num_beams."""
         values = logits.float().log_softmax(-1)
         if self.generation.repetition_penalty != 1:
             values = self._penalized(values)
@@ -86,7 +87,7 @@ class Beams:
         return Step(sources, tokens)
 
     def _penalized(self, values: torch.Tensor) -> torch.Tensor:
-        # Log-probabilities are negative: those of tokens that are there already are multiplied.
+        # Log-probabilities are negative, so the penalty multiplies those of tokens that are already there.
         values = values.clone()
         for row, tokens in zip(values, self.tokens):
             there = torch.tensor(sorted({*self.prompt, *tokens}), device=values.device)
@@ -102,5 +103,5 @@ class Beams:
         return score / length**self.generation.length_penalty
 
     def best(self) -> list[Ended]:
-        """The best `n` texts."""
+        """Return the best `n` texts."""
         return self.ended[: self.generation.n] or [Ended(0.0, [], False)]

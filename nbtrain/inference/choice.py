@@ -1,4 +1,4 @@
-"""A request, and the texts that are made of its prompt: their tokens, their chance and when they end."""
+"""A request and the texts that continue its prompt: their tokens, log-probabilities and ends."""
 
 import random
 from collections import Counter
@@ -14,35 +14,35 @@ from nbtrain.inference.stop import StopStrings
 from nbtrain.inference.text_stream import TextStream
 
 STOP, LENGTH = "stop", "length"
-"""Why a text has ended: at the end of a document or a stop string; at its last token."""
+"""Reasons for the end of a text: the end of a document or a stop string; the maximum length."""
 
 Event = dict[str, Any]
 
 
 @dataclass(eq=False)
 class Request:
-    """One prompt and how it is continued."""
+    """One prompt with the settings of its continuation."""
 
     id: str
     prompt: list[int]
     generation: Generation
     slides: bool
-    """Whether the text may pass the model's positions: then the newest half of the window is read again."""
+    """Whether the text may exceed the model's positions: then the newest half of the window is read again."""
     before_text: int = 0
-    """How many tokens of the prompt come before its text: the tokenizer put them there."""
+    """Number of tokens that the tokenizer has put before the prompt's text."""
     kept: int = 0
-    """How many tokens of the prompt stay before a window that moves: those that come before a text."""
+    """Number of prompt tokens that stay at the start of a sliding window: the tokens before the text."""
     choices: "list[Choice]" = field(default_factory=list)
     new_tokens: int = 0
     ended: int = 0
 
     @property
     def wants_prompt(self) -> bool:
-        """Whether the log-probabilities of the prompt's own tokens are wanted."""
+        """Whether the log-probabilities of the prompt's own tokens are requested."""
         return self.generation.echo and self.generation.logprobs is not None
 
     def text_prompt(self, eod_id: int) -> list[int]:
-        """The tokens of the prompt that are text. An empty one starts a document: it is another's end."""
+        """Return the text tokens of the prompt; empty for a prompt that is only a document's end."""
         return [] if self.prompt == [eod_id] else self.prompt[self.before_text :]
 
     def shown_prompt(self, tokenizer: Tokenizer) -> Event:
@@ -77,7 +77,7 @@ class Choice:
         self.request, self.index, self.end_ids = request, index, end_ids
         self.tokens = list(request.prompt)
         self.pending = list(request.prompt)
-        """Tokens that the model has not read."""
+        """Tokens that the model has not read yet."""
         self.finish_reason: str | None = None
         seed = request.generation.seed
         self.random = random.Random(None if seed is None else f"{seed}/{index}")
@@ -112,7 +112,7 @@ class Choice:
         return range(count - 1, count) if count == len(self.pending) else range(0)
 
     def newest(self, count: int) -> list[int]:
-        """The last `count` tokens; what the tokenizer puts before a text stays in front of them."""
+        """Return the last `count` tokens, after the tokens that the tokenizer puts before a text."""
         kept = min(self.request.kept, count - 1)
         return self.tokens[:kept] + self.tokens[len(self.tokens) - count + kept :]
 
@@ -121,18 +121,18 @@ class Choice:
         return len(self.tokens) - len(self.request.prompt)
 
     def present(self, device: torch.device) -> torch.Tensor:
-        """Ids of the prompt and the new text, each once."""
+        """Return the ids in the prompt and the new text, each once."""
         if self._present is None:
             self._present = torch.tensor(sorted(set(self.tokens)), device=device)
         return self._present
 
     @property
     def counts(self) -> Counter[int]:
-        """How often each token is in the new text."""
+        """Number of times that each token is in the new text."""
         return self._counts
 
     def add(self, token: int, logprob: Event | None = None) -> Event | None:
-        """Take the next token; the event of the text that it finishes, or of the end, or None."""
+        """Add the next token; return the event of the text that it completes, or of the end, or None."""
         generation = self.request.generation
         if token in self.end_ids and not generation.ignore_eod:
             event = self.end(STOP)
@@ -161,7 +161,7 @@ class Choice:
         return {**logprob, "offset": self._seen_chars}
 
     def end(self, reason: str) -> Event:
-        """The event of an end without a further token."""
+        """Return the event of an end without another token."""
         return self._ended(reason, self._stops.rest())
 
     def _ended(self, reason: str, text: str) -> Event:

@@ -1,4 +1,4 @@
-"""Continuous batching: requests join and leave the batch at every step; each gets what it would get alone.
+"""Continuous batching: requests join and leave the batch at every step, without an effect on each other.
 
     engine = Engine(runner, tokenizer)
     engine.add(Request("a", prompt, generation, slides=False))
@@ -6,16 +6,16 @@
         for event in engine.step(): ...
 
 A step reads the newest token of every text and, up to prefill_tokens, parts of new prompts, in one pass; then
-each text gets its next token. Slots 0 .. n-1 of the cache are those of the n texts; if one ends, the last one
-moves into its slot. A prompt that begins as another slot does starts with a copy of it: texts of one prompt,
-and the next question of a conversation, read only what is new.
+each text gets its next token. Slots 0 .. n-1 of the cache belong to the n texts; if a text ends, the last one
+moves into its slot. A prompt with the same beginning as another slot starts with a copy of that slot: several
+texts of one prompt, and the next question of a conversation, read only the new tokens.
 
-Events: {"id", "index", "text", "tokens", ["logprobs"]} of new text; with "finish_reason", "new_tokens" and,
-if one of end_ids ended it, the entry of that token as "end_logprob" at the end of a text; {"id", "prompt"}
-first if the prompt is asked for; {"id", "end": True, "prompt_tokens", "new_tokens"} once all texts of a
-request have ended. An entry (logprobs.py) has an "offset" too: the place in prompt and new text where its
-token begins. Of texts that are scored (scored.py): {"id", "index", "logprobs", "greedy"} for each
-continuation, then the end.
+Events: {"id", "index", "text", "tokens", ["logprobs"]} for new text. The last event of a text also has
+"finish_reason", "new_tokens" and, if one of end_ids ended it, the entry of that token as "end_logprob".
+{"id", "prompt"} comes first if the prompt is requested. {"id", "end": True, "prompt_tokens", "new_tokens"}
+follows once all texts of a request have ended. An entry (logprobs.py) also has an "offset": the position in
+prompt and new text at which its token begins. For texts that are scored (scored.py), there is
+{"id", "index", "logprobs", "greedy"} for each continuation, then the end.
 """
 
 from collections import deque
@@ -35,8 +35,8 @@ from nbtrain.inference.runner import Reading, Runner
 from nbtrain.inference.scored import Scored, ScoreRequest, Scores, scores_of
 
 PREFILL_TOKENS = 256
-# While nothing is generated, nobody waits for the next token: a GPU gets larger passes. (On a CPU core, 4,096
-# tokens of a pass take as long each as 256.) Their logits are kept below so many numbers: 1 GiB in fp32.
+# While texts are only scored, no request waits for a next token, so a GPU gets larger passes. (On a CPU core,
+# 4,096 tokens in a pass take as long per token as 256.) MOST_LOGITS limits their logits: 1 GiB in fp32.
 SCORED_TOKENS_ON_GPU = 8192
 MOST_LOGITS = 1 << 28
 # A shorter common beginning is read as quickly as it is copied.
@@ -44,7 +44,7 @@ LEAST_SHARED_TOKENS = 8
 
 
 class Engine:
-    """The texts that are being made with one model, and those that wait."""
+    """An engine with the texts that are generated with one model, and the waiting requests."""
 
     def __init__(
         self,
@@ -58,14 +58,14 @@ class Engine:
         """Tokens that end a text."""
         on_gpu = runner.device.type != "cpu"
         self.scored_tokens = min(SCORED_TOKENS_ON_GPU, MOST_LOGITS // runner.vocab_size) if on_gpu else 0
-        """Tokens of a pass while nothing is generated, unless prefill_tokens is more."""
+        """Tokens of a pass while texts are only scored, unless prefill_tokens is larger."""
         self.running: list[Choice | Scored] = []
-        """By slot."""
+        """Running texts by slot."""
         self.waiting: deque[Choice | Scored] = deque()
         self._requests: dict[str, Request | ScoreRequest] = {}
         self._beams: dict[str, Beams] = {}
         self._past: list[list[int]] = [[] for _ in range(runner.slots)]
-        """Tokens of which each slot holds the keys, from position 0 on."""
+        """Tokens whose keys each slot holds, from position 0 on."""
         self._events: list[Event] = []
 
     @property
@@ -73,7 +73,7 @@ class Engine:
         return not self.running and not self.waiting and not self._events
 
     def add(self, request: Request) -> None:
-        """Take a request. Raises ConfigError if the model has no room for it."""
+        """Add a request. Raises ConfigError if it exceeds the model's positions."""
         self._check(request)
         generation, prompt = request.generation, request.prompt
         self._requests[request.id] = request
@@ -98,7 +98,7 @@ class Engine:
         return Choice(request, index, self.tokenizer, text, self.end_ids)
 
     def score(self, request: ScoreRequest) -> None:
-        """Take texts to be scored. Raises ConfigError if the model has no room for one of them."""
+        """Add texts to score. Raises ConfigError if one of them exceeds the model's positions."""
         longest = len(request.context) + max(map(len, request.continuations), default=0) - 1
         if not request.context or not all(request.continuations) or not request.continuations:
             raise ConfigError("a context and each of its continuations need at least one token.")
@@ -113,7 +113,7 @@ class Engine:
         self.waiting.append(Scored(request))
 
     def cancel(self, request_id: str) -> None:
-        """Forget a request; no further event of it comes. One that is not known has ended."""
+        """Cancel a request, which then yields no more events. An unknown request has already ended."""
         if (request := self._requests.pop(request_id, None)) is None:
             return
         self._beams.pop(request_id, None)
@@ -122,7 +122,7 @@ class Engine:
         self._leave([choice for choice in self.running if choice.request is request])
 
     def step(self) -> list[Event]:
-        """One pass; the events since the last step."""
+        """Run one pass and return the events since the last step."""
         self._admit()
         readings, readers = self._next_pass()
         if readings:
@@ -163,7 +163,7 @@ class Engine:
             )
 
     def _admit(self) -> None:
-        """Give free slots to those that wait, in order."""
+        """Assign free slots to the waiting requests, in order."""
         while self.waiting and len(self.running) < self.runner.slots:
             choice = self.waiting[0]
             if isinstance(choice, Scored):
@@ -263,7 +263,7 @@ class Engine:
             self._choose(ready, logits if len(last) == len(logits) else logits[last])
 
     def _give_scores(self, readers: list[tuple[Scored, Reading, slice]], logits: torch.Tensor) -> None:
-        """The scores of what was read; a text whose continuations are all read ends."""
+        """Return the scores of the tokens read; a request ends after its last continuation."""
         labels: list[int] = []
         at: list[int] = []
         for scored, reading, part in readers:
@@ -290,14 +290,14 @@ class Engine:
         self._leave(ended)
 
     def _choose(self, ready: list[Choice], logits: torch.Tensor) -> None:
-        """Give each its next token by a row of logits."""
+        """Choose the next token of each text from its row of logits."""
         ended: list[Choice | Scored] = []
         apart = [row for row, choice in enumerate(ready) if choice.request.id in self._beams]
         if apart:
             ended += self._advance_beams([ready[row] for row in apart], logits[apart])
             kept = [row for row in range(len(ready)) if row not in apart]
             ready, logits = [ready[row] for row in kept], logits[kept]
-        # Only the prompt was asked for.
+        # Only the prompt was requested.
         done = [choice for choice in ready if choice.request.generation.max_new_tokens == 0]
         if done:
             for choice in done:
@@ -345,7 +345,7 @@ class Engine:
     def _entries(
         self, choices: list[Choice], logits: torch.Tensor, tokens: list[int]
     ) -> Sequence[Event | None]:
-        """The log-probabilities for those that want them."""
+        """Return the log-probabilities for the texts that request them."""
         found: list[Event | None] = [None] * len(choices)
         for row, (choice, token) in enumerate(zip(choices, tokens)):
             if (alternatives := choice.request.generation.logprobs) is not None:
@@ -365,7 +365,7 @@ class Engine:
             self._events.append({"id": choice.request.id, "prompt_logprobs": found})
 
     def _advance_beams(self, ready: list[Choice], logits: torch.Tensor) -> list[Choice | Scored]:
-        """One step of every search; returns the choices of those that are over."""
+        """Advance every search by one step, and return the choices of finished searches."""
         ended: list[Choice | Scored] = []
         requests = {choice.request.id: choice.request for choice in ready}
         for request in requests.values():
@@ -394,7 +394,7 @@ class Engine:
         return ended
 
     def _end_beams(self, request: Request, search: Beams) -> None:
-        """The events of the best texts, each whole."""
+        """Return the events of the best texts, each complete."""
         for index, best in enumerate(search.best()):
             whole = self._choice(request, index)
             pieces = []
@@ -433,7 +433,7 @@ class Engine:
         }
 
     def _leave(self, choices: list[Choice | Scored]) -> None:
-        """Free the slots of some choices; the last ones move into them."""
+        """Free the slots of finished choices; the last texts move into them."""
         slots = sorted((slot for slot, choice in enumerate(self.running) if choice in choices), reverse=True)
         for slot in slots:
             last = len(self.running) - 1
@@ -448,7 +448,7 @@ class Engine:
 
 
 def _common(past: list[int], wanted: list[int], more_than: int) -> int:
-    """How many tokens both begin with, if it can be more than so many."""
+    """Return the length of the common beginning, or 0 if it is not longer than `more_than`."""
     most = min(len(past), len(wanted))
     if most <= more_than or past[: more_than + 1] != wanted[: more_than + 1]:
         return 0

@@ -1,7 +1,7 @@
-"""Whether a model fits this machine's memory, over how many GPUs it is cut, and for how many texts at once.
+"""Fit of a model into this machine's memory: the number of GPUs to shard it across, and of texts at once.
 
 Each GPU, or the machine's memory, holds its part of the weights and, for each text, its part of the keys and
-values of all positions. A tenth is left for activations and the allocator.
+values of all positions. A tenth is reserved for activations and the allocator.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Needed:
     slot: int
     """Bytes of one text, whose keys and values are stored once."""
     groups: int
-    """Heads of keys and values: of more ranks several have the same one, each a copy."""
+    """Number of key and value heads: with more ranks, several ranks hold copies of the same head."""
 
     @classmethod
     def of(cls, config: GPTConfig, num_parameters: int, bytes_per_number: int, positions: int) -> "Needed":
@@ -37,7 +37,7 @@ class Needed:
         return cls(num_parameters * bytes_per_number, numbers * bytes_per_number, config.query_groups)
 
     def slot_over(self, ranks: int) -> int:
-        """Bytes of one text over so many ranks, copies included."""
+        """Return the bytes of one text over `ranks` ranks, copies included."""
         return self.slot * max(ranks // self.groups, 1)
 
 
@@ -48,10 +48,10 @@ def fit(
     slots: int | None = None,
     most_slots: int = MOST_SLOTS_ON_CPU,
 ) -> tuple[int, int]:
-    """(ranks, slots): the fewest of the possible `sizes` that hold the model, and how many texts at once.
+    """Return (ranks, slots): the smallest of `sizes` that holds the model, and the number of texts at once.
 
-    free: bytes of each device. `slots` is what the user asked for, or None for at most most_slots. Raises
-    ConfigError if the model does not fit, with the numbers.
+    `free` has the free bytes of each device. `slots` is the requested number, or None for at most most_slots.
+    Raises ConfigError, with the numbers, if the model does not fit.
     """
     for ranks in sizes:
         if ranks > len(free):
@@ -67,7 +67,7 @@ def fit(
 
 
 def cuts_of(config: GPTConfig, most: int) -> list[int]:
-    """The numbers of tensor-parallel ranks, up to `most`, over which a model can be cut."""
+    """Return the numbers of tensor-parallel ranks, up to `most`, that a model can be sharded across."""
     heads, groups = config.num_attention_heads, config.query_groups
     rows = (heads + 2 * groups) * config.head_size
     return [
@@ -81,7 +81,7 @@ def cuts_of(config: GPTConfig, most: int) -> list[int]:
 
 
 def free_memory() -> list[int]:
-    """Free bytes of each GPU or, without one, of this machine."""
+    """Return the free bytes of each GPU or, without a GPU, of this machine."""
     if torch.cuda.is_available():
         return [torch.cuda.mem_get_info(number)[0] for number in range(torch.cuda.device_count())]
     return [psutil.virtual_memory().available]

@@ -1,28 +1,28 @@
 """`python -m nbtrain.inference.generate`: a model that is loaded once and generates until its stdin ends.
 
-A JSON object in each line. The first one says what is loaded:
+Input is a JSON object per line. The first one selects the model to load:
 
-    {"run_dir", "step", "dtype", "tensor_parallel_size", "max_batch", "threads"}; null is for what suits
+    {"run_dir", "step", "dtype", "tensor_parallel_size", "max_batch", "threads"}; null is a suitable default
 
-Then requests, at any time, in any number; and what is no longer wanted:
+Requests follow, at any time and in any number, and cancellations:
 
-    {"kind": "generate", "id", "prompt": text, after what the tokenizer puts before one; or token ids or texts
-     that are encoded one by one, after nothing, "slides", and the fields of config/generation.py}
+    {"kind": "generate", "id", "prompt": a text, which follows the tokenizer's prefix, or a list of token ids
+     and texts, which are encoded one by one without a prefix, "slides", and fields of config/generation.py}
     {"kind": "score", "id", "context": token ids, "continuations": lists of token ids}
     {"kind": "cancel", "id"}
 
-On stdout, in lines too:
+Output on stdout is a JSON object per line too:
 
-    {"kind": "note", "message"}                             a torn checkpoint that is not used
+    {"kind": "note", "message"}                             an incomplete checkpoint that is not used
     {"kind": "ready", "step", "dtype", "tensor_parallel_size", "max_batch", "positions", "vocab_size", "eod"}
     {"kind": "events", "events": [...], "running", "waiting"}
-                                                            {"id", "accepted"} or, of a request that is
-                                                            refused, {"id", "error", "message"} (with the
-                                                            numbers of a ContextLengthError); then those of
-                                                            engine.py, of one step
-    {"kind": "error", "error", "message"}                   an NbtrainError's class and message; the end
+                                                            {"id", "accepted"}, or for a refused request
+                                                            {"id", "error", "message"} (with the numbers of
+                                                            a ContextLengthError); then the events of one
+                                                            step of engine.py
+    {"kind": "error", "error", "message"}                   an NbtrainError's class and message, at the end
 
-The asking side is serving/engine_process.py.
+The client is serving/engine_process.py.
 """
 
 import json
@@ -63,7 +63,7 @@ LOOK_SECONDS = 10.0
 
 
 def main() -> int:
-    """Generate until stdin ends; returns the exit code."""
+    """Generate until stdin ends, and return the exit code."""
     # What libraries print goes to stderr: stdout is for lines of JSON.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -87,7 +87,7 @@ def main() -> int:
 
 
 class Service:
-    """An engine over the checkpoint that was asked for, and over the ranks that it is cut to."""
+    """An engine for the requested checkpoint, sharded across tensor-parallel ranks."""
 
     def __init__(self, asked: Message):
         run = RunDir(asked["run_dir"])
@@ -189,7 +189,7 @@ def answers(engine: Engine, commands: "queue.SimpleQueue[Message | None]") -> It
                 refusal = {"error": type(error).__name__, "message": str(error), **numbers}
                 taken.append({"id": command["id"], **refusal})
                 break
-        # A step may take a second: what is taken or refused is said before it.
+        # A step may take a second, so accepted and refused requests are reported before it.
         for next_events in (taken.copy, engine.step):
             events = next_events()
             if events or counts() != said:
@@ -198,9 +198,9 @@ def answers(engine: Engine, commands: "queue.SimpleQueue[Message | None]") -> It
 
 
 def request_of(command: Message, tokenizer: Tokenizer, positions: int) -> Request:
-    """A command as the engine takes it. An empty prompt starts a document, as the tokenizer or training does.
+    """Convert a command to a request. An empty prompt starts a document, as the tokenizer or training does.
 
-    Without max_new_tokens there are as many as the model has positions, and at most most_new_tokens.
+    Without max_new_tokens, the limit is the model's positions and most_new_tokens.
     """
     prompt = command["prompt"]
     tokens: list[int] = []

@@ -1,8 +1,8 @@
-"""A run's model, loaded to generate: from a checkpoint of any layout, cut to the ranks that there are here.
+"""A run's model, loaded for generation from a checkpoint of any layout, and sharded across the ranks here.
 
 Each rank reads its own part of every weight by canonical name (checkpoint/store.py), whatever layout wrote
-it. On a CPU the weights are fp32 unless bf16 is asked for, and are packed for few rows (packed.py); on a GPU
-they are in the format they were trained in.
+it. On a CPU the weights are fp32 unless bf16 is requested, and are packed for few rows (packed.py); on a GPU
+they keep the format that they were trained in.
 """
 
 import dataclasses
@@ -40,11 +40,11 @@ class Loaded:
     model: GPT
     tokenizer: Tokenizer
     end_ids: frozenset[int]
-    """The tokens that end a text."""
+    """Tokens that end a text."""
     step: int
     dtype: str
     passed_over: list[tuple[int, str]]
-    """Newer checkpoints that are not whole, each with its reason."""
+    """Newer checkpoints that are not complete, each with the reason."""
 
 
 def load(
@@ -55,12 +55,12 @@ def load(
     device: torch.device | str = "cpu",
     is_checked: bool = False,
 ) -> Loaded:
-    """The model of a run's checkpoint, or this rank's part of it; step None is the newest whole one.
+    """Load the model of a run's checkpoint, or this rank's part of it; step None is the newest complete one.
 
-    dtype: fp32, bf16, fp16, or auto, which is fp32 on a CPU and the training's format on a GPU. A step that
-    is_checked is not read once more to compare its sums. Raises
-    CheckpointError if no checkpoint is whole, DataError if the tokenizer is another one than in training,
-    and ConfigError if the model cannot be cut over the ranks of `group`.
+    `dtype` is fp32, bf16, fp16, or auto, which is fp32 on a CPU and the training's format on a GPU. With
+    `is_checked`, the step's checksums are not compared again. Raises CheckpointError if no checkpoint is
+    complete, DataError if the tokenizer is not the one used in training, and ConfigError if the model cannot
+    be sharded across the ranks of `group`.
     """
     config = load_resolved(run.config_yaml)
     tokenizer = Tokenizer.load(tokenizer_dir(config.tokenizer.name))
@@ -80,7 +80,7 @@ def load(
 
 
 def model_of(config: RunConfig, group: Group = ALONE) -> GPT:
-    """The GPT of a run without its weights, cut over `group`, for passes without gradients."""
+    """Build the GPT of a run without its weights, sharded across `group`, for passes without gradients."""
     plain = GPTConfig.of(config)
     rows = -(-plain.padded_vocab_size // group.size) * group.size
     plain = dataclasses.replace(
@@ -105,7 +105,7 @@ def model_of(config: RunConfig, group: Group = ALONE) -> GPT:
 
 @torch.no_grad()
 def fill(model: GPT, store: CheckpointStore | MergedWeights) -> None:
-    """Put a checkpoint's weights, or this rank's part of them, into the model."""
+    """Load a checkpoint's weights, or this rank's part of them, into the model."""
     group = model.parallel.tensor
     for name, parameter in model.named_parameters():
         weight = store.weights(name)

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens for readers: of the model itself, before temperature, cuts and penalties."""
+"""Log-probabilities of tokens for readers: from the model itself, before temperature, cuts and penalties."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 def logprobs_of(
     logits: torch.Tensor, tokens: list[int | None], alternatives: int, tokenizer: Tokenizer
 ) -> list[dict[str, Any] | None]:
-    """For logits [r, v] the entry of each of r tokens; None stands for a token that is not wanted.
+    """Return the entry of each of r tokens, from logits [r, v]; a token of None is skipped.
 
-    {"id", "token", "bytes", "logprob", "top": the likeliest in its place, as such entries}
+    {"id", "token", "bytes", "logprob", "top": entries of the likeliest tokens at this position}
     """
     wanted = [row for row, token in enumerate(tokens) if token is not None]
     found: list[dict[str, Any] | None] = [None] * len(tokens)
@@ -36,7 +36,7 @@ def _entry(token: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def shown(written: bytes) -> str:
-    """A token's text; the bytes of a part of a character as OpenAI writes them, so that no two are alike."""
+    """Return a token's text; bytes of a partial character are written as in OpenAI's API, to be distinct."""
     try:
         return written.decode()
     except UnicodeDecodeError:

@@ -1,10 +1,10 @@
-"""Tensor-parallel ranks of one engine: the first one is the engine's process, and starts the others.
+"""Tensor-parallel ranks of one engine: rank 0 is the engine's process, and starts the others.
 
-    python -m nbtrain.inference.ranks      one of the others: {"rank", "size", "store", ...} on stdin
+    python -m nbtrain.inference.ranks      one of the other ranks: {"rank", "size", "store", ...} on stdin
 
-What is done next goes from the first rank to the others over gloo; activations go over NCCL on GPUs. The
-others end with the first one, and the first one with any of them. All are on this machine: collectives use
-the loopback, and the ranks find each other by a file in a folder that only this user can enter.
+Rank 0 sends orders to the others over gloo; activations are sent over NCCL on GPUs. The others end when rank
+0 ends, and rank 0 ends when any of them ends. All ranks are on this machine: collectives use the loopback
+interface, and the ranks find each other by a file in a folder that only this user can open.
 """
 
 import json
@@ -28,21 +28,21 @@ from nbtrain.inference.loaded import load
 from nbtrain.inference.runner import Runner
 from nbtrain.parallel.groups import Group
 
-# Ranks wait for the next order as long as nobody asks for text.
+# Ranks wait for the next order as long as there is no request.
 WAIT = timedelta(days=3650)
 NOT_ENDED = "a tensor-parallel rank of the model has ended: its last words are above."
 
 
 class GlooOrders:
-    """Lists of integers, from the first rank to all others."""
+    """A channel for lists of integers from rank 0 to all others."""
 
     def send(self, numbers: list[int]) -> None:
-        """Only by the first rank."""
+        """Send an order; only rank 0 calls it."""
         dist.broadcast(torch.tensor([len(numbers)]), 0)
         dist.broadcast(torch.tensor(numbers), 0)
 
     def receive(self) -> list[int]:
-        """By all others."""
+        """Receive the order of rank 0; all other ranks call it."""
         length = torch.empty(1, dtype=torch.long)
         dist.broadcast(length, 0)
         numbers = torch.empty(int(length), dtype=torch.long)
@@ -51,7 +51,7 @@ class GlooOrders:
 
 
 class Ranks:
-    """The other ranks, started by the first one."""
+    """The other ranks, started by rank 0."""
 
     def __init__(self, size: int, request: dict[str, Any]):
         """`request`: what each of them loads, as `follow` reads it."""
@@ -75,16 +75,16 @@ class Ranks:
     def _watch(self, process: subprocess.Popen) -> None:
         process.wait()
         if not self._is_ending:
-            # The others may wait in a collective for ever.
+            # The other ranks may wait in a collective forever.
             print(NOT_ENDED, file=sys.stderr, flush=True)
             os._exit(1)
 
     def will_end(self) -> None:
-        """The ranks are about to be told to end."""
+        """Expect the ranks to end, because they are told to."""
         self._is_ending = True
 
     def wait(self) -> None:
-        """Until they have ended."""
+        """Wait until the ranks have ended."""
         leave()
         for process in self.processes:
             process.wait()
@@ -92,7 +92,7 @@ class Ranks:
 
 
 def join(rank: int, size: int, store: str) -> Group:
-    """The group of all ranks; called by each."""
+    """Join the group of all ranks, and return it; every rank calls it."""
     # Gloo else looks up the host's name, which may wait for DNS.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -101,7 +101,7 @@ def join(rank: int, size: int, store: str) -> Group:
 
 
 def leave() -> None:
-    """In step with the others: else gloo's threads abort some exits."""
+    """Destroy the process group after a barrier; without it, gloo's threads abort some exits."""
     dist.barrier()
     dist.destroy_process_group()
 
@@ -112,7 +112,7 @@ def device_of(rank: int) -> torch.device:
 
 
 def main() -> int:
-    """The life of a rank that follows the first one."""
+    """Run a rank that follows rank 0."""
     die_with_parent(signal.SIGKILL)
     request = json.load(sys.stdin)
     if request.get("threads"):

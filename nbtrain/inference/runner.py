@@ -1,10 +1,10 @@
-"""A model with its cache: reads tokens of many sequences and gives logits, on every tensor-parallel rank.
+"""A model with its cache: it reads tokens of many sequences and returns logits, on all tensor-parallel ranks.
 
     runner.read([Reading(slot=0, start=5, tokens=[17])], wanted=[0])     logits [1, v], fp32
     runner.copy([2], [0], [9])                                           slot 2 begins with 9 tokens of slot 0
 
-Over several ranks the first one says what is done next (`Orders`), and the others do it too (`follow`). All
-hold the same tokens; only the first one needs the logits.
+With several ranks, rank 0 sends orders (`Orders`), and the others execute them too (`follow`). All ranks have
+the same tokens; only rank 0 needs the logits.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class Reading(NamedTuple):
 
 
 class Orders(Protocol):
-    """Sends integers from the first rank to the others."""
+    """A sender of integers from rank 0 to the others."""
 
     def send(self, numbers: list[int]) -> None: ...
 
@@ -36,7 +36,7 @@ READ, COPY, END = range(3)
 
 
 class Runner:
-    """Passes of one model over one cache."""
+    """A runner of passes of one model over one cache."""
 
     def __init__(self, model: GPT, slots: int, positions: int | None = None, orders: Orders | None = None):
         self.model = model.eval()
@@ -47,7 +47,7 @@ class Runner:
 
     @property
     def vocab_size(self) -> int:
-        """Ids in use."""
+        """Number of ids in use."""
         return self.model.config.vocab_size or self.model.config.padded_vocab_size
 
     def read(self, readings: Sequence[Reading], wanted: Sequence[int]) -> torch.Tensor:
@@ -76,7 +76,7 @@ class Runner:
 
     @torch.inference_mode()
     def copy(self, targets: Sequence[int], sources: Sequence[int], lengths: Sequence[int]) -> None:
-        """Have each target hold the first tokens of a source; all sources are taken first."""
+        """Copy the first tokens of each source to its target; all sources are read first."""
         if self.orders is not None:
             self.orders.send([COPY, *targets, *sources, *lengths])
         self._copy(targets, sources, lengths)
@@ -85,7 +85,7 @@ class Runner:
         self.cache.reorder(targets, sources, lengths)
 
     def follow(self) -> None:
-        """Do what the first rank does, until its end."""
+        """Execute the orders of rank 0 until it ends."""
         assert self.orders is not None
         while (numbers := self.orders.receive())[0] != END:
             if numbers[0] == COPY:

@@ -1,7 +1,7 @@
-"""From logits to the next tokens, of several sequences that choose in one way.
+"""Sampling of the next tokens from logits, for several sequences with the same settings.
 
-The order is transformers': penalties, temperature, top_k, top_p, min_p. Each sequence brings a number of its
-own generator, so that its choice does not depend on the sequences beside it.
+The order is the same as in transformers: penalties, temperature, top_k, top_p, min_p. Each sequence passes a
+random number from its own generator, so that its choice does not depend on the other sequences.
 
 Shapes: r sequences, v vocabulary, k tokens to choose among
 """
@@ -14,7 +14,8 @@ from nbtrain.config.generation import Generation
 
 # To sort a whole vocabulary takes ten times as long as to find so many of the likeliest.
 LIKELIEST = 512
-# Logits over less than it may be infinite in fp32, and their softmax NaN. It takes the likeliest as well.
+# Logits divided by a smaller temperature may be infinite in fp32, and their softmax NaN. This temperature
+# chooses the likeliest token as well.
 LEAST_TEMPERATURE = 1e-6
 
 
@@ -24,7 +25,7 @@ def how(generation: Generation) -> tuple[float, int, float, float]:
 
 
 def choose(logits: torch.Tensor, generation: Generation, drawn: torch.Tensor | None) -> torch.Tensor:
-    """Token ids [r] for logits [r, v]; drawn [r]: uniform in [0, 1), fp64, unless the choice is greedy."""
+    """Choose token ids [r] from logits [r, v]; drawn [r]: uniform in [0, 1), fp64, unless greedy."""
     if generation.is_greedy or drawn is None:
         return logits.argmax(-1)
     probabilities, ids = distribution(logits, generation)
@@ -36,7 +37,7 @@ def choose(logits: torch.Tensor, generation: Generation, drawn: torch.Tensor | N
 
 
 def distribution(logits: torch.Tensor, generation: Generation) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(probabilities [r, k], ids [r, k], the likeliest first; None for all ids in order), fp32."""
+    """Return (probabilities [r, k], ids [r, k], the likeliest first; None for all ids in order), fp32."""
     temperature, vocabulary = max(generation.temperature, LEAST_TEMPERATURE), logits.shape[-1]
     scaled = logits.float() / temperature
     top_k, top_p, ids = generation.top_k, generation.top_p, None
@@ -58,7 +59,7 @@ def distribution(logits: torch.Tensor, generation: Generation) -> tuple[torch.Te
 
 
 def _likeliest(probabilities: torch.Tensor, share: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Probabilities in falling order with their ids, as many as make up `share` in every row."""
+    """Return descending probabilities with their ids, as many as sum to `share` in every row."""
     if probabilities.device.type == "cpu" and probabilities.shape[-1] > LIKELIEST:
         few, ids = probabilities.topk(LIKELIEST)
         if bool((few.sum(-1) >= share).all()):
@@ -69,9 +70,9 @@ def _likeliest(probabilities: torch.Tensor, share: float) -> tuple[torch.Tensor,
 def penalized(
     logits: torch.Tensor, generation: Generation, present: torch.Tensor, counts: Mapping[int, int]
 ) -> torch.Tensor:
-    """logits [v] after the penalties, as a copy.
+    """Return a copy of logits [v] with the penalties applied.
 
-    present: ids of the prompt and the new text, each once; counts: of the new text.
+    `present` are the ids in prompt and new text, each once; `counts` counts the ids in the new text.
     """
     logits = logits.clone()
     if (penalty := generation.repetition_penalty) != 1:

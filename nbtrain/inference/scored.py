@@ -1,9 +1,9 @@
-"""Continuations whose log-probabilities are asked for: of one context, read one after the other in one slot.
+"""Continuations of one context whose log-probabilities are requested, read one after the other in one slot.
 
     ScoreRequest("a", context=[3, 1, 4], continuations=[[1, 5], [9]])
 
-The keys of the context stay in the slot, so it is read once for all continuations. Of a continuation, the
-last token is not read: its probability stands at the token before it.
+The keys of the context stay in the slot, so it is read once for all continuations. The last token of a
+continuation is not read, because its probability is computed at the token before it.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Scores(NamedTuple):
 
 
 class Scored:
-    """A request while it has a slot. The engine asks it as it asks a Choice what to read."""
+    """A request while it has a slot, with the same interface to the engine as a Choice."""
 
     def __init__(self, request: ScoreRequest):
         self.request = request
@@ -61,21 +61,21 @@ class Scored:
         return self.request.context[:-1]
 
     def wanted(self, start: int, count: int) -> range:
-        """Which of `count` tokens, read from position `start` on, stand before one that is scored."""
+        """Return which of `count` tokens from position `start` on precede a scored token."""
         return range(max(len(self.request.context) - 1 - start, 0), count)
 
     def labels(self, start: int, count: int) -> list[int]:
-        """The token that follows each of the wanted ones."""
+        """Return the token that follows each of the wanted tokens."""
         first = len(self.request.context) - 1
         return [self._continuation[start + place - first] for place in self.wanted(start, count)]
 
     def take(self, scores: Scores) -> None:
-        """The next scores of this continuation."""
+        """Add the next scores of this continuation."""
         self._logprobs += scores.logprobs
         self._is_greedy = self._is_greedy and all(scores.are_likeliest)
 
     def end_of_one(self) -> Event:
-        """The event of a continuation that was read."""
+        """Return the event of a continuation that was read."""
         return {
             "id": self.request.id,
             "index": self.index,
@@ -84,7 +84,7 @@ class Scored:
         }
 
     def next(self) -> bool:
-        """Go on with the next continuation, after all of the context but its last token; False: none left."""
+        """Start the next continuation, after all of the context but its last token; False without one."""
         self.index += 1
         if self.index == len(self.request.continuations):
             return False

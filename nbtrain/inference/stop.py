@@ -1,15 +1,15 @@
-"""Stop strings in a text that comes in pieces: nothing of one is given out, wherever the pieces are cut."""
+"""Stop strings in a streamed text: no part of one is released, wherever the pieces are split."""
 
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """`add(piece)` gives the text that no stop string can reach back into."""
+    """A filter of stop strings: `add(piece)` returns the text that cannot be part of a stop string."""
 
     def __init__(self, stops: Sequence[str] = ()):
         self.stops = tuple(stops)
         self.found: str | None = None
-        """The one that ended the text."""
+        """Stop string that ended the text."""
         self._held = ""
 
     def add(self, piece: str) -> str:
@@ -19,7 +19,7 @@ class StopStrings:
         text = self._held + piece
         ends = [(place + len(stop), place, stop) for stop in self.stops if (place := text.find(stop)) >= 0]
         if ends:
-            # The one that is complete first, however the text is cut; of two, the longer one.
+            # The first stop string to be complete counts, however the text is split; of two, the longer one.
             _, place, self.found = min(ends)
             self._held = ""
             return text[:place]

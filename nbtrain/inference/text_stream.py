@@ -1,4 +1,4 @@
-"""Text of tokens as they are made, a piece at a time: only finished characters, each once."""
+"""Streaming text from generated tokens: only complete characters, each once."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,11 @@ from nbtrain.corpus.tokenizer.unfinished import REPLACEMENT
 
 
 class TextStream:
-    """`add(token)` gives the new text; the pieces together are the text that follows `prompt`.
+    """A decoder of tokens to text: `add(token)` returns the new text, and all pieces follow `prompt`.
 
-    A character that no token finishes never comes out. Bytes that are not UTF-8 come out as U+FFFD. A token's
-    text depends on its neighbours (SentencePiece puts the blank between words into the second one and drops
-    the first blank of all), so each token is decoded after the tokens of the piece before it.
+    A character that no token completes is never returned. Bytes that are not UTF-8 are returned as U+FFFD. A
+    token's text depends on its neighbors (SentencePiece puts the space between words into the second word and
+    drops the very first space), so each token is decoded after the tokens of the previous piece.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()):
@@ -23,7 +23,7 @@ class TextStream:
         """Characters of the prompt's text: the place where the new text begins."""
 
     def add(self, token: int) -> str:
-        """The text that `token` finishes; "" while bytes of its character are missing."""
+        """Return the text that `token` completes; "" while bytes of its character are missing."""
         self._new.append(token)
         text, is_unfinished = self._decoded()
         piece = text[len(self._shown) :]

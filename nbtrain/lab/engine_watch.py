@@ -1,4 +1,4 @@
-"""An engine asked in the background while somebody looks at its job: one thread for each job and process.
+"""Background polling of a scheduler while a page of its job is open: one thread per job and process.
 
 panel, wait -> look_after(job) -> thread: Backend.next_change, status -> engine.json -> every reader
 """
@@ -13,9 +13,9 @@ from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir
 from nbtrain.jobs.backends.base import backend_of
 
-# As often as an engine may be asked.
+# Seconds between two requests to a scheduler.
 ASK_SECONDS = 5.0
-# A panel asks for its figures once a second, unless its page is hidden.
+# A panel requests its data once a second, unless its page is hidden.
 FORGET_SECONDS = 30.0
 
 _looked_at: dict[str, float] = {}
@@ -23,7 +23,7 @@ _lock = threading.Lock()
 
 
 def look_after(job: JobDir) -> None:
-    """Have the engine of an active job asked until FORGET_SECONDS after the newest call; returns at once."""
+    """Poll the scheduler of an active job until FORGET_SECONDS after the newest call; returns at once."""
     key, now = str(job.path), time.monotonic()
     with _lock:
         watched = key in _looked_at
@@ -42,7 +42,7 @@ def look_after(job: JobDir) -> None:
 
 def _ask(job: JobDir, key: str, kind: str) -> None:
     try:
-        # What is wrong with a record or a disk is said to whoever reads it.
+        # Errors of a record or a disk are reported by the process that reads the record.
         with contextlib.suppress(NbtrainError, OSError):
             backend = backend_of(kind)
             while backend.status(job)[0] in ACTIVE and time.monotonic() - _looked_at[key] < FORGET_SECONDS:

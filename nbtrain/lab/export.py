@@ -1,4 +1,4 @@
-"""nbconvert's HTML of notebooks that use nbtrain: complete without a network, and asking none.
+"""nbconvert's HTML export of notebooks that use nbtrain: complete without network access.
 
     the widget of an output with a picture    omitted: a widget manager from a CDN would hide the picture
     require.js, MathJax, Mermaid              not requested if nothing on the page needs them
@@ -22,10 +22,10 @@ CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 
 
 class OfflinePage(Preprocessor):
-    """Takes what needs a network out of a notebook and out of the page around it."""
+    """A preprocessor that removes everything that needs a network from a notebook and its page."""
 
     def preprocess(self, nb: Any, resources: Any) -> tuple[Any, Any]:
-        """The notebook and nbconvert's resources, changed in place."""
+        """Change the notebook and nbconvert's resources in place, and return them."""
         if any(cell.cell_type == "code" and USES_NBTRAIN.search(cell.source) for cell in nb.cells):
             without_widgets(nb)
             without_folded_sources(nb)
@@ -35,7 +35,7 @@ class OfflinePage(Preprocessor):
 
 
 def without_widgets(nb: Any) -> None:
-    """Outputs with a picture lose their widget; without any widget left, its saved state goes too."""
+    """Remove the widget of outputs with a picture, and the saved widget state if no widget is left."""
     outputs = [output.get("data", {}) for cell in nb.cells for output in cell.get("outputs", [])]
     for data in outputs:
         if "text/html" in data or "image/png" in data:
@@ -45,14 +45,14 @@ def without_widgets(nb: Any) -> None:
 
 
 def without_folded_sources(nb: Any) -> None:
-    """Have nbconvert omit the source of each cell whose source is folded in JupyterLab."""
+    """Make nbconvert omit the source of each cell whose source is folded in JupyterLab."""
     for cell in nb.cells:
         if cell.metadata.get("jupyter", {}).get("source_hidden"):
             cell.metadata["transient"] = {"remove_source": True}
 
 
 def unneeded(nb: Any) -> list[str]:
-    """nbconvert's names of the libraries that nothing in the notebook uses."""
+    """Return nbconvert's names of the libraries that the notebook does not use."""
     outputs = [output.get("data", {}) for cell in nb.cells for output in cell.get("outputs", [])]
     texts = [CODE.sub("", cell.source) for cell in nb.cells if cell.cell_type == "markdown"]
     names = []

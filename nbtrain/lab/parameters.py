@@ -1,7 +1,7 @@
-"""The parameters that a notebook was given: whether the notebook has them, and a source of text as overrides.
+"""Parameters of a notebook: the check that the notebook has them, and a source of text as overrides.
 
-papermill only warns about a parameter that the notebook does not have, so a typing error would train the
-default run. `nb.check_parameters()` in a notebook makes it an error, however the notebook was started.
+papermill only warns about a parameter that the notebook does not have, so a typo would train the default run.
+`nb.check_parameters()` in a notebook makes it an error, however the notebook was started.
 """
 
 import ast
@@ -26,7 +26,7 @@ TYPE_WORDS: dict[type, str] = {
 def check_parameters() -> None:
     """Raise ConfigError for an injected parameter that the notebook does not have, or of another type.
 
-    Of the cells that have run, the first assigns the parameters; papermill's, marked, assigns others to them.
+    The first cell that has run assigns the parameters; papermill's marked cell assigns other values to them.
     """
     from IPython import get_ipython
 
@@ -53,7 +53,7 @@ def check_parameters() -> None:
 
 
 def annotated_types(source: str) -> dict[str, type]:
-    """{name: type} of a cell's annotated assignments, of the types of TYPE_WORDS."""
+    """Return {name: type} of a cell's annotated assignments, for the types of TYPE_WORDS."""
     plain = {kind.__name__: kind for kind in TYPE_WORDS}
     return {
         node.target.id: plain[node.annotation.id]
@@ -66,7 +66,7 @@ def annotated_types(source: str) -> dict[str, type]:
 
 
 def assigned_names(source: str) -> list[str]:
-    """The names that a cell assigns at its top level, in order."""
+    """Return the names that a cell assigns at its top level, in order."""
     names = []
     for node in _statements(source):
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
@@ -92,7 +92,7 @@ def _statements(source: str) -> list[ast.stmt]:
 def with_source(overrides: Overrides, source: str, dataset: str) -> Overrides:
     """Return overrides that also set data.sources to one entry, and the name of its dataset.
 
-    Without `dataset`, the text gets a name of its own (config/own_names.py). Raises ConfigError, as nb.load
+    Without `dataset`, the dataset gets a separate name (config/own_names.py). Raises ConfigError, as nb.load
     does, for overrides or a source that cannot be read.
     """
     added = {"data.sources": f"[{source}]"} if source else {}

@@ -1,4 +1,4 @@
-"""The actions that a user can take on a run now, with the labels of their buttons, for views and server.
+"""Actions that a user can take on a run now, with the labels of their buttons, for views and server.
 
     run_shown(RunView)  ->  the snapshot with "actions": [{"key", "words", "title", "ask"?}]
 
@@ -22,7 +22,7 @@ from nbtrain.monitor.runs import NO_JOB
 
 
 def run_shown(view: RunView) -> dict[str, Any]:
-    """RunView.snapshot() and the actions that its state allows."""
+    """Return RunView.snapshot() and the actions that its state allows."""
     snapshot, now = view.snapshot(), time.monotonic()
     key = (snapshot["state"], snapshot["asked"])
     at, kept, found = _kept.get(view, (-math.inf, None, []))
@@ -40,7 +40,7 @@ _kept: "weakref.WeakKeyDictionary[RunView, tuple[float, Any, list[dict[str, Any]
 
 
 def actions(run: RunDir, state: str, asked: str | None = None) -> list[dict[str, Any]]:
-    """In the order of their buttons."""
+    """Return the actions on a run, in the order of their buttons."""
     clone = _action("clone", "Clone", "Open the form with this run's settings under a new name.")
     if state in ACTIVE:
         return [*_of_active(run, state, asked), clone]

@@ -1,4 +1,4 @@
-"""The pages Plan, Config and Metrics of a run as JSON, for the server's routes and the static picture."""
+"""Pages Plan, Config and Metrics of a run as JSON, for the server's routes and the static picture."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,14 +10,14 @@ from nbtrain.monitor.metrics_range import MOST_TAGS, Asked, metrics, whole_metri
 from nbtrain.monitor.run_ids import name_of
 from nbtrain.monitor.run_view import RunView
 
-# Of a picture's curve: as many as its few hundred pixels show.
+# Points of a picture's curve: as many as its few hundred pixels show.
 PICTURE_POINTS = 100
-# A long run's event files are read for so long at most.
+# Maximum seconds for reading a long run's event files.
 READ_SECONDS = 3.0
 
 
 def plan_page(run: RunDir) -> dict[str, Any]:
-    """{"headline", "kind", "tables", "findings"}, with what the run's last job measured."""
+    """Return {"headline", "kind", "tables", "findings"}, with the measurements of the run's last job."""
     from nbtrain.config.load import load_resolved
     from nbtrain.planner.plan import plan
 
@@ -33,9 +33,9 @@ def plan_page(run: RunDir) -> dict[str, Any]:
 
 
 def config_page(run: RunDir, readable: Callable[[Path], object] = lambda path: path) -> dict[str, Any]:
-    """{"yaml", "parent", "differences"}: [key, value here, value of the parent].
+    """Return {"yaml", "parent", "differences"}; a difference is [key, value here, value of the parent].
 
-    `parent` is the run that this one was cloned from, None if there is none any more. `readable` raises an
+    `parent` is the run that this one was cloned from, None if it no longer exists. `readable` raises an
     NbtrainError for a path that may not be read.
     """
     from nbtrain.config.load import load_resolved
@@ -53,7 +53,7 @@ def config_page(run: RunDir, readable: Callable[[Path], object] = lambda path: p
 
 
 def _parent_of(run: RunDir, readable: Callable[[Path], object]) -> RunDir | None:
-    """The run that this one was cloned from, if its configuration can be read."""
+    """Return the run that this one was cloned from, if its configuration can be read."""
     parent = (run.record() or {}).get("parent")
     if not parent or (name := name_of(parent, run.path.parent)) is None:
         return None
@@ -66,14 +66,14 @@ def _parent_of(run: RunDir, readable: Callable[[Path], object]) -> RunDir | None
 
 
 def metrics_page(view: RunView) -> dict[str, Any]:
-    """Every curve of a run with few points, as monitor/metrics_range.py has it."""
+    """Return every curve of a run with few points, in the form of monitor/metrics_range.py."""
     answer = whole_metrics(view, Asked((), points=PICTURE_POINTS), READ_SECONDS)
     names = [row["tag"] for row in answer["tags"]][:MOST_TAGS]
     return metrics(view, Asked(tuple(names), points=PICTURE_POINTS))
 
 
 def run_pages(view: RunView) -> dict[str, Any]:
-    """{"plan", "config", "metrics"}: None for a page that cannot be made, of a damaged run or an old one."""
+    """Return {"plan", "config", "metrics"}, with None for a page that a damaged or old run does not have."""
     made: dict[str, Callable[[], dict[str, Any]]] = {
         "metrics": lambda: metrics_page(view),
         "plan": lambda: plan_page(view.run),

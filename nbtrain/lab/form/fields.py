@@ -1,6 +1,6 @@
 """The fields of the launch form: their pages and order, units and defaults.
 
-Every leaf of the schema has a field of its own or is part of a field's text (a list). A section that may be
+Every leaf of the schema has a separate field or is part of a field's text (a list). A section that may be
 null, such as `lora`, has a switch, and its keys are fields that are used while it is on.
 """
 

@@ -1,1 +1,1 @@
-"""The front end's sources (TypeScript) and their build; no part of the wheel, which has the built bundle."""
+"""Sources of the front end (TypeScript) and their build; the wheel contains only the built bundle."""

@@ -1,11 +1,11 @@
-"""Builds the labextension: `make labextension`, which needs node 20 or newer and the npm registry.
+"""Build of the labextension: `make labextension`, which needs node 20 or newer and the npm registry.
 
     sources (here, and lab/ui/*.js) -> a copy in .cache/labextension -> jlpm install, tsc, jupyter-builder
                                     -> prebuilt/nbtrain, which is committed
 
-The copy keeps node_modules (420 MB) out of the package. One set of sources gives one bundle, byte for byte,
-in every folder. built_from.json in the bundle says which sources it is of and which files it has, so that a
-test knows a stale or mixed bundle without node.
+The copy keeps node_modules (420 MB) out of the package. The same sources give the same bundle, byte for byte,
+in every folder. built_from.json in the bundle lists its sources and files, so that a test detects a stale or
+mixed bundle without node.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ NO_SUCH_NAME = re.compile(r"error TS(2304|2552)\b")
 
 
 def sources() -> dict[str, Path]:
-    """{path below lab/: file} of all that the bundle is made of."""
+    """Return {path below lab/: file} of all sources of the bundle."""
     files = [HERE / name for name in SETTINGS]
     files += (path for folder in FOLDERS for path in (HERE / folder).iterdir() if path.is_file())
     files += USER_INTERFACE.glob("*.js")
@@ -41,7 +41,7 @@ def sources() -> dict[str, Path]:
 
 
 def sha256_of(files: dict[str, Path]) -> str:
-    """One hash over names and contents."""
+    """Return one hash over names and contents."""
     words = (
         f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {name}\n" for name, path in sorted(files.items())
     )
@@ -49,7 +49,7 @@ def sha256_of(files: dict[str, Path]) -> str:
 
 
 def files_below(folder: Path) -> dict[str, Path]:
-    """{path below `folder`: file}, without the record of what it was built from."""
+    """Return {path below `folder`: file}, without built_from.json."""
     found = (path for path in folder.rglob("*") if path.is_file() and path.name != BUILT_FROM)
     return {path.relative_to(folder).as_posix(): path for path in sorted(found)}
 
@@ -61,7 +61,7 @@ def record_of(bundle: Path) -> dict[str, object]:
 
 
 def build(cache: Path = CACHE, target: Path = PREBUILT) -> None:
-    """Build the bundle and put it in the place of the old one."""
+    """Build the bundle and replace the old one."""
     work = cache / "labextension"
     for old in (*(work / folder for folder in (*FOLDERS, "lib", "prebuilt")), cache / "ui"):
         shutil.rmtree(old, ignore_errors=True)
@@ -81,7 +81,7 @@ def build(cache: Path = CACHE, target: Path = PREBUILT) -> None:
 
 
 def check_names(tools: Path, work: Path) -> None:
-    """Ends this program if a module of lab/ui uses a name that it does not have: tsc reads JavaScript too."""
+    """Exit if a module of lab/ui uses an undefined name, which tsc finds in JavaScript too."""
     options = [
         "--noEmit",
         "--allowJs",
@@ -101,7 +101,7 @@ def check_names(tools: Path, work: Path) -> None:
 
 
 def run(command: Iterable[str | Path], folder: Path) -> None:
-    """Run a tool of the build; ends this program with its exit code if it fails."""
+    """Run a tool of the build; exit with its exit code if it fails."""
     words = [str(word) for word in command]
     environment = {**os.environ, "PATH": f"{Path(words[0]).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
     done = subprocess.run(words, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)

@@ -1,6 +1,6 @@
-"""The half of nbtrain inside Jupyter Server: REST under <base_url>nbtrain/, and TensorBoard's tile.
+"""Server extension of nbtrain: REST under <base_url>nbtrain/, and TensorBoard's tile.
 
-Importing it costs nothing: the handlers, and jupyter_server with them, come when the server loads it.
+Importing it is cheap: the handlers and jupyter_server are imported when the server loads the extension.
 """
 
 from typing import Any

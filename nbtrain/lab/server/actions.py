@@ -14,7 +14,7 @@ from nbtrain.monitor.run_view import RunView
 
 
 class ActionHandler(NbtrainHandler):
-    """Answers with {"state", "cause", "name"} after at most two seconds; 202 if the action is still going."""
+    """Base of the actions, which answer {"state", "cause", "name"} within two seconds; 202 if not done."""
 
     def need_job(self, view: RunView, what: str) -> JobDir:
         if (job := view.job) is None:
@@ -32,9 +32,9 @@ class ActionHandler(NbtrainHandler):
 
 
 class StopHandler(ActionHandler):
-    """POST run/<name>/stop or cancel {"now"?}: the ranks save a checkpoint and leave; `now` kills them.
+    """POST run/<name>/stop or cancel {"now"?}: the ranks save a checkpoint and exit; `now` kills them.
 
-    A job that has ended is left as it is.
+    A job that has ended is not changed.
     """
 
     async def post(self, name: str) -> None:
@@ -46,12 +46,12 @@ class StopHandler(ActionHandler):
         if state not in ACTIVE and state != LOST:
             await self.answer_state(view)
             return
-        # Killing does not wait for a stop that is under way.
+        # Killing does not wait for a stop in progress.
         await self.until_answered(view, "kill" if now else "stop", lambda: cancel(job, now=now))
 
 
 class PauseHandler(ActionHandler):
-    """POST run/<name>/pause: the job saves and gives its devices up; resume goes on with it."""
+    """POST run/<name>/pause: the job saves and releases its devices; resume continues it."""
 
     async def post(self, name: str) -> None:
         from nbtrain.jobs.control import pause

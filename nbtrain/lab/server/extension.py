@@ -1,6 +1,6 @@
-"""Puts nbtrain's routes into a Jupyter Server. nbtrain.json, installed with the package, switches it on.
+"""Registration of nbtrain's routes in a Jupyter Server, enabled by nbtrain.json, which the package installs.
 
-What each route takes and answers: openapi.yaml, which a test compares with ROUTES.
+openapi.yaml describes the requests and answers of each route; a test compares it with ROUTES.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from nbtrain.base.workspace import output_root
 from nbtrain.jobs.queue.after_boot import start_after_boot
 from nbtrain.lab.server import actions, forms, jobs, logs, metrics, pages, plans, runs
 
-# Any text: RunDir.named refuses what is no name before a path is made of it.
+# Matches any text: RunDir.named refuses an invalid name before it becomes a path.
 NAME = "([^/]+)"
 # {path below <base_url>nbtrain/, a regular expression: handler}
 ROUTES = {

@@ -1,7 +1,7 @@
-"""The launch form over REST: what it shows, what is said of a draft, suggested layouts, and its submission.
+"""The launch form over REST: its contents, findings on a draft, suggested layouts, and submission.
 
-What is answered: lab/form/answers.py, which also answers a kernel. Run YAMLs outside of the workspace are
-read for a kernel alone.
+The answers come from lab/form/answers.py, which also answers a kernel. Run YAMLs outside of the workspace are
+read only for a kernel.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.lab.server.requests import NbtrainHandler
 from nbtrain.lab.server.views import changed
 
-# Keys of a request, with their types; `object`: the form says what it takes.
+# Keys of a request with their types; the form itself checks values of type `object`.
 KEYS: dict[str, type] = {
     "yaml": str,
     "overrides": object,
@@ -46,14 +46,14 @@ class FormHandler(AboutFormHandler):
 
 
 class FormPartHandler(AboutFormHandler):
-    """POST form/assess, form/layouts: what is said of a draft; the layout search's suggestions."""
+    """POST form/assess, form/layouts: findings on a draft; the layout search's suggestions."""
 
     async def post(self, path: str) -> None:
         await self.answer_form(path, self.body(**KEYS))
 
 
 class FormTextHandler(NbtrainHandler):
-    """POST form/text {"paths": [...]}: what the form opens with for files and folders of the file browser."""
+    """POST form/text {"paths": [...]}: the form's start values for files and folders of the file browser."""
 
     async def post(self) -> None:
         from nbtrain.lab.form.text import form_of_text
@@ -72,7 +72,7 @@ class FormTextHandler(NbtrainHandler):
 
 
 class SubmitHandler(AboutFormHandler):
-    """POST submit: submits what the form holds; {"name", "job_id", "notes"}."""
+    """POST submit: submit the form's run; {"name", "job_id", "notes"}."""
 
     async def post(self) -> None:
         await self.answer_form("submit", self.body(**KEYS), 201)

@@ -1,7 +1,8 @@
-"""TensorBoard that ends when nobody has looked at it for hours, for a pod that is to give its memory back.
+"""TensorBoard that ends after hours without a request, for a pod that must release its memory.
 
-Run as `python -m nbtrain.lab.server.idle_tensorboard`. The kernel's table of TCP connections says whether
-somebody looks: TensorBoard closes each connection after its answer, and the kernel keeps it for a minute.
+It is run as `python -m nbtrain.lab.server.idle_tensorboard`. The kernel's table of TCP connections shows
+whether there were requests: TensorBoard closes each connection after its answer, and the kernel keeps it for
+a minute.
 """
 
 import argparse
@@ -22,7 +23,7 @@ END_SECONDS = 10.0
 
 
 def connections(port: int, tables: Sequence[Path] = TCP_TABLES) -> int:
-    """Connections to a local port, open or closed within the last minute."""
+    """Count the connections to a local port that are open or were closed within the last minute."""
     found = 0
     for table in tables:
         if not table.is_file():
@@ -39,7 +40,7 @@ def serve(
     looks: Callable[[], int],
     every_seconds: float = LOOK_SECONDS,
 ) -> int:
-    """Run `command` to its end, or until `looks()` was 0 for `idle_seconds`; returns its exit code."""
+    """Run `command` to its end, or until `looks()` was 0 for `idle_seconds`, and return its exit code."""
     process = subprocess.Popen(command)
     last = time.monotonic()
     try:
@@ -60,7 +61,7 @@ def serve(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """TensorBoard with the options that follow, and --idle-hours."""
+    """Run TensorBoard with the given options and --idle-hours."""
     parser = argparse.ArgumentParser(description="TensorBoard that ends when nobody looks at it.")
     parser.add_argument("--idle-hours", type=float, default=24.0)
     parser.add_argument("--port", type=int, default=6006)

@@ -1,4 +1,4 @@
-"""A job of a run over REST: its pages in the panel's words, or one part as `nbtrain job --json` has it.
+"""Jobs over REST: the job page for the panel, or one part in the form of `nbtrain job --json`.
 
 The schema of run YAMLs, which a page names its settings by, is loaded at the first request.
 """
@@ -19,7 +19,7 @@ PARTS = ("conditions", "events", "replicas", "resources")
 
 
 def job_named(run: RunDir, job_id: str | None) -> JobDir:
-    """The run's job of that id, by default the newest. Raises NoRun, and OutsideError for a link."""
+    """Return the run's job with an id, by default the newest. Raises NoRun, and OutsideError for a link."""
     ids = run.job_ids()
     if not ids or (job_id is not None and job_id not in ids):
         from nbtrain.monitor.job_page import job_of
@@ -35,7 +35,7 @@ def job_named(run: RunDir, job_id: str | None) -> JobDir:
 
 
 class JobHandler(NbtrainHandler):
-    """GET run/<name>/job?job=<id>: what the pages of the panel show of a job, by default the newest."""
+    """GET run/<name>/job?job=<id>: the job page of a job, by default the newest, for the panel."""
 
     async def get(self, name: str) -> None:
         self.finish(await self.read(_page, name, self.get_argument("job", None)))
@@ -50,7 +50,7 @@ def _page(name: str, job_id: str | None) -> bytes:
 
     began = time.thread_time()
     job = job_named(view_of(name).run, job_id)
-    # Of a job that has ended a page is asked for once: it must not get the one from before the end.
+    # The page of an ended job is requested only once, and must not be the cached page from before its end.
     key = f"{job.path} {read_state(job, time.time())[0]}"
     at, content = _kept.get(key, (-math.inf, b""))
     if time.monotonic() - at >= PAGES.seconds:
@@ -65,7 +65,7 @@ def _page(name: str, job_id: str | None) -> bytes:
 class JobPartHandler(NbtrainHandler):
     """GET run/<name>/conditions, events, replicas or resources?job=&since=: {"job_id", "state", part}.
 
-    `since`, in seconds since the epoch, leaves out older events and older points of resources.
+    `since`, in seconds since the epoch, excludes older events and older points of resources.
     """
 
     async def get(self, name: str, part: str) -> None:

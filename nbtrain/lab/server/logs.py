@@ -1,6 +1,6 @@
-"""The logs of a run over REST: a piece by its offset, a search, the last traceback, a whole file.
+"""Logs of a run over REST: a piece by its offset, a search, the last traceback, a whole file.
 
-Text goes out as JSON or as a file to save, never as a page: what a log holds, a browser does not run.
+Text is sent as JSON or as a file to save, never as a page, so that a browser does not run a log's content.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from nbtrain.monitor import logs
 MOST_HITS = 1000
 HITS = 200
 MOST_TEXT = 1000
-# Of a download, so much is held at a time.
+# Bytes of a download in memory at a time.
 PIECE_BYTES = 1 << 20
 # A log may have gigabytes: a search must not keep other readers waiting.
 SEARCHERS = ThreadPoolExecutor(2, "nbtrain-search")
@@ -33,7 +33,7 @@ class OneLogHandler(NbtrainHandler):
     """Shared base of routes for one log: ?rank=<number, "supervisor" or "node0">&job=&attempt=."""
 
     async def log_asked_for(self, name: str) -> tuple[JobDir, Path]:
-        """The job and its log, which need not exist."""
+        """Return the job and its log, which need not exist."""
         view = await self.view(name)
         rank = self.get_argument("rank", "0")
         known = rank == logs.SUPERVISOR or logs.NODE.fullmatch(rank)
@@ -45,7 +45,7 @@ class OneLogHandler(NbtrainHandler):
 
 
 class LogHandler(OneLogHandler):
-    """GET run/<name>/log?rank=&job=&attempt=&offset=: what stands from an offset on, or at the end."""
+    """GET run/<name>/log?rank=&job=&attempt=&offset=: the text from an offset on, or at the end."""
 
     async def get(self, name: str) -> None:
         offset = self.number("offset")
@@ -76,7 +76,7 @@ class LogFileHandler(OneLogHandler):
 class LogSearchHandler(NbtrainHandler):
     """GET run/<name>/log/search?q=&job=&rank=&limit=&case=0|1: {"hits", "more": whether there are more}.
 
-    Of all jobs, the newest first, or of one; case=0 makes no difference between large and small letters.
+    The search covers all jobs, the newest first, or one job; case=0 ignores case.
     """
 
     async def get(self, name: str) -> None:

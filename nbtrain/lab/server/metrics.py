@@ -37,7 +37,7 @@ class MetricsHandler(NamedScalarsHandler):
 class CsvHandler(NamedScalarsHandler):
     """GET run/<name>/metrics.csv?tags=: name, step, tokens, time, value of every point.
 
-    Without tags, of every curve that the run has.
+    Without tags, the file has every curve of the run.
     """
 
     async def get(self, name: str) -> None:

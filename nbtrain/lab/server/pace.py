@@ -1,10 +1,10 @@
-"""How soon a page may look at an active run again, so that the server stays cheap with many pages open.
+"""Polling interval of pages that show an active run, so that the server stays cheap with many pages open.
 
     PACE.spent(cpu_seconds)  ->  PACE.seconds  ->  "look_again_seconds" of the answer  ->  the page
 
-One page asks once a second. If the looks of the last ten seconds took more than LOOKS_SHARE of a core, pages
-are told to wait longer, by as much as was too much. Pages of jobs have a share of their own (PAGES): within
-`PAGES.seconds` a job's page is given as it was.
+One page polls once a second. If the requests of the last ten seconds took more than LOOKS_SHARE of a core,
+pages are instructed to wait longer in proportion. Job pages have a separate share (PAGES): within
+`PAGES.seconds` a job page is served from a cache.
 """
 
 import threading
@@ -14,8 +14,8 @@ LOOKS_SHARE = 0.02
 PAGES_SHARE = 0.007
 LEAST_SECONDS, MOST_SECONDS = 1.0, 10.0
 WINDOW_SECONDS = 10.0
-# Of a request beside the look itself: login, headers, sending. Measured with jupyter_server 2.21 on two busy
-# cores: 2.1 ms in the server's main thread, and what its pool adds.
+# Cost of a request in addition to reading the run: login, headers, sending. Measured with jupyter_server 2.21
+# on two busy cores: 2.1 ms in the server's main thread, plus the time of its pool.
 REQUEST_SECONDS = 0.0025
 
 

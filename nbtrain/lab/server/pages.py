@@ -1,4 +1,4 @@
-"""Files that a browser loads besides data: the script of the user interface, and TensorBoard's page."""
+"""Files that a browser loads: the scripts of the user interface, and TensorBoard's page."""
 
 from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import JupyterHandler

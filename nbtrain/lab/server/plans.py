@@ -12,7 +12,7 @@ from nbtrain.lab.server.views import confined
 
 
 class PlanHandler(NbtrainHandler):
-    """GET run/<name>/plan: {"headline", "kind", "tables", "findings"}, with what its last job measured."""
+    """GET run/<name>/plan: {"headline", "kind", "tables", "findings"}, with its last job's measurements."""
 
     async def get(self, name: str) -> None:
         view = await self.view(name)
@@ -23,7 +23,7 @@ class PlanHandler(NbtrainHandler):
 class ConfigHandler(NbtrainHandler):
     """GET run/<name>/config: {"yaml", "parent", "differences"}: [key, value here, value of the parent].
 
-    `parent` is the run that this one was cloned from, null if there is none any more.
+    `parent` is the run that this one was cloned from, null if it no longer exists.
     """
 
     async def get(self, name: str) -> None:
@@ -33,9 +33,9 @@ class ConfigHandler(NbtrainHandler):
 
 
 class CheckHandler(NbtrainHandler):
-    """POST check {"yaml", "overrides"?}: {"what", "works", "findings"}, the dearest first.
+    """POST check {"yaml", "overrides"?}: {"what", "works", "findings"}, most expensive first.
 
-    A run that is refused has its problems as findings of the level error.
+    The problems of a refused run are findings of level error.
     """
 
     async def post(self) -> None:

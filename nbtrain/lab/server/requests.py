@@ -1,10 +1,10 @@
 """Shared parts of the REST routes: authorization, limits of a request, the thread that answers it, errors.
 
-    read()     files of runs: four threads, so that a slow disk stops neither kernels nor the other requests
-    read_first()  the list of runs: a thread of its own, and while it reads, what read() has not begun waits;
-                  after the server's start that waits for the list to be asked for, too, for a moment
+    read()     files of runs: four threads, so that a slow disk blocks neither kernels nor other requests
+    read_first()  the list of runs: a separate thread; while it reads, calls of read() that have not begun
+                  wait; after the server's start they also wait for a moment until the list is requested
     library()  plan, check, submit: two threads, each may take seconds
-    act()      stop, pause, resume: a thread of its own; the answer waits two seconds for its end
+    act()      stop, pause, resume: a separate thread; the answer waits up to two seconds for its end
 
 A GET does not count as activity: a forgotten panel must not keep an idle server from being culled. A body
 over MOST_BODY_BYTES is refused before it is read.
@@ -35,28 +35,29 @@ Value = TypeVar("Value")
 
 # A run YAML has some KB; the longest field of a form is a text of 1,000 letters.
 MOST_BODY_BYTES = 1 << 20
-# Of a body that is refused, so much is taken and thrown away, for its sender to hear why.
+# Bytes of a refused body that are read and discarded, so that the sender receives the reason.
 MOST_DISCARDED_BYTES = 64 << 20
 # A job that saves quickly is seen to end within the answer; otherwise the panel shows it later.
 ANSWER_SECONDS = 2.0
-# Each waits for the end of a job.
+# Each thread waits for the end of a job.
 MOST_ACTIONS = 32
 
-# A page that a person waits for begins with the list; its thread takes turns with all others, at each file.
+# A page that a user waits for begins with the list; the list's thread alternates with all others at each
+# file.
 MOST_WAIT_SECONDS = 1.0
-# After a server's start all pages are asked for at once, and the list may be the last: the others load
-# modules at first, which would take the interpreter from it.
+# After a server's start all pages are requested at once, and the list may be the last. The other requests
+# import modules first, which would block the interpreter for the list.
 FIRST_WAIT_SECONDS = 0.2
 
 READERS = ThreadPoolExecutor(4, "nbtrain-read")
 LIST = ThreadPoolExecutor(1, "nbtrain-list")
-# Reading ahead, and loading modules: nobody waits for it.
+# Reading ahead and importing modules: no request waits for it.
 AHEAD = ThreadPoolExecutor(1, "nbtrain-ahead")
 LIBRARY = ThreadPoolExecutor(2, "nbtrain-library")
 
 
 class Refusal(web.HTTPError):
-    """An answer other than success, with its words; tornado would double the % in a message."""
+    """An error answer with its message; tornado would double the % in a message."""
 
     def __init__(self, status: int, words: str):
         super().__init__(status, "%s", words)
@@ -64,7 +65,7 @@ class Refusal(web.HTTPError):
 
 
 def status_of_error(error: BaseException) -> int:
-    """The HTTP status of one of nbtrain's errors: 422 if what was sent is wrong, else 409."""
+    """Return the HTTP status of an nbtrain error: 422 if the request is wrong, else 409."""
     if isinstance(error, NoRun | FileNotFoundError):
         return 404
     if isinstance(error, OutsideError | PermissionError):
@@ -101,7 +102,7 @@ class NbtrainHandler(APIHandler):
         return self.request.method not in ("GET", "HEAD", "OPTIONS")
 
     async def prepare(self, **_: Any) -> None:
-        """Authentication and XSRF, as for Jupyter's own routes; then the size, before a body is read."""
+        """Check authentication and XSRF, as for Jupyter's own routes, then the size of the body."""
         length = self.request.headers.get("Content-Length", "0")
         num_bytes = int(length) if length.isdigit() else 0
         sends = num_bytes or "Transfer-Encoding" in self.request.headers
@@ -125,9 +126,9 @@ class NbtrainHandler(APIHandler):
             self._body += chunk
 
     def body(self, **known: type) -> dict[str, Any]:
-        """The JSON object that was sent, {} for none. Raises 400 for another key than the `known` ones.
+        """Return the JSON object of the request, {} without a body. Raises 400 for an unknown key.
 
-        `known` are the keys with their types, `object` for any; null is always allowed and left out.
+        `known` maps the keys to their types, `object` for any type; null is always allowed, and omitted.
         """
         try:
             value = json.loads(bytes(self._body) or b"{}")
@@ -143,7 +144,7 @@ class NbtrainHandler(APIHandler):
         return {key: found for key, found in value.items() if found is not None}
 
     def number(self, argument: str, default: int | None = None, most: int | None = None) -> int | None:
-        """A whole number of the query; 400 for anything else, and for more than `most`."""
+        """Return an integer of the query; 400 for anything else, and for more than `most`."""
         text = self.get_argument(argument, None)
         if text is None:
             return default
@@ -154,7 +155,7 @@ class NbtrainHandler(APIHandler):
         return int(text)
 
     def real(self, argument: str) -> float | None:
-        """A finite number of the query, e.g. a time; None if it is not given."""
+        """Return a finite number of the query, e.g. a time; None if it is not given."""
         text = self.get_argument(argument, None)
         try:
             value = None if text is None else float(text)
@@ -165,18 +166,18 @@ class NbtrainHandler(APIHandler):
         return value
 
     def switch(self, argument: str) -> bool | None:
-        """0 or 1 of the query; None if it is not given."""
+        """Return a 0 or 1 of the query; None if it is not given."""
         text = self.get_argument(argument, None)
         if text not in (None, "0", "1"):
             raise Refusal(400, f"{argument} = {text[:80]!r} must be 0 or 1.")
         return None if text is None else text == "1"
 
     async def view(self, name: str) -> RunView:
-        """The run that a request names; 404 if there is none, 403 if it lies outside of the output root."""
+        """Return the run that a request names; 404 without a run, 403 outside of the output directory."""
         return await self.read(view_of, name)
 
     def catch_up(self, view: RunView) -> None:
-        """Have the rest of long event files read in the background, for the next answer."""
+        """Read the rest of long event files in the background, for the next answer."""
         if view.reader.behind_bytes:
             AHEAD.submit(catch_up, view)
 
@@ -198,17 +199,17 @@ class NbtrainHandler(APIHandler):
         return await in_pool(LIBRARY, call)
 
     def answer(self, value: dict[str, Any], status: int = 200) -> None:
-        """JSON; it knows no NaN."""
+        """Send JSON, which does not have NaN."""
         self.set_status(status)
         self.finish(encoded(value))
 
     def log_exception(self, *error: Any) -> None:
-        """A refusal is no fault of the server: its words go to whoever asked."""
+        """Do not log refusals: they are not errors of the server, and the client receives the message."""
         if not isinstance(error[1], web.HTTPError | NbtrainError):
             super().log_exception(*error)
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """Errors as {"message"}: what the panel shows."""
+        """Send errors as {"message"}, which the panel shows."""
         error = kwargs.get("exc_info", (None, None))[1]
         message = error.words if isinstance(error, Refusal) else None
         if message is None and isinstance(error, web.HTTPError):
@@ -276,7 +277,7 @@ def _after_the_list(function: Callable[..., Value], *arguments: Any) -> Value:
 
 
 async def in_pool(pool: ThreadPoolExecutor, function: Callable[..., Value], *arguments: Any) -> Value:
-    """A function's value, from a thread of a pool; nbtrain's errors as refusals."""
+    """Run a function in a thread of a pool and return its value; nbtrain's errors become refusals."""
     call = functools.partial(function, *arguments)
     try:
         return await asyncio.get_running_loop().run_in_executor(pool, call)
@@ -285,7 +286,7 @@ async def in_pool(pool: ThreadPoolExecutor, function: Callable[..., Value], *arg
 
 
 def words_of(error: NbtrainError | OSError) -> str:
-    """An error as its reader is to see it."""
+    """Return an error's message for readers."""
     if isinstance(error, NbtrainError):
         return str(error)
     if isinstance(error, PermissionError):
@@ -297,7 +298,7 @@ def words_of(error: NbtrainError | OSError) -> str:
 
 @contextmanager
 def said_here() -> Iterator[list[str]]:
-    """The lines that nbtrain logs in this thread, for the answer: nobody sees the server's log."""
+    """Collect the lines that nbtrain logs in this thread for the answer: the server's log is not shown."""
     lines: list[str] = []
     here = threading.get_ident()
 
@@ -322,7 +323,7 @@ class Actions:
         self._lock = threading.Lock()
 
     def start(self, key: tuple[str, ...], function: Callable[[], Any], log: Any) -> "Future[Any]":
-        """The action under way with this key, or a new one. Raises 409 if too many are under way."""
+        """Return the running action with this key, or a new one. Raises 409 if too many are running."""
         with self._lock:
             if key in self._running:
                 return self._running[key]

@@ -1,12 +1,13 @@
-"""A door in front of TensorBoard: it starts TensorBoard at the first look and ends it when nobody looks.
+"""A proxy in front of TensorBoard that starts it with the first request and ends it when it is idle.
 
     python -m nbtrain.lab.server.tensorboard_door --port 6006 --root DIR [options of TensorBoard]
 
-The door holds the port and 20 MB; TensorBoard and its data server hold 90 MB and more, on a free port of the
-loopback, for as long as somebody looks. jupyter-server-proxy starts a command once: if that ended, no later
-look would bring it back. Door and TensorBoard end with the process that started the door, however it ends.
+The proxy holds the port and 20 MB of memory; TensorBoard and its data server hold 90 MB and more, on a free
+loopback port, and only while they are used. jupyter-server-proxy starts a command only once: if the command
+ended, no later request would start it again. Proxy and TensorBoard end together with the process that started
+the proxy, however it ends.
 
-`nbtrain tensorboard` has a door that itself answers /nbtrain/ with the page that keeps TensorBoard live.
+The proxy of `nbtrain tensorboard` also serves /nbtrain/, the page that keeps TensorBoard live.
 """
 
 import argparse

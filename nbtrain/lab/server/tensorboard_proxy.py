@@ -62,8 +62,8 @@ def tensorboard_entry() -> dict[str, Any]:
         "timeout": START_TIMEOUT_SECONDS,
         "absolute_url": False,
         "new_browser_tab": False,
-        # The page asks for new points as long as it is open: that is no activity of a person.
+        # An open page keeps requesting new points, which does not count as a user's activity.
         "update_last_activity": False,
-        # The labextension has the tile, in a category of its own.
+        # The labextension adds the tile, in a separate category.
         "launcher_entry": {"enabled": False, "title": "TensorBoard", "path_info": PAGE_PATH},
     }

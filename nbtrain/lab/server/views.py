@@ -1,6 +1,6 @@
-"""The runs that this server looks at: one RunView each, so that each request reads only what is new.
+"""Views of the runs that this server shows: one RunView each, so that each request reads only new data.
 
-Nothing outside of the output root is shown: a link that leads out of it is refused.
+Files outside of the output directory are not shown: a link that leads out of it is refused.
 """
 
 import functools
@@ -17,33 +17,33 @@ from nbtrain.monitor.watched_runs import WatchedRuns
 
 # A view holds the thinned curves of one run: 2 MB at most.
 MOST_VIEWS = 16
-# A look at the run in the meantime waits so long at most.
+# Maximum seconds that another request for the run waits meanwhile.
 CATCH_UP_SECONDS = 0.05
-# Between two pieces: other requests are answered then.
+# Seconds between two pieces, in which other requests are answered.
 HAND_OVER_SECONDS = 0.05
 # Folders of a job whose files are read.
 FOLLOWED = ("logs", "heartbeat", "exit", "events", "nodes", "control", "resources")
 
 
 class NoRun(JobError):
-    """There is nothing of that name."""
+    """A run that does not exist."""
 
 
 class OutsideError(JobError):
-    """A path that leads out of the output root."""
+    """A path that leads out of the output directory."""
 
 
 def view_of(name: str) -> RunView:
-    """The view of a run under the output root. Raises NoRun, or OutsideError if it lies elsewhere.
+    """Return the view of a run in the output directory. Raises NoRun, or OutsideError if it is elsewhere.
 
-    A run that was deleted and made anew under its old name is another run.
+    A run that was deleted and created again under the same name is a different run.
     """
     run = run_of(name)
     return _kept(str(run.path), (run.record() or {}).get("run_id"))
 
 
 def run_of(name: str) -> RunDir:
-    """The run of that name, whose folders lead nowhere out of the output root. Raises NoRun, OutsideError."""
+    """Return a run whose folders are inside the output directory. Raises NoRun, OutsideError."""
     try:
         run = RunDir.named(name)
     except ConfigError as error:
@@ -55,10 +55,10 @@ def run_of(name: str) -> RunDir:
 
 
 def refuse_links(run: RunDir, job: JobDir | None = None) -> None:
-    """Raises OutsideError if the run, or a link in it that a reader would follow, leads out of the root.
+    """Raise OutsideError if the run, or a link in it that readers follow, leads out of the output directory.
 
-    Looked through are the run's folder and those of the records, logs and event files of its newest job,
-    or of `job`: what is shown of it.
+    The check covers the run's folder and the folders of the records, logs and event files of its newest job,
+    or of `job`: all files that are shown.
     """
     confined(run.path)
     folders = [run.path, run.jobs, run.tensorboard]
@@ -77,7 +77,7 @@ def refuse_links(run: RunDir, job: JobDir | None = None) -> None:
 
 
 def confined(path: Path) -> Path:
-    """`path` itself, if it leads to a place in the output root. Raises OutsideError."""
+    """Return `path` if it leads to a place in the output directory. Raises OutsideError."""
     root = os.path.realpath(output_root())
     found = os.path.realpath(path)
     if found != root and not found.startswith(root + os.sep):
@@ -95,7 +95,7 @@ def _kept(folder: str, run_id: str | None) -> RunView:
 
 
 def catch_up(view: RunView) -> None:
-    """Read on in a view whose event files were too long for one answer, a piece at a time."""
+    """Continue reading a view whose event files were too long for one answer, a piece at a time."""
     while view.reader.behind_bytes:
         with view.lock:
             view.reader.refresh(CATCH_UP_SECONDS)
@@ -104,12 +104,12 @@ def catch_up(view: RunView) -> None:
 
 @functools.lru_cache(1)
 def watched(root: Path) -> WatchedRuns:
-    """The list of the runs under the output root."""
+    """Return the list of the runs in the output directory."""
     return WatchedRuns(root)
 
 
 def changed() -> None:
-    """Have the list read anew: this server has changed something."""
+    """Mark the list as out of date, because this server has changed a run."""
     watched(output_root()).expire()
 
 

@@ -1,4 +1,4 @@
-"""The progress bar of long work in a notebook that somebody watches: one output, written again."""
+"""Progress bar of long work in a notebook with a live front end: one output that is updated."""
 
 import uuid
 from typing import Any
@@ -9,7 +9,7 @@ from nbtrain.lab.widgets.watched import is_watched
 
 
 class Bar:
-    """Called with its name, the fraction that is done (None if nobody knows) and words."""
+    """A progress bar, called with its name, the completed fraction (None if unknown) and a text."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -25,10 +25,10 @@ class Bar:
 
 
 def bar_if_watched() -> Bar | None:
-    """A bar for base/progress.py; None if lines are better: papermill keeps them, a script shows them."""
+    """Return a bar for base/progress.py; None if lines are better, as in papermill or a script."""
     return Bar() if is_watched() else None
 
 
 def install() -> None:
-    """Have all long work of this process show such bars."""
+    """Show such bars for all long work of this process."""
     progress.painter = bar_if_watched

@@ -1,4 +1,4 @@
-"""Leafing through a dataset in a notebook: the data card, and below it any document, read on demand.
+"""Browser of a dataset in a notebook: the data card, and below it any document, read on demand.
 
     +-- the card's tables and pictures ----------------------------------+
     | dataset [v]   document [ 17 ] of 120   ---o-----   [<] [>]         |
@@ -7,7 +7,7 @@
     | training sequences of the run: loss, padding, documents' bounds    |
     +--------------------------------------------------------------------+
 
-If nobody watches (papermill, exported HTML), the card's own static page is shown instead.
+Without a live front end (papermill, exported HTML), the card's static page is shown instead.
 """
 
 import html
@@ -158,13 +158,13 @@ class LiveDataCard(DataCard):
 
 
 class LiveBlendCard(BlendCard):
-    """A blend's data card that does so."""
+    """A blend's data card that shows itself with its browser in a live notebook."""
 
     _repr_mimebundle_ = LiveDataCard._repr_mimebundle_
     _ipython_display_ = LiveDataCard._ipython_display_
 
 
 def live(card: DataCard | BlendCard) -> DataCard | BlendCard:
-    """The same card, with a browser below it wherever a live front end shows it."""
+    """Return the card with a browser below it in a live front end."""
     values = {each.name: getattr(card, each.name) for each in fields(card)}
     return LiveBlendCard(**values) if isinstance(card, BlendCard) else LiveDataCard(**values)

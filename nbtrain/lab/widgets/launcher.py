@@ -46,7 +46,7 @@ def form_script() -> str:
 
 
 class LaunchForm(anywidget.AnyWidget):
-    """The form of one run. `draft` is what it holds, `config` the checked run, `mode` what to do with it."""
+    """The form of one run. `draft` has its values, `config` is the checked run, `mode` its action."""
 
     _esm = form_script()
     form_id = traitlets.Unicode().tag(sync=True)
@@ -71,13 +71,13 @@ class LaunchForm(anywidget.AnyWidget):
         self.on_msg(self._on_message)
 
     def open(self) -> None:
-        """Nothing if nobody watches: a saved notebook would hold the widget, and its HTML page ask a CDN."""
+        """Open the form in a live front end only: an exported notebook would load the widget from a CDN."""
         if is_watched():
             super().open()
 
     @property
     def draft(self) -> Draft:
-        """The form's values as a draft. Raises ConfigError if its YAML cannot be read any more."""
+        """Values of the form as a draft. Raises ConfigError if its YAML can no longer be read."""
         held = self.held
         if self._draft[0] is not held:
             draft = Draft(held["yaml"], self.start["overrides"] if held["given"] else None)
@@ -92,7 +92,7 @@ class LaunchForm(anywidget.AnyWidget):
 
     @property
     def config(self) -> RunConfig:
-        """The run that the form holds. Raises ConfigError with every problem, text that is no value too."""
+        """Configuration in the form. Raises ConfigError with every problem, also for invalid text."""
         return self.draft.config
 
     @property
@@ -104,7 +104,7 @@ class LaunchForm(anywidget.AnyWidget):
         """Change a field by its dotted key, as an override does; the page shows it too."""
         within = {f"{key}.{name}": one for name, one in value.items()} if isinstance(value, Mapping) else {}
         known = every_field()
-        # {"rank": 8} for lora: each key is a field of its own.
+        # {"rank": 8} for lora: each key is a separate field.
         values = {key: value, **within} if key in known and known[key].kind == "section" else {key: value}
         for unknown in [one for one in values if one not in known]:
             raise ConfigError(f"the form has no field {unknown!r}.")
@@ -138,7 +138,7 @@ class LaunchForm(anywidget.AnyWidget):
             display({"text/html": RESCUE.format(form=html.escape(form)), "text/plain": ""}, raw=True)
 
     def static_html(self) -> str:
-        """The form as a picture: YAML, checks, difference, plan and the line."""
+        """Return the form as a static picture: YAML, checks, difference, plan and the call."""
         return (
             f"<p><strong>Launch {html.escape(self.draft.run)}</strong></p>"
             f"{assessment_html(self.draft, self.draft.assess())}"
@@ -147,7 +147,7 @@ class LaunchForm(anywidget.AnyWidget):
 
 
 def assessment_html(draft: Draft, assessment: Assessment) -> str:
-    """Messages, what this machine lacks, difference and plan."""
+    """Return messages, shortages of this machine, difference and plan as HTML."""
     parts = []
     if assessment.problems:
         parts += _messages(assessment.problems)

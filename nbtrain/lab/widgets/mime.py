@@ -1,11 +1,11 @@
 """The contents of one output of a widget.
 
-live front end    the widget, and a picture for whoever opens the notebook without its kernel
-nobody watches    the picture alone: in exported HTML, a widget would hide it until a CDN answers
+live front end    the widget, and a picture for readers who open the notebook without its kernel
+otherwise         only the picture: in exported HTML, a widget would hide it until a CDN answers
 
-A trusted notebook without its kernel shows "Error displaying widget" and not the picture. So a second output,
-invisible, has the picture once more, and a script that puts it in the place of such an error. It stands in a
-script element, which every reader that shows no scripts drops whole. Widgets that need no kernel have their
+A trusted notebook without its kernel shows "Error displaying widget" instead of the picture. So a second,
+invisible output has the picture again, with a script that replaces such an error by it. The picture is in a
+script element, which readers without scripts drop completely. Widgets that do not need a kernel have their
 own rescue (lab/ui/rescue.js).
 """
 
@@ -45,7 +45,7 @@ KEPT = """<script type="application/json" class="nbtrain-kept">{picture}</script
 
 
 def show(bundle: dict[str, Any]) -> None:
-    """Show a bundle in the cell that runs; if it has a widget, with what stands in for it later."""
+    """Show a bundle in the running cell; if it has a widget, also with the picture that replaces it later."""
     from IPython.display import display
 
     display(bundle, raw=True)
@@ -55,7 +55,7 @@ def show(bundle: dict[str, Any]) -> None:
 
 
 def bundle(widget: DOMWidget, picture_html: str, text: str) -> dict[str, Any]:
-    """The mime bundle of a widget with its picture and its words."""
+    """Return the mime bundle of a widget with its picture and its text."""
     words = {"text/html": picture_html, "text/plain": text}
     if not is_watched():
         return words

@@ -1,12 +1,12 @@
-"""The live panel of a run: an anywidget whose script (lab/ui/) asks the Jupyter server by itself.
+"""Live panel of a run: an anywidget whose script (lab/ui/) sends requests to the Jupyter server itself.
 
-    live front end    widget + rescue     figures by REST each second, Stop by REST: works while a cell runs
-    no server half    widget              figures by the trait `snap`, filled by a thread; Stop by the kernel
+    live front end    widget + rescue     data by REST each second, Stop by REST: works while a cell runs
+    no server half    widget              data by the trait `snap`, filled by a thread; Stop by the kernel
     papermill, HTML   static picture      lab/widgets/static.py
 
-The rescue is a second, invisible output: a script that watches the widget beside it. After a page reload
+The rescue is a second, invisible output: a script that watches the widget next to it. After a page reload
 during a long cell, JupyterLab shows "Loading widget..." until the cell ends; after a kernel's end, "model not
-found". The rescue then shows a panel that needs no kernel. Only trusted notebooks run it.
+found". The rescue then shows a panel that does not need a kernel. It runs only in trusted notebooks.
 """
 
 import base64
@@ -71,7 +71,7 @@ class RunPanel(anywidget.AnyWidget):
         self._thread.start()
 
     def close(self) -> None:
-        """Take the panel away and end its thread."""
+        """Remove the panel and end its thread."""
         self._closed.set()
         super().close()
 
@@ -84,12 +84,12 @@ class RunPanel(anywidget.AnyWidget):
             self.handle.update({**self._repr_mimebundle_()[0], **_picture(self.view)}, raw=True)
 
     def _replaced(self) -> bool:
-        """Whether the run was deleted and another one has its name: that one's figures are not shown here."""
+        """Return whether the run was deleted and another run has its name; that run is not shown here."""
         there = (self.view.run.record() or {}).get("run_id")
         return bool(self.run_id and there and there != self.run_id)
 
     def _follow(self) -> None:
-        """Until the job has ended, the run was replaced, or the panel is closed."""
+        """Update the panel until the job has ended, the run was replaced, or the panel is closed."""
         while not self._closed.wait(PUSH_SECONDS):
             # A folder that may not be read for a moment, such as a remount's, may be read at the next tick.
             with contextlib.suppress(NbtrainError, OSError):
@@ -97,7 +97,7 @@ class RunPanel(anywidget.AnyWidget):
                     return
 
     def _has_ended(self) -> bool:
-        """Look at the run once; False if there is more to come."""
+        """Read the run once; return whether it has ended."""
         from nbtrain.lab.engine_watch import look_after
 
         if self.served:
@@ -133,7 +133,7 @@ class RunPanel(anywidget.AnyWidget):
 
 
 def finish_pictures(view: RunView) -> None:
-    """Cells of this kernel that show a picture of the run, while it was active, show its end from now on."""
+    """Update the cells of this kernel that show a picture of the active run to its end."""
     if handles := _PICTURES.pop(view.run.path, []):
         picture = _picture(view)
         for handle in handles:
@@ -148,7 +148,7 @@ def mimebundle(view: RunView) -> dict[str, Any]:
 
 
 def _picture(view: RunView) -> dict[str, Any]:
-    """The static picture; for GitHub, which shows neither SVG nor styles, the loss as PNG too."""
+    """Return the static picture; for GitHub, which shows neither SVG nor styles, with the loss as PNG."""
     bundle = {"text/html": report_html(view), "text/plain": run_text(view.snapshot())}
     if "loss" in view.scalar_names():
         from nbtrain.monitor.pictures import loss_png
@@ -158,12 +158,12 @@ def _picture(view: RunView) -> dict[str, Any]:
 
 
 def report_html(view: RunView, snapshot: dict[str, Any] | None = None) -> str:
-    """The static picture of a run: every tab of the panel."""
+    """Return the static picture of a run, with every tab of the panel."""
     return run_html(snapshot or view.snapshot(), _kept(view), run_pages(view))
 
 
 def _kept(view: RunView) -> dict[str, Any] | None:
-    """The pages of the newest job; None if there is none, or if its submission was cut off."""
+    """Return the job page of the newest job; None without a job, or if its submission was interrupted."""
     try:
         return job_shown(view.run)
     except NbtrainError:
@@ -171,9 +171,9 @@ def _kept(view: RunView) -> dict[str, Any] | None:
 
 
 def display_run(view: RunView) -> None:
-    """Show a run in the cell that runs: the live panel with its rescue, or the static picture.
+    """Show a run in the running cell: the live panel with its rescue, or the static picture.
 
-    The picture becomes that of the end: a saved or exported notebook must not say STARTING for ever.
+    At the end the picture is updated, because a saved or exported notebook must not say STARTING forever.
     """
     from IPython.display import display
 

@@ -1,9 +1,9 @@
-"""A snapshot as a picture that needs no kernel, no script and no network: for papermill and exported HTML.
+"""Static picture of a snapshot, without kernel, script and network: for papermill and exported HTML.
 
-Everything the live panel shows, at one moment: its tabs one below the other. Styles stand in attributes and
-curves in <img> data, because JupyterLab strips <style>, <script> and inline <svg> from the outputs of a
-notebook that it does not trust, and an executed notebook from papermill is one. Words and numbers come with
-the snapshot (monitor/shown.py) and with the pages of its job (monitor/job_shown.py).
+It shows everything that the live panel shows at one moment, with its tabs below each other. Styles are in
+attributes and curves in <img> data, because JupyterLab removes <style>, <script> and inline <svg> from the
+outputs of an untrusted notebook, such as one that papermill has executed. Texts and numbers come from the
+snapshot (monitor/shown.py) and from the job page (monitor/job_shown.py).
 """
 
 import html

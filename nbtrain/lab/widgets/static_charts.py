@@ -22,7 +22,7 @@ RIGHT, TOP, BOTTOM = 10, 16, 18
 LETTER = 5.6
 # More points than this are drawn without dots.
 MOST_DOTS = 80
-# (width, height) of charts of which there are many.
+# (width, height) of the small charts on pages with many of them.
 SMALL_SIZE = (300, 112)
 IN_A_ROW = 3
 
@@ -34,7 +34,7 @@ def chart_image(
     height: int,
     marks: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """A chart with its legend, as HTML; "" if it has no point."""
+    """Return a chart with its legend as HTML; "" without points."""
     if not chart["x"]:
         return ""
     lines = chart["lines"]
@@ -60,8 +60,8 @@ def chart_image(
 def charts_in_rows(
     charts: Iterable[tuple[Mapping[str, Any], Mapping[str, Mapping[str, Any]], Sequence[Mapping[str, Any]]]],
 ) -> str:
-    """(chart, its curves, marks) of small charts, three side by side."""
-    # A legend that is longer than its chart is wide breaks: it would take the room of the chart beside it.
+    """Return small charts, given as (chart, its curves, marks), three side by side."""
+    # A legend longer than its chart is wrapped; otherwise it would cover the next chart.
     cells = [
         '<td style="text-align:left;vertical-align:top;padding:0 12px 6px 0">'
         f'<div style="width:{SMALL_SIZE[0]}px">{picture}</div></td>'
@@ -80,7 +80,7 @@ def chart_svg(
     height: int,
     marks: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """An SVG of a chart that has points."""
+    """Return an SVG of a chart that has points."""
     (x0, x1), (y0, y1) = chart["x"], chart["y"]
     left = 10 + LETTER * max(2, *(len(label) for _, label in chart["y_ticks"]), 2)
 
@@ -120,7 +120,7 @@ def chart_svg(
 
 
 def _x_labels(chart: Mapping[str, Any], across: Any, width: int, height: int) -> list[str]:
-    """The last label says the axis's name too; none stands over another."""
+    """Return the labels of the x axis, without overlaps; the last one includes the axis's name."""
     parts, room = [], float(width)
     for number, (value, label) in enumerate(reversed(chart["x_ticks"])):
         words = f"{chart.get('x_name') or ''} {label}".strip() if number == 0 else label

@@ -13,7 +13,7 @@ FOLDED = '<details><summary style="cursor:pointer">{words}</summary>{content}</d
 
 
 def metrics_html(answer: Mapping[str, Any] | None) -> str:
-    """Every curve of the run by step; "" without any."""
+    """Return every curve of the run by step as HTML; "" without curves."""
     if not answer:
         return ""
     charts = [drawn(one, answer) for one in answer["charts"]]
@@ -21,7 +21,7 @@ def metrics_html(answer: Mapping[str, Any] | None) -> str:
 
 
 def plan_html(page: Mapping[str, Any] | None) -> str:
-    """Fits, time and disk, findings, and the tables folded."""
+    """Return the plan as HTML: fit, time and disk, findings, and folded tables."""
     if not page:
         return ""
     words = [(name, word, page["kind"] if name == "fits" else "") for name, word in page["headline"].items()]
@@ -33,7 +33,7 @@ def plan_html(page: Mapping[str, Any] | None) -> str:
 
 
 def config_html(page: Mapping[str, Any] | None) -> str:
-    """The difference to the parent run, and the YAML folded."""
+    """Return the difference from the parent run, and the folded YAML, as HTML."""
     if not page:
         return ""
     difference = ""

@@ -1,4 +1,4 @@
-"""Who watches this kernel: a person in a live front end, or nobody (papermill, nbclient, nbconvert)."""
+"""Detection of a live front end at this kernel, in contrast to papermill, nbclient or nbconvert."""
 
 import sys
 from typing import Any
@@ -27,7 +27,7 @@ def is_watched() -> bool:
 
 
 def note_unfinished(words: str) -> None:
-    """Leave in an executed notebook, if nobody watches, that the run it waited for was stopped."""
+    """Record in an executed notebook without a live front end that the run it waited for was stopped."""
     if "ipykernel" not in sys.modules or is_watched():
         return
     from IPython import get_ipython

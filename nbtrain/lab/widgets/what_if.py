@@ -1,7 +1,8 @@
-"""The what-if page as a widget: sliders that snap to legal layouts, and what each layout costs.
+"""The what-if page as a widget: sliders that snap to legal layouts, and the cost of each layout.
 
-The script (what_if.js) sends each change to the kernel and draws the answer; what is legal and what it costs
-is said by planner/what_if.py. Saved notebooks and papermill get the same figures as static HTML.
+The script (what_if.js) sends each change to the kernel and draws the answer; planner/what_if.py decides which
+layouts are legal and computes their costs. Saved notebooks and papermill show the same numbers as static
+HTML.
 """
 
 import html
@@ -75,14 +76,14 @@ class WhatIfPage(anywidget.AnyWidget):
 
 
 def static_text(shown: dict[str, Any]) -> str:
-    """The page in a few lines."""
+    """Return the page as a few lines of text."""
     words = ", ".join(f"{name}: {value}" for name, value, _ in shown["words"])
     rows = "\n".join(f"  {name:<15}{value}" for name, value in shown["rows"])
     return f"{shown['title']}\n{shown['layout']}\n{words}\n{rows}"
 
 
 def static_html(shown: dict[str, Any]) -> str:
-    """The page as HTML without script and style sheet: untrusted notebooks show no others."""
+    """Return the page as HTML without script and style sheet, which untrusted notebooks do not show."""
     escape = html.escape
     controls = "".join(
         f"{escape(one['label'])} <strong>{escape(_value(one['value']))}</strong> &nbsp; "

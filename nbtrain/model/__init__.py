@@ -1,1 +1,1 @@
-"""The GPT: layer list, loss, initialization; knows no path and no DeepSpeed key."""
+"""The GPT: layer list, loss, initialization; independent of paths and DeepSpeed's settings."""

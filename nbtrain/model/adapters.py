@@ -1,4 +1,4 @@
-"""Which layers of a GPT have adapters (the section `lora` of a run), and that nothing else is trained."""
+"""Adapters on the layers of a GPT (the section `lora` of a run), and freezing of all other parameters."""
 
 import functools
 from collections.abc import Iterable
@@ -25,9 +25,9 @@ def adapt(
     init: Initializer,
     parallel: ModelParallel,
 ) -> None:
-    """Put an adapter beside the layer called `name` if the run trains one there; hold the layer in 4 bits.
+    """Add an adapter to the layer called `name` if the run trains one there, and store the layer in 4 bits.
 
-    Raises ValueError if tensor-parallel ranks share a group of queries, whose rows are then cut apart.
+    Raises ValueError if tensor-parallel ranks share a group of queries, because its rows would be split.
     """
     lora, target = config.lora, name.rpartition(".")[2]
     if lora is None:
@@ -68,7 +68,7 @@ def _rescale(
     init: Initializer,
     parallel: ModelParallel,
 ) -> None:
-    """Put the vectors of IA3 at keys, values and what the MLP opens."""
+    """Add the vectors of IA3 to keys, values and the MLP's inner activations."""
     if target == "query_key_value":
         if config.query_groups % parallel.tensor.size:
             raise ValueError(f"{parallel.tensor.size} ranks share {config.query_groups} groups")
@@ -80,13 +80,13 @@ def _rescale(
 
 
 def qkv_parts(config: GPTConfig) -> tuple[int, int, int]:
-    """Rows of queries, keys and values of one group."""
+    """Return the numbers of rows of queries, keys and values of one group."""
     size = config.head_size
     return config.num_attention_heads // config.query_groups * size, size, size
 
 
 def freeze(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Train the adapters alone; names are canonical."""
+    """Freeze all parameters except the adapters; names are canonical."""
     for name, parameter in named_parameters:
         parameter.requires_grad_(is_adapter(name))
 

@@ -3,11 +3,11 @@
 Documents of one sequence are kept apart by a boolean mask [b, 1, s, s], causal and block-diagonal; on CUDA,
 in 16-bit formats without dropout, by torch's kernel for sequences of varying lengths.
 
-    groups     each key and value head serves n/g query heads in a row (arXiv:2305.13245)
+    groups     each key and value head serves n/g consecutive query heads (arXiv:2305.13245)
     window     a query sees itself and the window - 1 tokens before it (arXiv:2004.05150): on CUDA torch's
-               kernel for varying lengths, on a CPU our own, which leaves out what no query sees
-    softcap    scores are softcap * tanh(scores / softcap) (Gemma 2, arXiv:2408.00118): no kernel of torch
-               does that, so that it is always our own
+               kernel for varying lengths, on a CPU our own, which skips positions that no query sees
+    softcap    scores are softcap * tanh(scores / softcap) (Gemma 2, arXiv:2408.00118): torch has no kernel
+               for it, so our own is always used
 
 Shapes: b sequences, s tokens of this call, p tokens in the cache before it, n heads, g groups, d head size,
 m documents
@@ -47,10 +47,10 @@ TRIAL_TOKENS = 16
 
 
 class Documents(NamedTuple):
-    """Where documents begin and end in b sequences, in one of the two forms that attention takes."""
+    """Boundaries of the documents in b sequences, in one of the two forms that attention accepts."""
 
     mask: torch.Tensor | None
-    """bool [b, 1, s, s]: which keys a query sees."""
+    """bool [b, 1, s, s]: the keys that each query sees."""
     cu_seqlens: torch.Tensor | None = None
     """int32 [m + 1], if there is no mask: cumulative lengths of the documents of all sequences."""
     max_seqlen: int = 0
@@ -70,21 +70,21 @@ def documents_of(
 
 
 def document_numbers(cu_seqlens: torch.Tensor, batch: int, tokens: int) -> torch.Tensor:
-    """The number of each token's document, int32 [b, s], from the cumulative lengths of documents_of."""
+    """Return each token's document number, int32 [b, s], from the cumulative lengths of documents_of."""
     begins = torch.zeros(batch * tokens + 1, dtype=torch.int32, device=cu_seqlens.device)
     begins.index_fill_(0, cu_seqlens.long(), 1)
     return begins[:-1].cumsum(0, dtype=torch.int32).view(batch, tokens)
 
 
 def mask_of(numbers: torch.Tensor) -> torch.Tensor:
-    """Causal and within a document: bool [b, 1, s, s] from document_numbers."""
+    """Return the mask, causal and within a document: bool [b, 1, s, s] from document_numbers."""
     return (numbers[:, :, None] == numbers[:, None, :]).tril_().unsqueeze(1)
 
 
 def takes_lengths(device: str, dtype: torch.dtype, head_size: int, dropout: float, backend: str) -> bool:
-    """Whether torch's kernel for varying lengths can be used; otherwise a mask has to be made.
+    """Return whether torch's kernel for varying lengths can be used; otherwise a mask must be built.
 
-    It is the flash kernel, called directly: unlike scaled_dot_product_attention it pads no heads.
+    It is the flash kernel, called directly: unlike scaled_dot_product_attention, it does not pad heads.
     """
     return (
         device == "cuda"
@@ -165,10 +165,10 @@ def _repeats(
     is_causal: bool,
     backend: str,
 ) -> bool:
-    """Whether keys and values are repeated for the queries of their group.
+    """Return whether keys and values are repeated for the queries of their group.
 
-    Of torch's fused kernels for CUDA only flash takes groups: without it math would be left, or, if efficient
-    is the only one allowed, nothing.
+    Of torch's fused CUDA kernels, only flash supports groups: without it only math would remain, or nothing
+    if only efficient is allowed.
     """
     if query.shape[1] == key.shape[1] or not query.is_cuda:
         return False
@@ -260,7 +260,7 @@ def _kernel_of(
 
 
 def _band(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """Which keys the last `queries` of as many positions see, bool [queries, keys]."""
+    """Return the mask of the last `queries` of `keys` positions: bool [queries, keys]."""
     band = torch.ones(queries, keys, dtype=torch.bool, device=device).tril_(keys - queries)
     return band if window is None else band.triu_(keys - queries - window + 1)
 
@@ -275,10 +275,10 @@ def backend_problem(
     grouped: bool = False,
     window: int | None = None,
 ) -> str | None:
-    """Why attention `backend` cannot be used, in torch's words, or None if a tiny trial succeeds.
+    """Return torch's reason why attention `backend` cannot be used, or None if a tiny trial succeeds.
 
-    dtype is the products' format: bf16 under autocast. `grouped`: queries share keys. Random generators are
-    left unchanged.
+    dtype is the products' format: bf16 under autocast. With `grouped`, queries share keys. Random generators
+    are left unchanged.
     """
     if backend == "auto":
         return None
@@ -340,7 +340,7 @@ def _bf16_training(query: torch.Tensor) -> bool:
 
 
 class _BlockedAttention(torch.autograd.Function):
-    """Attention a block of queries at a time, which keeps query, key and value alone.
+    """Attention that computes a block of queries at a time and keeps only query, key and value.
 
     Each block is multiplied with the keys from its window's beginning up to its own end, so that memory grows
     with s, not s^2, and products with the window. Softmax and its gradient are torch's fused kernels. As in

@@ -1,4 +1,4 @@
-"""Dropout, and whose random numbers it takes: all ranks' alike, or those of this tensor-parallel rank."""
+"""Dropout with random numbers that are the same on all ranks, or separate for each tensor-parallel rank."""
 
 from collections.abc import Callable
 

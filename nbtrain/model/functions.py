@@ -1,12 +1,12 @@
-"""Formulas between the matrix products that keep no more for their backward pass than they need.
+"""Functions between the matrix products that keep only what their backward pass needs.
 
     rms_norm        x / sqrt(mean(x^2) + epsilon) * weight; keeps x and one number for each token
     gelu            GELU in its tanh form; keeps x
     swiglu          silu(gate) * up; keeps gate and up
     squared_relu    relu(x)^2; keeps x
 
-torch's own autograd would keep every intermediate result. On a GPU torch has a kernel of its own for
-rms_norm, and inside a compiled layer the compiler decides.
+torch's autograd would keep every intermediate result. On a GPU, torch's own kernel is used for rms_norm, and
+inside a compiled layer the compiler decides.
 
 Shapes: [..] tokens, h hidden, f MLP width
 """
@@ -50,7 +50,7 @@ ACTIVATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "squared_relu": squared_relu,
 }
 GATED = frozenset({"swiglu"})
-"""Those of two arguments."""
+"""Activation functions of two arguments."""
 
 
 class _SwiGLU(torch.autograd.Function):

@@ -38,9 +38,9 @@ from nbtrain.parallel.ulysses import own_tokens, set_own_tokens
 
 
 def build_model(config: Any, parallel: ModelParallel = WHOLE, init: Initializer | None = None) -> "GPT":
-    """The GPT of a RunConfig, or this rank's part of it, with its initial weights, in fp32 and training mode.
+    """Build the GPT of a RunConfig, or this rank's part, with initial weights, in fp32 and training mode.
 
-    The weights are on the CPU; under deepspeed.zero.Init they are where, and in the format, that it says.
+    The weights are on the CPU; under deepspeed.zero.Init, it decides their device and format.
     """
     return GPT(GPTConfig.of(config), parallel, init)
 
@@ -82,16 +82,17 @@ class GPT(nn.Module):
         answers: torch.Tensor | None = None,
         reference: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Mean loss (fp32 scalar) if labels [b, s] are given, else logits [b, s, v].
+        """Return the mean loss (fp32 scalar) if labels [b, s] are given, else logits [b, s, v].
 
-        Logits are [b, 1, v] of the last token, or [b, i, v] of the tokens at logits_at [i]. tokens follow
-        those in the cache, and are added to it (kv_cache.py). Without a cache: position_ids [b, s] unless
-        they are 0 .. s-1; cu_seqlens, int32 cumulative lengths over the b * s tokens, with the longest
-        length, to keep documents apart (attention.documents_of). loss_mask [b, s], loss_denominator,
-        token_losses and likeliest [b, s] are those of parallel/cross_entropy.py; for Ulysses see
-        language_model_loss. answers [b, s] and reference [P, 2] make it the loss of pairs (preference.py).
-        Logits of padding ids are -inf. Raises ValueError if tokens exceed the positions, or if logits are
-        asked for under Ulysses.
+        Logits are [b, 1, v] with last_token_only, or [b, i, v] for the tokens at logits_at [i]; logits of
+        padding ids are -inf. The tokens follow the tokens in the cache, and are added to it (kv_cache.py).
+
+        Without a cache, position_ids [b, s] are needed unless they are 0 .. s-1. cu_seqlens, int32 cumulative
+        lengths over the b * s tokens, and max_seqlen, the longest length, keep documents apart
+        (attention.documents_of). loss_mask [b, s], loss_denominator, token_losses and likeliest [b, s] are
+        described in parallel/cross_entropy.py; for Ulysses see language_model_loss. With answers [b, s] and
+        reference [P, 2], the loss is the preference loss (preference.py). Raises ValueError if tokens exceed
+        the positions, or if logits are requested under Ulysses.
         """
         with products_in(self.config, tokens.device.type):
             documents = self._documents(tokens, cu_seqlens, max_seqlen) if cu_seqlens is not None else None
@@ -108,7 +109,7 @@ class GPT(nn.Module):
             return language_model_loss(hidden, weight, labels, *how, *masked, *noted, rows=rows)
 
     def new_cache(self, slots: int, positions: int | None = None) -> KVCache:
-        """An empty cache on the model's device, each slot for max_position_embeddings tokens, or fewer."""
+        """Create an empty cache on the model's device; slots hold at most max_position_embeddings tokens."""
         config, weight = self.config, self.word_embeddings.weight
         # Ranks that share a group have its keys each.
         groups = max(config.query_groups // self.parallel.tensor.size, 1)
@@ -213,7 +214,7 @@ class GPT(nn.Module):
 
 
 def products_in(config: GPTConfig, device: str) -> contextlib.AbstractContextManager:
-    """The context of a forward pass: autocast if the configuration asks for it."""
+    """Return the context of a forward pass: autocast if the configuration sets it."""
     return torch.autocast(device, dtype=torch.bfloat16) if config.autocast else contextlib.nullcontext()
 
 
@@ -231,14 +232,14 @@ def language_model_loss(
     reference: torch.Tensor | None = None,
     rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Mean loss from the last hidden states, computed by parallel/cross_entropy.py.
+    """Return the mean loss from the last hidden states, computed by parallel/cross_entropy.py.
 
-    hidden: this rank's tokens, [b, s/t, h] or [b, s/u, h]; weight [v/t, h], with the trained `rows` of
-    config.trained_tokens if there are any; all others [b, s]. Under Ulysses
-    the loss is the mean over this rank's tokens; with loss_mask, the sum over its learnt tokens divided by
-    loss_denominator or, without one, by 1/u of the learnt tokens of all ranks. token_losses and likeliest are
-    filled for this rank's tokens and are 0 elsewhere. With answers and reference it is the loss of pairs,
-    which do not go with Ulysses.
+    hidden has this rank's tokens, [b, s/t, h] or [b, s/u, h]; weight is [v/t, h], with the trained `rows` of
+    config.trained_tokens if there are any; all other arguments are [b, s]. Under Ulysses the loss is the mean
+    over this rank's tokens; with loss_mask, it is the sum over the rank's unmasked tokens divided by
+    loss_denominator or, without one, by 1/u of the unmasked tokens of all ranks. token_losses and likeliest
+    are filled for this rank's tokens and are 0 elsewhere. With answers and reference, the loss is the
+    preference loss, which does not support Ulysses.
     """
     ulysses, chunk = parallel.ulysses, config.fpdt_chunk_tokens
     if ulysses.size > 1:

@@ -1,4 +1,4 @@
-"""The settings that decide a GPT's parameters and arithmetic, without the layout."""
+"""Settings that determine a GPT's parameters and arithmetic, without the layout."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class Lora(Protocol):
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """All that decides a GPT's parameters and arithmetic; names are those of the run's `model` section."""
+    """Everything that determines a GPT's parameters and arithmetic, named as in the run's `model` section."""
 
     num_layers: int
     hidden_size: int
@@ -73,7 +73,7 @@ class GPTConfig:
     position_embedding_type: str = "learned_absolute"
     rotary_base: float = 10000.0
     rotary_size: int = 0
-    """Numbers of each head that rope turns."""
+    """Numbers of each head that rope rotates."""
     rope_scaling: RopeScaling | None = None
     unturned: frozenset[int] = frozenset()
     """Layers without rotary positions, from 0 on."""
@@ -93,13 +93,13 @@ class GPTConfig:
     vocab_size: int | None = None
     """Number of ids in use; ids from here on are padding and ignored. None: all ids are in use."""
     lora: Lora | None = None
-    """Adapters, which alone are trained."""
+    """Adapters; if set, only they are trained."""
     dpo: Dpo | None = None
-    """The loss of pairs of answers."""
+    """Settings of the preference loss."""
 
     @classmethod
     def of(cls, config: Any) -> "GPTConfig":
-        """The model of a RunConfig."""
+        """Build the settings from a RunConfig."""
         model, recompute = config.model, config.parallel.activation_checkpointing
         return cls(
             num_layers=model.num_layers,
@@ -143,7 +143,7 @@ class GPTConfig:
 
     @property
     def turns(self) -> bool:
-        """Whether queries and keys of any layer are turned (rotary.py)."""
+        """Whether queries and keys of any layer are rotated (rotary.py)."""
         return self.position_embedding_type == "rope"
 
     @property
@@ -152,7 +152,7 @@ class GPTConfig:
 
     @property
     def trained_tokens(self) -> tuple[int, ...]:
-        """Ids whose rows of the vocabulary are trained beside adapters, ascending."""
+        """Ids of the tokens whose vocabulary rows are trained along with adapters, ascending."""
         return tuple(sorted(self.lora.trainable_token_indices or ())) if self.lora is not None else ()
 
     @property
@@ -165,5 +165,5 @@ class GPTConfig:
         return self.windows[layer] if self.windows else None
 
     def turns_in(self, layer: int) -> bool:
-        """Whether a layer has rotary positions."""
+        """Return whether a layer has rotary positions."""
         return self.turns and layer not in self.unturned

@@ -91,10 +91,10 @@ def pipeline_inputs(
     token_losses: torch.Tensor | None = None,
     likeliest: torch.Tensor | None = None,
 ) -> Inputs:
-    """(inputs of the first stage, inputs of the loss) of a micro batch of train/batches.py.
+    """Return (inputs of the first stage, inputs of the loss) of a micro batch of train/batches.py.
 
-    loss_denominator, token_losses and likeliest are those of GPT.forward. Either all micro batches of a run
-    have documents or none has: the stages agree at the first micro batch on what they send.
+    loss_denominator, token_losses and likeliest are the same as in GPT.forward. Either all micro batches of a
+    run have documents, or none has: at the first micro batch the stages agree on the tensors that they send.
     """
     inputs = [batch.tokens, _or_nothing(batch.position_ids)]
     if batch.cu_seqlens is not None:
@@ -125,7 +125,7 @@ def _or_none(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 class _PipedOutput(OutputLayer):
-    """The output layer as the last one of a list: its matrix goes to the loss beside the hidden states."""
+    """The last layer of a pipeline, which passes the output matrix and the hidden states to the loss."""
 
     def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return _with_output_matrix(self, hidden)
@@ -147,11 +147,11 @@ class _Beside(NamedTuple):
     documents: Documents | None
     """The mask or lengths made from document_numbers, for attention."""
     turned: torch.Tensor | None = None
-    """With rotary positions those of all tokens, [s] or [b, s]."""
+    """Positions of all tokens, [s] or [b, s], with rotary positions."""
 
 
 class _Program:
-    """How the stages of a GPT run: a Program of parallel/pipeline.py."""
+    """Program of parallel/pipeline.py that runs the stages of a GPT."""
 
     def __init__(self, config: GPTConfig, parallel: ModelParallel):
         self.config = config
@@ -159,7 +159,7 @@ class _Program:
 
     def enter(self, inputs: torch.Tensor | tuple) -> tuple[torch.Tensor, _Beside]:
         x, *beside = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
-        # Positions and documents are told apart by their format; the first stage may have no positions.
+        # Positions and documents are distinguished by their dtype; the first stage may have no positions.
         position_ids = next((one for one in beside if one.dtype == torch.int64 and one.numel()), None)
         numbers = next((one for one in beside if one.dtype == torch.int32), None)
         documents = Documents(mask_of(numbers)) if numbers is not None else None

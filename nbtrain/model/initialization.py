@@ -17,7 +17,7 @@ import torch
 
 
 class Initializer:
-    """Makes every parameter of one model."""
+    """An initializer of all parameters of one model."""
 
     def __init__(self, seed: int, std: float, num_layers: int):
         self.seed = seed
@@ -82,7 +82,7 @@ class Zeros(Initializer):
 
 
 class Unset(Initializer):
-    """Parameters whose weights are loaded: memory as it is found, of which none is touched before."""
+    """Initializer for parameters whose weights are loaded: memory that is allocated but not touched."""
 
     def __init__(self) -> None:
         super().__init__(seed=0, std=0.0, num_layers=1)

@@ -1,15 +1,16 @@
-"""Keys and values of the tokens that were read: a slot for each sequence, read on alike or each by itself.
+"""Cache of the keys and values of earlier tokens, with a slot for each sequence.
 
     cache = model.new_cache(2)
-    model(tokens, cache=cache)                    [2, s]: the next s tokens of slots 0 and 1, of one length
+    model(tokens, cache=cache)                    [2, s]: the next s tokens of slots 0 and 1, of equal length
 
     cache.place([0, 3], [1, 5])                   the next pass reads 1 token of slot 0 and 5 of slot 3
-    model(tokens, cache=cache, logits_at=last)    [1, 6]: that of slot 0, then those of slot 3
+    model(tokens, cache=cache, logits_at=last)    [1, 6]: the token of slot 0, then the tokens of slot 3
     cache.lengths                                 tokens that each slot holds; lower it to forget the newest
 
-Placed tokens lie end to end: no token is padding, and each weight is read once for those of all sequences.
-Attention is taken sequence by sequence. Single tokens, which decoding adds, are attended to together if few
-keys are read in vain by that; on a GPU always, for a kernel takes longer to start than to read them.
+Placed tokens are concatenated: there is no padding, and each weight is read once for the tokens of all
+sequences. Attention is computed sequence by sequence. Single tokens, which decoding adds, are computed
+together if that reads few unneeded keys; on a GPU always, because starting a kernel takes longer than reading
+them.
 
 Shapes: b slots, s tokens of each, T placed tokens, n heads, g groups, p positions, d head size
 """
@@ -31,7 +32,7 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None
 
 
 class Span(NamedTuple):
-    """Tokens of one sequence in a pass: where they lie in it, and in the slot."""
+    """Tokens of one sequence in a pass: their positions in the pass and in the slot."""
 
     slot: int
     tokens: slice
@@ -41,7 +42,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Singles:
-    """The sequences with one token each, which come first."""
+    """Sequences with one token each, which come first in a pass."""
 
     count: int
     slots: torch.Tensor
@@ -51,15 +52,15 @@ class Singles:
     in_order: slice | None
     """Their slots, if they follow each other."""
     longest: int
-    """Keys of the longest one."""
+    """Number of keys of the longest sequence."""
     are_equal: bool
-    """Whether all have so many."""
+    """Whether all sequences have this many keys."""
     together: bool
-    """Whether they are attended to in one call."""
+    """Whether their attention is computed in one call."""
     ends: torch.Tensor
     """[count, 1, 1, 1]: the keys of each, the new one included."""
     masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
-    """By window."""
+    """Masks by window size."""
 
     def mask(self, window: int | None) -> torch.Tensor | None:
         """The keys that each sees, bool [count, 1, 1, longest]; None if all have equally many."""
@@ -74,17 +75,17 @@ class Singles:
 
 @dataclass(frozen=True)
 class Placed:
-    """Where the tokens of one pass belong."""
+    """Assignment of the tokens of one pass to slots."""
 
     singles: Singles | None
     spans: list[Span]
-    """Spans of all sequences, those of single tokens first."""
+    """Spans of all sequences, the spans of single tokens first."""
     position_ids: torch.Tensor
     """[1, T]"""
 
 
 class KVCache:
-    """Made by GPT.new_cache. A pass reads what was placed or, if nothing was, [b, s] tokens of all slots."""
+    """A cache made by GPT.new_cache. A pass reads the placed tokens, or else [b, s] tokens of all slots."""
 
     def __init__(self, tensor: torch.Tensor):
         """`tensor`: [layers, 2, b, g, p, d], whatever is in it."""
@@ -98,13 +99,13 @@ class KVCache:
 
     @property
     def length(self) -> int:
-        """Tokens in each slot, if all hold equally many. Raises ValueError if they do not."""
+        """Number of tokens in each slot. Raises ValueError if the slots do not hold equally many."""
         if len(set(self.lengths)) > 1:
             raise ValueError(f"slots of {sorted(set(self.lengths))} tokens: place the next ones")
         return self.lengths[0]
 
     def place(self, slots: Sequence[int], counts: Sequence[int]) -> None:
-        """The next pass reads counts[i] tokens of slots[i]; sequences with one token come first."""
+        """Make the next pass read counts[i] tokens of slots[i]; sequences with one token come first."""
         starts = [self.lengths[slot] for slot in slots]
         stops = list(accumulate(counts))
         spans = [
@@ -132,7 +133,7 @@ class KVCache:
         return Singles(count, index, positions, in_order, longest, are_equal, together, reached)
 
     def _write(self, slots: list[int], end: int) -> None:
-        """Have numbers in all positions before `end`."""
+        """Initialize all positions before `end`."""
         for slot in slots:
             if (begin := self._written[slot]) < end:
                 end = min(-(-end // CLEARED_POSITIONS) * CLEARED_POSITIONS, self.tensor.shape[4])
@@ -146,7 +147,7 @@ class KVCache:
         return self.length, self.length + tokens.shape[1], None
 
     def read(self, tokens: torch.Tensor) -> None:
-        """The pass is done: its tokens are in the cache."""
+        """Record that a pass is done and its tokens are in the cache."""
         if self.placed is None:
             self.lengths = [self.length + tokens.shape[1]] * len(self.lengths)
         else:
@@ -156,7 +157,7 @@ class KVCache:
         self.placed = None
 
     def reorder(self, targets: Sequence[int], sources: Sequence[int], lengths: Sequence[int]) -> None:
-        """Have each of `targets` hold the first lengths[i] tokens that sources[i] held before."""
+        """Copy the first lengths[i] tokens of sources[i], as before the call, to targets[i]."""
         longest = max(lengths)
         index = torch.tensor([*sources], device=self.tensor.device)
         taken = self.tensor[:, :, :, :, :longest].index_select(2, index)

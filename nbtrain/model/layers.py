@@ -1,13 +1,14 @@
 """The layers of GPT-3 in the order they run: embeddings, pre-LN transformer layers, final LayerNorm.
 
-Each layer takes and returns the residual stream, so that a pipeline can be cut between any two of them. The
+Each layer takes and returns the residual stream, so that a pipeline can be cut between any two layers. The
 stream is [b, s, h], where s counts the tokens of this rank: all of them in one process, 1/t under Megatron's
-sequence parallelism, 1/u under Ulysses. Matrices are those of parallel/tensor.py, cut over the
+sequence parallelism, 1/u under Ulysses. Matrices are the layers of parallel/tensor.py, sharded across the
 tensor-parallel ranks: a rank has some of the heads and some columns of the MLP.
 
-Under sequence parallelism the weights of LayerNorms and positions, whole on each rank, see only its own
-tokens; norms of queries and keys see only its own heads, with and without it. They are marked
-`sequence_parallel`, and their gradients are summed over the tensor-parallel ranks.
+Under sequence parallelism, the weights of LayerNorms and positions are whole on each rank but are applied
+only to the rank's own tokens. Norms of queries and keys are applied only to the rank's own heads, with and
+without sequence parallelism. These weights are marked `sequence_parallel`, and their gradients are summed
+over the tensor-parallel ranks.
 
 Shapes: b micro batch, s tokens, n heads and g groups of this rank, h hidden, d head size, f MLP width, p
 positions
@@ -45,8 +46,8 @@ from nbtrain.parallel.tensor import (
 class WordEmbedding(VocabParallelEmbedding):
     """Token ids [b, s] -> [b, s, h].
 
-    Its weight [v/t, h], with rows that are trained beside adapters, is the output matrix too if they are
-    tied, so the layer has no other parameter.
+    If embeddings are tied, its weight [v/t, h], with the rows that are trained along with adapters, is also
+    the output matrix, so the layer has no other parameter.
     """
 
     def __init__(self, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
@@ -93,7 +94,7 @@ class _OfOwnPart(nn.Module):
 class Norm(_OfOwnPart):
     """Normalization over the last dimension: LayerNorm with weight and bias, or RMSNorm with a weight.
 
-    `size` other than the hidden size is that of a head, for queries and keys.
+    For the norms of queries and keys, `size` is the size of a head instead of the hidden size.
     """
 
     def __init__(
@@ -250,7 +251,7 @@ class Attention(nn.Module):
         return query, key, value
 
     def _attend_cached(self, query, key, value, mask) -> torch.Tensor:
-        # A mask hides what lies before the window too.
+        # A mask also hides the positions before the window.
         documents, window = (None, self.window) if mask is None else (Documents(mask), None)
         return causal_attention(query, key, value, 0.0, self.backend, documents, window, self.softcap)
 
@@ -260,7 +261,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """h -> f, the activation, f -> h; gated: h -> two times f, of which one opens the other."""
+    """h -> f, the activation, f -> h; gated: h -> two times f, where one is the gate of the other."""
 
     def __init__(self, index: int, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
         super().__init__()

@@ -15,7 +15,8 @@
     layers.<i>.mlp.dense_4h_to_h.{weight,bias}    [h, f], [h]
     final_layernorm.{weight,bias}                 [h]
 
-With the section `lora` of a run each adapted matrix has two more (parallel/lora.py), which alone are trained:
+With the section `lora` of a run, each adapted matrix has two more parameters (parallel/lora.py), which alone
+are trained:
 
     layers.<i>.attention.query_key_value.lora.{a,b}    [3 r, h], [(n + 2g) d, r]
     layers.<i>.attention.dense.lora.{a,b}              [r, n d], [h, r]
@@ -30,13 +31,13 @@ and with lora.kind: ia3 two vectors in each block (parallel/ia3.py):
 and with lora.trainable_token_indices the rows of these i tokens (parallel/trained_rows.py):
 
     word_embeddings.trained_rows    [i, h]
-    output_layer.trained_rows       [i, h]   of an output layer of its own
+    output_layer.trained_rows       [i, h]   if the output layer is not tied
 
 h hidden, n heads of d numbers, g groups of them (n, unless model.num_query_groups is set), f MLP width, v
-vocabulary, p positions. Without biases (model.add_bias_linear, RMSNorm) their names are not there.
+vocabulary, p positions. Without biases (model.add_bias_linear, RMSNorm), their names do not exist.
 
-Checkpoints, initialization and the optimizer's groups go by these names. A pipeline module numbers its
-layers: 0 the word embedding, 1 the positions, then the blocks, the final norm and the output; a tied word
+Checkpoints, initialization and the optimizer's groups use these names. A pipeline module numbers its layers:
+0 is the word embedding, 1 the positions, then the blocks, the final norm and the output; a tied word
 embedding is tied_modules.word_embeddings.
 """
 
@@ -74,10 +75,10 @@ def adapters_of(weight: str) -> tuple[str, str]:
 
 
 def optimizer_group(name: str, muon: bool = False) -> str:
-    """How a parameter is stepped: by name, as ZeRO 3 flattens the shape.
+    """Return the optimizer group of a parameter, by its name, because ZeRO 3 flattens the shape.
 
-    `no_decay`: biases and norms; `decay`: all others. With Muon the blocks' matrices are `matrices`, and
-    `decay` has what is left: embeddings, and an output layer of its own.
+    Biases and norms are in `no_decay`, all others in `decay`. With Muon, the blocks' matrices are in
+    `matrices`, and `decay` has only the embeddings and an untied output layer.
     """
     module, _, kind = name.rpartition(".")
     if kind == "ia3":

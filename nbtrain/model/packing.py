@@ -1,6 +1,6 @@
-"""The matrices that one parameter packs: queries, keys and values lie in one, group after group.
+"""Matrices that are packed in one parameter: queries, keys and values, group after group.
 
-An optimizer that treats matrices as such (Muon) takes them apart: of a whole packed matrix it would mix the
+An optimizer that works on whole matrices (Muon) separates them, because in a packed matrix it would mix the
 directions of queries, keys and values.
 """
 

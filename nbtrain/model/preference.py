@@ -1,13 +1,13 @@
-"""The loss of direct preference optimization (DPO, arXiv:2305.18290, eq. 7; label smoothing: cDPO).
+"""Loss of direct preference optimization (DPO, arXiv:2305.18290, eq. 7; label smoothing: cDPO).
 
-    log p(y)    sum of the log-probabilities of an answer's learnt tokens
+    log p(y)    sum of the log-probabilities of an answer's tokens in the loss
     margin      beta ((log p(chosen) - reference) - (log p(rejected) - reference))
     loss        -(1 - e) log sigmoid(margin) - e log sigmoid(-margin), the mean over pairs
 
-The output layer's loss function (parallel/cross_entropy.py) makes gradients in its forward pass, and needs
-each token's weight there. So it runs twice: the first time for the log-probabilities alone; then each token's
-weight is known, the loss's derivative by its log-probability, and the second time gives the gradients. What
-is computed twice is the output layer alone, and no activation more is held.
+The output layer's loss function (parallel/cross_entropy.py) computes gradients in its forward pass, and needs
+each token's weight there. So it runs twice. The first pass computes only the log-probabilities, which give
+each token's weight: the derivative of the loss by its log-probability. The second pass computes the
+gradients. Only the output layer is computed twice, and no additional activations are kept.
 
 Shapes: b sequences, s tokens, P pairs of the batch
 """
@@ -22,7 +22,7 @@ from nbtrain.model.gpt_config import Dpo
 
 
 class Pairs(NamedTuple):
-    """Which tokens belong to which answer (train/batches.py: Batch)."""
+    """Assignment of tokens to answers (train/batches.py: Batch)."""
 
     answers: torch.Tensor
     """int64 [b, s]: 2 p for the chosen, 2 p + 1 for the rejected answer of pair p."""
@@ -38,10 +38,10 @@ def preference_loss(
     denominator: torch.Tensor | None = None,
     token_losses: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The mean loss of pairs, or their sum divided by `denominator`: an fp32 scalar.
+    """Return the mean loss of pairs, or their sum divided by `denominator`: an fp32 scalar.
 
     token_losses_of(loss_mask, denominator, token_losses) is linear_cross_entropy of this batch. loss_mask
-    [b, s] says which tokens are learnt; token_losses (fp32 [b, s]) is filled with each token's own.
+    [b, s] selects the tokens in the loss; token_losses (fp32 [b, s]) is filled with each token's loss.
     """
     if token_losses is None:
         token_losses = torch.empty(loss_mask.shape, device=loss_mask.device)
@@ -67,7 +67,7 @@ def preference_loss(
 def answer_log_probabilities(
     token_losses: torch.Tensor, loss_mask: torch.Tensor, pairs: Pairs
 ) -> torch.Tensor:
-    """float64 [P, 2]: the sum over the learnt tokens of each answer, always added in one order."""
+    """Return float64 [P, 2]: the sum over each answer's tokens in the loss, always added in one order."""
     learnt = (token_losses * loss_mask).flatten()
     number = torch.arange(2 * len(pairs.reference), device=learnt.device)
     of_answer = pairs.answers.flatten() == number[:, None]

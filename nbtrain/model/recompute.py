@@ -20,7 +20,7 @@ from nbtrain.parallel.random import TensorParallelStream
 
 
 def recomputed(stream: TensorParallelStream | None, function: Callable, *arguments):
-    """function(*arguments), and again in the backward pass, with the same dropout, also that of `stream`."""
+    """Call function(*arguments), and again in the backward pass with the same dropout, also of `stream`."""
     if stream is None:
         return checkpoint(function, *arguments, use_reentrant=False)
     return checkpoint(function, *arguments, use_reentrant=False, context_fn=stream.recompute_contexts)

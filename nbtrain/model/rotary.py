@@ -1,16 +1,16 @@
-"""Rotary positions (RoPE, arXiv:2104.09864): queries and keys are turned by angles that grow.
+"""Rotary positions (RoPE, arXiv:2104.09864): queries and keys are rotated by angles that grow by position.
 
 The first r numbers of a head are r / 2 pairs (j, j + r / 2), as in Megatron and Hugging Face; pair j is
-turned by position * base^(-2j/r). Scaling makes angles smaller, for sequences longer than those of an
-earlier training:
+rotated by position * base^(-2j/r). Scaling makes the angles smaller, for sequences longer than in an earlier
+training:
 
-    linear    all of them divided by the factor (arXiv:2306.15595)
-    llama3    only those of pairs that turn less than low_freq_factor times over the original length are
-              divided; between low_freq_factor and high_freq_factor turns both are mixed (Llama 3.1)
-    yarn      mixed between beta_slow and beta_fast turns; queries and keys times 0.1 ln(factor) + 1
-              (arXiv:2309.00071)
+    linear    all angles are divided by the factor (arXiv:2306.15595)
+    llama3    angles are divided for pairs that turn less than low_freq_factor times over the original length;
+              between low_freq_factor and high_freq_factor turns, both angles are mixed (Llama 3.1)
+    yarn      angles are mixed between beta_slow and beta_fast turns; queries and keys are multiplied by
+              0.1 ln(factor) + 1 (arXiv:2309.00071)
 
-Angles are in fp32; their cosines are rounded to the format of the queries, as both programs do.
+Angles are in fp32; their cosines are rounded to the format of the queries, as in Megatron and Hugging Face.
 
 Shapes: b sequences, n heads, s tokens, d head size, r rotary size
 """
@@ -31,7 +31,7 @@ class Rotation(NamedTuple):
 
 
 def rotation_of(config: GPTConfig, positions: torch.Tensor, dtype: torch.dtype) -> Rotation:
-    """The rotation of positions [s], or of those of each sequence, [b, s]."""
+    """Return the rotation for positions [s], or for the positions of each sequence, [b, s]."""
     frequencies, scale = inverse_frequencies(config)
     angles = positions.float().unsqueeze(-1) * frequencies.to(positions.device)
     if angles.dim() > 2:
@@ -41,7 +41,7 @@ def rotation_of(config: GPTConfig, positions: torch.Tensor, dtype: torch.dtype) 
 
 
 def rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    """Queries or keys [b, n, s, d], turned; numbers from r on are left as they are."""
+    """Rotate queries or keys [b, n, s, d]; numbers from r on are unchanged."""
     size = rotation.cosine.shape[-1]
     part = x[..., :size]
     first, second = part.chunk(2, dim=-1)
@@ -50,7 +50,7 @@ def rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
 
 
 def inverse_frequencies(config: GPTConfig) -> tuple[torch.Tensor, float]:
-    """(radians of each pair for one position, fp32 [r / 2], on the CPU; the factor of cosines and sines)."""
+    """Return (radians of each pair per position, fp32 [r / 2], on the CPU; factor of cosines and sines)."""
     size, base, scaling = config.rotary_size, config.rotary_base, config.rope_scaling
     plain = 1.0 / base ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
     if scaling is None:
@@ -71,7 +71,7 @@ def _llama3(plain: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
 
 def _yarn(plain: torch.Tensor, size: int, base: float, scaling: RopeScaling) -> torch.Tensor:
     def pair(turns: float) -> float:
-        """The pair that turns so often over the original length, as a real number."""
+        """Return the pair that makes this many turns over the original length, as a real number."""
         length = scaling.original_max_position_embeddings
         return size * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
 

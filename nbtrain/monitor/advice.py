@@ -13,7 +13,7 @@ from nbtrain.base.files import read_json
 from nbtrain.base.records import ControlRequest, JobRecord, Rollback
 from nbtrain.base.rundir import JobDir, RunDir
 
-# Errors that the same settings would meet again: jobs/supervisor/verdict.py.
+# Errors that would recur with the same settings: jobs/supervisor/verdict.py.
 _NOT_TRIED_AGAIN = re.compile(r"Error: |not tried again|out of (?:GPU|host) memory|the disk is full")
 
 
@@ -44,7 +44,10 @@ def advice(run: RunDir, state: str, cause: str | None, step: int | None) -> str:
 
 
 def marks(run: RunDir, records: Iterable[JobRecord]) -> list[dict[str, Any]]:
-    """[{"step", "time", "kind": resume, restart or rollback, "words"}], by time; `records` oldest first."""
+    """Return [{"step", "time", "kind": resume, restart or rollback, "words"}] by time.
+
+    `records` are the job records, oldest first.
+    """
     rolled = {(one.job_id, one.attempt) for one in Rollback.read_all(run.rollbacks_json)}
     found: list[dict[str, Any]] = []
     for number, record in enumerate(records):

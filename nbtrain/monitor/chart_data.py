@@ -1,7 +1,8 @@
-"""The charts of a snapshot: which curves each holds, its range, and its ticks with their labels.
+"""Charts of a snapshot: the curves of each chart, its range, and its ticks with their labels.
 
-The static picture draws these charts as they are. The live view begins with them and does the same sums when
-a reader zooms or changes an axis (lab/ui/numbers.js); tests/lab/ui/numbers.json holds what both must say.
+The static picture draws these charts unchanged. The live view starts with them and does the same calculations
+when a reader zooms or changes an axis (lab/ui/numbers.js); tests/lab/ui/numbers.json holds results that both
+must give.
 """
 
 import itertools
@@ -12,7 +13,7 @@ from typing import Any
 
 from nbtrain.base import amounts
 
-# Air between a curve and the frame, as a share of the curve's own range.
+# Margin between a curve and the frame, as a fraction of the curve's own range.
 MARGIN_FRACTION = 0.06
 # Weight of the previous step's smoothed loss in the next one; the raw line stays faintly visible.
 SMOOTHING = 0.6
@@ -24,12 +25,12 @@ LEAST_BYTES = 4.0
 
 
 def _decimals(value: float, step: float) -> str:
-    """`value` with just enough decimals to differ from its neighbour, `step` away."""
+    """Format `value` with just enough decimals to differ from its neighbor at distance `step`."""
     return f"{value:.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"
 
 
 def scientific(value: float, step: float = 0.0) -> str:
-    """0.00015 as "1.5e-4", with as many digits as it needs to differ from its neighbour, `step` away."""
+    """Format 0.00015 as "1.5e-4", with enough digits to differ from its neighbor at distance `step`."""
     if not value:
         return "0"
     digits = 1
@@ -54,12 +55,12 @@ def _counted(value: float, step: float) -> str:
 
 
 def whole(value: float, step: float) -> str:
-    """Steps and other whole numbers: 1200 as "1,200"; 12000 as "12k" if all ticks are thousands."""
+    """Format whole numbers such as steps: 1200 as "1,200"; 12000 as "12k" if all ticks are thousands."""
     return amounts.count(value) if value >= 10_000 and step % 1000 == 0 else f"{round(value):,}"
 
 
 def share(value: float, step: float) -> str:
-    """0.125 as "12 %", as "12.5 %" if its neighbour is half a percent away."""
+    """Format 0.125 as "12 %", or as "12.5 %" if its neighbor is half a percent away."""
     return f"{_decimals(100 * value, 100 * step)} %"
 
 
@@ -105,7 +106,7 @@ CHARTS = (
 
 
 def charts(curves: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One object per chart of a panel, the large one first.
+    """Return one object per chart of a panel, the large one first.
 
     lines    [{"name" of a curve, "label", "color" a or b, "dots": whether each point gets one}]
     x, y     [lowest, highest value] of the frame; None if no curve has a point
@@ -117,7 +118,7 @@ def charts(curves: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def chart(curves: Mapping[str, Mapping[str, Any]], kind: ChartKind) -> dict[str, Any]:
-    """One chart as charts() has it."""
+    """Return one chart in the form of charts()."""
     found = {
         "lines": kind.lines,
         **dict.fromkeys(("x", "y")),
@@ -158,9 +159,9 @@ def _labelled(at: list[float], label: Callable[[float, float], str]) -> list[lis
 def ticks(
     low: float, high: float, most: int, least: int = LEAST_Y_TICKS, integer: bool = False
 ) -> list[float]:
-    """Round numbers from `low` to `high`, 1, 2 or 5 times a power of ten apart: about `most` of them.
+    """Return about `most` round numbers from `low` to `high`, 1, 2 or 5 times a power of ten apart.
 
-    More if these are less than `least`; of whole numbers there may be no more.
+    There are more if these are fewer than `least`, unless whole numbers do not allow it.
     """
     for wanted in range(most, most + 13):
         rough = (high - low) / wanted
@@ -175,7 +176,7 @@ def ticks(
 
 
 def byte_ticks(top: float) -> list[float]:
-    """Round numbers of a binary unit from 0 to `top`."""
+    """Return round numbers of a binary unit from 0 to `top`."""
     step = 2.0 ** max(0, math.ceil(math.log2(max(top, 1.0) / 5)))
     return [number * step for number in range(int(top / step) + 1)]
 

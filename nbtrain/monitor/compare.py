@@ -26,7 +26,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
 from nbtrain.monitor.runs import NO_JOB, RunSummary, job_with_end, summary_of
 
-# Side by side on a screen of 1,400 pixels, with curves that can still be told apart.
+# Maximum of runs that fit on a screen of 1,400 pixels with distinguishable curves.
 MOST_RUNS = 12
 UNKNOWN = "\N{EN DASH}"
 # A run's own name differs by definition.
@@ -40,18 +40,18 @@ class Compared:
 
     summary: RunSummary
     config: RunConfig | None
-    """None if it cannot be read: then no setting of the run is compared."""
+    """Configuration of the run; None if it cannot be read: then no setting of the run is compared."""
     progress: TrainingProgress | None
     train_seconds: float
     """Seconds of training over all attempts of all jobs."""
     device_seconds: float
-    """train_seconds times the ranks of each attempt."""
+    """Seconds of training times the ranks of each attempt."""
     evaluations: dict[str, EvaluationRecord]
     """Evaluations by name, each at the newest step that has one."""
 
 
 def compared(runs: Sequence[RunDir]) -> dict[str, Any]:
-    """The tables of some runs. Raises ConfigError for fewer than two, more than MOST_RUNS or one twice."""
+    """Return the tables of runs. Raises ConfigError for fewer than two, more than MOST_RUNS or duplicates."""
     names = [run.name for run in runs]
     if not 2 <= len(runs) <= MOST_RUNS:
         raise ConfigError(f"{amounts.counted(len(runs), 'run')}: a comparison takes 2 to {MOST_RUNS}.")
@@ -74,7 +74,7 @@ def compared(runs: Sequence[RunDir]) -> dict[str, Any]:
 
 
 def settings(runs: Sequence[Compared]) -> list[list[str]]:
-    """[key, value of each run] of every setting in which two runs differ, in the schema's order."""
+    """Return [key, value of each run] for every setting in which two runs differ, in the schema's order."""
     values = [dict(flatten(one.config.model_dump())) if one.config else {} for one in runs]
     keys = dict.fromkeys(key for found in values for key in found)
     # A section that is null in one run is compared by its keys, which other runs have.
@@ -90,13 +90,13 @@ def settings(runs: Sequence[Compared]) -> list[list[str]]:
 
 
 def figures(runs: Sequence[Compared]) -> list[list[str]]:
-    """[name, words of each run] of the figures that at least one run has."""
+    """Return [name, text of each run] for the metrics that at least one run has."""
     rows = [[name, *(_words(figure, one) for one in runs)] for name, figure in FIGURES.items()]
     return [row for row in rows if set(row[1:]) != {UNKNOWN}] + of_datasets(runs) + evaluations(runs)
 
 
 def of_datasets(runs: Sequence[Compared]) -> list[list[str]]:
-    """[name, words of each run] of the validation loss and perplexity of each dataset of their blends."""
+    """Return [name, text of each run] for validation loss and perplexity of each dataset of their blends."""
     losses = [one.progress.validation_losses if one.progress else {} for one in runs]
     names = sorted({name for found in losses for name in found}, key=natural)
     rows = []
@@ -111,7 +111,7 @@ def of_datasets(runs: Sequence[Compared]) -> list[list[str]]:
 
 
 def evaluations(runs: Sequence[Compared]) -> list[list[str]]:
-    """[name and metric, words of each run] of what `nbtrain evaluate` has found."""
+    """Return [name and metric, text of each run] for the results of `nbtrain evaluate`."""
     keys = {
         (name, metric) for one in runs for name in one.evaluations for metric in one.evaluations[name].metrics
     }
@@ -184,7 +184,7 @@ FIGURES: dict[str, Callable[[Compared], str | None]] = {
     "GPU or CPU-process hours": _device_hours,
     "restarts": lambda one: f"{one.summary.restarts:,}" if one.summary.state != NO_JOB else None,
 }
-"""Words of each figure; None if the run does not have it."""
+"""Functions that format a metric of a run; None if the run does not have it."""
 
 
 def _read(run: RunDir, now: float) -> Compared:

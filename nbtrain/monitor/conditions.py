@@ -1,8 +1,8 @@
-"""The conditions of a job and its events, as a cluster's job page words them, whatever the backend is.
+"""Conditions of a job and its events, in the terms of a cluster's job page, for every backend.
 
 A condition is a state that the job has been in: whether it is in it now, since when, and why. States come
-from the events of who submitted the job and of its supervisor, each in its writer's order; what only a reader
-can know (LOST, SUSPENDED) is added last.
+from the events of the submitter and of the supervisor, each in its writer's order. States that only a reader
+can determine (LOST, SUSPENDED) are added last.
 """
 
 from collections.abc import Iterable, Mapping
@@ -74,9 +74,9 @@ def type_of(state: str) -> str:
 def conditions(
     events: Iterable[Mapping[str, Any]], created_at: float, final: tuple[str, str | None, float, str | None]
 ) -> list[Condition]:
-    """Submitted and every state that the job was in, in the order of the last time that it came into it.
+    """Return Submitted and every state that the job was in, in the order in which it last entered them.
 
-    `final` is (state, cause, since when, reason) as a reader sees it now; its reason counts if it is known.
+    `final` is (state, cause, since when, reason) as a reader sees it now; its reason is used if it is known.
     """
     found = {"Submitted": Condition("Submitted", True, created_at, "Submitted", "the job was submitted")}
     current, restart_reason = "", None
@@ -112,7 +112,7 @@ def failure_reason(state: str, cause: str | None, exit_codes: Iterable[int | Non
 def _enter(
     found: dict[str, Condition], current: str, state: str, time: float, reason: str | None, message: str
 ) -> str:
-    """The job comes into `state`; returns its type."""
+    """Record that the job enters `state`, and return the condition's type."""
     entered = type_of(state)
     if current and current != entered:
         before = found[current]
@@ -124,7 +124,7 @@ def _enter(
 
 
 def job_events(events: Iterable[Mapping[str, Any]]) -> list[JobEvent]:
-    """Events as a job page shows them; an engine's own type, reason and object are kept."""
+    """Return events as a job page shows them; a scheduler's own type, reason and object are kept."""
     return [_event(event) for event in events]
 
 
@@ -135,7 +135,7 @@ def _event(event: Mapping[str, Any]) -> JobEvent:
     return JobEvent(
         time=float(event["time"]),
         type=str(event.get("type") or ("Warning" if kind in WARNINGS else "Normal")),
-        # An engine writes one word with a capital; a supervisor's own reasons are for its restarts.
+        # A scheduler's reason is one capitalized word; a supervisor's reasons are for its restarts.
         reason=own if own[:1].isupper() and own.isalnum() else reason,
         object=str(event.get("object") or _object(event, writer)),
         message=str(event.get("message") or ""),

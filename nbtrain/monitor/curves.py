@@ -1,10 +1,10 @@
-"""Curves of a run for who looks at them: few points kept, spikes among them, a range read again in detail.
+"""Thinned curves of a run for display: few points that include spikes, and ranges that can be read in detail.
 
     CurveReader(folder)  ->  series: {tag: Curve}, at most MOST_POINTS each, however long the run
-                         ->  detail(tags, first, last): as many points of these steps alone, from the files
+                         ->  detail(tags, first, last): as many points of only these steps, from the files
 
-A Curve keeps every point until there are MOST_POINTS. Then it keeps of each `width` points that follow each
-other the lowest and the highest, and doubles the width when it is full again.
+A Curve keeps every point until there are MOST_POINTS. Then it keeps the lowest and the highest of every
+`width` consecutive points, and doubles the width whenever it is full again.
 """
 
 import bisect
@@ -24,7 +24,7 @@ Point = tuple[int, float, float]
 
 
 class Curve:
-    """One tag, thinned while it is read. Of points at one step, the later one by clock stays."""
+    """Points of one tag, thinned while they are read. Of points at one step, the later by clock is kept."""
 
     def __init__(self, most: int = MOST_POINTS) -> None:
         self._most = most
@@ -161,7 +161,7 @@ class Curve:
             at += 1
 
     def _widen(self) -> None:
-        """Keep of four points the lowest and the highest: each pair then stands for twice as many points."""
+        """Keep the lowest and the highest of four points: each pair then represents twice as many points."""
         steps, values, walls = self._steps, self._values, self._walls
         size = 2 if self.width == 1 else 4
         whole = len(steps) - len(steps) % size
@@ -189,7 +189,7 @@ class Curve:
 
 
 def _ends(values: Sequence[float]) -> list[int]:
-    """Places of the lowest and the highest value, in order; no number is either if there are others."""
+    """Return the indices of the lowest and the highest value, in order; NaN is neither if possible."""
     low, high = min(values), max(values)
     if low != low or high != high:
         # What begins with no number: min and max stay at it.
@@ -214,7 +214,7 @@ class CurveReader(ScalarReader):
         super().__init__(folder, tags, Curve)
 
     def detail(self, tags: Iterable[str], first: int, last: int, seconds: float) -> dict[str, Curve]:
-        """The points of `tags` at steps first to last, read again from the files for at most `seconds`."""
+        """Read the points of `tags` at steps first to last again from the files, for at most `seconds`."""
         inside, deadline = (
             ScalarReader(self.folder, tags, lambda: _Range(first, last)),
             time.monotonic() + seconds,

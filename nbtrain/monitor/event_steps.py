@@ -1,10 +1,11 @@
-"""Events of one step, taken apart at once: a program writes at each step what it wrote at the step before.
+"""Parsing of all events of a step at once, because a program usually writes the same tags at each step.
 
-    shape = Shape(content, records, wanted)     of the records of one step, as they were found one by one
-    shape.take(content, at)  ->  (Columns of the steps that follow in this shape, where they end)
+    shape = Shape(content, records, wanted)     the records of one step, as they were parsed one by one
+    shape.take(content, at)  ->  (Columns of the following steps of this shape, their end)
 
-A step of 40 scalars is one call of struct and one comparison of what must not change. Whatever differs, be it
-one byte of a tag or of a length's check, ends the shape: it is read record by record.
+A step of 40 scalars takes one call of struct and one comparison of the bytes that must not change. Any
+difference, even one byte of a tag or of a length's checksum, ends the shape: then records are read one by
+one.
 """
 
 import operator
@@ -45,7 +46,7 @@ class Columns:
 
 
 class Shape:
-    """The records of one step: which tags, and how many bytes each part of a record has."""
+    """Layout of the records of one step: their tags, and the bytes of each part of a record."""
 
     def __init__(self, content: bytes, records: Sequence[Found], wanted: Callable[[bytes], bool]):
         """`wanted`: whether a tag's columns are; of the others only the place is known."""

@@ -1,8 +1,8 @@
-"""The page of one job, for every backend the same: what it is, its conditions, events, replicas, resources.
+"""Job page, the same for every backend: basic facts, conditions, events, replicas, resources.
 
     job_page(RunDir)  ->  JobPage  ->  to_dict()  ->  `nbtrain job RUN --json`
 
-Everything comes from the run directory, while the job runs and afterwards: no scheduler is asked. A replica
+All data comes from the run directory, while the job runs and afterwards: no scheduler is queried. A replica
 is one machine or pod with its ranks.
 """
 
@@ -85,7 +85,7 @@ class RankRow:
 
     rank: int
     phase: str
-    """Pending, Running, Succeeded, Error or Gone; while it trains, the heartbeat's own word is in `doing`."""
+    """Pending, Running, Succeeded, Error or Gone; while it trains, `doing` has the heartbeat's phase."""
     doing: str
     attempt: int
     step: int | None
@@ -123,7 +123,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class JobPage:
-    """Everything that is known of one job."""
+    """All known facts of one job."""
 
     name: str
     job_id: str
@@ -131,22 +131,22 @@ class JobPage:
     parent: str | None
     """The run id of the run that this one was cloned from."""
     parent_name: str | None
-    """The name of that run, if it is there still."""
+    """Name of the parent run, if it still exists."""
     backend: str
     place: dict[str, str]
     """Location of the job in its scheduler's terms (job_place.py); {} on kind: local."""
     restart_policy: str
     started_from: str
-    """The checkpoint or the model of init_from; "" of a run whose weights were drawn at random."""
+    """Checkpoint or model of init_from; "" if the run's weights were initialized randomly."""
     twin: str
     """Run that a twin belongs to and the results of its checks; "" for any other run."""
     state: str
     phase: str
     cause: str | None
     engine: dict[str, Any] | None
-    """The last word of Slurm, Kubernetes or a host (engine.json); None without an engine."""
+    """Last answer of Slurm, Kubernetes or a host (engine.json); None without a scheduler."""
     labels: dict[str, str]
-    """The user's alone, so that none of them reads as nbtrain's own word."""
+    """Labels of the user only, so that none of them looks like nbtrain's own."""
     notes: str
     """Notes of the run; `archived` is the run's too."""
     archived: bool
@@ -200,7 +200,7 @@ def _plain(value: Any) -> Any:
 
 
 def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -> JobPage:
-    """The page of a run's newest job, or of `job_id`. Raises JobError if there is none."""
+    """Return the job page of a run's newest job, or of `job_id`. Raises JobError if there is none."""
     job = job_of(run, job_id)
     now = time.time() if now is None else now
     record, state, cause = job_with_end(job, now)
@@ -271,7 +271,7 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
 
 
 def job_of(run: RunDir, job_id: str | None) -> JobDir:
-    """The job of that id, by default the newest. Raises JobError if there is none."""
+    """Return the job with an id, by default the newest. Raises JobError if there is none."""
     ids = run.job_ids()
     if not ids:
         raise JobError(f"{display(run.path)} holds no job yet; `nbtrain submit {run.name}` starts one.")
@@ -338,7 +338,7 @@ def _node_records(job: JobDir) -> dict[int, dict[str, Any]]:
 
 
 def _ranks_of(job: JobDir, config: RunConfig, measured: Mapping[int, NodeUsage]) -> dict[int, list[int]]:
-    """{replica: its ranks}: of the newest launch order, else as the nodes have measured, else as is asked."""
+    """Return {replica: its ranks} from the newest launch order, else from measurements, else as requested."""
     order = files.read_json(job.path / "control" / "launch.json") or {}
     found = {index: list(node.about.get("ranks") or []) for index, node in measured.items()}
     if not order.get("ranks") and any(found.values()):

@@ -1,4 +1,4 @@
-"""The page of a job in the panel's words: rows of its tables, charts, the choice of jobs and logs.
+"""Job page for the panel: rows of its tables, charts, and the choice of jobs and logs.
 
 job_shown(run, job_id)  ->  one JSON object  ->  the pages of the live panel; static.py draws a part of it
 """
@@ -24,7 +24,7 @@ from nbtrain.monitor.job_text import (
 from nbtrain.monitor.logs import SUPERVISOR
 from nbtrain.monitor.usage_charts import drawn, usage_charts
 
-# A chart of the panel is about so many pixels wide.
+# A chart of the panel is about this many pixels wide.
 CHART_POINTS = 160
 MOST_EVENTS = 500
 # Of a rank, failures of earlier attempts.
@@ -208,7 +208,7 @@ def _own_logs(replica: Replica) -> list[list[Any]]:
 
 
 def _rank_logs(row: RankRow) -> list[list[Any]]:
-    """The newest attempt first."""
+    """Return the logs of a rank, the newest attempt first."""
     several = len(row.logs) > 1
     return [
         [str(row.rank), log.attempt, f"rank {row.rank}" + (f", attempt {log.attempt}" if several else "")]
@@ -217,7 +217,7 @@ def _rank_logs(row: RankRow) -> list[list[Any]]:
 
 
 def _logs(page: JobPage) -> list[list[Any]]:
-    """The newest attempts of all ranks, then the attempts before them, then supervisor and machines."""
+    """Return the logs: newest attempts of all ranks, then earlier attempts, then supervisor and machines."""
     by_rank = [_rank_logs(row) for one in page.replicas for row in one.ranks]
     by_age = itertools.zip_longest(*by_rank)
     ranks = [log for attempts in by_age for log in attempts if log is not None]

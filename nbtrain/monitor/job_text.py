@@ -1,4 +1,4 @@
-"""The page of a job as text: `nbtrain job RUN`."""
+"""Job page as text: `nbtrain job RUN`."""
 
 import time
 from collections import Counter
@@ -22,12 +22,12 @@ MOST_RANKS = 32
 MOST_EARLIER = 3
 UNKNOWN = "-"
 REPLICA_TITLES = ("REPLICA", "HOST", "PHASE", "RESTARTS", "CPU", "MEMORY", "MESSAGE")
-# An engine is asked every few seconds while somebody looks at its job.
+# A scheduler is queried every few seconds while a page of its job is open.
 OLD_WORD_SECONDS = 60.0
 
 
 def job_text(page: "JobPage", num_events: int = NUM_EVENTS) -> str:
-    """Basic info, conditions, replicas with their ranks, resources, and the newest events."""
+    """Return basic facts, conditions, replicas with their ranks, resources, and the newest events."""
     parts = ["\n".join(_basics(page))]
     table = [
         (one.type, str(one.status), amounts.utc(one.last_change), one.reason, one.message)
@@ -92,7 +92,7 @@ def _basics(page: "JobPage") -> list[str]:
 
 
 def cloned_from(page: "JobPage") -> str:
-    """The parent run by its name, if it is there still; "" without one."""
+    """Return the parent run, by name if it still exists; "" without one."""
     if page.parent is None:
         return ""
     return f"{page.parent_name} (run {page.parent})" if page.parent_name else f"run {page.parent}"
@@ -110,7 +110,7 @@ def engine_words(said: Mapping[str, Any], asked_seconds_ago: float = 0.0, ended:
     """Return the scheduler's last report and whether it can be reached; none is asked after the end."""
     engine, reason = said.get("engine") or "the engine", said.get("reason") or ""
     if ended and said.get("state") in ACTIVE - {RUNNING}:
-        # Why it waited or was held says nothing of a job that has ended.
+        # The reason for waiting does not apply to a job that has ended.
         return f"{engine}: not asked again since the job ended"
     if reason.startswith(engine):
         words = reason
@@ -127,7 +127,7 @@ def engine_words(said: Mapping[str, Any], asked_seconds_ago: float = 0.0, ended:
 
 
 def amounts_text(found: Mapping[str, float]) -> str:
-    """Requests or limits in words: "2 cores, 23.5 GiB of memory"; "" if there are none."""
+    """Format requests or limits: "2 cores, 23.5 GiB of memory"; "" if there are none."""
     words = []
     for name, value in found.items():
         if name == "gpus":
@@ -194,7 +194,7 @@ def resource_rows(replica: "Replica") -> list[tuple[str, ...]]:
 
 
 def shown(name: str, value: float | None) -> str:
-    """A figure with its unit."""
+    """Format a metric with its unit."""
     if value is None:
         return UNKNOWN
     unit = FIGURES[name].unit if name in FIGURES else ""

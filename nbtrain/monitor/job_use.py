@@ -1,4 +1,4 @@
-"""Resource use of a replica or rank of a job, in a few numbers: newest, mean and greatest value of each."""
+"""Summary of the resource use of a replica or rank: the newest, mean and largest value of each metric."""
 
 from dataclasses import dataclass, replace
 
@@ -7,7 +7,7 @@ from nbtrain.monitor.usage import NodeUsage
 
 @dataclass(frozen=True)
 class Use:
-    """A figure of a replica or rank over the job's life. None: not known."""
+    """A metric of a replica or rank over the job's life. None means not known."""
 
     newest: float | None
     mean: float | None
@@ -34,7 +34,7 @@ def limits(usage: list[NodeUsage]) -> dict[str, float]:
 
 
 def uses(node: NodeUsage | None, subject: str, beginnings: tuple[str, ...] = ("",)) -> dict[str, Use]:
-    """{figure: its use} of what was measured of a subject, of figures whose names begin so."""
+    """Return {metric: its use} for the measured metrics of a subject, filtered by the beginnings of names."""
     if node is None:
         return {}
     names = [name for name in node.figures(subject) if name.startswith(beginnings)]

@@ -1,4 +1,4 @@
-"""A run in lines of text: progress, what a resume kept, status."""
+"""A run as lines of text: progress, resume report, status."""
 
 import time
 from typing import Any
@@ -41,7 +41,7 @@ WAITING = {
 
 
 def progress_line(run: RunDir) -> str:
-    """State, step, tokens, loss, rate, time left and cause in one line: for a terminal and a log."""
+    """Return state, step, tokens, loss, throughput, time left and cause in one line for a terminal or log."""
     parts, why = _progress(RunView(run))
     return " | ".join([*parts, *why])
 
@@ -90,7 +90,7 @@ def _progress(view: RunView) -> tuple[list[str], list[str]]:
 
 
 def one_line(text: str) -> str:
-    """A message without its line ends: error messages of Python may have any."""
+    """Return a message on one line: Python's error messages may have line ends."""
     return " ".join(text.split())
 
 
@@ -131,10 +131,10 @@ def _engine_word(view: RunView) -> dict[str, Any] | None:
 
 
 def resume_lines(run: RunDir) -> list[str]:
-    """Return what the newest job kept of its checkpoint, and the newer checkpoints that it skipped, and why.
+    """Return the newest job's resume report, and the newer checkpoints that it skipped, with the reasons.
 
-    A skipped checkpoint is omitted once the run has a complete one of that step or a later one: the next
-    resume uses that.
+    A skipped checkpoint is omitted once the run has a complete one at that step or later, because the next
+    resume uses that one.
     """
     job = run.newest_job()
     made = ResumeCertificate.read(job.resume_json) if job else None
@@ -147,7 +147,7 @@ def resume_lines(run: RunDir) -> list[str]:
 
 
 def status_text(view: RunView) -> str:
-    """A run on one screen of a terminal: state, progress, ranks, last events."""
+    """Return a run's status for one terminal screen: state, progress, ranks, last events."""
     snapshot = view.snapshot()
     job, ranks = snapshot["job"], snapshot["ranks"]
     parts, why = _progress(view)

@@ -10,9 +10,9 @@ from pathlib import Path
 from nbtrain.base.rundir import JobDir
 from nbtrain.monitor.logs import log_attempts
 
-# What is held of a log at a time, twice.
+# Bytes of a log in memory at a time, twice.
 BLOCK_BYTES = 1 << 20
-# Of a line that matches, this much is shown, around the match.
+# Characters of a matching line that are shown, around the match.
 SHOWN_BYTES = 2000
 
 
@@ -54,7 +54,7 @@ def search(
 
 
 def search_file(path: Path, text: str, ignore_case: bool = False, job_id: str = "") -> Iterator[Hit]:
-    """Lines of one file with `text`; of a line longer than a block, one hit for each block with the text."""
+    """Yield the lines of a file with `text`; for a line longer than a block, one hit per matching block."""
     needle = text.encode("utf-8", "replace")
     needle = needle.lower() if ignore_case else needle
     try:
@@ -82,7 +82,7 @@ def search_file(path: Path, text: str, ignore_case: bool = False, job_id: str = 
 def _hits(
     job_id: str, name: str, block: bytes, needle: bytes, lines_before: int, start: int, ignore_case: bool
 ) -> Iterator[Hit]:
-    """`start`: where the block begins in the file."""
+    """Yield the hits of a block that begins at `start` in the file."""
     compared = block.lower() if ignore_case else block
     counted, lines = 0, lines_before
     found = compared.find(needle)
@@ -97,7 +97,7 @@ def _hits(
 
 
 def _shown(block: bytes, found: int, end: int) -> str:
-    """The line, or what is shown of it: from the last redrawing before the text to the next one."""
+    """Return the shown part of a line: from the last redrawing before the text to the next one."""
     start = max(block.rfind(b"\n", 0, found), block.rfind(b"\r", 0, found)) + 1
     redrawn = block.find(b"\r", found, end)
     end = end if redrawn < 0 else redrawn

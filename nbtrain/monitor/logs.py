@@ -1,4 +1,4 @@
-"""The logs of a job: which there are, the end of one, and what was appended to it."""
+"""Logs of a job: the list of logs, the end of a log, and newly appended lines."""
 
 import re
 import time
@@ -33,7 +33,7 @@ class LogPart:
 
 
 def log_attempts(job: JobDir) -> dict[int, list[int]]:
-    """{rank: attempts}, both ascending: the rank logs that exist."""
+    """Return {rank: attempts} of the existing rank logs, both ascending."""
     found: dict[int, list[int]] = {}
     for path in (job.path / "logs").glob("*.*.log"):
         rank, attempt, _ = path.name.split(".")
@@ -43,7 +43,7 @@ def log_attempts(job: JobDir) -> dict[int, list[int]]:
 
 
 def log_path(job: JobDir, rank: int | str = 0, attempt: int | None = None) -> Path:
-    """The log of a rank (by default of its newest attempt), of "supervisor" or of a machine such as "node0".
+    """Return the log of a rank (by default of its newest attempt), "supervisor" or a machine such as "node0".
 
     The file need not exist.
     """
@@ -79,7 +79,7 @@ def read_log(path: Path, offset_bytes: int | None = None, limit_bytes: int = REA
 
 
 def tail_lines(path: Path, num_lines: int) -> list[str]:
-    """The last lines of a log, without line ends. A redrawn progress bar counts once, as last drawn.
+    """Return the last lines of a log, without line ends. A redrawn progress bar counts once, as last drawn.
 
     There are fewer if they are longer than TAIL_LINE_BYTES on average.
     """
@@ -89,14 +89,14 @@ def tail_lines(path: Path, num_lines: int) -> list[str]:
 
 
 def follow(run: RunDir, rank: int | str = 0, from_start: bool = False) -> Iterator[str]:
-    """Lines added to a rank's log from now to the newest job's end; a new log is followed from its start.
+    """Yield lines added to a rank's log until the newest job ends; a new log is followed from its start.
 
-    With `from_start` the first one is too. At most READ_LIMIT_BYTES are held at a time, however much was
-    added; a longer line comes in pieces.
+    With `from_start`, the first log is also followed from its start. At most READ_LIMIT_BYTES are in memory
+    at a time, however much was added; a longer line is yielded in pieces.
     """
     path, offset = None, 0
     while (job := run.newest_job()) is not None:
-        # The state first: what was written before the end is then read after it.
+        # The state is read first, so that lines written before the end are read after it.
         active = read_state(job, time.time())[0] in ACTIVE
         newest = log_path(job, rank)
         if path is None:

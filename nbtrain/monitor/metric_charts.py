@@ -1,4 +1,4 @@
-"""The charts of a run's scalars: which stand together, and how each is drawn, live and in the picture.
+"""Charts of a run's scalars: their grouping and their appearance, live and in the static picture.
 
 metric_charts(tags)  ->  [{"title", "names"}]      drawn(chart, answer)  ->  what static_charts.py draws
 """
@@ -46,9 +46,9 @@ OF_DATASETS = {
     "validation_perplexity/": "validation perplexity",
 }
 OF_TASKS = "task/"
-# Of no interest as curves: other curves have them as their axis.
+# Scalars that are not drawn as curves, because other curves have them as their axis.
 NO_CURVES = ("steps_vs_tokens", "steps_vs_samples")
-# These flutter; a smoothed schedule or count would be false.
+# Noisy curves are smoothed; a smoothed schedule or count would be wrong.
 SMOOTHED = re.compile(
     "^(?!task/|loss_s(cale|pikes)$|steps_without_loss$).*(loss|reward|grad_norm|per_second|tflops|seconds|iteration_time|perplexity)"
 )
@@ -63,7 +63,7 @@ MOST_NAMED = 8
 
 
 def form_of(name: str, unit: str) -> str:
-    """The form of a scalar's labels, a name of chart_data.FORMS and lab/ui/numbers.js."""
+    """Return the form of a scalar's labels, a name of chart_data.FORMS and lab/ui/numbers.js."""
     if SHARES.search(name):
         return "share"
     if name == "learning_rate":
@@ -107,7 +107,7 @@ def metric_charts(tags: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def drawn(one: Mapping[str, Any], answer: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One of metric_charts() as static_charts draws it by step, and its curves; `answer` is of metrics()."""
+    """Return a chart of metric_charts() and its curves for static_charts; `answer` comes from metrics()."""
     rows = {row["tag"]: row for row in answer["tags"]}
     names = [name for name in one["names"] if answer["series"].get(name, {}).get("value")]
     named = len(names) <= MOST_NAMED

@@ -1,8 +1,9 @@
-"""Curves of a run by request: which scalars, by step, tokens or time, from where to where, how many points.
+"""Curves of a run on request: scalars by step, tokens or time, in a range, with a number of points.
 
     metrics(view, Asked(("loss",), "tokens", 1e6, 2e6))  ->  {"tags", "charts", "series", "marks", "reading"}
 
-Of points that are too many, each stretch's lowest and highest stay, so that a spike is seen at any zoom.
+If there are too many points, the lowest and highest of each interval are kept, so that spikes are visible at
+any zoom.
 """
 
 import bisect
@@ -39,7 +40,7 @@ AXES = ("step", "tokens", "time")
 MOST_TAGS = 64
 POINTS = 500
 MOST_POINTS = 2000
-# An answer comes within a second; what is not read in this time is in the next one.
+# An answer takes at most a second; files that are not read in this time are in the next answer.
 READ_SECONDS = 0.15
 DETAIL_SECONDS = 2.0
 # Of a download, so long is read at a time.
@@ -62,7 +63,7 @@ class Asked:
 
 
 def curve_view(run: RunDir) -> RunView:
-    """A view that keeps few points, for a process that looks at many runs."""
+    """Return a view that keeps few points, for a process that reads many runs."""
     reader = CurveReader(run.tensorboard, lambda tag: name_of(tag) is not None)
     return RunView(run, reader, READ_SECONDS, PROCESSES)
 
@@ -112,7 +113,7 @@ def metrics(view: RunView, asked: Asked) -> dict[str, Any]:
 
 
 def whole_metrics(view: RunView, asked: Asked, seconds: float) -> dict[str, Any]:
-    """metrics() once the event files are read, or after so many seconds."""
+    """Return metrics() once the event files are read, or after `seconds`."""
     deadline = time.monotonic() + seconds
     answer = metrics(view, asked)
     while answer["reading"] < 1 and time.monotonic() < deadline:

@@ -24,10 +24,10 @@ MOST_NOTES_CHARS = 10_000
 
 @dataclass
 class Relabelled(Record):
-    """One label that was changed by hand."""
+    """One label that the user changed after submission."""
 
     value: str | None
-    """None: the label was removed."""
+    """New value; None if the label was removed."""
     submitted: str | None
     """Value that the newest job had then. After a submission with another value, that value counts."""
 
@@ -39,11 +39,11 @@ class RunNotes(Record):
     labels: dict[str, Relabelled] = field(default_factory=dict)
     notes: str = ""
     archived: bool = False
-    """Left out of `nbtrain runs` while no job of the run is active."""
+    """Whether `nbtrain runs` omits the run while none of its jobs is active."""
     changed_at: float | None = None
 
     def applied(self, submitted: Mapping[str, str]) -> dict[str, str]:
-        """The labels of a run whose newest job was submitted with `submitted`."""
+        """Return the labels of a run whose newest job was submitted with `submitted`."""
         found = dict(submitted)
         for key, change in self.labels.items():
             if submitted.get(key) != change.submitted:
@@ -61,7 +61,7 @@ def notes_of(run: RunDir) -> RunNotes:
 
 
 def labels_of(run: RunDir) -> dict[str, str]:
-    """The labels of a run now."""
+    """Return the current labels of a run."""
     return notes_of(run).applied(_submitted(run))
 
 
@@ -131,7 +131,7 @@ def label_changes(words: list[str]) -> dict[str, str | None]:
 
 
 def _submitted(run: RunDir) -> dict[str, str]:
-    """The labels with which the newest job was submitted, or will be if there is none yet."""
+    """Return the labels that the newest job was submitted with, or will be if there is none yet."""
     job = run.newest_job()
     if job and (record := JobRecord.read(job.job_json)):
         return record.labels

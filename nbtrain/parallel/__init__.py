@@ -1,1 +1,1 @@
-"""Process groups and what makes a layer parallel; knows no model and no YAML."""
+"""Process groups and parallel layers, independent of any model or YAML."""

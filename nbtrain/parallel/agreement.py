@@ -1,8 +1,9 @@
-"""One decision of all ranks at each step boundary, which costs the step nothing.
+"""Agreement of all ranks on one decision at each step boundary, at no cost to the step.
 
-Each rank has a wish (a larger number is a stronger wish), and the decision is the largest. The all-reduce
-of this one integer has a gloo group of its own. It is started with the step and awaited at its end, so that
-training never waits for it and NCCL's streams never see it. A single process agrees with itself.
+Each rank has a wish (a larger number is a stronger wish), and the decision is the largest wish. The
+all-reduce of this integer uses a separate gloo group. It starts with the step and is awaited at the step's
+end, so that training never waits for it and NCCL's streams never see it. A single process decides by its own
+wish.
 """
 
 from collections.abc import Callable
@@ -30,7 +31,7 @@ class Agreement:
             self._work = dist.all_reduce(self._wish, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
     def finish(self, wish: Callable[[], int]) -> int:
-        """The largest wish of all ranks; a single process's own wish."""
+        """Return the largest wish of all ranks; for a single process, its own wish."""
         if self._work is None:
             return wish()
         self._work.wait()
@@ -44,7 +45,7 @@ class Agreement:
 
 
 def broadcast_object(value: object, source: int = 0) -> object:
-    """`value` of rank `source`, on every rank; for small objects only."""
+    """Return `value` of rank `source` on every rank; for small objects only."""
     if dist.get_world_size() == 1:
         return value
     box = [value]
@@ -53,7 +54,7 @@ def broadcast_object(value: object, source: int = 0) -> object:
 
 
 def gather_objects(value: object) -> list:
-    """The values of all ranks, by rank, on every rank; for small objects only."""
+    """Return the values of all ranks, by rank, on every rank; for small objects only."""
     if dist.get_world_size() == 1:
         return [value]
     values: list = [None] * dist.get_world_size()

@@ -1,17 +1,18 @@
 """Linear + cross entropy in one function: the logits of one chunk of tokens at a time, and the loss in fp32.
 
 The logits, their softmax and their gradient are n x v numbers each: more than all other activations of a
-small model. Here a chunk's logits become loss and gradients at once and are dropped; backward only scales.
-The price: both gradients are computed even if backward is never called (except under no_grad). Idea:
-Liger-Kernel (arXiv:2410.10989, section 3.2).
+small model. This function computes the loss and the gradients of a chunk from its logits at once and then
+frees the logits; backward only scales the gradients. The price: both gradients are computed even if backward
+is never called (except under no_grad). The idea is Liger-Kernel's (arXiv:2410.10989, section 3.2).
 
-If the vocabulary is cut over the tensor-parallel ranks, no logit leaves its rank. Each rank sends two fp32
-numbers for each token: the log of its sum of exponentials, and the logit of the label or 0. All ranks compute
-one loss from them, bit for bit. Log-sums need no common maximum first, so a chunk costs one collective.
+If the vocabulary is sharded across the tensor-parallel ranks, no logit leaves its rank. Each rank sends two
+fp32 numbers for each token: the log of its sum of exponentials, and the logit of the label or 0. All ranks
+compute the same loss from them, bit for bit. Log-sums do not need a common maximum first, so a chunk costs
+one collective.
 
-The vocabulary's padding depends on the number of ranks; `vocab_size` leaves it out of the softmax. `softcap`
-makes each logit softcap * tanh(logit / softcap) (Gemma 2, arXiv:2408.00118, section 2). `trained` has rows
-that are trained in place of those of a frozen matrix (trained_rows.py).
+The vocabulary's padding depends on the number of ranks; `vocab_size` excludes it from the softmax. `softcap`
+replaces each logit by softcap * tanh(logit / softcap) (Gemma 2, arXiv:2408.00118, section 2). `trained` has
+the rows that are trained instead of the same rows of a frozen matrix (trained_rows.py).
 
 Shapes: b sequences, s tokens, n = b s, c tokens of a chunk, h hidden, v padded vocabulary, t ranks
 """
@@ -24,7 +25,7 @@ from nbtrain.parallel.groups import ALONE, Group
 from nbtrain.parallel.trained_rows import OwnRows, TrainedRows, own_rows
 
 CPU_SOFTMAX_ROWS = 32
-"""On a CPU, the passes over one block stay in the cache; a GPU wants few, large kernels."""
+"""Rows of a block on a CPU, so that the passes over it stay in the cache; a GPU needs few, large kernels."""
 
 
 def linear_cross_entropy(
@@ -43,18 +44,23 @@ def linear_cross_entropy(
     softcap: float | None = None,
     trained: TrainedRows | None = None,
 ) -> torch.Tensor:
-    """Mean of -log softmax(hidden weight^T)[label] over all tokens: an fp32 scalar, equal on all ranks.
+    """Return the mean of -log softmax(hidden weight^T)[label] over all tokens.
 
-    hidden [b, s, h] or [n, h], with sequence_parallel this rank's [b, s/t, h]; weight [v/t, h]; labels of all
-    tokens, all of them valid ids. Rows from `vocab_size` on are padding and are ignored. chunk_tokens 0 takes
+    The result is an fp32 scalar, equal on all ranks.
+
+    hidden is [b, s, h] or [n, h], with sequence_parallel this rank's [b, s/t, h]; weight is [v/t, h]; labels
+    has valid ids for all tokens. Rows from `vocab_size` on are padding and are ignored. chunk_tokens 0 means
     all tokens at once. hidden's gradient is summed over the ranks here: the caller must not sum it again.
     Under autocast the products are in the autocast dtype, as in nn.Linear.
 
-    With loss_mask (fp32, 0 or 1): the sum over the tokens with 1, divided by their number or by the scalar
-    `denominator`, with which the mask may also hold weights of any sign. If a step has several micro batches,
-    the mean over all of its learnt tokens is not the mean of the micro batches' means. token_losses (fp32) is
-    filled with each token's own loss, whatever the mask, and likeliest (fp32) with 1 if the label is the
-    likeliest token, the one with the smallest id of equals, else 0. All have the shape of labels.
+    With loss_mask (fp32, 0 or 1), the result is the sum over the tokens with 1, divided by their number or by
+    the scalar `denominator`; with a denominator, the mask may also hold weights of any sign. It is needed for
+    a step with several micro batches, because the mean over all unmasked tokens of the step is not the mean
+    of the micro batches' means.
+
+    token_losses (fp32) is filled with each token's own loss, whatever the mask, and likeliest (fp32) with 1
+    if the label is the likeliest token (of equals, the one with the smallest id), else 0. All have the shape
+    of labels.
     """
     if group.size > 1:
         enter = (
@@ -66,7 +72,7 @@ def linear_cross_entropy(
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
     if loss_mask is not None and denominator is None:
-        # Nothing learnt is a loss of 0.
+        # Without any unmasked token the loss is 0.
         denominator = loss_mask.sum().clamp(min=1)
     rows = trained.rows if trained is not None else None
     if rows is not None:
@@ -185,14 +191,14 @@ def _forward(
 
 
 def _taken_out(gradient: torch.Tensor, own: OwnRows) -> torch.Tensor:
-    """The gradient of the trained rows' logits, [c, m], which is then 0 for the frozen matrix."""
+    """Return the gradient of the trained rows' logits, [c, m], and set it to 0 for the frozen matrix."""
     found = gradient.index_select(1, own.columns)
     gradient.index_fill_(1, own.columns, 0)
     return found
 
 
 def _likeliest(logits: torch.Tensor, first_id: int, group: Group) -> torch.Tensor:
-    """The id of each row's largest logit, the smallest id of equals, over the whole vocabulary; int64 [c]."""
+    """Return the id of each row's largest logit over all ranks, the smallest of equals; int64 [c]."""
     largest, ids = logits.float().max(dim=1)
     if group.size == 1:
         return ids
@@ -212,9 +218,9 @@ def _blocks(logits: torch.Tensor) -> list[slice]:
 def _softmax(
     logits: torch.Tensor, label: torch.Tensor, mask: torch.Tensor | None, needs_gradient: bool, _group: Group
 ) -> torch.Tensor:
-    """The losses of a chunk, fp32 [c]; `logits` becomes d loss / d logits = softmax - onehot.
+    """Return the losses of a chunk, fp32 [c]; `logits` becomes d loss / d logits = softmax - onehot.
 
-    Not divided by n: in fp16 that would underflow.
+    The gradient is not divided by n, which would underflow in fp16.
     """
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     for rows in _blocks(logits):
@@ -233,7 +239,7 @@ def _softmax(
 def _softmax_over_ranks(
     logits: torch.Tensor, label: torch.Tensor, mask: torch.Tensor | None, needs_gradient: bool, group: Group
 ) -> torch.Tensor:
-    """The losses of a chunk whose vocabulary is cut over the ranks; `label` counts from this rank's rows."""
+    """Return the losses of a chunk whose vocabulary is sharded; `label` counts from this rank's first row."""
     is_here = (label >= 0) & (label < logits.shape[1])
     label = label.where(is_here, 0)
     log_sum, of_label = _statistics(logits, label, is_here, group)
@@ -250,7 +256,7 @@ def _softmax_over_ranks(
 def _statistics(
     logits: torch.Tensor, label: torch.Tensor, is_here: torch.Tensor, group: Group
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """log sum exp over the whole vocabulary and the label's logit, fp32 [c] each."""
+    """Return log sum exp over the whole vocabulary and the label's logit, fp32 [c] each."""
     own = torch.empty(2, len(logits), dtype=torch.float32, device=logits.device)
     for rows in _blocks(logits):
         torch.logsumexp(logits[rows].float(), dim=1, out=own[0, rows])

@@ -1,12 +1,12 @@
 """Frozen matrices in 4 bits (QLoRA, arXiv:2305.14314, section 3), by bitsandbytes, which is imported on use.
 
-A block of 64 consecutive numbers of a matrix is kept as 64 indices of 4 bits into a table of 16 numbers, and
-the largest absolute value of the block (absmax) in fp32. With double quantization 256 such values are 8-bit
-numbers with a constant of their own, less their mean over the matrix.
+A block of 64 consecutive numbers of a matrix is stored as 64 indices of 4 bits into a table of 16 numbers,
+and the largest absolute value of the block (absmax) in fp32. With double quantization, the mean over the
+matrix is subtracted from these values, and 256 of them are stored as 8-bit numbers with a common constant.
 
-Products are those of bitsandbytes' own Linear4bit: the matrix is made in the format of x, and again in the
-backward pass, which gives the gradient of x alone. The numbers are buffers, not parameters: DeepSpeed neither
-casts, cuts, steps nor saves them.
+Products work as in bitsandbytes' own Linear4bit: the matrix is restored in the format of x, and again in the
+backward pass, which computes only the gradient of x. The stored numbers are buffers, not parameters:
+DeepSpeed does not cast, partition, step or save them.
 """
 
 from functools import lru_cache
@@ -25,7 +25,7 @@ NESTED_BLOCK_ELEMENTS = 256
 
 
 class FourBits(NamedTuple):
-    """How matrices are held; the names are those of transformers' BitsAndBytesConfig."""
+    """Format of 4-bit matrices, with the names of transformers' BitsAndBytesConfig."""
 
     quant_type: str
     """nf4 or fp4."""
@@ -33,7 +33,7 @@ class FourBits(NamedTuple):
 
 
 class FourBitMatrix(nn.Module):
-    """A frozen matrix [o, i] in 4 bits in place of `weight`, which gives shape, format, device and cut.
+    """A frozen matrix [o, i] in 4 bits that replaces `weight`, with its shape, format, device and sharding.
 
     It is 0 until `hold` is called. (x [.., i], bias [o]) -> [.., o].
     """
@@ -72,7 +72,7 @@ class FourBitMatrix(nn.Module):
         return bitsandbytes().matmul_4bit(x, self.packed, self._state(), bias=bias)
 
     def dequantized(self) -> torch.Tensor:
-        """The matrix that products are made with, in its format."""
+        """Return the matrix that products are computed with, in its format."""
         return bitsandbytes().functional.dequantize_4bit(self.packed.view(-1, 1), self._state())
 
     def _state(self) -> Any:
@@ -98,7 +98,7 @@ class FourBitMatrix(nn.Module):
 
 
 def quantized(weight: torch.Tensor, how: FourBits) -> tuple[torch.Tensor, Any]:
-    """(packed numbers, bitsandbytes' QuantState) of a matrix."""
+    """Return (packed numbers, bitsandbytes' QuantState) of a matrix."""
     return bitsandbytes().functional.quantize_4bit(
         weight.contiguous(),
         blocksize=BLOCK_ELEMENTS,
@@ -114,7 +114,7 @@ def rounded(weight: torch.Tensor, how: FourBits) -> torch.Tensor:
 
 @lru_cache(maxsize=1)
 def bitsandbytes() -> ModuleType:
-    """The package. Raises ConfigError if it is not installed."""
+    """Import the package. Raises ConfigError if it is not installed."""
     try:
         import bitsandbytes as found
     except ImportError as error:

@@ -3,7 +3,7 @@
 Inputs and weights are rounded to e4m3 (3 bits of mantissa), gradients to e5m2 (2 bits, more range). For every
 product each tensor has a new scale that maps its largest number to the format's largest (the "tensorwise
 dynamic" recipe of torchao and torchtitan); under tensor parallelism each rank scales its own part. Sums are
-made in fp32 and rounded to bf16. All that is outside of these products is as without FP8.
+computed in fp32 and rounded to bf16. Everything outside of these products is the same as without FP8.
 
 Not yet run on a GPU. torch._scaled_mm gives the same products on a CPU, slowly.
 
@@ -58,7 +58,7 @@ def _product(
 
 
 def _rounded(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """x in FP8, and the factor, fp32 [], by which the result is multiplied to give x back."""
+    """Return x in FP8, and the factor, fp32 [], that restores x when multiplied with the result."""
     largest = torch.finfo(dtype).max
     # Never divide by 0: a tensor of zeros stays zero.
     scale = x.detach().abs().amax().float().clamp(min=1e-12) / largest

@@ -21,7 +21,7 @@ from nbtrain.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 
 
 def problem(device: torch.device | str, dropout: float = 0.0) -> str | None:
-    """Why FPDT cannot run here, or None if it can. Its backward pass cannot repeat attention's `dropout`."""
+    """Return why FPDT cannot run here, or None. Its backward pass cannot repeat attention's `dropout`."""
     if torch.device(device).type != "cuda":
         return f"FPDT streams between GPU and host memory, and the device is {torch.device(device).type}"
     if dropout:

@@ -1,11 +1,11 @@
-"""The process groups of a layout, made once on every rank, in one order.
+"""Process groups of a layout, created once on every rank, in the same order.
 
-    tensor_model_parallel     share each layer's weights; neighbours, so on one node
+    tensor_model_parallel     share each layer's weights; neighbors, so on one node
     pipeline_model_parallel   hold the stages of one model
     model_parallel            tensor times pipeline: the ranks that hold one whole model
     data_parallel             hold the same weights and take different samples
-    sequence_parallel         Ulysses: take parts of the same sequences; neighbours on the data axis
-    sequence_data_parallel    data times sequence, the whole data axis: ZeRO cuts the optimizer over it
+    sequence_parallel         Ulysses: take parts of the same sequences; neighbors on the data axis
+    sequence_data_parallel    data times sequence, the whole data axis: ZeRO shards the optimizer across it
     tensor_and_data_parallel  tensor times the data axis: all ranks of one pipeline stage
 
 The names are Megatron's and DeepSpeed's. Megatron's sequence parallelism uses the tensor group.
@@ -21,14 +21,14 @@ from nbtrain.base.topology import Topology
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that work together in one kind of parallelism, and the place of this process among them."""
+    """Ranks that work together in one kind of parallelism, and this process's rank among them."""
 
     ranks: tuple[int, ...] = (0,)
-    """Global ranks, in the order of their places."""
+    """Global ranks, in the order of the group."""
     rank: int = 0
-    """This process's place in the group, not its global rank."""
+    """This process's rank in the group, not its global rank."""
     process_group: dist.ProcessGroup | None = None
-    """None in ALONE only: torch takes None for all ranks of the world."""
+    """Process group of torch; None only in ALONE, because torch treats None as all ranks."""
 
     @property
     def size(self) -> int:
@@ -40,10 +40,10 @@ ALONE = Group()
 
 
 def group_ranks(topology: Topology, sequence_parallel_size: int = 1) -> dict[str, list[tuple[int, ...]]]:
-    """{kind: all its groups, each as global ranks}; every rank is in exactly one group of each kind.
+    """Return {kind: all its groups, each as global ranks}; every rank is in exactly one group of each kind.
 
-    The topology's data axis counts the Ulysses ranks too: runs of `sequence_parallel_size` neighbours on it
-    share their sequences. Raises ValueError unless the axis is a multiple of that size.
+    The topology's data axis includes the Ulysses ranks: `sequence_parallel_size` neighbors on it share their
+    sequences. Raises ValueError unless the axis is a multiple of that size.
     """
     axis = topology.data_parallel_size
     if sequence_parallel_size < 1 or axis % sequence_parallel_size:
@@ -95,7 +95,7 @@ class ParallelGroups:
     def create(
         cls, topology: Topology, sequence_parallel_size: int = 1, timeout_seconds: float | None = None
     ) -> "ParallelGroups":
-        """Make the groups; called by all ranks together, once. Nothing is sent until a group is used.
+        """Create the groups. All ranks call it together, once. Nothing is sent until a group is used.
 
         Groups with the same ranks share a process group, a group of all ranks is the world's, and a group of
         one rank is a real group, never None. `timeout_seconds` holds for each collective: torch does not

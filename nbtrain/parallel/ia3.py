@@ -1,10 +1,10 @@
-"""Vectors that multiply activations beside the cut layers of tensor.py (IA3, arXiv:2205.05638, section 3.3).
+"""Vectors that multiply activations of the layers in tensor.py (IA3, arXiv:2205.05638, section 3.3).
 
-    output_scale    some rows of a ColumnParallelLinear's packed output: keys and values of each group
-    input_scale     a RowParallelLinear's input: what the MLP opens
+    output_scale    for some rows of a ColumnParallelLinear's packed output: keys and values of each group
+    input_scale     for a RowParallelLinear's input: the activations inside the MLP
 
 A rank has the numbers of its own rows or columns, and every tensor-parallel rank sees all tokens there, so
-that no gradient crosses between ranks. All begin with 1, so that nothing changes at first.
+that no gradient is sent between ranks. All vectors start at 1, so that they change nothing at first.
 
 Shapes: b sequences, s tokens, o outputs, i inputs, t ranks of the group
 """
@@ -25,17 +25,17 @@ class Ones(Protocol):
 
 
 def output_scale(init: Ones, units: int, part: int, group: Group) -> nn.Parameter:
-    """[units * part / t]: of the last `part` rows of each of `units` units of packed outputs."""
+    """Create the vector [units * part / t] for the last `part` rows of each unit of packed outputs."""
     return shard(init.ones(units * part), 0, group)
 
 
 def input_scale(init: Ones, inputs: int, group: Group) -> nn.Parameter:
-    """[i / t]."""
+    """Create the vector [i / t] for the inputs."""
     return shard(init.ones(inputs), 0, group)
 
 
 def scaled_outputs(y: torch.Tensor, scale: torch.Tensor, unit: int, part: int) -> torch.Tensor:
-    """[b, s, o/t] -> the same, the last `part` of each `unit` outputs multiplied."""
+    """Multiply the last `part` of each `unit` outputs.  [b, s, o/t] -> [b, s, o/t]."""
     units = y.unflatten(-1, (-1, unit))
     kept, last = units.split([unit - part, part], -1)
     return torch.cat([kept, last * scale.to(y.dtype).view(-1, part)], -1).flatten(-2)

@@ -1,4 +1,4 @@
-"""The layout as a model sees it: the groups in which its layers communicate, and their dropout streams."""
+"""Layout of a model: the groups in which its layers communicate, and their dropout streams."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from nbtrain.parallel.random import TensorParallelStream
 
 @dataclass(frozen=True)
 class ModelParallel:
-    """How one rank's part of a model is cut; WHOLE is a model in one process."""
+    """Groups that shard a model, as one rank sees them; WHOLE is a model in one process."""
 
     tensor: Group = ALONE
     """Ranks that share each layer's matrices."""

@@ -1,17 +1,18 @@
-"""Low-rank adapters beside the cut layers of tensor.py (LoRA, arXiv:2106.09685): x A^T B^T, times a scale.
+"""Low-rank adapters for the layers in tensor.py (LoRA, arXiv:2106.09685): x A^T B^T, times a scale.
 
-    ColumnLowRank    A [r, i] whole on each rank, B [o/t, r] cut by rows     beside a ColumnParallelLinear
-    RowLowRank       A [r, i/t] cut by columns, B [o, r] whole               beside a RowParallelLinear
+    ColumnLowRank    A [r, i] whole on each rank, B [o/t, r] sharded by rows    for a ColumnParallelLinear
+    RowLowRank       A [r, i/t] sharded by columns, B [o, r] whole              for a RowParallelLinear
 
-What crosses the border of the tensor-parallel region is [b, s, r], small beside [b, s, h]. A whole matrix has
-the same gradient on every rank: without sequence parallelism because all ranks have all tokens and the
-gradient is summed at the border, with it because it is marked and summed as LayerNorms are.
+The activations that enter or leave the tensor-parallel region are [b, s, r], which is small compared with [b,
+s, h]. A whole matrix has the same gradient on every rank: without sequence parallelism because all ranks have
+all tokens and the gradient is summed at the boundary, with it because the matrix is marked and its gradient
+is summed like a LayerNorm's.
 
 A layer that packs several projections (queries, keys and values) has an adapter for each: A is [p r, i], and
 each part of B's rows reads its own r numbers.
 
-A begins as torch's linear layers do, uniform within 1 / sqrt(i), and B with 0, so that nothing changes at
-first (peft's LoraLayer.reset_lora_parameters).
+A is initialized like torch's linear layers, uniformly within 1 / sqrt(i), and B is 0, so that the adapter
+changes nothing at first (peft's LoraLayer.reset_lora_parameters).
 
 Shapes: b sequences, s tokens, i inputs, o outputs, r rank, p projections, t ranks of the group
 """
@@ -52,7 +53,7 @@ class _LowRank(nn.Module):
         self.sequence_parallel = sequence_parallel and group.size > 1
 
     def _whole(self, weight: torch.Tensor) -> torch.Tensor:
-        """A matrix that each rank holds whole; with sequence parallelism it sees its own tokens alone."""
+        """Mark a matrix that ranks hold whole but, with sequence parallelism, apply to their own tokens."""
         if not self.sequence_parallel:
             return weight
         (weight,) = mappings.copy_parameters_to_sequence_parallel_region(weight, group=self.group)

@@ -1,4 +1,4 @@
-"""Borders of a tensor-parallel region: a collective in the forward pass, its conjugate in the backward pass.
+"""Boundaries of a tensor-parallel region: a collective in the forward pass, its conjugate in the backward.
 
     function                                        forward            backward
     copy_to_tensor_model_parallel_region            as it is           sum
@@ -9,8 +9,8 @@
     copy_parameters_to_sequence_parallel_region     as they are        sum
 
 Names and pairs: Megatron-LM (arXiv:1909.08053, figure 3; arXiv:2205.05198, section 4.2.2). Activations are
-[b, s, h]: tokens are dimension 1 and columns the last one. Inputs are never changed; one rank alone does
-nothing. Collectives run on tensors whose first dimension is cut by rank, as NCCL and gloo both support.
+[b, s, h]: tokens are dimension 1 and columns the last one. Inputs are never changed; a single rank does
+nothing. Collectives run on tensors whose first dimension is split by rank, as NCCL and gloo both support.
 
 Shapes: b sequences, s tokens, h hidden, t ranks of the group
 """
@@ -27,9 +27,9 @@ TOKENS, COLUMNS = 1, -1
 
 
 def uncompiled(function: Callable) -> Callable:
-    """`function`, left out of compiled graphs: the compiler would have to follow collectives in flight.
+    """Exclude `function` from compiled graphs, because the compiler cannot follow collectives in flight.
 
-    torch.compiler.disable waits for the first call: it imports the compiler, which takes a second.
+    torch.compiler.disable is called on the first call, because it imports the compiler, which takes a second.
     """
     made: list[Callable] = []
 
@@ -42,14 +42,14 @@ def uncompiled(function: Callable) -> Callable:
 
 
 def all_reduce(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """The sum over the ranks, in place."""
+    """Sum over the ranks, in place."""
     if group.size > 1:
         dist.all_reduce(x, group=group.process_group)
     return x
 
 
 def own_part(x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
-    """This rank's of t equal parts, as a view. Raises ValueError if t does not divide the dimension."""
+    """Return a view of this rank's part of t equal ones. Raises ValueError if t does not divide `dim`."""
     if x.shape[dim] % group.size:
         raise ValueError(
             f"dimension {dim} of {tuple(x.shape)} cannot be cut into {group.size} equal parts: "
@@ -60,12 +60,12 @@ def own_part(x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
 
 
 def all_gather(x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
-    """The parts of all ranks, joined along `dim`."""
+    """Concatenate the parts of all ranks along `dim`."""
     return Gathering(x, dim, group).wait()
 
 
 def reduce_scatter(x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
-    """This rank's part along `dim` of the sum over the ranks."""
+    """Sum over the ranks, and return this rank's part along `dim`."""
     return Scattering(x, dim, group).wait()
 
 
@@ -85,7 +85,7 @@ class Gathering:
             return self._x
         self._work.wait()
         dim = self._dim % self._x.dim()
-        # [t b, ..] -> [t, b, ..] -> the ranks beside what they cut. Nothing is copied if b = 1.
+        # [t b, ..] -> [t, b, ..] -> the ranks next to the dimension that they shard. No copy if b = 1.
         parts = self._parts.unflatten(0, (self._size, -1))
         return parts.movedim(0, dim).flatten(dim, dim + 1)
 
@@ -156,36 +156,36 @@ def region(x: torch.Tensor, group: Group, forward: Callable, conjugate: Callable
 
 
 def copy_to_tensor_model_parallel_region(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """The way into a region whose ranks all read x for their own columns: gradients are summed."""
+    """Enter a region whose ranks all read x for their own columns: gradients are summed."""
     return region(x, group, _unchanged, _summed)
 
 
 def reduce_from_tensor_model_parallel_region(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """The sum of what each rank computed from its rows."""
+    """Sum the results that each rank computed from its rows."""
     return region(x, group, _summed, _unchanged)
 
 
 def gather_from_tensor_model_parallel_region(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """[.., h/t] -> [.., h], for computations that all ranks repeat."""
+    """Gather [.., h/t] to [.., h], for computations that all ranks repeat."""
     return region(x, group, all_gather, own_part, COLUMNS)
 
 
 def gather_from_sequence_parallel_region(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """[b, s/t, ..] -> [b, s, ..], for ranks that go on with different columns: gradients are summed."""
+    """Gather [b, s/t, ..] to [b, s, ..] for ranks that compute different columns: gradients are summed."""
     return region(x, group, all_gather, reduce_scatter, TOKENS)
 
 
 def reduce_scatter_to_sequence_parallel_region(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """The sum of what each rank computed from its rows, [b, s, ..] -> this rank's [b, s/t, ..]."""
+    """Sum the results that each rank computed from its rows.  [b, s, ..] -> this rank's [b, s/t, ..]."""
     return region(x, group, reduce_scatter, all_gather, TOKENS)
 
 
 def copy_parameters_to_sequence_parallel_region(
     *parameters: torch.Tensor, group: Group
 ) -> tuple[torch.Tensor, ...]:
-    """Parameters that are equal on all ranks and see only this rank's tokens (LayerNorm, row layers' bias).
+    """Pass through parameters that are equal on all ranks and are applied only to this rank's tokens.
 
-    Each rank has the gradient of its own tokens. Without the sum the copies would drift apart, and no error
-    would show it.
+    These are LayerNorms and the biases of row layers. Each rank has the gradient of its own tokens, and the
+    backward pass sums the gradients. Without the sum the copies would drift apart without an error.
     """
     return _copy_parameters(group, *parameters) if group.size > 1 else parameters

@@ -1,14 +1,14 @@
-"""Any list of layers, cut into the stages of a pipeline on DeepSpeed's PipelineModule.
+"""Pipeline stages from a list of layers, on top of DeepSpeed's PipelineModule.
 
-model/gpt_pipe.py gives it the GPT's layers. What this module adds to PipelineModule:
+model/gpt_pipe.py passes the GPT's layers. This module adds to PipelineModule:
 
-- The cut is given: PipelineModule would build every layer to count its parameters.
-- What layers need besides the activations is sent along from stage to stage; a Program says how.
+- The split into stages is an argument: PipelineModule would build every layer to count its parameters.
+- Inputs that layers need in addition to the activations are sent from stage to stage; a Program defines how.
 - Only the repeated layers are recomputed, and not reentrantly. DeepSpeed's own recomputation includes the
   embedding, whose input has no gradient, and fails there by default.
 
 DeepSpeed sends a stage's output, a tensor or a tuple of tensors, to the next stage, and the gradients of its
-floating-point tensors back. Shapes and formats are those of the first micro batch.
+floating-point tensors back. Shapes and formats are fixed by the first micro batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,13 +26,13 @@ __all__ = ["LayerSpec", "Pipeline", "Program", "TiedLayerSpec"]
 
 
 class Program(Protocol):
-    """How a stage runs.
+    """The steps that a stage runs.
 
-    `beside` is what enter() makes of the inputs besides the activations; no layer changes it.
+    `beside` is the value that enter() builds from the inputs other than the activations; no layer changes it.
     """
 
     def enter(self, inputs: torch.Tensor | tuple) -> tuple[torch.Tensor, Any]:
-        """(what the first layer takes, beside), from a micro batch's inputs or what the stage before sent."""
+        """Return (the first layer's input, beside), from a micro batch or the previous stage's output."""
 
     def run(self, layers: Sequence[Callable], x: torch.Tensor, beside: Any) -> Any:
         """Run the layers in order."""
@@ -84,7 +84,7 @@ class Pipeline(PipelineModule):
             super()._synchronize_tied_weights()
 
     def get_tied_weights_and_groups(self) -> list[tuple[Any, Any]]:
-        """The gradient of a shared parameter, wherever ZeRO keeps it: the engine sums it over its stages.
+        """Return the gradient of the shared parameter, wherever ZeRO keeps it; the engine sums it.
 
         DeepSpeed 0.19.8 sums `grad` (of its BF16_Optimizer `_hp_grad`). Under ZeRO 1 with fp16 weights the
         gradients are in `grad_accum` by then and `grad` is None: the copies would drift apart silently.
@@ -116,7 +116,7 @@ class Pipeline(PipelineModule):
 
 
 class _TiedGradient:
-    """A tied parameter, as DeepSpeed's engine reads it."""
+    """A tied parameter in the form that DeepSpeed's engine reads."""
 
     def __init__(self, weight: nn.Parameter):
         self._weight: Any = weight

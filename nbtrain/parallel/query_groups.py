@@ -1,13 +1,14 @@
-"""Grouped queries (arXiv:2305.13245) over ranks: groups that several ranks share.
+"""Grouped queries (arXiv:2305.13245) across ranks: groups that several ranks share.
 
 Queries, keys and values are packed by group, [n/g queries | key | value] of d numbers each. Ranks that have
-whole groups need nothing of this module. Otherwise:
+whole groups do not need this module. Otherwise:
 
-    tensor ranks     cut the packed rows evenly, as those of any other matrix, and gather what they computed.
-                     Each takes its own queries with the key and the value of their group, as in Megatron-LM.
-                     Copies of a group's rows on its ranks would save this message. But then gradients of the
-                     copies have to be summed, and norm, optimizer and checkpoints have to count them once.
-    Ulysses ranks    repeat key and value before they trade tokens for heads, as DeepSpeed's ALST does
+    tensor ranks     shard the packed rows evenly, like the rows of any other matrix, and gather the outputs.
+                     Each rank uses its own queries with the key and the value of their group, as in
+                     Megatron-LM. Copies of a group's rows on its ranks would save this collective, but then
+                     the copies' gradients would have to be summed, and norm, optimizer and checkpoints would
+                     have to count the copies once.
+    Ulysses ranks    repeat key and value before they exchange tokens for heads, as DeepSpeed's ALST does
                      (arXiv:2506.13996).
 
 Shapes: b sequences, s tokens, n query heads, g groups, d head size, t ranks of the group
@@ -23,7 +24,7 @@ from nbtrain.parallel.mappings import COLUMNS
 
 
 def own_queries(packed: torch.Tensor, heads: int, groups: int, head_size: int, group: Group) -> torch.Tensor:
-    """This rank's n/t queries, and their key and value: [b, s, (n + 2 g) d/t] -> [b, s, (n/t + 2) d].
+    """Return this rank's n/t queries, with their key and value: [b, s, (n + 2 g) d/t] -> [b, s, (n/t + 2) d].
 
     g must divide t, and t must divide n.
     """
@@ -46,7 +47,7 @@ def repeated_for(packed: torch.Tensor, head_size: int, ranks: int) -> torch.Tens
 
 
 def _parts(whole: torch.Tensor, heads: int, groups: int, head_size: int, group: Group) -> list[torch.Tensor]:
-    """Views of a rank's queries, and of their key and value."""
+    """Return views of a rank's queries, and of their key and value."""
     sharing = group.size // groups
     mine, place = divmod(group.rank, sharing)
     of_group, own = heads // groups, heads // group.size

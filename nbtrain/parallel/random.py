@@ -1,8 +1,8 @@
-"""The random state of a rank: seeded for dropout, saved, restored, and protected from side effects.
+"""Random state of a rank: seeded for dropout, saved, restored, and protected from side effects.
 
-Tensor-parallel ranks have two streams. Outside of the cut regions they hold equal activations and must drop
-equal ones: seed_rank gives them one seed. Inside a cut region each rank holds other heads, columns or tokens
-and must drop other ones: TensorParallelStream.
+Tensor-parallel ranks have two streams. Outside of sharded regions they hold equal activations and must drop
+the same ones: seed_rank gives them the same seed. Inside a sharded region each rank holds different heads,
+columns or tokens and must drop different ones: TensorParallelStream.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ def seed_rank(seed: int, data_parallel_rank: int) -> None:
 
 
 def get_state() -> dict:
-    """The state of every generator, as tensors and plain values that torch.load(weights_only=True) reads."""
+    """Return the state of every generator, as values that torch.load(weights_only=True) can read."""
     host, gpu = _torch_state()
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
@@ -74,7 +74,7 @@ class TensorParallelStream:
 
     @contextlib.contextmanager
     def fork(self) -> Iterator[None]:
-        """Draw from this stream inside; afterwards the device's generator goes on where it was."""
+        """Draw from this stream inside the context; afterwards the device's generator continues as before."""
         outside = _torch_state()
         _set_torch_state(self._state)
         try:
@@ -84,7 +84,7 @@ class TensorParallelStream:
             _set_torch_state(outside)
 
     def get_state(self) -> dict:
-        """For a checkpoint, as tensors that torch.load(weights_only=True) reads."""
+        """Return the state for a checkpoint, as tensors that torch.load(weights_only=True) reads."""
         return {"torch": self._state[0], "cuda": self._state[1]}
 
     def set_state(self, state: dict) -> None:

@@ -1,24 +1,24 @@
 """Locks that a killed build of a compiled op left behind: every later run would wait for them silently.
 
-While torch builds an extension (DeepSpeed's async_io for NVMe, its CPU Adam), a file `lock` lies beside it.
-Other processes wait until the file is gone: forever, if its builder was killed. The builder keeps the file
-open, so a lock that no process has open is stale. Processes of other machines cannot be seen: on a file
-system that may be shared, a stale lock has to be old as well.
+While torch builds an extension (DeepSpeed's async_io for NVMe, its CPU Adam), there is a file `lock` next to
+it. Other processes wait until the file is gone: forever, if the building process was killed. That process
+keeps the file open, so a lock that no process has open is stale. Processes of other machines cannot be seen,
+so on a file system that may be shared, a lock must also be old to count as stale.
 """
 
 import os
 import time
 from pathlib import Path
 
-# A lock that was taken between looking at the processes and looking at the file is new.
+# A lock acquired between the check of the processes and the check of the file is new.
 LOCAL_SECONDS = 5.0
-# The longest build that was seen, on a busy machine.
+# The longest observed build, on a busy machine.
 SHARED_SECONDS = 1800.0
 LOCAL_FILE_SYSTEMS = frozenset({"ext4", "ext3", "ext2", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "f2fs"})
 
 
 def extensions_root() -> Path:
-    """Where torch builds extensions: TORCH_EXTENSIONS_DIR, or the user's cache."""
+    """Return the folder in which torch builds extensions: TORCH_EXTENSIONS_DIR, or the user's cache."""
     if folder := os.environ.get("TORCH_EXTENSIONS_DIR"):
         return Path(folder)
     from torch._appdirs import user_cache_dir
@@ -46,7 +46,7 @@ def remove_stale_locks(root: Path | None = None) -> list[Path]:
 
 
 def _held_open() -> set[Path]:
-    """Files that are open in any process of this machine that we may look at."""
+    """Return the files that are open in any process of this machine that we may inspect."""
     held = set()
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
         try:
@@ -57,7 +57,7 @@ def _held_open() -> set[Path]:
 
 
 def _file_system(path: Path) -> str:
-    """The type of the file system of `path`, as in /proc/mounts; "" if it is not known."""
+    """Return the type of the file system of `path`, as in /proc/mounts; "" if it is not known."""
     try:
         mounts = [line.split(" ") for line in Path("/proc/mounts").read_text().splitlines()]
     except OSError:

@@ -1,8 +1,8 @@
 """Start and end of training on a rank: environment, process group, orderly exit.
 
 torchrun (or anything that sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT) starts the ranks.
-On CPU DeepSpeed is kept from compiling its shared-memory all-reduce, which serves inference only: every
-init_distributed would build it (half a minute and a compiler).
+On a CPU, DeepSpeed is prevented from compiling its shared-memory all-reduce, which only serves inference:
+every init_distributed would build it (half a minute, and it needs a compiler).
 """
 
 import contextlib
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class World:
-    """Who this rank is and what it computes on."""
+    """This rank's number, the number of ranks, and its device."""
 
     rank: int
     size: int
@@ -81,14 +81,14 @@ def quiet() -> Iterator[None]:
 
 
 def finish() -> None:
-    """Leave the process group in step with the others: else gloo's threads abort some exits (SIGABRT)."""
+    """Destroy the process group after a barrier; otherwise gloo's threads abort some exits (SIGABRT)."""
     if dist.is_initialized():
         wait_for_all()
         dist.destroy_process_group()
 
 
 def wait_for_all() -> None:
-    """A barrier of all ranks; none of a GPU alone, which has no device bound to it, of which NCCL warns."""
+    """Wait for all ranks. A single GPU does not wait, because NCCL warns without a bound device."""
     if dist.get_world_size() > 1 or dist.get_backend() != "nccl":
         dist.barrier()
 

@@ -1,16 +1,17 @@
-"""Layers whose weights are cut over the tensor-parallel ranks; on one rank they compute what torch's do.
+"""Layers whose weights are sharded across the tensor-parallel ranks; on one rank they equal torch's layers.
 
         ColumnParallelLinear     rows of the weight, so columns of the output: heads, or columns of the MLP
     RowParallelLinear        columns of the weight, fed by a ColumnParallelLinear; outputs are summed
     VocabParallelEmbedding   rows of the vocabulary
 
-With sequence_parallel, activations between the cut regions are cut along the sequence: the input of a column
-layer and the output of a row or embedding layer are [b, s/t, h]. Communication stays the same (a sum is a
-reduce-scatter and a gather); dropout, LayerNorm and the residual stream take 1/t of the memory.
+With sequence_parallel, activations outside of these layers are sharded along the sequence: the input of a
+column layer and the output of a row or embedding layer are [b, s/t, h]. Communication stays the same (a sum
+is a reduce-scatter and a gather); dropout, LayerNorm and the residual stream use 1/t of the memory.
 
-Every weight is cut from the whole weight that a single process draws: no layout changes the initial model. A
-cut parameter has Megatron's attributes `tensor_model_parallel` and `partition_dim`; DeepSpeed counts others
-in one rank's gradient norm only. `sequence_parallel` marks whole parameters that see a part of the tokens.
+Every weight is sliced from the whole weight that a single process draws: no layout changes the initial model.
+A sharded parameter has Megatron's attributes `tensor_model_parallel` and `partition_dim`; DeepSpeed counts
+other parameters only in one rank's gradient norm. `sequence_parallel` marks whole parameters that are applied
+to a part of the tokens.
 
 Shapes: b sequences, s tokens, i inputs, o outputs, h hidden, v padded vocabulary, t ranks of the group
 """
@@ -59,7 +60,7 @@ FP8 = Products(fp8.linear, fp8.input_gradient, fp8.weight_gradient)
 
 
 def shard(whole: nn.Parameter, dim: int, group: Group) -> nn.Parameter:
-    """This rank's part of `whole`, marked as cut along `dim`."""
+    """Return this rank's part of `whole`, marked as sharded along `dim`."""
     # A copy, because a view would keep the whole weight in memory.
     part = whole if group.size == 1 else nn.Parameter(mappings.own_part(whole.detach(), dim, group).clone())
     part.tensor_model_parallel = True  # type: ignore[attr-defined]
@@ -68,13 +69,13 @@ def shard(whole: nn.Parameter, dim: int, group: Group) -> nn.Parameter:
 
 
 def partition_dim(parameter: torch.Tensor) -> int | None:
-    """The dimension along which tensor-parallel ranks share it; None if each holds all of it."""
+    """Return the dimension along which tensor-parallel ranks shard a parameter; None if it is whole."""
     is_cut = getattr(parameter, "tensor_model_parallel", False)
     return parameter.partition_dim if is_cut else None  # type: ignore[attr-defined]
 
 
 class _CutModule(nn.Module):
-    """A layer with `count` of something to cut over the ranks. Raises ValueError if the parts are unequal."""
+    """A layer that shards `count` units across the ranks. Raises ValueError if the parts would be unequal."""
 
     def __init__(self, what: str, count: int, unit: int, group: Group, sequence_parallel: bool):
         super().__init__()
@@ -155,10 +156,10 @@ class ColumnParallelLinear(_CutModule):
 
 
 class GatedColumnParallelLinear(ColumnParallelLinear):
-    """(x Wg^T + bg, x W^T + b): the gate of a gated MLP and what it opens, [b, s, o/t] each.
+    """(x Wg^T + bg, x W^T + b): the gate of a gated MLP and the opened values, [b, s, o/t] each.
 
-    Every rank has the same columns of both. Two weights, and no packed one, so that each is cut, saved and
-    stepped as any other, and both outputs are contiguous.
+    Every rank has the same columns of both. The two weights are not packed, so that each is sharded, saved
+    and stepped like any other, and both outputs are contiguous.
     """
 
     def __init__(
@@ -238,8 +239,8 @@ class RowParallelLinear(_CutModule):
 class VocabParallelEmbedding(_CutModule):
     """Token ids [b, s] -> [b, s, h] (sequence_parallel: [b, s/t, h]), weight [v/t, h].
 
-    The weight is the output matrix too (cross_entropy.py). With `trained_ids` these tokens have rows of their
-    own, trained_rows [n, h]. Raises ValueError unless t divides v.
+    The weight is the output matrix too (cross_entropy.py). With `trained_ids`, these tokens have separate
+    rows, trained_rows [n, h]. Raises ValueError unless t divides v.
     """
 
     def __init__(

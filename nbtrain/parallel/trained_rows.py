@@ -1,12 +1,12 @@
-"""Rows of a frozen vocabulary that are trained: [n, h] beside the matrix [v/t, h], in place of n of its rows.
+"""Trained rows of a frozen vocabulary: [n, h], which replace n rows of the matrix [v/t, h].
 
-    embedding     a token with such a row gets it instead of the matrix's
-    output        its logit is the product with the row instead of the matrix's; see cross_entropy.py
+    embedding     a token with such a row gets this row instead of the matrix's
+    output        its logit is the product with this row instead of the matrix's; see cross_entropy.py
 
-The frozen matrix is neither copied nor written, and has no gradient. Every tensor-parallel rank holds all n
-rows, for they are few. The gradient of the embedding is equal on all ranks, or with sequence parallelism that
-of a rank's own tokens, and summed; of the output each rank has the rows that lie in its part of the matrix,
-and the sum is the whole.
+The frozen matrix is not copied, not written, and has no gradient. Every tensor-parallel rank holds all n
+rows, because they are few. The embedding's gradient is equal on all ranks; with sequence parallelism, each
+rank has the gradient of its own tokens, and they are summed. For the output, each rank has the gradient of
+the rows in its part of the matrix, and these are summed too.
 
 Shapes: b sequences, s tokens, h hidden, v padded vocabulary, n trained rows, t ranks of the group
 """
@@ -24,7 +24,7 @@ from nbtrain.parallel.mappings import TOKENS
 
 
 class TrainedRows(NamedTuple):
-    """Rows, and which tokens have them."""
+    """Trained rows and the tokens that they belong to."""
 
     rows: torch.Tensor
     """[n, h], whole on every tensor-parallel rank."""
@@ -33,10 +33,10 @@ class TrainedRows(NamedTuple):
 
 
 class OwnRows(NamedTuple):
-    """Those of the rows that lie in one rank's part of the output matrix."""
+    """The trained rows in one rank's part of the output matrix."""
 
     first: int
-    """The place of its first one among all."""
+    """Index of the first of these rows among all trained rows."""
     rows: torch.Tensor
     """[m, h]"""
     columns: torch.Tensor
@@ -60,7 +60,7 @@ def embedded(
 
 
 def own_rows(rows: torch.Tensor, ids: tuple[int, ...], first_id: int, count: int) -> OwnRows:
-    """The rows of tokens first_id .. first_id + count - 1, which one rank's part of the matrix has."""
+    """Return the rows of tokens first_id .. first_id + count - 1, which one rank's part of the matrix has."""
     first, end = (bisect.bisect_left(ids, bound) for bound in (first_id, first_id + count))
     return OwnRows(first, rows[first:end], _tensor_of(ids, rows.device)[first:end] - first_id)
 

@@ -1,4 +1,4 @@
-"""Ulysses (arXiv:2309.14509): ranks trade parts of the tokens for parts of the heads, and back.
+"""Ulysses (arXiv:2309.14509): ranks exchange parts of the tokens for parts of the heads, and back.
 
 Outside of attention each rank holds s/u tokens of all heads; inside it, all tokens of n/u heads, so that
 attention needs no change. Query, key and value are packed into one all-to-all; gradients go the same way
@@ -27,16 +27,16 @@ def tokens_for_heads(x: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def own_tokens(x: torch.Tensor, group: Group, chunk_tokens: int = 0) -> torch.Tensor:
-    """This rank's tokens of what all ranks hold whole: [b, s] -> [b, s/u], the r-th of u equal parts.
+    """Return this rank's tokens of a whole tensor: [b, s] -> [b, s/u], the r-th of u equal parts.
 
-    With chunk_tokens (FPDT), the r-th part of every chunk of that many tokens. Raises ValueError if the parts
-    would not be equal.
+    With chunk_tokens (FPDT), return the r-th part of every chunk of this many tokens. Raises ValueError if
+    the parts would not be equal.
     """
     return _own_pieces(x, group, chunk_tokens).flatten(TOKENS)
 
 
 def set_own_tokens(x: torch.Tensor, group: Group, own: torch.Tensor, chunk_tokens: int = 0) -> None:
-    """The inverse of own_tokens: its result back in place, and zeros everywhere else."""
+    """Invert own_tokens: write its result back in place, and zeros everywhere else."""
     x.zero_()
     pieces = _own_pieces(x, group, chunk_tokens)
     pieces.copy_(own.view_as(pieces))

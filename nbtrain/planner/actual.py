@@ -16,7 +16,7 @@ from nbtrain.planner.measured import measured_rate
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One figure of a plan, and what was measured."""
+    """One number of a plan, and its measurement."""
 
     name: str
     """step, memory or bubble."""

@@ -29,7 +29,7 @@ from nbtrain.planner.run_file import write_run
 # A change that is predicted to save less of a step is not worth a restart.
 LEAST_GAIN = 0.02
 HEADS = ("", "change", "settings", "why", "then")
-# What a plan may be wrong by without being called wrong: the factor of its memory is kept within.
+# Largest factor by which the planned memory is scaled to the measured one.
 _MOST_FACTOR = 3.0
 # docs/evidence/plan-accuracy.md: memory within 10 % in most cases.
 ROOM_FRACTION = 0.95
@@ -37,7 +37,7 @@ ROOM_FRACTION = 0.95
 
 @dataclass(frozen=True)
 class Change:
-    """One advice: what to set, why, and what the plan predicts."""
+    """One suggestion: the fields to set, the reason, and the predicted effect."""
 
     title: str
     overrides: dict[str, Any]
@@ -52,7 +52,7 @@ class Change:
 
     @property
     def effect(self) -> str:
-        """The prediction in words."""
+        """Description of the prediction."""
         words = []
         if self.memory_bytes is not None:
             share = f" ({self.memory_fraction:.0%})" if self.memory_fraction is not None else ""
@@ -106,7 +106,7 @@ class Advice:
         return f"Advice for {self.config.name}: {self.observations.summary}"
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The cells of the table, by HEADS."""
+        """Cells of the table, in the order of HEADS."""
         return [
             (
                 str(number),
@@ -205,7 +205,7 @@ def _unanswered(config: RunConfig, seen: Observations) -> Iterator[str]:
 def _predicted(
     config: RunConfig, proposal: Proposal, factor: float, capacity: int | None, before: float | None
 ) -> Change | None:
-    """The proposal with memory and time; None if a rule of the configuration refuses it."""
+    """Return the proposal with its memory and time; None if a rule of the configuration refuses it."""
     try:
         changed = load(config, proposal.overrides)
     except ConfigError:
@@ -232,7 +232,7 @@ def _predicted(
 
 
 def _rank(change: Change, observations: Observations) -> tuple[Any, ...]:
-    """After running out of memory: those that fit, the fastest first; else by the time they save."""
+    """Return the sort key: changes that fit, the largest gain first, before those that do not fit."""
     gain = change.gain or 0.0
     if observations.out_of_device_memory:
         unknown = change.memory_bytes is None
@@ -241,7 +241,7 @@ def _rank(change: Change, observations: Observations) -> tuple[Any, ...]:
 
 
 def _optimal(observations: Observations, dropped: int) -> str:
-    """The words if no use of the free memory is faster."""
+    """Return the note that no use of the free memory is faster."""
     return (
         f"{observations.memory_fraction:.0%} of the memory is used, and that may already be optimal: "
         f"{amounts.counted(dropped, 'change')} that would use it otherwise would save less than "
@@ -250,7 +250,7 @@ def _optimal(observations: Observations, dropped: int) -> str:
 
 
 def _value(value: Any) -> str:
-    """A value as YAML has it."""
+    """Format a value as in YAML."""
     if isinstance(value, bool):
         return str(value).lower()
     return "null" if value is None else str(value)

@@ -20,7 +20,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.planner.lint.remedies import differing, on_device
 from nbtrain.planner.observations import Observations
 
-# Above these shares of a step a wait is worth a change.
+# A wait above these fractions of a step is worth a change.
 DATA_FRACTION, BUBBLE_FRACTION = 0.05, 0.10
 # torch calls memory that is reserved and not allocated fragmentation; below this share it is normal slack.
 FRAGMENTED_FRACTION = 0.05
@@ -43,11 +43,11 @@ class Proposal:
     overrides: dict[str, Any]
     reason: str
     predictable: bool = True
-    """Whether the plan's memory and time say what it does."""
+    """Whether the plan can predict the change's memory and time."""
 
 
 def proposals(config: RunConfig, seen: Observations) -> Iterator[Proposal]:
-    """All changes that are worth a prediction; some may be refused by the rules of a run."""
+    """Yield all changes that are worth a prediction; the rules of a run may refuse some."""
     if seen.out_of_memory is not None:
         yield from _less_device_memory(config, seen)
     if seen.out_of_host_memory:
@@ -65,10 +65,10 @@ def proposals(config: RunConfig, seen: Observations) -> Iterator[Proposal]:
 
 
 def with_expandable_segments(config: RunConfig) -> tuple[str, str] | None:
-    """The variable of torch's allocator and its value with expandable segments; None if they are on.
+    """Return torch's allocator variable and its value with expandable segments; None if they are on.
 
-    The variable that the run sets: torch reads the newer name only if the older one is not set. Its other
-    settings stay.
+    The variable is the one that the run sets, because torch reads the newer name only if the older one is not
+    set. Its other settings stay.
     """
     env = config.backend.env
     name = next((name for name in ALLOCATOR_VARIABLES if name in env), ALLOCATOR_VARIABLES[0])

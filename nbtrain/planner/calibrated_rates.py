@@ -25,9 +25,9 @@ _GATHER = "all_gather"
 
 
 def calibrated_rates(rates: Rates, setup: Setup) -> Rates:
-    """`rates` of the setup's device, with this machine's figures if there are any for such a device.
+    """Return `rates` of the setup's device, with this machine's measurements if they apply to the device.
 
-    A calibration that is there and not used is named in `source`, with the reason.
+    A calibration that exists but is not used is named in `source`, with the reason.
     """
     calibration, why = read_calibration()
     if calibration is None:
@@ -55,12 +55,12 @@ def calibrated_rates(rates: Rates, setup: Setup) -> Rates:
 
 
 def _known(measured: dict[str, float], planned: dict[str, float]) -> dict[str, float]:
-    """The measured rates of number formats that the device's row has."""
+    """Return the measured rates of the number formats that the device's row has."""
     return {dtype: flops for dtype, flops in measured.items() if dtype in planned}
 
 
 def _link(calibration: Calibration, link: Link) -> Link:
-    """Bus bandwidth of the largest gather, and its latency for the smallest; `link` if none was measured."""
+    """Return a link with the largest gather's bus bandwidth and the smallest one's latency, or `link`."""
     gathers: list[Figure] = calibration.of("collective", collective=_GATHER)
     if not gathers:
         return link

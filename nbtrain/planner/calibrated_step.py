@@ -49,10 +49,10 @@ class Overhead:
 
 
 def calibrated_step(setup: Setup, calibration: Calibration) -> dict[str, float] | None:
-    """Seconds by part (PARTS), which add up to the step; None if the calibration does not hold for the setup.
+    """Return the seconds of a step by part (PARTS); None if the calibration does not apply to the setup.
 
-    It holds for a CPU run on one machine in fp32 or bf16, without offloading, Ulysses, LoRA or pairs of
-    answers (dpo): what was measured trains all weights, and has three products of the output layer.
+    It applies to a CPU run on one machine in fp32 or bf16, without offloading, Ulysses, LoRA or preference
+    pairs (dpo): the measured steps train all weights, and have three products of the output layer.
     """
     measured = calibration.of("block", dtype=setup.dtype)
     if setup.on_gpu or not measured or setup.nodes > 1 or setup.offload_optimizer != "none":
@@ -168,7 +168,7 @@ class _Rank:
         """Seconds of a collective over `size` bytes; 0 if none was measured."""
         figures = self.calibration.of("collective", collective=kind, ranks=2)
         points = sorted((one["bytes"], one["seconds"]) for one in figures)
-        # A smaller message takes the latency, as the smallest one does.
+        # A smaller message takes as long as the smallest measured one: the latency.
         return power_between(points, max(size, points[0][0])) if points else 0.0
 
     def _more_ranks(self, ranks: int, optimizer: float) -> float:
@@ -196,7 +196,7 @@ class _Rank:
 
 
 def overhead_of(models: dict[str, Figure], calibration: Calibration, ranks: int) -> Overhead:
-    """F, M, L and P of the four models' steps; none of them below zero."""
+    """Return F, M, L and P, fitted to the four models' steps; none of them is below zero."""
     if set(models) != {"base", "micro", "layers", "wide"}:
         return Overhead(0.0, 0.0, 0.0, 0.0)
     left, parameters = {}, {}
@@ -230,7 +230,7 @@ def overhead_of(models: dict[str, Figure], calibration: Calibration, ranks: int)
 
 
 def power_between(points: list[tuple[float, float]], x: float) -> float:
-    """The value at x out of measured (x, value) points, as a power of x between or beyond the nearest two."""
+    """Interpolate measured (x, value) points at x, as a power of x between or beyond the nearest two."""
     points = [(at, max(value, 1e-12)) for at, value in points]
     if len(points) == 1:
         return points[0][1]

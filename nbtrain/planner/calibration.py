@@ -23,7 +23,7 @@ from nbtrain.base.workspace import data_home, display
 from nbtrain.planner.cpu_rate import cpu_model
 
 SCHEMA_VERSION = 1
-# Drivers, kernels and neighbours on a machine change within months.
+# Drivers, kernels and other programs of a machine change within months.
 OLDEST_DAYS = 180
 OLDEST_DOUBTED_DAYS = 7
 
@@ -32,7 +32,7 @@ Figure = dict[str, Any]
 
 @dataclass(frozen=True)
 class Calibration:
-    """The figures of one machine."""
+    """The measurements of one machine."""
 
     machine: str
     date: str
@@ -40,7 +40,7 @@ class Calibration:
     seconds: float
     figures: list[Figure] = field(repr=False)
     disk: dict[str, float] = field(default_factory=dict)
-    """write_bytes_per_second and read_bytes_per_second of the output root."""
+    """write_bytes_per_second and read_bytes_per_second of the output directory."""
     device: str = "cpu"
     """Kind of device that was measured: gpu or cpu; cpu also where CUDA_VISIBLE_DEVICES hides the GPUs."""
     doubts: list[str] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Calibration:
         return (today - datetime.date.fromisoformat(self.date)).days
 
     def of(self, what: str, **wanted: Any) -> list[Figure]:
-        """The figures of a kind whose fields are as wanted."""
+        """Return the measurements of a kind whose fields match `wanted`."""
         return [
             figure
             for figure in self.figures
@@ -82,18 +82,18 @@ class Calibration:
 
 
 def calibration_path() -> Path:
-    """calibration.json of the data home."""
+    """Return the path of calibration.json in the data directory."""
     return data_home() / "calibration.json"
 
 
 def machine_gpus() -> list[str]:
-    """The names of this machine's GPUs, as the driver tells them."""
+    """Return the names of this machine's GPUs, as the driver reports them."""
     return [gpu.name for gpu in nvml.gpus()]
 
 
 @functools.cache
 def machine_key() -> str:
-    """This machine as a calibration is filed: CPU, cores, GPUs and torch's version."""
+    """Return the key of this machine's calibration: CPU, cores, GPUs and torch's version."""
     gpus = collections.Counter(machine_gpus())
     words = [f"{cpu_model()}", f"{len(os.sched_getaffinity(0))} cores"]
     words += [f"{count} x {name}" for name, count in gpus.items()]
@@ -105,7 +105,7 @@ def machine_key() -> str:
 
 
 def read_calibration(today: datetime.date | None = None) -> tuple[Calibration | None, str]:
-    """(this machine's calibration, "") or (None, why there is none, with the command that makes one)."""
+    """Return (this machine's calibration, ""), or (None, the reason with the command that makes one)."""
     path, today = calibration_path(), today or datetime.date.today()
     measure = "`nbtrain calibrate` measures this machine"
     try:
@@ -133,8 +133,8 @@ def read_calibration(today: datetime.date | None = None) -> tuple[Calibration | 
 
 
 def _calibration(entry: dict[str, Any]) -> Calibration:
-    """An entry of this machine."""
-    # Entries of before have no device: they are of the GPUs if there are any.
+    """Read an entry of this machine."""
+    # Entries without a device measured the GPUs if there are any.
     device = entry.get("device") or ("gpu" if machine_gpus() else "cpu")
     return Calibration(
         machine=machine_key(),
@@ -148,9 +148,9 @@ def _calibration(entry: dict[str, Any]) -> Calibration:
 
 
 def write_calibration(calibration: Calibration) -> Path | None:
-    """Put a machine's figures into calibration.json and return its path; entries of other machines stay.
+    """Write a machine's measurements to calibration.json and return its path; other machines' entries stay.
 
-    Figures in doubt do not replace others of the same device that plans still use: None.
+    Doubtful measurements do not replace others of the same device that plans still use; then returns None.
     """
     path = calibration_path()
     before, _ = read_calibration()

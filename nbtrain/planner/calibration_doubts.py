@@ -1,10 +1,10 @@
-"""Whether a calibration measured this machine, or what other programs left of it.
+"""Check whether other programs disturbed a calibration.
 
-load     others use more than BUSY_SHARE of the cores that the measurement takes, before it begins
-spread   more than UNSTEADY_SHARE of the figures were called once only, or the middle half of their calls
+load     before it begins, other programs use more than BUSY_SHARE of the cores that are measured
+spread   more than UNSTEADY_SHARE of the measurements were called only once, or the middle half of their calls
          spans more than SPREAD_SHARE of the median
 ranks    one rank with all cores is slower than each of two ranks that share them, by more than SLOWER_SHARE,
-         in the best products or in the blocks: nothing but another program makes it so
+         in the best products or in the blocks: only another program can cause this
 """
 
 from nbtrain.base.amounts import counted
@@ -18,9 +18,9 @@ SLOWER_SHARE = 0.25
 
 
 def doubts(figures: list[Figure], lacking: float, cores: int) -> list[str]:
-    """Return why the figures may not be the machine's, in sentences without a full stop; empty if they are.
+    """Return the reasons for doubt, in sentences without a full stop; empty if there are none.
 
-    `lacking` of the `cores` that are measured were in use by other programs.
+    `lacking` is the number of the measured `cores` that other programs used.
     """
     found = []
     if lacking > BUSY_SHARE * cores:
@@ -35,7 +35,7 @@ def doubts(figures: list[Figure], lacking: float, cores: int) -> list[str]:
 
 
 def slower_alone(figures: list[Figure]) -> list[str]:
-    """Return what one rank does more slowly than each of two ranks on the same cores."""
+    """Return the operations that one rank runs more slowly than each of two ranks on the same cores."""
     found = []
     for what, words in (("product", "products"), ("block", "blocks")):
         measured = [figure for figure in figures if figure["what"] == what]

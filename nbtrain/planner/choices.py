@@ -1,10 +1,10 @@
-"""Vocabulary, size and length of a run on somebody's text, each by a formula that docs/choosing.md explains.
+"""Choice of vocabulary, size and length of a run on a text, by the formulas that docs/choosing.md explains.
 
 text too short?                    fewer than LEAST_TOKENS tokens in the smallest vocabulary
-size      named                    that preset, or the nearest of SMALL
-          on CPUs, or in a time    the one with the least predicted loss in that time (predicted_loss)
+size      named                    the preset, or the nearest size of SMALL
+          on CPUs, or in a time    the size with the lowest predicted loss in that time (predicted_loss)
           on GPUs                  USUAL_TOKENS tokens a parameter, all of them from MOST_EPOCHS passes
-vocabulary                         no entry too rare in the text, and none more than suits the size
+vocabulary                         no entry is too rare in the text, and the number of entries suits the size
 tokens                             MOST_EPOCHS passes, USUAL_TOKENS a parameter, or what fits the time
 """
 
@@ -32,7 +32,7 @@ from nbtrain.planner.duration import estimate_duration
 from nbtrain.planner.family import LINE
 from nbtrain.planner.search import run_on, search
 
-# A model of GPT-3's layers has as many parameters as these with SwiGLU of 8/3 the width.
+# With SwiGLU of 8/3 the width, these models have as many parameters as with GPT-3's layers.
 SMALL = ((2, 128), (4, 128), (4, 192), (4, 256), (6, 320), (6, 384), (8, 512), (10, 640), (12, 768))
 """(layers, width) of models below the presets; heads of 64."""
 HEAD_SIZE = 64
@@ -42,11 +42,11 @@ SMALL_BASE = "gpt-tiny"
 CPU_MINUTES = 4.0
 """Minutes that a run on CPUs trains by default."""
 MOST_CORES = 4
-"""Small models gain little from more cores."""
+"""Maximum number of cores for a small model, which gains little from more."""
 MOST_EPOCHS = 4
-"""Passes over a text that teach nearly as much as new text: arXiv:2305.16264, section 5."""
+"""Number of passes over a text that are nearly as useful as new text: arXiv:2305.16264, section 5."""
 USUAL_TOKENS = 20
-"""Tokens a parameter: arXiv:2203.15556."""
+"""Tokens per parameter: arXiv:2203.15556."""
 LEAST_TOKENS = 20_000
 LEAST_DOCUMENTS = 10
 GPT2_TOKEN_BYTES = 4.4
@@ -55,13 +55,13 @@ STEPS = 400
 LEAST_STEPS = 20
 WARMUP_STEPS = 100
 SPLITS = (("900,70,30", 34), ("8,1,1", LEAST_DOCUMENTS))
-"""Splits, and the documents from which on each of their three parts has one."""
+"""Splits, each with the number of documents from which all three of its parts have one."""
 TRAIN_SHARE = 0.9
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text's size, its sources, and how vocabularies fit it."""
+    """Size and sources of a text, and the fit of several vocabularies."""
 
     words: str
     """E.g. "2.8 MiB of English in 559 documents"."""
@@ -97,13 +97,13 @@ class Place:
 
 @dataclass
 class Choices:
-    """A run that extends another one: what is set, and why."""
+    """A run that extends another one: the fields that it sets, and the reasons."""
 
     extends: str
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     """{section: {key: value}}, as a run YAML writes them."""
     reasons: dict[str, str] = field(default_factory=dict)
-    """{section: why}."""
+    """{section: reason}."""
     notes: list[str] = field(default_factory=list)
     top: dict[str, Any] = field(default_factory=dict)
     """Keys that are in no section, such as init_from."""
@@ -120,7 +120,7 @@ class Choices:
         return {**self.top, **{section: dict(values) for section, values in self.settings.items()}}
 
     def config(self, name: str) -> RunConfig:
-        """The run, not checked."""
+        """Return the run's configuration, unchecked."""
         return load(self.extends, {**self.overrides, "name": name}, check=False)
 
 
@@ -172,7 +172,7 @@ def predicted_loss(parameters: float, tokens: float, unique_tokens: float) -> fl
 
 @dataclass(frozen=True)
 class _Candidate:
-    """One small model on the text, and how far it gets."""
+    """One small model on the text, and its predicted loss."""
 
     text: Text
     place: Place
@@ -203,7 +203,8 @@ class _Candidate:
 
     @property
     def loss(self) -> float:
-        # The law was fitted with GPT-2's tokens: what counts is how much text they hold.
+        # The law was fitted with GPT-2's tokens, so tokens are converted by the amount of text that they
+        # hold.
         size = bytes_per_token(self.text.fits, self.vocab_size) / GPT2_TOKEN_BYTES
         return predicted_loss(self.parameters, size * self.tokens, size * self.unique_tokens)
 
@@ -272,7 +273,7 @@ def _sections(place: Place, layers: int, width: int, vocab_size: int) -> dict[st
 
 
 def _suited(layers: int, width: int) -> int:
-    """The vocabulary that suits a small model: attention has 4 width^2 numbers a layer, the MLP 8."""
+    """Return the vocabulary size for a small model: attention has 4 width^2 numbers per layer, the MLP 8."""
     return suited_to(12 * layers * width**2, width)
 
 
@@ -282,7 +283,7 @@ def _nearest_shape(text: Text, place: Place, parameters: float) -> tuple[int, in
 
 
 def _largest_preset(text: Text) -> str | None:
-    """The largest GPT-3 preset to which the text gives USUAL_TOKENS tokens a parameter."""
+    """Return the largest GPT-3 preset for which the text has USUAL_TOKENS tokens per parameter."""
     vocab_size = largest_seen(text.fits, text.num_bytes)
     tokens = MOST_EPOCHS * text.train_tokens(vocab_size)
     fitting = [name for name in LINE if USUAL_TOKENS * float(size_of(name) or 0) <= tokens]
@@ -290,7 +291,7 @@ def _largest_preset(text: Text) -> str | None:
 
 
 def _of_preset(text: Text, place: Place, size: str, minutes: float | None) -> Choices:
-    """A preset on the text: its model, batch and rates, with the best layout on the place's GPUs."""
+    """Choose a preset for the text: its model, batch and learning rate, with the best layout on the GPUs."""
     base = load(str(preset_run(size)), check=False)
     if not place.gpus:
         raise ConfigError(
@@ -342,7 +343,7 @@ def _of_preset(text: Text, place: Place, size: str, minutes: float | None) -> Ch
 
 
 def _scale_schedule(found: Choices, base: RunConfig, tokens: int, step: int) -> None:
-    """The base's schedule over another length, four validations and checkpoints."""
+    """Scale the base's schedule to another length, with four validations and checkpoints."""
     share = tokens / base.train_tokens
     given = base.lr_schedule.model_dump()
     scaled = {
@@ -379,7 +380,7 @@ def _put_text(found: Choices, text: Text, vocab_size: int) -> None:
 def _put_schedule(
     found: Choices, tokens: int, step: int, batch: int, all_tokens: float, sequence: int
 ) -> None:
-    """Warm-up, validations and checkpoints of a run of so many tokens."""
+    """Choose warm-up, validations and checkpoints for a run of this many tokens."""
     steps = max(tokens // step, 1)
     # 5 % of the run, but 100 steps if they are no more than 10 %: planner/lint/schedule.py.
     warmup = min(max(0.05 * tokens, WARMUP_STEPS * step), 0.1 * tokens)
@@ -390,14 +391,14 @@ def _put_schedule(
 
 
 def _put_intervals(found: Choices, steps: int) -> None:
-    """A run of up to 4,000 steps is validated and saved four times, a longer one every 1,000 steps."""
+    """Set the intervals: a run up to 4,000 steps validates and saves four times, longer ones every 1,000."""
     interval = min(max(math.ceil(steps / 4), 1), 1000)
     found.put("evaluation", f"{math.ceil(steps / interval)} times", eval_interval_steps=interval)
     found.put("checkpoint", "with each validation", save_interval_steps=interval)
 
 
 def _batch_tokens(parameters: float, tokens: float) -> int:
-    """Tokens of a step: a power of two of at least 2,048, and STEPS steps at least if the text allows."""
+    """Return the tokens of a step: a power of two from 2,048, with at least STEPS steps if possible."""
     compute = 6 * parameters * tokens
     most = min(0.2920 * compute**0.3271, tokens / STEPS)  # arXiv:2401.02954, equation 1
     return 1 << max(11, int(math.log2(max(most, 1))))

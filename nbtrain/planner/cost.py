@@ -1,9 +1,9 @@
 """Cost of a run: device hours, energy, and money by a table of prices that the user can edit.
 
-Money: nbtrain/planner/prices.yaml with the user's <data home>/prices.yaml over it; the plan names the file
-and its date. Energy, in kWh: device hours x TDP x 1.2 x 1.15, give or take a third.
+Prices come from nbtrain/planner/prices.yaml, overridden by the user's prices.yaml in the data directory; the
+plan names the file and its date. Energy in kWh is device hours x TDP x 1.2 x 1.15, within about a third.
 
-    1.2     the machine around the devices and how busy they are: 1.0 for BLOOM (400 W for each hour of an
+    1.2     the rest of the machine, and the utilization: 1.0 for BLOOM (400 W for each hour of an
             A100 of 400 W, arXiv:2211.02001), 1.39 for 8 H100s (970 W of 700, arXiv:2412.08602)
     1.15    cooling and supply: PUE 1.1 (Meta) to 1.2 (BLOOM)
 """
@@ -46,11 +46,11 @@ class CostEstimate:
     """Cost of the whole run."""
 
     device_hours: float | None
-    """None if the run's time is not known; 0 on a CPU."""
+    """Hours of all devices; None if the run's time is not known; 0 on a CPU."""
     price: Price | None
-    """None if no table has the device."""
+    """Price of the device; None if no table has it."""
     energy_kwh: float | None
-    """None on a CPU, or if the device or the time is not known."""
+    """Energy in kWh; None on a CPU, or if the device or the time is not known."""
     energy_price: float | None
     """Price of one kWh; None if the table has none."""
 
@@ -63,7 +63,7 @@ class CostEstimate:
         return hours + (self.energy_kwh or 0.0) * (self.energy_price or 0.0)
 
     def rows(self) -> dict[str, str]:
-        """The rows of the plan; none for a CPU run."""
+        """Return the rows of the plan; none for a CPU run."""
         if not self.device_hours:
             return {}
         found = {"GPU hours": _rounded(self.device_hours)}
@@ -91,7 +91,7 @@ def _money(hours: float, price: Price) -> str:
 
 
 def _rounded(amount: float) -> str:
-    """Two figures below 10, whole numbers from there on."""
+    """Round to two digits below 10, and to whole numbers from there on."""
     return f"{amount:,.0f}" if amount >= 10 else f"{amount:.2g}"
 
 
@@ -123,7 +123,7 @@ def read_prices() -> Located:
     if path.is_file():
         user = _read_user(path)
         same = user.value.get("currency") in (None, table.value["currency"])
-        # Without a rate of exchange a shipped price is none in another currency.
+        # Without an exchange rate, shipped prices cannot be used with another currency.
         offers = {
             **(table.value["per_device_hour"] if same else {}),
             **(user.value.get("per_device_hour") or {}),
@@ -134,14 +134,14 @@ def read_prices() -> Located:
 
 
 def is_prices(path: Path) -> bool:
-    """Whether a file is a table of prices, by its keys."""
+    """Return whether a file is a table of prices, by its keys."""
     if path.suffix not in (".yaml", ".yml") or not path.is_file():
         return False
     return is_price_table(read_yaml(path).value)
 
 
 def checked_prices(path: Path) -> str:
-    """One sentence about a table of prices that holds, and where plans read one. Raises ConfigError."""
+    """Return a sentence about a valid table of prices and its place. Raises ConfigError if it is invalid."""
     devices = len(_read_user(path).value.get("per_device_hour") or {})
     place = user_prices()
     here = path.resolve() in (place.resolve(), SHIPPED.resolve())

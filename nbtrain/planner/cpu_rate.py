@@ -34,9 +34,10 @@ _ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "OMP", 
 
 
 def matmul_flops_per_core() -> float | None:
-    """FLOP/s of one core in fp32 matrix products of NumPy; None if it cannot be measured.
+    """Return FLOP/s of one core in fp32 matrix products of NumPy; None if it cannot be measured.
 
-    Kept in cpu_rate.json of the data home, by the CPU's model, the number of cores and NumPy's version.
+    The rate is stored in cpu_rate.json of the data directory, by CPU model, number of cores and NumPy
+    version.
     """
     return _rate_of(_machine())
 
@@ -60,7 +61,7 @@ def _rate_of(machine: str) -> float | None:
 
 
 def _measured_apart() -> float | None:
-    """measure() of a process with one thread."""
+    """Run measure() in a process with one thread."""
     command = [sys.executable, "-m", "nbtrain.planner.cpu_rate"]
     try:
         options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": PROCESS_SECONDS}
@@ -72,7 +73,7 @@ def _measured_apart() -> float | None:
 
 
 def measure() -> float:
-    """The best of as many products as fit into MEASURE_SECONDS, in FLOP/s of one core."""
+    """Return the best rate of the products that fit into MEASURE_SECONDS, in FLOP/s of one core."""
     import numpy as np
 
     matrix = np.ones((MATRIX_SIZE, MATRIX_SIZE), np.float32)
@@ -94,7 +95,7 @@ def _machine() -> str:
 
 
 def cpu_model() -> str:
-    """The CPU's name, as the system tells it."""
+    """Return the CPU's name, as the system reports it."""
     try:
         lines = _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

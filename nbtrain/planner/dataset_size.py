@@ -31,7 +31,7 @@ class DatasetSize:
 
 
 def dataset_size(config: RunConfig) -> DatasetSize | None:
-    """The counts; None if nothing is prepared. A damaged dataset raises nothing."""
+    """Return the token counts; None if no dataset is prepared. A damaged dataset does not raise an error."""
     files = dataset_of(config)
     pairs = [entry.files for entry in files.entries] if isinstance(files, BlendFiles) else [files]
     manifest: DatasetManifest | None = None
@@ -72,7 +72,7 @@ def _counts(manifest: DatasetManifest) -> tuple[int, int]:
 
 
 def _train_tokens(config: RunConfig, indexed: IndexedDataset) -> int:
-    """Tokens of the sequences that are for training."""
+    """Return the number of tokens in the training sequences."""
     first, last = split_bounds(config.data.split, config.data.split_rule, len(indexed))[0]
     if last >= len(indexed):
         return indexed.num_tokens

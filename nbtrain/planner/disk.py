@@ -15,9 +15,9 @@ class DiskEstimate:
     """Bytes on disk at the run's fullest moment."""
 
     checkpoint_bytes: int
-    """One checkpoint, over all ranks."""
+    """Bytes of one checkpoint, over all ranks."""
     num_checkpoints: int
-    """Kept, and one more that is being written."""
+    """Number of checkpoints that are kept, and one more that is being written."""
     dataset_bytes: int | None
     """None if the dataset is not prepared."""
     dataset: DatasetSize | None = None
@@ -35,7 +35,7 @@ class DiskEstimate:
 
 
 def estimate_disk(config: RunConfig) -> DiskEstimate:
-    """Checkpoints and dataset of a run."""
+    """Estimate the disk space of a run's checkpoints and dataset."""
     manifest = None
     # A damaged dataset does not prevent a plan; prepare and preflight report what is wrong with it.
     with contextlib.suppress(DataError):
@@ -50,7 +50,7 @@ def estimate_disk(config: RunConfig) -> DiskEstimate:
 
 
 def local_bytes(config: RunConfig) -> int:
-    """Most bytes on one node's own disk: what is kept, the one being written and the one being copied."""
+    """Return the maximum bytes on a node's own disk: kept checkpoints, the one written and the one copied."""
     checkpoint = config.checkpoint
     if config.mode != "full" or checkpoint.local_dir is None:
         return 0
@@ -66,7 +66,7 @@ def num_checkpoints(config: RunConfig) -> int:
     if config.mode != "full":
         return 0
     checkpoint, steps = config.checkpoint, config.train_steps
-    # One at every interval and one at the end.
+    # There is one checkpoint at every interval and one at the end.
     written = -(-steps // checkpoint.save_interval_steps)
     newest = min(checkpoint.keep_last, written)
     for_ever = steps // checkpoint.keep_every_steps if checkpoint.keep_every_steps else 0

@@ -34,7 +34,7 @@ from nbtrain.planner.time.step import StepTime, estimate_step, forward_seconds
 
 @dataclass(frozen=True)
 class DurationEstimate:
-    """Seconds of the whole run, and where the figure comes from."""
+    """Seconds of the whole run, and the source of the estimate."""
 
     seconds: float | None
     """None if the device is not known."""
@@ -43,13 +43,13 @@ class DurationEstimate:
     bubble_fraction: float
     """Share of a step in which a pipeline stage waits."""
     basis: str
-    """One sentence: where the rate comes from."""
+    """Source of the rate, as one sentence."""
     step: StepTime | None = None
     """One step at the full batch by part, as planned, also if the rate was measured."""
     parts: dict[str, float] = field(default_factory=dict)
     """Seconds of the run: steps, validation, checkpoints."""
     save_seconds: float | None = None
-    """Until one checkpoint is on the disk; the longest that this run has measured, if it has."""
+    """Seconds until one checkpoint is on the disk: the longest save of this run, if one was measured."""
     save_basis: str = ""
     """Source of save_seconds, in a few words."""
 
@@ -99,7 +99,7 @@ def bubble_fraction(config: RunConfig) -> float:
 def rates_of_run(config: RunConfig, use_measured: bool, measure_cores: bool = True) -> Rates | None:
     """Return the rates that the run's devices and links reach, or None if the device is not known.
 
-    `use_measured` takes this machine's calibration; without one, `measure_cores` measures a CPU's cores.
+    `use_measured` applies this machine's calibration; without one, `measure_cores` measures a CPU's cores.
     """
     setup = setup_of(config)
     if config.resources.device == "cpu":
@@ -112,7 +112,7 @@ def rates_of_run(config: RunConfig, use_measured: bool, measure_cores: bool = Tr
 
 
 def _parts(config: RunConfig, setup: Setup, rates: Rates, step: StepTime) -> dict[str, float]:
-    """Seconds of steps and validation."""
+    """Return the seconds of steps and validation."""
     evaluation = config.evaluation
     forward = forward_seconds(step)
     if config.mode == "eval":
@@ -134,7 +134,7 @@ def _parts(config: RunConfig, setup: Setup, rates: Rates, step: StepTime) -> dic
 
 
 def _end_of_size(config: RunConfig, first: int, steps: int, size: int) -> int:
-    """The first step after `first` with another batch size, at most `steps`; sizes never fall."""
+    """Return the first step after `first` with another batch size, at most `steps`; sizes never decrease."""
     schedule = config.batch_schedule
     if size == config.batch.global_batch_size:
         return steps
@@ -149,10 +149,11 @@ def _end_of_size(config: RunConfig, first: int, steps: int, size: int) -> int:
 
 
 def _checkpoints(config: RunConfig, rates: Rates, steps_seconds: float) -> dict[str, float]:
-    """Seconds that the run waits for its checkpoints; those written in the background cost a host copy.
+    """Return the seconds that the run waits for its checkpoints; in the background, each costs a host copy.
 
-    With checkpoint.local_dir each is written to the nodes' own disks; the run waits for a copy to the run
-    directory at its end, and before a save if the copy takes longer than the steps between two.
+    With checkpoint.local_dir, each checkpoint is written to the nodes' own disks. The run then waits for the
+    copy to the run directory at its end, and before a save if the copy takes longer than the steps between
+    two saves.
     """
     if config.mode == "eval":
         return {}
@@ -175,7 +176,7 @@ def _checkpoints(config: RunConfig, rates: Rates, steps_seconds: float) -> dict[
 
 
 def _save(config: RunConfig, rates: Rates, use_measured: bool) -> tuple[float, str]:
-    """(seconds of one save until it is on the disk, where the figure is from)."""
+    """Return (seconds of one save until it is on the disk, source of the estimate)."""
     if use_measured and (measured := measured_save_seconds(RunDir.named(config.name))):
         return measured, "the longest that this run has measured"
     nodes, rate = config.resources.nodes, rates.disk_bytes_per_second

@@ -1,9 +1,9 @@
-"""Training programs, and how each spends time: constants of a program, never of one run or published case.
+"""Training programs and their time constants, which belong to a program, never to one run or published case.
 
-A run of this project has the engine "nbtrain". The others are for published runs and for plans of what a user
-brings from another program. docs/evidence/plan-accuracy.md says how the constants were found. They were
-fitted to the training half of the published runs (tests/benchmarks/published.py says which sources that is),
-each within the bounds that the program's own documentation sets.
+A run of this project has the engine "nbtrain". The others are for published runs and for plans of runs
+imported from another program. docs/evidence/plan-accuracy.md says how the constants were found. They were
+fitted to the training half of the published runs (tests/benchmarks/published.py lists these sources), each
+within the bounds that the program's own documentation sets.
 """
 
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ class Engine:
     flash_generation: int = 2
     """Generation of the flash attention kernel; 1 stands for Triton's too, 3 for cuDNN's."""
     selective_share: float | None = None
-    """Share of a block's forward pass that selective recomputation makes again; None: the scores alone."""
+    """Share of a block's forward pass that selective recomputation repeats; None for only the scores."""
     hidden_data: float = 0.0
     """Share of the backward pass behind which data-parallel traffic hides."""
     hides_gather: bool = False
-    """ZeRO 1's and 2's gathering of weights hides behind the next forward pass."""
+    """Whether the gathering of weights in ZeRO 1 and 2 hides behind the next forward pass."""
     zero_share: float = 1.0
     """Share of the network's rate that ZeRO's collectives reach."""
     zero3_collectives: int = 1
@@ -35,18 +35,19 @@ class Engine:
     hidden_zero3: float = 0.8
     """Share of the computation behind which ZeRO 3's gathers and scatters hide."""
     hidden_tensor: float = 0.0
-    """Share of tensor-parallel traffic that hides behind matrix products without asking for it."""
+    """Share of tensor-parallel traffic that hides behind matrix products by default."""
     hidden_pipeline: float = 0.0
     """Share of pipeline traffic that hides behind computation."""
     scatters_pipeline: bool = False
-    """Tensor ranks each send their part of an activation to the next stage (Megatron's scatter-gather)."""
+    """Whether each tensor rank sends only its part of an activation to the next stage (Megatron's
+    scatter-gather)."""
     launch_seconds: float = 2e-3
     """Host time of one block's kernels, forward and backward: the least time that a block takes."""
     step_seconds: float = 0.01
     """Host time of one step outside the blocks: data, norms, logging."""
 
 
-# DeepSpeed gathers each module's weights by themselves: a block has six modules.
+# DeepSpeed gathers each module's weights separately: a block has six modules.
 _DEEPSPEED_COLLECTIVES = 6
 
 _ALL = (

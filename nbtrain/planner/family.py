@@ -22,18 +22,18 @@ HEAD_SIZE = 128
 
 
 def preset(name: str) -> RunConfig:
-    """The shipped run of a preset."""
+    """Load the shipped run of a preset."""
     return load(PRESETS[name], check=False)
 
 
 def parameters(shape: Shape) -> int:
-    """Parameters of a whole model."""
+    """Return the number of parameters of a whole model."""
     return count_layers(shape, shape.num_layers, first=True, last=True, tensor=1).total
 
 
 @functools.cache
 def line(vocab_size: int, seq_length: int) -> tuple[tuple[str, Shape], ...]:
-    """Models of the family, smallest first: (name, shape); names of presets, or widths and depths.
+    """Return the models of the family, smallest first: (preset name or width and depth, shape).
 
     Between two presets the width grows in steps of WIDTH_STEP, and the depth in proportion to the width.
     """

@@ -23,16 +23,16 @@ class Cost:
     """Cost to the run if the finding is not fixed; all 0 if the cost cannot be put in numbers."""
 
     fatal: bool = False
-    """The run cannot start, or ends before its work is done."""
+    """Whether the run cannot start, or would end before its work is done."""
     gpu_hours: float = 0.0
     hours: float = 0.0
-    """Hours that the run takes longer."""
+    """Additional hours of the run."""
     money: str = ""
     """The price of the GPU hours, e.g. "41,000 USD"; "" if it is not known."""
     num_bytes: int = 0
     """Bytes on disk or in memory."""
     words: str = ""
-    """Cost in words where no number expresses it, e.g. "a worse model"."""
+    """Description of a cost that has no number, e.g. "a worse model"."""
 
     @property
     def text(self) -> str:
@@ -101,7 +101,7 @@ class Finding:
 
 
 def stops(findings: Iterable[Finding]) -> bool:
-    """Whether one of them refuses the run, or says that it cannot work: `nbtrain check` exits with 2."""
+    """Return whether a finding refuses the run or says that it cannot work: `nbtrain check` exits with 2."""
     return any(finding.level == "error" or finding.cost.fatal for finding in findings)
 
 
@@ -124,7 +124,7 @@ def finding_of(
     cost: Cost | None = None,
     level: Level = "warning",
 ) -> Finding:
-    """A finding about a key of a run; the place is where the run sets it."""
+    """Return a finding about a key of a run, with the place where the run sets it."""
     return Finding(level, rule, key, config.where(key), message, fix, cost or Cost())
 
 
@@ -133,7 +133,7 @@ NEXT_PROBLEM = re.compile(r"\n(?! )")
 
 
 def split_problems(text: str) -> list[str]:
-    """The problems in the text of a ConfigError."""
+    """Split the text of a ConfigError into its problems."""
     return NEXT_PROBLEM.split(text)
 
 
@@ -144,7 +144,7 @@ _PLACE = re.compile(r"(?P<place>override .+?|\S+:\d+): ")
 
 
 def finding_of_problem(problem: str) -> Finding:
-    """The message of a broken rule (config/rules/), or of the schema, as a finding."""
+    """Convert the message of a broken rule (config/rules/), or of the schema, to a finding."""
     match = _BEGINNING.match(problem)
     place, key = (match["place"], match["key"]) if match else ("", "")
     if match is None and (begins := _PLACE.match(problem)):

@@ -1,7 +1,7 @@
 """Results of a layout search for readers: a table as text, HTML and JSON, a picture, the YAML of a choice.
 
 found = nb.search("13B", gpus=64, gpu_type="A100-80GB")
-found               the best layouts, why the first is as it is, and what was refused
+found               the best layouts, the reasons for the first one, and the refused layouts
 found.why(3)        the decisions of the third, one by one
 found.use(3, "run.yaml")
 """
@@ -34,11 +34,11 @@ SMALL_SECONDS = 0.005
 
 @dataclass(frozen=True, slots=True)
 class FoundLayouts:
-    """The best layouts of a search; shown in a cell, a table."""
+    """The best layouts of a search, shown as a table in a notebook cell."""
 
     result: SearchResult
     top: int = TOP
-    """Rows that are shown."""
+    """Number of rows to show."""
 
     @property
     def best(self) -> Scored | None:
@@ -49,7 +49,7 @@ class FoundLayouts:
         return len(self.result.ranked)
 
     def __getitem__(self, number: int) -> Scored:
-        """The layout with a number of the table, from 1. Raises ConfigError for a number that it lacks."""
+        """Return the layout with a number of the table, from 1. Raises ConfigError for an unknown number."""
         if not isinstance(number, int) or not 1 <= number <= len(self):
             raise ConfigError(
                 f"layout number {number!r}: the search of {self.result.name} has {len(self)} layouts that "
@@ -66,7 +66,7 @@ class FoundLayouts:
         return why_not(self.result, _layout(self.result, wanted))
 
     def use(self, number: int, path: str | Path, overwrite: bool = False) -> Path:
-        """Write the run YAML of a layout; the run takes its name from the file's. Returns the path.
+        """Write the run YAML of a layout and return its path; the run is named after the file.
 
         Raises ConfigError if the file exists and `overwrite` is False, or if a rule of the run is broken.
         """
@@ -80,7 +80,7 @@ class FoundLayouts:
         return write_run(self.result.space.run(chosen.layout), path, note, overwrite)
 
     def picture(self) -> "Figure":
-        """Time against memory of every layout that fits, as a figure."""
+        """Draw time against memory of every layout that fits."""
         from nbtrain.planner.found_picture import draw
 
         return draw(self.result, self.top)
@@ -98,7 +98,7 @@ class FoundLayouts:
         )
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The cells of the table, by HEADS."""
+        """Cells of the table, in the order of HEADS."""
         return [_row(self.result, number, one) for number, one in enumerate(self._shown, start=1)]
 
     @property
@@ -244,7 +244,7 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
 
 
 def _check_setting(name: str, value: object) -> None:
-    """Refuses a value that no layout has. Raises ConfigError."""
+    """Raise ConfigError for a value that no layout has."""
     if name in SETTINGS:
         known = SETTINGS[name]
         if not any(value == one and type(value) is type(one) for one in known):
@@ -258,7 +258,7 @@ def _refused_line(one: Refused) -> str:
 
 
 def _layout(result: SearchResult, wanted: dict[str, Any]) -> Layout:
-    """The best layout with some settings changed; the data-parallel size follows if it is not given."""
+    """Return the best layout with some settings changed; the data-parallel size follows by default."""
     start = result.best.layout if result.best else None
     base = result.space.base
     cut, options = (start.cut, start.options) if start else (Cut(1, 1, 1, 1), PLAIN)

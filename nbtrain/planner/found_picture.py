@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 # Layouts that take more than this multiple of the best time would squeeze the others to one point.
 SLOWEST = 2.0
-# Of the width and height of the picture: between two numbers, and from the fastest layout down to them.
+# Distances as fractions of the picture's size: between two numbers, and from the fastest layout to the
+# numbers.
 NUMBER_GAP, NUMBER_DROP = 0.022, 0.09
 
 
@@ -67,7 +68,7 @@ def draw(result: SearchResult, top: int) -> "Figure":
 
 
 def _number(axes: "Axes", numbered: dict[int, Scored]) -> None:
-    """A ring around each of these layouts, and its number below all points."""
+    """Draw a ring around each of these layouts, and its number below all points."""
     (left, right), (bottom, top) = (0.0, axes.get_xlim()[1]), axes.get_ylim()
     fastest = min(one.seconds for one in numbered.values())
     low = fastest - NUMBER_DROP * (top - bottom)
@@ -83,9 +84,9 @@ def _number(axes: "Axes", numbered: dict[int, Scored]) -> None:
 
 
 def spread(wanted: list[float], gap: float) -> list[float]:
-    """Places in the order of `wanted`, which rises: `gap` or more apart, else as near to it as can be.
+    """Return places at least `gap` apart, as close as possible to the ascending places `wanted`.
 
-    Places that would come too close are moved apart around their mean.
+    Places that are too close are moved apart around their mean.
     """
     groups: list[list[float]] = []
     for index, place in enumerate(wanted):

@@ -49,7 +49,7 @@ class Compared:
     best: Scored | None
     """The fastest layout of this way; None if none fits or none is legal."""
     longest_sequence: int | None
-    """Tokens, with a micro-batch of one sequence; None if not even the shortest fits."""
+    """Tokens of the longest sequence, in a micro batch of one; None if even the shortest does not fit."""
     reason: str
     """Reason why there is no layout; "" if there is one."""
 
@@ -63,18 +63,18 @@ class Largest:
     model: tuple[str, Shape, Scored] | None
     """The largest model of the family at the run's sequence length: name, shape, roomiest layout."""
     next_model: tuple[str, Shape] | None
-    """The next larger one, which does not fit."""
+    """The next larger model, which does not fit."""
     longest_sequence: int | None
     """Longest sequence that fits with the run's own model, in tokens."""
     ways: tuple[Compared, ...]
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The comparison: heads first."""
+        """Return the rows of the comparison, headings first."""
         heads = ("", "layout", "memory", "step", "MFU", "longest sequence")
         return [heads, *(_row(way) for way in self.ways)]
 
     def sentences(self) -> list[str]:
-        """The two answers in words."""
+        """Return the two answers as sentences."""
         base = self.space.base
         world = f"{base.nodes * base.devices_per_node:,} x {base.device.name if base.device else 'GPU'}"
         own = amounts.count(parameters(base.shape))
@@ -115,7 +115,7 @@ class Largest:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """The answers and the comparison, for JSON."""
+        """Return the answers and the comparison as a JSON object."""
         base = self.space.base
         return {
             "schema_version": SCHEMA_VERSION,
@@ -173,7 +173,7 @@ def _layout_record(scored: Scored) -> dict[str, Any]:
 
 
 def largest(space: Space, name: str) -> Largest:
-    """The largest model and the longest sequence on the GPUs of a space, and the comparison of three ways."""
+    """Find the largest model and the longest sequence on the GPUs of a space, and compare three ways."""
     model, following = largest_model(space)
     tried = [one for cut in legal(space) for one in try_cut(space, cut)]
     ways = tuple(compare(space, way, tried) for way in WAYS)
@@ -198,7 +198,7 @@ def largest_model(space: Space) -> tuple[tuple[str, Shape, Scored] | None, tuple
 
 
 def compare(space: Space, name: str, tried: list[Scored]) -> Compared:
-    """One way: the fastest of the layouts that were tried, and the longest sequence."""
+    """Compare one way: the fastest of the layouts that were tried, and the longest sequence."""
     way = WAYS[name]
     own = [one for one in tried if way(one.layout)]
     best = min((one for one in own if one.step is not None), key=lambda one: one.cost, default=None)
@@ -268,7 +268,7 @@ def legal(space: Space) -> list[Cut]:
 
 
 def _with_shape(space: Space, shape: Shape) -> Space:
-    """The space with another model; what layouts shared of the old one is forgotten."""
+    """Return the space with another model and an empty cache."""
     return replace(space, base=replace(space.base, shape=shape), config=None, memo={})
 
 

@@ -111,11 +111,11 @@ class Space:
     base: Setup
     """The setup of any layout; its layout fields are not read."""
     vocab_size: int
-    """Before padding."""
+    """Vocabulary size before padding."""
     vocab_multiple: int
     """make_vocab_size_divisible_by: the vocabulary is padded to a multiple of this times the tensor ranks."""
     batch_unit: int
-    """The greatest number that divides every batch size of the run, ramp-up included."""
+    """Greatest common divisor of the run's batch sizes, including the ramp-up."""
     kept: frozenset[str] = frozenset()
     """Names of the kinds (combinations.py) that the run has and no layout changes: precision, FPDT, FP8."""
     reduce_bucket: int = 500_000_000
@@ -155,7 +155,7 @@ class Space:
         (tensor, pipeline, ulysses, data), micro, options = layout
         shape = self.shape(tensor)
         cut, most = self.stages(tensor, pipeline, options.recompute == "full")
-        # As config/deepspeed.py: a bucket holds no more than the gradients that a rank has.
+        # As in config/deepspeed.py, a bucket is never larger than the gradients of a rank.
         bucket = -(-most // BUCKET_MULTIPLE) * BUCKET_MULTIPLE
         return replace(
             self.base,
@@ -201,9 +201,9 @@ class Space:
 
 
 def settings_for(config: RunConfig, layout: Layout) -> dict[str, Any]:
-    """The overrides that give a run a layout: the layout's own, and null for what belongs to another one."""
+    """Return the overrides that give a run a layout; fields that belong to another layout become null."""
     settings = layout.settings
-    # A cut by hand is a cut for one number of stages.
+    # An explicit split into stages is valid for one number of stages only.
     settings["parallel.pipeline_stage_layers"] = None
     if not layout.options.hpz:
         settings["parallel.zero_hpz_partition_size"] = None
@@ -358,7 +358,7 @@ def micro_batches(space: Space, cut: Cut) -> list[int]:
 
 @functools.lru_cache(256)
 def combinations(flags: tuple[bool, bool, bool, bool], kept: frozenset[str]) -> tuple[Options, ...]:
-    """The options that the table of combinations.py takes, for a cut that has the kinds of `flags`."""
+    """Return the options that the table in combinations.py allows for a cut with the kinds of `flags`."""
     places: tuple[Place, ...] = ("none", "cpu")
     every = itertools.product(range(4), (False, True), RECOMPUTATIONS, places, places, (False, True))
     return tuple(options for each in every if not kind_problems(flags, options := Options(*each), kept))

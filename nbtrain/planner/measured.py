@@ -18,7 +18,7 @@ from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.setup import Setup, setup_of
 
-# What the section `lora` decides: a reader knows it by that name.
+# Fields of a setup that the section `lora` decides; users know them by this name.
 _OF_ADAPTERS = frozenset(
     {
         "lora_rank",
@@ -29,7 +29,7 @@ _OF_ADAPTERS = frozenset(
         "double_quant",
     }
 )
-# Fields of a setup that do not change how fast a step is: what memory there is, what saving does, buffers.
+# Fields of a setup that do not change the speed of a step: available memory, saving, buffers.
 _WITHOUT_EFFECT = frozenset(
     (
         "shape", "host_memory_bytes", "saves_in_background", "fabric_bytes_per_second", "cpus_per_node",
@@ -61,12 +61,12 @@ def record_of(config: RunConfig) -> dict[str, Any]:
 
 
 def machine(on_gpu: bool) -> str:
-    """The machine that a rate holds for: any with the same GPUs, or this one with its cores."""
+    """Return the machine that a rate holds for: any with the same GPUs, or this one with its cores."""
     return "any with these devices" if on_gpu else f"{platform.node()}, {os.cpu_count()} cores"
 
 
 def measured_rate(config: RunConfig) -> Measured | None:
-    """The rate of the run's last job, if it was measured on this kind of machine."""
+    """Return the rate of the run's last job, if it was measured on this kind of machine."""
     summary = files.read_json(RunDir.named(config.name).summary_json) or {}
     record, samples = summary.get("measured_with"), summary.get("samples_per_second")
     if not isinstance(record, dict) or not isinstance(samples, int | float) or samples <= 0:

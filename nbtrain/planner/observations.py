@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from nbtrain.base import amounts
 
 _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "bytes": 1}
-# The words of torch's OutOfMemoryError (c10/cuda/CUDACachingAllocator.cpp).
+# Message of torch's OutOfMemoryError (c10/cuda/CUDACachingAllocator.cpp).
 _FIGURE = r"([\d.]+) (GiB|MiB|KiB|bytes)"
 _TRIED = re.compile(rf"Tried to allocate {_FIGURE}")
 _TOTAL = re.compile(rf"total capac(?:ity|ty) of {_FIGURE}")
@@ -16,13 +16,13 @@ _RESERVED = re.compile(rf"{_FIGURE} is reserved by PyTorch but unallocated")
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """The figures of torch's message; None: not in it."""
+    """Numbers in torch's message; None for those that it does not have."""
 
     tried_bytes: int | None = None
     total_bytes: int | None = None
     allocated_bytes: int | None = None
     unallocated_bytes: int | None = None
-    """Reserved by torch and in pieces too small: fragmentation."""
+    """Bytes that torch has reserved but cannot use, because they are fragmented."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,17 @@ class Observations:
     step_seconds: float | None = None
     planned_step_seconds: float | None = None
     out_of_memory: OutOfMemory | None = None
-    """Device memory."""
+    """Device memory in the message of an out-of-memory error."""
     out_of_host_memory: bool = False
     hang: bool = False
     unstable: bool = False
-    """NaN or Inf, or ended by a loss spike."""
+    """Whether there was a NaN or Inf, or a loss spike ended the job."""
     loss_spikes: int = 0
     overflow_steps: int = 0
     smallest_loss_scale: bool = False
-    """fp16 overflowed at the smallest loss scale."""
+    """Whether fp16 overflowed at the smallest loss scale."""
     data_fraction: float | None = None
-    """Shares of a step, 0 to 1."""
+    """Fraction of a step that waits for data, 0 to 1; bubble_fraction: for other pipeline stages."""
     bubble_fraction: float | None = None
     memory_fraction: float | None = None
     """Share of device memory in use at the peak."""
@@ -67,7 +67,7 @@ class Observations:
 
     @property
     def summary(self) -> str:
-        """One sentence: the state and what stands out."""
+        """Summary in one sentence: the state and the main observations."""
         found = []
         if self.step_seconds:
             planned = (
@@ -85,12 +85,12 @@ class Observations:
 
 
 def out_of_memory_of(message: str) -> OutOfMemory:
-    """The figures in torch's words."""
+    """Parse the numbers in torch's message."""
     return OutOfMemory(*(_bytes(pattern, message) for pattern in (_TRIED, _TOTAL, _ALLOCATED, _RESERVED)))
 
 
 def needed_bytes(observations: Observations) -> int | None:
-    """The least device memory that the run is known to need; None if it showed nothing."""
+    """Return the minimum device memory that the run is known to need; None if unknown."""
     oom = observations.out_of_memory
     if oom is not None and oom.allocated_bytes is not None:
         return oom.allocated_bytes + (oom.tried_bytes or 0)

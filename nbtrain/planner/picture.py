@@ -23,7 +23,7 @@ _NAMES = (
     *("pipeline", "workspace", "runtime", "reserve"),
 )
 COLORS = dict(zip(_NAMES, PARTS))
-# Of host memory alone.
+# Parts that only host memory has.
 COLORS |= {"buffers": COLORS["communication"], "snapshot": COLORS["workspace"]}
 LARGEST_RATIO = 5
 MOST_BARS = 8
@@ -31,7 +31,7 @@ SCHEDULE_POINTS = 400
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure, sizes in inches, that a notebook can show without pyplot."""
+    """Create an empty figure, with sizes in inches, that a notebook can show without pyplot."""
     from matplotlib.figure import Figure
 
     class Picture(Figure):
@@ -46,7 +46,7 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def plan_picture(plan: Plan) -> "Figure":
-    """One figure with both pictures; a notebook shows it, savefig() writes it."""
+    """Draw both pictures in one figure; a notebook shows it, savefig() writes it."""
     figure = new_figure(11, 3.6)
     memory, schedule = figure.subplots(1, 2, width_ratios=(1, 1.1))
     figure.suptitle(f"{plan.config.name}: {amounts.count(plan.parameters.total)} parameters", fontsize=12)
@@ -56,7 +56,7 @@ def plan_picture(plan: Plan) -> "Figure":
 
 
 def _draw_memory(axes: "Axes", plan: Plan) -> None:
-    """One stacked bar for each pipeline stage against the device; of many stages the fullest ones."""
+    """Draw a stacked bar per pipeline stage against the device; of many stages, only the fullest."""
     memory, setup = plan.memory, setup_of(plan.config)
     stages = setup.pipeline_parallel_size
     by_stage = {stage: stage_parts(setup, stage) for stage in range(stages)}
@@ -112,7 +112,7 @@ def _draw_memory(axes: "Axes", plan: Plan) -> None:
 
 
 def _draw_host(axes: "Axes", memory: MemoryEstimate, unit: int) -> None:
-    """A hatched bar below the others: what the fullest rank has in host memory, and what it may have."""
+    """Draw a hatched bar below the others: the fullest rank's host memory and its limit."""
     left = 0.0
     for part, value in memory.host_parts.items():
         if value:

@@ -1,4 +1,4 @@
-"""The plan of a run: everything that can be known before it starts.
+"""Plan of a run: everything that can be known before it starts.
 
 plan(config) -> Plan      str(plan) is a table, in a notebook it is one in HTML, to_dict() is plan.json
 """
@@ -66,9 +66,9 @@ class Plan:
     cost: CostEstimate
     """Device hours, money and energy."""
     findings: list[Finding] = field(default_factory=list)
-    """Problems and disappointments to expect, in numbers, the most expensive first."""
+    """Expected problems, in numbers, the most expensive first."""
     compared: list[Comparison] = field(default_factory=list)
-    """Measurements of the run's last job next to the plan; empty if it ran otherwise or not at all."""
+    """Measurements of the run's last job next to the plan; empty if its setup differed or it never ran."""
     use_measured: bool = True
     """Whether rates measured on this machine count."""
 
@@ -119,7 +119,7 @@ class Plan:
 
     @property
     def learning_rate(self) -> str:
-        """The schedule of the learning rate in words."""
+        """Description of the learning-rate schedule."""
         config, schedule = self.config, self.config.lr_schedule
         warmup, wsd = config.lr_warmup_tokens, config.lr_wsd_decay_tokens
         words = f"{schedule.lr:g}"
@@ -156,7 +156,7 @@ class Plan:
         return " + ".join(str(layers) for layers in stage_layers(self.config)) + " layers"
 
     def sections(self) -> dict[str, dict[str, str]]:
-        """{title: {name of a row: value}}: the one source of the text and the HTML table."""
+        """Return {title: {name of a row: value}}, the only source of the text and the HTML table."""
         config, memory, duration, disk = self.config, self.memory, self.duration, self.disk
         model, batch, parameters = config.model, config.batch, self.parameters
         steps = f"{config.train_steps:,}"
@@ -308,7 +308,7 @@ class Plan:
 
 
 def _words(part: str) -> str:
-    """A part of memory for readers: "master copy" for master_copy."""
+    """Return the name of a memory part for readers: "master copy" for master_copy."""
     return part.replace("_", " ")
 
 
@@ -317,7 +317,7 @@ def _record(estimate: MemoryEstimate | DiskEstimate, *properties: str) -> dict[s
 
 
 def plan(config: RunConfig, use_measured: bool = True) -> Plan:
-    """The plan of a checked configuration; a prepared dataset and an earlier job make it more exact."""
+    """Plan a checked configuration; a prepared dataset and an earlier job make the plan more exact."""
     memory, disk = estimate_memory(config), estimate_disk(config)
     duration = estimate_duration(config, use_measured)
     cost = estimate_cost(config, duration.seconds)

@@ -1,7 +1,7 @@
-"""A planned run as a YAML: it extends the YAML that the plan began with and holds what differs.
+"""A planned run as a YAML: it extends the YAML that the plan started from and holds only the differences.
 
-A file is written only if every rule of the run holds, if reading it gives exactly the run, and if no file is
-overwritten without being asked to.
+A file is written only if every rule of the run holds and if reading it gives exactly the run. An existing
+file is overwritten only on request.
 """
 
 import errno
@@ -102,14 +102,14 @@ def _with_reason(line: str, reason: str) -> list[str]:
 
 
 def path_of(path: object) -> Path:
-    """A path of a file to write. Raises ConfigError if it is none."""
+    """Return the path of a file to write. Raises ConfigError if it is not valid."""
     if not isinstance(path, str | Path) or not str(path).strip():
         raise ConfigError(f'{reprlib.repr(path)}: must be the path of a file to write, e.g. "new.yaml".')
     return Path(path)
 
 
 def not_written(path: Path, error: OSError) -> ConfigError:
-    """The error for a file that the system does not write."""
+    """Return the error for a file that cannot be written."""
     what_helps = "name a file in a folder that exists and is yours"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         what_helps = "free space, or name a file on another disk"
@@ -117,7 +117,7 @@ def not_written(path: Path, error: OSError) -> ConfigError:
 
 
 def run_text(config: RunConfig, path: Path, note: str = "") -> str:
-    """The YAML of a run, to be put at `path`: what differs from the YAML that the run was loaded from."""
+    """Return the YAML of a run for `path`: the differences from the YAML that the run was loaded from."""
     head = "".join(f"# {line}\n" for line in note.splitlines())
     base = _base(config)
     if base is None or base == path:
@@ -134,7 +134,7 @@ def run_text(config: RunConfig, path: Path, note: str = "") -> str:
 
 
 def nested(flat: dict[str, Any]) -> dict[str, Any]:
-    """{"batch.micro_batch_size": 4} as {"batch": {"micro_batch_size": 4}}."""
+    """Convert {"batch.micro_batch_size": 4} to {"batch": {"micro_batch_size": 4}}."""
     found: dict[str, Any] = {}
     for key, value in flat.items():
         *parents, last = key.split(".")

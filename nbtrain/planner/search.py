@@ -1,11 +1,11 @@
 """The layout search: every legal layout of a model on given GPUs, scored by time and headroom, and ranked.
 
-    search("13B", gpus=64, gpu_type="A100-80GB")  ->  SearchResult: ranked layouts, what was refused and why
+    search("13B", gpus=64, gpu_type="A100-80GB")  ->  SearchResult: ranked layouts, refused ones and reasons
 
-What is tried follows the order in which practitioners decide: 16-bit numbers (bf16 if the GPU has it), the
+The search follows the order in which practitioners decide: 16-bit numbers (bf16 if the GPU has it), the
 weakest recomputation that fits, ZeRO, the second copy of ZeRO++ (hpZ) on several machines, offloading last;
-and as many copies of the model (DP) as fit. A stronger measure is not tried for a layout that fits with room
-without it: it would only be slower. Micro batches grow until they do not fit.
+and as many replicas of the model (DP) as fit. A stronger memory-saving technique is not tried for a layout
+that fits with headroom without it, because it would only be slower. Micro batches grow until they do not fit.
 """
 
 import itertools
@@ -117,7 +117,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """Layouts that fit, the best first, and the reasons against all others."""
+    """Layouts that fit, the best first, and the reasons why all others were excluded."""
 
     space: Space
     name: str
@@ -288,7 +288,7 @@ def _illegal_options(space: Space, legal: list[Cut]) -> Iterator[Refused]:
 
 
 def _not_estimated(space: Space, legal: list[Cut], tried: int) -> Iterator[Refused]:
-    """The legal layouts that need no estimate."""
+    """Return the legal layouts that are not estimated."""
     every = sum(len(legal_options(space, cut)) * len(micro_batches(space, cut)) for cut in legal)
     if every > tried:
         reason = (
@@ -305,7 +305,10 @@ def _not_estimated(space: Space, legal: list[Cut], tried: int) -> Iterator[Refus
 
 
 def _too_large(tried: list[Scored]) -> Iterator[Refused]:
-    """Cuts of which no layout fits, with the least that one needs; of the others, how many do not fit."""
+    """Yield the cuts without a layout that fits, with the least memory that one needs.
+
+    Of the other cuts, yield the number of layouts that do not fit.
+    """
     by_cut: dict[Cut, list[Scored]] = {}
     for one in tried:
         by_cut.setdefault(one.layout.cut, []).append(one)
@@ -336,7 +339,7 @@ def shortage(one: Scored) -> str:
 
 
 def _some(words: list[str]) -> str:
-    """The first few of a list."""
+    """Return the first few entries of a list as text."""
     unique = list(dict.fromkeys(words))
     more = len(unique) - 3
     return "; ".join(unique[:3]) + (f"; {more} more" if more > 0 else "")
@@ -364,7 +367,7 @@ def why_not(result: SearchResult, layout: Layout) -> str:
 
 
 def try_cut(space: Space, cut: Cut) -> Iterator[Scored]:
-    """The layouts of one cut that are worth an estimate: those that fit, and the first that do not."""
+    """Estimate the layouts of one cut that are worth it: those that fit, and the first that do not."""
     families: dict[tuple[int, bool, bool], set[Options]] = {}
     for options in legal_options(space, cut):
         if is_worth(space, cut, options):
@@ -401,7 +404,7 @@ def is_worth(space: Space, cut: Cut, options: Options) -> bool:
 
 
 def _measures(space: Space, zero: int, sequence: bool, hpz: bool) -> Iterator[Options]:
-    """Recomputation before offloading, the weaker measure first."""
+    """Yield memory-saving options: recomputation before offloading, the weaker technique first."""
     for optimizer, param in offloads(space):
         for recompute in RECOMPUTATIONS:
             yield Options(zero, sequence, recompute, optimizer, param, hpz)
@@ -413,7 +416,7 @@ def offloads(space: Space) -> tuple[tuple[Place, Place], ...]:
 
 
 def score(space: Space, layout: Layout) -> Scored:
-    """Memory of a legal layout and, if it fits, its time."""
+    """Estimate the memory of a legal layout and, if it fits, its time."""
     setup = space.setup(layout)
     memory = estimate(setup)
     fits = bool(memory.fits) and memory.fits_host is not False

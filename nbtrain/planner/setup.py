@@ -1,8 +1,8 @@
-"""A setup: one model in one layout on one kind of device. All that memory, time and traffic depend on.
+"""A setup: one model in one layout on one kind of device, which determine memory, time and traffic.
 
-A run is one setup (`setup_of`). The layout search makes thousands, by `dataclasses.replace`. A published run
-of another program is a setup too, with the program's name as its `engine`: engines.py says how that program
-spends memory and time.
+A run is one setup (`setup_of`). The layout search creates thousands with `dataclasses.replace`. A published
+run of another program is a setup too, with the program's name as its `engine`: engines.py describes that
+program's memory and time.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Setup:
     nodes: int = 1
     devices_per_node: int = 1
     fabric_bytes_per_second: float | None = None
-    """Between nodes, one way, of all devices of a node together; None if it is not known."""
+    """Bandwidth between nodes, one way, of all devices of a node together; None if it is not known."""
     host_memory_bytes: int | None = None
     """Host memory of a node; None if it is not known."""
     cpus_per_node: int | None = None
@@ -47,7 +47,7 @@ class Setup:
     virtual_stages: int = 1
     """Pieces of each pipeline stage in an interleaved schedule; 1 is 1F1B."""
     stage_layers: tuple[int, ...] | None = None
-    """Blocks of each stage; None cuts them evenly."""
+    """Number of blocks of each stage; None for an even split."""
     context_parallel_size: int = 1
     """Ring attention over this many ranks (other programs)."""
     ulysses_size: int = 1
@@ -92,14 +92,14 @@ class Setup:
     load_in_4bit: bool = False
     """Whether the blocks' frozen matrices, which have adapters, are stored in 4 bits."""
     double_quant: bool = False
-    """The constants of their blocks are held in 8 bits."""
+    """Whether the constants of their 4-bit blocks are stored in 8 bits."""
     recompute: Recompute = "none"
     recompute_interval: int = 1
     """Blocks that full recomputation takes together."""
     recomputes_mlp: bool = False
-    """Selective recomputation makes the MLP again too (Megatron's --recompute-modules mlp)."""
+    """Whether selective recomputation repeats the MLP too (Megatron's --recompute-modules mlp)."""
     keeps_scores: bool = False
-    """The attention kernel keeps the scores of all pairs of positions (no flash attention)."""
+    """Whether the attention kernel keeps the scores of all pairs of positions (no flash attention)."""
     masks_windows: bool = False
     """Whether layers with a window pass a mask to a kernel that attends to all pairs of positions."""
     compiled: bool = False
@@ -118,11 +118,11 @@ class Setup:
     muon_steps: int = 0
     """Newton-Schulz iterations of Muon, which steps the blocks' matrices; 0: AdamW steps all parameters."""
     saves_in_background: bool = False
-    """Asynchronous saving keeps a host copy of weights and optimizer state."""
+    """Whether asynchronous saving keeps a host copy of weights and optimizer state."""
 
     @property
     def data_axis_size(self) -> int:
-        """Ranks that hold the same weights and take different tokens."""
+        """Number of ranks that hold the same weights and train on different tokens."""
         return self.data_parallel_size * self.ulysses_size * self.context_parallel_size
 
     @property
@@ -174,7 +174,7 @@ class Setup:
 
 
 def setup_of(config: RunConfig) -> Setup:
-    """The setup of a run."""
+    """Return the setup of a run."""
     parallel, precision, resources = config.parallel, config.precision, config.resources
     on_gpu = resources.device == "gpu"
     return Setup(

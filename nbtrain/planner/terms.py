@@ -1,7 +1,7 @@
-"""Terms: the figures that an estimate is the sum of, each with its formula, numbers put in, and its source.
+"""Terms: the summands of an estimate, each with its formula, the numbers put in, and its source.
 
-An estimate is numbers only, because a search makes thousands of them. `explain` of a module gives the Terms
-of one estimate, when someone wants to read them. The sum of the Terms is the estimate: a test asserts it.
+An estimate has only numbers, because a search computes thousands of estimates. `explain` of a module returns
+the Terms of one estimate for readers. The sum of the Terms is the estimate, which a test asserts.
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One figure of an estimate."""
+    """One summand of an estimate."""
 
     name: str
     """Name, e.g. "weights"; a path from the whole to the part, e.g. "activations / attention"."""
@@ -25,22 +25,22 @@ class Term:
 
 
 def total(terms: Iterable[Term], unit: str) -> float:
-    """The sum of all terms in `unit`."""
+    """Return the sum of all terms in `unit`."""
     return sum(term.value for term in terms if term.unit == unit)
 
 
 def below(terms: Iterable[Term], name: str) -> list[Term]:
-    """The term called `name`, and all terms whose path begins with it."""
+    """Return the term called `name`, and all terms whose path begins with it."""
     return [term for term in terms if term.name == name or term.name.startswith(f"{name} / ")]
 
 
 def scaled(term: Term, factor: float, why: str) -> Term:
-    """The term times `factor`, with the factor and its reason in the formula."""
+    """Return the term times `factor`, with the factor and its reason in the formula."""
     return replace(term, value=term.value * factor, formula=f"({term.formula}) x {factor:g} {why}")
 
 
 def product(*factors: tuple[float, str]) -> str:
-    """The text of a product: (12, "layers"), (2.0, "bytes") is "12 layers x 2 bytes"; factors of 1 fall out.
+    """Format a product: (12, "layers"), (2.0, "bytes") is "12 layers x 2 bytes"; factors of 1 are omitted.
 
     A factor below 1 that is one over a whole number is written as a division.
     """

@@ -1,1 +1,1 @@
-"""The rules that make findings: what a run that may be launched would cost more than it needs."""
+"""Rules that produce findings: unnecessary costs of a run that could be launched."""

@@ -18,7 +18,7 @@ from nbtrain.planner.memory import estimate
 from nbtrain.planner.setup import setup_of
 from nbtrain.planner.time.step import estimate_step
 
-# A share of each step from which on a bubble is worth a change.
+# A bubble from this fraction of each step on is worth a change.
 LARGE_BUBBLE_FRACTION = 0.1
 EQUAL = "equal stages"
 # A share of each step in which FPDT waits for its chunks.
@@ -103,7 +103,7 @@ def tensor_ranks_share_a_machine(subject: Subject) -> Iterator[Finding]:
 
 
 def _waiting(subject: Subject) -> float:
-    """Share of a step that would go if tensor ranks had the links of one machine."""
+    """Return the fraction of a step that would be saved if tensor ranks had the links of one machine."""
     config, step = subject.config, subject.duration.step
     rates = rates_of_run(config, use_measured=False)
     if step is None or rates is None:

@@ -20,13 +20,13 @@ from nbtrain.planner.lint.subject import Subject
 
 # A machine of eight H100 has two CPUs of 56 cores, each with two threads.
 THREADS_OF_A_RANK = 28
-# Checkpoints that stay: from here on the plan says how many bytes they are.
+# From this number of kept checkpoints on, the plan reports their bytes.
 MANY_BYTES = 2**40
 MANY_CHECKPOINTS = 10
 MANY_BYTES_OF_MANY = 10 * 2**30
-# A run of this many hours without a checkpoint on its way.
+# Hours from which on a run needs a checkpoint before its end.
 LONG_HOURS = 2
-# "1-3b", "1.3B", "125m": sizes in names. A name that is off by more than this names another model.
+# "1-3b", "1.3B", "125m" are sizes in names. A size that differs by more than this factor is another model's.
 SIZE_IN_NAME = re.compile(r"(?<![a-z0-9])((?:\d+[.-])?\d+)([mbt])(?![a-z0-9])", re.IGNORECASE)
 NAME_FACTOR = 1.5
 # Machines that one message names.
@@ -38,7 +38,7 @@ USUAL_TIMEOUT_SECONDS = (60, 86_400)
 
 
 def loaders_have_cores(subject: Subject) -> Iterator[Finding]:
-    """The processes that read ahead, of all ranks of a machine, are no more than its cores."""
+    """The loader processes of all ranks of a machine do not exceed its cores."""
     config = subject.config
     workers, ranks, cores = config.data.num_workers, config.ranks_per_node, config.resources.cpus_per_node
     if cores is None:
@@ -59,7 +59,7 @@ def loaders_have_cores(subject: Subject) -> Iterator[Finding]:
 
 
 def _loaders_of_unknown_cores(config: RunConfig, workers: int, ranks: int) -> Iterator[Finding]:
-    """More processes than usual machines have cores are worth a sentence, even if the cores are not known."""
+    """Report more loader processes than usual machines have cores, if the cores are not known."""
     if workers > THREADS_OF_A_RANK:
         yield finding_of(
             config,
@@ -74,7 +74,7 @@ def _loaders_of_unknown_cores(config: RunConfig, workers: int, ranks: int) -> It
 
 
 def checkpoints_fit_the_disk(subject: Subject) -> Iterator[Finding]:
-    """All checkpoints that stay, against the free space of a run on this machine, and in plain sight."""
+    """The kept checkpoints fit the free disk space of this machine; large amounts are reported."""
     config, disk = subject.config, subject.disk
     checkpoint, total = config.checkpoint, disk.checkpoints_bytes
     free = _free_bytes() if config.resources.nodes == 1 else None
@@ -111,7 +111,7 @@ def checkpoints_fit_the_disk(subject: Subject) -> Iterator[Finding]:
 
 
 def local_checkpoints_are_apart(subject: Subject) -> Iterator[Finding]:
-    """A folder on the disk of the run directory makes each checkpoint twice there and none faster."""
+    """A folder on the run directory's disk would store each checkpoint twice there without being faster."""
     config = subject.config
     if (local_dir := config.checkpoint.local_dir) is None or not local_dir.startswith("/"):
         return
@@ -177,7 +177,7 @@ def best_is_looked_for_often(subject: Subject) -> Iterator[Finding]:
 
 
 def nvme_folder_is_here(subject: Subject) -> Iterator[Finding]:
-    """The folder may be on the machine that trains, not here; the launch there looks for it again."""
+    """The NVMe folder may exist only on the machine that trains, so the launch there checks it again."""
     config = subject.config
     for name in ("offload_optimizer", "offload_param"):
         offload = getattr(config.parallel, name)
@@ -251,7 +251,7 @@ def name_says_its_size(subject: Subject) -> Iterator[Finding]:
 
 
 def sizes_in_name(name: str) -> Iterator[tuple[float, str]]:
-    """Numbers of parameters that a name can mean: of "gpt-1-3b" 1.3e9 and 3e9, as numbers and as words."""
+    """Return the parameter counts that a name can mean, as numbers and text: for "gpt-1-3b" 1.3e9 and 3e9."""
     for number, unit in SIZE_IN_NAME.findall(name):
         factor = {"m": 1e6, "b": 1e9, "t": 1e12}[unit.lower()]
         readings = [number.replace("-", "."), *number.split("-")[1:]]
@@ -299,7 +299,7 @@ def variables_have_one_owner(subject: Subject) -> Iterator[Finding]:
 
 
 def pods_have_time_to_save(subject: Subject) -> Iterator[Finding]:
-    """A pod that is ended leaves its ranks as long as a save takes; afterwards Kubernetes kills them."""
+    """A terminating pod gives its ranks enough time for a save before Kubernetes kills them."""
     config, seconds = subject.config, subject.duration.save_seconds
     limit = config.backend.shutdown_timeout_seconds
     if config.backend.kind != "kubernetes" or config.mode != "full" or seconds is None or seconds <= limit:

@@ -11,7 +11,7 @@ from nbtrain.planner.memory import AVERAGE_FRAGMENTATION, SPARE_FRACTION, estima
 
 # A host that trains has more memory than this: torch alone takes as much.
 LEAST_HOST_BYTES = 2**28
-# What someone means who writes a plain number of GiB, MiB or KiB: a host's memory.
+# Units that a user may have meant by a plain number: a host's memory in GiB, MiB or KiB.
 USUAL_HOST_BYTES = (2**32, 24 * 2**40)
 
 
@@ -52,7 +52,7 @@ def memory_fits(subject: Subject) -> Iterator[Finding]:
 
 
 def fragmentation_leaves_room(subject: Subject) -> Iterator[Finding]:
-    """A run that fits also fits with the fragmentation that is usual, or its allocator can join pieces."""
+    """A run that fits also fits with usual fragmentation, or its allocator uses expandable segments."""
     config, memory = subject.config, subject.memory
     if memory.device_bytes is None or config.resources.device == "cpu" or not memory.fits:
         return
@@ -169,7 +169,7 @@ def _is_slip(subject: Subject) -> bool:
 
 
 def sequence_ranks_hold_all_weights(subject: Subject) -> Iterator[Finding]:
-    """Ulysses divides tokens; weights, gradients and moments are divided by ZeRO alone."""
+    """Ulysses shards only tokens; weights, gradients and moments are sharded by ZeRO alone."""
     config, memory = subject.config, subject.memory
     parallel = config.parallel
     ulysses, zero = parallel.ds_sequence_parallel_size, parallel.zero_stage

@@ -1,12 +1,13 @@
 """The cheapest change that makes a run fit its memory, by the planner's own estimate.
 
-Changes are tried in the field's order, from what costs least to what costs most:
+Changes are tried in the usual order, from the cheapest to the most expensive:
 
     16-bit format -> recomputation -> smaller micro batches -> a higher ZeRO stage -> more ranks to a model
     (tensor inside a machine, then pipeline) -> offloading -> several of them together -> more GPUs
 
-Recomputation before ZeRO 3 and offloading last: ZeRO 3 sends half as much again (arXiv:1910.02054, section
-7), offloading moves all state over PCIe in every step. Only what the rules allow is tried.
+Recomputation comes before ZeRO 3, and offloading last, because ZeRO 3 sends 50 % more (arXiv:1910.02054,
+section 7), and offloading moves all state over PCIe in every step. Only changes that the rules allow are
+tried.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,7 +38,7 @@ class Remedy:
     changes: Changes
     """Overrides by dotted key."""
     memory: MemoryEstimate
-    """After the change."""
+    """Memory after the change."""
 
     @property
     def words(self) -> str:
@@ -67,7 +68,7 @@ def cheapest_remedy(config: RunConfig, spare: float, device_bytes: int | None = 
 
 
 def host_remedy(config: RunConfig) -> Remedy | None:
-    """The first change that fits host memory, and the device if it is known; None if there is none."""
+    """Return the first change that fits host memory, and the device if it is known; None without one."""
     parallel = config.parallel
     candidates: list[dict[str, Any]] = []
     if config.checkpoint.async_save:
@@ -89,18 +90,18 @@ def host_remedy(config: RunConfig) -> Remedy | None:
 
 
 def on_device(*sections: str) -> dict[str, Any]:
-    """State of offload_param or offload_optimizer on the device, without settings of another place."""
+    """Return offload_param or offload_optimizer for the device, without settings of another place."""
     plain = {"device": "none", "nvme_path": None, "pin_memory": False}
     return {f"parallel.{section}.{key}": value for section in sections for key, value in plain.items()}
 
 
 def differing(config: RunConfig, changes: Changes) -> dict[str, Any]:
-    """The changes that change something."""
+    """Return only the changes whose value differs from the run's."""
     return {key: value for key, value in changes.items() if _differs(config, key, value)}
 
 
 def with_changes(config: RunConfig, changes: Changes) -> RunConfig:
-    """The run with other values; unlike load, it neither reads text nor checks, and takes microseconds."""
+    """Return the run with other values; unlike load, this reads no text, checks nothing, and is fast."""
     for key, value in changes.items():
         sections = key.split(".")
         config = _replaced(config, sections, value)
@@ -115,7 +116,7 @@ def _replaced(section: Any, keys: list[str], value: Any) -> Any:
 
 
 def _candidates(config: RunConfig) -> Iterator[Changes]:
-    """Single changes in the field's order, then several together, then the same on more GPUs."""
+    """Yield single changes in the usual order, then several together, then the same on more GPUs."""
     formats, recomputations = list(_formats(config)), list(_recomputations(config))
     micro_batches, stages, cuts = list(_micro_batches(config)), list(_stages(config)), list(_cuts(config))
     yield from formats
@@ -163,7 +164,7 @@ def _stages(config: RunConfig) -> Iterator[Changes]:
 
 
 def _cuts(config: RunConfig) -> Iterator[Changes]:
-    """More ranks to one model with as many ranks in all: fewest first, tensor before pipeline."""
+    """Yield layouts with more ranks per model and the same total: fewest first, tensor before pipeline."""
     parallel, resources = config.parallel, config.resources
     tensor, pipeline, data = (
         parallel.tensor_parallel_size,

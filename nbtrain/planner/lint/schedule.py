@@ -39,7 +39,7 @@ GPT3_RATES = (
     (13e9, 1e-4, 2e6),
     (175e9, 6e-5, 3.2e6),
 )
-# How far from GPT-3's rate published runs of its sizes go: up to 10 times the table's (SmolLM 360M: 3e-3,
+# Distance of published runs from GPT-3's learning rate: up to 10 times the table's (SmolLM 360M: 3e-3,
 # huggingface.co/blog/smollm), and small batches up to 32 times the rate that the root of the batch gives.
 MOST_RATE_FACTOR = 10
 MOST_SCALED_FACTOR = 32
@@ -135,7 +135,7 @@ def warmup_ends_before_the_run(subject: Subject) -> Iterator[Finding]:
 
 
 def tokens_suit_the_size(subject: Subject) -> Iterator[Finding]:
-    """A length of training that is a thousand times too short or too long for the model: a unit slipped."""
+    """The length of training is plausible for the model; a factor of a thousand means a mistaken unit."""
     config = subject.config
     parameters, tokens = count_parameters(config).total, config.train_tokens
     ratio = tokens / parameters
@@ -218,7 +218,7 @@ def decay_reaches_its_end(subject: Subject) -> Iterator[Finding]:
 
 
 def training_is_longer_than_a_step(subject: Subject) -> Iterator[Finding]:
-    """train_tokens holds many steps; a number of billions without its zeros does not."""
+    """train_tokens is enough for many steps; a number of billions without its zeros is not."""
     config = subject.config
     unit, amount = config.batch.train_amount
     if config.scheduled_steps > 1 or unit == "steps":
@@ -236,7 +236,7 @@ def training_is_longer_than_a_step(subject: Subject) -> Iterator[Finding]:
 
 
 def fp16_scale_can_move(subject: Subject) -> Iterator[Finding]:
-    """fp16 overflows sooner or later; a scale that moves passes over the step, a fixed one loses the run."""
+    """fp16 overflows sooner or later: a dynamic scale skips the step, a fixed scale loses the run."""
     config = subject.config
     scale = config.precision.fp16
     if config.precision.dtype != "fp16":
@@ -365,7 +365,7 @@ def _share(subject: Subject, part: str, otherwise: float) -> float:
 
 
 def _sparser(interval: int, fraction: float) -> int:
-    """The interval at which pauses of `fraction` take no more than usual, in round numbers."""
+    """Return a round interval at which pauses of `fraction` take no more than usual."""
     ratio = fraction / (1 - fraction) * (1 - USUAL_PAUSE_FRACTION) / USUAL_PAUSE_FRACTION
     exact = math.ceil(interval * ratio)
     unit = 10 ** max(len(str(exact)) - 2, 0)

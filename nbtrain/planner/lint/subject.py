@@ -13,7 +13,7 @@ from nbtrain.planner.memory import MemoryEstimate
 
 @dataclass(frozen=True)
 class Subject:
-    """A checked run, and what the planner says of its memory, time and disk."""
+    """A checked run, and the planner's estimates of its memory, time and disk."""
 
     config: RunConfig
     memory: MemoryEstimate

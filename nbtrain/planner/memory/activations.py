@@ -65,7 +65,7 @@ class Kinds(NamedTuple):
         return Kinds(*(factor * value for value in self))
 
     def plus(self, other: "Kinds") -> "Kinds":
-        """Kind by kind."""
+        """Add another amount, kind by kind."""
         return Kinds(*map(sum, zip(self, other)))
 
 
@@ -85,7 +85,7 @@ def stream_cut(setup: Setup) -> int:
 
 
 def stream_bytes(setup: Setup) -> int:
-    """The input of a layer, one micro batch: what full recomputation keeps, and what stages send."""
+    """Return the bytes of a layer's input, one micro batch; stages send it, full recomputation keeps it."""
     hidden = setup.shape.hidden_size
     return stream_element(setup) * setup.tokens_per_micro_batch * hidden // stream_cut(setup)
 
@@ -173,10 +173,10 @@ def ends(setup: Setup, stage: Stage) -> Kinds:
 
 
 def in_flight(setup: Setup, index: int) -> float:
-    """Micro batches whose activations stage `index` holds at one time.
+    """Return the number of micro batches whose activations stage `index` holds at one time.
 
     1F1B: p - k (arXiv:2104.04473, section 2.2). Interleaved: 2 (p - k - 1) + (v - 1) p + 1 pieces of 1 / v
-    (Megatron-LM, theoretical_memory_usage.py, gives its first stage). Never more than there are.
+    (Megatron-LM, theoretical_memory_usage.py, has the first stage). Limited by the number of micro batches.
     """
     stages, pieces = setup.pipeline_parallel_size, setup.virtual_stages
     if stages == 1:
@@ -227,7 +227,7 @@ def fpdt_host_bytes(setup: Setup, stage: Stage) -> int:
 
 
 def _fpdt_chunks(setup: Setup) -> float:
-    """FPDT's working set: chunks of attention, or one chunk of the MLP."""
+    """Return the bytes of FPDT's working set: chunks of attention, or one chunk of the MLP."""
     if not setup.fpdt_chunk_tokens:
         return 0
     shape, element = setup.shape, product_element(setup)
@@ -259,7 +259,7 @@ def _normed_heads(setup: Setup, query: float, key: float, heads: float) -> float
 
 
 def own_kernel(setup: Setup, window: bool = False) -> bool:
-    """Whether attention is nbtrain's own kernel, a block of queries at a time (model/attention.py)."""
+    """Return whether nbtrain's own attention kernel, which works in blocks, runs (model/attention.py)."""
     if setup.engine != "nbtrain" or setup.keeps_scores:
         return False
     if setup.shape.attn_softcap:
@@ -268,7 +268,7 @@ def own_kernel(setup: Setup, window: bool = False) -> bool:
 
 
 def _kernel_keeps_output(setup: Setup, window: bool) -> bool:
-    """Whether attention's kernel keeps its output: neither torch's math kernel nor ours."""
+    """Return whether the attention kernel keeps its output; torch's math kernel and ours do not."""
     return not setup.keeps_scores and not own_kernel(setup, window)
 
 

@@ -65,7 +65,7 @@ FREE_FRACTION = 0.14
 
 
 def logits_bytes(setup: Setup, stage: Stage) -> int:
-    """The output layer and its loss, on the last stage (parallel/cross_entropy.py)."""
+    """Return the bytes of the output layer and its loss, on the last stage (parallel/cross_entropy.py)."""
     if not stage.is_last:
         return 0
     tokens, shape, tensor = setup.tokens_per_micro_batch, setup.shape, setup.tensor_parallel_size
@@ -121,7 +121,7 @@ def passing_logits_bytes(setup: Setup, stage: Stage) -> int:
 
 
 def communication_bytes(setup: Setup, stage: Stage) -> int:
-    """Buckets, and under ZeRO 3 what is gathered."""
+    """Return the bytes of communication buckets, and under ZeRO 3 of gathered parameters."""
     if setup.engine == "nbtrain":
         return _of_deepspeed(setup, stage)
     habits, count = habits_of(setup.engine), stage.elements
@@ -146,7 +146,7 @@ def communication_bytes(setup: Setup, stage: Stage) -> int:
 
 
 def _block(stage: Stage) -> int:
-    """Parameters of one layer's matrices."""
+    """Return the number of parameters in one layer's matrices."""
     return (stage.parameters.attention + stage.parameters.mlp) // max(stage.layers, 1)
 
 
@@ -177,7 +177,7 @@ def _of_deepspeed(setup: Setup, stage: Stage) -> int:
 
 
 def pipeline_bytes(setup: Setup, stage: Stage, micro_batches: float) -> int:
-    """Outputs that were sent on stay until their gradients come back; two buffers receive."""
+    """Return the bytes of sent outputs, kept until their gradients arrive, and of two receive buffers."""
     if setup.pipeline_parallel_size == 1:
         return 0
     stream = stream_bytes(setup)
@@ -187,10 +187,10 @@ def pipeline_bytes(setup: Setup, stage: Stage, micro_batches: float) -> int:
 
 
 def workspace_bytes(setup: Setup, stage: Stage, freed_before_step: float, room: float) -> int:
-    """Beside the activations: inside the last layer's backward pass, or in the step.
+    """Return the peak bytes in addition to activations, in the last layer's backward pass or in the step.
 
-    `freed_before_step`: bytes of activations and logits, which the step has to itself.
-    `room`: bytes of logits that are gone when the layers' backward pass begins, which takes their place.
+    `freed_before_step` are the bytes of activations and logits that are free during the step. `room` are the
+    bytes of logits that are freed before the layers' backward pass, which reuses them.
     """
     backward = max(_backward_bytes(setup) - room, 0)
     return int(max(backward, _step_bytes(setup, stage) - freed_before_step, 0))
@@ -235,7 +235,7 @@ def _block_bytes(setup: Setup) -> float:
 
 
 def _step_bytes(setup: Setup, stage: Stage) -> int:
-    """The flat gradient of this rank's part, which the optimizer's step makes, and what Muon adds to it."""
+    """Return the bytes of the flat gradient that the optimizer's step creates, and of Muon's buffers."""
     if setup.offload_optimizer != "none":
         return 0
     ranks = setup.zero_size if setup.zero_stage else 1

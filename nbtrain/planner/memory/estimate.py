@@ -33,12 +33,12 @@ PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes by part on the fullest rank, and what its device has."""
+    """Bytes by part on the fullest rank, and the memory of its device."""
 
     parts: dict[str, int]
     """Bytes for each of PARTS."""
     stage: int
-    """The pipeline stage that needs most."""
+    """Index of the pipeline stage that needs the most memory."""
     device_bytes: int | None
     """Memory that one rank may take; None if the device is not known."""
     device: str
@@ -89,12 +89,12 @@ class MemoryEstimate:
 
 
 def estimate_memory(config: RunConfig) -> MemoryEstimate:
-    """The fullest rank of a run."""
+    """Estimate the memory of a run's fullest rank."""
     return estimate(setup_of(config))
 
 
 def estimate(setup: Setup) -> MemoryEstimate:
-    """The fullest rank of a setup."""
+    """Estimate the memory of a setup's fullest rank."""
     stage, parts = fullest_stage(setup)
     device_bytes, device = _device(setup)
     found = states(setup, stage)
@@ -115,10 +115,10 @@ def estimate(setup: Setup) -> MemoryEstimate:
 
 
 def fullest_stage(setup: Setup) -> tuple[Stage, dict[str, int]]:
-    """The stage that needs most, and its bytes by part.
+    """Return the stage that needs the most memory, and its bytes by part.
 
-    Of middle stages with equally many layers, and as many of them with windows, the first one holds the most
-    micro batches: only that one is looked at.
+    Of middle stages with the same number of layers and of layers with windows, the first one holds the most
+    micro batches, so only that one is computed.
     """
     stages = setup.layers_by_stage
     last = len(stages) - 1
@@ -137,7 +137,7 @@ def fullest_stage(setup: Setup) -> tuple[Stage, dict[str, int]]:
 
 
 def stage_parts(setup: Setup, index: int) -> dict[str, int]:
-    """Bytes by part on the device of one rank of a pipeline stage."""
+    """Return the bytes by part on the device of one rank of a pipeline stage."""
     return _parts(setup, stage_of(setup, index))
 
 

@@ -34,7 +34,7 @@ KINDS = {
 
 
 def explain(setup: Setup, stage: int | None = None) -> list[Term]:
-    """The Terms of a stage's device memory, by default of the fullest one."""
+    """Return the Terms of a stage's device memory, by default of the fullest stage."""
     found = fullest_stage(setup)[0] if stage is None else stage_of(setup, stage)
     parts = stage_parts(setup, found.number)
     terms = [

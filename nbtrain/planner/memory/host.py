@@ -1,7 +1,7 @@
-"""Host memory and NVMe of one rank and of one node: what is offloaded, its buffers, and the start of a run.
+"""Host memory and NVMe of one rank and of one node: offloaded state, its buffers, and the start of a run.
 
-At the start every rank makes its part of the model on the host, in fp32, one whole matrix at a time, unless
-ZeRO 3 cuts each parameter as it is made (model/initialization.py, train/build.py).
+At the start every rank builds its part of the model on the host, in fp32, one whole matrix at a time, unless
+ZeRO 3 partitions each parameter as it is created (model/initialization.py, train/build.py).
 """
 
 from nbtrain.planner.memory.activations import fpdt_host_bytes
@@ -19,7 +19,7 @@ NVME_OPTIMIZER_TENSORS = 4
 
 
 def host_parts(setup: Setup, stage: Stage, found: States) -> dict[str, int]:
-    """Bytes by part in the host memory of one GPU rank; all 0 on a CPU, whose device it is."""
+    """Return the bytes by part in the host memory of one GPU rank; all 0 on a CPU, where it is the device."""
     if not setup.on_gpu:
         return dict.fromkeys(HOST_PARTS, 0)
     sizes = found.at("cpu")
@@ -42,14 +42,14 @@ def nvme_buffers(setup: Setup, stage: Stage) -> int:
 
 
 def snapshot(setup: Setup, found: States) -> int:
-    """The host copy that asynchronous saving writes from: a rank's weights and optimizer state."""
+    """Return the bytes of the host copy for asynchronous saving: a rank's weights and optimizer state."""
     if not setup.saves_in_background:
         return 0
     return found.weights + found.master_copy + found.optimizer
 
 
 def initial_bytes(setup: Setup, stage: Stage) -> int:
-    """Host memory of one rank while its model is made: fp32 weights, one whole matrix, and the process."""
+    """Return a rank's host memory while its model is built: fp32 weights, a whole matrix, the process."""
     shape = setup.shape
     largest = max(
         shape.output_weights,

@@ -1,6 +1,6 @@
-"""Memory of LoRA (arXiv:2106.09685) for a setup that trains all weights: what adapters would need.
+"""Memory that LoRA (arXiv:2106.09685) would need, for a setup that trains all weights.
 
-Of a run with the section `lora` the estimate itself counts the adapters (Setup.adapter_sizes).
+For a run with the section `lora`, the estimate itself counts the adapters (Setup.adapter_sizes).
 
 weights                frozen, in 16 bit, without gradients, master copy or moments
 each adapted matrix    i x o gets r (i + o) trained numbers: A of r x i, B of o x r (section 4.1)
@@ -25,7 +25,7 @@ Block = Literal["attention", "mlp"]
 
 
 def adapter_parameters(shape: Shape, layers: int, rank: int, adapted: tuple[Block, ...]) -> int:
-    """Trained numbers of `layers` layers; `rank` is LoRA's r."""
+    """Return the number of trained parameters of `layers` layers; `rank` is LoRA's r."""
     hidden, ffn = shape.hidden_size, shape.ffn_hidden_size
     edges = 0
     if "attention" in adapted:

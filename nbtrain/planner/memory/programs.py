@@ -26,7 +26,7 @@ class MemoryHabits:
     gradients: int = 4
     """Bytes of a parameter's gradient sum over micro batches; ZeRO 2 and 3 shard the sums."""
     bf16_gradients: int | None = None
-    """The same with bf16 weights and ZeRO 0 or 1, if that differs."""
+    """Bytes of a gradient sum with bf16 weights and ZeRO 0 or 1, if they differ."""
     micro_gradients: int = 0
     """Bytes of a parameter's gradient of one micro batch, if it is stored next to the sum."""
     step_gradients: int = 0
@@ -39,24 +39,24 @@ class MemoryHabits:
     """Whether, with tied weights on one stage, autograd holds the output layer's whole 16-bit gradient during
     the layers' backward pass until the embedding's gradient is added."""
     gathered_blocks: int = 0
-    """Blocks whose whole weights and gradients a rank holds at one time, under ZeRO 3."""
+    """Number of blocks whose whole weights and gradients a rank holds at one time under ZeRO 3."""
     whole_in_pipeline: int = 0
     """Bytes of whole weights and gradients that a pipeline stage keeps for all its micro batches, under
     ZeRO 3."""
     bucket: bool = False
-    """DeepSpeed's buckets for reducing and gathering, in full size."""
+    """Whether DeepSpeed's buckets for reducing and gathering are allocated in full size."""
     unfused_gate: bool = True
     """Whether the gated MLP keeps the activated gate in addition to gate, opening and product."""
     selective: Selective = "core"
     """Activations that selective recomputation drops."""
     compiled_logits: int | None = None
-    """The same with torch.compile, if that differs: the compiler fuses softmax and its gradient."""
+    """Bytes of one logit with torch.compile, if they differ: the compiler fuses softmax and its gradient."""
     gathered_inputs: bool = False
     """Whether sequence parallelism keeps the gathered inputs of products instead of this rank's part."""
     keeps_fp8: bool = False
     """Whether FP8 keeps the inputs of products in their rounded form."""
     old_torch: bool = False
-    """Its published runs are of torch 1, whose CUDA context is larger."""
+    """Whether its published runs used torch 1, whose CUDA context is larger."""
     source: str = ""
 
 
@@ -160,5 +160,5 @@ PROGRAMS: dict[str, MemoryHabits] = {
 
 
 def habits_of(engine: str) -> MemoryHabits:
-    """The habits of a program by its name in engines.py."""
+    """Return the habits of a program by its name in engines.py."""
     return PROGRAMS.get(engine, PROGRAMS["megatron-lm"])

@@ -38,12 +38,12 @@ class Stage(NamedTuple):
     """Layers that see a window of the sequence."""
 
     def groups(self, muon: bool) -> tuple[int, int]:
-        """Elements of the two groups that DeepSpeed is given."""
+        """Return the elements of the two groups that are passed to DeepSpeed."""
         return (self.blocks, self.elements - self.blocks) if muon else (self.decay, self.no_decay)
 
     @property
     def elements(self) -> int:
-        """Parameters of the rank, all groups."""
+        """Parameters of the rank, over all groups."""
         return self.decay + self.no_decay
 
     @property
@@ -56,7 +56,7 @@ class Stage(NamedTuple):
 
 
 def stage_of(setup: Setup, index: int) -> Stage:
-    """A stage by its number, from 0."""
+    """Return a stage by its index, from 0."""
     stages, pattern = setup.layers_by_stage, setup.shape.window_layers
     first = sum(stages[:index])
     windows = sum(pattern[first : first + stages[index]])

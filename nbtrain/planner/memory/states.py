@@ -41,14 +41,14 @@ class States(NamedTuple):
     master_copy: int
     optimizer: int
     host_gradients: int = 0
-    """The fp32 gradient of this rank's part in host memory, which an offloaded optimizer steps with."""
+    """Bytes of this rank's fp32 gradient in host memory, which an offloaded optimizer uses."""
     weights_place: Where = "device"
     gradients_place: Where = "device"
     optimizer_place: Where = "device"
     """Place of the optimizer's states and of the master copy."""
 
     def at(self, place: Where) -> tuple[int, int, int, int]:
-        """Bytes of weights, gradients, master copy and optimizer that lie at `place`."""
+        """Return the bytes of weights, gradients, master copy and optimizer that are stored at `place`."""
         with_optimizer = self.optimizer_place == place
         return (
             self.weights if self.weights_place == place else 0,
@@ -60,7 +60,7 @@ class States(NamedTuple):
 
 
 def states(setup: Setup, stage: Stage, rank: int | None = None) -> States:
-    """The model states of one rank of a stage: of the `rank`-th on its data axis, or of the fullest one."""
+    """Return the model states of one rank of a stage: the `rank`-th on its data axis, or the fullest one."""
     if setup.engine == "nbtrain":
         sizes = _of_nbtrain(setup, stage, rank)
     else:
@@ -75,12 +75,12 @@ def states(setup: Setup, stage: Stage, rank: int | None = None) -> States:
 
 
 def weight_element(setup: Setup) -> int:
-    """Bytes of one weight as the model holds it."""
+    """Return the bytes of one weight in the model's format."""
     return 4 if setup.dtype == "fp32" or setup.autocast else 2
 
 
 def is_bf16_optimizer(setup: Setup) -> bool:
-    """Whether DeepSpeed takes its BF16_Optimizer: ZeRO 1, bf16 weights, fp32 sums, nothing offloaded."""
+    """Return whether DeepSpeed uses its BF16_Optimizer: ZeRO 1, bf16 weights, fp32 sums, no offloading."""
     bf16 = setup.dtype == "bf16" and not setup.autocast
     return bf16 and setup.zero_stage == 1 and setup.offload_optimizer == "none"
 
@@ -160,7 +160,7 @@ def _of_nbtrain(setup: Setup, stage: Stage, rank: int | None) -> tuple[int, int,
 
 
 def _with_adapters(setup: Setup, stage: Stage) -> tuple[int, int, int, int]:
-    """Frozen weights, and adapters with all that is kept of a trained parameter: one group of them."""
+    """Return the states of frozen weights and of adapters, which are one group of trained parameters."""
     element, zero, ranks = weight_element(setup), setup.zero_stage, setup.zero_size
     held = adapter_tensors(setup, stage)
     tensors = sum(copies for _, copies in held)

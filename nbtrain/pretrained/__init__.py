@@ -1,1 +1,1 @@
-"""A model's folder as Hugging Face has it: what is in it, and which of our fields and parameters that is."""
+"""Model folders in Hugging Face's format: their contents, mapped to our fields and parameters."""

@@ -1,14 +1,14 @@
-"""The families of models that are read and written, and what their config.json says of our `model` section.
+"""Families of models that are read and written, and the fields of our `model` section from their config.json.
 
-    family    model_type   what it is
+    family    model_type   architecture
     GPT-2     gpt2         learned positions, LayerNorm, GELU, biases
-    Llama     llama        rotary positions, RMSNorm, SwiGLU, no biases unless it says so; SmolLM, SmolLM2
-    Mistral   mistral      Llama's, with a sliding window
-    Qwen2     qwen2        Llama's, with biases of query, key and value
-    Qwen3     qwen3        Llama's, with norms of query and key
-    SmolLM3   smollm3      Llama's, with layers that turn no queries
+    Llama     llama        rotary positions, RMSNorm, SwiGLU, no biases by default; SmolLM, SmolLM2
+    Mistral   mistral      as Llama, with a sliding window
+    Qwen2     qwen2        as Llama, with biases of query, key and value
+    Qwen3     qwen3        as Llama, with norms of query and key
+    SmolLM3   smollm3      as Llama, with some layers without rotary positions
 
-Defaults of missing keys are those of the configuration classes in transformers 5.23.
+Missing keys have the defaults of the configuration classes in transformers 5.23.
 """
 
 import math
@@ -25,10 +25,10 @@ from nbtrain.pretrained.keys import Keys
 from nbtrain.pretrained.parameters import Sizes
 from nbtrain.pretrained.tensors import TensorMap, gpt2_tensors, llama_tensors
 
-# sliding_window of the configuration classes, if it is not said.
+# Default of sliding_window in the configuration classes.
 WINDOW = 4096
 LAYER_TYPES = ("full_attention", "sliding_attention")
-# What says that weights are quantized: transformers', MLX's, and an earlier one of compressed-tensors.
+# Keys that mark quantized weights: transformers', MLX's, and an earlier one of compressed-tensors.
 QUANTIZED = ("quantization_config", "quantization", "compression_config")
 # Keys of rope_parameters and rope_scaling that are read, of any kind and of each; others are refused.
 ROPE_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
@@ -52,29 +52,29 @@ class Family:
     model_type: str
     title: str
     class_name: str
-    """The class of transformers that config.json names."""
+    """Class of transformers that config.json names."""
     tensors: Callable[[Sizes], TensorMap]
     read: Callable[["Family", Keys], "Described"]
     is_tied: bool = False
-    """tie_word_embeddings if it is not said; so for all below."""
+    """Default of tie_word_embeddings; the fields below are defaults too."""
     rotary_base: float = 10_000.0
     has_head_dim: bool = False
     head_dim: int | None = None
-    """None: hidden_size / num_attention_heads."""
+    """Size of a head; None for hidden_size / num_attention_heads."""
     kv_heads: int | None = None
-    """num_key_value_heads without the key; None, and a null there: num_attention_heads."""
+    """Default of num_key_value_heads; None, or a null in the file, means num_attention_heads."""
     has_attention_bias: bool = False
-    """Whether config.json says if there are biases."""
+    """Whether config.json has a key for biases."""
     qkv_bias: bool = False
-    """Query, key and value always have a bias, and nothing else has one."""
+    """Whether query, key and value always have a bias, and no other layer has one."""
     qk_norm: bool = False
     windows: str = ""
-    """Which layers may have a sliding window: "all", "some" (layer_types); "" for none."""
+    """Layers that may have a sliding window: "all", "some" (layer_types) or "" for none."""
     has_no_rope_layers: bool = False
 
     @property
     def architecture(self) -> str:
-        """Its name in our schema."""
+        """Name of the family in our schema."""
         return "gpt3" if self.model_type == "gpt2" else self.model_type
 
 
@@ -83,19 +83,19 @@ class Described:
     """The settings of a config.json."""
 
     family: Family | None
-    """None: a consolidated file by our own names."""
+    """Family of the model; None for a consolidated file with our own names."""
     fields: dict[str, Any]
     """Fields of our `model` section."""
     vocab_size: int
     """Rows of the word embedding."""
     positions: int
-    """Tokens that the model was made for."""
+    """Number of tokens that the model was trained for."""
     notes: list[str] = field(default_factory=list)
     """Keys that are read but have no effect here."""
 
 
 def describe(config: dict[str, Any], path: Path) -> Described:
-    """The model of a config.json. Raises CheckpointError, with the key, for what cannot be expressed here."""
+    """Describe the model of a config.json. Raises CheckpointError, with the key, for unsupported values."""
     keys = Keys(config, path)
     kind = keys.text("model_type")
     family = FAMILIES.get(kind)
@@ -201,7 +201,7 @@ def _read_llama(family: Family, keys: Keys) -> Described:
 
 
 def _biases(family: Family, keys: Keys) -> bool:
-    """add_bias_linear: whether all linear layers of the blocks have a bias."""
+    """Return add_bias_linear: whether all linear layers of the blocks have a bias."""
     attention = family.has_attention_bias and keys.flag("attention_bias", False)
     mlp = family.has_attention_bias and keys.flag("mlp_bias", False)
     if attention != mlp:
@@ -213,7 +213,7 @@ def _biases(family: Family, keys: Keys) -> bool:
 
 
 def _rope(family: Family, keys: Keys, positions: int) -> dict[str, Any]:
-    """rotary_base and rope_scaling, from rope_parameters or the earlier rope_theta and rope_scaling."""
+    """Return rotary_base and rope_scaling from rope_parameters or the earlier keys."""
     new, old = keys.object("rope_parameters"), keys.object("rope_scaling")
     for place in (new, old):
         if nested := next((key for key, value in place.values.items() if isinstance(value, dict)), None):
@@ -230,7 +230,7 @@ def _rope(family: Family, keys: Keys, positions: int) -> dict[str, Any]:
         if place.values
     ]
     if found[1:] and found[0] != found[1]:
-        # transformers 5 takes rope_scaling alone then; readers of rope_parameters do not.
+        # In this case transformers 5 uses only rope_scaling; readers of rope_parameters do not.
         raise keys.refused(
             "rope_scaling",
             "gives other angles than rope_parameters, and readers differ in which one they take; keep the "
@@ -240,7 +240,7 @@ def _rope(family: Family, keys: Keys, positions: int) -> dict[str, Any]:
 
 
 def _scaling(place: Keys, top: Keys, positions: int) -> dict[str, Any] | None:
-    """The fields of model.rope_scaling; None if the angles are as they are. `top`: all of config.json."""
+    """Return the fields of model.rope_scaling; None without scaling. `top` is the whole config.json."""
     # The earlier form called it `type`.
     called = "rope_type" if "rope_type" in place else "type"
     kind = place.text(called, "default")
@@ -296,9 +296,9 @@ def _earlier_length(place: Keys, top: Keys, default: int | None = None) -> int:
 
 
 def _windows(family: Family, keys: Keys, layers: int) -> dict[str, Any]:
-    """window_size, and which layers have the window."""
+    """Return window_size, and the field that says which layers have the window."""
     none = {"window_size": None, "window_attn_skip_freq": None}
-    # A missing key is the default window, and null is no window.
+    # A missing key means the default window, and null means no window.
     says_none = "sliding_window" in keys.values and "sliding_window" not in keys
     if family.windows == "all":
         return none if says_none else {**none, "window_size": keys.whole("sliding_window", WINDOW)}
@@ -336,7 +336,7 @@ def _windows(family: Family, keys: Keys, layers: int) -> dict[str, Any]:
 
 
 def _layers_without_rope(keys: Keys, layers: int) -> int | list[int] | None:
-    """no_rope_freq. In no_rope_layers a 1 is a layer that has rotary positions."""
+    """Return no_rope_freq. In no_rope_layers, a 1 is a layer with rotary positions."""
     flags = keys.values.get("no_rope_layers")
     if flags is None:
         interval = keys.whole("no_rope_layer_interval", 4)
@@ -352,7 +352,7 @@ def _layers_without_rope(keys: Keys, layers: int) -> int | list[int] | None:
 
 
 def no_rope_pattern(frequency: int | list[int] | None, layers: int) -> list[int]:
-    """no_rope_freq as a list: a 1 for each layer without rotary positions."""
+    """Return no_rope_freq as a list: a 1 for each layer without rotary positions."""
     if isinstance(frequency, list):
         return frequency
     return [int(frequency is not None and (layer + 1) % frequency == 0) for layer in range(layers)]

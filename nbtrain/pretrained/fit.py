@@ -1,4 +1,4 @@
-"""Whether the weights that `init_from` names fit a run: its `model` section and vocabulary beside theirs."""
+"""Check that the weights that `init_from` names fit a run's `model` section and vocabulary."""
 
 from typing import Any, NamedTuple
 
@@ -6,7 +6,7 @@ from nbtrain.config.schema import ModelConfig, RunConfig
 from nbtrain.config.yaml_source import show
 from nbtrain.pretrained.start import Start, model_of_start, vocab_size_of
 
-# Without these the weights would mean another function, or none.
+# With other values of these fields, the weights would mean a different function, or none.
 BOUND = (
     "num_layers",
     "hidden_size",
@@ -40,7 +40,7 @@ class Fit(NamedTuple):
     """The differences between the weights and a run."""
 
     problems: list[tuple[str, str]]
-    """(key of the run, what is wrong with it)."""
+    """Problems as (key of the run, description)."""
     notes: list[str]
     """Allowed changes that the run makes."""
 
@@ -81,7 +81,7 @@ def fit(start: Start, config: RunConfig) -> Fit:
 
 
 def _trained_rows(before: int, config: RunConfig) -> str:
-    """Which of the new rows are trained beside adapters."""
+    """Return a sentence that says how many of the new rows are trained along with adapters."""
     if config.lora is None:
         return ""
     named = config.lora.trainable_token_indices or ()

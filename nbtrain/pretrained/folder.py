@@ -1,13 +1,13 @@
-"""A model's folder, opened: config.json, and the tensors of its safetensors files by their heads.
+"""A model's folder: config.json, and the tensors of its safetensors files, found by reading their headers.
 
-    config.json                                     what the model is
-    model.safetensors                               its tensors, or
-    model.safetensors.index.json                    which file has which tensor, of
+    config.json                                     the model's architecture
+    model.safetensors                               its tensors in one file, or
+    model.safetensors.index.json                    the file of each tensor, if there are
     model-00001-of-00005.safetensors, ...           several files
     generation_config.json                          ids that begin and end a text (may be missing)
 
-One file by our own names, as `nbtrain export --to consolidated` writes it, is opened too: what config.json
-says elsewhere stands in its metadata. Nothing is unpickled and no code of a folder is run.
+A single file with our own names, as written by `nbtrain export --to consolidated`, can be opened too: its
+metadata replaces config.json. Nothing is unpickled, and no code from a folder is run.
 """
 
 import hashlib
@@ -32,11 +32,11 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SUFFIX = ".safetensors"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-# What peft writes beside a model's config.json at times.
+# A file that peft sometimes writes next to a model's config.json.
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-# Of the name of a file, on Linux (NAME_MAX).
+# Limit of a file's name on Linux (NAME_MAX).
 MOST_NAME_BYTES = 255
-# The key of a consolidated file's metadata that says what the model is.
+# The key of a consolidated file's metadata that describes the model.
 OWN = "nbtrain"
 
 
@@ -46,10 +46,10 @@ class ModelFolder:
 
     path: Path
     config: dict[str, Any]
-    """config.json; of a consolidated file, what its metadata says."""
+    """Contents of config.json, or of the metadata of a consolidated file."""
     tensors: Mapping[str, Tensor]
     is_own: bool = False
-    """A consolidated file by our own names."""
+    """Whether it is a consolidated file with our own names."""
     generation_config: dict[str, Any] = field(default_factory=dict)
     headers: tuple[Header, ...] = ()
     index: bytes = b""
@@ -115,7 +115,7 @@ def _open_consolidated(path: Path) -> ModelFolder:
 
 
 def _single_file(path: Path) -> Path:
-    """The one safetensors file of a folder without an index."""
+    """Return the only safetensors file of a folder without an index."""
     if (path / SINGLE).is_file():
         return path / SINGLE
     files = sorted(one for one in path.glob(f"*{SUFFIX}") if one.name != ADAPTER_WEIGHTS)
@@ -138,7 +138,7 @@ def _single_file(path: Path) -> Path:
 
 
 def _open_shards(path: Path) -> tuple[dict[str, Tensor], tuple[Header, ...], bytes]:
-    """All tensors of an index. Raises CheckpointError if the index and the files do not agree."""
+    """Open all tensors of an index. Raises CheckpointError if the index and the files do not agree."""
     where = display(path / INDEX)
     again = "Download the folder again."
     placed = _read_object(path / INDEX).get("weight_map")

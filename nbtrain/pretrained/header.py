@@ -1,9 +1,9 @@
-"""The head of a safetensors file: which tensors it holds, in which format, and where. Nothing else is read.
+"""Header of a safetensors file: its tensors, their formats and their offsets. Nothing else is read.
 
     u64, little endian: bytes of the JSON | JSON {name: {dtype, shape, data_offsets}, __metadata__} | data
 
-The data of all tensors lies end to end, so that a file which is cut off, or one with something in between, is
-known by its size alone. Source: the format's description in the repository huggingface/safetensors.
+The data of all tensors is contiguous, so the size alone reveals a truncated file or one with extra bytes.
+Source: the format's description in the repository huggingface/safetensors.
 """
 
 import json
@@ -17,7 +17,7 @@ from nbtrain.base.errors import CheckpointError
 from nbtrain.base.git_lfs import pointer_problem_of
 from nbtrain.base.workspace import display
 
-# The limit of the safetensors library; a longer "head" is another kind of file.
+# Limit of the safetensors library; a longer "header" belongs to another kind of file.
 MOST_HEAD_BYTES = 100_000_000
 ITEM_BYTES = {
     **dict.fromkeys(("F64", "I64", "U64"), 8),
@@ -52,7 +52,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The head of one file."""
+    """Header of one file."""
 
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
@@ -61,7 +61,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """The head of a safetensors file. Raises CheckpointError if the file is none, or is not whole."""
+    """Read the header of a safetensors file. Raises CheckpointError for another or an incomplete file."""
     try:
         length = path.stat().st_size
         with path.open("rb") as stream:

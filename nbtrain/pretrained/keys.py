@@ -1,5 +1,4 @@
-"""The values of a config.json, each checked where it is read; a wrong one is refused with its key and its
-value."""
+"""Values of a config.json, checked when they are read; a wrong value is refused with its key."""
 
 import sys
 from collections.abc import Mapping
@@ -20,11 +19,11 @@ class Keys:
         self.inside = inside
 
     def __contains__(self, key: str) -> bool:
-        """Whether a key has a value that is not null."""
+        """Return whether a key has a value that is not null."""
         return self.values.get(key) is not None
 
     def whole(self, key: str, default: int | None = None, least: int = 1, most: int | None = None) -> int:
-        """A whole number of at least `least`, and at most `most`."""
+        """Return an integer of at least `least` and at most `most`."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.refused(key, f"must be a whole number of at least {least}")
@@ -33,7 +32,7 @@ class Keys:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number of at least 0."""
+        """Return a number of at least 0."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
             raise self.refused(key, "must be a number of at least 0")
@@ -55,19 +54,19 @@ class Keys:
         return value
 
     def object(self, key: str) -> "Keys":
-        """An object inside; an empty one if there is none."""
+        """Return the object at a key; an empty one if there is none."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, dict):
             raise self.refused(key, "must be an object")
         return Keys(value or {}, self.path, f"{self.inside}{key}.")
 
     def must_be(self, key: str, allowed: Any, default: Any, why: str) -> None:
-        """Raises CheckpointError unless a key has its one value that the model here can have."""
+        """Raise CheckpointError unless a key has the only value that our model supports."""
         if self.values.get(key, default) not in (allowed, None):
             raise self.refused(key, why)
 
     def refused(self, key: str, rule: str) -> CheckpointError:
-        """The error for a value: where, what was found, `rule`."""
+        """Return the error for a value: its place, the value, and `rule`."""
         found = shortened(repr(self.values.get(key)))
         return CheckpointError(f"{display(self.path)}: {self.inside}{key} = {found}: {rule}.")
 

@@ -1,12 +1,12 @@
-"""A checkpoint tree of Megatron-LM or Megatron-DeepSpeed: which file is whose, and what its arguments say.
+"""Checkpoint trees of Megatron-LM or Megatron-DeepSpeed: the files of each rank, and the arguments.
 
     <tree>/latest_checkpointed_iteration.txt                   Megatron's own
     <tree>/iter_0000123/mp_rank_TT[_PPP]/model_optim_rng.pt    tensor rank TT, pipeline rank PPP
     <tree>/latest                                              with DeepSpeed
     <tree>/global_step123/mp_rank_TT_model_states.pt           without a pipeline
     <tree>/global_step123/layer_LL-model_TT-model_states.pt    layer LL of a pipeline: 1 the embeddings, 2 ..
-                                                               the blocks, then the norm, then an output of
-                                                               its own
+                                                               the blocks, then the norm, then an untied
+                                                               output
 
 Read in Megatron-DeepSpeed 4efb479d (checkpointing.py, gpt_model.py, language_model.py, arguments.py). The
 files are pickles: the GPU side reads them (checkpoint/pretrained/megatron_tree.py).
@@ -58,9 +58,9 @@ class MegatronTree:
 
 
 def find_tree(path: Path) -> MegatronTree | None:
-    """The tree at `path`, its newest step or the step that `path` is; None if there is none.
+    """Find the tree at `path`, with its newest step or the step that `path` names; None if there is none.
 
-    Raises CheckpointError if it is not whole, or holds no weights.
+    Raises CheckpointError if it is not complete, or holds no weights.
     """
     folder = _step_of(path)
     if folder is None:
@@ -97,7 +97,7 @@ def find_tree(path: Path) -> MegatronTree | None:
 
 
 def _step_of(path: Path) -> Path | None:
-    """The folder of a step."""
+    """Return the folder of a step."""
     # Trainer of transformers leaves DeepSpeed's files in the folder of a model.
     if not path.is_dir() or (path / CONFIG).is_file():
         return None
@@ -110,7 +110,7 @@ def _step_of(path: Path) -> Path | None:
             step = f"iter_{int(said):07d}" if is_number else said
             found = STEP.fullmatch(step) is not None and (path / step).is_dir()
             if not found and name == TRACKER and (path / LATEST).is_file():
-                continue  # DeepSpeed's tree has both files, and folders of its own name
+                continue  # DeepSpeed's tree has both files, and its folders have another name.
             if not found:
                 raise CheckpointError(
                     f"{display(path / name)}: names {said[:40]!r}, and there is no such folder beside it. "
@@ -167,8 +167,11 @@ NOT_HERE = {
 
 
 def fields_of_arguments(args: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Fields of our `model` section from Megatron's arguments. Raises CheckpointError for what is not
-    here, and for what is no number and has to be one."""
+    """Return the fields of our `model` section from Megatron's arguments.
+
+    Raises CheckpointError for an option that is not supported, and for a value that must be a number but is
+    not.
+    """
 
     def refuse(name: str, why: str) -> CheckpointError:
         return CheckpointError(f"{where}: {name} = {shortened(repr(args.get(name)))}: {why}.")
@@ -232,7 +235,7 @@ def fields_of_arguments(args: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def whole_number(args: Mapping[str, Any], name: str, where: str) -> int:
-    """An argument that is a whole number of at least 1. Raises CheckpointError if it is none."""
+    """Return an argument that must be an integer of at least 1. Raises CheckpointError otherwise."""
     value = args.get(name)
     if type(value) is not int or value < 1:
         said = f"{name} = {shortened(repr(value))}" if name in args else f"no {name}"
@@ -243,7 +246,6 @@ def whole_number(args: Mapping[str, Any], name: str, where: str) -> int:
 
 
 def is_gelu_of_erf(args: Mapping[str, Any]) -> bool:
-    """Whether the MLP computed GELU by erf: Megatron fuses the bias with the tanh form unless it is told not
-    to."""
+    """Return whether the MLP computed GELU by erf: by default, Megatron fuses the bias with the tanh form."""
     plain = not (args.get("swiglu") or args.get("squared_relu") or args.get("openai_gelu"))
     return plain and not args.get("bias_gelu_fusion", True)

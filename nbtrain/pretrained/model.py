@@ -1,11 +1,11 @@
-"""A folder whose model is known: which tensor of which file is which part of which parameter, all checked.
+"""A model's folder after all checks: every tensor of every file is assigned to a part of a parameter.
 
-    open_model(path)      config.json, index and heads agree with each other and with the architecture
-    model.map             canonical names, pieces (tensors.py)
-    model.tensors         {name in the map: where it lies}
+    open_model(path)      checks that config.json, index and headers agree, also with the architecture
+    model.map             canonical names and pieces (tensors.py)
+    model.tensors         {name in the map: tensor, with its file and offset}
 
-Everything here reads a few kilobytes of each file. What only the data shows (NaN, a tied output that differs)
-is in values.py.
+This module reads a few kilobytes of each file. Checks that need the data (NaN, a tied output that differs)
+are in values.py.
 """
 
 import re
@@ -27,18 +27,18 @@ from nbtrain.pretrained.parameters import Sizes
 from nbtrain.pretrained.tensors import OUTPUT, TensorMap, own_tensors
 from nbtrain.pretrained.written import OWN_SCHEMA
 
-# Formats whose numbers are all numbers of fp32 too, so that masters hold them as they are.
+# Formats whose numbers fp32 can represent exactly, so that masters hold them unchanged.
 READ = ("F32", "BF16", "F16")
 # Buffers that some files hold and that no model reads: causal masks of GPT-2, angles of Llama.
 NOT_READ = re.compile(r"(^|\.)(attn\.(masked_)?bias|rotary_emb\.(original_)?inv_freq)$")
-# The numbers of peft beside the weights of a base that they are not merged into.
+# Tensors of peft next to the base's weights, if the adapters are not merged.
 OF_ADAPTERS = re.compile(r"\.(lora_|ia3_l|vera_|token_adapter|modules_to_save)")
 SHOWN_NAMES = 3
 
 
 @dataclass(frozen=True)
 class PretrainedModel:
-    """A folder, what it describes, and where each parameter lies in it."""
+    """A folder, the model that it describes, and the position of each parameter in it."""
 
     folder: ModelFolder
     described: Described
@@ -46,7 +46,7 @@ class PretrainedModel:
     tensors: dict[str, Tensor]
     """{name in the map: the tensor}."""
     twin: Tensor | None = None
-    """An output matrix beside the word embedding that it is tied to; it must have the same values."""
+    """An output matrix that is stored although it is tied to the word embedding; the values must be equal."""
 
     @property
     def path(self) -> Path:
@@ -59,12 +59,12 @@ class PretrainedModel:
 
     @property
     def dtypes(self) -> list[str]:
-        """The formats of its tensors, as safetensors spells them."""
+        """Number formats of the tensors, as safetensors spells them."""
         return sorted({tensor.dtype for tensor in self.tensors.values()})
 
     @property
     def count(self) -> int:
-        """How many parameters it has."""
+        """Number of parameters of the model."""
         return sum(tensor.count for tensor in self.tensors.values())
 
 
@@ -87,7 +87,7 @@ def open_model(path: Path) -> PretrainedModel:
 
 
 def model_section(described: Described, path: Path) -> ModelConfig:
-    """The fields as a `model` section. Raises CheckpointError for one that cannot be."""
+    """Return the fields as a `model` section. Raises CheckpointError for an invalid field."""
     fields = described.fields
     if unknown := [name for name in fields if name not in ModelConfig.model_fields]:
         raise CheckpointError(
@@ -118,9 +118,9 @@ def _describe_own(folder: ModelFolder) -> Described:
 
 
 def _named(folder: ModelFolder, family: Family | None, known: TensorMap) -> dict[str, Tensor]:
-    """Return tensors by the names of the map, whatever wrapped the model; others by their own.
+    """Return tensors by the names of the map, whatever wrapped the model; unknown ones keep their names.
 
-    Buffers are left out. Raises CheckpointError if two names mean one tensor.
+    Buffers are omitted. Raises CheckpointError if two names mean the same tensor.
     """
     tensors = {
         name: tensor for name, tensor in folder.tensors.items() if not NOT_READ.search(unwrapped(name))
@@ -135,7 +135,7 @@ def _named(folder: ModelFolder, family: Family | None, known: TensorMap) -> dict
 
 
 def _compare(folder: ModelFolder, wanted: dict[str, tuple[int, ...]], found: dict[str, Tensor]) -> None:
-    """Raises CheckpointError for tensors that are missing, not known, or of another shape."""
+    """Raise CheckpointError for tensors that are missing, unknown, or of another shape."""
     where = display(folder.path)
     # What says which model it is, and how one gets the whole.
     source = "metadata" if folder.is_own else CONFIG

@@ -1,14 +1,14 @@
-"""Which tensor of a file is which of a model, whatever wrapped the model when it was saved.
+"""Matching of tensor names in a file with a model's names, whatever wrapped the model when it was saved.
 
     model.layers.0.self_attn.q_proj.weight                        transformers' name
-    layers.0.self_attn.q_proj.weight                              of the model without its output layer
+    layers.0.self_attn.q_proj.weight                              a model without its output layer
     _orig_mod.model.layers.0.self_attn.q_proj.weight              torch.compile
     module.model.layers.0._fsdp_wrapped_module.self_attn. ...     DDP, FSDP
     base_model.model.model.layers.0.self_attn.q_proj.weight       peft
-    actor.model.layers.0.self_attn.q_proj.weight                  a module of somebody's own
+    actor.model.layers.0.self_attn.q_proj.weight                  a user's own module
 
-A name means the tensor whose own name it ends with. All of a model have one prefix, unless theirs are roots
-that transformers itself puts there or leaves out.
+A name means the tensor whose name it ends with. All tensors of a model have the same prefix, except for roots
+that transformers itself adds or omits.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 
 from nbtrain.base.errors import CheckpointError
 
-# Modules that hold another one and add nothing: torch.compile, DDP, FSDP, activation checkpointing, peft.
+# Modules that only wrap another one: torch.compile, DDP, FSDP, activation checkpointing, peft.
 WRAPPERS = frozenset(
     (
         *("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"),
@@ -27,14 +27,14 @@ ROOTS = frozenset(("model", "transformer", "base_model", "language_model"))
 
 
 def unwrapped(name: str) -> str:
-    """A tensor's name without the modules that only wrap others."""
+    """Return a tensor's name without the modules that only wrap others."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def matched(names: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
-    """Return {name: the wanted name that it means}; a name that means none of them is left out.
+    """Return {name: the wanted name that it means}; a name without a meaning is omitted.
 
-    Raises CheckpointError, without the place, if two names mean one tensor.
+    Raises CheckpointError, without the place, if two names mean the same tensor.
     """
     cores = {_core(name): name for name in wanted}
     found: dict[str, tuple[str, str]] = {}
@@ -53,14 +53,14 @@ def matched(names: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
 
 
 def _core(name: str) -> str:
-    """A name without the roots at its beginning."""
+    """Return a name without the roots at its beginning."""
     parts = name.split(".")
     first = next(place for place, part in enumerate(parts) if part not in ROOTS)
     return ".".join(parts[first:])
 
 
 def _is_of(prefix: str, common: str) -> bool:
-    """Whether a prefix is that of the model: the common one, a part of it, or roots alone."""
+    """Return whether a prefix belongs to the model: the common prefix, a part of it, or only roots."""
     return (
         prefix == common
         or common.startswith(f"{prefix}.")

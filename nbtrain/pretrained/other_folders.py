@@ -1,6 +1,6 @@
-"""Recognition of folders that are not a model's: adapters, shards of DeepSpeed or FSDP, a trainer's output.
+"""Recognition of folders that do not hold a model: adapters, shards of DeepSpeed or FSDP, a trainer's output.
 
-what_it_is(path)    one sentence with the way from there to a folder that is read; None if nothing is known
+what_it_is(path)    a sentence that says how to get a readable folder from it; None if it is not recognized
 """
 
 import json
@@ -22,7 +22,7 @@ DEEPSPEED = re.compile(
 RANK_OF_FSDP = re.compile(r"world_size_\d+_rank_\d+\.pt$")
 STEP = re.compile(r"global_step\d{1,18}")
 CHECKPOINT = re.compile(r"checkpoint-\d{1,18}")
-# {ending: the program whose weights it has}
+# {ending: program that writes weights with this ending}
 OTHER_WEIGHTS = {".gguf": "llama.cpp (GGUF)", ".h5": "TensorFlow", ".msgpack": "Flax", ".onnx": "ONNX"}
 
 

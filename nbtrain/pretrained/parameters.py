@@ -1,7 +1,7 @@
-"""The parameters of a run's model: canonical names (model/names.py) and whole shapes, without torch.
+"""Parameters of a run's model: canonical names (model/names.py) and whole shapes, without torch.
 
-Packed query, key and value are one group after the other: n/g heads of queries, then the group's key and
-value, d rows each. Without grouped queries (g = n) that is [q|k|v] of each head.
+Query, key and value are packed group by group: n/g heads of queries, then the group's key and value, d rows
+each. Without grouped queries (g = n) this is [q|k|v] of each head.
 
 Sizes: h hidden, n heads, g groups of queries, d head size, f MLP width, v vocabulary, p positions
 """
@@ -14,7 +14,7 @@ from nbtrain.config.schema import ModelConfig
 
 @dataclass(frozen=True)
 class Sizes:
-    """The settings that decide the names and shapes of a model's parameters."""
+    """Settings that determine the names and shapes of a model's parameters."""
 
     num_layers: int
     hidden_size: int

@@ -1,15 +1,16 @@
-"""Adapters as `peft` has them: adapter_config.json, and two tensors for each module that has one.
+"""Adapters in the format of `peft`: adapter_config.json, and two tensors for each adapted module.
 
     base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight    [r, inputs]
     base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight    [outputs, r]
 
-In a Llama queries, keys and values are a module each, and so are our adapters of them (parallel/lora.py).
-Rows of tokens: peft_tokens.py.
+In a Llama model, queries, keys and values are separate modules, and so are our adapters (parallel/lora.py).
+Rows of tokens are in peft_tokens.py.
 
-GPT-2 has one module for the three (attn.c_attn): its adapter is written with three times the rank, each third
-for its own rows, and one of peft's own, whose first matrix all rows share, is read three times.
+GPT-2 has one module for all three (attn.c_attn). Its adapter is written with three times the rank, each third
+for its own rows; an adapter trained by peft, whose first matrix is shared by all rows, is read three times.
 
-Without torch: for both wings (checkpoint/pretrained/adapters.py has the numbers).
+This module does not use torch, so that both sides can import it; checkpoint/pretrained/adapters.py reads and
+writes the tensors.
 """
 
 import math
@@ -37,24 +38,24 @@ from nbtrain.pretrained.peft_files import (
 from nbtrain.pretrained.tensors import PACKED, Piece
 from nbtrain.pretrained.written import family_of
 
-# Settings with which a file's numbers would mean something else, and their value without it.
+# Settings that would change the meaning of a file's tensors, with the value that does not.
 PLAIN = {"use_dora": False, "bias": "none", "modules_to_save": None}
-# The others of peft 0.21.2's LoraConfig. They are not written: releases that do not know one warn of it.
+# Other settings of peft 0.21.2's LoraConfig. They are not written, because older releases warn about them.
 ALSO_PLAIN = {
     **dict.fromkeys(("lora_bias", "use_qalora"), False),
     **dict.fromkeys(("alora_invocation_tokens", "layer_replication", "target_parameters"), None),
     **dict.fromkeys(("arrow_config", "kasa_config", "monteclora_config", "use_bdlora"), None),
 }
-# Values of init_lora_weights, beside true, false and null, with which peft leaves the base as it is. With any
-# other one (pissa, olora, corda, loftq, lora_ga) the adapters belong to a base that was changed with them.
+# Values of init_lora_weights, in addition to true, false and null, with which peft does not change the base.
+# With any other value (pissa, olora, corda, loftq, lora_ga) the adapters belong to a changed base.
 KEEP_THE_BASE = ("gaussian", "orthogonal", "eva", "mica")
-# Of which peft writes adapters for the base as it was.
+# Values for which peft can write adapters for the unchanged base.
 CONVERTED = ("pissa", "olora", "corda", "lora_ga")
 
 
 @dataclass(frozen=True)
 class AdaptedModule:
-    """A module of the family's model, and the rows of our matrix that it has."""
+    """A module of the family's model, and the rows of our matrix that belong to it."""
 
     name: str
     """E.g. model.layers.0.self_attn.q_proj."""
@@ -62,18 +63,18 @@ class AdaptedModule:
     """Canonical name of our matrix."""
     pieces: tuple[Piece, ...]
     projections: tuple[int, ...]
-    """Which of the adapter's projections read rows of this module: of each piece."""
+    """For each piece, the index of the adapter's projection that produces its rows."""
     inputs: int
     outputs: int
 
     @property
     def count(self) -> int:
-        """Projections that it has: 3 for GPT-2's packed queries, keys and values."""
+        """Number of projections in the module: 3 for GPT-2's packed queries, keys and values."""
         return len(set(self.projections))
 
     @property
     def target(self) -> str:
-        """The name in lora.targets."""
+        """Name in lora.targets."""
         return self.weight.rpartition(".")[0].rpartition(".")[2]
 
     @property
@@ -83,7 +84,7 @@ class AdaptedModule:
 
 
 def adapted_modules(config: RunConfig, targets: Collection[str] | None = None) -> list[AdaptedModule]:
-    """The modules with an adapter, in the model's order; without `targets` those of the run's lora.targets.
+    """Return the modules with an adapter, in the model's order; `targets` defaults to the run's lora.targets.
 
     Raises ConfigError if no family has the model.
     """
@@ -119,7 +120,7 @@ def adapted_modules(config: RunConfig, targets: Collection[str] | None = None) -
 
 
 def shapes_of(config: RunConfig) -> dict[str, tuple[int, ...]]:
-    """{tensor: shape} of the file that is written."""
+    """Return {tensor: shape} of the file to write."""
     assert config.lora is not None
     if config.lora.kind == "ia3":
         return peft_ia3.shapes_of(config)
@@ -132,13 +133,13 @@ def shapes_of(config: RunConfig) -> dict[str, tuple[int, ...]]:
 
 
 def settings_of(config: RunConfig) -> dict[str, Any]:
-    """adapter_config.json of a run."""
+    """Return the content of a run's adapter_config.json."""
     lora, modules = config.lora, adapted_modules(config)
     assert lora is not None
     # "attn.c_proj" and "mlp.c_proj" are two modules of GPT-2.
     targets = {".".join(module.name.split(".")[-2:]): module for module in modules}
     wider = {name: module.count for name, module in targets.items() if module.count > 1}
-    # Of a module with several times the rank, so that its scale is that of the others.
+    # The alpha of a module with several times the rank, so that its scale equals the others'.
     root = math.sqrt if lora.use_rslora else float
     grown = {name: lora.alpha * root(count) for name, count in wider.items()}
     transposed = any(piece.transposed for module in modules for piece in module.pieces)
@@ -223,9 +224,9 @@ def wanted_tensors(config: RunConfig) -> list[str]:
 def modules_begun(
     found: Mapping[str, Any], tensors: Collection[str], config: RunConfig
 ) -> list[AdaptedModule]:
-    """Return the run's modules that the folder has no adapter for, and asks for none: theirs begin at zero.
+    """Return the run's modules that the folder neither has nor declares an adapter for: these start at zero.
 
-    peft's defaults adapt q_proj and v_proj alone, and here an adapter of query_key_value has all three.
+    peft's defaults adapt only q_proj and v_proj, whereas our adapter of query_key_value has all three.
     """
     return [
         module
@@ -285,7 +286,7 @@ def section_fix(folder: Path, config: RunConfig) -> str:
 
 
 def _other_meanings(found: Mapping[str, Any]) -> Iterator[str]:
-    """Settings with which the numbers are no plain adapters of the base as it is, in words."""
+    """Describe settings with which the tensors are not plain adapters of the unchanged base."""
     for key, plain in (PLAIN | ALSO_PLAIN).items():
         if found.get(key, plain) not in (plain, []):
             yield f"{key} is {shortened(repr(found[key]))}, which is not read here (only {plain!r} is)"

@@ -17,7 +17,7 @@ CONFIG = "config.json"
 WEIGHTS = "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"
 PREFIX = "base_model.model."
-# An adapter's own name, which is in a model's state and not in what save_pretrained writes.
+# The adapter's name, which is part of names in a model's state but not in files of save_pretrained.
 ADAPTER = re.compile(r"\.(lora_A|lora_B|ia3_l)\.(?!weight$)[^.]+(?=\.weight$|$)")
 
 
@@ -42,9 +42,9 @@ def read_tensors(folder: Path, wanted: Iterable[str]) -> dict[str, Tensor]:
 
 
 def targets_module(settings: Mapping[str, Any], module: str) -> bool:
-    """Whether adapter_config.json asks for an adapter of a module, as peft decides it.
+    """Return whether adapter_config.json targets a module, by the same rules as peft.
 
-    target_modules and exclude_modules are endings of names, or a regular expression of whole names.
+    target_modules and exclude_modules are endings of names, or a regular expression for whole names.
     """
     if _names(settings.get("exclude_modules"), module) or not _names(settings.get("target_modules"), module):
         return False
@@ -69,7 +69,7 @@ def _names(said: object, module: str) -> bool:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """adapter_config.json. Raises CheckpointError if one of both files is missing or damaged."""
+    """Read adapter_config.json. Raises CheckpointError if one of the two files is missing or damaged."""
     try:
         found = files.read_json(folder / SETTINGS)
     except ValueError as error:

@@ -108,7 +108,7 @@ def problems_of(folder: Path, config: RunConfig) -> list[str]:
         return [f"modules_to_save is {found['modules_to_save']!r}, which is not read here"]
     wanted = shapes_of(config)
     tensors = read_tensors(folder, wanted)
-    # Vectors that the folder does not ask for begin at 1.
+    # Vectors of modules that the folder does not target start at 1.
     asked = {module.tensor for module in rescaled_modules(config) if targets_module(found, module.name)}
     for words, names in (
         ("has no", [name for name in wanted if name in asked and name not in tensors]),

@@ -55,7 +55,7 @@ def ids_of(config: RunConfig) -> list[int]:
 
 
 def modules_of_vocabulary(config: RunConfig) -> list[TokenModule]:
-    """Embedding, and an output layer of its own. Raises ConfigError if no family has the model."""
+    """Return the embedding, and the output layer if untied. Raises ConfigError if no family has the model."""
     known = family_of(config).tensors(Sizes.of(config.model, config.tokenizer.vocab_size))
     found = []
     for rows in (EMBEDDING, OUTPUT):
@@ -98,7 +98,7 @@ def said_by(found: Mapping[str, Any], config: RunConfig) -> dict[str, list[int]]
 
 
 def whole_matrix_problem(tensors: Mapping[str, Any], config: RunConfig) -> str:
-    """That a file has a whole embedding or output layer, which no run trains beside adapters; "" if not."""
+    """Describe a whole embedding or output layer in a file, which no run trains with adapters; "" if none."""
     modules = {*(module.name for module in modules_of_vocabulary(config)), TIED_OUTPUT}
     stems = tuple(f"{PREFIX}{module}." for module in modules)
     whole = sorted(name for name in tensors if name.startswith(stems) and name.endswith(".weight"))

@@ -51,7 +51,7 @@ class RunStart:
 
     @property
     def count(self) -> int:
-        """How many parameters it has, without padding."""
+        """Number of parameters, without padding."""
         shapes = parameter_shapes(Sizes.of(self.config.model, self.vocab_size))
         return sum(map(math.prod, shapes.values()))
 

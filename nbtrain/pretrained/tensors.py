@@ -1,9 +1,8 @@
-"""Which tensors of a folder are which of our parameters, row by row: read for an import, written for an
-export.
+"""Mapping between the tensors of a folder and our parameters, row by row, for import and export.
 
-A parameter is made of pieces, each so many rows of one tensor. Most are one piece. Packed query, key and
-value are three for each group of queries. GPT-2's matrices lie transposed ([inputs, outputs], "Conv1D" in
-transformers): rows are then counted after the transposition.
+A parameter consists of pieces, each a range of rows of one tensor. Most parameters are one piece. Packed
+query, key and value are three pieces for each group of queries. GPT-2's matrices are stored transposed
+([inputs, outputs], "Conv1D" in transformers): their rows are counted after the transposition.
 
     layers.0.attention.query_key_value.weight    rows 0 .. d     model.layers.0.self_attn.q_proj.weight
                                                  rows d .. 2d    model.layers.0.self_attn.k_proj.weight
@@ -21,7 +20,7 @@ from nbtrain.pretrained.parameters import Sizes, parameter_shapes
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """`count` rows of a parameter, from `first` on: those of `tensor` from `there` on."""
+    """`count` rows of a parameter from row `first` on, which are the rows of `tensor` from row `there` on."""
 
     first: int
     count: int
@@ -142,7 +141,7 @@ def _map(
 
 
 def _llama_place(name: str) -> tuple[int, int, int, bool]:
-    """Where a tensor stands in transformers' order: embedding, layers, norm, output."""
+    """Return the sort key of a tensor in transformers' order: embedding, layers, norm, output."""
     module, _, kind = name.rpartition(".")
     if not module.startswith("model.layers."):
         return (0 if "embed" in module else 2 if "norm" in module else 3), 0, 0, kind == "bias"
@@ -182,7 +181,7 @@ def _groups(sizes: Sizes) -> Iterator[tuple[int, str, int, int]]:
 
 
 def _packed_of_three(sizes: Sizes, place: str, kind: str) -> list[Piece]:
-    """q_proj, k_proj and v_proj beside each other."""
+    """Return the pieces of q_proj, k_proj and v_proj, packed by group."""
     return [
         Piece(first, rows, f"{place}.{part}_proj.{kind}", there)
         for first, part, there, rows in _groups(sizes)

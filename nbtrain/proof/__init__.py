@@ -1,1 +1,1 @@
-"""`nbtrain twin`: a small run of the same shape, proven on CPU."""
+"""`nbtrain twin`: a scaled-down trial run of the same layout, checked on the CPU."""

@@ -1,10 +1,10 @@
-"""The run directories of a twin: its own, made anew every time, and one for each run to compare with.
+"""Run directories of a twin: its own, which is recreated every time, and one for each run to compare with.
 
-    output/<run>-twin/                a run directory as any other, with the report in twin.json
-    output/<run>-twin/proof/<name>/   run directories too: resumed, exact, rounded, reference, reshaped
+    output/<run>-twin/                an ordinary run directory, with the report in twin.json
+    output/<run>-twin/proof/<name>/   more run directories: resumed, exact, rounded, reference, reshaped
     output/.twins/<run>-twin/         empty: the lock that a process holds from the first file to the report
 
-Forked ranks have no supervisor: the process that asks for them writes job.json.
+Forked ranks do not have a supervisor: the process that starts them writes job.json.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from nbtrain.jobs.refusals import HARMLESS_ENTRIES, active_job, refuse_foreign
 from nbtrain.jobs.submit import write_identity
 from nbtrain.proof.small_sections import NUM_DOCUMENTS
 
-# A key of run.json that says: this folder may be made anew.
+# A key of run.json that marks a folder as a twin, which may be deleted and created again.
 TWIN_OF = "twin_of"
 PROMPTS = 2
 # Beside the form's files about twins.
@@ -39,10 +39,10 @@ LOCKS = ".twins"
 
 @contextlib.contextmanager
 def alone(run: RunDir) -> Iterator[None]:
-    """Hold a twin until its report is written. Raises SubmitError if another call is making it.
+    """Lock a twin until its report is written. Raises SubmitError if another call is making it.
 
-    The run's own lock does not do: submit takes it for each job, and most of a twin's runs are not its newest
-    job.
+    The run's own lock is not enough: submit acquires it for each job, and most of a twin's runs are not its
+    newest job.
     """
     folder = run.path.parent / LOCKS / run.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def alone(run: RunDir) -> Iterator[None]:
 
 
 def renew(run: RunDir, twin_of: str) -> None:
-    """An empty folder for a twin, with its run.json. Raises SubmitError if it holds more, or a job runs."""
+    """Create an empty twin folder with run.json. Raises SubmitError if a run has the folder or a job runs."""
     refuse_foreign(run)
     record = run.record()
     if record is not None and TWIN_OF not in record:
@@ -85,9 +85,9 @@ def renew(run: RunDir, twin_of: str) -> None:
 
 
 def new_job(run: RunDir, config: RunConfig, twin_of: str, forked_by: int | None = None) -> JobDir:
-    """One more job of a run whose ranks are forked; job.json has `forked_by` in the supervisor's place.
+    """Create a job of a run with forked ranks; job.json names `forked_by` instead of a supervisor.
 
-    That is the process that forks them, or this one. A cancel kills the process that is named there; ranks
+    `forked_by` is the process that forks the ranks, or this process. A cancel kills the named process. Ranks
     die with the process that forked them, and this process may be a notebook's kernel.
     """
     run.path.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ def new_job(run: RunDir, config: RunConfig, twin_of: str, forked_by: int | None 
 
 
 def end_job(job: JobDir, cause: str | None) -> None:
-    """Write down how the ranks of new_job ended; `cause` if they failed."""
+    """Record how the ranks of new_job ended; `cause` if they failed."""
     record = JobRecord.read(job.job_json)
     if record is None:
         raise JobError(
@@ -120,7 +120,7 @@ def end_job(job: JobDir, cause: str | None) -> None:
 
 
 def abandon(run: RunDir, cause: str) -> None:
-    """end_job of the newest job, if its end is not written yet: this process may live on for days."""
+    """End the newest job if its end is not recorded yet, because this process may run for days."""
     job = run.newest_job()
     record = JobRecord.read(job.job_json) if job else None
     if job and record and record.state == RUNNING:
@@ -128,7 +128,7 @@ def abandon(run: RunDir, cause: str) -> None:
 
 
 def write_prompts(folder: Path) -> None:
-    """Examples with prompts and completions, the same every time, for the twins of fine-tuning runs."""
+    """Write prompts with completions, the same every time, for the twins of fine-tuning runs."""
     for number in range(PROMPTS):
         path = folder / f"prompts-{number}.jsonl"
         if path.is_file():

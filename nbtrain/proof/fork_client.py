@@ -1,12 +1,12 @@
-"""Many short launches of ranks on this machine, each forked from one process that has torch loaded already.
+"""Client of the fork server: short launches of ranks, forked from one process that has torch loaded.
 
     with ForkServer() as server:
         first = server.start(4, "nbtrain.train.__main__:main", [str(run.path)], log=..., environment=...)
         ended = server.wait(first)                 # several may run at one time
         assert ended.exit_codes == [0, 0, 0, 0]
 
-The other side, and when forking is safe: train/twin/fork_server.py. For runs that somebody waits for there is
-no supervisor in between; runs that matter go through jobs/submit.py.
+train/twin/fork_server.py is the other side, and says when forking is safe. These runs have no supervisor,
+because a user waits for them; real runs use jobs/submit.py.
 """
 
 import json
@@ -26,7 +26,7 @@ from nbtrain.base.errors import JobError
 from nbtrain.jobs.environment import supervisor_environment
 from nbtrain.jobs.gpu_side import LAST_LINES, last_words
 
-# A machine whose cores are shared by many takes minutes for the imports.
+# On a busy machine the imports take minutes.
 START_SECONDS = 600.0
 END_SECONDS = 5.0
 PLACES = ("NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "NBTRAIN_DATA")
@@ -38,9 +38,9 @@ class Launch:
 
     id: int
     pids: list[int]
-    """By rank."""
+    """Process ids by rank."""
     log: str
-    """Their logs; {rank} stands for the rank."""
+    """Path of their logs; {rank} stands for the rank."""
 
     def log_of(self, rank: int) -> Path:
         return Path(self.log.replace("{rank}", str(rank)))
@@ -48,11 +48,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a launch ended."""
+    """Result of a launch that has ended."""
 
     launch: Launch
     exit_codes: list[int]
-    """By rank; minus the signal if one ended it."""
+    """Exit codes by rank; the negative signal number if a signal ended it."""
     timed_out: bool
     seconds: float
     cpu_seconds: float
@@ -63,7 +63,7 @@ class Ended:
         return not self.timed_out and not any(self.exit_codes)
 
     def last_words(self, lines: int = LAST_LINES) -> str:
-        """The end of the log of the first rank that ended badly by itself, or of rank 0."""
+        """Return the last lines of the log of the first rank that failed, or of rank 0."""
         own = [rank for rank, code in enumerate(self.exit_codes) if code > 0]
         log = self.launch.log_of((own or [0])[0])
         text = log.read_text(errors="replace") if log.exists() else ""
@@ -71,11 +71,11 @@ class Ended:
 
 
 class ForkServer:
-    """Owner of one server process. Not for several threads."""
+    """Owner of one server process. It must not be shared between threads."""
 
     def __init__(self, modules: Sequence[str] = ()):
-        """Start it; it imports meanwhile. `modules` are imported before any fork besides what a run needs."""
-        # A file, not a pipe: nobody reads it meanwhile, and a full pipe would stop the process.
+        """Start the server, which imports in the background: a run's modules, and the given `modules`."""
+        # A file, not a pipe: no thread reads it meanwhile, and a full pipe would stop the process.
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "nbtrain.train.twin.fork_server", *modules],
@@ -162,13 +162,13 @@ class ForkServer:
         return launch
 
     def wait(self, launch: Launch) -> Ended:
-        """How it ended, once it has; by its own time limit at the latest."""
+        """Wait until a launch has ended, at the latest by its own time limit, and return its result."""
         while launch.id not in self._ended:
             self._note(self._answer(None))
         return self._ended.pop(launch.id)
 
     def run(self, ranks: int, function: str, arguments: Sequence[Any], **options: Any) -> Ended:
-        """start and wait."""
+        """Start ranks and wait for their end."""
         return self.wait(self.start(ranks, function, arguments, **options))
 
     def signal(self, launch: Launch, number: int, rank: int | None = None) -> None:
@@ -176,7 +176,7 @@ class ForkServer:
         self._send({"id": launch.id, "signal": int(number), "rank": rank})
 
     def close(self) -> None:
-        """End the server and every rank of it."""
+        """End the server and all of its ranks."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin and stdout
         stdin.close()

@@ -1,14 +1,14 @@
-"""`nbtrain twin`: a small run of a run's shape goes the whole way on this machine's CPU.
+"""`nbtrain twin`: a scaled-down trial run of the same layout, through all stages on this machine's CPU.
 
     data       made-up documents -> tokenizer -> .bin/.idx -> indices, by `prepare`
-    train      the twin, straight                                          output/<run>-twin/
-    resume     the same, stopped in the middle and resumed by new processes: equal bit for bit
-    layout     the same in fp32 without dropout, against one process: equal to the rounding of sums
-    precision  the same in the run's number format, against that process
-    reshape    a checkpoint of the fp32 run goes on in one process: the curve goes on
-    export     the checkpoint's weights in one file give one process the run's validation loss
+    train      the twin without a stop                                     output/<run>-twin/
+    resume     the twin stopped halfway and resumed by new processes: equal bit for bit
+    layout     the twin in fp32 without dropout, compared with one process: equal up to the rounding of sums
+    precision  the twin in the run's number format, compared with that process
+    reshape    a checkpoint of the fp32 run resumed in one process: the loss curve continues
+    export     the checkpoint's weights in one file, loaded by one process: the run's validation loss
 
-Ranks are forked from one process that has torch loaded (fork_server.py), so that all of it takes a minute.
+Ranks are forked from one process that has torch loaded (fork_server.py), so everything takes a minute.
 """
 
 import shutil
@@ -44,7 +44,7 @@ from nbtrain.proof.small_sections import SAVE_INTERVAL_STEPS, STEPS, STOP_STEP, 
 
 TRAINER = "nbtrain.train.__main__:main"
 EXPORT = "nbtrain.train.twin.export:main"
-# Below the twin's run directory: the runs that it is compared with.
+# Folder in the twin's run directory for the runs that it is compared with.
 PROOF = "proof"
 EXPORT_LOG = "export.log"
 EXPORT_ANSWER = "export.json"
@@ -52,11 +52,11 @@ LAUNCH_SECONDS = 900.0
 
 
 def run_twin(config: RunConfig, submitted: bool = False, server: ForkServer | None = None) -> TwinReport:
-    """Make the twin of a run, train it, and say what was proven; the report is in its run directory too.
+    """Create the twin of a run, train it, and return the report, which is also in its run directory.
 
-    `submitted` sends the straight run the ordinary way. If no `server` is given, one is started. Raises
-    ConfigError if no twin can be made, SubmitError if its folder is something else or in use, DataError if
-    its data cannot be made. What goes wrong while training is in the report.
+    `submitted` submits the straight run in the ordinary way. Without a `server`, one is started. Raises
+    ConfigError if the run cannot have a twin, SubmitError if its folder is not a twin's or is in use,
+    DataError if its data cannot be created. Failures during training are in the report.
     """
     with alone(RunDir.named(name_of(config.name, "twin"))):
         if server is not None:
@@ -66,7 +66,7 @@ def run_twin(config: RunConfig, submitted: bool = False, server: ForkServer | No
 
 
 class _Proof:
-    """One twin on its way: its runs by name, how they ended, and what was found."""
+    """One twin in progress: its runs by name, their ends, and the checks."""
 
     def __init__(self, config: RunConfig, server: ForkServer):
         self.started = time.monotonic()
@@ -74,24 +74,24 @@ class _Proof:
         self.checks: list[Check] = []
         self.runs: dict[str, RunDir] = {}
         self.serving: dict[str, str] = {}
-        """By run: the one that is made for it, or the same."""
+        """For each run, the run that is trained in its place, if it has the same configuration, or itself."""
         self.errors: dict[str, str] = {}
-        """By run: how it failed, and the place to look."""
+        """Description of the failure by run, with the place to look."""
         self.seconds: dict[str, float] = {}
         self.cpu_seconds: dict[str, float] = {}
-        """By run, its ranks together: what it costs on cores that others share."""
+        """CPU seconds by run, summed over its ranks: the cost on cores that other programs share."""
         folder = data_home() / "twin"
         plain = make_twin(config, folder=display(folder))
         self.run = RunDir.named(plain.config.name)
         renew(self.run, config.name)
         write_prompts(folder)
-        # The server's imports go on meanwhile: the data does not depend on what it can train.
+        # The server's imports run in the background: the data does not depend on its abilities.
         self._prepare(plain)
         fp16 = config.precision.dtype == "fp16" and server.abilities["fp16"]
         self.twin = make_twin(config, Abilities(fp16, has_compiler("CXX", "g++", "clang++")), display(folder))
 
     def report(self, submitted: bool) -> TwinReport:
-        """Train everything, compare, write twin.json."""
+        """Train all runs, compare them, and write twin.json."""
         twin = self.twin
         self._train(submitted)
         self.curves = {name: Curve.of(run) for name, run in self.runs.items()}
@@ -122,7 +122,7 @@ class _Proof:
         self.checks.append(Check("data", "passed", f"dataset {twin.config.data.name}: {steps}", values))
 
     def _train(self, submitted: bool) -> None:
-        """All runs, those that need no other first; only the twin itself if it cannot train."""
+        """Train all runs, independent ones first; only the twin itself if it cannot train."""
         twin = self.twin
         job = submit(twin.config) if submitted else None
         different = self._different()
@@ -150,7 +150,7 @@ class _Proof:
                 self._export(name)
 
     def _different(self) -> dict[str, RunConfig]:
-        """The runs that differ by more than their name; one serves for all that ask for the same."""
+        """Return the runs that differ by more than their name; equal configurations share one run."""
         twin, different = self.twin, dict[str, RunConfig]()
         wanted = {name: getattr(twin, name) for name in ("resumed", "exact", "rounded", "reference")}
         for name, config in {"straight": twin.config, **wanted}.items():
@@ -161,11 +161,11 @@ class _Proof:
         return different
 
     def _error(self, name: str) -> str | None:
-        """How the run or check `name` failed; None if it did not."""
+        """Return how the run or check `name` failed; None if it did not."""
         return self.errors.get(self.serving.get(name, name))
 
     def _take_checkpoint(self) -> bool:
-        """Give the run that goes on in one process a checkpoint of the middle."""
+        """Copy a checkpoint from halfway to the run that resumes in one process."""
         source = self.runs["exact"].checkpoint(SAVE_INTERVAL_STEPS)
         self.runs["reshaped"] = target = RunDir(self.run.path / PROOF / "reshaped")
         if not source.is_dir():
@@ -175,7 +175,7 @@ class _Proof:
         return True
 
     def _launch(self, wanted: dict[str, RunConfig]) -> None:
-        """A job of each run; none is left without its end if this is interrupted."""
+        """Run a job of each run; every job's end is recorded even after an interrupt."""
         try:
             self._launch_all(wanted)
         except BaseException as error:
@@ -186,7 +186,7 @@ class _Proof:
             raise
 
     def _launch_all(self, wanted: dict[str, RunConfig]) -> None:
-        """Several at a time if together they have no more ranks than the largest run."""
+        """Launch several runs at a time if together they have no more ranks than the largest run."""
         waiting, running = deque(wanted.items()), deque[tuple[str, int, JobDir, Launch]]()
         room = max((config.world_size for config in wanted.values()), default=0)
         while waiting or running:
@@ -209,7 +209,7 @@ class _Proof:
                 end_job(job, self._note(name, self.server.wait(launch), place))
 
     def _note(self, name: str, ended: Ended, place: str) -> str | None:
-        """Note what one launch took, and its cause and the place to look if it failed; returns the cause."""
+        """Record the cost of a launch, and if it failed its cause and the place to look; return the cause."""
         self.seconds[name] = self.seconds.get(name, 0.0) + ended.seconds
         self.cpu_seconds[name] = self.cpu_seconds.get(name, 0.0) + ended.cpu_seconds
         cause = None if ended.succeeded else cause_of(ended)
@@ -218,7 +218,7 @@ class _Proof:
         return cause
 
     def _export(self, name: str) -> None:
-        """A run's newest weights through one file into one process, which has `reference`'s configuration."""
+        """Export a run's newest weights to one file, and load it in one process configured as `reference`."""
         run = self.runs[name]
         log = run.path / EXPORT_LOG
         ended = self.server.run(1, EXPORT, [str(run.path), str(self.runs["reference"].path)], log=log)
@@ -256,7 +256,7 @@ class _Proof:
         self._add(name, [f"export of {run}", run, "reference"], check)
 
     def _add(self, name: str, needs: list[str], check: Callable[[], Check]) -> None:
-        """A check of the runs `needs`; it is about the first of them."""
+        """Add a check of the runs `needs`; it is about the first of them."""
         own, *others = needs
         made = self.seconds.get(self.serving.get(own, own))
         if error := self._error(own):
@@ -273,7 +273,7 @@ class _Proof:
 
 
 def layout_of(config: RunConfig) -> str:
-    """The kinds of parallelism that are there, e.g. "8 ranks: 2 data x 4 pipeline, ZeRO 1"."""
+    """Return the kinds of parallelism in use, e.g. "8 ranks: 2 data x 4 pipeline, ZeRO 1"."""
     parallel = config.parallel
     words = {"data": "data", "pipeline": "pipeline", "tensor": "tensor", "ds_sequence": "Ulysses"}
     sizes = {word: getattr(parallel, f"{kind}_parallel_size") for kind, word in words.items()}
@@ -288,12 +288,12 @@ def layout_of(config: RunConfig) -> str:
 
 
 def format_of(config: RunConfig) -> str:
-    """fp32, bf16, fp16 or autocast."""
+    """Return fp32, bf16, fp16 or autocast."""
     return "autocast" if config.precision.autocast else config.precision.dtype
 
 
 def cause_of(ended: Ended) -> str:
-    """How a launch failed, in one line: codes, and the last words of the first rank that failed by itself."""
+    """Describe a failed launch in one line: exit codes, and the last output of the first rank that failed."""
     if ended.timed_out:
         return f"not done after {LAUNCH_SECONDS:g} s"
     codes = {rank: code for rank, code in enumerate(ended.exit_codes) if code}

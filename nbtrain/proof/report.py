@@ -1,10 +1,10 @@
 """The report of a twin: compared curves, and checks with their numbers.
 
-Tolerances. fp32: sums are taken in another order, which moves last bits; a loss of 6 has steps of 5e-7, and a
-few steps of training carry some of them on. 16-bit formats round each weight and activation to 2^-9 (bf16) or
-2^-12 (fp16) of itself, and gradients too. A wrong scale, a gradient that was missed or an activation that
-came from the wrong place shows as 1e-2 and more (ZeRO 0 in bf16: 4.6e-2; sequence parallelism with the
-pipeline's defaults: 1.2e-1).
+Tolerances. In fp32, sums are computed in a different order, which changes the last bits; a loss of 6 has a
+resolution of 5e-7, and a few steps of training accumulate some of these differences. 16-bit formats round
+each weight, activation and gradient to a relative precision of 2^-9 (bf16) or 2^-12 (fp16). A wrong scale, a
+missing gradient or a misplaced activation causes differences of 1e-2 and more (ZeRO 0 in bf16: 4.6e-2;
+sequence parallelism with the pipeline's defaults: 1.2e-1).
 """
 
 import math
@@ -28,14 +28,14 @@ MARKS: dict[str, str] = {"passed": "ok", "failed": "FAILED", "skipped": "skipped
 
 @dataclass
 class Check:
-    """One thing that was looked at."""
+    """One check and its outcome."""
 
     name: str
     outcome: Outcome
     message: str
     """Message with the numbers of the check; for a failure, also the place to look."""
     values: dict[str, float] = field(default_factory=dict)
-    """The figures by name: differences, tolerances, counts, seconds."""
+    """Values by name: differences, tolerances, counts, seconds."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Curve:
 
     @classmethod
     def of(cls, run: RunDir) -> "Curve":
-        """From the events of all jobs of a run; of steps that were made twice the newest."""
+        """Read the curve from the events of all jobs of a run; a step trained twice has its newest value."""
         losses, norms, validation = {}, {}, {}
         for job_id in run.job_ids():
             for event in read_events(run.job(job_id)):
@@ -71,7 +71,7 @@ class Curve:
 
 
 def check_trained(curve: Curve, steps: int) -> Check:
-    """Every step was made, and no loss or gradient norm is NaN or Inf."""
+    """Check that every step was trained and that no loss or gradient norm is NaN or Inf."""
     values = {"steps": float(len(curve.losses))}
     if sorted(curve.losses) != list(range(1, steps + 1)):
         return Check("train", "failed", f"{len(curve.losses)} of {steps} steps were made", values)
@@ -83,7 +83,7 @@ def check_trained(curve: Curve, steps: int) -> Check:
 
 
 def check_bitwise(name: str, straight: Curve, resumed: Curve, stopped_at: int) -> Check:
-    """Both made the same steps with the same losses, gradient norms and validation losses, bit for bit."""
+    """Check that both runs have the same steps, losses, gradient norms and validation losses, bit for bit."""
     for what in ("losses", "norms", "validation"):
         ours, theirs = getattr(resumed, what), getattr(straight, what)
         if sorted(ours) != sorted(theirs):
@@ -100,7 +100,7 @@ def check_bitwise(name: str, straight: Curve, resumed: Curve, stopped_at: int) -
 
 
 def check_close(name: str, ours: Curve, reference: Curve, number_format: str, words: str) -> Check:
-    """Losses, gradient norms and validation losses of the steps that `ours` made follow the reference."""
+    """Check that losses, gradient norms and validation losses of `ours` are close to the reference."""
     loss_tolerance, norm_tolerance = TOLERANCES[number_format]
     if not ours.losses or not ours.losses.keys() <= reference.losses.keys():
         return Check(name, "failed", f"steps {sorted(ours.losses)} against {sorted(reference.losses)}")
@@ -129,12 +129,12 @@ def check_close(name: str, ours: Curve, reference: Curve, number_format: str, wo
 
 
 def _largest(differences: Mapping[int, float]) -> float:
-    """NaN counts as larger than every number; max() would pass it over."""
+    """Return the largest value; NaN counts as larger than every number, which max() would ignore."""
     return max(differences.values(), key=lambda value: math.inf if math.isnan(value) else value, default=0.0)
 
 
 def check_export(name: str, answer: Mapping[str, Any] | None, curve: Curve, number_format: str) -> Check:
-    """One process with the exported weights has the validation loss that the run ended with."""
+    """Check that one process with the exported weights has the run's last validation loss."""
     tolerance, _ = TOLERANCES[number_format]
     if answer is None:
         return Check(name, "failed", "the process that exports left no answer")
@@ -149,7 +149,7 @@ def check_export(name: str, answer: Mapping[str, Any] | None, curve: Curve, numb
 
 @dataclass
 class TwinReport:
-    """twin.json: what was proven of a run's layout, and what was not."""
+    """twin.json: what was proven about a run's layout, and what was not."""
 
     run: str
     twin: str
@@ -160,7 +160,7 @@ class TwinReport:
     checks: list[Check]
     not_proven: list[dict[str, str]]
     curves: dict[str, dict[str, list[float]]]
-    """By name: {"step", "loss", "grad_norm"}, for the picture."""
+    """Curves by name: {"step", "loss", "grad_norm"}, for the picture."""
     seconds: float
     created_at: float
     versions: dict[str, str | None]
@@ -169,14 +169,14 @@ class TwinReport:
 
     @property
     def passed(self) -> bool:
-        """Nothing failed, and nothing was left out because something before it failed."""
+        """Whether every check passed: none failed, and none was skipped after an earlier failure."""
         return all(check.outcome == "passed" for check in self.checks)
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "passed": self.passed}
 
     def write(self, run: RunDir) -> None:
-        """twin.json in the twin's run directory."""
+        """Write twin.json to the twin's run directory."""
         files.write_json(run.path / REPORT_JSON, self.to_dict())
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """The twin of a run: its kinds of parallelism, ZeRO stage, precision and schedules, small enough for a CPU.
 
-What can be wrong in a layout is kept. What only costs is made small: layers, widths, heads, vocabulary,
-sequence, batch, steps, and the number of ranks.
+Everything in a layout that can be wrong is kept. Everything that only costs time is scaled down: layers,
+widths, heads, vocabulary, sequence, batch, steps, and the number of ranks.
 
 Folding: while there are more than MAX_RANKS ranks, the largest size is halved (rounded up), and of equal ones
 data first, then tensor, then pipeline, then Ulysses. No size falls below 2, so that every kind of parallelism
@@ -10,7 +10,8 @@ is still there:
     4 data x 4 pipeline               -> 2 x 4          4 data x 4 pipeline x 4 tensor  -> 2 x 2 x 2
     4 data x 8 pipeline               -> 2 x 4          16 pipeline x 8 tensor          -> 4 x 2
 
-What a CPU cannot do is taken out or replaced, and said: a proof must not claim more than was run.
+Features that a CPU does not support are removed or replaced, and reported: a proof must not claim more than
+was run.
 """
 
 import math
@@ -46,10 +47,10 @@ FOLDED_FIRST = tuple(f"{kind}_parallel_size" for kind in ("data", "tensor", "pip
 
 @dataclass(frozen=True)
 class Twin:
-    """A run's twin and what is to be known of it."""
+    """A run's twin and the facts about it."""
 
     config: RunConfig
-    """The run as it is, made small."""
+    """Scaled-down configuration of the run."""
     run: str
     """The name of the run."""
     folded: dict[str, tuple[int, int]]
@@ -60,7 +61,7 @@ class Twin:
 
     @property
     def exact(self) -> RunConfig:
-        """The twin in fp32 without dropout: only the order of sums differs from one process."""
+        """Configuration in fp32 without dropout: only the order of sums differs from one process."""
         if self._is_plain and self.config.precision.dtype == "fp32":
             return self.config
         fp32 = {"dtype": "fp32", "autocast": False}
@@ -75,7 +76,7 @@ class Twin:
 
     @property
     def reference(self) -> RunConfig:
-        """One process in fp32, nothing cut, recomputed or offloaded: what every layout is held against."""
+        """Reference: one process in fp32, without sharding, recomputation or offloading."""
         return in_one_process(self.exact, name_of(self.run, "reference"))
 
     @property
@@ -85,7 +86,7 @@ class Twin:
 
     @property
     def resumed(self) -> RunConfig:
-        """The twin as a run that saves and stops at STOP_STEP, and then goes on."""
+        """Configuration of the twin as a run that saves and stops at STOP_STEP, and then resumes."""
         return self._changed("resumed", {"batch": {"exit_interval_steps": STOP_STEP}})
 
     @property
@@ -123,7 +124,7 @@ def fold(sizes: Mapping[str, int], max_ranks: int = MAX_RANKS) -> dict[str, int]
 def make_twin(
     config: RunConfig, abilities: Abilities = WITHOUT, folder: str = "data/twin", max_ranks: int = MAX_RANKS
 ) -> Twin:
-    """The twin of a run that check.py accepts; raises ConfigError if the run cannot have one.
+    """Return a twin of a run that passes check.py. Raises ConfigError if the run cannot have one.
 
     `folder`, relative to the workspace, will hold the examples of a fine-tuning run's twin.
     """

@@ -1,4 +1,4 @@
-"""The sections of a twin: each section of a run YAML, made small."""
+"""Sections of a twin: each section of a run YAML, scaled down."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ KEEP_LAST = 4
 EVAL_INTERVAL_STEPS = 2
 
 STOP_STEP = 4
-"""After a checkpoint and a validation, and within the ramp-up, if there is one."""
+"""Step of the stop: after a checkpoint and a validation, and within the ramp-up, if there is one."""
 
 # Of a schedule of step sizes: steps before the whole batch.
 RAMP_STEPS = 5
@@ -53,14 +53,14 @@ class Abilities:
     """Properties of this machine that decide how a twin can be trained."""
 
     fp16: bool = False
-    """DeepSpeed's CPU accelerator takes fp16: it asks the processor."""
+    """Whether DeepSpeed's CPU accelerator supports fp16, which depends on the processor."""
     compiler: bool = False
-    """There is a C++ compiler, for model.compile."""
+    """Whether there is a C++ compiler, for model.compile."""
 
 
 @dataclass(frozen=True)
 class NotProven:
-    """Something of the run that its twin does not have."""
+    """A property of the run that its twin does not have."""
 
     what: str
     """A field and its value, or a property of the run."""
@@ -119,7 +119,7 @@ def small_model(
 
 
 def _small_heads(config: RunConfig, tensor: int, ulysses: int) -> tuple[int, int | None]:
-    """(heads, groups) of the twin; ranks share groups, or have whole ones, as the run's do."""
+    """Return (heads, groups) of the twin; ranks share groups, or have whole ones, as in the run."""
     model, parallel = config.model, config.parallel
     ranks, groups = tensor * ulysses, model.num_query_groups
     heads = max(4, ranks)
@@ -133,7 +133,7 @@ def _small_heads(config: RunConfig, tensor: int, ulysses: int) -> tuple[int, int
 
 
 def _small_windows(config: RunConfig, layers: int) -> dict[str, Any]:
-    """Windows that hide something of the twin's sequence, and patterns of its layers."""
+    """Return windows that hide a part of the twin's sequence, and patterns of its layers."""
     model = config.model
     found: dict[str, Any] = {}
     if model.window_size is not None and model.window_size < model.seq_length:
@@ -156,12 +156,12 @@ def _interval(config: RunConfig) -> int:
 
 
 def _stage_layers(config: RunConfig, stages: int) -> list[int]:
-    """Blocks of each of the twin's stages: as even or uneven as the run's configuration asks for."""
+    """Return the number of blocks of each of the twin's stages, as even or uneven as the run's stages."""
     per_stage = 2 if stages <= 2 or _interval(config) > 1 else 1
     cut = config.parallel.pipeline_stage_layers
     if cut is None or len(set(cut)) == 1:
         return [per_stage] * stages
-    # Every so many-th stage, the first and the last among them.
+    # Evenly spaced stages of the run, including the first and the last one.
     chosen = [cut[round(stage * (len(cut) - 1) / max(stages - 1, 1))] for stage in range(stages)]
     return [per_stage + (count > min(cut)) for count in chosen]
 
@@ -187,7 +187,7 @@ def small_batch(config: RunConfig, folded: dict[str, int]) -> dict[str, Any]:
 
 
 def _ramp_samples(unit: int, whole: int) -> int:
-    """The longest ramp from `unit` to `whole` whose last step of STEPS has the whole batch."""
+    """Return the longest ramp from `unit` to `whole` whose last step of STEPS has the whole batch."""
 
     def last_size(ramp_samples: int) -> int:
         schedule = BatchSchedule(whole, 1, 1, Rampup(unit, unit, ramp_samples))
@@ -197,7 +197,7 @@ def _ramp_samples(unit: int, whole: int) -> int:
 
 
 def small_lr_schedule(config: RunConfig, small: RunConfig) -> dict[str, Any]:
-    """The run's schedule at LEARNING_RATE: each amount is the run's share, a warm-up at least a step."""
+    """Return the run's schedule at LEARNING_RATE, in the same fractions, with at least a step of warm-up."""
     schedule = config.lr_schedule
     scale = LEARNING_RATE / schedule.lr
 
@@ -268,7 +268,7 @@ def small_parallel(config: RunConfig, folded: dict[str, int], missing: list[NotP
             values[name]["pin_memory"] = False
     if parallel.zero_hpz:
         ranks = folded["data_parallel_size"] * folded["ds_sequence_parallel_size"]
-        # The run's second copy is cut over fewer ranks than the first; the twin's too, if it has the ranks.
+        # The run's second copy is sharded across fewer ranks than the first; so is the twin's, if possible.
         whole = config.zero_hpz_partition_size >= parallel.data_axis_size or ranks < 4 or ranks % 2
         values["zero_hpz_partition_size"] = ranks if whole else ranks // 2
     values["activation_checkpointing"]["interval_layers"] = _interval(config)
@@ -313,13 +313,13 @@ def small_data(
 
 
 def _shared_name(made_of: list[Any]) -> str:
-    """Another name for what is made of something else."""
+    """Return a name that depends on the settings that something is made from."""
     text = json.dumps(made_of, sort_keys=True)
     return f"{SHARED}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def _sources(config: RunConfig, folder: str) -> list[dict[str, Any]]:
-    """A small source for each of the run's first two: made-up words, or prompts with completions to learn."""
+    """Return small sources for the run's first two: made-up words, or prompts with completions."""
     sources: list[dict[str, Any]] = []
     for number, whole in enumerate(config.data.sources[:2]):
         if isinstance(whole, FineTuningSourceModel):
@@ -333,7 +333,7 @@ def _sources(config: RunConfig, folder: str) -> list[dict[str, Any]]:
 
 
 def in_one_process(config: RunConfig, name: str) -> RunConfig:
-    """The same training in one process, its samples and padded vocabulary the same."""
+    """Return the same training in one process, with the same samples and padded vocabulary."""
     tensor = config.parallel.tensor_parallel_size
     kept = {"communication_data_type", "process_group_timeout_seconds"}
     parallel = {"zero_stage": 0} | {key: getattr(config.parallel, key) for key in kept}

@@ -1,1 +1,1 @@
-"""Models that answer: engine processes, kept for a notebook or behind an HTTP server; never torch."""
+"""Model serving: engine processes, kept for a notebook or behind an HTTP server; never torch."""

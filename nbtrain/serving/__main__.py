@@ -1,6 +1,6 @@
-"""`python -m nbtrain.serving`: the server that nb.serve starts; it ends with whoever holds its stdin.
+"""`python -m nbtrain.serving`: the server that nb.serve starts; it ends when its stdin is closed.
 
-One JSON object on stdin, {"options": fields of ServeOptions, "token"}; on stdout one line:
+It reads one JSON object from stdin, {"options": fields of ServeOptions, "token"}, and prints one line:
 
     {"kind": "ready", "url", "name", "facts"}
     {"kind": "error", "error", "message"}

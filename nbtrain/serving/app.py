@@ -1,7 +1,7 @@
-"""The routes of a server of models.
+"""Routes of a model server.
 
 GET  /                        a page to try a model
-GET  /health                  200 once a model can be asked, 503 while the one of RUN loads; without the token
+GET  /health                  200 once a model is ready, 503 while RUN's model loads; needs no token
 GET  /metrics                 Prometheus
 GET  /v1/models, /v1/models/NAME
 POST /v1/completions          OpenAI's
@@ -51,7 +51,7 @@ class Routes:
         self.options, self.models, self.metrics = options, models, metrics
 
     def app(self, token: str | None, lifespan: Callable[[Any], Any]) -> ASGIApp:
-        """The application; without a token it is for a socket that only its user can enter."""
+        """Build the application; without a token it is for a socket that only its user can open."""
         routes = [
             Route("/", self.page),
             Route("/health", self.health),
@@ -87,7 +87,7 @@ class Routes:
         if loaded is not None and loaded.dispatcher.ended.is_set():
             return JSONAnswer({"status": "the model's process has ended"}, 503)
         if loaded is None and self.models.is_single:
-            # Every request is answered with 503 too. A server of any run loads for the one that asks.
+            # Every request gets 503 too. A server of any run loads the model for the request.
             return JSONAnswer({"status": "loading"}, 503)
         return JSONAnswer({"status": "ok", "loaded": loaded is not None})
 
@@ -138,7 +138,7 @@ class Routes:
         )
         command = {**generation.to_dict(), "prompt": prompt.pieces}
         if count is None:
-            # All that there is room for.
+            # As many tokens as fit.
             command |= {"max_new_tokens": None, "most_new_tokens": self.options.max_new_tokens}
         form = Form(served.name, is_chat=True, wants_logprobs=bool(asked.logprobs))
         return await self._answered(request, served, asked, form, [command], prompt.suffix)
@@ -162,7 +162,7 @@ class Routes:
     async def _submitted(
         self, served: Served, generation: Generation, prompts: list[str], is_begun: bool
     ) -> Answer:
-        # Nothing is put before the text of a piece.
+        # A piece of text gets no prefix.
         asked = [prompt if is_begun else [prompt] for prompt in prompts]
         return served.dispatcher.submit([{**generation.to_dict(), "prompt": prompt} for prompt in asked])
 
@@ -175,7 +175,7 @@ class Routes:
         commands: list[dict[str, Any]],
         suffix: str,
     ) -> Response:
-        """The answer to requests for texts, whole or as a stream."""
+        """Answer a request for texts, at once or as a stream."""
         started, n, usage = time.monotonic(), asked.n or 1, Usage()
         answer = served.dispatcher.submit(commands, form.is_chat)
 
@@ -195,7 +195,7 @@ class Routes:
     async def _unless_gone(
         self, request: Request, answer: Answer, result: Coroutine[Any, Any, Any], is_all: bool = True
     ) -> Any:
-        """The result, unless the client leaves or the time is over first."""
+        """Return the result, unless the client disconnects or the time is over first."""
         limit = self._limit(answer)
         working = asyncio.ensure_future(result)
         leaving = asyncio.ensure_future(disconnected(request.receive))
@@ -235,7 +235,7 @@ class Routes:
         return count
 
     async def _json(self, request: Request) -> Any:
-        """The body. Raises Refusal for one that is too large, too slow or no JSON."""
+        """Read the body. Raises Refusal if it is too large, too slow or not JSON."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in JSON_TYPES:
             raise Refusal(
@@ -298,7 +298,7 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 class Counted:
-    """Counts what is answered, by route and status."""
+    """A counter of answers by route and status."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics):
         self.app, self.metrics = app, metrics

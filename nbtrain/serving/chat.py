@@ -1,9 +1,9 @@
-"""A conversation as the model was trained on it: the prompt that the next answer follows.
+"""Prompt of a conversation, in the format that the model was trained on.
 
-The template is, of the first that there is: a file's, which is text with {role} and {content}, as in a run
-YAML, or Jinja as in Hugging Face's chat_template; that of the run's `data.sources` (kind: chat, or alpaca for
-a single question); that which came with the tokenizer of an imported model. What was learnt in training is
-encoded apart from what was not (docs/finetuning-data.md), and so are earlier answers here.
+The template is the first that exists of these: a given file, which is text with {role} and {content}, as in a
+run YAML, or Jinja, as in Hugging Face's chat_template; the template of the run's `data.sources` (kind: chat,
+or alpaca for a single question); the template of an imported model's tokenizer. Training encodes text in the
+loss separately from the rest (docs/finetuning-data.md), and earlier answers are encoded the same way here.
 """
 
 import json
@@ -50,10 +50,10 @@ class ChatPrompt:
 
 
 class ChatTemplate(Protocol):
-    """Makes the prompt of a conversation. Raises Refusal for messages that it has no place for."""
+    """A builder of prompts from conversations. Raises Refusal for unsupported messages."""
 
     origin: str
-    """Where it was found, in words."""
+    """Description of the place where the template was found."""
 
     def prompt(self, messages: Sequence[Message]) -> ChatPrompt: ...
 
@@ -70,7 +70,7 @@ class RunTemplate:
         roles: Sequence[str] = ROLES,
         names: Mapping[str, str] | None = None,
     ):
-        """`names`: what a role is called in the template, if it has another name there."""
+        """Store the template; `names` maps roles to their names in the template, if they differ."""
         self._names = names or {}
         header, content, rest = template.partition("{content}")
         self._header = Template(header, ("role",))
@@ -118,7 +118,7 @@ class AlpacaTemplate:
 
 
 class JinjaTemplate:
-    """A chat_template of Hugging Face, whose special tokens are those of the run's tokenizer."""
+    """A chat_template in Hugging Face's format, with the special tokens of the run's tokenizer."""
 
     def __init__(self, source: str, tokenizer: Path, eod_token: str, where: str):
         from jinja2.exceptions import TemplateError
@@ -128,14 +128,15 @@ class JinjaTemplate:
             self._template = _environment().from_string(source)
         except TemplateError as error:
             raise ConfigError(f"{where}: is no Jinja template ({error}).") from None
-        # Those of a tokenizer that came with a model's folder; one that was trained here has its end alone.
+        # The special tokens of an imported model's tokenizer; a tokenizer trained here has only its end
+        # token.
         self._named = {"bos_token": "", **special_tokens(tokenizer / KEPT), "eos_token": eod_token}
         document = orjson.loads((tokenizer / ONE_FILE).read_bytes())
         added = document.get("added_tokens", ())
         self._special: dict[str, int] = {one["content"]: one["id"] for one in added if one["special"]}
 
     def text(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """The conversation as one text, with the letters of special tokens."""
+        """Return the conversation as one text, with special tokens written as text."""
         try:
             return self._template.render(
                 messages=[dict(message) for message in messages],
@@ -159,7 +160,7 @@ class JinjaTemplate:
 
 
 def _environment() -> Any:
-    """Jinja as transformers sets it up for chat templates."""
+    """Return a Jinja environment as transformers configures it for chat templates."""
     from jinja2 import nodes
     from jinja2.exceptions import TemplateError
     from jinja2.ext import Extension, loopcontrols
@@ -167,7 +168,7 @@ def _environment() -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """{% generation %}, which marks the answers for training; here it is what it holds."""
+        """Extension for {% generation %}, which marks answers for training; here it renders its content."""
 
         tags = {"generation"}  # noqa: RUF012 (as Jinja has it)
 
@@ -208,9 +209,10 @@ class NoTemplate:
 
 
 def template_of(config: RunConfig, file: str | None, tokenizer: Path, eod_token: str) -> ChatTemplate:
-    """The template of a file, else of a run's data, else of its tokenizer.
+    """Return the template of a file, else of a run's data, else of its tokenizer.
 
-    Raises ConfigError for a file that is none. What came with a tokenizer and is none stops no server.
+    Raises ConfigError if the file is not a template. An invalid template of a tokenizer does not stop a
+    server.
     """
     if file is not None:
         try:
@@ -241,10 +243,10 @@ class ChatText:
     """A run's conversations as one text, for programs that handle plain text only."""
 
     def __init__(self, config: RunConfig, tokenizer: Path, eod_token: str):
-        """Raises ConfigError if the run has no template."""
+        """Load the template. Raises ConfigError if the run has no template."""
         talks = talks_of(config.data.sources)
         self.has_special_tokens = talks is None
-        """Whether the letters of special tokens in a text are these tokens; in training they are letters."""
+        """Whether the text of a special token is encoded as this token; in training it is ordinary text."""
         if talks is not None:
             template: ChatTemplate = JinjaTemplate(
                 chat_jinja(talks, eod_token), tokenizer, eod_token, "data.sources"
@@ -259,10 +261,10 @@ class ChatText:
         """Whether there may be several messages."""
 
     def __call__(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """The text; without add_generation_prompt it ends with the last message, which the model continues.
+        """Return the prompt; without add_generation_prompt it ends with the last message, to be continued.
 
-        Messages of the role system are left out if the template refuses them. Raises ConfigError if it still
-        refuses.
+        Messages of the role system are omitted if the template refuses them. Raises ConfigError if the
+        template still refuses.
         """
         others = [message for message in messages if message["role"] != "system"]
         try:
@@ -281,7 +283,7 @@ class ChatText:
         before, mark, after = text.rpartition(CONTINUED.rstrip())
         if not mark:
             raise Refusal(400, "the chat template leaves out a part of the last message.", "messages")
-        # A template that takes blanks off the end of a message has taken those of the mark.
+        # A template that strips whitespace from the end of a message has stripped the mark's.
         return before if after.startswith(CONTINUED[-1]) else before.rstrip()
 
 
@@ -302,7 +304,7 @@ def _template_of_tokenizer(tokenizer: Path, eod_token: str) -> ChatTemplate:
 
 
 class Suffix:
-    """Takes what the template puts after an answer off the end of a text that comes in pieces."""
+    """A filter that removes the template's suffix from the end of a streamed answer."""
 
     def __init__(self, suffix: str):
         self._suffix, self._held = suffix, ""

@@ -1,7 +1,8 @@
 """A conversation with a run's model in this process: `nbtrain chat`.
 
-With a chat template, each answer follows all messages before it, in the form of the run's training data (or
-of its imported tokenizer). A model without one has seen no conversations: it continues each text by itself.
+With a chat template, each answer follows all earlier messages, in the format of the run's training data (or
+of its imported tokenizer). A model without a template was not trained on conversations: it continues each
+text separately.
 """
 
 from collections.abc import Iterator
@@ -20,17 +21,17 @@ from nbtrain.serving.resident import RESIDENT
 
 
 class Conversation:
-    """The messages so far, and the model that answers. As a context manager it keeps the model loaded."""
+    """Messages so far, and the model that answers. As a context manager it keeps the model loaded."""
 
     def __init__(self, loading: Loading, generation: Generation, template_file: str | None = None):
-        """Nothing is loaded yet. `template_file` replaces the run's own chat template."""
+        """Prepare a conversation; the model is loaded later. `template_file` replaces the run's template."""
         self.messages: list[dict[str, str]] = []
         self._generation, self._template_file = generation, template_file
         self._loading = loading
         self._used = RESIDENT.used(loading)
 
     def __enter__(self) -> "Conversation":
-        """Load the model. Raises NbtrainError if it cannot be loaded, or for a file that is no template."""
+        """Load the model. Raises NbtrainError if it cannot be loaded or if the file is not a template."""
         self._engine = self._used.__enter__()
         try:
             config = load_resolved(RunDir(self._loading.run_dir).config_yaml)
@@ -51,12 +52,12 @@ class Conversation:
 
     @property
     def has_template(self) -> bool:
-        """Whether the model is asked in a chat; without a template it continues each text by itself."""
+        """Whether there is a chat template; without one the model continues each text separately."""
         return not isinstance(self._template, NoTemplate)
 
     @property
     def remembers(self) -> bool:
-        """Whether an answer follows from earlier messages; Alpaca's template has room for one instruction."""
+        """Whether an answer depends on earlier messages; Alpaca's template supports only one instruction."""
         return self.has_template and not isinstance(self._template, AlpacaTemplate)
 
     def answer(self, text: str) -> Iterator[str]:

@@ -1,11 +1,11 @@
-"""Requests on their way to one engine process and back, inside the server's event loop.
+"""Dispatch of requests to one engine process, inside the server's event loop.
 
     answer = dispatcher.submit(requests)        Refusal 429 if too many wait, 503 if the server is ending
     async for number, event in answer: ...      events of engine.py; Refusal if one is refused
-    answer.cancel()                             if the client has gone
+    answer.cancel()                             if the client has disconnected
 
-An engine never waits for a client: events of one answer are joined once MOST_EVENTS of them have not been
-taken, so that a slow reader costs a bounded number of events and nothing else.
+An engine never waits for a client: the events of an answer are merged once MOST_EVENTS of them are unread, so
+that a slow reader costs only a bounded number of events.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from nbtrain.serving.metrics import Metrics
 from nbtrain.serving.refusals import Refusal, too_long
 
 MOST_EVENTS = 256
-# What the last event of a text has beside it.
+# Additional fields of the last event of a text.
 LAST = ("finish_reason", "new_tokens", "end_logprob")
 ENDING = "the server is shutting down."
 
@@ -34,13 +34,13 @@ class Answer:
         self.numbers = {dispatcher.process.new_id(): number for number, request in enumerate(requests)}
         self._running = set(self.numbers)
         self._waiting = set(self.numbers)
-        """Not taken by the engine."""
+        """Texts that the engine has not accepted yet."""
         self._events: deque[Event] = deque()
         self._failure: Refusal | None = None
         self._there = asyncio.Event()
 
     def put(self, event: Event) -> None:
-        """From the dispatcher."""
+        """Add an event; the dispatcher calls it."""
         if "accepted" in event:
             self._waiting.discard(event["id"])
             self._there.set()
@@ -52,7 +52,7 @@ class Answer:
         self._there.set()
 
     def _joined(self, event: Event) -> bool:
-        """Whether the event became a part of the newest one of its text."""
+        """Merge the event into the newest one of its text, and return whether that was possible."""
         if "text" not in event:
             return False
         for held in reversed(self._events):
@@ -66,7 +66,7 @@ class Answer:
         return False
 
     async def accepted(self) -> None:
-        """Returns once the engine has taken all requests. Raises Refusal if one is refused."""
+        """Wait until the engine has accepted all requests. Raises Refusal if one is refused."""
         while self._waiting and self._failure is None:
             if refusal := next((event for event in self._events if "error" in event), None):
                 self.cancel()
@@ -78,12 +78,12 @@ class Answer:
             raise self._failure
 
     def fail(self, refusal: Refusal) -> None:
-        """End it; what has come before is still given out."""
+        """End the answer with a refusal; earlier events are still delivered."""
         self._failure = self._failure or refusal
         self._there.set()
 
     def cancel(self) -> None:
-        """Nothing more of it is wanted."""
+        """Cancel all running texts of the answer."""
         for request_id in self._running:
             self._dispatcher.process.send({"kind": "cancel", "id": request_id})
         self._running.clear()
@@ -151,18 +151,18 @@ class Dispatcher:
                 self._answers[request_id] = answer
                 self.process.send({"kind": "generate", **request, "id": request_id})
         except BaseException:
-            # Nobody gets the answer: it must not take a place for ever.
+            # The answer will not be read, so it must not occupy a slot.
             answer.cancel()
             raise
         return answer
 
     def forget(self, answer: Answer) -> None:
-        """An answer is over."""
+        """Remove an answer that is over."""
         for request_id in answer.numbers:
             self._answers.pop(request_id, None)
 
     def fail_all(self, refusal: Refusal) -> None:
-        """End all answers, and take no more requests."""
+        """End all answers, and accept no more requests."""
         self._ended = self._ended or refusal
         for answer in set(self._answers.values()):
             answer.fail(refusal)

@@ -1,12 +1,13 @@
-"""A process that has a model and generates with it; this side of its pipes, for any number of threads.
+"""Client of a process that holds a model and generates with it, for any number of threads.
 
     engine = EngineProcess(Loading(run_dir))
     engine.wait_until_ready()
     for _, event in engine.stream({"prompt": "def ", **generation.to_dict()}): ...
     engine.close()
 
-The other side, and what the lines say: nbtrain/inference/generate.py. The pipes are the only way to it: there
-is no port. It ends with this process, however this one ends: then its stdin ends.
+nbtrain/inference/generate.py is the other side, and describes the protocol. The process is reached only
+through its pipes; it has no port. It ends together with this process, however that ends, because its stdin
+closes.
 """
 
 import contextlib
@@ -33,21 +34,21 @@ END_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Loading:
-    """The options for loading a model; None chooses what suits the machine."""
+    """Options for loading a model; None chooses a default for the machine."""
 
     run_dir: str
     step: int | None = None
-    """The checkpoint; None: the newest whole one."""
+    """Step of the checkpoint; None for the newest complete one."""
     dtype: str = "auto"
     tensor_parallel_size: int | None = None
     max_batch: int | None = None
-    """Texts at once."""
+    """Maximum number of texts at once."""
     threads: int | None = None
-    """On a CPU."""
+    """Threads on a CPU; None for the default."""
 
 
 class EngineProcess:
-    """One model in a process of its own. Its events come to `receive`, on a thread of this object."""
+    """One model in a separate process. Its events are passed to `receive`, on a thread of this object."""
 
     def __init__(
         self,
@@ -55,30 +56,31 @@ class EngineProcess:
         receive: "Callable[[dict[str, Any]], None] | None" = None,
         note: Callable[[str], None] = lambda message: None,
     ):
-        """`receive` gets each line of events, and None once the process has ended; without it `stream` works.
+        """Start the process.
 
-        `note` is told of checkpoints that are passed over.
+        `receive` is called with each line of events, and with None once the process has ended; without it,
+        use `stream`. `note` is called with a message for each checkpoint that is skipped.
         """
         self.loading = loading
         self.ready: dict[str, Any] = {}
         """The process's description of the model, once it is loaded."""
         self.error: NbtrainError | None = None
-        """Why it has ended, unless it was closed."""
+        """Error with which the process ended, unless it was closed."""
         self._receive, self._note = receive, note
         self._streams: dict[str, queue.SimpleQueue[Event | None]] = {}
         self._ids = itertools.count()
         self._lock = threading.Lock()
         self._is_ready, self._is_closed = threading.Event(), False
-        # A file, not a pipe: nobody reads it meanwhile, and a full pipe would stop the process.
+        # A file, not a pipe: no thread reads it meanwhile, and a full pipe would stop the process.
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
         self._process = subprocess.Popen(
             [sys.executable, "-m", MODULE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
-            # Threads that spin while they wait hold up whoever has the core.
+            # Threads that spin while they wait slow down the other threads of the core.
             env={"OMP_WAIT_POLICY": "PASSIVE", **supervisor_environment()},
-            # An interrupt is for this process, which says what is not wanted any more.
+            # An interrupt is for this process, which then cancels its requests.
             start_new_session=True,
         )
         self.send(asdict(loading))
@@ -87,7 +89,7 @@ class EngineProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it takes requests, or will once it is loaded."""
+        """Whether the process accepts requests, or will once the model is loaded."""
         return self.error is None and not self._is_closed and self._process.poll() is None
 
     def wait_until_ready(self) -> dict[str, Any]:
@@ -100,7 +102,7 @@ class EngineProcess:
         return self.ready
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """One line for the process. What is sent to one that has ended is lost."""
+        """Send one message to the process. A message to a process that has ended is lost."""
         stdin = self._process.stdin
         assert stdin is not None
         with self._lock, contextlib.suppress(BrokenPipeError, ValueError):
@@ -108,14 +110,14 @@ class EngineProcess:
             stdin.flush()
 
     def new_id(self) -> str:
-        """An id that no other request has."""
+        """Return an unused request id."""
         return str(next(self._ids))
 
     def stream(self, *requests: Mapping[str, Any]) -> Iterator[tuple[int, Event]]:
-        """(number of the request, event) of some requests at once, up to the last end.
+        """Yield (number of the request, event) for several requests at once, until all have ended.
 
-        Closing the iterator cancels what has not ended. Raises the NbtrainError with which a request is
-        refused, or the process has ended.
+        Closing the iterator cancels unfinished requests. Raises the NbtrainError of a refused request, or of
+        the process if it has ended.
         """
         return self.each(requests, len(requests))
 
@@ -133,7 +135,7 @@ class EngineProcess:
                     self.send({"kind": "generate", **request, "id": request_id})
                 if not running:
                     return
-                # Requests after the end: nobody puts a None for them.
+                # A request after the end does not receive a None.
                 has_ended = self.error is not None or self._is_closed
                 if (has_ended and events.empty()) or (event := events.get()) is None:
                     raise self.error or NbtrainError("the model was unloaded while it generated.")

@@ -1,7 +1,7 @@
-"""Server-sent events to one client, which is given up if it leaves or takes nothing.
+"""Server-sent events to one client; the stream ends if the client disconnects or stops reading.
 
-Starlette's StreamingResponse would not do: an iterator that never waits is not told that its client has gone,
-and a client that stalls is waited for without end.
+Starlette's StreamingResponse is not enough: an iterator that never waits does not learn that its client has
+disconnected, and the stream would wait forever for a client that stalls.
 """
 
 import asyncio
@@ -20,19 +20,19 @@ PING_SECONDS = 15.0
 
 
 class ClientGone(Exception):
-    """The client has left, or takes nothing."""
+    """The client has disconnected, or does not read."""
 
 
 def event(content: Any) -> bytes:
-    """One event."""
+    """Format one event."""
     return b"data: " + orjson.dumps(content) + b"\n\n"
 
 
 class EventStream(Response):
-    """The answer to a request: pieces as they come, with a comment now and then while none does."""
+    """A streamed answer: pieces as they arrive, with occasional comments while there are none."""
 
     def __init__(self, pieces: AsyncIterator[bytes], write_seconds: float, gone: Callable[[], None]):
-        """`gone` is called, and the pieces are closed, if the client is given up."""
+        """Store the pieces; `gone` is called, and the pieces are closed, if the client is dropped."""
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
         self._pieces, self._write_seconds, self._gone = pieces, write_seconds, gone
@@ -77,6 +77,6 @@ class EventStream(Response):
 
 
 async def disconnected(receive: Receive) -> None:
-    """Returns once the client has gone."""
+    """Wait until the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 
 class JSONAnswer(Response):
-    """An object of plain values; text that is no Unicode becomes U+FFFD."""
+    """A response with an object of plain values; invalid Unicode becomes U+FFFD."""
 
     media_type = "application/json"
 

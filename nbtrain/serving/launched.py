@@ -1,4 +1,4 @@
-"""A server that a notebook has started: where it is, its token, how to ask it and how to end it."""
+"""A server that a notebook has started: its URL and token, requests to it, and its end."""
 
 import contextlib
 import html
@@ -23,7 +23,7 @@ from nbtrain.serving.tokens import new_token
 MODULE = "nbtrain.serving"
 END_SECONDS = 60.0
 MOST_CHARS = 200
-"""Most characters that are quoted of an answer."""
+"""Maximum number of characters quoted from an answer."""
 # The server is on this machine: a proxy of the environment neither reaches it nor may see its token.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -32,9 +32,9 @@ class Server:
     """A server of models; it ends with `stop()`, and with the process that started it."""
 
     def __init__(self, options: ServeOptions):
-        """Start it, and wait until it answers. Raises the NbtrainError that it ends with.
+        """Start the server, and wait until it answers. Raises the NbtrainError that it ends with.
 
-        Raises ConfigError, before a process is started, for an option that is of another kind.
+        Raises ConfigError, before a process is started, for an option of the wrong type.
         """
         self.token = new_token()
         """Token that every request carries."""
@@ -65,7 +65,7 @@ class Server:
         self.url: str = answer["url"]
         """http://127.0.0.1:PORT"""
         self.name: str | None = answer["name"]
-        """The run, which is the `model` of a request."""
+        """Name of the run, which is the `model` of a request."""
         self.facts: dict[str, Any] = answer["facts"]
 
     def _first_answer(self) -> dict[str, Any]:
@@ -86,11 +86,11 @@ class Server:
 
     @property
     def is_running(self) -> bool:
-        """Whether it answers."""
+        """Whether the server answers."""
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """End it: running requests get their grace, then the model is unloaded."""
+        """Stop the server: running requests get their grace period, then the model is unloaded."""
         with contextlib.suppress(BrokenPipeError, OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -104,20 +104,20 @@ class Server:
         self._said.close()
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to one request, such as post("/completions", {"prompt": "def "}).
+        """Return the answer to one request, such as post("/completions", {"prompt": "def "}).
 
-        For more than a look, give OpenAI's client base_url and token. Raises NbtrainError if it is refused.
+        For more than a test, use OpenAI's client with base_url and token. Raises NbtrainError for a refusal.
         """
         with self._request(path, body) as answer:
             return json.loads(answer.read())
 
     def post_all(self, path: str, bodies: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The answers to several requests at once, as of so many clients."""
+        """Return the answers to several requests that are sent at once, as from several clients."""
         with ThreadPoolExecutor(max(len(bodies), 1)) as clients:
             return list(clients.map(lambda body: self.post(path, body), bodies))
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """The chunks of an answer, as they come."""
+        """Yield the chunks of an answer as they arrive."""
         with self._request(path, {**body, "stream": True}) as answer:
             for line in answer:
                 content = line.decode().removeprefix("data: ").strip()
@@ -168,7 +168,7 @@ class Server:
 
 
 def _said_by(error: urllib.error.HTTPError) -> str:
-    """The server's own words; of an answer that has none, its status and its beginning."""
+    """Return the server's message; for an answer without one, its status and its beginning."""
     text = error.read().decode(errors="replace")
     try:
         return json.loads(text)["error"]["message"]

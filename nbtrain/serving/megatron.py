@@ -4,9 +4,9 @@
             -> {"text": [prompt + new], "segments": [[token, ...]], "logprobs": [[...]] or null}
             -> {"text", "segments", "scores"} with beam_width
 
-With add_BOS a prompt begins with what the tokenizer puts before a text, if it does; without, with nothing.
-Errors are a sentence as a JSON string, with status 400, as there. Fields, defaults and bounds are that
-server's. Prompts with top_p_decay, top_p_bound and the like are refused.
+With add_BOS, a prompt begins with the tokenizer's prefix, if it has one; without it, there is no prefix. As
+in Megatron, errors are a sentence as a JSON string, with status 400, and fields, defaults and bounds are the
+same. Prompts with top_p_decay, top_p_bound and similar fields are refused.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ KNOWN = frozenset(
         *("stop_on_double_eol", "stop_on_eol"),
     ]
 )
-# What it is if it is not given; anything else is refused.
+# Defaults. Other values are refused.
 PLAIN: Mapping[str, Any] = {
     "top_p_decay": 0.0,
     "top_p_bound": 0.0,
@@ -40,7 +40,7 @@ class BadRequest(Exception):
 
 
 def read(body: Any) -> tuple[list[str], Generation]:
-    """(prompts, how they are continued). Raises BadRequest."""
+    """Return (prompts, generation settings). Raises BadRequest."""
     if not isinstance(body, dict) or "prompts" not in body:
         raise BadRequest("prompts argument required")
     for name, value in body.items():
@@ -101,7 +101,7 @@ def wants_beams(body: Mapping[str, Any]) -> bool:
 async def answer_of(
     answer: Answer, prompts: list[str], generation: Generation, with_scores: bool
 ) -> dict[str, Any]:
-    """Megatron's answer out of the engine's events."""
+    """Build Megatron's answer from the engine's events."""
     count = len(prompts) * generation.n
     texts, scores = ["" for _ in range(count)], [0.0 for _ in range(count)]
     segments: list[list[str]] = [[] for _ in range(count)]

@@ -1,4 +1,4 @@
-"""The metrics of a server for Prometheus."""
+"""Metrics of a server for Prometheus."""
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -14,7 +14,7 @@ SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
 
 
 class Metrics:
-    """The figures of one server."""
+    """Metrics of one server."""
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
@@ -45,5 +45,5 @@ class Metrics:
         )
 
     def text(self) -> bytes:
-        """In Prometheus' format."""
+        """Return the metrics in Prometheus' text format."""
         return generate_latest(self._registry)

@@ -1,4 +1,4 @@
-"""Which models a server has: that of one run, or any run's under the output root, one at a time."""
+"""Models of a server: the model of one run, or of any run in the output directory, one at a time."""
 
 import asyncio
 import time
@@ -25,7 +25,7 @@ LOOK_SECONDS = 5.0
 
 @dataclass
 class Served:
-    """A model that is loaded."""
+    """A loaded model."""
 
     name: str
     step: int
@@ -34,15 +34,15 @@ class Served:
     ready: dict[str, Any]
     """Description by its process: positions, max_batch, dtype, device; chat_template: where it was found."""
     used: float = field(default_factory=time.monotonic)
-    """When it was last asked for, or seen to answer."""
+    """Time at which the model was last requested or last answered."""
     newest: int = 0
     """The run's newest checkpoint when it was loaded: `step`, unless the process passed over that one."""
     run_id: str | None = None
-    """The run's: one that was deleted and trained anew under its name has another."""
+    """Id of the run; it changes if the run is deleted and trained again under the same name."""
 
     @property
     def positions(self) -> int:
-        """Tokens of prompt and answer together."""
+        """Maximum number of tokens of prompt and answer together."""
         return self.ready["positions"]
 
 
@@ -57,11 +57,11 @@ class Models:
 
     @property
     def is_single(self) -> bool:
-        """Whether there is one run alone, which stays loaded."""
+        """Whether the server serves only one run, which stays loaded."""
         return self.options.run is not None
 
     def names(self) -> dict[str, int]:
-        """{run: the step that is served}."""
+        """Return {run: step that is served}."""
         if self.is_single:
             return {self.loaded.name: self.loaded.step} if self.loaded is not None else {}
         found = {}
@@ -73,7 +73,7 @@ class Models:
         return found
 
     async def get(self, name: str | None) -> Served:
-        """The model that a request names, loaded; None means the one there is. Raises Refusal."""
+        """Return the loaded model that a request names; None means the only one. Raises Refusal."""
         if self.is_ending:
             raise Refusal(503, "the server is shutting down.", code="shutting_down")
         if self.is_single:
@@ -117,7 +117,7 @@ class Models:
             return served
 
     async def load(self, folder: Path) -> Served:
-        """Load a run's model. Raises NbtrainError if it cannot be."""
+        """Load a run's model. Raises NbtrainError if it cannot be loaded."""
         options, run = self.options, RunDir(folder)
         if not run.exists():
             raise JobError(f"{display(folder)} is not a run: it has no run.json.")
@@ -167,7 +167,7 @@ class Models:
             await served.dispatcher.close()
 
     def end_answers(self) -> None:
-        """Take no more requests, and end those that are being answered."""
+        """Accept no more requests, and end the running ones."""
         self.is_ending = True
         if self.loaded is not None:
             self.loaded.dispatcher.fail_all(
@@ -185,7 +185,7 @@ def _run_id(run: RunDir) -> str | None:
 
 
 def check_run(options: ServeOptions) -> None:
-    """Before anything is started: raises CheckpointError if the run has no checkpoint to serve."""
+    """Raise CheckpointError, before anything is started, if the run has no checkpoint to serve."""
     if options.run is None:
         return
     run = RunDir(options.run)

@@ -1,4 +1,4 @@
-"""OpenAI's answers: whole ones, and the chunks of a stream, out of the engine's events."""
+"""Answers in OpenAI's format, complete or as chunks of a stream, built from the engine's events."""
 
 import time
 import uuid
@@ -23,8 +23,8 @@ class Piece:
     logprobs: list[Object]
     finish_reason: str | None
     prompt: Object | None = None
-    """Before the first text, if the prompt is asked for: {"text", "first", "tokens", "logprobs"}, and
-    with logprobs "offsets", where each of its tokens begins in the text."""
+    """Prompt that precedes the first text, if it is requested: {"text", "first", "tokens", "logprobs"}, and
+    with logprobs "offsets", the positions in the text at which its tokens begin."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Usage:
 async def pieces_of(
     answer: Answer, n: int, usage: Usage, first_text: Callable[[], None], suffix: str = ""
 ) -> AsyncIterator[Piece]:
-    """The pieces of a request's choices: n of each prompt, numbered through."""
+    """Yield the pieces of a request's choices: n for each prompt, numbered consecutively."""
     prompts: dict[int, Object] = {}
     endings: dict[int, Suffix] = {}
     seen: set[int] = set()
@@ -83,12 +83,12 @@ class Form:
         self.created = int(time.time())
 
     def whole(self, choices: list[Object], usage: Usage) -> Object:
-        """An answer at once."""
+        """Return a complete answer."""
         kind = "chat.completion" if self.is_chat else "text_completion"
         return {**self._head(kind), "choices": choices, "usage": usage.to_dict()}
 
     def chunk(self, choices: list[Object], usage: Object | None = None) -> Object:
-        """A part of a stream."""
+        """Return a chunk of a stream."""
         kind = "chat.completion.chunk" if self.is_chat else "text_completion"
         return {**self._head(kind), "choices": choices, **({"usage": usage} if usage is not None else {})}
 
@@ -96,7 +96,7 @@ class Form:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def choice(self, piece: Piece, is_chunk: bool) -> Object:
-        """One choice of a chunk, or a whole one."""
+        """Return one choice of a chunk, or a complete choice."""
         text, logprobs = self._text_and_logprobs(piece)
         if not self.is_chat:
             body: Object = {"text": text}
@@ -131,7 +131,8 @@ class Form:
 def _add(found: Object, entry: Mapping[str, Any], offset: int) -> None:
     """Append a token to the lists of a completion's logprobs.
 
-    The token itself is among the likeliest ones, also as one more than were asked for (OpenAI).
+    As in OpenAI's API, the token itself is always in the list of likeliest tokens, which may therefore have
+    one entry more than requested.
     """
     top: dict[str, float] | None = None
     if entry["top"] is not None:
@@ -152,7 +153,7 @@ def _chat_entry(entry: Mapping[str, Any]) -> Object:
 
 
 async def whole_answer(form: Form, pieces: AsyncIterator[Piece], usage: Usage) -> Object:
-    """All pieces as one answer."""
+    """Return all pieces as one answer."""
     found: dict[int, Piece] = {}
     async for piece in pieces:
         if (held := found.get(piece.index)) is None:
@@ -168,7 +169,7 @@ async def whole_answer(form: Form, pieces: AsyncIterator[Piece], usage: Usage) -
 async def streamed_answer(
     form: Form, pieces: AsyncIterator[Piece], usage: Usage, count: int, with_usage: bool
 ) -> AsyncIterator[bytes]:
-    """All pieces as events. An error is an event too, or clients would take a cut answer for a whole one."""
+    """Yield all pieces as events, including errors, so that clients notice a truncated answer."""
     none: Object = {"usage": None} if with_usage else {}
     try:
         if form.is_chat:

@@ -1,7 +1,7 @@
-"""OpenAI's requests: which fields are known, what they mean to the engine, which are refused and why.
+"""Requests in OpenAI's format: the known fields, their meaning for the engine, and the refused ones.
 
-Besides OpenAI's own, /v1/completions and /v1/chat/completions take vLLM's names for what OpenAI lacks: top_k,
-min_p, repetition_penalty, ignore_eos.
+In addition to OpenAI's fields, /v1/completions and /v1/chat/completions accept vLLM's names for settings that
+OpenAI does not have: top_k, min_p, repetition_penalty, ignore_eos.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from nbtrain.base.terminal import shortened
 from nbtrain.config.generation import MOST_CHOICES, Generation
 from nbtrain.serving.refusals import Refusal, missing_parameter, unsupported_parameter, unsupported_value
 
-# Accepted, for they change nothing about the text.
+# Accepted, because they do not change the text.
 WITHOUT_EFFECT = frozenset(
     [
         "user",
@@ -28,18 +28,18 @@ WITHOUT_EFFECT = frozenset(
 )
 MOST_PROMPTS = 128
 DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's, if max_tokens is not given."""
+"""OpenAI's default for max_tokens."""
 
 UNIONS = {
     "prompt": "must be a text, a list of texts, a list of token ids from 0 on, or a list of such lists",
     "stop": "must be a text or a list of texts",
 }
-"""Fields of several kinds, of which the schema would name but the first."""
+"""Messages for fields of several types, because the schema would name only the first type."""
 BOUNDS = {
     "greater_than_equal": ("ge", ("below_min", ">="), "below minimum"),
     "less_than_equal": ("le", ("above_max", "<="), "above maximum"),
 }
-"""{pydantic's type of error: (the bound's key, (a part of OpenAI's code, sign), OpenAI's words)}."""
+"""{pydantic's error type: (the bound's key, (a part of OpenAI's code, sign), OpenAI's message)}."""
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
@@ -52,7 +52,7 @@ class StreamOptions(BaseModel):
 
 
 class Common(BaseModel):
-    """The fields of both kinds of requests."""
+    """Fields of both kinds of requests."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -125,7 +125,7 @@ class CompletionRequest(Common):
             raise unsupported_value("best_of", self.best_of, hint)
 
     def prompts(self) -> list[str | list[int]]:
-        """Each prompt, as text or token ids."""
+        """Return the prompts, each as text or token ids."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if self.prompt and isinstance(self.prompt[0], int):
@@ -173,7 +173,7 @@ class ChatMessage(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """Which form an answer has."""
+    """Format of an answer."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -224,7 +224,7 @@ class ChatRequest(Common):
 
     @property
     def most_tokens(self) -> int | None:
-        """New tokens at most, by either name."""
+        """Maximum number of new tokens, by either name."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
 
@@ -233,7 +233,7 @@ def _or(value: Any, default: Any) -> Any:
 
 
 def read(kind: type[Common], body: Any) -> Any:
-    """A request of JSON. Raises Refusal 400, which names the field."""
+    """Parse a request from JSON. Raises Refusal 400, which names the field."""
     if not isinstance(body, dict):
         raise Refusal(400, "We could not parse the JSON body of your request: it must be a JSON object.")
     body = {name: value for name, value in body.items() if name not in WITHOUT_EFFECT}
@@ -247,7 +247,7 @@ def read(kind: type[Common], body: Any) -> Any:
 
 
 def _invalid(problem: Any) -> Refusal:
-    """Return the refusal of a field that the schema does not take: pydantic's words as OpenAI's."""
+    """Return the refusal of a field that the schema rejects: pydantic's error as OpenAI's message."""
     kind, value, context = problem["type"], problem["input"], problem.get("ctx", {})
     places = [str(part) for part in problem["loc"]]
     param = _param(place for place in places if not place.startswith(("list[", "constrained", "str")))

@@ -1,4 +1,4 @@
-"""The options of a model server: fields, defaults and bounds, for the command line and nb.serve alike."""
+"""Options of a model server: fields, defaults and bounds, for the command line and nb.serve."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,18 +11,18 @@ PORT = 8000
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """How models are served. Raises ConfigError if a value is out of range."""
+    """Options of a server. Raises ConfigError if a value is out of range."""
 
     run: str | None = None
-    """A run's folder; None: any run under the output root, one at a time, by the `model` of a request."""
+    """Folder of a run; None for any run in the output directory, one at a time, by a request's `model`."""
     step: int | None = None
-    """The checkpoint of `run`; None: the newest whole one."""
+    """Step of the checkpoint of `run`; None for the newest complete one."""
     host: str = LOOPBACK
-    """Where it listens; 0.0.0.0 is every network of this machine."""
+    """Address to listen on; 0.0.0.0 means every network interface of this machine."""
     port: int = PORT
-    """0: a free one."""
+    """Port to listen on; 0 for a free one."""
     uds: str | None = None
-    """A Unix socket in place of host and port. Who may enter its folder needs no token."""
+    """Unix socket to use instead of host and port. Users who can enter its folder do not need a token."""
     dtype: str = "auto"
     """fp32, bf16, fp16; auto: fp32 on a CPU, the training's format on a GPU."""
     tensor_parallel_size: int | None = None
@@ -30,23 +30,23 @@ class ServeOptions:
     threads: int | None = None
     """Threads of the model's process on a CPU; None: all cores."""
     max_batch: int | None = None
-    """Texts that are made at once; None: 16 on a CPU, 64 on a GPU, or as many as the memory holds."""
+    """Maximum of texts at once; None for 16 on a CPU, 64 on a GPU, or as many as the memory holds."""
     max_queue: int = 128
-    """Texts that wait for a place in the batch; beyond it requests are answered with 429."""
+    """Maximum of texts that wait for a slot in the batch; further requests are answered with 429."""
     max_new_tokens: int | None = None
-    """The most that one text may ask for; None: as many as the model has positions."""
+    """Maximum of new tokens that a request may ask of one text; None for the model's positions."""
     max_body_bytes: int = 1 << 20
-    """Most bytes of a request."""
+    """Maximum size of a request in bytes."""
     request_seconds: float = 600.0
     """Seconds for one request, waiting included; then the answer is 504, or its stream ends with an error."""
     write_seconds: float = 30.0
-    """How long a client may take nothing of its stream before it is given up."""
+    """Seconds after which a stream is ended if its client reads nothing."""
     grace_seconds: float = 20.0
-    """How long running requests go on after SIGTERM."""
+    """Seconds that running requests may continue after SIGTERM."""
     idle_seconds: float = 600.0
-    """With any run: a model that nobody asks for is unloaded after so long."""
+    """Seconds without a request after which a model is unloaded, if any run may be served."""
     chat_template: str | None = None
-    """A file with the template of a chat; None: that of the run's fine-tuning data, else of its tokenizer."""
+    """File with a chat template; None for the template of the fine-tuning data, or else the tokenizer's."""
 
     def __post_init__(self) -> None:
         rules: tuple[tuple[str, Any, bool, str], ...] = (

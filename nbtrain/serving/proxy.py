@@ -1,10 +1,10 @@
-"""Models of all runs behind Jupyter's own address and login, by jupyter-server-proxy.
+"""Server of all runs' models behind Jupyter's own address and login, through jupyter-server-proxy.
 
     <base_url>nbtrain-models/       a page to try a model
     <base_url>nbtrain-models/v1     OpenAI's base_url; the api_key is Jupyter's token
 
-The server listens on a Unix socket that only this user can enter, so that Jupyter's login is the one there
-is. It starts at the first look, loads a model when it is asked for, and unloads it after ten minutes.
+The server listens on a Unix socket that only this user can open, so Jupyter's login protects it. It starts
+with the first request, loads a model on demand, and unloads it after ten minutes without a request.
 """
 
 import sys
@@ -23,6 +23,6 @@ def models_entry() -> dict[str, Any]:
         "timeout": START_SECONDS,
         "absolute_url": False,
         "new_browser_tab": False,
-        # The labextension has the tile, in a category of its own.
+        # The labextension adds the tile, in a separate category.
         "launcher_entry": {"enabled": False, "title": "Try a model"},
     }

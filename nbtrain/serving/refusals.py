@@ -1,10 +1,10 @@
-"""Refusals of a request: OpenAI's error object, and whether its client should try again.
+"""Refusals of a request: OpenAI's error object, and whether its client should retry.
 
-Clients decide by status, `code` and message, so these are OpenAI's where OpenAI has them: LiteLLM and
-LangChain shorten a prompt after `context_length_exceeded`, and ask for another key after `invalid_api_key`.
+Clients decide by status, `code` and message, so these are OpenAI's wherever OpenAI defines them: LiteLLM and
+LangChain shorten a prompt after `context_length_exceeded`, and request another key after `invalid_api_key`.
 
-OpenAI's clients send 408, 409, 429 and 5xx three times in all, unless `x-should-retry` says no: an error that
-the same request would meet again must not cost three generations.
+After 408, 409, 429 and 5xx, OpenAI's clients send a request three times in all, unless the header
+`x-should-retry` forbids it: an error that would recur must not cost three generations.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ class Refusal(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
-        """The answer, which says to clients whether another try is of use."""
+        """Return the response, which tells clients whether to retry."""
         headers: Mapping[str, str] = {"x-should-retry": "false"}
         if self.status in TRIED_AGAIN:
             headers = {"retry-after": str(RETRY_SECONDS)}
@@ -44,7 +44,7 @@ class Refusal(Exception):
 
 
 def unsupported_parameter(param: str, reason: str) -> Refusal:
-    """Return the refusal of a field of OpenAI's that means nothing here."""
+    """Return the refusal of an OpenAI field that is not supported here."""
     return Refusal(
         400, f"Unsupported parameter: '{param}' is not supported: {reason}.", param, "unsupported_parameter"
     )
@@ -57,7 +57,7 @@ def missing_parameter(param: str, hint: str = "") -> Refusal:
 
 
 def unsupported_value(param: str, value: object, reason: str) -> Refusal:
-    """Return the refusal of a value that OpenAI's models may have and the model here has not."""
+    """Return the refusal of a value that OpenAI's models support and this model does not."""
     return Refusal(
         400,
         f"Unsupported value: '{param}' does not support {value} with this model: {reason}.",
@@ -67,7 +67,7 @@ def unsupported_value(param: str, value: object, reason: str) -> Refusal:
 
 
 def unknown_model(name: str | None, served: str) -> Refusal:
-    """Return the refusal of a request for a model that is not here; `served` says which ones are."""
+    """Return the refusal of a request for an unknown model; `served` describes the known ones."""
     return Refusal(
         404,
         f"The model `{name}` does not exist or you do not have access to it. {served}",
@@ -77,10 +77,10 @@ def unknown_model(name: str | None, served: str) -> Refusal:
 
 
 def too_long(positions: int, prompt_tokens: int, max_new_tokens: int, is_chat: bool) -> Refusal:
-    """Return the refusal of a prompt that leaves no room for the new tokens, in OpenAI's words.
+    """Return the refusal of a prompt that leaves no room for the new tokens, with OpenAI's message.
 
-    LiteLLM looks for these words. LangChain looks for the code in the text of the error, which openai 3 makes
-    of the message alone: so the code ends the message.
+    LiteLLM searches for this wording. LangChain searches for the code in the error's text, which openai 3
+    builds from the message alone, so the message ends with the code.
     """
     most = f"This model's maximum context length is {positions} tokens"
     both = f"you requested {prompt_tokens + max_new_tokens} tokens"

@@ -1,8 +1,8 @@
-"""The model that a notebook generates with: loaded by the first call, kept for the next ones.
+"""The model that a notebook generates with: loaded by the first call and kept for later calls.
 
-It ends with this process, after ten minutes without a call, when another run, checkpoint or format is asked
-for, when a newer checkpoint has been saved, and when the run was deleted and trained anew under its name. One
-model is kept: two might not fit the memory.
+The model is unloaded when this process ends, after ten minutes without a call, when another run, checkpoint
+or format is requested, when a newer checkpoint has been saved, and when the run was deleted and trained again
+under its name. Only one model is kept, because two might not fit in memory.
 """
 
 import atexit
@@ -23,25 +23,25 @@ IDLE_SECONDS = 600.0
 
 
 class Resident:
-    """The one engine of this process."""
+    """The only engine of this process."""
 
     def __init__(self, idle_seconds: float = IDLE_SECONDS):
         self.idle_seconds = idle_seconds
         self.engine: EngineProcess | None = None
         self._wanted: tuple[str | None, Loading] | None = None
-        """The run's id, and what was loaded of it."""
+        """Id of the run, and the loaded model."""
         self._lock = threading.RLock()
         self._users = 0
         self._timer: threading.Timer | None = None
 
     def stream(self, loading: Loading, *requests: Mapping[str, Any]) -> Iterator[tuple[int, Event]]:
-        """The events of some requests to the model of `loading`, which is loaded if it is not there."""
+        """Yield the events of requests to the model of `loading`, which is loaded if necessary."""
         with self.used(loading) as engine:
             yield from engine.stream(*requests)
 
     @contextlib.contextmanager
     def used(self, loading: Loading) -> Iterator[EngineProcess]:
-        """The engine of `loading`, ready; it stays at least until the body ends."""
+        """Yield the ready engine of `loading`, which stays at least until the body ends."""
         with self._lock:
             engine = self._engine_of(loading)
             self._users += 1
@@ -63,7 +63,7 @@ class Resident:
         # What "the newest" means now: a run may have saved since.
         run = RunDir(loading.run_dir)
         newest = newest_checkpoint_step(run)
-        # A run that was deleted and trained anew has the folder and often the steps of the old one.
+        # A run that was deleted and trained again has the same folder and often the same steps.
         run_id = (run.record() or {}).get("run_id")
         wanted = run_id, replace(loading, step=newest) if loading.step is None else loading
         kept = self.engine

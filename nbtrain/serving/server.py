@@ -1,9 +1,9 @@
-"""The process of a server: it listens, loads, answers, and ends in order.
+"""The process of a server: it listens, loads models, answers requests, and shuts down cleanly.
 
-SIGTERM or Ctrl-C    no new connections; running requests go on for grace_seconds, then each stream gets an
-                     error event and its end, each other request 503; then the model is unloaded
-a second Ctrl-C      ends at once
-the model's process ends by itself: every request is answered with its last words, and so does the server
+SIGTERM or Ctrl-C    no new connections; running requests continue for grace_seconds, then each stream gets an
+                     error event and ends, and each other request gets 503; then the model is unloaded
+a second Ctrl-C      ends the server at once
+If the model's process ends by itself, its last output answers every request, and the server ends with it too.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class Ready:
     """A server's description once it answers."""
 
     url: str
-    """Without the token; of a Unix socket, its path."""
+    """URL without the token; the path for a Unix socket."""
     name: str | None
     """Name of the run; None: any run."""
     facts: dict[str, Any]
@@ -58,10 +58,10 @@ def serve(
     say: Callable[[str], None] = print,
     until: Callable[[], None] | None = None,
 ) -> int:
-    """Serve until the process is told to end; returns its exit code.
+    """Serve until the process is told to end, and return its exit code.
 
-    `until` is run in a thread: if it returns, that is an order to end. Raises NbtrainError if the model
-    cannot be loaded, ConfigError if the port is taken.
+    `until` runs in a thread, and the server ends when it returns. Raises NbtrainError if the model cannot be
+    loaded, ConfigError if the port is taken.
     """
     check_run(options)
     listening = _socket(options)
@@ -70,7 +70,7 @@ def serve(
         return asyncio.run(_serve(options, token, listening, when_ready, say, until))
     finally:
         listening.close()
-        # Not what another program has put in its place.
+        # The socket is removed only if no other program has replaced it.
         if options.uds is not None and own is not None and _inode(options.uds) == own:
             Path(options.uds).unlink(missing_ok=True)
 
@@ -148,7 +148,7 @@ async def _end_with_engine(
 
 
 class OrderlyServer(uvicorn.Server):
-    """uvicorn, which by itself waits for streams without end, or cuts them without a word."""
+    """uvicorn with a clean shutdown; by itself it waits forever for streams, or cuts them silently."""
 
     def __init__(self, config: uvicorn.Config, models: Models, grace_seconds: float):
         super().__init__(config)
@@ -156,7 +156,7 @@ class OrderlyServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's own raises the signal again at the end, before the model is unloaded."""
+        """Handle signals; uvicorn's version raises the signal again before the model is unloaded."""
         loop = asyncio.get_running_loop()
         is_main = threading.current_thread() is threading.main_thread()
         for number in SIGNALS if is_main else ():
@@ -178,7 +178,7 @@ class OrderlyServer(uvicorn.Server):
         asyncio.get_running_loop().call_later(self._grace, self._models.end_answers)
 
     def end_after(self, until: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
-        """End in order once `until` has returned."""
+        """Shut down cleanly once `until` has returned."""
         until()
 
         def begin() -> None:
@@ -191,7 +191,7 @@ class OrderlyServer(uvicorn.Server):
 
 
 def _socket(options: ServeOptions) -> socket.socket:
-    """Bound before the model is loaded, which may take minutes."""
+    """Return a bound socket; the model is loaded later, because that may take minutes."""
     if options.uds is not None:
         path = Path(options.uds)
         listening = socket.socket(socket.AF_UNIX)

@@ -1,4 +1,4 @@
-"""Texts that a model has made: strings that know their prompt and tokens, and how a notebook shows them."""
+"""Generated texts: strings with their prompt and tokens, and their display in a notebook."""
 
 import html
 import math
@@ -15,17 +15,17 @@ ENDS = {"length": "all that was asked for", "stop": "ended by itself"}
 
 
 class Text(str):
-    """A prompt and what the model added to it, as one string."""
+    """A prompt and the model's continuation, as one string."""
 
     prompt: str
     new_text: str
     """Text that was added."""
     tokens: list[int]
-    """Ids of what was added."""
+    """Ids of the added tokens."""
     finish_reason: str
-    """length: all tokens that were asked for; stop: the end of a document or a stop string."""
+    """length: all requested tokens were generated; stop: the end of a document or a stop string."""
     logprobs: list[dict[str, Any]]
-    """If they were asked for, of each new token: {"id", "token", "bytes", "logprob", "top"}."""
+    """Log-probabilities of each new token, if requested: {"id", "token", "bytes", "logprob", "top"}."""
     score: float | None
     """Score of beam search."""
 
@@ -34,7 +34,7 @@ class Text(str):
 
 
 class Texts(list[Text]):
-    """Several of them."""
+    """A list of texts."""
 
     def _repr_html_(self) -> str:
         return "".join(_shown(text) for text in self)
@@ -42,7 +42,7 @@ class Texts(list[Text]):
 
 @dataclass
 class Growing:
-    """A text while its events come."""
+    """A text while its events arrive."""
 
     prompt: str
     pieces: list[str] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Growing:
     score: float | None = None
 
     def take(self, event: Mapping[str, Any]) -> str:
-        """The new piece of an event."""
+        """Add an event, and return its new piece."""
         self.pieces.append(event["text"])
         self.tokens += event["tokens"]
         self.logprobs += event.get("logprobs", ())
@@ -61,7 +61,7 @@ class Growing:
         return event["text"]
 
     def whole(self) -> Text:
-        """The text so far."""
+        """Return the text so far."""
         new_text = "".join(self.pieces)
         text = Text(self.prompt + new_text)
         text.prompt, text.new_text, text.tokens = self.prompt, new_text, self.tokens
@@ -72,7 +72,7 @@ class Growing:
 def collected(
     prompts: list[str], count: int, events: Iterable[tuple[int, Mapping[str, Any]]]
 ) -> list[list[Text]]:
-    """The texts of each prompt, `count` of each, from their events."""
+    """Return `count` texts for each prompt, from their events."""
     growing = [[Growing(prompt) for _ in range(count)] for prompt in prompts]
     for number, event in events:
         if "text" in event:
@@ -94,7 +94,7 @@ def _shown(text: Text) -> str:
 
 
 def _with_chances(text: Text) -> str:
-    """Each token by itself: the less likely it was, the stronger its mark; the title says what else was."""
+    """Return HTML that marks each token more strongly the less likely it was; titles list alternatives."""
     spans = []
     for entry in text.logprobs:
         chance = math.exp(entry["logprob"])

@@ -1,4 +1,4 @@
-"""The token that every request brings: made at start, or the user's; compared in constant time.
+"""Token that every request must send: generated at start, or the user's; compared in constant time.
 
 Accepted as OpenAI's clients send it (Authorization: Bearer TOKEN), as Jupyter's do (Authorization: token
 TOKEN), and as ?token=TOKEN for pages and clients that cannot set a header.
@@ -18,19 +18,19 @@ from nbtrain.serving.refusals import Refusal
 
 VARIABLE = "NBTRAIN_SERVE_TOKEN"
 LEAST_CHARS = 16
-# Says only that the server is there, for what watches it.
+# Route that reports only that the server runs, for monitoring.
 OPEN_PATHS = ("/health",)
 
 
 def new_token() -> str:
-    """One of 192 bits."""
+    """Return a random token of 192 bits."""
     return secrets.token_hex(24)
 
 
 def token_of(file: str | None) -> tuple[str, str | None]:
-    """(the token, where it is from): of a file, else of NBTRAIN_SERVE_TOKEN, else a new one (None).
+    """Return (token, source): from a file, else from NBTRAIN_SERVE_TOKEN, else a new one (None).
 
-    Raises ConfigError for a file that is not there, that others may read, or whose token is short.
+    Raises ConfigError for a file that does not exist, that others may read, or whose token is too short.
     """
     if file is None:
         if not (token := os.environ.get(VARIABLE, "")):
@@ -57,7 +57,7 @@ def token_of(file: str | None) -> tuple[str, str | None]:
 
 
 class TokenRequired:
-    """Lets through what brings the token."""
+    """Middleware that accepts only requests with the token."""
 
     def __init__(self, app: ASGIApp, token: str):
         self.app, self.token = app, token.encode()

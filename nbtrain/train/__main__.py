@@ -59,7 +59,7 @@ def main(run_path: str) -> int:
 
 
 def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> tuple[str, str]:
-    """All that a rank does: returns "finished" or "stopped", and the limit that stopped it ("": none)."""
+    """Run a rank from start to end; return "finished" or "stopped", and the limit that stopped it, or ""."""
     config = attempt_config(load_resolved(run.config_yaml), this_attempt(run))
     requests = Requests(job, heartbeat.rank)
     level = logging.INFO if heartbeat.rank == 0 else logging.WARNING

@@ -15,7 +15,7 @@ from nbtrain.config.load import load_resolved
 
 
 def find_job(run: RunDir) -> JobDir:
-    """The job of this rank. Raises JobError if the run has none."""
+    """Return the job of this rank. Raises JobError if the run has none."""
     if job_id := os.environ.get("NBTRAIN_JOB"):
         return run.job(job_id)
     job = run.newest_job()
@@ -25,12 +25,12 @@ def find_job(run: RunDir) -> JobDir:
 
 
 def this_attempt_number() -> int:
-    """Counted from 0, as for a rank that is started by hand."""
+    """Return the attempt's number from 0; 0 for a rank that is started manually."""
     return int(os.environ.get("NBTRAIN_ATTEMPT", "0"))
 
 
 def this_attempt(run: RunDir) -> AttemptRecord:
-    """The record of this rank's attempt; as the configuration says, for a rank that is started by hand."""
+    """Return the record of this rank's attempt, or one from the configuration for a manually started rank."""
     number = this_attempt_number()
     record = JobRecord.read(find_job(run).job_json)
     found = record.attempt_record(number) if record else None

@@ -1,10 +1,10 @@
-"""The micro batches of one rank, in the global order of dataset/samples/state.py.
+"""Micro batches of one rank, in the global order of dataset/samples/state.py.
 
     step        the next positions after the data state, as many as the batch schedule says there
     micro batch a row of micro_batch_size x data_parallel_size of these positions
     rank r      the r-th of data_parallel_size equal parts of that row
 
-So the samples of a step depend on the data state alone, not on the number of ranks. Worker processes read
+So the samples of a step depend only on the data state, not on the number of ranks. Worker processes read
 ahead in the same order.
 """
 
@@ -39,7 +39,7 @@ class Batch(NamedTuple):
     cu_seqlens: torch.Tensor | None = None
     """int32 [documents + 1]: cumulative lengths over all b * seq_length tokens; samples begin documents."""
     max_seqlen: int = 0
-    """The longest of these documents."""
+    """Length of the longest of these documents."""
     dataset_ids: torch.Tensor | None = None
     """int64 [b, seq_length]: which named dataset each label belongs to, if `named`."""
     answers: torch.Tensor | None = None
@@ -59,7 +59,7 @@ class Batch(NamedTuple):
 
     @property
     def bounds(self) -> dict[str, Any]:
-        """Arguments of the model besides tokens and labels; empty for a plain batch."""
+        """Return the model's arguments other than tokens and labels; empty for a plain batch."""
         bounds: dict[str, Any] = {}
         if self.position_ids is not None:
             bounds["position_ids"] = self.position_ids
@@ -68,7 +68,7 @@ class Batch(NamedTuple):
         return bounds
 
     def to(self, device: torch.device) -> "Batch":
-        """This batch on another device, without waiting for the copy."""
+        """Copy this batch to another device, without waiting for the copy."""
         return Batch._make(
             part.to(device, non_blocking=True) if isinstance(part, torch.Tensor) else part for part in self
         )
@@ -147,7 +147,7 @@ class Batches:
 
 
 class DatasetLosses:
-    """The loss of each named dataset in a step, summed up on the device without waiting for it.
+    """Losses of each named dataset in a step, summed on the device without waiting for it.
 
     of() is called before a micro batch's forward pass, sums() after the step.
     """
@@ -158,7 +158,7 @@ class DatasetLosses:
         self._noted: list[tuple[Batch, torch.Tensor]] = []
 
     def of(self, batch: Batch) -> torch.Tensor:
-        """fp32 [b, s], zero: where the model is to leave each token's loss."""
+        """Return zeros, fp32 [b, s], that the model fills with each token's loss."""
         token_losses = torch.zeros(batch.labels.shape, device=self._device)
         self._noted.append((batch, token_losses))
         return token_losses
@@ -192,7 +192,7 @@ class _NotedLosses(NamedTuple):
 
 
 class _Readable(Dataset):
-    """Shows the loader a dataset without its length."""
+    """A view of a dataset that hides its length from the loader."""
 
     def __init__(self, dataset: Samples):
         self._dataset = dataset
@@ -208,7 +208,7 @@ def _start_worker(number: int) -> None:
 
 
 def _stack(samples: list[Sample], masked: bool, named: bool) -> Batch:
-    """One batch of some samples. What only some samples have is filled in for the others."""
+    """Stack samples to a batch. Fields that only some samples have are filled in for the others."""
     length = len(samples[0].tokens)
     tokens = _tensor([sample.tokens for sample in samples])
     labels = _tensor([sample.labels for sample in samples])
@@ -244,7 +244,7 @@ def _stack(samples: list[Sample], masked: bool, named: bool) -> Batch:
 
 
 def _with_pairs(batch: Batch, samples: list[Sample]) -> Batch:
-    """The pairs of all samples, numbered through."""
+    """Add the pairs of all samples to a batch, numbered consecutively."""
     answers, pairs, reference, before = [], [], [], 0
     for sample in samples:
         assert sample.answers is not None and sample.pairs is not None and sample.reference is not None

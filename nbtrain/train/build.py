@@ -62,9 +62,9 @@ class Built:
     """The checkpoint that the run resumes from, if there is one."""
 
     def load(self, beat: Callable[[], None] = lambda: None) -> None:
-        """Load the checkpoint, or without one what `init_from` names. Called by all ranks together.
+        """Load the checkpoint, or without one the weights of `init_from`. All ranks call it together.
 
-        Beside adapters the weights of `init_from` are loaded in both cases. With `dpo` the reference is read,
+        With adapters, the weights of `init_from` are loaded in both cases. With `dpo`, the reference is read,
         or computed with these weights.
         """
         start, live = self.start, self.saver.live
@@ -99,7 +99,7 @@ class Built:
 
 
 def refuse_unsupported(config: RunConfig) -> None:
-    """Raises ConfigError, naming the field, for what the versions and the machine of this rank cannot run."""
+    """Raise ConfigError, naming the field, for settings that this rank's versions or machine cannot run."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     missing = compiler is None or shutil.which(compiler) is None
     if config.model.compile and config.resources.device == "cpu" and missing:
@@ -124,7 +124,7 @@ def _refuse_format(config: RunConfig) -> None:
 
 
 def refuse_backend(config: RunConfig, world: World) -> None:
-    """Raises ConfigError if the attention backend of the configuration cannot serve this device."""
+    """Raise ConfigError if the configured attention backend does not support this device."""
     model, data = config.model, config.data
     problem = backend_problem(
         world.device,

@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Everything one request is answered with, within its `seconds`."""
+    """Yield all answers to a request, within its `seconds`."""
     started, device, cores = time.monotonic(), request["device"], request["cores"]
     starts = plan_of(device, cores)
     yield {"kind": "plan", "figures": sum(figures for *_, figures in starts)}
@@ -76,10 +76,10 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def measured_until(now: float, until: float, slices: list[int], engines: list[int]) -> float:
-    """Return when the next start of ranks is to have measured its slices.
+    """Return the time at which the next start of ranks must have measured its slices.
 
-    The lists are of all starts to come. Imports and engines take their time, at most half of what is left;
-    each slice has the same part of the rest.
+    The lists cover all starts to come. Imports and engines get the time they need, at most half of the
+    remaining time; the slices share the rest equally.
     """
     left = END_SHARE * (until - now)
     fixed = [START_SECONDS + BUILD_SECONDS * count for count in engines]
@@ -89,7 +89,7 @@ def measured_until(now: float, until: float, slices: list[int], engines: list[in
 
 
 def plan_of(device: str, cores: int) -> list[tuple[int, int, list[str], int]]:
-    """(ranks, threads of each, parts, figures) of each start; `cores` are GPUs if device is gpu."""
+    """Return (ranks, threads of each, parts, measurements) of each start; `cores` are GPUs on a gpu."""
     own, between = FIGURES[device], FIGURES["collectives"]
     if device == "gpu":
         alone = (1, 1, ["kernels", "steps"], own)

@@ -38,7 +38,7 @@ def measure(watch: Stopwatch, sizes: tuple[int, ...]) -> Iterator[dict[str, Any]
 
 
 def task(kind: str, size: int, device: torch.device) -> Callable[[], object]:
-    """One collective over `size` bytes. Raises KeyError for an unknown kind."""
+    """Return a function that runs one collective over `size` bytes. Raises KeyError for an unknown kind."""
     world, rank = dist.get_world_size(), dist.get_rank()
     whole = torch.ones(size // 4 // world * world, device=device)
     part = torch.ones(whole.numel() // world, device=device)

@@ -1,7 +1,7 @@
-"""Whole steps of DeepSpeed engines with very small models: what a step costs besides its arithmetic.
+"""Complete steps of DeepSpeed engines with very small models, to measure the overhead of a step.
 
-The engine is the trainer's own (train/build.py). Four models in one layout tell apart what grows with the
-micro batches, with the blocks of each micro batch and with the parameters:
+The engine is the trainer's own (train/build.py). Four models in the same layout separate the costs that grow
+with the micro batches, with the blocks of each micro batch and with the parameters:
 
     base      one block, one micro batch
     micro     one block, four micro batches
@@ -34,9 +34,9 @@ TIMEOUT_SECONDS = 600.0
 
 
 def measure(watch: Stopwatch, dtype: str, zero_stage: int) -> Iterator[dict[str, Any]]:
-    """The steps of all models with ZeRO `zero_stage` over all ranks; called by all ranks together.
+    """Measure the steps of all models with ZeRO `zero_stage` over all ranks. All ranks call it together.
 
-    Differences of their seconds are what counts, so each gets SLICES shares of the time.
+    The differences between their seconds matter, so each model gets SLICES shares of the time.
     """
     for name, (layers, hidden, micro_batches) in MODELS.items():
         config = run_config(layers, hidden, micro_batches, dtype, zero_stage, watch.device)
@@ -59,7 +59,7 @@ def measure(watch: Stopwatch, dtype: str, zero_stage: int) -> Iterator[dict[str,
 
 
 def step(engine: TrainEngine, config: RunConfig, device: torch.device) -> None:
-    """One optimizer step on made-up tokens."""
+    """Run one optimizer step on dummy tokens."""
     accumulation_steps = set_batch_size(engine, config.batch.global_batch_size)
     tokens = torch.ones(1, SEQUENCE, dtype=torch.long, device=device)
     micro_batches = (MicroBatch(Batch(tokens, tokens), None) for _ in range(accumulation_steps))
@@ -69,7 +69,7 @@ def step(engine: TrainEngine, config: RunConfig, device: torch.device) -> None:
 def run_config(
     layers: int, hidden: int, micro_batches: int, dtype: str, zero_stage: int, device: torch.device
 ) -> RunConfig:
-    """A run of one small model on all ranks as data-parallel ones."""
+    """Return the configuration of one small model on all ranks, which are data-parallel."""
     data, on_gpu = ranks(), device.type == "cuda"
     values: dict[str, Any] = {
         "name": f"calibrate-{time.time_ns()}",

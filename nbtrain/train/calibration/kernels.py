@@ -4,7 +4,7 @@
     memory      a copy of 256 MiB: bytes read and written
     attention   the model's attention core, forward and backward
     block       a transformer block of the model, without dropout: seconds forward, seconds backward
-    norms       what tensor parallelism does not cut in a block: two norms, two residual sums
+    norms       the part of a block that tensor parallelism does not shard: two norms, two residual sums
     ends        embeddings, final norm, output layer and loss
     optimizer   gradient norm, clipping and AdamW: seconds for each parameter
 
@@ -75,7 +75,7 @@ def count(device: str, sizes: Sizes, formats: list[str], model_formats: list[str
 
 
 def measure(watch: Stopwatch, sizes: Sizes, formats: list[str], model_formats: list[str]) -> Iterator[Figure]:
-    """All figures of one device; `formats` of the products, `model_formats` of the model's own parts."""
+    """Yield all measurements of one device: products in `formats`, the model's parts in `model_formats`."""
     yield {"what": "memory", **memory(watch)}
     yield {"what": "optimizer", **optimizer(watch, sizes.optimizer_parameters)}
     for dtype in formats:
@@ -97,7 +97,7 @@ def measure(watch: Stopwatch, sizes: Sizes, formats: list[str], model_formats: l
 
 
 def products_of(device: str, dtype: str, sizes: Sizes) -> tuple[tuple[int, int, int], ...]:
-    """The products measured in a format: of fp16 on a CPU, which may be emulated, one small product."""
+    """Return the products to measure in a format: one small one for fp16 on a CPU, which may be emulated."""
     return sizes.products[:1] if (device, dtype) == ("cpu", "fp16") else sizes.products
 
 
@@ -109,7 +109,7 @@ def memory(watch: Stopwatch) -> Figure:
 
 
 def product(watch: Stopwatch, dtype: str, m: int, n: int, k: int) -> Figure:
-    """FLOP/s of F.linear, forward and backward; of fp8 the forward pass alone."""
+    """Measure FLOP/s of F.linear, forward and backward; for fp8 only the forward pass."""
     with _format(dtype) as element:
         if dtype == "fp8":
             seconds = watch.seconds(_fp8_product(watch.device, m, n, k))

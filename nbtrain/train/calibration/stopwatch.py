@@ -1,6 +1,6 @@
-"""Times one task on all ranks at one time: the median of as many calls as fit into its share of the time.
+"""Timer of a task on all ranks at once: the median of the calls that fit into the task's share of the time.
 
-All ranks begin a call together, so that each has as many busy neighbours as in training: cores share caches
+All ranks begin a call together, so that as many neighboring cores are busy as in training: cores share caches
 and memory. The ranks agree on the number of calls, because a task may contain collectives.
 """
 
@@ -19,19 +19,19 @@ SLOW_SLICES = 5
 
 @dataclass
 class Stopwatch:
-    """Times the measurements of one worker, one after the other, so that all of them end in time."""
+    """A timer of one worker's measurements, which run one after the other and all end in time."""
 
     device: torch.device
     until: float
     """Time at which the last measurement must end, by time.monotonic()."""
     slices: float
-    """Shares of the time that are still to be used: one for each measurement, SLICES for a step."""
+    """Remaining shares of the time: one for each measurement, SLICES for a step."""
     engines: int = 0
-    """DeepSpeed engines that are still to be built between measurements."""
+    """Number of DeepSpeed engines that must still be built between measurements."""
     build_seconds: float = 0.0
     """Seconds to build each of them."""
     cpu_time: bool = False
-    """Count the process's own CPU time, for trials on a machine with other work: waiting is not counted."""
+    """Whether to measure the process's CPU time, which excludes waiting, for tests on a busy machine."""
     _spreads: list[float | None] = field(default_factory=list)
 
     def seconds(self, task: Callable[[], object], slices: float = 1.0) -> float:

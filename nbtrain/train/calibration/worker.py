@@ -1,4 +1,4 @@
-"""One rank of a calibration: measures with the others, and rank 0 tells what came out.
+"""One rank of a calibration: it measures together with the others, and rank 0 prints the results.
 
     python -m nbtrain.train.calibration.worker '{"device": "cpu", "until": 1234.5, "slices": 99, ...}'
 
@@ -23,7 +23,7 @@ ZERO_STAGES = (0, 1, 3)
 
 
 def main(request: dict[str, Any]) -> None:
-    """All figures of this number of ranks, one JSON line each, from rank 0."""
+    """Measure with this number of ranks; rank 0 prints one JSON line per measurement."""
     world = startup.start(request["device"], TIMEOUT_SECONDS)
     watch = Stopwatch(
         world.device,

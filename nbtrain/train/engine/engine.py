@@ -3,8 +3,8 @@
     PlainEngine      every rank runs all layers, or its tensor-parallel or Ulysses part of each
     PipelineEngine   every rank runs its stage's layers, one forward, one backward (1F1B)
 
-Both return the mean loss over the whole step on every rank. A rank reads the samples of its place on the data
-axis, so all stages and tensor-parallel ranks of a model read the same samples.
+Both return the mean loss over the whole step on every rank. A rank reads the samples of its position on the
+data axis, so all stages and tensor-parallel ranks of a model read the same samples.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ class TokenLosses(Protocol):
     """Receiver of the loss of each token of a batch, as the model computes it (train/batches.py)."""
 
     def of(self, batch: Batch) -> torch.Tensor:
-        """fp32 [b, s]: where the model is to leave them. Called before the forward pass."""
+        """Return the tensor, fp32 [b, s], that the model fills. Called before the forward pass."""
 
 
 class StepWork(NamedTuple):
@@ -43,15 +43,15 @@ class StepWork(NamedTuple):
     accumulation_steps: int
     timer: StepTimer
     beat: Callable[[], None]
-    """Called once a micro batch."""
+    """Function that is called once per micro batch."""
     losses: TokenLosses | None = None
-    """Receives the loss of each token."""
+    """Receiver of the loss of each token."""
     loss_factor: float | None = None
     """Factor of the loss, for tests that need a bad step."""
 
 
 class Noted(Protocol):
-    """Receives what the model says of each token of a micro batch."""
+    """A receiver of the model's results for each token of a micro batch."""
 
     def of(self, batch: Batch) -> dict[str, torch.Tensor]:
         """{token_losses, likeliest}: tensors to be filled (parallel/cross_entropy.py)."""
@@ -75,7 +75,7 @@ class StepLoss(NamedTuple):
     loss: torch.Tensor
     """fp32 scalar: mean over the step's tokens in the loss, of all micro batches and ranks."""
     grad_norm: torch.Tensor | float | None
-    """Before clipping, over all parameters."""
+    """Norm over all parameters before clipping."""
 
 
 @dataclass(eq=False)
@@ -100,7 +100,7 @@ class TrainEngine:
 
     @property
     def loss_scale(self) -> float:
-        """fp16's; 1 without one."""
+        """Loss scale of fp16; 1 without one."""
         return float(getattr(self.optimizer, "cur_scale", 1.0))
 
     @property
@@ -110,11 +110,11 @@ class TrainEngine:
         return pipeline.rank == pipeline.size - 1
 
     def train_step(self, work: StepWork) -> StepLoss:
-        """Forward, backward and one step of the optimizer. Called by all ranks together."""
+        """Run forward, backward and one step of the optimizer. All ranks call it together."""
         raise NotImplementedError
 
     def local_loss(self) -> torch.Tensor | None:
-        """This rank's own mean loss of the step, after its last backward pass; None if it computes none."""
+        """Return this rank's mean loss of the step after its last backward pass; None if it has no loss."""
         raise NotImplementedError
 
     def evaluate(

@@ -4,13 +4,13 @@ DeepSpeed's own Muon orthogonalizes before it takes the gradients' norm, so that
 orthogonalized update. This one is to DeepSpeed an optimizer like AdamW: it is given this rank's part of the
 averaged, clipped gradients, in every ZeRO stage. Of these parts
 
-    momentum    is kept, element by element: cut, saved and read as Adam's moments are
-    exchange    all parts of a matrix, over data-parallel and tensor-parallel ranks, go to one rank
-    Newton-Schulz   there, of the whole matrix; query, key and value, which one parameter packs, apart
-    exchange    the parts of what came out go back
+    momentum    is kept element by element: sharded, saved and read like Adam's moments
+    exchange    all parts of a matrix, from data-parallel and tensor-parallel ranks, go to one rank
+    Newton-Schulz   runs there on the whole matrix; query, key and value, packed in one parameter, separately
+    exchange    the parts of the result are sent back
 
-so that every layout makes the update of one process, and each matrix is orthogonalized once. In ZeRO 0 every
-rank has all matrices, and nothing is sent.
+so that every layout computes the same update as one process, and each matrix is orthogonalized once. In ZeRO
+0 every rank has all matrices, and nothing is sent.
 
 Both sides of the exchange have the products' format: fp32, or bf16 if the run's is.
 """
@@ -45,7 +45,7 @@ class Shard:
     shape: tuple[int, ...]
     """Shape of each rank's part."""
     dim: int | None
-    """Along which the parts make the whole; None if each rank holds all of it."""
+    """Dimension along which the matrix is sharded; None if each rank holds all of it."""
 
 
 class Muon(torch.optim.AdamW):
@@ -100,7 +100,7 @@ class Muon(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step of the groups that `param_groups` holds at the moment: ZeRO steps them one by one."""
+        """Step the groups that `param_groups` holds at the moment: ZeRO steps them one by one."""
         every = self.param_groups
         others = [group for group in every if group["name"] != MATRICES and group["params"]]
         for group in every:
@@ -176,7 +176,7 @@ class Exchange:
         self.owned = [name for name in names if owners[name] == stage.rank]
 
     def _owners(self, costs: dict[str, int]) -> dict[str, int]:
-        """The dearest first, each to the rank that has least to do."""
+        """Assign matrices to ranks, most expensive first, each to the rank with the least work."""
         loads, owners = [0] * self.stage.size, {}
         for name in sorted(costs, key=lambda name: (-costs[name], name)):
             owners[name] = min(range(self.stage.size), key=loads.__getitem__)
@@ -195,9 +195,9 @@ class Exchange:
         function: Callable[[list[tuple[str, torch.Tensor]]], None],
         dtype: torch.dtype,
     ) -> None:
-        """Have `function` change all whole matrices in place, each on one rank, and `updates` with them.
+        """Apply `function` to all whole matrices in place, each on one rank, and update `updates` with them.
 
-        `updates` are like the tensors. What is sent has `dtype`.
+        `updates` are shaped like the tensors. Parts are sent in `dtype`.
         """
         if self.stage.size == 1:
             wholes = []

@@ -22,7 +22,7 @@ STACK_ELEMENTS = 2**24
 def orthogonalize_(matrices: Iterable[tuple[torch.Tensor, float]], steps: int, dtype: torch.dtype) -> None:
     """Replace each matrix [.., i], whose leading dimensions are rows, by its orthogonal one times a factor.
 
-    The products are made in `dtype`: bf16 moves an update by 1 to 10 % of itself, fp32 by 1e-5.
+    The products are computed in `dtype`: bf16 changes an update by 1 to 10 %, fp32 by 1e-5.
     """
     by_shape: dict[tuple[int, int], list[tuple[torch.Tensor, float]]] = {}
     for view, factor in matrices:

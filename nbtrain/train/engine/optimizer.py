@@ -1,11 +1,11 @@
-"""The optimizer that DeepSpeed is given: AdamW, or Muon with AdamW, in two groups chosen by canonical name.
+"""Optimizer that DeepSpeed wraps: AdamW, or Muon with AdamW, in two groups chosen by canonical name.
 
     AdamW   decay, no_decay       matrices and embeddings decay, biases and norms do not
-    Muon    matrices, others      the matrices of the blocks, and everything else, of which embeddings and
-                                  output layer decay (embedding_decay)
+    Muon    matrices, others      the matrices of the blocks, and everything else; of the others, embeddings
+                                  and output layer decay (embedding_decay)
 
-Every rank has both groups, whatever it holds: ZeRO makes one collective per group, and takes no empty one.
-That is why Muon has no third group for embeddings, which a stage in the middle of a pipeline does not hold.
+Every rank has both groups, because ZeRO runs one collective per group and does not accept an empty one. So
+Muon does not have a third group for embeddings, which a stage in the middle of a pipeline does not hold.
 torch's fused kernel of AdamW runs on CPU and CUDA and needs no compiler; DeepSpeed's FusedAdam would be built
 on first use.
 """
@@ -87,9 +87,9 @@ def build_optimizer(named_parameters: Named, config: RunConfig) -> torch.optim.A
 
 
 def bind_optimizer(engine: Any, groups: ParallelGroups) -> None:
-    """Tell Muon where DeepSpeed has put each parameter. Called by all ranks together.
+    """Tell Muon where DeepSpeed has stored each parameter. All ranks call it together.
 
-    Raises ConfigError if DeepSpeed has put them elsewhere than it says.
+    Raises ConfigError if the parameters are not where DeepSpeed says.
     """
     optimizer = base_optimizer(engine)
     if not isinstance(optimizer, Muon):
@@ -113,18 +113,19 @@ def bind_optimizer(engine: Any, groups: ParallelGroups) -> None:
 
 
 def set_rates(optimizer: torch.optim.Optimizer, learning_rate: float, weight_decay: float) -> None:
-    """Set learning rate and decay of the coming step; biases and norms have no decay."""
+    """Set learning rate and weight decay of the next step; biases and norms have no decay."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group.get("lr_factor", 1.0)
         group |= _decay(group["name"], weight_decay)
 
 
 def set_batch_size(engine: TrainEngine, batch_size: int) -> int:
-    """The sequences of the coming step; returns the micro batches that each rank makes of them.
+    """Set the number of sequences of the next step, and return the micro batches of each rank.
 
-    DeepSpeed takes the mean over the micro batches, but finds the last one by counting all micro batches
-    since it was built, modulo the number in a step. If that number changes, the weights would move in the
-    middle of a step. So the plain engine says which micro batch ends a step; a pipeline's schedule knows it.
+    DeepSpeed averages over the micro batches, but finds the last one by counting all micro batches since the
+    engine was built, modulo the number in a step. If that number changed, the weights would be updated in the
+    middle of a step. So the plain engine marks the micro batch that ends a step; a pipeline's schedule knows
+    it.
     """
     deepspeed = engine.deepspeed
     # To DeepSpeed, Ulysses ranks are data-parallel ranks: each of them counts the sequence again.

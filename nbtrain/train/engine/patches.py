@@ -1,7 +1,7 @@
-"""Everything of DeepSpeed that nbtrain replaces: one list, installed in one place (train/build.py).
+"""List of everything in DeepSpeed that nbtrain replaces, installed in one place (train/build.py).
 
 A row without `install` works by inheritance, or is called where it is needed; `where` names its file. After
-an update of DeepSpeed look at each row: if its test passes without it, the row goes.
+an update of DeepSpeed, check each row: if its test passes without the row, remove the row.
 """
 
 from collections.abc import Callable
@@ -14,17 +14,17 @@ from nbtrain.train.health.stability import StepGuard
 
 @dataclass(frozen=True)
 class Patch:
-    """One thing of DeepSpeed that is replaced."""
+    """One replaced part of DeepSpeed."""
 
     replaces: str
     reason: str
     test: str
-    """file::function, which fails without it."""
+    """Test, file::function, that fails without the patch."""
     where: str
-    """The file that holds what takes its place."""
+    """File that holds the replacement."""
     install: Callable[[Saver, StepGuard], None] | None = None
     version: str = "0.19.8"
-    """The newest DeepSpeed that is known to need it."""
+    """Newest version of DeepSpeed that is known to need the patch."""
 
 
 def install_patches(saver: Saver, guard: StepGuard) -> None:

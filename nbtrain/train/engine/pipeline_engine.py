@@ -1,4 +1,4 @@
-"""Steps of a model that is cut into stages: DeepSpeed's PipelineEngine runs 1F1B (arXiv:2104.04473).
+"""Steps of a model that is split into stages: DeepSpeed's PipelineEngine runs 1F1B (arXiv:2104.04473).
 
 The first stage takes tokens and the last stage labels from an iterator of micro batches; the stages between
 take none. The last stage sends its loss to all.
@@ -35,7 +35,7 @@ PART_OF = {
 
 
 class PipelineEngine(TrainEngine):
-    """All micro batches of a step go through the stages one after the other; then the optimizer steps."""
+    """An engine that sends all micro batches of a step through the stages, then steps the optimizer."""
 
     def train_step(self, work: StepWork) -> StepLoss:
         losses, factor = work.losses, work.loss_factor

@@ -11,7 +11,7 @@ from nbtrain.train.health.discard import gradient_norm
 
 
 class PlainEngine(TrainEngine):
-    """One micro batch after the other: forward, backward; after the last one the optimizer."""
+    """An engine that runs forward and backward for each micro batch, then steps the optimizer."""
 
     def train_step(self, work: StepWork) -> StepLoss:
         engine = self.deepspeed

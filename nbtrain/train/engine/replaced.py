@@ -1,4 +1,4 @@
-"""Replaces an attribute of DeepSpeed or torch for a while."""
+"""Temporary replacement of an attribute of DeepSpeed or torch."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def replaced(place: Any, name: str, value: Any) -> Iterator[None]:
-    """`place.name` is `value` inside; afterwards it is what it was, its class's own attribute included."""
+    """Set `place.name` to `value` inside the context, and restore it afterwards, even a class's attribute."""
     missing = object()
     own = vars(place).get(name, missing)
     setattr(place, name, value)
@@ -15,7 +15,7 @@ def replaced(place: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         if own is missing:
-            # What was set hides the attribute of the class; without it the class's is back.
+            # The instance's attribute hides the class's attribute; deleting it restores the class's.
             delattr(place, name)
         else:
             setattr(place, name, own)

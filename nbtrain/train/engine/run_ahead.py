@@ -24,13 +24,13 @@ from nbtrain.train.engine.replaced import replaced
 
 
 def may_run_ahead(config: RunConfig) -> bool:
-    """Whether nothing before the next step needs to know how this one went."""
+    """Return whether the result of a step is not needed before the next step."""
     policies = (config.stability.on_nan, config.stability.on_loss_spike)
     return config.precision.dtype != "fp16" and "skip" not in policies
 
 
 def let_run_ahead(engine: Any) -> None:
-    """Make the steps of an engine's optimizer without a wait, for ZeRO 1 and 2 and BF16_Optimizer alone."""
+    """Let the optimizer of an engine step without waiting, for ZeRO 1 and 2 and BF16_Optimizer only."""
     optimizer = engine.optimizer
     if not isinstance(optimizer, BF16_Optimizer | DeepSpeedZeroOptimizer):
         return

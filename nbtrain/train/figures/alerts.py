@@ -37,7 +37,7 @@ class Alerts:
         self._raised: dict[str, int] = {}
 
     def is_raised(self, name: str) -> bool:
-        """Whether the alert was reported and has not been clear for CLEAR_INTERVALS checks since."""
+        """Return whether the alert was reported and has not been clear for CLEAR_INTERVALS checks since."""
         return name in self._raised
 
     def check(self, name: str, crossed: bool, message: str, step: int) -> None:
@@ -71,7 +71,7 @@ class Alerts:
 
 
 def device_utilization(device: torch.device) -> float | None:
-    """Share of time that the GPU was busy; None without a GPU, or if NVML does not report it."""
+    """Return the fraction of time that the GPU was busy; None without a GPU, or if NVML does not know it."""
     if device.type != "cuda":
         return None
     use = nvml.utilization_fraction(str(torch.cuda.get_device_properties(device).uuid))

@@ -39,7 +39,7 @@ COLLECTIVES = (
 
 
 class CommunicationTimer:
-    """Seconds of all collectives inside `measured`, by the part of the step that they are in."""
+    """A timer of all collectives inside `measured`, by the part of the step that they are in."""
 
     def __init__(self) -> None:
         self._timer: StepTimer | None = None

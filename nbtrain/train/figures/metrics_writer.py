@@ -1,4 +1,4 @@
-"""tfevents of a run, by the table in metrics.py: one folder, so that the run is one entry in TensorBoard.
+"""Writer of a run's tfevents by the table in metrics.py: one folder, so one entry in TensorBoard.
 
     <tag>               by step
     <tag> vs tokens     by the count of tokens
@@ -22,7 +22,7 @@ FLUSH_SECONDS = 10
 
 
 class MetricsWriter:
-    """Writes on rank 0. `step` is where the run starts: 0, or a checkpoint's."""
+    """A writer on rank 0. `step` is the step at which the run starts: 0, or a checkpoint's."""
 
     def __init__(self, folder: Path, step: int):
         folder.mkdir(parents=True, exist_ok=True)
@@ -48,11 +48,11 @@ class MetricsWriter:
             self.flush()
 
     def text(self, name: str, content: str) -> None:
-        """A text panel, shown as it is typed."""
+        """Write a text panel, shown unformatted."""
         self._writer.add_text(name, "    " + content.replace("\n", "\n    "), 0)
 
     def flush(self) -> None:
-        """Have everything in the files."""
+        """Flush everything to the files."""
         self._flushed = time.monotonic()
         self._writer.flush()
 

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from nbtrain.evaluation.evaluate import Evaluation
 
 SLOW_INTERVALS = 3
-# fp16: of so many steps in a row more than half must have moved the weights.
+# With fp16, more than half of this many consecutive steps must have updated the weights.
 OVERFLOW_WINDOW_STEPS = 20
 
 logger = logging.getLogger(__name__)
 
 
 class Report:
-    """Rank 0's. It keeps the progress that the heartbeat carries."""
+    """The report of rank 0. It keeps the progress that the heartbeat carries."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Report:
         self._log_start(state)
 
     def add_step(self, result: StepResult, state: TrainState) -> None:
-        """A step is done (or, on a GPU, under way)."""
+        """Record a step that is done (or, on a GPU, in flight)."""
         self._pending.append(result)
         self._rate.add(result.batch_size, result.wall_seconds)
         self._follow(state)
@@ -93,7 +93,7 @@ class Report:
             self._write_pending(keep=1)
 
     def flush(self) -> None:
-        """Write what is pending; waits for the device."""
+        """Write pending results; waits for the device."""
         self._write_pending(keep=0)
 
     def _write_pending(self, keep: int) -> None:
@@ -179,7 +179,7 @@ class Report:
         self.events.write(kind, f"step {state.step}: {text}", step=state.step, loss=loss, **data)
 
     def add_throughput(self, state: TrainState, measured: Throughput) -> None:
-        """mode: perf is done: write the figures of the steps after the warm-up."""
+        """Write the results of mode: perf, for the steps after the warm-up."""
         self.flush()
         tokens_per_second = measured.samples_per_second * self.config.model.seq_length
         self.progress.samples_per_second = measured.samples_per_second
@@ -226,11 +226,11 @@ class Report:
         logger.info("step %6s | checkpoint of step %s | %s", f"{state.step:,}", f"{step:,}", text)
 
     def _note_save(self, seconds: float) -> None:
-        """A stop waits as long as this if it must (jobs/supervisor/phases.py)."""
+        """Record the duration of a save, which a stop may wait for (jobs/supervisor/phases.py)."""
         self.progress.save_seconds = max(self.progress.save_seconds or 0.0, round(seconds, 3))
 
     def add_spread(self, step: int, spread: Spread | None, state: TrainState) -> None:
-        """The ranks' own seconds of a logged step; None if there is one rank."""
+        """Report the ranks' own seconds of a logged step; None if there is only one rank."""
         if spread is None:
             return
         self._write_scalars(
@@ -258,7 +258,7 @@ class Report:
                 self.alerts.check(name, times > 0, message, step)
 
     def close(self) -> None:
-        """Write what is pending, and where the job's time went."""
+        """Write pending results, and the parts of the job's time."""
         self.flush()
         if self._time_split.steps:
             text = f"time of {amounts.counted(self._time_split.steps, 'step')}: {self._time_split}"
@@ -276,7 +276,7 @@ class Report:
             exact = {name: None if value is None else value.hex() for name, value in numbers.items()}
             self.events.write("trace", f"step {result.step}", step=result.step, **exact)
         if result.overflowed_scale is not None:
-            # The norm of a step that moved nothing is infinite: it would only spoil curves and progress.
+            # The norm of a step without an update is infinite, which would spoil curves and progress.
             norm = None
         seconds = result.timer.seconds()
         # On a GPU the host is ahead of the device: its clock says little about one step.

@@ -65,10 +65,10 @@ class Spread:
 
 
 class Stragglers:
-    """Brings the seconds of all ranks to rank 0."""
+    """A collector of the seconds of all ranks on rank 0."""
 
     def __init__(self, world: World, config: RunConfig):
-        """Called by all ranks together."""
+        """Set up the collection. All ranks call it together."""
         self._world = world
         if world.size == 1:
             return
@@ -78,7 +78,7 @@ class Stragglers:
         dist.all_gather_object(self._hosts, socket.gethostname(), group=self._group)
 
     def gather(self, timer: StepTimer) -> Spread | None:
-        """The spread on rank 0, else None, as with one rank. All ranks together; a GPU is waited for."""
+        """Return the spread on rank 0, else None, as with one rank. All ranks call it; waits for a GPU."""
         if self._world.size == 1:
             return None
         own = torch.tensor([timer.compute_seconds()], dtype=torch.float64)

@@ -37,21 +37,21 @@ Mark = float | torch.cuda.Event
 
 
 class StepTimer:
-    """Seconds of each part of one step. On a GPU by events that are read later: the host never waits.
+    """A timer of the parts of one step. On a GPU it uses events that are read later: the host never waits.
 
     A part inside another stops the outer part's clock: no second counts twice. On a GPU the seconds are the
     device's, so waiting for data counts only while the device is idle.
     """
 
     def __init__(self, device: torch.device):
-        """The step begins."""
+        """Start the timer at the beginning of a step."""
         self._cuda = device.type == "cuda"
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._stretches: list[tuple[str, Mark, Mark]] = []
         self._begin = self._since = self._mark()
         self._end: Mark | None = None
         self.part_now: str | None = None
-        """The part that is being timed."""
+        """Part that is being timed."""
         self.communication: dict[str | None, float] | None = None
         """Seconds of collectives by part; None if they are not measured (communication.py)."""
 
@@ -69,7 +69,7 @@ class StepTimer:
             self._switch(outer)
 
     def end(self) -> None:
-        """The step is done, or on a GPU under way."""
+        """Stop the timer: the step is done, or on a GPU in flight."""
         self._end = self._mark()
 
     def seconds(self) -> dict[str, float]:
@@ -80,17 +80,17 @@ class StepTimer:
         return self._seconds
 
     def wall_seconds(self) -> float | None:
-        """The whole step, None before end(); waits for the step's end on a GPU."""
+        """Return the seconds of the whole step, None before end(); on a GPU, wait for the step's end."""
         return None if self._end is None else self._between(self._begin, self._end)
 
     def compute_seconds(self) -> float:
-        """This rank's own forward and backward pass, without the collectives inside if measured."""
+        """Return the seconds of this rank's forward and backward pass, without collectives if measured."""
         seconds, waited = self.seconds(), self.communication or {}
         return sum(seconds[name] - waited.get(name, 0.0) for name in ("forward", "backward"))
 
     @property
     def communication_seconds(self) -> float | None:
-        """All collectives of the step; None if they are not measured."""
+        """Return the seconds of all collectives of the step; None if they are not measured."""
         return None if self.communication is None else sum(self.communication.values())
 
     def _switch(self, name: str | None) -> None:
@@ -115,14 +115,14 @@ class StepTimer:
 
 
 def _in_profile(part: str) -> contextlib.AbstractContextManager:
-    """A mark in the profiler's trace, while there is one."""
+    """Mark a part in the profiler's trace, if one is recorded."""
     if torch.autograd.profiler._is_profiler_enabled:
         return torch.profiler.record_function(PART_PREFIX + part)
     return contextlib.nullcontext()
 
 
 class Rate:
-    """Mean over the last hundred steps."""
+    """A mean rate over the last hundred steps."""
 
     def __init__(self) -> None:
         self._steps: collections.deque[tuple[int, float]] = collections.deque(maxlen=MEAN_STEPS)
@@ -150,7 +150,7 @@ class Pauses:
         self._seconds: dict[str, float] = {}
 
     def add(self, kind: str, seconds: float) -> None:
-        """A pause of this kind took `seconds`; the next ones are expected to take as long."""
+        """Record a pause of this kind; later ones are expected to take the same `seconds`."""
         self._seconds[kind] = seconds
 
     def left(self, step: int) -> float:
@@ -178,10 +178,10 @@ class Speeds:
 
 
 class Speedometer:
-    """Turns tokens per second of all ranks into Speeds."""
+    """A converter of all ranks' tokens per second to Speeds."""
 
     def __init__(self, config: RunConfig, device: torch.device):
-        """Measures the matrix rate: some milliseconds on a GPU, a second on a slow CPU."""
+        """Measure the matrix rate, which takes milliseconds on a GPU and up to a second on a slow CPU."""
         # In every layout the ranks share the products of all tokens equally, and only recomputation makes one
         # twice.
         self._model_flops = model_flops_per_token(config) / config.world_size
@@ -284,7 +284,7 @@ class PerfClock:
 
 
 def measure_matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of large square products in `dtype`, the best of a few attempts: what the device can do now.
+    """Measure FLOP/s of large square products in `dtype`: the best of a few attempts.
 
     On a GPU an attempt is ten products in a row, long enough to reach the clock rate of training. A processor
     without units for `dtype` takes seconds for one attempt: no further one begins after the first second.

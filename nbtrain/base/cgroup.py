@@ -36,7 +36,7 @@ def usable_cores() -> int:
 
 
 def group_files(controller: str, v2_name: str, v1_name: str) -> list[Path]:
-    """Yield the files v2_name (version 2) or v1_name (version 1) of this process's groups, its own first."""
+    """Return the files v2_name (version 2) or v1_name (version 1) of this process's groups, its own first."""
     for line in text_of(OWN).splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:

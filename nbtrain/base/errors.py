@@ -52,7 +52,7 @@ class ContextLengthError(ConfigError):
 
     @property
     def counts(self) -> dict[str, int]:
-        """Return the numbers of the message, for programs with their own wording."""
+        """Numbers of the message, for programs with their own wording."""
         return {
             "positions": self.positions,
             "prompt_tokens": self.prompt_tokens,

@@ -102,7 +102,7 @@ class Choice:
 
     @property
     def shareable(self) -> list[int]:
-        """Return the tokens that need not be read if another slot holds them: no scores are requested."""
+        """Tokens that need not be read if another slot holds them: no scores are requested."""
         return [] if self.wants_prompt else self.pending[:-1]
 
     def wanted(self, start: int, count: int) -> range:

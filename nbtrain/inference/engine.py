@@ -263,7 +263,7 @@ class Engine:
             self._choose(ready, logits if len(last) == len(logits) else logits[last])
 
     def _give_scores(self, readers: list[tuple[Scored, Reading, slice]], logits: torch.Tensor) -> None:
-        """Return the scores of the tokens read; a request ends after its last continuation."""
+        """Add the scores of the tokens read to the events; a request ends after its last continuation."""
         labels: list[int] = []
         at: list[int] = []
         for scored, reading, part in readers:
@@ -394,7 +394,7 @@ class Engine:
         return ended
 
     def _end_beams(self, request: Request, search: Beams) -> None:
-        """Return the events of the best texts, each complete."""
+        """Add the events of the best texts, each complete."""
         for index, best in enumerate(search.best()):
             whole = self._choice(request, index)
             pieces = []

@@ -57,7 +57,7 @@ class Scored:
 
     @property
     def shareable(self) -> list[int]:
-        """Return the tokens that need not be read if another slot holds them: no scores are requested."""
+        """Tokens that need not be read if another slot holds them: no scores are requested."""
         return self.request.context[:-1]
 
     def wanted(self, start: int, count: int) -> range:

@@ -288,7 +288,7 @@ def _illegal_options(space: Space, legal: list[Cut]) -> Iterator[Refused]:
 
 
 def _not_estimated(space: Space, legal: list[Cut], tried: int) -> Iterator[Refused]:
-    """Return the legal layouts that are not estimated."""
+    """Yield the legal layouts that are not estimated, by reason."""
     every = sum(len(legal_options(space, cut)) * len(micro_batches(space, cut)) for cut in legal)
     if every > tried:
         reason = (

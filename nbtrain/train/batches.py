@@ -59,7 +59,7 @@ class Batch(NamedTuple):
 
     @property
     def bounds(self) -> dict[str, Any]:
-        """Return the model's arguments other than tokens and labels; empty for a plain batch."""
+        """Arguments of the model other than tokens and labels; empty for a plain batch."""
         bounds: dict[str, Any] = {}
         if self.position_ids is not None:
             bounds["position_ids"] = self.position_ids

@@ -251,7 +251,7 @@ def name_says_its_size(subject: Subject) -> Iterator[Finding]:
 
 
 def sizes_in_name(name: str) -> Iterator[tuple[float, str]]:
-    """Return the parameter counts that a name can mean, as numbers and text: for "gpt-1-3b" 1.3e9 and 3e9."""
+    """Yield the parameter counts that a name can mean, as numbers and text: for "gpt-1-3b" 1.3e9 and 3e9."""
     for number, unit in SIZE_IN_NAME.findall(name):
         factor = {"m": 1e6, "b": 1e9, "t": 1e12}[unit.lower()]
         readings = [number.replace("-", "."), *number.split("-")[1:]]

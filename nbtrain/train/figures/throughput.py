@@ -90,7 +90,7 @@ class StepTimer:
 
     @property
     def communication_seconds(self) -> float | None:
-        """Return the seconds of all collectives of the step; None if they are not measured."""
+        """Seconds of all collectives of the step; None if they are not measured."""
         return None if self.communication is None else sum(self.communication.values())
 
     def _switch(self, name: str | None) -> None:

@@ -1,8 +1,8 @@
-"""A what-if view of a run: a layout changed value by value to other legal ones, with the cost of each.
+"""What-if view of a run: its layout is changed value by value to other legal ones, with the cost of each.
 
-A WhatIf is a legal layout. `changed(name, value)` gives the nearest legal layout that has the value: DP takes
-the GPUs that are left, and what does not go with the value moves as little as it can. Knows no widget:
-lab/widgets/what_if.py draws `shown()`, which takes a few milliseconds.
+A WhatIf is a legal layout. `changed(name, value)` returns the nearest legal layout that has the value: DP
+uses the remaining GPUs, and values that cannot be combined with it change as little as possible. This module
+does not depend on a widget: lab/widgets/what_if.py draws `shown()`, which takes a few milliseconds.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ from nbtrain.planner.search import rates_of, run_on, run_seconds
 from nbtrain.planner.setup import Place, Setup
 from nbtrain.planner.time.step import StepTime, estimate_step
 
-# Where model states lie, from fast to roomy.
+# Places of model states, from the fastest to the largest.
 PLACES: dict[str, tuple[Place, Place]] = {
     "on the GPU": ("none", "none"),
     "optimizer": ("cpu", "none"),
@@ -58,7 +58,7 @@ TIMES = {
 
 
 class Control(NamedTuple):
-    """One thing that can be changed."""
+    """One setting that can be changed."""
 
     name: str
     label: str
@@ -83,7 +83,7 @@ class WhatIf:
 
     @property
     def config(self) -> RunConfig:
-        """The run with this layout. Raises ConfigError with every broken rule."""
+        """Configuration of the run with this layout. Raises ConfigError with every broken rule."""
         return self.space.run(self.layout)
 
     @property
@@ -105,7 +105,7 @@ class WhatIf:
         return words.removeprefix("no, ") if kind == "bad" else ""
 
     def value(self, name: str) -> Any:
-        """The value of a control. Raises ConfigError for a name that is none."""
+        """Return the value of a control. Raises ConfigError for an unknown name."""
         cut, options = self.layout.cut, self.layout.options
         values = {
             "gpu_type": self.gpu_type,
@@ -126,7 +126,7 @@ class WhatIf:
         return values[name]
 
     def changed(self, name: str, value: Any) -> "WhatIf":
-        """The nearest legal layout that has a value. Raises ConfigError if no legal layout has it."""
+        """Return the nearest legal layout that has a value. Raises ConfigError if there is none."""
         if self.value(name) == value:
             return dataclasses.replace(self, moved=())
         if name in ("gpu_type", "gpus"):
@@ -158,7 +158,7 @@ class WhatIf:
         return [self.control(name) for name in LABELS]
 
     def control(self, name: str) -> Control:
-        """One control."""
+        """Return one control."""
         label, kind, hint = LABELS[name]
         values = tuple(self._values(name))
         free = tuple(self._is_free(name, value) for value in values)
@@ -171,7 +171,7 @@ class WhatIf:
         return f"{name} on {self.gpus} x {self.gpu_type}"
 
     def shown(self) -> dict[str, Any]:
-        """Everything that is drawn: three words, controls, memory of each stage, time by part, and rows."""
+        """Return everything to draw: three results, controls, memory by stage, time by part, and rows."""
         setup = self.space.setup(self.layout)
         memory, step = estimate(setup), estimate_step(setup, rates_of(self.space))
         config = self.space.run(self.layout, check=False)
@@ -232,7 +232,7 @@ def what_if(
     gpu_type: str | None = None,
     overrides: Overrides = None,
 ) -> WhatIf:
-    """The run's own layout, or the legal one that is nearest to it on other GPUs."""
+    """Return the run's own layout, or the nearest legal layout on other GPUs."""
     config = run_on(run, gpus, gpus_per_node, gpu_type, overrides, keep_format=True)
     space, parallel = space_of(config), config.parallel
     wanted = Layout(
@@ -279,7 +279,7 @@ _OPTION = {"zero": "zero_stage", "sequence": "sequence_parallel", "hpz": "hpz"}
 
 
 def nearest(space: Space, wanted: Layout, name: str = "", value: Any = None) -> Layout | None:
-    """The legal layout that is nearest to `wanted`, of those whose control `name` has `value`."""
+    """Return the legal layout nearest to `wanted` whose control `name` has `value`."""
     best: tuple[float, Layout] | None = None
     by_flags: dict[tuple[bool, ...], list[tuple[float, Options]]] = {}
     for cut in legal_cuts(space):
@@ -309,14 +309,14 @@ def nearest(space: Space, wanted: Layout, name: str = "", value: Any = None) -> 
 
 
 def legal_cuts(space: Space) -> list[Cut]:
-    """The legal cuts of a space."""
+    """Return the legal cuts of a space."""
     if "cuts" not in space.memo:
         space.memo["cuts"] = [cut for cut, reason in cuts(space) if reason is None]
     return space.memo["cuts"]
 
 
 def _with(layout: Layout, name: str, value: Any, world: int) -> Layout | None:
-    """The layout with one value changed; DP follows the other sizes. None if it cannot."""
+    """Return the layout with one value changed; DP follows the other sizes. None if that is impossible."""
     cut, micro, options = layout
     if name in ("tensor", "pipeline", "ulysses"):
         cut = cut._replace(**{name: value})
@@ -369,7 +369,7 @@ def _shown(value: Any) -> str:
 
 
 def fit_word(memory: MemoryEstimate) -> list[str]:
-    """The first word: fits or not, by how much, and good, tight or bad."""
+    """Return the first result: whether it fits, by how much, and good, tight or bad."""
     if memory.device_bytes is None:
         return ["fits", "not known", ""]
     spare = memory.device_bytes - memory.total_bytes
@@ -385,7 +385,7 @@ def fit_word(memory: MemoryEstimate) -> list[str]:
 
 
 def memory_bars(setup: Setup, memory: MemoryEstimate) -> dict[str, Any]:
-    """Bytes by part of each pipeline stage against the device; of many stages, some and the fullest."""
+    """Return bytes by part of each pipeline stage against the device; of many, some and the fullest."""
     count = len(setup.layers_by_stage)
     at = (
         range(count)
@@ -410,7 +410,7 @@ def memory_bars(setup: Setup, memory: MemoryEstimate) -> dict[str, Any]:
 
 
 def time_bar(step: StepTime | None) -> list[list[Any]]:
-    """[part, seconds, words] of a step."""
+    """Return [part, seconds, text] for the parts of a step."""
     if step is None:
         return []
     found = [(name, sum(getattr(step, part) for part in parts)) for name, parts in TIMES.items()]

@@ -33,13 +33,13 @@ _SHAPE = "nbtrain/config/arithmetic/shape.py; arXiv:2104.04473, section 5.1"
 
 @dataclass(frozen=True)
 class Why:
-    """The figures of one plan by section, each a Term."""
+    """Numbers of one plan by section, each a Term."""
 
     name: str
     sections: Mapping[str, list[Term]]
 
     def lines(self) -> list[str]:
-        """One figure and its formula a line, the source below it."""
+        """Return the Terms as text: a number and its formula per line, the source below it."""
         lines = [f"Why the plan of {self.name} says so"]
         for title, terms in self.sections.items():
             width = max(len(term.name) for term in terms) + 2
@@ -60,7 +60,7 @@ class Why:
         return f"<p><b>Why the plan of {html.escape(self.name)} says so</b></p>{self.folds()}"
 
     def folds(self) -> str:
-        """HTML: each section opens to its figures, each figure to its formula."""
+        """Return HTML in which each section opens to its numbers, and each number to its formula."""
         parts = []
         for title, terms in self.sections.items():
             parts.append(f"<details open><summary><b>{html.escape(title)}</b></summary>")
@@ -79,7 +79,7 @@ def _opened(term: Term) -> str:
 
 
 def shown(term: Term) -> str:
-    """A Term's value in its unit, for readers: "1.6 GiB", "33.2 s", "1,240 kWh"."""
+    """Format a Term's value in its unit: "1.6 GiB", "33.2 s", "1,240 kWh"."""
     if term.unit == "bytes":
         return amounts.size(term.value)
     if term.unit == "seconds":

@@ -53,7 +53,7 @@ class BlockTimes:
     memory: float
     """Seconds of the memory-bound operations between the matrix products."""
     backward: float
-    """The backward pass of all three."""
+    """Seconds of the backward pass of all three."""
     recompute: float
     """Seconds of the work that the backward pass computes again."""
 
@@ -63,7 +63,7 @@ class BlockTimes:
 
 
 def block_times(setup: Setup, engine: Engine, rates: Rates) -> BlockTimes:
-    """Seconds of one block."""
+    """Estimate the seconds of one block."""
     shape = setup.shape
     tensor, tokens = setup.tensor_parallel_size, setup.tokens_per_micro_batch
     hidden, query = shape.hidden_size, shape.query_width
@@ -103,10 +103,10 @@ def block_times(setup: Setup, engine: Engine, rates: Rates) -> BlockTimes:
 
 
 def _activation_again(setup: Setup, bandwidth: float) -> float:
-    """Seconds in which selective recomputation makes the MLP's activation again, if the program drops it.
+    """Return the seconds in which selective recomputation repeats the MLP's activation, if it is dropped.
 
     Its input is read (gated: two of them) and its output written (model/recompute.py). With torch.compile the
-    compiler decides what is made again, and nothing is counted.
+    compiler decides what is recomputed, and nothing is counted.
     """
     if habits_of(setup.engine).selective != "core and activation" or setup.compiled:
         return 0.0
@@ -121,7 +121,7 @@ def traffic(setup: Setup, engine: Engine) -> float:
 
 
 def attention_seconds(setup: Setup, engine: Engine, rates: Rates) -> tuple[float, float]:
-    """Seconds of the attention core of one block, forward and backward."""
+    """Return the seconds of the attention core of one block, forward and backward."""
     shape, tensor = setup.shape, setup.tensor_parallel_size
     tokens = setup.tokens_per_micro_batch
     seq: float = shape.seq_length
@@ -146,14 +146,14 @@ def attention_seconds(setup: Setup, engine: Engine, rates: Rates) -> tuple[float
 
 
 def product_rate(setup: Setup, rates: Rates) -> float:
-    """FLOP/s of large matrix products in the setup's number format."""
+    """Return FLOP/s of large matrix products in the setup's number format."""
     dtype = "fp4" if setup.fp4 else "fp8" if setup.fp8 else setup.dtype
     found = rates.matmul_flops.get(dtype) or rates.matmul_flops.get(setup.dtype)
     return found or next(iter(rates.matmul_flops.values()))
 
 
 def kept_bytes(setup: Setup) -> float:
-    """Bytes of one block's activations on a rank: 34 s b h less dropout's masks, cut as the layout says."""
+    """Return the bytes of a block's activations on a rank: 34 s b h without dropout masks, sharded."""
     shape, tensor, tokens = setup.shape, setup.tensor_parallel_size, setup.tokens_per_micro_batch
     hidden = shape.hidden_size
     whole: float = tokens * hidden * (8 + (2 if shape.hidden_dropout else 0))
@@ -170,7 +170,7 @@ def logit_products(setup: Setup) -> int:
 
 
 def logits_seconds(setup: Setup, rates: Rates) -> float:
-    """Seconds of the output layer and the loss for one micro batch, forward and backward."""
+    """Return the seconds of output layer and loss for one micro batch, forward and backward."""
     shape, tokens = setup.shape, setup.tokens_per_micro_batch
     rate = rates.matmul_flops.get(setup.dtype) or next(iter(rates.matmul_flops.values()))
     columns = shape.padded_vocab_size / setup.tensor_parallel_size
@@ -179,10 +179,10 @@ def logits_seconds(setup: Setup, rates: Rates) -> float:
 
 
 def newton_schulz_seconds(setup: Setup, rates: Rates) -> float:
-    """Seconds of Muon's products in one step on the rank that has most of them; 0 with AdamW.
+    """Return the seconds of Muon's products in a step on the rank with the most of them; 0 with AdamW.
 
-    ZeRO shares matrices out whole over data-parallel and tensor-parallel ranks; without it each rank makes
-    all. The products are in bf16 if the run is, else in fp32.
+    ZeRO distributes whole matrices over data-parallel and tensor-parallel ranks; without it each rank
+    computes all. The products are in bf16 if the run is, else in fp32.
     """
     if not setup.muon_steps:
         return 0.0
@@ -194,7 +194,7 @@ def newton_schulz_seconds(setup: Setup, rates: Rates) -> float:
 
 
 def optimizer_seconds(setup: Setup, rates: Rates, parameters: int) -> float:
-    """Seconds of the optimizer's step on the device, for the parameters of a model-parallel rank."""
+    """Return the seconds of the optimizer's step on the device, for a model-parallel rank's parameters."""
     zero = setup.zero_size if setup.zero_stage else 1
     if setup.offload_optimizer != "none":
         return 0.0

@@ -29,7 +29,7 @@ class Link:
     bytes_per_second: float
     """Bandwidth of one device in one direction, for large messages."""
     ramp_bytes: float = 0.0
-    """The size of a message that reaches half of it."""
+    """Bytes of a message that reaches half of the bandwidth."""
     latency_seconds: float = 0.0
     """Seconds for each hop of a ring."""
 
@@ -45,13 +45,13 @@ class Rates:
     memory_bytes_per_second: float
     """Bandwidth of the device's own memory."""
     inside: Link
-    """Between the devices of a machine."""
+    """Link between the devices of a machine."""
     across: Link
-    """Between machines; bytes_per_second is of all devices of a machine together."""
+    """Link between machines; bytes_per_second is for all devices of a machine together."""
     inside_devices: int = 8
-    """Devices that `inside` joins."""
+    """Number of devices that `inside` connects."""
     host_bytes_per_second: float = 25e9
-    """Between a device and host memory, one way."""
+    """Bandwidth between a device and host memory, one way."""
     nvme_bytes_per_second: float = 3e9
     """Bandwidth of one machine's NVMe drive, for offloading: PCIe 3.0 drives reach 3 GB/s, 4.0 ones 6."""
     disk_bytes_per_second: float = 0.18e9
@@ -65,14 +65,14 @@ class Rates:
     host_times: float = 1.0
     """Factor of a program's host time (engines.py); 0 on a CPU, whose rates include the host time."""
     source: str = ""
-    """One sentence: where the rates come from."""
+    """Source of the rates, as one sentence."""
     calibration: "Calibration | None" = None
     """Measurements of this machine, for the steps of a CPU run (planner/calibrated_step.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Shares of the datasheet that a generation of devices reaches."""
+    """Fractions of the datasheet's rates that a generation of devices reaches."""
 
     matmul: float
     """16-bit products of large matrices."""
@@ -111,7 +111,7 @@ _LATENCY_INSIDE, _LATENCY_ACROSS = 3.4e-6, 14e-6
 
 
 def generation(device: Device) -> str:
-    """The generation whose shares a device has."""
+    """Return the generation whose fractions a device has."""
     if device.vendor != "NVIDIA":
         return device.vendor
     major, minor = device.compute_capability

@@ -70,7 +70,7 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """All parts together."""
+        """Seconds of all parts together."""
         return (
             self.compute
             + self.recompute
@@ -87,7 +87,7 @@ class StepTime:
 
 
 def estimate_step(setup: Setup, rates: Rates | None = None) -> StepTime | None:
-    """Seconds of one step; None if neither the device nor other rates are known."""
+    """Estimate the seconds of one step; None if neither the device nor other rates are known."""
     if rates is None:
         if setup.device is None:
             return None
@@ -173,13 +173,13 @@ def estimate_step(setup: Setup, rates: Rates | None = None) -> StepTime | None:
 
 
 def forward_seconds(step: StepTime) -> float:
-    """Seconds of the same batch forward only, as in a validation: a third of what both directions take."""
+    """Return the seconds of a forward pass of the batch, as in a validation: a third of the whole step."""
     work = step.compute + step.tensor + step.sequence + step.chunks + step.bubble + step.pipeline
     return work / 3 + step.host
 
 
 def rank_parameters(setup: Setup) -> int:
-    """Parameters of the fullest model-parallel rank, before ZeRO divides them."""
+    """Return the parameters of the fullest model-parallel rank, before ZeRO partitions them."""
     layers, tensor = setup.layers_by_stage, setup.tensor_parallel_size
     last = len(layers) - 1
     if last == 0:
@@ -191,7 +191,7 @@ def rank_parameters(setup: Setup) -> int:
 def _data_seconds(
     setup: Setup, rates: Rates, parameters: tuple[int, int], compute: float, micro_batches: int
 ) -> float:
-    """Seconds of data-parallel and ZeRO traffic that nothing hides; `parameters` of a rank: all, trained."""
+    """Return the seconds of exposed data-parallel and ZeRO traffic; `parameters` of a rank: all, trained."""
     data = setup.data_axis_size
     if data == 1:
         return 0.0
@@ -233,7 +233,7 @@ def _data_seconds(
 
 
 def _offload_seconds(setup: Setup, rates: Rates, held: int, trained: int) -> tuple[float, float]:
-    """Seconds of traffic with host memory and NVMe, and of the optimizer's step on the host's cores.
+    """Return the seconds of traffic with host memory and NVMe, and of the optimizer's step on the host.
 
     The optimizer's gradients go down and its weights come up once a step; the weights of ZeRO 3 come up for
     each forward and backward pass. On NVMe fp32 masters and two moments, 12 bytes, are read and written too

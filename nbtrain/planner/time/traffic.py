@@ -1,4 +1,4 @@
-"""Bytes that ranks send to each other, and how long that takes on their links.
+"""Bytes that ranks send to each other, and the time that this takes on their links.
 
 Bytes of one rank by kind, for P parameters on a rank with b bytes each, d data ranks, t tensor ranks:
 
@@ -33,7 +33,7 @@ _MOST_HOPS = 32
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The ranks of one collective, and the link between them."""
+    """Ranks of one collective, and the link between them."""
 
     size: int
     bytes_per_second: float
@@ -41,7 +41,7 @@ class Group:
     latency_seconds: float
 
     def seconds(self, message_bytes: float, factor: float = 1.0) -> float:
-        """A collective over `message_bytes` (of the whole array); factor 2 for an all-reduce, else 1."""
+        """Return a collective's seconds for the whole array's bytes; factor 2 for an all-reduce, else 1."""
         if self.size <= 1 or not message_bytes:
             return 0.0
         moved = factor * (self.size - 1) / self.size * (message_bytes + self.ramp_bytes)
@@ -50,7 +50,7 @@ class Group:
 
 
 def group_of(setup: Setup, rates: Rates, size: int, stride: int) -> Group:
-    """A group of `size` ranks, each `stride` ranks from the next one.
+    """Return a group of `size` ranks, each `stride` ranks from the next one.
 
     Inside a machine the group has the devices' own link; else its ranks on a machine have their share of the
     machine's network.
@@ -66,7 +66,7 @@ def group_of(setup: Setup, rates: Rates, size: int, stride: int) -> Group:
 
 
 def gradient_element(setup: Setup) -> float:
-    """Bytes of one gradient that is sent to other data ranks.
+    """Return the bytes of one gradient that is sent to other data ranks.
 
     DeepSpeed 0.19.8 quantizes gradients if there are several machines, whatever format it sends otherwise
     (stage3.py, __avg_scatter_grads; comm/coalesced_collectives.py, all_to_all_quant_reduce).
@@ -77,7 +77,7 @@ def gradient_element(setup: Setup) -> float:
 
 
 def shared_groups_bytes(setup: Setup) -> float:
-    """Query, key and value of a micro batch if tensor ranks share groups (parallel/query_groups.py), or 0."""
+    """Return the bytes of query, key and value in a micro batch if tensor ranks share groups, else 0."""
     shape = setup.shape
     if shape.num_query_groups >= setup.tensor_parallel_size:
         return 0.0
@@ -96,7 +96,7 @@ def traded_bytes(setup: Setup) -> float:
 
 
 def muon_bytes(setup: Setup) -> float:
-    """Bytes that one rank gives away, and as many that it gets back, in a step of Muon; 0 with AdamW."""
+    """Return the bytes that one rank sends, and receives back, in a step of Muon; 0 with AdamW."""
     ranks = setup.data_axis_size * setup.tensor_parallel_size
     if not setup.muon_steps or not setup.zero_stage or ranks == 1:
         return 0.0
@@ -106,7 +106,7 @@ def muon_bytes(setup: Setup) -> float:
 
 
 def ring_latency(setup: Setup, rates: Rates, size: int) -> float:
-    """Seconds for one small message around a ring of `size` ranks, node after node."""
+    """Return the seconds of one small message around a ring of `size` ranks, node after node."""
     across = min(setup.nodes, size)
     if across == 1:
         return (size - 1) * rates.inside.latency_seconds

@@ -36,12 +36,12 @@ BATCHES_AT_ONCE = 8
 
 
 class Rewards(NamedTuple):
-    """Means over pairs; a reward is beta times how much likelier an answer is than in the reference."""
+    """Means over pairs; a reward is beta times the log-probability difference from the reference."""
 
     chosen: float
     rejected: float
     accuracy: float
-    """Share of the pairs whose chosen answer has the higher reward."""
+    """Fraction of the pairs whose chosen answer has the higher reward."""
 
     @property
     def margin(self) -> float:
@@ -55,14 +55,14 @@ class Rewards(NamedTuple):
 
 
 class PairFigures:
-    """The log-probability of each answer of some micro batches, read off their tokens' losses."""
+    """Log-probabilities of the answers of micro batches, computed from their tokens' losses."""
 
     def __init__(self, dpo: DpoConfig, device: torch.device):
         self._dpo, self._device = dpo, device
         self._noted: list[tuple[Batch, torch.Tensor]] = []
 
     def of(self, batch: Batch) -> torch.Tensor:
-        """fp32 [b, s], zero: where the model is to leave each token's loss."""
+        """Return zeros, fp32 [b, s], that the model fills with each token's loss."""
         token_losses = torch.zeros(batch.labels.shape, device=self._device)
         self._noted.append((batch, token_losses))
         return token_losses
@@ -73,13 +73,13 @@ class PairFigures:
         return _Noted(self)
 
     def log_probabilities(self) -> Iterator[tuple[Batch, torch.Tensor]]:
-        """(micro batch, float64 [P, 2]) of each."""
+        """Yield (micro batch, float64 [P, 2]) for each micro batch."""
         for batch, token_losses in self._noted:
             assert batch.loss_mask is not None
             yield batch, answer_log_probabilities(token_losses, batch.loss_mask, _pairs_of(batch))
 
     def sums(self, ulysses_ranks: int = 1) -> torch.Tensor:
-        """float64 [4]: the rewards of chosen and of rejected answers, the pairs in order, all pairs."""
+        """Return float64 [4]: sums of chosen and rejected rewards, pairs ranked correctly, and all pairs."""
         assert ulysses_ranks == 1
         total = torch.zeros(4, dtype=torch.float64, device=self._device)
         for batch, found in self.log_probabilities():
@@ -109,10 +109,10 @@ def load_reference(
     load_start: Callable[[], None],
     beat: Callable[[], None],
 ) -> None:
-    """Give the splits of a run their reference. Called by all ranks together, before a checkpoint is loaded.
+    """Load the reference of a run's splits. All ranks call it together, before a checkpoint is loaded.
 
-    If the numbers are not on disk, load_start() gives the engine the weights that the run starts from, and
-    they are computed and written.
+    If the numbers are not on disk, load_start() loads the weights that the run starts from into the engine,
+    and the numbers are computed and written.
     """
     from nbtrain.checkpoint.initial import start_sha256
 
@@ -144,7 +144,7 @@ def _computed(
     beat: Callable[[], None],
     is_first: bool,
 ) -> np.ndarray:
-    """float32 [sequences, 2]; NaN for a pair that is in no sample."""
+    """Compute the reference, float32 [sequences, 2]; NaN for a pair that is in no sample."""
     assert config.dpo is not None
     place, micro = engine.groups.data_parallel, config.batch.micro_batch_size
     row = micro * place.size

@@ -19,7 +19,7 @@ ACTIONS = {"save": SAVE, "stop": STOP}
 
 
 class Requests:
-    """The strongest open wish of this rank; the ranks agree on the strongest of all their wishes."""
+    """Strongest pending wish of this rank; the ranks agree on the strongest of all their wishes."""
 
     def __init__(self, job: JobDir, rank: int):
         self.limit = ""
@@ -43,7 +43,7 @@ class Requests:
         return STOP if self._terminated else wanted
 
     def acknowledge(self, step: int) -> None:
-        """Rank 0: record that the request seen last has been carried out."""
+        """Record that the last request has been carried out. Rank 0 only."""
         if self._request is None or self._request.request_id <= self._done_id:
             return
         self._done_id, action = self._request.request_id, self._request.action
@@ -67,12 +67,12 @@ class ExitLimits:
         self._began = time.monotonic() - age_seconds
 
     def wish(self) -> int:
-        """LEAVE once the time is over. The ranks' clocks differ: they have to agree on it."""
+        """Return LEAVE once the time is over. The ranks' clocks differ, so they must agree on it."""
         over = self._minutes is not None and time.monotonic() - self._began >= 60 * self._minutes
         return LEAVE if over else NOTHING
 
     def ends_at(self, step: int) -> bool:
-        """Whether `step` is one to stop at; the same on all ranks."""
+        """Return whether to stop after `step`; the same on all ranks."""
         return self._interval_steps is not None and step % self._interval_steps == 0
 
     def cause(self, step: int) -> str:
@@ -83,6 +83,6 @@ class ExitLimits:
 
 
 def job_age_seconds(job: JobDir) -> float:
-    """Seconds since the job began, maybe some attempts ago; 0 for a rank that was started by hand."""
+    """Return the seconds since the job began, over all attempts; 0 for a manually started rank."""
     record = JobRecord.read(job.job_json) if "NBTRAIN_JOB" in os.environ else None
     return record.seconds_since("started_at") if record and record.started_at else 0.0

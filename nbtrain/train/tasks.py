@@ -1,9 +1,9 @@
-"""evaluation.tasks: questions that the model is asked while it trains, by the engine that trains it.
+"""evaluation.tasks: questions that the training engine runs on the model during training.
 
-Each choice of a question is a row: context and choice, padded, with a loss mask over the choice. The rows go
-through the engine as validation's micro batches do, in every layout; the loss of each token is its -ln p, and
-the loss also says whether the label was the likeliest token. Every rank reads the files; rank 0 writes what
-was found, as `nbtrain evaluate` does.
+Each choice of a question is a row: context and choice, padded, with a loss mask over the choice. The engine
+processes the rows like validation's micro batches, in every layout. The loss of each token is its -ln p, and
+the loss also says whether the label was the likeliest token. Every rank reads the files; rank 0 writes the
+results, as in `nbtrain evaluate`.
 """
 
 import logging
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class Tasks:
-    """The tasks of one run. Made and asked by all ranks together."""
+    """Tasks of one run. All ranks create and run them together."""
 
     def __init__(self, config: RunConfig, run: RunDir, engine: TrainEngine, valid: Samples):
         """`valid`: validation's samples, to whose kind the rows are made. Raises DataError for a wrong file,
@@ -144,7 +144,7 @@ class NotedTokens:
         return {"token_losses": values[0], "likeliest": values[1]}
 
     def sums(self) -> list[torch.Tensor]:
-        """float64 [b, 2] of each micro batch: the sums over the masked tokens of its rows."""
+        """Return float64 [b, 2] of each micro batch: the sums over the masked tokens of its rows."""
         found = []
         for batch, values in self._noted:
             assert batch.loss_mask is not None

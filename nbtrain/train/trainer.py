@@ -1,8 +1,8 @@
-"""The training loop: one step after the other, and what happens every so many steps.
+"""Training loop: one step after the other, with periodic evaluation, saving and logging.
 
-    begin the vote -> step -> hear the vote -> every N: evaluate, save, log -> next, or stop
+    begin the vote -> step -> read the vote -> every N: evaluate, save, log -> next, or stop
 
-All ranks make every step, evaluation and save together; rank 0 alone logs and writes scalars and events.
+All ranks run every step, evaluation and save together; only rank 0 logs and writes scalars and events.
 """
 
 import logging
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 def train_run(
     run: RunDir, config: RunConfig, world: World, requests: Requests, heartbeat: HeartbeatWriter
 ) -> str:
-    """Build, load, train, close: "finished" or "stopped". Called by all ranks together."""
+    """Build, load, train and close; return "finished" or "stopped". All ranks call it together."""
     with heartbeat.phase("build"):
         built = build(config, run, world, heartbeat.events)
         if heartbeat.collectives is not None:
@@ -66,7 +66,7 @@ def train_run(
 
 
 def refuse_bad_weights(run: RunDir, built: Built, world: World) -> None:
-    """Raises CheckpointError if the loaded weights are NaN or Inf: every step from there would go wrong."""
+    """Raise CheckpointError if the loaded weights are NaN or Inf, with which every step would fail."""
     step = built.state.step
     if not step or not (names := bad_weights(built.engine.deepspeed.module, world)):
         return
@@ -90,7 +90,7 @@ class Validation(NamedTuple):
 
 @dataclass
 class Trainer:
-    """Trains what build() made until the tokens are done or a stop is agreed on."""
+    """A trainer of the parts from build(), until all tokens are trained or the ranks agree to stop."""
 
     config: RunConfig
     world: World
@@ -165,7 +165,7 @@ class Trainer:
         return "finished"
 
     def _evaluate_checkpoint(self) -> str:
-        """mode: eval: the losses of the newest checkpoint; nothing is trained or saved."""
+        """Compute the losses of the newest checkpoint in mode: eval; nothing is trained or saved."""
         if self.state.step == 0:
             raise CheckpointError(
                 f"{self.config.where('mode')}: mode = eval needs a checkpoint, and the run has none."

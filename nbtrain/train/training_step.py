@@ -37,7 +37,7 @@ class StepResult:
     """Mean over this step's tokens in the loss, of all micro batches and ranks."""
     grad_norm: torch.Tensor | float | None
     loss_scale: float
-    """After this step."""
+    """Loss scale after this step."""
     timer: StepTimer = field(repr=False)
     wall_seconds: float = 0.0
     logged: bool = False
@@ -55,7 +55,7 @@ class StepResult:
 
 
 class TrainingStep:
-    """Makes the steps of one run, each from where built.state stands. Called by all ranks together."""
+    """A runner of a run's steps, each from the current built.state. All ranks call it together."""
 
     def __init__(self, config: RunConfig, world: World, built: Built, heartbeat: HeartbeatWriter):
         self.config, self.world, self.heartbeat = config, world, heartbeat
@@ -68,7 +68,7 @@ class TrainingStep:
         self._tokens_in_loss: torch.Tensor | None = None
 
     def make(self, batches: Batches, logged: bool) -> StepResult:
-        """Make the next step. Raises StabilityError for a bad step if the policy is stop or rollback.
+        """Run the next step. Raises StabilityError for a bad step if the policy is stop or rollback.
 
         If the step is `logged`, its collectives are waited for and timed.
         """
@@ -153,7 +153,7 @@ class TrainingStep:
 
 @contextlib.contextmanager
 def smallest_scale_explained(config: RunConfig, step: int) -> Iterator[None]:
-    """Raises StabilityError for DeepSpeed's bare Exception after an overflow at the smallest loss scale."""
+    """Replace DeepSpeed's bare Exception after an overflow at the smallest loss scale by StabilityError."""
     try:
         yield
     except Exception as error:

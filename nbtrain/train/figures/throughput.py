@@ -257,7 +257,7 @@ class Throughput:
 
 
 class PerfClock:
-    """mode: perf: times the steps after the first quarter, which allocate, compile and choose kernels.
+    """A clock of mode: perf: it times the steps after the first quarter, which allocates and compiles.
 
     It waits for the device at the beginning and at the end, so that work still running on a GPU is counted.
     Only rank 0's clock is read.
@@ -271,7 +271,7 @@ class PerfClock:
         """Set by the last step."""
 
     def at(self, step: int, consumed_samples: int) -> None:
-        """`step` steps are done, with `consumed_samples` sequences."""
+        """Record that `step` steps are done, with `consumed_samples` sequences."""
         if step == self._first:
             self._begun = self._now(), consumed_samples
         elif step == self._last and self._begun is not None:
@@ -304,13 +304,13 @@ def measure_matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def settle(device: torch.device) -> None:
-    """Wait until everything that was given to the device is done."""
+    """Wait until all work of the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def peak_flops(device: torch.device, config: RunConfig) -> float | None:
-    """Datasheet peak of this device in the run's format, or None."""
+    """Return the datasheet peak of this device in the run's format, or None."""
     if device.type != "cuda":
         return None
     row = find_device(torch.cuda.get_device_name(device))
@@ -318,7 +318,7 @@ def peak_flops(device: torch.device, config: RunConfig) -> float | None:
 
 
 def host_memory() -> tuple[int, float]:
-    """(resident bytes of this process, used share of the machine's memory)."""
+    """Return (resident bytes of this process, used fraction of the machine's memory)."""
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     lines = Path("/proc/meminfo").read_text().splitlines()
     kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines}

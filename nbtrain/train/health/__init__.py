@@ -1,1 +1,1 @@
-"""Bad steps, hanging collectives, heartbeats and ordered faults."""
+"""Bad steps, hanging collectives, heartbeats and injected faults."""

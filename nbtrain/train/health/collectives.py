@@ -46,7 +46,7 @@ PAIRED = {"send": "dst", "recv": "src", "isend": "dst", "irecv": "src"}
 
 
 class CollectiveWatch:
-    """Notes the collectives of this process from install() on."""
+    """A recorder of the collectives of this process, from install() on."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -57,7 +57,7 @@ class CollectiveWatch:
         self._groups: dict[Any, tuple[str, list[int], str]] = {}
 
     def install(self) -> None:
-        """Replace the functions; called once in a process, after its process group was made."""
+        """Replace the functions; called once in a process, after its process group is created."""
         for name in [name for name in GROUPED if hasattr(dist, name)]:
             setattr(dist, name, self._noted(name, getattr(dist, name)))
         for name, peer in PAIRED.items():
@@ -65,11 +65,11 @@ class CollectiveWatch:
         dist.Work.wait = self._waited(dist.Work.wait)  # type: ignore[method-assign]
 
     def name_group(self, kind: str, group: dist.ProcessGroup | None) -> None:
-        """Say what a group is for, so that reports can name its kind."""
+        """Register the kind of a group, so that reports can name it."""
         self._groups[group] = (kind, *_ranks_and_name(group))
 
     def current(self) -> Collective | None:
-        """The collective that this rank is in, or its last one, or None. Another thread asks."""
+        """Return the collective that this rank is in, or its last one, or None. Another thread calls it."""
         last, waiting = self._last, self._waiting
         if last is None:
             return None

@@ -1,4 +1,4 @@
-"""Discards the gradients of a bad step in every kind of DeepSpeed engine."""
+"""Discarding of a bad step's gradients in every kind of DeepSpeed engine."""
 
 from typing import Any
 

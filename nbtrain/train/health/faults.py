@@ -26,7 +26,7 @@ _PIECE_BYTES = 64 << 20
 
 
 class Faults:
-    """The faults of this rank in this attempt."""
+    """Faults of this rank in this attempt."""
 
     def __init__(self, orders: Sequence[dict[str, Any]], rank: int, attempt: int):
         self._mine = [
@@ -42,16 +42,16 @@ class Faults:
         return None
 
     def spoils_weights(self, step: int) -> bool:
-        """Whether a weight is to become NaN after `step`."""
+        """Return whether a weight must become NaN after `step`."""
         return bool(list(self._due(step, lambda do: do == "weights")))
 
     def at(self, step: int) -> None:
-        """Suffer what is ordered for the beginning of `step`."""
+        """Execute the faults for the beginning of `step`."""
         for fault in self._due(step, lambda do: do not in ("nan", "spike", "weights")):
             _suffer(fault)
 
     def _due(self, step: int, wanted: Callable[[str], bool]) -> Iterator[dict[str, Any]]:
-        """Faults of `step`; the rank's log names each with its time, from which recovery is timed."""
+        """Yield the faults of `step`; the rank's log records each with its time, to measure the recovery."""
         for fault in self._mine:
             if fault["step"] == step and wanted(fault["do"]):
                 print(f"fault on order: {fault['do']} at step {step}, time {time.time():.3f}", flush=True)

@@ -1,4 +1,4 @@
-"""Whether all weights are finite: others may not be saved, and skipping steps does not fix them."""
+"""Check for finite weights: others must not be saved, and skipping steps does not fix them."""
 
 import math
 from typing import Any
@@ -13,9 +13,10 @@ NAMES_SHOWN = 3
 
 
 def bad_weights(module: torch.nn.Module, world: World) -> str:
-    """Names of parameters that hold a NaN or an Inf on any rank; "" if none does.
+    """Return the names of parameters that hold a NaN or an Inf on any rank; "" if none does.
 
-    All ranks together. Each rank reads its own part of the weights, except on NVMe, and waits for the device.
+    All ranks call it together. Each rank reads its own part of the weights, except on NVMe, and waits for the
+    device.
     """
     parts = {name: local_part(parameter) for name, parameter in module.named_parameters()}
     parts = {name: part for name, part in parts.items() if part.numel()}

@@ -28,14 +28,14 @@ BEAT_SECONDS = 1.0
 
 
 class HeartbeatWriter:
-    """Writes heartbeat/<rank>.json, and an event for each phase if `events` is set."""
+    """A writer of heartbeat/<rank>.json, and of an event for each phase if `events` is set."""
 
     events: EventWriter | None = None
     """Writer of phase events; rank 0 only."""
     progress: TrainingProgress | None = None
-    """Part of every beat; rank 0 only."""
+    """Progress in every heartbeat; rank 0 only."""
     collectives: "CollectiveWatch | None" = None
-    """Knows the collective that this rank is in, and how many it has begun or ended."""
+    """Recorder of the collective that this rank is in, and of the number begun or ended."""
     written: Callable[[], int] | None = None
     """Function that returns the bytes of checkpoints that this rank has written."""
 
@@ -105,7 +105,7 @@ class HeartbeatWriter:
             self.write()
 
     def write(self) -> None:
-        """Renew the file now. A failed write does not end the rank: what must be kept is elsewhere."""
+        """Renew the file now. A failed write does not end the rank, because important data is elsewhere."""
         with self._lock:
             self._written = time.monotonic()
             # A network disk may fail once and be well again: the next beat tries again.

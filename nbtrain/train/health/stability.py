@@ -1,13 +1,13 @@
-"""Bad steps: a loss or gradient that is NaN or Inf, or a loss that jumps; and what stability.* does about it.
+"""Bad steps: a loss or gradient that is NaN or Inf, or a loss that jumps; and the policies of stability.*.
 
-    stop      the job fails and says which step, loss, norm, ranks and samples
-    skip      the gradients are thrown away before the weights move; weights, moments and Adam's step count
-              stay, so the next step is bit for bit what it would have been without the bad step. If the
-              weights themselves are NaN or Inf, skipping cannot help: the job ends.
-    rollback  the ranks leave in order; the supervisor starts them again from the newest checkpoint and passes
-              over the samples up to the bad step (rollbacks.json, DataState.skipped_sample_ranges)
+    stop      the job fails and reports step, loss, norm, ranks and samples
+    skip      the gradients are discarded before the weights are updated; weights, moments and Adam's step
+              count stay, so the next step is bit for bit the same as without the bad step. If the weights
+              themselves are NaN or Inf, skipping cannot help: the job ends.
+    rollback  the ranks exit cleanly; the supervisor starts them again from the newest checkpoint and skips
+              the samples up to the bad step (rollbacks.json, DataState.skipped_sample_ranges)
 
-When a step is looked at:
+Time at which a step is checked:
 
     skip             inside DeepSpeed's _take_model_step, which both of its engines call at the end of
                      accumulation: one all-reduce of three numbers and one wait for the device in every step
@@ -57,15 +57,15 @@ class StepVerdict:
     """Outcome of a step."""
 
     skipped: bool = False
-    """The weights did not move, by policy."""
+    """Whether the weights were not updated because of the policy."""
     overflowed: bool = False
-    """The weights did not move because fp16's loss scale was too high."""
+    """Whether the weights were not updated because fp16's loss scale was too high."""
     reason: str = ""
 
 
 @dataclass
 class _Step:
-    """A step that is being made or looked at; tensors may still be on their way."""
+    """A step that is computed or checked; its tensors may still be in flight."""
 
     number: int
     positions: tuple[int, int]
@@ -118,7 +118,7 @@ class StepHistory:
         return sum(self.losses) / len(self.losses)
 
     def good(self, loss: float, has_loss: bool) -> None:
-        """Note a good step."""
+        """Record a good step."""
         if has_loss:
             self.losses.append(loss)
         else:
@@ -160,7 +160,7 @@ class StepHistory:
 
 
 class StepGuard:
-    """Watches every step of one engine. All methods are called by all ranks together.
+    """A guard that checks every step of one engine. All ranks call all methods together.
 
     begin_step -> forward, backward, engine.step() or train_batch() -> end_step; settle() before a save.
     """
@@ -173,7 +173,7 @@ class StepGuard:
         events: EventWriter | None,
         run: RunDir | None = None,
     ):
-        """`run`: its record of rollbacks is counted."""
+        """Set up the guard; `run` has the record of rollbacks."""
         self.config = config
         self.world = world
         self.events = events
@@ -244,13 +244,13 @@ class StepGuard:
         return StepVerdict()
 
     def settle(self) -> None:
-        """Look at every step that was made; waits for the device. Raises as end_step does."""
+        """Check every step that was computed; waits for the device. Raises like end_step."""
         self._look(keep=0)
 
     def check_weights(self) -> None:
-        """Before a save: raises, by the policy for NaN, if a weight is NaN or Inf. Waits for the device.
+        """Raise before a save, by the policy for NaN, if a weight is NaN or Inf. Waits for the device.
 
-        A good loss proves nothing: the last update, or faulty memory, may have spoilt the weights after it.
+        A good loss does not suffice: the last update, or faulty memory, may have damaged the weights later.
         """
         if not (names := bad_weights(self._engine.module, self.world)):
             return
@@ -269,7 +269,7 @@ class StepGuard:
         )
 
     def _guarded(self, lr_kwargs: dict[str, Any] | None = None) -> None:
-        """DeepSpeed's _take_model_step, unless the step is bad and may still be thrown away."""
+        """Call DeepSpeed's _take_model_step, unless the step is bad and can still be discarded."""
         own = self._local_loss()
         self._step.own_loss = None if own is None else own.detach().float().clone()
         if self._acts_before_the_step:
@@ -285,7 +285,7 @@ class StepGuard:
             finish_own_skip(self._engine.optimizer)
 
     def _over_ranks(self, own_loss: torch.Tensor | None) -> tuple[float, bool]:
-        """The mean loss of the ranks that have one; whether the gradients are finite, unless ZeRO checks."""
+        """Return the mean loss over ranks, and whether the gradients are finite, unless ZeRO checks that."""
         sums = torch.zeros(3, dtype=torch.float32, device=self.world.device)
         if own_loss is not None:
             sums[0], sums[1] = own_loss, 1.0

@@ -1,1 +1,1 @@
-"""A profile of a few steps, summed up and drawn."""
+"""Profile of a few steps, with a summary and a picture."""

@@ -24,7 +24,7 @@ INK, SOFT = "#1f2328", "#6b7280"
 
 
 def picture(summary: dict[str, Any]) -> str:
-    """The SVG document of a ProfileSummary as a dict."""
+    """Return the SVG document of a ProfileSummary, given as a dict."""
     seconds, steps = summary["seconds"], summary["steps"]
     line = f"{summary['device']}, {amounts.counted(steps, 'step')}, {seconds / steps * 1e3:.4g} ms a step"
     parts = [_text(MARGIN, 30, summary["title"], size=16, weight="600"), _text(MARGIN, 50, line, color=SOFT)]
@@ -43,7 +43,7 @@ def picture(summary: dict[str, Any]) -> str:
 
 
 def _categories(summary: dict[str, Any], y: int) -> tuple[list[str], int]:
-    """The pieces of one bar, cut by category, from `y` down, and how far down they reach."""
+    """Return the pieces of one bar by category, from `y` down, and their lower end."""
     whole = summary["seconds"] or 1.0
     x, width = float(MARGIN), WIDTH - 2 * MARGIN
     shown = [(name, own) for name, own in summary["categories"].items() if own > 0]
@@ -100,7 +100,7 @@ def _phases(summary: dict[str, Any], y: int) -> tuple[list[str], int]:
 
 
 def _operators(summary: dict[str, Any], y: int) -> tuple[list[str], int]:
-    """The costliest operators, a bar each."""
+    """Draw the most expensive operators, one bar each."""
     operators = summary["operators"][:OPERATORS]
     longest = max((operator["seconds"] for operator in operators), default=0.0) or 1.0
     left, room = MARGIN + 420, WIDTH - 2 * MARGIN - 420 - 150
@@ -117,7 +117,7 @@ def _operators(summary: dict[str, Any], y: int) -> tuple[list[str], int]:
 
 
 def _memory(summary: dict[str, Any], y: int) -> tuple[list[str], int]:
-    """The bytes allocated over the profiled steps; nothing if the profile recorded none."""
+    """Draw the allocated bytes over the profiled steps; nothing if the profile did not record them."""
     points, peak = summary["memory"], summary["peak_memory_bytes"]
     if not points or peak <= 0:
         return [], y - SPACE

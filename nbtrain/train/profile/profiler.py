@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 def profiling(
     settings: ProfileConfig, run: RunDir, rank: int, first_step: int, events: EventWriter | None
 ) -> Iterator[Callable[[], None]]:
-    """Profile the body, if this rank is to be profiled; call the yielded function after each step."""
+    """Profile the body, if this rank is profiled; call the yielded function after each step."""
     if not settings.enabled or (rank != 0 and not settings.all_ranks):
         yield lambda: None
         return
@@ -102,7 +102,7 @@ def profiling(
 
 
 def write_trace(trace: profiler.profile, stem: Path, title: str) -> Path:
-    """Write the timeline of one cycle and its summary; the path of the summary's text."""
+    """Write the timeline of one cycle and its summary, and return the path of the summary's text."""
     path = stem.with_name(f"{stem.name}.trace.json.gz")
     with _hidden_until_whole(path) as temporary:
         trace.export_chrome_trace(temporary)
@@ -121,14 +121,14 @@ def _hidden_until_whole(path: Path) -> Iterator[str]:
 
 
 class Snapshots:
-    """The history of a GPU's allocator, from a cycle's warm-up to its end."""
+    """A recorder of a GPU allocator's history, from a cycle's warm-up to its end."""
 
     def __init__(self, wanted: bool):
         self._wanted = wanted
         self._recording = False
 
     def begin(self) -> None:
-        """Record from now on; nothing if it does already or is not wanted."""
+        """Start recording, if it is enabled and has not started."""
         if self._wanted and not self._recording:
             torch.cuda.memory._record_memory_history(max_entries=SNAPSHOT_ENTRIES)
             self._recording = True

@@ -88,7 +88,7 @@ class ProfileSummary:
         return {**own, "words": words(own)}
 
     def text(self) -> str:
-        """The page."""
+        """Return the page as text."""
         lines = [
             f"{self.title} | {self.device} | {amounts.counted(self.steps, 'step')}, {self.seconds:.4g} s, "
             f"{self.seconds / self.steps * 1e3:.4g} ms a step",
@@ -137,7 +137,7 @@ def write_summary(trace_path: Path, title: str) -> Path:
 
 
 def summarize(trace: dict[str, Any], title: str = "profile") -> ProfileSummary:
-    """The summary of a chrome trace. Raises ValueError if no whole step is in it."""
+    """Summarize a chrome trace. Raises ValueError if it has no complete step."""
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X" and "dur" in event]
     steps = [event for event in events if is_step(event) and event.get("cat") == "user_annotation"]
     if not steps:
@@ -199,7 +199,7 @@ def _timeline(parts: dict[str, list[Interval]], window: Interval) -> dict[str, l
 
 
 def _shares(stretches: dict[str, list[Interval]], window: Interval) -> tuple[dict[str, float], float]:
-    """Seconds by category, each moment counted once, and the communication that others hide."""
+    """Return the seconds by category, each moment counted once, and the hidden communication."""
     covered: list[Interval] = []
     shares, hidden = {}, 0.0
     for name in list(CATEGORIES)[:-1]:

@@ -1,4 +1,4 @@
-"""What-if view of a run: its layout is changed value by value to other legal ones, with the cost of each.
+"""The what-if view of a run: its layout changed value by value to other legal ones, with the cost of each.
 
 A WhatIf is a legal layout. `changed(name, value)` returns the nearest legal layout that has the value: DP
 uses the remaining GPUs, and values that cannot be combined with it change as little as possible. This module

@@ -1,4 +1,4 @@
-"""Masters that are read by canonical name, piece by piece, whether they are on the disk or computed first."""
+"""Master weights that are read by canonical name, piece by piece, from a disk or after being computed."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,11 +17,11 @@ class Weights(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The format that they were trained in."""
+        """Format that the weights were trained in."""
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the word embedding that mean a token."""
+        """Rows of the word embedding that belong to a token."""
 
     @property
     def parameters(self) -> Mapping[str, StoredParameter]: ...
@@ -38,16 +38,16 @@ class Weights(Protocol):
 
 
 class MadeWhole:
-    """Parameters that are computed whole first: full(name) is called once for all pieces that are read."""
+    """Parameters that are first computed whole: full(name) is called once for all pieces that are read."""
 
     _newest: tuple[str, torch.Tensor] | None = None
 
     def full(self, name: str) -> torch.Tensor:
-        """A whole parameter, fp32, in its shape."""
+        """Return a whole parameter, fp32, in its shape."""
         raise NotImplementedError
 
     def unchanged(self, name: str) -> Weights | None:
-        """The weights from which this parameter is read without a change; None if full() computes it."""
+        """Return the weights that have this parameter unchanged; None if full() computes it."""
         return None
 
     def read(
@@ -59,7 +59,7 @@ class MadeWhole:
         count: int | None = None,
         rows: int | None = None,
     ) -> torch.Tensor:
-        """Elements [start, start + count) of a part of a parameter, flat, fp32; as CheckpointStore.read."""
+        """Return elements [start, start + count) of a part of a parameter, like CheckpointStore.read."""
         if (held := self.unchanged(name)) is not None:
             return held.read(name, state, part, start, count, rows)
         # Asked for piece by piece, in order.
@@ -69,7 +69,7 @@ class MadeWhole:
 
 
 def _elements(whole: torch.Tensor, part: TensorPart, start: int, count: int | None) -> torch.Tensor:
-    """Elements [start, start + count) of a rank's part of a whole tensor, flat."""
+    """Return elements [start, start + count) of a rank's part of a whole tensor, flat."""
     if part.dim is not None and part.size > 1:
         whole = whole.chunk(part.size, part.dim)[part.rank]
     flat = whole.reshape(-1)

@@ -24,7 +24,7 @@ from nbtrain.model.names import adapters_of, trained_rows_of
 
 
 class MergedWeights(MadeWhole):
-    """The parameters of `base`, with the adapters that a checkpoint of the run of `config` holds."""
+    """Parameters of `base`, merged with the adapters in a checkpoint of `config`'s run."""
 
     def __init__(self, base: Weights, adapters: CheckpointStore, config: RunConfig):
         assert config.lora is not None
@@ -43,11 +43,11 @@ class MergedWeights(MadeWhole):
         return self.base.parameters
 
     def weights(self, name: str) -> torch.Tensor:
-        """A whole weight in the format that the run computes with."""
+        """Return a whole weight in the format that the run computes with."""
         return self.full(name).to(self.dtype)
 
     def full(self, name: str) -> torch.Tensor:
-        """A whole weight, fp32, in its shape."""
+        """Return a whole weight, fp32, in its shape."""
         weight = self.base.read(name, MASTER).view(self.parameters[name].shape)
         if (vector := self._vector(name)) is not None:
             parts = self.qkv_parts if "query_key_value" in name else None
@@ -65,7 +65,7 @@ class MergedWeights(MadeWhole):
         return None if any(one in self.adapters.parameters for one in beside) else self.base
 
     def _vector(self, name: str) -> str | None:
-        """The vector of IA3 that a weight or bias is multiplied with."""
+        """Return the vector of IA3 that multiplies a weight or bias."""
         module, _, kind = name.rpartition(".")
         vector = f"{module}.ia3"
         of_bias = kind == "bias" and module.endswith("query_key_value")
@@ -73,9 +73,9 @@ class MergedWeights(MadeWhole):
 
 
 def rescaled(weight: torch.Tensor, vector: torch.Tensor, parts: tuple[int, ...] | None) -> torch.Tensor:
-    """A matrix or bias times a vector of IA3: rows of keys and values, or without `parts` all columns.
+    """Multiply a matrix or bias with a vector of IA3: rows of keys and values, or all columns.
 
-    `parts`: rows of queries, keys and values of a group.
+    `parts` are the numbers of rows of queries, keys and values of a group; None means all columns.
     """
     if parts is None:
         return weight * vector

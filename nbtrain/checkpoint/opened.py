@@ -41,7 +41,7 @@ def open_checkpoint(run: RunDir, step: int) -> CheckpointStore | MergedWeights:
 
 
 def refuse_changed(start: Start, sha256: str) -> None:
-    """Raises CheckpointError if a start is not the one of this hash."""
+    """Raise CheckpointError if the initial weights do not have this hash."""
     if sha256 != identity_of(start):
         what = (
             "the checkpoint's files"
@@ -55,7 +55,7 @@ def refuse_changed(start: Start, sha256: str) -> None:
 
 
 def weights_of(start: Start, config: RunConfig) -> Weights:
-    """The parameters of a start, with the run's vocabulary."""
+    """Open the parameters of initial weights, with the run's vocabulary."""
     if isinstance(start, RunStart):
         return RunWeights(open_checkpoint(start.run, start.step), config.tokenizer.vocab_size)
     return FolderWeights(start, config.tokenizer.vocab_size)
@@ -74,7 +74,7 @@ class RunWeights:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The format that it was trained in."""
+        """Format that the checkpoint was trained in."""
         return self.store.dtype
 
     @property
@@ -96,7 +96,7 @@ class RunWeights:
         count: int | None = None,
         rows: int | None = None,
     ) -> torch.Tensor:
-        """Elements [start, start + count) of a part of a parameter, flat, fp32; as CheckpointStore.read."""
+        """Return elements [start, start + count) of a part of a parameter, like CheckpointStore.read."""
         assert state == MASTER, "a start has no moments"
         if name not in OF_VOCABULARY:
             return self.store.read(name, state, part, start, count, rows)
@@ -119,7 +119,7 @@ class RunWeights:
         return torch.cat(parts) if parts else torch.empty(0)
 
     def _mean(self, name: str) -> torch.Tensor:
-        """The mean row of the tokens that the checkpoint knows."""
+        """Return the mean row of the tokens that the checkpoint has."""
         if name not in self._means:
             rows, width = self.store.vocab_size, torch.Size(self.store.parameters[name].shape[1:]).numel()
             total, step = torch.zeros(width, dtype=torch.float64), max(PIECE_ELEMENTS // width, 1)

@@ -25,7 +25,7 @@ from nbtrain.model.gpt_pipe import canonical_parameters, trained_parameters
 from nbtrain.model.names import OF_VOCABULARY
 from nbtrain.parallel.tensor import partition_dim
 
-# What DeepSpeed's dynamic loss scaler changes from step to step; all else is configured.
+# Attributes that DeepSpeed's dynamic loss scaler changes from step to step; all others are configured.
 MOVING = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
@@ -48,11 +48,11 @@ def load_masters(
     piece_elements: int,
     names: Collection[str] | None = None,
 ) -> None:
-    """Give a fresh `engine` the masters of `weights`, and the weights that they round to; its step stays 0.
+    """Load the masters of `weights`, and the weights that they round to, into a new `engine` at step 0.
 
-    `tensor` as for load_into. `names`: of what is loaded, if this stage has it; None: all that is trained. No
-    more than `piece_elements` of a parameter are read at one time. Called by all ranks together. Raises
-    CheckpointError as load_into does.
+    `tensor` is the same as for load_into. `names` selects the parameters to load, if this stage has them;
+    None means all trained ones. At most `piece_elements` of a parameter are read at one time. All ranks call
+    it together. Raises CheckpointError like load_into.
     """
     parameters = dict(trained_parameters(engine.module))
     loaded = parameters if names is None else {name: parameters[name] for name in names if name in parameters}
@@ -74,9 +74,9 @@ def load_masters(
 def load_frozen(
     engine: Any, weights: Weights, tensor: tuple[int, int], padded_vocab_size: int, piece_elements: int
 ) -> None:
-    """Give the parameters of `engine` that are not trained what `weights` round to, as load_masters reads.
+    """Load the rounded `weights` into the frozen parameters of `engine`; arguments as for load_masters.
 
-    Raises CheckpointError as load_into does.
+    Raises CheckpointError like load_into.
     """
     frozen = {
         name: parameter
@@ -97,7 +97,7 @@ def load_frozen(
 
 @contextlib.contextmanager
 def _open_masters(optimizer: Any) -> Iterator[None]:
-    """Masters may be written inside; after it, the model has the weights that they round to."""
+    """Allow writing masters inside the context; afterwards the model has the weights that they round to."""
     with _partitioned(optimizer), torch.no_grad():
         yield
         _round_weights(optimizer)
@@ -105,7 +105,7 @@ def _open_masters(optimizer: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _partitioned(optimizer: Any) -> Iterator[None]:
-    """Under ZeRO 3 inside no parameter is gathered, not even a small one that stays so."""
+    """Partition all parameters inside the context under ZeRO 3, even small ones that stay gathered."""
     is_partitioned = hasattr(optimizer, "fp16_partitioned_groups_flat")
     if is_partitioned:
         optimizer.checkpoint_event_prologue()
@@ -115,10 +115,10 @@ def _partitioned(optimizer: Any) -> Iterator[None]:
 
 
 def load_into(engine: Any, store: CheckpointStore, tensor: tuple[int, int], padded_vocab_size: int) -> None:
-    """Put masters, moments, steps, weights, loss scale and counters of `store` into `engine`.
+    """Load masters, moments, steps, weights, loss scale and counters of `store` into `engine`.
 
-    `tensor`: this rank among the tensor-parallel ranks, and how many there are. Called by all ranks together.
-    Raises CheckpointError if the checkpoint lacks a parameter of the model, or holds it in another shape.
+    `tensor` is (this rank among the tensor-parallel ranks, their number). All ranks call it together. Raises
+    CheckpointError if the checkpoint lacks a parameter of the model, or has it in another shape.
     """
     parameters, optimizer = dict(trained_parameters(engine.module)), engine.optimizer
     _check_shapes(store, parameters, tensor, padded_vocab_size)
@@ -175,7 +175,7 @@ def _check_shapes(
 
 
 def targets(engine: Any, parameters: dict[str, nn.Parameter], store: CheckpointStore) -> Iterator[Target]:
-    """All that this rank's optimizer holds, with room for its state, and the step already set."""
+    """Yield everything that this rank's optimizer holds, with room for its state and with its step set."""
     optimizer = engine.optimizer
     if getattr(optimizer, "swap_optimizer", False) or getattr(optimizer, "params_in_nvme_and_cpu", False):
         raise CheckpointError(
@@ -225,7 +225,7 @@ def _moments(
 
 
 def _round_weights(optimizer: Any) -> None:
-    """Give the model the weights that its masters round to, on all data-parallel ranks."""
+    """Round the masters to the model's weights, on all data-parallel ranks."""
     if hasattr(optimizer, "fp16_partitioned_groups_flat"):
         for flat, half, group in zip(
             optimizer.fp32_partitioned_groups_flat,

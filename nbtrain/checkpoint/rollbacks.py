@@ -1,4 +1,4 @@
-"""Samples that a rollback passes over for good."""
+"""Samples that are skipped permanently after a rollback."""
 
 import logging
 from typing import Any
@@ -12,9 +12,9 @@ logger = logging.getLogger(__name__)
 
 
 def pass_bad_samples(run: RunDir, data: DataState, events: EventWriter | None = None) -> DataState:
-    """The data state that a checkpoint gave, or a fresh one, without the samples of the run's rollbacks.
+    """Return a checkpoint's or a new data state without the samples of the run's rollbacks.
 
-    Samples that are trained on or passed over already change nothing: this may be called at every load.
+    Samples that are already trained or skipped change nothing, so this may be called at every load.
     """
     for entry in Rollback.read_all(run.rollbacks_json):
         reached = data.position(data.consumed_samples)
@@ -36,7 +36,7 @@ def skipped_samples(run: RunDir, manifest: dict[str, Any] | None) -> int:
 
 
 def _outside(first: int, last: int, ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
-    """The pieces of [first, last) that none of the ascending ranges holds."""
+    """Return the pieces of [first, last) outside of the ascending ranges."""
     pieces = []
     for begin, end in ranges:
         if first < min(begin, last):

@@ -1,12 +1,12 @@
-"""Saving a checkpoint: DeepSpeed makes the state of the engine, we decide what makes it count.
+"""Saving of checkpoints: DeepSpeed writes the state of the engine, and our manifest makes it valid.
 
-    room on the disk? -> DeepSpeed's files, hashed while they are written -> manifest.json -> latest -> prune
+    check of the disk space -> DeepSpeed's files, hashed while written -> manifest.json -> latest -> prune
 
 With checkpoint.async_save the state is copied to host memory; files and manifest follow in the background
-(writer.py). With checkpoint.local_dir the files go to the node's own disk first and are copied to the run
-directory in the background, or stay there (local_save.py). Beside the engine's state a checkpoint holds the
-data state and every rank's random state, so that a resumed run makes the same steps bit for bit, and
-universal_checkpoint_info for DeepSpeed's converter.
+(writer.py). With checkpoint.local_dir the files are written to the node's own disk first and are copied to
+the run directory in the background, or stay there (local_save.py). In addition to the engine's state, a
+checkpoint holds the data state and every rank's random state, so that a resumed run computes the same steps
+bit for bit, and universal_checkpoint_info for DeepSpeed's converter.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.parallel.agreement import NOTHING, SAVE, broadcast_object, gather_objects
 from nbtrain.parallel.startup import quiet
 
-# Where DeepSpeed copies the swap files of state that is offloaded to NVMe.
+# Folder into which DeepSpeed copies the swap files of state offloaded to NVMe.
 SWAPPED = "offloaded_tensors"
 # Far below the shortest useful parallel.process_group_timeout_seconds.
 SLICE_SECONDS = 5.0
@@ -40,7 +40,7 @@ SLICE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that counts."""
+    """A complete checkpoint."""
 
     step: int
     bytes: int
@@ -53,12 +53,12 @@ class Saved:
 
 
 class Saver:
-    """Saves the checkpoints of one run, one after the other: the one in flight, and those that count."""
+    """A saver of the checkpoints of one run, one after the other."""
 
     def __init__(self, live: LiveRun, disk: LocalDisk | None = None):
         self.live = live
         self.disk = disk
-        """This node's own, for checkpoint.local_dir."""
+        """Checkpoints on this node's own disk, for checkpoint.local_dir."""
         self.writer = CheckpointWriter(background=live.config.checkpoint.async_save)
         """Writer to which DeepSpeed hands its files (train/engine/patches.py)."""
         self._in_flight: BackgroundSave | None = None
@@ -68,7 +68,7 @@ class Saver:
         self._local: NodeSaves | None = None if disk is None else NodeSaves(disk, live)
 
     def wish(self) -> int:
-        """SAVE if this rank's part of a background save has failed, so that all learn it; else NOTHING."""
+        """Return SAVE if this rank's part of a background save failed, to inform all ranks, else NOTHING."""
         return SAVE if self._in_flight is not None and self._in_flight.error else NOTHING
 
     def poll(self) -> Saved | None:
@@ -78,9 +78,9 @@ class Saver:
         return announced
 
     def save(self, state: TrainState) -> float:
-        """Write the checkpoint of `state.step`, or begin to; the seconds that training stood still for it.
+        """Write the checkpoint of `state.step`, or begin to, and return the seconds that training paused.
 
-        Raises CheckpointError, on all ranks, if the disk is too small or the save before this one has failed.
+        Raises CheckpointError, on all ranks, if the disk is too small or the previous save has failed.
         """
         started = time.monotonic()
         self.finish()
@@ -165,7 +165,7 @@ class Saver:
         )
 
     def clear(self) -> None:
-        """The run is finished: nothing of it stays on the nodes' own disks."""
+        """Remove all files of the finished run from the nodes' own disks."""
         if self.disk is not None and self.disk.is_lead:
             self.disk.clear()
 
@@ -174,21 +174,21 @@ class Saver:
             write_state(self.live, state, part.target)
 
     def _keep(self, part: LocalPart, manifest: dict[str, Any]) -> None:
-        """Have the part's record written: now, or, with async_save, in the background."""
+        """Write the part's record: at once, or with async_save in the background."""
         part.describe(self.writer, manifest)
         if not self.writer.background:
             part.keep()
             self._confirm()
 
     def _confirm(self) -> None:
-        """Wait until the writer is free, and learn of the newest checkpoint on the nodes' disks."""
+        """Wait until the writer is free, and confirm the newest checkpoint on the nodes' disks."""
         if self._local is not None:
             if self._in_flight is not None:
                 self._in_flight.wait_kept()
             self._local.confirm()
 
     def finish(self) -> None:
-        """Wait until the checkpoint in flight counts; nothing if there is none.
+        """Wait until the checkpoint in flight is complete; do nothing if there is none.
 
         Raises CheckpointError, on all ranks, if it could not be written; its folder is removed.
         """
@@ -216,7 +216,7 @@ class Saver:
         self._announce()
 
     def _manifest(self, state: TrainState, part: LocalPart | None) -> dict[str, Any]:
-        """All but the files; {} on ranks that write none."""
+        """Return the manifest without its files; {} on ranks that do not write it."""
         if self._parameters is None:
             self._parameters = describe.described_parameters(self.live)
         writes = self.live.world.rank == 0 or (part is not None and part.is_copy)
@@ -230,7 +230,7 @@ class Saver:
 
 
 def make_room(run: RunDir, config: RunConfig, folder: Path) -> str | None:
-    """Rank 0: remove a torn folder of the same step; a message if the disk cannot hold the checkpoint."""
+    """Remove an incomplete folder of the step; return a message if the disk is too small. Rank 0 only."""
     run.model.mkdir(parents=True, exist_ok=True)
     if manifests.size_problem(folder) is None:
         return None
@@ -249,7 +249,7 @@ def make_room(run: RunDir, config: RunConfig, folder: Path) -> str | None:
 
 
 def write_state(live: LiveRun, state: TrainState, folder: Path) -> None:
-    """DeepSpeed's files in `folder`, or their copies in memory. Called by all ranks together.
+    """Write DeepSpeed's files to `folder`, or their copies to memory. All ranks call it together.
 
     Raises CheckpointError.
     """
@@ -283,9 +283,9 @@ def publish(
     started: float,
     stall_seconds: float | None,
 ) -> Saved:
-    """Rank 0: write the manifest, from which on the checkpoint counts, and remove older ones.
+    """Write the manifest, which makes the checkpoint valid, and remove older ones. Rank 0 only.
 
-    `shares`: what each rank has written. stall_seconds None: training stood still all the time since
+    `shares` are the files that each rank has written. If stall_seconds is None, training has paused since
     `started`.
     """
     folder = live.run.checkpoint(step)
@@ -303,7 +303,7 @@ def publish(
 
 
 def publish_manifest(run: RunDir, step: int, manifest: dict[str, Any]) -> None:
-    """Rank 0: from here on the checkpoint counts."""
+    """Write the manifest, which makes the checkpoint valid. Rank 0 only."""
     folder = run.checkpoint(step)
     files.write_json(folder / manifests.MANIFEST, manifest)
     files.write_text(run.latest, folder.name)
@@ -313,7 +313,7 @@ def publish_manifest(run: RunDir, step: int, manifest: dict[str, Any]) -> None:
 def pruned(
     live: LiveRun, step: int, described: Described, started: float, stall_seconds: float | None
 ) -> Saved:
-    """Rank 0: remove checkpoints that are older than the new one of `step` and need not stay."""
+    """Remove checkpoints that are older than the new one of `step` and need not be kept. Rank 0 only."""
     options = live.config.checkpoint
     removed = manifests.prune(live.run, step, options.keep_last, options.keep_every_steps, options.keep_best)
     seconds = time.monotonic() - started
@@ -322,9 +322,9 @@ def pruned(
 
 
 def add_validation(live: LiveRun, state: TrainState) -> None:
-    """Put the loss of a validation after the save into the manifest, where keep_best and a resume look.
+    """Write the loss of a validation after the save to the manifest, for keep_best and a resume.
 
-    Rank 0 writes.
+    Only rank 0 writes.
     """
     if live.world.rank != 0:
         return

@@ -58,11 +58,11 @@ class StoredParameter:
     shape: tuple[int, ...]
     """Shape of the whole tensor, vocabulary padding included."""
     partition_dim: int | None
-    """The dimension along which several tensor ranks share it; None if each holds all of it."""
+    """Dimension along which tensor ranks shard it; None if each holds all of it."""
     stage: int
-    """The first pipeline stage that has it."""
+    """First pipeline stage that has it."""
     group: str = DECAY
-    """The optimizer's."""
+    """Group of the optimizer."""
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ class TensorPart(NamedTuple):
     rank: int = 0
     size: int = 1
     dim: int | None = None
-    """The dimension along which the reader's ranks share it; None if each holds all of it."""
+    """Dimension along which the reader's ranks shard it; None if each holds all of it."""
 
 
 WHOLE = TensorPart()
@@ -93,7 +93,7 @@ class _Piece:
     start: int
     count: int
     states: dict[str, torch.Tensor]
-    """Flat, of `count` elements each."""
+    """State tensors, flat, of `count` elements each."""
     step: float
 
 
@@ -138,7 +138,7 @@ class CheckpointStore:
 
     @property
     def counters(self) -> dict[str, int]:
-        """DeepSpeed's own: global_steps, global_samples, skipped_steps."""
+        """Counters of DeepSpeed: global_steps, global_samples, skipped_steps."""
         common = self._model_file(0, 0)
         return {key: common[key] for key in ("global_steps", "global_samples", "skipped_steps")}
 
@@ -164,16 +164,16 @@ class CheckpointStore:
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the word embedding that mean a token; the rest is padding."""
+        """Rows of the word embedding that belong to a token; the rest is padding."""
         known = self.manifest["vocab_size"]
         return known or self._model_file(0, 0)["universal_checkpoint_info"]["original_vocab_size"]
 
     def step(self, name: str) -> float:
-        """The optimizer's step of one parameter."""
+        """Return the optimizer's step of one parameter."""
         return self._pieces_of(name, 0)[0].step
 
     def full(self, name: str, state: str = MASTER) -> torch.Tensor:
-        """One state of one parameter, whole, fp32, in its shape."""
+        """Return one state of a whole parameter, fp32, in its shape."""
         return self.read(name, state).view(self._parameter(name).shape)
 
     def read(
@@ -206,7 +206,7 @@ class CheckpointStore:
         return self._rows(parameter, state, first, min(first + count, parameter.count))
 
     def _rows(self, parameter: StoredParameter, state: str, first: int, end: int) -> torch.Tensor:
-        """Elements [first, end) of the whole tensor, cut along its first dimension or not at all."""
+        """Return elements [first, end) of a whole tensor, sharded along its first dimension or not at all."""
         if first >= end:
             return torch.empty(0)
         size = self.tensor_parallel_size if parameter.partition_dim is not None else 1
@@ -220,7 +220,7 @@ class CheckpointStore:
     def _columns(
         self, parameter: StoredParameter, state: str, rank: int, size: int, start: int, count: int
     ) -> torch.Tensor:
-        """Elements [start, start + count) of a rank's part of a matrix whose columns are shared out."""
+        """Return elements [start, start + count) of a rank's part of a matrix that is sharded by columns."""
         columns = parameter.shape[1]
         ours, theirs = columns // size, columns // self.tensor_parallel_size
         left = rank * ours
@@ -233,7 +233,7 @@ class CheckpointStore:
         return out.flatten()[start - top * ours :][:count]
 
     def _local(self, parameter: StoredParameter, state: str, rank: int, first: int, end: int) -> torch.Tensor:
-        """Elements [first, end) of stored tensor rank `rank`'s part."""
+        """Return elements [first, end) of the part of stored tensor rank `rank`."""
         found = []
         for piece in self._pieces_of(parameter.name, rank):
             begin, stop = max(first, piece.start), min(end, piece.start + piece.count)
@@ -253,7 +253,7 @@ class CheckpointStore:
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def weights(self, name: str) -> torch.Tensor:
-        """The whole weight in the format it was trained in; ZeRO 3 keeps only masters, which are rounded."""
+        """Return a whole weight in the format it was trained in; with ZeRO 3, masters are rounded to it."""
         dim = self._parameter(name).partition_dim
         if self.zero_stage == 3:
             return self.full(name).to(self.dtype)
@@ -268,7 +268,7 @@ class CheckpointStore:
 
     @cached_property
     def _piped(self) -> dict[int, dict[str, torch.Tensor]]:
-        """{tensor rank: {canonical name: weight}} of a pipeline, which writes one file for each layer."""
+        """{tensor rank: {canonical name: weight}} of a pipeline, which writes one file per layer."""
         found: dict[int, dict[str, torch.Tensor]] = {rank: {} for rank in range(self.tensor_parallel_size)}
         for file, entry in sorted(self.manifest["files"].items()):
             if (matched := LAYER_FILE.match(file)) is None:
@@ -379,7 +379,7 @@ class CheckpointStore:
 
 
 def _step(state: dict[str, Any], group: dict[str, Any]) -> float:
-    """torch keeps it with the moments, DeepSpeed's own optimizers with the group; 0 before the first step."""
+    """Return the step, stored with the moments by torch, with the group by DeepSpeed; 0 before the first."""
     return float(state.get("step", group.get("step", 0)))
 
 

@@ -1,4 +1,4 @@
-"""One file of a checkpoint: written by torch.save and hashed on the way, read without running code."""
+"""Files of a checkpoint: written with torch.save and hashed while writing, read without running code."""
 
 import hashlib
 import pickle
@@ -32,7 +32,7 @@ _lock = threading.Lock()
 
 
 def written_bytes() -> int:
-    """Bytes of checkpoints that this process has written so far, in all its threads."""
+    """Return the bytes of checkpoints that this process has written so far, in all its threads."""
     return _written
 
 
@@ -44,7 +44,7 @@ def count_written(count: int) -> None:
 
 
 def write_file(path: Path, state: Any) -> dict[str, Any]:
-    """torch.save, appearing by rename when it is on the disk; its size and SHA-256, taken while writing.
+    """Write a file with torch.save, visible by rename once it is on the disk; return its size and SHA-256.
 
     Raises CheckpointError if the file cannot be written.
     """
@@ -61,7 +61,7 @@ def write_file(path: Path, state: Any) -> dict[str, Any]:
 
 
 def load_file(path: Path, mmap: bool = False) -> Any:
-    """A file of a checkpoint, on the CPU; with `mmap` its tensors are read when they are looked at.
+    """Load a file of a checkpoint to the CPU; with `mmap` its tensors are read on access.
 
     No code of the file runs. Raises CheckpointError if it holds code, or anything but tensors, plain values
     and the classes of DeepSpeed that are named here.

@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One "progress" per parameter, then one "end"."""
+    """Yield one "progress" per parameter, then one "end"."""
     run = RunDir(request["run_dir"])
     step, torn = whole_step(run, request.get("step"))
     for number, reason in torn:
@@ -71,7 +71,7 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def write_universal(store: CheckpointStore, to: Path) -> Iterator[tuple[int, int]]:
-    """Write `store` to the folder `to`, which appears when it is whole; (elements done, elements) as it goes.
+    """Write `store` to the folder `to`, visible once complete, and yield (elements done, elements).
 
     One tensor is in memory at a time. Raises CheckpointError if `to` exists or does not fit on its disk.
     """
@@ -143,7 +143,7 @@ def _optimizer_state(store: CheckpointStore) -> dict[str, Any]:
 
 
 def _model_state(store: CheckpointStore) -> dict[str, Any]:
-    """The trainer's own state and DeepSpeed's counters, without the weights, which are in zero/."""
+    """Return the trainer's state and DeepSpeed's counters, without the weights, which are in zero/."""
     return {
         "module": {},
         "optimizer": None,

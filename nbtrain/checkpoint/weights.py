@@ -1,4 +1,4 @@
-"""The weights of a checkpoint alone, for a model that is not trained further."""
+"""Weights of a checkpoint without the optimizer's state, for a model that is not trained further."""
 
 from pathlib import Path
 

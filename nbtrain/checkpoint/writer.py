@@ -33,9 +33,10 @@ Described = dict[str, dict[str, Any]]
 
 
 class CheckpointWriter:
-    """The engine.checkpoint_engine of a run: all that DeepSpeed calls on its CheckpointEngine (0.19).
+    """The engine.checkpoint_engine of a run, with all methods of DeepSpeed's CheckpointEngine (0.19).
 
-    Not derived from it: DeepSpeed is imported once the accelerator is chosen (parallel/startup.py).
+    It is not derived from it, because DeepSpeed is imported after the accelerator is chosen
+    (parallel/startup.py).
     """
 
     name = "nbtrain"
@@ -43,7 +44,7 @@ class CheckpointWriter:
     def __init__(self, background: bool = False):
         self.background = background
         self.described: Described = {}
-        """Files written since create(), described."""
+        """Descriptions of the files written since create()."""
         self.refused = ""
         """Reason why the node's disk did not take this checkpoint; "" if it did, or if none is used."""
         self.direct: set[str] = set()
@@ -54,20 +55,20 @@ class CheckpointWriter:
         self._host = _HostMemory()
 
     def aim(self, is_local: bool = False, instead: Path | None = None) -> None:
-        """Say where the next checkpoint goes, before DeepSpeed begins it.
+        """Set the destination of the next checkpoint, before DeepSpeed begins it.
 
-        `is_local`: to the node's own disk, whose errors end nothing. A file that it refuses is written into
-        the folder `instead`, or to no place if that is None.
+        With `is_local`, it is the node's own disk, whose errors do not end the run. A file that this disk
+        cannot hold is written to the folder `instead`, or not at all if that is None.
         """
         self._is_local, self._instead, self.refused, self.direct = is_local, instead, "", set()
 
     def create(self, info: Any) -> None:
-        """DeepSpeed begins a checkpoint."""
+        """Begin a checkpoint; DeepSpeed calls it."""
         self.described, self._copies = {}, []
         self._host.rewind()
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Write one file, or copy what is to be in it."""
+        """Write one file, or copy its content for later."""
         if self.background:
             self._copies.append((Path(path), _mapped(state_dict, self._host.copy)))
         else:
@@ -85,15 +86,15 @@ class CheckpointWriter:
         return True
 
     def is_data_parallel_writer(self, rank: int) -> bool:
-        """Whether `rank`, of the ranks with the same weights, writes them."""
+        """Return whether `rank` writes the weights that several ranks have."""
         return rank == 0
 
     def is_decoupled(self) -> bool:
-        """False: what is left to do after save_checkpoint() is done by Saver."""
+        """Return False: Saver does the remaining work after save_checkpoint()."""
         return False
 
     def preserves_storage_sharing(self) -> bool:
-        """False keeps DeepSpeed from cloning every tensor before save(), which copies what needs a copy."""
+        """Return False: DeepSpeed need not clone every tensor before save(), which copies if necessary."""
         return False
 
     def wait_for_copies(self) -> None:
@@ -102,7 +103,7 @@ class CheckpointWriter:
             torch.cuda.synchronize()
 
     def write_copies(self) -> None:
-        """Write what save() has copied; in the background thread."""
+        """Write the copies of save(), in the background thread."""
         while self._copies:
             path, state = self._copies.pop(0)
             self._write(path, state)
@@ -123,7 +124,7 @@ class CheckpointWriter:
 
 
 class BackgroundSave:
-    """One checkpoint on its way to the disk; rank 0 calls publish({rank: its files}) in its thread."""
+    """One checkpoint that is being written; rank 0 calls publish({rank: its files}) in its thread."""
 
     def __init__(
         self,
@@ -153,21 +154,21 @@ class BackgroundSave:
         self._thread.start()
 
     def wait_kept(self) -> str | None:
-        """Wait until the writer may be used again; the error, if what it held could not be written."""
+        """Wait until the writer may be used again; return the error if its copies could not be written."""
         self._kept.wait()
         return self.error
 
     def is_written(self, seconds: float) -> bool:
-        """Whether this rank's files are on the disk, or have failed to get there, after so long at most."""
+        """Wait at most `seconds`; return whether this rank's files are written, or have failed."""
         return self._written.wait(seconds)
 
     def wait_published(self) -> str | None:
-        """Wait until the thread is done; its error."""
+        """Wait until the thread is done, and return its error."""
         self._thread.join()
         return self.error
 
     def cancel(self) -> None:
-        """Some rank has failed: do not wait for it."""
+        """Stop waiting for the other ranks, because one has failed."""
         self._cancelled.set()
         self._thread.join()
 
@@ -209,7 +210,7 @@ class BackgroundSave:
 
 
 class _HostMemory:
-    """Copies of tensors in host memory that is taken once: the n-th copy of each save has the same place."""
+    """Copies of tensors in host memory, allocated once: the n-th copy of each save reuses its place."""
 
     def __init__(self) -> None:
         self._buffers: list[torch.Tensor] = []
@@ -231,7 +232,7 @@ class _HostMemory:
 
 
 def _apart(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without the rest of the buffer that it is a view of, which torch.save would write too."""
+    """Return the tensor without the rest of its buffer, which torch.save would write too."""
     tensor = tensor.detach()
     # A rank's part of ZeRO's flat buffers is short of its storage by the padding alone: not worth a copy.
     if tensor.untyped_storage().nbytes() <= tensor.nbytes * 1.01 + 4096:
@@ -240,7 +241,7 @@ def _apart(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same tree of dicts and sequences with changed tensors; other values are copied."""
+    """Return the same tree of dicts and sequences with changed tensors; other values are copied."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):

@@ -1,1 +1,1 @@
-"""Weights from and for other programs: read into a run, written from a checkpoint, and compared."""
+"""Weights of other programs: reading into a run, writing from a checkpoint, and comparison."""

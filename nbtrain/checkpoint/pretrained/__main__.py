@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Everything one request is answered with."""
+    """Yield all answers to a request."""
     try:
         yield from _answers(request)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""The numbers of adapters in the files of `peft` (pretrained/peft.py says which tensor is which).
+"""Tensors of adapters in the files of `peft` (pretrained/peft.py maps their names).
 
-write_adapters(store, config, folder, dtype)    a checkpoint's adapters as a folder of peft
-PeftAdapters(folder, config)                    such a folder, read as a checkpoint is
+write_adapters(store, config, folder, dtype)    writes a checkpoint's adapters as a folder of peft
+PeftAdapters(folder, config)                    such a folder, read like a checkpoint
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ from nbtrain.pretrained.peft_tokens import modules_of_vocabulary, said_by, token
 def write_adapters(
     store: CheckpointStore, config: RunConfig, folder: Path, dtype: torch.dtype
 ) -> Iterator[tuple[int, int]]:
-    """Write the adapters of a checkpoint; yields (bytes done, bytes)."""
+    """Write the adapters of a checkpoint, and yield (bytes done, bytes)."""
     assert config.lora is not None
     if config.lora.kind == "ia3":
         yield from write_vectors(store, config, folder, dtype)
@@ -82,7 +82,7 @@ def read_adapters(folder: Path, config: RunConfig) -> "PeftAdapters | PeftVector
 
 
 def _written(module: AdaptedModule, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A and B of a module out of our adapter's."""
+    """Return A and B of a module from our adapter's matrices."""
     rank = b.shape[1]
     used = sorted(set(module.projections))
     theirs_a = torch.cat([a[one * rank : (one + 1) * rank] for one in used])
@@ -120,7 +120,7 @@ class PeftAdapters(MadeWhole):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The format of the first tensor."""
+        """Format of the first tensor."""
         return self._file.get_tensor(next(iter(self._names.values()))).dtype
 
     def _tensor(self, name: str) -> torch.Tensor:
@@ -141,7 +141,7 @@ class PeftAdapters(MadeWhole):
         return found
 
     def full(self, name: str) -> torch.Tensor:
-        """One matrix, whole, fp32; rows of tokens by ascending id."""
+        """Return one whole matrix, fp32; rows of tokens by ascending id."""
         if name in self._tokens:
             return self._finite(name, self._rows(*self._tokens[name]))
         weight = next(weight for weight in self._modules if name in adapters_of(weight))
@@ -154,7 +154,7 @@ class PeftAdapters(MadeWhole):
         return self._finite(name, out)
 
     def _begun(self, name: str, is_first: bool) -> torch.Tensor:
-        """The matrix as a new run begins with it (parallel/lora.py), for modules that the folder has not."""
+        """Return a new run's initial matrix (parallel/lora.py), for modules that the folder does not have."""
         shape = self.parameters[name].shape
         if not is_first:
             return torch.zeros(shape)

@@ -75,7 +75,7 @@ def _difference(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 class OurModel:
-    """The layers of model/, each filled when it runs and emptied again."""
+    """Layers of model/, whose weights are loaded only while the layer runs."""
 
     def __init__(self, weights: WholeWeights, config: RunConfig):
         own = GPTConfig.of(config)

@@ -1,6 +1,6 @@
-"""A tree of Megatron as one consolidated file, from which a run can start.
+"""Conversion of a Megatron tree to one consolidated file, from which a run can start.
 
-The order of query, key and value, where the files leave it open, is the one that is given, or the one with
+If the files do not determine the order of query, key and value, the given order is used, or the order with
 the lower loss on a text that the model should know.
 """
 
@@ -33,7 +33,7 @@ LEAST_DIFFERENCE = 0.1
 def convert(
     tree: MegatronTree, to: Path, order: str | None, tokens: list[int] | None
 ) -> Iterator[dict[str, Any]]:
-    """Write a tree's weights to the file `to`; answers of "progress", and one of "order".
+    """Write a tree's weights to the file `to`, and yield answers of "progress" and one of "order".
 
     `tokens` are ids of a text. Raises CheckpointError if the order is open and neither is given, and if the
     disk has no room for the weights.
@@ -71,7 +71,7 @@ def _refuse_a_full_disk(weights: MegatronWeights, to: Path) -> None:
 
 
 def run_of(weights: MegatronWeights) -> RunConfig:
-    """A run with the model of a tree; nothing else of it is meant."""
+    """Return a run with the model of a tree; its other settings have no meaning."""
     said = {
         "name": "megatron",
         "model": weights.model.model_dump(),
@@ -84,7 +84,7 @@ def run_of(weights: MegatronWeights) -> RunConfig:
 
 
 def _choose(tree: MegatronTree, config: RunConfig, tokens: list[int] | None) -> tuple[str, str]:
-    """(the order with the lower loss, what to say of it)."""
+    """Return (the order with the lower loss, a note about it)."""
     where = display(tree.folder)
     if not tokens:
         raise CheckpointError(
@@ -115,7 +115,7 @@ def _choose(tree: MegatronTree, config: RunConfig, tokens: list[int] | None) -> 
 
 @torch.no_grad()
 def loss_of(weights: MegatronWeights, config: RunConfig, tokens: torch.Tensor) -> float:
-    """Mean loss of a text, in nats a token; one layer is in memory at a time."""
+    """Return the mean loss of a text, in nats per token; one layer is in memory at a time."""
     model = OurModel(WholeWeights(weights, torch.float32), config)
     hidden = model.hidden(tokens)
     for index in range(config.model.num_layers):

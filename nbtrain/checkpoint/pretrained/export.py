@@ -33,7 +33,7 @@ from nbtrain.pretrained.written import family_of, own_description
 def open_weights(
     run: RunDir, config: RunConfig, step: int | None, dtype: str | None
 ) -> tuple[WholeWeights, int]:
-    """The weights of a step and the step; step 0 is what `init_from` names, before any training.
+    """Return the weights of a step and the step; step 0 are the weights of `init_from`, before any training.
 
     Raises CheckpointError if there is none.
     """
@@ -57,7 +57,7 @@ def open_weights(
 def write_folder(
     weights: WholeWeights, config: RunConfig, folder: Path, most_bytes: int
 ) -> Iterator[tuple[int, int]]:
-    """Write a family's safetensors files into a folder; yields (bytes done, bytes)."""
+    """Write a family's safetensors files into a folder, and yield (bytes done, bytes)."""
     known = family_of(config).tensors(Sizes.of(config.model, weights.vocab_size))
 
     def tensor_of(name: str) -> torch.Tensor:
@@ -70,7 +70,7 @@ def write_folder(
 def write_consolidated(
     weights: WholeWeights, config: RunConfig, path: Path, step: int
 ) -> Iterator[tuple[int, int]]:
-    """Write all parameters by our own names into one file, whose metadata says what the model is."""
+    """Write all parameters with our own names into one file, whose metadata describes the model."""
     shapes = parameter_shapes(Sizes.of(config.model, weights.vocab_size))
     described = own_description(config, weights.vocab_size, step)
     metadata = {"format": "pt", OWN: json.dumps(described)}

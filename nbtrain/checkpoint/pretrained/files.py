@@ -1,11 +1,11 @@
-"""safetensors files written a tensor at a time, so that a file may be larger than memory.
+"""Writing of safetensors files a tensor at a time, so that a file may be larger than memory.
 
-The library's own writer takes all tensors of a file at once. A head needs only names, formats and shapes,
-which are known before; the bytes are those that the library would write (tensors of one format, by name).
+The library's own writer needs all tensors of a file at once. A header needs only names, formats and shapes,
+which are known before; the result equals the library's output (tensors of one format, by name).
 
-    model.safetensors                                    if all fit in one file, else
+    model.safetensors                                    if all tensors fit in one file, else
     model-00001-of-00005.safetensors, ...                and
-    model.safetensors.index.json                         which file has which tensor
+    model.safetensors.index.json                         the file of each tensor
 """
 
 import json
@@ -61,7 +61,7 @@ def write_file(
     tensor_of: Callable[[str], torch.Tensor],
     metadata: Mapping[str, str],
 ) -> Iterator[int]:
-    """Write one file, atomically; yields the bytes of each tensor."""
+    """Write one file atomically, and yield the bytes of each tensor."""
     with files.atomic_writer(path) as stream:
         stream.write(_head(shapes, dtype, metadata))
         for name in sorted(shapes):
@@ -85,7 +85,7 @@ def _head(shapes: Shapes, dtype: torch.dtype, metadata: Mapping[str, str]) -> by
 
 
 def _shards(shapes: Shapes, item_bytes: int, most_bytes: int) -> list[list[str]]:
-    """The names in each file, in the order of `shapes`; as huggingface_hub 2.4 shares them out."""
+    """Return the names in each file, in the order of `shapes`, distributed as in huggingface_hub 2.4."""
     found: list[list[str]] = []
     names: list[str] = []
     filled = 0

@@ -61,9 +61,9 @@ class GGUFFile:
     """Contents of one run's GGUF file, known before any number of it is written."""
 
     def __init__(self, weights: WholeWeights, config: RunConfig, folder: Path, bos: int | None = None):
-        """`folder` has config.json and the tokenizer's files; `bos` is put before each text.
+        """Prepare the file; `folder` has config.json and the tokenizer's files, `bos` precedes each text.
 
-        Raises ConfigError for what llama.cpp does not have.
+        Raises ConfigError for features that llama.cpp does not support.
         """
         try:
             import gguf
@@ -85,7 +85,7 @@ class GGUFFile:
         """Notes for readers of the export, in sentences."""
 
     def write(self, path: Path) -> Iterator[tuple[int, int]]:
-        """Write the file; yields (bytes done, bytes)."""
+        """Write the file, and yield (bytes done, bytes)."""
         writer = self.gguf.GGUFWriter(path, self.gguf.MODEL_ARCH_NAMES[self.architecture])
         self._add_model(writer)
         self._add_tokenizer(writer)
@@ -191,7 +191,7 @@ class GGUFFile:
 
 
 def refuse(config: RunConfig, model_type: str) -> None:
-    """Raises ConfigError for what llama.cpp's architectures do not compute."""
+    """Raise ConfigError for features that llama.cpp's architectures do not compute."""
     model = config.model
     windows = [one for one in model.windows if one is not None]
     if windows and min(windows) < model.resolved_max_position_embeddings:
@@ -320,7 +320,7 @@ def _template(folder: Path) -> str | None:
 
 
 def name_of_words(document: dict[str, Any]) -> str | None:
-    """llama.cpp's name of a tokenizer's rule for words; None if it is none of the known ones."""
+    """Return llama.cpp's name of a tokenizer's rule for words; None if the rule is unknown."""
     rule = document.get("pre_tokenizer") or {}
     steps = rule["pretokenizers"] if rule.get("type") == "Sequence" else [rule]
     if any(step.get("add_prefix_space") for step in steps):

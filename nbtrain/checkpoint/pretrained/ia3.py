@@ -1,7 +1,7 @@
-"""The numbers of IA3's vectors in the files of `peft` (pretrained/peft_ia3.py says which tensor is which).
+"""Tensors of IA3's vectors in the files of `peft` (pretrained/peft_ia3.py maps their names).
 
-write_vectors(store, config, folder, dtype)    a checkpoint's vectors as a folder of peft
-PeftVectors(folder, config)                    such a folder, read as a checkpoint is
+write_vectors(store, config, folder, dtype)    writes a checkpoint's vectors as a folder of peft
+PeftVectors(folder, config)                    such a folder, read like a checkpoint
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from nbtrain.pretrained.peft_ia3 import RescaledModule, problems_of, rescaled_mo
 def write_vectors(
     store: CheckpointStore, config: RunConfig, folder: Path, dtype: torch.dtype
 ) -> Iterator[tuple[int, int]]:
-    """Write the vectors of a checkpoint; yields (bytes done, bytes)."""
+    """Write the vectors of a checkpoint, and yield (bytes done, bytes)."""
     modules = {module.tensor: module for module in rescaled_modules(config)}
 
     def tensor_of(name: str) -> torch.Tensor:
@@ -62,7 +62,7 @@ class PeftVectors(MadeWhole):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The format of the first tensor."""
+        """Format of the first tensor."""
         return self._file.get_tensor(next(iter(self._names.values()))).dtype
 
     @cached_property
@@ -71,7 +71,7 @@ class PeftVectors(MadeWhole):
         return {name: StoredParameter(name, (len(self.full(name)),), None, 0) for name in self._modules}
 
     def full(self, name: str) -> torch.Tensor:
-        """One vector, whole, fp32."""
+        """Return one whole vector, fp32."""
         parts: dict[int, torch.Tensor] = {}
         for module in self._modules[name]:
             if (stored := self._names.get(module.tensor)) is None:

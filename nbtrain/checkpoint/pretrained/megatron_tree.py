@@ -35,7 +35,7 @@ from nbtrain.pretrained.megatron import MegatronTree, fields_of_arguments, whole
 from nbtrain.pretrained.model import model_section
 from nbtrain.pretrained.parameters import Sizes, parameter_shapes
 
-# Names of classes of which a stand-in is enough.
+# Names of classes that can be replaced by an empty one.
 ENUMS = re.compile(r"megatron\.(core\.|model\.|[\w.]*\.)?enums\.\w+")
 CORES = ("core", "_core")
 # What numpy's random state is made of, by the names that its versions have for it.
@@ -65,9 +65,9 @@ COLUMN_PARALLEL = ("word_embeddings.weight", "output_layer.weight")
 
 
 class MegatronWeights:
-    """The parameters of a tree by canonical name, whole, with all rows of its padded vocabulary.
+    """Whole parameters of a tree by canonical name, with all rows of its padded vocabulary.
 
-    `order` of query, key and value, "groups" or "thirds", is read where the files leave it open.
+    `order` of query, key and value, "groups" or "thirds", is used if the files do not determine it.
     """
 
     def __init__(self, tree: MegatronTree, order: str = "groups"):
@@ -101,14 +101,14 @@ class MegatronWeights:
 
     @property
     def is_ambiguous(self) -> bool:
-        """Whether nothing in the files says in which order query, key and value lie."""
+        """Whether the files do not determine the order of query, key and value."""
         # With one group on each rank both orders are one. Megatron-LM's arguments know no DeepSpeed.
         groups = self.sizes.num_query_groups // self.tree.tensor_parallel_size
         return self.version >= 2 and groups > 1 and "deepspeed" in self.args
 
     @property
     def dtype(self) -> torch.dtype:
-        """The format of the weights; fp32 if there are several."""
+        """Format of the weights; fp32 if there are several."""
         kinds = {tensor.dtype for rank in self._ranks for tensor in rank.values()}
         kind = kinds.pop() if len(kinds) == 1 else torch.float32
         # Of another one no weight is read.
@@ -120,7 +120,7 @@ class MegatronWeights:
         return {name: StoredParameter(name, shape, None, 0) for name, shape in shapes.items()}
 
     def read(self, name: str, state: str = MASTER) -> torch.Tensor:
-        """A whole parameter, flat, fp32. Raises CheckpointError if a rank lacks it, or has another shape."""
+        """Return a whole parameter, flat, fp32. Raises CheckpointError if it is incomplete."""
         assert state == MASTER, "of a tree the weights are read"
         found = self._joined(name).float()
         assert found.shape == self.parameters[name].shape, "each part has been looked at"
@@ -180,7 +180,7 @@ class MegatronWeights:
         return tuple(shape)
 
     def _by_group(self, rows: torch.Tensor) -> torch.Tensor:
-        """A rank's rows of query, key and value as [queries of a group|key|value] of each group."""
+        """Return a rank's rows of query, key and value as [queries of a group|key|value] of each group."""
         ranks, sizes = self.tree.tensor_parallel_size, self.sizes
         heads, groups = sizes.num_attention_heads // ranks, sizes.num_query_groups // ranks
         size, rest = sizes.head_size, rows.shape[1:]
@@ -196,7 +196,7 @@ class MegatronWeights:
 
     @cached_property
     def _ranks(self) -> list[dict[str, torch.Tensor]]:
-        """{canonical name: that rank's part} of each tensor rank."""
+        """{canonical name: the rank's part} of each tensor rank."""
         found = self._stored()
         self._refuse_others(found)
         return found
@@ -217,7 +217,7 @@ class MegatronWeights:
         return found
 
     def _refuse_others(self, found: list[dict[str, torch.Tensor]]) -> None:
-        """Raises CheckpointError for a tensor that the model of the arguments does not have."""
+        """Raise CheckpointError for a tensor that the model of the arguments does not have."""
         for rank, part in enumerate(found):
             others = (name for name in part if name not in self.parameters)
             if extra := next((name for name in others if not NOT_READ.search(name)), None):
@@ -310,12 +310,12 @@ def _ours(name: str) -> str:
 
 
 def _inner(state: dict[str, Any], *names: str) -> dict[str, Any]:
-    """The dictionary by the first of the names that has one; {} if none has."""
+    """Return the dictionary at the first of the names that exists; {} if none does."""
     return next((state[name] for name in names if isinstance(state.get(name), dict)), {})
 
 
 def _refuse_fewer_ranks(tree: MegatronTree, args: dict[str, Any], where: str) -> None:
-    """Raises CheckpointError if a tree was saved by more ranks than have files."""
+    """Raise CheckpointError if a tree was saved by more ranks than have files."""
     sizes = {"tensor_model_parallel_size": tree.tensor_parallel_size}
     if not tree.layers:
         sizes["pipeline_model_parallel_size"] = tree.pipeline_parallel_size

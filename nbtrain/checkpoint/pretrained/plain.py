@@ -42,21 +42,21 @@ class PlainModel:
         return self._rows("model.embed_tokens.weight", tokens)
 
     def layer(self, index: int, x: torch.Tensor) -> torch.Tensor:
-        """One layer.  [s, h] -> [s, h]."""
+        """Run one layer.  [s, h] -> [s, h]."""
         return self._gpt2_layer(index, x) if self.is_gpt2 else self._llama_layer(index, x)
 
     def final(self, x: torch.Tensor) -> torch.Tensor:
-        """The last norm.  [s, h] -> [s, h]."""
+        """Run the last norm.  [s, h] -> [s, h]."""
         return self._layer_norm("transformer.ln_f", x) if self.is_gpt2 else self._rms_norm("model.norm", x)
 
     def logits(self, x: torch.Tensor, first: int, end: int) -> torch.Tensor:
-        """Logits of some tokens of the vocabulary.  [s, h] -> [s, end - first]."""
+        """Return the logits of tokens `first` to `end` of the vocabulary.  [s, h] -> [s, end - first]."""
         words = "transformer.wte.weight" if self.is_gpt2 else "model.embed_tokens.weight"
         name = words if self.config["tie_word_embeddings"] else "lm_head.weight"
         return x @ self._slice(name)[first:end].float().T
 
     def get(self, name: str) -> torch.Tensor:
-        """A tensor of the folder, as fp32."""
+        """Return a tensor of the folder as fp32."""
         return self._slice(name)[:].float()
 
     def has(self, name: str) -> bool:
@@ -159,13 +159,13 @@ def attention(
 
 
 def turned(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    """Rotary positions over the two halves of a head.  [n, s, d] -> [n, s, d]."""
+    """Apply rotary positions to the two halves of a head.  [n, s, d] -> [n, s, d]."""
     half = x.shape[-1] // 2
     return x * cosine + torch.cat([-x[..., half:], x[..., :half]], -1) * sine
 
 
 def frequencies_of(rope: dict[str, Any], size: int) -> tuple[torch.Tensor, float]:
-    """(radians for one position of each pair of numbers, [d / 2]; the factor of cosines and sines)."""
+    """Return (radians per position of each pair of numbers, [d / 2]; the factor of cosines and sines)."""
     base = rope["rope_theta"]
     plain = torch.tensor([base ** (-2 * pair / size) for pair in range(size // 2)], dtype=torch.float64)
     kind = rope["rope_type"]

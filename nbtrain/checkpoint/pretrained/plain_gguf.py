@@ -42,7 +42,7 @@ ENDS = {
 
 
 class PlainGGUF(PlainModel):
-    """The model of a GGUF file, in fp32."""
+    """Model of a GGUF file, in fp32."""
 
     def __init__(self, path: Path):
         import gguf

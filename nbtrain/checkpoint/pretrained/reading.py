@@ -24,7 +24,7 @@ from nbtrain.pretrained.tensors import Piece
 
 Range = tuple[int, int]
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-# 64 MiB of fp32: what is copied at one time.
+# 64 MiB of fp32 are copied at one time.
 PIECE_ELEMENTS = 16 << 20
 
 
@@ -40,7 +40,7 @@ class FolderWeights:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The format of the folder; fp32 if it has several."""
+        """Format of the folder; fp32 if it has several."""
         kinds = {DTYPES[tensor.dtype] for tensor in self.model.tensors.values()}
         return kinds.pop() if len(kinds) == 1 else torch.float32
 
@@ -63,9 +63,9 @@ class FolderWeights:
         count: int | None = None,
         rows: int | None = None,
     ) -> torch.Tensor:
-        """Elements [start, start + count) of a part of a parameter, flat, fp32; as CheckpointStore.read.
+        """Return elements [start, start + count) of a part of a parameter, like CheckpointStore.read.
 
-        Raises CheckpointError for numbers that are none.
+        Raises CheckpointError for NaN and Inf.
         """
         assert state == MASTER, "a folder holds no moments"
         shape = self.parameters[name].shape
@@ -89,7 +89,7 @@ class FolderWeights:
         return block.flatten()[first - top * width : end - top * width]
 
     def block(self, name: str, rows: Range, columns: Range | None = None) -> torch.Tensor:
-        """Some rows, and of a matrix some columns, of a whole parameter, as fp32: a copy."""
+        """Return a copy of some rows, and of a matrix some columns, of a whole parameter, as fp32."""
         shape = self.parameters[name].shape
         columns = (columns or (0, shape[1])) if len(shape) > 1 else None
         out = torch.empty(rows[1] - rows[0], *(() if columns is None else (columns[1] - columns[0],)))
@@ -111,7 +111,7 @@ class FolderWeights:
         return out
 
     def _piece(self, piece: Piece, rows: Range, columns: Range | None) -> torch.Tensor:
-        """A view into the file."""
+        """Return a view into the file."""
         view = self._slice(piece.tensor)
         there = slice(piece.there + rows[0], piece.there + rows[1])
         if columns is None:
@@ -120,7 +120,7 @@ class FolderWeights:
         return view[across, there].T if piece.transposed else view[there, across]
 
     def _mean(self, name: str) -> torch.Tensor:
-        """The mean row of a parameter as the folder has it."""
+        """Return the mean row of a parameter in the folder."""
         if name not in self._means:
             rows, width = self.model.map.shapes[name]
             total = torch.zeros(width, dtype=torch.float64)

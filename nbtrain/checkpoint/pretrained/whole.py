@@ -1,9 +1,9 @@
-"""Whole parameters in the format that they are written in: of a checkpoint, a folder or a tree.
+"""Whole parameters of a checkpoint, a folder or a tree, in the format that they are written in.
 
     weights = WholeWeights(CheckpointStore(folder), torch.bfloat16)
     weights.whole("layers.0.attention.dense.weight")    [h, h], bf16; the vocabulary without padding
 
-In the format that the run was trained in they are the weights that it computed with; in fp32 they are the
+In the format that the run was trained in, they are the weights that it computed with; in fp32, they are the
 optimizer's masters.
 """
 
@@ -24,7 +24,7 @@ KEPT = 2
 
 
 class WholeWeights:
-    """The parameters of `source`, each whole and in `dtype`; None is the format that it was trained in."""
+    """Whole parameters of `source` in `dtype`; None means the format that they were trained in."""
 
     def __init__(self, source: Weights | MegatronWeights, dtype: torch.dtype | None = None):
         self.source = source
@@ -34,7 +34,7 @@ class WholeWeights:
         self._kept: OrderedDict[str, torch.Tensor] = OrderedDict()
 
     def whole(self, name: str) -> torch.Tensor:
-        """One parameter, in its shape. Raises CheckpointError if it holds NaN or Inf in this format."""
+        """Return one parameter in its shape. Raises CheckpointError if it holds NaN or Inf in this format."""
         if name not in self._kept:
             self._kept[name] = self._read(name)
             while len(self._kept) > KEPT:
@@ -57,7 +57,7 @@ class WholeWeights:
         return found[: self.vocab_size] if name in OF_VOCABULARY else found
 
     def tensor(self, known: TensorMap, name: str) -> torch.Tensor:
-        """A tensor of a family, from the parameters that it holds parts of."""
+        """Return a tensor of a family, built from the parameters that it holds parts of."""
         users, shape = known.users[name], known.tensors[name]
         parameter, piece = users[0]
         if piece == Piece(0, known.shapes[parameter][0], name) and shape == known.shapes[parameter]:

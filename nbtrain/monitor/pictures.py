@@ -1,8 +1,8 @@
 """Figures of a run for a notebook and a report: curves with matplotlib, the newest scalars as a table.
 
-Both take a RunView, a run directory or any folder of event files; Megatron-DeepSpeed's files have our tags.
-matplotlib is imported when a figure is made. Figures are made without pyplot, so they need no display,
-are not shown twice in a notebook and are freed with their last name.
+Both accept a RunView, a run directory or any folder of event files; Megatron-DeepSpeed's files have our tags.
+matplotlib is imported when a figure is created. Figures are created without pyplot, so they do not need a
+display, are not shown twice in a notebook, and are freed with their last reference.
 """
 
 import html
@@ -40,7 +40,7 @@ PARTS = {
 
 
 def scalars_of(source: Source) -> dict[str, Series]:
-    """{name in metrics.SCALARS, or its tag: Series} of a run or a folder; DataError if it is neither."""
+    """Return {name in metrics.SCALARS, or tag: Series} of a run or a folder; DataError if it is neither."""
     if isinstance(source, RunDir):
         source = RunView(source)
     if isinstance(source, RunView):
@@ -89,7 +89,7 @@ def training_curves(source: Source) -> "Figure":
 
 
 def loss_png(view: RunView) -> bytes:
-    """Training and validation loss alone, small and quickly drawn: for readers that show no HTML."""
+    """Draw only training and validation loss, small and fast, for readers that do not show HTML."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 2.4), dpi=80)
@@ -125,7 +125,7 @@ def timing(source: Source) -> "Figure":
 
 
 def _stacked(axes: "Axes", series: dict[str, Series]) -> None:
-    """The parts of each step stacked, and the whole step as a line; the gap between is time of no part."""
+    """Draw the parts of each step stacked, and the whole step as a line; the gap is in no part."""
     whole = series.get("iteration_time")
     if not whole:
         return
@@ -143,7 +143,7 @@ def _stacked(axes: "Axes", series: dict[str, Series]) -> None:
 
 
 def shown_figure(title: str, height: float) -> "Figure":
-    """An empty figure, 11 inches wide, that a notebook can show."""
+    """Create an empty figure, 11 inches wide, that a notebook can show."""
     from matplotlib.figure import Figure
 
     class Shown(Figure):
@@ -160,7 +160,7 @@ def shown_figure(title: str, height: float) -> "Figure":
 
 
 def throughput(series: dict[str, Series]) -> Series | None:
-    """Tokens per second: as written, else from batch size, sequence length and iteration time."""
+    """Return tokens per second: as written, else from batch size, sequence length and iteration time."""
     if "tokens_per_second" in series:
         return series["tokens_per_second"]
     parts = [part for name in ("batch_size", "seq_length", "iteration_time") if (part := series.get(name))]
@@ -173,12 +173,12 @@ def throughput(series: dict[str, Series]) -> Series | None:
 
 
 def scalars_table(source: Source) -> "ScalarsTable":
-    """The newest value of every scalar, with its unit, step and meaning."""
+    """Return the newest value of every scalar, with its unit, step and meaning."""
     return ScalarsTable(_title(source), scalars_of(source))
 
 
 class ScalarsTable:
-    """Shown in a cell, a table; printed, lines."""
+    """Newest scalars: a table in a notebook cell, lines when printed."""
 
     def __init__(self, title: str, series: dict[str, Series]):
         self.title = title
@@ -237,7 +237,7 @@ def _curve(
 
 
 def _running_mean(values: tuple[float, ...], window: int) -> list[float]:
-    """Mean of each point with the `window` - 1 before it: nothing from the future."""
+    """Return the mean of each point with the `window` - 1 points before it."""
     means, total = [], 0.0
     for at, value in enumerate(values):
         total += value

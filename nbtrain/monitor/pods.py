@@ -27,7 +27,7 @@ class Pod:
 
 
 def pods_of(job: JobDir) -> dict[int, Pod]:
-    """{node: its pod}; empty on other backends."""
+    """Return {node: its pod}; empty on other backends."""
     said = (files.read_json(job.kubernetes_json) or {}).get("replicas") or []
     known = sorted((one for one in said if one.get("node") is not None), key=lambda one: one["created"])
     names = Pod.__dataclass_fields__
@@ -40,9 +40,9 @@ def cluster_events(job: JobDir) -> list[dict[str, Any]]:
 
 
 def reason_of_failure(job: JobDir) -> str | None:
-    """The one word that the cluster gave for the failure of the job's object; None if it gave none.
+    """Return the cluster's reason for the failure of the job's object; None if there is none.
 
-    A word that says no more than the state, such as PyTorchJobFailed, is none.
+    A reason that only repeats the state, such as PyTorchJobFailed, does not count.
     """
     said = (files.read_json(job.kubernetes_json) or {}).get("conditions") or []
     words = [one["reason"] for one in said if one["type"].lower() in FAILURES and one["status"] == "True"]

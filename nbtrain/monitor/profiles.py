@@ -20,21 +20,21 @@ _PAGE = re.compile(r"rank(\d+)\.step(\d+)\.txt")
 
 @dataclass(frozen=True)
 class Profile:
-    """One cycle of the profiler on one rank. Shown in a cell it is its picture; printed, its page."""
+    """One cycle of the profiler on one rank: a picture in a notebook cell, a text page when printed."""
 
     page: Path
     rank: int
     step: int
-    """The last one of the cycle."""
+    """Last step of the cycle."""
 
     @cached_property
     def data(self) -> dict[str, Any]:
-        """Seconds by category and by part, the costliest operators, the memory over time."""
+        """Read seconds by category and by part, the most expensive operators, and the memory over time."""
         return files.read_json(self.page.with_suffix(".json")) or {}
 
     @property
     def words_html(self) -> str:
-        """Its sentences, as a list."""
+        """Sentences about the profile, as an HTML list."""
         rows = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in self.data.get("words", []))
         return f"<ul>{rows}</ul>" if rows else ""
 
@@ -60,7 +60,7 @@ class Profile:
 
 
 class Profiles(list[Profile]):
-    """All of a run, by step and rank. Shown in a cell, all pictures; printed, all pages."""
+    """Profiles of a run, by step and rank: all pictures in a notebook cell, all pages when printed."""
 
     def __str__(self) -> str:
         return "\n".join(str(profile) for profile in self)
@@ -77,7 +77,7 @@ class Profiles(list[Profile]):
 
 
 def profiles(run: RunDir) -> Profiles:
-    """The profiles of a run. Raises DataError if there are none; the message says how to make one."""
+    """Return the profiles of a run. Raises DataError, which says how to create one, if there are none."""
     found = [(_PAGE.fullmatch(path.name), path) for path in run.profiling.glob("rank*.txt")]
     all_of_it = [Profile(path, int(match[1]), int(match[2])) for match, path in found if match]
     if not all_of_it:

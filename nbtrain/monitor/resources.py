@@ -1,7 +1,7 @@
-"""CPU and memory of a job's processes on this machine, by /proc; the machine by psutil, GPUs by NVML.
+"""CPU and memory of a job's processes on this machine, from /proc; the machine from psutil, GPUs from NVML.
 
-A job's processes are its supervisor, the ranks of its heartbeats, and everything below them. Each is compared
-by pid, start time and boot, so that a pid given to another program is never counted.
+A job's processes are its supervisor, the ranks of its heartbeats, and their descendants. Each is identified
+by pid, start time and boot, so that a pid that is reused by another program is never counted.
 """
 
 import math
@@ -30,7 +30,7 @@ _PARENT, _UTIME, _STIME, _START, _RSS = 1, 11, 12, 19, 21
 
 @dataclass(frozen=True)
 class ProcessUse:
-    """Resources that one process tree uses now."""
+    """Current resource use of one process tree."""
 
     cpu_cores: float | None
     """Cores busy since the last sample (1.0 is one core); None at the first."""
@@ -49,7 +49,7 @@ class ProcessRow(NamedTuple):
 
 
 class ProcessTable:
-    """The processes of this machine, read at most once in `age_seconds`, for however many samplers."""
+    """Processes of this machine, read at most once in `age_seconds`, shared by all samplers."""
 
     def __init__(self, age_seconds: float = 0.0):
         self._age_seconds = age_seconds
@@ -59,7 +59,7 @@ class ProcessTable:
         self._lock = threading.Lock()
 
     def read(self) -> tuple[float, dict[int, ProcessRow], dict[int, list[int]]]:
-        """(when it was read by the monotonic clock, {pid: its row}, {pid: pids of its children})."""
+        """Return (time of reading by the monotonic clock, {pid: its row}, {pid: pids of its children})."""
         with self._lock:
             if time.monotonic() - self._read_at >= self._age_seconds:
                 rows = {}
@@ -95,7 +95,7 @@ def _row(pid: int) -> ProcessRow | None:
 
 
 class ResourceSampler:
-    """Samples one job. Rates are between two calls, so keep the object."""
+    """A sampler of one job. Rates are measured between two calls, so keep the object."""
 
     def __init__(self, processes: ProcessTable | None = None) -> None:
         self.history: deque[tuple[float, float, int]] = deque(maxlen=HISTORY_SAMPLES)
@@ -106,7 +106,7 @@ class ResourceSampler:
         self._last: dict[str, Any] = {}
 
     def sample(self, roots: Iterable[ProcessIdentity], ranks: dict[int, ProcessIdentity]) -> dict[str, Any]:
-        """Use of the job (the trees of `roots`), of each rank and of the machine: bytes and cores."""
+        """Return the use of the job (the trees of `roots`), each rank and the machine: bytes and cores."""
         now, rows, children = self._processes.read()
         if now == self._sampled_at:
             return self._last

@@ -22,7 +22,7 @@ NO_JOB = "NEW"
 DAMAGED = "DAMAGED"
 STATES = (*MEANING, NO_JOB, DAMAGED)
 GROUPS = {"active": ACTIVE, "ended": frozenset(MEANING) - ACTIVE}
-"""Words that stand for several states."""
+"""Names for groups of states."""
 
 # {word after --sort: (field of RunSummary, whether the largest comes first)}
 SORTS = {
@@ -42,13 +42,13 @@ SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 @dataclass(frozen=True)
 class LabelRule:
-    """One thing that is asked of a run's labels."""
+    """One condition on a run's labels."""
 
     key: str
     value: str | None
-    """None: any."""
+    """Value of the label; None for any value."""
     wanted: bool
-    """False: a run with such a label is not listed."""
+    """Whether runs with such a label are listed, or the others."""
 
     def holds(self, labels: Mapping[str, str]) -> bool:
         found = self.key in labels and self.value in (None, labels[self.key])
@@ -60,7 +60,7 @@ class RunFilter:
     """Conditions that a run must meet to be listed; an empty filter accepts every run."""
 
     name: str = ""
-    """A pattern of the shell, such as gpt-*; without * ? [ it is a part of the name."""
+    """Shell pattern such as gpt-*; without * ? [ it is a part of the name."""
     states: frozenset[str] = frozenset()
     newer_seconds: float | None = None
     """Only runs whose newest job was submitted within this time."""
@@ -71,10 +71,10 @@ class RunFilter:
     limit: int | None = None
     labels: tuple[LabelRule, ...] = ()
     archived: bool = False
-    """Archived runs too; one whose job is active is always listed."""
+    """Whether archived runs are listed too; a run with an active job is always listed."""
 
     def named(self, name: str) -> bool:
-        """Whether a run of this name is wanted, whatever is in it."""
+        """Return whether the filter accepts a run of this name, whatever its records."""
         if not self.name:
             return True
         if any(letter in self.name for letter in "*?["):
@@ -82,7 +82,7 @@ class RunFilter:
         return self.name in name
 
     def wants(self, run: "RunSummary", now: float) -> bool:
-        """Whether a run with a fitting name is wanted."""
+        """Return whether the filter accepts a run with a matching name."""
         age = now - run.created_at
         return (
             (not self.states or run.state in self.states)
@@ -123,7 +123,7 @@ def run_filter(
     label: str | Mapping[str, str] | Sequence[str] = (),
     archived: bool = False,
 ) -> RunFilter:
-    """A filter from words of a person: states in any case, ages such as 2d, labels as in label_rules().
+    """Build a filter from user input: states in any case, ages such as 2d, labels as in label_rules().
 
     Raises ConfigError.
     """
@@ -137,9 +137,9 @@ def run_filter(
 
 
 def label_rules(given: str | Mapping[str, str] | Sequence[str]) -> tuple[LabelRule, ...]:
-    """Rules that must all hold, from {key: value} or from words with commas between them, as kubectl takes:
+    """Parse rules that must all hold, from {key: value} or from comma-separated text as in kubectl:
 
-    team=nlp, team!=nlp, team (has such a label), !team (has none). Raises ConfigError.
+    team=nlp, team!=nlp, team (has such a label), !team (has no such label). Raises ConfigError.
     """
     if isinstance(given, Mapping):
         return tuple(LabelRule(str(key), str(value), True) for key, value in given.items())
@@ -172,7 +172,7 @@ def _states(given: str | Sequence[str]) -> frozenset[str]:
 
 
 def age_seconds(what: str, given: str | float | None) -> float | None:
-    """Seconds of an age: 90, "90s", "30m", "12h", "2d", "1w". Raises ConfigError."""
+    """Return the seconds of an age: 90, "90s", "30m", "12h", "2d", "1w". Raises ConfigError."""
     if given is None or (isinstance(given, int | float) and not isinstance(given, bool) and given >= 0):
         return given
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw]?)", given) if isinstance(given, str) else None

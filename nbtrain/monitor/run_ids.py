@@ -1,4 +1,4 @@
-"""Runs by their run id: a clone's run.json names its parent by id alone, and a reader wants its name."""
+"""Names of runs by their run id: a clone's run.json has only its parent's id, and readers need the name."""
 
 import json
 import time
@@ -12,7 +12,7 @@ _known: dict[tuple[Path, str], tuple[str | None, float]] = {}
 
 
 def name_of(run_id: str, root: Path) -> str | None:
-    """The name of the run with that id below `root`; None if there is none any more."""
+    """Return the name of the run with an id below `root`; None if it no longer exists."""
     name, at = _known.get((root, run_id), (None, 0.0))
     if name is not None and _is(root / name / "run.json", run_id):
         return name

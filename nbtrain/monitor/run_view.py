@@ -1,9 +1,9 @@
-"""One run, as a reader sees it: state, progress, events, curves, logs, resources, from its directory alone.
+"""View of one run: state, progress, events, curves, logs, resources, read only from its directory.
 
     RunView(RunDir)  ->  snapshot()  ->  one JSON object  ->  the live panel, static.py (papermill, HTML)
 
-Files and the process table are the only sources, so that a reader in another kernel, a server or a shell sees
-the same run. snapshot() is the one format that is drawn; SNAPSHOT_KEYS lists it.
+Files and the process table are the only sources, so that readers in another kernel, a server or a shell see
+the same run. snapshot() is the only format that is drawn; SNAPSHOT_KEYS lists its keys.
 """
 
 import threading
@@ -41,7 +41,7 @@ _PROGRESS = ("loss", "validation_loss", "learning_rate", "tokens_per_second", "g
 CURVES = (*_PROGRESS, "host_memory_bytes", "device_memory_bytes", "mfu")
 """Names in metrics.SCALARS of the curves in a snapshot."""
 
-# Of the configuration, what a snapshot holds.
+# Fields of the configuration in a snapshot.
 MODEL_KEYS = ("num_layers", "hidden_size", "num_attention_heads", "seq_length")
 PARALLEL_KEYS = ("zero_stage", "data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size")
 
@@ -55,7 +55,7 @@ SNAPSHOT_AGE_SECONDS = 0.4
 
 
 class RunView:
-    """A reader of one run directory. Keep it: it re-reads only what was appended."""
+    """A reader of one run directory. Keep the object: it reads only newly appended data again."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class RunView:
 
     @property
     def job(self) -> JobDir | None:
-        """The newest job, or None if none was submitted."""
+        """Newest job; None if none was submitted."""
         return self.run.newest_job()
 
     @property
@@ -111,7 +111,7 @@ class RunView:
         return read_state(job, time.time()) if (job := self.job) else NOTHING_SUBMITTED
 
     def events(self) -> list[dict[str, Any]]:
-        """All events of the newest job, by time. They are read again when one was written."""
+        """Return all events of the newest job by time. They are read again when a new one was written."""
         if (job := self.job) is None:
             return []
         stamps = tuple((path, path.stat().st_size) for path in sorted(job.events.glob("*.jsonl")))
@@ -120,7 +120,7 @@ class RunView:
         return list(self._events[1])
 
     def scalars(self, name: str) -> Series:
-        """One scalar of metrics.SCALARS by its name, over all jobs; the KeyError of another names them."""
+        """Return a scalar of metrics.SCALARS over all jobs; KeyError for an unknown name lists the names."""
         try:
             tag = scalar_named(name).tag
         except KeyError:
@@ -130,7 +130,7 @@ class RunView:
             return self.reader.series.get(tag, Series())
 
     def scalar_names(self) -> list[str]:
-        """Names of all scalars with points, in the order of metrics.SCALARS; the losses of datasets last."""
+        """Return the names of all scalars with points, in the order of metrics.SCALARS, datasets last."""
         with self.lock:
             self.reader.refresh()
             there = {
@@ -139,7 +139,7 @@ class RunView:
         return [name for name in BY_NAME if name in there] + sorted(there - BY_NAME.keys(), key=natural)
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything a panel draws, as JSON: base units, seconds since the epoch, None if not known."""
+        """Return everything a panel draws, as JSON: base units, seconds since the epoch, None if unknown."""
         with self.lock:
             if self._snapshot is None or time.monotonic() - self._snapshot[0] > SNAPSHOT_AGE_SECONDS:
                 value = self._read_snapshot()
@@ -191,7 +191,7 @@ class RunView:
         return [*self.reader.warnings, *left]
 
     def heartbeats(self) -> dict[int, Heartbeat]:
-        """{rank: its newest heartbeat} of the newest job; at the checkpoint's step until that is loaded."""
+        """Return {rank: newest heartbeat} of the newest job, at the checkpoint's step until it is loaded."""
         job = self.job
         return self._heartbeats(job, JobRecord.read(job.job_json) if job else None)
 
@@ -303,7 +303,7 @@ class RunView:
         return rows
 
     def _log(self, job: JobDir | None, state: str) -> dict[str, Any]:
-        """The end of rank 0's log; of the supervisor's or of node 0's while rank 0 has written nothing."""
+        """Return the end of rank 0's log, or of the supervisor's or node 0's while that is empty."""
         if job is None:
             return {"source": None, "lines": []}
         lines = logs.tail_lines(logs.log_path(job), LOG_LINES)

@@ -47,7 +47,7 @@ class RunSummary:
 
     name: str
     state: str
-    """The newest job's; NEW before the first, DAMAGED if `cause` names a record that cannot be read."""
+    """State of the newest job; NEW before the first, DAMAGED if `cause` names an unreadable record."""
     cause: str | None
     num_jobs: int
     created_at: float
@@ -82,7 +82,7 @@ class RunSummary:
 
 
 class RunList(list[RunSummary]):
-    """Runs that print, and show in a cell, as the table of `nbtrain runs`."""
+    """A list of runs that is shown as the table of `nbtrain runs`."""
 
     def __repr__(self) -> str:
         return runs_table(self)
@@ -92,7 +92,7 @@ class RunList(list[RunSummary]):
 
 
 def list_runs(root: Path | None = None, wanted: RunFilter = EVERY_RUN) -> RunList:
-    """The runs under the output root (or `root`) that are `wanted`; by default all, the newest job first."""
+    """Return the runs in the output directory (or `root`) that `wanted` accepts, the newest job first."""
     return RunList(wanted.ordered(_found(output_root() if root is None else root, wanted)))
 
 
@@ -107,7 +107,7 @@ def _found(root: Path, wanted: RunFilter) -> Iterator[RunSummary]:
 
 
 def runs_json(entries: Sequence[RunSummary]) -> str:
-    """A JSON list with one run in each line."""
+    """Return a JSON list with one run per line."""
     # Indented, json writes at a fifth of this speed.
     return "[\n" + ",\n".join(json.dumps(entry.to_dict()) for entry in entries) + "\n]"
 
@@ -196,7 +196,7 @@ def _entries(folder: str | Path) -> list[str]:
 
 
 def _read(path: str) -> Any:
-    """The JSON value of a small file."""
+    """Return the JSON value of a small file."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         # Three times as fast as json. It refuses NaN, which json takes: such a run is read by summary_of.
@@ -206,7 +206,7 @@ def _read(path: str) -> Any:
 
 
 def summary_of(run: RunDir, now: float) -> RunSummary:
-    """The line of one run."""
+    """Return the line of one run."""
     identity = run.record() or {}
     job = run.newest_job()
     record, state, cause = job_with_end(job, now) if job else (None, NO_JOB, None)
@@ -259,7 +259,7 @@ def lost_words(job: JobDir, now: float) -> str:
 
 
 def job_with_end(job: JobDir, now: float) -> tuple[JobRecord | None, str, str | None]:
-    """(record, state, cause) of a job. The record, None without job.json, has its end if the job has one."""
+    """Return (record, state, cause) of a job. The record, None without job.json, has the job's end if any."""
     record, state, cause = read_job(job, now)
     if record is not None and state not in ACTIVE and record.ended_at is None:
         record = _with_end(job, record)
@@ -288,7 +288,7 @@ def _with_end(job: JobDir, record: JobRecord) -> JobRecord:
 
 
 def shorter(cause: str, most: int = CAUSE_LENGTH) -> str:
-    """A cause's first sentence, and more of them while they fit into `most` characters; "..." if it is cut.
+    """Return a cause's first sentences that fit into `most` characters, with "..." if it is shortened.
 
     A first sentence that is longer is cut after a word.
     """
@@ -303,7 +303,7 @@ def shorter(cause: str, most: int = CAUSE_LENGTH) -> str:
 
 
 def runs_table(entries: Sequence[RunSummary]) -> str:
-    """The lines of `nbtrain runs`, as text in columns."""
+    """Return the lines of `nbtrain runs`, as text in columns."""
     if not entries:
         return f"No runs under {output_root()}. `nbtrain submit gpt-tiny` starts one."
     titles = ["NAME", "STATE", "STEP", "LOSS", "VALIDATION", "JOBS", "SUBMITTED (UTC)", "CAUSE"]

@@ -1,4 +1,4 @@
-"""A snapshot in words: every label, number and row of a panel. panel/ and static.py only draw them."""
+"""Texts of a snapshot: every label, number and row of a panel. The panel and static.py only draw them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -35,7 +35,7 @@ RANK_HEADS = ("rank", "phase", "step", "pid", "CPU", "memory", "heartbeat", "las
 
 
 def shown(snapshot: Mapping[str, Any]) -> dict[str, Any]:
-    """The key "shown" of a snapshot, from its other keys.
+    """Return the key "shown" of a snapshot, from its other keys.
 
     about       what is trained and where, in one line
     pill        [the state's words, its tone: live, good, wait, bad or calm]
@@ -72,7 +72,7 @@ def shown(snapshot: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pill(state: str, asked: str | None = None) -> tuple[str, str]:
-    """A state's words and tone; "Stopping..." from the request until the job has ended."""
+    """Return a state's text and tone; "Stopping..." from the request until the job has ended."""
     if asked == "stop":
         return "Stopping...", "wait"
     if asked == "pause" and state != "SUSPENDED":
@@ -119,7 +119,7 @@ def _figure(value: float | None, form: str) -> str:
 
 
 def _tiles(snapshot: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """(label, value, unit); a dash for a value that is not known yet."""
+    """Return (label, value, unit) of each tile; a dash for a value that is not known yet."""
     progress, curves = snapshot["progress"] or {}, snapshot["curves"]
     perplexity = progress.get("validation_perplexity")
     words = "" if perplexity is None else f"ppl {_perplexity(perplexity)}"
@@ -159,7 +159,7 @@ def _size(num_bytes: float | None) -> tuple[str, str]:
 
 
 def _use(snapshot: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """CPU, memory and GPUs while the job is active; then the memory that rank 0 has reported last."""
+    """Return CPU, memory and GPUs while the job is active, later the memory last reported by rank 0."""
     resources = snapshot["resources"]
     job = resources["job"] if resources else None
     if not job:

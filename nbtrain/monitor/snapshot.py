@@ -42,7 +42,7 @@ WEIGHTY = frozenset({"error", "restart", "rollback", "hang"})
 
 
 def thin(steps: Sequence[int], values: Sequence[float], most: int) -> tuple[list[int], list[float]]:
-    """About `most` points that look like all: each stretch's lowest and highest, the first and the last."""
+    """Reduce a curve to about `most` points: the lowest and highest of each interval, first and last."""
     steps, values = list(steps), list(values)
     if len(steps) <= most:
         return steps, values
@@ -136,12 +136,12 @@ def alerts_part(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @functools.lru_cache(1 << 15)
 def six_digits(value: float) -> float:
-    """More are not seen in a picture. The points of a curve come again with each look."""
+    """Round to six digits: a picture does not show more, and curves are sent with each poll."""
     return float(f"{value:.6g}")
 
 
 def finite(value: Any) -> Any:
-    """`value` with NaN and Inf as None, because JSON has no word for them."""
+    """Return `value` with NaN and Inf as None, because JSON does not have them."""
     try:
         # There and back takes a tenth of the time of looking at each part here.
         return orjson.loads(orjson.dumps(value))
@@ -150,7 +150,7 @@ def finite(value: Any) -> Any:
 
 
 def encoded(value: Any) -> bytes:
-    """The JSON of `value`, with NaN and Inf as null."""
+    """Return the JSON of `value`, with NaN and Inf as null."""
     try:
         return orjson.dumps(value)
     except TypeError:

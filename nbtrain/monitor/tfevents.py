@@ -1,4 +1,4 @@
-"""Scalars out of TensorBoard event files: ours, Megatron-DeepSpeed's, anybody's.
+"""Scalars from TensorBoard event files: ours, Megatron-DeepSpeed's, or any other program's.
 
     record := uint64 length | uint32 masked crc of the length | length bytes of Event | uint32 crc of them
 
@@ -136,7 +136,7 @@ class _OpenFile:
 
 
 class ScalarReader:
-    """Scalars of one folder, read again and again while it grows. One thread at a time."""
+    """A reader of the scalars of one folder while it grows. One thread at a time."""
 
     by_steps = True
     """Whether several steps may be taken at once, tag by tag."""
@@ -154,9 +154,9 @@ class ScalarReader:
         self.folder = Path(folder)
         self.series: dict[str, Any] = {}
         self.warnings: list[str] = []
-        """Warnings about what could not be read, one line per file."""
+        """Warnings about unreadable parts, one line per file."""
         self.behind_bytes = 0
-        """Bytes that refresh() did not have time to read."""
+        """Number of bytes that refresh() did not have time to read."""
         self._points = points
         asked = tags if tags is None or callable(tags) else frozenset(tags).__contains__
         self._wanted = functools.cache(asked) if asked is not None else lambda tag: True
@@ -169,10 +169,10 @@ class ScalarReader:
         self.purges: list[tuple[float, int, float]] = []
 
     def refresh(self, seconds: float | None = None) -> bool:
-        """Read what was appended since the last call; whether there was anything.
+        """Read the data appended since the last call, and return whether there was any.
 
-        A record without its end waits for the next call; a folder that does not exist has no points. What is
-        not read after `seconds` waits for the next call too.
+        An incomplete record is read in the next call, and so is data that is not read after `seconds`. A
+        folder that does not exist has no points.
         """
         deadline = None if seconds is None else time.monotonic() + seconds
         changed, self.behind_bytes = False, 0
@@ -203,7 +203,7 @@ class ScalarReader:
         return changed
 
     def read_piece(self, path: Path, begin: int, end: int, deadline: float) -> None:
-        """Take the records from one offset to another, as another reader has found them."""
+        """Read the records from one offset to another, which another reader has found."""
         state = _OpenFile(begin)
         with path.open("rb") as stream:
             while state.offset < end and time.monotonic() <= deadline:
@@ -331,7 +331,7 @@ class ScalarReader:
         return changed
 
     def _purge(self, session_wall_time: float, step: int) -> bool:
-        """Forget what an earlier session wrote at or after `step`."""
+        """Drop the points that an earlier session wrote at or after `step`."""
         dropped_from = session_wall_time
         for tag, series in self.series.items():
             if tag.endswith(COUNTED_BY_OTHERS):
@@ -347,7 +347,7 @@ class ScalarReader:
         return dropped_from < session_wall_time
 
     def _was_purged(self, tag: str, step: int, wall_time: float) -> bool:
-        """Whether a point of a slow older writer belongs to what a later session has dropped."""
+        """Return whether a later session has dropped a point of a slow older writer."""
         if tag.endswith(COUNTED_BY_OTHERS):
             return any(dropped_from <= wall_time < session for session, _, dropped_from in self.purges)
         return any(wall_time < session and step >= first for session, first, _ in self.purges)
@@ -387,7 +387,7 @@ _FORMATS = {1: "<f", 2: "<d"}
 
 
 def _number(value: Any) -> float | None:
-    """The scalar in a Summary.Value: simple_value (torch, Megatron) or a rank 0 tensor (TensorBoard 2)."""
+    """Return the scalar in a Summary.Value: simple_value, or a rank 0 tensor (TensorBoard 2)."""
     kind = value.WhichOneof("value")
     if kind == "simple_value":
         return value.simple_value
@@ -414,7 +414,7 @@ _CRC32C = _crc_table()
 
 
 def masked_crc32c(content: bytes) -> int:
-    """CRC-32C as TFRecord masks it (tensorflow/core/lib/hash/crc32c.h)."""
+    """Return the CRC-32C masked as in TFRecord (tensorflow/core/lib/hash/crc32c.h)."""
     crc = 0xFFFFFFFF
     for byte in content:
         crc = _CRC32C[(crc ^ byte) & 0xFF] ^ crc >> 8
@@ -428,7 +428,7 @@ _length_check = functools.lru_cache(4096)(masked_crc32c)
 
 @functools.lru_cache(4096)
 def _varint(content: bytes) -> int:
-    """A number of protobuf's: seven bits in each byte, the lowest first; int64 as its two's complement."""
+    """Decode a protobuf number: seven bits in each byte, the lowest first; int64 as two's complement."""
     value = 0
     for place, byte in enumerate(content):
         value |= (byte & 0x7F) << 7 * place
@@ -436,7 +436,7 @@ def _varint(content: bytes) -> int:
 
 
 def _event(content: bytes) -> Any:
-    """The Event message of a record; None if it is none."""
+    """Return the Event message of a record; None if it is not an event."""
     from google.protobuf.message import DecodeError
     from tensorboard.compat.proto import event_pb2
 

@@ -1,8 +1,8 @@
 """Last log lines of a failed job: the rank that its cause names, and the traceback of that rank.
 
-exit/<rank>.<attempt>.json holds the traceback of a rank that could still say why it failed; one that could
-not may have left one in its log; of a rank that hung, the supervisor's event holds the stack. If no rank has
-begun, torchrun may have left one in the supervisor's log, or on several machines in a node's.
+exit/<rank>.<attempt>.json holds the traceback of a rank that could still report its failure; any other rank
+may have left one in its log. For a rank that hung, the supervisor's event holds the stack. If no rank has
+begun, torchrun may have left a traceback in the supervisor's log, or with several machines in a node's log.
 """
 
 import re
@@ -20,7 +20,7 @@ SEARCHED_BYTES = 1 << 20
 
 
 def culprit(cause: str | None) -> int | None:
-    """The rank that a cause names first; None if it names none."""
+    """Return the rank that a cause names first; None if it names none."""
     found = RANK.search(cause or "")
     return int(found[1]) if found else None
 
@@ -47,9 +47,9 @@ def whose(rank: int | str) -> str:
 
 
 def last_traceback(job: JobDir, rank: int | str) -> str | None:
-    """The newest traceback of a rank, or the stack of one that hung; None if there is neither.
+    """Return the newest traceback of a rank, or the stack of a rank that hung; None if there is neither.
 
-    Of "supervisor" and a machine such as "node0": the last one in its log.
+    For "supervisor" and a machine such as "node0", return the last traceback in its log.
     """
     if isinstance(rank, str):
         return traceback_in(read_log(log_path(job, rank), limit_bytes=SEARCHED_BYTES).text)
@@ -67,7 +67,7 @@ def last_traceback(job: JobDir, rank: int | str) -> str | None:
 
 
 def traceback_in(text: str) -> str | None:
-    """The last traceback of a text, to the line of its exception."""
+    """Return the last traceback of a text, up to the line of its exception."""
     start = text.rfind(TRACEBACK)
     if start < 0:
         return None

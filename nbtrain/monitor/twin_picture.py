@@ -1,4 +1,4 @@
-"""The picture of a twin's report: the curves of its runs, and how far they are from one process.
+"""Picture of a twin's report: the curves of its runs, and their differences from one process.
 
 matplotlib is imported when the figure is made.
 """
@@ -25,7 +25,7 @@ NO_DIFFERENCE = 1e-8
 
 
 def draw(report: dict[str, Any]) -> "Figure":
-    """The figure of a TwinReport.to_dict(): losses by step, and their differences to one fp32 process."""
+    """Draw a TwinReport.to_dict(): losses by step, and their differences from one fp32 process."""
     verdict = "passed" if report["passed"] else "FAILED"
     title = f"Twin of {report['run']}: {verdict} ({report['layout']}, {report['number_format']})"
     figure = shown_figure(title, 4.0)

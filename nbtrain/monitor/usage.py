@@ -1,7 +1,7 @@
 """A job's resources over time, read from the files of its nodes while it runs and afterwards.
 
 Each node has its own files and its own clock (base/usage_files.py). Within a node, points are in the order in
-which they were written; the newest hour is the finest, and what is older is coarser.
+which they were written; the newest hour has the finest resolution, and older data is coarser.
 """
 
 import bisect
@@ -86,7 +86,7 @@ class NodeUsage:
         return self._segments[-1].about
 
     def subjects(self) -> list[str]:
-        """Everything that was ever measured, in the order of the newest file."""
+        """Return everything that was ever measured, in the order of the newest file."""
         names = (subject for one in reversed(self._segments) for subject, _ in one.columns)
         return list(dict.fromkeys(names))
 
@@ -95,7 +95,7 @@ class NodeUsage:
         return list(dict.fromkeys(name for found, name in pairs if found == subject))
 
     def points(self, subject: str, figure: str) -> Points:
-        """A figure over time; empty if it was never measured."""
+        """Return a metric over time; empty if it was never measured."""
         key = (subject, figure)
         if key not in self._points:
             self._points[key] = self._read_points(key)
@@ -123,7 +123,7 @@ class NodeUsage:
         return found
 
     def mean(self, subject: str, figure: str) -> float | None:
-        """Over all that is kept, each point by the length of its period."""
+        """Return the mean over all stored points, weighted by the length of their periods."""
         total = weight = 0.0
         for segment, last, _ in self._pieces:
             if (place := segment.columns.get((subject, figure))) is not None:
@@ -133,7 +133,7 @@ class NodeUsage:
         return total / weight if weight else None
 
     def peak(self, subject: str, figure: str) -> float | None:
-        """The greatest sample ever."""
+        """Return the largest sample ever."""
         found = [
             value
             for segment in self._segments
@@ -182,7 +182,7 @@ def read_usage(folder: Path) -> list[NodeUsage]:
 
 
 def usage_part(node: NodeUsage, most_points: int) -> dict[str, Any]:
-    """The curves of one replica: {subject: {figure: {unit, times, mean, max}}}."""
+    """Return the curves of one replica: {subject: {metric: {unit, times, mean, max}}}."""
     curves: dict[str, Any] = {}
     for subject in node.subjects():
         for name in node.figures(subject):

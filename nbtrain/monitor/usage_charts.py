@@ -1,6 +1,6 @@
-"""A job's resources over time as charts: which there are, their lines, limits and ticks, with all labels.
+"""A job's resources over time as charts, with lines, limits, ticks and all labels.
 
-The picture of `nbtrain job -o`, the panel and the static picture draw these; no number is made there.
+The picture of `nbtrain job -o`, the panel and the static picture draw these charts without computing numbers.
 """
 
 from collections.abc import Iterator
@@ -79,9 +79,9 @@ class UsageChart:
     """Metric of base/usage.py; all lines have its unit."""
     lines: list[Line]
     bounds: list[Bound]
-    """Near enough to the curves to be drawn."""
+    """Bounds close enough to the curves to be drawn."""
     far: list[Bound]
-    """The others."""
+    """Bounds that are not drawn."""
 
     @property
     def heading(self) -> str:
@@ -148,7 +148,7 @@ def _bounds(page: JobPage, figure: str) -> Iterator[Bound]:
 
 
 def axis_label(figure: str, value: float, step: float = 1.0) -> str:
-    """A value with its unit, as short as an axis with ticks `step` apart needs it."""
+    """Format a value with its unit, as short as possible on an axis with ticks `step` apart."""
     unit = FIGURES[figure].unit
     if unit == "bytes":
         return amounts.size(value)
@@ -208,7 +208,7 @@ def drawn(chart: UsageChart, begin: float) -> dict[str, Any]:
 
 
 def value_label(figure: str, value: float) -> str:
-    """A value as a reader wants it under the pointer: cores with two digits, the rest as on the axis."""
+    """Format a value for the pointer: cores with two digits, the rest as on the axis."""
     if FIGURES[figure].unit == "cores":
         return f"{value:.2f} cores"
     rounded = value if FIGURES[figure].unit in ("bytes", "bytes/s", "share") else round(value)
@@ -216,7 +216,7 @@ def value_label(figure: str, value: float) -> str:
 
 
 def time_ticks(last: float, count: int) -> list[list[Any]]:
-    """About `count` round times from 0 to `last` seconds, with labels such as "10 min"."""
+    """Return about `count` round times from 0 to `last` seconds, with labels such as "10 min"."""
     step = next((one for one in TIME_STEPS if last / one <= count), TIME_STEPS[-1])
     size, unit = next((size, unit) for size, unit in TIME_UNITS if step >= size)
     numbers = range(int(last / step) + 1)

@@ -1,4 +1,4 @@
-"""A job's resources over time as a picture: colours, and how the charts of usage_charts.py are laid out."""
+"""A job's resources over time as a picture: colors and layout of the charts in usage_charts.py."""
 
 import math
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""The list of runs for somebody who asks again and again: of ended runs, only what has changed is read.
+"""List of runs for repeated requests: the files of ended runs are read only if they have changed.
 
     WatchedRuns(root).answer(archived)  ->  the JSON of {"runs": [...], "root", "run_root_id"}
 
@@ -37,7 +37,7 @@ class Row(NamedTuple):
     """One run of the list."""
 
     text: str
-    """Its JSON."""
+    """Row as JSON."""
     archived: bool
     active: bool
     created: float
@@ -47,12 +47,12 @@ class Row(NamedTuple):
     """Modification stamps of the folders, if the row stays valid while they do not change."""
 
     def is_among(self, archived: bool) -> bool:
-        """Whether it is listed with archived runs, or with the others."""
+        """Return whether the row is listed with archived runs, or with the others."""
         return self.archived == archived or (self.active and not archived)
 
 
 class WatchedRuns:
-    """The runs under one output root. Any thread may ask."""
+    """Runs of one output directory. Thread-safe."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -61,7 +61,7 @@ class WatchedRuns:
         self._lock = threading.Lock()
 
     def answer(self, archived: bool | None = None) -> str:
-        """The JSON of the list, the newest run first.
+        """Return the JSON of the list, the newest run first.
 
         `archived` picks archived runs, or the others; an archived one whose job is active is among both.
         """
@@ -74,7 +74,7 @@ class WatchedRuns:
         return f'{{"runs":[{",".join(row.text for row in rows)}],{about[1:]}'
 
     def expire(self) -> None:
-        """Have the next answer read: somebody has changed something."""
+        """Make the next answer read the runs again, because one has changed."""
         self._read_at = -math.inf
 
     def _read(self) -> None:
@@ -83,7 +83,7 @@ class WatchedRuns:
         self._read_at = time.monotonic()
 
     def _names(self) -> Iterator[str]:
-        """Folders of the output root. What is a link out of it is not shown."""
+        """Yield the folders of the output directory. Links that lead out of it are not shown."""
         try:
             entries = os.scandir(self.root)
         except OSError:
@@ -124,7 +124,7 @@ def _stamps(folder: str, job: str | None) -> tuple[int, ...] | None:
 
 
 def row_of(run: RunSummary) -> dict[str, Any]:
-    """A run as the list shows it: its fields, its state as a pill and in words, and figures in words."""
+    """Return a run's row: its fields, its state as a pill and as text, and its metrics as text."""
     value = {RENAMED.get(key, key): found for key, found in run.to_dict().items()}
     of = f" / {run.total_steps:,}" if run.total_steps else ""
     step = UNKNOWN if run.step is None else f"{run.step:,}{of}"

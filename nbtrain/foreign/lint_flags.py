@@ -65,7 +65,7 @@ EXCLUSIVE = (
 
 
 def exclusive(source: Reading) -> Iterator[tuple[Setting, Setting]]:
-    """Return the flags that are set although another one excludes them: (the flag, the other one)."""
+    """Yield the flags that are set although another one excludes them: (the flag, the other one)."""
     for first, second in EXCLUSIVE:
         one, other = source.setting(first), source.setting(second)
         if one and other and one.value and other.value:

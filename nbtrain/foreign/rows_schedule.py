@@ -248,7 +248,7 @@ def _write_rate(target: Writing) -> None:
 
 
 def _write_amount(target: Writing, stem: str, unit: str, tokens: int) -> None:
-    """Return an amount in tokens, or in the nearest whole number of samples."""
+    """Write an amount in tokens, or in the nearest whole number of samples."""
     if target.has(f"{stem}_tokens"):
         target.add(f"{stem}_tokens", tokens)
         return

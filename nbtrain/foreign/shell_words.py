@@ -103,7 +103,7 @@ class Reader:
         return taken
 
     def tokens(self) -> Iterator[Token]:
-        """Return all tokens of the script. Raises ConfigError for an unclosed quote or parenthesis."""
+        """Yield all tokens of the script. Raises ConfigError for an unclosed quote or parenthesis."""
         while self.position < len(self.text):
             if self._ahead("\\\n"):
                 self._take(2)

@@ -209,7 +209,7 @@ def _section(prefix: str, model: type[BaseModel], level: int) -> list[str]:
 
 
 def _recipes() -> Iterator[str]:
-    """Return the table of the fields that each recipe sets."""
+    """Yield the table of the fields that each recipe sets."""
     sets = {name: recipes.fields_of(name) for name in recipes.NAMES}
     yield from ("", "The fields that each `recipe` sets, including its architecture:", "")
     yield from _sets(sets)
@@ -217,7 +217,7 @@ def _recipes() -> Iterator[str]:
 
 
 def _architectures() -> Iterator[str]:
-    """Return the table of the fields that each model.architecture sets."""
+    """Yield the table of the fields that each model.architecture sets."""
     sets = {name: architectures.fields_of(name) for name in architectures.NAMES}
     yield from ("", "The fields that each `model.architecture` sets:", "")
     yield from _sets(sets)
@@ -225,7 +225,7 @@ def _architectures() -> Iterator[str]:
 
 
 def _sets(sets: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """Return a table of the fields in which named sets differ, and a sentence about the fields that agree."""
+    """Yield a table of the fields in which named sets differ, and a sentence about the fields that agree."""
     yield f"| field | {' | '.join(f'`{name}`' for name in sets)} |"
     yield f"| --- |{' --- |' * len(sets)}"
     alike = []

@@ -241,7 +241,7 @@ class _Encoding:
                 raise changed_while_read(reader, before, after)
 
     def _shards(self, chosen: ChosenWorkers) -> list[ShardRecord]:
-        """Yield every part's shard, in order."""
+        """Encode every part and return its shards, in order."""
         self._check_exact()
         config = self.config
         total = self.corpus.total_bytes()

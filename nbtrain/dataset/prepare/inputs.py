@@ -32,7 +32,7 @@ NAMED_CHANGES = 3
 
 
 def _changed_settings(config: RunConfig, changed: list[tuple[str, str, str]]) -> str:
-    """Yield each setting that differs and where it is set: "data.json_key = 'a' there, 'b' in x.yaml:7"."""
+    """Describe each setting that differs and its place: "data.json_key = 'a' there, 'b' in x.yaml:7"."""
     return "; ".join(
         f"{key} = {there} there, {here} in {origin(config, key.replace('[', '.').replace(']', ''))}"
         for key, there, here in changed

@@ -188,7 +188,7 @@ class KubernetesBackend(RemoteBackend):
     def _pod_log(
         self, job: JobDir, rank: int | str, read_seconds: float = READ_SECONDS, **how: Any
     ) -> Iterator[str]:
-        """Return a pod's log. Raises JobError if the cluster or the container cannot be asked."""
+        """Yield a pod's log. Raises JobError if the cluster or the container cannot be queried."""
         handle = KubernetesHandle.read(job.handle_json)
         self.engine_word(job)
         details = KubernetesDetails.read(job.kubernetes_json)

@@ -9,9 +9,12 @@ import io
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from nbtrain.base.records import JobRecord
+from nbtrain.base.rundir import JobDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.proof.fork_client import ForkServer
 from tests.docs.pages import REPOSITORY
@@ -40,6 +43,7 @@ def page_with_messages(page: str, folder: Path, server: ForkServer) -> str:
     run = launch.make_run(workspace, {"batch.max_steps": 6, "model.hidden_size": 16}, "one")
     launch.make_dataset(workspace / "data")
     Place(workspace, workspace / "data", server).train(run, 1)
+    end(run.newest_job())
     for name, text in FILES.items():
         (workspace / name).write_text(text)
     reports = measured_reports()
@@ -51,6 +55,13 @@ def page_with_messages(page: str, folder: Path, server: ForkServer) -> str:
         return f"{head}```text\n{shown.rstrip()}\n```"
 
     return MESSAGE.sub(fresh, page)
+
+
+def end(job: JobDir) -> None:
+    """Record that a job was cancelled, as its supervisor would."""
+    record = JobRecord.read(job.job_json)
+    record.state, record.cause, record.ended_at = "CANCELLED", "cancelled", time.time()
+    record.write(job.job_json)
 
 
 def printed(command: str, workspace: Path) -> str:

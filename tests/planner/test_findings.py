@@ -881,7 +881,7 @@ SHIPPED = {
         "gpt-13b-4xdp-4xpp-4xtp",
         "gpt-13b-4xdp-8xpp",
     },
-    "warmup_is_long_enough": {"gpt-125m", "gpt-125m-2xdp", "gpt-125m-4xdp"},
+    "warmup_is_long_enough": {"gpt-125m", "gpt-125m-2xdp", "gpt-125m-4xdp", "gpt-125m-zh"},
     "checkpoints_fit_the_disk": {"gpt-175b"},
 }
 

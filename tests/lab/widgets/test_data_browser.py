@@ -135,5 +135,5 @@ def test_a_dataset_of_a_blend_is_chosen(make_config, texts, watched):  # noqa: F
     assert texts[0] in panel.browser.page.value
     panel.choice.value = 1
     assert "another text" in panel.browser.page.value
-    assert panel.children[-1] is panel.browser
+    assert panel.browser in panel.children
     assert WIDGET_MIME in card._repr_mimebundle_()[0]

@@ -32,8 +32,7 @@ def atomic_writer(path: Path, mode: str = "wb") -> Iterator[IO]:
     On any exception the temporary file is removed and `path` is left as it was.
     """
     path = Path(path)
-    # The dot keeps globs such as `*.json` from seeing it; the random part keeps two writers apart.
-    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
+    temporary = _temporary(path)
     encoding = None if "b" in mode else "utf-8"
     try:
         with temporary.open(mode, encoding=encoding) as stream:
@@ -45,6 +44,15 @@ def atomic_writer(path: Path, mode: str = "wb") -> Iterator[IO]:
         temporary.unlink(missing_ok=True)
         raise
     fsync_directory(path.parent)
+
+
+def _temporary(path: Path) -> Path:
+    """Return a new name next to `path`.
+
+    The dot hides it from globs such as `*.json`. The random part keeps writers apart: processes, threads of
+    one process, and processes of two hosts with the same ID.
+    """
+    return path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
 
 
 def fsync_directory(directory: Path) -> None:
@@ -98,9 +106,13 @@ def write_json_unsynced(path: Path, value: Any) -> None:
     must be read with read_json_unsynced().
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(value))
-    temporary.replace(path)
+    temporary = _temporary(path)
+    try:
+        temporary.write_text(json.dumps(value))
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def read_json_unsynced(path: Path) -> Any | None:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,19 @@ def test_reading_json_tells_missing_from_broken(tmp_path):
         RecordError, match=r"broken\.json: a whole number has more than 4,300 digits, which is not read$"
     ):
         files.read_json(broken)
+
+
+def test_two_threads_that_write_one_record_leave_a_whole_one(tmp_path):
+    """A short and a long value, renewed at the same time: every read gives one of the two."""
+    target, values = tmp_path / "engine.json", ({"said": ""}, {"said": "x" * 5000})
+    files.write_json_unsynced(target, values[0])
+    with ThreadPoolExecutor(2) as threads:
+        writers = [
+            threads.submit(lambda value=value: [files.write_json_unsynced(target, value) for _ in range(300)])
+            for value in values
+        ]
+        while not all(writer.done() for writer in writers):
+            assert files.read_json_unsynced(target) in values
+        for writer in writers:
+            writer.result()
+    assert os.listdir(tmp_path) == ["engine.json"]

@@ -1,12 +1,13 @@
 # make demo    environment + the notebooks of gpt-tiny, headless, and a summary
 # make lab     JupyterLab on the notebooks
-# make test    everything, in 16 to 26 minutes; make check: format, lint, types and the fast tests; make soak: at length
+# make test    everything, in 14 to 24 minutes; make check: format, lint, types and the fast tests; make soak: at length
 # make gpu     what only a GPU can show, in under 40 minutes
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-# Tests run in so many processes, each file in one of them.
-WORKERS ?= 2
+# Tests run in so many processes, each file in one of them. Slow tests wait for processes of their own half of the
+# time: on two cores, three workers need 1,330 s where two need 1,673 s.
+WORKERS ?= 3
 # Set in many containers; then every process that a test starts compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder

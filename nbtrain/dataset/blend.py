@@ -105,7 +105,7 @@ class BlendFiles(DatasetFiles):
         return self.open_blend(vocab_size).manifest
 
     def check_tokenizer(self, config: RunConfig) -> None:
-        """Raise DataError if the run's tokenizer differs from that of its datasets, if theirs is known."""
+        """Raise DataError if the run's tokenizer is not the known tokenizer of its datasets."""
         manifest, own = self.manifest(), tokenizer_dir(config.tokenizer.name)
         if manifest is None or manifest.tokenizer_sha256 is None:
             return

@@ -388,7 +388,7 @@ class ChatReader(ExampleReader):
             if not isinstance(value, bool | int | float) or value not in (0, 1):
                 raise BrokenExample(
                     f"{place}.{key} = {str(value)[:SHOWN_CHARS]} is neither 0 nor 1, neither true nor false: "
-                    "a message bears a loss or not, and other weights are not read"
+                    "a message is in the loss or not, and other weights are not read"
                 )
             mark = value == (0 if key == MASKED else 1) and mark is not False
             read.append(key)

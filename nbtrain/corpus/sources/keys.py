@@ -285,6 +285,21 @@ MARKS = ("train", "training", "trainable", "weight", "loss", "loss_weight", "los
 MASKED = "masked"
 SPANS = ("train_detail", "training_detail")
 
+# Keys of a question with one answer that neither kind of such a source reads.
+OTHER_MEANINGS = (
+    TOOLS,
+    REASONING,
+    MEDIA,
+    FEEDBACK,
+    REJECTED,
+    MASKS,
+    WEIGHTS,
+    LEFT_OUT,
+    KEPT,
+    SPLIT,
+    TEMPLATE_OPTIONS,
+)
+
 # -- The table --------------------------------------------------------------------------------------------
 
 TEXT_KEYS = KeyTable(
@@ -360,19 +375,7 @@ PROMPT_COMPLETION_KEYS = KeyTable(
             fix="kind: alpaca reads instruction, input and output; or put it into the prompt.",
         ),
         QUESTION_PARTS,
-        *(
-            TOOLS,
-            REASONING,
-            MEDIA,
-            FEEDBACK,
-            REJECTED,
-            MASKS,
-            WEIGHTS,
-            LEFT_OUT,
-            KEPT,
-            SPLIT,
-            TEMPLATE_OPTIONS,
-        ),
+        *OTHER_MEANINGS,
     ),
 )
 ALPACA_KEYS = KeyTable(
@@ -390,19 +393,7 @@ ALPACA_KEYS = KeyTable(
         EARLIER_TURNS,
         replace(CONTEXT, fix="If it is the input, name it with input_key; otherwise add it to the input."),
         QUESTION_PARTS,
-        *(
-            TOOLS,
-            REASONING,
-            MEDIA,
-            FEEDBACK,
-            REJECTED,
-            MASKS,
-            WEIGHTS,
-            LEFT_OUT,
-            KEPT,
-            SPLIT,
-            TEMPLATE_OPTIONS,
-        ),
+        *OTHER_MEANINGS,
     ),
 )
 CONVERSATION_KEYS = (

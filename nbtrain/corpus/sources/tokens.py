@@ -145,7 +145,7 @@ class TokensReader(RecordFileReader):
         learnt = np.logical_and.reduce(masks) if masks else None
         if learnt is not None and len(learnt) and not learnt.any():
             if len(read) == 2 and read[1] == labels_key:
-                raise ValueError(f"{labels_key!r} is {IGNORED_LABEL} throughout: no token bears a loss")
+                raise ValueError(f"{labels_key!r} is {IGNORED_LABEL} throughout: no token is in the loss")
             raise ValueError(f"{', '.join(map(repr, read[1:]))} leave no token with a loss")
         bounds = np.array([0, len(ids)])
         for key in self.keys.readable(PACKED):

@@ -214,9 +214,10 @@ def _refuse_other_formats(path: Path, content: bytes) -> None:
     if form is None:
         return
     raise DataError(
-        f"{display(path)}: is {form.name}; a tokenizer.json is needed. Most models have one beside it. Else "
-        f"convert it once, where {form.packages} installed: {form.command(path)}, with the model's own "
-        f"tokenizer_config.json in that folder; then set tokenizer.path to {display(path.parent / ONE_FILE)}."
+        f"{display(path)}: is {form.name}; a tokenizer.json is needed. Most models have one in the same "
+        f"folder. Otherwise convert it once, where {form.packages} installed: {form.command(path)}, with the "
+        f"model's own tokenizer_config.json in that folder; then set tokenizer.path to "
+        f"{display(path.parent / ONE_FILE)}."
     )
 
 

@@ -87,7 +87,7 @@ BROKEN = {
     '{"input_ids": [1, 2], "labels": [2, -100]}': (
         "labels[0] = 2 is neither -100 nor input_ids[0] = 1; labels stand at their own tokens, not shifted"
     ),
-    '{"input_ids": [1, 2], "labels": [-100, -100]}': "'labels' is -100 throughout: no token bears a loss",
+    '{"input_ids": [1, 2], "labels": [-100, -100]}': "'labels' is -100 throughout: no token is in the loss",
     "[1]": "not an object but a list; one object per line is asked for, not an array",
 }
 

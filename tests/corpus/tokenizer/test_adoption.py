@@ -399,8 +399,8 @@ def test_other_formats(workspace, content, kind, name, is_folder):
     with pytest.raises(DataError) as caught:
         adopt(workspace / "llama" / ("" if is_folder else name), EOD_TOKEN, workspace / "mine")
     assert str(caught.value) == (
-        f"llama/{name}: is a {kind}; a tokenizer.json is needed. Most models have one beside it. "
-        f"Else convert it "
+        f"llama/{name}: is a {kind}; a tokenizer.json is needed. Most models have one in the "
+        f"same folder. Otherwise convert it "
         'once, where transformers, sentencepiece and tiktoken are installed: python -c "from '
         "transformers import AutoTokenizer; "
         "AutoTokenizer.from_pretrained('llama').save_pretrained('llama')\", with the "

@@ -90,7 +90,7 @@ def test_packed_sequences(tuned):
 
 
 def test_a_stream(workspace, make_config, texts):
-    """Documents end at their end-of-document token, and everything bears a loss."""
+    """Documents end at their end-of-document token, and every token is in the loss."""
     config = make_config(data={"split": "1,0,0"}, model={"seq_length": 64})
     make_dataset(config, texts)
     sequence, second = training_sequences(config, Browser(config))

@@ -239,7 +239,10 @@ def test_ranks_that_still_save_keep_their_devices_when_their_job_is_resumed(hold
     queue.write(ticket)
     job.run.job("99990101-000000-0000").make_folders()
     marked = {**os.environ, JOB_MARKER: job.job_id}
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=marked) as rank:
+    waits = [sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(waits, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=marked) as rank:
+        # Just after exec, a process has no environment yet.
+        assert rank.stdout.readline()
         assert (queue.lost(), queue.tickets()) == ([], [ticket])
         rank.communicate(b"\n")
     assert (queue.lost(), queue.tickets()) == ([], [])

@@ -1,4 +1,4 @@
-"""A tiny prepared run, a rank program that trains nothing, and a fixture that leaves no process."""
+"""Fixtures: a tiny prepared run, a rank program that trains nothing, and a check that no process is left."""
 
 import json
 import time
@@ -36,7 +36,7 @@ backend: {restart_backoff_seconds: 0.2, shutdown_timeout_seconds: 20}
 
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data home with the tiny run's tokenizer and tokens, made once."""
+    """Prepare the tiny run's tokenizer and tokens once, in a data directory."""
     folder = tmp_path_factory.mktemp("data")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NBTRAIN_DATA", str(folder))
@@ -48,7 +48,7 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tiny(workspace: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunConfig]:
-    """Makes the tiny run's configuration, with overrides, in a workspace of its own."""
+    """Return a function that makes the tiny run's configuration, with overrides, in a separate workspace."""
     monkeypatch.setenv("NBTRAIN_DATA", str(tiny_data))
     (workspace / "tiny.yaml").write_text(TINY)
     return lambda **overrides: load(workspace / "tiny.yaml", overrides)
@@ -56,7 +56,7 @@ def tiny(workspace: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> C
 
 @pytest.fixture
 def fake(tiny: Callable[..., RunConfig]) -> Callable[..., RunConfig]:
-    """The tiny run with the fake rank's behaviour: fake(faults=[...], steps=20, ranks=2, backend={...})."""
+    """Make the tiny run with the fake rank: fake(faults=[...], steps=20, ranks=2, backend={...})."""
 
     def make(
         faults: list[dict[str, Any]] | None = None, ranks: int = 1, backend: Any = None, **fake: Any
@@ -74,7 +74,7 @@ def fake(tiny: Callable[..., RunConfig]) -> Callable[..., RunConfig]:
 
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After a test no process carries the marker of a job that it started."""
+    """Check after a test that no process carries the marker of a job that it started."""
     yield
     if "workspace" not in request.fixturenames:
         return
@@ -86,9 +86,9 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def wait_until() -> Callable[..., Any]:
-    """wait_until(condition, what): its first true value.
+    """Wait until a condition returns a true value and return it: wait_until(condition, what).
 
-    Fails after ten minutes, for a very busy machine.
+    Fails after ten minutes, long enough for a very busy machine.
     """
 
     def wait(condition: Callable[[], Any], what: str, seconds: float = 600.0) -> Any:
@@ -104,7 +104,7 @@ def wait_until() -> Callable[..., Any]:
 
 @pytest.fixture
 def states_of() -> Callable[[JobDir], list[str]]:
-    """The states of a job in the order of its events."""
+    """Return the states of a job in the order of its events."""
     return lambda job: [
         event["state"] for event in read_events(job) if event["kind"] == "state" and "state" in event
     ]
@@ -112,7 +112,7 @@ def states_of() -> Callable[[JobDir], list[str]]:
 
 @pytest.fixture
 def start() -> Callable[..., JobDir]:
-    """submit() with the fake rank in place of the trainer."""
+    """Submit with the fake rank instead of the trainer."""
 
     def start(config: RunConfig, **more: Any) -> JobDir:
         return submit(config, command=(FAKE_RANK,), **more)

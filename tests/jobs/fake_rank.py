@@ -1,15 +1,15 @@
-"""A rank that trains nothing: it starts in 50 ms and has the heartbeats, signals and words of the trainer.
+"""A rank that trains nothing: it starts in 50 ms and writes the trainer's heartbeats, records and messages.
 
-python fake_rank.py <run dir>        behaviour by environment, set through backend.env:
+    python fake_rank.py <run dir>        behaviour by environment, set through backend.env:
 
-FAKE_STEPS          steps to make (default: those of the run's plan)
-FAKE_STEP_SECONDS   how long one takes (default 0.02)
-FAKE_SAVE_EVERY     a checkpoint every so many steps (default 5)
-FAKE_FAULTS         JSON list of {"rank", "attempt", "step", "do", ...}; do is one of exit (code),
-                    word (outcome, message), kill (signal), stop (SIGSTOP), hang, ignore-stop,
-                    torn (killed while it writes), fill (the disk), devour (memory)
+    FAKE_STEPS          steps to make (default: the steps of the run's plan)
+    FAKE_STEP_SECONDS   how long one takes (default 0.02)
+    FAKE_SAVE_EVERY     a checkpoint every so many steps (default 5)
+    FAKE_FAULTS         JSON list of {"rank", "attempt", "step", "do", ...}; do is one of exit (code),
+                        word (outcome, message), kill (signal), stop (SIGSTOP), hang, ignore-stop,
+                        torn (killed while it writes), fill (the disk), devour (memory)
 
-A checkpoint is a folder with a manifest; training goes on from the newest.
+A checkpoint is a folder with a manifest; training resumes from the newest.
 """
 
 import hashlib
@@ -84,7 +84,7 @@ def main(run_path: str) -> int:
             pipe.write(json.dumps(word))
 
     def wait_for(peers: Iterable[int]) -> bool:
-        """What a collective does: nobody has ended a step before everybody has. False if one did not come."""
+        """Wait until every peer has reached this step, as a collective does; False if one has left."""
         for peer in peers:
             while True:
                 other = Heartbeat.read(job.heartbeat(peer))
@@ -96,7 +96,7 @@ def main(run_path: str) -> int:
         return True
 
     def ended(peer: int) -> bool:
-        """Whether it has left in order. A save or a step with one that did not fails."""
+        """Return whether a peer has exited in order. Raise ConnectionError if it failed or was killed."""
         end = ExitRecord.read(job.exit_record(peer, attempt))
         if end and end.outcome in ("failed", "killed"):
             raise ConnectionError(f"connection closed by rank {peer}")
@@ -117,7 +117,7 @@ def main(run_path: str) -> int:
 
     beat("build")
     while step < plan["steps"]:
-        # Rank 0 leads, so that no rank is past the step that rank 0 saves when it hears of a stop.
+        # Rank 0 goes first, so that no rank is past the step that rank 0 saves when it reads a stop.
         if rank and not deaf and not wait_for([0]):
             step = max(step - 1, first)
         beat("train")

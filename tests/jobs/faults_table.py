@@ -1,9 +1,9 @@
-"""Makes each fault happen to a tiny run of two CPU processes; writes docs/evidence/faults-local.md.
+"""Cause each fault in a tiny run of two CPU processes; writes docs/evidence/faults-local.md.
 
-    python -m tests.jobs.faults_table [NAME ...]       only these faults; the other rows stay
+    python -m tests.jobs.faults_table [NAME ...]       run only these faults; keep the other rows
 
-The table says what the user reads, how long the run takes to train again, and how many tokens are lost.
-tests/jobs/test_faults.py makes the same faults happen and pins the messages.
+The table shows the message that the user reads, how long the run takes to train again, and how many tokens
+are lost. tests/jobs/test_faults.py causes the same faults and pins the messages.
 """
 
 import contextlib
@@ -89,7 +89,7 @@ class Suffered:
 
     @property
     def seconds(self) -> float | None:
-        """From the fault until the job trains again; None if it never does."""
+        """Return the seconds from the fault until the job trains again, None if it never does."""
         again = [attempt.running_at for attempt in self.record.attempts[1:] if attempt.running_at]
         return again[0] - self.fault_at if again and self.fault_at else None
 
@@ -100,18 +100,18 @@ class Suffered:
 
 @dataclass
 class Fault:
-    """One row: how the fault is made, and which report of it the user reads."""
+    """A row of the table: how the fault is caused, and which report of it the user reads."""
 
     title: str
     orders: list[dict[str, Any]] = field(default_factory=list)
     """The value of NBTRAIN_FAULTS."""
     settings: dict[str, Any] = field(default_factory=dict)
     act: Callable[["Suffered", Callable[[], float]], None] | None = None
-    """Called while the job runs, with the job and a function that notes the time of the fault."""
+    """Function called while the job runs, with the job and a function that notes the time of the fault."""
     reported_as: str = "restart"
     """Kind of the event that the user reads; "end": the job's cause; "lost": the cause of a lost job."""
     prepare: Callable[[Path], contextlib.AbstractContextManager] | None = None
-    """Prepares what the job runs in: a small disk, a memory cgroup."""
+    """Context manager that prepares what the job runs in: a small disk, a memory cgroup."""
 
 
 def at(step: int, do: str, rank: int | None = None, attempt: int | None = 0, **more: Any) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def ask_for_one(suffered: Suffered, note: Callable[[], float]) -> None:
 
 
 def fill_disk(suffered: Suffered, note: Callable[[], float]) -> None:
-    """Fill the small disk after step 6; make room again as soon as the job waits for it."""
+    """Fill the small disk after step 6, and free space again as soon as the job waits for it."""
     job = suffered.job
     wait_for(lambda: reached(job, 6), "step 6")
     ballast = job.run.path.parent / "ballast"
@@ -170,7 +170,7 @@ def fill_disk(suffered: Suffered, note: Callable[[], float]) -> None:
 
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[dict[str, str]]:
-    """A disk of 100 MiB for the output: a restart wants 80 MiB and a checkpoint to be free; needs root."""
+    """Mount a disk of 100 MiB for the output, where a restart needs 80 MiB free. Needs root."""
     disk = folder / "disk"
     disk.mkdir()
     mounted = subprocess.run(
@@ -186,7 +186,7 @@ def small_disk(folder: Path) -> Iterator[dict[str, str]]:
 
 @contextlib.contextmanager
 def little_memory(folder: Path) -> Iterator[dict[str, str]]:
-    """A memory cgroup of 3 GiB for all processes of the job; needs root."""
+    """Create a memory cgroup of 3 GiB for all processes of the job. Needs root."""
     own = cgroup_file("memory", "memory.max", "memory.limit_in_bytes")
     if own is None:
         raise Impossible("no memory cgroup is visible here")
@@ -206,7 +206,7 @@ def little_memory(folder: Path) -> Iterator[dict[str, str]]:
 
 
 class Impossible(Exception):
-    """The fault cannot be made on this machine; the reason goes into the table."""
+    """Raised when the fault cannot be produced on this machine; the reason goes into the table."""
 
 
 FAULTS = {
@@ -267,7 +267,7 @@ FAULTS = {
 
 
 def suffer(name: str, folder: Path, data_home: Path) -> Suffered:
-    """Make the fault happen to a run in `folder`. Raises Impossible if this machine cannot."""
+    """Run a job with the fault in `folder` and return what happened. Raises Impossible if it cannot be."""
     fault = FAULTS[name]
     (folder / "tiny.yaml").write_text(RUN)
     with fault.prepare(folder) if fault.prepare else contextlib.nullcontext({}) as around:
@@ -299,13 +299,13 @@ def suffer(name: str, folder: Path, data_home: Path) -> Suffered:
                 suffered.fault_at = float(times[0]) if times else None
             if fault.reported_as == "lost":
                 _resume(suffered)
-            # The files are read later; those on a small disk would be gone once it is unmounted.
+            # The files are read later; files on a small disk would be gone once it is unmounted.
             _keep(suffered, folder)
     return suffered
 
 
 def _resume(suffered: Suffered) -> None:
-    """Resume a lost job as a user would; the time until the new job trains is counted."""
+    """Resume a lost job as a user would, and count the time until the new job trains."""
     lost = suffered.record
     second = resume(suffered.job.run)
     state, _ = control.wait(second, PATIENCE_SECONDS)
@@ -353,11 +353,11 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 
 def report(name: str, suffered: Suffered) -> str:
-    """What the user reads first."""
+    """Return the message that the user reads first."""
     kind = FAULTS[name].reported_as
     if kind in ("end", "lost"):
         return suffered.cause
-    # Rank 0 reports a skip, the supervisor reports what ends an attempt.
+    # Rank 0 reports a skip; the supervisor reports the end of an attempt.
     writer = "rank0" if kind == "skip" else "supervisor"
     event = next(event for event in suffered.events if (event["kind"], event["writer"]) == (kind, writer))
     return str(event.get("cause") or event["message"])

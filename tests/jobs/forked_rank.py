@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def note(folder: str) -> int:
-    """Leave a file; the rank is the exit code."""
+    """Write a file and exit with the rank as the code."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OWN")
     Path(folder, os.environ["RANK"]).write_text(" ".join(os.environ[name] for name in names))
     print("said by rank", os.environ["RANK"], flush=True)
@@ -14,13 +14,13 @@ def note(folder: str) -> int:
 
 
 def reduce() -> int:
-    """A sum over the ranks in a process group: whether forked ranks can do what started ones can."""
+    """Sum a number over the ranks of a process group, which started ranks can do."""
     import torch
     import torch.distributed as dist
 
     from nbtrain.parallel import startup
 
-    # Not one that an outgoing connection may take before rank 0 listens.
+    # Not a port that an outgoing connection may take before rank 0 listens.
     assert 15_000 <= int(os.environ["MASTER_PORT"]) < 32_000
     world = startup.start("cpu", 30)
     value = torch.tensor(world.rank + 1.0, requires_grad=True)
@@ -32,7 +32,7 @@ def reduce() -> int:
 
 
 def fail_or_sleep() -> None:
-    """Rank 1 raises; the others sleep for a minute."""
+    """Raise an error in rank 1, and sleep for a minute in the others."""
     if os.environ["RANK"] == "1":
         raise ValueError("no more")
     time.sleep(60)

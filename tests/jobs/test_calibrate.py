@@ -1,4 +1,4 @@
-"""`nbtrain calibrate`: what is asked of the GPU side, what is filed, and the disk."""
+"""The command `nbtrain calibrate`: requests to the GPU side, stored results, and the disk."""
 
 import collections
 import json
@@ -31,7 +31,7 @@ ANSWERS = [
 
 @pytest.fixture
 def asked(workspace, monkeypatch):
-    """Requests to a GPU side that answers with ANSWERS; a disk of 8 MiB."""
+    """Record requests to a GPU side that answers with ANSWERS, next to a disk of 8 MiB."""
     requests = []
 
     def stream(name, request):
@@ -47,11 +47,11 @@ def asked(workspace, monkeypatch):
 
 
 def test_the_figures_are_filed_for_plans(asked):
-    """Without GPUs the CPU is measured, with all cores; plans on this machine find the figures."""
+    """Measured values are stored where plans find them; without GPUs all CPU cores are measured."""
     made = calibrate(60)
     [(name, request)] = asked
     assert name == "nbtrain.train.calibration"
-    assert 0 < request.pop("seconds") <= 58  # what the disk has left of them
+    assert 0 < request.pop("seconds") <= 58  # bandwidths that the disk still delivers to them
     assert request == {"device": "cpu", "cores": 4, "clock": "wall"}
     found, why = read_calibration()
     assert why == "" and found == made.calibration
@@ -61,7 +61,7 @@ def test_the_figures_are_filed_for_plans(asked):
 
 
 def test_a_busy_machine_is_in_doubt_and_replaces_nothing_better(asked, monkeypatch):
-    """Filed with its doubts for some days; figures without doubts stay, and replace those with."""
+    """Values measured on a busy machine are kept for some days as doubtful and never replace better ones."""
     monkeypatch.setattr(module, "lacking_cores", lambda: 1.5)
     doubtful = calibrate(60)
     found, _ = read_calibration()
@@ -80,7 +80,7 @@ def test_a_busy_machine_is_in_doubt_and_replaces_nothing_better(asked, monkeypat
 
 
 def test_time_that_does_not_suffice_is_an_error(asked, monkeypatch):
-    """Nothing is filed; the message has the load and more time."""
+    """A measurement that runs out of time stores nothing, and the message has the load and a longer time."""
     monkeypatch.setattr(module, "lacking_cores", lambda: 4.0)
     monkeypatch.setitem(ANSWERS[-1], "kind", "late")
     with pytest.raises(
@@ -123,11 +123,11 @@ def test_the_verb_prints_the_table_or_json(asked, capsys, tmp_path):
 
 @pytest.mark.parametrize(("quota", "lacking"), [(3, 1.25), (2, 0.25), (1, 0.0)])
 def test_cores_that_others_use(monkeypatch, quota, lacking):
-    """Of three allowed cores two are idle for 1 and 3/4 of the time; a smaller quota may still find room."""
+    """Cores that other programs use are subtracted from the allowed ones and compared with the quota."""
     core = collections.namedtuple("core", "user nice idle iowait steal guest")
     looks = [
         [core(0, 0, 0, 0, 0, 0)] * 4,
-        # Idle; a quarter of a guest, which is user time too; taken by the host; not allowed.
+        # Idle; a quarter used by a guest, which also counts as user time; taken by the host; not allowed.
         [core(0, 0, 3, 1, 0, 0), core(1, 0, 3, 0, 0, 1), core(0, 0, 0, 0, 4, 0), core(4, 0, 0, 0, 0, 0)],
     ]
     monkeypatch.setattr(machine.psutil, "cpu_times", lambda percpu: looks.pop(0))

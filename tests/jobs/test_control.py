@@ -1,4 +1,4 @@
-"""Cleaning up after jobs that were killed, and acting on jobs that are no more; no job is started."""
+"""Cleaning up after jobs that were killed, and actions on jobs that have ended; no job is started."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ from nbtrain.jobs.supervisor.journal import Displaced, Journal
 
 @pytest.fixture
 def job(workspace):
-    """A job of the run `run` that was RUNNING when its supervisor died."""
+    """Create a job of the run `run` that was RUNNING when its supervisor died."""
     run = RunDir.named("run")
     job = JobDir(run, new_job_id())
     job.make_folders()
@@ -37,7 +37,7 @@ def job(workspace):
 
 @pytest.fixture
 def leftover(job, wait_until):
-    """A process that carries the job's marker and is deaf to TERM."""
+    """Start a process that carries the job's marker and ignores TERM."""
     code = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); "
         "time.sleep(60)"
@@ -53,9 +53,9 @@ def leftover(job, wait_until):
 
 
 def test_clean_lists_and_removes(job, leftover):
-    """Processes, temporary files, torn checkpoints and cut-off submissions go.
+    """Clean lists and removes processes, temporary files, torn checkpoints and interrupted submissions.
 
-    Logs and whole checkpoints stay.
+    Logs and complete checkpoints stay.
     """
     run = job.run
     (job.path / "heartbeat" / ".0.json.12.tmp").write_text("{")
@@ -92,7 +92,7 @@ def test_clean_lists_and_removes(job, leftover):
 
 
 def test_a_file_that_anyone_may_be_writing_is_not_swept(job):
-    """`nbtrain pause` while a supervisor sweeps: its temporary file is renamed next. That of a rank goes."""
+    """A supervisor sweeps temporary files of ranks, but not one that `nbtrain pause` may be writing."""
     names = ("control/.pause.json.0a1b2c3d.tmp", ".engine.json.4711.tmp", "control/.ack.json.0a1b2c3d.tmp")
     pause, engine, ack = paths = [job.path / name for name in names]
     for path in paths:
@@ -105,7 +105,7 @@ def test_a_file_that_anyone_may_be_writing_is_not_swept(job):
 
 
 def test_clean_warns_of_last_copies(job):
-    """Where no whole checkpoint is left, what is torn is all that there is of the training."""
+    """Clean warns before it removes torn checkpoints that are the only ones left of the training."""
     (job.run.checkpoint(8)).mkdir(parents=True)
     [line] = control.clean(job.run, dry_run=True)
     assert line == (
@@ -114,7 +114,7 @@ def test_clean_warns_of_last_copies(job):
 
 
 def test_clean_leaves_an_active_run_alone(job):
-    """Under a living supervisor, or while its lock is held, nothing is touched."""
+    """Clean touches nothing under a living supervisor or while the run's lock is held."""
     record = JobRecord.read(job.job_json)
     record.supervisor = ProcessIdentity.of(os.getpid())
     record.write(job.job_json)
@@ -128,7 +128,7 @@ def test_clean_leaves_an_active_run_alone(job):
 
 
 def test_cancel_of_a_lost_job_ends_its_processes(job, leftover):
-    """Nobody is left to ask, so the marker finds them; TERM first, KILL if that has no effect."""
+    """Cancelling a lost job finds its processes by the marker and ends them with TERM, then KILL."""
     state, cause = control.cancel(job, now=True)
     assert state == "LOST"
     assert "died without a word while the job was RUNNING" in cause
@@ -137,7 +137,7 @@ def test_cancel_of_a_lost_job_ends_its_processes(job, leftover):
 
 
 def test_a_job_without_job_json_was_cut_off_or_is_being_submitted(job, monkeypatch):
-    """LOST if nobody holds the run; while somebody writes it is waited for, then refused in words."""
+    """A job without job.json is LOST if the run is unlocked, else it is still being submitted."""
     record = JobRecord.read(job.job_json)
     job.job_json.unlink()
     assert control.cancel(job) == ("LOST", "the submission was cut off before job.json was written")
@@ -152,14 +152,14 @@ def test_a_job_without_job_json_was_cut_off_or_is_being_submitted(job, monkeypat
 
 
 def test_a_pid_that_was_given_away_is_not_signalled(job):
-    """The record names this process's pid with another start time: a signal would end the test."""
+    """A pid that now belongs to another process, recognized by its start time, gets no signal."""
     with pytest.raises(JobError, match=r"job \S+ is LOST; only an active job can save"):
         control.request_save(job)
 
 
 @pytest.mark.parametrize("mode", ["full", "perf"])
 def test_a_finished_run_has_nothing_to_pause_or_save(job, mode):
-    """No resume is advised that would be refused: how to train on."""
+    """Pausing or saving a finished run is refused, with the command that trains it further."""
     files.write_text(job.run.config_yaml, to_yaml(load("gpt-tiny", {"name": "run", "mode": mode})))
     JobRecord(job.job_id, "id", "run", "SUCCEEDED", time.time(), 1).write(job.job_json)
     for act, what in ((control.pause, "be paused"), (control.request_save, "save")):
@@ -171,7 +171,7 @@ def test_a_finished_run_has_nothing_to_pause_or_save(job, mode):
 
 
 def test_the_advice_to_resume_says_where_the_run_goes_on(job, capsys):
-    """From a checkpoint only if a whole one exists: `cancel` and a refused `save` say the same."""
+    """The advice to resume says where the run continues: at its newest checkpoint or the beginning."""
     run = job.run
     files.write_text(run.config_yaml, to_yaml(load("gpt-tiny", {"name": "run"})))
 
@@ -193,7 +193,7 @@ def test_the_advice_to_resume_says_where_the_run_goes_on(job, capsys):
 
 
 def test_a_mode_that_saves_nothing_cannot_be_asked_to(job):
-    """The job lives; an answer would be a checkpoint that is not there."""
+    """A save request to a job with a mode that saves nothing is refused."""
     record = JobRecord.read(job.job_json)
     record.supervisor = ProcessIdentity.of(os.getpid())
     record.write(job.job_json)
@@ -203,7 +203,7 @@ def test_a_mode_that_saves_nothing_cannot_be_asked_to(job):
 
 
 def test_a_job_that_waits_has_nothing_to_save(job):
-    """Whatever its backend: no rank would read the request."""
+    """A save request to a waiting job is refused on every backend, since no rank would read it."""
     record = JobRecord.read(job.job_json)
     record.state, record.cause = "QUEUED", "waits for 2 cores"
     record.supervisor = ProcessIdentity.of(os.getpid())
@@ -219,7 +219,7 @@ def test_a_job_that_waits_has_nothing_to_save(job):
 
 
 def test_the_answer_to_an_earlier_request_is_not_taken_for_this_one(job, monkeypatch):
-    """It is left when the request itself is gone, which the next attempt removes."""
+    """The answer to an earlier request, which outlives the request itself, is not taken for the new one."""
     record = JobRecord.read(job.job_json)
     record.supervisor = ProcessIdentity.of(os.getpid())
     record.write(job.job_json)
@@ -232,7 +232,7 @@ def test_the_answer_to_an_earlier_request_is_not_taken_for_this_one(job, monkeyp
 
 
 def test_a_supervisor_whose_run_has_a_newer_job_writes_nothing(job):
-    """It was taken for lost, and the run was resumed as another job; a cut-off submission is none."""
+    """A supervisor writes nothing once its run has a newer job; an interrupted submission does not count."""
     journal = Journal(job)
     journal.take_over()
     newer = job.run.job("99991231-000000-abcd")
@@ -247,7 +247,7 @@ def test_a_supervisor_whose_run_has_a_newer_job_writes_nothing(job):
 
 @pytest.mark.slow
 def test_a_supervisor_leaves_a_run_that_has_a_newer_job(job):
-    """A submission that nobody saw succeed: it neither waits for the newer job's end nor trains."""
+    """A supervisor exits at once if its run has a newer job, without waiting for that job or training."""
     newer = job.run.job("99991231-000000-abcd")
     newer.make_folders()
     JobRecord(newer.job_id, "id", "run", "RUNNING", time.time(), 1).write(newer.job_json)
@@ -264,7 +264,7 @@ def test_a_supervisor_leaves_a_run_that_has_a_newer_job(job):
 
 
 def test_wait_returns_at_its_timeout(job):
-    """wait gives the state as it is when the time is over, and tells changes as they come."""
+    """wait returns the state at its timeout, and reports changes as they come."""
     record = JobRecord.read(job.job_json)
     record.supervisor = ProcessIdentity.of(os.getpid())
     record.write(job.job_json)
@@ -275,7 +275,7 @@ def test_wait_returns_at_its_timeout(job):
 
 @pytest.fixture
 def deaf(job):
-    """A stopped process as the supervisor of the running job."""
+    """Put a stopped process in the record as the supervisor of the running job."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     os.kill(process.pid, signal.SIGSTOP)
     identity = ProcessIdentity.of(process.pid)
@@ -287,7 +287,7 @@ def deaf(job):
 
 
 def test_a_job_of_another_user_is_refused_in_words(open_output, another_user, job, deaf):
-    """Cancel, save and pause name the owner; nothing is left in the folder."""
+    """Cancel, save and pause of another user's job are refused with the owner's name, leaving no file."""
     before = sorted(job.path.rglob("*"))
     for action in (control.cancel, control.request_save, control.pause):
         with another_user(), pytest.raises(JobError) as refused:
@@ -298,7 +298,7 @@ def test_a_job_of_another_user_is_refused_in_words(open_output, another_user, jo
 
 
 def test_a_supervisor_that_answers_nothing_is_named(job, deaf):
-    """After --now the words do not name --now alone again."""
+    """A supervisor that does not answer is reported with a kill command, and without --now after --now."""
     with pytest.raises(JobError) as refused:
         control.cancel(job, now=True, wait_seconds=0.1)
     assert str(refused.value).endswith(

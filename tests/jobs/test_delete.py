@@ -1,4 +1,4 @@
-"""Deleting a run: what goes, what stays, and what is refused; no job is started."""
+"""Deleting a run: what is removed, what stays, and what is refused; no job is started."""
 
 import dataclasses
 import os
@@ -18,7 +18,7 @@ from nbtrain.jobs.delete import delete, survey
 
 @pytest.fixture
 def run(workspace):
-    """A run that has ended, with a checkpoint that is a link to another disk."""
+    """Create a run that has ended, with a checkpoint that is a link to another disk."""
     run = RunDir.named("run")
     job = run.job(new_job_id())
     job.make_folders()
@@ -35,7 +35,7 @@ def run(workspace):
 
 
 def test_a_run_goes_with_its_files_and_not_with_what_it_links_to(run, workspace):
-    """Listed first; what an earlier deletion left goes too; other runs stay."""
+    """Delete lists and removes the run's files, but neither targets of its links nor other runs."""
     other = RunDir.named("other")
     other.path.mkdir()
     (run.path.parent / ".run.00ff.deleted").mkdir()
@@ -52,7 +52,7 @@ def test_a_run_goes_with_its_files_and_not_with_what_it_links_to(run, workspace)
 
 
 def test_what_lies_elsewhere_is_refused(run, workspace):
-    """A link in the output root, and a run outside of it."""
+    """A link in the output directory and a run outside of it are refused."""
     elsewhere = workspace / "elsewhere"
     run.path.rename(elsewhere)
     with pytest.raises(
@@ -81,7 +81,7 @@ def test_what_lies_elsewhere_is_refused(run, workspace):
     ],
 )
 def test_a_run_of_another_user_stays(open_output, another_user, run, closed, mode, words):
-    """In an output root of a group anybody could rename it, and then remove nothing of it."""
+    """A run of another user is refused; in a shared directory it could be renamed but not emptied."""
     for folder in (open_output, run.path, *(path for path in run.path.rglob("*") if path.is_dir())):
         folder.chmod(0o777)
     (run.path / closed).chmod(mode)
@@ -106,7 +106,7 @@ def test_an_own_folder_that_is_closed_to_writing_is_named_with_its_fix(open_outp
 
 
 def test_what_a_lost_job_left_on_machines_that_are_gone_is_passed_over_by_force_alone(run, caplog):
-    """The words name the way out; so do those about a configuration that is gone."""
+    """Files of a lost job on unreachable machines are ignored with --force alone, as the message says."""
     job = run.newest_job()
     record = JobRecord.read(job.job_json)
     record.state, record.backend = "RUNNING", "hosts"
@@ -120,7 +120,7 @@ def test_what_a_lost_job_left_on_machines_that_are_gone_is_passed_over_by_force_
 
 
 def test_an_active_run_is_refused(run):
-    """By its state, or by the lock that its supervisor still holds."""
+    """An active run is refused, by its state or by the lock that its supervisor still holds."""
     job = run.newest_job()
     with run.locked(), pytest.raises(JobError, match="a job is active"):
         delete(run)
@@ -142,7 +142,7 @@ def test_an_active_run_is_refused(run):
 
 
 def test_a_run_whose_files_others_name_is_refused(run, workspace):
-    """Other runs and run YAMLs, by any field; force deletes it all the same."""
+    """A run that other runs or run YAMLs name in any field is refused; --force deletes it all the same."""
     config = (
         "data: {sources: [{kind: mock}, {kind: jsonl, path: output/run/export/text.jsonl}]}\nname: run-2\n"
     )
@@ -166,7 +166,7 @@ def test_a_run_whose_files_others_name_is_refused(run, workspace):
 
 
 def test_the_command_asks_first(run, capsys, monkeypatch):
-    """Nobody there: refused. No: nothing goes. Yes: it goes."""
+    """The command asks for confirmation, and refuses without a terminal."""
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
     assert cli.main(["delete", "run"]) == 2
     assert "cannot ask whether to delete run without a terminal: add --yes." in capsys.readouterr().err
@@ -181,7 +181,7 @@ def test_the_command_asks_first(run, capsys, monkeypatch):
 
 
 def test_a_damaged_record_is_deleted_by_force_alone(run):
-    """Nothing says whether its job is active; the words name the way out."""
+    """A damaged record, which hides whether its job is active, requires --force, as the message says."""
     run.newest_job().job_json.write_text("{")
     with pytest.raises(
         JobError, match=r"job\.json:1: not JSON.*So nothing says whether a job is active\. If"

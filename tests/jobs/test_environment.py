@@ -1,4 +1,4 @@
-"""What a job sees of the machine, what a rank gets in its environment, and what is written down of it."""
+"""The view of the machine that a job has, the environment that a rank gets, and what is recorded of it."""
 
 import os
 
@@ -16,7 +16,7 @@ def job(workspace):
 
 
 def test_variables_of_a_rank(tiny, job):
-    """Marker, attempt, threads = cores / ranks, the CPU accelerator; debug and env from the YAML."""
+    """A rank gets the marker, the attempt, its threads, the CPU accelerator, and the YAML's variables."""
     config = tiny(
         **{"parallel.data_parallel_size": 2, "backend.debug": "distributed", "backend.env": {"A": "b"}}
     )
@@ -36,7 +36,7 @@ def test_variables_of_a_rank(tiny, job):
 
 
 def test_the_yaml_has_the_last_word(tiny, job):
-    """backend.env wins over what is derived; debug takes one switch or several."""
+    """backend.env overrides derived variables; debug takes one switch or several."""
     config = tiny(**{"backend.debug": "nccl", "backend.env": {"OMP_NUM_THREADS": "1", "NCCL_DEBUG": "WARN"}})
     variables = environment.rank_variables(config, job, attempt=0, cores=8)
     assert (variables["OMP_NUM_THREADS"], variables["NCCL_DEBUG"]) == ("1", "WARN")
@@ -50,7 +50,7 @@ def test_the_yaml_has_the_last_word(tiny, job):
     ("cores", "ranks", "asked", "threads"), [(8, 2, None, 4), (2, 4, None, 1), (8, 2, 4, 2)]
 )
 def test_threads_are_cores_over_ranks(tiny, cores, ranks, asked, threads):
-    """At least one; resources.cpus_per_node counts if it is less than the machine has."""
+    """A rank has cores / ranks threads, at least one; resources.cpus_per_node limits the cores."""
     config = tiny(
         **{
             "parallel.data_parallel_size": ranks,
@@ -62,7 +62,7 @@ def test_threads_are_cores_over_ranks(tiny, cores, ranks, asked, threads):
 
 
 def test_a_kernels_environment_is_cleaned(workspace, monkeypatch):
-    """Ranks get neither a server's tokens nor the ranks of an outer job; folders become absolute."""
+    """Ranks inherit neither a server's tokens nor an outer job's rank variables; paths become absolute."""
     for name in (
         "JPY_API_TOKEN",
         "JUPYTER_TOKEN",
@@ -88,7 +88,7 @@ def test_a_kernels_environment_is_cleaned(workspace, monkeypatch):
 
 
 def test_only_listed_variables_are_recorded():
-    """What decides the arithmetic is recorded; secrets and everything unknown are not."""
+    """Variables that affect the arithmetic are recorded; secrets and unknown ones are not."""
     given = {
         "OMP_NUM_THREADS": "2",
         "NCCL_DEBUG": "INFO",
@@ -103,7 +103,7 @@ def test_only_listed_variables_are_recorded():
 
 
 def test_the_machine_is_seen():
-    """Cores, memory and CPU of this machine are plausible and cost no torch."""
+    """Cores, memory and CPU of this machine are plausible and are found without importing torch."""
     here = this_machine()
     assert 1 <= here.cores <= len(os.sched_getaffinity(0))
     assert 0 < here.memory_available_bytes <= here.memory_bytes
@@ -111,7 +111,7 @@ def test_the_machine_is_seen():
 
 
 def test_visible_gpus_follow_cuda(monkeypatch):
-    """CUDA_VISIBLE_DEVICES picks by number, and an invalid entry hides the rest, as CUDA does it."""
+    """CUDA_VISIBLE_DEVICES selects GPUs by number, and an invalid entry hides the rest, as in CUDA."""
     four = tuple(Gpu(f"gpu{index}", None) for index in range(4))
     monkeypatch.setattr(machine, "driver_gpus", lambda: four)
 
@@ -129,7 +129,7 @@ def test_visible_gpus_follow_cuda(monkeypatch):
 
 
 def test_the_memory_is_that_of_the_least_limit(monkeypatch):
-    """What is left of any group's limit is all that is available; without a limit it is the machine's."""
+    """Available memory is the least that any control group leaves; without a limit it is the machine's."""
     monkeypatch.setattr(machine, "memory_groups", list)
     whole = this_machine().memory_bytes
     groups = [MemoryGroup(4 << 20, 1 << 20, None), MemoryGroup(8 << 20, 6 << 20, None)]

@@ -1,7 +1,7 @@
-"""One run of the real trainer that meets one fault after the other, and comes to its end.
+"""One run of the real trainer that meets one fault after the other, and finishes.
 
     attempt 0   rank 1 sleeps before step 7      named with its collective and its stack, killed
-    attempt 1   the loss of step 10 is nan       back to step 8, its samples passed over
+    attempt 1   the loss of step 10 is nan       back to step 8, its samples skipped
     attempt 2   rank 1 dies at step 14, and one device is left
     attempt 3   one rank with twice the micro batches: the same steps
 
@@ -24,7 +24,7 @@ HANG_SECONDS = 15
 
 
 def leave_one_device(suffered, note):
-    """Said while attempt 2 runs: the next one counts."""
+    """Lower the number of devices while attempt 2 runs; it applies to the next attempt."""
     faults_table.wait_for(
         lambda: suffered.record.attempt == 2 or suffered.record.ended_at, "the third attempt"
     )
@@ -38,7 +38,7 @@ EVERYTHING = Fault(
         "stability.on_nan": "rollback",
         "backend.elastic": True,
         "backend.heartbeat_timeout_seconds": HANG_SECONDS,
-        # The peers of the dead rank have so long for their last words.
+        # Time that the peers of the dead rank have to write their records.
         "backend.shutdown_timeout_seconds": 5,
         "backend.restart_backoff_seconds": 0.2,
     },
@@ -55,14 +55,14 @@ def suffered(tmp_path_factory, tiny_data):
 
 @pytest.mark.slow
 def test_it_comes_to_its_end(suffered):
-    """Four attempts, three of them cut short; all steps are made, without the samples of the bad ones."""
+    """The run finishes after four attempts, three of them interrupted, without the bad steps' samples."""
     assert (suffered.state, suffered.cause) == ("SUCCEEDED", "all steps are trained and saved: 20 steps"), (
         suffered.log
     )
     record = suffered.record
     assert [attempt.resumed_from_step for attempt in record.attempts] == [None, 4, 8, 12]
     assert [attempt.data_parallel_size for attempt in record.attempts] == [2, 2, 2, 1]
-    # A rollback is no restart: it has its own limit.
+    # A rollback is not a restart and has a separate limit.
     assert record.restarts == 2
     tokens = [attempt.lost_tokens for attempt in record.attempts]
     step = faults_table.BATCH * faults_table.SEQ_LENGTH
@@ -72,7 +72,7 @@ def test_it_comes_to_its_end(suffered):
 
 @pytest.mark.slow
 def test_the_rank_that_sleeps_is_named(suffered):
-    """Not the rank that waits: with step, phase, the other's collective, and its stack in event and log."""
+    """The sleeping rank is named, with step, phase, the others' collective and its stack."""
     restart = next(event for event in suffered.events if event["kind"] == "restart")
     assert re.fullmatch(
         rf"no progress for {HANG_SECONDS} s: rank 1 stopped: last heard of at step 6, \d+ s "
@@ -88,7 +88,7 @@ def test_the_rank_that_sleeps_is_named(suffered):
 
 @pytest.mark.slow
 def test_a_restart_repeats_its_steps_bit_for_bit(suffered):
-    """Attempt 0 was killed after step 6, and attempt 1 made steps 5 and 6 again from the checkpoint of 4."""
+    """Attempt 1 repeats steps 5 and 6 from the checkpoint of step 4 bit for bit."""
     for step in (5, 6):
         made = [
             (event["loss"], event["grad_norm"])
@@ -100,7 +100,7 @@ def test_a_restart_repeats_its_steps_bit_for_bit(suffered):
 
 @pytest.mark.slow
 def test_the_bad_steps_samples_are_passed_over(suffered):
-    """From the checkpoint of step 8 to the end of step 10: two steps of 8 samples."""
+    """The samples from the checkpoint of step 8 to the end of step 10 are skipped: two steps of 8 samples."""
     (entry,) = Rollback.read_all(suffered.job.run.rollbacks_json)
     assert (entry.step, entry.checkpoint_step, entry.first, entry.last) == (10, 8, 64, 80)
     rollback = next(
@@ -120,9 +120,9 @@ def test_the_bad_steps_samples_are_passed_over(suffered):
 
 @pytest.mark.slow
 def test_one_device_takes_over_the_whole_batch(suffered):
-    """data_parallel_size 2 -> 1 with the global batch of 8.
+    """One device continues with the whole batch: data_parallel_size 2 -> 1 with the global batch of 8.
 
-    The steps that were made again are the same, to rounding.
+    The repeated steps are the same, to rounding.
     """
     (fewer,) = [event for event in suffered.events if event.get("data_parallel_size") == 1]
     assert fewer["message"] == (
@@ -133,13 +133,13 @@ def test_one_device_takes_over_the_whole_batch(suffered):
         if event["kind"] == "trace" and event["step"] > 10:
             losses.setdefault(event["step"], []).append(float.fromhex(event["loss"]))
     assert sorted(losses) == list(range(11, 21))
-    # Step 13 was made by two ranks and by one; dropout is another, so only the size can be compared.
+    # Step 13 was made by two ranks and by one; dropout differs, so only the magnitude can be compared.
     first, second = losses[13]
     assert first == pytest.approx(second, rel=0.05)
 
 
 def test_the_document_has_a_row_for_every_fault():
-    """docs/evidence/faults-local.md misses no fault, and no row of it is of a fault that is gone."""
+    """docs/evidence/faults-local.md has a row for every fault, and no row for a fault that is gone."""
     table = DOCUMENT.read_text().partition(BEGIN)[2].partition(END)[0]
     rows = [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines() if line.startswith("| ")]
     assert rows[2:] == [fault.title for fault in FAULTS.values()]

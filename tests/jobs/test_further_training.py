@@ -1,4 +1,4 @@
-"""An export that is trained further by transformers and TRL learns to stop: its end is in their losses."""
+"""An export that transformers and TRL fine-tune learns to stop: the end token is in their losses."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.inference import saved
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.soak,
-    # Theirs, about each other.
+    # Warnings that they raise about each other.
     pytest.mark.filterwarnings("ignore"),
 ]
 TALK = [{"role": "user", "content": "How are you?"}, {"role": "assistant", "content": "Fine."}]
@@ -29,7 +29,7 @@ RECORDS = {
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """The folder of a run whose data are conversations."""
+    """Export a run whose data are conversations, and return the folder."""
     pytest.importorskip("transformers")
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("further")
@@ -42,7 +42,7 @@ def exported(tmp_path_factory):
 
 
 def opened(folder):
-    """(transformers' model, its tokenizer)."""
+    """Return (transformers' model, its tokenizer)."""
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
@@ -60,7 +60,7 @@ def trainer_of(folder, records, to, **settings):
 
 @pytest.mark.parametrize("kind", RECORDS)
 def test_the_end_is_in_the_loss_of_trl(kind, exported, tmp_path):
-    """Of each example the last token is the end, and is learnt; the padding is not."""
+    """In TRL the last token of each example is the end token and is in the loss; padding is not."""
     trainer = trainer_of(exported, RECORDS[kind], tmp_path)
     end, pad = trainer.processing_class.eos_token_id, trainer.processing_class.pad_token_id
     assert end != pad
@@ -84,7 +84,7 @@ def test_the_end_is_in_the_loss_of_transformers(exported):
 
 @pytest.mark.parametrize("is_trl", [True, False], ids=["trl", "transformers"])
 def test_a_model_that_is_trained_further_learns_to_stop(is_trl, exported, tmp_path):
-    """Two conversations by heart: each answer ends by itself, right after its last character."""
+    """After training on two conversations, each answer ends by itself right after its last character."""
     import transformers
 
     settings = {"max_steps": 150, "learning_rate": 1e-2, "logging_steps": 150, "save_strategy": "no"}

@@ -1,4 +1,4 @@
-"""The subprocess side of asking the GPU side: answers, errors in their own words, deaths, early ends."""
+"""Calls of the GPU side as a subprocess: answers, errors with their messages, deaths, early ends."""
 
 import sys
 
@@ -26,7 +26,7 @@ if request["end"] == "hang":
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """The name of a package of nbtrain whose __main__ is the program above."""
+    """Create a package of nbtrain whose __main__ is the program above, and return its name."""
     import nbtrain
 
     folder = tmp_path / "answering"
@@ -42,13 +42,13 @@ def package(tmp_path, monkeypatch):
 
 
 def test_answers_come_as_they_are_made(package):
-    """JSON objects are yielded in order; other lines are passed over."""
+    """JSON objects are yielded in order as they are made; other lines are skipped."""
     answers = list(stream(package, {"count": 3, "end": "well"}))
     assert answers == [{"kind": "text", "text": str(number)} for number in range(3)]
 
 
 def test_an_error_comes_back_as_itself(package):
-    """The class and the words, without a traceback."""
+    """An error arrives with its class and message, without a traceback."""
     answers = stream(package, {"count": 1, "end": "error"})
     assert next(answers)["text"] == "0"
     with pytest.raises(CheckpointError, match=r"^there is none$"):
@@ -56,7 +56,7 @@ def test_an_error_comes_back_as_itself(package):
 
 
 def test_a_death_is_reported_with_its_last_words(package):
-    """A process that ends badly without a word of its own."""
+    """A process that dies without reporting an error is reported with its last log lines."""
     with pytest.raises(NbtrainError) as died:
         list(stream(package, {"count": 0, "end": "die"}))
     assert (
@@ -65,7 +65,7 @@ def test_a_death_is_reported_with_its_last_words(package):
 
 
 def test_a_reader_that_goes_away_ends_the_process(package, monkeypatch):
-    """Closing the iterator leaves no process."""
+    """Closing the iterator ends the process."""
     started = []
     popen = gpu_side.subprocess.Popen
 
@@ -81,7 +81,7 @@ def test_a_reader_that_goes_away_ends_the_process(package, monkeypatch):
 
 
 def test_a_package_that_is_not_there(workspace):
-    """Even a wrong name ends in words."""
+    """A wrong package name is reported as an error message."""
     with pytest.raises(NbtrainError, match=r"python -m nbtrain.nothing ended with code 1") as died:
         list(stream("nbtrain.nothing", {}))
     assert "No module named nbtrain.nothing" in str(died.value)

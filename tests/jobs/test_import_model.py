@@ -1,4 +1,4 @@
-"""`nbtrain import-model`: a run YAML, its tokenizer, and what is refused with nothing written."""
+"""The command `nbtrain import-model`: a run YAML, its tokenizer, and what is refused with nothing written."""
 
 import errno
 import json
@@ -30,7 +30,7 @@ TEMPLATE = "{% for message in messages %}{{ message['content'] }}</s>{% endfor %
 
 
 def write_tokenizer_files(folder: Path, entries: int = 20) -> None:
-    """A tokenizer of whole words, as transformers writes one: with a chat template and an added token."""
+    """Write a tokenizer of whole words, as transformers does, with a chat template and an added token."""
     import tokenizers
     from tokenizers import models, pre_tokenizers
 
@@ -39,7 +39,7 @@ def write_tokenizer_files(folder: Path, entries: int = 20) -> None:
     built = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     built.pre_tokenizer = pre_tokenizers.Whitespace()
     built.add_special_tokens(["</s>", "<|tool|>"])
-    # Of inference: taken out for training, and exported again.
+    # Settings of inference: removed for training, and exported again.
     built.enable_truncation(4)
     built.save(str(folder / "tokenizer.json"))
     settings = {"eos_token": {"content": "</s>"}, "bos_token": None, "chat_template": TEMPLATE}
@@ -49,7 +49,7 @@ def write_tokenizer_files(folder: Path, entries: int = 20) -> None:
 
 @pytest.fixture
 def folder(workspace, monkeypatch):
-    """A whole folder in the workspace, which is the current folder."""
+    """Create a complete model folder in the workspace, which is the current folder."""
     monkeypatch.chdir(workspace)
     folder = workspace / "models" / "small"
     write_small_folder(folder)
@@ -64,7 +64,7 @@ def tree(root: Path) -> set[str]:
 
 
 def test_a_run_is_made_of_a_folder(folder, workspace):
-    """The YAML reads back as the run; weights stay where they are."""
+    """The YAML of an imported folder loads as the run; the weights stay where they are."""
     imported = import_model("models/small", "mine")
     assert imported.path == workspace / "mine.yaml"
     config = load("mine.yaml")
@@ -88,7 +88,7 @@ def test_a_run_is_made_of_a_folder(folder, workspace):
 
 
 def test_a_folder_in_the_root_of_the_workspace_is_not_the_name_of_a_run(folder, workspace):
-    """Neither of the run that is made, nor of one that is made later."""
+    """A model folder in the workspace's root is written as ./small, not as the name of a run."""
     folder.rename(workspace / "small")
     config = import_model("small", "small").config
     assert config.init_from == load("small.yaml").init_from == "./small"
@@ -105,7 +105,7 @@ def test_a_folder_in_the_root_of_the_workspace_is_not_the_name_of_a_run(folder, 
 
 
 def test_the_tokenizer_is_kept_as_it_was(folder, workspace):
-    """Ids for training without what belongs to inference; for an export every file as it was given."""
+    """The tokenizer is kept for training without inference settings; an export restores its files."""
     import_model("models/small", "mine")
     kept = workspace / "data" / "tokenizer" / "mine"
     tokenizer = Tokenizer.load(kept)
@@ -115,16 +115,16 @@ def test_the_tokenizer_is_kept_as_it_was(folder, workspace):
     ids = write_tokenizer(kept, out, 16, 20)
     for name in ("tokenizer.json", "chat_template.jinja"):
         assert (out / name).read_bytes() == (folder / name).read_bytes()
-    # But for the token that pads a text, which the folder does not name.
+    # Except for the padding token, which the folder does not name.
     settings = [json.loads((place / "tokenizer_config.json").read_text()) for place in (folder, out)]
     assert settings[1] == {**settings[0], "pad_token": "<unk>"}
     assert ids == {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": tokenizer.manifest["unknown_id"]}
-    # A second run of the same model: the tokenizer of this name is there already, and is the same.
+    # A second run of the same model: the tokenizer of this name exists already, and is the same.
     import_model("models/small", "mine", path="again.yaml")
 
 
 def test_overrides_and_the_run_that_it_is_put_on(folder, workspace):
-    """Data, batch, schedule and layout of another run; the model is the folder's alone."""
+    """With a base run, the model comes from the folder, and all other settings from that run."""
     (workspace / "base.yaml").write_text(
         "name: base\nmodel: {num_layers: 9, hidden_size: 72, num_attention_heads: 9, rotary_percent: 0.5,"
         " position_embedding_type: rope, compile: true}\n"
@@ -146,7 +146,7 @@ def test_overrides_and_the_run_that_it_is_put_on(folder, workspace):
 
 @pytest.mark.parametrize("ids, kept", [("[3, 4]", None), ("[]", []), ("null", None)])
 def test_adapters_are_of_the_run_and_their_tokens_of_its_model(folder, workspace, ids, kept):
-    """Ids of the other run's tokens would be trained, which mean other words here."""
+    """Adapter settings come from the base run, but not its token ids, which mean other tokens here."""
     (workspace / "base.yaml").write_text(
         "name: base\ninit_from: other\nmodel: {num_layers: 1, hidden_size: 8, num_attention_heads: 2}\n"
         "tokenizer: {name: other, vocab_size: 5}\n"
@@ -165,7 +165,7 @@ def test_adapters_are_of_the_run_and_their_tokens_of_its_model(folder, workspace
 
 
 def test_another_size_of_the_vocabulary_is_reported(folder):
-    """Larger for new tokens, smaller for rows that no token has."""
+    """A different vocabulary size is reported: larger for new tokens, smaller for rows without a token."""
     larger = import_model("models/small", "larger", ["tokenizer.vocab_size=24"])
     assert larger.notes[-1] == (
         "the vocabulary grows from 20 to 24 (tokenizer.vocab_size): each new row is the mean of the old ones."
@@ -297,7 +297,7 @@ def test_bad_input_writes_nothing(what, folder, workspace):
     ],
 )
 def test_overrides_of_the_tokenizer_are_refused_as_in_check(folder, workspace, override, said):
-    """They are used before the run is whole."""
+    """Wrong overrides of the tokenizer are refused with the same message as by check."""
     before = tree(workspace)
     with pytest.raises(ConfigError) as refused:
         import_model("models/small", "mine", [override])
@@ -312,7 +312,7 @@ def test_overrides_of_the_tokenizer_are_refused_as_in_check(folder, workspace, o
     ("ids", "found"), [([[1]], None), ({"a": 1}, None), (True, None), ([[1], "x", 1], "</s>"), (1, "</s>")]
 )
 def test_ends_of_a_text_that_are_no_ids(folder, ids, found):
-    """They name no token; the first id does."""
+    """The first valid id of eos_token_id names the end token; values that are not ids are ignored."""
     files.write_json(folder / "tokenizer_config.json", {})
     files.write_json(folder / "generation_config.json", {"eos_token_id": ids})
     assert find_tokenizer(open_model(folder), {}).eod_token == found
@@ -358,7 +358,7 @@ def test_paths_and_names(folder, workspace):
 
 @pytest.mark.parametrize(("override", "word"), [("name=other", "NAME"), ("init_from=other", "DIR")])
 def test_the_words_of_the_call_are_not_overridden(folder, workspace, override, word):
-    """The YAML would name another model than the one that was checked."""
+    """Overriding what the command's arguments set is refused, since the YAML would name another model."""
     before = tree(workspace)
     with pytest.raises(ConfigError) as refused:
         import_model("models/small", "mine", [override])
@@ -370,7 +370,7 @@ def test_the_words_of_the_call_are_not_overridden(folder, workspace, override, w
 
 
 def test_a_folder_without_a_tokenizer(folder, workspace):
-    """Token ids that were brought need none; text needs one by name."""
+    """A folder without a tokenizer can be imported for token ids; text needs a tokenizer by name."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
     imported = import_model("models/small", "mine")
@@ -379,7 +379,7 @@ def test_a_folder_without_a_tokenizer(folder, workspace):
 
 
 def test_only_what_is_named_is_fetched(folder, workspace, monkeypatch):
-    """An id of the Hub needs its address; the library fetches no pickle."""
+    """A model of the Hub is fetched only by its hf:// address, and no pickle is fetched."""
     with pytest.raises(CheckpointError) as refused:
         import_model("someone/small", "mine")
     assert str(refused.value) == (
@@ -425,7 +425,7 @@ def test_only_what_is_named_is_fetched(folder, workspace, monkeypatch):
 
 
 def test_a_repository_of_pickles_alone(workspace, monkeypatch):
-    """Nothing of its weights is fetched, and to fetch it again would not help."""
+    """A repository with only pickles is refused, and none of its weights are fetched."""
 
     def fetched(model, revision, local_dir, **patterns):
         local_dir.mkdir(parents=True, exist_ok=True)
@@ -444,7 +444,7 @@ def test_a_repository_of_pickles_alone(workspace, monkeypatch):
 
 
 def test_half_a_fetch_is_not_taken_for_the_whole(folder, workspace, monkeypatch):
-    """Without the Hub its library returns a folder as it is, unless it is asked for a commit."""
+    """An interrupted fetch is completed before its folder is used, which needs an explicit commit."""
     kept = workspace / "data" / "model" / "someone--small"
     asked = []
 
@@ -476,13 +476,13 @@ def test_half_a_fetch_is_not_taken_for_the_whole(folder, workspace, monkeypatch)
     info = types.SimpleNamespace(sha="0" * 40)
     library.HfApi = lambda: types.SimpleNamespace(model_info=lambda model, revision: info)
     import_model("hf://someone/small", "mine")
-    # Whole, it is used without the Hub too.
+    # Once complete, it is used without the Hub too.
     import_model("hf://someone/small", "again")
     assert asked == ["0" * 40, None] and [path.name for path in kept.parent.iterdir()] == [kept.name]
 
 
 def test_what_is_fetched_from_the_hub():
-    """By the library's own reading of the patterns: no pickle, and the weights once."""
+    """huggingface_hub reads the patterns as: no pickle, and the weights once."""
     utils = pytest.importorskip("huggingface_hub.utils")
     wanted = {
         *("config.json", "generation_config.json", "model-00001-of-00002.safetensors", "tokenizer.json"),
@@ -497,7 +497,7 @@ def test_what_is_fetched_from_the_hub():
 
 
 def test_a_tokenizer_with_other_ids_is_refused(folder, workspace):
-    """Nothing is written: its text would mean other tokens than the weights have learnt."""
+    """A tokenizer with other ids than the weights were trained with is refused, and nothing is written."""
     shutil.copytree(folder, workspace / "models" / "second")
     path = workspace / "models" / "second" / "tokenizer.json"
     content = json.loads(path.read_text())
@@ -517,7 +517,7 @@ def test_a_tokenizer_with_other_ids_is_refused(folder, workspace):
 
 
 def test_a_run_that_does_not_fit_is_refused_before_launch(folder, workspace):
-    """What a person has written by hand is compared as well."""
+    """A run YAML edited by hand so that it does not fit the model is refused before launch."""
     config = import_model("models/small", "mine").config
     other = load(config, {"model.num_layers": 3})
     said = [str(problem) for problem in initial_weights_fit(other, this_machine())]

@@ -1,4 +1,4 @@
-"""A run that starts from another run, before launch: which checkpoint is meant, and what is refused."""
+"""A run that starts from another run, before launch: which checkpoint is used, and what is refused."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ from nbtrain.pretrained.start import identity_of, open_start
 
 @pytest.fixture
 def base(tiny):
-    """The run `tiny` with whole checkpoints 4, 8 and 12, of which 8 is the best."""
+    """Create the run `tiny` with complete checkpoints 4, 8 and 12, of which 8 is the best."""
     config = tiny()
     run = RunDir.named(config.name)
     run.path.mkdir(parents=True)
@@ -56,7 +56,7 @@ def said(config):
 
 @pytest.mark.parametrize("wanted, step", [("newest", 12), ("best", 8), (4, 4)])
 def test_which_checkpoint_is_meant(wanted, step, tiny, base):
-    """By its name and by its directory; it is written down, and taken again."""
+    """The checkpoint is found by run name and by directory; later starts use the recorded one."""
     config = starting(tiny, init_step=wanted)
     assert said(config) == []
     start = open_start(config)
@@ -72,12 +72,12 @@ def test_which_checkpoint_is_meant(wanted, step, tiny, base):
     assert known["origin"] == origin
     assert (known["run"], known["run_id"], known["step"]) == ("tiny", "1" * 32, step)
     assert known["validation_loss"] == {4: 5.0, 8: 4.0, 12: 4.5}[step]
-    # The best one is another later.
+    # Another checkpoint becomes the best later.
     shutil.copytree(base.checkpoint(step), base.checkpoint(16))
     manifest = files.read_json(base.checkpoint_manifest(16))
     files.write_json(base.checkpoint_manifest(16), {**manifest, "validation_loss": 1.0, "evaluated_step": 16})
     assert open_start(config, run).step == step and identity_of(start) == known["sha256"]
-    # Validated again, its weights are the same.
+    # A new validation does not change the identity of the weights.
     files.write_json(base.checkpoint_manifest(step), {**start.manifest, "validation_loss": 9.0})
     assert identity_of(open_start(config, run)) == known["sha256"]
 
@@ -96,7 +96,7 @@ def test_a_name_that_is_no_run(tiny, base, workspace):
 
 
 def test_check_looks_at_the_weights_that_are_there(tiny, base, workspace):
-    """What a submit would refuse is an error; a run that is not trained yet is none of the run's faults."""
+    """Check compares the weights that exist; a start run that is not trained yet is not an error."""
     assert nb.check(starting(tiny)).works
     wrong = nb.check(starting(tiny, init_step=5))
     (finding,) = [one for one in wrong.findings if one.key == "init_from"]
@@ -160,7 +160,7 @@ def test_another_model_is_refused_with_the_key(tiny, base):
 
 
 def test_another_tokenizer_is_refused_with_the_token(tiny, base, tiny_data, workspace, monkeypatch):
-    """One that has all its tokens with their ids is taken, whatever follows them."""
+    """Another tokenizer is refused with the first different token; tokens added at the end are accepted."""
     shutil.copytree(tiny_data, workspace / "data")
     monkeypatch.setenv("NBTRAIN_DATA", str(workspace / "data"))
     source = workspace / "changed" / "tokenizer.json"
@@ -181,7 +181,7 @@ def test_another_tokenizer_is_refused_with_the_token(tiny, base, tiny_data, work
         "the weights have learnt. Name the tokenizer of the weights, or one that has all its tokens with "
         "their ids."
     ]
-    # The tokenizer that the weights were trained with is not there any more.
+    # The tokenizer that the weights were trained with is gone.
     manifest = files.read_json(base.checkpoint_manifest(12))
     files.write_json(base.checkpoint_manifest(12), {**manifest, "tokenizer_sha256": "5" * 64})
     (words,) = said(starting(tiny))
@@ -190,7 +190,7 @@ def test_another_tokenizer_is_refused_with_the_token(tiny, base, tiny_data, work
 
 @pytest.mark.parametrize("named", ["tiny", "output/tiny"])
 def test_the_run_that_another_starts_from_is_deleted_once_that_has_all_of_its_weights(tiny, base, named):
-    """By its name or its folder; a checkpoint that is torn does not count."""
+    """The start run can be deleted once the run that starts from it has a complete checkpoint."""
     run = RunDir.named("second")
     run.path.mkdir()
     files.write_json(run.run_json, {"schema_version": 1, "run_id": "id", "name": "second"})
@@ -216,7 +216,7 @@ def test_the_run_that_another_starts_from_is_deleted_once_that_has_all_of_its_we
     ],
 )
 def test_a_run_that_is_read_at_every_start_is_not_deleted(tiny, base, section, why):
-    """Adapters and the reference of preferences: a checkpoint changes nothing."""
+    """A start run of adapters or of a preference reference cannot be deleted, since every start reads it."""
     run = RunDir.named("second")
     run.path.mkdir()
     files.write_json(run.run_json, {"schema_version": 1, "run_id": "id", "name": "second"})
@@ -238,7 +238,7 @@ def test_extends_takes_the_model_of_the_run(tiny, base, workspace):
 
 
 def test_a_run_with_adapters_needs_the_weights_at_every_start(tiny, base):
-    """Those of its first submit, which a newer checkpoint does not replace; gone, they are named."""
+    """A run with adapters reads the weights of its first submit at every start; missing ones are named."""
     config = starting(tiny, **{"lora.rank": 2})
     run = RunDir.named("second")
     run.path.mkdir()
@@ -257,7 +257,7 @@ def test_a_run_with_adapters_needs_the_weights_at_every_start(tiny, base):
 
 
 def test_new_rows_are_trained_beside_adapters_unless_said_otherwise(tiny, base):
-    """null is the ids that the weights do not have; a run that has a checkpoint keeps what it began with."""
+    """Adapters train the rows of new tokens by default; a run with a checkpoint keeps its setting."""
     rows = base_rows(base)
     grown = {"tokenizer.vocab_size": rows + 3}
     new = [rows, rows + 1, rows + 2]
@@ -274,7 +274,7 @@ def test_new_rows_are_trained_beside_adapters_unless_said_otherwise(tiny, base):
     assert with_new_tokens(starting(tiny, **grown)).lora is None
     run = RunDir.named("second")
     run.path.mkdir()
-    # A run that began when null meant none.
+    # A run from before null meant the new rows.
     files.write_text(run.config_yaml, to_yaml(starting(tiny, **{"lora.rank": 2}, **grown)))
     assert ids(**{"lora.rank": 2}, **grown) == new
     shutil.copytree(base.checkpoint(4), run.checkpoint(4))
@@ -286,7 +286,7 @@ def test_new_rows_are_trained_beside_adapters_unless_said_otherwise(tiny, base):
 
 
 def test_plan_and_form_count_the_new_rows(tiny, base):
-    """As the run that is submitted has them."""
+    """The plan and the form count the new rows as the submitted run has them."""
     rows = base_rows(base)
     grown = {"tokenizer.vocab_size": rows + 3, "lora.rank": 2}
     none = nb.plan(starting(tiny, **grown, **{"lora.trainable_token_indices": []}))
@@ -337,7 +337,7 @@ def test_a_folder_without_adapters_is_refused(tiny, base, workspace):
 
 
 def test_tokens_added_for_a_chat(tiny, base, tiny_data, workspace, monkeypatch):
-    """From the YAML to the ids of the data: the rows that are new, in the note and in the record."""
+    """Tokens added for a chat become new rows, in the note and in the record, with ids in the data."""
     shutil.copytree(tiny_data, workspace / "data")
     monkeypatch.setenv("NBTRAIN_DATA", str(workspace / "data"))
     known = read_manifest(tokenizer_dir("mock"))

@@ -1,10 +1,10 @@
-"""README.md of an exported model."""
+"""The README.md of an exported model."""
 
 from nbtrain.jobs.model_card import _source
 
 
 def test_a_source_is_one_row():
-    """Whatever its licence: text over several lines, or with the mark between cells."""
+    """A source takes one row of the table, also if its licence has several lines or the cell separator."""
     source = {"name": "wiki|en", "documents": 1200, "tokens": None, "licence": "CC BY\n4.0 | GFDL\n"}
     assert _source(source) == "| wiki/en | 1,200 |  | CC BY 4.0 / GFDL |"
     assert _source({"kind": "jsonl"}) == "| jsonl |  |  | not stated |"

@@ -1,4 +1,4 @@
-"""`nbtrain new`: a run YAML of at most 20 lines that prepare and plan take as it is."""
+"""The command `nbtrain new`: a run YAML of at most 20 lines that prepare and plan accept unchanged."""
 
 import json
 
@@ -21,7 +21,7 @@ WORDS = ["whale", "captain", "harpoon", "ocean", "ship", "crew", "storm", "sail"
 
 @pytest.fixture(autouse=True)
 def place(workspace, monkeypatch):
-    """An empty workspace on a machine with two quick cores; sea.txt, 300 kB."""
+    """Create an empty workspace on a machine with two fast cores, and sea.txt of 300 kB."""
     monkeypatch.chdir(workspace)
     monkeypatch.setattr("nbtrain.jobs.new_run.this_machine", lambda: MACHINE)
     monkeypatch.setattr(duration, "matmul_flops_per_core", lambda: 154e9)
@@ -58,7 +58,7 @@ def test_plain_text(place, capsys):
 
 
 def test_every_section_has_its_reason(place):
-    """Behind it, or on the line above; the shown object says where the YAML is."""
+    """Every section of the YAML has its reason next to it; the displayed object names the file."""
     made = nb.new("sea", "sea.txt", minutes=2, path="runs.yaml")
     lines = made.text.splitlines()
     for section in ("tokenizer", "model", "batch", "lr_schedule"):
@@ -71,7 +71,7 @@ def test_every_section_has_its_reason(place):
 
 
 def test_a_preset_on_gpus(place):
-    """Its size and batch, the layout that suits the GPUs, and a word on a text that is short for it."""
+    """A size sets model and batch, the layout suits the GPUs, and a short text gets a note."""
     made = nb.new("sea-4", "sea.txt", size="125M", gpus=4, gpu_type="A100-80GB")
     assert len(made.text.splitlines()) <= 20
     assert made.config.world_size == 4 and made.config.resources.gpu_type == "A100-80GB"
@@ -83,7 +83,7 @@ def test_a_preset_on_gpus(place):
 
 
 def test_conversations_become_a_fine_tuning(place, capsys):
-    """Of the demo without a run of one's own, otherwise of the run that was trained last, or of one named."""
+    """Conversations make a fine-tuning run of the demo, of the newest trained run, or of a named one."""
     talks(place / "talks.jsonl")
     made = nb.new("talk", "talks.jsonl")
     config = made.config
@@ -102,7 +102,7 @@ def test_conversations_become_a_fine_tuning(place, capsys):
     tuned = nb.new("talk-2", "talks.jsonl", init_from="sea").config
     assert (tuned.init_from, tuned.tokenizer.name, tuned.model) == ("sea", "sea", load("sea").model)
     assert tuned.lr_schedule.lr == load("sea").lr_schedule.lr / 2
-    # A run YAML that starts from a model of its own gives its start too.
+    # A run YAML that starts from another model passes that start on.
     (place / "start.yaml").write_text(f"{(place / 'talk.yaml').read_text()}")
     again = nb.new("talk-3", "talks.jsonl", init_from="start.yaml").config
     assert again.init_from == "gpt-tiny"
@@ -116,7 +116,7 @@ def test_conversations_become_a_fine_tuning(place, capsys):
 
 
 def test_what_is_too_short_writes_nothing(place, capsys):
-    """It is said with the numbers; the exit code is that of data."""
+    """A text that is too short writes nothing; the message has the numbers, the exit code is DataError's."""
     (place / "short.txt").write_text("Too short. " * 100)
     assert main(["new", "short", "--text", "short.txt"]) == 3
     assert "too short to train a model on" in capsys.readouterr().err
@@ -126,7 +126,7 @@ def test_what_is_too_short_writes_nothing(place, capsys):
 @pytest.mark.parametrize("verb", ["prepare", "plan", "submit", "check"])
 @pytest.mark.parametrize("name", ["my text.jsonl", "book.txt.gz", "tasks.json"])
 def test_a_text_in_place_of_a_run(place, capsys, verb, name):
-    """Each verb answers with the command that makes a run of it."""
+    """Each command that gets a text file instead of a run names the command that makes a run of it."""
     (place / name).write_text("[{}]")
     quoted = f"'{name}'" if " " in name else name
     assert main([verb, name]) == 2
@@ -134,7 +134,7 @@ def test_a_text_in_place_of_a_run(place, capsys, verb, name):
 
 
 def test_a_folder_in_place_of_a_run(place, capsys):
-    """It may hold text."""
+    """A folder instead of a run gets the same answer if it holds text."""
     (place / "texts").mkdir()
     assert main(["prepare", "texts"]) == 2
     assert "nbtrain new" not in capsys.readouterr().err
@@ -144,13 +144,13 @@ def test_a_folder_in_place_of_a_run(place, capsys):
 
 
 def test_names_of_files(place):
-    """As a run may be called."""
+    """The proposed name is valid for a run, whatever the file is called."""
     names = {"My Books.jsonl.gz": "my-books", "字.txt": "my-run", "a_b.txt": "a-b", "-x-.md": "x"}
     assert {name: name_for(place / name) for name in names} == names
 
 
 def test_check_names_what_prepare_would_fail_at(place, capsys):
-    """A file that is not there, and records of another kind with the source that reads them."""
+    """Check names what prepare would fail at: a missing file, or records that need another source kind."""
     talks(place / "talks.jsonl")
     run = "extends: gpt-tiny\nname: x\ndata: {{sources: [{{kind: jsonl, path: {}}}]}}\n"
     (place / "x.yaml").write_text(run.format("gone.jsonl"))

@@ -1,4 +1,4 @@
-"""What stops a run here, with numbers, kind and fix; machines are described, not needed."""
+"""Problems that prevent a run here, with numbers, kind and fix, on described machines."""
 
 import os
 import re
@@ -29,7 +29,7 @@ MACHINE = Machine(
     gpus=(),
 )
 
-# Another size or other text would have names of its own.
+# Another size or other text would have different names.
 NAMES = {"data.name": "mock", "tokenizer.name": "mock"}
 
 
@@ -38,12 +38,12 @@ def found(config, machine=MACHINE):
 
 
 def test_a_run_that_fits_has_no_problem(tiny):
-    """Prepared data, a CPU, room: nothing to say."""
+    """A run that fits has no problems."""
     assert preflight(tiny(), MACHINE) == []
 
 
 def test_missing_gpus_are_counted(tiny):
-    """A machine that does not suffice is a resource, with both numbers."""
+    """Missing GPUs are a shortage, reported with both numbers."""
     config = tiny(
         **{"resources.device": "gpu", "resources.gpus_per_node": 4, "parallel.data_parallel_size": 4}
     )
@@ -57,7 +57,7 @@ def test_missing_gpus_are_counted(tiny):
 
 
 def test_a_fault_that_no_rank_would_understand_is_refused(tiny):
-    """Before launch, with the place that set it."""
+    """A fault injection that no rank would understand is refused, with the place that set it."""
 
     def messages(text):
         problems = found(tiny(**{"backend.env": {"NBTRAIN_FAULTS": text}}))
@@ -75,14 +75,14 @@ def test_a_fault_that_no_rank_would_understand_is_refused(tiny):
 
 
 def test_hidden_gpus_are_explained(tiny, monkeypatch):
-    """CUDA_VISIBLE_DEVICES is named if it may be the reason."""
+    """CUDA_VISIBLE_DEVICES is named if it may hide the GPUs."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     [(_, message)] = found(tiny(**{"resources.device": "gpu"}))
     assert "box has 0 (CUDA_VISIBLE_DEVICES=)." in message
 
 
 def test_a_cut_model_is_trained(tiny):
-    """Nothing is missing for tensor ranks, a pipeline or Ulysses, on a machine that has the cores."""
+    """A sharded model (tensor, pipeline, Ulysses) has no problems on a machine with enough cores."""
     for layout in (
         {"parallel.tensor_parallel_size": 2, "parallel.sequence_parallel": True},
         {"parallel.pipeline_parallel_size": 2},
@@ -118,9 +118,9 @@ ON_GPU = {"resources.device": "gpu", "resources.gpus_per_node": 1}
     ],
 )
 def test_a_gpu_without_the_kernels(tiny, name, overrides, expected):
-    """Whatever resources.gpu_type says, the GPU that is there decides.
+    """The installed GPU decides whether it has kernels, whatever resources.gpu_type says.
 
-    One that no table knows is left to the rank.
+    A GPU that no table lists is left to the rank.
     """
     config = tiny(**ON_GPU, **overrides)
     assert found(config, replace(MACHINE, gpus=(Gpu(name, 16 * GIB),))) == [("resource", expected)]
@@ -129,7 +129,7 @@ def test_a_gpu_without_the_kernels(tiny, name, overrides, expected):
 
 
 def test_host_memory_beside_the_gpus(tiny):
-    """What offloading moves there is counted for all ranks together."""
+    """Host memory used by offloading is counted for all ranks together."""
     large = {"model.hidden_size": 4096, "model.num_layers": 24, "model.num_attention_heads": 32}
     offload = {"parallel.zero_stage": 3, "parallel.offload_optimizer.device": "cpu"}
     config = tiny(**ON_GPU, **large, **offload)
@@ -153,7 +153,7 @@ def host_memory(problems: list[tuple[str, str]]) -> list[str]:
 
 @pytest.fixture
 def tools(monkeypatch, tmp_path):
-    """Every tool is there, libaio's header too; a test takes away what it wants missing."""
+    """Provide every tool, including libaio's header; a test removes the one that it tests."""
     present = {"g++": True, "ninja": True, "nvcc": True, "gcc": True}
     for variable in (
         "CXX",
@@ -181,7 +181,7 @@ def tools(monkeypatch, tmp_path):
 
 @pytest.fixture
 def nvme(tmp_path, monkeypatch):
-    """A folder on a disk, and the settings that offload to it."""
+    """Create a folder on a disk and the settings that offload to it."""
     folder = tmp_path / "nvme"
     folder.mkdir()
     monkeypatch.setattr(tools_checks, "_file_system", lambda folder: "ext4")
@@ -233,7 +233,7 @@ def test_nvme_that_is_no_disk_of_this_machine(tiny, tools, nvme, monkeypatch, ki
 
 
 def test_a_local_dir_that_cannot_serve(tiny, tmp_path, monkeypatch):
-    """Inside the run directory, without the right to write, and too small for what is kept and written."""
+    """A local_dir inside the run directory, without write permission, or too small is refused."""
     assert found(tiny(**{"checkpoint.local_dir": f"{tmp_path}/{{host}}/new"})) == []
     inside = str(tools_checks.output_root() / "local")
     [(kind, message)] = found(tiny(**{"checkpoint.local_dir": inside}))
@@ -256,7 +256,7 @@ def test_a_local_dir_that_cannot_serve(tiny, tmp_path, monkeypatch):
 
 
 def test_checkpoints_of_this_run_make_room_for_its_new_ones(tiny, tmp_path, monkeypatch):
-    """They are replaced; those of tiny-large lie beside them, and stay."""
+    """This run's checkpoints, which will be replaced, count as free space; another run's do not."""
     usage = shutil.disk_usage("/")
     disk = tmp_path / "n"
     monkeypatch.setattr(
@@ -283,7 +283,7 @@ def test_checkpoints_of_this_run_make_room_for_its_new_ones(tiny, tmp_path, monk
 
 
 def test_nvme_without_room(tiny, tools, nvme, monkeypatch):
-    """The offloaded state of all ranks is counted."""
+    """NVMe offload without enough space is reported, counting the state of all ranks."""
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(
         tools_checks.shutil,
@@ -299,7 +299,7 @@ def test_nvme_without_room(tiny, tools, nvme, monkeypatch):
 
 
 def test_the_file_system_of_a_folder_is_that_of_the_deepest_mount(monkeypatch, tmp_path):
-    """Blanks in a mount point are octal; a folder whose name only begins with the point is not inside."""
+    """The deepest mount point above a folder determines its file system; octal escapes in it are decoded."""
     mounts = tmp_path / "mounts"
     inside = tmp_path / "a disk"
     inside.mkdir()
@@ -322,7 +322,7 @@ def test_the_file_system_of_a_folder_is_that_of_the_deepest_mount(monkeypatch, t
     ],
 )
 def test_nvme_needs_what_its_extension_is_built_with(tiny, tools, nvme, monkeypatch, gone, expected):
-    """DeepSpeed would say so after a minute of compiling, on every rank."""
+    """Tools that DeepSpeed's NVMe extension needs are checked before launch, not while it compiles."""
     tools[gone] = False
     if gone == "libaio.h":
         monkeypatch.setattr(tools_checks, "INCLUDE_FOLDERS", ())
@@ -344,7 +344,7 @@ def test_a_header_is_looked_for_where_the_compiler_is_told_to(tiny, tools, nvme,
 
 
 def test_ninja_beside_python_is_found(tiny, tools, nvme, tmp_path):
-    """pip puts it there; ranks are started with that folder's Python."""
+    """ninja is found in the folder of the Python that starts the ranks, where pip puts it."""
     tools["ninja"] = False
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "ninja").touch()
@@ -352,7 +352,7 @@ def test_ninja_beside_python_is_found(tiny, tools, nvme, tmp_path):
 
 
 def test_quantization_needs_cudas_compiler(tiny, tools, tmp_path, monkeypatch):
-    """Where torch looks for it: $CUDA_HOME, $CUDA_PATH, PATH, /usr/local/cuda; the first one decides."""
+    """nvcc is looked for where torch looks: $CUDA_HOME, $CUDA_PATH, PATH, /usr/local/cuda, in this order."""
     config = tiny(**ON_GPU, **{"parallel.zero_stage": 3, "parallel.zero_quantized_weights": True})
     machine = replace(MACHINE, gpus=(Gpu("NVIDIA H200", 141 * GIB),))
     assert found(config, machine) == []
@@ -373,7 +373,7 @@ def test_quantization_needs_cudas_compiler(tiny, tools, tmp_path, monkeypatch):
 
 
 def test_fpdt_needs_its_package(tiny, monkeypatch):
-    """Looked for without importing it: it would bring torch."""
+    """FPDT's package is checked without importing it, since that would import torch."""
     settings = {"parallel.fpdt_chunk_tokens": 16, "model.attention_dropout": 0.0, "precision.dtype": "bf16"}
     config = tiny(**ON_GPU, **settings)
     machine = replace(MACHINE, gpus=(Gpu("NVIDIA H200", 141 * GIB),))
@@ -386,7 +386,7 @@ def test_fpdt_needs_its_package(tiny, monkeypatch):
 
 
 def test_four_bits_need_their_package(tiny, monkeypatch):
-    """Looked for without importing it: it would bring torch."""
+    """The package for 4-bit quantization is checked without importing it, since that would import torch."""
     config = tiny(**{"lora.load_in_4bit": True, "init_from": "a-run"})
     monkeypatch.setattr(tools_checks.importlib.util, "find_spec", lambda name: None)
     [obstacle] = tools_checks.packages_are_there(config, MACHINE)
@@ -397,7 +397,7 @@ def test_four_bits_need_their_package(tiny, monkeypatch):
 
 
 def test_compile_for_gpus_needs_a_c_compiler(tiny, tools):
-    """Triton builds its launcher with it."""
+    """model.compile on GPUs needs a C compiler, with which Triton builds its launcher."""
     config = tiny(**ON_GPU, **{"model.compile": True})
     machine = replace(MACHINE, gpus=(Gpu("NVIDIA H200", 141 * GIB),))
     assert found(config, machine) == []
@@ -407,13 +407,13 @@ def test_compile_for_gpus_needs_a_c_compiler(tiny, tools):
 
 
 def test_a_ramp_is_trained(tiny):
-    """Nothing is missing for it."""
+    """A batch ramp has no problems."""
     ramp = {"start_batch_size": 2, "batch_size_increment": 2, "ramp_samples": 30}
     assert found(tiny(**{"batch.rampup": ramp})) == []
 
 
 def test_fp16_needs_the_instructions(tiny):
-    """fp16 products on a CPU without them are refused, with the CPU's name."""
+    """fp16 on a CPU without the instructions is refused, with the CPU's name."""
     [(kind, message)] = found(tiny(**{"precision.dtype": "fp16"}))
     assert kind == "resource"
     assert (
@@ -424,7 +424,7 @@ def test_fp16_needs_the_instructions(tiny):
 
 
 def test_memory_is_estimated(tiny):
-    """A model that cannot fit is reported by parts before it is started."""
+    """A model that cannot fit is reported by parts of memory before it is started."""
     config = tiny(**{"model.hidden_size": 4096, "model.num_layers": 24, "model.num_attention_heads": 32})
     message = next(message for kind, message in found(config) if "memory" in message)
     assert message.startswith("1 rank on box will need about ")
@@ -432,7 +432,7 @@ def test_memory_is_estimated(tiny):
 
 
 def test_a_disk_too_small_for_the_checkpoints(tiny, monkeypatch):
-    """Free bytes, number and size of checkpoints stand in the message."""
+    """A disk too small for the checkpoints is reported with free bytes and the checkpoints' size."""
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: usage._replace(free=3_000_000))
     [(kind, message)] = found(tiny())
@@ -445,7 +445,7 @@ def test_a_disk_too_small_for_the_checkpoints(tiny, monkeypatch):
 
 
 def test_an_output_without_permission(tiny, monkeypatch):
-    """access() is asked, because root may write anywhere."""
+    """An output directory without permission is refused, by access(), since root may write anywhere."""
     monkeypatch.setattr(checks.os, "access", lambda path, mode: False)
     [(kind, message)] = found(tiny())
     assert kind == "error"
@@ -456,7 +456,7 @@ def test_an_output_without_permission(tiny, monkeypatch):
 
 
 def test_an_output_on_a_read_only_disk(tiny, monkeypatch):
-    """The permissions are not at fault, and are not blamed."""
+    """An output directory on a read-only disk is reported as such, without blaming the permissions."""
     monkeypatch.setattr(checks, "is_read_only", lambda folder: True)
     [(kind, message)] = found(tiny())
     assert kind == "error"
@@ -468,7 +468,7 @@ def test_an_output_on_a_read_only_disk(tiny, monkeypatch):
 
 
 def test_an_output_root_that_is_a_file(tiny, workspace):
-    """NBTRAIN_OUTPUT names a file."""
+    """NBTRAIN_OUTPUT that names a file is refused."""
     (workspace / "output").write_text("a file")
     [(kind, message)] = found(tiny())
     assert (kind, message) == ("error", "output is a file, not a folder. Set NBTRAIN_OUTPUT to a folder.")
@@ -476,7 +476,7 @@ def test_an_output_root_that_is_a_file(tiny, workspace):
 
 @pytest.fixture
 def own_data(tiny_data, tmp_path, monkeypatch):
-    """A copy of the data home that may be damaged; ask for it after `tiny`."""
+    """Copy the data directory so that a test may damage it; request it after `tiny`."""
     folder = tmp_path / "data"
     shutil.copytree(tiny_data, folder)
     monkeypatch.setenv("NBTRAIN_DATA", str(folder))
@@ -484,7 +484,7 @@ def own_data(tiny_data, tmp_path, monkeypatch):
 
 
 def test_compile_without_a_compiler(tiny, monkeypatch):
-    """Refused before a job starts; $CXX counts if it is set."""
+    """Compilation without a compiler is refused before a job starts; $CXX counts if it is set."""
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(checks.shutil, "which", lambda name: None)
     [(kind, message)] = found(tiny(**{"model.compile": True}))
@@ -499,7 +499,7 @@ def test_compile_without_a_compiler(tiny, monkeypatch):
 
 
 def test_tasks_are_read_before_a_launch(tiny, tmp_path):
-    """A missing file, a bad line, more than there is, two of one name; nothing against good ones."""
+    """Evaluation tasks are read before launch: a missing file or a bad line is reported."""
     right = write_lines(tmp_path / "right.jsonl", MMLU)
     wrong = write_lines(tmp_path / "wrong.jsonl", [MMLU[0], {**MMLU[1], "answer": "E"}])
     twin = write_lines(tmp_path / "Right.jsonl", MMLU)
@@ -524,7 +524,7 @@ def test_tasks_are_read_before_a_launch(tiny, tmp_path):
 
 
 def test_missing_data(tiny, own_data):
-    """Nothing prepared: both halves are reported, with the command."""
+    """Without prepared data, tokenizer and dataset are both reported, with the command."""
     config = tiny(**{"batch.max_steps": 3})
     shutil.rmtree(own_data / "dataset")
     shutil.rmtree(own_data / "tokenizer")
@@ -538,7 +538,7 @@ def test_missing_data(tiny, own_data):
 
 
 def test_a_truncated_bin(tiny, own_data):
-    """A .bin shorter than its index counts."""
+    """A .bin shorter than its index is a problem."""
     config = tiny()
     path = own_data / "dataset/mock/text_document.bin"
     size = path.stat().st_size
@@ -550,16 +550,16 @@ def test_a_truncated_bin(tiny, own_data):
 
 
 def test_a_vocabulary_smaller_than_the_data(tiny, own_data):
-    """Ids above the model's vocabulary would index outside the embedding."""
+    """A vocabulary smaller than the data's ids is refused, since they would index outside the embedding."""
     config = tiny(**NAMES, **{"tokenizer.vocab_size": 300})
     problems = found(config)
     assert any("tokenizer.vocab_size = 300" in message for _, message in problems)
-    # Nothing is missing, and a prepare would make nothing.
+    # The data are complete, so prepare would do nothing.
     assert not any("nbtrain prepare" in message for _, message in problems)
 
 
 def test_data_of_other_settings(tiny, own_data):
-    """A run is not trained on text that its YAML does not ask for; names and weights may differ."""
+    """Data prepared with other settings than the YAML's are refused; names and weights may differ."""
     config = tiny(**NAMES, **{"data.sources.0.num_documents": 77, "data.sources.0.name": "other"})
     [(kind, message)] = found(config)
     assert kind == "data"
@@ -573,7 +573,7 @@ def test_data_of_other_settings(tiny, own_data):
 
 
 def test_missing_data_without_sources(tiny, own_data):
-    """No prepare makes it: a run that takes brought files is told to copy them."""
+    """A run without sources and data is told to copy the data, since prepare cannot make them."""
     shutil.rmtree(own_data / "dataset")
     [(kind, message)] = found(tiny(**{"data.sources": []}))
     assert kind == "data"
@@ -584,7 +584,7 @@ def test_missing_data_without_sources(tiny, own_data):
 
 
 def test_a_vocabulary_larger_than_the_dtype(tiny, own_data):
-    """uint16 tokens cannot hold a vocabulary of 70,000."""
+    """A vocabulary of 70,000 with data of uint16 tokens is refused."""
     config = tiny(**NAMES, **{"tokenizer.vocab_size": 70_000})
     [(kind, message)] = found(config)
     assert kind == "data"
@@ -592,7 +592,7 @@ def test_a_vocabulary_larger_than_the_dtype(tiny, own_data):
 
 
 def test_another_tokenizer_than_the_data(tiny, own_data):
-    """Data encoded with one tokenizer and a run that names another: ids would mean other text."""
+    """Data encoded with another tokenizer than the run's are refused, since the ids would mean other text."""
     import json
 
     config = tiny()

@@ -1,9 +1,9 @@
-"""The whole chain with the real trainer: a run that is interrupted in every way equals one that is not.
+"""The whole chain with the real trainer: an interrupted run equals an uninterrupted one.
 
-Both runs have dropout, accumulation, two ranks and ZeRO 1. Every step leaves its loss and gradient norm as
-float hex (NBTRAIN_TRACE); a step that was made again after a restart must repeat them bit for bit.
+Both runs have dropout, accumulation, two ranks and ZeRO 1. Every step records its loss and gradient norm as
+float hex (NBTRAIN_TRACE); a step repeated after a restart must be the same bit for bit.
 
-One run goes through three jobs here. The tests marked `soak` take each kind of job by itself.
+One run goes through three jobs here. The tests marked `soak` test each kind of job separately.
 """
 
 import os
@@ -36,7 +36,7 @@ SETTINGS = {
 
 
 def trace(run: RunDir) -> dict[int, set[tuple[str, str]]]:
-    """{step: every (loss, grad norm) that any job of the run has written}."""
+    """Return {step: every (loss, grad norm) that any job of the run has written}."""
     steps: dict[int, set[tuple[str, str]]] = {}
     for job_id in run.job_ids():
         for event in read_events(run.job(job_id)):
@@ -50,10 +50,10 @@ def last_step(run: RunDir) -> int:
 
 
 def test_the_life_of_a_run(tiny, tiny_data, workspace, fork_server, wait_until):
-    """Orphaned, ended by a limit and trained to its end: steps, weights and optimizer state are the same.
+    """A run that was orphaned, stopped by a limit and then finished equals an uninterrupted run bit for bit.
 
-    They are compared with ranks that were never interrupted, had no supervisor, and measured before and
-    evaluated after the training.
+    Steps, weights and optimizer state are compared. The other run was never interrupted, had no supervisor,
+    measured before the training and evaluated after it.
     """
     straight = launch.make_run(workspace, SETTINGS, "straight", str(workspace / "tiny.yaml"))
     forked = launch.ForkedRuns(fork_server, tiny_data)
@@ -77,7 +77,7 @@ def test_the_life_of_a_run(tiny, tiny_data, workspace, fork_server, wait_until):
 
     orphaned = submit(tiny(name="cut", **SETTINGS))
     run = orphaned.run
-    # Early: the stop saves, and the run must not come to its end before the kill.
+    # Early: the stop saves, and the run must not finish before the kill.
     wait_until(lambda: last_step(run) >= 3, "step 3")
     os.kill(JobRecord.read(orphaned.job_json).supervisor.pid, signal.SIGKILL)
     wait_until(lambda: read_state(orphaned, time.time())[0] == "LOST", "LOST")
@@ -103,7 +103,7 @@ def test_the_life_of_a_run(tiny, tiny_data, workspace, fork_server, wait_until):
 
 @pytest.mark.soak
 def test_interrupted_in_every_way_is_bitwise_the_same(tiny, wait_until):
-    """kill -9 of a rank, kill -9 of the supervisor, a cancel: the same curve, weights and optimizer state."""
+    """Killing a rank, killing the supervisor and cancelling leave the curve and the weights bit-exact."""
     straight = submit(tiny(name="straight", **SETTINGS))
     assert control.wait(straight, 800)[0] == "SUCCEEDED", straight.log(0, 0).read_text()
     expected = trace(straight.run)
@@ -146,7 +146,7 @@ def test_interrupted_in_every_way_is_bitwise_the_same(tiny, wait_until):
 
 @pytest.mark.soak
 def test_a_job_ends_itself_by_its_limits(tiny):
-    """At a step that the interval divides, and once it is too old: saved, with a cause, and resumed."""
+    """A job ends by its limits of steps and time: saved, with a cause, ready to resume."""
     first = submit(tiny(**{"batch.exit_interval_steps": 3}))
     assert control.wait(first, 800) == (
         "CANCELLED",
@@ -165,7 +165,7 @@ def test_a_job_ends_itself_by_its_limits(tiny):
 
 @pytest.mark.soak
 def test_a_perf_run_measures_and_leaves_no_checkpoint(tiny):
-    """No evaluation, no test; the summary has the figures without the warm-up, and mode=full trains."""
+    """mode=perf leaves no checkpoint and reports metrics without warm-up; mode=full trains afterwards."""
     job = submit(tiny(mode="perf"))
     assert control.wait(job, 800) == ("SUCCEEDED", "all steps are measured, none is saved: 10 steps")
     assert job.run.checkpoint_steps() == []
@@ -183,7 +183,7 @@ def test_a_perf_run_measures_and_leaves_no_checkpoint(tiny):
 
 @pytest.mark.soak
 def test_an_evaluation_reports_the_losses_of_the_training(tiny):
-    """The newest checkpoint has exactly the losses of the training's end; more may be trained after it."""
+    """An evaluation of the newest checkpoint reports the training's final losses; training may continue."""
     trained = submit(tiny())
     assert control.wait(trained, 800)[0] == "SUCCEEDED"
     run = trained.run
@@ -203,7 +203,7 @@ def test_an_evaluation_reports_the_losses_of_the_training(tiny):
 
 
 def same_losses_at(step: int, trained: JobDir, evaluated: JobDir) -> None:
-    """The job that evaluates reports one loss of each kind: the last one of the job that trained."""
+    """Check that the evaluating job reports one loss of each kind, equal to the last one of the training."""
     for kind in ("validation", "test"):
         before, after = (
             [event for event in read_events(job) if event["kind"] == kind] for job in (trained, evaluated)
@@ -216,6 +216,6 @@ def last_saved(run: RunDir) -> int:
 
 
 def optimizer_hashes(run: RunDir) -> dict[str, str]:
-    """sha256 of the files that hold fp32 masters and moments, at the last step."""
+    """Return the sha256 of the files that hold fp32 master weights and moments, at the last step."""
     manifest = files.read_json(run.checkpoint_manifest(STEPS))
     return {name: entry["sha256"] for name, entry in manifest["files"].items() if "optim_states" in name}

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.root
 
 @pytest.fixture
 def small_disk(root, tmp_path):
-    """A disk of 2 MiB."""
+    """Mount a disk of 2 MiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = subprocess.run(
@@ -35,7 +35,7 @@ def small_disk(root, tmp_path):
 
 
 def test_the_reserve_is_room_for_last_words(small_disk):
-    """On a disk that is filled to the last block a record can still be written, and no file is left."""
+    """The reserve file leaves space for a final record on a full disk, and is not left behind."""
     reserve = Reserve(small_disk, "rank")
     with pytest.raises(OSError), (small_disk / "ballast").open("wb", buffering=0) as stream:
         while True:
@@ -50,12 +50,12 @@ def test_the_reserve_is_room_for_last_words(small_disk):
 
 @pytest.mark.slow
 def test_a_full_disk_is_reported(fake, start, small_disk, monkeypatch):
-    """The disk fills while the run trains: FAILED, with the disk as the cause, and every record is whole."""
+    """A disk that fills during training ends in FAILED, with that cause and complete records."""
     from nbtrain.jobs import submit as submitting
 
     config = fake([{"step": 7, "do": "fill"}], steps=1000, backend={"disk_wait_seconds": 0.5})
     monkeypatch.setenv("NBTRAIN_OUTPUT", str(small_disk))
-    # The plan would rightly refuse 2 MiB; it is the fill during the run that is looked at.
+    # The plan would rightly refuse 2 MiB; this test is about a disk that fills during the run.
     monkeypatch.setattr(submitting, "preflight", lambda config: [])
     job = start(config)
     state, cause = control.wait(job, 800)
@@ -74,7 +74,7 @@ def test_a_full_disk_is_reported(fake, start, small_disk, monkeypatch):
 
 @pytest.fixture
 def turns_read_only(root, tmp_path):
-    """A folder, and a function that has whoever opens a file in it from then on find it read-only."""
+    """Return a folder, and a function that makes it read-only for every file opened from then on."""
     folder, mounts = tmp_path / "output", []
     folder.mkdir()
 
@@ -97,7 +97,7 @@ def turns_read_only(root, tmp_path):
 
 @pytest.mark.slow
 def test_output_turned_read_only_is_reported(fake, start, turns_read_only, wait_until, monkeypatch, tmp_path):
-    """The ranks fail, no record of it can be written, and the supervisor says why all the same."""
+    """If the output turns read-only, no rank leaves a record and the supervisor still names the cause."""
     folder, turn, turn_back = turns_read_only
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
@@ -113,7 +113,7 @@ def test_output_turned_read_only_is_reported(fake, start, turns_read_only, wait_
         "the run directory is on a read-only disk; a rank left no record of its end",
     )
     assert JobRecord.read(job.job_json).state == "RUNNING"
-    # Writable again, the run goes on from its checkpoint as ever.
+    # Writable again, the run resumes from its checkpoint as usual.
     turn_back()
     assert read_state(job, time.time()) == (state, cause)
     second = start(fake(steps=max(job.run.checkpoint_steps()) + 2))
@@ -123,7 +123,7 @@ def test_output_turned_read_only_is_reported(fake, start, turns_read_only, wait_
 
 @pytest.fixture
 def memory_group(root):
-    """A memory cgroup of 400 MiB below this process's own, by whichever version the kernel has."""
+    """Create a memory cgroup of 400 MiB below this process's own, by whichever version the kernel has."""
     own = cgroup_file("memory", "memory.max", "memory.limit_in_bytes")
     if own is None:
         pytest.skip("no memory cgroup is visible here")
@@ -141,7 +141,7 @@ def memory_group(root):
 
 @pytest.mark.slow
 def test_out_of_memory_is_no_plain_kill(fake, memory_group, workspace, tiny_data):
-    """If the kernel's out-of-memory killer ended a rank, the cause says memory, not "killed by somebody"."""
+    """A rank ended by the kernel's out-of-memory killer is reported as out of memory, not as killed."""
     config = fake([{"step": 3, "do": "devour"}], steps=1000, backend={"max_restarts": 0})
     fake_rank = str(Path(__file__).parent / "fake_rank.py")
     script = (
@@ -155,7 +155,7 @@ def test_out_of_memory_is_no_plain_kill(fake, memory_group, workspace, tiny_data
 
     yaml = workspace / "resolved.yaml"
     yaml.write_text(to_yaml(config))
-    # What is measured is the kill, so torchrun's own import of torch must fit beside the rank.
+    # The kill is measured, so torchrun's own import of torch must fit next to the rank.
     answer = subprocess.run(
         [sys.executable, "-c", script, str(memory_group), str(yaml), fake_rank],
         capture_output=True,
@@ -164,11 +164,10 @@ def test_out_of_memory_is_no_plain_kill(fake, memory_group, workspace, tiny_data
     )
     job = RunDir.named(config.name).job(answer.stdout.strip())
     state, cause = control.wait(job, 800)
-    # Cancelling what has ended waits for its supervisor to be gone, and with it the last process in the
-    # cgroup.
+    # Cancelling an ended job waits for its supervisor to exit, which is the last process in the cgroup.
     assert control.cancel(job) == (state, cause)
     assert state == "FAILED"
-    # By its log, where that may be read, else by the cgroup's count.
+    # The evidence is the kernel log, where it may be read, else the cgroup's count.
     cause = re.sub(r"its log names process \d+", "counted by its cgroup", cause)
     assert cause == (
         "rank 0 was killed: out of host memory: the kernel ended it (SIGKILL, counted by its cgroup; at most "

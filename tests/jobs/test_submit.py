@@ -1,4 +1,4 @@
-"""What submit, resume and clone find under the output root, and what they do; no process is started."""
+"""Submit, resume and clone on what is in the output directory; no process is started."""
 
 import errno
 import os
@@ -39,7 +39,7 @@ from nbtrain.monitor.runs import list_runs, runs_table, summary_of
 
 @pytest.fixture(autouse=True)
 def no_supervisor(monkeypatch):
-    """Everything is written, nothing is started: the test's process stands for the supervisor."""
+    """Write everything but start nothing: the test's process plays the supervisor."""
 
     def become_the_supervisor(backend, job):
         record = JobRecord.read(job.job_json)
@@ -50,7 +50,7 @@ def no_supervisor(monkeypatch):
 
 
 def end(job, state="SUCCEEDED", step=0):
-    """The job's end, and a heartbeat at `step`."""
+    """Write the job's end and a heartbeat at `step`."""
     record = JobRecord.read(job.job_json)
     record.state, record.cause, record.ended_at = state, "it ended", time.time()
     record.write(job.job_json)
@@ -61,7 +61,7 @@ def end(job, state="SUCCEEDED", step=0):
 
 
 def test_a_new_run_is_written_down(tiny):
-    """run.json, config.yaml, plan.json, and the job's job.json, environment.json and deepspeed.json."""
+    """A new run gets run.json, config.yaml and plan.json, and its job three JSON files."""
     config = tiny(**{"backend.env": {"HOME_MADE": "1"}})
     job = submit(config)
     run = job.run
@@ -87,7 +87,7 @@ def test_a_new_run_is_written_down(tiny):
 
 
 def test_an_active_run_gives_its_job(tiny, caplog):
-    """Submitted twice: the same job, and a changed setting is said to be ignored."""
+    """Submitting an active run returns its job, and a changed setting is reported as ignored."""
     job = submit(tiny())
     assert submit(tiny()).job_id == job.job_id
     assert caplog.records == []
@@ -98,7 +98,7 @@ def test_an_active_run_gives_its_job(tiny, caplog):
 
 
 def test_a_setting_of_the_run_that_the_next_submission_does_not_name_is_no_change(tiny, caplog):
-    """It was an override; now it has its default again, which nobody has typed."""
+    """An override that the next submission omits is not reported as a change, since it was not typed."""
     job = submit(tiny(**{"batch.max_steps": 5, "labels.team": "nlp"}))
     assert submit(tiny()).job_id == job.job_id
     assert caplog.messages == []
@@ -108,7 +108,7 @@ def test_a_setting_of_the_run_that_the_next_submission_does_not_name_is_no_chang
 
 @pytest.mark.parametrize("state", ["FAILED", "CANCELLED"])
 def test_an_ended_run_is_resumed_as_a_new_job(tiny, state, caplog):
-    """The same run id, a new job that sorts after the old one, and what changed reported as an event."""
+    """Resuming an ended run makes a new job with the same run id, and records what changed as an event."""
     job = submit(tiny())
     end(job, state, step=5)
     second = submit(tiny(**{"batch.train_tokens": 2560, "logging.log_interval_steps": 1}))
@@ -127,7 +127,7 @@ def test_an_ended_run_is_resumed_as_a_new_job(tiny, state, caplog):
 
 
 def test_the_next_job_keeps_the_priority_that_the_queue_was_told(tiny):
-    """By resume and by submit, from job to job, until backend.priority is given anew."""
+    """The next job keeps the priority that the queue was given, until backend.priority is set again."""
     job = submit(tiny())
     end(job, "CANCELLED")
     assert asked_priority(job) is None
@@ -184,7 +184,7 @@ def test_a_label_of_the_command_line_is_its_text(tiny):
 
 
 def test_a_password_stands_in_the_configuration_alone(tiny):
-    """config.yaml says what the run YAML says; no other file of a run does."""
+    """A password appears in config.yaml, as in the run YAML, and in no other file of a run."""
     end(submit(tiny()), "FAILED", step=5)
     second = submit(tiny(**{"backend.env": {"HTTPS_PROXY": "http://me:s3cret@proxy:8"}}))
     events = [event for event in read_events(second) if event["kind"] == "config"]
@@ -199,7 +199,7 @@ def test_a_password_stands_in_the_configuration_alone(tiny):
 
 
 def test_a_clock_that_is_ahead_blocks_no_run(tiny, caplog):
-    """A job that a machine with a wrong year has numbered: the next one comes after it, with a warning."""
+    """A job numbered by a clock in the future does not block the run: the next one sorts after it."""
     job = submit(tiny())
     end(job, "FAILED")
     job.path.rename(job.path.with_name("20991231-235959-abcd"))
@@ -213,7 +213,7 @@ def test_a_clock_that_is_ahead_blocks_no_run(tiny, caplog):
 
 
 def test_a_submission_that_was_cut_off_is_submitted_anew(tiny):
-    """Killed before its supervisor started: nobody holds the run's lock, as a submission in progress does."""
+    """A submission killed before its supervisor started is submitted again, since its lock is free."""
     job = submit(tiny())
     record = JobRecord.read(job.job_json)
     record.state, record.supervisor = "QUEUED", None
@@ -234,7 +234,7 @@ def test_a_submission_that_was_cut_off_is_submitted_anew(tiny):
 
 
 def test_a_job_that_is_not_heard_of_is_joined_with_a_warning(tiny, caplog):
-    """Its supervisor is on another host, or in a container that is gone."""
+    """A job with a silent supervisor on another host is joined with a warning."""
     job = submit(tiny())
     record = JobRecord.read(job.job_json)
     record.supervisor = ProcessIdentity(7, 1, "its boot", "other")
@@ -248,7 +248,7 @@ def test_a_job_that_is_not_heard_of_is_joined_with_a_warning(tiny, caplog):
 
 
 def test_a_longer_run_stretches_its_decay(tiny):
-    """More tokens with lr_decay_tokens null move the learning rate: a warning, once there is a checkpoint."""
+    """Training longer with lr_decay_tokens null changes the learning rate, and a warning says so."""
     job = submit(tiny())
     end(job, "CANCELLED", step=5)
     job.run.checkpoint(5).mkdir(parents=True)
@@ -264,7 +264,7 @@ def test_a_longer_run_stretches_its_decay(tiny):
 
 
 def test_no_whole_checkpoint_is_refused_before_launch(tiny):
-    """As the ranks would refuse it, with every reason, the newest first; a measurement reads none."""
+    """A run without a complete checkpoint is refused with every reason; a measurement needs none."""
     job = submit(tiny())
     end(job, "FAILED", step=8)
     for step, manifest in ((4, "{"), (8, None)):
@@ -283,7 +283,7 @@ def test_no_whole_checkpoint_is_refused_before_launch(tiny):
 
 
 def test_the_command_line_fails_where_settings_are_not_applied(tiny, workspace, capsys):
-    """A script must see that the active run is not the one it asked for; asked for as it is, it is joined."""
+    """The command fails if the active run has other settings; the same settings join it."""
     job = submit(tiny())
     yaml = str(workspace / "tiny.yaml")
     assert cli.main(["submit", yaml]) == 0
@@ -298,7 +298,7 @@ def test_the_command_line_fails_where_settings_are_not_applied(tiny, workspace, 
 
 
 def test_less_than_what_is_done_is_refused(tiny):
-    """A limit before the newest checkpoint would train nothing: refused with both steps."""
+    """A limit before the newest checkpoint is refused with both steps, since it would train nothing."""
     job = submit(tiny())
     end(job, "CANCELLED", step=5)
     job.run.checkpoint(5).mkdir(parents=True)
@@ -314,7 +314,7 @@ def test_less_than_what_is_done_is_refused(tiny):
 
 @pytest.mark.parametrize("reached, loss", [(5, 4.5), (7, None)])
 def test_a_resumed_job_without_an_attempt_is_at_its_checkpoint(tiny, reached, loss):
-    """While it waits in the queue and after it was cancelled there; the loss is that of step 5 or unknown."""
+    """A resumed job in the queue is at its checkpoint's step, also after it was cancelled there."""
     before = submit(tiny())
     end(before, "LOST")
     beat = Heartbeat(0, 0, ProcessIdentity.of(os.getpid()), time.time(), reached, "train", time.time())
@@ -341,7 +341,7 @@ def test_a_resumed_job_without_an_attempt_is_at_its_checkpoint(tiny, reached, lo
 
 
 def test_perf_is_not_measured_within_a_training(tiny):
-    """It would begin at the checkpoint, and leave its scalars among the training's."""
+    """mode=perf is refused for a trained run, since its metrics would mix with the training's."""
     job = submit(tiny())
     end(job, "CANCELLED", step=5)
     job.run.checkpoint(5).mkdir(parents=True)
@@ -367,7 +367,7 @@ def trained_then_evaluated(tiny, step):
 
 
 def test_to_go_on_after_an_evaluation_is_to_train(tiny, caplog):
-    """The mode was that of one job: said, and reported as a change of the new job."""
+    """Resuming after an evaluation trains, and reports the changed mode."""
     caplog.set_level("INFO", "nbtrain")
     run = trained_then_evaluated(tiny, 4)
     third = resume(run)
@@ -400,7 +400,7 @@ def test_after_an_evaluation_of_all_steps_more_must_be_asked_for(tiny):
 
 
 def test_a_run_that_is_finished_and_evaluated_is_still_finished(tiny):
-    """Submitted again it is refused, or opened by a notebook; evaluated again it may be."""
+    """An evaluated finished run is still finished: submitted again it is refused, or opened by a notebook."""
     run = trained_then_evaluated(tiny, 10)
     before = run.job_ids()
     with pytest.raises(SubmitError) as refused:
@@ -418,7 +418,7 @@ def test_a_run_that_is_finished_and_evaluated_is_still_finished(tiny):
 
 
 def test_a_finished_run_that_was_resumed_with_other_settings_is_opened_by_a_notebook(tiny):
-    """By the settings of each of its jobs; settings that it was never trained with are refused."""
+    """A notebook opens a finished run with the settings of any of its jobs; other settings are refused."""
     run = trained_then_evaluated(tiny, 10)
     resume(run, ["batch.train_tokens=1536"])
     end(run.newest_job(), step=12)
@@ -438,7 +438,7 @@ def test_a_run_that_is_evaluated_before_its_end_is_trained_on_by_submit(tiny):
 
 
 def test_a_run_keeps_its_name_on_resume(tiny):
-    """Under another one `nbtrain cancel` would not find it; its own name may be given."""
+    """A resume under another name is refused, because `nbtrain cancel` would not find the run."""
     job = submit(tiny())
     end(job, "CANCELLED")
     with pytest.raises(ConfigError) as refused:
@@ -456,7 +456,7 @@ def test_a_clone_of_an_evaluated_run_trains(tiny):
 
 
 def test_after_a_measurement_the_mode_must_be_said(tiny):
-    """It may mean to measure again or to train, hours long: refused with both lines."""
+    """A resume after a measurement must set the mode: it may mean measuring again or training."""
     job = submit(tiny(mode="perf"))
     end(job)
     with pytest.raises(SubmitError) as refused:
@@ -472,7 +472,7 @@ def test_after_a_measurement_the_mode_must_be_said(tiny):
 
 
 def test_a_checkpoint_on_the_nodes_alone_is_one_to_evaluate_and_none_to_measure_over(tiny):
-    """The trainer looks for it there; whether it is found is said by the job."""
+    """A checkpoint that is only on the nodes' disks can be evaluated, and forbids a measurement."""
     job = submit(tiny())
     end(job, "FAILED")
     LocalSaves([LocalSave(4, "id4", ["a"], job.job_id, 0, 0.0)]).keep(job.run)
@@ -492,7 +492,7 @@ def test_an_evaluation_needs_a_checkpoint(tiny):
 
 
 def test_data_made_anew_is_refused(tiny):
-    """The checkpoint's sample order belongs to the dataset it was trained on: refused before a job starts."""
+    """Resuming on data prepared again is refused, since the checkpoint's sample order depends on them."""
     job = submit(tiny())
     end(job, "CANCELLED", step=5)
     job.run.checkpoint(5).mkdir(parents=True)
@@ -515,7 +515,7 @@ def test_data_made_anew_is_refused(tiny):
 
 
 def test_a_submission_that_the_disk_does_not_take_leaves_no_job(tiny, monkeypatch):
-    """Its folder would count as a job that is being submitted, which nothing could cancel or delete."""
+    """A submission that fails on a full disk leaves no job folder, which could never be cancelled."""
 
     def full(record, path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -529,7 +529,7 @@ def test_a_submission_that_the_disk_does_not_take_leaves_no_job(tiny, monkeypatc
 
 
 def test_a_lost_run_is_resumed(tiny):
-    """A job whose supervisor is gone counts as ended."""
+    """A job whose supervisor is gone counts as ended, and its run is resumed."""
     job = submit(tiny())
     record = JobRecord.read(job.job_json)
     record.supervisor.start_ticks += 1
@@ -538,7 +538,7 @@ def test_a_lost_run_is_resumed(tiny):
 
 
 def test_a_finished_run_is_refused(tiny):
-    """SUCCEEDED: the message names resume with more tokens, and clone; resume wants more to train."""
+    """A finished run is refused, and the message names resume with more tokens, and clone."""
     job = submit(tiny())
     end(job, step=10)
     with pytest.raises(SubmitError) as refused:
@@ -559,7 +559,7 @@ def test_a_finished_run_is_refused(tiny):
 
 
 def test_a_notebook_opens_a_finished_run_with_its_own_settings_only(tiny):
-    """Run again, its cell shows the run; other settings, the backend's too, are refused as by submit."""
+    """A notebook run again shows the finished run; other settings, also of the backend, are refused."""
     job = submit(tiny())
     end(job, step=10)
     assert nb.launch(tiny()).job.job_id == job.job_id
@@ -572,7 +572,7 @@ def test_a_notebook_opens_a_finished_run_with_its_own_settings_only(tiny):
 
 
 def test_an_active_run_is_not_joined_from_another_backend(tiny):
-    """Notebook 06 with backend slurm would wait for the job of this machine; a dry run shows the script."""
+    """An active run is not joined by a submission to another backend; a dry run still shows the script."""
     job = submit(tiny())
     elsewhere = tiny(**{"backend.kind": "slurm"})
     said = (
@@ -591,7 +591,7 @@ def test_an_active_run_is_not_joined_from_another_backend(tiny):
 
 
 def test_a_launch_explains_a_shortage_and_refuses_a_mistake(tiny, monkeypatch):
-    """A batch job's notebook ends well without the devices; a mistake beside that is an error."""
+    """nb.launch explains a shortage of devices without an error; a mistake next to it is an error."""
     problems = [shortage("the run needs 8 GPUs.", "")]
     for module in ("preflight", "submit"):
         monkeypatch.setattr(f"nbtrain.jobs.{module}.preflight", lambda config: problems)
@@ -604,7 +604,7 @@ def test_a_launch_explains_a_shortage_and_refuses_a_mistake(tiny, monkeypatch):
 
 
 def test_a_finished_trial_names_its_own_limit(tiny):
-    """After batch.max_steps the way on is to take it away."""
+    """A run that ended at batch.max_steps is continued by removing that limit."""
     job = submit(tiny(**{"batch.max_steps": 2}))
     end(job, step=2)
     with pytest.raises(SubmitError, match=r"`nbtrain resume tiny batch.max_steps=null`"):
@@ -613,9 +613,9 @@ def test_a_finished_trial_names_its_own_limit(tiny):
 
 
 def test_another_training_is_refused_by_name(tiny):
-    """Architecture, tokenizer and data are bound by what was trained; each is reported with its place.
+    """A change of architecture, tokenizer or data of a trained run is refused, each with its place.
 
-    The layout is not.
+    The layout may change.
     """
     job = submit(tiny())
     end(job, "FAILED", step=5)
@@ -643,7 +643,7 @@ def test_another_training_is_refused_by_name(tiny):
 
 
 def test_before_the_first_step_everything_may_change(tiny):
-    """A run that failed before it trained is bound to nothing."""
+    """A run that failed before its first step may change in everything."""
     job = submit(tiny())
     end(job, "FAILED")
     second = submit(tiny(**{"model.num_layers": 4}))
@@ -651,7 +651,7 @@ def test_before_the_first_step_everything_may_change(tiny):
 
 
 def test_changes_are_fields(tiny):
-    """One change for a field, with free-form mappings as one value."""
+    """Changes are listed by field, with free-form mappings as one value."""
     changes = changes_between(tiny(), tiny(**{"backend.env": {"A": "1"}, "model.compile": True}))
     assert [(change.key, change.before, change.now, change.bound) for change in changes] == [
         ("model.compile", False, True, False),
@@ -660,7 +660,7 @@ def test_changes_are_fields(tiny):
 
 
 def test_the_layout_is_free(tiny):
-    """A checkpoint loads into any layout: nothing of `parallel`, and no micro batch, makes another run."""
+    """Layout and micro batch may change, since a checkpoint loads into any layout."""
     other = {
         "parallel.data_parallel_size": 2,
         "parallel.tensor_parallel_size": 2,
@@ -674,7 +674,7 @@ def test_the_layout_is_free(tiny):
 
 
 def test_weights_of_packed_sources_are_bound(tiny):
-    """They decide the order of packed data; for a stream they are refused."""
+    """Weights of packed sources may not change, because they decide the order of the data."""
 
     def run(*weights):
         sources = [{"kind": "alpaca", "path": "tasks.json", "weight": weight} for weight in weights]
@@ -689,7 +689,7 @@ def test_weights_of_packed_sources_are_bound(tiny):
 
 
 def test_packing_by_default_is_the_packing_that_it_stands_for(tiny):
-    """null with fine-tuning sources is best_fit: to write it out changes nothing, another packing does."""
+    """Writing out the default packing is not a change; choosing another packing is."""
     data = {"data.sources": [{"kind": "alpaca", "path": "tasks.json"}]}
     default, written = tiny(**data), tiny(**data, **{"data.packing": "best_fit"})
     assert changes_between(default, written) == []
@@ -698,7 +698,7 @@ def test_packing_by_default_is_the_packing_that_it_stands_for(tiny):
 
 
 def test_a_foreign_folder_is_refused(tiny):
-    """A folder with other content is not touched, and is named with what it holds."""
+    """A folder with foreign content is not touched, and the message lists what it holds."""
     run = RunDir.named("tiny")
     run.path.mkdir(parents=True)
     (run.path / "thesis.tex").write_text("precious")
@@ -712,7 +712,7 @@ def test_a_foreign_folder_is_refused(tiny):
 
 
 def test_a_run_that_another_process_is_making_is_not_foreign(workspace, monkeypatch):
-    """Its first file is half written, or comes between two looks."""
+    """A run that another process is creating, with a half-written or late first file, is not foreign."""
     run = RunDir.named("tiny")
     run.path.mkdir(parents=True)
     (run.path / ".run.json.50234721.tmp").write_text("{")
@@ -725,7 +725,7 @@ def test_a_run_that_another_process_is_making_is_not_foreign(workspace, monkeypa
 
 
 def test_the_folder_of_another_run_is_refused(tiny):
-    """A run directory under another name: how to resume or clone it is said."""
+    """A run directory under another run's name is refused with the commands to resume or clone it."""
     job = submit(tiny())
     end(job, "FAILED", step=3)
     job.run.path.rename(job.run.path.with_name("renamed"))
@@ -739,13 +739,13 @@ def test_the_folder_of_another_run_is_refused(tiny):
 
 
 def test_executed_notebooks_do_not_make_a_folder_foreign(tiny):
-    """papermill writes output/<run>/notebooks/ before anything is submitted."""
+    """Notebooks that papermill wrote before a submission do not make the run directory foreign."""
     (RunDir.named("tiny").notebooks).mkdir(parents=True)
     assert submit(tiny()).run.exists()
 
 
 def test_every_problem_is_reported_at_once(tiny, monkeypatch):
-    """SubmitError lists what preflight found; nothing is written."""
+    """SubmitError lists every problem that preflight found, and nothing is written."""
     monkeypatch.setenv("NBTRAIN_DATA", str(RunDir.named("tiny").path.parent / "nowhere"))
     with pytest.raises(SubmitError) as refused:
         submit(tiny(**{"resources.device": "gpu", "resources.gpus_per_node": 1}))
@@ -760,7 +760,7 @@ def test_every_problem_is_reported_at_once(tiny, monkeypatch):
 
 
 def test_clone_makes_a_run_with_a_parent(tiny):
-    """A clone is a run directory of its own that names its parent.
+    """A clone is a separate run directory that names its parent.
 
     Submitted, it trains from the beginning.
     """
@@ -801,7 +801,7 @@ def test_a_clone_that_the_disk_does_not_take_leaves_its_name_free(tiny, monkeypa
 
 
 def test_a_clone_has_the_labels_that_are_shown(tiny):
-    """Those of the submission with the changes made since then; what the clone is given comes first."""
+    """A clone has the submission's labels with later changes; labels passed to clone come first."""
     given = {
         "labels": {"team": "nlp", "stage": "trial", "owner": "ann"},
         "backend.kubernetes.labels": {"cost": "7"},
@@ -813,7 +813,7 @@ def test_a_clone_has_the_labels_that_are_shown(tiny):
 
 
 def test_resume_of_nothing(workspace):
-    """A run that is not there cannot be resumed or cloned."""
+    """A run that does not exist cannot be resumed or cloned."""
     with pytest.raises(
         SubmitError, match=r"output/none: there is no run to resume. `nbtrain runs` lists 0 runs"
     ):
@@ -823,7 +823,7 @@ def test_resume_of_nothing(workspace):
 
 
 def test_runs_are_listed_newest_first(tiny):
-    """`nbtrain runs`: state, step, cause; an empty root says how to start."""
+    """`nbtrain runs` lists state, step and cause, newest first; an empty directory says how to start."""
     assert runs_table(list_runs()).startswith("No runs under ")
     first = submit(tiny(name="first"))
     end(first, "FAILED", step=5)
@@ -841,7 +841,7 @@ def test_runs_are_listed_newest_first(tiny):
 
 
 def test_an_unreadable_identity_is_refused(tiny):
-    """A run.json that is no JSON is not overwritten."""
+    """A run.json that is not JSON is refused and not overwritten."""
     run = RunDir.named("tiny")
     run.path.mkdir(parents=True)
     run.run_json.write_text("{")
@@ -857,7 +857,7 @@ def test_rules_come_before_everything(tiny, workspace):
 
 
 def test_a_finished_run_that_is_submitted_changed_says_what_differs(tiny):
-    """The refusal names each field; the same run again has none."""
+    """The refusal of a finished run lists each changed field; an unchanged one lists none."""
     end(submit(tiny()), step=10)
     with pytest.raises(SubmitError) as refused:
         submit(tiny(**{"batch.train_tokens": 2560, "model.seed": 7}))
@@ -875,7 +875,7 @@ def test_a_finished_run_that_is_submitted_changed_says_what_differs(tiny):
 
 
 def test_the_commands_for_a_finished_run_carry_its_changes(tiny):
-    """Typed as they stand, they make what was asked for: lists, texts with blanks and null too."""
+    """The commands in the refusal of a finished run make the requested changes when typed unchanged."""
     end(job := submit(tiny(**{"batch.max_steps": 5})), step=5)
     changed = {
         "lr_schedule.lr": 1e-4,
@@ -896,7 +896,7 @@ def test_the_commands_for_a_finished_run_carry_its_changes(tiny):
 
 
 def test_a_paused_run_that_is_submitted_changed_says_what_differs(tiny, workspace, capsys):
-    """Nothing starts and nothing ends, in Python as in the shell; each way on is a command."""
+    """A changed submission of a paused run starts and ends nothing, and each way to continue is a command."""
     ask_pause(job := submit(tiny()), True)
     for start in (submit, nb.submit, nb.launch):
         with pytest.raises(SubmitError) as refused:
@@ -923,7 +923,7 @@ def test_a_paused_run_that_is_submitted_changed_says_what_differs(tiny, workspac
 
 
 def test_a_paused_job_is_not_ended_for_one_that_could_not_start(tiny, monkeypatch):
-    """What speaks against the new job is found before the paused one is cancelled for it."""
+    """A paused job is not cancelled for a new job that cannot start."""
     ask_pause(job := submit(tiny()), True)
     found = [mistake("./typo.sh is no program.", "Correct notify.command.")]
     monkeypatch.setattr("nbtrain.jobs.submit.preflight", lambda config: found)
@@ -939,7 +939,7 @@ def test_a_paused_job_is_not_ended_for_one_that_could_not_start(tiny, monkeypatc
 
 
 def test_a_dry_run_says_why_this_machine_would_not_take_the_run(tiny):
-    """As submit says it: two machines are not one."""
+    """A dry run gives submit's reason why this machine cannot run it."""
     over = {"resources.nodes": 2, "parallel.data_parallel_size": 2, "batch.global_batch_size": 8}
     said = str(nb.launch(tiny(**over), dry_run=True))
     assert "tiny was not launched: this machine does not suffice.\n" in said
@@ -950,7 +950,7 @@ def test_a_dry_run_says_why_this_machine_would_not_take_the_run(tiny):
 
 
 def test_a_finished_trial_is_trained_on_by_as_much_as_was_typed(tiny):
-    """Its advice is the rest of the training only if nothing else was asked for."""
+    """The advice after a trial is the requested number of steps, or the rest of the training."""
     end(submit(tiny(**{"batch.max_steps": 4})), step=4)
     for asked, advised in ((8, "8"), (4, "null"), (2, "null")):
         with pytest.raises(SubmitError, match=rf"`nbtrain resume tiny batch\.max_steps={advised}`"):
@@ -965,7 +965,7 @@ def test_the_place_of_a_default_is_no_line_of_its_section(tiny):
 
 @pytest.mark.parametrize("state", ["RUNNING", "SUCCEEDED"])
 def test_a_quicker_submission_is_joined(tiny, monkeypatch, caplog, state):
-    """While one submission is checked another one starts the run, and may even end: there is one job."""
+    """A submission that another one overtakes while it is checked joins that one's job."""
     others = []
 
     def meanwhile(config):
@@ -1009,7 +1009,7 @@ print(submit(config).job_id)
 
 @pytest.mark.slow
 def test_two_processes_that_submit_at_once_get_one_job(tiny, workspace):
-    """Both are loaded before either begins; the test's process stands for the supervisor."""
+    """Two processes that submit at once get one job."""
     tiny()
     command = [sys.executable, "-c", RACER, str(workspace / "tiny.yaml")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

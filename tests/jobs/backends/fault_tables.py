@@ -1,9 +1,10 @@
-"""What the fault tables of the backends share: a scene in which a run suffers a fault, the rows, the runner.
+"""Shared parts of the backends' fault tables: a scene in which a run suffers a fault, the rows, the runner.
 
     tables = Tables("faults-hosts.md", "tests.jobs...", FAULTS, ...); sys.exit(tables.main(sys.argv[1:]))
 
-Each fault is made in a process of its own, several at once, for most of the time they wait. It says how the
-job must end; one that ends otherwise is reported as failed, and its rows stay as they were.
+Each fault runs in a separate process, several at once, because they are idle most of the time. A fault states
+how the job must end. A job that ends differently is reported as failed, and its rows in the page are not
+changed.
 """
 
 import contextlib
@@ -40,30 +41,30 @@ EVIDENCE = REPOSITORY / "docs" / "evidence"
 END = "<!-- end -->"
 PATIENCE_SECONDS = 900.0
 STEP_SECONDS = 0.2
-# A rank that is asked to save between two steps saves there; else at most so many steps are made again.
+# A rank that is asked to save between two steps saves there; otherwise at most this many steps are repeated.
 SAVE_EVERY = 5
 RANKS = 4
 WRITING = threading.Lock()
 
 
 class Impossible(Exception):
-    """The fault cannot be made on this machine; its rows stay as they were."""
+    """Raised when the fault cannot be produced on this machine; its rows in the page are not changed."""
 
 
 @dataclass
 class Scene:
-    """A job of 2 x 2 ranks, and what happens to it."""
+    """A job of 2 x 2 ranks and the fault that happens to it."""
 
     defaults: dict[str, Any] = field(default_factory=dict)
-    """Settings of every run: where it runs."""
+    """Settings of every run, such as the backend it is submitted to."""
     seen: list[tuple[str, str]] = field(default_factory=list)
-    """Every state with its cause, as `nbtrain status` would have said them."""
+    """Every state with its cause, as `nbtrain status` would have printed them."""
     fault_at: float | None = None
     job: JobDir | None = None
-    """None if nothing was started."""
+    """The submitted job; None if nothing was started."""
 
     def submit(self, steps: int = 60, fake: bool = True, **settings: Any) -> JobDir:
-        """Submit the run; with the fake rank, or with the real trainer."""
+        """Submit the run with the fake rank or with the real trainer."""
         env = {"FAKE_STEPS": str(steps), "FAKE_STEP_SECONDS": str(STEP_SECONDS), "OMP_NUM_THREADS": "1"}
         env |= {"FAKE_FAULTS": "[]", "FAKE_SAVE_EVERY": str(SAVE_EVERY), "NBTRAIN_TRACE": "1"}
         given = {
@@ -89,13 +90,13 @@ class Scene:
 
     @property
     def step(self) -> int:
-        """Of rank 0."""
+        """Step of rank 0 in the current attempt, 0 before its first heartbeat."""
         assert self.job is not None
         beat = Heartbeat.read(self.job.heartbeat(0))
         return beat.step if beat and beat.attempt == self.record.attempt else 0
 
     def status(self) -> tuple[str, str]:
-        """What a user reads; every change is kept."""
+        """Return the state and cause that a user reads, and record every change of state."""
         assert self.job is not None
         state, cause = status_of(self.job)
         if not self.seen or self.seen[-1][0] != state:
@@ -103,7 +104,7 @@ class Scene:
         return state, cause or ""
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
-        """The first true value; the state is looked at meanwhile."""
+        """Wait until `condition` returns a true value and return it, recording the job's states meanwhile."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             self.status()
@@ -116,21 +117,21 @@ class Scene:
         self.until(lambda: self.step >= step, f"step {step}")
 
     def until_state(self, *states: str) -> str:
-        """The cause."""
+        """Wait until the job is in one of the states and return its cause."""
         self.until(lambda: self.status()[0] in states, " or ".join(states))
         return self.status()[1]
 
     def end(self) -> tuple[str, str]:
-        """Wait for the end of the job."""
+        """Wait until the job ends and return its state and cause."""
         self.until(lambda: self.status()[0] not in ACTIVE, "the end")
         return self.status()
 
     def fault(self) -> None:
-        """Now."""
+        """Record the current time as the time of the fault."""
         self.fault_at = time.time()
 
     def rank_failed(self, rank: int) -> None:
-        """The fault is the end of this rank in the first attempt."""
+        """Take the end of this rank in the first attempt as the time of the fault."""
         assert self.job is not None
         end = ExitRecord.read(self.job.exit_record(rank, 0))
         self.fault_at = end.time if end else None
@@ -141,11 +142,11 @@ class Scene:
 
     @property
     def bad_states(self) -> set[str]:
-        """In which a job is not that goes on by itself."""
+        """States among those seen from which a job does not recover by itself."""
         return {LOST, FAILED, CANCELLED} & set(self.states)
 
     def seconds(self) -> str:
-        """From the fault until ranks train again."""
+        """Return the seconds from the fault until ranks train again, "" if they never do."""
         again = [one.running_at for one in self.record.attempts if one.running_at]
         later = [at for at in again if self.fault_at and at > self.fault_at]
         return f"{later[0] - self.fault_at:.0f}" if later and self.fault_at else ""
@@ -153,26 +154,26 @@ class Scene:
 
 @dataclass
 class Row:
-    """What a fault's test has found."""
+    """The results of one fault, as the page shows them."""
 
     reads: str
-    """The words that a user reads first."""
+    """The message that a user reads first."""
     seconds: str
-    """From the fault until ranks train again; "" if they do not by themselves."""
+    """Seconds from the fault until ranks train again; "" if they do not by themselves."""
     after: str
-    """What happened then."""
+    """What happened after the fault, in a sentence."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A row of the table and what makes it: it makes its job and the fault, and checks what must hold."""
+    """A row of the table and the function that submits its job, causes the fault and checks the outcome."""
 
     title: str
     make: Callable[[Any], Row]
 
 
 def trace(run: RunDir) -> dict[int, set[tuple[str, str]]]:
-    """{step: every (loss, grad norm) that any job of the run has written}."""
+    """Return {step: every (loss, grad norm) that any job of the run has written}."""
     steps: dict[int, set[tuple[str, str]]] = {}
     for job_id in run.job_ids():
         for event in read_events(run.job(job_id)):
@@ -188,17 +189,17 @@ class Tables:
     page: str
     """Name of the page in docs/evidence."""
     module: str
-    """Of the faults, as `python -m` takes it."""
+    """Module that defines the faults, as `python -m` names it."""
     faults: Mapping[str, Fault]
     scene: Callable[[], contextlib.AbstractContextManager[Scene]]
-    """Makes what a run is submitted to."""
+    """Context manager that sets up the hosts or cluster that a run is submitted to."""
     missing: Callable[[], str]
-    """Why there can be no scene here; "" if there can."""
+    """Return the reason why no scene can be set up here, "" if one can."""
     engine_head: str = ""
-    """Head of the column with the engine's own code; "" if there is no engine."""
+    """Head of the column with the scheduler's own exit code; "" if there is no scheduler."""
     engine_code: Callable[[Any, JobDir], str] = lambda scene, job: ""
     plain: Callable[[str], str] = str
-    """Takes out of a row what is another value each time."""
+    """Remove from a row whatever differs from one run of the table to the next."""
     at_once: int = 3
 
     @property
@@ -210,7 +211,7 @@ class Tables:
         return f"<!-- exit codes: python -m {self.module} -->"
 
     def main(self, arguments: list[str]) -> int:
-        """All faults, or those that are named; the exit code."""
+        """Run the named faults, or all of them, and return the exit code."""
         if arguments[:1] == ["--one"]:
             return self.suffer(arguments[1], Path(arguments[2]))
         if why := self.missing():
@@ -231,7 +232,7 @@ class Tables:
         return min(len(failed), 1)
 
     def _apart(self, name: str, data: str) -> int:
-        """One fault in a process of its own; its rows are written here."""
+        """Run one fault in a separate process and write its rows to the page."""
         command = [sys.executable, "-m", self.module, "--one", name, data]
         answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
         print(answer.stdout, flush=True)
@@ -242,7 +243,7 @@ class Tables:
         return answer.returncode
 
     def suffer(self, name: str, data: Path) -> int:
-        """Make one fault happen; 0 if all went as it must, with its rows printed; 2 if it cannot be."""
+        """Run one fault and print its rows. Return 0 on success, 1 on failure, 2 if it is impossible."""
         fault, began = self.faults[name], time.monotonic()
         with self.scene() as scene, _place(name, data) as workspace:
             try:
@@ -255,7 +256,7 @@ class Tables:
                 print(f"{name}: FAILED after {time.monotonic() - began:.0f} s; {scene.seen}; {workspace}")
                 return 1
             codes = self._codes(fault, scene)
-        # Now that the scene is gone, no agent on a lost machine writes its last samples any more.
+        # Now that the scene is closed, no agent on a lost machine writes its last samples any more.
         shutil.rmtree(workspace)
         print(f"{name}: {time.monotonic() - began:.0f} s, {' '.join(scene.states)}")
         words = row.reads.replace(f"{workspace}/", "").replace("|", "\\|")
@@ -265,7 +266,7 @@ class Tables:
         return 0
 
     def _codes(self, fault: Fault, scene: Scene) -> str:
-        """How the first attempt ended, for each layer that has a code of its own."""
+        """Return how the first attempt ended in each layer that has its own exit code."""
         if scene.job is None:
             cells = ["not started", "not started", "none", "nothing was written, 6"]
         else:
@@ -288,7 +289,7 @@ class Tables:
         return f"| {' | '.join([fault.title, *cells])} |"
 
     def write(self, begin: str, rows: dict[str, str]) -> None:
-        """Replace these rows; the others stay."""
+        """Replace these rows of the page and keep the others."""
         heads = ["fault", "what the user reads", "seconds to running again", "after it"]
         if begin == self.codes_begin:
             engine = [self.engine_head] if self.engine_head else []
@@ -315,7 +316,7 @@ def _span(ranks: list[int]) -> str:
 
 @contextlib.contextmanager
 def _place(name: str, data: Path) -> Iterator[Path]:
-    """A workspace with a blank in its name."""
+    """Create a workspace with a space in its name."""
     folder = Path(tempfile.mkdtemp(prefix=f"fault {name} "))
     (folder / "tiny.yaml").write_text(TINY)
     with environment({"NBTRAIN_WORKSPACE": str(folder), "NBTRAIN_DATA": str(data)}):
@@ -324,7 +325,7 @@ def _place(name: str, data: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """These variables meanwhile, and the output root below the workspace."""
+    """Set these environment variables in the context, with the output directory inside the workspace."""
     before = {key: os.environ.get(key) for key in (*variables, "NBTRAIN_OUTPUT")}
     os.environ.update(variables)
     os.environ.pop("NBTRAIN_OUTPUT", None)
@@ -338,5 +339,5 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def plain_times(text: str) -> str:
-    """With one date in place of every other."""
+    """Replace every date by the same fixed date."""
     return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "2026-01-01 12:00:00", text)

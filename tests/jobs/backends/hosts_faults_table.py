@@ -1,8 +1,8 @@
-"""Makes each fault happen to a run of 2 x 2 ranks on two hosts by ssh; writes docs/evidence/faults-hosts.md.
+"""Cause each fault in a run of 2 x 2 ranks on two ssh hosts; writes docs/evidence/faults-hosts.md.
 
-    python -m tests.jobs.backends.hosts_faults_table [NAME ...]     only these faults; the other rows stay
+    python -m tests.jobs.backends.hosts_faults_table [NAME ...]     run only these faults; keep the other rows
 
-`make soak` runs it as the part `hosts`. Each fault has a pair of hosts of its own.
+`make soak` runs it as the part `hosts`. Each fault has a separate pair of hosts.
 """
 
 import contextlib
@@ -39,9 +39,9 @@ from tests.jobs.backends import fault_tables
 from tests.jobs.backends.fault_tables import Fault, Impossible, Row, Tables, plain_times, trace
 from tests.jobs.conftest import FAKE_RANK
 
-# Of a rank that stands still, for the trainer on a busy machine.
+# Heartbeat limit for a stopped rank, long enough for the trainer on a busy machine.
 HANG_SECONDS = 40
-# A hosts' fault with the trainer: this rank is on the second host.
+# In faults of the real trainer on two hosts, this rank is on the second host.
 FAR_RANK = 3
 FOREIGN = """\
 import os, sys, time
@@ -53,7 +53,7 @@ while True:
 
 
 class Scene(fault_tables.Scene):
-    """A job that runs on two hosts, and what happens to it."""
+    """A job that runs on two hosts and the fault that happens to it."""
 
     def __init__(self, pair: HostPair):
         settings = {"hosts": list(NAMES), "ssh_config": str(pair.ssh_config)}
@@ -68,7 +68,7 @@ class Scene(fault_tables.Scene):
         self.pair = pair
 
     def fails(self, **settings: Any) -> str:
-        """The first problem for which the run is not started; nothing is written."""
+        """Return the first problem for which the run is refused, and check that nothing was written."""
         try:
             self.submit(**settings)
         except SubmitError as error:
@@ -79,12 +79,12 @@ class Scene(fault_tables.Scene):
         return problem
 
     def causes(self) -> list[str]:
-        """Why each attempt ended."""
+        """Return why each attempt ended."""
         return [one.cause or "" for one in self.record.attempts]
 
 
 def ordered(do: str, step: int = 12, **more: Any) -> dict[str, str]:
-    """A fault of the real trainer, in a rank of the second host."""
+    """Return the environment that orders a fault of the real trainer in a rank of the second host."""
     order = {"rank": FAR_RANK, "attempt": 0, "step": step, "do": do, **more}
     return {"NBTRAIN_FAULTS": json.dumps([order])}
 
@@ -93,7 +93,7 @@ def ordered(do: str, step: int = 12, **more: Any) -> dict[str, str]:
 
 
 def rank_killed(scene: Scene) -> Row:
-    """Restarted by the same agents."""
+    """Kill a rank: the same agents restart it."""
     order = [{"rank": FAR_RANK, "attempt": 0, "step": 12, "do": "kill", "signal": 9}]
     job = scene.submit(40, env={"FAKE_FAULTS": json.dumps(order)})
     scene.until_step(5)
@@ -107,7 +107,7 @@ def rank_killed(scene: Scene) -> Row:
 
 
 def rank_hangs(scene: Scene) -> Row:
-    """The rank that the others wait for is named, with the line it stood at."""
+    """Stop a rank that the others wait for: it is named, with the line where it stopped."""
     job = scene.submit(
         24, fake=False, env=ordered("sleep"), **{"backend.heartbeat_timeout_seconds": HANG_SECONDS}
     )
@@ -123,7 +123,7 @@ def rank_hangs(scene: Scene) -> Row:
 
 
 def loss_is_nan(scene: Scene) -> Row:
-    """A rollback that a rank of the other host asks for."""
+    """Make the loss NaN: a rank on the second host requests a rollback."""
     job = scene.submit(24, fake=False, env=ordered("nan"), **{"stability.on_nan": "rollback"})
     assert scene.end()[0] == SUCCEEDED, scene.seen
     [rollback] = files.read_json(job.run.rollbacks_json)
@@ -135,7 +135,7 @@ def loss_is_nan(scene: Scene) -> Row:
 
 
 def disk_full(scene: Scene) -> Row:
-    """The error of a full disk, in a rank of the other host."""
+    """Raise the error of a full disk in a rank of the second host."""
     scene.submit(24, fake=False, env=ordered("full"))
     assert scene.end()[0] == SUCCEEDED, scene.seen
     scene.rank_failed(FAR_RANK)
@@ -145,7 +145,7 @@ def disk_full(scene: Scene) -> Row:
 
 
 def out_of_memory(scene: Scene) -> Row:
-    """The kernel of the other host kills a rank; its agent reads the counters of its control group."""
+    """Have the second host's kernel kill a rank for memory, which its agent reads from a control group."""
     with little_memory(scene):
         scene.submit(24, fake=False, env=ordered("memory"))
         assert scene.end()[0] == SUCCEEDED, scene.seen
@@ -160,7 +160,7 @@ def out_of_memory(scene: Scene) -> Row:
 
 @contextlib.contextmanager
 def little_memory(scene: Scene) -> Iterator[None]:
-    """The second host has 3 GiB. Raises Impossible without a control group for memory."""
+    """Limit the second host to 3 GiB of memory. Raises Impossible without a control group for memory."""
     own = cgroup_file("memory", "memory.max", "memory.limit_in_bytes")
     if own is None:
         raise Impossible("no control group for memory is visible here")
@@ -172,7 +172,7 @@ def little_memory(scene: Scene) -> Iterator[None]:
         raise Impossible(f"control groups cannot be made here: {error}") from error
     root = Path("/sys/fs/cgroup")
     seen.mkdir()
-    # A network namespace has a /sys of its own, without control groups.
+    # A network namespace has a separate /sys, without control groups.
     subprocess.run(["mount", "--rbind", str(root), str(seen)], check=True)
     try:
         scene.pair.kill_host("hostb")
@@ -189,7 +189,7 @@ def little_memory(scene: Scene) -> Iterator[None]:
 
 
 def host_killed(scene: Scene) -> Row:
-    """Each attempt names it until it is back."""
+    """Kill a host for a while: each attempt names it until it is back."""
     scene.submit(300)
     scene.until_step(20)
     scene.fault()
@@ -207,9 +207,9 @@ def host_killed(scene: Scene) -> Row:
 
 
 def host_lost(scene: Scene) -> Row:
-    """With the trainer, which goes on with half of the ranks: the same steps, samples and losses."""
+    """Lose a host under the real trainer: half of the ranks repeat the same steps and losses."""
     steps = 24
-    # Another number of ranks draws other dropout.
+    # A different number of ranks draws different dropout masks.
     plain = {"model.hidden_dropout": 0.0}
     straight = scene.submit(steps, fake=False, name="straight", **plain)
     assert scene.end()[0] == SUCCEEDED, scene.seen
@@ -220,7 +220,7 @@ def host_lost(scene: Scene) -> Row:
     scene.pair.kill_host("hostb")
     assert scene.end()[0] == SUCCEEDED, scene.seen
     assert not scene.bad_states
-    # The ranks here lose their peers before the agent is missed: then the order to end is not answered.
+    # The ranks here lose their peers before the agent is missed; then the order to end gets no answer.
     assert scene.causes()[0].startswith("node hostb is gone: nothing was heard of its agent for ")
     first, last = scene.record.attempts[0], scene.record.attempts[-1]
     assert (first.world_size, first.nodes, last.world_size, last.nodes) == (4, 2, 2, 1)
@@ -231,7 +231,7 @@ def host_lost(scene: Scene) -> Row:
 
 
 def differs(found: dict[int, set[tuple[str, str]]], expected: dict[int, set[tuple[str, str]]]) -> None:
-    """The same steps; losses but for the order of additions."""
+    """Assert the same steps, and losses that differ only by the order of additions."""
     assert found.keys() == expected.keys()
     for step, values in expected.items():
         [(loss, _)] = values
@@ -241,7 +241,7 @@ def differs(found: dict[int, set[tuple[str, str]]], expected: dict[int, set[tupl
 
 
 def first_host_lost(scene: Scene) -> Row:
-    """The machine with rank 0; it is taken again by the first restart after it is back."""
+    """Lose the host of rank 0; the first restart after it is back uses it again."""
     job = scene.submit(400, **{"backend.elastic": True})
     scene.until_step(20)
     scene.fault()
@@ -253,7 +253,7 @@ def first_host_lost(scene: Scene) -> Row:
     scene.pair.wait_for("hosta")
     reached = scene.step
     scene.until_step(reached + 5)
-    # Nobody stops a run to make it larger; the next restart does.
+    # A run is never stopped to make it larger; the next restart uses the host.
     os.kill(rank_process("hostb", job.job_id), signal.SIGKILL)
     scene.until(lambda: scene.record.world_size == 4 and scene.status()[0] == RUNNING, "all ranks")
     assert [NodeRecord.read(job.node(node)).host for node in range(2)] == ["hosta", "hostb"]
@@ -266,7 +266,7 @@ def first_host_lost(scene: Scene) -> Row:
 
 
 def rank_process(host: str, job_id: str) -> int:
-    """Of this machine's processes, one rank of the job on that host."""
+    """Return the process on this machine that is one rank of the job on that host."""
     for pid, (variables, command) in end_job.marked(job_id).items():
         if FAKE_RANK.encode() in command and b"rank_wrapper" not in command and b"RANK=0" in variables:
             return pid
@@ -274,7 +274,7 @@ def rank_process(host: str, job_id: str) -> int:
 
 
 def link_down(scene: Scene) -> Row:
-    """With the trainer, whose ranks wait for each other over the network."""
+    """Cut the network link under the real trainer, whose ranks wait for each other."""
     limits = {
         "backend.heartbeat_timeout_seconds": HANG_SECONDS,
         "backend.hosts.server_alive_interval_seconds": 3,
@@ -291,7 +291,7 @@ def link_down(scene: Scene) -> Row:
     assert scene.record.attempts[-1].resumed_from_step > 0 and not scene.bad_states
     causes, seconds = scene.causes(), scene.seconds()
     assert causes[0].startswith(f"no progress for {HANG_SECONDS} s: all ranks wait in "), causes
-    # In one call, or in two if one rank's had ended.
+    # All ranks in one call, or in two calls if one rank's call had ended.
     assert "the network between hosta, hostb may be down" in causes[0], causes
     cancel(job, now=True)
     return Row(
@@ -303,7 +303,7 @@ def link_down(scene: Scene) -> Row:
 
 
 def supervisor_killed(scene: Scene) -> Row:
-    """The agents' ranks have not ended when the run is resumed: they do before the next job starts."""
+    """Kill the supervisor and resume: the old job's ranks end before the next job starts its own."""
     job = scene.submit(100_000)
     scene.until_step(20)
     os.kill(scene.record.supervisor.pid, signal.SIGKILL)
@@ -325,7 +325,7 @@ def _env(job: Any) -> dict[str, str]:
 
 
 def cancelled_beside_another(scene: Scene) -> Row:
-    """A job of DeepSpeed's own launcher on the same hosts, which knows nothing of nbtrain."""
+    """Cancel a job next to a job of DeepSpeed's own launcher, unknown to nbtrain, on the same hosts."""
     with foreign_job(scene) as alive:
         scene.submit(100_000)
         scene.until_step(10)
@@ -342,7 +342,7 @@ def cancelled_beside_another(scene: Scene) -> Row:
 
 @contextlib.contextmanager
 def foreign_job(scene: Scene) -> Iterator[Callable[[], list[float]]]:
-    """What is yielded says when each of its two ranks was last alive."""
+    """Start a job without nbtrain and yield a function that returns when its ranks were last alive."""
     folder = scene.pair.folder / "foreign"
     folder.mkdir()
     (folder / "hostfile").write_text("".join(f"{name} slots=1\n" for name in NAMES))
@@ -382,7 +382,7 @@ def foreign_job(scene: Scene) -> Iterator[Callable[[], list[float]]]:
 
 
 def by_mpirun(scene: Scene) -> Row:
-    """The other launcher: a rank is killed, restarted, and the job is cancelled."""
+    """Use the OpenMPI launcher: a rank is killed and restarted, then the job is cancelled."""
     if shutil.which("mpirun") is None:
         raise Impossible("mpirun is not installed (Debian: openmpi-bin)")
     order = [{"rank": FAR_RANK, "attempt": 0, "step": 12, "do": "kill", "signal": 9}]
@@ -404,20 +404,20 @@ def by_mpirun(scene: Scene) -> Row:
 
 
 def wrong_hostfile(scene: Scene) -> Row:
-    """A line that is no machine."""
+    """Submit with a hostfile line that does not name a machine."""
     (Path(os.environ["NBTRAIN_WORKSPACE"]) / "machines").write_text("hosta slots=2\nhostb slot=2\n")
     words = scene.fails(**{"backend.hosts.hosts": [], "backend.hosts.hostfile": "machines"})
     return refused(words, "machines:2: 'hostb slot=2' is no machine")
 
 
 def unknown_name(scene: Scene) -> Row:
-    """hostc is in no configuration."""
+    """Submit to hostc, which no configuration defines."""
     words = scene.fails(**{"backend.hosts.hosts": ["hosta", "hostc"]})
     return refused(words, "hostc is a name that nothing here resolves")
 
 
 def wrong_key(said: str, **changes: str) -> Callable[[Scene], Row]:
-    """A user's key, or a host's, that does not fit."""
+    """Submit with a user key or a host key that does not match."""
 
     def make(scene: Scene) -> Row:
         config = scene.pair.config_with(**changes)
@@ -427,14 +427,14 @@ def wrong_key(said: str, **changes: str) -> Callable[[Scene], Row]:
 
 
 def host_is_off(scene: Scene) -> Row:
-    """Switched off before the run is submitted, with its network."""
+    """Switch a host and its network off before the run is submitted."""
     scene.pair.kill_host("hostb")
     scene.pair.link("hostb", up=False)
     return refused(scene.fails(), "hostb does not answer")
 
 
 def other_version(scene: Scene) -> Row:
-    """hostb has another torch: a folder that only it sees lies over the package's metadata."""
+    """Give hostb another torch version, in a folder that shadows the package's metadata there."""
     metadata = next(Path(torch.__file__).parent.parent.glob("torch-*.dist-info"))
     other = scene.pair.folder / "other"
     shutil.copytree(metadata, other)
@@ -449,9 +449,9 @@ def other_version(scene: Scene) -> Row:
 
 
 def refused(words: str, expected: str) -> Row:
-    """Before anything starts."""
+    """Return the row of a run that is refused before anything starts."""
     assert expected in words, words
-    # The fix alone is of interest beside the words; where the run names its hosts is another place each time.
+    # Only the fix matters next to the message; the place where the run names its hosts differs each time.
     said = re.sub(r"^.*?(?=machines:2|host[abc] )", "", words)
     return Row(said, "not started", "no machine was asked to start anything, and nothing was written")
 
@@ -488,7 +488,7 @@ FAULTS = {
 
 @contextlib.contextmanager
 def on_two_hosts() -> Iterator[Scene]:
-    """A pair of its own for each fault."""
+    """Provide a separate pair of hosts for each fault."""
     folder = Path(tempfile.mkdtemp(prefix="hosts-"))
     pair = HostPair(folder)
     with contextlib.ExitStack() as stack:
@@ -500,14 +500,14 @@ def on_two_hosts() -> Iterator[Scene]:
 
 
 def end_supervisor(scene: Scene) -> None:
-    """Of a fault that went wrong: without its hosts it would go on asking for them."""
+    """End the supervisor of a failed test, which would otherwise keep asking for hosts that are gone."""
     record = JobRecord.read(scene.job.job_json) if scene.job else None
     if record and record.supervisor and record.supervisor.alive():
         os.kill(record.supervisor.pid, signal.SIGKILL)
 
 
 def plain(text: str) -> str:
-    """Without process numbers."""
+    """Remove process numbers."""
     text = re.sub(r"/[^ `]*/ssh_config-", "ssh_config-", text)
     return plain_times(re.sub(r"\(pid \d+\)", "(pid 1234)", text))
 

@@ -1,4 +1,4 @@
-"""A backend is chosen by name, and whoever acts on a job goes through it."""
+"""A backend is chosen by name, and every action on a job goes through it."""
 
 import sys
 import time
@@ -18,7 +18,7 @@ from nbtrain.jobs.refusals import active_job
 
 
 class Elsewhere:
-    """A backend whose jobs run nowhere: what it is asked is noted."""
+    """A backend whose jobs run nowhere; it records its calls."""
 
     capabilities = Capabilities(save=False, stop_in_order=False)
 
@@ -62,7 +62,7 @@ def job(workspace):
 
 
 def test_a_job_is_asked_through_its_backend(job, elsewhere):
-    """Its state, logs and events too; a backend that cannot stop in order is asked to kill."""
+    """State, logs and events of a job come from its backend; one without an orderly stop kills."""
     assert active_job(job.run).job_id == job.job_id
     run = Run(job.run)
     assert run.log(5) == ["rank 0"]

@@ -29,13 +29,13 @@ from tests.jobs.conftest import FAKE_RANK
 
 pytestmark = pytest.mark.slow
 END_SECONDS = 600.0
-# Before a problem of a host: where the run names it.
+# Prefix of a host's problem: where the run names the host.
 NAMED_BY = "  override backend.hosts.hosts=[hosta, hostb]: backend.hosts.hosts"
 
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[hosts.HostPair]:
-    """One pair of hosts for all tests of the file."""
+    """Start one pair of hosts for all tests of the file."""
     if why := hosts.missing():
         skip_or_fail("NBTRAIN_REQUIRE_HOSTS", why)
     folder = Path(tempfile.mkdtemp(prefix="hosts-"))
@@ -49,7 +49,7 @@ def pair() -> Iterator[hosts.HostPair]:
 
 @pytest.fixture
 def on_hosts(pair: hosts.HostPair, fake: Callable[..., Any]) -> Iterator[Callable[..., JobDir]]:
-    """Submits the fake run with two ranks on each of two hosts; after a test nothing is left there."""
+    """Return a function that submits the fake run on both hosts; a test must leave no process there."""
     started: list[JobDir] = []
 
     def start(name: str = "tiny", ranks: int = 4, command: Any = (FAKE_RANK,), **more: Any) -> JobDir:
@@ -69,7 +69,7 @@ def on_hosts(pair: hosts.HostPair, fake: Callable[..., Any]) -> Iterator[Callabl
 
 
 def test_two_hosts_train_to_the_end(on_hosts: Callable[..., JobDir]) -> None:
-    """Two ranks on each, and an agent on each that says where it is."""
+    """Two ranks on each host train to the end, and an agent on each host reports its location."""
     job = on_hosts(steps=20)
     assert wait(job, END_SECONDS) == (SUCCEEDED, "all steps are trained and saved: 20 steps")
     ends = [ExitRecord.read(job.exit_record(rank, 0)) for rank in range(4)]
@@ -81,9 +81,10 @@ def test_two_hosts_train_to_the_end(on_hosts: Callable[..., JobDir]) -> None:
 def test_one_of_two_jobs_is_cancelled_and_the_other_goes_on(
     on_hosts: Callable[..., JobDir], wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DeepSpeed's launcher would end both; the ranks of the cancelled job save before they leave.
+    """Cancelling one of two jobs leaves the other running, which DeepSpeed's launcher would end as well.
 
-    The other one is saved and cancelled from a machine that only sees its folder.
+    The ranks of the cancelled job save first. The other job is saved and cancelled from a machine that only
+    sees its folder.
     """
     first, second = (on_hosts(name, steps=100_000) for name in ("first", "second"))
     for job in (first, second):
@@ -128,7 +129,7 @@ def test_one_of_two_jobs_is_cancelled_and_the_other_goes_on(
 def test_a_wrong_key_is_named_for_each_host(
     pair: hosts.HostPair, on_hosts: Callable[..., JobDir], changes: dict[str, str], words: str
 ) -> None:
-    """Before anything starts, and nothing is written."""
+    """A wrong key is reported for each host before anything starts, and nothing is written."""
     config = str(pair.config_with(**changes))
     words = words.replace("CONFIG", config)
     with pytest.raises(SubmitError) as caught:
@@ -141,7 +142,7 @@ def test_a_wrong_key_is_named_for_each_host(
 def test_a_wrong_hostfile_is_refused_before_anything_starts(
     on_hosts: Callable[..., JobDir], workspace: Path
 ) -> None:
-    """A line that is no machine; a name that nothing resolves; fewer machines than nodes."""
+    """A hostfile with a wrong line, an unresolvable name or too few machines is refused before a start."""
     hostfile = workspace / "machines"
     use = {"hosts.hosts": [], "hosts.hostfile": "machines"}
     for text, words in (
@@ -177,7 +178,7 @@ def test_a_wrong_hostfile_is_refused_before_anything_starts(
 def test_checkpoints_of_two_hosts_outlive_a_rank_and_the_loss_of_a_host(
     pair: hosts.HostPair, tiny: Callable[..., Any], tmp_path: Path, wait_until: Callable[..., Any]
 ) -> None:
-    """Saved on each host's own disk: used there after a kill, passed over once the disk of one is lost."""
+    """Checkpoints on the hosts' own disks are used after a kill, and skipped once a host is lost."""
     places = {"backend.kind": "hosts", "backend.hosts.hosts": list(hosts.NAMES), "resources.nodes": 2}
     faults = [{"attempt": attempt, "step": 11 + 6 * attempt, "do": "kill", "rank": 1} for attempt in (0, 1)]
     config = tiny(
@@ -220,5 +221,5 @@ def test_checkpoints_of_two_hosts_outlive_a_rank_and_the_loss_of_a_host(
     for event in read_events(job):
         if event["kind"] == "trace":
             steps.setdefault(event["step"], set()).add(event["loss"])
-    # Made again after a restart, each step had the same loss, bit for bit.
+    # Repeated after a restart, each step had the same loss, bit for bit.
     assert sorted(steps) == list(range(1, 25)) and {len(losses) for losses in steps.values()} == {1}

@@ -1,4 +1,4 @@
-"""Jobs of this machine, and what is not done to jobs of another machine."""
+"""Jobs of this machine, and actions that are not applied to jobs of another machine."""
 
 import os
 import time
@@ -28,7 +28,7 @@ def write(job, supervisor, state="RUNNING"):
 
 
 def test_a_job_of_another_host_is_asked_by_a_file(job):
-    """The pid is this process's own: a signal would end the test."""
+    """A job of another host is asked through a file; its pid, which exists here too, gets no signal."""
     me = ProcessIdentity.of(os.getpid())
     write(job, ProcessIdentity(me.pid, me.start_ticks, "its boot", "other"))
     there = LocalBackend()
@@ -42,7 +42,7 @@ def test_a_job_of_another_host_is_asked_by_a_file(job):
 
 
 def test_a_dead_supervisor_in_another_container_is_given_up(job, monkeypatch):
-    """cancel --now: without a sign of life the job is LOST; with one it counts again, and is asked."""
+    """cancel --now marks a silent job as LOST; a later sign of life makes it RUNNING again."""
     monkeypatch.setattr(control, "UNHEARD_SECONDS", 0.0)
     write(job, ProcessIdentity(7, 1, "its boot", "other"))
     os.utime(job.job_json, (time.time() - 70, time.time() - 70))
@@ -66,7 +66,7 @@ def test_there_is_nobody_to_ask_of_a_job_that_has_ended(job):
 
 
 def test_a_launcher_reads_the_records_of_its_own_attempt(job):
-    """A heartbeat of another attempt is silence."""
+    """The launcher ignores heartbeats and records of another attempt."""
     launcher = LocalLauncher(job, [])
     Heartbeat(0, 0, ProcessIdentity.of(os.getpid()), 1.0, 6, "train", 0.0).write(job.heartbeat(0))
     ExitRecord(0, 0, 1.0, 0, None, "finished").write(job.exit_record(0, 0))

@@ -1,4 +1,4 @@
-"""RemoteLauncher with agents that are files alone: what it orders, and what it makes of their records."""
+"""RemoteLauncher with agents that are only files: the orders it writes, the records it reads."""
 
 import signal
 from dataclasses import replace
@@ -22,7 +22,7 @@ NODES = 2
 
 
 class Clock:
-    """The supervisor's two clocks, moved by hand."""
+    """The supervisor's two clocks, advanced by hand."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -38,7 +38,7 @@ class Clock:
 
 
 class Started:
-    """What has started the agents."""
+    """A stand-in for the program that starts the agents."""
 
     last_words = ""
 
@@ -54,7 +54,7 @@ class Started:
 
 
 class Launcher(RemoteLauncher):
-    """Counts the starts of agents."""
+    """A launcher that counts how often it starts agents."""
 
     starts: list[Started]
 
@@ -74,7 +74,7 @@ class Cluster:
         self.launcher.starts = []
 
     def beat(self, *nodes: int, attempt: int | None = None, phase: str = "waiting", host: str = "") -> None:
-        """These agents (all, if none is named) renew their records."""
+        """Renew the records of these agents, or of all if none is named."""
         for node in nodes or range(NODES):
             agent = ProcessIdentity(100 + 10 * self.life + node, 1, f"boot {node}", f"node{node}")
             record = NodeRecord(
@@ -90,13 +90,13 @@ class Cluster:
             record.write(self.job.node(node))
 
     def launch(self, attempt: int = 0) -> int | None:
-        """To the order."""
+        """Launch an attempt up to its order."""
         self.launcher.launch(self.config, attempt)
         self.beat()
         return self.launcher.poll()
 
     def pass_seconds(self, seconds: int, *alive: int, attempt: int = 0) -> None:
-        """The supervisor looks once a second; these agents live."""
+        """Let time pass with one poll a second while these agents stay alive."""
         for _ in range(seconds):
             self.clock.sleep(1)
             if alive:
@@ -109,7 +109,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """Two nodes with two ranks each; node_timeout_seconds is 30."""
+    """Create two nodes with two ranks each; node_timeout_seconds is 30."""
     clock = Clock()
     monkeypatch.setattr(remote, "time", clock)
     settings = {
@@ -127,7 +127,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 def test_the_order_waits_for_every_agent(cluster: Cluster) -> None:
-    """What an earlier allocation has left in nodes/ is no agent: it does not change."""
+    """The order waits for every agent; an unchanging record of an earlier allocation does not count."""
     cluster.beat()
     cluster.launcher.launch(cluster.config, 0)
     cluster.clock.sleep(1)
@@ -145,7 +145,7 @@ def test_the_order_waits_for_every_agent(cluster: Cluster) -> None:
 
 
 def test_agents_that_do_not_come_are_named(cluster: Cluster) -> None:
-    """By what started them, or by the time-out."""
+    """Agents that do not arrive are named, by what started them or after the time-out."""
     cluster.launcher.launch(cluster.config, 0)
     cluster.beat(0)
     cluster.launcher.poll()
@@ -163,7 +163,7 @@ def test_agents_that_do_not_come_are_named(cluster: Cluster) -> None:
 
 
 def test_a_machine_with_loopback_alone_is_named(cluster: Cluster) -> None:
-    """Before any rank waits for it."""
+    """A machine with only a loopback address is named before any rank waits for it."""
     cluster.launcher.launch(cluster.config, 0)
     cluster.beat()
     path = cluster.job.node(1)
@@ -175,7 +175,7 @@ def test_a_machine_with_loopback_alone_is_named(cluster: Cluster) -> None:
 
 
 def test_a_lost_node_is_named_with_its_silence(cluster: Cluster) -> None:
-    """Its ranks cannot say it; the attempt is over once the others have ended."""
+    """A lost node is named with the length of its silence, once the other ranks have ended."""
     assert cluster.launch() is None
     cluster.pass_seconds(5, 0, 1)
     cluster.pass_seconds(30, 0)
@@ -187,7 +187,7 @@ def test_a_lost_node_is_named_with_its_silence(cluster: Cluster) -> None:
     assert cluster.launcher.poll() is None
     cluster.ended(0, 1)
     assert cluster.launcher.poll() == 1
-    # With the real trainer the peers are first: their connections to it are closed.
+    # With the real trainer the peers fail first, because their connections to it are closed.
     ends = {rank: ExitRecord(rank, 0, 10.0, 1, None, "failed", 6, "connection reset") for rank in (0, 1)}
     verdict = judge(ends, Circumstances(world_size=4, node_left=cluster.launcher.last_words))
     assert verdict.retry and verdict.cause == (
@@ -197,7 +197,7 @@ def test_a_lost_node_is_named_with_its_silence(cluster: Cluster) -> None:
 
 
 def test_a_suspended_job_has_lost_no_node(cluster: Cluster) -> None:
-    """The supervisor stood still as long as its agents did."""
+    """A suspended job has lost no node: the supervisor stood still as long as its agents did."""
     assert cluster.launch() is None
     cluster.pass_seconds(5, 0, 1)
     cluster.clock.sleep(3600)
@@ -209,7 +209,7 @@ def test_a_suspended_job_has_lost_no_node(cluster: Cluster) -> None:
 
 
 def test_a_node_that_refuses_says_why(cluster: Cluster) -> None:
-    """The other nodes would wait for it in vain."""
+    """A node that refuses to start gives its reason, so that the other nodes do not wait for it."""
     assert cluster.launch() is None
     cluster.ended(1, None, message="10.0.0.0 does not resolve on node1")
     assert cluster.launcher.trouble() == "10.0.0.0 does not resolve on node1"
@@ -220,7 +220,7 @@ def test_a_node_that_refuses_says_why(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("ahead", [300.0, -300.0])
 def test_a_wrong_clock_does_not_change_who_failed_first(cluster: Cluster, ahead: float) -> None:
-    """Rank 0 failed a second before rank 2, whose machine's clock is 5 minutes off."""
+    """Clock skew does not change which rank failed first: rank 2's machine is 5 minutes off."""
     cluster.ahead[1] = ahead
     assert cluster.launch() is None
     cluster.pass_seconds(3, 0, 1)
@@ -233,7 +233,7 @@ def test_a_wrong_clock_does_not_change_who_failed_first(cluster: Cluster, ahead:
 
 
 def test_slow_disks_do_not_change_who_failed_first(cluster: Cluster) -> None:
-    """The records of node 1 come 3 s late: that is no difference of clocks."""
+    """Records that arrive late from a slow disk are not mistaken for clock skew."""
     cluster.ahead[1] = -3.0
     cluster.launcher.launch(cluster.config, 0)
     cluster.beat()
@@ -245,7 +245,7 @@ def test_slow_disks_do_not_change_who_failed_first(cluster: Cluster) -> None:
 
 
 def test_the_next_attempt_takes_the_same_agents(cluster: Cluster) -> None:
-    """A rank failed: no other srun. Agents that are silent, or leave, are replaced."""
+    """The next attempt reuses the agents; silent agents, and those that exit, are replaced."""
     assert cluster.launch() is None
     cluster.pass_seconds(5, 0, 1)
     cluster.ended(0, 1)
@@ -264,7 +264,7 @@ def test_the_next_attempt_takes_the_same_agents(cluster: Cluster) -> None:
 
 
 def test_orders_rise_over_supervisors(cluster: Cluster) -> None:
-    """A supervisor of a new allocation goes on counting, so that agents heed what it sends."""
+    """Order numbers keep rising over supervisors, so that agents obey one in a new allocation."""
     assert cluster.launch() is None
     cluster.launcher.signal(15)
     cluster.launcher.signal(10, [ProcessIdentity(7, 1, "boot")])
@@ -282,12 +282,12 @@ def test_orders_rise_over_supervisors(cluster: Cluster) -> None:
 
 
 def identity(rank: int) -> ProcessIdentity:
-    """Machines number their processes alike: rank 2 has the number of rank 0."""
+    """Return a process identity; rank 2 has the same pid as rank 0, on another machine."""
     return ProcessIdentity(500 + rank % 2, 1, f"boot {rank // 2}", f"node{rank // 2}")
 
 
 def test_a_hang_on_another_node_names_its_rank(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 3 is outside the collective that the others wait in; stacks, then the end, are ordered by file."""
+    """A hang on another node is attributed to rank 3, which is outside the others' collective."""
     clock, job = cluster.clock, cluster.job
     monkeypatch.setattr(attempt_module, "time", clock)
     limit = {"heartbeat_timeout_seconds": 10.0}
@@ -330,7 +330,7 @@ def test_a_hang_on_another_node_names_its_rank(cluster: Cluster, monkeypatch: py
 
 
 def test_out_of_memory_on_another_node_is_its_ranks(cluster: Cluster) -> None:
-    """The kernel of node 1 has killed its process 500, which is rank 2; node 0 has a process 500 too."""
+    """An out-of-memory kill on node 1 is attributed to rank 2; node 0 has a process with that pid too."""
     assert cluster.launch() is None
     for rank in range(4):
         Heartbeat(rank, 0, identity(rank), 0.0, 6, "train", 0.0).write(cluster.job.heartbeat(rank))
@@ -361,7 +361,7 @@ def test_out_of_memory_on_another_node_is_its_ranks(cluster: Cluster) -> None:
 
 
 def test_a_rank_that_is_gone_with_its_wrapper_is_named(cluster: Cluster) -> None:
-    """Nobody sees a process of another machine end: its agent's word and the missing record say it."""
+    """A rank that is gone with its wrapper is named from its agent's report and the missing exit record."""
     assert cluster.launch() is None
     cluster.ended(0, 1)
     cluster.ended(1, -9)
@@ -381,7 +381,7 @@ def test_a_rank_that_is_gone_with_its_wrapper_is_named(cluster: Cluster) -> None
 def test_the_node_that_does_not_answer_the_order_to_end_is_named(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, alive: list[int], words: str
 ) -> None:
-    """The ranks of the others can fail, and be ended, before the agent counts as lost."""
+    """A node that does not answer the order to end is named, although the other ranks may fail first."""
     assert cluster.launch() is None
     cluster.ended(0, 1)
     cluster.pass_seconds(10, *alive)
@@ -398,7 +398,7 @@ def test_the_node_that_does_not_answer_the_order_to_end_is_named(
 
 
 def test_a_node_whose_torchrun_fails_before_any_rank_ends_the_wait_of_the_others(cluster: Cluster) -> None:
-    """Its port was taken meanwhile: the others would wait for it in the rendezvous for 15 minutes."""
+    """A node whose torchrun fails early ends the other nodes' wait of 15 minutes in the rendezvous."""
     assert cluster.launch() is None
     cluster.ended(0, 1)
     assert cluster.launcher.trouble() == ""
@@ -408,7 +408,7 @@ def test_a_node_whose_torchrun_fails_before_any_rank_ends_the_wait_of_the_others
     assert cluster.launcher.trouble() == (
         "torchrun of node node0 ended with code 1, and the other nodes wait for it; logs/node0.log says why"
     )
-    # The next attempt begins anew.
+    # The next attempt starts from scratch.
     cluster.life = 1
     cluster.launch(1)
     assert cluster.launcher.trouble() == ""

@@ -1,4 +1,4 @@
-"""A container's own figures in place of the machine's, if it has limits: control groups of both versions."""
+"""The metrics of a container with limits replace the machine's, with control groups of both versions."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ V1 = {
 
 
 def group(folder: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container whose mount shows its own group at the root."""
+    """Create a container whose mount shows its own control group at the root."""
     own = "0::/\n" if "cpu.max" in files else "3:cpu:/\n2:cpuacct:/\n1:memory:/\n"
     (folder / "own").write_text(own)
     for line in own.splitlines():
@@ -43,7 +43,7 @@ def group(folder: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch) 
 def test_a_container_with_limits_is_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]
 ) -> None:
-    """Seconds of CPU, and memory without pages of files that the kernel gives back on demand."""
+    """A container reports seconds of CPU, and memory without the page cache that can be freed."""
     group(tmp_path, files, monkeypatch)
     assert cgroup.cpu_seconds() == 7.5
     assert machine.memory_in_use_of_group() == 2 << 30

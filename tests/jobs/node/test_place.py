@@ -1,4 +1,4 @@
-"""Which node this is, and its address."""
+"""The node's number and address."""
 
 import socket
 from types import SimpleNamespace
@@ -13,14 +13,14 @@ from nbtrain.jobs.node.place import NUMBER_VARIABLES, node_number, own_address, 
 
 @pytest.mark.parametrize("name", NUMBER_VARIABLES)
 def test_whoever_starts_the_agent_numbers_it(name: str) -> None:
-    """The surest variable counts, whatever the others say; what is no number is passed over."""
+    """The most reliable variable sets the node's number; a value that is not a number is skipped."""
     later = {one: "0" for one in NUMBER_VARIABLES[NUMBER_VARIABLES.index(name) + 1 :]}
     assert node_number(4, {name: "3", **later}) == 3
     assert node_number(1, {name: ""}) == 0
 
 
 def test_a_number_that_cannot_be_is_refused() -> None:
-    """With the fix."""
+    """An impossible node number is refused with the fix."""
     with pytest.raises(
         JobError, match=r"^SLURM_PROCID=4, and the job has 4 nodes, numbered from 0\. Start one"
     ):
@@ -30,7 +30,7 @@ def test_a_number_that_cannot_be_is_refused() -> None:
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, named: str = "127.0.1.1", **interfaces: Any) -> None:
-    """A machine with these interfaces, {name: address}; an address of None is one that is down."""
+    """Create a machine with these interfaces, {name: address}; None as address means down."""
     found = {
         name: [SimpleNamespace(family=socket.AF_INET, address=address or "10.9.9.9")]
         for name, address in interfaces.items()
@@ -43,7 +43,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, named: str = "127.0.1.1", **interfa
 
 
 def test_the_address_is_one_that_others_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host's own name first, then hardware before bridges; never loopback, if there is another."""
+    """The address is the host name's own, else hardware before bridges; loopback is the last resort."""
     machine(monkeypatch, lo="127.0.0.1", docker0="172.17.0.1", eth0="10.0.0.7", ib0="10.1.0.7")
     assert own_address() == ("10.0.0.7", "eth0")
     assert own_address("ib0") == ("10.1.0.7", "ib0")
@@ -60,7 +60,7 @@ def test_the_address_is_one_that_others_reach(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_address_must_resolve_and_not_to_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The start of the ranks would else wait for its time-out."""
+    """An address that does not resolve, or only to loopback, is refused, since the ranks would time out."""
     assert resolves("10.0.0.7") == ""
     monkeypatch.setattr(place.socket, "gethostname", lambda: "node7")
     assert resolves("localhost") == "localhost resolves to loopback on node7"

@@ -1,4 +1,4 @@
-"""What a node measures: the processes of a job by their marker, the node, its GPUs, a thread that fails."""
+"""A node's measurements: a job's processes by their marker, the node, its GPUs, a thread that fails."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ time.sleep(600)
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> Iterator[list[subprocess.Popen]]:
-    """Rank 0 with a worker, rank 1, and processes of another job and of another node.
+    """Create rank 0 with a worker, rank 1, and processes of another job and of another node.
 
     Each has used 0.5 s and 60 MB.
     """
@@ -65,7 +65,7 @@ def ranks(tmp_path: Path) -> Iterator[list[subprocess.Popen]]:
 
 @pytest.mark.slow
 def test_processes_of_a_job_are_those_with_its_marker(ranks: list[subprocess.Popen]) -> None:
-    """Each rank with its workers; what a rank has used stays counted after its end."""
+    """Each rank is measured with its workers, found by the job's marker, and stays counted after its end."""
     processes = JobProcesses(JOB, node=0)
     for process in ranks:
         assert process.stdout is not None and process.stdout.readline() == b"ready\n"
@@ -88,7 +88,7 @@ def test_processes_of_a_job_are_those_with_its_marker(ranks: list[subprocess.Pop
 
 
 def test_a_look_has_the_same_columns_whatever_is_there() -> None:
-    """Rates are known from the second look on; a rank that is not there has no figures, and not zeros."""
+    """Samples always have the same columns; rates start with the second one, absent ranks have no values."""
     look = NodeLook(JOB, [4, 5], gpus=False)
     first, second = look.sample(), look.sample()
     assert list(first) == ["node", "replica", "rank 4", "rank 5"]
@@ -106,7 +106,7 @@ def test_a_look_has_the_same_columns_whatever_is_there() -> None:
 
 
 def test_gpus_are_those_that_the_ranks_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By CUDA_VISIBLE_DEVICES; a GPU that is lost later keeps its place."""
+    """The GPUs follow CUDA_VISIBLE_DEVICES; a GPU that is lost later keeps its column."""
     there = [GpuUse(index, "H100", 0.5, 1 << 30, 80 << 30, 61, 300.0, 1980) for index in range(4)]
     monkeypatch.setattr(nvml, "gpus", lambda: there)
     look = NodeLook(JOB, [0, 1], gpus=True, visible="2,3")
@@ -150,8 +150,8 @@ def test_a_failure_is_kept_and_ends_nothing(
 def test_a_job_leaves_its_resources_in_its_folder(
     fake: Callable[..., RunConfig], start: Callable[..., JobDir], wait_until: Callable
 ) -> None:
-    """Two ranks and a restart: one history of both attempts, read after the job's end."""
-    # Seconds of training in each attempt: on a busy machine a look, one in half a second, comes late.
+    """The samples of two ranks and a restart are one history in the folder of the ended job."""
+    # Seconds of training in each attempt: on a busy machine a sample, due every half second, comes late.
     fault = {"rank": 1, "attempt": 0, "step": 30, "do": "exit", "code": 3}
     job = start(fake([fault], ranks=2, steps=60, step_seconds=0.1))
     wait_until(lambda: '"SUCCEEDED"' in job.job_json.read_text(), "the job's end")
@@ -161,7 +161,7 @@ def test_a_job_leaves_its_resources_in_its_folder(
     memory = node.points("rank 1", "memory_bytes")
     [first, second] = JobRecord.read(job.job_json).attempts
     assert memory.times[0] < first.ended_at < second.started_at < memory.times[-1]
-    # A process that was looked at between its fork and its exec held a few hundred KiB.
+    # A process that was sampled between its fork and its exec held a few hundred KiB.
     assert statistics.median(memory.means) > 5e6 and max(memory.maxima) < 2e9
     assert node.points("replica", "memory_bytes").newest > memory.newest
     assert memory.times == sorted(memory.times)

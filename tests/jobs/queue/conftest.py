@@ -1,4 +1,4 @@
-"""Supervisors without ranks: processes that take their place in the queue, and hold what they get."""
+"""Supervisors without ranks: processes that enter the queue and hold the devices that they get."""
 
 import json
 import os
@@ -34,14 +34,14 @@ class Holders:
         self.lines.touch()
 
     def machine(self, **limits: object) -> None:
-        """What all jobs may take together: devices.json."""
+        """Write devices.json: what all jobs together may use."""
         self.queue.devices_json.write_text(json.dumps(limits))
 
     def config(self, name: str, **overrides: object) -> RunConfig:
         return load(self._folder / "tiny.yaml", {"name": name, **overrides}, check=False)
 
     def job(self, name: str, submitted_at: float | None = None, backend: str = "local") -> JobDir:
-        """A job folder as submit leaves it, with no more than the queue reads."""
+        """Create a job folder with only the files that the queue reads."""
         job = RunDir.named(name).job(new_job_id())
         job.make_folders()
         write_identity(job.run)
@@ -52,7 +52,7 @@ class Holders:
     def start(
         self, name: str, submitted_at: float | None = None, hold_seconds: float = 3600, **overrides: object
     ) -> JobDir:
-        """A process that waits for its devices, holds them and ends; TERM stops it."""
+        """Start a process that waits for its devices, holds them and ends; TERM stops it."""
         config = self.config(name, **overrides)
         job = self.job(name, submitted_at, config.backend.kind)
         self._pids[name] = os.fork()
@@ -92,7 +92,7 @@ class Holders:
             self.ended(name)
 
     def ended(self, name: str) -> None:
-        """Wait for its end."""
+        """Wait for the process to end."""
         os.waitpid(self._pids.pop(name), 0)
 
     def end_all(self) -> None:
@@ -103,7 +103,7 @@ class Holders:
 
 @pytest.fixture
 def holders(workspace: Path) -> Iterator[Holders]:
-    """A machine of two cores and no jobs."""
+    """Provide a machine of two cores and no jobs."""
     made = Holders(workspace)
     made.machine(cores=2)
     yield made
@@ -112,7 +112,7 @@ def holders(workspace: Path) -> Iterator[Holders]:
 
 @pytest.fixture
 def cause_of() -> Callable[[JobDir], str]:
-    """Why the job is in its state, as its record says."""
+    """Return the cause of the job's state from its record."""
 
     def cause(job: JobDir) -> str:
         record = JobRecord.read(job.job_json)

@@ -1,4 +1,4 @@
-"""Places in the queue: who gets which devices, and when. The supervisors are real processes without ranks."""
+"""Places in the queue: which job gets which devices, and when, with real supervisors without ranks."""
 
 import errno
 import json
@@ -38,7 +38,7 @@ from nbtrain.planner import plan
 
 @pytest.mark.slow
 def test_one_after_the_other_by_priority_and_age(holders, wait_until, cause_of):
-    """A job waits with words for who has its cores; then comes the greater priority, then the older job."""
+    """Jobs start by priority, then by age; a waiting job names the jobs that hold its cores."""
     now = time.time()
     holders.start("first")
     wait_until(lambda: holders.said() == ["first +"], "the first has its cores")
@@ -68,7 +68,7 @@ def test_one_after_the_other_by_priority_and_age(holders, wait_until, cause_of):
 
 @pytest.mark.slow
 def test_twenty_from_several_processes_never_overlap(holders):
-    """Twenty at once: each has the cores alone, and all come to their end."""
+    """Twenty jobs queued at once by several processes never hold the cores together, and all finish."""
     names = [f"job-{number}" for number in range(20)]
     for name in names:
         holders.start(name, None, 0.01)
@@ -82,8 +82,7 @@ def test_twenty_from_several_processes_never_overlap(holders):
 
 @pytest.mark.slow
 def test_a_large_job_is_not_starved(holders, wait_until, cause_of):
-    """Four GPUs: while a job waits for all, later ones that need one do not pass it; others' GPUs do not
-    count."""
+    """A job that waits for all four GPUs is not passed by smaller later jobs; other GPUs are ignored."""
     holders.machine(gpus=["0", "1", "2", "3", "9"])
     gpu = {"resources.device": "gpu", "backend.env": {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}}
     holders.start("small", **gpu)
@@ -105,7 +104,7 @@ def test_a_large_job_is_not_starved(holders, wait_until, cause_of):
 
 @pytest.mark.slow
 def test_a_killed_holder_frees_its_devices(holders, wait_until, cause_of):
-    """After kill -9 the kernel frees them; processes of the dead job that still save keep them."""
+    """After kill -9 the kernel frees a job's devices; processes of the dead job that still save keep them."""
     first = holders.start("first")
     wait_until(lambda: "first +" in holders.said(), "it has its cores")
     rank = subprocess.Popen(
@@ -124,7 +123,7 @@ def test_a_killed_holder_frees_its_devices(holders, wait_until, cause_of):
 
 @pytest.mark.slow
 def test_a_waiting_job_is_stopped_moved_or_started_at_once(holders, wait_until, cause_of):
-    """TERM ends the waiting; a new priority counts at once; at_once passes all by and takes no device."""
+    """TERM stops a waiting job; a new priority applies at once; at_once starts a job without devices."""
     now = time.time()
     first = holders.start("first", now)
     wait_until(lambda: "first +" in holders.said(), "it has its cores")
@@ -139,11 +138,11 @@ def test_a_waiting_job_is_stopped_moved_or_started_at_once(holders, wait_until, 
     assert asked_priority(job) == 7
     assert [entry.run for entry in list_queue()[1:]] == [fourth, third]
     move(job, at_once=True)
-    # Its supervisor has not looked yet, or it runs by now: never what it waited for.
+    # Its supervisor may not have looked yet, or it may run already; it never shows what it waited for.
     [told] = [entry for entry in list_queue() if entry.run == fourth]
     words = "starts now, beside first (RUNNING, 2 cores)"
     assert (told.place, told.state, told.cause) in ((None, "QUEUED", words), (None, "RUNNING", None))
-    wait_until(lambda: "fourth +" in holders.said(), "it runs beside the first")
+    wait_until(lambda: "fourth +" in holders.said(), "it runs next to the first")
     assert "first -" not in holders.said()
     with pytest.raises(JobError) as refused:
         move(first, priority=1)
@@ -158,7 +157,7 @@ def test_a_waiting_job_is_stopped_moved_or_started_at_once(holders, wait_until, 
 
 @pytest.mark.slow
 def test_a_damaged_ticket_is_written_anew(holders, wait_until, cause_of):
-    """The job that waits goes on waiting in its place."""
+    """A damaged ticket is written again, and the waiting job keeps its place."""
     holders.start("first")
     wait_until(lambda: holders.said() == ["first +"], "it has its cores")
     second = holders.start("second", hold_seconds=0.01)
@@ -173,7 +172,7 @@ def test_a_damaged_ticket_is_written_anew(holders, wait_until, cause_of):
 
 
 def test_a_job_that_is_cancelled_while_others_are_started_again_stays_so(holders, monkeypatch):
-    """The first of three is being started when it and the second are cancelled; the third is refused."""
+    """Jobs cancelled while the first of three is restarted stay cancelled; the third is refused."""
     gone = ProcessIdentity(os.getpid(), 1, "another boot")
     jobs = {}
     for number, name in enumerate(("first", "second", "third")):
@@ -201,7 +200,7 @@ def test_a_job_that_is_cancelled_while_others_are_started_again_stays_so(holders
 
 
 def test_the_next_job_is_started_once_the_one_before_stands_in_the_queue(holders, monkeypatch):
-    """Its old ranks may save first; without its ticket the next job would find the devices free."""
+    """The next job starts only once the resumed job is queued; until then the devices would look free."""
     gone = ProcessIdentity(os.getpid(), 1, "another boot")
     for number, name in enumerate(("first", "second")):
         job = holders.job(name, 1.0 + number)
@@ -232,7 +231,7 @@ def test_the_next_job_is_started_once_the_one_before_stands_in_the_queue(holders
 
 
 def test_ranks_that_still_save_keep_their_devices_when_their_job_is_resumed(holders):
-    """kill -9 of the supervisor, a resume, any command: the old ticket goes with the last rank."""
+    """Ranks that still save after kill -9 of their supervisor keep their devices when the job is resumed."""
     gone = ProcessIdentity(os.getpid(), 1, "another boot")
     job, queue = holders.job("first", 1.0), holders.queue
     ticket = Ticket(job.job_id, str(job.run.path), "first", ["cpu-0"], 1, 0, 1.0, gone, "", holds=["cpu-0"])
@@ -249,7 +248,7 @@ def test_ranks_that_still_save_keep_their_devices_when_their_job_is_resumed(hold
 
 
 def test_causes_are_of_the_order_that_is_shown(holders, cause_of):
-    """A new priority counts at once; what the supervisors have written is of before."""
+    """The causes follow the order that is shown, which a new priority changes at once."""
     alive, jobs, now = ProcessIdentity.of(os.getpid()), {}, time.time()
     for number, name in enumerate(("qa", "qb", "qc")):
         jobs[name] = job = holders.job(name, now)
@@ -268,7 +267,7 @@ def test_causes_are_of_the_order_that_is_shown(holders, cause_of):
 
 
 def test_cores_are_threads_times_ranks(holders):
-    """By default a job has all cores; resources.cpus_per_node or OMP_NUM_THREADS make it smaller."""
+    """A job has all cores by default; resources.cpus_per_node or OMP_NUM_THREADS reduces them."""
     holders.machine(cores=8)
 
     def count(**overrides):
@@ -284,7 +283,7 @@ def test_cores_are_threads_times_ranks(holders):
 
 
 def test_threads_of_the_shell_that_are_not_used_are_named(holders, monkeypatch):
-    """Which number counts, why, and how to have the other; nothing if they are equal or it is in the YAML."""
+    """An unused OMP_NUM_THREADS of the shell is reported with the fix, unless it makes no difference."""
     holders.machine(cores=8)
     cores = min(8, usable_cores())
     asked = {"resources.cpus_per_node": cores, "parallel.data_parallel_size": cores}
@@ -303,7 +302,7 @@ def test_threads_of_the_shell_that_are_not_used_are_named(holders, monkeypatch):
 
 
 def test_what_is_asked_for_and_is_not_here_is_said(holders, capsys, monkeypatch):
-    """Cores and host memory, with numbers and fix, by `check` and at a submission; no GPUs: nothing."""
+    """Requested cores and memory that the machine lacks are reported with numbers and the fix."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     cores = usable_cores()
     most = {"resources.cpus_per_node": cores, "resources.memory_per_node_bytes": 1 << 30}
@@ -325,7 +324,7 @@ def test_what_is_asked_for_and_is_not_here_is_said(holders, capsys, monkeypatch)
 
 @pytest.mark.slow
 def test_a_job_of_hosts_takes_the_first_gpus_of_this_machine(holders, wait_until, cause_of):
-    """If it is one of its machines; it waits for a local job that has one of them, then holds them."""
+    """A hosts job uses this machine's first GPUs if it is one of its hosts, and waits until they are free."""
     hosts = {"backend.kind": "hosts", "resources.nodes": 2, "parallel.data_parallel_size": 4}
     gpu = {"resources.device": "gpu", "backend.env": {"CUDA_VISIBLE_DEVICES": "1,0,2"}}
     gpu["resources.gpus_per_node"] = 2
@@ -347,7 +346,7 @@ def test_a_job_of_hosts_takes_the_first_gpus_of_this_machine(holders, wait_until
 
 
 def test_a_job_of_hosts_goes_on_after_a_boot_of_its_supervisors_machine(holders, wait_until, monkeypatch):
-    """The records are of another boot: it is LOST, frees its GPU, and is resumed where it was, once."""
+    """After its machine reboots, a hosts job is LOST, frees its GPU, and is resumed once, unchanged."""
     gpu = {"resources.device": "gpu", "backend.env": {"CUDA_VISIBLE_DEVICES": "0"}}
     far = {"backend.kind": "hosts", "backend.hosts.hosts": ["127.0.0.1"], **gpu}
     holders.machine(gpus=["0"])
@@ -383,7 +382,7 @@ def test_a_job_of_hosts_goes_on_after_a_boot_of_its_supervisors_machine(holders,
 
 
 def test_a_full_disk_of_the_queue_is_waited_for(holders, cause_of, monkeypatch):
-    """When the ticket is written, a device is locked or noted as held: all that it locked is free again."""
+    """A full disk while the queue writes a ticket or locks devices is waited for, with nothing locked."""
     full = OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
     journal, said = Journal(holders.job("one")), []
     write, lock_slot = Queue.write, Queue.lock_slot
@@ -410,7 +409,7 @@ def test_a_full_disk_of_the_queue_is_waited_for(holders, cause_of, monkeypatch):
 
 @pytest.mark.parametrize("backend", ["local", "hosts"])
 def test_a_lost_job_that_is_cancelled_is_not_started_again(holders, backend, monkeypatch):
-    """After a boot; of local from a second machine that has another queue, of hosts with one out of reach."""
+    """A lost job that is cancelled is not started again after a reboot, even from another machine."""
     far = {"backend.kind": "hosts", "backend.hosts.hosts": ["127.0.0.1"]} if backend == "hosts" else {}
     job, gone = holders.job("one", 1.0, backend), ProcessIdentity(os.getpid(), 1, "another boot")
     files.write_text(job.run.config_yaml, to_yaml(holders.config("one", **far)))
@@ -443,7 +442,7 @@ def test_a_lost_job_that_is_cancelled_is_not_started_again(holders, backend, mon
     ],
 )
 def test_who_takes_a_place(holders, backend, overrides, has_place):
-    """Jobs of this machine, and those of hosts that use its GPUs."""
+    """Jobs of this machine take a place in its queue, and so do hosts jobs that use its GPUs."""
     gpu = {"resources.device": "gpu", "backend.env": {"CUDA_VISIBLE_DEVICES": "0"}}
     journal = Journal(holders.job("one"))
     journal.record.backend = backend
@@ -451,7 +450,7 @@ def test_who_takes_a_place(holders, backend, overrides, has_place):
 
 
 def test_a_folder_that_cannot_be_made(workspace, monkeypatch):
-    """Submit says so, and what to set, before anything is written."""
+    """A queue folder that cannot be created is reported with the setting to change; nothing is written."""
     (workspace / "file").touch()
     monkeypatch.setenv("NBTRAIN_QUEUE", "file/queue")
     with pytest.raises(SubmitError) as refused:
@@ -463,7 +462,7 @@ def test_a_folder_that_cannot_be_made(workspace, monkeypatch):
 
 
 def test_devices_json_that_is_none(holders):
-    """It is written by hand: a wrong one is refused in words."""
+    """An invalid devices.json, which is written by hand, is refused with a clear message."""
     holders.machine(cores=0)
     with pytest.raises(JobError) as refused:
         needs_of(holders.config("one"), holders.queue)
@@ -484,7 +483,7 @@ def test_devices_json_that_is_none(holders):
     ],
 )
 def test_gpus_that_the_machine_does_not_have_are_no_slots(holders, monkeypatch, visible, listed, slots):
-    """In CUDA_VISIBLE_DEVICES they hide what follows, as with CUDA; in devices.json they are passed over."""
+    """A nonexistent GPU hides those after it in CUDA_VISIBLE_DEVICES, as in CUDA; devices.json skips it."""
     monkeypatch.setattr(needs, "driver_gpus", lambda: (Gpu("G", 1, "GPU-a"), Gpu("G", 1, "GPU-b")))
     holders.machine(**({"gpus": listed} if listed else {}))
     environment = {"backend.env": {"CUDA_VISIBLE_DEVICES": visible}} if visible else {}
@@ -494,7 +493,7 @@ def test_gpus_that_the_machine_does_not_have_are_no_slots(holders, monkeypatch, 
 
 @pytest.mark.slow
 def test_the_command_line(holders, wait_until, cause_of, capsys):
-    """It lists as text and JSON, changes a place, and says what is missing in a request."""
+    """`nbtrain queue` lists as text and JSON, moves a job, and names missing arguments."""
     assert main(["queue"]) == 0
     assert capsys.readouterr().out == "No job of this machine has devices or waits for them.\n"
     holders.start("first")
@@ -520,7 +519,7 @@ def test_the_command_line(holders, wait_until, cause_of, capsys):
 
 
 def test_a_cause_that_the_table_cuts_stands_below_it():
-    """Its end says what to do."""
+    """A cause too long for the table is printed in full below it, since its end says what to do."""
     cause = f"was not started again: {'x' * 100}. Do this."
     run = str(output_root() / "first")
     entry = QueueEntry(None, "first", run, "id", "LOST", "1 core", [], 0, 0.0, cause)
@@ -530,7 +529,7 @@ def test_a_cause_that_the_table_cuts_stands_below_it():
 
 
 def test_a_job_of_another_workspace_is_named_with_its_folder(holders, tmp_path, monkeypatch):
-    """Its name alone would be looked for among the runs of this workspace."""
+    """A job of another workspace is listed with its folder, since its name means a run of this one."""
 
     def ticket(name):
         job, me = holders.job(name), ProcessIdentity.of(os.getpid())
@@ -551,7 +550,7 @@ def test_a_job_of_another_workspace_is_named_with_its_folder(holders, tmp_path, 
 
 
 def test_a_queue_that_cannot_be_looked_at_is_said(holders):
-    """The command goes on; it does not look as if nothing had waited."""
+    """A queue that cannot be read is reported, and the command continues."""
     said = []
     after_boot.start_after_boot(said.append)
     assert said == []

@@ -32,7 +32,7 @@ def put_machine(**limits):
 
 
 def test_queued_paused_resumed_cancelled(fake, start, wait_until, states_of):
-    """The second job waits until the first is paused; the first then queues, and is stopped there at once."""
+    """The second job waits until the first is paused; the first, resumed, queues and is cancelled there."""
     put_machine(cores=2)
     first = start(fake(steps=100_000))
     wait_until(lambda: status_of(first)[0] == "RUNNING", "it runs")
@@ -71,7 +71,7 @@ def test_queued_paused_resumed_cancelled(fake, start, wait_until, states_of):
 
 
 def test_ranks_see_the_gpus_that_their_job_holds(fake, start, wait_until, monkeypatch):
-    """Two jobs of one GPU each run at a time, each on its own; a third waits for nothing: it shares."""
+    """Two jobs run at a time, each on its own GPU; a third with share_devices starts without waiting."""
     put_machine(gpus=["0", "1"])
     machine = this_machine()
     gpus = (Gpu("NVIDIA H200", 141 * GIB),) * 2
@@ -104,7 +104,7 @@ def read(path):
 
 
 def test_after_a_boot_the_jobs_go_on_in_their_order(fake, start, wait_until):
-    """What ran and what waited starts again by itself, with its last priority; what was cancelled is not."""
+    """After a reboot, running and waiting jobs restart in order with their priority, cancelled ones not."""
     put_machine(cores=2)
     jobs = [start(fake(steps=100_000))]
     wait_until(lambda: status_of(jobs[0])[0] == "RUNNING", "it runs")
@@ -112,7 +112,7 @@ def test_after_a_boot_the_jobs_go_on_in_their_order(fake, start, wait_until):
         config = fake(steps=20).model_copy(update={"name": name})
         jobs.append(start(config))
         wait_until(lambda: status_of(jobs[-1])[1], "it waits")
-    # The power fails.
+    # Simulate a power failure.
     for job in reversed(jobs):
         os.kill(JobRecord.read(job.job_json).supervisor.pid, signal.SIGKILL)
     wait_until(lambda: [status_of(job)[0] for job in jobs] == [LOST] * 3, "all are lost")

@@ -1,4 +1,4 @@
-"""When an attempt's ranks count as hanging, by the supervisor's own clock."""
+"""Detection of hanging ranks in an attempt, by the supervisor's own clock."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from nbtrain.jobs.supervisor.ranks import BIRTH_SECONDS
 
 
 class HandLauncher(LocalLauncher):
-    """Reads the run directory as ever; what it is asked to do is noted, and its end is set by hand."""
+    """A launcher that reads the real run directory, records its orders, and is ended by hand."""
 
     def __init__(self, job):
         super().__init__(job, [])
@@ -43,7 +43,7 @@ class HandLauncher(LocalLauncher):
 
 
 class Watched:
-    """An attempt of two ranks whose heartbeats are written here, and whose clock is moved by hand."""
+    """An attempt of two ranks whose heartbeats are written here and whose clock is moved by hand."""
 
     def __init__(self, config, monkeypatch):
         self.now = 1000.0
@@ -78,7 +78,7 @@ def watched(tiny, monkeypatch):
 
 
 def test_a_fresh_file_without_progress_is_a_hang(watched):
-    """Rank 1's thread goes on writing the same words; rank 0 makes micro batches within a long step."""
+    """A rank with fresh heartbeats but no progress hangs; micro batches in a long step are progress."""
     for second in range(9):
         watched.beat(0, 6, progress_count=second)
         watched.beat(1, 6, progress_count=3)
@@ -94,7 +94,7 @@ def test_a_fresh_file_without_progress_is_a_hang(watched):
 
 @pytest.mark.parametrize("phase", ["start", "build", "end"])
 def test_coming_and_going_may_take_longer(watched, phase):
-    """Imports and the interpreter's end tell no progress: two minutes more than between two steps."""
+    """Imports and the interpreter's exit, which report no progress, get two minutes more than a step."""
     for rank in (0, 1):
         watched.beat(rank, 0, phase=phase)
     for _ in range(int(BIRTH_SECONDS) + 9):
@@ -104,16 +104,16 @@ def test_coming_and_going_may_take_longer(watched, phase):
 
 
 def test_a_rank_that_is_gone_without_a_record_ends_the_attempt(watched):
-    """Its wrapper went with it, so nobody tells.
+    """A rank that is gone without a record ends the attempt, since its wrapper went with it.
 
-    The peers that wait for it do not count as hanging, and have their grace.
+    The peers that wait for it do not count as hanging, and have their grace period.
     """
     watched.beat(0, 6)
     gone = ProcessIdentity(os.getpid(), 1, "another boot")
     Heartbeat(1, 0, gone, watched.now, 6, "train", 0.0).write(watched.job.heartbeat(1))
     watched.look()
     watched.look(2.0)
-    # Its record may have come until now; from the next look on its peers have 10 s.
+    # Its record may have arrived by now; from the next look on its peers have 10 s.
     watched.look()
     for _ in range(10):
         watched.look()
@@ -124,7 +124,7 @@ def test_a_rank_that_is_gone_without_a_record_ends_the_attempt(watched):
 
 
 def test_who_waited_is_asked_once_the_record_has_come(watched):
-    """A rank that gave up waiting is gone a moment before its record: that is no killed wrapper."""
+    """A rank that gave up waiting exits before its record arrives, and that is not a killed wrapper."""
     watched.beat(0, 6)
     gone = ProcessIdentity(os.getpid(), 1, "another boot")
     Heartbeat(1, 0, gone, watched.now, 6, "train", 0.0).write(watched.job.heartbeat(1))
@@ -137,7 +137,7 @@ def test_who_waited_is_asked_once_the_record_has_come(watched):
 
 
 def test_a_pause_of_the_supervisor_is_not_held_against_the_ranks(watched):
-    """A suspended machine: nobody could write, and the first look comes before anybody does."""
+    """A suspended machine does not make the ranks hang, although no rank could write meanwhile."""
     for rank in (0, 1):
         watched.beat(rank, 6)
     watched.look()
@@ -149,7 +149,7 @@ def test_a_pause_of_the_supervisor_is_not_held_against_the_ranks(watched):
 
 
 def test_a_pause_longer_than_a_short_limit_is_no_hang(tiny, monkeypatch):
-    """Of a limit of 2 s a machine that stands still for 3 s makes no healthy rank a hanging one."""
+    """With a limit of 2 s, a machine that stands still for 3 s does not make healthy ranks hang."""
     two = {"parallel.data_parallel_size": 2, "backend.heartbeat_timeout_seconds": 2.0}
     watched = Watched(tiny(**two), monkeypatch)
     for rank in (0, 1):
@@ -162,9 +162,9 @@ def test_a_pause_longer_than_a_short_limit_is_no_hang(tiny, monkeypatch):
 
 
 def test_a_stop_before_the_first_step_is_a_signal_at_once(watched):
-    """A rank that is importing does not look at control/.
+    """A stop before the first step is a signal at once, since a rank that imports does not read control/.
 
-    One that trains does, and is signalled when its time is over.
+    A rank that trains reads it, and is signalled when its time is over.
     """
     watched.look()
     watched.attempt.ask_stop()
@@ -189,7 +189,7 @@ def test_a_stop_of_ranks_that_train_leaves_them_their_time(watched):
 
 
 def test_the_first_save_may_take_longer_than_the_limit_while_it_grows(watched):
-    """20 s are allowed and the save takes 100: said once, not killed; bytes that stop growing end it."""
+    """A first save of 100 s under a limit of 20 s is reported once and not killed while its bytes grow."""
     for rank in (0, 1):
         watched.beat(rank, 6, "save")
     watched.look()
@@ -224,7 +224,7 @@ def test_bytes_of_a_save_in_the_background_are_no_progress_of_the_training(watch
 
 
 def test_a_supervisor_that_stood_still_gives_the_ranks_their_time(watched):
-    """On a busy machine it is not scheduled for a minute: the ranks have had no more of it."""
+    """A supervisor that stood still for a minute does not signal ranks before they had their time."""
     for rank in (0, 1):
         watched.beat(rank, 6)
     watched.look()
@@ -243,7 +243,7 @@ def test_an_attempt_ends_with_its_launcher(watched):
 
 
 def test_ranks_of_a_killed_launcher_may_save(watched):
-    """Its death made them stop: they have the time of a stop, and are killed after it."""
+    """Ranks of a killed launcher have the time of a stop to save, and are killed after it."""
     for rank in (0, 1):
         watched.beat(rank, 6)
     watched.look()
@@ -257,7 +257,7 @@ def test_ranks_of_a_killed_launcher_may_save(watched):
 
 
 def test_what_ended_torchrun_before_any_rank_is_in_the_cause(watched):
-    """The error of this attempt's traceback, not that of an attempt before."""
+    """The cause names the error in this attempt's torchrun traceback, not an error of an earlier attempt."""
     head = 'Traceback (most recent call last):\n  File "run.py", line 1\n'
     log = watched.job.supervisor_log
     log.write_text(f"an earlier attempt: é\n{head}ValueError: old\n")

@@ -1,4 +1,4 @@
-"""Which rank the others wait for, judged by the place where each of them stands."""
+"""The rank that the others wait for, found from the place where each rank stands."""
 
 import dataclasses
 import os
@@ -32,7 +32,7 @@ def inside(ranks, number=13, name="all_reduce", kind="data_parallel", waiting=Tr
 
 
 def test_the_rank_outside_the_collective_is_named():
-    """It is not the one whose silence is longest, and not the lowest."""
+    """The rank outside the collective is named, not the one silent for longest or with the lowest number."""
     everyone = [
         rank(0, inside(range(4)), still=31),
         rank(1, inside(range(4)), still=32),
@@ -48,7 +48,7 @@ def test_the_rank_outside_the_collective_is_named():
 
 
 def test_waiting_is_followed_to_its_end():
-    """Pipeline 2 x data 2: rank 0 waits for 2 to send, and 2 in its data group for 3, which is elsewhere."""
+    """Waiting is followed to its end: rank 0 waits for rank 2, rank 2 for rank 3, and rank 3 is elsewhere."""
     everyone = [
         rank(0, inside([0, 2], name="recv (from rank 2)", kind="pipeline_model_parallel")),
         rank(1, inside([1, 3], name="recv (from rank 3)", kind="pipeline_model_parallel")),
@@ -59,13 +59,13 @@ def test_waiting_is_followed_to_its_end():
 
 
 def test_another_collective_of_the_same_group_is_another_place():
-    """Rank 1 is one call ahead of rank 0, so that neither call can end; the rank that is behind is named."""
+    """Ranks in different calls of one group never match, and the rank that is behind is named."""
     everyone = [rank(0, inside([0, 1], 12)), rank(1, inside([0, 1], 13, name="broadcast"))]
     assert [one.rank for one in culprits(everyone)] == [0]
 
 
 def test_a_sender_and_its_receiver_are_together():
-    """Both are in their call: neither is to blame, and both are named."""
+    """A sender and its receiver that are both in their call are both named."""
     everyone = [
         rank(0, inside([0, 1], 4, "send (to rank 1)")),
         rank(1, inside([0, 1], 4, "recv (from rank 0)")),
@@ -74,7 +74,7 @@ def test_a_sender_and_its_receiver_are_together():
 
 
 def test_a_link_between_machines_is_suspected_if_nothing_tells_the_ranks_apart():
-    """All in the same call, on two hosts; or none was ever heard of. Ranks of one machine are all named."""
+    """If the ranks are all alike, the link between two hosts is suspected; on one machine all are named."""
     everyone = [rank(number, inside(range(4), 5), host=f"host{number // 2}") for number in range(4)]
     assert report(everyone) == (
         "all ranks wait in all_reduce no. 5 of data_parallel ranks 0-3, for 30 s, and none is behind: the "
@@ -91,7 +91,7 @@ def test_a_link_between_machines_is_suspected_if_nothing_tells_the_ranks_apart()
 
 
 def test_a_link_that_was_cut_within_a_collective_that_one_rank_had_ended():
-    """Rank 0 is in the next call, of another group of the same ranks: numbers of two groups say nothing."""
+    """After a link was cut within a collective, call numbers of two different groups are not compared."""
     everyone = [
         rank(number, inside(range(4), 51, group="1"), host=f"host{number // 2}") for number in range(4)
     ]
@@ -104,37 +104,37 @@ def test_a_link_that_was_cut_within_a_collective_that_one_rank_had_ended():
 
 
 def test_ranks_that_are_all_in_one_collective_wait_for_none_of_its_own():
-    """Rank 2 waits for both others, and these are together in a call of their own that does not end."""
+    """Ranks that share a collective that does not end are named, not the rank that waits for them."""
     everyone = [rank(0, inside([0, 1], 5)), rank(1, inside([0, 1], 5)), rank(2, inside(range(3), 9))]
     assert [one.rank for one in culprits(everyone)] == [0, 1]
 
 
 def test_a_rank_that_went_on_until_lately_is_not_to_blame():
-    """It is a step behind, but moved when others had stopped: it counts from half of their silence on."""
+    """A rank that is a step behind but moved within half of the others' silence is not blamed."""
     others = [rank(0, step=7, still=100), rank(1, step=7, still=100)]
     assert [one.rank for one in culprits([*others, rank(2, step=6, still=49)])] == [0, 1]
     assert [one.rank for one in culprits([*others, rank(2, step=6, still=50)])] == [2]
 
 
 def test_a_rank_that_never_spoke_is_named_before_one_that_waits_for_nobody():
-    """Outside any collective nothing else tells the two apart."""
+    """A rank that never reported is named before a rank outside any collective."""
     assert [one.rank for one in culprits([rank(0, step=5), rank(1, spoke=False)])] == [1]
 
 
 def test_on_a_gpu_the_count_tells():
-    """Calls return before their collectives are done: fewer calls are behind, then fewer steps."""
+    """On a GPU, where calls return before their collectives end, the rank with fewer calls is behind."""
     everyone = [rank(0, inside(range(3), 40, waiting=False)), rank(1, inside(range(3), 39, waiting=False))]
     everyone.append(rank(2, inside(range(3), 40, waiting=False)))
     assert [one.rank for one in culprits(everyone)] == [1]
     assert [one.rank for one in culprits([rank(0, step=6), rank(1, step=5)])] == [1]
     assert [one.rank for one in culprits([rank(0), rank(1)])] == [0, 1]
-    # As many calls on both ranks of a group say nothing.
+    # Equal call counts in a group do not tell its ranks apart.
     level = [rank(number, inside([0, 1], 40, waiting=False)) for number in (0, 1)]
     assert [one.rank for one in culprits([*level, rank(2, step=5)])] == [2]
 
 
 def test_groups_of_the_same_ranks_count_apart():
-    """Rank 1 has called fewer of another group's, which says nothing; it is a step behind."""
+    """Calls of two groups with the same ranks are counted separately; the rank a step behind is named."""
     everyone = [
         rank(0, inside([0, 1], 40, waiting=False), step=7),
         rank(1, inside([0, 1], 8, waiting=False, group="3")),
@@ -144,7 +144,7 @@ def test_groups_of_the_same_ranks_count_apart():
 
 
 def test_a_stopped_process_is_reported(monkeypatch):
-    """SIGSTOP: whatever the others do, that is it."""
+    """A process stopped by SIGSTOP is reported, whatever the other ranks do."""
     monkeypatch.setattr(processes, "process_state", lambda pid: "T")
     assert report([rank(0)]) == (
         "rank 0 stopped: last heard of at step 6, 30 s ago, in phase train; its process is stopped by a "
@@ -153,7 +153,7 @@ def test_a_stopped_process_is_reported(monkeypatch):
 
 
 def test_only_a_live_process_counts_as_stopped_by_a_signal(monkeypatch):
-    """A rank that never spoke has no process to look at, and the number of a dead one may be another's."""
+    """Only a live process counts as stopped by a signal; a dead rank's pid may belong to another process."""
     monkeypatch.setattr(processes, "process_state", lambda pid: "T")
     assert rank(0).stopped
     assert rank(0, spoke=False).stopped is False
@@ -162,7 +162,7 @@ def test_only_a_live_process_counts_as_stopped_by_a_signal(monkeypatch):
 
 
 def test_of_ranks_that_are_all_stopped_by_a_signal_the_awaited_one_is_named(monkeypatch):
-    """What is true of every rank tells none apart, so that the next question is asked."""
+    """If a signal has stopped every rank, the one that the others wait for is named."""
     monkeypatch.setattr(processes, "process_state", lambda pid: "T")
     everyone = [rank(0, inside([0, 1])), rank(1, inside([0, 1], 12, waiting=False))]
     assert [one.rank for one in culprits(everyone)] == [1]
@@ -174,7 +174,7 @@ def test_a_rank_is_frozen_after_ten_seconds_without_a_heartbeat(unwritten, froze
 
 
 def test_a_sender_and_a_rank_in_another_call_are_not_together():
-    """Ranks 0 and 1 wait for each other in calls that never match, so that none of them is at the end."""
+    """Two ranks that wait for each other in calls that never match are not counted as being in one call."""
     everyone = [
         rank(0, inside([0, 1], 4, "send (to rank 1)")),
         rank(1, inside([0, 1], 4)),
@@ -184,7 +184,7 @@ def test_a_sender_and_a_rank_in_another_call_are_not_together():
 
 
 def test_where_the_others_are_is_said_of_one_and_of_many(monkeypatch):
-    """In a collective, between two of them, or never heard of."""
+    """The message says where the other ranks are: in a collective, between two, or never heard from."""
     monkeypatch.setattr(processes, "process_state", lambda pid: "T" if pid == ME.pid else "S")
     monkeypatch.setattr(ProcessIdentity, "alive", lambda self: True)
     other = dataclasses.replace(ME, pid=ME.pid + 1)
@@ -214,7 +214,7 @@ def test_of_many_culprits_four_are_described(guilty, more):
 
 
 def test_nodes_that_are_all_gone_are_not_named():
-    """Every rank of both hosts is silent: the fault is on this side."""
+    """If every rank of both hosts is silent, the fault is on the supervisor's side and no node is named."""
     everyone = [rank(0, unwritten=40), rank(1, host="b", unwritten=40)]
     assert report(everyone).startswith("rank 0 stopped: ") and "node" not in report(everyone)
 
@@ -227,7 +227,7 @@ def test_a_rank_that_never_spoke_is_reported():
 
 
 def test_a_rank_that_cannot_even_write_is_reported():
-    """In the same collective as the others, but its thread is silent too."""
+    """A rank whose heartbeat thread is silent is reported, although it is in the others' collective."""
     everyone = [rank(0, inside([0, 1])), rank(1, inside([0, 1]), unwritten=29)]
     assert report(everyone).startswith(
         "rank 1 stopped: last heard of at step 6, 30 s ago, in phase train, in all_reduce no. 13"
@@ -236,7 +236,7 @@ def test_a_rank_that_cannot_even_write_is_reported():
 
 
 def test_a_node_that_is_gone_is_reported():
-    """Every rank of one host is silent, the other host still writes: the node is named, not a rank."""
+    """A node is named instead of a rank if all its ranks are silent and the other host still writes."""
     everyone = [rank(number, inside(range(4))) for number in (0, 1)]
     everyone += [rank(number, inside(range(4), 12), host="b", unwritten=40 + number) for number in (2, 3)]
     assert report(everyone) == "node b is gone: nothing was heard of its ranks 2, 3 for 42 s"
@@ -251,7 +251,7 @@ def test_ranks_in_few_characters(ranks, text):
 
 
 def test_the_main_threads_stack():
-    """faulthandler's words among others; the newest dump counts, and only the innermost frames of it."""
+    """The main thread's stack is found in faulthandler's newest dump; only its innermost frames are kept."""
     old = 'Current thread 0x00 (most recent call first):\n  File "old.py", line 1 in old\n'
     log = old + (
         "step 6 | loss 4.2\n"

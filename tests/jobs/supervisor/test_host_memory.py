@@ -1,4 +1,4 @@
-"""What the kernel's log tells of processes that its out-of-memory killer has ended."""
+"""The kernel log's records of processes that its out-of-memory killer has ended."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ RECORDS = [
 
 @pytest.fixture
 def log(monkeypatch):
-    """A log of RECORDS, each by one read, whose first was overwritten; a read at its end would wait."""
+    """Create a log of RECORDS, one per read, with the first one overwritten and no end of file."""
 
     def of(namespace):
         left = [BrokenPipeError(errno.EPIPE, "overwritten"), *RECORDS, BlockingIOError(errno.EAGAIN, "end")]
@@ -54,7 +54,7 @@ def test_a_log_that_may_not_be_read_tells_nothing(monkeypatch, tmp_path):
 
 
 def test_an_entry_from_before_is_none_of_this_attempt():
-    """Numbers of processes come again: what counts is the entry."""
+    """An entry from before the attempt does not count, since process numbers are reused."""
     before, after = HostMemory(killed=frozenset({(1, 812)})), HostMemory(killed=frozenset({(1, 812), (2, 9)}))
     assert after.since(before).evidence(812) == ""
     assert after.since(before).evidence(9) == "its log names process 9"

@@ -1,4 +1,4 @@
-"""What is due in each phase of an attempt: no process, no clock."""
+"""The action that is due in each phase of an attempt, without processes or clock."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ QUIET = Observed(patience_seconds=60.0, training=True)
         (replace(QUIET, hangs=True), Phase.RUNNING),
         (replace(QUIET, failed_at=1.0), Phase.LOSING_PEERS),
         (replace(QUIET, stop_asked_at=1.0), Phase.STOPPING),
-        # A stop counts for more than a failure: the ranks are to save if they can.
+        # A stop outranks a failure: the ranks should save if they can.
         (replace(QUIET, stop_asked_at=1.0, failed_at=1.0), Phase.STOPPING),
         (replace(QUIET, launcher_ended=True), Phase.ENDED),
         (replace(QUIET, launcher_ended=True, stop_asked_at=1.0), Phase.ENDED),
@@ -36,7 +36,7 @@ def test_nothing_is_due_while_all_is_well_or_over():
 
 
 def test_what_is_not_observed_is_not_assumed():
-    """An attempt of which nothing is known runs, and has nothing to save."""
+    """An attempt without observations counts as running, with nothing to save."""
     assert phase_of(Observed(60.0)) is Phase.RUNNING
     assert decide(Observed(60.0, stop_asked_at=NOW), NOW) is Action.SIGNAL
     killed = Observed(60.0, launcher_ended=True, launcher_killed_at=NOW)
@@ -49,7 +49,7 @@ def test_a_hang_is_ended_at_once():
 
 @pytest.mark.parametrize(("shutdown", "grace"), [(60.0, 10.0), (4.0, 4.0)])
 def test_peers_of_a_dead_rank_have_a_grace(shutdown, grace):
-    """Ten seconds, or the time of a stop if that is shorter."""
+    """Peers of a dead rank have ten seconds, or the time of a stop if that is shorter."""
     observed = replace(QUIET, patience_seconds=shutdown, failed_at=NOW)
     assert decide(observed, NOW + grace) is Action.KEEP
     assert decide(observed, NOW + grace + 0.1) is Action.KILL
@@ -59,14 +59,14 @@ def test_peers_of_a_dead_rank_have_a_grace(shutdown, grace):
     ("limit", "save", "patience"), [(60.0, 0.0, 60.0), (60.0, 25.0, 60.0), (60.0, 45.0, 90.0)]
 )
 def test_a_stop_waits_for_a_save_as_long_as_a_save_takes(limit, save, patience):
-    """Twice the longest one, if that is longer than the limit that is set."""
+    """A stop waits twice as long as the longest save, if that is longer than the limit."""
     observed = replace(QUIET, patience_seconds=patience_seconds(limit, save), stop_asked_at=NOW)
     assert decide(observed, NOW + patience - 1) is Action.KEEP
     assert decide(observed, NOW + patience) is Action.SIGNAL
 
 
 def test_a_stop_is_a_request_then_a_signal_then_a_kill():
-    """The request is in control/; the signal comes when the time to save is over, the kill 3 s after it."""
+    """A stop is a request in control/, then a signal when the time to save is over, then a kill 3 s later."""
     asked = replace(QUIET, stop_asked_at=NOW)
     assert decide(asked, NOW + 59.9) is Action.KEEP
     assert decide(asked, NOW + 60.0) is Action.SIGNAL
@@ -76,7 +76,7 @@ def test_a_stop_is_a_request_then_a_signal_then_a_kill():
 
 
 def test_a_stop_before_training_needs_no_time_to_save():
-    """Signalled at once, since a rank that imports looks at no request; killed after 5 s, not 60."""
+    """A stop before training signals at once, since an importing rank reads no request, and kills in 5 s."""
     asked = replace(QUIET, training=False, stop_asked_at=NOW)
     assert decide(asked, NOW) is Action.SIGNAL
     signalled = replace(asked, signalled_at=NOW)
@@ -102,11 +102,11 @@ def test_the_ranks_of_a_killed_launcher_have_the_time_of_a_stop(training, patien
 
 
 def test_a_save_that_goes_on_is_not_killed_before_the_cap():
-    """Every sign of the save gives the ranks their time again; no sign of it counts after 10 times that."""
+    """Every sign of a save restarts the ranks' time, up to 10 times that time."""
     asked = replace(QUIET, stop_asked_at=NOW, signalled_at=NOW)
     assert decide(replace(asked, saving_at=NOW + 50), NOW + 109) is Action.KEEP
     assert decide(replace(asked, saving_at=NOW + 50), NOW + 110) is Action.KILL
     assert decide(replace(asked, saving_at=NOW + 599), NOW + 599.9) is Action.KEEP
     assert decide(replace(asked, saving_at=NOW + 599), NOW + 600) is Action.KILL
-    # What was written before the request gives nothing.
+    # Signs from before the request do not extend it.
     assert decide(replace(asked, saving_at=NOW - 30), NOW + 60) is Action.KILL

@@ -1,4 +1,4 @@
-"""The wrapper of a rank: real children, each a line of Python; and what becomes of them when parents die."""
+"""The wrapper of a rank, around real children of one line of Python, and what happens when parents die."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from nbtrain.base.records import ExitRecord
 from nbtrain.base.rundir import JobDir, RunDir, new_job_id
 from nbtrain.jobs.supervisor import processes
 
-# Real children each.
+# Every test starts real children.
 pytestmark = pytest.mark.slow
 
 SAY = (
@@ -32,7 +32,7 @@ def job(workspace):
 
 @pytest.fixture
 def wrap(job):
-    """wrap(code) starts the wrapper of rank 3, attempt 1, around a line of Python."""
+    """Start the wrapper of rank 3, attempt 1, around a line of Python: wrap(code)."""
     started = []
 
     def wrap(*command: str):
@@ -66,7 +66,7 @@ def end_of(job, process):
 
 
 def test_a_finished_rank(job, wrap):
-    """The rank's own word and the kernel's code agree; output goes to the rank's log."""
+    """The record of a finished rank has its report and the kernel's exit code; its log has the output."""
     code, record = end_of(job, wrap(*python("print('hello')", outcome="finished", step=5, message="done")))
     assert code == 0
     assert (record.rank, record.attempt, record.outcome, record.exit_code, record.signal) == (
@@ -101,7 +101,7 @@ def test_a_finished_rank(job, wrap):
         ),
         ("import os; os.kill(os.getpid(), 9)", {}, ("killed", None, 9, "killed by SIGKILL")),
         (
-            # Asked for its stacks while it was ending.
+            # A request for its stacks, while it was ending.
             "import os, signal; os.kill(os.getpid(), signal.SIGUSR2)",
             {"outcome": "failed", "message": "connection closed by peer"},
             ("failed", None, 12, "connection closed by peer"),
@@ -120,7 +120,7 @@ def test_a_finished_rank(job, wrap):
     ],
 )
 def test_the_kernel_wins_over_the_word(job, wrap, code, word, expected):
-    """Death by a signal, a code without a word, a long traceback through the pipe: each as it was."""
+    """The kernel's exit code outweighs the rank's report; a long traceback fits through the pipe."""
     returned, record = end_of(job, wrap(*python(code, **word)))
     assert returned == 1
     assert (record.outcome, record.exit_code, record.signal, record.message) == expected
@@ -128,7 +128,7 @@ def test_the_kernel_wins_over_the_word(job, wrap, code, word, expected):
 
 
 def test_a_long_traceback_fits_through_the_pipe(job, wrap):
-    """The pipe holds 64 KiB; a longer word is read while the rank still writes it."""
+    """A traceback longer than the pipe's 64 KiB is read while the rank still writes it."""
     code = (
         "import json, os; pipe = os.fdopen(int(os.environ['NBTRAIN_EXIT_FD']), 'w'); "
         "pipe.write(json.dumps({'outcome': 'failed', 'message': 'no room', 'detail': 'x' * 300_000})); "
@@ -139,7 +139,7 @@ def test_a_long_traceback_fits_through_the_pipe(job, wrap):
 
 
 def test_a_command_that_does_not_exist(job, wrap):
-    """Even then there is a record."""
+    """A command that does not exist leaves a record, too."""
     code, record = end_of(job, wrap("/no/such/program"))
     assert code == 1
     assert record.outcome == "failed"
@@ -147,10 +147,7 @@ def test_a_command_that_does_not_exist(job, wrap):
 
 
 def test_a_worker_that_holds_the_pipe_does_not_hold_the_record(job, wrap):
-    """A forked child that outlives the rank keeps its end of the pipe open.
-
-    The record appears all the same.
-    """
+    """A forked child that outlives the rank and keeps the pipe open does not delay the record."""
     code = "import os, time; time.sleep(3600) if os.fork() == 0 else None"
     began = time.monotonic()
     _, record = end_of(job, wrap(*python(code)))
@@ -180,7 +177,7 @@ def test_signals_are_passed_on_once(job, wrap, tmp_path):
 
 
 def test_a_dead_wrapper_takes_its_rank_along(job, wrap, wait_until):
-    """kill -9 of the wrapper: the kernel kills the rank, which nobody would write down otherwise."""
+    """After kill -9 of the wrapper, the kernel kills its rank, whose end would otherwise go unrecorded."""
     process = wrap(*python("import time; time.sleep(60)"))
     wait_until(lambda: processes.marked_pids([job.job_id], "NBTRAIN_EXIT_FD"), "the rank")
     process.kill()
@@ -189,7 +186,7 @@ def test_a_dead_wrapper_takes_its_rank_along(job, wrap, wait_until):
 
 
 def test_a_dead_parent_ends_the_rank_in_order(job, wait_until):
-    """kill -9 of the launcher: the wrapper gets TERM from the kernel and passes it on."""
+    """After kill -9 of the launcher, the wrapper gets TERM from the kernel and passes it on."""
     environment = {
         **os.environ,
         "RANK": "3",
@@ -216,7 +213,7 @@ def test_a_dead_parent_ends_the_rank_in_order(job, wait_until):
 
 
 def test_it_starts_without_the_notebook_side():
-    """Every rank starts one, so it imports neither pydantic nor anything outside the standard library."""
+    """The wrapper imports only the standard library, because every rank starts one."""
     code = (
         "import sys, json, nbtrain.jobs.supervisor.rank_wrapper\n"
         "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules} - "

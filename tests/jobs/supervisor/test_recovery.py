@@ -1,4 +1,4 @@
-"""What the supervisor does between attempts, with attempts whose verdicts are given and that are not run."""
+"""The supervisor's work between attempts; the attempts are not run, and their verdicts are predefined."""
 
 import errno
 import os
@@ -39,7 +39,7 @@ from nbtrain.monitor.advice import asked_of
 
 
 class Told:
-    """A supervision of a job on disk, whose attempts end in the verdicts of `verdicts`, one by one."""
+    """A supervision of a job on disk whose attempts end in `verdicts`, one by one."""
 
     def __init__(self, config):
         self.job = JobDir(RunDir.named("tiny"), new_job_id())
@@ -72,7 +72,7 @@ def failure(signature=None, retry=True):
 
 
 def test_it_stops_when_the_restarts_are_used_up(supervised):
-    """max_restarts 3: four attempts, and the cause says so; each restart is an event."""
+    """With max_restarts 3 the job ends after four attempts, with that cause; each restart is an event."""
     supervised.verdicts = [failure() for _ in range(9)]
     verdict = supervised.run()
     assert (verdict.state, verdict.cause) == (
@@ -86,28 +86,28 @@ def test_it_stops_when_the_restarts_are_used_up(supervised):
 
 
 def test_the_wait_stays_finite(supervised):
-    """backend.max_restarts allows a million, and a float ends at 2.0 ** 1024."""
+    """The wait before a restart stays finite beyond 2.0 ** 1023; max_restarts allows a million."""
     supervised.change("backend", max_restarts=1_000_000)
     waits = [recovery_from(failure(), None, made, supervised.it.config) for made in (1024, 999_999)]
     assert [recovery.wait_seconds for recovery in waits] == [300.0, 300.0]
 
 
 def test_the_same_failure_twice_ends_it(supervised):
-    """The same step and message again: nothing changes by trying; another failure in between counts anew."""
+    """The same failure at the same step twice ends the job; another failure in between resets the count."""
     supervised.verdicts = [failure((3, "boom")), failure((5, "boom")), failure((5, "boom")), failure()]
     assert supervised.run().cause.endswith("not tried again: the attempt before failed the same way")
     assert len(supervised.verdicts) == 1
 
 
 def test_no_second_attempt_where_it_cannot_help(supervised):
-    """retry False ends the job at once."""
+    """A verdict with retry False ends the job at once."""
     supervised.verdicts = [failure(retry=False), failure()]
     assert supervised.run().cause == "rank 0 failed"
     assert len(supervised.verdicts) == 1
 
 
 def test_a_stop_while_waiting_is_obeyed(supervised):
-    """Cancelled between two attempts: CANCELLED, with the failure before it."""
+    """A cancel between two attempts ends the job as CANCELLED, with the failure before it in the cause."""
     supervised.verdicts = [failure(), failure()]
     supervised.it.asked.stop = True
     verdict = supervised.run()
@@ -118,7 +118,7 @@ def test_a_stop_while_waiting_is_obeyed(supervised):
 
 
 def test_lost_work_is_counted(supervised):
-    """Steps and tokens since the newest checkpoint are in the event."""
+    """The restart event counts the steps and tokens lost since the newest checkpoint."""
     supervised.journal.reached_step = 9
     supervised.verdicts = [failure(retry=True), Verdict("SUCCEEDED", "done")]
     supervised.run()
@@ -128,7 +128,7 @@ def test_lost_work_is_counted(supervised):
 
 
 def test_a_full_disk_does_not_end_the_watch(supervised, monkeypatch):
-    """A state that cannot be written for want of space is passed over; the ranks are still watched."""
+    """A state that a full disk prevents from being written is skipped, and the ranks are still watched."""
 
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -140,7 +140,7 @@ def test_a_full_disk_does_not_end_the_watch(supervised, monkeypatch):
 
 @pytest.mark.parametrize("removed", [True, False])
 def test_a_new_supervisor_counts_on_from_the_request_that_was_done(supervised, removed):
-    """Rank 0 acts once per number, and every attempt removes the request before it."""
+    """A new supervisor continues the request numbers, since rank 0 obeys each number once."""
     job = supervised.job
     supervised.journal.request("stop", "the time limit of its allocation")
     files.write_json(job.control_ack, {"request_id": 1, "action": "stop", "step": 4, "time": 1.0})
@@ -181,14 +181,14 @@ def checkpoint(run, step, consumed, skipped=()):
 
 
 def test_a_rollback_restarts_at_once_and_is_no_restart(supervised):
-    """No wait, no count; the samples since the checkpoint are recorded, counting those passed over before."""
+    """A rollback restarts at once, is not counted as a restart, and records the samples to skip."""
     checkpoint(supervised.job.run, 4, 32, ((8, 16),))
     supervised.verdicts = [bad_step(6, 48, 56), Verdict("SUCCEEDED", "done")]
     supervised.journal.reached_step = 6
     assert supervised.run().cause == "done"
     assert supervised.journal.record.restarts == 0
     (entry,) = Rollback.read_all(supervised.job.run.rollbacks_json)
-    # The checkpoint lies at position 40: 32 samples were trained and 8 passed over before.
+    # The checkpoint is at position 40: 32 samples were trained and 8 skipped before.
     assert (entry.step, entry.checkpoint_step, entry.first, entry.last) == (6, 4, 40, 56)
     (reported,) = supervised.events("rollback")
     assert reported["message"] == (
@@ -208,7 +208,7 @@ def test_a_rollback_without_a_checkpoint_goes_to_the_start(supervised):
 
 
 def test_rollbacks_have_a_limit_of_their_own(supervised):
-    """max_skipped_steps within the window; a rollback as many steps before does not count."""
+    """Rollbacks are limited by max_skipped_steps within the window, separately from restarts."""
     supervised.change("stability", max_skipped_steps=2, loss_spike_window_steps=10)
     supervised.verdicts = [bad_step(step, 8 * step, 8 * step + 8) for step in (21, 30, 31, 33, 34)]
     verdict = supervised.run()
@@ -221,7 +221,7 @@ def test_rollbacks_have_a_limit_of_their_own(supervised):
 
 
 def test_a_rollback_in_vain_is_not_made_over_and_over(supervised):
-    """Three times no further from one checkpoint, each time with other samples: ten more would not help."""
+    """Three rollbacks to one checkpoint that get no further end the job."""
     checkpoint(supervised.job.run, 4, 32)
     supervised.verdicts = [bad_step(step, 8 * step, 8 * step + 8) for step in (6, 8, 8, 7, 8)]
     verdict = supervised.run()
@@ -234,7 +234,7 @@ def test_a_rollback_in_vain_is_not_made_over_and_over(supervised):
 
 
 def test_only_rollbacks_of_one_job_to_one_checkpoint_are_in_vain():
-    """A new job may have other settings, a new checkpoint is progress, and so is a later step."""
+    """Rollbacks are in vain only if one job returns to one checkpoint without getting further."""
 
     def entries(*places):
         return [Rollback(job, 0, 0.0, step, saved, 0, 8, "nan") for job, saved, step in places]
@@ -246,7 +246,7 @@ def test_only_rollbacks_of_one_job_to_one_checkpoint_are_in_vain():
 
 
 def test_a_stop_does_not_forget_the_bad_samples(supervised):
-    """Asked to stop when the ranks left to go back: CANCELLED, and the next job passes over them."""
+    """A stop during a rollback ends in CANCELLED, and the next job still skips the bad samples."""
     supervised.verdicts = [bad_step(6, 48, 56, stopped=True)]
     assert supervised.run().state == "CANCELLED"
     assert len(Rollback.read_all(supervised.job.run.rollbacks_json)) == 1
@@ -256,7 +256,7 @@ def test_a_stop_does_not_forget_the_bad_samples(supervised):
 
 
 class Disk:
-    """shutil of supervise.py: free bytes, one look after the other; the last stays."""
+    """A replacement for supervise.py's shutil: free bytes, one value per call; the last one repeats."""
 
     def __init__(self, *free):
         self.looks = list(free)
@@ -271,7 +271,7 @@ def full_disk():
 
 
 def test_it_waits_for_room(supervised, monkeypatch):
-    """Until a checkpoint fits, with one event; then it goes on."""
+    """A full disk is waited for until a checkpoint fits, with one event; then the job continues."""
     monkeypatch.setattr(supervise, "shutil", Disk(0, 0, 1 << 20, 1 << 30))
     monkeypatch.setattr(supervise, "DISK_POLL_SECONDS", 0.01)
     supervised.verdicts = [full_disk(), Verdict("SUCCEEDED", "done")]
@@ -283,7 +283,7 @@ def test_it_waits_for_room(supervised, monkeypatch):
 
 
 def test_a_rank_without_a_word_beside_a_full_disk_could_not_write_it():
-    """The cause is the disk, and it is waited for; with room the rank's silence stays what it is."""
+    """A rank without a message on a full disk is blamed on the disk, but not if there is free space."""
     silent = Verdict(
         "FAILED", f"rank 0 failed: exit code 1 {WITHOUT_WORD}", retry=True, signature=(3, "x"), step=3
     )
@@ -298,9 +298,9 @@ def test_a_rank_without_a_word_beside_a_full_disk_could_not_write_it():
 
 
 def test_a_read_only_disk_is_the_cause_and_ends_the_job():
-    """Whatever the ranks said: no other attempt could save.
+    """A read-only disk is the cause and ends the job, since no other attempt could save.
 
-    What was cancelled or has succeeded stays that.
+    A job that was cancelled or has succeeded keeps that state.
     """
     verdict = with_the_disk(failure(), 1 << 30, read_only=True)
     assert (verdict.cause, verdict.retry) == (
@@ -316,7 +316,7 @@ def test_a_read_only_disk_is_the_cause_and_ends_the_job():
 
 
 def test_last_words_on_a_read_only_disk_lie_elsewhere(supervised, tmp_path, monkeypatch, capfd):
-    """job.json stays RUNNING; the log says where the end is, and who asks for the state gets it."""
+    """On a read-only disk the end is stored elsewhere, where the log points and a query finds it."""
     supervised.journal.set_state("RUNNING")
 
     def refuse(*arguments, **more):
@@ -334,7 +334,7 @@ def test_last_words_on_a_read_only_disk_lie_elsewhere(supervised, tmp_path, monk
 
 
 def test_a_damaged_record_of_an_earlier_job_does_not_keep_the_end_from_being_written(supervised):
-    """summary.json counts the time of all jobs of the run; the state is written without it."""
+    """The end of a job is written although an earlier job's record, which summary.json reads, is damaged."""
     earlier = supervised.job.run.job("20200101-000000-abcd")
     earlier.make_folders()
     files.write_text(earlier.job_json, "{")
@@ -368,9 +368,9 @@ def elastic(supervised):
 
 
 def test_a_restart_takes_as_many_devices_as_there_are(elastic):
-    """4 -> 2 if 3 are left, since the batch of 8 does not divide by 3.
+    """A restart uses the devices that are left: 4 -> 2 if 3 are left, since 8 does not divide by 3.
 
-    And back to 4 when they are there again.
+    It returns to 4 when they are back.
     """
     sizes = []
 
@@ -388,7 +388,7 @@ def test_a_restart_takes_as_many_devices_as_there_are(elastic):
 
 
 def test_devices_are_counted_again_after_a_pause(elastic, monkeypatch):
-    """Some may be gone since; none left for a copy of the model ends the job."""
+    """Devices are counted again after a pause; if none is left for a replica of the model, the job ends."""
     counts = iter([2, 0])
 
     def stop_within(asked, seconds, meanwhile):
@@ -410,7 +410,7 @@ def test_devices_are_counted_again_after_a_pause(elastic, monkeypatch):
 
 
 def test_machines_are_counted_on_hosts(elastic, monkeypatch):
-    """One of two answers, then both: half of the ranks on one machine, and all on both again."""
+    """Hosts jobs count machines: half of the ranks if one of two answers, all on both when they are back."""
     resources = elastic.it.config.resources.model_copy(update={"nodes": 2})
     elastic.it.config = elastic.it.config.model_copy(update={"resources": resources})
     elastic.journal.config = elastic.it.config
@@ -438,7 +438,7 @@ def test_no_device_is_no_run(elastic):
 
 
 def test_nobody_asked_on_a_cpu(elastic):
-    """Nothing is counted there: the size stays, also once the operator's word is taken back."""
+    """An elastic job on CPUs keeps its size, also when the operator withdraws a number of devices."""
     control.ask_devices(elastic.job, None)
     elastic.verdicts = [failure(), Verdict("SUCCEEDED", "done")]
     elastic.run()
@@ -449,7 +449,7 @@ def test_nobody_asked_on_a_cpu(elastic):
 
 
 def test_what_was_lost_is_known_once_the_next_one_goes_on(supervised):
-    """The newest checkpoint was torn inside: the next attempt goes on from an older one, and more is lost."""
+    """If the newest checkpoint was torn, an older one is resumed and the lost work is counted from it."""
     record = supervised.journal.record
     record.attempts = [
         AttemptRecord(0, 0.0, 1, 1, reached_step=9, lost_tokens=128),
@@ -464,7 +464,7 @@ def test_what_was_lost_is_known_once_the_next_one_goes_on(supervised):
 
 
 def test_a_stop_before_an_attempt_leaves_the_one_before_as_it_was(supervised):
-    """As on Kubernetes, if the pod of a paused job is put elsewhere: its new supervisor starts no rank."""
+    """A stop before an attempt starts leaves the record of the attempt before it unchanged."""
     ended = AttemptRecord(0, 1.0, 1, 1, ended_at=500.0, reached_step=9, lost_tokens=128, cause="a pause")
     supervised.journal.record.attempts, supervised.journal.record.attempt = [replace(ended)], 1
     supervised.it.asked.stop = True
@@ -475,7 +475,7 @@ def test_a_stop_before_an_attempt_leaves_the_one_before_as_it_was(supervised):
 
 
 def test_a_job_that_is_handed_over_is_asked_for_nothing(supervised):
-    """It waits for its next allocation, and a page would say that it stops."""
+    """A job that is handed over shows no pending request, since its page would say that it stops."""
     journal = supervised.journal
     journal.request("stop", "the time limit of its allocation")
     assert asked_of(supervised.job) == "stop"
@@ -484,7 +484,7 @@ def test_a_job_that_is_handed_over_is_asked_for_nothing(supervised):
 
 
 def test_a_job_that_its_engine_starts_again_has_not_ended(supervised):
-    """Preempted, CANCELLED and put back into the queue: its page would show the end of before."""
+    """A requeued job loses the end time of the CANCELLED state that its preemption wrote."""
     job, record = supervised.job, supervised.journal.record
     record.state = "CANCELLED"
     record.mark("started_at")
@@ -496,7 +496,7 @@ def test_a_job_that_its_engine_starts_again_has_not_ended(supervised):
 
 
 def test_what_lies_on_the_nodes_disks_is_not_lost(supervised):
-    """Until the next attempt has looked: then its certificate says from where it went on."""
+    """A checkpoint on the nodes' disks does not count as lost until the resume report of the next attempt."""
     run, journal, job = supervised.job.run, supervised.journal, supervised.job
     LocalSaves([LocalSave(8, "id", ["a", "b"], job.job_id, 0, 0.0)]).keep(run)
     journal.reached_step = 9
@@ -521,7 +521,7 @@ def test_what_lies_on_the_nodes_disks_is_not_lost(supervised):
 
 
 def left(it, cause="stopped on request at step 4; saved"):
-    """What an attempt ends in when its ranks are asked to leave and do."""
+    """Return the verdict of an attempt whose ranks exit when asked to stop."""
     supervise.look(it)
     if it.asked.stop:
         it.journal.request("stop", it.asked.why)
@@ -529,7 +529,7 @@ def left(it, cause="stopped on request at step 4; saved"):
 
 
 def test_a_job_that_passes_its_deadline_has_failed(supervised):
-    """With the cause; a job that ends in time, or by itself meanwhile, is what it would be without one."""
+    """A job that passes its deadline has FAILED with that cause; one that ends before it is not changed."""
     supervised.change("backend", deadline_seconds=60.0)
     supervised.journal.record.mark("started_at")
     assert run_attempts(supervised.it, left).state == "SUCCEEDED"
@@ -545,7 +545,7 @@ def test_a_job_that_passes_its_deadline_has_failed(supervised):
 
 @pytest.mark.parametrize("attempts", [0, 1])
 def test_the_wait_in_the_queue_is_no_time_of_the_job(supervised, attempts):
-    """Its time counts from the end of the first wait; one that follows a pause is subtracted."""
+    """The deadline does not count the first wait in the queue, and subtracts a wait that follows a pause."""
     it = supervised.it
     it.journal.record.started_at = 1.0
     it.journal.record.attempts = [AttemptRecord(0, 1.0, 1, 1)] * attempts
@@ -555,7 +555,7 @@ def test_the_wait_in_the_queue_is_no_time_of_the_job(supervised, attempts):
 
 
 def test_a_deadline_ends_the_wait_for_a_restart(supervised):
-    """Between two attempts too, with what failed before."""
+    """A deadline between two attempts ends the wait, with the earlier failure in the cause."""
     supervised.change("backend", deadline_seconds=60.0, restart_backoff_seconds=50.0)
     supervised.journal.record.mark("started_at")
     supervised.journal.record.stamps["started_at"].seconds -= 70
@@ -567,7 +567,7 @@ def test_a_deadline_ends_the_wait_for_a_restart(supervised):
 
 
 def test_a_paused_job_waits_and_goes_on_or_is_stopped(supervised, monkeypatch):
-    """SUSPENDED without a restart counted; a second pause ends by a stop, from another machine."""
+    """A paused job is SUSPENDED without counting a restart; a stop ends its second pause."""
     states = []
 
     def stop_within(asked, seconds, meanwhile):
@@ -597,7 +597,7 @@ def test_a_paused_job_waits_and_goes_on_or_is_stopped(supervised, monkeypatch):
 
 
 def test_a_stop_while_a_pause_gives_its_devices_back_is_heeded(supervised, monkeypatch):
-    """That waits for the lock of the queue; TERM comes once."""
+    """A stop is obeyed while a pause waits for the queue's lock to release its devices; TERM comes once."""
     it = supervised.it
 
     def stop_within(asked, seconds, meanwhile):
@@ -619,7 +619,7 @@ def test_a_stop_while_a_pause_gives_its_devices_back_is_heeded(supervised, monke
 
 
 def test_a_rollback_changes_nothing_but_the_samples(supervised):
-    """No wait, no look at the disk or at the devices, although the job is elastic."""
+    """A rollback skips the wait and the checks of disk and devices, although the job is elastic."""
     supervised.change("backend", elastic=True)
     newest = Rollback("job", 0, 0.0, step=7, checkpoint_step=4, first=32, last=64, cause="nan")
     verdict = Verdict("FAILED", "nan", retry=True, kind="rollback")

@@ -1,4 +1,4 @@
-"""What a supervisor is asked, by a file and by signals."""
+"""Requests to a supervisor, by file and by signal."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ def job(tmp_path: Path) -> JobDir:
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    """Puts this process's own handlers back."""
+    """Restore this process's own signal handlers."""
     numbers = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1)
     before = {number: signal.getsignal(number) for number in numbers}
     yield
@@ -34,7 +34,7 @@ def handlers() -> Iterator[None]:
 
 
 def test_each_request_is_heeded_once(job: JobDir) -> None:
-    """A save that was asked for again has another number."""
+    """Each request is obeyed once; a repeated save has another number."""
     asked = Asked()
     asked.read_ask(job)
     assert asked == Asked()
@@ -53,7 +53,7 @@ def test_each_request_is_heeded_once(job: JobDir) -> None:
 
 
 def test_of_two_who_ask_at_once_the_second_is_heeded_too(job: JobDir) -> None:
-    """Both have read the same number; an older request that a network disk shows again is none."""
+    """Two simultaneous requests with one number are both obeyed; an old one that reappears is not."""
     asked = Asked()
     for number, action, stops in ((3, "save", False), (3, "stop", True)):
         Ask(number, action, 1.0).write(job.control_ask)
@@ -76,7 +76,7 @@ def test_of_two_who_ask_at_once_the_second_is_heeded_too(job: JobDir) -> None:
     ],
 )
 def test_no_later_request_takes_a_stop_back(job: JobDir, actions: tuple[str, str], left: str) -> None:
-    """The supervisor may not have read it yet, and the file holds one request."""
+    """A later request does not replace a stop, which the supervisor may not have read yet."""
     for action in actions:
         Ask.put(job.control_ask, action)
     ask = Ask.read(job.control_ask)
@@ -85,7 +85,7 @@ def test_no_later_request_takes_a_stop_back(job: JobDir, actions: tuple[str, str
 
 @pytest.mark.parametrize(("action", "stops"), [("save", False), ("stop", True), ("something new", False)])
 def test_a_new_supervisor_heeds_only_an_old_stop(job: JobDir, action: str, stops: bool) -> None:
-    """The supervisor before it has saved what was asked for."""
+    """A new supervisor obeys only an old stop; its predecessor has answered the saves."""
     Ask(7, action, 0.0).write(job.control_ask)
     asked = Asked()
     asked.read_ask(job, at_start=True)
@@ -93,7 +93,7 @@ def test_a_new_supervisor_heeds_only_an_old_stop(job: JobDir, action: str, stops
 
 
 def test_a_request_outweighs_other_reasons(job: JobDir) -> None:
-    """A job that its user has stopped is not handed to another allocation."""
+    """A user's stop outweighs the end of an allocation, so the job is not handed to another one."""
     asked = Asked()
     asked.leave(PAUSE)
     asked.leave(ALLOCATION)
@@ -106,7 +106,7 @@ def test_a_request_outweighs_other_reasons(job: JobDir) -> None:
 
 
 def test_signals_of_an_allocation_are_its_engines(handlers: None) -> None:
-    """USR1 is the time limit, TERM the end; outside, they are a user's."""
+    """In an allocation USR1 is the time limit and TERM the end; outside, they are a user's save and stop."""
     inside, outside = Asked().listen(in_allocation=True), Asked()
     os.kill(os.getpid(), signal.SIGUSR1)
     assert (inside.stop, inside.save, inside.why) == (True, False, ALLOCATION)
@@ -127,7 +127,7 @@ def test_signals_of_an_allocation_are_its_engines(handlers: None) -> None:
 def test_a_cancelled_job_goes_on_if_its_engine_starts_it_again(
     job: JobDir, action: str | None, goes_on: bool
 ) -> None:
-    """Preempted and put back; but not if its user has stopped it, whatever was asked before."""
+    """A job that was preempted and requeued continues, unless its user has stopped it."""
     (job.path / "events").mkdir()
     JobRecord(job.job_id, "id", "tiny", CANCELLED, 0.0, 4, backend="slurm").write(job.job_json)
     if action:

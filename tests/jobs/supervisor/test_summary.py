@@ -1,4 +1,4 @@
-"""summary.json of jobs that ended early."""
+"""The file summary.json of jobs that ended early."""
 
 import os
 import time
@@ -11,10 +11,7 @@ from nbtrain.jobs.supervisor.summary import write_summary
 
 
 def test_the_checkpoint_is_the_one_on_the_disk(tmp_path):
-    """The job failed before it had saved one.
-
-    It has gone on from that of step 40, which is whole, that of 44 is not.
-    """
+    """The summary names the newest complete checkpoint on disk: step 40, since the one of step 44 is torn."""
     run, config = RunDir(tmp_path / "run"), load("gpt-tiny")
     for step, size in ((40, 1), (44, 2)):
         run.checkpoint(step).mkdir(parents=True)
@@ -32,7 +29,7 @@ def test_the_checkpoint_is_the_one_on_the_disk(tmp_path):
 
 
 def test_overflow_steps_are_those_of_the_run(tmp_path):
-    """A job that fails before its first step does not know them: they are kept from the job before."""
+    """Skipped overflow steps are kept from the job before if a job fails before its first step."""
     run, config = RunDir(tmp_path / "run"), load("gpt-tiny")
     run.path.mkdir()
     record = JobRecord("20261121-031500-a1b2", "id", "run", "FAILED", 0.0, 1, "why", ended_at=1.0)
@@ -46,7 +43,7 @@ def test_overflow_steps_are_those_of_the_run(tmp_path):
 
 
 def test_a_rate_keeps_what_it_was_measured_with(tmp_path):
-    """The setup of the job that measured it, also in the summary of a later job that measured nothing."""
+    """A throughput keeps the setup it was measured with, also after a job that measured nothing."""
     run = RunDir(tmp_path / "run")
     run.path.mkdir()
     record = JobRecord("20261121-031500-a1b2", "id", "run", "FAILED", 0.0, 1, "why", ended_at=1.0)
@@ -64,7 +61,7 @@ def test_a_rate_keeps_what_it_was_measured_with(tmp_path):
 
 
 def test_peak_memory_and_the_wait_for_other_stages_are_kept(tmp_path):
-    """What a plan compares its figures with; a later job that measured nothing changes nothing."""
+    """Peak memory and pipeline idle time, which a plan compares with, survive a job that measured nothing."""
     run = RunDir(tmp_path / "run")
     run.path.mkdir()
     config, me = load("gpt-tiny"), ProcessIdentity.of(os.getpid())
@@ -78,7 +75,7 @@ def test_peak_memory_and_the_wait_for_other_stages_are_kept(tmp_path):
 
 
 def test_the_validation_of_each_dataset_is_in_the_summary(tmp_path):
-    """Loss and perplexity by name; a job that ends before its first validation keeps them."""
+    """The loss and perplexity of each validation set are kept if a job ends before its first validation."""
     run, config = RunDir(tmp_path / "run"), load("gpt-tiny")
     run.path.mkdir()
     record = JobRecord("20261121-031500-a1b2", "id", "run", "FAILED", 0.0, 1, "why", ended_at=1.0)

@@ -35,9 +35,9 @@ def temporaries(run):
 
 
 def test_a_job_goes_to_its_end(fake, start, states_of, wait_until, workspace):
-    """Two ranks to SUCCEEDED: states in order with durations, a log for each rank, summary, nothing left.
+    """Two ranks train to SUCCEEDED: ordered states with durations, a log per rank, a summary, nothing left.
 
-    Whoever asked for it is notified.
+    The notification at the end is sent.
     """
     copy = [sys.executable, "-c", "import sys; open(sys.argv[1], 'w').write(sys.stdin.read())"]
     config = fake(ranks=2, steps=10)
@@ -79,7 +79,7 @@ def test_a_job_goes_to_its_end(fake, start, states_of, wait_until, workspace):
 
 
 def test_a_dead_rank_is_restarted_from_the_checkpoint(fake, start, states_of):
-    """Rank 1 is killed at step 7: its peer ends, the job restarts from step 5 and says what that cost."""
+    """After rank 1 is killed at step 7, the job restarts from step 5 and reports the lost work."""
     faults = [{"rank": 1, "attempt": 0, "step": 7, "do": "kill", "signal": 9}]
     job = start(fake(faults, ranks=2, steps=10))
     assert control.wait(job, 800)[0] == "SUCCEEDED"
@@ -118,9 +118,9 @@ def test_a_dead_rank_is_restarted_from_the_checkpoint(fake, start, states_of):
 
 
 def test_a_killed_wrapper_and_a_killed_torchrun_are_named_as_such(fake, start, wait_until):
-    """kill -9 of rank 1's wrapper: restarted, and named.
+    """A wrapper killed with -9 is named, and its rank restarts.
 
-    Of torchrun: its ranks have the time of a stop to save.
+    A killed torchrun is named too; its ranks have the time of a stop to save.
     """
     job = start(fake(ranks=2, steps=4, step_seconds=5, backend={"max_restarts": 1}))
 
@@ -149,7 +149,7 @@ def test_a_killed_wrapper_and_a_killed_torchrun_are_named_as_such(fake, start, w
 
 
 def test_the_same_failure_twice_is_not_tried_a_third_time(fake, start):
-    """Exit code 7 at the same step again: FAILED after two attempts, with rank, step and reason."""
+    """Exit code 7 at the same step twice ends in FAILED after two attempts, with rank, step and reason."""
     job = start(fake([{"step": 3, "do": "exit", "code": 7}], steps=10))
     state, cause = control.wait(job, 800)
     assert state == "FAILED"
@@ -162,12 +162,12 @@ def test_the_same_failure_twice_is_not_tried_a_third_time(fake, start):
 
 
 def test_a_hanging_rank_is_named_killed_and_restarted(fake, start):
-    """A stopped rank beats no more: after heartbeat_timeout_seconds it is named and the job goes on."""
+    """A rank that hangs past heartbeat_timeout_seconds is named, killed and restarted."""
     faults = [
         {"rank": 1, "attempt": 0, "step": 6, "do": "stop"},
         {"rank": 0, "attempt": 0, "step": 6, "do": "hang"},
     ]
-    # No save: a disk that stands still for so long would be named in its place.
+    # No save: a disk that stands still for so long would be named instead.
     config = fake(faults, ranks=2, steps=10, save_every=100, backend={"heartbeat_timeout_seconds": 8})
     job = start(config)
     assert control.wait(job, 800)[0] == "SUCCEEDED"
@@ -181,7 +181,7 @@ def test_a_hanging_rank_is_named_killed_and_restarted(fake, start):
 
 
 def test_cancel_saves_and_leaves_nothing(fake, start, wait_until):
-    """Cancel: saved, CANCELLED, no process, lock or temporary file; resume goes on from there."""
+    """Cancel saves and leaves no process, lock or temporary file; resume continues from there."""
     job = start(fake(ranks=2, steps=1000))
     wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step >= 3, "step 3")
     asked = control.request_save(job, wait_seconds=600)
@@ -211,14 +211,14 @@ def test_cancel_saves_and_leaves_nothing(fake, start, wait_until):
 
 
 def test_ranks_that_do_not_leave_are_killed(fake, start, wait_until):
-    """One rank ignores the stop, a signal has stopped another: killed within the limits, CANCELLED, swept."""
+    """A rank that ignores the stop and one that a signal stopped are killed within the limits."""
     faults = [{"rank": 0, "step": 5, "do": "ignore-stop"}, {"rank": 1, "step": 5, "do": "stop"}]
     seldom = {"ranks": 2, "steps": 100_000, "save_every": 100_000}
     job = start(fake(faults, backend={"shutdown_timeout_seconds": 1.0}, **seldom))
     wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step >= 6, "step 6")
     began = time.monotonic()
     state, cause = control.cancel(job)
-    # Timeout 1 s, TERM grace 3 s, wrappers' grace 3 s, and room for a very busy machine.
+    # Timeout 1 s, TERM grace 3 s, wrappers' grace 3 s, and headroom for a very busy machine.
     assert time.monotonic() - began < 150
     assert state == "CANCELLED"
     late = r"stopped on request; killed \d+ s after it \(backend.shutdown_timeout_seconds = 1\)"
@@ -228,10 +228,10 @@ def test_ranks_that_do_not_leave_are_killed(fake, start, wait_until):
 
 
 def test_cancel_now_and_cancel_while_starting(fake, start, wait_until):
-    """`now` kills without saving; a job that is still starting is gone within seconds.
+    """cancel --now kills without saving, and ends a starting job within seconds.
 
-    The first job is submitted by a thread that blocks all signals, in a process that ignores some: no process
-    of the job does.
+    The first job is submitted by a thread that blocks all signals, in a process that ignores some; no process
+    of the job inherits that.
     """
     ignored = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -262,9 +262,9 @@ def test_cancel_now_and_cancel_while_starting(fake, start, wait_until):
 
 
 def test_a_dead_supervisor_is_seen_and_its_ranks_leave(fake, start, wait_until):
-    """kill -9 of the supervisor: LOST with a cause.
+    """After kill -9 of the supervisor the job is LOST, with a cause.
 
-    The ranks save and leave, and the next job waits for that.
+    The ranks save and exit, and the next job waits for them.
     """
     job = start(fake(ranks=2, steps=1000, step_seconds=0.5))
     wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step >= 1, "step 1")
@@ -288,7 +288,7 @@ def test_a_dead_supervisor_is_seen_and_its_ranks_leave(fake, start, wait_until):
 
 
 def test_ranks_that_outlive_their_supervisor_are_asked_to_save(workspace, tmp_path):
-    """As an agent's do: the next job sends them TERM, so that they need not be killed."""
+    """The next job sends TERM to ranks that outlived their supervisor, so that they save before they exit."""
     run = RunDir.named("tiny")
     for job_id in ("20260101-000000-aaaa", "20260101-000001-bbbb"):
         run.job(job_id).make_folders()
@@ -318,7 +318,7 @@ def test_ranks_that_outlive_their_supervisor_are_asked_to_save(workspace, tmp_pa
 
 
 def test_cancel_of_a_lost_job_ends_what_is_left(fake, start, wait_until):
-    """A deaf rank outlives its supervisor and torchrun's patience; cancel finds it by its marker."""
+    """Cancelling a lost job finds a rank that ignores TERM by its marker, and ends it."""
     job = start(fake([{"step": 2, "do": "ignore-stop"}], steps=100_000))
     wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step >= 3, "step 3")
     os.kill(JobRecord.read(job.job_json).supervisor.pid, signal.SIGKILL)
@@ -329,7 +329,7 @@ def test_cancel_of_a_lost_job_ends_what_is_left(fake, start, wait_until):
 
 
 def test_the_submitting_process_may_die(fake, tmp_path, wait_until):
-    """A process that submits and is killed, with its whole group, disturbs nothing."""
+    """A submitting process that is killed with its whole group does not disturb the job."""
     config = fake(steps=60, step_seconds=0.05)
     script = (
         "import sys, time\n"
@@ -359,12 +359,12 @@ def test_the_submitting_process_may_die(fake, tmp_path, wait_until):
 
 
 def test_a_killed_rank_leaves_no_half_written_file(fake, start):
-    """A rank killed between writing and renaming: its temporary file and torn checkpoint are swept."""
+    """A rank killed between writing and renaming leaves no temporary file and no torn checkpoint."""
     job = start(fake([{"attempt": 0, "step": 7, "do": "torn"}], steps=10))
     assert control.wait(job, 800)[0] == "SUCCEEDED"
     assert temporaries(job.run) == []
     said = [event["message"] for event in read_events(job) if event["message"].startswith("removed ")]
-    # What its wrapper kept for its last words is removed without a word.
+    # The wrapper's reserve file for its record is removed silently.
     assert said and not any("reserve" in one for one in said)
 
 
@@ -378,7 +378,7 @@ sys.exit(main(sys.argv[1], sys.argv[2]))
 
 
 def test_a_job_that_starts_at_once_is_not_announced_as_queued(fake, start, monkeypatch):
-    """It waits for nothing, and QUEUED would be read as a place in the queue."""
+    """A job that starts at once is not announced as QUEUED, which would read as a place in the queue."""
     monkeypatch.setattr(supervised_here, "FIRST_WORD_SECONDS", 600.0)
     job = start(fake(steps=100_000, backend={"share_devices": True}))
     assert JobRecord.read(job.job_json).state in ("STARTING", "RUNNING")
@@ -386,7 +386,7 @@ def test_a_job_that_starts_at_once_is_not_announced_as_queued(fake, start, monke
 
 
 def test_of_two_supervisors_the_older_one_leaves(fake, start, wait_until):
-    """On a disk whose lock does not hold: its ranks are killed, and it writes nothing more."""
+    """The older of two supervisors, on a disk without working locks, kills its ranks and writes nothing."""
     job = start(fake(steps=100_000, backend={"share_devices": True}))
     beat = wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step > 2 and beat, "steps")
     saved = control.request_save(job, wait_seconds=600)
@@ -404,13 +404,13 @@ def test_of_two_supervisors_the_older_one_leaves(fake, start, wait_until):
     assert record.supervisor != first
     assert (len(record.attempts), record.restarts) == (2, 0)
     assert record.attempts[0].cause == "its allocation was lost"
-    # Nobody was to write down how the older one's rank ended.
+    # No process was left to record how the older one's rank ended.
     assert ExitRecord.read(job.exit_record(0, 0)) is None
     assert ExitRecord.read(job.exit_record(0, 1)).outcome == "stopped"
 
 
 def test_a_paused_job_goes_on_as_the_same_job(fake, start, states_of, wait_until):
-    """Saved, no rank left, SUSPENDED; resumed it trains to its end, and no restart is counted."""
+    """A paused job saves and is SUSPENDED; resumed it is the same job, and no restart is counted."""
     config = fake(steps=400, step_seconds=0.05)
     job = start(config)
     wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step > 2, "it trains")

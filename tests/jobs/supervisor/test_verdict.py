@@ -1,4 +1,4 @@
-"""How an attempt's end is judged from its exit records."""
+"""The verdict on an attempt, from its exit records."""
 
 import re
 from dataclasses import replace
@@ -20,19 +20,19 @@ def record(rank, outcome, time=0.0, code=0, signal=None, step=7, message="words"
 
 
 def judged(*records, **circumstances):
-    # A checkpoint of the step that the ranks report, if nothing else is said.
+    # A checkpoint of the step that the ranks report, unless a test sets another.
     around = Circumstances(**{"world_size": len(records), "saved_step": 7, **circumstances})
     return judge({entry.rank: entry for entry in records}, around)
 
 
 def test_all_finished_is_success():
-    """Every rank finished: SUCCEEDED, even if a stop was asked for at the same moment."""
+    """If every rank finished, the state is SUCCEEDED, even if a stop was requested at the same moment."""
     verdict = judged(record(0, "finished"), record(1, "finished"), stop_requested=True)
     assert (verdict.state, verdict.retry) == ("SUCCEEDED", False)
 
 
 def test_success_needs_every_rank():
-    """One rank without a record is no success, whatever the others say."""
+    """A missing exit record prevents SUCCEEDED, whatever the other ranks report."""
     verdict = judged(record(0, "finished"), world_size=2)
     assert verdict.state == "FAILED"
     assert verdict.retry
@@ -42,16 +42,16 @@ def test_success_needs_every_rank():
 
 
 def test_a_killed_wrapper_is_the_cause_and_not_its_peers_words():
-    """The peers tell of closed connections, or were ended by the supervisor.
+    """A killed wrapper is the cause, not the closed connections that its peers report.
 
-    The one without a record made them.
+    The rank without a record caused them, or the supervisor ended them.
     """
     others = (record(0, "failed", message=GLOO), record(1, "killed", signal=9, code=None, time=9.0))
     verdict = judged(*others, world_size=3, stuck="rank 2 stopped 60 s ago", killed_at=5.0, gone=(2,))
     assert verdict.cause.startswith("rank 2's wrapper was killed, and rank 2 with it, not by nbtrain")
     assert (verdict.retry, verdict.step, verdict.kind) == (True, 7, "no record")
     assert "pair.cc" not in verdict.cause and "stopped" not in verdict.cause
-    # Those that were taken away later, with torchrun, are not named.
+    # Wrappers that ended later, with torchrun, are not named.
     assert "rank 1's" in judged(record(0, "failed", message=GLOO), world_size=4, gone=(1,)).cause
     both = judged(record(0, "failed", message=GLOO), world_size=3, gone=(1, 2)).cause
     assert both.startswith("the wrappers of ranks 1, 2 were killed, and the ranks with them, not by nbtrain")
@@ -63,7 +63,7 @@ def test_a_killed_wrapper_is_the_cause_and_not_its_peers_words():
         ": out of host memory (counted by its cgroup; at most 3.00 of 3.00 GiB were used). Lower"
         in starved.cause
     )
-    # An error of its own is the cause still.
+    # A rank's own error is still the cause.
     assert "boom" in judged(record(0, "failed", message="RuntimeError: boom"), world_size=2).cause
 
 
@@ -75,13 +75,13 @@ def test_a_killed_wrapper_is_the_cause_and_not_its_peers_words():
     ],
 )
 def test_stopped_is_cancelled(asked, cause):
-    """Ranks that saved and left: CANCELLED, and the cause says who asked."""
+    """Ranks that saved and left after a request end in CANCELLED, and the cause names the request."""
     verdict = judged(record(0, "stopped"), record(1, "stopped"), stop_requested=asked)
     assert (verdict.state, verdict.cause) == ("CANCELLED", cause)
 
 
 def test_a_limit_of_the_run_is_the_cause():
-    """One rank's word is enough: only that of the clock that ran out knows it.
+    """A limit of the run is the cause if one rank reports it, because only one rank's clock ran out.
 
     A request still comes first.
     """
@@ -104,7 +104,7 @@ def test_mode_perf_saves_nothing_and_says_so():
 
 
 def test_a_killed_torchrun_is_tried_again():
-    """Its death made the ranks save and stop, but nobody asked for an end; a request to stop still wins."""
+    """A killed torchrun, which makes the ranks save and stop, is retried unless a stop was requested."""
     verdict = judged(record(0, "stopped"), record(1, "stopped"), launcher_signal=9)
     assert (verdict.state, verdict.retry) == ("FAILED", True)
     assert (
@@ -118,14 +118,14 @@ def test_a_killed_torchrun_is_tried_again():
     )
     unheard = judged(world_size=2, launcher_signal=9, launcher_message="torchrun ended with code -9")
     assert unheard.cause == "torchrun was killed by SIGKILL, not by nbtrain; its ranks ended"
-    # What failed by itself before comes first.
+    # A rank that failed by itself comes first.
     assert "boom" in judged(record(0, "failed", message="RuntimeError: boom"), launcher_signal=9).cause
     verdict = judged(record(0, "stopped"), record(1, "stopped"), launcher_signal=9, stop_requested=True)
     assert (verdict.state, verdict.retry) == ("CANCELLED", False)
 
 
 def test_a_stop_that_did_not_save_says_so():
-    """Killed during a stop, or failed while stopping: CANCELLED with what was missed."""
+    """A rank killed or failed during a stop ends in CANCELLED, and the cause says what is not saved."""
     asked = {"stop_requested": True, "saved_step": None}
     killed = judged(record(0, "killed", signal=9, code=None), killed_at=8.0, **asked)
     assert (killed.state, killed.cause) == (
@@ -145,7 +145,7 @@ KILLED_AFTER_ITS_WORD = record(
 
 
 def test_a_stop_that_saved_says_so_whatever_became_of_its_processes():
-    """Rank 0 reported step 7, and the checkpoint of step 7 is whole: saved, although the rank was killed."""
+    """A stop whose checkpoint is complete counts as saved, although the rank was killed afterwards."""
     stop = {"stop_requested": True, "saved_step": 7}
     killed = judged(KILLED_AFTER_ITS_WORD, killed_at=8.0, **stop)
     assert (killed.state, killed.cause, killed.retry) == (
@@ -166,7 +166,7 @@ def test_a_stop_that_saved_says_so_whatever_became_of_its_processes():
 
 @pytest.mark.parametrize("number", [6, 9, 15])
 def test_a_rank_that_failed_and_was_then_ended_by_a_signal_is_the_cause(number):
-    """Its peers, which lost it, closed their connections first: its own error is named all the same."""
+    """A failed rank is the cause, even if its peers failed first and a signal ended it later."""
     full = record(
         1, "failed", signal=number, code=None, time=9.0, message="OSError: [Errno 28] No space left"
     )
@@ -201,7 +201,7 @@ def test_a_rank_that_failed_and_was_then_ended_by_a_signal_is_the_cause(number):
     ],
 )
 def test_full_shared_memory_is_no_full_disk(message, detail):
-    """Room on the disk would be waited for in vain, and another attempt finds it as small."""
+    """A full /dev/shm is not treated as a full disk, since waiting or another attempt would not help."""
     verdict = judged(record(1, "failed", message=message, detail=detail))
     last = (detail or message).strip().splitlines()[-1]
     assert verdict.cause.startswith(f"rank 1 failed at step 7: /dev/shm is full: {last.rstrip('.')}. ")
@@ -211,9 +211,9 @@ def test_full_shared_memory_is_no_full_disk(message, detail):
 
 @pytest.mark.parametrize(("number", "code"), [(9, None), (6, None), (None, 1)])
 def test_ranks_that_said_they_had_left_are_a_clean_stop(number, code):
-    """On a busy machine a rank is ended while it unloads, after its last word: nothing is reported as killed.
+    """A rank that is ended while it unloads, after reporting its exit, is not reported as killed.
 
-    Only if its checkpoint is there: the word alone proves nothing.
+    Its checkpoint must exist: the report alone proves nothing.
     """
     ended = replace(KILLED_AFTER_ITS_WORD, signal=number, exit_code=code, said="stopped")
     other = replace(record(1, "stopped"), said="stopped")
@@ -227,7 +227,7 @@ def test_ranks_that_said_they_had_left_are_a_clean_stop(number, code):
 
 
 def test_a_stop_before_the_first_new_step_has_lost_nothing():
-    """Killed while loading: the heartbeat is at the checkpoint's step, no record says anything."""
+    """A stop during loading loses nothing: the heartbeat is at the checkpoint's step."""
     killed = judged(
         replace(KILLED_AFTER_ITS_WORD, step=None), stop_requested=True, killed_at=8.0, reached_step=7
     )
@@ -252,7 +252,7 @@ def test_a_stop_before_the_first_new_step_has_lost_nothing():
     ],
 )
 def test_a_checkpoint_of_an_earlier_step_is_not_the_save_of_the_stop(step, saved_step, cause):
-    """Steps after the newest whole checkpoint are lost; without a word of a rank nobody knows of any."""
+    """Steps after the newest complete checkpoint are lost; without a report their number is unknown."""
     killed = replace(KILLED_AFTER_ITS_WORD, step=step)
     verdict = judged(killed, stop_requested=True, killed_at=8.0, saved_step=saved_step)
     assert (verdict.state, verdict.cause) == ("CANCELLED", cause)
@@ -272,7 +272,7 @@ def test_a_checkpoint_of_an_earlier_step_is_not_the_save_of_the_stop(step, saved
     ],
 )
 def test_a_stop_before_the_first_step_has_nothing_to_save(records, saved_step, cause):
-    """Ranks that were still starting lose nothing; what a resume takes is said."""
+    """A stop before the first step loses nothing, and the cause says what a resume starts from."""
     around = {"world_size": 2, "stop_requested": True, "killed_at": 8.0, "trained": False}
     verdict = judged(*records, saved_step=saved_step, **around)
     assert verdict.state == "CANCELLED"
@@ -307,7 +307,7 @@ ENDINGS = {
 @pytest.mark.parametrize("saved_step", [None, 4, 7])
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_the_sentence_names_the_checkpoint_that_is_there(ending, saved_step):
-    """Whatever the ranks have said: "saved" means that the checkpoint of their step is there."""
+    """The cause says "saved" only if the checkpoint of the ranks' step exists, whatever they reported."""
     *records, around = ENDINGS[ending]
     cause = judged(*records, **around, saved_step=saved_step).cause
     named = re.search(r"newest checkpoint is of step (\d+)", cause)
@@ -323,7 +323,7 @@ def test_the_sentence_names_the_checkpoint_that_is_there(ending, saved_step):
 
 
 def test_the_first_failure_is_the_cause():
-    """Peers fail because the first one did: the earliest record names the cause, not the lowest rank."""
+    """The earliest failure is the cause, not the lowest rank, since peers fail because the first one did."""
     verdict = judged(
         record(0, "failed", time=5.0, code=1, message="connection closed"),
         record(
@@ -375,16 +375,16 @@ GIB = 1 << 30
     ],
 )
 def test_signal_9_tells_memory_from_a_person(memory, words):
-    """Out of memory if its cgroup counted it or the log names it.
+    """A signal 9 is out of memory if the rank's cgroup counted it or the kernel log names the process.
 
-    The machine's count may be another program's.
+    The machine's own count may come from another program.
     """
     entry = record(1, "killed", code=None, signal=9, step=None, message="killed by SIGKILL")
     verdict = judged(record(0, "failed", time=1.0, code=1), entry, memory=memory, pids={0: 42, 1: 43})
     assert verdict.cause.startswith("rank 1 was killed") and "killed: killed" not in verdict.cause
     assert words in verdict.cause
     assert verdict.retry
-    # Only what is sure counts as the same failure again, which is not tried a third time.
+    # Only a certain cause counts as the same failure again, which is not tried a third time.
     sure = "the kernel ended it" in words
     assert (verdict.kind, verdict.signature) == (
         ("host memory", ("host memory", 7)) if sure else ("killed", None)
@@ -403,7 +403,7 @@ def test_exit_code_137_is_a_sigkill_behind_a_shell():
 
 
 def test_a_full_disk_is_reported_and_waited_for():
-    """Met by a write, or foreseen by the checkpoint: the supervisor waits for room."""
+    """A full disk, met by a write or foreseen by a checkpoint, is reported and waited for."""
     said = "OSError: [Errno 28] No space left on device"
     verdict = judged(record(0, "failed", code=1, message=said, detail=f"{TRACEBACK}{said}"))
     assert verdict.cause == f"rank 0 failed at step 7: the disk is full: {said}"
@@ -418,9 +418,9 @@ CUDA = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
 def test_out_of_gpu_memory_is_tried_again_only_after_good_steps():
-    """In the first steps it is the configuration, and the message says how to shrink it.
+    """Out of GPU memory in the first steps is a configuration error, with advice to reduce memory.
 
-    Later it may be fragmentation.
+    Later it may be fragmentation, and is retried.
     """
     early = judged(
         record(0, "failed", code=1, step=3, message=CUDA, detail=f"{TRACEBACK}torch.{CUDA}"), first_step=2
@@ -467,7 +467,7 @@ NCCL = (
 
 @pytest.mark.parametrize("said", [GLOO, NCCL])
 def test_a_rank_that_lost_its_peer_is_no_cause(said):
-    """An error of a rank's own, or its death, names the cause even if its record is the earlier one."""
+    """A rank's own error or death is the cause, even if a peer's record of it is earlier."""
     follower = record(0, "failed", time=1.0, code=1, message=said, detail=TRACEBACK + said)
     boom = record(1, "failed", time=2.0, code=1, message="ValueError: boom", detail=TRACEBACK)
     assert judged(follower, boom).cause == "rank 1 failed at step 7: ValueError: boom"
@@ -476,7 +476,7 @@ def test_a_rank_that_lost_its_peer_is_no_cause(said):
 
 
 def test_what_follows_from_the_end_of_others_is_no_cause():
-    """The watchdog's abort, the launcher's TERM, and the ranks that the supervisor killed itself."""
+    """The watchdog's abort, the launcher's TERM and ranks killed by the supervisor are never the cause."""
     lost = record(0, "failed", time=1.0, code=1, message=GLOO, detail=TRACEBACK + GLOO)
     abort = record(1, "killed", time=0.5, code=None, signal=6, message="killed by SIGABRT")
     ours = record(2, "killed", time=9.0, code=None, signal=9, message="killed by SIGKILL")
@@ -494,9 +494,9 @@ def test_what_follows_from_the_end_of_others_is_no_cause():
 
 
 def test_a_rollback_carries_what_is_passed_over():
-    """Every rank left in order: tried again with the bad step's samples.
+    """A rollback restarts with the bad step's samples to skip, if every rank left in order.
 
-    A stop still wins, and they are not forgotten.
+    A stop still wins, and the samples are not forgotten.
     """
     order = '{"step": 12, "first": 88, "last": 96}'
     ranks = [record(rank, "rollback", message="step 12: the loss is nan", detail=order) for rank in (0, 1)]
@@ -509,15 +509,15 @@ def test_a_rollback_carries_what_is_passed_over():
 
 
 def test_a_step_that_stops_the_run_is_not_tried_again():
-    """StabilityError has words alone: the same data would do the same."""
+    """A StabilityError is not retried, because the same data would produce the same error."""
     said = "step 12: the loss is nan on rank 1 of 2; a.yaml:3: stability.on_nan = stop ends the job."
     verdict = judged(record(0, "failed", code=8, message=said, detail=said))
-    # It says its step itself: the last one that was done would be a second, other number.
+    # The message states the step; the step of the heartbeat would be a second, different number.
     assert (verdict.cause, verdict.retry) == (f"rank 0 failed: {said}", False)
 
 
 def test_a_hang_is_the_cause_whatever_the_kill_left():
-    """Ranks killed for hanging are no unknown deaths."""
+    """A hang is the cause, and the ranks that were killed for it are not unknown deaths."""
     verdict = judged(
         record(0, "killed", code=None, signal=9), hang="no heartbeat for 5 s: rank 0", killed_at=8.0
     )
@@ -525,7 +525,7 @@ def test_a_hang_is_the_cause_whatever_the_kill_left():
 
 
 def test_a_launcher_that_never_started_a_rank():
-    """No record at all: its last words are all there is."""
+    """A launcher that never started a rank is judged by its last log lines, as there is no record."""
     verdict = judge(
         {}, Circumstances(2, launcher_message="torchrun ended with code 1; see logs/supervisor.log")
     )
@@ -547,12 +547,12 @@ def test_a_launcher_that_never_started_a_rank():
     ],
 )
 def test_errors_of_the_user_are_known(message, detail, expected):
-    """An nbtrain error, in words or at a traceback's end; nothing else."""
+    """Only an nbtrain error, as the message or at the end of a traceback, counts as an error of the user."""
     assert user_error(record(0, "failed", code=1, message=message, detail=detail)) is expected
 
 
 def test_ranks_that_stop_because_a_node_is_taken_go_on():
-    """An agent was asked to leave by its engine: the run was not cancelled by anyone."""
+    """Ranks that stop because the scheduler takes a node are restarted, since the run was not cancelled."""
     left = "node 1: was asked to leave (SIGTERM)"
     verdict = judged(record(0, "stopped"), record(1, "stopped"), node_left=left)
     assert (verdict.state, verdict.retry) == ("FAILED", True)
@@ -562,7 +562,7 @@ def test_ranks_that_stop_because_a_node_is_taken_go_on():
 
 
 def test_the_rollback_of_a_single_rank():
-    """Its order names the samples that the next attempt passes over."""
+    """The order of a single rank's rollback names the samples that the next attempt skips."""
     order = '{"step": 12, "first": 88, "last": 96}'
     verdict = judged(record(0, "rollback", message="nan", detail=order))
     assert (verdict.kind, verdict.retry, verdict.bad_samples) == ("rollback", True, (88, 96))

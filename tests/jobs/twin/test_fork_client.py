@@ -35,7 +35,7 @@ def test_each_rank_has_its_environment_its_log_and_its_exit_code(fork_server, tm
 
 
 def test_two_launches_at_one_time_have_groups_of_their_own(fork_server, tmp_path):
-    """Each on its own port; gradients and collectives work after a fork."""
+    """Two simultaneous launches have separate ports; gradients and collectives work after a fork."""
     launches = [
         fork_server.start(
             ranks,
@@ -52,7 +52,7 @@ def test_two_launches_at_one_time_have_groups_of_their_own(fork_server, tmp_path
 
 
 def test_the_others_do_not_outlive_a_failed_rank(fork_server, tmp_path):
-    """Its traceback is reported; its peers are killed after a while."""
+    """The traceback of a failed rank is reported, and its peers are killed after a while."""
     ended = fork_server.run(
         3,
         "tests.jobs.forked_rank:fail_or_sleep",
@@ -103,7 +103,7 @@ def test_it_says_what_can_be_trained_here(fork_server):
 
 
 def test_no_rank_outlives_the_server(tmp_path):
-    """Nor does the server outlive who asked for it; a module that cannot be imported is named."""
+    """No rank outlives the server, and the server does not outlive its client; a failing import is named."""
     with ForkServer() as server:
         launch = server.start(
             2, "tests.jobs.forked_rank:sleep", [], sys_path=[REPOSITORY], log=tmp_path / "{rank}"

@@ -1,4 +1,4 @@
-"""The twin of a run: what is folded, what is kept, and what is said to be missing."""
+"""The twin of a run: what is folded, what is kept, and what is reported as missing."""
 
 import itertools
 
@@ -16,7 +16,7 @@ from tests.config.conftest import EXAMPLES
 
 RUNS = sorted(EXAMPLES.parent.glob("*/*.yaml"))
 EVERYTHING = Abilities(fp16=True, compiler=True)
-# What a CPU cannot do, and what the twin then has.
+# Features that a CPU lacks, and their replacement in the twin.
 REPLACED = {"offload_optimizer_nvme": "offload_optimizer_cpu", "offload_param_nvme": "offload_param_cpu"}
 GPU_ONLY = {kind.name for kind in KINDS if kind.gpu_only}
 
@@ -57,7 +57,7 @@ def test_the_largest_is_halved_data_first(whole, folded):
 
 
 def test_every_kind_stays_and_nothing_grows():
-    """All shapes of up to three kinds: at most 8 ranks, and each size between 2 and what it was."""
+    """Folded shapes have at most 8 ranks, and each size stays between 2 and its original."""
     for values in itertools.product(range(1, 14), repeat=3):
         whole = sizes(*values)
         folded = fold(whole)
@@ -80,7 +80,7 @@ def test_too_many_kinds_for_the_ranks_are_refused():
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
 def test_every_example_has_a_twin_with_its_kinds(path):
-    """It breaks no rule, has few ranks, and only what a CPU lacks is gone."""
+    """Every example's twin breaks no rule, has few ranks, and lacks only what a CPU lacks."""
     config = load(path)
     twin = make_twin(config, EVERYTHING)
     for one in (twin.config, twin.exact, twin.rounded, twin.reference, twin.reshaped, twin.resumed):
@@ -91,7 +91,7 @@ def test_every_example_has_a_twin_with_its_kinds(path):
     kept = {kind.name for kind in KINDS if kind.present(config)} - GPU_ONLY
     assert {kind.name for kind in KINDS if kind.present(twin.config)} == kept | {"cpu"}
     assert twin.reference.world_size == twin.reshaped.world_size == 1
-    # One process pads the vocabulary to the same size, and takes the same samples in each step.
+    # One process pads the vocabulary to the same size, and uses the same samples in each step.
     assert twin.reference.padded_vocab_size == twin.exact.padded_vocab_size
     assert twin.reference.batch_schedule == twin.exact.batch_schedule == twin.config.batch_schedule
     assert twin.resumed.batch.exit_interval_steps == STOP_STEP < STEPS
@@ -110,7 +110,7 @@ def config_of(settings: dict):
 
 @pytest.mark.slow
 def test_every_pair_of_kinds_that_goes_together_has_its_twin():
-    """combinations.py cell by cell: what is taken out or replaced is reported, everything else is there."""
+    """The twin of each pair in combinations.py reports what is removed or replaced, and keeps the rest."""
     seen = 0
     for first, second in itertools.combinations_with_replacement(KINDS, 2):
         paired = pairing(first, second) if first is not second else None
@@ -132,7 +132,7 @@ def test_every_pair_of_kinds_that_goes_together_has_its_twin():
 
 
 def test_nodes_own_disks_are_left_alone():
-    """Of another machine, and with an interval of their own that the twin's would break."""
+    """A twin drops checkpoint.local_dir, which is a path of another machine, and reports it."""
     local = {"checkpoint.local_dir": "/local/nvme", "checkpoint.local_save_interval_steps": 100}
     twin = make_twin(config_of({**local, "checkpoint.save_interval_steps": 1000}), EVERYTHING)
     assert (twin.config.checkpoint.local_dir, twin.config.checkpoint.local_save_interval_steps) == (
@@ -143,7 +143,7 @@ def test_nodes_own_disks_are_left_alone():
 
 
 def test_what_a_machine_lacks_is_replaced_and_said():
-    """fp16 without its instructions, the compiler, kernels of GPUs."""
+    """Features that a machine lacks (fp16, a compiler, GPU kernels) are replaced and reported."""
     config = config_of({"precision.dtype": "fp16", "model.compile": True, "model.attention_backend": "flash"})
     twin = make_twin(config, Abilities())
     assert (twin.config.precision.dtype, twin.config.model.compile) == ("bf16", False)
@@ -178,7 +178,7 @@ LLAMAS = {
 
 @pytest.mark.parametrize("name", LLAMAS)
 def test_a_twin_has_the_layers_of_its_run(name):
-    """Every kind, at its size; a window hides something, and a pattern has both kinds."""
+    """A twin keeps every kind of layer of its run; windows stay shorter than its sequence."""
     sizes = {"model.num_layers": 8, "model.num_attention_heads": 16, "model.hidden_size": 256}
     config = config_of(
         {**sizes, "model.attention_dropout": 0.0, "model.ffn_hidden_size": 512, **LLAMAS[name]}
@@ -206,7 +206,7 @@ def test_a_twin_has_the_layers_of_its_run(name):
 
 
 def test_a_ramp_is_crossed_by_the_stop():
-    """gpt-175b: the batch grows from one micro batch a rank to its whole size, and the stop lies between."""
+    """In the twin of gpt-175b the batch ramps from one micro batch a rank to its full size."""
     config = make_twin(load("gpt-175b")).config
     schedule = config.batch_schedule
     batches = [schedule.size_at(schedule.samples_after(step)) for step in range(STEPS)]
@@ -233,10 +233,7 @@ def test_step_sizes_are_kept():
 
 @pytest.mark.parametrize("unit, length", [("tokens", 10**9), ("samples", 10**6), ("steps", 10**4)])
 def test_amounts_keep_their_unit_and_their_share(unit, length):
-    """A warm-up of a fifth, a decay of half, a WSD end of a quarter of the run.
-
-    Whatever they are counted in.
-    """
+    """Warm-up, decay and WSD end keep their unit and their share of the training length."""
     config = load(
         EXAMPLES / "gpt3-tiny.yaml",
         {
@@ -263,7 +260,7 @@ def test_amounts_keep_their_unit_and_their_share(unit, length):
 
 
 def test_a_tokenizer_is_shared_by_what_it_is_made_of():
-    """Of two kinds of twins the first would else have made the words of both."""
+    """Twins share a tokenizer if its training data are the same: documents and prompts do not."""
     of = {name: make_twin(load(name)).config for name in ("gpt-tiny", "gpt-125m", "gpt-tiny-instructions")}
     documents, same, prompts = ((one.tokenizer.name, one.data.name) for one in of.values())
     assert documents == same
@@ -271,7 +268,7 @@ def test_a_tokenizer_is_shared_by_what_it_is_made_of():
 
 
 def test_examples_with_prompts_stay_such():
-    """Packed fine-tuning: prompts and completions by weight; their files lie where the caller says."""
+    """Packed fine-tuning stays so, with prompts and completions by weight, in files where the caller says."""
     twin = make_twin(load(EXAMPLES.parent / "finetuning" / "gpt-tiny-instructions.yaml"), folder="somewhere")
     data = twin.config.data
     assert (data.packing, [source.kind for source in data.sources]) == ("best_fit", ["prompt-completion"] * 2)
@@ -284,7 +281,7 @@ def test_examples_with_prompts_stay_such():
 
 
 def test_a_blend_is_one_of_two():
-    """Its parts are named, to be prepared before."""
+    """The twin of a blend has two parts, which are listed for preparation."""
     config = load(
         EXAMPLES / "gpt3-tiny.yaml",
         {
@@ -302,7 +299,7 @@ def test_a_blend_is_one_of_two():
 
 
 def test_what_is_done_to_text_is_not_proven():
-    """Cleaning, sentences, further keys: made-up words have none of it, and the report says so."""
+    """Text processing (cleaning, sentences, other keys) is reported as not proven by made-up words."""
     config = config_of(
         {
             "data.split_sentences": "en",
@@ -319,7 +316,7 @@ def test_what_is_done_to_text_is_not_proven():
 
 
 def test_a_profile_is_not_proven():
-    """The profiler stays away, and the report says so if the run has one."""
+    """A twin does not profile, and reports it if its run does."""
     whats = [entry.what for entry in make_twin(config_of({"profile.enabled": True})).not_proven]
     assert "profile.enabled: true" in whats
     assert not any(entry.what.startswith("profile") for entry in make_twin(config_of({})).not_proven)
@@ -345,18 +342,18 @@ def test_twins_of_runs_with_long_names_have_names():
     config = load(EXAMPLES / "gpt3-tiny.yaml", {"name": "a" * 53})
     twin = make_twin(config)
     names = {twin.config.name, twin.exact.name, twin.reference.name, twin.resumed.name}
-    # gpt3-tiny has fp32 and no dropout, so that its twin is exact itself.
+    # gpt3-tiny has fp32 and no dropout, so its twin is exact without changes.
     assert twin.exact is twin.config
     assert len(names) == 3 and all(valid_name(name) for name in names)
 
 
 def test_the_twin_of_a_clusters_run_is_trained_here():
-    """Whatever backend the run goes to."""
+    """The twin of a cluster's run is trained here, whatever its backend."""
     assert make_twin(load("gpt-125m-4xdp", {"backend.kind": "slurm"})).config.backend.kind == "local"
 
 
 def test_a_changed_twin_is_the_twin_but_for_the_change():
-    """The run that stops and the run of one process differ from it in what is said of them."""
+    """The resumed twin differs from the twin only in its name and its stop."""
     twin = make_twin(load("gpt-125m"), EVERYTHING)
     resumed = twin.resumed.model_dump()
     assert resumed["batch"].pop("exit_interval_steps") == STOP_STEP

@@ -1,4 +1,4 @@
-"""A job's work for manifests, and an API server on the loopback interface."""
+"""Fixtures: a job's request for manifests, and an API server on the loopback interface."""
 
 import json
 import shutil
@@ -26,13 +26,13 @@ PLAIN = {
 }
 JOB_ID = "20261121-031500-a1b2"
 RUN_ID = "0123456789abcdef"
-# As the releases of Kubeflow Trainer name them.
+# The names that the releases of Kubeflow Trainer use.
 URL, TOKEN, CA_CERT = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "TOKEN", "CA_CERT"))
 
 
 @pytest.fixture
 def work_with() -> Callable[..., PodWork]:
-    """A work of two pods with four GPUs: work_with("MPIJob", queue="gpu", nodes=1)."""
+    """Make the request of two pods with four GPUs: work_with("MPIJob", queue="gpu", nodes=1)."""
 
     def make(workload: str, nodes: int = 2, local_dir: str | None = None, **fields: Any) -> PodWork:
         section = KubernetesConfig(workload=workload, **{**PLAIN, **fields})
@@ -57,21 +57,21 @@ def work_with() -> Callable[..., PodWork]:
 
 @pytest.fixture
 def stub(tmp_path: Path) -> Iterator[StubServer]:
-    """A new API server with the kinds' own schemas, if the operators' CRDs are beside the repository."""
+    """Start a new API server with the kinds' schemas, if the operators' CRDs are next to the repository."""
     with StubServer(tmp_path, errors if CRDS.is_dir() else None) as server:
         yield server
 
 
 @pytest.fixture
 def cluster(stub: StubServer, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """The official client on it: three tries with short waits between them."""
+    """Return the official client connected to the stub, with three tries and short waits between them."""
     monkeypatch.setenv("KUBECONFIG", str(stub.kubeconfig))
     return Cluster(connect(), back_off_seconds=(0.01, 0.01), read_seconds=300)
 
 
 @pytest.fixture
 def operator(tmp_path: Path) -> Iterator[tuple[dict[str, str], list[Any], list[int]]]:
-    """An HTTPS server with a certificate of its own: (environment, posted requests, answers to give)."""
+    """Start an HTTPS server with its own certificate: (environment, posted requests, answers to give)."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed: no certificate can be made")
     certificate, key = tmp_path / "ca.crt", tmp_path / "key.pem"
@@ -84,7 +84,7 @@ def operator(tmp_path: Path) -> Iterator[tuple[dict[str, str], list[Any], list[i
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
-            """Nothing on stderr."""
+            """Write nothing to stderr."""
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -1,9 +1,9 @@
-"""Makes each fault happen to a run of 2 x 2 ranks in two pods; writes docs/evidence/faults-kubernetes.md.
+"""Cause each fault in a run of 2 x 2 ranks in two pods; writes docs/evidence/faults-kubernetes.md.
 
-    python -m tests.jobs.backends.kubernetes.faults_table [NAME ...]    only these faults; the other rows stay
+    python -m tests.jobs.backends.kubernetes.faults_table [NAME ...]    only these faults; keep other rows
 
-`make soak` runs it as the part `kubernetes`. The API server is the tests' own, the operator is played here,
-and each pod is its real first process with agent, supervisor and ranks.
+`make soak` runs it as the part `kubernetes`. The API server is a stub, this module plays the operator, and
+each pod is its real first process with agent, supervisor and ranks.
 """
 
 import contextlib
@@ -54,14 +54,14 @@ class Scene(fault_tables.Scene):
         self.pods: dict[int, subprocess.Popen] = {}
         self.started = 0
         self.ends: list[str] = []
-        """How each pod ended that did, in that order."""
+        """How each pod ended, in the order in which they ended."""
 
     @property
     def name(self) -> str:
         return next(name for path, name in self.stub.objects if path == JOBS)
 
     def says(self, condition: str | None, reason: str = "") -> None:
-        """What the operator says of the object."""
+        """Set the status that the operator reports for the object."""
         said = [{"type": condition, "status": "True", "reason": reason}] if condition else []
         self.stub.set_status(JOBS, self.name, {"conditions": said})
 
@@ -74,7 +74,7 @@ class Scene(fault_tables.Scene):
         self.stub.put(PODS, {"metadata": metadata, "spec": spec, "status": {"phase": phase, **status}})
 
     def start(self, *nodes: int) -> None:
-        """The operator starts these pods."""
+        """Start these pods, as the operator does."""
         self.stub.set_status(JOBS, self.name, {"jobsStatus": [{"name": "node", "active": 2, "ready": 0}]})
         for node in nodes or (0, 1):
             words = [str(self.job.run.path), self.job.job_id, "--nodes", "2", "--supervise"]
@@ -85,17 +85,17 @@ class Scene(fault_tables.Scene):
             self.put_pod(node, "Running")
 
     def train(self, steps: int, **settings: Any) -> JobDir:
-        """A run in two pods that has trained for some steps."""
+        """Submit a run in two pods and wait until it has trained for some steps."""
         job = self.submit(steps, **settings)
         self.start()
         self.until_step(20)
         return job
 
     def pod_ends(self, node: int, number: int = signal.SIGTERM) -> int:
-        """A signal to the first process of a pod; its exit code as a container reports it."""
+        """Send a signal to the first process of a pod and return the exit code of its container."""
         pod = self.pods[node]
         if number == signal.SIGKILL:
-            # With the pod, all of it ends at once.
+            # When the pod ends, all its processes end at once.
             for one in [*psutil.Process(pod.pid).children(recursive=True), psutil.Process(pod.pid)]:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     one.kill()
@@ -121,7 +121,7 @@ class Scene(fault_tables.Scene):
 
 
 def rank_killed(scene: Scene) -> Row:
-    """Restarted by the same agents."""
+    """Kill a rank: the same agents restart it."""
     order = [{"rank": 3, "attempt": 0, "step": 12, "do": "kill", "signal": 9}]
     scene.submit(40, env={"FAKE_FAULTS": json.dumps(order)})
     scene.start()
@@ -134,7 +134,7 @@ def rank_killed(scene: Scene) -> Row:
 
 
 def second_pod_evicted(scene: Scene) -> Row:
-    """TERM to the pod of node 1, as an eviction or a drained machine sends it; another pod follows."""
+    """Send TERM to the pod of node 1, as an eviction or a drained machine does; a replacement pod starts."""
     scene.train(120)
     scene.fault()
     assert scene.pod_ends(1) == TERM_CODE
@@ -147,7 +147,7 @@ def second_pod_evicted(scene: Scene) -> Row:
 
 
 def first_pod_evicted(scene: Scene) -> Row:
-    """TERM to the pod with the supervisor."""
+    """Send TERM to the pod with the supervisor."""
     scene.train(120)
     scene.fault()
     assert scene.pod_ends(0) == TERM_CODE
@@ -159,7 +159,7 @@ def first_pod_evicted(scene: Scene) -> Row:
 
 
 def second_machine_lost(scene: Scene) -> Row:
-    """The pod of node 1 ends without a word; another pod follows."""
+    """End the pod of node 1 without warning; a replacement pod starts."""
     scene.train(300)
     scene.fault()
     scene.pod_ends(1, signal.SIGKILL)
@@ -171,7 +171,7 @@ def second_machine_lost(scene: Scene) -> Row:
 
 
 def machine_lost_for_good(scene: Scene) -> Row:
-    """No other pod follows; backend.elastic goes on with one."""
+    """End a pod without a replacement; with backend.elastic the run continues with the other one."""
     scene.train(300, **{"backend.elastic": True})
     scene.fault()
     scene.pod_ends(1, signal.SIGKILL)
@@ -182,7 +182,7 @@ def machine_lost_for_good(scene: Scene) -> Row:
 
 
 def first_pod_out_of_memory(scene: Scene) -> Row:
-    """The kernel kills pod 0, supervisor and all; its operator gives the job up."""
+    """Have the kernel kill pod 0 with its supervisor; its operator marks the job as failed."""
     job = scene.train(100_000)
     scene.fault()
     code = scene.pod_ends(0, signal.SIGKILL)
@@ -199,7 +199,7 @@ def first_pod_out_of_memory(scene: Scene) -> Row:
 
 
 def server_silent(scene: Scene) -> Row:
-    """Every answer of the API server is lost for some time."""
+    """Drop every answer of the API server for some time."""
     scene.train(200)
     scene.fault()
     scene.stub.fault("GET", "trainjobs", times=100_000, drop=True)
@@ -214,7 +214,7 @@ def server_silent(scene: Scene) -> Row:
 
 
 def held_by_the_queue(scene: Scene) -> Row:
-    """Kueue takes the pods, and gives them back."""
+    """Have Kueue take the pods away and give them back."""
     scene.train(120)
     scene.fault()
     scene.says("Suspended", "Suspended")
@@ -229,7 +229,7 @@ def held_by_the_queue(scene: Scene) -> Row:
 
 
 def deleted_by_hand(scene: Scene) -> Row:
-    """kubectl delete."""
+    """Delete the object with kubectl delete."""
     scene.train(100_000)
     scene.fault()
     scene.stub.remove(JOBS, scene.name)
@@ -242,7 +242,7 @@ def deleted_by_hand(scene: Scene) -> Row:
 
 
 def operators_deadline(scene: Scene) -> Row:
-    """active_deadline_seconds."""
+    """Let the job pass active_deadline_seconds."""
     scene.train(100_000)
     scene.fault()
     scene.pods[1].send_signal(signal.SIGTERM)
@@ -255,7 +255,7 @@ def operators_deadline(scene: Scene) -> Row:
 
 
 def cancelled(scene: Scene) -> Row:
-    """nbtrain cancel."""
+    """Cancel the job with nbtrain cancel."""
     job = scene.train(100_000)
     scene.fault()
     state, cause = cancel(job)
@@ -265,7 +265,7 @@ def cancelled(scene: Scene) -> Row:
 
 
 def waits(**status: Any) -> Any:
-    """A pod that does not start."""
+    """Submit a job whose pod does not start."""
 
     def make(scene: Scene) -> Row:
         scene.submit(40)
@@ -280,7 +280,7 @@ def waits(**status: Any) -> Any:
 
 
 def no_claim(scene: Scene) -> Row:
-    """The claim that the section names is not there."""
+    """Submit with a claim in the section that does not exist in the cluster."""
     scene.stub.present.clear()
     try:
         scene.submit(40)
@@ -315,7 +315,7 @@ FAULTS = {
 
 @contextlib.contextmanager
 def on_a_cluster() -> Iterator[Scene]:
-    """An API server of its own for each fault."""
+    """Provide a separate API server for each fault."""
     folder = Path(tempfile.mkdtemp(prefix="kubernetes-"))
     with StubServer(folder) as stub, environment({"KUBECONFIG": str(stub.kubeconfig)}):
         scene = Scene(stub)
@@ -327,7 +327,7 @@ def on_a_cluster() -> Iterator[Scene]:
 
 
 def plain(text: str) -> str:
-    """Without ports, hashes and numbers of attempts to reach a server."""
+    """Remove ports, hashes and the number of attempts to reach a server."""
     text = re.sub(r"override backend\.kubernetes\.\w+=.*?: (?=backend)", "", text)
     text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:6443", text)
     return plain_times(re.sub(r"tiny-[0-9a-f]{6}", "tiny-df9910", text))

@@ -1,4 +1,4 @@
-"""Schemas of the kinds as an API server applies them: unknown fields refused, and its rules on metadata."""
+"""Schemas of the kinds as an API server applies them: unknown fields and bad metadata are refused."""
 
 import functools
 import json
@@ -21,7 +21,7 @@ FILES = {
 
 
 def strict(schema: Any) -> Any:
-    """A copy in which an object with properties takes no others."""
+    """Return a copy of the schema in which an object with properties accepts no other properties."""
     if isinstance(schema, list):
         return [strict(one) for one in schema]
     if not isinstance(schema, dict):
@@ -43,7 +43,7 @@ def _crd(kind: str) -> Any:
 
 @functools.cache
 def validator(kind: str) -> "jsonschema.Draft7Validator":
-    """Of a kind; skips the test if its CRD is not there."""
+    """Return the validator of a kind; skip the test if its CRD is missing."""
     import jsonschema  # its import takes seconds, and every process of the tests collects this file
 
     if kind == "DeepSpeedJob":
@@ -61,7 +61,7 @@ def validator(kind: str) -> "jsonschema.Draft7Validator":
 
 
 def errors(kind: str, manifest: dict[str, Any]) -> list[str]:
-    """ "spec.trainer.image: ..." for each field that is wrong; of pods' metadata too."""
+    """Return "spec.trainer.image: ..." for each wrong field of the manifest, including its pods' metadata."""
     found = [
         f"{'.'.join(str(part) for part in error.absolute_path)}: {error.message}"
         for error in validator(kind).iter_errors(manifest)

@@ -1,8 +1,8 @@
-"""An API server on the loopback interface, with faults to order: what the official client is tried against.
+"""An API server on the loopback interface with faults on demand, to test the official client.
 
-It keeps objects by path and name, numbers each change, and speaks create and its dry run, get, list with
-label and field selectors, watch, merge patch, delete, pod logs and reviews of rights. It refuses what an API
-server refuses: a namespace or kind that it lacks (404), a name that is taken (409), a version that it has
+It keeps objects by path and name, numbers each change, and supports create (with dry run), get, list with
+label and field selectors, watch, merge patch, delete, pod logs and access reviews. It refuses what an API
+server refuses: an unknown namespace or kind (404), a name that is taken (409), a version that it has
 forgotten (410), fields that a kind does not have (422).
 """
 
@@ -25,24 +25,24 @@ GONE = {"code": 410, "reason": "Expired", "message": "too old resource version"}
 
 
 class StubServer:
-    """Objects, logs and ordered faults; `address` is where it listens."""
+    """Objects, logs and ordered faults of the server that listens at `address`."""
 
     def __init__(self, folder: Path, validate: Callable[[str, dict], list[str]] | None = None):
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.logs: dict[str, list[str]] = {}
         self.following = True
         self.watches = 0
-        """How many watches were opened."""
+        """Number of watches opened so far."""
         self.namespaces = {"research"}
         self.present = {("persistentvolumeclaims", "workspace")}
-        """Objects of core/v1 that are there, by plural and name."""
+        """Objects of core/v1 that exist, by plural and name."""
         self.forbidden: set[tuple[str, str]] = set()
-        """(verb, plural) that the user may not."""
+        """Denied rights: (verb, plural) that the user may not use."""
         self.kinds: set[str] | None = None
         self.asked: list[tuple[str, str, str]] = []
-        """(method, path, content type) of every request."""
+        """Method, path and content type of every request."""
         self.accepted: list[tuple[str, str]] = []
-        """(path, Accept) of every question for an object of core/v1."""
+        """Path and Accept header of every request for an object of core/v1."""
         self._validate = validate
         self._version, self._oldest = 1, 0
         self._changes: list[tuple[int, str, str, dict[str, Any]]] = []
@@ -72,13 +72,13 @@ class StubServer:
         self._faults += [(method, pattern, how)] * times
 
     def put(self, path: str, item: dict[str, Any]) -> None:
-        """An object that an operator made or changed."""
+        """Store an object as an operator creates or changes it."""
         with self._changed:
             key = (path, item["metadata"]["name"])
             self._keep(key, item, "MODIFIED" if key in self.objects else "ADDED")
 
     def set_status(self, path: str, name: str, status: dict[str, Any]) -> None:
-        """What an operator says of an object."""
+        """Set the status of an object, as its operator does."""
         self.put(path, {**self.objects[path, name], "status": status})
 
     def remove(self, path: str, name: str) -> None:
@@ -86,7 +86,7 @@ class StubServer:
             self._keep((path, name), self.objects[path, name], "DELETED")
 
     def forget(self) -> None:
-        """No watch may go on from a version before now."""
+        """Refuse every watch that starts from an earlier version than the current one."""
         self._oldest = self._version
 
     def _config(self) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class StubServer:
             }
 
     def changes(self, path: str, query: dict[str, str]) -> Iterator[dict[str, Any]]:
-        """The events of a watch, until its time is over."""
+        """Yield the events of a watch until its time is over."""
         seen, deadline = int(query["resourceVersion"]), time.monotonic() + float(query["timeoutSeconds"])
         self.watches += 1
         if seen < self._oldest:
@@ -177,7 +177,7 @@ class StubServer:
             protocol_version = "HTTP/1.1"
 
             def log_message(self, *_: object) -> None:
-                """Nothing on stderr."""
+                """Write nothing to stderr."""
 
             def answer(self) -> None:
                 parts = urlsplit(self.path)

@@ -1,4 +1,4 @@
-"""A manifest as a file: what kubectl reads is what submit would send."""
+"""A manifest as a file: kubectl reads exactly what submit would send."""
 
 import pytest
 import yaml
@@ -14,7 +14,7 @@ ON_KUBERNETES = {"kind": "kubernetes", "kubernetes": PLAIN}
 
 
 def test_a_file_for_kubectl(workspace, tmp_path):
-    """Valid, with the run's resources; nothing else is written."""
+    """The manifest file is valid and has the run's resources; no other file is written."""
     config = load("gpt-13b-4xdp-4xpp", {"resources.cpus_per_node": 64, "backend": ON_KUBERNETES})
     path = dry_run(config, tmp_path / "job.yaml")
     manifest = yaml.safe_load(path.read_text())
@@ -32,7 +32,7 @@ def test_a_file_for_kubectl(workspace, tmp_path):
 
 
 def test_what_cannot_be_written_is_said(workspace, tmp_path):
-    """A broken rule before anything is written; a folder that is not there."""
+    """A broken rule is reported before anything is written, and so is a missing folder."""
     with pytest.raises(
         ConfigError, match=r"backend\.kind = local: a dry run writes what an engine is sent, and"
     ):
@@ -46,7 +46,7 @@ def test_what_cannot_be_written_is_said(workspace, tmp_path):
 
 
 def test_the_command_line_writes_it(workspace, tmp_path, capsys):
-    """nbtrain submit RUN --dry-run FILE."""
+    """`nbtrain submit RUN --dry-run FILE` writes the manifest."""
     (tmp_path / "run.yaml").write_text(
         yaml.safe_dump({"extends": "gpt-125m", "name": "r", "backend": ON_KUBERNETES})
     )

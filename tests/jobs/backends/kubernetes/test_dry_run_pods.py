@@ -33,7 +33,7 @@ AGENT = (
 
 @pytest.fixture
 def volume(tmp_path, tiny_data, monkeypatch):
-    """What the pods mount: it holds the tiny run's data and no output folder."""
+    """Create the volume that the pods mount: it holds the tiny run's data and no output folder."""
     path = tmp_path / "volume"
     path.mkdir()
     (path / "data").symlink_to(tiny_data)
@@ -44,7 +44,7 @@ def volume(tmp_path, tiny_data, monkeypatch):
 
 @pytest.fixture
 def manifest(fake, volume, tmp_path):
-    """manifest({"resources.nodes": 2}): that of the fake run, read from the dry run's file."""
+    """Return a function that writes a dry run and reads its manifest: manifest({"resources.nodes": 2})."""
 
     def write(overrides=None):
         section = {**PLAIN, "mounts": [{"claim": "w", "mount_path": str(volume)}]}
@@ -57,7 +57,7 @@ def manifest(fake, volume, tmp_path):
 
 @pytest.fixture
 def pod(tmp_path):
-    """pod(manifest): the process of its pod of node 0, with the manifest's environment and command."""
+    """Start a pod's process of node 0 with the manifest's environment and command: pod(manifest)."""
     started = []
 
     def start(manifest):
@@ -79,7 +79,7 @@ def pod(tmp_path):
 
 @pytest.fixture
 def prepare(monkeypatch):
-    """prepare(manifest, node=0): what a pod's agent does first, in this process."""
+    """Run the first step of a pod's agent in this process: prepare(manifest, node=0)."""
 
     def run(manifest, node=0, leaving=None):
         for name, value in variables_of(manifest).items():
@@ -100,10 +100,10 @@ def job_of(manifest):
 
 @pytest.mark.slow
 def test_kubectl_alone_takes_a_run_to_its_end(manifest, pod, prepare, volume, wait_until):
-    """The records are those of a submission; the run in the manifest is checked anew by the next job."""
+    """A run started by kubectl alone has a submission's records; the next job checks its settings again."""
     written = manifest()
     assert not (volume / "output").exists()
-    # What Kubernetes, pdsh and DeepSpeed's environment file would take for something else.
+    # Characters that Kubernetes, pdsh and DeepSpeed's environment file would interpret.
     assert not any(mark in value for value in variables_of(written).values() for mark in "$%\n")
     job = job_of(written)
     first = pod(written)
@@ -131,7 +131,7 @@ def test_kubectl_alone_takes_a_run_to_its_end(manifest, pod, prepare, volume, wa
 
 @pytest.mark.slow
 def test_a_run_that_has_trained_is_resumed_and_another_job_in_the_way_is_named(manifest, prepare):
-    """Two manifests of one run: the second is refused while the first's job is active, then goes on."""
+    """A second manifest is refused while the first one's job is active, and resumes the run afterwards."""
     older, written, newer = manifest(), manifest(), manifest()
     ids = sorted([older, written, newer], key=lambda one: job_of(one).job_id)
     older, written, newer = ids
@@ -165,7 +165,7 @@ def test_a_run_that_has_trained_is_resumed_and_another_job_in_the_way_is_named(m
 
 @pytest.mark.slow
 def test_the_other_nodes_wait_for_node_0(manifest, prepare, monkeypatch):
-    """As long as for a silent supervisor; one that is asked to leave does so."""
+    """The other nodes wait for node 0 up to node_timeout_seconds, and stop waiting when asked to exit."""
     written = manifest({"resources.nodes": 2, "parallel.data_parallel_size": 2})
     job = job_of(written)
     assert prepare(written, 1, Leaving(signal=15)) is False
@@ -183,7 +183,7 @@ def test_the_other_nodes_wait_for_node_0(manifest, prepare, monkeypatch):
 
 @pytest.mark.slow
 def test_without_data_on_the_volume_the_pod_says_so_and_writes_nothing(manifest, pod, volume, tmp_path):
-    """The words of submit, and exit code 1."""
+    """Without data on the volume the pod prints submit's message, exits with code 1 and writes nothing."""
     written = manifest()
     (volume / "data").unlink()
     assert pod(written).wait(600) == 1
@@ -200,7 +200,7 @@ def test_without_data_on_the_volume_the_pod_says_so_and_writes_nothing(manifest,
 
 
 def test_a_run_that_no_manifest_may_hold_is_refused(manifest, monkeypatch):
-    """An address with a password, and a text too long for a variable."""
+    """A run with a password in an address, or with a text too long for a variable, is refused."""
     with pytest.raises(ConfigError) as refused:
         manifest({"backend.env": {"HTTPS_PROXY": "http://me:pass@proxy:3128"}})
     assert str(refused.value) == (

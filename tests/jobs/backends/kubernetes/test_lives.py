@@ -1,4 +1,4 @@
-"""A whole life of each kind, through the backend, the official client and an API server on loopback."""
+"""The whole life of a job of each kind, with the official client and an API server on loopback."""
 
 import os
 import re
@@ -31,7 +31,7 @@ from tests.jobs.backends.kubernetes.conftest import JOB_ID, PLAIN, RUN_ID
 
 PODS = "/api/v1/namespaces/research/pods"
 EVENTS = "/api/v1/namespaces/research/events"
-# {kind: how its operator names the pod of node 0 and labels it}; an MPIJob's launcher has what agents say.
+# {kind: how its operator names and labels the pod of node 0}; an MPIJob's launcher holds the agents' output.
 FIRST_PODS = {
     "DeepSpeedJob": ("ab12c-worker-0", {"replica-index": "0"}),
     "TrainJob": ("node-0-0-x7k2p", {"batch.kubernetes.io/job-completion-index": "0"}),
@@ -43,7 +43,7 @@ KUBEFLOW = dict(waits="Created", runs="Running", pauses="Suspended", restarts="R
 
 
 def status_of(kind, moment):
-    """What the kind's operator writes at a moment of a job's life."""
+    """Return the status that the kind's operator writes at a moment of a job's life."""
     if kind == "DeepSpeedJob":
         phase = {"runs": "Running", "fails": "Failed"}.get(moment, "Pending")
         pods = {"running": int(moment == "runs")}
@@ -58,7 +58,7 @@ def status_of(kind, moment):
 
 @pytest.fixture
 def job(workspace):
-    """A submitted job whose supervisor has not started."""
+    """Create a submitted job whose supervisor has not started."""
     run = RunDir.named("gpt-125m-4xdp")
     job = JobDir(run, JOB_ID)
     job.make_folders()
@@ -73,7 +73,7 @@ def job(workspace):
 
 @pytest.fixture
 def life(stub, cluster, job, work_with, monkeypatch):
-    """Creates the object and returns (backend, path of the objects, its name)."""
+    """Create the object and return (backend, path of the objects, its name)."""
     monkeypatch.setattr(remote_backend, "ASK_SECONDS", 0.0)
     monkeypatch.setattr(module, "FOLLOW_SECONDS", 0.5)
     monkeypatch.setattr(
@@ -97,7 +97,7 @@ def set_pod(stub, name, phase, labels=None, **status):
 
 
 def supervisor_writes(job, state):
-    """The supervisor in the pod of node 0, on another host."""
+    """Write the records of a supervisor in the pod of node 0, on another host."""
     record = JobRecord.read(job.job_json)
     record.state, record.supervisor = state, ProcessIdentity(1, 1, "boot", "n1")
     record.write(job.job_json)
@@ -106,7 +106,7 @@ def supervisor_writes(job, state):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_life_that_ends_with_exit_code_137(kind, life, job, stub, wait_until, capsys):
-    """Pending with its reason, running, paused, resumed, killed for memory; page and log."""
+    """A job is pending, runs, is paused and resumed, and is killed for memory; page and log show it."""
     backend, path, name = life(kind)
     pod, labels = f"{name}-{FIRST_PODS[kind][0]}", FIRST_PODS[kind][1]
     speaker = pod
@@ -181,7 +181,7 @@ def test_a_life_that_ends_with_exit_code_137(kind, life, job, stub, wait_until, 
 
 @pytest.mark.parametrize("kind", ["TrainJob", "DeepSpeedJob"])
 def test_an_operators_deadline_is_the_reason_of_the_failure(kind, life, job, stub):
-    """activeDeadlineSeconds: the object's own word is that of our condition too."""
+    """An operator's activeDeadlineSeconds is the reason of the failure, also in the job page's condition."""
     backend, path, name = life(kind)
     failed = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": "it was too long"}
     stub.set_status(path, name, {"phase": "Failed", "conditions": [failed]})
@@ -191,7 +191,7 @@ def test_an_operators_deadline_is_the_reason_of_the_failure(kind, life, job, stu
 
 
 def test_a_job_that_waits_is_deleted_when_it_is_cancelled(life, job, stub):
-    """Nobody could carry the request out."""
+    """Cancelling a waiting job deletes its object, because no supervisor could carry out a request."""
     backend, path, name = life("TrainJob")
     assert backend.cancel(job, now=False) is True
     assert (path, name) not in stub.objects
@@ -201,7 +201,7 @@ def test_a_job_that_waits_is_deleted_when_it_is_cancelled(life, job, stub):
 
 @pytest.mark.slow
 def test_a_pause_of_a_job_that_waits_ends_with_the_operators_word(life, job, stub, monkeypatch, capsys):
-    """Its pods are there and its supervisor is not yet; an operator that says nothing is named as such."""
+    """Pausing a waiting job ends when the operator confirms; a silent operator is reported."""
     _, path, name = life("TrainJob")
     stub.set_status(path, name, status_of("TrainJob", "runs"))
     monkeypatch.setattr(control, "ENGINE_SECONDS", 0.2)
@@ -218,7 +218,7 @@ def test_a_pause_of_a_job_that_waits_ends_with_the_operators_word(life, job, stu
 
 
 def test_a_server_that_is_silent_is_no_traceback_and_no_lost_request(life, job, stub, capsys):
-    """Cancel keeps its request, and says so; pause says what it could not do. Later both are done."""
+    """If the server is silent, cancel keeps its request and pause reports a failure; both work later."""
     _, path, name = life("TrainJob")
     stub.set_status(path, name, status_of("TrainJob", "waits"))
     which = rf"output/{job.run.name}: job {JOB_ID} cannot be "
@@ -239,7 +239,7 @@ def test_a_server_that_is_silent_is_no_traceback_and_no_lost_request(life, job, 
 
 
 def test_a_running_job_is_asked_through_its_folder(life, job, stub):
-    """Stop, stop now and save are requests to the supervisor; what is killed is deleted afterwards."""
+    """A running job reads stop, stop now and save in its folder; after a kill its object is deleted."""
     backend, path, name = life("PyTorchJob")
     stub.set_status(path, name, status_of("PyTorchJob", "runs"))
     supervisor_writes(job, RUNNING)
@@ -255,7 +255,7 @@ def test_a_running_job_is_asked_through_its_folder(life, job, stub):
 
 
 def test_what_has_ended_keeps_its_pods(life, job, stub):
-    """For their logs."""
+    """An ended job keeps its pods, because they hold its logs."""
     backend, path, name = life("PyTorchJob")
     stub.set_status(path, name, status_of("PyTorchJob", "fails"))
     assert backend.status(job)[0] == "FAILED"
@@ -264,7 +264,7 @@ def test_what_has_ended_keeps_its_pods(life, job, stub):
 
 
 def test_an_engine_that_is_silent_is_a_flag(life, job, stub):
-    """The last state stays, and the record says that it was not seen."""
+    """If the server does not answer, the last state is kept and the record marks it as not seen."""
     backend, path, name = life("MPIJob")
     stub.set_status(path, name, status_of("MPIJob", "runs"))
     supervisor_writes(job, RUNNING)
@@ -278,7 +278,7 @@ def test_an_engine_that_is_silent_is_a_flag(life, job, stub):
 
 
 def test_events_and_debug_mode(life, job, stub):
-    """The cluster's events beside the job's own; debug mode in words."""
+    """The cluster's events are listed with the job's own; debug mode is explained in the state."""
     backend, path, name = life("DeepSpeedJob")
     about = {"kind": "Pod", "name": f"{name}-worker-0"}
     event = {"metadata": {"name": "e"}, "involvedObject": about, "reason": "FailedScheduling"}
@@ -295,7 +295,7 @@ def test_events_and_debug_mode(life, job, stub):
 
 @pytest.fixture
 def submitted(stub, cluster, job, monkeypatch):
-    """submit() of a TrainJob run whose configuration is made here: submitted(**fields of the section)."""
+    """Return a function that submits a TrainJob run with these fields of the section: submitted(**fields)."""
 
     def submit(**fields):
         backend = {"kind": "kubernetes", "kubernetes": {**PLAIN, **fields}}
@@ -308,7 +308,7 @@ def submitted(stub, cluster, job, monkeypatch):
 
 
 def test_submit_leaves_a_durable_handle(submitted, job, stub):
-    """The same job twice is one object; what the server refuses is a SubmitError, and no handle is left."""
+    """Submitting a job twice creates one object; a refusal is a SubmitError and leaves no handle."""
     stub.fault("POST", "trainjobs", status=422, body={"message": "TrainJob is invalid"})
     with pytest.raises(SubmitError, match=r"cannot create TrainJob .*: TrainJob is invalid\."):
         submitted()
@@ -320,7 +320,7 @@ def test_submit_leaves_a_durable_handle(submitted, job, stub):
 
 
 def test_a_job_whose_submission_was_killed_is_found_by_its_name(submitted, cluster, job, stub, monkeypatch):
-    """The server has the object and nobody wrote its uid: it is seen and deleted; another job's is not."""
+    """A job whose submission was killed before its uid was written is found by name; others are not."""
 
     class Killed(BaseException):
         pass
@@ -350,7 +350,7 @@ def test_a_job_whose_submission_was_killed_is_found_by_its_name(submitted, clust
 
 
 def test_a_log_comes_from_the_pod_if_the_rank_has_written_none(submitted, job, stub):
-    """Four ranks of a node share its pod's log, by number: tenth nodes sort before second ones."""
+    """Ranks without a log file are read from their node's pod log, and node 10 sorts after node 2."""
     name = submitted().name
     for node in (10, 2, 0):
         pod = f"{name}-node-0-{node}-x7k2p"
@@ -362,7 +362,7 @@ def test_a_log_comes_from_the_pod_if_the_rank_has_written_none(submitted, job, s
 
 
 def test_what_a_pod_said_is_kept_if_it_ended_before_its_agent_could_write(submitted, job, stub):
-    """The cluster forgets it with the pod; a pod whose agent has written has its own words."""
+    """The log of a pod that ended before its agent wrote is saved before the cluster deletes it."""
     name = submitted().name
     end = {"containerStatuses": [{"state": {"terminated": {"exitCode": 1, "reason": "Error"}}}]}
     for node in (0, 1):
@@ -382,7 +382,7 @@ def test_what_a_pod_said_is_kept_if_it_ended_before_its_agent_could_write(submit
 
 @pytest.mark.slow
 def test_the_engine_is_asked_while_somebody_looks(life, job, stub, wait_until, monkeypatch):
-    """By one thread, which a change of the object wakes; it ends with the job."""
+    """One thread watches the object while a page is open, wakes at each change, and ends with the job."""
     from nbtrain.lab.engine_watch import look_after
 
     def askers():
@@ -404,7 +404,7 @@ def test_the_engine_is_asked_while_somebody_looks(life, job, stub, wait_until, m
 
 
 def test_a_job_that_only_tunes_ends_by_its_engines_word(life, job, stub, capsys):
-    """autotune: tune has no supervisor: manifest, trials, end and the command that takes the best over."""
+    """A job with autotune: tune has no supervisor: its operator ends it, and a command uses the result."""
     section = {**PLAIN, "workload": "DeepSpeedJob", "autotune": "tune"}
     config = load("gpt-125m-4xdp", {"backend": {"kind": "kubernetes", "kubernetes": section}})
     files.write_text(job.run.config_yaml, to_yaml(config))

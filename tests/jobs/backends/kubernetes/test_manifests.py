@@ -1,4 +1,4 @@
-"""Manifests of all four kinds: valid against their CRDs with unknown fields refused, and what pods run."""
+"""Manifests of all four kinds: valid against strict CRDs, with the commands that their pods run."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ AGENT = (
     *("python3", "-m", "nbtrain.jobs.node", "/workspace/output/gpt-125m-4xdp", "20261121-031500-a1b2"),
     *("--nodes", "2", "--supervise"),
 )
-# Every field that all kinds have a place for.
+# Every field that all kinds support.
 EVERYTHING = {
     "mounts": [
         {"claim": "workspace", "mount_path": "/workspace"},
@@ -34,7 +34,7 @@ EVERYTHING = {
     "service_account": "trainer",
     "image_pull_secrets": ["registry"],
     "labels": {"team": "language"},
-    "annotations": {"example.com/why": "a first try, with blanks"},
+    "annotations": {"example.com/why": "a first try, with spaces"},
     "active_deadline_seconds": 86_400,
 }
 WITH_PULL = {"image_pull_policy": "IfNotPresent", "back_off_limit": 3, "clean_up_policy": "unfinished"}
@@ -52,7 +52,7 @@ OWN = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_manifest_has_only_fields_that_its_kind_has(kind, work_with):
-    """With the defaults and with every field set, as YAML reads it back; a wrong name is noticed."""
+    """Manifests with default and with all fields have no unknown fields; a misspelled field is detected."""
     for fields in ({}, {**EVERYTHING, **OWN[kind]}):
         manifest = write(work_with(kind, **fields), "research")
         assert errors(kind, yaml.safe_load(yaml.safe_dump(manifest))) == []
@@ -65,7 +65,7 @@ def test_a_manifest_has_only_fields_that_its_kind_has(kind, work_with):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_patches_have_only_fields_that_their_kind_has(kind, work_with):
-    """Pause and resume, merged into the manifest."""
+    """The patches for pause and resume, merged into the manifest, have only fields of their kind."""
     manifest = write(work_with(kind), "research")
     for patch in (KINDS[kind].pause(True), KINDS[kind].pause(False)):
         assert errors(kind, _merged(manifest, patch)) == []
@@ -79,7 +79,7 @@ def _merged(whole, patch):
 
 
 def test_the_autotuner_starts_ranks_and_the_agent_comes_after_it(work_with):
-    """One slot for each rank; a script, which is all that DeepSpeed's tuner can start again."""
+    """The autotuner starts ranks with one slot each, from a script that DeepSpeed's tuner can start again."""
     job = f"{AGENT[3]}/jobs/{AGENT[4]}"
     words = [f"{job}/autotune.py", AGENT[3], "--deepspeed_config", f"{job}/autotune.json"]
     expected = {"slotsPerWorker": 4, "localRank": False, "autotune": "tune", "run": {"python": words}}
@@ -89,7 +89,7 @@ def test_the_autotuner_starts_ranks_and_the_agent_comes_after_it(work_with):
 
 
 def test_every_pod_runs_the_agent(work_with):
-    """The same words in each kind, started by what numbers the pods there."""
+    """Every pod of each kind runs the same agent, which reads its node number from the kind's variable."""
     deepspeed = write(work_with("DeepSpeedJob"))["spec"]
     assert deepspeed["config"] == {
         "slotsPerWorker": 1,
@@ -110,7 +110,7 @@ def test_every_pod_runs_the_agent(work_with):
 
 
 def test_the_launcher_of_an_mpijob_asks_for_little(work_with):
-    """A ResourceQuota refuses a pod that names no cores or memory; without any in the run, none are named."""
+    """The launcher of an MPIJob requests few cores and little memory, or none if the run requests none."""
     work = work_with("MPIJob")
 
     def asked(**fields):
@@ -124,7 +124,7 @@ def test_the_launcher_of_an_mpijob_asks_for_little(work_with):
 
 
 def test_what_the_pods_ask_for(work_with):
-    """GPUs, cores, memory, shared memory, claims and Secrets by reference, in all kinds alike."""
+    """All kinds request the same GPUs, cores, memory, shared memory, claims and Secrets by reference."""
     work = work_with("TrainJob", **EVERYTHING)
     spec = write(work)["spec"]
     asked = {"cpu": "32", "memory": "262144Mi", "nvidia.com/gpu": 4, "rdma/hca": 1}
@@ -154,7 +154,7 @@ def test_what_the_pods_ask_for(work_with):
 
 @pytest.mark.parametrize("kind", ["DeepSpeedJob", "TrainJob", "MPIJob", "PyTorchJob"])
 def test_local_checkpoints_lie_in_an_emptydir(work_with, kind):
-    """Unless a volume is mounted there; {node} and {host} are folders inside."""
+    """Local checkpoints go to an emptyDir unless a volume is mounted; {node} and {host} are folders in it."""
     text = json.dumps(write(work_with(kind, local_dir="/local")))
     for part in (
         {"name": "local-checkpoints", "emptyDir": {}},
@@ -179,13 +179,13 @@ def test_local_checkpoints_lie_in_an_emptydir(work_with, kind):
     [({"key": "gpu", "value": "a100"}, "Equal"), ({"key": "gpu"}, "Exists"), ({}, "Exists")],
 )
 def test_a_toleration_with_a_value_compares_it(work_with, toleration, operator):
-    """As Kubernetes' own default does; one with a value and Exists makes no pod."""
+    """A toleration with a value compares it, as is Kubernetes' default; a value with Exists is refused."""
     spec = write(work_with("MPIJob", tolerations=[toleration]))["spec"]["mpiReplicaSpecs"]
     assert spec["Worker"]["template"]["spec"]["tolerations"] == [{**toleration, "operator": operator}]
 
 
 def test_queue_and_priority_have_their_own_place_in_each_kind(work_with):
-    """Where each operator looks for them."""
+    """Queue and priority are written where each kind's operator looks for them."""
     deepspeed = write(work_with("DeepSpeedJob", queue="gpu", priority=50))["spec"]
     assert deepspeed["scheduler"] == {"t9kScheduler": {"queue": "gpu", "priority": 50}}
     train = write(work_with("TrainJob", queue="gpu", priority_class="high"))["metadata"]["labels"]

@@ -1,4 +1,4 @@
-"""What the cluster is asked before a job starts, and the words of each refusal."""
+"""Checks against the cluster before a job starts, and the message of each refusal."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ NO_CLUSTER = "Without a cluster, `nbtrain submit RUN --dry-run FILE` writes the 
 
 @pytest.fixture
 def refusals(stub, workspace, monkeypatch):
-    """refusals(**fields of the section): the words of each obstacle."""
+    """Return the message of each obstacle: refusals(**fields of the section)."""
     monkeypatch.setenv("KUBECONFIG", str(stub.kubeconfig))
     monkeypatch.setattr(preflight, "BACK_OFF_SECONDS", (0.01,))
     preflight._silent.clear()
@@ -40,7 +40,7 @@ def refusals(stub, workspace, monkeypatch):
 
 
 def test_a_cluster_that_has_all_of_it(refusals, stub):
-    """Nothing is created, and of Secrets the metadata alone are asked for."""
+    """A complete cluster has no obstacles; nothing is created, and only Secrets' metadata are read."""
     stub.present |= THERE
     assert refusals(**NAMED) == []
     assert stub.objects == {}
@@ -52,7 +52,7 @@ def test_a_cluster_that_has_all_of_it(refusals, stub):
 
 @pytest.mark.slow
 def test_what_is_not_there_is_named_with_the_command_that_makes_it(refusals, stub):
-    """A claim, Secrets of three uses, a service account."""
+    """A missing claim, Secret or service account is named with the command that creates it."""
     stub.present.clear()
     found = refusals(**NAMED)
     assert found[0].endswith(
@@ -72,7 +72,7 @@ def test_what_is_not_there_is_named_with_the_command_that_makes_it(refusals, stu
 
 
 def test_the_server_judges_the_manifest(refusals, stub):
-    """Namespace, kind, credentials, rights, fields, admission: in its words, with the fix."""
+    """The server's refusal (namespace, kind, rights, fields, admission) is quoted with the fix."""
     host = f"{stub.address}: cannot create TrainJob gpt-125m-4xdp-"
     (found,) = refusals(namespace="elsewhere")
     assert found.startswith(host) and found.endswith(
@@ -99,7 +99,7 @@ def test_the_server_judges_the_manifest(refusals, stub):
 
 
 def test_rights_that_a_job_needs_later(refusals, stub):
-    """Each by the verb of nbtrain that needs it; a server that does not say is no obstacle."""
+    """Each missing right is reported with the command that needs it, but an unanswered review is not."""
     stub.forbidden |= {("delete", "trainjobs"), ("list", "pods")}
     found = refusals()
     assert found[0] == (
@@ -115,7 +115,7 @@ def test_rights_that_a_job_needs_later(refusals, stub):
 
 
 def test_a_server_that_does_not_answer(refusals, stub, tmp_path, monkeypatch):
-    """Said once, and for some seconds not asked again: a form asks at each change."""
+    """An unanswered request is reported once and not repeated for some seconds, for the form's sake."""
     stub.fault("POST", "dryRun=All", times=2, status=503)
     (found,) = refusals()
     assert found.startswith(f"{stub.address}: cannot create TrainJob") and found.endswith(
@@ -135,7 +135,7 @@ def test_a_server_that_does_not_answer(refusals, stub, tmp_path, monkeypatch):
 def test_the_autotuner_finds_its_json_and_the_rules_take_what_it_tries(
     mode, refusals, work_with, tmp_path, monkeypatch
 ):
-    """DeepSpeed's own function reads the JSON of the job's folder by the manifest's words."""
+    """DeepSpeed's own function reads the JSON in the job's folder from the manifest's arguments."""
     from deepspeed.autotuning.autotuner import Autotuner
 
     assert refusals(workload="DeepSpeedJob", autotune=mode) == []
@@ -153,7 +153,7 @@ def test_the_autotuner_finds_its_json_and_the_rules_take_what_it_tries(
 
 
 def test_submit_refuses_before_anything_is_written(fake, start, stub, workspace, monkeypatch):
-    """The run directory is not made."""
+    """Submit refuses before it creates the run directory."""
     monkeypatch.setenv("KUBECONFIG", str(stub.kubeconfig))
     stub.present.clear()
     with pytest.raises(SubmitError, match="names the PersistentVolumeClaim workspace, and http"):

@@ -1,4 +1,4 @@
-"""The state table: statuses as the four operators write them, and words that nobody knows."""
+"""The table of states: statuses as the four operators write them, and unknown ones."""
 
 import pytest
 
@@ -45,13 +45,13 @@ def conditions(*true, **reasons):
     ],
 )
 def test_one_table_for_four_kinds(item, state):
-    """A status that is no status gives the last state, marked as not known."""
+    """Each kind's status maps to a state; a malformed status keeps the last state, marked as not known."""
     word = object_word(item, last="RESTARTING")
     assert (word.state, word.known) == ((state, True) if state else ("RESTARTING", False))
 
 
 def test_a_word_that_nobody_knows_keeps_the_last_state():
-    """With the word as the reason."""
+    """An unknown phase or condition keeps the last state and becomes the reason."""
     word = object_word({"status": {"phase": "Unknown"}}, last=RUNNING)
     assert (word.state, word.known, word.reason) == (RUNNING, False, "phase Unknown")
     word = object_word({"status": {"conditions": conditions("Paralysed")}}, last=RUNNING)
@@ -59,7 +59,7 @@ def test_a_word_that_nobody_knows_keeps_the_last_state():
 
 
 def test_what_else_a_status_holds():
-    """Reasons, conditions, restarts, and the pods of a DeepSpeedJob under both names that are in use."""
+    """A status also gives reasons, conditions, restarts, and a DeepSpeedJob's pods under either field."""
     failed = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "message": "too often"}
     item = {"status": {"conditions": [failed], "backoffCount": 2, "tasks": [{"restartCount": 3}]}}
     assert object_word(item).reason == "BackoffLimitExceeded: too often"
@@ -78,7 +78,7 @@ def ended(code, reason="Error", key="state"):
 
 
 def test_how_a_pod_ended_in_words():
-    """137 with and without the kernel's mark, an end before the restart, an eviction."""
+    """The end of a pod is explained: 137 with and without OOMKilled, an earlier end, an eviction."""
     out_of_memory = replica(pod(phase="Failed", containerStatuses=[ended(137, "OOMKilled")]))
     assert failure_words([replica(pod("gpt-worker-0")), out_of_memory]) == (
         "gpt-worker-1 on n7: exit code 137 (SIGKILL): the kernel killed it, because it was over its memory "
@@ -93,7 +93,7 @@ def test_how_a_pod_ended_in_words():
 
 
 def test_why_a_pod_waits_in_words():
-    """No node, no image, no Secret."""
+    """The reason why a pod waits is explained: no node, no image, no Secret."""
     nowhere = {"type": "PodScheduled", "status": "False", "message": "0/8 nodes: insufficient nvidia.com/gpu"}
     assert waiting_words([replica(pod(phase="Pending", conditions=[nowhere]))]) == (
         "gpt-worker-1: no node takes it: 0/8 nodes: insufficient nvidia.com/gpu"
@@ -105,7 +105,7 @@ def test_why_a_pod_waits_in_words():
 
 
 def test_which_node_a_pod_is():
-    """By its operator's label, else by its name; a PyTorchJob's master comes before its workers."""
+    """A pod's node number comes from its operator's label, else its name; a PyTorchJob's master is 0."""
     kubeflow, job = "training.kubeflow.org/replica-", "batch.kubernetes.io/job-completion-index"
     for name, labels, has_master, node in (
         ("gpt-node-0-12-x7k2p", {job: "12"}, False, 12),

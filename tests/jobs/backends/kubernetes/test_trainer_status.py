@@ -21,7 +21,7 @@ PROGRESS = TrainingProgress(
 
 
 def test_the_body_is_what_the_kind_takes(work_with):
-    """Whole percent, seconds, figures as text; what is not known is left out."""
+    """The body has whole percent, seconds, and metrics as text; unknown values are omitted."""
     status = trainer_status(PROGRESS, 500, now=0)
     assert status == {
         "progressPercentage": 49,
@@ -35,7 +35,7 @@ def test_the_body_is_what_the_kind_takes(work_with):
             {"name": "checkpoint_step", "value": "400"},
         ],
     }
-    # A trial (batch.max_steps) comes to its end too.
+    # A trial (batch.max_steps) reaches 100 % too.
     assert trainer_status(replace(PROGRESS, target_tokens=2000), 500)["progressPercentage"] == 99
     unknown = trainer_status(TrainingProgress(10, 0, eta_seconds=math.inf, loss=math.nan), 0)
     from nbtrain.jobs.backends.kubernetes.manifests.kinds import write
@@ -45,13 +45,13 @@ def test_the_body_is_what_the_kind_takes(work_with):
 
 
 def test_no_place_to_report_to():
-    """Without the operator's variables, or over HTTP, nothing is posted."""
+    """Without the operator's variables, or over plain HTTP, nothing is posted."""
     assert TrainerStatus.of({}) is None
     assert TrainerStatus.of({URL: "http://status", TOKEN: "/token", CA_CERT: "/ca"}) is None
 
 
 def test_a_report_is_posted_with_the_token(operator):
-    """Once in half a minute; a redirect is refused, for the token would go with it."""
+    """A report with the token is posted every half minute; redirects, which would leak it, are refused."""
     environment, posted, answers = operator
     status = TrainerStatus.of(environment)
     earlier = {name.replace("_SERVER_", "_STATUS_"): value for name, value in environment.items()}
@@ -66,7 +66,7 @@ def test_a_report_is_posted_with_the_token(operator):
 
 @pytest.fixture
 def journal(workspace):
-    """Of a job that is in the hands of a supervisor."""
+    """Create the journal of a job that has a supervisor."""
     job = JobDir(RunDir.named("tiny"), JOB_ID)
     job.make_folders()
     JobRecord(JOB_ID, RUN_ID, "tiny", "RUNNING", time.time(), 1).write(job.job_json)
@@ -74,7 +74,7 @@ def journal(workspace):
 
 
 def test_the_supervisor_reports_now_and_then_and_at_the_end(operator, journal):
-    """Not at each look; failures are one event, and the last figures are posted whatever came before."""
+    """The supervisor posts at intervals and at the end; failures are reported as one event."""
     environment, posted, answers = operator
     answers += [500, 500]
     report = ProgressReport(journal, environment)
@@ -96,7 +96,7 @@ def test_the_supervisor_reports_now_and_then_and_at_the_end(operator, journal):
 
 
 def test_a_place_that_cannot_be_used_is_said_once(journal):
-    """Without the variables, nothing is."""
+    """An unusable address is reported once; without the variables nothing is reported."""
     ProgressReport(journal, {}).look(None)
     assert read_events(journal.job) == []
     ProgressReport(journal, {URL: "http://status", TOKEN: "/token", CA_CERT: "/ca"}).close(None)

@@ -1,4 +1,4 @@
-"""The manifests of the workspace in examples/megatron-gpt/cluster/ fit each other and the code."""
+"""The manifests in examples/megatron-gpt/cluster/ agree with each other and with the code."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from nbtrain.config.load import load
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS
 
 CLUSTER = Path(__file__).parents[4] / "examples" / "megatron-gpt" / "cluster"
-# {kind: the official client's class}; the platform's own has none.
+# {kind: the official client's class}; the platform's own kind has none.
 CLASSES = {kind: f"V1{kind}" for kind in ("PersistentVolumeClaim", "ServiceAccount", "Role", "RoleBinding")}
 CLASSES |= {kind: f"V1{kind}" for kind in ("Deployment", "Service", "Job", "CronJob")}
 OBJECTS = [
@@ -24,7 +24,7 @@ OBJECTS = [
 
 
 def found(value, key):
-    """Every value of a key, however deep."""
+    """Yield every value of a key, at any depth."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from ([inner] if name == key else found(inner, key))
@@ -34,7 +34,7 @@ def found(value, key):
 
 
 def test_the_notebook_may_do_what_nbtrain_asks():
-    """A rule for each kind, and for pods, their logs and events."""
+    """The notebook's role has a rule for each kind, and for pods, their logs and events."""
     rules = next(item["rules"] for item in OBJECTS if item["kind"] == "Role")
     allowed = {
         (group, resource): set(rule["verbs"])
@@ -50,7 +50,7 @@ def test_the_notebook_may_do_what_nbtrain_asks():
 
 
 def test_names_agree_and_no_secret_is_written():
-    """One claim, one image, services that find their pods, Secrets by name."""
+    """The manifests use one claim and one image, services find their pods, and Secrets appear by name."""
     assert (
         {*found(OBJECTS, "claimName")}
         == {"nbtrain-workspace"}
@@ -67,13 +67,13 @@ def test_names_agree_and_no_secret_is_written():
 
 
 def test_the_run_yaml_of_the_workspace_is_legal():
-    """On a run of the examples."""
+    """The workspace's run.yaml is valid on top of an example's run."""
     changes = yaml.safe_load((CLUSTER / "manifests" / "run-backend.yaml").read_text())
     assert load("gpt-125m", changes).backend.kubernetes.mounts[0].claim == "nbtrain-workspace"
 
 
 class Answer:
-    """What the client reads an object from."""
+    """A response object for the client's deserializer."""
 
     def __init__(self, item):
         self.data = json.dumps(item)
@@ -81,7 +81,7 @@ class Answer:
 
 @pytest.mark.parametrize("item", OBJECTS, ids=lambda item: f"{item['kind']}-{item['metadata']['name']}")
 def test_a_manifest_has_only_fields_of_its_kind(item):
-    """As the official client knows them, with all that it requires: what it reads is what the file says."""
+    """The official client reads each manifest without losing a field or missing a required one."""
     if item["kind"] == "TensorBoard":
         assert item["apiVersion"] == "tensorstack.dev/v1beta1" and [*item["spec"]] == ["trainingLogFilesets"]
         assert item["spec"]["trainingLogFilesets"] == ["t9k://pvc/nbtrain-workspace/output"]
@@ -92,14 +92,14 @@ def test_a_manifest_has_only_fields_of_its_kind(item):
 
 
 def without_empty(value):
-    """Lists and mappings alike; the client leaves out what is empty."""
+    """Remove empty lists and mappings, which the client drops."""
     if isinstance(value, dict):
         return {key: without_empty(inner) for key, inner in value.items() if inner not in ({}, [], None)}
     return [without_empty(one) for one in value] if isinstance(value, list) else value
 
 
 def test_the_image_has_what_is_pinned_and_what_the_kinds_need(repository):
-    """torch of the base as constraints.txt pins it; sshd for two kinds, which take the operators' keys."""
+    """The image has torch as constraints.txt pins it, and sshd for the kinds with an operator's keys."""
     text = (CLUSTER / "notebook.Dockerfile").read_text()
     (torch,) = re.findall(r"^FROM pytorch/pytorch:([\d.]+)-cuda", text, re.MULTILINE)
     assert f"torch=={torch}" in (repository / "constraints.txt").read_text().splitlines()
@@ -111,7 +111,7 @@ def test_the_image_has_what_is_pinned_and_what_the_kinds_need(repository):
 
 
 def test_tensorboard_reads_s3_by_the_names_that_the_manifest_gives():
-    """Its own reader: boto3, and S3_ENDPOINT for other stores; whoever looks keeps it alive."""
+    """TensorBoard reads S3 through boto3 with the names in the manifest, and stays up while it is used."""
     from tensorboard.compat.tensorflow_stub.io import gfile
 
     source = Path(gfile.__file__).read_text()

@@ -16,12 +16,12 @@ from tests.jobs.conftest import FAKE_RANK
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[slurm.SlurmCluster]:
-    """One Slurm for all tests of the folder."""
+    """Start one Slurm for all tests of the folder."""
     if why := slurm.missing():
         if os.environ.get("NBTRAIN_REQUIRE_SLURM"):
             pytest.fail(why)
         pytest.skip(why)
-    # Paths of sockets are short, and pytest's folders are not.
+    # Socket paths must be short, and pytest's folders are long.
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
     running = slurm.SlurmCluster(folder).start()
     yield running
@@ -33,7 +33,7 @@ def cluster() -> Iterator[slurm.SlurmCluster]:
 def on_slurm(
     cluster: slurm.SlurmCluster, fake: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
-    """Submits the tiny run with two ranks on each of two nodes; fake ranks, if no command is given."""
+    """Return a function that submits the tiny run on two nodes, by default with fake ranks."""
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
 

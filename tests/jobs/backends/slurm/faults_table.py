@@ -1,9 +1,9 @@
-"""Makes each fault happen to a run of 2 x 2 ranks on a real Slurm; writes docs/evidence/faults-slurm.md.
+"""Cause each fault in a run of 2 x 2 ranks on a real Slurm; writes docs/evidence/faults-slurm.md.
 
-    python -m tests.jobs.backends.slurm.faults_table [NAME ...]     only these faults; the other rows stay
+    python -m tests.jobs.backends.slurm.faults_table [NAME ...]     run only these faults; keep the other rows
 
-`make soak` runs it as the part `slurm`. Slurm's time limits tick in minutes, and a job that was put back into
-its queue waits two minutes, so all of them take about ten minutes, three at a time.
+`make soak` runs it as the part `slurm`. Slurm's time limits are in minutes, and a requeued job waits two
+minutes, so all faults together take about ten minutes, three at a time.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ from tests.jobs.conftest import FAKE_RANK
 
 
 class Scene(fault_tables.Scene):
-    """A job that runs on a cluster, and what happens to it."""
+    """A job that runs on a cluster and the fault that happens to it."""
 
     def __init__(self, cluster: SlurmCluster):
         super().__init__({"backend.kind": "slurm", "backend.slurm.time_limit_seconds": 1200})
@@ -45,21 +45,21 @@ class Scene(fault_tables.Scene):
 
     @property
     def number(self) -> str:
-        """Slurm's number of the newest allocation."""
+        """Return Slurm's number of the newest allocation."""
         return files.read_json(self.job.handle_json)["numbers"][-1]
 
     def start_now(self) -> None:
-        """Have Slurm not wait two minutes before it starts a job that it has put back."""
+        """Start a requeued job at once, without Slurm's delay of two minutes."""
         waits = "JobState=PENDING"
         self.until(lambda: waits in self.cluster.call("scontrol", "show", "job", self.number), waits)
         self.cluster.call("scontrol", "update", f"JobId={self.number}", "StartTime=now")
 
 
-# --- the faults: each makes its job, the fault, checks what must hold, and returns its row ----------------
+# --- the faults: each submits its job, causes the fault, checks the outcome, and returns its row ----------
 
 
 def rank_killed(scene: Scene) -> Row:
-    """Restarted in the same allocation."""
+    """Kill a rank: it is restarted in the same allocation."""
     order = [{"rank": 3, "attempt": 0, "step": 12, "do": "kill", "signal": 9}]
     scene.submit(40, env={"FAKE_FAULTS": json.dumps(order)})
     number = scene.number
@@ -74,7 +74,7 @@ def rank_killed(scene: Scene) -> Row:
 
 
 def time_limit(scene: Scene) -> Row:
-    """USR1 -> saved -> the next allocation -> the end, with the bits of an uninterrupted run."""
+    """Reach the time limit: USR1, save, the next allocation, the end, bit-exact with an uninterrupted run."""
     steps = 60
     slow = {"checkpoint.save_interval_steps": 1000, "evaluation.eval_interval_steps": 1000}
     straight = scene.submit(steps, fake=False, name="straight", **slow)
@@ -95,7 +95,7 @@ def time_limit(scene: Scene) -> Row:
     assert scene.end()[0] == SUCCEEDED, scene.seen
     numbers = files.read_json(job.handle_json)["numbers"]
     assert len(numbers) >= 2, numbers
-    assert trace(job.run) == trace(straight.run), "the losses differ from those of an uninterrupted run"
+    assert trace(job.run) == trace(straight.run), "the losses differ from an uninterrupted run"
     assert {len(values) for values in trace(job.run).values()} == {1}
     return Row(
         re.sub(r"Slurm job \d+", "Slurm job 12", _handed_over(job)),
@@ -123,7 +123,7 @@ def _handed_over(job: JobDir) -> str:
 
 
 def array_chain(scene: Scene) -> Row:
-    """Each task of the array goes on where the one before it ended."""
+    """Chain an array: each task resumes where the one before it ended."""
     limits = {"backend.slurm.time_limit_seconds": 120, "backend.slurm.signal_before_seconds": 30}
     job = scene.submit(500, **limits, **{"backend.slurm.array": "1-3%1"})
     scene.until(lambda: _events(job, QUEUED) > 1, "handed over")
@@ -141,7 +141,7 @@ def _events(job: JobDir, state: str) -> int:
 
 
 def node_lost(scene: Scene) -> Row:
-    """slurmd of the second node is killed with -9; Slurm ends the job there and puts it back."""
+    """Kill slurmd of the second node with -9; Slurm ends the job there and requeues it."""
     scene.submit(300)
     scene.until_step(20)
     scene.fault()
@@ -155,7 +155,7 @@ def node_lost(scene: Scene) -> Row:
 
 
 def first_node_lost(scene: Scene) -> Row:
-    """slurmd of the node with the supervisor."""
+    """Kill slurmd of the node with the supervisor."""
     scene.submit(300)
     scene.until_step(20)
     scene.fault()
@@ -171,19 +171,19 @@ def first_node_lost(scene: Scene) -> Row:
 
 
 def _switch_off_second(scene: Scene) -> None:
-    """slurmd of the second node and all that it runs for the job, as if the machine were switched off."""
+    """Kill slurmd of the second node and the job's processes there, as if it were switched off."""
     scene.fault()
     scene.cluster.kill("n1")
     agent = NodeRecord.read(scene.job.node(1))
     assert agent is not None
-    # slurmstepd, which else would report their end.
+    # slurmstepd, which would otherwise report their end.
     step = int(Path(f"/proc/{agent.agent.pid}/stat").read_text().rpartition(")")[2].split()[1])
     ranks = processes.marked_pids([scene.job.job_id], "NBTRAIN_NODE=1")
     processes.send([step, agent.agent.pid, *ranks], signal.SIGKILL)
 
 
 def elastic_node_lost(scene: Scene) -> Row:
-    """The second node is switched off for good: the same allocation goes on with the first."""
+    """Switch the second node off for good: the same allocation continues with the first."""
     options = {"sbatch_options": ["--no-kill"], "srun_options": ["--no-kill", "--overlap"]}
     kept = {f"backend.slurm.{name}": value for name, value in options.items()}
     job = scene.submit(300, **{"backend.elastic": True, **kept})
@@ -202,7 +202,7 @@ def elastic_node_lost(scene: Scene) -> Row:
 
 
 def paused(scene: Scene) -> Row:
-    """nbtrain pause and resume: out of Slurm and in again, as the same job."""
+    """Pause and resume with nbtrain: the job leaves Slurm and returns as the same job."""
     job = scene.submit(150)
     scene.until_step(20)
     scene.fault()
@@ -219,7 +219,7 @@ def paused(scene: Scene) -> Row:
 
 
 def controller_killed(scene: Scene) -> Row:
-    """slurmctld is killed with -9 and comes back: the job has not noticed."""
+    """Kill slurmctld with -9 and restart it: the job does not notice."""
     job = scene.submit(250)
     scene.until_step(10)
     scene.fault()
@@ -241,7 +241,7 @@ def controller_killed(scene: Scene) -> Row:
 
 
 def controller_forgets(scene: Scene) -> Row:
-    """slurmctld is killed and has lost its state: the job's number is not known any more."""
+    """Kill slurmctld and delete its state: the job's number is unknown afterwards."""
     job = scene.submit(250)
     scene.until_step(10)
     scene.fault()
@@ -262,7 +262,7 @@ def controller_forgets(scene: Scene) -> Row:
 
 
 def suspended(scene: Scene) -> Row:
-    """scontrol suspend for longer than node_timeout_seconds, then resume."""
+    """Suspend with scontrol for longer than node_timeout_seconds, then resume."""
     scene.submit(200, **{"backend.node_timeout_seconds": 8, "backend.heartbeat_timeout_seconds": 15})
     scene.until_step(20)
     scene.fault()
@@ -282,7 +282,7 @@ def suspended(scene: Scene) -> Row:
 
 
 def cancelled_outside(scene: Scene) -> Row:
-    """scancel by hand."""
+    """Cancel by hand with scancel."""
     scene.submit(100_000)
     scene.until_step(20)
     scene.fault()
@@ -294,7 +294,7 @@ def cancelled_outside(scene: Scene) -> Row:
 
 
 def cancelled_while_suspended(scene: Scene) -> Row:
-    """nbtrain cancel of a job that scontrol has suspended: its supervisor reads no request."""
+    """Cancel with nbtrain while scontrol has suspended the job, so that its supervisor reads no request."""
     from nbtrain.jobs.control import cancel
 
     job = scene.submit(100_000)
@@ -308,7 +308,7 @@ def cancelled_while_suspended(scene: Scene) -> Row:
 
 
 def requeued(scene: Scene) -> Row:
-    """scontrol requeue, as a preemption does it."""
+    """Requeue with scontrol, as a preemption does."""
     scene.submit(150)
     scene.until_step(20)
     scene.fault()
@@ -326,7 +326,7 @@ def requeued(scene: Scene) -> Row:
 
 
 def supervisor_killed(scene: Scene) -> Row:
-    """kill -9 of the supervisor in its allocation: the batch step has failed, so Slurm ends the job."""
+    """Kill the supervisor with -9 in its allocation: the batch step fails, so Slurm ends the job."""
     job = scene.submit(100_000)
     scene.until_step(20)
     supervisor = scene.record.supervisor
@@ -348,7 +348,7 @@ def _env(job: JobDir) -> dict[str, str]:
 
 
 def second_shell(scene: Scene) -> Row:
-    """The same run submitted by two other shells while the first one's job waits or runs: one job."""
+    """Submit the same run from two other shells while the first one's job waits or runs: there is one job."""
     job = scene.submit(60)
     script = (
         "import sys\nfrom nbtrain.config.load import load_resolved\nfrom nbtrain.jobs.submit import submit\n"
@@ -408,7 +408,7 @@ FAULTS = {
 
 
 def engine_code(scene: Scene, job: JobDir) -> str:
-    """Slurm's last word about the first allocation, once its nodes are free again."""
+    """Return Slurm's final state of the first allocation, once its nodes are free again."""
     number = files.read_json(job.handle_json)["numbers"][0]
     deadline = time.monotonic() + 60
     while True:
@@ -422,7 +422,7 @@ def engine_code(scene: Scene, job: JobDir) -> str:
 
 @contextlib.contextmanager
 def on_a_cluster() -> Iterator[Scene]:
-    """A Slurm of its own for each fault."""
+    """Provide a separate Slurm for each fault."""
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
     cluster = SlurmCluster(folder).start()
     try:

@@ -1,4 +1,4 @@
-"""SlurmBackend with Slurm's answers given: who goes on where, and what is refused at submit."""
+"""SlurmBackend with recorded answers: which allocation resumes a job, what is refused at submit."""
 
 import os
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def config(workspace: Path) -> Callable[..., RunConfig]:
 
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """{program: what it prints, or raises}; `said` is every call, `environment` the last one's."""
+    """Fake Slurm: {program: output or exception}; `said` has all calls, `environment` the last call's."""
     answers: dict[str, Any] = {"said": []}
 
     def call(*arguments: str, folder: Path | None = None, environment: Any = None) -> str:
@@ -70,7 +70,7 @@ def test_a_restart_that_slurm_has_counted_is_to_come(
     before: str | None,
     words: str,
 ) -> None:
-    """scancel and requeue send the same TERM; Restarts tells them apart while the job is COMPLETING."""
+    """While a job is COMPLETING, Restarts tells a requeue from scancel, since both send TERM."""
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
     if before:
@@ -84,7 +84,7 @@ def test_a_restart_that_slurm_has_counted_is_to_come(
 def test_the_next_allocation_is_asked_for_or_queued_already(
     job: JobDir, slurm: dict[str, Any], config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """resubmissions one after the other, as often as is allowed; an array has queued all its tasks."""
+    """Resubmissions are requested one at a time up to the limit; an array has already queued its tasks."""
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     slurm["sbatch"] = "13;east\n"
     twice = config(**{"backend.slurm.resubmissions": 1})
@@ -104,7 +104,7 @@ def test_the_next_allocation_is_asked_for_or_queued_already(
 def test_the_next_allocation_counts_its_own_restarts(
     job: JobDir, slurm: dict[str, Any], config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slurm sets SLURM_RESTART_COUNT from the first restart on: an inherited 1 would hide job 13's first."""
+    """SLURM_RESTART_COUNT is not inherited, since an old 1 would hide the next job's first restart."""
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     monkeypatch.setenv("SBATCH_PARTITION", "debug")
@@ -121,7 +121,7 @@ ENDED = "JobId=12 JobName=nbtrain-tiny JobState=COMPLETED Reason=None Restarts=0
 
 @pytest.fixture
 def at_rest(job: JobDir, config: Callable[..., RunConfig]) -> Callable[..., JobDir]:
-    """A paused job whose allocation has ended."""
+    """Create a paused job whose allocation has ended."""
 
     def make(**more: Any) -> JobDir:
         job.run.config_yaml.write_text(to_yaml(config(**more)))
@@ -134,7 +134,7 @@ def at_rest(job: JobDir, config: Callable[..., RunConfig]) -> Callable[..., JobD
 
 
 def test_a_paused_job_is_submitted_again_once(at_rest: Callable[..., JobDir], slurm: dict[str, Any]) -> None:
-    """By whichever shell is first; it takes none of the resubmissions, and stays paused if Slurm refuses."""
+    """A paused job is resubmitted once, at no cost in resubmissions, and stays paused if Slurm refuses."""
     job = at_rest(**{"backend.slurm.resubmissions": 1})
     assert BACKEND.status(job) == (SUSPENDED, PAUSED)
     assert slurm["said"] == []
@@ -155,7 +155,7 @@ def test_a_paused_job_is_submitted_again_once(at_rest: Callable[..., JobDir], sl
 def test_tasks_of_a_paused_array_do_not_run_beside_the_new_ones(
     at_rest: Callable[..., JobDir], slurm: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each task that starts while the job is paused ends at once; the others are taken from the queue."""
+    """Each task of a paused array that starts ends at once; the others are removed from the queue."""
     job = at_rest(**{"backend.slurm.array": "1-3%1"})
     # The signals and orphans of this process are not the job's.
     monkeypatch.setattr(supervise.Asked, "listen", lambda asked, in_allocation: asked)
@@ -170,7 +170,7 @@ def test_tasks_of_a_paused_array_do_not_run_beside_the_new_ones(
 def test_a_paused_job_is_cancelled_without_slurm(
     at_rest: Callable[..., JobDir], slurm: dict[str, Any]
 ) -> None:
-    """Nothing of it runs: its end is written, with a summary."""
+    """Cancelling a paused job needs no Slurm: its end is written, with a summary."""
     job = at_rest()
     assert BACKEND.cancel(job, now=False)
     ended = (CANCELLED, "stopped on request while it was paused; before: paused on request at step 8; saved")
@@ -182,7 +182,7 @@ def test_a_paused_job_is_cancelled_without_slurm(
 def test_a_job_that_waits_again_is_not_said_to_save(
     at_rest: Callable[..., JobDir], slurm: dict[str, Any]
 ) -> None:
-    """As if it was preempted and put back into the queue while its end was waited for."""
+    """Cancelling a job that was requeued meanwhile does not claim that it saves."""
     job = at_rest()
     JobRecord(job.job_id, "id", "tiny", QUEUED, 1.0, 4, backend="slurm").write(job.job_json)
     slurm.update(scontrol=ENDED.replace("COMPLETED", "PENDING"), scancel="")
@@ -197,7 +197,7 @@ def test_a_job_that_waits_again_is_not_said_to_save(
 def test_a_job_that_is_resumed_while_it_goes_to_rest_is_submitted_again(
     at_rest: Callable[..., JobDir], slurm: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its supervisor has read the pause, and gives its allocation back after the resume."""
+    """A job that is resumed after its supervisor has read the pause is resubmitted once it has left."""
     job = at_rest()
     rests = JobRecord.read(job.job_json)
     assert rests is not None
@@ -217,7 +217,7 @@ def test_a_job_that_is_resumed_while_it_goes_to_rest_is_submitted_again(
     record = JobRecord.read(job.job_json)
     assert record is not None and (record.state, record.cause) == (QUEUED, "resumed after a pause")
     assert not control.asked_pause(job)
-    # One that heeds the resume in time goes on at once.
+    # A supervisor that reads the resume in time continues at once.
     replace(rests, state=RUNNING, supervisor=here).write(job.job_json)
     monkeypatch.setattr(control, "LEAVING_SECONDS", 0.0)
     control.unpause(job)
@@ -228,7 +228,7 @@ def test_a_job_that_is_resumed_while_it_goes_to_rest_is_submitted_again(
 def test_a_job_that_waits_is_held_and_released(
     at_rest: Callable[..., JobDir], slurm: dict[str, Any], reason: str, released: bool
 ) -> None:
-    """A pause of a job without ranks; one that Slurm has suspended cannot be held."""
+    """A pause holds a job in Slurm's queue and a resume releases it; a suspended job cannot be held."""
     job = at_rest()
     JobRecord(job.job_id, "id", "tiny", QUEUED, 1.0, 4, backend="slurm").write(job.job_json)
     slurm["scontrol"] = ENDED.replace("COMPLETED", "PENDING").replace("Reason=None", f"Reason={reason}")
@@ -246,7 +246,7 @@ def test_a_job_that_waits_is_held_and_released(
 def test_an_elastic_job_counts_the_nodes_that_are_left(
     job: JobDir, slurm: dict[str, Any], config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slurm takes a lost node out of an allocation that it does not end (--no-kill)."""
+    """With --no-kill, an elastic job counts the nodes that Slurm has left in its allocation."""
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     launcher = SlurmLauncher(job, [])
     run = config(**{"resources.nodes": 2, "parallel.data_parallel_size": 4})
@@ -258,7 +258,7 @@ def test_an_elastic_job_counts_the_nodes_that_are_left(
 
 
 def test_slurm_forgets_and_the_run_directory_does_not(job: JobDir, slurm: dict[str, Any]) -> None:
-    """MinJobAge after its end a job is not known any more; one that has never ended is then not known."""
+    """A job that Slurm has forgotten keeps its recorded end; without a record it is not known."""
     unknown = JobError("scontrol: slurm_load_jobs error: Invalid job id specified")
     slurm["sacct"] = JobError("sacct: Slurm accounting storage is disabled")
     slurm["scontrol"] = (
@@ -290,7 +290,7 @@ def test_slurm_forgets_and_the_run_directory_does_not(job: JobDir, slurm: dict[s
 def test_another_job_with_the_same_number_is_left_alone(
     job: JobDir, slurm: dict[str, Any], fields: str, own: bool
 ) -> None:
-    """A controller that has lost its state gives numbers out again."""
+    """Another job that got the same number from a controller without its state is left alone."""
     slurm["scontrol"] = f"JobId=12 {fields} JobState=RUNNING Reason=None Restarts=0 NodeList=n0"
     slurm["scancel"] = ""
     assert BACKEND.engine_word(job).state == (RUNNING if own else None)
@@ -326,7 +326,7 @@ def test_another_job_with_the_same_number_is_left_alone(
 def test_what_can_never_start_is_refused_at_submit(
     slurm: dict[str, Any], config: Callable[..., RunConfig], settings: dict[str, Any], words: str
 ) -> None:
-    """Nodes that are down or busy count: they come back."""
+    """A request that can never start is refused; nodes that are down or busy count as available."""
     slurm["sinfo"] = SINFO
     found = [str(one) for one in BACKEND.obstacles(config(**settings))]
     assert (words in found[0]) if words else found == []
@@ -335,7 +335,7 @@ def test_what_can_never_start_is_refused_at_submit(
 def test_partitions_are_hidden_or_none_is_the_default(
     slurm: dict[str, Any], config: Callable[..., RunConfig]
 ) -> None:
-    """sinfo shows hidden ones with -a alone; without a default partition one must be named."""
+    """Hidden partitions are found with sinfo -a; without a default partition one must be named."""
     slurm["sinfo"] = SINFO.replace("*", "")
     run = config()
     (found,) = BACKEND.obstacles(run)
@@ -350,7 +350,7 @@ def test_partitions_are_hidden_or_none_is_the_default(
 def test_one_allocation_of_a_script_has_the_job(
     job: JobDir, slurm: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one that wrote its number, or an array's; if it was killed before that, its next start does."""
+    """Only the allocation whose number was written owns the job, or the next start if none was."""
     slurm["scontrol"] = "#!/bin/bash\n"
     monkeypatch.setenv("SLURM_JOB_ID", "13")
     assert BACKEND.taken_elsewhere(job, "id") == "Slurm job 12 has it"

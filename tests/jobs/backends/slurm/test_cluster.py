@@ -36,7 +36,7 @@ WITH_FAKE_RANK = (
 
 
 def test_two_nodes_train_to_the_end(on_slurm: Callable[..., Any]) -> None:
-    """The trainer itself: every rank ends in order on its node, has a log, and the checkpoint is of all."""
+    """The real trainer runs on two nodes: each rank ends, has a log, and is in the checkpoint."""
     job = on_slurm(steps=6, command=TRAINER)
     assert wait(job, END_SECONDS) == (SUCCEEDED, "all steps are trained and saved: 6 steps")
     assert newest_checkpoint_step(job.run) == 6
@@ -47,7 +47,7 @@ def test_two_nodes_train_to_the_end(on_slurm: Callable[..., Any]) -> None:
 
 
 def test_a_killed_rank_is_named_and_the_run_goes_on(on_slurm: Callable[..., Any]) -> None:
-    """A rank of the second node is killed; the supervisor restarts all ranks in the same allocation."""
+    """After a rank on the second node is killed, the supervisor restarts all ranks in the same allocation."""
     job = on_slurm(steps=20, faults=[{"rank": 3, "attempt": 0, "step": 12, "do": "kill", "signal": 9}])
     assert wait(job, END_SECONDS)[0] == SUCCEEDED
     record = JobRecord.read(job.job_json)
@@ -59,9 +59,9 @@ def test_a_killed_rank_is_named_and_the_run_goes_on(on_slurm: Callable[..., Any]
 def test_a_paused_job_gives_its_nodes_back_and_goes_on(
     on_slurm: Callable[..., Any], cluster: slurm.SlurmCluster, wait_until: Callable[..., Any]
 ) -> None:
-    """Saved, SUSPENDED, out of Slurm; resumed it is the same job in another allocation.
+    """A paused job saves, is SUSPENDED and leaves Slurm; resumed, it is the same job in another allocation.
 
-    Its supervisor hears of a cancel by a file, wherever it is; then Slurm knows no job any more.
+    A cancel reaches its supervisor through a file, on any node; afterwards Slurm has no job of it.
     """
     job = on_slurm(steps=100_000)
     wait_until(lambda: status_of(job)[0] == RUNNING, "RUNNING", END_SECONDS)
@@ -88,7 +88,7 @@ def test_sbatch_alone_starts_the_script_of_a_dry_run(
     monkeypatch: pytest.MonkeyPatch,
     wait_until: Callable[..., Any],
 ) -> None:
-    """The records are those of a submission; the same file a second time starts nothing."""
+    """sbatch alone starts a dry run's script with a submission's records; a second sbatch starts nothing."""
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
     python = tmp_path / "python"
@@ -118,7 +118,7 @@ def test_sbatch_alone_starts_the_script_of_a_dry_run(
 def test_a_job_that_waits_says_why(
     on_slurm: Callable[..., Any], cluster: slurm.SlurmCluster, wait_until: Callable[..., Any]
 ) -> None:
-    """The reason in words; paused it is held; it is cancelled in the queue, and no supervisor ever starts."""
+    """A waiting job shows its reason; it is held by a pause and cancelled without any supervisor."""
     job = on_slurm(nodes=1, backend={"slurm.sbatch_options": ["--hold"]})
 
     def held() -> bool:
@@ -138,7 +138,7 @@ def test_a_job_that_waits_says_why(
 
 
 def test_what_slurm_refuses_is_said_before_anything_waits(on_slurm: Callable[..., Any]) -> None:
-    """By default Slurm takes a request that it can never meet, and lets it wait for ever."""
+    """A request that Slurm can never meet, and would queue forever, is refused before it is sent."""
     words = "the run asks for 4 nodes; partition main has 2 such of 2"
     with pytest.raises(SubmitError, match=words) as caught:
         on_slurm(nodes=4, ranks=4)

@@ -1,4 +1,4 @@
-"""A job of Slurm on a machine that sees its run directory and has no Slurm: words, and no traceback."""
+"""A Slurm job seen from a machine with its run directory but without Slurm: messages, never a traceback."""
 
 import os
 import shlex
@@ -37,7 +37,7 @@ WAITS = "Slurm job 12 waits (Resources): the nodes that it needs are busy"
 
 @pytest.fixture
 def job(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
-    """A job of the run `tiny`, submitted from elsewhere; no program is on the PATH."""
+    """Create a job of the run `tiny`, submitted elsewhere, with no program on the PATH."""
     monkeypatch.setenv("PATH", str(workspace))
     (workspace / "tiny.yaml").write_text(TINY)
     config = load(workspace / "tiny.yaml", {"backend.kind": "slurm"})
@@ -53,7 +53,7 @@ def job(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
 
 @pytest.fixture
 def become(job: JobDir) -> Callable[..., None]:
-    """become(state, said by Slurm, its words, seconds since the supervisor was heard of)."""
+    """Set the job's records: become(state, Slurm's state, its reason, seconds of silence)."""
 
     def become(state: str, said: str | None = None, reason: str = "", silent: float = 0, **more: Any) -> None:
         record = JobRecord(job.job_id, "id", "tiny", state, time.time() - 500, 4, backend="slurm")
@@ -70,7 +70,7 @@ def become(job: JobDir) -> Callable[..., None]:
 
 @pytest.fixture
 def supervisor(job: JobDir) -> Iterator[list[str]]:
-    """A supervisor on another host that does what control/ask.json asks; the list is what it was asked."""
+    """Play a supervisor on another host that obeys control/ask.json; the list holds its requests."""
     asked: list[str] = []
     ended = threading.Event()
 
@@ -132,7 +132,7 @@ def test_status_reads_what_others_have_heard(
     silent: float,
     shown: str,
 ) -> None:
-    """Every verb that only reads says the same, and leaves the engine's word as it is."""
+    """Every command that only reads shows the same state and leaves Slurm's recorded answer unchanged."""
     become(state, said, reason, silent)
     assert cli.main(["status", "tiny"]) == 0
     text = capsys.readouterr().out
@@ -149,7 +149,7 @@ def test_status_reads_what_others_have_heard(
 def test_an_engine_that_did_not_answer_is_a_flag(
     become: Callable[..., None], capsys: pytest.CaptureFixture
 ) -> None:
-    """Beside the last state."""
+    """If Slurm did not answer, the status shows the last state and a note."""
     become(RUNNING, RUNNING, silent=3, seen=False, trouble="Unable to contact slurm controller")
     assert cli.main(["status", "tiny"]) == 0
     text = capsys.readouterr().out
@@ -178,7 +178,7 @@ def test_a_running_job_is_reached_by_its_folder(
 def test_what_only_slurm_can_do_is_refused(
     become: Callable[..., None], capsys: pytest.CaptureFixture, state: str
 ) -> None:
-    """To take a job from the queue, or one that stands still."""
+    """Cancelling a queued or suspended job needs Slurm and is refused here; the request is kept."""
     become(state, SUSPENDED if state == RUNNING else QUEUED, silent=400)
     assert cli.main(["cancel", "tiny"]) == JobError.exit_code
     assert capsys.readouterr().err == (
@@ -189,7 +189,7 @@ def test_what_only_slurm_can_do_is_refused(
 
 @pytest.mark.parametrize(("state", "seen_as"), [(RUNNING, "Lost"), (QUEUED, "Failed")])
 def test_slurms_word_for_the_end_is_the_reason(become: Callable[..., None], state: str, seen_as: str) -> None:
-    """Of a job whose supervisor has gone without a word, and of one whose supervisor never started."""
+    """Slurm's final state is the reason if the supervisor vanished or never started."""
     become(state, FAILED, "Slurm job 12 ended as NODE_FAIL", silent=400, ended_as="NODE_FAIL")
     last = job_page(RunDir.named("tiny")).conditions[-1]
     assert (last.type, last.status, last.reason) == (seen_as, True, "NODE_FAIL")
@@ -198,7 +198,7 @@ def test_slurms_word_for_the_end_is_the_reason(become: Callable[..., None], stat
 def test_a_lost_job_cannot_be_resumed_here(
     become: Callable[..., None], capsys: pytest.CaptureFixture
 ) -> None:
-    """The next job is one of Slurm too; nothing is written."""
+    """A lost job cannot be resumed without Slurm, and nothing is written."""
     become(RUNNING, FAILED, "Slurm job 12 ended as NODE_FAIL", silent=400)
     for verb in (["resume", "tiny"], ["clone", "tiny", "other"]):
         assert cli.main(verb) == SubmitError.exit_code
@@ -210,7 +210,7 @@ def test_a_lost_job_cannot_be_resumed_here(
 
 
 def test_nobody_has_asked_yet(job: JobDir, become: Callable[..., None]) -> None:
-    """Nothing is known, and nothing is written."""
+    """Before the first query of Slurm nothing is known, and nothing is written."""
     become(QUEUED)
     job.engine_json.unlink()
     assert BACKEND.engine_word(job) is None
@@ -218,7 +218,7 @@ def test_nobody_has_asked_yet(job: JobDir, become: Callable[..., None]) -> None:
     assert not job.engine_json.exists()
 
 
-# sbatch takes the job, and its caller dies before it hears the number.
+# sbatch accepts the job, and its caller dies before it reads the number.
 TAKES_AND_KILLS = """#!/bin/bash
 /bin/sed -n 's/^#SBATCH --comment=/13|/p' "$2" > {folder}/taken
 kill -9 $PPID
@@ -236,7 +236,7 @@ echo "JobId=13 JobName=nbtrain-tiny JobState=PENDING Reason=Priority Restarts=0 
 def test_a_job_whose_submission_was_killed_is_found_by_its_comment(
     job: JobDir, become: Callable[..., None], workspace: Path
 ) -> None:
-    """Slurm has the job and nobody wrote its number: it is seen, joined, cancelled, never sent twice."""
+    """A job whose submission was killed is found by its comment: shown, joined, cancelled, never resent."""
     cancels = '#!/bin/bash\necho "$@" > {folder}/cancelled\n'
     scripts = {"sbatch": TAKES_AND_KILLS, "squeue": LISTS, "scontrol": SHOWS, "scancel": cancels}
     for name, text in scripts.items():

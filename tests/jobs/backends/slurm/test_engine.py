@@ -1,4 +1,4 @@
-"""What Slurm prints, read: recorded on 22.05, and written in the shape of other versions."""
+"""Parsing of Slurm's output, recorded on 22.05 and written in the format of other versions."""
 
 import time
 from pathlib import Path
@@ -15,14 +15,14 @@ RECORDS = Path(__file__).with_name("records")
 
 
 def spoken(name: str) -> tuple[str | None, str]:
-    """(state, reason) of a recorded answer of scontrol."""
+    """Return (state, reason) of a recorded answer of scontrol."""
     word = word_of(read_scontrol((RECORDS / name).read_text()), "12")
     return word.state, word.reason
 
 
 @pytest.mark.parametrize("version", ["20.11", "22.05", "23.11", "24.05", "24.11", "25.05"])
 def test_every_version_says_that_a_job_runs(version: str) -> None:
-    """Fields come and go between versions; these stay. Paths and comments may hold blanks and NAME=."""
+    """Every version's output is parsed; paths and comments in it may hold spaces and NAME=."""
     found = read_scontrol((RECORDS / f"running-{version}.txt").read_text())
     assert found is not None
     assert (found.number, found.state, found.restarts, found.nodes) == ("12", "RUNNING", 1, "n[0-1]")
@@ -30,7 +30,7 @@ def test_every_version_says_that_a_job_runs(version: str) -> None:
 
 
 def test_an_array_is_what_its_foremost_task_is() -> None:
-    """Slurm lists the tasks in an order of its own: here the last line is a task that was cancelled."""
+    """An array has the state of its foremost task, although Slurm's last line may be a cancelled task."""
     assert spoken("array-running-22.05.txt") == (RUNNING, "Slurm job 12 is RUNNING on n1")
     assert spoken("array-ended-22.05.txt")[0] == CANCELLED
     assert spoken("array-waiting-22.05.txt") == (
@@ -44,13 +44,13 @@ def test_an_array_is_what_its_foremost_task_is() -> None:
 
 
 def test_het_jobs_and_federations_are_read() -> None:
-    """One line for each part; a federated number is a large one."""
+    """Heterogeneous jobs have one line for each part; a federated job has a large number."""
     assert spoken("het-22.05.txt") == (RUNNING, "Slurm job 12 is RUNNING on n0")
     assert spoken("federated-23.11.txt") == (RUNNING, "Slurm job 12 is RUNNING on n0")
 
 
 def test_a_job_that_was_put_back_says_when_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PENDING is not `never started`."""
+    """A requeued job in PENDING shows when it starts, not that it never started."""
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     monkeypatch.setattr(engine.time, "time", lambda: 0.0)
@@ -62,7 +62,7 @@ def test_a_job_that_was_put_back_says_when_it_starts(monkeypatch: pytest.MonkeyP
 
 
 def test_a_newer_version_says_why_a_job_waits_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """24.11: the nodes that it is to get, licences twice, and whether the kernel ended a step."""
+    """Output of 24.11 gives the planned nodes, licences listed twice, and whether the kernel ended a step."""
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     monkeypatch.setattr(engine.time, "time", lambda: 0.0)
@@ -115,13 +115,13 @@ GENERAL = "Slurm's own word; `scontrol show job` and the cluster's pages may say
     ],
 )
 def test_every_reason_is_said_in_words(reason: str, words: str) -> None:
-    """Slurm's own word stays beside them; one that is not known gets a general sentence."""
+    """Slurm's reason is shown with an explanation; an unknown one gets a general sentence."""
     text = f"JobId=12 JobName=a JobState=PENDING Reason={reason} Dependency=(null) Restarts=0 NodeList="
     assert word_of(read_scontrol(text), "12").reason == f"Slurm job 12 waits ({reason}): {words}"
 
 
 def test_no_reason_of_slurm_is_without_words() -> None:
-    """All names that 22.05 prints (its library's strings), and those that newer versions add."""
+    """Every reason of 22.05 (from its library's strings) and of newer versions has an explanation."""
     reasons = (RECORDS / "reasons.txt").read_text().split()
     assert len(reasons) > 150
     assert [reason for reason in reasons if reason_words(reason) == GENERAL] == []
@@ -129,7 +129,7 @@ def test_no_reason_of_slurm_is_without_words() -> None:
 
 @pytest.mark.parametrize("state", STATES)
 def test_every_state_has_its_place_and_its_words(state: str) -> None:
-    """An end has its code and its reason too; a state that is a job's everyday one needs no words."""
+    """Every state of Slurm maps to a job state, with an explanation unless it is an everyday one."""
     ours, words = STATES[state]
     text = f"JobId=12 JobName=a JobState={state} Reason=NonZeroExitCode Restarts=0 ExitCode=1:0 NodeList=n0"
     word = word_of(read_scontrol(text), "12")
@@ -153,7 +153,7 @@ def test_every_state_has_its_place_and_its_words(state: str) -> None:
 
 
 def test_a_state_of_a_newer_slurm_is_not_guessed() -> None:
-    """It counts as not known to the engine."""
+    """An unknown state of a newer Slurm counts as not known."""
     text = "JobId=12 JobName=a JobState=DREAMING Reason=None Restarts=0 ExitCode=0:0 NodeList="
     assert word_of(read_scontrol(text), "12").state is None
 
@@ -179,14 +179,14 @@ def test_a_state_of_a_newer_slurm_is_not_guessed() -> None:
     ],
 )
 def test_accounting_is_read(text: str, state: str, said: str) -> None:
-    """A job that was put back has a line for each of its lives, with `-D`, and an array one for each task."""
+    """With -D, accounting has a line for each start of a requeued job, and one for each task of an array."""
     found = read_sacct(text)
     assert found is not None and found.state == state
     assert word_of(found, "12").state == said
 
 
 def test_an_empty_answer_is_no_job() -> None:
-    """sacct prints nothing, or a warning."""
+    """An empty answer or a warning of sacct means that the job is unknown."""
     assert read_sacct("") is None
     assert read_sacct("Slurm accounting storage is disabled\n") is None
     assert read_scontrol("slurm_load_jobs error: Invalid job id specified\n") is None
@@ -194,7 +194,7 @@ def test_an_empty_answer_is_no_job() -> None:
 
 
 def test_nodes_of_partitions_are_counted() -> None:
-    """Sizes of nodes that differ have a +; GPUs have a type, a count and sockets."""
+    """Nodes are counted per partition: mixed sizes end in +, and GPUs have a type, a count and sockets."""
     text = (
         "gpu*|n0|64|515000|gpu:a100:8(S:0-1)\ngpu*|n1|64+|515000+|gpu:2,shard:16\ndebug|n0|64|515000|(null)\n"
     )
@@ -208,7 +208,7 @@ def test_nodes_of_partitions_are_counted() -> None:
 
 
 def test_what_slurm_prints_need_not_be_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A comment in Latin-1; the environment is the caller's if one is given."""
+    """Output that is not UTF-8 is read; the environment is the caller's if one is passed."""
     squeue = tmp_path / "squeue"
     squeue.write_text("#!/bin/sh\nprintf '12|caf\\351 %s' \"$SLURM_JOB_ID\"\n")
     squeue.chmod(0o755)
@@ -219,7 +219,7 @@ def test_what_slurm_prints_need_not_be_utf_8(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_machine_without_a_slurm_conf_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client packages alone, as on a laptop: the lines of Slurm 22.05 in one sentence."""
+    """A machine with only the client packages gets one sentence about the missing slurm.conf."""
     sinfo = tmp_path / "sinfo"
     sinfo.write_text(f"#!/bin/sh\ncat {RECORDS / 'no-configuration-22.05.txt'} >&2\nexit 1\n")
     sinfo.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The batch script, word for word, and through a shell."""
+"""The batch script, word for word, and as a shell reads it."""
 
 import shlex
 import subprocess
@@ -37,7 +37,7 @@ SETTINGS = {
 
 @pytest.fixture
 def script(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """The batch script of gpt-tiny in a workspace with a blank and a quote."""
+    """Return the batch script of gpt-tiny in a workspace with a space and a quote in its name."""
     monkeypatch.setenv("NBTRAIN_WORKSPACE", "/shared/ann's work")
     monkeypatch.delenv("NBTRAIN_OUTPUT", raising=False)
 
@@ -51,12 +51,12 @@ def script(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., s
 
 
 def test_the_batch_script_is_as_recorded(script: Callable[..., str]) -> None:
-    """Every option once, nothing read from this machine."""
+    """The batch script equals the recorded one: every option once, nothing read from this machine."""
     assert script() == RECORDED.read_text()
 
 
 def test_a_shell_reads_every_path_as_it_is(script: Callable[..., str], tmp_path: Path) -> None:
-    """Quotes, blanks and dollars: the supervisor gets the arguments as they were."""
+    """Paths with quotes, spaces and dollars reach the supervisor unchanged through a shell."""
     shown = tmp_path / "it's shown"
     shown.write_text('#!/bin/bash\nprintf \'%s\\n\' "$PWD" "$NBTRAIN_WORKSPACE" "$@"\n')
     shown.chmod(0o755)
@@ -74,7 +74,7 @@ def test_a_shell_reads_every_path_as_it_is(script: Callable[..., str], tmp_path:
 
 
 def test_options_follow_the_section(script: Callable[..., str]) -> None:
-    """An array, GPUs, no requeue, a predecessor; this Python if none is named."""
+    """The script has the section's options: an array, GPUs, no requeue, a predecessor, the Python."""
     more = {
         "backend.slurm.array": "1-4%1",
         "backend.slurm.resubmissions": 0,
@@ -105,7 +105,7 @@ def test_options_follow_the_section(script: Callable[..., str]) -> None:
 def test_a_resubmission_waits_for_the_allocation_before_it_and_for_what_the_run_says(
     script: Callable[..., str], lines: list[str], dependency: str, others: list[str]
 ) -> None:
-    """sbatch takes the last --dependency alone: the user's would start two allocations at once."""
+    """A resubmission joins both dependencies in one --dependency, since sbatch uses only the last one."""
     given = {"backend.slurm.sbatch_options": lines}
     options = [one.removeprefix("#SBATCH ") for one in script("11", **given).splitlines()]
     assert [one for one in options if "depend" in one] == [f"--dependency={dependency}"]
@@ -115,7 +115,7 @@ def test_a_resubmission_waits_for_the_allocation_before_it_and_for_what_the_run_
 
 
 def test_sbatch_inherits_no_allocation_and_nothing_that_outweighs_the_script() -> None:
-    """From JupyterLab inside a job, from a batch step, from ~/.bashrc: `man sbatch` reads all of these."""
+    """sbatch inherits none of the variables that `man sbatch` reads, from a job, a step or ~/.bashrc."""
     kept = {
         "PATH": "/bin",
         "SLURM_CONF": "/etc/slurm.conf",
@@ -141,5 +141,5 @@ def test_sbatch_inherits_no_allocation_and_nothing_that_outweighs_the_script() -
     [(59.2, "00:01:00"), (3_600, "01:00:00"), (86_400, "1-00:00:00"), (1e6, "11-13:46:40")],
 )
 def test_durations_are_slurms(seconds: float, text: str) -> None:
-    """D-HH:MM:SS, rounded up."""
+    """Durations are written as D-HH:MM:SS, rounded up."""
     assert duration(seconds) == text

@@ -1,4 +1,4 @@
-"""What follows from a run's state: advice after a failure, what is asked, marks, alerts that still hold."""
+"""Advice from a run's state: after a failure, pending requests, marks in curves, alerts that still hold."""
 
 import time
 from dataclasses import asdict
@@ -51,7 +51,7 @@ def record(job_id: str, *attempts: AttemptRecord) -> JobRecord:
 
 
 def test_marks_are_where_curves_begin_anew(tmp_path: Path) -> None:
-    """A resume, a restart with its cause and a rollback; the first job's first attempt is none."""
+    """Curves are marked at a resume, a restart with its cause and a rollback, but not at the start."""
     run = RunDir(tmp_path / "gpt")
     run.path.mkdir()
     write_json(run.rollbacks_json, [asdict(Rollback("b", 1, 8.0, 14, 12, 96, 112, "the loss is nan"))])
@@ -96,7 +96,7 @@ def test_a_stale_alert_is_in_the_list_and_not_in_the_head(tmp_path: Path) -> Non
 
 
 def test_stopping_is_said_from_the_request_to_the_end(tmp_path: Path) -> None:
-    """Also after a reload and in another browser, for the request is a file of the job."""
+    """A stop is shown from the request to the end, also in another browser, since the request is a file."""
     job = FakeJob(RunDir(tmp_path / "gpt"), steps=40)
     job.one_step()
     ControlRequest(1, "save", "a checkpoint", 1.0).write(job.job.control_request)

@@ -1,4 +1,4 @@
-"""The charts of a snapshot: ranges, round ticks and labels that tell neighbours apart."""
+"""The charts of a snapshot: ranges, round ticks, and labels that tell adjacent ticks apart."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from nbtrain.monitor.chart_data import charts, ticks
 
 
 def curves(**points: list[float | None]) -> dict[str, dict[str, Any]]:
-    """{name: curve} with the given values at steps 1, 2, ..."""
+    """Return {name: curve} with the given values at steps 1, 2, ..."""
     names = ("loss", "validation_loss", "learning_rate", "tokens_per_second")
     return {
         name: {"steps": list(range(1, 1 + len(points.get(name, [])))), "values": points.get(name, [])}
@@ -28,7 +28,7 @@ def curves(**points: list[float | None]) -> dict[str, dict[str, Any]]:
     ],
 )
 def test_ticks_are_round(low: float, high: float, count: int, expected: list[float]) -> None:
-    """Multiples of 1, 2 or 5, inside the range, however small it is."""
+    """Ticks are multiples of 1, 2 or 5 inside the range, however small it is."""
     assert ticks(low, high, count) == pytest.approx(expected, abs=0)
 
 
@@ -45,7 +45,7 @@ def test_labels_of_the_loss_tell_neighbours_apart(values: list[float], labels: l
 
 
 def test_learning_rate_and_throughput_begin_at_zero() -> None:
-    """In powers of ten, and in thousands."""
+    """The axis of the learning rate starts at zero in powers of ten, the axis of throughput in thousands."""
     _, rate, speed = charts(curves(learning_rate=[1.5e-4, 3e-4], tokens_per_second=[4900.0, 5100.0]))
     assert (rate["y"][0], speed["y"][0]) == (0.0, 0.0)
     assert [label for _, label in rate["y_ticks"]] == ["0", "1e-4", "2e-4", "3e-4"]
@@ -53,7 +53,7 @@ def test_learning_rate_and_throughput_begin_at_zero() -> None:
 
 
 def test_a_chart_holds_every_point_of_its_curves() -> None:
-    """Values that are unknown or infinite do not count; a chart without a point has no range."""
+    """A chart's range covers its known, finite values; a chart without a point has no range."""
     values = [None, 3.0, float("inf"), 1.0]
     loss, rate, _ = charts(curves(loss=values, validation_loss=[7.0]))
     assert loss["x"] == [1, 4]
@@ -62,7 +62,7 @@ def test_a_chart_holds_every_point_of_its_curves() -> None:
 
 
 def test_one_point_and_a_flat_curve_have_a_frame() -> None:
-    """Neither axis is empty, so nothing divides by zero."""
+    """A single point and a flat curve have axes of nonzero length, so nothing divides by zero."""
     for values in ([2.0], [0.0, 0.0], [5.0] * 9):
         loss = charts(curves(loss=values))[0]
         assert loss["x"][0] < loss["x"][1] and loss["y"][0] < loss["y"][1]

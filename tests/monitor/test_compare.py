@@ -1,4 +1,4 @@
-"""Runs side by side: which settings differ, the figures of each, and what is refused."""
+"""Comparing runs: the settings that differ, the metrics of each run, and what is refused."""
 
 import os
 import time
@@ -16,7 +16,7 @@ from tests.jobs.conftest import TINY
 
 
 def made(folder, name, overrides, attempts, **progress):
-    """An ended run with one attempt for each (ranks, seconds)."""
+    """Create an ended run with one attempt for each (ranks, seconds)."""
     (folder / "tiny.yaml").write_text(TINY)
     run, began = RunDir.named(name), time.time() - 10_000
     job = run.job(new_job_id(began))
@@ -37,9 +37,9 @@ def made(folder, name, overrides, attempts, **progress):
 
 
 def test_what_differs_and_what_came_of_it(workspace):
-    """Equal settings are left out; hours count each attempt with its own ranks."""
+    """Equal settings are omitted, and device hours count each attempt with its own ranks."""
     one = made(workspace, "one", {}, [(2, 3600), (1, 1800)], loss=2.5, validation_loss=2.0)
-    # Of the newest step, and of the last 100: one sample has 128 tokens.
+    # The newest step's value, and the mean of the last 100 steps; one sample has 128 tokens.
     speed = {"tokens_per_second": 9.0, "samples_per_second": 10.0, "consumed_samples": 20}
     two = made(workspace, "two", {"lr_schedule.lr": 0.01}, [(1, 90)], loss=2.25, **speed)
     found = compared([one, two])
@@ -61,19 +61,19 @@ def test_what_differs_and_what_came_of_it(workspace):
     ("seconds", "words"), [(99.5 * 3600, "99.5"), (168 * 3600, "168"), (1344 * 3600, "1,344")]
 )
 def test_many_hours_are_shown_in_full(workspace, seconds, words):
-    """From 100 on as a whole number, never as a power of ten."""
+    """From 100 hours on, hours are shown as a whole number, never as a power of ten."""
     runs = [made(workspace, name, {}, [(1, seconds)], loss=2.5) for name in ("one", "two")]
     figures = {row[0]: row[1:] for row in compared(runs)["figures"]["rows"]}
     assert figures["GPU or CPU-process hours"] == [f"{words} CPU process hours"] * 2
 
 
 def test_a_lost_job_trained_until_its_last_sign_of_life(workspace):
-    """Its hours do not go on, neither for the run's newest job nor for one that was resumed since."""
+    """The hours of a lost job end at its last sign of life, also after the run was resumed."""
     one, two = (made(workspace, name, {}, [(2, 60)], loss=2.5) for name in ("one", "two"))
     job = one.newest_job()
     record = JobRecord.read(job.job_json)
     record.state, record.ended_at, record.attempts[0].ended_at = "RUNNING", None, None
-    record.supervisor = replace(ProcessIdentity.of(os.getpid()), start_ticks=1)  # another process's number
+    record.supervisor = replace(ProcessIdentity.of(os.getpid()), start_ticks=1)  # of another process
     record.write(job.job_json)
     beat = Heartbeat.read(job.heartbeat(0))
     replace(beat, time=record.attempts[0].running_at + 1800).write(job.heartbeat(0))
@@ -93,7 +93,7 @@ def test_a_lost_job_trained_until_its_last_sign_of_life(workspace):
 
 
 def test_a_loss_of_pairs_has_no_perplexity(workspace):
-    """Of dpo's loss, exp() says nothing; a section that one run lacks is told by its keys alone."""
+    """The loss of preference pairs has no perplexity; a section that one run lacks is listed by its keys."""
     pairs = {"dpo": {"beta": 0.2}, "init_from": "base", "data.packing": "best_fit"}
     sources = [{"kind": "preference", "path": "pairs.jsonl"}]
     one = made(workspace, "one", {}, [(1, 60)], validation_loss=0.5)
@@ -108,7 +108,7 @@ def test_a_loss_of_pairs_has_no_perplexity(workspace):
 
 
 def test_evaluations_stand_below_the_figures(workspace):
-    """Of the newest step that has one; a run without one has a dash, and a damaged record counts as none."""
+    """Evaluations are listed from each run's newest evaluated step; a missing or damaged one is a dash."""
     one, two = (made(workspace, name, {}, [(1, 60)], loss=2.5) for name in ("one", "two"))
     for step, value in ((10, 0.5), (20, 0.25)):
         record = evaluated("hellaswag", step, {"acc": Estimate(value, 0.0123)}, limit=100)
@@ -157,7 +157,7 @@ def test_what_is_refused(workspace):
 
 
 def test_the_validation_of_each_dataset_is_compared(workspace):
-    """A row for each dataset of either run; a run without it has a dash."""
+    """The validation of each dataset of either run has a row; a run without it has a dash."""
     one = made(workspace, "one", {}, [(1, 60)], validation_losses={"wiki": 2.0, "code": 1.0})
     two = made(workspace, "two", {}, [(1, 60)], validation_losses={"wiki": 2.5, "code": float("nan")})
     figures = {row[0]: row[1:] for row in compared([one, two])["figures"]["rows"]}

@@ -30,7 +30,7 @@ STORY = [
 
 
 def test_each_state_is_a_condition_with_its_last_change() -> None:
-    """What took its place is the reason of a condition that holds no more."""
+    """Each state is a condition with its last change; one that no longer holds names its successor."""
     found = conditions(STORY, 9.0, ("RUNNING", None, 50.0, None))
     assert [(one.type, one.status, one.last_change, one.reason) for one in found] == [
         ("Submitted", True, 9.0, "Submitted"),
@@ -45,7 +45,7 @@ def test_each_state_is_a_condition_with_its_last_change() -> None:
 
 
 def test_what_only_a_reader_knows_comes_last() -> None:
-    """LOST and SUSPENDED are in no event; the exit code of a failed job is found in the records."""
+    """LOST and SUSPENDED, which no event records, come last; a failure's exit code is in the records."""
     lost = conditions(STORY, 9.0, ("LOST", "its supervisor died", 99.0, None))
     assert [(one.type, one.status, one.last_change) for one in lost[-2:]] == [
         ("Running", False, 99.0),
@@ -70,12 +70,12 @@ def test_what_only_a_reader_knows_comes_last() -> None:
     ],
 )
 def test_the_reason_of_a_failure(state, cause, codes, reason) -> None:
-    """The job's own deadline comes before the exit codes of ranks that it ended."""
+    """The job's own deadline is the reason of a failure, before the exit codes of ranks that it ended."""
     assert failure_reason(state, cause, codes) == reason
 
 
 def test_events_have_type_reason_and_object() -> None:
-    """An engine's own words are kept."""
+    """Events have type, reason and object, and keep the scheduler's original message."""
     events = [
         state(10, "RUNNING"),
         {"time": 11, "writer": "rank3", "kind": "alert", "message": "memory"},
@@ -101,7 +101,7 @@ def test_events_have_type_reason_and_object() -> None:
 
 
 def test_a_clock_that_is_set_back_does_not_turn_events_around(tmp_path, monkeypatch) -> None:
-    """Events of one writer stay in its order among those of others."""
+    """Events of one writer stay in order although its clock was set back."""
     job = JobDir(RunDir(tmp_path), "20270101-000000-abcd")
     clock = iter([100.0, 200.0, 50.0, 60.0])
     monkeypatch.setattr("nbtrain.base.events.time.time", lambda: next(clock))

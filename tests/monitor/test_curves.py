@@ -1,4 +1,4 @@
-"""Curves that are thinned while they are read, and ranges of them that are read again."""
+"""Curves that are downsampled while they are read, and ranges of them that are read in full."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ TOKENS = scalar("steps_vs_tokens").tag
 
 
 def write(folder, *events, name="events.out.tfevents.1.x"):
-    """Events (wall time, step, {tag: value}); a step alone is the mark of a resumed run."""
+    """Write events (wall time, step, {tag: value}); a step alone is the mark of a resumed run."""
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -43,7 +43,7 @@ def loss_at(step):
 
 
 def long_run(folder, steps, spike=None):
-    """Loss and tokens of a run, with one point far off."""
+    """Write a long run's loss and tokens, with one outlier."""
     write(
         folder,
         *(
@@ -55,7 +55,7 @@ def long_run(folder, steps, spike=None):
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 18, 33, 100, 1000, 4097])
 def test_few_points_are_kept_and_no_spike_is_lost(count):
-    """However many come: the lowest, the highest and the last stay, in order, each as it was written."""
+    """A downsampled curve keeps the lowest, highest and last values, in order and unchanged."""
     curve, rng = Curve(16), random.Random(count)
     written = {step: rng.random() for step in range(3, 3 + count)}
     for step, value in written.items():
@@ -71,7 +71,7 @@ def test_few_points_are_kept_and_no_spike_is_lost(count):
 
 
 def test_short_curve_is_what_a_series_is():
-    """Points that come again, earlier and later ones."""
+    """A short curve equals the series, with points that are repeated, earlier or later."""
     curve, series = Curve(), Series()
     for step, value, wall in [(1, 1.0, 1.0), (3, 3.0, 3.0), (2, 2.0, 4.0), (3, 9.0, 5.0), (1, 0.0, 0.5)]:
         curve.put(step, value, wall)
@@ -84,7 +84,7 @@ def test_short_curve_is_what_a_series_is():
 
 
 def test_values_that_are_no_numbers_hide_no_others():
-    """NaN is shown only if a stretch has nothing else."""
+    """A stretch of a curve is NaN only if it has no other value."""
     curve = Curve(8)
     for step in range(100):
         curve.put(step, math.nan if step % 2 or step >= 64 else float(step), 0.0)
@@ -94,7 +94,7 @@ def test_values_that_are_no_numbers_hide_no_others():
 
 
 def test_a_restart_drops_what_is_trained_again():
-    """From the mark's step on, in a curve that is thinned too; the new points follow."""
+    """A resume mark drops the points from its step on, also in a downsampled curve; new points follow."""
     for most in (16, 4096):
         curve = Curve(most)
         for step in range(1000):
@@ -113,7 +113,7 @@ def test_a_restart_drops_what_is_trained_again():
 
 @pytest.mark.slow
 def test_a_range_is_read_again_in_detail(tmp_path, monkeypatch):
-    """Only the blocks with these steps; every point of a short range, as a full reader has them."""
+    """A short range is read in full, from only the blocks that hold its steps."""
     monkeypatch.setattr(tfevents, "BLOCK_BYTES", 4096)
     long_run(tmp_path, 9000, spike=4321)
     reader = CurveReader(tmp_path, [LOSS])
@@ -137,7 +137,7 @@ def test_a_range_is_read_again_in_detail(tmp_path, monkeypatch):
 
 
 def test_reading_stops_in_time_and_goes_on(tmp_path, monkeypatch):
-    """A look of no time reads one block and says how much is left; the next ones read the rest."""
+    """A read with no time left reads one block and reports the rest, which later reads continue."""
     monkeypatch.setattr(tfevents, "BLOCK_BYTES", 4096)
     long_run(tmp_path, 500)
     reader = CurveReader(tmp_path, [LOSS])
@@ -159,7 +159,7 @@ def run_with(tmp_path, steps):
 
 
 def test_metrics_by_step_tokens_and_time(tmp_path):
-    """Each axis for each point; a range by any of them, with a neighbour at each side; few by request."""
+    """Metrics are indexed by step, tokens or time; a range includes one neighbour at each side."""
     view = curve_view(run_with(tmp_path, 100))
     found = metrics(view, Asked(("loss", "grad_norm")))
     assert [tag["tag"] for tag in found["tags"]] == ["loss", "steps_vs_tokens"]
@@ -187,9 +187,9 @@ def test_metrics_by_step_tokens_and_time(tmp_path):
 
 @pytest.mark.slow
 def test_a_narrow_range_of_a_long_run_has_every_point(tmp_path):
-    """The whole run in few points with its spike; a range of it in full."""
+    """A long run is downsampled with its spike, and a narrow range of it has every point."""
     view = curve_view(run_with(tmp_path, 9000))
-    # On a busy machine a look reads a part of the file.
+    # On a busy machine each read covers a part of the file.
     while (answer := metrics(view, Asked(("loss",))))["reading"] < 1:
         pass
     whole = answer["series"]["loss"]
@@ -201,7 +201,7 @@ def test_a_narrow_range_of_a_long_run_has_every_point(tmp_path):
 
 
 def test_a_range_between_two_kept_points_is_read_from_the_files(tmp_path, monkeypatch):
-    """By step and by time; outside of all points there is nothing, nor between two steps."""
+    """A range between two kept points is read from the files; outside of all points it is empty."""
     monkeypatch.setattr(curves, "Curve", lambda: Curve(16))
     view = curve_view(run_with(tmp_path, 600))
     while metrics(view, Asked(("loss",)))["reading"] < 1:
@@ -216,13 +216,13 @@ def test_a_range_between_two_kept_points_is_read_from_the_files(tmp_path, monkey
         for outside in ((-9, -1), (601, 700)):
             asked = Asked(("loss",), x, *(begin + at for at in outside))
             assert metrics(view, asked)["series"]["loss"]["step"] == []
-        # Between two steps nothing was written.
+        # Nothing was written between two steps.
         none = metrics(view, Asked(("loss",), x, begin + first + 0.25, begin + first + 0.75))
         assert none["series"]["loss"]["step"] == []
 
 
 def test_csv_has_every_point_once(tmp_path):
-    """Steps that a restart has trained again stand once."""
+    """CSV has every step once, also steps that a restart has repeated."""
     run = run_with(tmp_path, 5)
     view = curve_view(run)
     write(run.tensorboard, (2000.0, 4, None), (2001.0, 4, {LOSS: 1.5}), name="events.out.tfevents.2.x")

@@ -1,4 +1,4 @@
-"""Steps that look alike are read at once, and say what the records say one by one."""
+"""Fast reading of regular steps, which gives the same result as reading record by record."""
 
 import math
 import random
@@ -28,7 +28,7 @@ def regular(step: int) -> bytes:
 
 
 def written(draw: random.Random, folder) -> None:
-    """Event files as training leaves them, and worse: restarts, other scalars now and then, no numbers."""
+    """Write event files as training does, and irregular ones: restarts, changing scalars, NaN."""
     step = draw.choice([0, 100, 16_300, 2_097_100])
     for number in range(draw.randint(1, 3)):
         file = EventFile(folder, 1 + number)
@@ -53,7 +53,7 @@ def written(draw: random.Random, folder) -> None:
 
 
 def everything(reader: ScalarReader) -> object:
-    # As text, in which a NaN is one.
+    # As text, in which NaN equals NaN.
     kept = {
         tag: [list(one.steps), list(one.values), list(one.wall_times)] for tag, one in reader.series.items()
     }
@@ -65,7 +65,7 @@ def everything(reader: ScalarReader) -> object:
 def test_steps_at_once_say_what_records_say(
     seed: int, make: Callable[..., ScalarReader], tmp_path, monkeypatch
 ):
-    """Points, places in the file and warnings are equal, whatever the size of a block and of a curve."""
+    """The fast reader gives equal points, file positions and warnings for any size of block and curve."""
     draw = random.Random(seed)
     written(draw, tmp_path)
     monkeypatch.setattr(tfevents, "BLOCK_BYTES", draw.choice([500, 3000, 1 << 20]))
@@ -79,7 +79,7 @@ def test_steps_at_once_say_what_records_say(
 
 
 def test_most_of_a_regular_file_is_read_by_steps(tmp_path, monkeypatch):
-    """Of 1,000 steps a handful is read record by record: the first, and when a count gets one more byte."""
+    """Only a few of 1,000 regular steps are read as records: the first, and where a varint grows."""
     file = EventFile(tmp_path, 1)
     with file.path.open("ab") as stream:
         stream.write(b"".join(map(regular, range(1, 1001))))
@@ -93,7 +93,7 @@ def test_most_of_a_regular_file_is_read_by_steps(tmp_path, monkeypatch):
 
 
 def test_whatever_differs_ends_the_shape():
-    """A byte of a tag or of a length ends it; a step that is no number of protobuf is an error."""
+    """A changed byte of a tag or a length ends the fast path; an invalid step varint is an error."""
     content = b"".join(map(regular, range(1, 9)))
     size = len(regular(1))
     records: list = []

@@ -23,7 +23,7 @@ from tests.lab.widgets.fake_run import GIB, FakeJob, measure
 
 
 def test_each_job_shows_its_own_configuration(tmp_path: Path) -> None:
-    """A resume with other settings changes neither YAML nor requests of the job before."""
+    """Each job's page shows its own configuration, also after a resume with other settings."""
     run = RunDir(tmp_path / "gpt-fake")
     for cores in (2, 8):
         job = FakeJob(run, steps=4)
@@ -39,7 +39,7 @@ def test_each_job_shows_its_own_configuration(tmp_path: Path) -> None:
 
 @pytest.fixture
 def failed(tmp_path: Path) -> FakeJob:
-    """Two ranks; rank 1 was killed in attempt 0, and failed again."""
+    """Create a job of two ranks; rank 1 was killed in attempt 0 and failed again."""
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=40, world_size=2)
     job.one_step()
     ExitRecord(1, 0, time.time(), None, 9, "killed", 7, "killed by SIGKILL").write(job.job.exit_record(1, 0))
@@ -104,7 +104,7 @@ Events, the last 2 of 5
 
 
 def test_page_of_a_failed_job_as_text(failed: FakeJob) -> None:
-    """Exit codes as a container reports them; use against request and limit."""
+    """The text page of a failed job has exit codes as a container has them, and use against limits."""
     page = job_page(failed.run)
     text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "MOMENT", job_text(page, num_events=2))
     text = text.replace(page.job_id, "JOB").replace(page.replicas[0].host, "HOST")
@@ -112,12 +112,12 @@ def test_page_of_a_failed_job_as_text(failed: FakeJob) -> None:
 
 
 def squeezed(text: str) -> list[str]:
-    """Lines with single blanks: hosts have names of any length."""
+    """Return the lines with runs of spaces collapsed, since host names have any length."""
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
 def test_labels_replace_no_word_of_nbtrain(failed: FakeJob) -> None:
-    """A user's label may be called as a field of the page is."""
+    """A user's label that is named like a field of the page does not replace the field."""
     failed.record.labels = {"backend": "x", "job": "y"}
     failed.record.write(failed.job.job_json)
     write_json(failed.job.run.run_json, {**(failed.job.run.record() or {}), "parent": "older"})
@@ -152,7 +152,7 @@ def test_labels_replace_no_word_of_nbtrain(failed: FakeJob) -> None:
     ],
 )
 def test_a_fine_tuned_run_says_what_it_started_from(failed: FakeJob, changes, taken, words) -> None:
-    """By what was taken when it was submitted: the newest step of that run may be another one now."""
+    """A fine-tuned run shows the checkpoint that it was submitted with, not the other run's newest."""
     write_text(
         failed.run.config_yaml,
         to_yaml(load(load_resolved(failed.run.config_yaml), changes, check=False)),
@@ -166,7 +166,7 @@ def test_a_fine_tuned_run_says_what_it_started_from(failed: FakeJob, changes, ta
 
 
 def test_a_job_says_where_its_engine_has_it(tmp_path: Path) -> None:
-    """Kind, name, project and UID of a cluster's object; Slurm's job; what starts it again."""
+    """The page shows the job's object in its cluster or its Slurm job, and what restarts it."""
     run = RunDir(tmp_path / "gpt-fake")
     job = FakeJob(run, steps=4)
     job.tensorboard.close()
@@ -193,7 +193,7 @@ def test_a_job_says_where_its_engine_has_it(tmp_path: Path) -> None:
 
 
 def test_page_as_json_holds_logs_and_thinned_curves(failed: FakeJob) -> None:
-    """All that a Job Manager shows, readable after the run; nothing but JSON's own types."""
+    """The JSON page has logs and downsampled curves in plain JSON types, readable after the run."""
     found = job_page(failed.run).to_dict(most_points=5)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert (found["schema_version"], found["phase"], found["state"]) == (1, "Error", "FAILED")
@@ -213,7 +213,7 @@ def test_page_as_json_holds_logs_and_thinned_curves(failed: FakeJob) -> None:
 
 
 def test_replicas_of_several_nodes_have_their_own_ranks(tmp_path: Path) -> None:
-    """Hosts of the node agents' records, ranks of the launch order; one without figures is there too."""
+    """Replicas are hosts from the agents' records with ranks of the launch order, also without metrics."""
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=40, world_size=3)
     job.one_step()
     (job.job.path / "nodes").mkdir(exist_ok=True)
@@ -249,7 +249,7 @@ def test_replicas_of_several_nodes_have_their_own_ranks(tmp_path: Path) -> None:
 
 
 def test_a_job_that_waits_shows_its_replicas_and_their_image(tmp_path: Path) -> None:
-    """Before any rank is heard of: ranks by machine, a pod's own phase, the image that the pods have."""
+    """Before any rank reports, a waiting job shows its replicas with their ranks, phase and image."""
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=40, world_size=4)
     changes: dict[str, Any] = {
         "backend.kind": "kubernetes",
@@ -278,7 +278,7 @@ def test_a_job_that_waits_shows_its_replicas_and_their_image(tmp_path: Path) -> 
     ],
 )
 def test_the_clusters_reason_of_a_failure_is_kept(failed: FakeJob, condition, reason) -> None:
-    """If it is one: a word that repeats the state gives way to the exit code."""
+    """The cluster's reason for a failure is kept, unless it only repeats the state."""
     said = {"type": "Failed", "status": "True", "reason": "", "message": "", "last_change": "", **condition}
     write_json(failed.job.kubernetes_json, {"conditions": [said]})
     page = job_page(failed.run)
@@ -287,7 +287,7 @@ def test_the_clusters_reason_of_a_failure_is_kept(failed: FakeJob, condition, re
 
 
 def test_slurms_own_word_for_the_end_is_the_reason(failed: FakeJob) -> None:
-    """TIMEOUT says more than the exit code of the rank that its end has killed."""
+    """Slurm's final state, such as TIMEOUT, is the reason, before the exit code of a killed rank."""
     word = {
         "engine": "Slurm job 4",
         "state": "FAILED",
@@ -301,7 +301,7 @@ def test_slurms_own_word_for_the_end_is_the_reason(failed: FakeJob) -> None:
 
 
 def test_a_rank_is_succeeded_only_when_its_work_is_done(failed: FakeJob) -> None:
-    """Told to leave, as by a deadline, it is Stopped, and so is its replica."""
+    """A rank that was told to stop is Stopped, not Succeeded, and so is its replica."""
     for outcome, phase in (("stopped", "Stopped"), ("rollback", "Stopped"), ("finished", "Succeeded")):
         for rank in (0, 1):
             path = failed.job.exit_record(rank, 1)
@@ -311,7 +311,7 @@ def test_a_rank_is_succeeded_only_when_its_work_is_done(failed: FakeJob) -> None
 
 
 def test_an_engines_last_word_of_a_job_that_has_ended(failed: FakeJob) -> None:
-    """It is not asked any more, so that it may still say RUNNING; its own sentence is enough."""
+    """The scheduler's last state of an ended job, which may still be RUNNING, is not shown."""
     word = {
         "engine": "Slurm job 4",
         "state": "RUNNING",
@@ -330,7 +330,7 @@ def test_an_engines_last_word_of_a_job_that_has_ended(failed: FakeJob) -> None:
 
 @pytest.mark.slow
 def test_picture_has_lines_of_request_and_limit(failed: FakeJob) -> None:
-    """A chart for everything that was measured; a limit far above is named in the title."""
+    """The picture has a chart for each measured resource; a limit far above is named in the title."""
     page = job_page(failed.run)
     figure = usage_figure(page)
     charts = {axes.get_title(loc="left"): axes for axes in figure.axes if axes.get_visible()}
@@ -357,7 +357,7 @@ def test_a_job_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_what_deepspeeds_autotuner_found(failed, workspace):
-    """Of a job that was asked to tune, and of no other."""
+    """The result of DeepSpeed's autotuner is shown for jobs that were asked to tune only."""
     assert "autotuner" not in job_text(job_page(failed.job.run))
     failed.record.autotune = "tune"
     failed.record.write(failed.job.job_json)
@@ -380,14 +380,14 @@ def test_what_deepspeeds_autotuner_found(failed, workspace):
     ],
 )
 def test_who_restarts_what(backend: dict[str, Any], words: str) -> None:
-    """The default that the manifest gets is said too."""
+    """The page says what restarts the job, including the manifest's default."""
     changes = {f"backend.{key}": value for key, value in backend.items()}
     assert restart_policy(load("gpt-tiny", changes, check=False)).endswith(words)
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "SUCCEEDED"])
 def test_the_last_condition_is_as_old_as_the_end(tmp_path: Path, state: str) -> None:
-    """Of a job that runs: as of now, for nothing has ended."""
+    """The last condition of an ended job is as old as its end; a running job's is as of now."""
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=4)
     job.supervisor_events.path.unlink()
     job.record.state, job.record.ended_at = state, None if state == "RUNNING" else 1234.5
@@ -404,7 +404,7 @@ def test_the_last_condition_is_as_old_as_the_end(tmp_path: Path, state: str) -> 
 def test_a_rank_is_shown_in_its_newest_attempt(
     tmp_path: Path, logs: tuple[int, ...], beats: int | None, attempt: int
 ) -> None:
-    """By its heartbeat or its logs: a new attempt's rank has a log before its first heartbeat."""
+    """A rank is shown in its newest attempt, found from its heartbeat or its first log."""
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=4)
     job.one_step()
     path = job.job.heartbeat(0)

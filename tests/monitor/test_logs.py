@@ -1,4 +1,4 @@
-"""Logs of a job: their end, what was appended, following one to the job's end, search, the last traceback."""
+"""Logs of a job: tail, appended text, following, search, the last traceback."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ from tests.lab.widgets.fake_run import FakeJob
 
 
 def test_without_an_offset_the_end_comes_from_a_lines_beginning(tmp_path: Path) -> None:
-    """Only whole lines are shown, and the offset to go on from is the file's end."""
+    """Without an offset the tail starts at a line's beginning, and the next offset is the file's end."""
     path = tmp_path / "0.0.log"
     path.write_text("first line\nsecond line\nthird line\n")
     part = logs.read_log(path, limit_bytes=20)
@@ -29,7 +29,7 @@ def test_without_an_offset_the_end_comes_from_a_lines_beginning(tmp_path: Path) 
 
 
 def test_offset_goes_on_without_losing_or_doubling_a_byte(tmp_path: Path) -> None:
-    """Piece by piece, cut at line ends, the whole log comes out; characters of several bytes stay whole."""
+    """Reading from offset to offset returns every byte once, in whole lines and whole characters."""
     path = tmp_path / "0.0.log"
     text = "".join(f"step {step}: loss 3.14 \N{GREEK SMALL LETTER ALPHA}\n" for step in range(50))
     path.write_text(text)
@@ -42,7 +42,7 @@ def test_offset_goes_on_without_losing_or_doubling_a_byte(tmp_path: Path) -> Non
 
 
 def test_missing_log_is_empty_and_an_offset_past_the_end_too(tmp_path: Path) -> None:
-    """Neither is an error: the rank may not have spoken yet."""
+    """A missing log and an offset beyond the end give an empty text, since a rank may log later."""
     assert logs.read_log(tmp_path / "none.log") == logs.LogPart("", 0, 0, 0)
     path = tmp_path / "0.0.log"
     path.write_text("one\n")
@@ -50,7 +50,7 @@ def test_missing_log_is_empty_and_an_offset_past_the_end_too(tmp_path: Path) -> 
 
 
 def test_redrawn_progress_bar_counts_as_its_last_state(tmp_path: Path) -> None:
-    """A line with carriage returns shows what a terminal would."""
+    """A progress bar redrawn with carriage returns appears in its last state, as in a terminal."""
     path = tmp_path / "0.0.log"
     path.write_text("10%\r50%\r100%\r\ndone\n")
     assert logs.tail_lines(path, 5) == ["100%", "done"]
@@ -59,7 +59,7 @@ def test_redrawn_progress_bar_counts_as_its_last_state(tmp_path: Path) -> None:
 
 
 def test_newest_attempt_of_a_rank_is_shown(tmp_path: Path) -> None:
-    """Attempts sort as numbers; another can be asked for; the supervisor has its own log."""
+    """The newest attempt's log is shown, in numeric order; another attempt can be requested."""
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=3).job
     for attempt in (0, 2, 10):
         job.log(1, attempt).write_text(f"attempt {attempt}\n")
@@ -70,7 +70,7 @@ def test_newest_attempt_of_a_rank_is_shown(tmp_path: Path) -> None:
 
 
 def test_follow_yields_new_lines_until_the_job_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what comes after the call, each line once, the last one also without a line end."""
+    """Following yields only new lines, each once, and the last one also without a newline."""
     monkeypatch.setattr(logs, "FOLLOW_POLL_SECONDS", 0.02)
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=5)
     job.one_step()
@@ -101,7 +101,7 @@ def test_follow_yields_new_lines_until_the_job_ends(tmp_path: Path, monkeypatch:
 def test_follow_reads_a_log_to_its_end_before_the_next_attempts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also lines that came at its very end, and the last one without a line end."""
+    """Following reads a log to its end before it moves to the next attempt's log."""
     monkeypatch.setattr(logs, "FOLLOW_POLL_SECONDS", 0.0)
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=5)
     job.job.log(0, 0).write_text("step 1\n")
@@ -114,7 +114,7 @@ def test_follow_reads_a_log_to_its_end_before_the_next_attempts(
 
 
 def grown(path: Path, size_bytes: int, end: str) -> None:
-    """A log of that size that takes no room on the disk, with an end of its own."""
+    """Create a sparse log of that size, with text at its end."""
     with path.open("wb") as stream:
         stream.truncate(size_bytes)
         stream.seek(size_bytes)
@@ -122,7 +122,7 @@ def grown(path: Path, size_bytes: int, end: str) -> None:
 
 
 def peak_bytes(work: Callable[[], None]) -> int:
-    """The most memory that Python held for `work`."""
+    """Return the most memory that Python held during `work`."""
     tracemalloc.start()
     try:
         work()
@@ -132,7 +132,7 @@ def peak_bytes(work: Callable[[], None]) -> int:
 
 
 def test_a_log_of_a_gigabyte_costs_the_memory_of_its_end(tmp_path: Path) -> None:
-    """Its tail, and following it: the gigabyte is passed over."""
+    """Reading or following the tail of a log of 1 GB skips the rest and needs little memory."""
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=3)
     grown(job.job.log(0, 0), 1 << 30, "\nthe last line\n")
     job.finish("SUCCEEDED", "all tokens are done and saved")
@@ -146,7 +146,7 @@ def test_a_log_of_a_gigabyte_costs_the_memory_of_its_end(tmp_path: Path) -> None
 def test_much_that_was_added_between_two_looks_comes_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """4 MB in one look, one line of them longer than a piece: whole, in order, a quarter MB at a time."""
+    """4 MB added between two reads arrive complete and in order, a quarter MB at a time."""
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=3)
     path = job.job.log(0, 0)
     lines = [f"step {step}" for step in range(300_000)]
@@ -168,12 +168,12 @@ def test_much_that_was_added_between_two_looks_comes_in_pieces(
     monkeypatch.setattr(logs.time, "sleep", add_then_end)
     assert peak_bytes(read) < 4 << 20
     assert seen == [300_000]
-    # zip has taken one line more than it used.
+    # zip has consumed one line more than it returned.
     assert counted[0] in (len(long) + len("last"), len("last") + 10)
 
 
 def test_search_goes_over_ranks_attempts_and_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each hit with its log and line, whatever block it lies in; a redrawn bar as drawn with the text."""
+    """A search covers ranks and attempts, also across blocks; each hit has its log and line."""
     monkeypatch.setattr(log_search, "BLOCK_BYTES", 64)
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=3).job
     earlier = job.run.job("20200101-000000-abcd")
@@ -200,27 +200,27 @@ def test_search_goes_over_ranks_attempts_and_blocks(tmp_path: Path, monkeypatch:
         content = (job.path / "logs" / hit.log).read_bytes()
         lines_before = content[: hit.offset_bytes].count(b"\n")
         assert lines_before == hit.line_number - 1
-        # Where a line begins, or a block of a longer one.
+        # Where a line begins, or a block within a longer line.
         assert content[hit.offset_bytes - 1 : hit.offset_bytes] in (b"", b"\n") or hit.log == "1.0.log"
         assert b"needle" in content[hit.offset_bytes : hit.offset_bytes + 100]
     job.log(0, 0).write_text("NEEDLE\n")
     assert found(0)[0] == second
     assert found(0, ignore_case=True)[0] == "0.0.log:1: NEEDLE"
-    # The block's end cuts the text wherever it can.
+    # The end of a block splits the text at each possible place.
     for place in range(130):
         job.log(0, 0).write_text("." * place + "needle" + "." * 70)
         assert len(found(0)) == 3, place
 
 
 def test_a_search_in_a_gigabyte_takes_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundredth of it here, as one line without an end."""
+    """Searching one line of 10 MB without a newline needs little memory."""
     path = tmp_path / "0.0.log"
     grown(path, 10 << 20, "needle")
     assert peak_bytes(lambda: list(log_search.search_file(path, "needle")) and None) < 5 << 20
 
 
 def test_the_last_traceback_is_that_of_the_rank_that_failed(tmp_path: Path) -> None:
-    """From its exit record; without one from its log; of a hang from the supervisor's event."""
+    """The last traceback is from the failed rank's exit record, its log, or a hang's event."""
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=3, world_size=4).job
     cause = "rank 3 failed at step 2: boom; not tried again: it followed rank 1"
     assert culprit(cause) == 3
@@ -260,7 +260,7 @@ def test_the_last_traceback_is_that_of_the_rank_that_failed(tmp_path: Path) -> N
     ],
 )
 def test_following_a_job_that_waits_says_why(workspace, monkeypatch, capsys, state, cause, line) -> None:
-    """One line beside the log's own; a job that trains or has ended needs none."""
+    """Following a waiting job prints one line with the reason next to the log's own lines."""
     job = FakeJob(RunDir.named("gpt-fake"), steps=5)
     job.record.state, job.record.cause = state, cause
     job.record.write(job.job.job_json)

@@ -1,4 +1,4 @@
-"""Which scalars stand together, and how each is drawn."""
+"""Grouping of scalars into charts, and the form of each."""
 
 import math
 from typing import Any
@@ -15,7 +15,7 @@ def tags_of(**units: str) -> list[dict[str, Any]]:
 
 
 def test_curves_that_are_read_together_share_a_chart() -> None:
-    """Others have one of their own; what is the axis of others has none."""
+    """Related scalars share a chart, others have their own; the scalars of axes have none."""
     tags = tags_of(steps_vs_tokens="tokens", validation_loss="nats", loss="nats", queue_length="", mfu="")
     assert metric_charts(tags) == [
         {"title": "Loss", "names": ["loss", "validation_loss"]},
@@ -25,7 +25,7 @@ def test_curves_that_are_read_together_share_a_chart() -> None:
 
 
 def test_a_scalar_is_drawn_by_its_kind() -> None:
-    """Losses are smoothed and float; shares, bytes and counts have forms; validation has a dot a point."""
+    """Losses are smoothed; shares, bytes and counts have their formats; validation points have dots."""
     looks = {
         row["tag"]: row for row in tags_of(loss="nats", mfu="", host_memory_bytes="bytes", skipped="steps")
     }
@@ -39,7 +39,7 @@ def test_a_scalar_is_drawn_by_its_kind() -> None:
         "bytes",
         "whole",
     ]
-    # What only has a loss or a norm in its name.
+    # Names that only contain "loss" or "norm".
     for name in ("loss_scale", "loss_spikes", "task/hellaswag acc_norm"):
         look = how_drawn(name, "")
         assert (look["smooth"], look["from_zero"]) == (False, True), name
@@ -47,7 +47,7 @@ def test_a_scalar_is_drawn_by_its_kind() -> None:
 
 
 def test_a_chart_for_the_picture_has_its_ticks() -> None:
-    """Memory in binary units from 0; a curve without points is left out."""
+    """A chart in the picture has ticks, memory in binary units from 0; empty curves are omitted."""
     tags = tags_of(host_memory_bytes="bytes", device_memory_bytes="bytes")
     part = {"step": [1, 2, 3], "value": [2.0**30, 3.0 * 2**30, 2.5 * 2**30]}
     (one,) = metric_charts(tags)
@@ -58,7 +58,7 @@ def test_a_chart_for_the_picture_has_its_ticks() -> None:
 
 
 def test_a_loss_that_is_no_number_is_a_gap_in_the_picture() -> None:
-    """The curve and its smoothed line go on after it."""
+    """A NaN is a gap in the picture, and the curve and its smoothed line continue after it."""
     tags = tags_of(loss="nats")
     part = {"step": [1, 2, 3, 4, 5], "value": [4.0, math.nan, 3.0, math.inf, 2.0]}
     (one,) = metric_charts(tags)

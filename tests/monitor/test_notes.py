@@ -1,4 +1,4 @@
-"""Labels, notes and the archive: changed after the submission, by anybody, at once."""
+"""Labels, notes and the archive mark, which any user may change after the submission."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from tests.monitor.test_runs import made
 
 
 def submitted_again(run, labels):
-    """The run's newest job has these labels now."""
+    """Submit the run again: its newest job has these labels."""
     job = run.newest_job()
     record = JobRecord.read(job.job_json)
     record.labels = labels
@@ -25,7 +25,7 @@ def submitted_again(run, labels):
 
 
 def test_labels_change_over_those_of_the_submission(workspace):
-    """A change stays through a submission with the old value; a new value counts, and the change is over."""
+    """A changed label survives a submission with the old value; a new value in a submission replaces it."""
     run = made("a", "FAILED", 1.0, labels={"team": "nlp", "stage": "trial"})
     change_notes(run, labels={"team": "vision", "stage": None, "example.com/owner": "ada"})
     changed = {"team": "vision", "example.com/owner": "ada"}
@@ -39,7 +39,7 @@ def test_labels_change_over_those_of_the_submission(workspace):
 
 
 def test_an_archived_run_is_listed_on_request_and_while_it_is_active(workspace, capsys):
-    """Its line says so in JSON; an empty list says where the archived runs are."""
+    """An archived run is listed on request and while it is active; an empty list says where it is."""
     ended, active = made("ended", "FAILED", 1.0, hours=1), made("active", "RUNNING", 1.0)
     for run in (ended, active):
         change_notes(run, archived=True, notes="diverged")
@@ -53,7 +53,7 @@ def test_an_archived_run_is_listed_on_request_and_while_it_is_active(workspace, 
 
 
 def test_the_verbs(workspace, capsys):
-    """label, notes and archive change the run, and show it if they are given nothing."""
+    """The commands label, notes and archive change the run, and print it if called without a value."""
     run = made("gpt", "FAILED", 1.0, labels={"stage": "trial"})
 
     def said(*words):
@@ -88,7 +88,7 @@ def test_the_verbs(workspace, capsys):
     ],
 )
 def test_a_wrong_label_changes_nothing(workspace, capsys, words, message):
-    """The words are those of a submission, and every wrong label has its line."""
+    """A wrong label changes nothing, and each wrong label is reported as in a submission."""
     run = made("gpt", "FAILED", 1.0)
     assert cli.main(["label", "gpt", "--", *words]) == 2
     assert message in capsys.readouterr().err and not run.notes_json.exists()
@@ -109,7 +109,7 @@ def test_a_wrong_label_changes_nothing(workspace, capsys, words, message):
     ],
 )
 def test_a_wrong_value_changes_nothing(workspace, given, message):
-    """What REST passes on is checked here."""
+    """A wrong value from REST is refused and changes nothing."""
     run = made("gpt", "FAILED", 1.0)
     with pytest.raises(ConfigError, match=message):
         change_notes(run, **{"archived": True, **given})
@@ -117,7 +117,7 @@ def test_a_wrong_value_changes_nothing(workspace, given, message):
 
 
 def test_no_run_and_a_damaged_file(workspace):
-    """A folder that is no run gets no file; a damaged file is named, and not written over."""
+    """A folder that is not a run gets no file; a damaged file is named and not overwritten."""
     with pytest.raises(JobError, match=r"output/none is not a run: it has no run\.json\."):
         change_notes(RunDir.named("none"), archived=True)
     run = made("gpt", "FAILED", 1.0)
@@ -129,7 +129,7 @@ def test_no_run_and_a_damaged_file(workspace):
 
 
 def test_a_change_is_made_under_a_lock(workspace, monkeypatch):
-    """Two changes at once: the second waits until the first has written what it read."""
+    """The second of two simultaneous changes waits, under a lock, for the first."""
     run, write, held = made("gpt", "FAILED", 1.0), files.write_json, []
 
     def looked_at(path, value):
@@ -142,7 +142,7 @@ def test_a_change_is_made_under_a_lock(workspace, monkeypatch):
 
 
 def test_the_page_of_a_job_shows_them(workspace):
-    """The newest job has the run's labels; an earlier one those of its submission."""
+    """The newest job's page shows the run's labels, and an earlier job's page its submission's."""
     fake = FakeJob(RunDir.named("gpt-fake"), steps=40)
     change_notes(fake.run, labels={"team": "nlp"}, notes="first line\nsecond\n", archived=True)
     text = str(job_page(fake.run))

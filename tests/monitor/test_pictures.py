@@ -23,7 +23,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def drawn(figure) -> dict[str, list[tuple[list[float], list[float]]]]:
-    """{title: (x, y) of each line}."""
+    """Return {title: (x, y) of each line}."""
     return {
         axes.get_title(loc="left"): [
             (list(line.get_xdata()), list(line.get_ydata())) for line in axes.get_lines()
@@ -33,7 +33,7 @@ def drawn(figure) -> dict[str, list[tuple[list[float], list[float]]]]:
 
 
 def test_curves_of_a_run_are_its_points(run: RunDir) -> None:
-    """Four pictures; what is drawn is what was written; the smooth line lies within the points."""
+    """The four pictures of a run show exactly its points; smoothed lines stay between them."""
     lines = drawn(training_curves(RunView(run)))
     assert list(lines) == ["Loss", "Validation perplexity", "Learning rate", "Throughput"]
     points, mean, validation = lines["Loss"]
@@ -48,7 +48,7 @@ def test_curves_of_a_run_are_its_points(run: RunDir) -> None:
 
 
 def test_a_run_without_perplexity_has_no_picture_of_it(tmp_path: Path) -> None:
-    """There is none without validation; a run of pairs of answers has its margin in the same place."""
+    """A run without validation has no perplexity picture; a run of preference pairs has its margin there."""
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=60)
     job.step = 1
     job.scalars(loss=2.0, learning_rate=1e-3, tokens_per_second=100.0)
@@ -62,12 +62,12 @@ def test_a_run_without_perplexity_has_no_picture_of_it(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_figure_shows_itself_without_pyplot(run: RunDir) -> None:
-    """A notebook gets a PNG from the figure alone, with no display and no inline backend."""
+    """A figure renders itself as PNG in a notebook, without pyplot or a display."""
     assert training_curves(run)._repr_png_().startswith(b"\x89PNG")
 
 
 def test_time_of_a_step_and_the_ranks_side_by_side(tmp_path: Path) -> None:
-    """Parts are stacked; ranks have points on logged steps only."""
+    """The parts of a step's time are stacked; ranks have points on logged steps only."""
     file = EventFile(tmp_path / "run", 100)
     for step in (1, 2):
         for tag, value in (
@@ -85,7 +85,7 @@ def test_time_of_a_step_and_the_ranks_side_by_side(tmp_path: Path) -> None:
     assert list(lines) == ["Time of a step", "Computing, rank by rank: rank 5 is 100% slower than its stage"]
     parts, ranks = figure.axes
     assert lines["Time of a step"] == [([1, 2], [4.0, 4.0])]
-    # The second area reaches from the first one's top to 3 s.
+    # The second area extends from the top of the first one to 3 s.
     assert [area.get_paths()[0].get_extents().y1 for area in parts.collections] == [1.0, 3.0]
     assert [text.get_text() for text in parts.get_legend().get_texts()] == [
         "forward",
@@ -96,7 +96,7 @@ def test_time_of_a_step_and_the_ranks_side_by_side(tmp_path: Path) -> None:
 
 
 def test_folder_of_megatron_deepspeed_is_drawn(tmp_path: Path) -> None:
-    """Its tags are ours; tokens per second come from batch size, sequence length and iteration time."""
+    """Event files of Megatron-DeepSpeed are drawn; tokens per second are computed from its scalars."""
     file = EventFile(tmp_path / "megatron", 100)
     for step in (1, 2):
         file.scalar(step, 9.0 / step, 100 + step)
@@ -120,7 +120,7 @@ def test_folder_of_megatron_deepspeed_is_drawn(tmp_path: Path) -> None:
 
 
 def test_run_folder_by_path_and_a_folder_without_events(run: RunDir, tmp_path: Path) -> None:
-    """A run directory may be named by its path; a folder without event files is an error."""
+    """A run directory can be named by its path; a folder without event files is an error."""
     assert len(scalars_of(str(run.path))["loss"]) == 60
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="holds no TensorBoard event file"):
@@ -128,7 +128,7 @@ def test_run_folder_by_path_and_a_folder_without_events(run: RunDir, tmp_path: P
 
 
 def test_table_has_the_newest_value_with_its_unit(run: RunDir) -> None:
-    """Each scalar once, with unit, step and meaning; markup in a tag does not become markup."""
+    """The table has each scalar's newest value with unit, step and meaning, and escapes markup in tags."""
     table = scalars_table(run)
     rows = {name: (value, step) for name, value, step, _ in table.rows}
     assert rows["host_memory_bytes"] == ("492.1 MiB", "60")

@@ -1,4 +1,4 @@
-"""A run's profiles: found, in order, shown."""
+"""A run's profiles, in order and as they are shown."""
 
 import pytest
 

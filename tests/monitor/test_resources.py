@@ -1,4 +1,4 @@
-"""CPU and memory of process trees; GPUs as the driver reports them."""
+"""CPU and memory of process trees, and GPUs as the driver reports them."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ BUSY = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while Tru
 
 @pytest.mark.slow
 def test_a_tree_is_counted_with_its_children_and_others_are_not() -> None:
-    """A parent that only waits has the CPU time of its child; this process is not in it."""
+    """A parent that only waits has its child's CPU time; processes outside of the tree are not counted."""
     parent = subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True)
     try:
         sampler = ResourceSampler()
@@ -36,7 +36,7 @@ def test_a_tree_is_counted_with_its_children_and_others_are_not() -> None:
         [child] = psutil.Process(parent.pid).children()
 
         def sampled() -> tuple[dict[str, Any], list[float], list[float]]:
-            """A sample; the child's CPU seconds and the time, each before and after it."""
+            """Take a sample; the child's CPU seconds and the time, each before and after it."""
             busy, times = [busy_seconds(child)], [time.monotonic()]
             use = sampler.sample([identity], {0: identity})
             return use, [*busy, busy_seconds(child)], [*times, time.monotonic()]
@@ -46,7 +46,7 @@ def test_a_tree_is_counted_with_its_children_and_others_are_not() -> None:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         use, busy_then, times_then = sampled()
-        # The kernel counts in ticks of 0.01 s; the parent's own time is near none.
+        # The kernel counts in ticks of 0.01 s; the parent's own time is close to zero.
         least = (busy_then[0] - busy[1] - 0.05) / (times_then[1] - times[0])
         most = (busy_then[1] - busy[0] + 0.05) / (times_then[0] - times[1])
         assert least <= use["job"]["cpu_cores"] <= most
@@ -61,7 +61,7 @@ def test_a_tree_is_counted_with_its_children_and_others_are_not() -> None:
 
 
 def test_a_process_that_is_gone_is_not_counted() -> None:
-    """Neither an ended process nor another one that has got its pid."""
+    """Neither an ended process nor another process with its pid is counted."""
     ended = subprocess.Popen([sys.executable, "-c", "pass"])
     identity = ProcessIdentity.of(ended.pid)
     ended.wait()
@@ -72,7 +72,7 @@ def test_a_process_that_is_gone_is_not_counted() -> None:
 
 
 def test_gpus_are_those_of_the_driver_and_none_without_one() -> None:
-    """Each GPU has its index and plausible figures; a machine without a driver has none."""
+    """Each GPU of the driver has its index and plausible values; without a driver there are none."""
     found = nvml.gpus()
     assert [gpu.index for gpu in found] == list(range(len(found)))
     for gpu in found:

@@ -1,4 +1,4 @@
-"""A run's name by its run id."""
+"""Finding a run's name by its run id."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from nbtrain.monitor.run_ids import name_of
 
 
 def test_a_run_is_found_by_its_id_and_lost_with_its_folder(tmp_path: Path) -> None:
-    """A folder that was renamed is found again; damaged neighbours do not matter."""
+    """A renamed run folder is found by its id, next to damaged runs; a deleted one is not."""
     for name, run_id in (("first", "a1"), ("second", "b2")):
         (tmp_path / name).mkdir()
         write_json(tmp_path / name / "run.json", {"run_id": run_id, "name": name})

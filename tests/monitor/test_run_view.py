@@ -1,4 +1,4 @@
-"""A run as a reader sees it: states, progress, curves, ranks, and one JSON object of all."""
+"""The view of a run: states, progress, curves, ranks, and one JSON object of everything."""
 
 import json
 import math
@@ -38,7 +38,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def test_snapshot_of_a_running_job(run: RunDir) -> None:
-    """State, job, progress, curves, resources, ranks, log and events stand in one JSON object."""
+    """A snapshot is one JSON object with state, job, progress, curves, resources, ranks, log and events."""
     job = FakeJob(run, steps=40, world_size=2)
     for _ in range(20):
         job.one_step()
@@ -75,7 +75,7 @@ def test_snapshot_of_a_running_job(run: RunDir) -> None:
 
 
 def test_what_is_weighty_stays_in_sight(run: RunDir) -> None:
-    """A restart and its cause, before a hundred alerts, stay in the snapshot and in the lines of `status`."""
+    """A restart and its cause stay in the snapshot and in `status` after a hundred alerts."""
     job = FakeJob(run, steps=10)
     job.events.write("error", "rank 1 was killed; 2 steps are lost")
     job.events.write("restart", "attempt 0 failed: rank 1 was killed; the next one starts in 5 s")
@@ -106,7 +106,7 @@ def test_weighty_events_take_half_the_room_at_most() -> None:
 
 
 def test_later_snapshots_follow_the_run(run: RunDir) -> None:
-    """The same view sees new steps, and the end with its cause; a dead job's processes have no figures."""
+    """Later snapshots have new steps, and the end with its cause; dead processes have no metrics."""
     job = FakeJob(run, steps=10)
     job.one_step()
     view = RunView(run)
@@ -127,7 +127,7 @@ def test_later_snapshots_follow_the_run(run: RunDir) -> None:
 
 
 def test_snapshots_within_a_moment_are_one(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several panels of one run cost one reading."""
+    """Snapshots within a short time are shared, so that several panels cost one reading."""
     monkeypatch.setattr(run_view, "SNAPSHOT_AGE_SECONDS", 60.0)
     job = FakeJob(run, steps=10)
     job.one_step()
@@ -165,7 +165,7 @@ def test_dead_supervisor_is_lost_and_a_dead_rank_is_gone(run: RunDir) -> None:
 
 
 def test_silent_rank_is_named_and_a_killed_one_says_how(run: RunDir) -> None:
-    """A heartbeat that is too old marks its rank; an exit record gives outcome, signal and last words."""
+    """A rank with an old heartbeat is marked; a killed one shows outcome, signal and message."""
     job = FakeJob(run, steps=10, world_size=3)
     job.one_step()
     beat = Heartbeat.read(job.job.heartbeat(1))
@@ -188,7 +188,7 @@ def test_rank_that_has_not_spoken_waits(run: RunDir) -> None:
 
 
 def test_trial_fills_its_bar(run: RunDir) -> None:
-    """With max_steps the fraction is of what the trial trains, not of train_tokens."""
+    """With max_steps the progress is a fraction of the trial's steps, not of train_tokens."""
     from nbtrain.config.load import to_yaml
     from tests.lab.widgets.fake_run import run_config
 
@@ -207,7 +207,7 @@ def test_trial_fills_its_bar(run: RunDir) -> None:
 def test_resumed_run_has_one_point_per_step_and_both_jobs(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second job's steps replace the first one's; both stand in the list of jobs."""
+    """The second job's steps replace the first one's in the curves; both jobs are listed."""
     first = FakeJob(run, steps=20)
     for _ in range(12):
         first.one_step()
@@ -227,7 +227,7 @@ def test_resumed_run_has_one_point_per_step_and_both_jobs(
 
 
 def test_a_resume_with_other_settings_is_shown(run: RunDir) -> None:
-    """Its submission writes config.yaml anew: a view that has seen the old one shows the new goal."""
+    """A view follows a resume with other settings, whose submission rewrites config.yaml."""
     from nbtrain.config.load import to_yaml
     from tests.lab.widgets.fake_run import run_config
 
@@ -243,7 +243,7 @@ def test_a_resume_with_other_settings_is_shown(run: RunDir) -> None:
 
 
 def test_run_without_a_job(run: RunDir) -> None:
-    """A run directory in which nothing was submitted is shown as such."""
+    """A run directory without a job is shown as such."""
     run.path.mkdir()
     snapshot = RunView(run).snapshot()
     assert (snapshot["state"], snapshot["job"], snapshot["ranks"]) == ("NEW", None, [])
@@ -251,7 +251,7 @@ def test_run_without_a_job(run: RunDir) -> None:
 
 
 def test_numbers_that_json_lacks_are_null(run: RunDir) -> None:
-    """A loss that is NaN or infinite is drawn as a gap."""
+    """NaN and infinite losses are null in JSON and gaps in the chart."""
     job = FakeJob(run, steps=10)
     job.step = 1
     job.scalars(loss=math.nan)
@@ -276,7 +276,7 @@ def test_scalars_by_name(run: RunDir) -> None:
 
 
 def test_losses_of_named_datasets(run: RunDir) -> None:
-    """Each is a scalar with the name that the run gave its dataset, after the others, set-2 before set-10."""
+    """Losses of named datasets are scalars with those names, after the others, set-2 before set-10."""
     job = FakeJob(run, steps=10)
     job.step = 1
     job.scalars(**{"loss": 2.0, "grad_norm": 1.0, "loss/set-10": 1.5, "loss/set-2": 1.0, "loss/a b/c": 2.5})
@@ -289,7 +289,7 @@ def test_losses_of_named_datasets(run: RunDir) -> None:
 
 
 def test_a_curve_is_called_what_its_dataset_or_task_is(run: RunDir) -> None:
-    """No letter of a name that a person gave is changed; all others are words."""
+    """A curve of a dataset or task keeps the user's name unchanged; other names become words."""
     job = FakeJob(run, steps=10)
     job.step = 1
     job.scalars(**{"grad_norm": 1.0, "loss/web_text": 1.5, "task/my_task acc_norm": 0.5})
@@ -303,7 +303,7 @@ def test_a_curve_is_called_what_its_dataset_or_task_is(run: RunDir) -> None:
 
 
 def test_thinning_keeps_ends_spikes_and_order() -> None:
-    """Of 10,000 points 300 stay, among them the first, the last, the one spike and the one dip."""
+    """Downsampling 10,000 points to 300 keeps the first, the last, the spike and the dip."""
     values = [math.sin(at / 500) for at in range(10_000)]
     values[4321], values[777] = 50.0, -50.0
     steps, thinned = thin(list(range(10_000)), values, 300)
@@ -315,7 +315,7 @@ def test_thinning_keeps_ends_spikes_and_order() -> None:
 
 
 def test_a_nan_hides_no_spike_from_thinning() -> None:
-    """A stretch that begins with NaN still has its lowest and highest; one of NaN alone is a gap."""
+    """A stretch that begins with NaN keeps its lowest and highest value; one of only NaN is a gap."""
     values = [1.0] * 1000
     values[400:404] = [math.nan, 99.0, -99.0, 1.0]
     values[800:804] = [math.nan] * 4
@@ -326,7 +326,7 @@ def test_a_nan_hides_no_spike_from_thinning() -> None:
 
 
 def test_encoded_is_json_of_anything():
-    """NaN and Inf become null; half a surrogate pair of a file's name and a large number stay."""
+    """NaN and Inf become null; half a surrogate pair of a file's name and a large number are kept."""
     value = {"a": [1.5, math.nan, math.inf, (2, None)], "b": "\udcff", "c": 1 << 70}
     expected = {"a": [1.5, None, None, [2, None]], "b": "\udcff", "c": 1 << 70}
     assert json.loads(encoded(value)) == finite(value) == expected
@@ -349,14 +349,14 @@ def test_overflows_of_fp16_are_in_the_line(run: RunDir) -> None:
 
 
 def test_progress_line_and_status_text(run: RunDir) -> None:
-    """One line for a log, one screen for a terminal; an end says its cause."""
+    """Progress is one line for a log and one screen for a terminal; an ended job has its cause."""
     job = FakeJob(run, steps=4, world_size=2)
     for _ in range(2):
         job.one_step()
     line = progress_line(run)
     assert line.startswith("gpt-fake RUNNING | step 2/4 | tokens 2.05k/4.1k | loss ")
     assert line.endswith(" tokens/s | 0 s left")
-    # The goal is that of the steps beside it, as in the panel: a trial trains fewer tokens than its schedule.
+    # The goal in steps is shown, as in the panel: a trial trains fewer tokens than its schedule.
     beat = Heartbeat.read(job.job.heartbeat(0))
     assert beat and beat.progress
     beat.progress.target_tokens = 2048
@@ -370,12 +370,12 @@ def test_progress_line_and_status_text(run: RunDir) -> None:
     assert "\nresume from step 1 is data-exact, next batch aaaaaaaaaaaa: device\n" in status_text(
         RunView(run)
     )
-    # Of another attempt, that went on from an older one; of this one.
+    # From another attempt, which resumed an older checkpoint, and from this one.
     job.events.write("warning", f"checkpoint global_step1 {NOT_USED}: a is missing; trying", step=1)
     job.events.write("warning", f"checkpoint global_step3 {NOT_USED}: b is missing; trying", step=3)
     assert resume_lines(run)[1:] == ["  checkpoint global_step3 is not used: b is missing"]
     assert "device\n  checkpoint global_step3 is not used: b is missing\n" in status_text(RunView(run))
-    # Saved again, and whole: what was passed over is history.
+    # Saved again and complete: the skipped checkpoint is history.
     run.checkpoint(3).mkdir(parents=True)
     assert len(resume_lines(run)) == 2
     files.write_json(run.checkpoint_manifest(3), {"schema_version": 2, "files": {}})
@@ -386,7 +386,7 @@ def test_progress_line_and_status_text(run: RunDir) -> None:
 
 
 def test_what_a_dead_rank_did_last_is_not_shown_as_going_on(run: RunDir) -> None:
-    """Neither rate nor time left nor phase; the rate of a live one is the mean of its last steps."""
+    """A dead rank has no throughput, time left or phase; a live rank's throughput is a recent mean."""
     job = FakeJob(run, steps=4)
     job.one_step()
     beat = Heartbeat.read(job.job.heartbeat(0))
@@ -426,7 +426,7 @@ STATUS = {
 
 @pytest.mark.parametrize("state", STATUS)
 def test_status_is_tidy_in_every_state(run: RunDir, state: str) -> None:
-    """No blank at a line's end, no empty line, no message over several lines, no rank that is not there."""
+    """The status has no trailing space, empty line or message of several lines, in any state."""
     job = FakeJob(run, steps=2)
     job.supervisor_events.path.unlink()
     causes = {"SUCCEEDED": "all is done", "FAILED": "boom\n  and more\n"}
@@ -454,7 +454,7 @@ def test_status_is_tidy_in_every_state(run: RunDir, state: str) -> None:
 
 
 def test_until_a_checkpoint_is_loaded_its_step_is_shown(run: RunDir) -> None:
-    """A resume or restart that loads step 70 shows 70, not 0, even if its ranks fail early."""
+    """A resume or restart from step 70 shows step 70, not 0, even if its ranks fail early."""
     job = FakeJob(run, steps=100, world_size=2)
     first = AttemptRecord(0, 0.0, 2, 2, first_step=70, first_tokens=70 * TOKENS_PER_STEP)
     job.record.attempts = [first]
@@ -470,17 +470,17 @@ def test_until_a_checkpoint_is_loaded_its_step_is_shown(run: RunDir) -> None:
     assert (snapshot["progress"]["step"], snapshot["progress"]["fraction"]) == (70, 0.7)
     assert [rank["step"] for rank in snapshot["ranks"]] == [70, 70]
     assert summary_of(run, time.time()).step == 70
-    # It has loaded its step, and has counted no tokens yet.
+    # It has loaded its step, and has not counted tokens yet.
     job.step = 70
     job.heartbeat("load", None, 1e-3, 10.0)
     beat = Heartbeat.read(job.job.heartbeat(0))
     replace(beat, progress=replace(beat.progress, consumed_tokens=0)).write(job.job.heartbeat(0))
     assert progress_line(run).startswith("gpt-fake RUNNING | step 70/100 | tokens 71.7k/102.4k")
-    # It found the newest damaged, and goes on from an older one: what a rank says counts.
+    # The newest was damaged, and it resumes from an older one: the rank's report counts.
     job.step = 60
     job.heartbeat("train", 4.0, 1e-3, 10.0)
     assert progress_line(run).startswith("gpt-fake RUNNING | step 60/100")
-    # The next attempt has begun, and none of its ranks has spoken.
+    # The next attempt has begun, and none of its ranks has reported.
     job.record.attempts = [first, AttemptRecord(1, 0.0, 2, 2, first_step=50, first_tokens=1000)]
     job.record.write(job.job.job_json)
     assert progress_line(run).startswith("gpt-fake RUNNING | step 50/100 | tokens 1k/")
@@ -507,7 +507,7 @@ def lose(job: FakeJob) -> None:
 
 
 def ends_and_durations(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> tuple[float, float]:
-    """(end, elapsed seconds), which every view must give, now and an hour later."""
+    """Return (end, elapsed seconds), which must be the same in every view, now and an hour later."""
     found, now = [], time.time()
     for later in (0, 3600):
         monkeypatch.setattr(time, "time", lambda later=later: now + later)
@@ -525,7 +525,7 @@ def ends_and_durations(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> tuple[fl
 def test_a_lost_job_ended_at_its_last_heartbeat(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, stamped: bool
 ) -> None:
-    """The duration of a LOST job stands still, by the stamps of one boot or by the wall clock."""
+    """The duration of a LOST job ends at its last heartbeat, by boot time or by the wall clock."""
     job = FakeJob(run, steps=10, world_size=2)
     job.one_step()
     lose(job)
@@ -545,7 +545,7 @@ def test_a_lost_job_ended_at_its_last_heartbeat(
     end, elapsed = ends_and_durations(run, monkeypatch)
     assert end == pytest.approx(beat.time, abs=1)
     assert elapsed == pytest.approx(7 if stamped else beat.time - job.record.started_at, abs=1)
-    # Its supervisor was heard of after its ranks; a copy of the run has new time stamps.
+    # Its supervisor reported after its ranks; a copy of the run has new time stamps.
     for moment in (time.time(), time.time() + 9000):
         for path, age in (*((path, 40) for path in job.job.heartbeats()), (job.job.job_json, 0)):
             os.utime(path, (moment - age, moment - age))
@@ -571,7 +571,7 @@ def test_a_lost_job_without_a_heartbeat_ended_when_job_json_was_written(
 def test_the_end_in_the_last_words_counts(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The run directory became read-only: the end is in the job's last words, and is no heartbeat's time."""
+    """If the run directory became read-only, the end comes from the record stored elsewhere."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     job = FakeJob(run, steps=10)
     job.one_step()
@@ -584,7 +584,7 @@ def test_the_end_in_the_last_words_counts(
 
 
 def test_elapsed_time_does_not_depend_on_the_clock(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that is set back an hour changes neither the elapsed time nor any age."""
+    """A clock that is set back by an hour changes neither the elapsed time nor any age."""
     job = FakeJob(run, steps=10)
     job.one_step()
     heartbeat = Heartbeat.read(job.job.heartbeat(0))
@@ -608,7 +608,7 @@ def test_elapsed_time_does_not_depend_on_the_clock(run: RunDir, monkeypatch: pyt
     [("RUNNING", True), ("SUSPENDED", False), ("RESTARTING", False), ("QUEUED", False), ("CANCELLED", False)],
 )
 def test_the_time_left_is_the_same_everywhere(run: RunDir, state: str, shows: bool) -> None:
-    """Of a job on another host, whose last heartbeat says 20 minutes: in the panel, `status` and `runs`."""
+    """The time left of a job on another host is 20 minutes in the panel, `status` and `runs`."""
     job = FakeJob(run, steps=40)
     job.one_step()
     job.one_step()

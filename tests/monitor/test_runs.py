@@ -1,4 +1,4 @@
-"""The list of runs: what is said of each, which are wanted, and of one whose records are damaged."""
+"""The list of runs: the row of each run, filters, and a run with damaged records."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from nbtrain.monitor.runs import list_runs, runs_table, shorter, summary_of
 
 
 def made(name, state, loss, hours=0.0, first_step=None, beat_attempt=0, step=7, labels=()):
-    """A run whose newest job ended in `state` (or is active) and was submitted `hours` ago."""
+    """Create a run whose newest job ended in `state` (or is active), submitted `hours` ago."""
     run, created = RunDir.named(name), time.time() - 3600 * hours
     job = run.job(new_job_id(created))
     job.make_folders()
@@ -45,7 +45,7 @@ def made(name, state, loss, hours=0.0, first_step=None, beat_attempt=0, step=7, 
     ],
 )
 def test_the_short_way_says_what_the_records_say(workspace, more):
-    """An ended run is read without records; its line is the same."""
+    """The row of an ended run that is read without its records equals the row from the records."""
     run = made("one", loss=2.5, **more)
     [listed] = list_runs()
     assert listed == summary_of(run, time.time())
@@ -53,7 +53,7 @@ def test_the_short_way_says_what_the_records_say(workspace, more):
 
 
 def test_the_short_way_is_taken_by_ended_runs_alone(workspace, monkeypatch):
-    """Of ended runs no record is read; an active one is judged by its supervisor."""
+    """Only ended runs are read without records; an active one is judged by its supervisor."""
     made("ended", "FAILED", 1.0)
     monkeypatch.setattr(runs, "summary_of", lambda run, now: pytest.fail(f"{run.name} was read in full"))
     assert [entry.name for entry in list_runs()] == ["ended"]
@@ -63,7 +63,7 @@ def test_the_short_way_is_taken_by_ended_runs_alone(workspace, monkeypatch):
 
 
 def test_runs_are_filtered_and_sorted(workspace, capsys):
-    """By name, state and age; a run without the figure, or with NaN for it, comes last either way."""
+    """Runs are filtered by name, state and age; a run without the sorted value, or with NaN, comes last."""
     made("gpt-a", "FAILED", 2.0, hours=1)
     made("gpt-b", "SUCCEEDED", float("nan"), hours=30)
     made("gpt-c", "CANCELLED", 1.0, hours=60)
@@ -86,7 +86,7 @@ def test_runs_are_filtered_and_sorted(workspace, capsys):
 
 
 def test_runs_are_found_by_label(workspace, capsys):
-    """All rules must hold; on the command line as in Python; a column only if there are labels."""
+    """Label filters must all match, in the command as in Python; the column appears with labels only."""
     made("a", "FAILED", 1.0, hours=1, labels={"team": "nlp", "stage": "trial"})
     made("b", "RUNNING", 1.0, hours=2, labels={"team": "vision"})
     made("c", "FAILED", 1.0, hours=3)
@@ -128,7 +128,7 @@ def test_runs_are_found_by_label(workspace, capsys):
     ],
 )
 def test_a_filter_that_means_nothing_is_refused(given, message):
-    """With the words that there are."""
+    """A meaningless filter is refused, and the message lists the possible words."""
     with pytest.raises(ConfigError, match=message):
         run_filter(**given)
 
@@ -152,12 +152,12 @@ LOST_CAUSE = (
     ],
 )
 def test_a_long_cause_keeps_its_first_sentence(cause, shown):
-    """What is cut ends in an ellipsis, after a sentence or a word."""
+    """A long cause keeps its first sentence; a shortened text ends in an ellipsis after a word."""
     assert shorter(cause) == shown
 
 
 def test_a_lost_run_says_how_it_goes_on(workspace, monkeypatch):
-    """Whatever its cause is, however long."""
+    """A lost run shows how to resume it, however long its cause is."""
     run = made("gpt", "RUNNING", 1.0)
     job = run.newest_job()
     record = JobRecord.read(job.job_json)
@@ -168,14 +168,14 @@ def test_a_lost_run_says_how_it_goes_on(workspace, monkeypatch):
 
 
 def test_a_folder_that_is_being_deleted_is_no_run(workspace):
-    """Its name begins with a dot."""
+    """A folder that is being deleted, whose name begins with a dot, is not a run."""
     (workspace / "output" / ".gone.12.deleted").mkdir(parents=True)
     (workspace / "output" / ".gone.12.deleted" / "run.json").write_text("{}")
     assert list_runs() == []
 
 
 def test_a_damaged_run_does_not_hide_the_others(workspace):
-    """It is listed as DAMAGED with the file and line; the whole one stands beside it."""
+    """A damaged run is listed as DAMAGED with file and line, and other runs are listed normally."""
     for name, record in (("whole", '{"schema_version": 1, "run_id": "ab"}'), ("torn", '{"schema_ver')):
         (workspace / "output" / name).mkdir(parents=True)
         (workspace / "output" / name / "run.json").write_text(record)
@@ -189,7 +189,7 @@ def test_a_damaged_run_does_not_hide_the_others(workspace):
 
 
 def test_the_status_of_a_damaged_run_is_a_message(workspace, capsys):
-    """The file is named; no traceback."""
+    """The status of a damaged run is a message that names the file, not a traceback."""
     (workspace / "output" / "torn").mkdir(parents=True)
     (workspace / "output" / "torn" / "run.json").write_text("{")
     assert cli.main(["status", "torn"]) == 1
@@ -197,13 +197,13 @@ def test_the_status_of_a_damaged_run_is_a_message(workspace, capsys):
 
 
 def test_a_list_of_runs_shows_as_a_table(workspace):
-    """print(nb.runs()) and a cell that ends in it say what `nbtrain runs` says."""
+    """print(nb.runs()) and a cell that ends in it show the table of `nbtrain runs`."""
     assert repr(list_runs()) == runs_table([])
 
 
 @pytest.mark.parametrize(("closed", "mode"), [(".", 0o700), ("run.json", 0o600), ("jobs", 0o700)])
 def test_a_run_of_another_user_is_listed_with_its_owner(open_output, another_user, closed, mode, capsys):
-    """Not left out, and no traceback; the other runs stand beside it."""
+    """A run of another user is listed with its owner, and other runs are listed normally."""
     for name in ("mine", "theirs"):
         (open_output / name / "jobs").mkdir(parents=True)
         (open_output / name / "run.json").write_text('{"schema_version": 1, "run_id": "ab"}')

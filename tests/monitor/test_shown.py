@@ -1,4 +1,4 @@
-"""A snapshot in words, as the panel and the static picture show them."""
+"""A snapshot as text, as the panel and the static picture show it."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from tests.lab.widgets.fake_run import FakeJob, run_config
 
 @pytest.fixture
 def job(tmp_path: Path) -> FakeJob:
-    """20 of 40 steps on two ranks."""
+    """Create a job at 20 of 40 steps on two ranks."""
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=40, world_size=2)
     for _ in range(20):
         job.one_step()
@@ -44,7 +44,7 @@ def test_an_active_run(job: FakeJob) -> None:
 
 
 def test_a_failed_run(job: FakeJob) -> None:
-    """Its cause in place of an alert, no time left, and the memory that rank 0 reported last."""
+    """A failed run shows its cause instead of an alert, no time left, and rank 0's last memory."""
     job.events.write("alert", "MFU 12 % is under min_mfu = 50 %")
     job.finish("FAILED", "rank 0 failed: boom")
     words = RunView(job.run).snapshot()["shown"]
@@ -55,7 +55,7 @@ def test_a_failed_run(job: FakeJob) -> None:
 
 
 def test_a_run_that_was_never_submitted(tmp_path: Path) -> None:
-    """Dashes for what is not known, and no row that says nothing."""
+    """A run that was never submitted has dashes for unknown values, and no empty row."""
     run = RunDir(tmp_path / "gpt-new")
     run.path.mkdir()
     words = RunView(run).snapshot()["shown"]
@@ -66,7 +66,7 @@ def test_a_run_that_was_never_submitted(tmp_path: Path) -> None:
 
 
 def test_a_clone_that_was_not_submitted_has_all_its_ranks(tmp_path: Path) -> None:
-    """Data, tensor and pipeline ranks: no job says how many there are."""
+    """A clone that was not submitted counts its data, tensor and pipeline ranks from the settings."""
     run = RunDir(tmp_path / "gpt-new")
     run.path.mkdir()
     config = run_config("gpt-new", 10, world_size=2)
@@ -86,7 +86,7 @@ def test_a_perplexity_is_short_however_large_it_is(job: FakeJob, perplexity: flo
 
 
 def test_gpus(job: FakeJob) -> None:
-    """Use, memory and power of each, as far as its driver reports them."""
+    """Each GPU has its use, memory and power, as far as the driver reports them."""
     snapshot = RunView(job.run).snapshot()
     gpu = {"index": 0, "utilization_fraction": 0.973, "memory_used_bytes": 30 * 2**30, "power_watts": 412.4}
     silent = {"index": 1, "utilization_fraction": None, "memory_used_bytes": None, "power_watts": None}

@@ -1,4 +1,4 @@
-"""Resources over time as charts: lines, bounds, ticks and words."""
+"""Resources over time as charts: lines, limits, ticks and text."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def job(tmp_path: Path) -> FakeJob:
 
 
 def test_a_chart_has_its_lines_and_bounds(job: FakeJob) -> None:
-    """Near bounds are lines, far ones stand in the title; times count from the submission."""
+    """A limit close to the curve is a line, a distant one is in the title; times count from submission."""
     measure(job, gpu=True)
     page = job_page(job.run)
     charts = {chart.title: drawn(chart, page.created_at) for chart in usage_charts(page)}
@@ -64,7 +64,7 @@ def test_a_chart_has_its_lines_and_bounds(job: FakeJob) -> None:
     ],
 )
 def test_times_are_round(last: float, labels: list[str]) -> None:
-    """Whole seconds, minutes, hours or days."""
+    """Ticks of times are whole seconds, minutes, hours or days."""
     assert [label for _, label in time_ticks(last, 5)] == labels
 
 
@@ -74,7 +74,7 @@ def test_bytes_are_round_in_their_binary_unit() -> None:
 
 
 def test_the_pages_of_a_job(job: FakeJob) -> None:
-    """Jobs to choose from, logs of ranks before those beside them, and tables with times of their own."""
+    """The pages list jobs to choose from, first the logs of ranks, and tables with their own times."""
     earlier = job.run.job("20200101-000000-abcd")
     earlier.make_folders()
     job.record.labels = {"team": "nlp"}
@@ -103,7 +103,7 @@ def test_the_pages_of_a_job(job: FakeJob) -> None:
 
 
 def test_rising_times_are_cut_as_any_others_are():
-    """A search for each part finds the parts that a look at each point finds."""
+    """The fast search in rising times downsamples exactly as the look at each point does."""
     from nbtrain.monitor.usage import Points
 
     times = [float(at * at % 977 + 10 * at) for at in range(500)]

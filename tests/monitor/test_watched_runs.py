@@ -1,4 +1,4 @@
-"""The list of runs that is asked for again and again: what is read again, and what it says."""
+"""The cached list of runs: what is read again, and the rows."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def root(workspace):
 
 
 def made(name, state, seconds_ago=60.0):
-    """A run whose newest job was written so long ago, by the clock of its files too."""
+    """Create a run whose newest job was written so long ago, in its files' times too."""
     run = RunDir.named(name)
     submit(run, state, seconds_ago)
     files.write_json(run.run_json, {"schema_version": 1, "run_id": name, "name": name, "created_at": 1.0})
@@ -51,7 +51,7 @@ def states(watched):
 
 
 def test_only_what_has_changed_is_read(root, monkeypatch):
-    """An ended run once, until its job, its jobs or its notes change; an active one each time."""
+    """An ended run is read once, until its jobs or notes change; an active one each time."""
     ended, _, young = made("ended", "FAILED"), made("active", "RUNNING"), made("young", "FAILED", 0.5)
     reads = []
     summary_in = watched_runs.summary_in
@@ -76,7 +76,7 @@ def test_only_what_has_changed_is_read(root, monkeypatch):
 
 
 def test_answers_are_shared_for_a_moment(root, monkeypatch):
-    """Several lists cost one look at the folder; a change made here shows at once."""
+    """Several lists share one reading for a moment; a change made by this process shows at once."""
     monkeypatch.setattr(watched_runs, "ANSWER_AGE_SECONDS", 600.0)
     made("one", "FAILED")
     watched = WatchedRuns(root)
@@ -88,7 +88,7 @@ def test_answers_are_shared_for_a_moment(root, monkeypatch):
 
 
 def test_rows_are_in_words_and_by_archive(root):
-    """The newest first; figures that are not known are a dash; a run without a job says so."""
+    """Rows are text, newest first; unknown values are a dash, and a run without a job says so."""
     run = made("old", "CANCELLED", 100.0)
     change_notes(run, archived=True)
     made("new", "RUNNING", 50.0)
@@ -114,6 +114,6 @@ def test_rows_are_in_words_and_by_archive(root):
 
 
 def test_without_a_root(tmp_path):
-    """An output root that is not there yet has no runs."""
+    """An output directory that does not exist yet has no runs."""
     value = json.loads(WatchedRuns(tmp_path / "none").answer())
     assert value["runs"] == [] and len(value["run_root_id"]) == 16

@@ -1,7 +1,7 @@
-"""Two hosts of one machine: network namespaces on a bridge, each with processes and a sshd of its own.
+"""Two hosts on one machine: network namespaces on a bridge, each with its own processes and sshd.
 
-Needs root, and Debian's openssh-server, openssh-client, pdsh and iproute2. All names hold the creating
-process's id, so that what a crash has left is found and removed by the next pair.
+Needs root, and Debian's openssh-server, openssh-client, pdsh and iproute2. All names contain the creating
+process's id, so that the next pair finds and removes what a crash has left.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ PROGRAMS = ("ip", "unshare", "sshd", "ssh", "ssh-keygen", "pdsh")
 READY_SECONDS = 60.0
 OURS = re.compile(r"nbt(\d+)([ab]?)")
 ETC = Path("/etc/netns")
-# Of sshd, which refuses to start without it.
+# sshd refuses to start without this folder.
 PRIVILEGES = Path("/run/sshd")
 
-# Arguments: name, sshd's configuration, a control group or "", pairs of a folder and what it covers.
+# Arguments: name, sshd's configuration, a control group or "", pairs of a folder and its mount point.
 BOOT = """\
 hostname "$0" || exit 1
 configuration=$1; group=$2; shift 2
@@ -68,7 +68,7 @@ Host *
 
 
 def missing() -> str:
-    """Why there can be no hosts here; "" if there can."""
+    """Return why hosts cannot be created here; "" if they can."""
     if os.getuid() != 0:
         return "network namespaces need root"
     absent = [name for name in PROGRAMS if not shutil.which(name, path=_path())]
@@ -84,7 +84,7 @@ def missing() -> str:
 
 
 class HostPair:
-    """hosta and hostb: reached by ssh with the configuration `ssh_config`, and how to lose one."""
+    """The hosts hosta and hostb, reached by ssh with the configuration `ssh_config`; each can be lost."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -94,7 +94,7 @@ class HostPair:
         self._hosts: dict[str, subprocess.Popen] = {}
 
     def start(self) -> "HostPair":
-        """Make bridge, namespaces and keys; start both sshd and wait until they answer."""
+        """Create bridge, namespaces and keys; start both sshd and wait until they answer."""
         remove_leftovers()
         self.folder.mkdir(parents=True, exist_ok=True)
         PRIVILEGES.mkdir(exist_ok=True)
@@ -113,9 +113,10 @@ class HostPair:
         return f"{self._net}.{NAMES.index(name) + 2}"
 
     def start_host(self, name: str, over: Mapping[str, str] | None = None, group: str = "") -> None:
-        """Boot it: a process tree of its own with sshd as its first process.
+        """Boot a host: a separate process tree with sshd as its first process.
 
-        `over` lays folders over others, for this host alone; `group` is a control group for all of it."""
+        `over` mounts folders over others, for this host only; `group` is a control group for all of it.
+        """
         mounts = [part for place, folder in (over or {}).items() for part in (folder, place)]
         with (self.folder / f"sshd-{name}.out").open("ab") as log:
             self._hosts[name] = subprocess.Popen(
@@ -132,17 +133,17 @@ class HostPair:
             )
 
     def kill_host(self, name: str) -> None:
-        """Switch it off: every process of it is gone at once."""
+        """Switch a host off: all its processes end at once."""
         host = self._hosts.pop(name)
         host.kill()
         host.wait()
 
     def link(self, name: str, up: bool) -> None:
-        """Plug its cable in, or out."""
+        """Plug a host's cable in or out."""
         _ip("link", "set", self._namespace(name), "up" if up else "down")
 
     def wait_for(self, name: str) -> None:
-        """Until its sshd answers."""
+        """Wait until a host's sshd answers."""
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline:
             answer = self.call(name, "hostname")
@@ -153,17 +154,17 @@ class HostPair:
         raise RuntimeError(f"{name} does not answer: {answer.stderr}\n{log}")
 
     def call(self, name: str, *arguments: str) -> subprocess.CompletedProcess:
-        """Run a command there by ssh."""
+        """Run a command on a host by ssh."""
         return _call("ssh", "-F", str(self.ssh_config), "-o", "BatchMode=yes", name, *arguments)
 
     def config_with(self, **changes: str) -> Path:
-        """Another ssh configuration: `key` and `known` name the files with the user's and the hosts' keys."""
+        """Write another ssh configuration: `key` and `known` name files with the keys of user and hosts."""
         path = self.folder / f"ssh_config-{'-'.join(changes.values())}"
         path.write_text(self._ssh_text(**changes))
         return path
 
     def stop(self) -> None:
-        """Switch both off and remove every trace."""
+        """Switch both hosts off and remove every trace."""
         for name in list(self._hosts):
             self.kill_host(name)
         _remove(self._bridge)
@@ -201,7 +202,7 @@ class HostPair:
         etc.mkdir(parents=True)
         known = "".join(f"{self.address(one)} {one}\n" for one in NAMES)
         (etc / "hosts").write_text(f"127.0.0.1 localhost\n{known}")
-        # Else every connection of gloo waits for an answer of a name server that cannot be reached.
+        # Otherwise every connection of gloo waits for a name server that cannot be reached.
         (etc / "resolv.conf").write_text("")
         _ip("netns", "add", namespace)
         _ip("link", "add", namespace, "type", "veth", "peer", "name", "eth0", "netns", namespace)
@@ -212,7 +213,7 @@ class HostPair:
 
 
 def remove_leftovers() -> None:
-    """What pairs of processes that are gone have left."""
+    """Remove what pairs of ended processes have left."""
     known = {entry.name for entry in Path("/sys/class/net").iterdir()}
     for folder in (ETC, Path("/run/netns")):
         known |= {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
@@ -232,7 +233,7 @@ def _remove(bridge: str) -> None:
 
 
 def _path() -> str:
-    """sshd and ip are often not on a user's PATH."""
+    """Return a PATH with sshd and ip, which are often not on a user's."""
     return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 

@@ -1,7 +1,7 @@
-"""A Slurm cluster of one machine: slurmctld and two slurmd in a private folder, on free ports, without munge.
+"""A Slurm cluster on one machine: slurmctld and two slurmd in a private folder, on free ports, without munge.
 
-Needs root and Debian's slurmctld, slurmd and slurm-client. SLURM_CONF selects the cluster, so that several
-can live beside each other and beside one that the machine has.
+Needs root and Debian's slurmctld, slurmd and slurm-client. SLURM_CONF selects the cluster, so several can run
+at the same time, in addition to one that the machine has.
 """
 
 import os
@@ -55,7 +55,7 @@ PartitionName=closed Nodes=n0,n1 State=DOWN
 
 
 def missing() -> str:
-    """Why there can be no Slurm here; "" if there can."""
+    """Return why Slurm cannot be started here; "" if it can."""
     if os.getuid() != 0:
         return "Slurm's daemons need root"
     absent = [name for name in PROGRAMS if not shutil.which(name)]
@@ -63,7 +63,7 @@ def missing() -> str:
 
 
 class SlurmCluster:
-    """The daemons, and how to lose one of them."""
+    """The daemons of a cluster, each of which can be killed."""
 
     def __init__(self, folder: Path, slurmd_timeout_seconds: int = 15):
         self.folder = folder
@@ -79,7 +79,7 @@ class SlurmCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What selects this cluster for Slurm's commands."""
+        """Return the variables that select this cluster for Slurm's commands."""
         return {"SLURM_CONF": str(self.conf)}
 
     def start(self) -> "SlurmCluster":
@@ -97,13 +97,13 @@ class SlurmCluster:
         self._start(node, ["slurmd", "-D", "-N", node, "-f", str(self.conf)])
 
     def kill(self, name: str) -> None:
-        """kill -9 of slurmctld or of a node's slurmd; the jobs' processes go on."""
+        """Kill slurmctld or a node's slurmd with -9; processes of jobs continue."""
         daemon = self._daemons.pop(name)
         daemon.kill()
         daemon.wait()
 
     def wait_idle(self) -> None:
-        """Until both nodes are idle."""
+        """Wait until both nodes are idle."""
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline:
             states = self.call("sinfo", "-h", "-N", "-p", "main", "-o", "%N %T").split()
@@ -114,7 +114,7 @@ class SlurmCluster:
         raise RuntimeError(f"the Slurm nodes are not ready: {states}\n{logs}")
 
     def call(self, *arguments: str) -> str:
-        """What a command prints; "" if it fails."""
+        """Return the output of a command; "" if it fails."""
         answer = subprocess.run(
             arguments, capture_output=True, text=True, env={**os.environ, **self.environment}, timeout=60
         )

@@ -1,15 +1,14 @@
-"""`make gpu`: what no CPU can show, step by step, on whatever GPUs there are; writes docs/evidence/gpu.md.
+"""The command `make gpu`: tests that need a GPU, step by step; writes docs/evidence/gpu.md.
 
     python -m tests.gpu [--only memory parity] [--minutes 9] [--wheels DIR] [--copy-to DIR] [--again]
     python -m tests.gpu --list                 what is to be run; runs nothing
     python -m tests.gpu --smoke --to DIR       every step with tiny sizes on this machine's CPU
 
-Each step is one process of at most nine minutes. Those that compare numbers run together, then those that
-measure the GPU, each alone. Each case is written down as soon as it is done, so that a
-call that was stopped, by --minutes or by a signal, goes on where it was. A case is tried again if it failed
-or if the code that it rests on has changed. No network is needed: the steps make their data, and --wheels
-installs packages from a folder. Ends with 1 if a case failed or there is no GPU, with 2 if a package is
-missing.
+Each step is one process of at most nine minutes. Steps that compare numbers run together, then the steps that
+measure the GPU, each alone. Each case is recorded as soon as it is done, so a call that was stopped, by
+--minutes or by a signal, continues with the next case. A case is repeated if it failed or if the code that it
+depends on has changed. No network is needed: the steps make their data, and --wheels installs packages from a
+folder. Exits with 1 if a case failed or there is no GPU, with 2 if a package is missing.
 """
 
 import argparse
@@ -39,7 +38,7 @@ WORK = REPOSITORY / "build" / "gpu"
 POLL_SECONDS = 0.2
 now = time.monotonic
 MINUTES = 40.0
-# A case that ends its process again and again would be begun for ever.
+# Stops a case that ends its process every time from being started indefinitely.
 RESTARTS = 20
 
 
@@ -52,7 +51,7 @@ class Call:
     deadline: float
     command: str
     at_once: int = 1
-    """Steps that run at the moment."""
+    """Number of steps that run at the moment."""
     _writing: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -60,14 +59,14 @@ class Call:
         return self.found.label if not self.options.smoke else "CPU, tiny sizes"
 
     def results(self) -> dict[str, Results]:
-        """What is on the page, with an entry for this machine."""
+        """Return the results on the page, with an entry for this machine."""
         known = page.read(self.options.to / "gpu.json")
         known.setdefault(self.label, Results())
         known[self.label].machine = self.found.words
         return known
 
     def add(self, step: Step, rows: Sequence[dict[str, Any]], complete: bool = False) -> None:
-        """Write rows down at once; read again before, because another call may have written meanwhile."""
+        """Write rows at once, reading the page again first in case another call has written to it."""
         with self._writing:
             self._add(step, rows, complete)
 
@@ -80,7 +79,7 @@ class Call:
             row = {**row, "words": without_places(row["words"])}
             by_case[row["name"]] = {**row, "key": key_of(step), "command": self.command}
         if complete:
-            # Cases that were renamed or taken out; a whole pass has just met all others.
+            # Removes cases that were renamed or deleted; a complete pass has just run all others.
             own.rows[step.name] = {name: row for name, row in by_case.items() if row["key"] == key_of(step)}
             own.complete[step.name] = key_of(step)
         page.write(self.options.to, known)
@@ -88,7 +87,7 @@ class Call:
             self.copy()
 
     def copy(self) -> None:
-        """The page, its figures and all logs in one file."""
+        """Copy the page, its data and all logs into one file."""
         folder = self.options.copy_to
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("gpu.json", "gpu.md"):
@@ -99,20 +98,20 @@ class Call:
 
 
 def without_places(words: str) -> str:
-    """A sentence without the folders of this machine, which mean nothing to a reader of the page."""
+    """Return a sentence without the folders of this machine, which mean nothing to a reader of the page."""
     for folder in (REPOSITORY, sys.prefix, Path.home()):
         words = words.replace(f"{folder}{os.sep}", "")
     return words
 
 
 def rows_of(call: Call, step: Step) -> dict[str, Row]:
-    """Those of this machine and of the code as it is."""
+    """Return the rows of this machine for the current code."""
     rows = call.results()[call.label].rows.get(step.name, {})
     return {name: row for name, row in rows.items() if row["key"] == key_of(step)}
 
 
 def why_to_run(call: Call, step: Step) -> str:
-    """Why the step has to be run; "" if every case passed, or was impossible, on this code."""
+    """Return why the step has to be run; "" if every case passed, or was impossible, on this code."""
     own, rows = call.results()[call.label], rows_of(call, step)
     if call.options.again:
         return "asked for again"
@@ -126,7 +125,7 @@ def why_to_run(call: Call, step: Step) -> str:
 
 
 def run_all(call: Call, steps: Sequence[Step]) -> None:
-    """Those that may run together at once, then the others; on a CPU one after the other."""
+    """Run the steps that may run together, then the others; on a CPU one after the other."""
     together = [step for step in steps if not step.alone and not call.options.smoke]
     if together:
         print(f"running: {', '.join(step.name for step in together)}", flush=True)
@@ -145,7 +144,7 @@ def run_all(call: Call, steps: Sequence[Step]) -> None:
 
 
 def run(call: Call, step: Step) -> None:
-    """One step: first what has not been tried, then what failed in an earlier call."""
+    """Run one step: first the cases not tried yet, then those that failed in an earlier call."""
     rows = {} if call.options.again else rows_of(call, step)
     tried = {name for name, row in rows.items() if row["outcome"] != "stopped"}
     failed = {name for name in tried if rows[name]["outcome"] == "failed"}
@@ -163,7 +162,7 @@ def run(call: Call, step: Step) -> None:
 
 
 def _process(call: Call, step: Step, done: set[str], deadline: float) -> tuple[set[str], bool]:
-    """One process of a step: the cases that it tried, and whether no further one is needed."""
+    """Run one process of a step and return the cases that it tried, and whether no other is needed."""
     rows, log = WORK / f"{step.name}.rows.jsonl", WORK / f"{step.name}.log"
     WORK.mkdir(parents=True, exist_ok=True)
     rows.unlink(missing_ok=True)
@@ -203,7 +202,7 @@ def _process(call: Call, step: Step, done: set[str], deadline: float) -> tuple[s
     words = f"the process ended with {ended}: {' / '.join(line.strip() for line in lines[-3:])[-600:]}"
     print(f"{step.name}: {begun or 'start'}: FAILED: {words}", flush=True)
     call.add(step, [_row(begun or "start of the step", "failed", words)])
-    # An error before the first case would come again.
+    # An error before the first case would occur again.
     return told | {begun or ""}, begun is None
 
 
@@ -221,19 +220,19 @@ def _order(process: subprocess.Popen, call: Call, step: Step, done: set[str]) ->
         process.stdin.write(json.dumps(order).encode())
         process.stdin.close()
     except BrokenPipeError:
-        # It ended before it read: its exit code and its log say why.
+        # It ended before it read its input: its exit code and its log say why.
         pass
 
 
 def _end(process: subprocess.Popen) -> None:
-    """No process of the step is left: it leads a session of its own."""
+    """End every process of the step, which leads a separate session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def _tell_new(call: Call, step: Step, rows: Path, told: set[str]) -> set[str]:
-    """Write down and print the rows that are new; their names."""
+    """Write and print the new rows, and return their names."""
     new = [row for row in read_rows(rows)[0] if row["name"] not in told]
     if new:
         call.add(step, new)
@@ -274,7 +273,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def command_of(options: argparse.Namespace) -> str:
-    """How a reader calls it: without the folders of one machine."""
+    """Return the command as a reader calls it, without the folders of one machine."""
     words = ["python -m tests.gpu", *(["--smoke"] if options.smoke else [])]
     words += [f"--only {' '.join(options.only)}"] if options.only else []
     words += [f"--minutes {options.minutes:g}"] if options.minutes != MINUTES else []

@@ -1,4 +1,4 @@
-"""Step `calibrate`: the verb `nbtrain calibrate`, as a user calls it."""
+"""Step `calibrate`: the command `nbtrain calibrate`, as a user calls it."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ LIMIT_SECONDS = 220.0
 
 
 def cases(place: Place) -> Iterator[Case]:
-    """One call."""
+    """Yield one case, which calls the command."""
     yield Case("nbtrain calibrate", lambda: _find(place))
 
 

@@ -1,7 +1,7 @@
-"""A step's cases: each is tried by itself, and what it found is written before the next one begins.
+"""The cases of a step: each is tried separately and recorded before the next one begins.
 
-A case passes, fails, or is impossible on this machine, which is no failure: its reason is the finding. An
-error in a case is that case's failure, and the others go on.
+A case passes, fails, or is impossible on this machine. An impossible case does not count as failed, and its
+reason is recorded. An error in one case fails that case, and the other cases continue.
 """
 
 import json
@@ -13,27 +13,27 @@ from pathlib import Path
 from typing import Any, Literal
 
 Outcome = Literal["passed", "failed", "impossible"]
-# After it every later call into CUDA fails too: the step goes on in a new process.
+# After it every later call into CUDA fails too: the step continues in a new process.
 POISONED_EXIT = 3
 
 
 class Impossible(Exception):
-    """This machine cannot show the case; the reason, with its fix if there is one."""
+    """Raised when this machine cannot run the case; the message has the reason, and a fix if there is one."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """What the cases of a step run on."""
+    """The device, folders and cores that the cases of a step run on."""
 
     device: str
-    """ "gpu"; "cpu": the same with tiny sizes, which shows that the step runs."""
+    """Device, "gpu" or "cpu"; on a CPU the sizes are tiny, which shows that the step runs."""
     gpus: int = 0
     gpu_name: str = ""
-    """As torch reports it."""
+    """Name of the GPU as torch reports it."""
     folder: Path = Path("build/gpu")
-    """For runs, data and logs of the step."""
+    """Folder for runs, data and logs of the step."""
     at_once: int = 1
-    """Steps that share the cores and the GPU."""
+    """Number of steps that share the cores and the GPU."""
 
     @property
     def on_gpu(self) -> bool:
@@ -42,29 +42,29 @@ class Place:
 
 @dataclass
 class Finding:
-    """What a case has found."""
+    """The result of a case."""
 
     outcome: Outcome
     words: str
     values: dict[str, str] = field(default_factory=dict)
-    """Figures by the step's columns."""
+    """Values for the step's columns."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing that a step tries."""
+    """A single test of a step."""
 
     name: str
     find: Callable[[], Finding]
 
 
 def passed_if(condition: bool, words: str, values: dict[str, str] | None = None) -> Finding:
-    """A finding that passed if the condition holds."""
+    """Return a finding that passed if the condition holds."""
     return Finding("passed" if condition else "failed", words, values or {})
 
 
 def find_all(cases: Iterable[Case], rows: Path, done: Collection[str] = ()) -> int:
-    """Try every case that is not done; exit code 0, or POISONED_EXIT if CUDA takes no more calls.
+    """Try every case that is not done. Return exit code 0, or POISONED_EXIT if CUDA refuses further calls.
 
     `rows` gets two JSON lines for each case: {"begun": name}, and its name, finding and seconds.
     """
@@ -89,7 +89,7 @@ def find_all(cases: Iterable[Case], rows: Path, done: Collection[str] = ()) -> i
 
 
 def words_of(error: BaseException) -> str:
-    """An error in one line: kind, message, and the place in this repository or else where it was raised."""
+    """Describe an error in one line: kind, message, and its place, in this repository if possible."""
     frames = traceback.extract_tb(error.__traceback__)
     place = next((frame for frame in reversed(frames) if "site-packages" not in frame.filename), None)
     where = f" ({Path(place.filename).name}:{place.lineno})" if place else ""
@@ -105,7 +105,7 @@ def add_line(path: Path, value: dict[str, Any]) -> None:
 
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], str | None]:
-    """The rows that are whole, and the name of the case that was begun and has none."""
+    """Return the complete rows, and the name of a case that was begun and has none."""
     rows, begun = [], None
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []:
         if not line.endswith("\n"):

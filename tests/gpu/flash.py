@@ -1,7 +1,7 @@
 """Step `flash`: attention's fast kernels and their gradients against fp32, and which kernel ran.
 
-A kernel may be at most twice as far from the fp32 result as plain products and a softmax in the same 16-bit
-format are, and its gradients three times.
+A kernel's error against fp32 may be at most twice the error of plain products and a softmax in the same
+16-bit format, and three times for its gradients.
 """
 
 import functools
@@ -12,9 +12,9 @@ import torch
 from nbtrain.model.attention import Documents, backend_problem, causal_attention, documents_of, takes_lengths
 from tests.gpu.cases import Case, Finding, Impossible, Place, passed_if
 
-# As flash-attention's own tests have it (tests/test_flash_attn.py there).
+# The factor of flash-attention's own tests (tests/test_flash_attn.py there).
 FACTORS = {"output": 2.0, "gradients": 3.0}
-# Both errors may be next to nothing: then a few units of the format's last place count as equal.
+# If both errors are close to zero, a few units of the format's last place count as equal.
 LAST_PLACES = 4
 # (sequences, heads, tokens, head size)
 SHAPES = {
@@ -24,8 +24,8 @@ SHAPES = {
     "1000 tokens": (2, 12, 1000, 64),
 }
 TINY = {"tiny": (2, 4, 48, 16)}
-# On the first shape: queries that share keys, and a window. Of torch's kernels for CUDA flash alone takes
-# groups, and flash takes no mask.
+# On the first shape: queries that share keys, and a window. Among torch's CUDA kernels only flash supports
+# groups, and flash supports no mask.
 VARIANTS = {"2 groups": (2, None), "window of 16": (None, 16), "2 groups, window of 16": (2, 16)}
 FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Attended = tuple[torch.Tensor, list[torch.Tensor]]
@@ -33,7 +33,7 @@ Attended = tuple[torch.Tensor, list[torch.Tensor]]
 
 
 def cases(place: Place) -> Iterator[Case]:
-    """Each kernel on each shape; documents by their lengths against their mask; what `auto` takes."""
+    """Yield each kernel on each shape, documents by length against their mask, and the choice of `auto`."""
     shapes = SHAPES if place.on_gpu else TINY
     formats = FORMATS if place.on_gpu else {"bf16": torch.bfloat16}
     for backend in ("flash", "auto", "efficient") if place.on_gpu else ("flash", "auto"):
@@ -52,7 +52,7 @@ def cases(place: Place) -> Iterator[Case]:
 
 
 def inputs(place: Place, dtype: torch.dtype, shape: tuple[int, ...]) -> list[torch.Tensor]:
-    """Query, key, value and the output's gradient, the same on every machine."""
+    """Return query, key, value and the output's gradient, the same on every machine."""
     generator = torch.Generator().manual_seed(0)
     device = "cuda" if place.on_gpu else "cpu"
     return [torch.randn(shape, generator=generator).to(device, dtype) for _ in range(4)]
@@ -65,7 +65,7 @@ def attended(
     documents: Documents | None = None,
     window: int | None = None,
 ) -> Attended:
-    """Attention computed in `dtype`."""
+    """Compute attention and its gradients in `dtype`."""
     query, key, value = (tensor.detach().to(dtype).requires_grad_() for tensor in tensors[:3])
     output = causal_attention(query, key, value, backend=backend, documents=documents, window=window)
     gradients = torch.autograd.grad(output, (query, key, value), tensors[3].to(dtype))
@@ -75,9 +75,9 @@ def attended(
 def attended_plainly(
     tensors: list[torch.Tensor], mask: torch.Tensor | None = None, window: int | None = None
 ) -> Attended:
-    """Attention by plain products and a softmax, each rounded to the tensors' format.
+    """Compute attention by plain products and a softmax, each rounded to the tensors' format.
 
-    torch's math kernel computes in fp32 and rounds its result alone.
+    torch's math kernel computes in fp32 and rounds only its result.
     """
     query, key, value = (tensor.detach().requires_grad_() for tensor in tensors[:3])
     if mask is None:
@@ -115,7 +115,7 @@ def _kernel(
 
 
 def _documents(place: Place, dtype: torch.dtype, head_size: int) -> Finding:
-    """Documents by their cumulative lengths (torch's kernel for varying lengths) against their mask."""
+    """Compare documents by cumulative lengths (torch's kernel for varying lengths) with their mask."""
     sequences, _, tokens, _ = shape = (2, 12, 1024, head_size) if place.on_gpu else (2, 2, 48, head_size)
     bounds = torch.tensor(
         [0, tokens // 3, tokens // 2, tokens, tokens + 7, sequences * tokens], dtype=torch.int32
@@ -135,7 +135,7 @@ def _documents(place: Place, dtype: torch.dtype, head_size: int) -> Finding:
 
 
 def compared(ours: Attended, plain: Attended, exact: Attended, kernels: list[str], must: str = "") -> Finding:
-    """The largest errors beside those of the math kernel in the same format."""
+    """Return the largest errors next to the math kernel's errors in the same format."""
     values, exceeded = {}, []
     pairs = {
         "output": ([ours[0]], [plain[0]], [exact[0]]),
@@ -145,7 +145,7 @@ def compared(ours: Attended, plain: Attended, exact: Attended, kernels: list[str
         error, usual = _largest_error(own, true), _largest_error(theirs, true)
         least = LAST_PLACES * torch.finfo(own[0].dtype).eps * max(float(one.abs().max()) for one in true)
         values[what] = f"{error:.1e} (plain {usual:.1e})"
-        # Asked so that NaN exceeds.
+        # Written so that NaN exceeds the limit.
         if not error <= max(FACTORS[what] * usual, least):
             exceeded.append(f"{what} {error:.1e} > {FACTORS[what]:g} x {usual:.1e}")
     values["kernel"] = ", ".join(f"`{name}`" for name in kernels) or "not seen by the profiler"
@@ -159,7 +159,7 @@ def _largest_error(ours: list[torch.Tensor], exact: list[torch.Tensor]) -> float
 
 
 def _profiled(attend) -> tuple[Attended, list[str]]:
-    """What it returns, and the kernels of attention that ran, by their own names."""
+    """Return the function's result and the names of the attention kernels that ran."""
     on_gpu = torch.cuda.is_available()
     kinds = [torch.profiler.ProfilerActivity.CUDA if on_gpu else torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=kinds) as profile:
@@ -172,5 +172,5 @@ def _profiled(attend) -> tuple[Attended, list[str]]:
 
 
 def _short(name: str) -> str:
-    """A kernel's name without its template arguments."""
+    """Return a kernel's name without its template arguments."""
     return name.removeprefix("void ").partition("<")[0].partition("(")[0][:70]

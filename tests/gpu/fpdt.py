@@ -1,9 +1,9 @@
-"""Step `fpdt`: attention in chunks that wait in host memory, against plain attention, on one GPU.
+"""Step `fpdt`: attention in chunks offloaded to host memory, against plain attention, on one GPU.
 
-The loss and the gradients of a small GPT in bf16, against the same GPT in fp32 without chunks: they may be
-at most twice as far from it as the GPT in bf16 without chunks is. flash-attn's own kernels run if it is
-installed; plain attention takes their place otherwise, so that DeepSpeed's streams and host copies run in
-any case.
+The loss and the gradients of a small GPT in bf16 are compared with the same GPT in fp32 without chunks. They
+may be off at most twice as much as the GPT in bf16 without chunks. flash-attn's own kernels run if it is
+installed. Otherwise plain attention replaces them, so that DeepSpeed's streams and host copies run in any
+case.
 """
 
 import functools
@@ -29,7 +29,7 @@ Step = tuple[float, list[torch.Tensor]]
 
 
 def cases(place: Place) -> Iterator[Case]:
-    """Plain kernels in 2, 4 and 8 chunks; flash-attn's own."""
+    """Yield plain kernels in 2, 4 and 8 chunks, and flash-attn's own."""
     for kernels in ("plain", "flash-attn"):
         for chunks in CHUNKS if place.on_gpu else CHUNKS[:1]:
             yield Case(
@@ -59,7 +59,7 @@ def _find(place: Place, kernels: str, chunks: int) -> Finding:
 
 
 def compared(ours: Step, plain: Step, exact: Step) -> Finding:
-    """Errors beside those of the GPT in bf16 without chunks."""
+    """Return the errors next to the errors of the GPT in bf16 without chunks."""
     losses = [abs(one[0] - exact[0]) for one in (ours, plain)]
     gradients = [
         max(float((own - true).norm() / true.norm()) for own, true in zip(one[1], exact[1]) if true.dim() > 1)
@@ -78,7 +78,7 @@ def compared(ours: Step, plain: Step, exact: Step) -> Finding:
 def step(
     place: Place, seq: int, hidden: int, dtype: torch.dtype, chunk: int = 0, parallel: ModelParallel = WHOLE
 ) -> Step:
-    """One forward and backward pass of a GPT with two layers."""
+    """Run one forward and backward pass of a GPT with two layers."""
     device = "cuda" if place.on_gpu else "cpu"
     chunks: dict[str, Any] = {"cross_entropy_chunk_tokens": seq // 2, "fpdt_chunk_tokens": chunk}
     # A large spread, so that attention is far from uniform.
@@ -92,7 +92,7 @@ def step(
 
 
 def _alone(place: Place) -> Group:
-    """This process as a group of one, which FPDT needs."""
+    """Initialize a process group of this process alone, which FPDT needs."""
     import torch.distributed as dist
 
     from nbtrain.parallel import startup

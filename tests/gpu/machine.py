@@ -1,7 +1,7 @@
-"""What this machine offers the steps: Python packages, GPUs, driver and versions. Nothing here loads torch.
+"""The machine's Python packages, GPUs, driver and versions. Nothing here loads torch.
 
-The packages are looked for before anything runs, so that a missing one is named in the first second. A
-machine without a network gets them from a folder of wheels (--wheels).
+The packages are checked before anything runs, so that a missing one is reported in the first second. A
+machine without a network installs them from a folder of wheels (--wheels).
 """
 
 import importlib.metadata
@@ -18,7 +18,7 @@ from typing import Any
 REPOSITORY = Path(__file__).parents[2]
 SITE = REPOSITORY / "build" / "gpu" / "site"
 
-# Module: the distribution to install. All that training, the plan and the steps' data import:
+# Module: the distribution to install. These are imported by training, the plan and the steps' data;
 # tests/gpu/test_trained.py trains with every other package hidden.
 NEEDED = {
     "torch": "torch",
@@ -38,7 +38,7 @@ NEEDED = {
     "msgpack": "msgpack",
     "packaging": "packaging",
 }
-# Module: (distribution, what is left out without it).
+# Module: (distribution, what is skipped without it).
 OPTIONAL = {
     "pynvml": ("nvidia-ml-py", "memory: what the driver counted before the process began"),
     "ninja": ("ninja", "zeropp, offload: what DeepSpeed compiles on first use"),
@@ -59,19 +59,19 @@ class Machine:
     gpu_bytes: int
     driver: str
     cuda: str
-    """The CUDA that torch was built for."""
+    """CUDA version that torch was built for."""
     python: str
     cores: int
     versions: dict[str, str]
 
     @property
     def label(self) -> str:
-        """ "1 x NVIDIA H200"."""
+        """Label of the machine in the results, "1 x NVIDIA H200"."""
         return f"{self.gpus} x {self.gpu_name}"
 
     @property
     def words(self) -> str:
-        """One sentence for a page."""
+        """Description of the machine in one sentence for a page."""
         names = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         gpu = (
             f"{self.label}, compute capability {self.capability}, {self.gpu_bytes / 2**30:.1f} GiB; driver "
@@ -84,12 +84,12 @@ class Machine:
 
 
 def missing() -> list[str]:
-    """Distributions that a step cannot run without."""
+    """Return distributions that a step cannot run without."""
     return [name for module, name in NEEDED.items() if importlib.util.find_spec(module) is None]
 
 
 def left_out() -> list[str]:
-    """One line for each optional package that is not there."""
+    """Return one line for each optional package that is missing."""
     return [
         f"{name} is not installed; left out: {what}"
         for module, (name, what) in OPTIONAL.items()
@@ -98,9 +98,9 @@ def left_out() -> list[str]:
 
 
 def install(wheels: Path) -> None:
-    """Unpack all wheels of a folder into build/gpu/site, before everything that is installed.
+    """Unpack all wheels of a folder into build/gpu/site, which shadows everything that is installed.
 
-    Raises OSError with pip's words if that fails.
+    Raises OSError with pip's message if that fails.
     """
     files = sorted(wheels.glob("*.whl"))
     if not files:
@@ -128,14 +128,14 @@ def install(wheels: Path) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Of every process that a step starts: this tree and the wheels can be imported."""
+    """Return the environment of a step's processes, which import this tree and the wheels."""
     paths = [str(REPOSITORY), *([str(SITE)] if (SITE / "wheels.json").exists() else [])]
     before = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", *paths)]
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([*paths, *before]),
         "PYTHONUNBUFFERED": "1",
-        # torch then asks the driver's library how many GPUs there are, and makes no context on any of them.
+        # torch then asks the driver's library how many GPUs there are, and creates no context on them.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
 
@@ -155,7 +155,7 @@ print(json.dumps({
 
 
 def look() -> Machine:
-    """Ask torch, in a process that ends at once, and the driver. Raises OSError with torch's words."""
+    """Query torch, in a process that ends at once, and the driver. Raises OSError with torch's message."""
     done = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, env=environment())
     if done.returncode:
         raise OSError(f"torch cannot be loaded: {done.stderr.strip()[-800:]}")
@@ -182,7 +182,7 @@ def _driver() -> str:
 
 
 def version_of(name: str) -> str:
-    """Of a distribution; "" if it is not installed."""
+    """Return the version of a distribution; "" if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -190,7 +190,7 @@ def version_of(name: str) -> str:
 
 
 def _own() -> str:
-    """nbtrain's version, and the commit if this is a clone of it."""
+    """Return nbtrain's version, and the commit if this is a clone."""
     from nbtrain.base.version import __version__
 
     command: Sequence[str] = ("git", "-C", str(REPOSITORY), "rev-parse", "--short", "HEAD")

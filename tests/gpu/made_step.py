@@ -11,7 +11,7 @@ from tests.gpu.steps import PAGE
 
 
 def cases(place: Place) -> Iterator[Case]:
-    """Which cases there are is in the folder's file `cases`; what ran is added to its file `ran`."""
+    """Yield the cases that the folder's file `cases` names, which add themselves to its file `ran`."""
     known = {
         "good": lambda: Finding("passed", "2 | 3", {"figure": "7"}),
         "raises": lambda: 1 / 0,

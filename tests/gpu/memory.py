@@ -1,8 +1,8 @@
-"""Step `memory`: what training really takes of a GPU, against nbtrain.planner, for 125M and 1.3B.
+"""Step `memory`: the measured GPU memory of training, against nbtrain.planner, for 125M and 1.3B.
 
-Each case is the trainer as a user runs it, four steps of two micro batches, in a process of its own.
-Compared are the states between two steps, torch's peak of allocated memory, and what the driver counts for
-the process; all within 10 %. Where the plan says that a run does not fit, it must end out of memory.
+Each case is the trainer as a user runs it, four steps of two micro batches, in a separate process. Compared
+are the model states between two steps, torch's peak of allocated memory, and the driver's count for the
+process, all within 10 %. Where the plan says that a run does not fit, it must end out of memory.
 """
 
 import functools
@@ -39,7 +39,7 @@ BF16: dict[str, Any] = {
     "model.hidden_dropout": 0.0,
     "model.attention_dropout": 0.0,
 }
-# Of 125M at a micro batch of 16, each beside bf16 with ZeRO 1 and without dropout.
+# Variants of 125M at a micro batch of 16, each with bf16, ZeRO 1 and no dropout.
 VARIANTS: dict[str, dict[str, Any]] = {
     "dropout 0.1": {"model.hidden_dropout": 0.1, "model.attention_dropout": 0.1},
     "ZeRO 2": {"parallel.zero_stage": 2},
@@ -62,16 +62,16 @@ class Planned:
     """The plan's bytes of one rank."""
 
     states: int
-    """What stays from one step to the next."""
+    """Bytes that stay allocated from one step to the next."""
     allocated: int
-    """What torch counts."""
+    """Bytes that torch counts as allocated."""
     device: int
-    """What the driver counts."""
+    """Bytes that the driver counts."""
     fits: bool | None
 
 
 def planned(config: RunConfig) -> Planned:
-    """Of the fullest rank."""
+    """Return the plan's bytes of the fullest rank."""
     found = estimate_memory(config)
     parts = found.parts
     outside = sum(parts.get(part, 0) for part in ("runtime", "reserve"))
@@ -79,7 +79,7 @@ def planned(config: RunConfig) -> Planned:
 
 
 def between_steps(config: RunConfig, parts: Mapping[str, int]) -> int:
-    """Of the model states of one rank. The plan has those of a step, with all of its gradients.
+    """Return the planned bytes of one rank's model states between two steps, without released gradients.
 
     DeepSpeed's BF16_Optimizer keeps its fp32 sums, and ZeRO 3 its part of them; autocast's copies are gone.
     """
@@ -89,20 +89,20 @@ def between_steps(config: RunConfig, parts: Mapping[str, int]) -> int:
     if zero_stage == 3:
         kept += parts["gradients"]
     elif is_bf16_optimizer(setup_of(config)):
-        # 4 bytes for a parameter, beside 2 of the last micro batch.
+        # 4 bytes for a parameter, in addition to 2 of the last micro batch.
         kept += parts["gradients"] * 4 // 6
     return kept
 
 
 def cases(place: Place) -> Iterator[Case]:
-    """The upstream runs as their YAMLs say, then every kind of recomputation, then the variants."""
+    """Yield the upstream runs as their YAMLs define them, every kind of recomputation, then the variants."""
     trainings = Trainings(place)
     for name, overrides in wanted(place.on_gpu):
         yield Case(name, functools.partial(find, trainings, name, overrides))
 
 
 def wanted(on_gpu: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(name, overrides) of each case; the name begins with the model's size."""
+    """Return (name, overrides) of each case; the name begins with the model's size."""
     if not on_gpu:
         for recomputed in ("none", "full"):
             yield f"125m, micro 2, {recomputed}", _tiny() | RECOMPUTED[recomputed]
@@ -161,7 +161,7 @@ def find(trainings: Trainings, name: str, overrides: dict[str, Any]) -> Finding:
     try:
         run = trainings.make(name, settings, SOURCES[size])
     except ConfigError as error:
-        # The tests load every case for a GPU that has all formats.
+        # The tests load every case for a GPU that supports all formats.
         raise Impossible(f"not on this GPU: {error}") from error
     plan = planned(load_resolved(run.config_yaml))
     try:
@@ -176,12 +176,12 @@ def find(trainings: Trainings, name: str, overrides: dict[str, Any]) -> Finding:
 
 
 def compare(plan: Planned, found: dict[str, Any], on_gpu: bool) -> Finding:
-    """The finding of a run that fitted."""
+    """Return the finding of a run that fitted."""
     if not on_gpu:
         used = found["resident"]
         words = f"{used / GIB:.2f} GiB resident, {plan.device / GIB:.2f} planned (a CPU process)"
         return passed_if(used > plan.states, words)
-    # The driver's own, and what others hold, were there before.
+    # The driver's own memory and other processes' memory were in use before.
     used = found["used"] - (found["used_before"] or 0)
     pairs = {
         "states": (found["states"], plan.states),

@@ -1,8 +1,8 @@
-"""Step `offload`: state in host memory and on NVMe, against the same run with all of it on the GPU.
+"""Step `offload`: state in host memory and on NVMe, against the same run with everything on the GPU.
 
-The CPU makes the optimizer's step in fp32 as the GPU does; rounding to bf16 afterwards may go the other way,
-so that the curves may differ as bf16's may. NVMe is a folder of the local disk; DeepSpeed builds its access
-to it with libaio.
+The CPU computes the optimizer's step in fp32 as the GPU does. Rounding to bf16 afterwards may differ, so the
+curves may differ as much as bf16's may. NVMe is a folder of the local disk, which DeepSpeed accesses with
+libaio.
 """
 
 import functools
@@ -22,7 +22,7 @@ OPTIMIZER, PARAM = "parallel.offload_optimizer", "parallel.offload_param"
 
 
 def settings(folder: str, on_gpu: bool) -> dict[str, dict[str, Any]]:
-    """What is offloaded, by the name of its case."""
+    """Return the offloading settings of the case with this name."""
     cpu = {f"{OPTIMIZER}.device": "cpu"}
     nvme = {f"{OPTIMIZER}.device": "nvme", f"{OPTIMIZER}.nvme_path": folder}
     nvme_param = {f"{PARAM}.device": "nvme", f"{PARAM}.nvme_path": folder}
@@ -39,7 +39,7 @@ def settings(folder: str, on_gpu: bool) -> dict[str, dict[str, Any]]:
 
 
 def cases(place: Place) -> Iterator[Case]:
-    """Host memory, then NVMe."""
+    """Yield host memory, then NVMe."""
     trainings = Trainings(place)
     folder = place.folder / "nvme"
     folder.mkdir(parents=True, exist_ok=True)

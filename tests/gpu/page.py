@@ -1,4 +1,4 @@
-"""docs/evidence/gpu.json, what every case has found on each kind of machine, and gpu.md, written from it."""
+"""The results of every case on each kind of machine, in docs/evidence/gpu.json, and the page gpu.md."""
 
 import functools
 import json
@@ -25,10 +25,10 @@ tests.gpu --wheels DIR` installs missing packages from a folder of wheels, for t
 
 @dataclass
 class Results:
-    """Of one kind of machine ("1 x NVIDIA H200")."""
+    """The results of one kind of machine ("1 x NVIDIA H200")."""
 
     machine: str = ""
-    """One sentence: GPUs, driver, versions; of the newest call."""
+    """Description of the GPUs, driver and versions of the newest call, in one sentence."""
     rows: dict[str, dict[str, Row]] = field(default_factory=dict)
     """Step -> case -> row."""
     complete: dict[str, str] = field(default_factory=dict)
@@ -37,14 +37,14 @@ class Results:
 
 @functools.cache
 def key_of(step: Step) -> str:
-    """The hash of the code that a step rests on, short."""
+    """Return the short hash of the code that a step depends on."""
     found = re.search(r"`([0-9a-f]{16})", stamp(step.evidence))
     assert found is not None
     return found[1]
 
 
 def read(path: Path) -> dict[str, Results]:
-    """By label of the machine."""
+    """Read the results by label of the machine."""
     if not path.exists():
         return {}
     content = json.loads(path.read_text(encoding="utf-8"))
@@ -52,7 +52,7 @@ def read(path: Path) -> dict[str, Results]:
 
 
 def write(folder: Path, results: Mapping[str, Results]) -> None:
-    """gpu.json and gpu.md."""
+    """Write gpu.json and gpu.md."""
     folder.mkdir(parents=True, exist_ok=True)
     content = {label: asdict(found) for label, found in results.items()}
     files.write_text(folder / "gpu.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
@@ -60,7 +60,7 @@ def write(folder: Path, results: Mapping[str, Results]) -> None:
 
 
 def outcome_of(rows: Mapping[str, Row]) -> str:
-    """Of a step, in words; "not run yet" without a row."""
+    """Summarize the outcome of a step; "not run yet" without a row."""
     if not rows:
         return "not run yet"
     outcomes = [row["outcome"] for row in rows.values()]
@@ -71,7 +71,7 @@ def outcome_of(rows: Mapping[str, Row]) -> str:
 
 
 def text(results: Mapping[str, Results]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     return (
         "\n\n".join(
             [
@@ -105,7 +105,7 @@ def _overview(rows: Mapping[str, Mapping[str, Row]], without: str) -> str:
 
 
 def _about(step: Step, rows: Mapping[str, Row]) -> str:
-    """The commands, and the code that the rows hold for."""
+    """Return the commands, and the code that the rows hold for."""
     commands = sorted({row["command"] for row in rows.values()})
     keys = sorted({row["key"] for row in rows.values()})
     held = ", ".join(f"`{key}`" for key in keys)
@@ -117,7 +117,7 @@ def _table(step: Step, rows: Mapping[str, Row]) -> str:
     lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |"]
     for row in rows.values():
         values = list(row["values"].values())
-        # A case that failed has no figures.
+        # A failed case has no values.
         cells = [*values, *([""] * (len(step.columns) - len(values)))][: len(step.columns)]
         mark = {"failed": "**FAILED**", "impossible": "not possible"}.get(row["outcome"], row["outcome"])
         result = f"{mark}: {row['words']}" if row["words"] else mark

@@ -1,7 +1,7 @@
 """Step `parity`: loss curves of a small GPT on the GPU, in every number format, against the CPU's fp32.
 
-All runs begin with the same weights and take the same samples, without dropout. What may differ is how sums
-are ordered and how numbers are rounded: tolerance.py.
+All runs start with the same weights and samples, without dropout. They may differ in the order of sums and in
+the rounding of numbers, within tolerance.py.
 """
 
 import functools
@@ -35,7 +35,7 @@ FP8_CAPABILITY = (9, 0)
 
 
 def overrides_of(on_gpu: bool) -> dict[str, Any]:
-    """Of tests/train/launch.py's small run."""
+    """Return the overrides of tests/train/launch.py's small run for this case."""
     layers, hidden, heads, seq, steps = (4, 256, 4, 128, 30) if on_gpu else (2, 64, 4, 32, 5)
     tokens = 16 * seq
     return {
@@ -56,7 +56,7 @@ def overrides_of(on_gpu: bool) -> dict[str, Any]:
 
 
 def cases(place: Place) -> Iterator[Case]:
-    """Every format on the GPU; on a CPU bf16 alone, against fp32."""
+    """Yield every format on the GPU; on a CPU only bf16 against fp32."""
     trainings = Trainings(place)
 
     @functools.cache
@@ -79,7 +79,7 @@ def cases(place: Place) -> Iterator[Case]:
 
 
 def judged(found: Difference, number_format: str, ours: Trained) -> Finding:
-    """The differences beside what is allowed."""
+    """Return the differences next to their limits."""
     limit = allowed(number_format)
     values = {
         "first loss": f"{found.first_loss:.1e} of {limit.first_loss:.1e}",

@@ -1,9 +1,9 @@
 """Step `run-ahead`: the host launches the next step while the GPU still works on the last one.
 
-Counted in steps that log nothing: what torch's sync debug mode reports, and the calls of CUDA's runtime that
-wait, in a profile. StepGuard looks at each step one step later (nbtrain/train/health/stability.py): that one
-wait for an event is meant. ZeRO 3 and fp16 need DeepSpeed's own checks, which wait: they are shown beside
-the others.
+Steps without logging are counted for waits, as torch's sync debug mode reports them and as waiting CUDA
+runtime calls in a profile. StepGuard checks each step one step later (nbtrain/train/health/stability.py), so
+its wait for an event is expected. ZeRO 3 and fp16 need DeepSpeed's own checks, which wait, so their waits are
+reported but allowed.
 """
 
 import functools
@@ -27,7 +27,7 @@ RUNS: dict[str, tuple[dict[str, Any], bool]] = {
 
 
 def cases(place: Place) -> Iterator[Case]:
-    """Each run once; on a CPU the numbers that a step takes from tensors are counted, of one run."""
+    """Yield each run once; on a CPU count the numbers that a step reads from tensors, in one run."""
     trainings = Trainings(place)
     for name in RUNS if place.on_gpu else ("bf16, ZeRO 1",):
         yield Case(name, functools.partial(_find, trainings, name))
@@ -48,7 +48,7 @@ def _find(trainings: Trainings, name: str) -> Finding:
 
 
 def judged(found: dict[str, Any], is_strict: bool) -> Finding:
-    """What was counted; a wait fails a run that may not wait."""
+    """Return the counts; a wait fails a run that may not wait."""
     waits, calls, events = found["torch"], found["calls"], found["events"]
     values = {
         "waits of torch": f"{sum(waits.values())} in {found['watched']} steps",

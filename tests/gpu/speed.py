@@ -1,6 +1,6 @@
-"""Step `speed`: tests/benchmarks/train_gpu.py, each contender in a call of its own, against the plan.
+"""Step `speed`: tests/benchmarks/train_gpu.py, each contender in a separate call, against the plan.
 
-A measurement passes if it was made: the targets are in its words.
+A measurement passes if it completes. Its message says whether the target was reached.
 """
 
 import functools
@@ -19,12 +19,12 @@ from tests.gpu.machine import REPOSITORY
 SCRIPT = "tests/benchmarks/train_gpu.py"
 LIMIT_SECONDS = 300.0
 TARGETS = {"125m": 0.45, "1.3b": 0.50}
-# The bare loop first: ours is compared with it.
+# The bare loop first, since ours is compared with it.
 CONTENDERS = {"bare": "bare loop", "ours": "nbtrain", "transformers": "transformers"}
 
 
 def cases(place: Place) -> Iterator[Case]:
-    """Both sizes, eager, then ours compiled."""
+    """Yield both sizes: eager, then ours compiled."""
     if not place.on_gpu:
         for kind in ("bare", "ours"):
             yield Case(f"smoke, {CONTENDERS[kind]}", functools.partial(_find, place, "smoke", kind, []))
@@ -67,7 +67,7 @@ def _find(place: Place, size: str, kind: str, flags: list[str]) -> Finding:
 
 
 def finding(size: str, kind: str, figures: dict[str, Any], bare: dict[str, Any] | None) -> Finding:
-    """The row of one contender."""
+    """Return the row of one contender."""
     rate = figures["tokens_per_second"]
     values = dict.fromkeys(("tokens/s", "planned", "MFU", "of the matrix rate", "of a bare loop"), "")
     values["tokens/s"] = f"{rate:,.0f}"

@@ -1,6 +1,7 @@
-"""The steps of `make gpu`, in the order of their value: what each shows, how long it may take, its code.
+"""The steps of `make gpu`, most valuable first: what each shows, how long it may take, its code.
 
-Steps that compare numbers run at the same time, and before those that measure the GPU, which run one by one.
+Steps that compare numbers run at the same time, and before the steps that measure the GPU, which run one by
+one.
 """
 
 from dataclasses import dataclass
@@ -16,17 +17,17 @@ TRAINED = ("tests/gpu/cases.py", "tests/gpu/trained.py", "tests/train/launch.py"
 
 @dataclass(frozen=True)
 class Step:
-    """One process that tries its cases (tests/gpu/<module>.py) and may be stopped at any time."""
+    """A process that tries its cases (tests/gpu/<module>.py) and may be stopped at any time."""
 
     name: str
     shows: str
     columns: tuple[str, ...]
-    """Of its table in docs/evidence/gpu.md, between the case and its result: keys of a finding's values."""
+    """Columns of its table in docs/evidence/gpu.md, between case and result: keys of a finding's values."""
     minutes: float
-    """After which it is stopped; its next call goes on with the cases that are left."""
+    """Minutes after which it is stopped; its next call continues with the remaining cases."""
     evidence: Evidence
     alone: bool = False
-    """It measures the GPU, or its memory: no other step may run beside it."""
+    """True if it measures the GPU or its memory, so that no other step may run at the same time."""
 
     @property
     def module(self) -> str:

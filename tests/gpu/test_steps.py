@@ -1,4 +1,4 @@
-"""Steps and cases without a GPU: what is written, what is tried again, and what a killed process leaves."""
+"""Steps and cases without a GPU: what is recorded, what is repeated, and what a killed process leaves."""
 
 import importlib
 import json
@@ -24,7 +24,7 @@ MADE = Step("made-step", "made cases", ("figure",), 1, Evidence(PAGE, "", (), ("
 
 @pytest.fixture
 def call(tmp_path, monkeypatch):
-    """A call of the command that knows one made step; its cases are named by `call.cases`."""
+    """Make a call of the command with one made-up step, whose cases are named by `call.cases`."""
     monkeypatch.setattr(gpu, "WORK", tmp_path)
     monkeypatch.setattr(page, "STEPS", (MADE,))
     monkeypatch.setattr(gpu, "now", lambda: 1.0 if "slow" in (folder / "ran").read_text() else 0.0)
@@ -34,7 +34,7 @@ def call(tmp_path, monkeypatch):
 
     class Called(gpu.Call):
         def try_(self, names: str) -> dict[str, str]:
-            """Run the step, until the case `slow` has begun; {case: outcome} on the page."""
+            """Run the step, until the case `slow` has begun; return {case: outcome} on the page."""
             (folder / "cases").write_text(names)
             (folder / "ran").write_text("")
             gpu.run(self, MADE)
@@ -57,7 +57,7 @@ def call(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_every_case_is_written_down_whatever_its_process_does(call):
-    """An error, a killed process and a broken CUDA are their own case's result; the others run."""
+    """An error, a killed process or a broken CUDA fails only its own case, and the others run."""
     outcomes = call.try_("good raises killed poisoned impossible")
     assert outcomes == {
         "good": "passed",
@@ -75,7 +75,7 @@ def test_every_case_is_written_down_whatever_its_process_does(call):
     assert "| impossible |  | not possible: no disk in docs/evidence/gpu.md |" in call.page
     assert "| `made-step` | made cases | **FAILED**: 1 passed, 3 failed, 1 not possible" in call.page
     assert "no disk in docs/evidence/gpu.md" in words["impossible"]
-    # Tried again: what failed, and nothing else.
+    # Only the failed case is repeated.
     call.try_("good raises impossible")
     assert call.ran == ["raises"]
     assert sorted(call.rows) == ["good", "impossible", "killed", "poisoned", "raises"]
@@ -83,7 +83,7 @@ def test_every_case_is_written_down_whatever_its_process_does(call):
 
 @pytest.mark.slow
 def test_a_step_goes_on_where_it_was_stopped(call):
-    """A call whose time is up keeps what it has; the next one begins with what is left."""
+    """A call that runs out of time keeps its results, and the next one continues with the rest."""
     assert call.try_("good slow") == {"good": "passed", "slow": "stopped"}
     assert "stopped when the time was up" in call.rows["slow"]["words"]
     assert gpu.why_to_run(call, MADE) == "1 failed or stopped"
@@ -93,7 +93,7 @@ def test_a_step_goes_on_where_it_was_stopped(call):
 
 @pytest.mark.slow
 def test_a_whole_pass_is_done_until_the_code_changes(call, monkeypatch):
-    """Nothing is run again but on request; rows of other code are kept until the step has met its cases."""
+    """A complete pass is repeated on request only; rows of older code stay until the step runs again."""
     assert gpu.why_to_run(call, MADE) == "not run yet"
     call.try_("good impossible")
     assert gpu.why_to_run(call, MADE) == ""
@@ -106,7 +106,7 @@ def test_a_whole_pass_is_done_until_the_code_changes(call, monkeypatch):
 
 
 def test_steps_that_measure_the_gpu_run_alone(call, monkeypatch):
-    """The others meet each other, and end before the first of those begins; with --smoke each runs alone."""
+    """Steps that measure the GPU run alone, after the others; with --smoke each step runs alone."""
     steps = [replace(MADE, name=name, alone=name == "alone") for name in ("alone", "first", "second")]
     meeting, ran = threading.Barrier(2), []
 
@@ -127,7 +127,7 @@ def test_steps_that_measure_the_gpu_run_alone(call, monkeypatch):
 
 
 def test_a_step_that_cannot_start_says_so(call, monkeypatch):
-    """Its module is not there: one row, and no endless round of restarts."""
+    """A step whose module is missing has one row, and is not restarted endlessly."""
     broken = Step("no-such-step", "nothing", (), 1, MADE.evidence)
     monkeypatch.setattr(page, "STEPS", (broken,))
     gpu.run(call, broken)
@@ -136,14 +136,14 @@ def test_a_step_that_cannot_start_says_so(call, monkeypatch):
 
 
 def test_the_committed_page_is_what_its_figures_make():
-    """docs/evidence/gpu.md is written by the tool alone, and no step is on it that is gone."""
+    """docs/evidence/gpu.md is generated from gpu.json, and has no step that no longer exists."""
     results = page.read(PAGE.with_name("gpu.json"))
     assert PAGE.read_text() == page.text(results)
     assert {step for found in results.values() for step in found.rows} <= {step.name for step in STEPS}
 
 
 def test_what_the_steps_rest_on_is_there():
-    """A file that was moved is named here, not in the first hour on a GPU."""
+    """Every file that the steps depend on exists, which would otherwise show only on a GPU."""
     for step in STEPS:
         assert hasattr(importlib.import_module(step.module), "cases"), step.name
         for name in step.evidence.entry_points:
@@ -168,7 +168,7 @@ def test_the_arguments(capsys):
 
 
 def test_what_is_missing_is_said_at_once(monkeypatch, capsys, tmp_path):
-    """Before torch is loaded or anything is run."""
+    """Missing packages are reported before torch is loaded or anything runs."""
     monkeypatch.setattr(machine, "missing", lambda: ["deepspeed", "hjson"])
     assert gpu.main(["--to", str(tmp_path)]) == 2
     assert capsys.readouterr().out == (
@@ -180,7 +180,7 @@ def test_what_is_missing_is_said_at_once(monkeypatch, capsys, tmp_path):
 
 
 def test_without_a_gpu_nothing_is_run(monkeypatch, capsys, tmp_path):
-    """The page says so for every step, and the command fails."""
+    """Without a GPU the page says so for every step, and the command fails."""
     none = Machine(0, "", "", 0, "none", "none", "3.12.3", 2, {"torch": "2.11.0"})
     monkeypatch.setattr(machine, "look", lambda: none)
     assert gpu.main(["--to", str(tmp_path)]) == 1
@@ -194,7 +194,7 @@ def test_without_a_gpu_nothing_is_run(monkeypatch, capsys, tmp_path):
 
 @pytest.mark.slow
 def test_wheels_are_installed_without_a_network(monkeypatch, tmp_path):
-    """Into a folder that every process of the step gets, once."""
+    """Wheels are installed once, without a network, into a folder that every process of a step uses."""
     wheels, site = tmp_path / "wheels", tmp_path / "site"
     wheels.mkdir()
     info = "made_for_this_test-1.0.dist-info"
@@ -218,7 +218,7 @@ def test_wheels_are_installed_without_a_network(monkeypatch, tmp_path):
 
 
 def test_a_torn_line_is_no_row(tmp_path):
-    """A process may be killed while it writes."""
+    """A line that a killed process left incomplete is not a row."""
     rows = tmp_path / "rows"
     rows.write_text('{"begun": "a"}\n{"name": "a"}\n{"begun": "b"}\n{"name": "b"')
     assert read_rows(rows) == ([{"name": "a"}], "b")

@@ -47,7 +47,7 @@ sys.meta_path.insert(0, Hidden())
 
 
 def test_every_dependency_is_needed_or_not():
-    """One that is added to pyproject.toml is added to a list here."""
+    """Every dependency of pyproject.toml is in one of the lists here."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     names = {re.match(r"[\w-]+", entry)[0] for entry in project["dependencies"]}
     assert names - set(NOT_NEEDED) <= set(NEEDED.values())
@@ -56,7 +56,7 @@ def test_every_dependency_is_needed_or_not():
 
 @pytest.mark.slow
 def test_a_rank_trains_with_what_is_needed_and_nothing_else(tmp_path):
-    """In the process that waits for its order, with every other package hidden; its memory is watched."""
+    """A waiting process trains with every unneeded package hidden, while its memory is measured."""
     (tmp_path / "hides").mkdir()
     (tmp_path / "hides" / "sitecustomize.py").write_text(HIDES)
     trainings = Trainings(Place("cpu", folder=tmp_path))
@@ -69,7 +69,7 @@ def test_a_rank_trains_with_what_is_needed_and_nothing_else(tmp_path):
 
 
 class Forked(Trainings):
-    """Trains in forked ranks, which need not load torch."""
+    """Trainings in forked ranks, which need not load torch."""
 
     server = None
 
@@ -85,7 +85,7 @@ class Forked(Trainings):
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [parity, run_ahead], ids=lambda step: step.__name__)
 def test_on_a_cpu_every_step_finds_something(step, fork_server, tmp_path, monkeypatch):
-    """With tiny sizes: nothing fails, and what a CPU cannot do has its reason. `make soak` has all steps."""
+    """With tiny sizes on a CPU no case fails, and each impossible case has a reason."""
     monkeypatch.setattr(Forked, "server", fork_server)
     monkeypatch.setattr(step, "Trainings", Forked)
     outcomes = {}
@@ -104,7 +104,7 @@ def test_on_a_cpu_every_step_finds_something(step, fork_server, tmp_path, monkey
     ("gpus", "steps"), [(1, (memory, parity, run_ahead, offload, zeropp)), (8, (zeropp,))]
 )
 def test_on_a_gpu_every_run_is_legal(gpus, steps, tmp_path, monkeypatch):
-    """Each case's configuration loads, and its plan is made, before a GPU is touched."""
+    """Each case's configuration loads and can be planned before a GPU is used."""
     made = []
 
     def train(self, run, watch="", device=None):
@@ -131,7 +131,7 @@ def test_on_a_gpu_every_run_is_legal(gpus, steps, tmp_path, monkeypatch):
 
 
 def test_a_run_that_fails_says_why(tmp_path):
-    """The line that names the error, not what torchrun adds to it."""
+    """A failed run is reported with the line that names the error, not with torchrun's lines."""
     log = tmp_path / "log"
     log.write_text(
         'Traceback (most recent call last):\n  File "x.py", line 1\n'

@@ -1,13 +1,13 @@
-"""How far a loss curve may be from the CPU's fp32, from the unit roundoff u of its format.
+"""Limits for the distance of a loss curve from the CPU's fp32, from the unit roundoff u of its format.
 
-u is 2 to the power of minus the significand's bits: bf16 has 8, fp16 11, FP8's e4m3 4. INT8 and INT4 with
-one scale for a group are off by at most half a step of 2 / 254 or 2 / 14 of the group's largest number.
+u is 2 to the power of minus the significand's bits: bf16 has 8, fp16 11, FP8's e4m3 4. INT8 and INT4 with one
+scale for a group are off by at most half a step of 2 / 254 or 2 / 14 of the group's largest number.
 
-The first loss comes of one forward pass, without any history: rounding every weight and activation moves it
-by far less than u, because the errors of many numbers average out (bf16 on a CPU: u / 100). Later losses
-also come of weights that were moved by rounded gradients. On a CPU, 30 steps of the step `parity` in bf16
-with fp32 masters came to 0.7 u in the loss and 2.5 u in the gradient norm, in autocast to 0.1 u and 0.6 u; a
-learning rate that is 5 % wrong comes to 16 u in bf16. Allowed are u / 8, 4 u and 8 u: a wrong scale, a
+The first loss comes from one forward pass, without any history: rounding every weight and activation moves it
+by far less than u, because the errors of many numbers average out (bf16 on a CPU: u / 100). Later losses also
+depend on weights that were moved by rounded gradients. On a CPU, 30 steps of the step `parity` in bf16 with
+fp32 masters came to 0.7 u in the loss and 2.5 u in the gradient norm, in autocast to 0.1 u and 0.6 u. A
+learning rate that is 5 % wrong comes to 16 u in bf16. The limits are u / 8, 4 u and 8 u, so a wrong scale, a
 missing gradient or a bad kernel shows.
 """
 
@@ -27,37 +27,37 @@ UNIT_ROUNDOFF = {
 
 @dataclass(frozen=True)
 class Allowed:
-    """Largest differences."""
+    """The largest allowed differences."""
 
     first_loss: float
-    """Of the first step, in nats."""
+    """Difference of the first step's loss, in nats."""
     loss: float
-    """Of any step, in nats."""
+    """Difference of any step's loss, in nats."""
     norm: float
-    """Of any step's gradient norm, relative."""
+    """Relative difference of any step's gradient norm."""
 
 
 def allowed(number_format: str) -> Allowed:
-    """For a run in a format against one in fp32."""
+    """Return the limits for a run in a format against one in fp32."""
     if number_format == "fp32":
-        # Sums in another order: a loss of 6 has steps of 5e-7, of which 30 steps may carry on a hundred.
+        # Another order of sums: a loss of 6 has steps of 5e-7, of which 30 steps may accumulate a hundred.
         return Allowed(5e-6, 5e-5, 5e-4)
     unit = UNIT_ROUNDOFF[number_format]
-    # fp16 and bf16 masters are fp32, and so is the loss: no format is better than fp32's own limits.
+    # fp16 and bf16 have fp32 masters and an fp32 loss: no format is better than fp32's own limits.
     least = allowed("fp32")
     return Allowed(max(unit / 8, least.first_loss), max(4 * unit, least.loss), max(8 * unit, least.norm))
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far two curves are apart, at most."""
+    """The largest differences between two curves."""
 
     first_loss: float
     loss: float
     norm: float
 
     def exceeds(self, limit: Allowed) -> list[str]:
-        """What is more than allowed; asked so that NaN is."""
+        """Return the differences that exceed the limits, which NaN does."""
         pairs = {name: (getattr(self, name), getattr(limit, name)) for name in ("first_loss", "loss", "norm")}
         return [
             f"{name} {found:.2g} > {most:.2g}" for name, (found, most) in pairs.items() if not found <= most
@@ -70,7 +70,7 @@ def difference(
     other_losses: Sequence[float],
     other_norms: Sequence[float],
 ) -> Difference:
-    """Of one curve from another of as many steps. Raises ValueError if the numbers of steps differ."""
+    """Return the difference of two curves. Raises ValueError if their numbers of steps differ."""
     if not len(losses) == len(other_losses) == len(norms) == len(other_norms) or not losses:
         raise ValueError(f"{len(losses)} steps against {len(other_losses)}")
     apart = [abs(ours - theirs) for ours, theirs in zip(losses, other_losses)]
@@ -79,5 +79,5 @@ def difference(
 
 
 def _largest(values: Sequence[float]) -> float:
-    """NaN if there is one: max() would pass over it."""
+    """Return the largest value, or NaN if there is one, which max() would skip."""
     return math.nan if any(math.isnan(value) for value in values) else max(values)

@@ -1,8 +1,7 @@
-"""Training runs of a step: each in a process of its own, which has loaded torch when its turn comes.
+"""Training runs of a step, each in a separate process that has already loaded torch.
 
-A process that is shared by several runs would not show what one run costs, and one that is started for each
-run spends most of its time on imports. So the next processes load meanwhile (tests/gpu/warm.py), on the CPU
-alone.
+A process shared by several runs would not show the cost of one run, and a process started for each run spends
+most of its time on imports. So the next processes load in advance (tests/gpu/warm.py), on the CPU alone.
 """
 
 import json
@@ -27,12 +26,12 @@ OUT_OF_MEMORY = "out of memory"
 
 
 class TrainingFailed(Exception):
-    """A rank ended otherwise than it should; the message is its error."""
+    """Raised when a rank does not end as it should; the message is its error."""
 
 
 @dataclass
 class Trained:
-    """A run that has ended, and what was watched meanwhile."""
+    """A run that has ended, and the values that were watched meanwhile."""
 
     run: RunDir
     found: dict[str, Any]
@@ -47,7 +46,7 @@ class Trained:
 
 
 class Trainings:
-    """Makes runs below place.folder and trains them, one at a time."""
+    """Creates runs in place.folder and trains them, one at a time."""
 
     def __init__(self, place: Place):
         self.place, self.ahead = place, LOADED_AHEAD if place.on_gpu else 0
@@ -57,7 +56,7 @@ class Trainings:
         self._made = 0
 
     def dataset(self, name: str, documents: int, document_tokens: tuple[int, int], vocab_size: int) -> str:
-        """Make a dataset of random walks, once; its name."""
+        """Make a dataset of random walks once, and return its name."""
         if not (self.data / "dataset" / name).exists():
             launch.make_dataset(self.data, name, documents, document_tokens, vocab_size)
         return name
@@ -65,10 +64,10 @@ class Trainings:
     def make(
         self, name: str, overrides: dict[str, Any], source: str | None = None, trace: bool = True
     ) -> RunDir:
-        """A run directory; of tests/train/launch.py's small run, or of a run YAML. Raises ConfigError.
+        """Create a run directory from tests/train/launch.py's small run or a run YAML. Raises ConfigError.
 
-        `name` may be any words: the run is called by their letters and digits, and by a number. With `trace`
-        every step's loss is kept, which waits for the device.
+        `name` may be any text: the run's name has its letters and digits, and a number. With `trace` every
+        step's loss is kept, which waits for the device.
         """
         self._made += 1
         letters = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name.lower())
@@ -83,7 +82,7 @@ class Trainings:
         return launch.make_run(self.root, {**device, **overrides}, called, source, trace)
 
     def train(self, run: RunDir, watch: str = "", device: str | None = None) -> Trained:
-        """One rank, in a process that has waited for it; `watch` is a name in tests/gpu/watch.py.
+        """Train one rank, in a process that has loaded torch; `watch` is a name in tests/gpu/watch.py.
 
         Raises TrainingFailed.
         """
@@ -103,7 +102,7 @@ class Trainings:
         return Trained(run, found)
 
     def order(self, run: RunDir, watch: str) -> dict[str, Any]:
-        """What warm.py is told."""
+        """Return the order that warm.py reads."""
         answer, environment = run.path / "answer.json", self._environment(run)
         log = str(_log(run))
         return {
@@ -115,7 +114,10 @@ class Trainings:
         }
 
     def train_on_all(self, run: RunDir, ranks: int) -> Trained:
-        """Several ranks, under torchrun. Raises Impossible if there are fewer GPUs, and TrainingFailed."""
+        """Train several ranks with torchrun. Raises Impossible if there are too few GPUs.
+
+        Raises TrainingFailed if a rank fails.
+        """
         if self.place.on_gpu and ranks > self.place.gpus:
             raise Impossible(f"needs {ranks} GPUs, and this machine has {self.place.gpus}")
         environment = self._environment(run)
@@ -182,11 +184,11 @@ def _log(run: RunDir) -> Path:
 
 
 def _wait(process: subprocess.Popen, log: Path) -> None:
-    """To its end; after LIMIT_SECONDS it is killed. Raises TrainingFailed then."""
+    """Wait for its end; kill it after LIMIT_SECONDS and raise TrainingFailed."""
     try:
         process.wait(LIMIT_SECONDS)
     except subprocess.TimeoutExpired:
-        # torchrun hands a SIGTERM on to its ranks; a rank alone needs no more.
+        # torchrun passes a SIGTERM on to its ranks; a single rank needs no more.
         process.send_signal(signal.SIGTERM)
         time.sleep(2)
         process.kill()
@@ -195,7 +197,7 @@ def _wait(process: subprocess.Popen, log: Path) -> None:
 
 
 def _error_of(log: Path, code: int | None) -> str:
-    """The line of the log that names the error, or its last lines."""
+    """Return the line of the log that names the error, or its last lines."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     named = [line.strip() for line in lines if "Error: " in line or "Exception: " in line]
     if named:

@@ -1,7 +1,7 @@
-"""One rank that loads everything, waits for its order, and trains: `python -m tests.gpu.warm gpu`.
+"""A rank that loads everything, waits for its order, and trains: `python -m tests.gpu.warm gpu`.
 
-The order is one JSON line on standard input: {"run", "answer", "log", "watch", "environment"}. Without one
-the process ends. The answer is what was watched, as JSON. Until the order no GPU is touched.
+The order is one JSON line on standard input: {"run", "answer", "log", "watch", "environment"}. Without an
+order the process ends. The answer has the watched values, as JSON. No GPU is used before the order.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from typing import Any
 from nbtrain.base import files
 from nbtrain.base.parent_death import die_with_parent
 
-# What a rank imports, the parts that DeepSpeed leaves to its first call included.
+# Imports of a rank, including the parts that DeepSpeed loads at its first call.
 LOADED = (
     "deepspeed.runtime.engine",
     "deepspeed.runtime.zero.stage3",
@@ -41,8 +41,8 @@ def main(device: str) -> int:
 
 
 def obey(order: dict[str, Any], device: str) -> int:
-    """Train; the exit code."""
-    # What libraries write from C too.
+    """Train as ordered and return the exit code."""
+    # Includes output that libraries write from C.
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for target in (1, 2):
         os.dup2(log, target)

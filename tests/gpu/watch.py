@@ -1,4 +1,4 @@
-"""What is watched while a run trains, from inside every step: memory, or who waits for the GPU."""
+"""Measurements inside every step of a run that trains: memory, or calls that wait for the GPU."""
 
 import collections
 import resource
@@ -15,18 +15,18 @@ from nbtrain.model.initialization import Initializer
 from nbtrain.train.trainer import Trainer
 from nbtrain.train.training_step import TrainingStep
 
-# Steps that allocate, choose kernels and fill the loader; what they wait for comes once.
+# Steps that allocate, choose kernels and fill the loader; their waits happen once.
 FIRST_STEPS = 4
-# Calls of CUDA's runtime that hold the host up until the device is done.
+# Calls of CUDA's runtime that block the host until the device is done.
 WAITING_CALLS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMemcpy")
 EVENT_CALL = "cudaEventSynchronize"
-# torch's words (c10/cuda/CUDAFunctions.cpp); it also says once that this mode is a prototype.
+# torch's message (c10/cuda/CUDAFunctions.cpp); it also says once that this mode is a prototype.
 SYNCHRONIZES = "called a synchronizing CUDA operation"
 MARK = "tests.gpu.watch: one step"
 
 
 class Nothing:
-    """Watches nothing."""
+    """A watch that measures nothing."""
 
     def __init__(self, device: str):
         pass
@@ -42,7 +42,7 @@ class Memory:
         self._on_gpu = device == "gpu"
         self._between: list[int] = []
         self._used: list[int] = []
-        # The weights' first numbers change no size; drawing 1.3B of them takes a CPU half a minute.
+        # The initial weights affect no size; drawing 1.3B of them takes a CPU half a minute.
         Initializer.normal = _tiled  # type: ignore[method-assign]
         self._before = _used_by_others() if self._on_gpu else None
         self._context_before = self._on_gpu and torch.cuda.is_initialized()
@@ -73,7 +73,7 @@ class Memory:
 
 
 class Waits:
-    """How often the host waited for the device in the steps that are not logged, and who made it wait."""
+    """Counts of the host's waits for the device in steps without logging, by the code that waits."""
 
     def __init__(self, device: str):
         self._on_gpu = device == "gpu"
@@ -101,7 +101,7 @@ class Waits:
                 yield
 
     def _wrap_report(self) -> None:
-        """What is told of a step that torch was asked about belongs to it."""
+        """Count the waits of a step's report as the step's, if torch was asked about that step."""
         tell = Trainer._tell
 
         def told(trainer: Trainer, result: Any) -> None:
@@ -112,7 +112,7 @@ class Waits:
 
     @contextmanager
     def _asked_of_torch(self) -> Iterator[None]:
-        """torch warns of each call that waits; on a CPU each number that is taken from a tensor counts."""
+        """Count each call that torch warns of as waiting; on a CPU, each number read from a tensor."""
         if not self._on_gpu:
             from tests.train.host_syncs_worker import Waits as Numbers
 
@@ -166,7 +166,7 @@ def _wrap_steps(around: Callable[..., Any]) -> None:
 
 
 def _tiled(self: Initializer, name: str, *shape: int, residual: bool = False) -> torch.nn.Parameter:
-    """Initializer.normal with a block of a million random numbers, again and again."""
+    """Initialize a weight like Initializer.normal, by repeating a block of a million random numbers."""
     std = self.residual_std if residual else self.std
     block = torch.empty(1 << 20, device="cpu").float()
     block.normal_(0.0, std, generator=torch.Generator().manual_seed(len(name)))
@@ -179,7 +179,7 @@ def _tiled(self: Initializer, name: str, *shape: int, residual: bool = False) ->
 
 
 def _used_by_others() -> int | None:
-    """Bytes that the driver counts before this process makes its context; None without nvidia-ml-py."""
+    """Return the bytes that other processes use, by the driver's count; None without nvidia-ml-py."""
     try:
         import pynvml
 

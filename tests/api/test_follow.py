@@ -1,4 +1,4 @@
-"""Each checkpoint of a run that trains, until it ends."""
+"""Following the checkpoints of a run that trains, until it ends."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from nbtrain.base.rundir import RunDir
 
 
 def followed(tmp_path, looks, act=lambda step: step):
-    """(what was done, how often was waited) if the run looks so, one after the other."""
+    """Return (results of `act`, waits) for a run whose successive states are `looks`."""
     waits = []
     seen = iter(looks)
     steps = each_checkpoint(RunDir(tmp_path / "run"), act, lambda run: next(seen), waits.append)
@@ -16,7 +16,7 @@ def followed(tmp_path, looks, act=lambda step: step):
 
 
 def test_each_checkpoint_once_and_the_last_one_after_the_end(tmp_path):
-    """Of several that came meanwhile, the newest alone."""
+    """Each checkpoint is visited once, only the newest of several, and the last one after the end."""
     looks = [(True, None), (True, 10), (True, 10), (True, 40), (False, 50), (False, 50)]
     assert followed(tmp_path, looks) == ([10, 40, 50], [LOOK_SECONDS] * 2)
 
@@ -35,7 +35,7 @@ def test_a_checkpoint_that_was_pruned_meanwhile_is_passed_over(tmp_path):
 
 
 def test_other_errors_are_raised(tmp_path):
-    """A checkpoint that is still the newest and cannot be read; and a run that never saved one."""
+    """An unreadable newest checkpoint is an error, and so is a run that never saved one."""
 
     def act(step):
         raise CheckpointError("torn")

@@ -1,4 +1,4 @@
-"""The public names; arguments of the wrong kind are refused in one sentence that says what is expected."""
+"""The public functions: arguments of the wrong type are refused in one sentence."""
 
 import json
 import re
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("workspace")
 
 @pytest.fixture
 def run(workspace):
-    """A run that was never submitted."""
+    """Create a run that was never submitted."""
     directory = RunDir.named("mine")
     directory.path.mkdir(parents=True)
     directory.run_json.write_text("{}")
@@ -51,7 +51,7 @@ def run(workspace):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """The requests that the generating process would get."""
+    """Record the requests that the generating process would get."""
     requests = []
 
     def answer(loading, *wanted):
@@ -111,7 +111,7 @@ def test_what_is_no_run(value, kind, asked):
     ],
 )
 def test_generate(run, asked, arguments, message):
-    """An error before a process is started, which would take seconds to say it."""
+    """A wrong argument is refused before a process starts, which would take seconds."""
     with pytest.raises(ConfigError) as caught:
         nb.generate(run, **{"prompt": "def ", **arguments})
     assert str(caught.value) == message
@@ -119,7 +119,7 @@ def test_generate(run, asked, arguments, message):
 
 
 def test_generate_takes_the_numbers_of_numpy(run, asked):
-    """They reach the process as numbers of JSON."""
+    """NumPy's numbers reach the process as numbers of JSON."""
     text = nb.generate(
         run, "a", max_new_tokens=np.int64(3), temperature=np.float32(0.5), top_k=np.int32(4), top_p=1
     )
@@ -137,7 +137,7 @@ def test_generate_takes_the_numbers_of_numpy(run, asked):
 
 
 def test_generate_gives_strings_that_a_cell_shows(run, asked):
-    """One for a prompt, a list for several; the prompt apart, and nothing of it as markup."""
+    """Generate returns one string for a prompt and a list for several, and escapes markup in a cell."""
     text = nb.generate(run, "<b>a")
     assert (text, text.prompt, text.new_text, text.tokens) == ("<b>a!", "<b>a", "!", [7])
     assert (
@@ -213,7 +213,7 @@ def test_a_run_asked_in_the_wrong_way(run):
 
 @pytest.mark.slow
 def test_curves_and_scalars_of_a_run_and_of_any_folder_of_event_files(run, tmp_path):
-    """A run opens by its name, its folder and its Run, another folder by its path; all else is refused."""
+    """A run opens by name, folder or Run, and another folder by its path; all else is refused."""
     for folder in (run.directory.tensorboard, tmp_path / "other"):
         EventFile(folder, 100).scalar(7, 2.5, 107, scalar("loss").tag)
     for source in ("mine", str(run.directory.path), run, str(tmp_path / "other"), tmp_path / "other"):
@@ -226,7 +226,7 @@ def test_curves_and_scalars_of_a_run_and_of_any_folder_of_event_files(run, tmp_p
 
 
 def test_a_source_of_text_in_place_of_the_runs_own():
-    """By one rule, whatever form the overrides have."""
+    """A source of text replaces the run's own, whatever form the overrides have."""
     for overrides in (None, "batch.max_steps=3", ["batch.max_steps=3"], {"batch.max_steps": 3}):
         config = nb.load("gpt-tiny", overrides, "{kind: jsonl, path: a b.jsonl}", "mine")
         assert [source.path for source in config.data.sources] == ["a b.jsonl"]
@@ -236,7 +236,7 @@ def test_a_source_of_text_in_place_of_the_runs_own():
 
 @pytest.mark.slow
 def test_what_a_loaded_configuration_and_its_plan_show():
-    """The figure of a plan and DeepSpeed's keys, without an import of the modules that make them."""
+    """A plan's picture and DeepSpeed's keys need no import of the modules that make them."""
     config = nb.load("gpt-tiny")
     assert nb.deepspeed_config(config)["train_batch_size"] == config.batch.global_batch_size
     assert nb.plan_picture(nb.plan(config))._repr_png_().startswith(b"\x89PNG")
@@ -251,14 +251,14 @@ def test_what_is_no_dataset(call):
 
 
 def test_a_long_value_is_shown_short():
-    """A table given by mistake does not fill the screen."""
+    """A long value is shortened in a message, so that a table given by mistake does not fill the screen."""
     with pytest.raises(ConfigError) as caught:
         open_run(list(range(100_000)))
     assert str(caught.value).startswith("run = [0, 1, 2, 3, 4, 5, ...] (list) must be")
 
 
 def test_a_run_of_which_no_rank_began_shows_the_supervisors_log(run, capsys):
-    """`nbtrain logs` and the failure begin with its last traceback; it may be in a node's log."""
+    """If no rank began, `nbtrain logs` and the failure begin with the last traceback of any log."""
     job = run.directory.job("20260101-000000-0000")
     job.make_folders()
     cause = "the launcher ended before any rank had left a record: torchrun ended with code 1"
@@ -278,7 +278,7 @@ def test_a_run_of_which_no_rank_began_shows_the_supervisors_log(run, capsys):
 
 
 def test_the_log_of_a_full_disk_is_no_part_of_the_failure(run):
-    """After a full disk the log is TensorBoard's failure to write; any other failure shows its log."""
+    """After a full disk the failure omits the log, which has TensorBoard's error; others show it."""
     job = run.directory.job("20260101-000000-0000")
     job.make_folders()
     job.log(0, 0).write_text("Exception in thread Thread-7:\n  File event_file_writer.py, line 1\n")
@@ -307,7 +307,7 @@ def test_wait_prints_what_a_resume_kept_and_passed_over(run, capsys):
 
 
 def test_wait_says_a_line_once(run, monkeypatch):
-    """However often it looks; `say` gets the lines instead of print."""
+    """wait prints each line once, however often it looks; `say` replaces print."""
     job = run.directory.job("20260101-000000-0000")
     job.make_folders()
     JobRecord(job.job_id, "id", "mine", "RUNNING", 0.0, world_size=1).write(job.job_json)
@@ -331,7 +331,7 @@ def test_wait_says_a_line_once(run, monkeypatch):
 
 @pytest.fixture
 def cancelled(run):
-    """The run, cancelled after 11 of 300 steps."""
+    """Create a run that was cancelled after 11 of 300 steps."""
     job = run.directory.job("20260101-000000-0000")
     job.make_folders()
     JobRecord(job.job_id, "id", "mine", "CANCELLED", 0.0, world_size=1).write(job.job_json)
@@ -348,7 +348,7 @@ UNFINISHED = (
 
 @pytest.mark.parametrize("notebook", ["04_monitor", "05_generate"])
 def test_a_notebook_says_first_that_its_run_was_cancelled(cancelled, notebook, capsys):
-    """Before its curves and texts; of a run that succeeded, or that goes on, nothing."""
+    """A notebook says before its curves that its run was cancelled, and nothing of other runs."""
     cells = json.loads(notebook_runner.find_notebook(notebook).read_text())["cells"]
     source = next(source for cell in cells if "unfinished" in (source := "".join(cell["source"])))
     given = {"run": "mine", "overrides": "", "tensorboard_folder": ""}
@@ -362,7 +362,7 @@ def test_a_notebook_says_first_that_its_run_was_cancelled(cancelled, notebook, c
 
 
 def test_a_demo_whose_run_was_cancelled_has_failed(cancelled, monkeypatch, capsys, tmp_path):
-    """Its summary says so first, its exit code is not 0, and the next demo runs notebooks 03 to 05 again."""
+    """A demo whose run was cancelled fails, says so first, and repeats notebooks 03 to 05 next time."""
     config = SimpleNamespace(name="mine", model_dump_json=lambda: "{}")
     executed = []
     monkeypatch.setattr(api, "load", lambda *arguments: config)
@@ -392,7 +392,7 @@ def test_a_demo_whose_run_was_cancelled_has_failed(cancelled, monkeypatch, capsy
     ("state", "code", "last"), [("CANCELLED", 7, "done"), ("FAILED", 7, ""), ("SUCCEEDED", 0, "done")]
 )
 def test_a_notebook_ends_as_the_wait_for_its_run(cancelled, tmp_path, capfd, state, code, last):
-    """A stopped run fails the batch job after all cells, one that failed at its cell: as `nbtrain wait`."""
+    """A notebook fails after all cells if its run was cancelled, at its cell if it failed."""
     record = JobRecord.read(cancelled.job.job_json)
     record.state = state
     record.write(cancelled.job.job_json)
@@ -419,7 +419,7 @@ def test_a_notebook_ends_as_the_wait_for_its_run(cancelled, tmp_path, capfd, sta
 
 
 def test_a_submit_that_is_refused_prepares_nothing(workspace):
-    """A run that cannot start here, whatever its data, is refused before data is made for it."""
+    """A run that cannot start here is refused before data is prepared for it."""
     (workspace / "texts.jsonl").write_text(json.dumps({"text": "some words of a text"}) + "\n")
     config = RunConfig.model_validate(
         {
@@ -444,7 +444,7 @@ def test_a_submit_that_is_refused_prepares_nothing(workspace):
 
 
 def test_the_log_of_a_failed_run_begins_with_the_traceback_of_the_rank_that_failed(run, capsys):
-    """`nbtrain logs` of it, and its failure; a text is found in the logs of all ranks."""
+    """The log of a failed run begins with the failed rank's traceback; a search covers all ranks."""
     job = run.directory.job("20260101-000000-0000")
     job.make_folders()
     files.write_text(run.directory.config_yaml, to_yaml(nb.load("gpt-125m-2xdp")))
@@ -517,7 +517,7 @@ def test_a_dry_run_trains_no_twin(workspace):
 
 
 def test_a_demo_that_launches_nothing_says_why(workspace, monkeypatch, capsys):
-    """Notebook 03 ends in order then, with a NotLaunched as a cell's result."""
+    """Notebook 03 without a launch ends without an error, and a cell shows NotLaunched with the reason."""
     made = lambda name, parameters, output: output.parent.mkdir(parents=True, exist_ok=True)  # noqa: E731
     monkeypatch.setattr(demo, "run_notebook", made)
     sizes = ["resources.gpus_per_node", "parallel.data_parallel_size", "batch.global_batch_size"]
@@ -537,7 +537,7 @@ def test_a_demo_that_launches_nothing_says_why(workspace, monkeypatch, capsys):
     ],
 )
 def test_a_backend_whose_place_is_not_named_is_shown_and_never_submitted(workspace, backend, missing, shown):
-    """Notebook 06 without image, volume or machines: what to set, and the text with placeholders."""
+    """Notebook 06 without image, volume or machines says what to set, with placeholders in the text."""
     config = api.load("gpt-tiny", f"backend.kind={backend}", placeholders=True)
     said = str(api.launch(config))
     why = f"gpt-tiny was not launched: backend {backend} needs settings that the run does not have."

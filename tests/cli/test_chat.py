@@ -1,4 +1,4 @@
-"""`nbtrain chat` and the prompts of `nbtrain generate`, with a model that repeats what it is asked."""
+"""The command `nbtrain chat` and the prompts of `nbtrain generate`, with a model that echoes."""
 
 import contextlib
 import io
@@ -33,7 +33,7 @@ class Echo:
 
 @pytest.fixture
 def engine(workspace, monkeypatch) -> Echo:
-    """The engine of two runs: `talks`, trained on conversations, and `plain`."""
+    """Provide the engine of two runs: `talks`, trained on conversations, and `plain`."""
     for name, changes in (("talks", {"data.sources": [{"kind": "chat", "path": "a.jsonl"}]}), ("plain", {})):
         run = RunDir.named(name)
         run.path.mkdir(parents=True)
@@ -50,7 +50,7 @@ def chat(monkeypatch, text: str, *words: str) -> int:
 
 
 def test_an_answer_follows_the_messages_before_it_until_they_are_forgotten(engine, monkeypatch, capsys):
-    """The template of the run's data, and its stop texts; options go into every request."""
+    """Chat sends the earlier messages in the data's template with its stop texts, until they are reset."""
     assert chat(monkeypatch, "One\n\nTwo\n /new\nThree\n", "talks", "--seed", "5", "--stop", "X") == 0
     shown = capsys.readouterr()
     assert shown.out == "1: 1 questions\n2: 2 questions\n3: 1 questions\n"
@@ -85,7 +85,7 @@ def test_a_run_that_has_seen_no_conversations_continues_each_text(engine, monkey
     ],
 )
 def test_prompts_follow_the_run(words, prompts, monkeypatch, capsys):
-    """Before and after options, and from stdin; without any, the message shows where they go."""
+    """Prompts come before or after options, or from stdin; without any, the message shows the usage."""
     given = []
 
     def generate(run, prompt, stream=False, **how):
@@ -105,7 +105,7 @@ def test_prompts_follow_the_run(words, prompts, monkeypatch, capsys):
     [(["--seed", "9"], "seed 9"), (["--temperature", "0"], ""), (["--num-beams", "2"], "")],
 )
 def test_generate_names_its_seed(options, says, monkeypatch, capsys):
-    """On stderr, so that a file gets the text alone; not where nothing is drawn."""
+    """Generate prints its seed on stderr, so that a file gets the text only, and only if it samples."""
     monkeypatch.setattr(
         "nbtrain.api.verbs.generate", lambda *_, stream=False, **__: iter(["!"]) if stream else ["a!"]
     )

@@ -1,4 +1,4 @@
-"""nbtrain checkpoint: what it says of folders that are complete or torn."""
+"""The command `nbtrain checkpoint`, on complete and torn folders."""
 
 import hashlib
 import json
@@ -118,7 +118,7 @@ def test_no_checkpoint(run, capsys):
 
 
 def test_every_step_that_stays_on_the_nodes_is_listed_with_its_hosts(run, capsys):
-    """As many as checkpoint.local_keep_last; not what was copied, came before a rollback or has finished."""
+    """Steps on the nodes' disks are listed with hosts, up to local_keep_last and after a rollback."""
     run.config_yaml.write_text(
         to_yaml(load("gpt-tiny", ["checkpoint.local_dir=/nvme", "checkpoint.local_keep_last=4"]))
     )
@@ -148,7 +148,7 @@ def test_every_step_that_stays_on_the_nodes_is_listed_with_its_hosts(run, capsys
 
 
 def test_inspect_tells_where_the_training_stood(run, capsys):
-    """The newest whole one, without --step."""
+    """Inspect shows where the training was, by default of the newest complete checkpoint."""
     write(run, 20, MANIFEST, validation_loss=3.25, evaluated_step=15)
     write(run, 30, None)
     assert cli.main(["checkpoint", "inspect", "tiny"]) == 0
@@ -173,7 +173,7 @@ def test_inspect_tells_where_the_training_stood(run, capsys):
 
 
 def test_verify_during_a_save(run, capsys, monkeypatch):
-    """What the running job saves or removes is no damage; what an earlier attempt left unfinished is."""
+    """A checkpoint that the running job saves or removes is not damage; an earlier unfinished one is."""
     whole = {"a.pt": {"bytes": 3000, "sha256": hashlib.sha256(b"x" * 3000).hexdigest()}}
     for step in (10, 20, 30, 40):
         write(run, step, MANIFEST if step == 20 else None)
@@ -207,7 +207,7 @@ def test_verify_during_a_save(run, capsys, monkeypatch):
     assert "incomplete: it is being saved by the running job" in capsys.readouterr().out
 
     def removed(path):
-        """The job prunes the checkpoint while its files are read."""
+        """Remove the checkpoint while its files are read, as the job's pruning does."""
         shutil.rmtree(run.checkpoint(20))
         raise FileNotFoundError(path)
 
@@ -217,7 +217,7 @@ def test_verify_during_a_save(run, capsys, monkeypatch):
 
 
 def test_verify_reads_everything(run, capsys):
-    """A changed byte is found although all sizes are right; every checkpoint is listed before the end."""
+    """Verify finds a changed byte although all sizes are right, and lists every checkpoint."""
     content = b"x" * 3000
     whole = {"a.pt": {"bytes": 3000, "sha256": hashlib.sha256(content).hexdigest()}}
     for step in (10, 20, 30):
@@ -243,7 +243,7 @@ def test_verify_reads_everything(run, capsys):
 
 
 def test_universal_asks_the_gpu_side(run, capsys, monkeypatch):
-    """In a process of its own, with the folder made absolute; the answers become a bar and a line."""
+    """Universal asks the GPU side in a process with an absolute path, and shows a bar and a line."""
     asked = []
 
     def stream(package, request):

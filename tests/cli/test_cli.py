@@ -1,4 +1,4 @@
-"""The command line: every verb has help, every error is a message and an exit code."""
+"""The command line: every command has help, every error is a message and an exit code."""
 
 import argparse
 import io
@@ -28,7 +28,7 @@ from nbtrain.cli.verbs import is_override
 
 
 def choices(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """{word: parser} of the verbs of nbtrain, or of a verb that another one follows."""
+    """Return {word: parser} of the commands of nbtrain, or of a command's subcommands."""
     return next((action.choices for action in parser._actions if isinstance(action.choices, dict)), {})
 
 
@@ -61,7 +61,7 @@ def test_help_shows_all_digits_of_a_default(verb, default, capsys):
     ],
 )
 def test_errors_are_a_message_and_a_code(workspace, arguments, code, message, capsys):
-    """No traceback; what went wrong and what would be right."""
+    """An error is a message with the fix and an exit code, without a traceback."""
     assert cli.main(arguments) == code
     error = capsys.readouterr().err
     assert message in error
@@ -70,7 +70,7 @@ def test_errors_are_a_message_and_a_code(workspace, arguments, code, message, ca
 
 @pytest.mark.parametrize("verb", ["submit", "plan", "check", "prepare", "twin"])
 def test_a_call_without_a_run_says_what_one_is(verb, capsys):
-    """RUN alone is required, and the usage error says what it may be."""
+    """A missing RUN is a usage error that says what it may be."""
     with pytest.raises(SystemExit) as end:
         cli.main([verb])
     assert end.value.code == 2
@@ -81,7 +81,7 @@ def test_a_call_without_a_run_says_what_one_is(verb, capsys):
 
 
 def test_a_run_that_is_not_there_names_those_that_look_like_it(workspace, capsys):
-    """Three at most, and how many runs there are."""
+    """An unknown run's message names at most three similar runs, and how many runs there are."""
     for name in ("gpt-a", "gpt-b", "gpt-c", "gpt-d", "bert"):
         RunDir.named(name).path.mkdir(parents=True)
         files.write_json(RunDir.named(name).run_json, {"name": name})
@@ -94,7 +94,7 @@ def test_a_run_that_is_not_there_names_those_that_look_like_it(workspace, capsys
 
 
 def test_a_preset_is_a_run_everywhere(workspace, capsys):
-    """`plan 1.3b` is the plan of the preset's run; `extends: 1.3B` in a YAML too."""
+    """A preset is accepted as a run by `plan 1.3b`, and as `extends: 1.3B` in a YAML."""
     assert cli.main(["plan", "1.3b", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["name"] == "gpt-1-3b-4xdp"
     (workspace / "mine.yaml").write_text("name: mine\nextends: 1.3B\n")
@@ -102,7 +102,7 @@ def test_a_preset_is_a_run_everywhere(workspace, capsys):
 
 
 def test_other_files_are_called_by_their_kind(workspace, capsys):
-    """What is no run YAML is named with the verb that reads it; check reads a table of prices."""
+    """A file that is not a run YAML is named with the command that reads it; check reads price tables."""
     prices = workspace / "prices.yaml"
     prices.write_text("per_kwh: 0.3\nper_device_hour: {H100: {usual: 2.0}}\n")
     (workspace / "job.sh").write_text("torchrun train.py\n")
@@ -132,7 +132,7 @@ def test_other_files_are_called_by_their_kind(workspace, capsys):
 
 
 def test_overrides_may_follow_a_flag(workspace, capsys):
-    """`check RUN a=1 --resolved b=2` takes both; what is no override is refused."""
+    """Overrides may follow a flag, as in `check RUN a=1 --resolved b=2`; other words are refused."""
     assert cli.main(["check", "gpt-tiny", "batch.max_steps=3", "--resolved", "data.seed=7"]) == 0
     resolved = capsys.readouterr().out
     assert "max_steps: 3" in resolved and "seed: 7" in resolved
@@ -153,7 +153,7 @@ def test_overrides_may_follow_a_flag(workspace, capsys):
     ],
 )
 def test_words_may_follow_a_flag(call, where, words):
-    """argparse alone takes those before it; a second call begins anew."""
+    """Words may follow a flag, unlike in plain argparse, and a second parse starts from scratch."""
     for _ in range(2):
         assert getattr(cli.parse(call.split()), where) == words
 
@@ -175,19 +175,19 @@ def test_words_that_a_verb_does_not_take_are_refused(call, capsys):
     ],
 )
 def test_a_picture_that_cannot_be_written(workspace, name, message, capsys):
-    """The message names the file's ending or its folder; there is no traceback."""
+    """A picture that cannot be written is reported with the file's suffix or folder."""
     assert cli.main(["plan", "gpt-tiny", "--picture", str(workspace / name)]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_half_of_a_dataset_means_the_pair(workspace, capsys):
-    """`data verify x.bin` looks at x.bin and x.idx."""
+    """One file of a dataset means the pair: `data verify x.bin` reads x.bin and x.idx."""
     assert cli.main(["data", "verify", str(workspace / "x.bin")]) == 3
     assert "x.idx" in capsys.readouterr().err
 
 
 def test_generate_prints_nothing_before_it_fails(workspace, capsys):
-    """A wrong request shows its message alone, without the prompt."""
+    """A failing generate prints its message only, without the prompt."""
     assert cli.main(["generate", "no-such-run", "-p", "def "]) == 5
     assert capsys.readouterr().out == ""
     for wrong, message in (
@@ -199,7 +199,7 @@ def test_generate_prints_nothing_before_it_fails(workspace, capsys):
 
 
 def test_a_line_of_prompts_ends_at_a_line_end_alone(tmp_path):
-    """JSON that is written with ensure_ascii=False has U+2028 and U+0085 as they are."""
+    """Prompts are split at newlines only, since JSON may contain U+2028 and U+0085."""
     path = tmp_path / "prompts.jsonl"
     prompts = ["one\u2028two", "three\x85four"]
     lines = [json.dumps({"prompt": one}, ensure_ascii=False) for one in prompts]
@@ -212,14 +212,14 @@ def test_a_line_of_prompts_ends_at_a_line_end_alone(tmp_path):
 
 @pytest.mark.parametrize("line", [' {"prompt": "x"}', '{ "prompt": "x"}', '\ufeff{"prompt": "x"}'])
 def test_json_of_prompts_in_other_forms(tmp_path, line):
-    """Blanks before and after the brace, and a file that an editor of Windows has saved."""
+    """JSON prompts may have spaces around them and a byte order mark."""
     path = tmp_path / "prompts.jsonl"
     path.write_text(f"{line}\n{{x}}\n", encoding="utf-8")
     assert serve._prompts_of(str(path)) == ["x", "{x}"]
 
 
 def test_prompts_from_a_socket():
-    """What a program in Node gives its children as stdin; /dev/stdin cannot be opened then."""
+    """Prompts are read from a socket as stdin, as a parent in Node passes it."""
     ours, theirs = socket.socketpair()
     ours.sendall("\ufeffeins\r\nzw\xf6lf\n".encode())
     ours.close()
@@ -249,7 +249,7 @@ def test_end_of_input_deletes_nothing(workspace, monkeypatch, capsys):
 
 
 def test_json_of_the_queue_after_a_restart(workspace, monkeypatch, capsys):
-    """What the restart says goes beside the JSON."""
+    """The restart's messages do not mix with the queue's JSON."""
     said = lambda queue, everything, say: say("gpt-a: started again")  # noqa: E731
     monkeypatch.setattr("nbtrain.jobs.queue.restart.restart", said)
     assert cli.main(["queue", "--restart", "--json"]) == 0
@@ -260,7 +260,7 @@ def test_json_of_the_queue_after_a_restart(workspace, monkeypatch, capsys):
 
 
 def test_json_of_advice_whose_yaml_is_written(workspace, monkeypatch, capsys):
-    """--use with --json: the diff goes beside the JSON."""
+    """With --use and --json the diff does not mix with the JSON."""
     advice = SimpleNamespace(use=lambda number, path: "-a +b", to_dict=lambda: {"changes": []})
     monkeypatch.setattr("nbtrain.api.verbs.advise", lambda run: advice)
     assert cli.main(["advise", "mine", "--use", "1", "-o", "b.yaml", "--json"]) == 0
@@ -277,7 +277,7 @@ def test_json_of_a_twin_has_no_nan(workspace, monkeypatch, capsys):
 
 
 def test_what_the_locale_lacks_is_escaped(monkeypatch):
-    """No UnicodeEncodeError; a locale that passes bytes through is left as it is."""
+    """A character that the locale lacks is escaped, unless the locale passes bytes through."""
     for errors, expected in (("strict", rb"gpt-\u2588 \udce9"), ("surrogateescape", None)):
         stream = io.TextIOWrapper(io.BytesIO(), "ascii", errors)
         monkeypatch.setattr(sys, "stdout", stream)
@@ -289,7 +289,7 @@ def test_what_the_locale_lacks_is_escaped(monkeypatch):
 
 
 def test_init_brings_the_schema_that_the_yamls_name(tmp_path, capsys):
-    """Editors of the copied YAMLs find docs/run.schema.json by the path in their first line."""
+    """init copies docs/run.schema.json, which the first line of the copied YAMLs names for editors."""
     assert cli.main(["init", str(tmp_path / "my own")]) == 0
     yaml = tmp_path / "my own" / "examples" / "megatron-gpt" / "training" / "gpt-tiny.yaml"
     named = yaml.read_text().splitlines()[0].partition("$schema=")[2]
@@ -301,7 +301,7 @@ def test_init_brings_the_schema_that_the_yamls_name(tmp_path, capsys):
 
 
 def test_init_brings_the_pages_that_its_files_link_to(tmp_path):
-    """All of them, and README; links to what a workspace lacks are plain text. The user's files are kept."""
+    """init copies all linked pages and keeps the user's files; links outside become plain text."""
     assert cli.main(["init", str(tmp_path / "new")]) == 0
     (tmp_path / "old" / "docs").mkdir(parents=True)
     (tmp_path / "old" / "README.md").write_text("mine")
@@ -324,7 +324,7 @@ def test_init_brings_the_pages_that_its_files_link_to(tmp_path):
 
 @pytest.mark.slow
 def test_a_closed_pipe_is_no_error(workspace):
-    """`nbtrain schema | head -1` ends quietly."""
+    """A closed pipe is not an error: `nbtrain schema | head -1` exits silently."""
     command = f"{shlex.quote(sys.executable)} -m nbtrain.cli.__main__ schema"
     done = subprocess.run(["sh", "-c", f"{command} | head -1"], capture_output=True, text=True)
     assert done.stdout == "{\n"
@@ -333,7 +333,7 @@ def test_a_closed_pipe_is_no_error(workspace):
 
 @pytest.mark.slow
 def test_a_short_output_meets_a_closed_pipe_and_a_full_disk(workspace):
-    """What Python holds back until it ends: no words of Python's, and an error only of the disk."""
+    """Output buffered until the exit is silent for a closed pipe, and an error for a full disk."""
     command = f"{shlex.quote(sys.executable)} -m nbtrain.cli.__main__ runs"
     closed = subprocess.run(["bash", "-c", f"{command} | true; exit ${{PIPESTATUS[0]}}"], capture_output=True)
     assert (closed.returncode, closed.stderr) == (0, b"")
@@ -343,20 +343,20 @@ def test_a_short_output_meets_a_closed_pipe_and_a_full_disk(workspace):
 
 
 def test_lab_shows_the_repositorys_labextension():
-    """Not the copy that the day of the installation has left; an installed wheel has no other."""
+    """lab uses the repository's labextension, not an outdated copy from the installation."""
     (option,) = [word for word in lab_command([]) if "extra_labextensions_path" in word]
     assert (Path(option.partition("=")[2]) / "nbtrain" / "package.json").is_file()
 
 
 def test_lab_encrypts_what_kernels_send():
-    """Of several --KernelManager.transport_encryption the last one counts, so that a person's own does."""
+    """lab encrypts kernel connections; a user's own --KernelManager.transport_encryption comes last."""
     option = "--KernelManager.transport_encryption"
     command = [word for word in lab_command([f"{option}=disabled"]) if word.startswith(option)]
     assert command == [f"{option}=auto", f"{option}=disabled"]
 
 
 def test_lab_hands_jupyterlabs_own_options_on():
-    """`nbtrain lab --no-browser --port 8899` is no usage error; other verbs refuse what they do not know."""
+    """lab passes JupyterLab's options on; other commands refuse unknown options."""
     options = cli.parse(["lab", "--no-browser", "--port", "8899"])
     assert options.rest == ["--no-browser", "--port", "8899"]
     with pytest.raises(SystemExit):
@@ -364,7 +364,7 @@ def test_lab_hands_jupyterlabs_own_options_on():
 
 
 def test_the_table_names_the_module_of_every_verb():
-    """A call loads the module of its own verb alone; modules and table name the same verbs."""
+    """A call loads only its command's module, and the table names the modules of all commands."""
     added = {verb.module: set() for verb in VERBS.values()}
     for verb in VERBS.values():
         added[verb.module].add(verb.name)
@@ -375,7 +375,7 @@ def test_the_table_names_the_module_of_every_verb():
 
 @pytest.mark.slow
 def test_a_list_of_runs_loads_little(workspace):
-    """What a list of ended runs needs not would take longer to load than hundreds of runs take to read."""
+    """Listing ended runs loads little, since imports would take longer than the reading."""
     code = "import sys; from nbtrain.cli import main; main(['runs']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.splitlines()[-1].split())
@@ -387,7 +387,7 @@ def test_a_list_of_runs_loads_little(workspace):
 
 @pytest.mark.slow
 def test_python_m_nbtrain_is_nbtrain():
-    """With its exit codes."""
+    """python -m nbtrain equals nbtrain, with its exit codes."""
     call = [sys.executable, "-m", "nbtrain"]
     answer = subprocess.run([*call, "--version"], capture_output=True, text=True, check=False)
     assert (answer.returncode, answer.stdout) == (0, f"nbtrain {__version__}\n")
@@ -395,7 +395,7 @@ def test_python_m_nbtrain_is_nbtrain():
 
 
 def test_an_export_goes_to_a_folder_with_an_equals_sign(monkeypatch):
-    """What the command hands on: (run, folders, overrides)."""
+    """An argument with an equals sign and a slash is a folder, not an override."""
     asked = []
     monkeypatch.setattr(
         models,

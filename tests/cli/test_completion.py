@@ -1,4 +1,4 @@
-"""Completion: what argcomplete answers, how fast it can be, and a real bash in which somebody presses TAB."""
+"""Completion: argcomplete's answers, their speed, and TAB in a real bash."""
 
 import functools
 import io
@@ -26,7 +26,7 @@ DEADLINE_SECONDS = 120
 
 @pytest.fixture
 def run(workspace) -> RunDir:
-    """A run with two checkpoints and a job."""
+    """Create a run with two checkpoints and a job."""
     run = RunDir.named("gpt-mine")
     run.job(new_job_id()).make_folders()
     files.write_json(run.run_json, {"schema_version": 1, "run_id": "id", "name": "gpt-mine"})
@@ -41,7 +41,7 @@ class Answered(BaseException):
 
 @pytest.fixture
 def complete(monkeypatch):
-    """complete(line) -> the words that the shell is given for the end of the line."""
+    """Return the words that the shell gets for the end of the line: complete(line)."""
 
     def end(code: int) -> None:
         raise Answered
@@ -91,12 +91,12 @@ def complete(monkeypatch):
     ],
 )
 def test_what_is_completed(run, complete, line, words):
-    """Verbs, options, runs, examples, presets, checkpoints, keys, their values, and choices."""
+    """Commands, options, runs, examples, presets, checkpoints, keys, values and choices are completed."""
     assert complete(line) == words
 
 
 def test_words_that_are_made_by_folders(run, workspace, complete, monkeypatch):
-    """Jobs of a run, datasets, and run YAMLs below a path; other files are left to the shell."""
+    """Jobs, datasets and run YAMLs below a path are completed; other files are left to the shell."""
     monkeypatch.chdir(workspace)
     assert complete("nbtrain logs gpt-mine --job 2") == run.job_ids()
     (workspace / "data" / "dataset" / "books").mkdir(parents=True)
@@ -110,7 +110,7 @@ def test_words_that_are_made_by_folders(run, workspace, complete, monkeypatch):
 
 
 def test_every_key_of_a_run_is_completed():
-    """Those of the schema itself, which completion does not load, in its order."""
+    """Every key of the schema is completed, in its order, without loading the schema."""
     known = {key for key in field_keys(RunConfig) if "." in key or key != "schema_version"}
     offered = completers.settings()
     sections = {key for key in known if any(other.startswith(f"{key}.") for other in known)}
@@ -120,7 +120,7 @@ def test_every_key_of_a_run_is_completed():
 
 
 def test_the_verb_names_the_line_to_add(capsys, monkeypatch):
-    """For the shell of the user, and bash if that is none of the three."""
+    """The command prints the line to add for the user's shell, or for bash if it is unknown."""
     for shell, file in (
         ("/bin/zsh", "~/.zshrc"),
         ("/usr/bin/fish", "config.fish"),
@@ -154,7 +154,7 @@ class Bash:
         os.write(self._master, keys.encode())
 
     def shows(self, text: str) -> bool:
-        """Wait until it shows a text after the keys that were typed last."""
+        """Wait until a text appears after the keys that were typed last."""
         deadline = time.monotonic() + DEADLINE_SECONDS
         while text not in self._shown and (left := deadline - time.monotonic()) > 0:
             if select.select([self._master], [], [], left)[0]:
@@ -169,7 +169,7 @@ class Bash:
 
 @pytest.mark.slow
 def test_tab_in_bash(run, tmp_path):
-    """With the line that `nbtrain completion` names: a verb, a run, a key and its value."""
+    """The line that `nbtrain completion` prints completes a command, a run, a key and its value."""
     program = tmp_path / "nbtrain"
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m nbtrain "$@"\n')
     program.chmod(0o755)
@@ -192,7 +192,7 @@ def test_tab_in_bash(run, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("line", ["", "nbtrain submit gpt-mine batch.max", "nbtrain logs gpt-m"])
 def test_completion_and_help_load_little(run, line):
-    """No schema and no NumPy: a TAB, and `nbtrain help`, have to be quick."""
+    """Completion and `nbtrain help` load neither the schema nor NumPy, since they must be fast."""
     code = (
         "import os, sys; end = os._exit\n"
         "def say(code=0): print(*sys.modules, file=sys.stderr, flush=True); end(0)\n"

@@ -1,4 +1,4 @@
-"""`nbtrain data ...`: help for each verb, run YAMLs and prefixes as targets, messages and exit codes."""
+"""The commands `nbtrain data ...`: help, run YAMLs and prefixes as targets, messages and exit codes."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ evaluation: {eval_iters: 2}
 
 @pytest.mark.parametrize("verb", ["prepare", "inspect", "verify", "card", "merge", "repair"])
 def test_each_verb_has_help(verb, capsys):
-    """`nbtrain data VERB --help` names the verb and ends with 0."""
+    """`nbtrain data COMMAND --help` names the command and exits with 0."""
     with pytest.raises(SystemExit) as end:
         cli.main(["data", verb, "--help"])
     assert end.value.code == 0
@@ -33,7 +33,7 @@ def test_each_verb_has_help(verb, capsys):
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="OpenBLAS makes no threads on one core")
 @pytest.mark.slow
 def test_prepare_starts_without_threads_that_spin():
-    """NumPy is imported and the process has one thread: OpenBLAS' threads would burn CPU time at start."""
+    """After NumPy's import the process has one thread, since OpenBLAS' threads would use CPU time."""
     code = (
         "import os, sys; from nbtrain import cli; code = cli.main(['prepare', 'no-such-run']); "
         "print(code, 'numpy' in sys.modules, len(os.listdir('/proc/self/task')))"
@@ -45,7 +45,7 @@ def test_prepare_starts_without_threads_that_spin():
 
 
 def test_a_run_yaml_is_its_dataset(make_config, texts, workspace, capsys):  # noqa: F811
-    """The card of a YAML has its splits, with overrides; the other verbs look at its pair."""
+    """A YAML's card has its splits, with overrides; the other commands read its pair of files."""
     make_dataset(make_config(), texts)
     path = workspace / "small.yaml"
     path.write_text(RUN_YAML)
@@ -68,7 +68,7 @@ def test_a_run_yaml_is_its_dataset(make_config, texts, workspace, capsys):  # no
     ],
 )
 def test_errors_are_a_message_and_a_code(workspace, arguments, code, message, capsys):
-    """No traceback; what is not there and what is."""
+    """An error is a message with what is missing and what exists, and an exit code."""
     assert cli.main(["data", *arguments]) == code
     error = capsys.readouterr().err
     assert message in error
@@ -76,7 +76,7 @@ def test_errors_are_a_message_and_a_code(workspace, arguments, code, message, ca
 
 
 def test_inspect_with_a_tokenizer(make_config, texts, workspace, capsys):  # noqa: F811
-    """--tokenizer takes a name or a path."""
+    """The option --tokenizer accepts a name or a path."""
     make_dataset(make_config(), texts)
     for named in ("small", "data/tokenizer/small"):
         assert cli.main(["data", "inspect", "small", "--tokenizer", named]) == 0
@@ -88,7 +88,7 @@ def test_inspect_with_a_tokenizer(make_config, texts, workspace, capsys):  # noq
 @pytest.mark.parametrize("option", ["--html", "--json"])
 @pytest.mark.parametrize("path", ["/", "nowhere/card", "."])
 def test_a_card_that_cannot_be_written(workspace, capsys, option, path):
-    """The error comes before the card is made, in words."""
+    """A card that cannot be written is reported before it is made."""
     path += option.replace("--", ".") if path.endswith("card") else ""
     assert cli.main(["data", "card", "x", option, path]) == 2
     assert capsys.readouterr().err == (

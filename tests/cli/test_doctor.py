@@ -1,4 +1,4 @@
-"""The examination finds what it should find."""
+"""The checks of `nbtrain doctor`."""
 
 import importlib.metadata
 import subprocess
@@ -15,7 +15,7 @@ def levels(findings) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_this_machine_passes(workspace):
-    """Nothing is an error on the machine of the tests, and neither torch nor deepspeed is imported."""
+    """The machine of the tests has no errors, and neither torch nor deepspeed is imported."""
     code = (
         "import sys; from nbtrain import cli; code = cli.main(['doctor'])\n"
         "assert not {'torch', 'deepspeed'} & set(sys.modules); sys.exit(code)"
@@ -27,7 +27,7 @@ def test_this_machine_passes(workspace):
 
 
 def test_a_cuda_build_without_a_gpu_is_warned_about(monkeypatch):
-    """The build is recognised by libtorch_cuda.so among torch's files."""
+    """A CUDA build without a GPU is a warning, recognised by libtorch_cuda.so among torch's files."""
     cuda = [importlib.metadata.PackagePath("torch/lib/libtorch_cuda.so")]
     monkeypatch.setattr(importlib.metadata, "files", lambda name: cuda)
     found = doctor.torch_findings(gpus=0)
@@ -38,20 +38,20 @@ def test_a_cuda_build_without_a_gpu_is_warned_about(monkeypatch):
 
 
 def test_a_cpu_build_beside_a_gpu_is_warned_about(monkeypatch):
-    """Training would not use the GPU."""
+    """A CPU build next to a GPU is a warning, since training would not use the GPU."""
     monkeypatch.setattr(importlib.metadata, "files", lambda name: [])
     assert [finding.level for finding in doctor.torch_findings(gpus=2)] == ["ok", "warning"]
 
 
 def test_known_bad_versions_are_named(monkeypatch):
-    """The finding has the version and what to do."""
+    """A known bad version is reported with the version and what to do."""
     monkeypatch.setattr(doctor, "installed", {"ipykernel": "7.0.1"}.get)
     (finding,) = doctor.known_bad_findings()
     assert finding.line().startswith("WARN  ipykernel    7.0.1 is known to cause trouble\n      -> 7.0 drops")
 
 
 def test_a_missing_package_is_an_error(monkeypatch):
-    """Absent torch and deepspeed fail the examination; absent fastokens is a note."""
+    """Missing torch or deepspeed is an error; missing fastokens is a note."""
     monkeypatch.setattr(doctor, "installed", lambda name: None)
     assert doctor.torch_findings(0)[0].level == "error"
     assert doctor.package_finding("deepspeed", "x").level == "error"
@@ -63,7 +63,7 @@ def test_a_missing_package_is_an_error(monkeypatch):
     [("ro/state/queue", "{}/ro is on a read-only disk"), ("file/queue", "{}/file is not a folder")],
 )
 def test_a_queue_that_cannot_be_kept_is_an_error(monkeypatch, tmp_path, folder, why):
-    """A home on a read-only disk: `nbtrain submit` would refuse every job of this machine."""
+    """A home directory on a read-only disk is an error, since local jobs would be refused."""
     (tmp_path / "ro").mkdir()
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(doctor, "is_read_only", lambda path: path.name == "ro")

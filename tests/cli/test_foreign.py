@@ -1,11 +1,11 @@
-"""nbtrain import, export and check of other programs' files on the command line."""
+"""The commands nbtrain import, export and check for files of other programs."""
 
 from nbtrain.cli import __main__ as cli
 from tests.foreign.upstream import flags_of, manifest, write
 
 
 def test_import_prints_or_writes_a_run_yaml(workspace, tmp_path, capsys):
-    """Printed without -o; with it the YAML is written once, and the notes are printed."""
+    """An imported run YAML is printed, or written once with -o, along with the notes."""
     path = write(tmp_path, "gpt-125m")
     assert cli.main(["import", str(path), "tokenizer.vocab_size=52000"]) == 0
     printed = capsys.readouterr().out
@@ -21,7 +21,7 @@ def test_import_prints_or_writes_a_run_yaml(workspace, tmp_path, capsys):
 
 
 def test_an_import_that_fails_names_file_and_line(workspace, tmp_path, capsys):
-    """No traceback; exit code 2."""
+    """A failing import names file and line, with exit code 2."""
     path = write(tmp_path, "gpt-125m")
     assert cli.main(["import", str(path)]) == 2
     error = capsys.readouterr().err
@@ -29,7 +29,7 @@ def test_an_import_that_fails_names_file_and_line(workspace, tmp_path, capsys):
 
 
 def test_an_export_is_imported_again(workspace, tmp_path, capsys):
-    """The script is printed or written; what it cannot say for a reason is printed with it."""
+    """An exported script can be imported again; what it cannot express is listed with the reason."""
     script = tmp_path / "run.sh"
     assert cli.main(["export", "gpt-tiny", "--to", "megatron-lm", "-o", str(script), "model.seed=7"]) == 0
     assert "batch.train_tokens: the program counts samples in whole steps." in capsys.readouterr().out
@@ -42,7 +42,7 @@ def test_an_export_is_imported_again(workspace, tmp_path, capsys):
 
 
 def test_check_takes_the_version_of_the_flags(workspace, tmp_path, capsys):
-    """--from as for import: known versions, and only for files of other programs."""
+    """check --from accepts known versions, and only for files of other programs."""
     path = write(tmp_path, "gpt-125m")
     assert cli.main(["check", str(path), "--from", "megatron-deepspeed@e7bff5ec"]) == 0
     assert cli.main(["check", str(path), "--from", "nemo"]) == 2
@@ -54,7 +54,7 @@ def test_check_takes_the_version_of_the_flags(workspace, tmp_path, capsys):
 
 
 def test_check_says_which_keys_are_auto(workspace, tmp_path, capsys):
-    """A JSON for the Trainer of transformers: the keys, who fills them in, and the fields here; exit 0."""
+    """The auto keys of a Trainer's JSON are listed, with their source and the fields here, exit code 0."""
     path = tmp_path / "hf.json"
     path.write_text('{"train_batch_size": "auto",\n "optimizer": {"params": {"lr": "auto"}}}')
     assert cli.main(["check", str(path)]) == 0
@@ -68,7 +68,7 @@ def test_check_says_which_keys_are_auto(workspace, tmp_path, capsys):
 
 
 def test_iterations_beside_samples_are_refused(workspace, tmp_path, capsys):
-    """validate_args of both programs asserts one of the two; import names both, check too."""
+    """train-iters with train-samples, which both programs refuse, is refused by import and check."""
     path = tmp_path / "job.yaml"
     path.write_text(manifest("gpt-125m", [*flags_of("gpt-125m"), "--train-iters=10"]))
     assert cli.main(["import", str(path), "tokenizer.vocab_size=52000"]) == 2
@@ -78,7 +78,7 @@ def test_iterations_beside_samples_are_refused(workspace, tmp_path, capsys):
 
 
 def test_check_takes_files_of_other_programs(workspace, tmp_path, capsys):
-    """Exit code 2 if one finding is an error, else 0; a run YAML is checked as before."""
+    """check exits with 2 if a finding is an error, else 0; run YAMLs are checked as before."""
     path, other = write(tmp_path, "gpt-125m"), write(tmp_path, "gpt-1-3b-4xdp-4xpp")
     assert cli.main(["check", str(path), "resources.gpu_type=A100-40GB"]) == 0
     printed = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Help: one screen of the usual verbs, every verb on request, the nearest word for an unknown one."""
+"""Help: one screen of the usual commands, all commands on request, the nearest word for an unknown one."""
 
 import argparse
 import re
@@ -11,14 +11,14 @@ from nbtrain.cli.verb_table import ALIASES, ELSEWHERE, GROUPS, SUMMARY_CHARS, VE
 
 
 def subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """{word: parser} of the verbs below a parser."""
+    """Return {word: parser} of the subcommands of a parser."""
     groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     return groups[0].choices if groups else {}
 
 
 @pytest.fixture(scope="module")
 def parsers() -> dict[str, argparse.ArgumentParser]:
-    """{words after nbtrain: parser} of every verb, also of those below data and checkpoint."""
+    """Return {words after nbtrain: parser} of every command, with data's and checkpoint's subcommands."""
     found = {}
     for name in VERBS:
         own = subparsers(cli.parser(name))[name]
@@ -28,7 +28,7 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
 
 @pytest.mark.parametrize("words", [[], ["help"], ["-h"], ["--help"]])
 def test_the_usual_verbs_fit_a_screen(words, capsys):
-    """24 rows of 80 columns, by group, in the order of the table."""
+    """The usual commands fit on 24 rows of 80 columns, by group, in the order of the table."""
     assert cli.main(words) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 24 and max(map(len, lines)) <= 80
@@ -47,7 +47,7 @@ def test_help_all_names_every_verb_its_other_names_and_the_exit_codes(capsys):
 
 @pytest.mark.parametrize("words", [["plan"], ["data", "card"], ["stop"]])
 def test_help_of_a_verb_is_what_its_option_shows(words, capsys):
-    """For an alias, the help of the verb that it means."""
+    """`nbtrain help COMMAND` prints the command's --help, also for an alias."""
     shown = []
     for call in (["help", *words], [*words, "--help"]):
         with pytest.raises(SystemExit) as end:
@@ -96,7 +96,7 @@ def test_arguments_that_a_verb_does_not_know_are_answered_with_its_own_usage(wor
 
 
 def test_aliases_and_words_of_other_programs_are_no_verbs():
-    """Each name has one meaning; LitGPT's and Axolotl's own verbs are answered."""
+    """Each name has one meaning; LitGPT's and Axolotl's own commands are answered."""
     assert len({*VERBS, *ALIASES, *ELSEWHERE}) == len(VERBS) + len(ALIASES) + len(ELSEWHERE)
     litgpt = "download chat finetune pretrain generate evaluate serve merge_lora convert_from_litgpt"
     axolotl = "preprocess train evaluate inference merge-lora fetch vllm-serve config-schema"
@@ -114,7 +114,7 @@ def test_aliases_and_words_of_other_programs_are_no_verbs():
     ],
 )
 def test_an_alias_is_its_verb(typed, verb, values):
-    """With all of its arguments."""
+    """An alias accepts all arguments of its command."""
     options = vars(cli.parse(typed.split()))
     same = vars(cli.parse([verb, *typed.split()[1:]]))
     assert options["word"] == verb and options["verb"] is not None
@@ -123,7 +123,7 @@ def test_an_alias_is_its_verb(typed, verb, values):
 
 
 def test_help_pages_are_made_of_sentences(parsers):
-    """Each begins with a capital letter or a quoted word and ends with a full stop; numbers are whole."""
+    """Each help text is a sentence with a capital letter, a full stop and whole numbers."""
     for words, parser in parsers.items():
         page = parser.format_help()
         assert page.startswith(f"usage: nbtrain {words} ") and "e+0" not in page, page
@@ -139,7 +139,7 @@ def test_summaries_fit_their_line():
 
 
 def test_the_help_of_settings_says_where_the_keys_are(parsers):
-    """`key=value` alone tells nobody which keys there are."""
+    """The help of `key=value` says where the keys are listed."""
     with_settings = {
         words: action.help
         for words, parser in parsers.items()
@@ -152,7 +152,7 @@ def test_the_help_of_settings_says_where_the_keys_are(parsers):
 
 
 def test_examples_of_help_are_understood(parsers):
-    """Each line of an example parses; it names runs and files that need not exist."""
+    """Each example line of the help can be parsed; its runs and files need not exist."""
     lines = [line.strip() for parser in parsers.values() for line in (parser.epilog or "").splitlines()[1:]]
     assert len(lines) > 20
     for line in lines:

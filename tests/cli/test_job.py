@@ -1,4 +1,4 @@
-"""`nbtrain job`: the page of a run's job."""
+"""The command `nbtrain job`: the page of a run's job."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.lab.widgets.fake_run import FakeJob
 
 @pytest.mark.slow
 def test_job_prints_its_page(workspace: Path, capsys: pytest.CaptureFixture) -> None:
-    """Text, JSON, YAML and a picture; an earlier job by its id."""
+    """A job's page is printed as text, JSON, YAML and a picture; an earlier job is found by its id."""
     job = FakeJob(RunDir.named("gpt-fake"), steps=4)
     job.one_step()
     job.finish("SUCCEEDED", "all tokens are done and saved")

@@ -1,4 +1,4 @@
-"""A notebook whose kernel does not start, or dies: another try, or a sentence in place of a traceback."""
+"""Notebooks whose kernel does not start, or dies: a retry, or a sentence instead of a traceback."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from nbtrain.cli.notebook_runner import KERNEL_STARTS, run_notebook, typed_param
 
 @pytest.fixture
 def papermill(tmp_path, monkeypatch):
-    """Papermill whose kernels come to the ends in `ends`, one for each start; None: all cells run."""
+    """Fake papermill, whose kernels end as in `ends`, one for each start; None: all cells run."""
     monkeypatch.setenv("NBTRAIN_OUTPUT", str(tmp_path / "output"))
     cell = nbformat.v4.new_code_cell("run = None", metadata={"tags": ["parameters"]})
     nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "one.ipynb")
@@ -36,7 +36,7 @@ def stillborn() -> RuntimeError:
 
 
 def test_a_kernel_that_dies_before_the_first_cell_is_started_again(papermill):
-    """Its ports were taken meanwhile; nothing has run, so that nothing runs twice."""
+    """A kernel that dies before the first cell, its ports being taken, is restarted."""
     source, ends = papermill
     ends += [stillborn(), stillborn(), None]
     assert run_notebook(str(source), {}).notebook.is_file() and not ends
@@ -44,7 +44,7 @@ def test_a_kernel_that_dies_before_the_first_cell_is_started_again(papermill):
 
 @pytest.mark.slow
 def test_a_kernel_that_never_starts_or_dies_later_is_a_sentence(papermill):
-    """A cell is not run a second time."""
+    """A kernel that never starts, or dies later, is reported, and no cell runs twice."""
     source, ends = papermill
     ends += [stillborn()] * KERNEL_STARTS
     with pytest.raises(JobError, match=r"one.ipynb: its kernel died before the first cell, 3 times"):
@@ -62,7 +62,7 @@ def test_a_kernel_that_never_starts_or_dies_later_is_a_sentence(papermill):
     ("output", "found"), [("report.html", "does not end in .ipynb"), ("folder.ipynb", "is a folder")]
 )
 def test_a_page_or_folder_is_no_place_for_the_executed_notebook(papermill, tmp_path, output, found):
-    """The page would replace the notebook after the whole run; nothing runs."""
+    """An output path of an HTML file or a folder is refused before anything runs."""
     source, _ = papermill
     (tmp_path / "folder.ipynb").mkdir()
     with pytest.raises(
@@ -91,7 +91,7 @@ def test_what_is_no_notebook(tmp_path, content, why):
 
 
 def test_links_of_an_executed_notebook_lead_from_its_own_folder(papermill, tmp_path):
-    """Relative links are rewritten if their target exists; a picture of what the output shows is dropped."""
+    """Relative links of an executed notebook are rewritten for its folder; duplicate pictures are dropped."""
     source, ends = papermill
     ends.append(None)
     (tmp_path / "docs").mkdir()
@@ -110,7 +110,7 @@ def test_links_of_an_executed_notebook_lead_from_its_own_folder(papermill, tmp_p
 
 
 def test_a_parameters_cell_may_hold_magics(papermill, tmp_path):
-    """As `%matplotlib inline`, `!pip` and `x = %env HOME`; what is no Python then is refused."""
+    """A parameters cell may hold magics such as `%matplotlib inline`; other invalid Python is refused."""
     source, ends = papermill
     [cell] = (content := nbformat.read(source, as_version=4)).cells
     cell.source = "%matplotlib inline\n!pip list\nhome = %env HOME\nname: str = 'a'"
@@ -127,7 +127,7 @@ def test_a_parameters_cell_may_hold_magics(papermill, tmp_path):
 
 
 def test_the_words_are_those_of_the_library():
-    """Another wording would end the tries in silence."""
+    """The matched messages are the library's, since another wording would end the retries silently."""
     import inspect
 
     from jupyter_client import client

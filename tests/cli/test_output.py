@@ -1,4 +1,4 @@
-"""What verbs show: folded and coloured on a terminal alone, and JSON alone where it is asked for."""
+"""The output of commands: wrapped and coloured on a terminal only, and JSON only with --json."""
 
 import io
 import json
@@ -20,7 +20,7 @@ COLORS = re.compile(r"\x1b\[(\d+)m(.*?)\x1b\[0m")
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream that reports to be a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -28,7 +28,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def terminal(monkeypatch) -> Terminal:
-    """A terminal of 60 columns with colours; pytest puts its own stdout back between a fixture and a test."""
+    """Provide a terminal of 60 columns with colours; pytest resets stdout between fixture and test."""
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -37,7 +37,7 @@ def terminal(monkeypatch) -> Terminal:
 
 @pytest.fixture
 def failed(workspace) -> RunDir:
-    """A run whose job has failed for a long reason."""
+    """Create a run whose job has failed for a long reason."""
     run = RunDir.named("gpt-x")
     job = run.job(new_job_id())
     job.make_folders()
@@ -48,7 +48,7 @@ def failed(workspace) -> RunDir:
 
 
 def test_a_terminal_gets_tables_that_fit_and_coloured_states(failed, terminal, monkeypatch):
-    """60 columns, of which escapes take none."""
+    """Tables fit into 60 columns, without counting escape codes, and states are coloured."""
     monkeypatch.setattr(sys, "stdout", terminal)
     assert cli.main(["runs"]) == 0
     text = terminal.getvalue()
@@ -58,7 +58,7 @@ def test_a_terminal_gets_tables_that_fit_and_coloured_states(failed, terminal, m
 
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
 def test_colours_can_be_turned_off(failed, terminal, monkeypatch, name, value):
-    """The width counts all the same."""
+    """Colours can be turned off; the width still counts."""
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv(name, value)
     assert cli.main(["runs"]) == 0
@@ -68,7 +68,7 @@ def test_colours_can_be_turned_off(failed, terminal, monkeypatch, name, value):
 
 
 def test_a_pipe_gets_one_line_for_each_row_and_no_colour(failed, monkeypatch, capsys):
-    """Whatever the terminal beside it is."""
+    """A pipe gets one line for each row and no colour, whatever the terminal."""
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setenv("TERM", "xterm")
     assert cli.main(["runs"]) == 0
@@ -77,7 +77,7 @@ def test_a_pipe_gets_one_line_for_each_row_and_no_colour(failed, monkeypatch, ca
 
 
 def test_an_error_is_folded_with_its_name_in_red(terminal, workspace, monkeypatch):
-    """Also the errors of the parser."""
+    """An error is wrapped, with its name in red, also an error of the parser."""
     monkeypatch.setattr(sys, "stderr", terminal)
     assert cli.main(["plan", "14B"]) == 2
     text = terminal.getvalue()
@@ -113,13 +113,13 @@ def test_an_error_is_folded_with_its_name_in_red(terminal, workspace, monkeypatc
     ],
 )
 def test_only_states_verdicts_and_levels_are_coloured(text, words):
-    """As words of a sentence they are left alone."""
+    """States, verdicts and levels are coloured, but not as words in a sentence."""
     assert {word: color for color, word in COLORS.findall(colored(text))} == words
     assert COLORS.sub(r"\2", colored(text)) == text
 
 
 def test_a_width_does_not_outlive_its_output(terminal):
-    """What is written to files later is not fitted to a terminal."""
+    """Later output to a file is not wrapped to an earlier terminal's width."""
     from nbtrain.base import terminal as fitted
 
     show("x" * 80, terminal)
@@ -127,7 +127,7 @@ def test_a_width_does_not_outlive_its_output(terminal):
 
 
 def test_a_models_text_does_not_control_the_terminal(terminal, monkeypatch, capsys):
-    """A pipe gets it as it is."""
+    """Escape codes in a model's text are neutralized on a terminal, but not in a pipe."""
     show_text("a\x1b[2Jb\n")
     assert capsys.readouterr().out == "a\x1b[2Jb\n"
     monkeypatch.setattr(sys, "stdout", terminal)
@@ -136,14 +136,14 @@ def test_a_models_text_does_not_control_the_terminal(terminal, monkeypatch, caps
 
 
 def json_of(capsys, words: list[str], code: int = 0) -> tuple[dict, str]:
-    """(the JSON that stdout holds alone, what stderr holds) of a verb."""
+    """Return (stdout parsed as JSON, stderr) of a command."""
     assert cli.main(words) == code
     shown = capsys.readouterr()
     return json.loads(shown.out), shown.err
 
 
 def test_json_of_doctor_and_largest(workspace, capsys):
-    """The findings with their levels; the answers with the layouts that they rest on."""
+    """The JSON of doctor has levels, and the JSON of largest the layouts of its answers."""
     report, _ = json_of(capsys, ["doctor", "--json"])
     assert report["ready"] is True and report["findings"][0]["subject"] == "Python"
     assert {finding["level"] for finding in report["findings"]} <= {"ok", "note", "warning", "error"}
@@ -157,7 +157,7 @@ def test_json_of_doctor_and_largest(workspace, capsys):
 
 
 def test_json_of_submit_resume_and_wait_is_the_run(failed, monkeypatch, capsys):
-    """As `nbtrain runs --json` has it; what is said meanwhile goes to stderr, and the exit code stays."""
+    """Submit, resume and wait print the run's JSON as `runs --json`; messages go to stderr."""
     run = SimpleNamespace(
         name="gpt-x", directory=failed, job=failed.newest_job(), state="FAILED", config=None
     )

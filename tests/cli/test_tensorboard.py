@@ -1,4 +1,4 @@
-"""`nbtrain tensorboard`: what it serves, and at which address."""
+"""The command `nbtrain tensorboard`: what it serves, and its address."""
 
 import socket
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.lab.widgets.fake_run import FakeJob
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Door]:
-    """The doors that were opened; each closes at once."""
+    """Record the servers that were started; each ends at once."""
     doors: list[Door] = []
 
     async def serve(self: Door, host: str, port: int, say) -> None:
@@ -25,7 +25,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Door]:
 
 
 def test_every_run_or_one(workspace: Path, served: list[Door], capsys: pytest.CaptureFixture) -> None:
-    """A run of another output root is served from there."""
+    """Without arguments every run is served, and with a path one run, from its own directory."""
     assert main(["tensorboard"]) == 0
     assert capsys.readouterr().out == (
         "TensorBoard: http://127.0.0.1:6006/nbtrain/   (Ctrl-C ends it)\n"

@@ -1,9 +1,9 @@
 """One test for each way in which DeepSpeed trains wrongly, hangs or leaves ranks running, mostly silently.
 
-Each holds the guard that nbtrain has against it, and fails where that is taken away: "Seen" says with which
-change of the code it did, "would" what follows from what is asserted and was not tried. Where it can be had
-cheaply the trap itself is shown too, by a contrast: DeepSpeed alone, or ranks that train with the guard taken
-away (unguarded.py). If a contrast fails one day, DeepSpeed has been fixed, and the guard may go.
+Each test fails if nbtrain's guard against the trap is removed. "Seen" names the code change with which that
+was observed, and "would" a consequence that was not tried. Where it is cheap the trap itself is shown too, as
+a contrast: DeepSpeed alone, or ranks that train without the guard (unguarded.py). If a contrast fails one
+day, DeepSpeed has been fixed, and the guard can be removed.
 """
 
 import json
@@ -41,7 +41,7 @@ STEPS = 2
 
 @pytest.fixture(scope="session")
 def facts(runner, tmp_path_factory) -> dict:
-    """What DeepSpeed does by itself, from one launch."""
+    """Return DeepSpeed's unguarded behaviour, measured in one launch."""
     folder = tmp_path_factory.mktemp("facts")
     ended = runner.server.run(
         1,
@@ -57,14 +57,14 @@ def facts(runner, tmp_path_factory) -> dict:
 
 @pytest.fixture
 def configuration(tmp_path):
-    """configuration(case) is its RunConfig; raises ConfigError if it is refused."""
+    """Return a function that makes the RunConfig of a case; raises ConfigError if it is refused."""
     tiny = tmp_path / "tiny.yaml"
     tiny.write_text(launch.TINY)
     return lambda case, **more: load(str(tiny), {**case.overrides, **more})
 
 
 def first_steps(runner, case: Case, guard: str | None = None) -> np.ndarray:
-    """How far losses and norms of the first steps are from one process: [loss, norm]; without `guard`."""
+    """Return the distance of the first steps' [loss, norm] from one process; `guard` is disabled."""
     name = f"{case.name}-{(guard or 'guarded').replace(' ', '-').lower()}"
     run = runner.make_run(case, name, {"batch.max_steps": STEPS, "evaluation.eval_iters": 0})
 
@@ -86,8 +86,8 @@ def first_steps(runner, case: Case, guard: str | None = None) -> np.ndarray:
 def test_t1_zero_0_with_16_bit_weights_is_refused(configuration, facts):
     """DeepSpeed steps the optimizer before the first step, so Adam's bias correction is one step ahead.
 
-    Refused in config/rules/combinations.py, and once more where DeepSpeed's keys are derived. Seen: without
-    either, nothing is raised.
+    ZeRO 0 with 16-bit weights is refused in config/rules/combinations.py, and again where DeepSpeed's keys
+    are derived. Seen: without either, nothing is raised.
     """
     for precision in ("bf16", "fp16"):
         with pytest.raises(ConfigError, match="zero_stage = 0"):
@@ -101,9 +101,9 @@ def test_t1_zero_0_with_16_bit_weights_is_refused(configuration, facts):
 
 @pytest.mark.slow
 def test_t2_zero_0_tells_a_norm_and_clips_by_all_of_it(runner, configuration, facts):
-    """The engine reports no norm at stage 0, so plain_engine.py takes it itself, before the step.
+    """The engine reports no norm at stage 0, so plain_engine.py computes it before the step.
 
-    With a cut model it would clip by one part of the norm, which is refused.
+    With a sharded model it would clip by the norm of one shard, which is refused.
 
     Seen: with `engine.get_global_grad_norm()` at all stages the trace has no norm.
     """
@@ -117,10 +117,10 @@ def test_t2_zero_0_tells_a_norm_and_clips_by_all_of_it(runner, configuration, fa
 
 @pytest.mark.slow
 def test_t3_cut_parameters_say_so(runner):
-    """DeepSpeed counts the norm of a parameter that is not marked on one tensor rank alone.
+    """DeepSpeed counts an unmarked parameter in the norm on one tensor rank only.
 
-    Every parameter that has another shape on two ranks than on one is marked. Contrast: with the marks taken
-    away a run tells a norm that is too small, and nothing else.
+    Every parameter whose shape differs between one and two ranks is marked. Contrast: without the marks a run
+    reports a norm that is too small, and no other error.
     """
     config = GPTConfig(2, 16, 4, 64, 32, 8)
     whole = dict(GPT(config).named_parameters())
@@ -134,7 +134,7 @@ def test_t3_cut_parameters_say_so(runner):
 
 @pytest.mark.slow
 def test_t4_decay_goes_by_name(facts):
-    """Inside zero.Init every parameter has one dimension and no element: dim() puts all into no_decay.
+    """Inside zero.Init every parameter has one dimension and no element, so dim() puts all into no_decay.
 
     Seen: with `parameter.dim() > 1` in parameter_groups `decay` is empty.
     """
@@ -150,8 +150,8 @@ def test_t4_decay_goes_by_name(facts):
 def test_t5_every_rank_has_two_groups(configuration):
     """ZeRO makes one collective per group over the pipeline: a stage with fewer of them hangs the others.
 
-    Two groups whatever a rank holds; and no stage without a block, so that none of them is empty. Seen: with
-    the empty group left out, parameter_groups gives one.
+    Every rank has two groups, and no stage is without a block, so none of them is empty. Seen: if the empty
+    group is omitted, parameter_groups returns one group.
     """
     embedding = [("word_embeddings.weight", torch.nn.Parameter(torch.zeros(2, 2)))]
     groups = parameter_groups(embedding, 0.1)
@@ -170,11 +170,11 @@ def test_t5_every_rank_has_two_groups(configuration):
 
 @pytest.mark.slow
 def test_t6_a_pipeline_sends_whole_activations(runner, configuration):
-    """DeepSpeed cuts what it sends over the tensor ranks, as if all of them held the same activations.
+    """DeepSpeed splits the activations it sends over tensor ranks, as if all of them held the same.
 
     With sequence parallelism they do not.
 
-    Contrast: with DeepSpeed's defaults the run trains on, and its loss is another one.
+    Contrast: with DeepSpeed's defaults the run trains on, and its loss is different.
     """
     case = Case(tp=2, pp=2, sp=True)
     derived = deepspeed_config(configuration(case))["pipeline"]
@@ -189,18 +189,21 @@ def test_t6_a_pipeline_sends_whole_activations(runner, configuration):
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [1, 3])
 def test_t7_deepspeed_is_not_told_of_ulysses(runner, zero):
-    """If it is told of Ulysses, its stages scale gradients differently; only clipping shows that.
+    """If DeepSpeed knows of Ulysses, its stages scale gradients differently, which only clipping shows.
 
     The gradients of stages 0 to 2 and of stage 3 then differ by the number of Ulysses ranks, which the update
-    hides. Untold, a Ulysses rank is a data-parallel one, and every stage takes the mean: norms are those of
-    one process, with the same loss on both sides of the seam between the stages.
+    hides. Without that knowledge a Ulysses rank is a data-parallel rank, and every stage takes the mean: the
+    norms are those of one process, with the same loss on both sides of the seam between the stages.
     """
     loss, norm = first_steps(runner, Case(us=2, zero=zero))
     assert loss <= 2e-6 and norm <= 4e-6
 
 
 def test_t7_what_deepspeed_is_told():
-    """Seen: with the groups given as they are, the answers are 2 and 2."""
+    """DeepSpeed gets 4 data-parallel ranks and no sequence-parallel ones.
+
+    Seen: with the groups passed on unchanged, the answers are 2 and 2.
+    """
     pairs = {"tensor_model_parallel": (0,), "pipeline_model_parallel": (0,), "model_parallel": (0,)}
     pairs |= {"data_parallel": (0, 2), "sequence_parallel": (0, 1), "sequence_data_parallel": (0, 1, 2, 3)}
     pairs |= {"tensor_and_data_parallel": (0, 1, 2, 3)}
@@ -214,9 +217,9 @@ def test_t8_zero_3_is_reshaped_with_steps_and_decay_of_its_own(runner):
     """DeepSpeed's universal checkpoint mixes up steps and decay under ZeRO 3; reshape.py does not.
 
     It shares one step among all parameters, which Adam counts up once for each, gives all groups the first
-    one's decay, and cannot go between stages 1 and 3.
+    one's decay, and cannot convert between stages 1 and 3.
 
-    The curve goes on from stage 1 to 3 and back, byte-equal at each load, and Adam is where the training is
+    The curve continues from stage 1 to 3 and back, byte-equal at each load, with Adam's step in place
     (asserted by `chained`). Contrast: torch's AdamW with a shared step.
     """
     found = runner.run(chained(runner, [Case(), Case(zero=3), Case(zero=2)], name="t8"))
@@ -237,12 +240,12 @@ def test_t8_zero_3_is_reshaped_with_steps_and_decay_of_its_own(runner):
 
 
 class Started(Exception):
-    """What subprocess.Popen was called with."""
+    """Raised with the arguments of subprocess.Popen."""
 
 
 @pytest.fixture
 def started(runner, monkeypatch, tmp_path):
-    """(command, options) of each attempt's first process: of two attempts of a job."""
+    """Return (command, options) of the first process of each of a job's two attempts."""
     run = launch.make_run(tmp_path, {"parallel.data_parallel_size": 2})
     calls = []
 
@@ -261,11 +264,12 @@ def started(runner, monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_t9_ranks_are_torchruns_in_a_session_of_their_own(started):
-    """DeepSpeed's launcher leaves ranks training when it is stopped, and may say 0 when it failed.
+    """DeepSpeed's launcher leaves ranks training when it is stopped, and may return 0 when it failed.
 
-    tests/jobs/supervisor/test_supervise.py holds that nothing is left behind. Seen: with another module than
+    tests/jobs/supervisor/test_supervise.py tests that no process is left. Seen: with another module than
     torchrun's, or in the supervisor's session, this fails. On several hosts DeepSpeed's launcher starts the
-    node agents, which start torchrun; it is never told to stop (tests/jobs/backends/test_hosts_cluster.py).
+    node agents, which start torchrun, and it is never asked to stop
+    (tests/jobs/backends/test_hosts_cluster.py).
     """
     for command, options in started:
         assert command[1:3] == ["-m", "torch.distributed.run"]
@@ -281,7 +285,7 @@ def test_t9_ranks_are_torchruns_in_a_session_of_their_own(started):
 
 @pytest.mark.slow
 def test_t10_a_restart_is_a_new_torchrun_on_a_new_port(started):
-    """torchrun's own restarts meet stale addresses in gloo.
+    """The restarts of torchrun itself meet stale addresses in gloo.
 
     Seen: with --max-restarts 1, or a fixed port, this fails.
     """
@@ -295,7 +299,7 @@ def test_t10_a_restart_is_a_new_torchrun_on_a_new_port(started):
 def test_t11_a_rank_leaves_behind_a_barrier(monkeypatch):
     """Without barrier and destroy gloo's threads abort one exit in three, after a good run.
 
-    Seen: with either call taken out of startup.finish, the list is another one; and the trainer ends by it.
+    Seen: without either call in startup.finish, the list differs. The trainer ends with startup.finish.
     """
     calls = []
     monkeypatch.setattr(startup.dist, "is_initialized", lambda: True)
@@ -309,10 +313,10 @@ def test_t11_a_rank_leaves_behind_a_barrier(monkeypatch):
 
 
 def test_t12_a_lock_that_nobody_holds_is_removed(tmp_path, monkeypatch):
-    """A killed build leaves its lock, and whoever needs the op waits for it for ever.
+    """A killed build leaves its lock, and a process that needs the op waits for it indefinitely.
 
-    Seen: with remove_stale_locks taken away the second builder cannot take the lock. One that is held, or
-    new, stays.
+    Seen: without remove_stale_locks the second builder cannot take the lock. A lock that is held, or new,
+    stays.
     """
     held, left, new = (tmp_path / "py311_cpu" / name / "lock" for name in ("held", "left", "new"))
     for lock in (held, left, new):
@@ -335,7 +339,7 @@ def test_t12_a_lock_that_nobody_holds_is_removed(tmp_path, monkeypatch):
 
 
 def test_t12_ranks_look_for_locks_before_they_join(monkeypatch, tmp_path):
-    """The cache's place is torch's own; the first rank of a machine looks.
+    """The first rank of a machine looks for locks in torch's own cache folder.
 
     Seen: without the call nothing is removed.
     """
@@ -368,7 +372,7 @@ def test_t13_a_rank_on_cpu_compiles_nothing_to_start(runner, tmp_path):
 
     That takes half a minute, and crashes without a compiler.
 
-    Seen: with `__compatible_ops__` left alone the op is in the table.
+    Seen: with an unchanged `__compatible_ops__` the op is in the table.
     """
     ended = runner.server.run(
         1,
@@ -385,9 +389,10 @@ def test_t13_a_rank_on_cpu_compiles_nothing_to_start(runner, tmp_path):
 
 
 def test_t14_the_optimizer_is_torchs(configuration):
-    """`optimizer: AdamW` in DeepSpeed's configuration is an op of its own that is compiled at the first use.
+    """Setting `optimizer: AdamW` in DeepSpeed's configuration selects an op that is compiled at first use.
 
-    Its key is never derived, and refused in deepspeed_extra. Seen: taken out of DECIDED_ELSEWHERE, it passes.
+    Its key is never derived, and is refused in deepspeed_extra. Seen: without its entry in DECIDED_ELSEWHERE,
+    it passes.
     """
     for case in (Case(), Case(zero=3, offload="both"), Case(pp=2), Case(precision="bf16")):
         derived = deepspeed_config(configuration(case))
@@ -404,8 +409,8 @@ def test_t14_the_optimizer_is_torchs(configuration):
 def test_t15_a_pipeline_recomputes_blocks_alone(runner, configuration, facts):
     """DeepSpeed recomputes the embedding too, whose input has no gradient, so the loss has none either.
 
-    Its own is off, and the pipeline recomputes its repeated layers itself, not reentrant. Seen: with
-    `use_reentrant=True` in model/recompute.py and the embedding among the `repeated` layers the first
+    Its own recomputation is off, and the pipeline recomputes its repeated layers itself, not reentrant. Seen:
+    with `use_reentrant=True` in model/recompute.py and the embedding among the `repeated` layers the first
     backward fails; each alone is harmless. Contrast: DeepSpeed alone.
     """
     assert "loss must be a scalar tensor" in facts["pipeline_recomputes_its_embedding"]

@@ -1,4 +1,4 @@
-"""Ranks that train with one guard taken away, and what DeepSpeed does by itself; both are forked."""
+"""Ranks that train with one guard removed, and DeepSpeed's behaviour alone; both are forked."""
 
 import json
 import os
@@ -14,13 +14,13 @@ from nbtrain.train import build
 
 
 def train(path: str, guard: str) -> int:
-    """The run of `path` without `guard`, one of TAKEN_AWAY."""
+    """Train the run at `path` without `guard`, one of TAKEN_AWAY."""
     TAKEN_AWAY[guard]()
     return trainer.main(path)
 
 
 def _without_marks() -> None:
-    """T3: parameters do not say that they are cut."""
+    """Train T3: parameters are not marked as sharded."""
     make = build.build_model
 
     def unmarked(*arguments):
@@ -33,7 +33,7 @@ def _without_marks() -> None:
 
 
 def _with_partitioned_activations() -> None:
-    """T6: DeepSpeed's defaults of what a pipeline sends."""
+    """Train T6: DeepSpeed's defaults for what a pipeline sends."""
     derive = build.deepspeed_config
     build.deepspeed_config = lambda config: derive(config) | {"pipeline": {}}
 
@@ -45,7 +45,7 @@ TAKEN_AWAY: dict[str, Callable[[], None]] = {
 
 
 def facts(answer: str) -> None:
-    """What DeepSpeed does without our guards, on one rank; JSON to `answer`."""
+    """Write DeepSpeed's behaviour without our guards, on one rank, as JSON to `answer`."""
     startup.start("cpu", 600)
     found = {check.__name__.removeprefix("_"): check() for check in FACTS}
     Path(answer).write_text(json.dumps(found))
@@ -73,7 +73,7 @@ def _engine(stage: int, **config: Any) -> tuple[Any, torch.optim.Optimizer]:
 
 
 def _adam_steps_before_training() -> dict[str, float]:
-    """T1: how many steps Adam counts before the first one, by ZeRO stage, with bf16 weights."""
+    """Return T1: Adam's steps before the first one, by ZeRO stage, with bf16 weights."""
     counts = {}
     for stage in (0, 1):
         _, optimizer = _engine(stage, bf16={"enabled": True})
@@ -83,7 +83,7 @@ def _adam_steps_before_training() -> dict[str, float]:
 
 
 def _norms() -> dict[str, bool]:
-    """T2: whether the engine reports the gradient norm, by ZeRO stage, in fp32."""
+    """Return T2: whether the engine reports the gradient norm, by ZeRO stage, in fp32."""
     reported = {}
     for stage in (0, 1):
         engine, _ = _engine(stage, gradient_clipping=1.0)
@@ -94,7 +94,7 @@ def _norms() -> dict[str, bool]:
 
 
 def _matrices_inside_zero_init() -> dict[str, int]:
-    """T4: which of a GPT's parameters are matrices to dim(), and which are in `decay`, under zero.Init."""
+    """Return T4: the parameters of a GPT that dim() calls matrices, and those in `decay`, in zero.Init."""
     import deepspeed
 
     from nbtrain.model.gpt import GPT, GPTConfig
@@ -112,7 +112,7 @@ def _matrices_inside_zero_init() -> dict[str, int]:
 
 
 def _pipeline_recomputes_its_embedding() -> str:
-    """T15: what DeepSpeed's own recomputation of a pipeline says, with its defaults."""
+    """Return T15: the error of DeepSpeed's own recomputation of a pipeline, with its defaults."""
     import deepspeed
     from deepspeed.pipe import LayerSpec, PipelineModule
 
@@ -152,7 +152,7 @@ FACTS = (
 
 
 def compiled_ops(answer: str) -> None:
-    """T13: what DeepSpeed believes it can compile, and what a start of a rank has compiled."""
+    """Return T13: the ops that DeepSpeed believes to be available, and those compiled at a rank's start."""
     startup.start("cpu", 600)
     import deepspeed
 

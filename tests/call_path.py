@@ -1,4 +1,4 @@
-"""Print the path of a function: every function of nbtrain that it may call, by file, branches included.
+"""Print the functions that a function may call: every function of nbtrain, by file, branches included.
 
     python -m tests.call_path nbtrain.jobs.submit.submit
 
@@ -30,7 +30,7 @@ class Module:
     tree: ast.Module
     classes_at: Mapping[Place, tuple[str, ...]]
     functions: dict[str, ast.AST] = field(default_factory=dict)
-    """By name in the module: "submit", "Run.wait"."""
+    """Functions by name in the module: "submit", "Run.wait"."""
 
 
 def checked() -> build.BuildResult:
@@ -92,7 +92,7 @@ def imported(tree: ast.AST, known: Mapping[str, Module]) -> dict[str, str]:
 
 
 class Calls:
-    """What may be called: full names of functions, methods and classes of nbtrain."""
+    """The callable names of nbtrain: functions, methods and classes."""
 
     def __init__(self, result: build.BuildResult):
         self.modules = modules(result)

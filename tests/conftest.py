@@ -1,4 +1,4 @@
-"""Fixtures for every test: a workspace of its own, and skips that CI turns into failures."""
+"""Fixtures for every test: a separate workspace, and skips that CI turns into failures."""
 
 import contextlib
 import gc
@@ -47,25 +47,24 @@ LONGEST = (
 
 # Several ranks and several tests share few cores; OpenMP teams that wait for each other would crawl.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# torch's compiler keeps what it has compiled in one folder for all programs, whatever instructions they were
-# allowed:
-# what was compiled for others ends the process ("free(): invalid pointer").
+# torch's compiler caches its code in one folder for all programs, whatever instructions they may use. Code
+# that was compiled for another instruction set ends the process ("free(): invalid pointer").
 _INSTRUCTIONS = os.environ.get("ATEN_CPU_CAPABILITY", "default")
 os.environ.setdefault(
     "TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/nbtrain-tests-{os.getuid()}/inductor-{_INSTRUCTIONS}"
 )
 
 
-# With it jsonschema checks addresses in a format that no test has; it makes its parser when imported: 2 s.
-# Without it jsonschema leaves that format unchecked.
+# With this package jsonschema checks a format of addresses that no test uses, and builds the parser when it
+# is imported, in 2 s. Without the package jsonschema does not check that format.
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
-# What all tests of a file are marked with, at the beginning of a line.
+# The mark of a file with only slow tests, at the beginning of a line.
 ALL_SLOW = re.compile(r"^pytestmark = (\[[^\]]*)?pytest\.mark\.slow\b", re.MULTILINE)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`make check` does not even load the files that hold slow tests alone."""
+    """Skip files with only slow tests in `make check`, without loading them."""
     if config.option.markexpr != "not slow" or not collection_path.name.startswith("test_"):
         return None
     return bool(ALL_SLOW.search(collection_path.read_text(encoding="utf-8"))) or None
@@ -90,7 +89,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is imported now stays: its million objects are not looked through whenever a test leaves waste."""
+    """Exclude imported objects, a million of them, from garbage collection during the tests."""
     gc.disable()
     try:
         return (yield)
@@ -113,7 +112,7 @@ def repository() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def queue_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Jobs of tests wait for none of the user's, nor for those of another process of pytest."""
+    """Provide a separate queue, so that jobs of tests never wait for other jobs of this machine."""
     folder = tmp_path_factory.mktemp("queue")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NBTRAIN_QUEUE", str(folder))
@@ -122,7 +121,7 @@ def queue_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_fsync() -> Iterator[None]:
-    """Nobody cuts the power of a test, and a busy disk takes 15 ms for each of thousands of small files."""
+    """Replace fsync, which takes 15 ms for each of thousands of files on a busy disk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -130,7 +129,7 @@ def no_fsync() -> Iterator[None]:
 
 @pytest.fixture
 def workspace(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty workspace with a blank and a quote in its path; output/, data/ and queue/ lie below it."""
+    """Create an empty workspace with a space and a quote in its path, for output/, data/ and queue/."""
     folder = tmp_path_factory.mktemp("it's a workspace")
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(folder))
     monkeypatch.delenv("NBTRAIN_OUTPUT", raising=False)
@@ -141,7 +140,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real text beside the repository."""
+    """Return the folder of real text next to the repository."""
     if not (SHARED / "data").is_dir():
         pytest.skip("no ../shared/data beside the repository")
     return SHARED / "data"
@@ -149,8 +148,7 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session", params=["made", "shared"])
 def gpt2_files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with vocab.json and merges.txt: a vocabulary of GPT-2's kind that is made here, and GPT-2's
-    own."""
+    """Return a folder with vocab.json and merges.txt: a small generated vocabulary, and GPT-2's own."""
     if request.param == "shared":
         return request.getfixturevalue("shared_data") / "gpt2"
     from tests.corpus import made
@@ -167,8 +165,7 @@ def skip_or_fail(variable: str, reason: str) -> None:
 
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator["ForkServer"]:
-    """One process with torch loaded that forks the ranks of every test; for ranks on CPU without a
-    supervisor."""
+    """Start one process with torch loaded that forks the ranks of every test, on CPU without a supervisor."""
     from nbtrain.proof.fork_client import ForkServer
 
     with ForkServer() as server:
@@ -177,7 +174,7 @@ def fork_server() -> Iterator["ForkServer"]:
 
 @pytest.fixture(scope="session")
 def data_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data home with the dataset `test`: 400 documents of about 50 tokens, vocabulary 500."""
+    """Create a data directory with the dataset `test`: 400 documents of about 50 tokens, vocabulary 500."""
     from tests.train import launch
 
     home = tmp_path_factory.mktemp("data home")
@@ -187,7 +184,7 @@ def data_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def forked(fork_server: "ForkServer", data_home: Path) -> "ForkedRuns":
-    """Trains runs on the data of `data_home` with forked ranks."""
+    """Return a runner that trains on the data of `data_home` with forked ranks."""
     from tests.train.launch import ForkedRuns
 
     return ForkedRuns(fork_server, data_home)
@@ -195,14 +192,14 @@ def forked(fork_server: "ForkServer", data_home: Path) -> "ForkedRuns":
 
 @pytest.fixture
 def root() -> None:
-    """Only for root."""
+    """Skip the test unless it runs as root."""
     if os.geteuid() != 0:
         skip_or_fail("NBTRAIN_REQUIRE_ROOT", "needs root")
 
 
 @pytest.fixture
 def another_user(root: None) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """A context in which this process has the rights of a user with no files and no processes."""
+    """Return a context in which this process has the rights of a user with no files and no processes."""
 
     @contextlib.contextmanager
     def rights() -> Iterator[None]:
@@ -217,7 +214,7 @@ def another_user(root: None) -> Callable[[], contextlib.AbstractContextManager[N
 
 @pytest.fixture
 def open_output(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An output root that every user may read, whatever the umask; pytest's own folders are closed."""
+    """Create an output directory that every user may read, unlike pytest's own folders."""
     umask = os.umask(0o022)
     try:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,8 @@
-"""What the tests cost: the slowest tests, the longest files and the seconds of each folder, after every run.
+"""The cost of the tests: the slowest tests, the longest files and the seconds of each folder, after a run.
 
-A test's seconds are those of its set-up, its call and its tear-down, so the first test that asks for a
-shared fixture pays for it. With several workers (pytest-xdist) the sums are over all of them and exceed the
-run's own time. CONTRIBUTING.md has the budget that these sums are compared with.
+A test's seconds are the sum of its set-up, its call and its tear-down, so the first test that uses a shared
+fixture pays for it. With several workers (pytest-xdist) the sums are over all of them and exceed the run's
+own time. CONTRIBUTING.md has the budget that these sums are compared with.
 """
 
 from collections import Counter, defaultdict
@@ -19,16 +19,16 @@ CLUSTERS = tuple(f"tests/jobs/backends/{name}" for name in ("slurm", "kubernetes
 
 
 def folder_of(node_id: str) -> str:
-    """tests/data/sources/test_text.py::test_x is of tests/data; tests/test_cli.py::test_y of tests."""
+    """Return a test's folder: tests/data for tests/data/sources/test_x.py, tests for tests/test_x.py."""
     return "/".join(node_id.partition("::")[0].split("/")[:-1][:2])
 
 
 @dataclass(eq=False)
 class Durations:
-    """A pytest plugin: sums the reports of all workers and prints them."""
+    """A pytest plugin that sums the reports of all workers and prints them."""
 
     seconds: Counter[str] = field(default_factory=Counter)
-    """By test."""
+    """Seconds by test."""
     setup_seconds: Counter[str] = field(default_factory=Counter)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -50,21 +50,21 @@ class Durations:
             terminalreporter.line(line)
 
     def slowest(self, number: int = NUM_SLOWEST) -> list[str]:
-        """A line for each, the slowest first."""
+        """Yield a line for each test, the slowest first."""
         return [
             f"{seconds:8.1f} s  (set-up {self.setup_seconds[test]:6.1f} s)  {test}"
             for test, seconds in self.seconds.most_common(number)
         ]
 
     def longest_files(self, number: int = NUM_FILES) -> list[str]:
-        """A line for each, the longest first."""
+        """Yield a line for each file, the longest first."""
         seconds: Counter[str] = Counter()
         for test, of_test in self.seconds.items():
             seconds[test.partition("::")[0]] += of_test
         return [f"{sum_:8.1f} s  {name}" for name, sum_ in seconds.most_common(number)]
 
     def folders(self) -> list[str]:
-        """A line for each folder, the slowest first, and one for all."""
+        """Yield a line for each folder, the slowest first, and one for all."""
         seconds: Counter[str] = Counter()
         tests: defaultdict[str, int] = defaultdict(int)
         for test, of_test in self.seconds.items():
@@ -74,6 +74,6 @@ class Durations:
         return [*lines, f"{seconds.total():8.1f} s  {len(self.seconds):6,} tests  in all"]
 
     def clusters(self) -> list[str]:
-        """One line: the seconds of the tests with a Slurm, two hosts or an API server."""
+        """Return one line with the seconds of the tests that need a Slurm, two hosts or an API server."""
         found = [seconds for test, seconds in self.seconds.items() if test.startswith(CLUSTERS)]
         return [f"{sum(found):8.1f} s  {len(found):6,} tests  of these on clusters: at most 180 s"]

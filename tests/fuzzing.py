@@ -1,4 +1,4 @@
-"""How many cases tests of arbitrary input make: few in `make test`, many times as many in `make soak`."""
+"""The number of cases in tests of arbitrary input: few in `make test`, many times as many in `make soak`."""
 
 import os
 
@@ -6,5 +6,5 @@ FACTOR_VARIABLE = "NBTRAIN_FUZZ_FACTOR"
 
 
 def num_cases(number: int) -> int:
-    """`number`, times NBTRAIN_FUZZ_FACTOR if that is set."""
+    """Return `number`, times NBTRAIN_FUZZ_FACTOR if that is set."""
     return number * int(os.environ.get(FACTOR_VARIABLE, "1"))

@@ -1,19 +1,18 @@
-"""Do the tests of a package notice when its code is wrong? Changes one operator at a time and runs them.
+"""Mutation testing: change one operator of a file at a time and see whether the tests fail.
 
     python tests/mutation.py nbtrain/config/arithmetic/batch.py nbtrain/planner/memory/states.py --number 30
 
-Each mutation changes one comparison, arithmetic operator, boolean operator, condition or number in a copy
-of the repository; this tree is not touched. The fast tests that mirror the file (tests/config for
+Each mutation changes one comparison, arithmetic operator, boolean operator, condition or number in a copy of
+the repository; this tree is not touched. The fast tests that mirror the file (tests/config for
 nbtrain/config/x.py, first those called test_x*.py) run until the first failure. A mutation that no test
-notices is printed with its place:
+detects is printed with its place:
 
     survived  nbtrain/config/arithmetic/stages.py:28: 4 / 3 -> 4 * 3
 
-`--tests tests/config/rules` runs those alone: faster, and never more is caught by fewer tests.
+`--tests tests/config/rules` runs only these tests: that is faster, and never detects more mutations.
 
-Such a line is a test that is missing, or a change that changes nothing that matters (an equivalent
-mutation). Ends with 1 if less than --aim of the mutations are caught. The same --seed gives the same
-mutations of the same files.
+A surviving mutation means a missing test, or a change without effect (an equivalent mutation). Exits with 1
+if less than --aim of the mutations are detected. The same --seed gives the same mutations of the same files.
 """
 
 import argparse
@@ -35,7 +34,7 @@ from queue import Queue
 REPOSITORY = Path(__file__).parents[1]
 NUM_MUTATIONS = 60
 AIM = 0.9
-# A mutation that makes a loop endless: caught after this many times what the tests take on the whole code.
+# A mutation may make a loop endless: it is caught after this many times the duration on correct code.
 PATIENCE, LEAST_PATIENCE_SECONDS = 5.0, 120.0
 
 COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
@@ -67,14 +66,14 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
 
 @dataclass(frozen=True)
 class Mutation:
-    """One changed expression or statement of a file."""
+    """A changed expression or statement of a file."""
 
     path: Path
-    """From the top of the repository."""
+    """Path of the file, from the top of the repository."""
     line: int
     begin: int
     end: int
-    """Bytes of the file that are replaced."""
+    """End of the bytes of the file that are replaced."""
     before: str
     after: str
 
@@ -95,7 +94,7 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def _changed(node: ast.AST) -> Iterator[ast.AST]:
-    """The node with one change, for each change that it may suffer."""
+    """Yield the node with one change, for each possible change."""
     match node:
         case ast.Compare(left, operators, others):
             for place, operator in enumerate(operators):
@@ -120,7 +119,7 @@ def _changed(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _negated(node: ast.AST) -> Iterator[ast.expr]:
-    """Conditions that are names or calls, so that no operator in them can be changed."""
+    """Yield conditions that are names or calls, which have no operator to change."""
     if isinstance(node, ast.If | ast.IfExp | ast.While) and isinstance(
         node.test, ast.Name | ast.Call | ast.Attribute
     ):
@@ -128,14 +127,14 @@ def _negated(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def _is_type(node: ast.AST) -> bool:
-    """Such as the Callable of Callable[[int], str]."""
+    """Return whether a list is a type, such as in Callable[[int], str]."""
     return (
         isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id[:1].isupper()
     )
 
 
 def _visible(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes below except annotations, decorators, assertions, texts and what only a type checker sees."""
+    """Yield all nodes except annotations, decorators, assertions, texts and code for type checkers."""
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list") or (name == "slice" and _is_type(node)):
             continue
@@ -149,7 +148,7 @@ def _visible(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def mutations_of(path: Path, source: bytes) -> list[Mutation]:
-    """Every mutation of a file, in the order of its text."""
+    """Yield every mutation of a file, in the order of its text."""
     text = source.decode()
     line_starts = [0]
     for line in source.splitlines(keepends=True):
@@ -170,10 +169,10 @@ def mutations_of(path: Path, source: bytes) -> list[Mutation]:
 
 
 def arguments_for(path: Path, root: Path) -> list[list[str]]:
-    """Arguments for pytest, one list after the other: the tests of the file, then those of its box."""
+    """Yield lists of arguments for pytest: the tests of the file, then the tests of its package."""
     *box, _ = path.relative_to("nbtrain").parts
     folder = root / "tests" / box[0] if box else root / "tests"
-    # Files at the top of tests/ alone; the folders below belong to boxes.
+    # Only files at the top of tests/; the folders below belong to packages.
     every = [folder] if box else sorted(folder.glob("test_*.py"))
     own = sorted(folder.rglob(f"test_{path.stem}*.py")) if path.stem.strip("_") else []
     return [[str(one.relative_to(root)) for one in some] for some in (own, every) if some]
@@ -193,16 +192,16 @@ class Copy:
                 shutil.copy2(REPOSITORY / name, self.root / name)
         if (shared := REPOSITORY.parent / "shared").is_dir():
             (folder / "shared").symlink_to(shared)
-        # Bytecode of the unchanged files. No run writes any: one mutation's would be taken for the next's.
+        # Bytecode of the unchanged files. No run writes any, since one mutation's would be used for the next.
         compile_ = [sys.executable, "-m", "compileall", "-q", "nbtrain"]
         subprocess.run(compile_, cwd=self.root, check=True)
 
     def arguments_for(self, path: Path) -> list[list[str]]:
-        """Arguments for pytest, one list after the other: self.tests, or those that belong to the file."""
+        """Return lists of arguments for pytest: self.tests, or the tests that belong to the file."""
         return [self.tests] if self.tests else arguments_for(path, self.root)
 
     def passes(self, arguments: list[str], limit_seconds: float | None = None) -> bool:
-        """Whether the fast tests pass; False too where they take longer than that."""
+        """Return whether the fast tests pass; False too if they take longer than the limit."""
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", "--hypothesis-seed=0"]
         process = subprocess.Popen(
             [*command, "-p", "no:cacheprovider", *arguments],

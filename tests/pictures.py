@@ -44,7 +44,7 @@ MANIFEST = PICTURES / "manifest.json"
 MOST_BYTES = 200_000
 # Points of the page; a picture has SCALE times as many pixels.
 WIDTH, HEIGHT, SCALE = 1120, 760, 1.5
-# The page is this high while a picture of one element is taken, which would be cut at its end.
+# Height of the page for a picture of one element, which would otherwise be cut at its end.
 ELEMENT_HEIGHT = 1900
 # Flat areas and text need few colors.
 COLORS = 200
@@ -60,22 +60,22 @@ BUILT = ("prebuilt", "__pycache__", "node_modules")
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture: how its place is reached, and what it shows."""
+    """A picture: how to open what it shows, and a description."""
 
     name: str
     shows: str
-    """One sentence, which is also the picture's text for those who cannot see it."""
+    """Description in one sentence, which is also the picture's alternative text."""
     show: Callable[[Any, Lab], None]
     sources: tuple[str, ...]
-    """Patterns of the files that decide what is seen."""
+    """Patterns of the files that determine the picture."""
     element: str = ""
-    """A CSS selector, if the picture is of this element alone."""
+    """CSS selector, if the picture shows only this element."""
     dark: bool = False
     live: bool = False
     """Whether the run LIVE has to be training."""
 
     def sources_sha256(self) -> str:
-        """Return the hash of all files that decide what is seen."""
+        """Return the hash of all files that determine the picture."""
         digest = hashlib.sha256()
         for pattern in sorted(self.sources):
             for path in sorted(REPOSITORY.glob(pattern)):
@@ -85,7 +85,7 @@ class Picture:
 
 
 def run_tab(name: str, tab: str, sign: str) -> Callable[[Any, Lab], None]:
-    """Return what opens a tab of a run next to the list of runs; `sign` is what it shows last."""
+    """Return a function that opens a tab of a run next to the list of runs; `sign` appears last."""
     open_tab = stations.run_tab(name, tab, sign)
 
     def show(page: Any, lab: Lab) -> None:
@@ -98,7 +98,7 @@ def run_tab(name: str, tab: str, sign: str) -> Callable[[Any, Lab], None]:
 
 
 def alone(show: Callable[[Any, Lab], None]) -> Callable[[Any, Lab], None]:
-    """Return what opens a place without the sidebar."""
+    """Return a function that opens a place without the sidebar."""
 
     def show_alone(page: Any, lab: Lab) -> None:
         stations.alone(page)
@@ -123,7 +123,7 @@ def form(page: Any, lab: Lab) -> None:
 
 
 def output_of(key: str, line: str, sign: str) -> Callable[[Any, Lab], None]:
-    """Return what runs one line in a notebook; `sign` is an element of its output."""
+    """Return a function that runs one line in a notebook; `sign` is an element of its output."""
 
     def show(page: Any, lab: Lab) -> None:
         name = f"{key}.ipynb"

@@ -1,9 +1,11 @@
-"""A pytest plugin (-p tests.plain_cpu): this processor has no unit for 16-bit formats, as torch tells it.
+"""A pytest plugin (-p tests.plain_cpu) that has torch report no hardware support for 16-bit formats.
 
 That holds in the test process and in every Python that it starts (plain_cpu_site/sitecustomize.py). With
-ATEN_CPU_CAPABILITY=avx2 and ONEDNN_MAX_CPU_ISA=AVX2 around it, kernels are those of a processor without
-AVX-512 and AMX. tests/end_to_end/test_plain_cpu.py runs a sample of the tests so; the whole suite:
-ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m pytest -p tests.plain_cpu
+ATEN_CPU_CAPABILITY=avx2 and ONEDNN_MAX_CPU_ISA=AVX2 in the environment, torch uses the kernels for a
+processor without AVX-512 and AMX. tests/end_to_end/test_plain_cpu.py runs a sample of the tests this way; the
+whole suite:
+
+    ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m pytest -p tests.plain_cpu
 """
 
 import os

@@ -1,12 +1,12 @@
-"""`make site`: documentation and executed notebooks as static pages, in build/site/html.
+"""The command `make site`: documentation and executed notebooks as static pages, in build/site/html.
 
     python -m tests.site [--to DIR] [--notebooks DIR]     in seconds: runs nothing
     python -m tests.site --run 00_quickstart ...          first runs these notebooks into the folder of copies
 
     repository                                   build/site/source           build/site/html
-      README.md, docs/, examples/      copied      the same files     Sphinx    the same paths, .html
-      notebooks/*.ipynb                            notebooks/*.md
-      build/notebooks/*.ipynb, executed  -> as Markdown, if there is one
+    README.md, docs/, examples/      copied      the same files     Sphinx    the same paths, .html
+    notebooks/*.ipynb                            notebooks/*.md
+    build/notebooks/*.ipynb, executed  -> as Markdown, if there is one
 
 Needs the extra `site`. The navigation is made from the tables of docs/README.md and docs/evidence/README.md.
 """
@@ -61,7 +61,7 @@ def gather(source: Path, copies: Path) -> None:
 
 
 def navigation(source: Path) -> str:
-    """Hidden tables of contents, shown at the left: the groups of docs/README.md, then the rest."""
+    """Return hidden tables of contents for the left side: the groups of docs/README.md, then the rest."""
     index = source / "docs" / "README.md"
     _, *groups = re.split(r"^##+ ", index.read_text(encoding="utf-8"), flags=re.MULTILINE)
     listed = {group.partition("\n")[0]: list(_pages(group, index, source)) for group in groups}
@@ -78,14 +78,14 @@ def navigation(source: Path) -> str:
     listed["Development"].append("examples/megatron-gpt/cluster/README")
     blocks = []
     for title, pages in listed.items():
-        if not pages:  # a heading over others
+        if not pages:  # a heading over other headings
             continue
         blocks.append("\n".join(["```{toctree}", ":hidden:", f":caption: {title}", "", *pages, "```", ""]))
     return "\n".join(blocks)
 
 
 def _pages(text: str, page: Path, source: Path) -> Iterator[str]:
-    """Names of the pages that a text links to, as Sphinx names them, each once."""
+    """Yield the names of the pages that a text links to, as Sphinx names them, each once."""
     seen = set()
     for file, _ in links(text):
         path = (page.parent / file).resolve()
@@ -95,7 +95,7 @@ def _pages(text: str, page: Path, source: Path) -> Iterator[str]:
 
 
 def notebook_page(path: Path, folder: Path) -> str:
-    """A notebook as Markdown; pictures of its outputs are written to `folder`.
+    """Return a notebook as Markdown; pictures of its outputs are written to `folder`.
 
     A widget is shown by the HTML or the picture in its output, as in a page of `nbtrain notebook`.
     """
@@ -120,7 +120,7 @@ def notebook_page(path: Path, folder: Path) -> str:
 
 
 def _shown(output: Any, name: str, folder: Path) -> Iterator[str]:
-    """One output of a cell: a picture, HTML or text."""
+    """Return one output of a cell as Markdown: a picture, HTML or text."""
     from nbconvert.filters import strip_ansi
 
     data = output.get("data", {})
@@ -138,16 +138,16 @@ def _shown(output: Any, name: str, folder: Path) -> Iterator[str]:
 
 
 def _fence(language: str, text: str) -> str:
-    """A fenced block; the fence is longer than any in the text."""
+    """Return a fenced block whose fence is longer than any in the text."""
     longest = max((len(run) for run in re.findall(r"^`{3,}", text, re.MULTILINE)), default=2)
     fence = "`" * (longest + 1)
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
 def build(to: Path, copies: Path = COPIES) -> Path:
-    """Build the site below `to`; the folder of its pages.
+    """Build the site below `to` and return the folder of its pages.
 
-    Raises CalledProcessError if Sphinx warns of anything: its words are on stderr.
+    Raises CalledProcessError if Sphinx prints a warning, which is on stderr.
     """
     source, html = to / "source", to / "html"
     for folder in (source, html):
@@ -157,7 +157,7 @@ def build(to: Path, copies: Path = COPIES) -> Path:
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", REPOSITORY / "docs"]
     subprocess.run([*command, "-d", to / "doctrees", source, html], check=True)
     pictures = REPOSITORY / "docs" / "pictures"
-    if pictures.is_dir():  # Sphinx copies pictures of Markdown, not those of HTML in it
+    if pictures.is_dir():  # Sphinx copies pictures of Markdown, but not pictures of HTML in it.
         shutil.copytree(pictures, html / "docs" / "pictures", dirs_exist_ok=True)
     (html / "index.html").write_text(INDEX)
     return html

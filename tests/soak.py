@@ -1,10 +1,10 @@
-"""`make soak`: what is too long for `make test`, in parts; writes docs/evidence/soak.md, the results.
+"""The command `make soak`: tests too long for `make test`, in parts; writes docs/evidence/soak.md.
 
     python -m tests.soak [--only demo fuzz] [--list]
 
-A part is done if its last run passed on the code that it depends on, and is not run again: a soak that was
-stopped goes on where it was. Each part is one command; its log is build/soak/<part>.log. Ends with 1 if a
-part failed.
+A part is done if its last run passed on the code that it depends on, and is not run again, so a soak that was
+stopped continues with the remaining parts. Each part is one command; its log is build/soak/<part>.log. Exits
+with 1 if a part failed.
 """
 
 import argparse
@@ -26,7 +26,7 @@ REPOSITORY = Path(__file__).parents[1]
 PAGE = REPOSITORY / "docs" / "evidence" / "soak.md"
 LOGS = REPOSITORY / "build" / "soak"
 FUZZ_FACTOR = 50
-# Most parts take a few minutes; a hanging one must not keep the rest from being run.
+# Most parts take a few minutes; a hanging part must not keep the others from running.
 LIMIT_SECONDS = 3 * 3600.0
 
 ENGINE = (
@@ -50,18 +50,18 @@ FUZZED = (
 
 @dataclass(frozen=True)
 class Part:
-    """One command, what it shows and what its result depends on."""
+    """A part of the soak: a command, a description, and what its result depends on."""
 
     name: str
     shows: str
     arguments: tuple[str, ...]
-    """Of Python."""
+    """Arguments of Python."""
     evidence: Evidence
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def has_page(self) -> bool:
-        """Whether it writes its results to a page of its own, with a stamp of its own."""
+        """Return whether the part writes its results to a separate page with a separate stamp."""
         return self.evidence.page != PAGE
 
 
@@ -76,7 +76,7 @@ def _evidence(
 
 
 def _files(*patterns: str) -> list[str]:
-    """Paths in the repository, sorted."""
+    """Return paths in the repository, sorted."""
     found = (path for pattern in patterns for path in REPOSITORY.glob(pattern))
     return sorted(str(path.relative_to(REPOSITORY)) for path in found)
 
@@ -87,7 +87,7 @@ DASK_ON_SLURM_TEST = "tests/dataset/prepare/test_dask_on_slurm.py"
 LOAD_TEST = "tests/serving/test_load.py"
 TWIN_TEST = "tests/end_to_end/test_twin_notebook.py"
 JUPYTER_VERSIONS_TEST = "tests/end_to_end/test_jupyter_versions.py"
-# What the sources of the user interface are, by their hashes.
+# The hashes of the user interface's sources.
 UI_BUNDLE = "nbtrain/lab/labextension/prebuilt/nbtrain/built_from.json"
 HARNESS_TEST = "tests/evaluation/test_harness.py"
 CLIENTS_TESTS = ("tests/serving/test_clients.py", "tests/serving/test_conversation.py")
@@ -463,7 +463,7 @@ PARTS = (
             ("nbtrain.lab.server.extension",),
             (
                 "tests/end_to_end/test_page_cost.py",
-                # Names the bundle by the hash of what it holds.
+                # Names the bundle by the hash of its content.
                 "nbtrain/lab/labextension/prebuilt/nbtrain/package.json",
             ),
         ),
@@ -640,14 +640,14 @@ class Result:
 
 
 def key_of(part: Part) -> str:
-    """The hash of what the part depends on, and the libraries, in one word for a table."""
+    """Return the hash of what the part depends on, and the libraries, in one word for a table."""
     found = re.search(r"`([0-9a-f]{16})[0-9a-f]*`, (.*)\.$", stamp(part.evidence))
     assert found is not None
     return f"`{found[1]}`, {found[2]}"
 
 
 def read_page(page: Path) -> dict[str, Result]:
-    """What has been found, by part."""
+    """Return the results on the page, by part."""
     if not page.exists():
         return {}
     rows = re.findall(
@@ -660,7 +660,7 @@ def read_page(page: Path) -> dict[str, Result]:
 
 
 def page_text(results: Mapping[str, Result]) -> str:
-    """The whole page; parts that have a page of their own are named without a result."""
+    """Return the whole page; parts with a separate page are named without a result."""
     lines = []
     for part in PARTS:
         if part.has_page:
@@ -685,7 +685,7 @@ changed, the part is run again.
 
 
 def why_not_done(part: Part, results: Mapping[str, Result]) -> str:
-    """Why the part has to be run; "" if it was, on this code."""
+    """Return why the part has to be run; "" if it was, on this code."""
     if part.has_page:
         return staleness(part.evidence)
     found = results.get(part.name)
@@ -697,7 +697,7 @@ def why_not_done(part: Part, results: Mapping[str, Result]) -> str:
 
 
 def run(part: Part) -> Result:
-    """Run its command; its last line is the result."""
+    """Run the part's command; its last line is the result."""
     LOGS.mkdir(parents=True, exist_ok=True)
     path = LOGS / f"{part.name}.log"
     environment = {"OMP_NUM_THREADS": "1", **os.environ, **part.environment}
@@ -717,7 +717,7 @@ def run(part: Part) -> Result:
             code = -1
     minutes = (time.monotonic() - began) / 60
     lines = path.read_text(errors="replace").strip().splitlines() or ["said nothing"]
-    # The duration stands in a column of its own.
+    # The duration has a separate column.
     last = re.sub(r" in [\d.]+s.*$", "", lines[-1]).strip("= ").replace("|", "/")
     return Result(code == 0, last if code == 0 else f"FAILED: {last}", minutes, key)
 

@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md's dependency rules: who may import whom, what loads torch, the cost of `import nbtrain`."""
+"""ARCHITECTURE.md's dependency rules: allowed imports, what loads torch, the cost of `import nbtrain`."""
 
 import ast
 import functools
@@ -18,7 +18,7 @@ import pytest
 REPOSITORY = Path(__file__).parent.parent
 PACKAGE = REPOSITORY / "nbtrain"
 
-# The boxes, ground first: none imports a box to its right on the same wing.
+# The boxes in order: none imports a box to its right on the same side.
 ORDER = [
     "base",
     "config",
@@ -57,7 +57,7 @@ NOTEBOOK_BOXES = {
     "lab",
 }
 
-# box: (boxes of ours, packages of others) that it may import, besides base and itself
+# box: (boxes of ours, packages of others) that it may import, in addition to base and itself
 ALLOWED = {
     "base": (set(), {"tqdm", "pynvml"}),
     "config": (set(), {"pydantic", "pydantic_core", "yaml"}),
@@ -132,7 +132,7 @@ DOORS = {
 
 
 def modules() -> dict[str, Path]:
-    """{dotted name: file} of all of nbtrain."""
+    """Return {dotted name: file} of all of nbtrain."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         if "_bundled" in path.parts:
@@ -144,15 +144,15 @@ def modules() -> dict[str, Path]:
 
 @functools.cache
 def tree_of(path: Path) -> ast.Module:
-    """A file, parsed once for all tests."""
+    """Parse a file, once for all tests."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def imports_of(path: Path) -> Iterator[str]:
-    """Dotted names that a file imports, in functions too. Imports for types do not count."""
+    """Return the dotted names that a file imports, in functions too, except for type checking."""
 
     def walk(node: ast.AST) -> Iterator[str]:
-        # Where statements stand: no expression holds one, and most nodes are expressions.
+        # Visit statements only: no expression holds one, and most nodes are expressions.
         blocks = (getattr(node, name, ()) for name in ("body", "handlers", "orelse", "finalbody", "cases"))
         for child in itertools.chain(*blocks):
             if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
@@ -174,19 +174,19 @@ MODULES = modules()
 
 
 def room(module: str) -> str:
-    """The box that a module lies in; "__init__": the package's own two files."""
+    """Return the box of a module; "__init__" for the package's own two files."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 and parts[1] != "__main__" else "__init__"
 
 
 @functools.cache
 def arrows() -> tuple[tuple[str, str], ...]:
-    """(module, imported dotted name) for every import of nbtrain, those inside functions too."""
+    """Yield (module, imported dotted name) for every import of nbtrain, including those inside functions."""
     return tuple((module, imported) for module, path in MODULES.items() for imported in imports_of(path))
 
 
 def strings_of(path: Path) -> Iterator[str]:
-    """Every string constant of a file that is no docstring."""
+    """Return every string constant of a file except docstrings."""
     nodes = list(ast.walk(tree_of(path)))
     said = {
         id(node.value)
@@ -199,23 +199,23 @@ def strings_of(path: Path) -> Iterator[str]:
 
 
 def may_import(box: str) -> set[str]:
-    """The boxes that a box may import; the package's own two files may import any."""
+    """Return the boxes that a box may import; the package's own two files may import any."""
     return set(ORDER) if box == "__init__" else {"base", box, *ALLOWED[box][0]}
 
 
 def architecture(heading: str) -> str:
-    """A section of ARCHITECTURE.md."""
+    """Return a section of ARCHITECTURE.md."""
     text = (REPOSITORY / "ARCHITECTURE.md").read_text(encoding="utf-8")
     return text.partition(f"## {heading}")[2].partition("\n## ")[0]
 
 
 def test_every_box_has_its_row():
-    """A new box must be given its place here and in ARCHITECTURE.md."""
+    """Every box is listed here and in ARCHITECTURE.md."""
     assert {room(module) for module in MODULES} == {"__init__", *ALLOWED} and set(ORDER) == set(ALLOWED)
 
 
 def test_the_table_is_that_of_the_architecture():
-    """For each box the names of ours in ARCHITECTURE.md's table are those of ALLOWED."""
+    """ARCHITECTURE.md's table allows each box the same boxes as ALLOWED."""
     text = architecture("Dependency rules").partition("\n- ")[0]
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     everything = {"everything on the notebook side": NOTEBOOK_BOXES}
@@ -238,7 +238,7 @@ def test_the_files_to_open_are_there():
 
 
 def test_nobody_imports_across_a_wall():
-    """Each import of each file, late ones too, is in the table."""
+    """Each import of each file, including late ones, is allowed by the table."""
     crossings = []
     for module, imported in arrows():
         top, here = imported.split(".")[0], room(module)
@@ -262,7 +262,7 @@ def test_no_arrow_runs_upward():
 
 
 def test_a_name_of_a_module_in_a_string_is_an_import():
-    """It names a module that exists, in the same box or through one of the doors."""
+    """A module name in a string exists, and is in the same box or one of the listed exceptions."""
     wrong = []
     for module, path in MODULES.items():
         for text in strings_of(path):
@@ -277,7 +277,7 @@ def test_a_name_of_a_module_in_a_string_is_an_import():
 
 
 def test_files_of_the_package_are_found_beside_the_file_that_reads_them():
-    """Only base/version.py knows where the package lies; every other file reads from its own folder."""
+    """Only base/version.py locates the package; every other file reads data from its own folder."""
     climbs = [
         module
         for module, path in MODULES.items()
@@ -287,7 +287,7 @@ def test_files_of_the_package_are_found_beside_the_file_that_reads_them():
     assert climbs == []
 
 
-# A docstring that begins like this answers a question that is not on the page.
+# A docstring that begins like this reads as the answer to a question that the page does not ask.
 RIDDLE = re.compile(r"(Of|What|Whose|As)\b")
 
 
@@ -315,7 +315,7 @@ def test_docstrings_begin_with_a_verb_or_a_noun():
 
 
 def test_there_is_no_circle():
-    """Neither between boxes nor between modules, late imports counted."""
+    """Boxes and modules form no import circle, even with late imports."""
     boxes: dict[str, set[str]] = {}
     for module, imported in arrows():
         if imported.startswith("nbtrain.") and room(imported) != room(module) and room(module) != "__init__":
@@ -329,7 +329,7 @@ def test_there_is_no_circle():
 
 
 def run_python(code: str, workspace: Path | None = None) -> dict:
-    """The JSON that a fresh interpreter prints last."""
+    """Return the JSON that a fresh interpreter prints last."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if workspace:
         environment.update(NBTRAIN_WORKSPACE=str(workspace), NBTRAIN_OUTPUT="", NBTRAIN_DATA="")
@@ -347,7 +347,7 @@ def run_python(code: str, workspace: Path | None = None) -> dict:
 
 
 def test_import_nbtrain_costs_nothing():
-    """Only the standard library and nbtrain's first file, in under 0.1 s of CPU; no torch or pandas."""
+    """Importing nbtrain loads only the standard library and its first file, in under 0.1 s of CPU."""
     answer = run_python(
         """
         import json, sys, time
@@ -367,7 +367,7 @@ def test_import_nbtrain_costs_nothing():
 
 @pytest.mark.slow
 def test_the_notebook_side_never_loads_torch():
-    """All its modules imported into one process: no torch, no deepspeed, and none of the GPU side."""
+    """Importing all notebook-side modules loads no torch, no deepspeed, and no GPU-side module."""
     names = [module for module in MODULES if room(module) not in GPU_SIDE and not module.endswith("__main__")]
     answer = run_python(
         f"""

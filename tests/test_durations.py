@@ -7,7 +7,7 @@ from .durations import Durations, folder_of
 
 
 def test_the_slowest_tests_and_the_sum_of_each_folder():
-    """Set-up, call and tear-down are of the test; folders below tests/x are of tests/x."""
+    """A test's seconds include set-up and tear-down; subfolders of tests/x count for tests/x."""
     durations = Durations()
     for test, when, seconds in [
         ("tests/data/test_a.py::test_one", "setup", 2.0),
@@ -38,5 +38,5 @@ def test_folders_of_tests():
 
 
 def test_the_files_that_start_first_are_there():
-    """A file that was moved would start last and leave the other process idle at the end."""
+    """Every file in LONGEST exists; a renamed one would start last and leave other processes idle."""
     assert [name for name in LONGEST if not (REPOSITORY / "tests" / name).is_file()] == []

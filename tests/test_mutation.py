@@ -24,7 +24,7 @@ def twice(value: list[int], é="é", on=True) -> int | None:
 
 
 def test_every_operator_and_number_is_changed_in_its_place():
-    """Not annotations, decorators, assertions, texts and their joins; columns count bytes, not characters."""
+    """Annotations, decorators, assertions, texts and their joins are skipped; columns count bytes."""
     found = [(one.line, one.before, one.after) for one in mutations_of(Path("x.py"), SOURCE.encode())]
     assert sorted(found) == [
         (7, "3", "(2)"),

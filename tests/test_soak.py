@@ -1,4 +1,4 @@
-"""The page of `make soak`: what is on it is read back, and a part is run again for a reason only."""
+"""The page of `make soak` is read back, and a part is repeated only for a reason."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ DEMO = next(part for part in PARTS if part.name == "demo")
 
 
 def test_the_committed_page_is_what_its_rows_make():
-    """A part that was added or renamed has its row, and no row is of a part that is gone."""
+    """The page is what its rows make, and has rows of existing parts only, all passed."""
     results = read_page(PAGE)
     assert set(results) <= {part.name for part in PARTS}
     assert PAGE.read_text() == page_text(results)
@@ -37,7 +37,7 @@ def test_a_part_is_run_if_it_failed_or_its_code_has_changed(tmp_path, monkeypatc
 
 
 def test_what_the_parts_run_and_depend_on_is_there():
-    """A file that was moved is named here, not after ninety minutes."""
+    """Every file that a part runs or depends on exists, which would otherwise show after ninety minutes."""
     for part in PARTS:
         for argument in (*part.arguments, *part.evidence.tests):
             if argument.startswith(("tests/", "examples/")):
@@ -48,7 +48,7 @@ def test_what_the_parts_run_and_depend_on_is_there():
 
 
 def test_every_soak_test_is_run_by_a_part():
-    """A file whose soak tests no part names would never be run."""
+    """Every file with soak tests belongs to a part, since otherwise it would never be run."""
     named = {argument.partition("::")[0] for part in PARTS for argument in part.arguments}
     files = (path for path in (soak.REPOSITORY / "tests").rglob("test_*.py") if path.name != "test_soak.py")
     marked = [path for path in files if "pytest.mark.soak" in path.read_text(encoding="utf-8")]

@@ -1,4 +1,4 @@
-"""nb.check: what stands against a run or against files of other programs, before anything starts."""
+"""The function nb.check: findings about a run or files of other programs, before anything starts."""
 
 import html
 from collections.abc import Sequence
@@ -26,19 +26,21 @@ class Checked:
     """The run's name, or the files."""
     findings: "list[Finding]"
     refused: ConfigError | None = None
-    """Why no run can be made of it; its problems are the findings."""
+    """Reason that no run can be made of the input; its problems are the findings."""
     of_files: bool = False
-    """Files of other programs, which may hold several jobs."""
+    """Whether the input is files of other programs, which may hold several jobs."""
 
     @property
     def works(self) -> bool:
-        """Whether the run may be submitted, as far as its files say; if not, `nbtrain check` exits with 2."""
+        """Whether the run may be submitted, as far as its files show; if not, `nbtrain check` exits with
+        2."""
         from nbtrain.planner.findings import stops
 
         return self.refused is None and not stops(self.findings)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: each finding with level (error, warning, note), rule, key, place, message, fix, cost."""
+        """Return the findings for JSON: level (error, warning, note), rule, key, place, message, fix,
+        cost."""
         findings = [finding.to_dict() for finding in self.findings]
         start = {"schema_version": CHECK_SCHEMA_VERSION, "what": self.what}
         return {**start, "works": self.works, "findings": findings}
@@ -67,9 +69,9 @@ def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Che
 
     If the model that `init_from` names exists, it is opened and compared with the run, as in a submission.
 
-    Name a run as for nb.plan. Of files, several can be given; `overrides` add settings that they lack, and
-    `program` names the program of their flags ("megatron-lm@040eac94"). A run that would be refused raises
-    nothing: its problems are findings of the level error.
+    Name a run as for nb.plan, or pass one or several files. `overrides` add settings that the files lack, and
+    `program` names the program and version of their flags ("megatron-lm@040eac94"). A run that would be
+    refused raises nothing: its problems are findings of the level error.
     """
     from nbtrain.foreign.read import is_foreign
     from nbtrain.jobs.findings import findings_here

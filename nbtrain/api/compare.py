@@ -1,4 +1,4 @@
-"""nb.compare: which runs are meant, and in which order."""
+"""The function nb.compare: the runs to compare, and their order."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def compare(runs: "Sequence[RunLike | RunSummary]") -> "Comparison":
-    """Runs side by side: curves overlaid, the settings that differ, and what each has come to.
+    """Compare runs: their curves overlaid, the settings that differ, and the results of each.
 
-    `runs` are 2 to 12 names, folders, YAMLs, Runs, or what nb.runs(...) returns. In a cell the curves are
-    live, by step, tokens or time; in a terminal and under papermill the tables stand with a picture.
+    `runs` are 2 to 12 names, folders, YAMLs, Runs, or the result of nb.runs(...). In a cell the curves are
+    live, by step, tokens or time. In a terminal and under papermill there are tables and a picture.
     """
     from nbtrain.lab.widgets.compare import Comparison
 

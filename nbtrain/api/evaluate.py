@@ -1,4 +1,4 @@
-"""nb.evaluate: a run's checkpoint on prepared data and on files of questions, by the resident model."""
+"""The function nb.evaluate: a run's checkpoint on prepared data and on questions, by the resident model."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nbtrain.serving.engine_process import EngineProcess
 
 PathLike = str | Path
-# While some are read, others wait in the engine: a slot that gets free has its next text at once.
+# While some texts are scored, others are queued in the engine, so that a free slot is filled at once.
 ASKED_FOR_EACH_SLOT = 2
 
 
@@ -36,7 +36,7 @@ def evaluate(run: RunLike, *, follow: Literal[True], **how: Any) -> "Iterator[Ev
 def evaluate(run: RunLike, *arguments: Any, **how: Any) -> "Evaluation": ...
 
 
-def evaluate(  # type: ignore[misc]  # the overloads leave out what decides nothing
+def evaluate(  # type: ignore[misc]  # the overloads omit options that affect no type
     run: RunLike,
     data: str | Sequence[str] | None = None,
     tasks: Mapping[str, PathLike | Sequence[PathLike]] | None = None,
@@ -56,21 +56,25 @@ def evaluate(  # type: ignore[misc]  # the overloads leave out what decides noth
     tensor_parallel_size: int | None = None,
     follow: bool = False,
 ) -> "Evaluation | Iterator[Evaluation]":
-    """Perplexity on prepared data, and scores on files of questions, of the newest checkpoint or of `step`'s.
+    """Evaluate a checkpoint: perplexity on prepared data, and scores on files of questions.
 
-    Without `data`, `tasks`, `harness` and `judge_questions`, the data is the run's own validation data.
-    `data` is the name of a dataset or the prefix of a .bin/.idx, or several. `split` is valid, test, train
-    (by the run's data.split) or all; without it, valid for the run's own data and all for other data.
-    `tasks` is {format: a file of JSON lines, or several}: lambada, hellaswag, mmlu or multiple_choice
-    (docs/evaluation.md). `limit` takes the first windows or questions only. `harness` names tasks of
-    lm-evaluation-harness (extra `eval`): NAME=FILE puts its task on local JSON lines, `include_path` is a
-    folder with task files of yours, and `num_fewshot` says how many examples come first. With
-    `apply_chat_template` the harness asks in a chat, its examples as earlier turns. `judge_questions` is a
-    file of open questions, in the form of MT-bench, whose answers the model `judge_model` at `judge_url`
-    (OpenAI's interface) rates; its token is in the environment variable NBTRAIN_JUDGE_TOKEN, or
-    `judge_token_env`. Everything is checked before the model is loaded. Results have standard errors, are
-    written to evaluation/ in the run's directory and stand in nb.compare; a cell shows a table.
-    With `follow`, the result is an iterator: an evaluation of each checkpoint that the run saves, to its end.
+    The checkpoint is the newest, or the one of `step`. Without `data`, `tasks`, `harness` and
+    `judge_questions`, the data is the run's own validation data. `data` is the name of a dataset or the
+    prefix of a .bin/.idx, or several. `split` is valid, test, train (by the run's data.split) or all; the
+    default is valid for the run's own data and all for other data. `tasks` is {format: a file of JSON lines,
+    or several}: lambada, hellaswag, mmlu or multiple_choice (docs/evaluation.md). `limit` uses only the first
+    windows or questions.
+
+    `harness` names tasks of lm-evaluation-harness (extra `eval`): NAME=FILE runs a task on local JSON lines,
+    `include_path` is a folder with your own task files, and `num_fewshot` is the number of examples in each
+    prompt. With `apply_chat_template` the harness asks in a chat, with its examples as earlier turns.
+    `judge_questions` is a file of open questions, in the form of MT-bench, whose answers the model
+    `judge_model` at `judge_url` (OpenAI's interface) rates. Its token is in the environment variable
+    NBTRAIN_JUDGE_TOKEN, or the variable named by `judge_token_env`.
+
+    Everything is checked before the model is loaded. Results have standard errors, are written to evaluation/
+    in the run's directory, and are included in nb.compare; a cell shows a table. With `follow`, the result is
+    an iterator with an evaluation of each checkpoint that the run saves, until the run ends.
     """
     prepared = partial(
         _prepared,
@@ -94,7 +98,7 @@ def evaluate(  # type: ignore[misc]  # the overloads leave out what decides noth
         return prepared(step)()
     if step is not None:
         raise ConfigError(f"step = {step}: follow evaluates each new checkpoint; leave the step out.")
-    # What is wrong is said now, not at the first checkpoint.
+    # Report an error now, not at the first checkpoint.
     prepared(None)
     return each_checkpoint(open_run(run).directory, lambda newest: prepared(newest)())
 
@@ -118,7 +122,7 @@ def _prepared(
     dtype: str,
     tensor_parallel_size: int | None,
 ) -> "Callable[[], Evaluation]":
-    """All that can be checked without the model is; what comes back asks the model."""
+    """Validate the request, then return a function that runs the model."""
     from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
     from nbtrain.evaluation.evaluate import Evaluation, ask
     from nbtrain.evaluation.harness import ask_harness, check_fewshot, load_tasks
@@ -178,7 +182,7 @@ def _prepared(
             try:
                 outcome = judged.judge(judge)
             finally:
-                # Also what was rated before the judge failed.
+                # Includes the answers that were rated before the judge failed.
                 judged.write_answers(beside)
             found.keep(outcome, started, **judged_record(judged, judge))
         return found
@@ -187,7 +191,7 @@ def _prepared(
 
 
 class _Engine:
-    """The resident model as evaluations ask it."""
+    """The resident model with the requests that evaluations make."""
 
     def __init__(
         self, engine: "EngineProcess", tokenizer: "Tokenizer", positions: int, template: "ChatTemplate"
@@ -197,7 +201,7 @@ class _Engine:
         self._most = ASKED_FOR_EACH_SLOT * engine.ready["max_batch"]
 
     def score(self, asked: "Iterable[Asked]") -> "Iterator[tuple[int, list[Scored]]]":
-        """(number, the scores of its continuations) of what is asked, in any order."""
+        """Yield (number, scores of its continuations) for each request, in any order."""
         from nbtrain.evaluation.asked import Scored
 
         requests = ({"kind": "score", **one._asdict()} for one in asked)
@@ -209,7 +213,7 @@ class _Engine:
                 found.setdefault(number, []).append(Scored(event["logprobs"], event["greedy"]))
 
     def generate(self, requests: Iterable[dict[str, Any]]) -> Iterator[tuple[int, str]]:
-        """(number, new text) of requests for text, in any order."""
+        """Yield (number, new text) for each request, in any order."""
         pieces: dict[int, list[str]] = {}
         for number, event in self._engine.each(requests, self._most):
             if "end" in event:
@@ -220,7 +224,7 @@ class _Engine:
     def chat(
         self, conversations: list[list[dict[str, str]]], most_new_tokens: int
     ) -> Iterator[tuple[int, str]]:
-        """(number, the next answer) of conversations, greedily; a long one loses its beginning."""
+        """Yield (number, next answer) of conversations, greedily; the start of a long one is cut off."""
         from nbtrain.config.generation import Generation
         from nbtrain.serving.refusals import Refusal
 
@@ -232,7 +236,7 @@ class _Engine:
             {
                 **Generation(temperature=0.0, stop=prompt.stop).to_dict(),
                 "prompt": prompt.pieces,
-                # Not None, which is the room that the prompt leaves: a long one would leave hardly any.
+                # Not None, which is the space that the prompt leaves: a long prompt would leave hardly any.
                 "max_new_tokens": most_new_tokens,
                 "slides": True,
             }
@@ -243,7 +247,7 @@ class _Engine:
 
 
 def _refuse_without_template(template: "ChatTemplate") -> None:
-    """Raises ConfigError if a run has no template for conversations."""
+    """Raise ConfigError if a run has no template for conversations."""
     from nbtrain.serving.chat import NoTemplate
 
     if isinstance(template, NoTemplate):
@@ -286,14 +290,14 @@ def _tasks(
 
 
 def _own_data(config: RunConfig) -> "list[DatasetFiles]":
-    """The pairs that a run trains on."""
+    """Return the pairs of files that a run trains on."""
     from nbtrain.dataset.blend import BlendFiles
     from nbtrain.dataset.of_run import dataset_of
 
     dataset = dataset_of(config)
     if not isinstance(dataset, BlendFiles):
         return [dataset]
-    # A blend may hold one of them twice, with a weight each.
+    # A blend may contain one of them twice, with a weight each.
     return list({entry.files.prefix: entry.files for entry in dataset.entries}.values())
 
 
@@ -309,6 +313,6 @@ def _path(path: PathLike) -> Path:
 
 
 def _on_path(name: str) -> str:
-    """NAME, or NAME=FILE with the file's whole path."""
+    """Return NAME, or NAME=FILE with the file's absolute path."""
     task, equals, file = name.partition("=")
     return f"{task}={_path(file)}" if equals else task

@@ -1,4 +1,4 @@
-"""Something done for each checkpoint that a run saves, until the run ends."""
+"""Calling a function for each checkpoint that a run saves, until the run ends."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -23,19 +23,19 @@ def each_checkpoint(
 ) -> Iterator[Found]:
     """Yield the result of `act` for the newest checkpoint, and for each newer one once it is complete.
 
-    Of checkpoints saved meanwhile, only the newest is used. Ends with the newest job of the run, after its
-    last checkpoint. Raises CheckpointError if there was no checkpoint. `looks` returns whether the run is
-    active, and its newest step.
+    If several checkpoints were saved meanwhile, only the newest is used. The iterator ends with the newest
+    job of the run, after its last checkpoint. Raises CheckpointError if there was no checkpoint. `looks`
+    returns whether the run is active, and its newest step.
     """
     look, done = looks or _look, -1
     while True:
-        # The state first: a job saves before it ends.
+        # Read the state first, because a job saves before it ends.
         is_active, newest = look(run)
         if newest is not None and newest > done:
             try:
                 found = act(newest)
             except CheckpointError:
-                # Removed meanwhile for a newer one; otherwise it is what the error says.
+                # It may have been removed for a newer one; otherwise the error stands.
                 if look(run)[1] == newest:
                     raise
                 continue

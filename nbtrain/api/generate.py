@@ -1,4 +1,4 @@
-"""nb.generate: text from a run's checkpoint; serving/resident.py keeps the model for the next call."""
+"""The function nb.generate: text from a run's checkpoint, by a model that stays loaded for the next call."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -27,7 +27,7 @@ def generate(run: RunLike, prompt: str, *arguments: Any, **how: Any) -> "Text": 
 def generate(run: RunLike, prompt: Sequence[str], *arguments: Any, **how: Any) -> "Texts": ...
 
 
-def generate(  # type: ignore[misc]  # the overloads leave out what decides nothing
+def generate(  # type: ignore[misc]  # the overloads omit options that affect no type
     run: RunLike,
     prompt: str | Sequence[str],
     max_new_tokens: int = Generation.max_new_tokens,
@@ -48,12 +48,12 @@ def generate(  # type: ignore[misc]  # the overloads leave out what decides noth
     tensor_parallel_size: int | None = None,
     stream: bool = False,
 ) -> "Text | Texts | Iterator[str]":
-    """`prompt`, continued by the newest checkpoint (or by the one of `step`); several prompts are one batch.
+    """Continue `prompt` with the newest checkpoint or the one of `step`; several prompts are one batch.
 
-    The result is a string that a cell shows with its prompt apart; for several prompts, or n above 1, a list
-    of them. temperature 0 is greedy; top_k 0 and top_p 1 do not cut. The same seed gives the same text,
-    whatever is generated beside it. `logprobs` gives the log-probability of each token, and of this many
-    alternatives. With `stream`, the result is an iterator of the new text, piece by piece.
+    The result is a string, which a cell shows with the prompt set apart. For several prompts, or n above 1,
+    it is a list of strings. temperature 0 is greedy; top_k 0 and top_p 1 disable these filters. The same seed
+    gives the same text, whatever else is in the batch. `logprobs` adds the log-probability of each token, and
+    of this many alternatives. With `stream`, the result is an iterator over chunks of the new text.
     docs/generation.md describes every argument.
     """
     generation = Generation(
@@ -76,7 +76,7 @@ def generate(  # type: ignore[misc]  # the overloads leave out what decides noth
     is_one = isinstance(prompt, str) and generation.n == 1
     if stream and not (is_one and generation.num_beams == 1):
         raise ConfigError("stream = True is for one prompt, n = 1 and num_beams = 1.")
-    # Unlike a server, a notebook may go on past the model's positions.
+    # Unlike a server, a notebook may continue beyond the model's positions.
     asked = {**generation.to_dict(), "slides": True}
     events = _events(run, [{**asked, "prompt": one} for one in prompts], step, dtype, tensor_parallel_size)
     if stream:

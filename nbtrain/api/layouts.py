@@ -1,4 +1,4 @@
-"""nb.search, nb.what_if, nb.largest: layouts of a run, a preset such as "13B" or a shape, on any GPUs."""
+"""The functions nb.search, nb.what_if and nb.largest: layouts of a run, a preset or a shape, on any GPUs."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +23,11 @@ def search(
     top: int = 10,
     batch: int = 1024,
 ) -> "FoundLayouts":
-    """Every legal layout of a model on some GPUs, ranked by time and headroom; None: the run's own GPUs.
+    """Rank every legal layout of a model on some GPUs, or the run's own GPUs, by time and headroom.
 
-    The number format is bf16 if the GPU has it, unless an override sets precision.dtype. `batch` is the
-    global batch size of a shape; a run has its own. `.use(1, "run.yaml")` writes the run YAML of the first
-    layout.
+    The number format is bf16 if the GPU supports it, unless an override sets precision.dtype. `batch` is the
+    global batch size of a shape, since a run has its own. `.use(1, "run.yaml")` writes the run YAML of the
+    first layout.
     """
     from nbtrain.planner.found import FoundLayouts
     from nbtrain.planner.search import search as search_layouts
@@ -47,9 +47,10 @@ def what_if(
     gpu_type: str | None = None,
     overrides: Overrides = None,
 ) -> "WhatIfPage":
-    """Sliders and choices over a run's layout that snap to legal values; they redraw memory, bubble and time.
+    """Show sliders and choices for a run's layout that snap to legal values and redraw memory and time.
 
-    The page leads with three words: fits, time, disk. Its button writes the layout as a run YAML.
+    The first line says whether the layout fits, the time and the disk space. The button writes it as a run
+    YAML.
     """
     from nbtrain.lab.widgets.what_if import WhatIfPage
     from nbtrain.planner.what_if import what_if as start
@@ -64,7 +65,7 @@ def largest(
     gpu_type: str | None = None,
     overrides: Overrides = None,
 ) -> "Largest":
-    """The largest model of the GPT family and the longest sequence of the run that fit on some GPUs.
+    """Find the largest GPT model, and the longest sequence of the run, that fit on some GPUs.
 
     A table compares pure TP x PP, pure ZeRO 3 and any layout by memory, time, MFU and longest sequence.
     """

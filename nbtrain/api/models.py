@@ -1,4 +1,4 @@
-"""nb.export and nb.import_model: a run's model out to other programs, and a model's folder into a run."""
+"""The functions nb.export and nb.import_model: a run's model for other programs, and a run from a model."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nbtrain.jobs.import_model import ImportedModel
 
 FORMATS = ("hf", "consolidated", "gguf", "peft")
-"""Targets that hold the weights of a run; the others hold what the run is (foreign/exporting.py)."""
+"""Targets that hold the weights of a run; the other targets hold its settings (foreign/exporting.py)."""
 
 
 def export(
@@ -30,19 +30,25 @@ def export(
     max_shard_bytes: int | None = None,
     overrides: Overrides = None,
 ) -> Union["ExportedModel", "Exported"]:
-    """Write a run's model for other programs; without `step`, its newest checkpoint, which must be whole.
+    """Write a run's model for other programs, from its newest complete checkpoint or the one of `step`.
 
-    Step 0 is what `init_from` names, before any training.
+    Step 0 is the model that `init_from` names, before any training. Without `folder`, the model goes to a new
+    folder in the run's directory, export/step<N>-<to>.
 
-    Without `folder`, a new one in the run's folder, export/step<N>-<to>, gets the model.
+    `to` is one of these targets:
 
-    `to` is "hf": `folder` gets safetensors, config.json, tokenizer and a model card, which transformers, vLLM
-    and SGLang load. "consolidated" is one safetensors file by our own names, of any model, "gguf" one file
-    for llama.cpp; `folder` is then that file. "peft" is a folder with the adapters of
-    a run with `lora`. What was written is compared with the run before it appears.
-    `dtype` is fp32 (the masters), bf16 or fp16; None is the format that the run computed with. With
-    "megatron-lm", "megatron-deepspeed" (each with @VERSION) or "deepspeed" the run itself, with `overrides`,
-    is written as flags or JSON: shown in a cell it is the text.
+        hf              a folder with safetensors, config.json, tokenizer and a model card, which
+                        transformers, vLLM and SGLang load
+        consolidated    one safetensors file with nbtrain's names, for any model
+        gguf            one file for llama.cpp
+        peft            a folder with the adapters of a run with `lora`
+
+    For the two single files, `folder` is the file. The written model is compared with the run before it
+    appears. `dtype` is fp32 (the master weights), bf16 or fp16; None is the format that the run computed
+    with.
+
+    With "megatron-lm", "megatron-deepspeed" (each with @VERSION) or "deepspeed", the run's settings with
+    `overrides` are written as flags or JSON; a cell shows the text.
     """
     given: dict[str, Any] = {"step": step, "dtype": dtype, "max_shard_bytes": max_shard_bytes}
     if to in FORMATS:
@@ -61,11 +67,11 @@ def export_weights(
     dtype: str | None,
     max_shard_bytes: int | None,
 ) -> "ExportedModel":
-    """`export` for the targets that hold weights."""
+    """Write a run's weights: export() for the targets that hold weights."""
     from nbtrain.jobs.export_model import MAX_SHARD_BYTES, default_place, export_model
 
     if overrides:
-        raise ConfigError("a run's weights are written unchanged: leave out the settings (key=value).")
+        raise ConfigError("a run's weights are written unchanged: omit the settings (key=value).")
     if output is not None:
         raise ConfigError(
             f"-o is for flags and JSON; name the folder after the run: `nbtrain export RUN {output}`."
@@ -91,7 +97,7 @@ def export_weights(
 
 
 def refuse_weights_options(to: object, folders: list[Any], given: dict[str, Any]) -> None:
-    """Raises ConfigError for a target that is none, or for what only an export of weights takes."""
+    """Raise ConfigError for an unknown target, or for an option that only an export of weights accepts."""
     from nbtrain.foreign.flags import VERSIONS
 
     known = [*FORMATS, *VERSIONS, "deepspeed"]
@@ -109,11 +115,11 @@ def refuse_weights_options(to: object, folders: list[Any], given: dict[str, Any]
 
 
 def export_run(run: RunLike, to: str, overrides: Overrides = None) -> "Exported":
-    """A run in the words of another program: a shell script of flags, or a DeepSpeed JSON.
+    """Write a run's settings for another program: a shell script of flags, or a DeepSpeed JSON.
 
-    `to` is "megatron-lm", "megatron-deepspeed" (each with @VERSION, or the newest) or "deepspeed". Shown in a
-    cell it is the script; `.notes` says what the program has no word for, `.write(path)` makes the file. The
-    name from before nb.export, which does the same.
+    `to` is "megatron-lm", "megatron-deepspeed" (each with @VERSION, by default the newest) or "deepspeed". A
+    cell shows the script; `.notes` lists settings that the program lacks, and `.write(path)` writes the file.
+    This is an older name of nb.export, which does the same.
     """
     from nbtrain.foreign.exporting import export as write
 
@@ -131,14 +137,14 @@ def import_model(
     qkv_order: str | None = None,
     text: str | Path | None = None,
 ) -> "ImportedModel":
-    """A run that starts from a model's folder: writes its run YAML and takes its tokenizer over.
+    """Make a run that starts from a model's folder: write its run YAML and import its tokenizer.
 
     `source` is a folder with config.json and safetensors, a consolidated file, hf://ORGANISATION/MODEL, which
     huggingface_hub fetches, or a checkpoint tree of Megatron. `onto` is the run whose data, batch, schedule
-    and layout are taken; `path` is the YAML, NAME.yaml without it. Of a tree of Megatron-DeepSpeed,
-    `qkv_order` is "groups" or "thirds", or it is chosen by the losses of the file `text`. Shown in a cell, it
-    says what was found. Every tensor is checked first; if one is missing, damaged or not known, nothing is
-    written.
+    and layout are used; `path` is the YAML, by default NAME.yaml. For a tree of Megatron-DeepSpeed,
+    `qkv_order` is "groups" or "thirds"; without it, the order with the lower loss on the file `text` is used.
+    A cell shows what was found. Every tensor is checked first. If one is missing, damaged or not known,
+    nothing is written.
     """
     from nbtrain.jobs.import_model import import_model as make
 

@@ -1,4 +1,4 @@
-"""A run that was not submitted, and why: what notebooks 03 and 06 show in place of a job."""
+"""A run that was not submitted, and why: notebooks 03 and 06 show it instead of a job."""
 
 import html
 import shlex
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 class NotLaunched:
-    """A run that needs more than this machine has, or a dry run: nothing was submitted. A cell shows why.
+    """A run that was not submitted, because it needs more than this machine has or is a dry run.
 
-    `shortages` are the missing resources in numbers, or placeholders with what to set; `command` starts the
-    run if it has them; `request` is what would be sent to Slurm or Kubernetes, or started on hosts; "" on
-    this machine.
+    A cell shows the reason. `shortages` are the missing resources in numbers, or placeholders with what to
+    set. `command` starts the run once it has them. `request` is what would be sent to Slurm or Kubernetes, or
+    started on hosts; "" on this machine.
     """
 
     is_launched = False
-    """A Run says True: then it can be asked for texts."""
+    """Whether there is a job. A Run has True here, and can be used for texts."""
 
     def __init__(self, config: RunConfig, shortages: list[str], command: str, request: str = ""):
         self.config, self.shortages, self.command, self.request = config, shortages, command, request
@@ -58,30 +58,30 @@ class NotLaunched:
         return "".join(parts)
 
     def wait(self, timeout_seconds: float | None = None) -> NoReturn:
-        """Raises SubmitError with the reason: nothing was launched that could be waited for."""
+        """Raise SubmitError with the reason, because no job was submitted."""
         raise SubmitError(str(self))
 
     def wait_if(self, wait: str) -> None:
-        """Nothing to wait for."""
+        """Do nothing, because no job was submitted."""
         wait_wanted(wait)
 
     def must_finish(self) -> None:
-        """Nothing was started."""
+        """Do nothing, because no job was submitted."""
 
     def report(self) -> "Plan":
-        """The plan of what was not launched."""
+        """Return the plan of the run."""
         from nbtrain.planner.plan import plan
 
         return plan(self.config)
 
     def profile(self) -> None:
-        """There is no job: nothing to show."""
+        """Show nothing, because no job was submitted."""
 
     def timing(self) -> None:
-        """There is no job: nothing to show."""
+        """Show nothing, because no job was submitted."""
 
     def job_page(self) -> None:
-        """Say that there is no job."""
+        """Print that no job was submitted."""
         print("There is no job: nothing was submitted.")
 
 
@@ -93,7 +93,7 @@ def _block(text: str, white_space: str) -> str:
 
 
 def not_launched(config: RunConfig, shortages: list[str]) -> NotLaunched:
-    """For the shortages found, or for a dry run if there are none; placeholders are named first."""
+    """Return a NotLaunched for these shortages, or for a dry run; placeholders are listed first."""
     from nbtrain.jobs.dry_run import request_text
 
     shortages = [f"{found} is a placeholder. {fix}" for found, fix in placeholders_of(config)] + shortages

@@ -1,4 +1,4 @@
-"""`Run`: what a notebook holds of a run."""
+"""The class Run: a run as a notebook holds it."""
 
 import functools
 import sys
@@ -37,19 +37,19 @@ WAIT_LINE_SECONDS = 10.0
 
 
 def _status(job: JobDir) -> tuple[str, str | None]:
-    """(state, cause); an engine is asked, if its last word is old."""
+    """Return (state, cause), asking the scheduler if its last answer is old."""
     from nbtrain.jobs.backends.base import status_of
 
     return status_of(job)
 
 
 class Run:
-    """One run on disk, seen from any kernel. Shown in a cell, it is the live panel.
+    """A run on disk, usable from any kernel. A cell shows it as the live panel.
 
-    Everything is read from output/<run>/ at the moment of asking; a Run object keeps nothing open.
+    Every property reads the files in output/<run>/ again. A Run object keeps nothing open.
     """
 
-    is_launched = True  # a NotLaunched, which nb.launch returns for what it cannot start, says False
+    is_launched = True  # False for a NotLaunched, which nb.launch returns for a run that it cannot start
 
     def __init__(self, directory: RunDir):
         self.directory, self._stopped = directory, ""
@@ -69,7 +69,7 @@ class Run:
 
     @property
     def job(self) -> JobDir:
-        """The newest job. Raises JobError if nothing was ever submitted."""
+        """The newest job. Raises JobError if no job was ever submitted."""
         job = self.directory.newest_job()
         if job is None:
             raise JobError(f"{display(self.directory.path)} holds no job yet; nb.submit starts one.")
@@ -82,17 +82,18 @@ class Run:
 
     @property
     def state(self) -> str:
-        """QUEUED, STARTING, RUNNING, RESTARTING, SUSPENDED, SUCCEEDED, FAILED, CANCELLED or LOST."""
+        """State of the newest job, such as QUEUED, RUNNING, SUSPENDED, SUCCEEDED, FAILED, CANCELLED or
+        LOST."""
         return _status(self.job)[0]
 
     @property
     def cause(self) -> str | None:
-        """One sentence: why the newest job is in its state."""
+        """Reason for the newest job's state, in one sentence."""
         return _status(self.job)[1]
 
     @property
     def unfinished(self) -> str | None:
-        """One sentence, and how to go on, if the newest job ended before the run's last step; else None."""
+        """Message on how to continue, if the newest job ended before the run's last step; else None."""
         from nbtrain.monitor.runs import summary_of
 
         job = self.directory.newest_job()
@@ -108,17 +109,17 @@ class Run:
 
     @property
     def view(self) -> "RunView":
-        """Progress, events, scalars and logs."""
+        """View with progress, events, scalars and logs."""
         from nbtrain.monitor.run_view import RunView
 
         return RunView(self.directory)
 
     def wait(self, timeout_seconds: float | None = None, say: Callable[[str], None] | None = None) -> "Run":
-        """Wait for the newest job's end, with a line of progress whenever it changes, at most every 10 s.
+        """Wait for the newest job's end, printing progress whenever it changes, at most every 10 s.
 
-        A line of what a resume kept comes first; `say` gets each line instead of print. Raises JobFailed,
-        with the cause and the end of the log, if the job ended in FAILED or LOST, and JobError if
-        `timeout_seconds` passed first (the job continues).
+        The first line says what a resume restored; `say` replaces print. Raises JobFailed, with the cause and
+        the end of the log, if the job ended in FAILED or LOST, and JobError if `timeout_seconds` passed first
+        (the job continues).
         """
         from nbtrain.lab.engine_watch import look_after
 
@@ -157,7 +158,7 @@ class Run:
     def _say_resume(
         self, said: ResumeCertificate | None, say: Callable[[str], None]
     ) -> ResumeCertificate | None:
-        """Say what the newest attempt kept of its checkpoint, unless that is `said` already; return it."""
+        """Report what the newest attempt restored from its checkpoint, unless it is `said`, and return it."""
         from nbtrain.monitor.lines import resume_lines
 
         made = ResumeCertificate.read(self.job.resume_json)
@@ -166,7 +167,7 @@ class Run:
         return made
 
     def wait_if(self, wait: str) -> None:
-        """wait() for "yes"; for "auto" only if nobody watches (papermill); nothing for "no".
+        """Wait for "yes", for "auto" only under papermill, and not at all for "no".
 
         If the run was stopped meanwhile, the cells after this one run, and `nbtrain notebook` exits with 7.
         """
@@ -176,12 +177,12 @@ class Run:
                 note_unfinished(self._stopped)
 
     def must_finish(self) -> None:
-        """A notebook's last cell: JobFailed, for papermill, if the run was stopped while nobody watched."""
+        """Raise JobFailed in a notebook's last cell under papermill, if the run was stopped meanwhile."""
         if self._stopped and not is_watched():
             raise JobFailed(self._stopped)
 
     def report(self) -> Any:
-        """The state as a static picture that stays in a saved notebook."""
+        """Return the state as a static picture that stays in a saved notebook."""
         from IPython.display import HTML
 
         from nbtrain.lab.widgets.panel import report_html
@@ -189,9 +190,9 @@ class Run:
         return HTML(report_html(self.view))
 
     def failure(self) -> str:
-        """The cause of the newest job's end and the end of its log; for a full disk the cause says all.
+        """Return the cause of the newest job's end, with the end of its log unless the cause is a full disk.
 
-        The log is that of the rank that failed, and its last traceback comes first.
+        The log is the failed rank's, and its last traceback comes first.
         """
         from nbtrain.jobs.supervisor.verdict import DISK_IS_FULL
         from nbtrain.monitor.tracebacks import whose
@@ -209,13 +210,13 @@ class Run:
 
     @property
     def failed_rank(self) -> int | str:
-        """The rank that the cause of the newest job's end names; 0 if none; "supervisor" if no rank began."""
+        """Return the rank that the newest job's cause names; 0 if none, "supervisor" if no rank began."""
         from nbtrain.monitor.tracebacks import failed_rank
 
         return failed_rank(self.job, self.cause)
 
     def traceback(self, rank: int | str | None = None, job_id: str | None = None) -> str | None:
-        """The last traceback of a rank or of such a log, by default of the one that failed; None if none."""
+        """Return the last traceback in a rank's log, by default the failed rank's; None if there is none."""
         from nbtrain.monitor.tracebacks import failed_rank, last_traceback
 
         job = self._job(job_id)
@@ -224,9 +225,10 @@ class Run:
     def search(
         self, text: str, rank: int | None = None, ignore_case: bool = False, job_id: str | None = None
     ) -> "Iterator[Hit]":
-        """Lines with `text` in the logs of all jobs, the newest first, or of one; of all ranks, or of one.
+        """Yield lines with `text` from the logs, newest job first; `job` and `rank` restrict the search.
 
-        Each has .job, .log, .line_number and .text. They come as they are found; a log may have any size.
+        Each line has .job, .log, .line_number and .text. Lines are yielded as they are found, and logs may
+        have any size.
         """
         from nbtrain.monitor.log_search import search
 
@@ -237,13 +239,14 @@ class Run:
         return search(jobs, text, whole_or_none("rank", rank, "all ranks"), bool(ignore_case))
 
     def progress_line(self) -> str:
-        """State, step, loss, rate and ETA in one line."""
+        """Return state, step, loss, throughput and time left in one line."""
         from nbtrain.monitor.lines import progress_line
 
         return progress_line(self.directory)
 
     def log(self, lines: int = LOG_TAIL_LINES, rank: int | str = 0, job_id: str | None = None) -> list[str]:
-        """The last lines of a log of the newest job: a rank's, "supervisor" or a machine's ("node0")."""
+        """Return the last lines of a log of the newest job: a rank's, "supervisor" or a machine's
+        ("node0")."""
         from nbtrain.jobs.backends.base import backend_of_job
 
         lines, rank = whole("lines", lines), self._whose(rank)
@@ -251,7 +254,7 @@ class Run:
         return backend_of_job(job).logs(job, rank, lines) if job else []
 
     def follow(self, rank: int | str = 0) -> Iterator[str]:
-        """The lines that are added to such a log of the newest job from now to its end, as they come."""
+        """Yield the lines added to a log of the newest job from now until the job ends."""
         from nbtrain.jobs.backends.base import backend_of_job
 
         return backend_of_job(self.job).follow(self.job, self._whose(rank))
@@ -264,13 +267,13 @@ class Run:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """The events of the newest job, oldest first: {"time", "writer", "kind", "message", ...}."""
+        """Return the newest job's events, oldest first: {"time", "writer", "kind", "message", ...}."""
         from nbtrain.jobs.backends.base import backend_of_job
 
         return backend_of_job(self.job).events(self.job)
 
     def cancel(self, now: bool = False) -> None:
-        """Ask the newest job to save and leave; `now` kills it without saving."""
+        """Ask the newest job to save and exit; `now` kills it without saving."""
         from nbtrain.jobs.control import cancel
 
         cancel(self.job, now=now)
@@ -278,9 +281,10 @@ class Run:
     stop = cancel
 
     def save(self, wait_seconds: float | None = None) -> int | None:
-        """Ask the newest job for a checkpoint; it goes on. With `wait_seconds` returns the checkpoint's step.
+        """Ask the newest job for a checkpoint. With `wait_seconds`, wait and return the checkpoint's step.
 
-        Raises JobError if the job is not active, saves nothing, or has not saved in that time.
+        The job continues. Raises JobError if the job is not active, saves nothing, or has not saved in that
+        time.
         """
         from nbtrain.jobs.control import request_save
 
@@ -297,13 +301,13 @@ class Run:
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels that the newest job was submitted with, and later changes to them."""
+        """Labels of the newest job's submission, with later changes applied."""
         from nbtrain.monitor.notes import labels_of
 
         return labels_of(self.directory)
 
     def label(self, changes: dict[str, str | None]) -> dict[str, str]:
-        """Change labels, e.g. {"team": "nlp", "stage": None}: None removes one. Returns the run's labels.
+        """Change labels, e.g. {"team": "nlp", "stage": None}, where None removes one. Return all labels.
 
         Raises ConfigError for a label that a submission would refuse.
         """
@@ -320,34 +324,34 @@ class Run:
         return notes_of(self.directory).notes
 
     def note(self, text: str) -> None:
-        """Replace the notes, of at most 10,000 characters; "" removes them."""
+        """Replace the notes, which have at most 10,000 characters; "" removes them."""
         from nbtrain.monitor.notes import change_notes
 
         change_notes(self.directory, notes=text_of("text", text))
 
     def archive(self, archived: bool = True) -> None:
-        """Leave the run out of `nbtrain runs` and nb.runs(), or with False list it again; its files stay."""
+        """Omit the run from `nbtrain runs` and nb.runs(), or with False list it again; its files stay."""
         from nbtrain.monitor.notes import change_notes
 
         change_notes(self.directory, archived=archived)
 
     def pause(self) -> None:
-        """Have the newest job save and give its devices up; resume() goes on with the same job."""
+        """Have the newest job save and release its devices; resume() continues the same job."""
         from nbtrain.jobs.control import pause
 
         pause(self.job)
 
     def resume(self, overrides: Overrides = None) -> "Run":
-        """Go on from the newest whole checkpoint as a new job, e.g. {"batch.train_tokens": 5e6}.
+        """Resume from the newest complete checkpoint as a new job, e.g. with {"batch.train_tokens": 5e6}.
 
-        A paused job goes on itself, unless `overrides` change something.
+        A paused job continues as the same job, unless `overrides` change a setting.
         """
         from nbtrain.jobs.submit import resume
 
         return Run(resume(self.directory, overrides).run)
 
     def queue(self, priority: int | None = None, now: bool = False) -> "QueueList":
-        """Give the waiting job another priority, or with `now` start it beside the others; the queue then.
+        """Change the waiting job's priority, or with `now` start it next to running jobs; return the queue.
 
         Raises JobError if the job does not wait in the queue of this machine, ConfigError for a priority out
         of bounds.
@@ -359,15 +363,16 @@ class Run:
         return list_queue()
 
     def clone(self, name: str, overrides: Overrides = None) -> RunConfig:
-        """The configuration of this run under a new name, to be submitted as a run of its own."""
+        """Copy the configuration of this run to a new run with another name, ready to be submitted."""
         from nbtrain.jobs.clone import clone
 
         return clone(self.directory, name, overrides)
 
     def delete(self, yes: bool = False, force: bool = False) -> str:
-        """Delete the run with all its files; without `yes` nothing goes, and what would go is returned.
+        """Delete the run with all its files; without `yes`, only return what would be deleted.
 
-        Raises JobError while a job is active, and unless `force` if other run YAMLs name files of the run.
+        Raises JobError while a job is active, or if other run YAMLs name files of the run, unless `force` is
+        set.
         """
         from nbtrain.jobs.delete import delete, survey
 
@@ -376,46 +381,47 @@ class Run:
         return f"{delete(self.directory, force)}\nDeleted."
 
     def curves(self) -> Any:
-        """Matplotlib figure: loss, validation perplexity, learning rate, throughput."""
+        """Plot loss, validation perplexity, learning rate and throughput as a Matplotlib figure."""
         from nbtrain.monitor.pictures import training_curves
 
         return training_curves(self.view)
 
     def scalars(self) -> "ScalarsTable":
-        """The newest value of every scalar, with its unit, step and meaning."""
+        """Return the newest value of every scalar, with its unit, step and meaning."""
         from nbtrain.monitor.pictures import scalars_table
 
         return scalars_table(self.view)
 
     def timing(self) -> Any:
-        """Matplotlib figure: where each step's time goes, and the ranks side by side."""
+        """Plot the parts of each step's time, and the ranks' times, as a Matplotlib figure."""
         from nbtrain.monitor.pictures import timing
 
         return timing(self.view)
 
     def job_page(self, job_id: str | None = None) -> "JobPage":
-        """Basic info, conditions, events, replicas and resources of a job, by default the newest.
+        """Return basic facts, conditions, events, replicas and resources of a job, by default the newest.
 
-        Printed as `nbtrain job` prints it; to_dict() is JSON with the curves.
+        It prints like `nbtrain job`; to_dict() returns JSON with the curves.
         """
         from nbtrain.monitor.job_page import job_page
 
         return job_page(self.directory, job_id)
 
     def resources(self, job_id: str | None = None) -> Any:
-        """Matplotlib figure: CPU, memory, GPUs, network and disks of a job over time, with its limits."""
+        """Plot CPU, memory, GPUs, network and disks of a job over time, with limits."""
         from nbtrain.monitor.usage_picture import usage_figure
 
         return usage_figure(self.job_page(job_id))
 
     def profile(self) -> "Profiles":
-        """The profiler's results: pictures in a cell, text in print. Raises DataError if it did not run."""
+        """Return the profiler's results: pictures in a cell, text when printed. Raises DataError without
+        any."""
         from nbtrain.monitor.profiles import profiles
 
         return profiles(self.directory)
 
     def summary(self) -> dict[str, Any]:
-        """summary.json, written at the end of each job; empty before the first end."""
+        """The content of summary.json, written at the end of each job; empty before the first end."""
         from nbtrain.base import files
 
         return files.read_json(self.directory.summary_json) or {}
@@ -432,7 +438,7 @@ class Run:
 
 
 def open_run(run: RunLike) -> Run:
-    """A run by its name, its YAML or its folder, from any kernel."""
+    """Open a run by its name, its YAML or its folder, from any kernel."""
     if isinstance(run, Run):
         return run
     if isinstance(run, RunConfig):

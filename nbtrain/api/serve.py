@@ -1,4 +1,4 @@
-"""nb.serve: a run's model behind OpenAI's interface, in a process that ends with this one."""
+"""The function nb.serve: a run's model behind OpenAI's interface, in a process that ends with this one."""
 
 import os
 from dataclasses import fields
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def serve(run: RunLike, port: int = 0, step: int | None = None, **options: Any) -> "Server":
-    """Start a server of the newest checkpoint (or of the one of `step`) and wait until it answers.
+    """Start a server for the newest checkpoint or the one of `step`, and wait until it answers.
 
-    Shown in a cell it says its base_url and api_key, which any OpenAI client takes; `.stop()` ends it, and so
-    does the end of this kernel. port 0 takes a free one. `options` are those of `nbtrain serve`, such as
-    host, max_batch, max_queue or chat_template: docs/serving.md.
+    A cell shows its base_url and api_key, which any OpenAI client accepts. `.stop()` ends the server, and so
+    does the end of this kernel. port 0 selects a free port. `options` are the options of `nbtrain serve`,
+    such as host, max_batch, max_queue or chat_template: docs/serving.md.
     """
     from nbtrain.serving.launched import Server
     from nbtrain.serving.options import ServeOptions
@@ -30,7 +30,7 @@ def serve(run: RunLike, port: int = 0, step: int | None = None, **options: Any) 
     try:
         asked = ServeOptions(run=folder, port=port, step=step, **options)
     except TypeError:
-        # A comparison with a value of another kind.
+        # A comparison with a value of another type.
         raise ConfigError(
             f"{options | {'port': port, 'step': step}}: an option has a value of another kind."
         ) from None

@@ -5,12 +5,12 @@ from nbtrain.monitor.runs import RunList, list_runs
 
 
 class ShownRuns(RunList):
-    """A RunList; the widgets are imported when a cell shows it."""
+    """The list of runs that nb.runs() returns; the widgets are imported when a cell shows it."""
 
     everything = False
-    """Whether nothing was asked of the runs: the live table then has new runs too."""
+    """Whether the list is unfiltered: then the live table shows new runs too."""
     archived = False
-    """Whether archived runs were asked for too."""
+    """Whether archived runs are included."""
 
     def _ipython_display_(self) -> None:
         from nbtrain.lab.widgets.run_table import display_runs
@@ -19,7 +19,7 @@ class ShownRuns(RunList):
 
 
 def shown_runs(wanted: RunFilter) -> ShownRuns:
-    """The runs under the output root that are `wanted`."""
+    """Return the runs in the output directory that are `wanted`."""
     found = ShownRuns(list_runs(wanted=wanted))
     found.everything, found.archived = wanted in (RunFilter(), EVERY_RUN), wanted.archived
     return found

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class TwinRun:
-    """The result of a twin for a run's layout: the table of its checks, and in a cell the curves too."""
+    """The result of a run's twin: the table of its checks, and in a cell the curves too."""
 
     def __init__(self, report: "TwinReport"):
         self._report = report
@@ -28,29 +28,29 @@ class TwinRun:
 
     @property
     def passed(self) -> bool:
-        """Every check passed."""
+        """Whether every check passed."""
         return self._report.passed
 
     @property
     def run(self) -> Run:
-        """The twin itself, a run as any other."""
+        """The twin itself, which is an ordinary run."""
         return open_run(self._report.twin)
 
     def wait_if(self, wait: str) -> None:
-        """Nothing to wait for. Raises JobFailed if a check failed, so that a notebook's batch job sees it."""
+        """Return at once. Raises JobFailed if a check failed, so that a notebook's batch job fails."""
         wait_wanted(wait)
         if not self.passed:
             raise JobFailed(str(self))
 
     def must_finish(self) -> None:
-        """It has."""
+        """Return at once, because the twin has finished."""
 
     def report(self) -> Any:
-        """Matplotlib figure: the curves, and how far they are from one process."""
+        """Plot the curves, and their differences from one process, as a Matplotlib figure."""
         from nbtrain.monitor.twin_picture import draw
 
         return draw(self._report.to_dict())
 
     def job_page(self) -> "JobPage":
-        """The page of the twin's newest job."""
+        """Return the page of the twin's newest job."""
         return self.run.job_page()

@@ -72,12 +72,12 @@ def load(
     dataset: str = "",
     placeholders: bool = False,
 ) -> RunConfig:
-    """The checked configuration of a run: a YAML's path, the name of an example, or a Run's own.
+    """Load and check the configuration of a run: a YAML's path, the name of an example, or a Run.
 
-    `source` replaces the run's text by another, e.g. "{kind: jsonl, path: books.jsonl.gz}"; `dataset` is the
-    name of the dataset of that text, and of its tokenizer. With `placeholders`, an image, a volume or
-    machines that the backend needs and the run does not name are filled in as REPLACE-ME: such a run can be
-    planned and shown, and is not started. Raises ConfigError.
+    `source` replaces the run's text, e.g. "{kind: jsonl, path: books.jsonl.gz}"; `dataset` then names the new
+    dataset and its tokenizer. With `placeholders`, an image, a volume or machines that the backend needs and
+    the run does not name are filled in as REPLACE-ME. Such a run can be planned and shown, but not started.
+    Raises ConfigError.
     """
     changes = with_source(overrides, source, dataset) if source or dataset else overrides
     config = load_config(run.config if isinstance(run, Run) else run, changes, check=not placeholders)
@@ -111,14 +111,14 @@ def new(
 
 
 def prepare(run: RunLike, overrides: Overrides = None, force: bool = False) -> "PrepareReport":
-    """Corpus, tokenizer, .bin/.idx and indices of a run: does what is missing and says why."""
+    """Prepare corpus, tokenizer, .bin/.idx and indices of a run: make what is missing and say why."""
     from nbtrain.dataset.prepare.prepare import prepare as prepare_data
 
     return prepare_data(load(run, overrides), force=force)
 
 
 def plan(run: RunLike, overrides: Overrides = None) -> "Plan":
-    """Parameters, tokens, memory by part, time and disk of a run, before anything starts."""
+    """Plan a run before it starts: parameters, tokens, memory by part, time and disk."""
     from nbtrain.jobs.initial_weights import with_new_tokens
     from nbtrain.planner.plan import plan as make_plan
 
@@ -128,11 +128,11 @@ def plan(run: RunLike, overrides: Overrides = None) -> "Plan":
 def import_run(
     *files: str | Path, overrides: Overrides = None, onto: str | None = None, program: str = ""
 ) -> "Imported":
-    """A run from other programs' files: DeepSpeedJob, Kubeflow manifest, shell script, DeepSpeed JSON.
+    """Make a run from other programs' files: DeepSpeedJob, Kubeflow manifest, shell script, DeepSpeed JSON.
 
-    Shown in a cell it is the run YAML; `.config` is the run, `.notes` what was left out and why,
-    `.write(path)` makes the file. `overrides` say what the files do not, `onto` names the run that a
-    DeepSpeed JSON alone is put on, `program` the version of the flags ("megatron-lm@040eac94").
+    A cell shows the run YAML. `.config` is the run, `.notes` lists what was omitted and why, and
+    `.write(path)` writes the file. `overrides` add what the files lack, `onto` names the base run for a
+    DeepSpeed JSON, and `program` names the version of the flags ("megatron-lm@040eac94").
     """
     from nbtrain.foreign.importing import import_files
 
@@ -140,9 +140,9 @@ def import_run(
 
 
 def advise(run: RunLike) -> "Advice":
-    """Return changes to a run that its newest job suggests, ranked, with predicted effects.
+    """Suggest changes to a run, ranked by predicted effect, from the measurements of its newest job.
 
-    Shown in a cell, it is a table; `.use(1, "new.yaml")` writes the changed run and returns the diff.
+    A cell shows a table; `.use(1, "new.yaml")` writes the changed run and returns the diff.
     """
     from nbtrain.jobs.observe import observe
     from nbtrain.planner.advice import advise as advise_on
@@ -152,9 +152,9 @@ def advise(run: RunLike) -> "Advice":
 
 
 def calibrate(seconds: float = 180.0) -> "Calibrated":
-    """Measure this machine's device, memory, disk and collectives in `seconds` at most, for plans to use.
+    """Measure this machine's device, memory, disk and collectives in at most `seconds`, for later plans.
 
-    Shown in a cell, the result is a table; `.picture()` draws it.
+    A cell shows the result as a table; `.picture()` draws it.
     """
     from nbtrain.jobs.calibrate import calibrate as measure
 
@@ -162,10 +162,10 @@ def calibrate(seconds: float = 180.0) -> "Calibrated":
 
 
 def twin(run: RunLike, overrides: Overrides = None, submitted: bool = False) -> TwinRun:
-    """Train a small run of the same shape on this machine's CPU: data, steps, checkpoint, resume, export.
+    """Train a small run of the same layout on this machine's CPU: data, steps, checkpoint, resume, export.
 
     With `submitted`, its first run starts as a job does, through supervisor and torchrun. A check that fails
-    does not raise here: it is in the TwinRun, whose wait_if raises.
+    does not raise here. It is in the TwinRun, whose wait_if raises.
     """
     from nbtrain.proof.prove import run_twin
 
@@ -194,14 +194,13 @@ def submit(
     prepared: bool = True,
     dry_run: str | Path | None = None,
 ) -> Run | NotLaunched | Path:
-    """Start a run as a detached job, join it if it is active, resume it if it ended early.
+    """Start a run as a detached job, join it if it is active, or resume it if it ended early.
 
-    A run that has succeeded is refused; with finished="open" and the settings of one of its jobs it is
-    opened, so that a notebook can run twice, also after the run was resumed with other settings. If the
-    machine is too small, SubmitError is raised; with too_small="explain", a NotLaunched comes back instead,
-    unless there is a mistake to fix too. Missing data is refused; with prepared=False it is prepared first.
-    `dry_run` names a file that gets Slurm's batch script, the Kubernetes manifest or the commands for hosts:
-    nothing is submitted.
+    A run that has succeeded is refused. With finished="open" it is opened instead, if it has the settings of
+    one of its jobs, so that a notebook can be run twice. If the machine is too small, SubmitError is raised.
+    With too_small="explain" a NotLaunched is returned instead, unless there is also a mistake to fix. Missing
+    data is refused; with prepared=False it is prepared first. `dry_run` names a file for Slurm's batch
+    script, the Kubernetes manifest or the commands for hosts, and nothing is submitted.
     """
     from nbtrain.jobs.preflight import preflight
     from nbtrain.jobs.queue.after_boot import start_after_boot
@@ -262,7 +261,7 @@ def launch(run: RunLike, mode: str = "full", dry_run: bool = False) -> Run | Not
 
     config = load(run)
     if dry_run or placeholders_of(config):
-        # What keeps this machine from taking the run; no engine is asked.
+        # Reasons why this machine cannot run it; no scheduler is asked.
         here = preflight(config) if config.backend.kind == "local" else []
         return not_launched(config, [str(problem) for problem in here if problem.kind == "resource"])
     return submit(run, finished="open", too_small="explain", prepared=False)
@@ -279,12 +278,12 @@ def runs(
     label: str | Mapping[str, str] | Sequence[str] = (),
     archived: bool = False,
 ) -> "list[RunSummary]":
-    """The runs under the output root, newest first; in a cell, a table that stays live.
+    """List the runs in the output directory, newest first; in a cell, the table stays live.
 
-    `name` is a part of the name or a pattern (gpt-*); `state` e.g. "failed", "active" or a list; ages are
+    `name` is a part of the name or a pattern (gpt-*); `state` is e.g. "failed", "active" or a list; ages are
     "12h", "2d" or seconds since the submission; `sort` is submitted, ended, name, state, step, loss,
-    validation or restarts; `label` is {"team": "nlp"} or rules: "team=nlp,stage!=trial"; `archived` lists
-    archived runs too.
+    validation or restarts; `label` is {"team": "nlp"} or rules: "team=nlp,stage!=trial"; `archived` includes
+    archived runs.
     """
     from nbtrain.api.shown_runs import shown_runs
     from nbtrain.monitor.run_filter import run_filter
@@ -294,9 +293,9 @@ def runs(
 
 
 def queue(name: str = "", restart: bool = False) -> "QueueList":
-    """Jobs that have devices of this machine or wait for them, in order; `name` is a part of a run's name.
+    """List jobs that hold devices of this machine or wait for them, in order, filtered by part of a name.
 
-    With `restart`, jobs whose supervisor was killed, or lost in a restart of the machine, start again first.
+    With `restart`, jobs whose supervisor was killed, or lost in a reboot, start again first.
     `run.queue(priority=...)` changes the place of one run.
     """
     from nbtrain.jobs.queue.folder import Queue
@@ -310,9 +309,9 @@ def queue(name: str = "", restart: bool = False) -> "QueueList":
 
 
 def launcher(run: str | None = None, overrides: Overrides = None, mode: str = "full") -> "LaunchForm":
-    """The launch form: pick a YAML, edit it, see checks and plan, submit. `overrides` come first.
+    """Open the launch form: pick a YAML, edit it, see checks and plan, submit. `overrides` are applied first.
 
-    What it holds is for the next cell: `form.config`, and `form.mode`, which launch takes.
+    The next cell can use the edited settings: `form.config`, and `form.mode` for launch.
     """
     from nbtrain.lab.widgets.launcher import LaunchForm
 
@@ -320,7 +319,7 @@ def launcher(run: str | None = None, overrides: Overrides = None, mode: str = "f
 
 
 def tensorboard(run: RunLike | None = None) -> "TensorBoardPanel":
-    """The live TensorBoard panel of a run, or of every run under the output root."""
+    """Show the live TensorBoard panel of a run, or of every run in the output directory."""
     from nbtrain.lab.widgets.tensorboard import TensorBoardPanel
 
     return TensorBoardPanel(open_run(run).view if run is not None else None)
@@ -346,7 +345,7 @@ def data_card(data: "str | RunConfig | Run", tokenizer: str | None = None) -> "D
 
 
 def verify(data: "str | RunConfig | Run") -> "Inspection":
-    """Read every byte of a dataset, as data_card names it; DataError at the first wrong byte, id or hash."""
+    """Read every byte of a dataset, named as for data_card; DataError at the first wrong byte, id or hash."""
     from nbtrain.dataset.look.inspect import verify as verify_data
 
     return verify_data(_data_of(data))
@@ -377,14 +376,14 @@ def baselines(run: RunLike, too_small: str = "refuse") -> "Baselines | NoBaselin
 
 
 def curves(source: "RunLike") -> Any:
-    """Figure of a run or a folder of event files: loss, perplexity, learning rate, throughput."""
+    """Plot loss, perplexity, learning rate and throughput of a run or a folder of event files."""
     from nbtrain.monitor.pictures import training_curves
 
     return training_curves(_events_of(source))
 
 
 def plan_picture(run: "RunLike | Plan") -> Any:
-    """A plan, or the plan of a run, as a Matplotlib figure: memory by part, batch size and learning rate."""
+    """Plot a plan, or the plan of a run: memory by part, batch size and learning rate."""
     from nbtrain.planner.picture import plan_picture as draw
     from nbtrain.planner.plan import Plan
 
@@ -392,14 +391,14 @@ def plan_picture(run: "RunLike | Plan") -> Any:
 
 
 def deepspeed_config(run: "RunLike") -> dict[str, Any]:
-    """DeepSpeed's configuration of a run: derived from the run YAML, never written by hand."""
+    """Return DeepSpeed's configuration of a run, derived from the run YAML and never written by hand."""
     from nbtrain.config.deepspeed import deepspeed_config as derive
 
     return derive(load(run))
 
 
 def scalars(source: "RunLike") -> "ScalarsTable":
-    """The newest value of every scalar of a run, or of any folder of event files."""
+    """Return the newest value of every scalar of a run, or of any folder of event files."""
     from nbtrain.monitor.pictures import scalars_table
 
     return scalars_table(_events_of(source))

@@ -18,7 +18,7 @@ _NOT_TRIED_AGAIN = re.compile(r"Error: |not tried again|out of (?:GPU|host) memo
 
 
 def asked_of(job: JobDir) -> str | None:
-    """ "stop" or "pause" while the supervisor has the ranks save and leave; None else."""
+    """Return "stop" or "pause" while the supervisor has the ranks save and exit; None otherwise."""
     asked = read_json(job.control_pause)
     if asked and asked["pause"]:
         return "pause"

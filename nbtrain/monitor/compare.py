@@ -176,7 +176,7 @@ FIGURES: dict[str, Callable[[Compared], str | None]] = {
     "validation perplexity": _perplexity,
     "best validation loss": _of_progress("best_validation_loss", lambda value: f"{value:.4f}"),
     "test loss": _of_progress("test_loss", lambda value: f"{value:.4f}"),
-    # Of both the mean: one slow step, such as the last one, says little.
+    # Both are means, because one slow step, such as the last one, is not representative.
     "tokens/s, mean of 100 steps": _of_progress("mean_tokens_per_second", lambda value: f"{value:,.0f}"),
     "samples/s, mean of 100 steps": _of_progress("samples_per_second", lambda value: f"{value:,.1f}"),
     "peak memory": _of_progress("memory_bytes", amounts.size),
@@ -190,7 +190,7 @@ FIGURES: dict[str, Callable[[Compared], str | None]] = {
 def _read(run: RunDir, now: float) -> Compared:
     summary = summary_of(run, now)
     config = None
-    # A run that is damaged or of a later version still has its state and its figures.
+    # A run that is damaged or of a later version still has a state and metrics.
     with contextlib.suppress(NbtrainError, OSError):
         config = load_resolved(run.config_yaml)
     progress = None

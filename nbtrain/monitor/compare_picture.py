@@ -43,7 +43,7 @@ def comparison_figure(runs: Sequence[RunDir]) -> "Figure | None":
 
 
 def comparison_html(runs: Sequence[RunDir], tables: Mapping[str, Any]) -> str:
-    """The tables of compare.compared() below the curves, for an output without a live front end."""
+    """Return the tables of compare.compared() below the curves, for an output without a live front end."""
     figure = comparison_figure(runs)
     picture = ""
     if figure is not None:
@@ -62,7 +62,7 @@ def comparison_html(runs: Sequence[RunDir], tables: Mapping[str, Any]) -> str:
 
 
 def comparison_text(tables: Mapping[str, Any]) -> str:
-    """The tables of compare.compared(), for a terminal."""
+    """Return the tables of compare.compared() as text for a terminal."""
     parts = []
     for title, name in (("Figures", "figures"), ("Settings that differ", "settings")):
         table = tables[name]

@@ -67,7 +67,7 @@ class JobEvent:
 
 
 def type_of(state: str) -> str:
-    """Running of RUNNING."""
+    """Return the condition type of a state: Running for RUNNING."""
     return state.capitalize()
 
 

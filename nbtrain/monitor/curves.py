@@ -1,4 +1,4 @@
-"""Thinned curves of a run for display: few points that include spikes, and ranges that can be read in detail.
+"""Downsampled curves of a run for display: few points that include spikes, and ranges read in detail.
 
     CurveReader(folder)  ->  series: {tag: Curve}, at most MOST_POINTS each, however long the run
                          ->  detail(tags, first, last): as many points of only these steps, from the files
@@ -31,7 +31,7 @@ class Curve:
         self.width = 1
         """Number of points that each pair represents; 1 if every point is kept."""
         self._steps, self._values, self._walls = array("q"), array("d"), array("d")
-        # Of the pair that is being made: how many points, the lowest and the highest, the newest.
+        # The pair in progress: number of points, the lowest and the highest, the newest.
         self._num = 0
         self._low: Point = (0, math.nan, 0.0)
         self._high = self._newest = self._low
@@ -86,10 +86,10 @@ class Curve:
                 self._widen()
 
     def put_many(self, steps: Sequence[int], values: Sequence[float], wall_times: Sequence[float]) -> None:
-        """Add points whose steps rise; as put() does one by one, in a tenth of the time."""
+        """Add points whose steps rise, with the same result as put() for each, in a tenth of the time."""
         at, num = 0, len(steps)
         while at < num:
-            # Until one more than `most` make the curve widen; later the points that a pair stands for.
+            # Until the curve has one more point than `most` and widens; later the points of one pair.
             size = self._most + 1 - len(self._steps) if self.width == 1 else self.width
             end = min(at + size, num)
             part = values[at:end]
@@ -105,7 +105,7 @@ class Curve:
                     self._values.append(part[one])
                     self._walls.append(wall_times[at + one])
             else:
-                # A pair that is not whole.
+                # An incomplete pair.
                 size = 0
             if size == 0:
                 end = at + 1
@@ -119,7 +119,7 @@ class Curve:
         flags = list(wanted)
         points = list(zip(self.steps, self.values, self.wall_times))
         kept = len(self._steps)
-        # What is left of the pair that is being made.
+        # The rest of the pair in progress.
         rest = [point for point, flag in zip(points[kept:], flags[kept:]) if flag]
         group = 1 if self.width == 1 else 2
         self._clear()
@@ -150,7 +150,7 @@ class Curve:
             self._values[at], self._walls[at] = value, wall_time
 
     def _put_again(self, point: Point) -> None:
-        """A step that comes again, without the mark of a restart: it counts if that step was kept."""
+        """Add a point of a step repeated without a restart's mark; it counts if that step was kept."""
         step, value, wall_time = point
         if self._num and step == self._newest[0] and wall_time >= self._newest[2]:
             self._newest = point
@@ -192,7 +192,7 @@ def _ends(values: Sequence[float]) -> list[int]:
     """Return the indices of the lowest and the highest value, in order; NaN is neither if possible."""
     low, high = min(values), max(values)
     if low != low or high != high:
-        # What begins with no number: min and max stay at it.
+        # If the first value is NaN, min and max return it.
         numbers = [value for value in values if value == value]
         if not numbers:
             return [0, 0]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# In a record: its length and that number's check, then the tag of wall_time.
+# Start of a record: its length and the length's checksum, then the tag of wall_time.
 HEAD_BYTES = 13
 WALL_BYTES = 8
 VALUE_BYTES = CHECK_BYTES = 4
@@ -49,10 +49,10 @@ class Shape:
     """Layout of the records of one step: their tags, and the bytes of each part of a record."""
 
     def __init__(self, content: bytes, records: Sequence[Found], wanted: Callable[[bytes], bool]):
-        """`wanted`: whether a tag's columns are; of the others only the place is known."""
+        """Describe the records of a step; `wanted` flags the tags to read. Other tags have only positions."""
         self.first_tag = records[0].tag
         self._tags = [one.tag for one in records if wanted(one.tag)]
-        # A mask of the bytes that are the same at each step: all but time, step, value and its check.
+        # A mask of the bytes that are equal in each step: all but time, step, value and checksum.
         begin, mask, form = records[0].at, bytearray(), "<"
         for one in records:
             width, rest = one.step_end - one.step_at, one.end - VALUE_BYTES - one.step_end
@@ -63,14 +63,14 @@ class Shape:
             )
             form += f"{HEAD_BYTES}x{fields}{CHECK_BYTES}x"
         self._struct = struct.Struct(form)
-        # As numbers, so that one operation compares all of them.
+        # As integers, so that one operation compares all of them.
         self._mask = int.from_bytes(mask, "little")
         self._same = int.from_bytes(content[begin : begin + len(mask)], "little") & self._mask
 
     def take(self, content: bytes, at: int) -> tuple[list[Columns], int]:
-        """(a Columns of each tag that is wanted, where they end): the whole steps of this shape from `at` on.
+        """Return (Columns of each wanted tag, end offset) for the complete steps of this shape from `at` on.
 
-        Raises ValueError if a step is written in a way that this does not know.
+        Raises ValueError if a step is encoded in an unknown way.
         """
         size, unpack, mask, same = self._struct.size, self._struct.unpack_from, self._mask, self._same
         number, taken, last = int.from_bytes, [], len(content) - size
@@ -78,7 +78,7 @@ class Shape:
             taken.append(unpack(content, at))
             at += size
         fields = list(zip(*taken))
-        # Most tags of a step count alike.
+        # Most tags of a step have the same step field.
         numbers: dict[tuple[bytes, ...], tuple[list[int], bool]] = {}
         columns = []
         for place, tag in enumerate(self._tags if fields else ()):
@@ -91,7 +91,7 @@ class Shape:
 
 
 def _step(field: bytes) -> int:
-    """The step of an event from its field: 0 if there is none. Raises ValueError for another field."""
+    """Return an event's step from its field: 0 if there is none. Raises ValueError for another field."""
     if not field:
         return 0
     value = 0

@@ -50,7 +50,7 @@ PHASES = {
     "CANCELLED": "Cancelled",
     "LOST": "Lost",
 }
-"""The word of a job's state on a cluster's page."""
+"""Phase of a job's state on a cluster's job page."""
 ENDS = {"finished": "Succeeded"}
 """Phase of a rank that ended normally. One that was told to leave is Stopped: its job may have failed."""
 WAITING_PHASES = ("Pending", "Starting")
@@ -163,7 +163,7 @@ class JobPage:
     autotuner: str | None
     """Result of DeepSpeed's autotuner, and how to apply it; None if it was not requested."""
     limits: dict[str, float]
-    """Limits of each replica: the maximum that it may use, and of several replicas the smallest."""
+    """Limits of each replica: the maximum that it may use, the smallest if replicas differ."""
     command: list[str]
     """Command of each rank: arguments of Python, to which `folder` is added."""
     folder: str
@@ -301,9 +301,9 @@ def _replicas(
         rows = [_rank(job, record, rank, logs, node, single, state) for rank in ranks_of[index]]
         bad = [row for row in rows if row.phase == "Error"]
         seen = words.get("host") or (node.host if node else "") or _host(job, rows)
-        # Until a rank is heard of, the pod is all that is known.
+        # Until a rank reports, the pod is all that is known.
         waits = all(row.phase in WAITING_PHASES for row in rows)
-        # The machine, where an agent knows its pod's name alone.
+        # The machine's name, if the agent knows only its pod's name.
         host = str((pod.host if pod else "") or seen or "")
         own_log = job.path / "logs" / f"node{index}.log"
         first_log = job.supervisor_log if index == 0 else own_log
@@ -332,7 +332,7 @@ def _replicas(
 
 
 def _node_records(job: JobDir) -> dict[int, dict[str, Any]]:
-    """nodes/<k>.json of the node agents, if the backend has any."""
+    """Return the records nodes/<k>.json of the node agents, if the backend has any."""
     paths = (path for path in job.path.glob("nodes/*.json") if path.stem.isdigit())
     return {int(path.stem): files.read_json(path) or {} for path in paths}
 

@@ -6,12 +6,12 @@ from nbtrain.base import amounts, files
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.schema import RunConfig
 
-# Of many machines, those that are named.
+# If there are many machines, only this many are named.
 MOST_HOSTS = 8
 
 
 def place_of(job: JobDir, config: RunConfig) -> dict[str, str]:
-    """{label: text}: Kubernetes' object, namespace and UID, Slurm's job, the hosts; {} on kind: local."""
+    """Return {label: text}: Kubernetes' object and UID, Slurm's job, the hosts; {} on kind: local."""
     said = files.read_json(job.handle_json) or {}
     found: dict[str, Any] = {}
     if config.backend.kind == "kubernetes":
@@ -39,7 +39,7 @@ def place_of(job: JobDir, config: RunConfig) -> dict[str, str]:
 
 
 def started_from(run: RunDir, config: RunConfig) -> str:
-    """The checkpoint or the model that the weights came from; "" if they were drawn at random."""
+    """Return the checkpoint or model that the weights came from; "" if they were initialized randomly."""
     if config.init_from is None:
         return ""
     taken = files.read_json(run.init_from_json) or {}

@@ -27,11 +27,11 @@ from nbtrain.monitor.usage_charts import drawn, usage_charts
 # A chart of the panel is about this many pixels wide.
 CHART_POINTS = 160
 MOST_EVENTS = 500
-# Of a rank, failures of earlier attempts.
+# Failures of earlier attempts that are shown for each rank.
 MOST_EARLIER = 3
-# In the choice of logs; the tables have more of them.
+# Logs in the log menu; the tables have more of them.
 MOST_LOGS = 256
-# Jobs that can be chosen; older ones: `nbtrain job --job`.
+# Jobs in the job menu; older ones: `nbtrain job --job`.
 MOST_JOBS = 50
 CONDITION_HEADS = ("since", "type", "status", "reason", "message")
 EVENT_HEADS = ("time", "type", "reason", "object", "message")
@@ -54,7 +54,7 @@ RANK_HEADS = (
         "message",
     ),
 )
-# Of a replica's ranks, how many are in the menu to its logs; all are in the table of ranks.
+# Ranks of a replica whose logs are in its menu; all are in the table of ranks.
 MOST_IN_MENU = 32
 FIGURE_HEADS = ("replica", "figure", "newest", "mean", "peak", "request", "limit")
 
@@ -107,7 +107,7 @@ def job_shown(run: RunDir, job_id: str | None = None, now: float | None = None) 
 
 
 def conditions_shown(page: JobPage) -> dict[str, Any]:
-    """The table of conditions."""
+    """Return the table of conditions."""
     rows = (
         (
             "bad" if one.status and one.type in ("Failed", "Lost") else "" if one.status else "past",
@@ -174,7 +174,7 @@ def _replica(replica: Replica) -> dict[str, Any]:
 
 
 def _gpus(replica: Replica) -> str:
-    """ "2 x H100, 90 % busy"; "" without any."""
+    """Return "2 x H100, 90 % busy"; "" without GPUs."""
     if not replica.gpus:
         return ""
     name = next(iter(replica.gpus.values())).name

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NUM_EVENTS = 20
 # More ranks than this are not listed one by one unless they have failed.
 MOST_RANKS = 32
-# Of each rank, failures of earlier attempts.
+# Failures of earlier attempts that are shown for each rank.
 MOST_EARLIER = 3
 UNKNOWN = "-"
 REPLICA_TITLES = ("REPLICA", "HOST", "PHASE", "RESTARTS", "CPU", "MEMORY", "MESSAGE")
@@ -140,7 +140,7 @@ def amounts_text(found: Mapping[str, float]) -> str:
 
 
 def replica_rows(replica: "Replica") -> list[tuple[str, ...]]:
-    """Rows under REPLICA_TITLES: the replica, then its ranks."""
+    """Return the rows under REPLICA_TITLES: the replica, then its ranks."""
     rows: list[tuple[str, ...]] = [
         (
             replica.name,
@@ -168,12 +168,12 @@ def replica_rows(replica: "Replica") -> list[tuple[str, ...]]:
 
 
 def _pair(use: dict[str, "Use"]) -> tuple[str, str]:
-    """CPU and memory: the newest of the limit."""
+    """Return the newest CPU and memory use with their limits."""
     return use_of_limit("cpu_cores", use), use_of_limit("memory_bytes", use)
 
 
 def use_of_limit(name: str, use: dict[str, "Use"]) -> str:
-    """ "2.00 of 4.00": the newest of the limit."""
+    """Return "2.00 of 4.00": the newest value and the limit."""
     one = use.get(name)
     if one is None or one.newest is None:
         return UNKNOWN

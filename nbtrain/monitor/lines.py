@@ -65,7 +65,7 @@ def _progress(view: RunView) -> tuple[list[str], list[str]]:
             parts.append(f"{steps} without a token in the loss")
         if progress.overflow_steps:
             parts.append(amounts.counted(progress.overflow_steps, "overflow step"))
-        # If the ranks are gone while their job is active, their rate is out of date and not shown.
+        # If the ranks are gone while their job is active, their throughput is out of date and not shown.
         gone = working and not ranks_run(state, heartbeat)
         if (rate := progress.mean_tokens_per_second) is not None and not gone:
             parts.append(f"{rate:,.0f} tokens/s")

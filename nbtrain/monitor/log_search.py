@@ -69,7 +69,7 @@ def search_file(path: Path, text: str, ignore_case: bool = False, job_id: str = 
             if not end and len(block) < BLOCK_BYTES:
                 rest = block
                 continue
-            # Within a line that fills a block, a text that the block's end cuts is found with the next one.
+            # In a line longer than a block, a text that the block's end splits is found in the next block.
             whole, rest = (
                 (block[:end], block[end:]) if end else (block, block[len(block) - len(needle) + 1 :])
             )

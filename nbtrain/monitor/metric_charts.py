@@ -39,7 +39,7 @@ TOGETHER: dict[str, tuple[str, ...]] = {
     ),
 }
 """Charts with several curves that are read together; every other curve has a separate chart."""
-# {how the names of a family begin: what one of its curves is called, before `of` and the dataset}
+# {beginning of a family's names: the label of one of its curves, before `of` and the dataset}
 OF_DATASETS = {
     "loss/": "loss",
     "validation_loss/": "validation loss",

@@ -28,7 +28,7 @@ from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.snapshot import six_digits, thin
 from nbtrain.monitor.tfevents import ScalarReader, Series, event_files
 
-# As the tiles of a run name them (shown.py).
+# Names as on the tiles of a run (shown.py).
 TITLES = {
     "loss": "training loss",
     "grad_norm": "gradient norm",
@@ -40,14 +40,14 @@ AXES = ("step", "tokens", "time")
 MOST_TAGS = 64
 POINTS = 500
 MOST_POINTS = 2000
-# An answer takes at most a second; files that are not read in this time are in the next answer.
+# An answer takes at most a second; files not read in this time are in the next answer.
 READ_SECONDS = 0.15
 DETAIL_SECONDS = 2.0
-# Of a download, so long is read at a time.
+# Seconds of reading at a time for a download.
 PIECE_SECONDS = 0.05
 PROCESSES = ProcessTable(age_seconds=0.9)
 """Process table shared by all views of a server: panels ask once a second."""
-# The count of tokens at each step; of other programs' event files there is none.
+# Number of tokens at each step; event files of other programs have none.
 TOKENS_TAG = BY_NAME["steps_vs_tokens"].tag
 
 
@@ -91,7 +91,7 @@ def metrics(view: RunView, asked: Asked) -> dict[str, Any]:
             if points[0] and _width(known[name]) > 1 and len(points[0]) < asked.points
         }
         if coarse and isinstance(reader, CurveReader) and (asked.first, asked.last) != (None, None):
-            # The points that are kept are too far from each other for this range.
+            # The kept points are too far apart for this range.
             first, last = min(one for one, _ in coarse.values()), max(one for _, one in coarse.values())
             detail = reader.detail(coarse, first, last, DETAIL_SECONDS)
             found |= {
@@ -125,7 +125,7 @@ def _tag(name: str) -> str:
     try:
         return scalar(name).tag
     except KeyError:
-        raise ConfigError(f"{name[:80]!r} is no scalar of nbtrain.{nearest(name, BY_NAME)}") from None
+        raise ConfigError(f"{name[:80]!r} is not a scalar of nbtrain.{nearest(name, BY_NAME)}") from None
 
 
 def _title(name: str) -> str:
@@ -170,7 +170,7 @@ class _Steps:
             return None
         at = min(bisect.bisect_left(self.steps, step), len(self.steps) - 1)
         right = self.steps[at]
-        # Before the first known step the count begins at 0.
+        # Before the first known step the count starts at 0.
         left, least = (self.steps[at - 1], self.tokens[at - 1]) if at else (0, 0.0)
         if right == left:
             return self.tokens[at]
@@ -247,7 +247,7 @@ def csv_pieces(view: RunView, names: Sequence[str] | None) -> Iterator[str]:
 
 
 class _Lines(ScalarReader):
-    """Makes lines of what it reads, and keeps nothing."""
+    """A reader that turns points into CSV lines and keeps nothing."""
 
     # Lines are in the order of the file.
     by_steps = False

@@ -115,7 +115,7 @@ def change_notes(
 
 
 def label_changes(words: list[str]) -> dict[str, str | None]:
-    """{key: value} from key=value, and {key: None} from key-. Raises ConfigError."""
+    """Return {key: value} for key=value, and {key: None} for key-. Raises ConfigError."""
     found: dict[str, str | None] = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -143,7 +143,7 @@ def _submitted(run: RunDir) -> dict[str, str]:
 
 
 def _check(labels: Mapping[str, str | None], notes: str | None, archived: bool | None) -> None:
-    # A list of runs, which reads notes too, does without the schema.
+    # A list of runs, which reads notes too, must not load the schema.
     from nbtrain.config.labels import label_problem
 
     if not isinstance(labels, Mapping):

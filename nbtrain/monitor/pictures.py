@@ -191,7 +191,7 @@ class ScalarsTable:
             try:
                 known = scalar_named(name)
             except KeyError:
-                known = Scalar(name, name, "", "")  # a tag of somebody else's event files
+                known = Scalar(name, name, "", "")  # a tag from another program's event files
             self.rows.append((name, _value(points.last, known.unit), f"{points.steps[-1]:,}", known.meaning))
 
     def __repr__(self) -> str:

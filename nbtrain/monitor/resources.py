@@ -18,11 +18,11 @@ import psutil
 from nbtrain.base import nvml
 from nbtrain.base.records import ProcessIdentity, boot_id
 
-# Ten minutes at one sample a second; older ones are thinned out.
+# Ten minutes at one sample a second; older samples are downsampled.
 HISTORY_SAMPLES = 600
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# A line of /proc/<pid>/stat is 52 numbers and a name of 64 letters at most.
+# A line of /proc/<pid>/stat has at most 52 numbers and a name of 64 characters.
 STAT_BYTES = 4096
 # Fields of it after the command name, counted from 0.
 _PARENT, _UTIME, _STIME, _START, _RSS = 1, 11, 12, 19, 21
@@ -80,7 +80,7 @@ def _row(pid: int) -> ProcessRow | None:
     except OSError:
         return None
     try:
-        # The command name is in parentheses and may hold anything, so cut after the last one.
+        # The command name is in parentheses and may contain anything, so split after the last one.
         fields = os.read(descriptor, STAT_BYTES).rpartition(b")")[2].split()
     except OSError:
         return None

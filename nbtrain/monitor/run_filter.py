@@ -35,7 +35,7 @@ SORTS = {
     "validation": ("validation_loss", False),
     "restarts": ("restarts", True),
 }
-# A comma between rules; those in brackets are of one rule, which an error quotes whole.
+# A comma between rules. A comma in parentheses belongs to one rule, which an error quotes in full.
 RULE_END = re.compile(r",(?![^(]*\))")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 

@@ -4,7 +4,7 @@ import json
 import time
 from pathlib import Path
 
-# A run that was not there is looked for again after so long: it reads the run.json of every run.
+# Seconds until a missing run is searched for again, which reads the run.json of every run.
 AGAIN_SECONDS = 60.0
 
 # {(output root, run id): (name or None, when it was looked for)}
@@ -27,7 +27,7 @@ def name_of(run_id: str, root: Path) -> str | None:
 
 def _is(path: Path, run_id: str) -> bool:
     try:
-        # Most files are of other runs, and searching one is quicker than parsing it.
+        # Most files belong to other runs, and a text search is faster than parsing.
         text = path.read_text(encoding="utf-8", errors="replace")
         return run_id in text and json.loads(text).get("run_id") == run_id
     except (OSError, ValueError, AttributeError):

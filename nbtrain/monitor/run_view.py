@@ -64,9 +64,10 @@ class RunView:
         read_seconds: float | None = None,
         processes: ProcessTable | None = None,
     ):
-        """`reader` reads the event files, by default every point; a snapshot for at most `read_seconds`.
+        """Create a view of a run.
 
-        `processes`: a table that several views share.
+        `reader` reads the event files, by default every point, for at most `read_seconds` in a snapshot.
+        `processes` is a table that several views share.
         """
         self.run = run
         self.reader = reader or ScalarReader(run.tensorboard, lambda tag: name_of(tag) is not None)
@@ -75,7 +76,7 @@ class RunView:
         self._read_seconds = read_seconds
         self._processes = processes or ProcessTable()
         self._samplers: dict[str, ResourceSampler] = {}
-        # {job id: (time stamp of job.json, what a snapshot says of the job)} of jobs that have ended
+        # {job id: (time stamp of job.json, its entry in a snapshot)} of ended jobs
         self._ended: dict[str, tuple[int, tuple[dict[str, Any], JobRecord | None]]] = {}
         self._events: tuple[Any, list[dict[str, Any]]] = (None, [])
         self._snapshot: tuple[float, dict[str, Any]] | None = None
@@ -124,7 +125,7 @@ class RunView:
         try:
             tag = scalar_named(name).tag
         except KeyError:
-            raise KeyError(f"{name!r} is no scalar of nbtrain; there are: {', '.join(BY_NAME)}") from None
+            raise KeyError(f"{name!r} is not a scalar of nbtrain; there are: {', '.join(BY_NAME)}") from None
         with self.lock:
             self.reader.refresh()
             return self.reader.series.get(tag, Series())
@@ -247,7 +248,7 @@ class RunView:
     def _curve(self, name: str) -> dict[str, Any]:
         series = self.reader.series.get(BY_NAME[name].tag, Series())
         steps, values = thin(series.steps, series.values, LARGEST_NUM_POINTS)
-        # Six digits are more than a picture shows, and a third of the bytes sent each second.
+        # A picture shows at most six digits, and more would triple the bytes sent each second.
         values = [six_digits(value) for value in values]
         return {"unit": BY_NAME[name].unit, "steps": steps, "values": values, "num_points": len(series)}
 
@@ -311,6 +312,6 @@ class RunView:
             return {"source": "rank 0", "lines": lines}
         lines = logs.tail_lines(job.supervisor_log, LOG_LINES)
         if not lines and (said := logs.tail_lines(job.node_log(0), LOG_LINES)):
-            # Of a pod that ended before it could start the supervisor.
+            # Log of a pod that ended before it could start the supervisor.
             return {"source": "node 0", "lines": said}
         return {"source": logs.SUPERVISOR, "lines": lines}

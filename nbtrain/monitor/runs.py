@@ -31,12 +31,12 @@ from nbtrain.monitor.run_filter import DAMAGED as DAMAGED
 from nbtrain.monitor.run_filter import EVERY_RUN, RunFilter
 from nbtrain.monitor.run_filter import NO_JOB as NO_JOB
 
-# A sentence or two of a cause; all of it is on the page of the job.
+# One or two sentences of a cause; the job page has all of it.
 CAUSE_LENGTH = 140
-# A record is a few KB; a longer one is read by summary_of. For a buffer of 128 KiB or more, malloc would map
+# A record has a few KB; a longer one is read by summary_of. For a buffer of 128 KiB or more, malloc would map
 # new memory for each file.
 RECORD_BYTES = 64 << 10
-# A rank renews its heartbeat once a second; one on another host that did so lately still runs.
+# A rank renews its heartbeat once a second; a rank on another host that did so recently still runs.
 RANK_SILENCE_SECONDS = 10.0
 NOTHING_SAID = RunNotes()
 
@@ -108,7 +108,7 @@ def _found(root: Path, wanted: RunFilter) -> Iterator[RunSummary]:
 
 def runs_json(entries: Sequence[RunSummary]) -> str:
     """Return a JSON list with one run per line."""
-    # Indented, json writes at a fifth of this speed.
+    # With indentation json writes at a fifth of this speed.
     return "[\n" + ",\n".join(json.dumps(entry.to_dict()) for entry in entries) + "\n]"
 
 
@@ -122,7 +122,7 @@ def summary_in(root: Path, name: str, now: float) -> RunSummary | None:
     try:
         return summary_of(run, now)
     except (RecordError, PermissionError) as error:
-        # One damaged file, or one of another user, must not hide every other run.
+        # One damaged file, or another user's file, must not hide every other run.
         cause = f"{files.not_allowed(error)}." if isinstance(error, PermissionError) else str(error)
         with contextlib.suppress(PermissionError):
             return RunSummary(name, DAMAGED, cause, len(run.job_ids()), run.run_json.stat().st_mtime)
@@ -158,7 +158,7 @@ def _ended_summary(folder: str, name: str) -> RunSummary | None:
         first_step = attempts[-1]["first_step"] if attempts else saved.get("checkpoint_step")
         step = beat.get("step")
         if attempts and first_step and beat and not (step and beat["attempt"] == attempts[-1]["attempt"]):
-            # JobRecord.placed() has more to say.
+            # JobRecord.placed() has to determine the step.
             return None
         progress = beat.get("progress") or {} if beat else saved
         notes = f"{folder}/notes.json"
@@ -191,7 +191,7 @@ def _ended_summary(folder: str, name: str) -> RunSummary | None:
 
 
 def _entries(folder: str | Path) -> list[str]:
-    """Names in a folder; a Path for each of them, 5,000 in all, would take longer than reading the files."""
+    """Return the names in a folder; creating 5,000 Paths would take longer than reading the files."""
     return os.listdir(folder)
 
 
@@ -199,7 +199,7 @@ def _read(path: str) -> Any:
     """Return the JSON value of a small file."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        # Three times as fast as json. It refuses NaN, which json takes: such a run is read by summary_of.
+        # Three times as fast as json. It refuses NaN, which json accepts; such a run is read by summary_of.
         return orjson.loads(os.read(descriptor, RECORD_BYTES))
     finally:
         os.close(descriptor)

@@ -15,7 +15,7 @@ TONES = {
 """Tones of states; all other states are calm."""
 UNKNOWN = "\N{EN DASH}"
 MOST_GPUS = 8
-# Above it amounts.count has no unit: the perplexity of a run that has diverged.
+# Above this value amounts.count has no unit: the perplexity of a run that has diverged.
 LARGEST_COUNT = 1e15
 CONFIG_ROWS = (
     (

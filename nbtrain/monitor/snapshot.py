@@ -29,7 +29,7 @@ PARTS = (
     "alerts",
 )
 SNAPSHOT_KEYS = (*OWN_KEYS, *PARTS, "warnings", "shown")
-# Of the newest job's record.
+# Fields of the newest job's record.
 JOB_KEYS = (
     *("job_id", "created_at", "started_at", "ended_at", "attempt", "restarts", "resumed_from_step"),
     *("world_size", "backend", "command"),
@@ -37,7 +37,7 @@ JOB_KEYS = (
 
 NUM_EVENTS = 60
 
-# Events that decide the fate of a run: they stay in sight, however many newer ones of other kinds there are.
+# Important events, which stay visible however many newer events of other kinds there are.
 WEIGHTY = frozenset({"error", "restart", "rollback", "hang"})
 
 
@@ -50,11 +50,11 @@ def thin(steps: Sequence[int], values: Sequence[float], most: int) -> tuple[list
     chosen = {0, len(steps) - 1}
     starts = [bucket * len(steps) // buckets for bucket in range(buckets)]
     parts = [values[low:high] for low, high in zip(starts, [*starts[1:], len(steps)])]
-    # Without a loop of Python's: eight curves are thinned at each look at a run.
+    # Without a Python loop: eight curves are downsampled for each snapshot of a run.
     for end in (min, max):
         ends = [*map(end, parts)]
         if any(map(math.isnan, ends)):
-            # Of what begins with NaN, min and max are NaN: the lowest and the highest number count.
+            # If values begin with NaN, min and max are NaN; use the lowest and highest number.
             ends = [end(filter(_is_number, part), default=part[0]) for part in parts]
         chosen.update(map(operator.add, starts, map(list.index, parts, ends)))
     order = sorted(chosen)
@@ -83,12 +83,12 @@ def progress_part(
     known = heartbeat.progress if heartbeat else saved
     if known is None:
         return None
-    # A trial (batch.max_steps) ends before train_tokens: its bar must still reach the end.
+    # A trial (batch.max_steps) ends before train_tokens, and its bar must still reach the end.
     active = state in ACTIVE
     gone = active and heartbeat is not None and not ranks_run(state, heartbeat)
     loss, target = known.validation_loss, config["target_tokens"] if config else known.goal_tokens
     if config is not None and not config["has_perplexity"]:
-        loss = None  # of pairs of answers: no loss of a token
+        loss = None  # a loss over preference pairs, not over tokens
     return {
         **vars(known),
         "step": heartbeat.step if heartbeat else known.checkpoint_step or 0,
@@ -143,7 +143,7 @@ def six_digits(value: float) -> float:
 def finite(value: Any) -> Any:
     """Return `value` with NaN and Inf as None, because JSON does not have them."""
     try:
-        # There and back takes a tenth of the time of looking at each part here.
+        # Encoding and decoding takes a tenth of the time of visiting each part here.
         return orjson.loads(orjson.dumps(value))
     except TypeError:
         return _finite(value)
@@ -154,7 +154,7 @@ def encoded(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError:
-        # What orjson does not take: keys that are numbers, half a surrogate pair of a file's name.
+        # Values that orjson refuses: numeric keys, half a surrogate pair in a file's name.
         return json.dumps(_finite(value), separators=(",", ":")).encode()
 
 

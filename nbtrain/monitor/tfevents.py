@@ -39,7 +39,7 @@ _FOOTER_BYTES = 4
 # A scalar event has about 100 bytes; one with an image or a graph may have megabytes.
 _LARGEST_RECORD_BYTES = 1 << 31
 _SCALAR_BYTES = 400
-# Of a file, so much is read at a time.
+# Bytes of a file that are read at a time.
 BLOCK_BYTES = 1 << 20
 
 # An Event with one Summary.Value with tag and simple_value, as torch and Megatron write it: wall_time (1),
@@ -132,14 +132,14 @@ class _OpenFile:
     offset: int = 0
     broken: str | None = None
     places: list[tuple[int, int]] = field(default_factory=list)
-    """(offset, a step just before it) about every BLOCK_BYTES, for who reads a range of steps again."""
+    """Pairs (offset, a step just before it) about every BLOCK_BYTES, for a reader of a range of steps."""
 
 
 class ScalarReader:
     """A reader of the scalars of one folder while it grows. One thread at a time."""
 
     by_steps = True
-    """Whether several steps may be taken at once, tag by tag."""
+    """Whether several steps may be read at once, tag by tag."""
 
     def __init__(
         self,
@@ -147,9 +147,10 @@ class ScalarReader:
         tags: Iterable[str] | Callable[[str], bool] | None = None,
         points: Callable[[], Points] = Series,
     ):
-        """`tags`: the tags to read, or a function that says whether a tag is read; None reads all.
+        """Create a reader.
 
-        `points` makes what is kept of a tag: by default all.
+        `tags` are the tags to read, or a function that says whether a tag is read; None reads all. `points`
+        makes the container of a tag's points, by default one that keeps all.
         """
         self.folder = Path(folder)
         self.series: dict[str, Any] = {}
@@ -193,7 +194,7 @@ class ScalarReader:
                 content = stream.read(asked_bytes)
                 whole, before = len(content) == asked_bytes, state.offset
                 changed |= self._take_block(path, state, content)
-                # A record that is longer than a block is read alone.
+                # A record that is longer than a block is read separately.
                 longer = _LENGTH.size + _FOOTER_BYTES + (_LENGTH.unpack_from(content)[0] if whole else 0)
                 asked_bytes = BLOCK_BYTES if state.offset > before else max(BLOCK_BYTES, longer)
                 if state.offset - (state.places[-1][0] if state.places else 0) >= BLOCK_BYTES // 2:
@@ -211,7 +212,7 @@ class ScalarReader:
                 stream.seek(before)
                 self._take_block(path, state, stream.read(min(BLOCK_BYTES, end - before)))
                 if state.offset == before:
-                    # A record that is longer than a block holds no scalar that is drawn.
+                    # A record that is longer than a block holds no scalar to draw.
                     stream.seek(before)
                     length = _LENGTH.unpack(stream.read(_LENGTH.size))[0]
                     state.offset += _LENGTH.size + length + _FOOTER_BYTES
@@ -282,7 +283,7 @@ class ScalarReader:
         if self.purges and columns:
             session = max(one[0] for one in self.purges)
             if min(min(column.wall_times) for column in columns) < session:
-                # A slow older writer's: each point is looked at.
+                # Points of an older, slower writer: each point is checked.
                 return at
         for column in columns:
             series = self._by_tag[column.tag]
@@ -371,7 +372,7 @@ def read_scalars(folder: str | os.PathLike, tags: Iterable[str] | None = None) -
 
 
 def event_files(folder: Path) -> list[Path]:
-    """Event files of a folder, oldest first; their names begin with the time they were opened."""
+    """Return the event files of a folder, oldest first; their names begin with the time they were opened."""
     if not folder.is_dir():
         return []
     return sorted((path for path in folder.glob(FILE_GLOB) if path.is_file()), key=_opened_at)
@@ -382,7 +383,7 @@ def _opened_at(path: Path) -> tuple[int, str]:
     return (int(stamp) if stamp.isdigit() else 0, path.name)
 
 
-# Of DT_FLOAT and DT_DOUBLE.
+# Codes of DT_FLOAT and DT_DOUBLE.
 _FORMATS = {1: "<f", 2: "<d"}
 
 

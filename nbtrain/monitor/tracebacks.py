@@ -12,10 +12,10 @@ from nbtrain.base.records import ExitRecord
 from nbtrain.base.rundir import JobDir
 from nbtrain.monitor.logs import SUPERVISOR, log_attempts, log_path, read_log
 
-# "rank 3 failed at step 7: ...", "the wrappers of ranks 2, 3 were killed": the culprit is named first.
+# "rank 3 failed at step 7: ...", "the wrappers of ranks 2, 3 were killed": the culprit is first.
 RANK = re.compile(r"\branks? (\d+)")
 TRACEBACK = "Traceback (most recent call last):"
-# Of a log, so much of its end is searched.
+# Bytes at the end of a log that are searched.
 SEARCHED_BYTES = 1 << 20
 
 
@@ -40,7 +40,7 @@ def failed_rank(job: JobDir, cause: str | None) -> int | str:
 
 
 def whose(rank: int | str) -> str:
-    """ "rank 0", or "the supervisor's log" and the like."""
+    """Return the owner of a log in words: "rank 0", "the supervisor's log" and the like."""
     if rank == SUPERVISOR:
         return "the supervisor's log"
     return f"rank {rank}" if isinstance(rank, int) else f"the log of {rank}"
@@ -71,7 +71,7 @@ def traceback_in(text: str) -> str | None:
     start = text.rfind(TRACEBACK)
     if start < 0:
         return None
-    # Other threads and torchrun write before a line: what stands there stands before each line.
+    # Other threads and torchrun write prefixes; a prefix of the first line is on every line.
     before = text[text.rfind("\n", 0, start) + 1 : start]
     lines = []
     for line in text[start - len(before) :].splitlines():

@@ -38,7 +38,7 @@ def draw(report: dict[str, Any]) -> "Figure":
             continue
         losses.plot(curve["step"], curve["loss"], line, color=colour, label=words)
         both = [(at, loss) for at, loss in zip(curve["step"], curve["loss"]) if at in expected]
-        # With dropout, the twin's own curve is another one, so its difference says nothing.
+        # With dropout the twin's own curve is different, so its difference means nothing.
         if name in ("exact", "rounded", "reshaped") and both:
             far = [max(abs(loss - expected[at]), NO_DIFFERENCE) for at, loss in both]
             style = {"marker": "o", "markersize": 3, "color": colour, "label": words}

@@ -45,19 +45,19 @@ class Points:
         )
 
     def _rising(self, most: int) -> list[slice]:
-        """Equal parts of the time, if each point is later than the one before: a search for each part."""
+        """Return equal parts of the time for points in rising order, with a search for each part."""
         begin, length = self.times[0], self.times[-1] - self.times[0]
         ends = (bisect.bisect_left(self.times, begin + length * part / most) for part in range(1, most))
         bounds = [0, *dict.fromkeys(end for end in ends if end), len(self)]
         return [slice(first, last) for first, last in itertools.pairwise(bounds)]
 
     def _parts(self, most: int) -> list[slice]:
-        """Equal parts of the time, of points that a clock has written which was set back."""
+        """Return equal parts of the time for points whose clock was set back."""
         begin, length = self.times[0], max(self.times) - self.times[0]
         parts: list[slice] = []
         first = place = 0
         for number, at in enumerate(self.times):
-            # The place never decreases: the clock of a second boot may be behind the clock of the first.
+            # The position never decreases: the clock of a second boot may be behind the clock of the first.
             here = max(place, min(most - 1, int((at - begin) / length * most))) if length > 0 else 0
             if here != place and number:
                 parts.append(slice(first, number))
@@ -82,7 +82,7 @@ class NodeUsage:
 
     @property
     def about(self) -> dict[str, Any]:
-        """The node's latest description of itself: requests, limits, GPUs."""
+        """Return the node's latest description of itself: requests, limits, GPUs."""
         return self._segments[-1].about
 
     def subjects(self) -> list[str]:
@@ -110,7 +110,7 @@ class NodeUsage:
             means = _column(segment, segment.means, place)[:last]
             maxima = _column(segment, segment.maxima, place)[:last] if segment.level else means
             if not math.isnan(sum(means)):
-                # All are known, as of most figures.
+                # All values are known, as for most metrics.
                 found.times.extend([stamp + offset for stamp in segment.stamps[:last]])
                 found.means.extend(means)
                 found.maxima.extend(maxima)
@@ -149,11 +149,11 @@ def _column(segment: Segment, values: array, place: int) -> array:
 
 
 def _pieces(segments: list[Segment]) -> Iterator[tuple[Segment, int, float]]:
-    """(segment, how many of its frames, seconds of its clock at boot), oldest first.
+    """Yield (segment, number of its frames, seconds of its clock at boot), oldest first.
 
-    Of each boot: the finest level from where it begins, and before that the next coarser one. Stamps of one
-    boot only rise; the clock is read once, at the newest file of the boot, so that a clock which was set
-    meanwhile turns nothing around.
+    For each boot these are the finest level from its beginning, and before that the next coarser one. Stamps
+    of one boot only rise. The clock is read once, in the newest file of the boot, so a clock that was set
+    meanwhile does not reorder anything.
     """
     boots = list(dict.fromkeys(segment.boot_id for segment in segments))
     for boot in boots:
@@ -192,7 +192,7 @@ def usage_part(node: NodeUsage, most_points: int) -> dict[str, Any]:
             curves.setdefault(subject, {})[name] = {
                 "unit": FIGURES[name].unit if name in FIGURES else "",
                 "times": [round(at, 1) for at in points.times],
-                # Six digits are more than a picture shows.
+                # A picture shows at most six digits.
                 "mean": [float(f"{value:.6g}") for value in points.means],
                 "max": [float(f"{value:.6g}") for value in points.maxima],
             }

@@ -19,7 +19,7 @@ MOST_NAMED = 8
 MOST_ABOVE = 5.0
 # Margin above the highest point or bound, as a fraction of it.
 MARGIN_FRACTION = 0.06
-# Chart: title -> (beginnings of subjects, {figure: word in the legend}).
+# Chart: title -> (beginnings of subjects, {metric: word in the legend}).
 CHARTS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "CPU": (("replica", "rank"), {"cpu_cores": ""}),
     "Memory": (("replica", "rank"), {"memory_bytes": ""}),
@@ -85,13 +85,13 @@ class UsageChart:
 
     @property
     def heading(self) -> str:
-        """The title, with the bounds that are not drawn."""
+        """Return the title with the bounds that are not drawn."""
         words = [f"{one.word} {axis_label(self.figure, one.value)}" for one in self.far]
         return ", ".join([self.title, *words])
 
     @property
     def top(self) -> float:
-        """The greatest value that is drawn."""
+        """Return the greatest value that is drawn."""
         peak = max(max(line.points.maxima) for line in self.lines)
         return max([peak, *(one.value for one in self.bounds)])
 
@@ -101,7 +101,7 @@ def usage_charts(page: JobPage, most_points: int = MOST_POINTS) -> list[UsageCha
     found = []
     for title, (_, figures) in CHARTS.items():
         lines = list(_lines(page, title, most_points))
-        # A single point is not a line; the second values follow a second after a job's first ones.
+        # A single point is not a line; the second values come a second after a job's first ones.
         if any(len(line.points) > 1 for line in lines):
             figure = next(iter(figures))
             peak = max(max(line.points.maxima) for line in lines)
@@ -117,7 +117,7 @@ def _lines(page: JobPage, title: str, most_points: int) -> Iterator[Line]:
         for subject in node.subjects():
             if not subject.startswith(beginnings):
                 continue
-            # Ranks of several replicas are in their sums.
+            # The sums include the ranks of several replicas.
             if subject.startswith("rank") and len(page.usage) > 1:
                 continue
             for figure, word in figures.items():
@@ -140,7 +140,7 @@ def _bounds(page: JobPage, figure: str) -> Iterator[Bound]:
         sizes = [gpu.memory_bytes for one in page.replicas for gpu in one.gpus.values() if gpu.memory_bytes]
         found = [("limit", min(sizes, default=None))]
     if found[0][1] is not None and found[0][1] == found[-1][1] and len(found) > 1:
-        # One line: the other would be hidden under it.
+        # One line, because the second would be hidden under it.
         found = [("request = limit", found[0][1])]
     for word, value in found:
         if value is not None:
@@ -183,7 +183,7 @@ def drawn(chart: UsageChart, begin: float) -> dict[str, Any]:
         lines.append({"name": str(number), "label": line.label, "color": color, "dots": False})
         curves[str(number)] = {
             "steps": [round(at - begin, 1) for at in line.points.times],
-            # Six digits are more than a picture shows.
+            # A picture shows at most six digits.
             "values": [float(f"{value:.6g}") for value in line.points.means],
             "maxima": [float(f"{value:.6g}") for value in line.points.maxima],
             "words": [value_label(chart.figure, value) for value in line.points.means],

@@ -24,7 +24,7 @@ from nbtrain.monitor.runs import RunSummary, summary_in
 from nbtrain.monitor.shown import UNKNOWN, pill
 from nbtrain.monitor.snapshot import encoded
 
-# Several lists may be open: within this time they get one answer.
+# Seconds within which several open lists get the same answer.
 ANSWER_AGE_SECONDS = 0.9
 # Two changes within one tick of a file system's clock have one time stamp: a younger folder is read again.
 SETTLED_SECONDS = 2.0
@@ -117,7 +117,7 @@ class WatchedRuns:
 def _stamps(folder: str, job: str | None) -> tuple[int, ...] | None:
     try:
         paths = (folder, f"{folder}/jobs", f"{folder}/jobs/{job}")
-        # A Path for each would take longer than the call.
+        # Creating a Path for each would take longer than the call.
         return tuple(os.stat(path).st_mtime_ns for path in paths)  # noqa: PTH116
     except OSError:
         return None

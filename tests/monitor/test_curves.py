@@ -181,7 +181,7 @@ def test_metrics_by_step_tokens_and_time(tmp_path):
     assert metrics(view, Asked(("loss",), "step", 200, 300))["series"]["loss"]["step"] == []
     few = metrics(view, Asked(("loss",), points=10))["series"]["loss"]
     assert len(few["step"]) <= 10 and 99.0 in few["value"] and few["num_points"] == 100
-    with pytest.raises(ConfigError, match=r"^'los' is no scalar of nbtrain\. Nearest: loss\.$"):
+    with pytest.raises(ConfigError, match=r"^'los' is not a scalar of nbtrain\. Nearest: loss\.$"):
         metrics(view, Asked(("los",)))
 
 

@@ -270,7 +270,9 @@ def test_scalars_by_name(run: RunDir) -> None:
     view = RunView(run)
     assert view.scalars("grad_norm").steps == [1]
     assert len(view.scalars("mfu")) == 0
-    with pytest.raises(KeyError, match="'lm loss' is no scalar of nbtrain; there are: loss, validation_loss"):
+    with pytest.raises(
+        KeyError, match="'lm loss' is not a scalar of nbtrain; there are: loss, validation_loss"
+    ):
         view.scalars("lm loss")
     job.finish("CANCELLED", "stopped")
 

@@ -1,4 +1,4 @@
-"""`nbtrain calibrate`: measures this machine and stores the figures for plans.
+"""`nbtrain calibrate`: measures this machine and stores the values for plans.
 
 The GPU side measures everything that needs torch (nbtrain/train/calibration); this module measures the disk
 of the output directory. The file: planner/calibration.py.
@@ -41,7 +41,7 @@ class Calibrated:
     path: Path | None
     """Path that it was written to; None if it was not written."""
     is_trial: bool = False
-    """Whether nothing was meant to be written."""
+    """Whether it was a trial, which writes nothing."""
 
     def __str__(self) -> str:
         return "\n".join([*lines(self.calibration), "", self._where()])
@@ -82,11 +82,11 @@ class Calibrated:
 
 
 def calibrate(seconds: float = 180.0, clock: str = "wall") -> Calibrated:
-    """Measure this machine's device in `seconds` at most and write calibration.json.
+    """Measure this machine's device in at most `seconds` and write calibration.json.
 
-    Figures that other programs have disturbed are marked (planner/calibration_doubts.py). `clock` is wall, or
+    Values that other programs have disturbed are marked (planner/calibration_doubts.py). `clock` is wall, or
     cpu for a trial while other programs run: it counts the processes' own CPU time, and nothing is written.
-    Raises ConfigError for seconds out of bounds, and JobError if the time does not suffice for all figures.
+    Raises ConfigError for seconds out of bounds, and JobError if the time does not suffice for all values.
     """
     if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
         raise ConfigError(

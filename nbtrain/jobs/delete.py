@@ -173,7 +173,7 @@ def _let_go(job: JobDir, newest: bool, force: bool) -> None:
 
 
 def _refuse_active(run: RunDir, force: bool) -> None:
-    """Raises JobError if a job is active; a damaged record counts as ended only if `force`."""
+    """Raise JobError if a job is active; a damaged record counts as ended only if `force`."""
     newest = run.newest_job()
     try:
         if newest and (state := status_of(newest)[0]) in ACTIVE:
@@ -193,7 +193,7 @@ def _active(run: RunDir, state: str = "") -> JobError:
 
 
 def _refuse_referred(run: RunDir) -> None:
-    """Raises JobError with every other run and run YAML that names a file of this run."""
+    """Raise JobError with every other run and run YAML that names a file of this run."""
     if found := list(_references(run)):
         lines = "\n".join(f"  {line}" for line in found)
         raise JobError(

@@ -61,7 +61,7 @@ def _warn(config: RunConfig) -> None:
 
 
 def _refuse_to_overwrite(path: Path) -> None:
-    """Raises SubmitError for a file that no dry run wrote, such as the run's own YAML."""
+    """Raise SubmitError for a file that no dry run wrote, such as the run's own YAML."""
     if not path.is_file():
         return
     with path.open("rb") as stream:

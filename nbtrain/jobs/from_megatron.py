@@ -32,7 +32,7 @@ OTHER_NAME = "Give another NAME, or remove the file if no run starts from it."
 def converted(
     tree: MegatronTree, name: str, order: str | None, text: str | Path | None, section: dict[str, Any]
 ) -> Iterator[tuple[Path, Path, list[str]]]:
-    """Yield (the file as written, its final path, notes); the file is kept if the block ends without error.
+    """Yield (path of the written file, its final path, notes); keep the file if the block ends without error.
 
     `section`: overrides of the run's tokenizer, which encodes `text`. Raises CheckpointError or ConfigError.
     """

@@ -54,7 +54,7 @@ def new_place(
 
 
 def _must_be_free(to: Path, other: str) -> None:
-    """Raises CheckpointError if the name is taken."""
+    """Raise CheckpointError if the name is taken."""
     # lexists reports a name that is too long as free.
     if os.path.lexists(to):
         raise CheckpointError(f"{display(to)} already exists, and nothing is overwritten. {other}")

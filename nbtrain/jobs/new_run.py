@@ -34,7 +34,7 @@ FINE_TUNING_EPOCHS = 3
 """Passes over the examples: arXiv:2310.16944, section 4.3, has one to three."""
 LEAST_STEPS = 100
 LEAST_EXAMPLES = 20
-"""Least number of examples: a tenth of fewer is too small a validation split to measure anything."""
+"""Least number of examples: with fewer, a tenth is too small a validation split to measure anything."""
 DEMO = "gpt-tiny"
 
 
@@ -61,7 +61,7 @@ class NewRun:
         return [f"nbtrain prepare {name}", f"nbtrain plan {name}", f"nbtrain submit {name}"]
 
     def lines(self) -> list[str]:
-        """Return what was found and chosen, a line each."""
+        """Return a line for each thing that was found or chosen."""
         config = self.config
         duration = estimate_duration(config)
         time = amounts.duration(duration.seconds) if duration.seconds else "unknown"
@@ -236,7 +236,7 @@ def _fine_tuning(name: str, found: Survey, init_from: str | None) -> Choices:
 
 
 def _start(init_from: str | None) -> tuple[str, str, RunConfig, bool]:
-    """(the run to start from, what its YAML extends, its configuration, whether it has a checkpoint)."""
+    """Return (the run to start from, what its YAML extends, its settings, whether it has a checkpoint)."""
     if init_from is not None and not (valid_name(init_from) and RunDir.named(init_from).exists()):
         base = load(init_from, check=False)
         if base.init_from is None:
@@ -272,7 +272,8 @@ def _newest_run() -> str | None:
 
 
 def _measured(found: Survey, base: RunConfig) -> tuple[float, int]:
-    """(bytes per token, tokens of the longest example) of the sample, by the run's tokenizer if it exists."""
+    """Return (bytes per token, tokens of the longest example) of the sample, by the run's tokenizer if
+    any."""
     try:
         tokenizer = Tokenizer.load(tokenizer_dir(base.tokenizer.name))
     except DataError:

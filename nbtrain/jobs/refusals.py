@@ -34,7 +34,7 @@ NOT_TRAINED = ("schema_version", "name", "labels", "backend", "logging", "profil
 
 
 def refuse_foreign(run: RunDir) -> None:
-    """Raises SubmitError if the folder is anything but a run of this name."""
+    """Raise SubmitError if the folder is anything but a run of this name."""
     where = display(run.path)
     if run.path.exists() and not run.path.is_dir():
         raise SubmitError(f"{where} is a file, not a run directory. Choose another name, or move it away.")
@@ -107,7 +107,7 @@ def was_trained_with(run: RunDir, config: RunConfig) -> bool:
 
 
 def refuse_finished(run: RunDir, config: RunConfig) -> None:
-    """Raises SubmitError if the run was trained to its end and `config` would train no more than that."""
+    """Raise SubmitError if the run was trained to its end and `config` would train no more than that."""
     before = finished_config(run)
     if before is None or config.mode == "eval":
         return
@@ -134,7 +134,7 @@ def _lines(changes: Iterable[Change]) -> str:
 
 
 def refuse_paused(run: RunDir, config: RunConfig) -> None:
-    """Raises SubmitError if the run's job is paused and `config` has other settings: resume() takes them."""
+    """Raise SubmitError if the run's job is paused and `config` has other settings."""
     before = load_resolved(run.config_yaml)
     if changes := changes_between(before, config):
         resumed = f"`nbtrain resume {run.name}{as_overrides(before, config)}`"
@@ -196,7 +196,7 @@ def refuse_other_training(run: RunDir, config: RunConfig) -> list[Change]:
 
 
 def refuse_other_backend(run: RunDir, state: str, backend: str, config: RunConfig) -> None:
-    """Raises SubmitError if the run's active job is on a backend other than the one in `config`."""
+    """Raise SubmitError if the run's active job is on a backend other than the one in `config`."""
     if backend != config.backend.kind:
         raise SubmitError(
             f"{config.where('backend.kind')}: backend.kind = {config.backend.kind}, but {display(run.path)} "
@@ -208,7 +208,7 @@ def refuse_other_backend(run: RunDir, state: str, backend: str, config: RunConfi
 
 
 def refuse_less_than_done(run: RunDir, config: RunConfig) -> None:
-    """Raises SubmitError if the newest checkpoint is beyond the run's last step."""
+    """Raise SubmitError if the newest checkpoint is beyond the run's last step."""
     # mode: eval and perf also count checkpoints on the nodes' own disks, whether or not they still exist.
     step = newest_checkpoint_step(run) if config.mode == "full" else newest_saved_step(run)
     if step is None and config.mode == "eval":
@@ -232,7 +232,7 @@ def refuse_less_than_done(run: RunDir, config: RunConfig) -> None:
 
 
 def refuse_without_whole_checkpoint(run: RunDir, config: RunConfig) -> None:
-    """Raises SubmitError if there are checkpoints, but none is complete by names and sizes."""
+    """Raise SubmitError if there are checkpoints, but none is complete by names and sizes."""
     if config.mode == "perf" or newest_saved_step(run) is not None:
         return
     torn = [
@@ -247,7 +247,7 @@ def refuse_without_whole_checkpoint(run: RunDir, config: RunConfig) -> None:
 
 
 def refuse_other_data(run: RunDir, config: RunConfig) -> None:
-    """Raises SubmitError if the dataset was rebuilt since the newest checkpoint: its order differs."""
+    """Raise SubmitError if the dataset was rebuilt since the newest checkpoint, since its order differs."""
     step, now = newest_checkpoint_step(run), dataset_sha256(config)
     if step is None or now is None:
         return

@@ -276,7 +276,11 @@ def _launch(
     started: tuple[JobDir, str] | None = None,
     new_priority: bool = False,
 ) -> JobDir:
-    """`started`: the job that a scheduler has started, and its run id; `new_priority`: ignore the queue's."""
+    """Write the run directory and start the job, under the run's lock.
+
+    `started` is the job that a scheduler has started, and its run id. `new_priority` ignores the queue's
+    priority.
+    """
     from nbtrain.planner.plan import plan as make_plan
 
     known = run.newest_job()

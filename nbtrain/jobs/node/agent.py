@@ -89,7 +89,7 @@ class Agent:
     """The agent of node `number` of `nodes`."""
 
     def __init__(self, job: JobDir, number: int, config: RunConfig):
-        """Raises JobError if the run's network interface does not exist."""
+        """Create the agent. Raises JobError if the run's network interface does not exist."""
         self._job, self._number, self._config = job, number, config
         machine = this_machine()
         address, name = own_address(network_interface(config))

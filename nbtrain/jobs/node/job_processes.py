@@ -2,7 +2,7 @@
 
 Processes are found by the job's marker in their environment (supervisor/processes.py), so a rank, its wrapper
 and its workers count at any place in the process tree. The rank of a process is RANK in the same environment.
-proc(5) defines the figures.
+proc(5) defines the values.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class _Process:
     io: dict[str, int] = field(default_factory=dict)
 
     def young(self, boot_seconds: float) -> bool:
-        """Whether it may be about to run another program."""
+        """Whether the process may be about to run another program."""
         return boot_seconds - self.start_ticks / TICKS_PER_SECOND < YOUNG_SECONDS
 
 
@@ -53,9 +53,10 @@ class JobProcesses:
     """The processes of one job on this machine. Keep the object: it remembers which ones are the job's."""
 
     def __init__(self, job_id: str, also: Iterable[int] = (), node: int | None = None):
-        """`also`: processes that count without a marker, such as the caller's own.
+        """Create a reader of the job's processes.
 
-        If a job has several nodes on one machine, only processes of `node` count, and those without a node.
+        `also` are processes that count without a marker, such as the caller's own. If a job has several nodes
+        on one machine, only processes of `node` count, and processes without a node.
         """
         self._marker = f"{JOB_MARKER}={job_id}".encode()
         self._node = None if node is None else f"{NODE_MARKER}={node}".encode()
@@ -104,7 +105,7 @@ class JobProcesses:
         known.io = io or known.io
 
     def _whose(self, pid: int) -> tuple[int | None, bool]:
-        """(rank, whether it belongs to the job)."""
+        """Return (rank, whether it belongs to the job) of a process."""
         if pid in self._also:
             return None, True
         try:

@@ -53,6 +53,6 @@ def rdma_counters(folder: Path = INFINIBAND) -> dict[str, float]:
 
 
 def node_limits() -> dict[str, float]:
-    """Return {figure: its maximum on this machine or pod}."""
+    """Return {metric: its maximum on this machine or pod}."""
     machine = this_machine()
     return {"cpu_cores": float(machine.cores), "memory_bytes": float(machine.memory_bytes)}

@@ -26,11 +26,11 @@ from nbtrain.jobs.node.job_processes import Counters, JobProcesses
 from nbtrain.jobs.node.node_counters import node_counters, node_limits
 
 SAMPLE_SECONDS = LEVELS[0].seconds
-# The first samples of an attempt come faster, so that a run of a few seconds has figures too.
+# The first samples of an attempt come faster, so that a run of a few seconds has metrics too.
 EARLY_SECONDS, EARLY_LOOKS = 0.5, 20
 # A driver that does not answer must not block the job.
 JOIN_SECONDS = 5.0
-# {counter of a node: figure of its rate}
+# {counter of a node: metric of its rate}
 NODE_RATES = {
     "cpu_seconds": "cpu_cores",
     "network_received_bytes": "network_received_bytes_per_second",
@@ -48,7 +48,7 @@ IO_RATES = {
     "syscr": "read_calls_per_second",
     "syscw": "write_calls_per_second",
 }
-# {figure of a GPU: field of base/nvml.GpuUse}
+# {metric of a GPU: field of base/nvml.GpuUse}
 GPU_FIGURES = {
     "gpu_fraction": "utilization_fraction",
     "gpu_memory_bytes": "memory_used_bytes",
@@ -82,7 +82,7 @@ class NodeLook:
             self._tensor = dcgm.TensorActivity(self._gpus)
 
     def sample(self) -> dict[str, dict[str, float | None]]:
-        """Return {subject: {figure: value, None if unknown}}; subjects and figures never change."""
+        """Return {subject: {metric: value, None if unknown}}; subjects and metrics never change."""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         elapsed = now - self._looked_at if self._looked_at is not None else None
         counters = self._processes.look(now)
@@ -170,7 +170,7 @@ def _sum(all_counters: Iterable[Counters]) -> Counters:
 
 
 def requests_of(config: RunConfig) -> dict[str, float]:
-    """Return {figure: amount that the run requests on each node}, for each figure that it requests."""
+    """Return {metric: amount that the run requests on each node}, for each metric that it requests."""
     asked = {
         "cpu_cores": config.resources.cpus_per_node,
         "memory_bytes": config.resources.memory_per_node_bytes,

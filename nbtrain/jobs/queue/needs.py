@@ -30,7 +30,7 @@ MEMORY_SLACK = 1.1
 
 
 def needs_of(config: RunConfig, queue: Queue) -> tuple[list[str], int]:
-    """(slots that the run may use, number of them that it needs)."""
+    """Return (slots that the run may use, number of them that it needs)."""
     if config.backend.kind == "hosts":
         slots = [f"gpu-{name}" for name in gpus_of_hosts_job(config)]
         return slots, len(slots)

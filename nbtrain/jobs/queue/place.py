@@ -36,7 +36,7 @@ class Place:
     """A job's place in the queue: its ticket, its devices, and its turn."""
 
     def __init__(self, journal: Journal, config: RunConfig):
-        """Raises SubmitError if the queue's folder cannot be used."""
+        """Create the place. Raises SubmitError if the queue's folder cannot be used."""
         self._queue = Queue()
         self._queue.make()
         self._journal = journal
@@ -184,7 +184,7 @@ class Place:
                     left.update(other.holds)
                 else:
                     other.holds = []
-                    with contextlib.suppress(OSError):  # of a full disk: its slots hold the same facts
+                    with contextlib.suppress(OSError):  # on a full disk: its slots hold the same facts
                         self._queue.write(other)
         for slot in self._ticket.slots:
             if slot not in left and (descriptor := self._queue.lock_slot(slot)) is not None:

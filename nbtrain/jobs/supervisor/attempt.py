@@ -45,7 +45,7 @@ class Attempt:
     """The ranks of one attempt, and what the supervisor knows of them."""
 
     def __init__(self, job: JobDir, config: RunConfig, number: int, launcher: Launcher, first_step: int = 0):
-        """`first_step` is the step of the checkpoint that the attempt begins with."""
+        """Create an attempt; `first_step` is the step of the checkpoint that it begins with."""
         self._job = job
         self._config = config
         self._number = number

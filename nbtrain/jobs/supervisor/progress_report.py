@@ -49,7 +49,7 @@ class ProgressReport:
             self._start(status, beat)
 
     def close(self, beat: Heartbeat | None) -> None:
-        """Report the last figures, and wait some seconds for the answer."""
+        """Report the last metrics, and wait some seconds for the answer."""
         status = self._status
         if status is None:
             return

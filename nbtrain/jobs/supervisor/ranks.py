@@ -61,7 +61,7 @@ class Patience:
     """Time limit for ranks that were asked to leave, kept by their heartbeats, outside the supervisor."""
 
     def __init__(self, heartbeats: Iterable[Path], seconds: float):
-        """`heartbeats` are their files; `seconds` is patience_seconds()."""
+        """Create the limit; `heartbeats` are the ranks' files, `seconds` is patience_seconds()."""
         self._seconds, self._began = seconds, time.monotonic()
         self._watches = {path: RankWatch(self._began, self._began) for path in heartbeats}
 
@@ -115,17 +115,17 @@ class Ranks:
 
     @property
     def records(self) -> dict[int, ExitRecord]:
-        """{rank: exit record} of the ranks that have ended."""
+        """The exit records of the ranks that have ended: {rank: record}."""
         return {rank: watch.record for rank, watch in self.watches.items() if watch.record}
 
     @property
     def gone(self) -> tuple[int, ...]:
-        """Ranks that are gone without a record."""
+        """The ranks that are gone without a record."""
         return tuple(rank for rank, watch in self.watches.items() if watch.gone_at is not None)
 
     @property
     def pids(self) -> dict[int, int]:
-        """{rank: process id} of the ranks that have reported."""
+        """The process ids of the ranks that have reported: {rank: pid}."""
         return {rank: watch.beat.process.pid for rank, watch in self.watches.items() if watch.beat}
 
     def failed(self, now: float) -> bool:

@@ -110,7 +110,7 @@ def starting_point(rollback: Rollback) -> str:
 
 
 def saved_words(job: JobDir) -> str:
-    """Return what is saved when an allocation ends."""
+    """Return a sentence on what is saved when an allocation ends."""
     step = newest_checkpoint_step(job.run)
     said = "nothing is saved yet" if step is None else f"saved at step {step:,}"
     return "; ".join(filter(None, (said, on_nodes_words(job.run))))

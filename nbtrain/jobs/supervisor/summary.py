@@ -1,6 +1,6 @@
-"""summary.json: the run in figures, written whenever a job ends.
+"""summary.json: the results of a run, written whenever a job ends.
 
-Figures come from rank 0's last heartbeat, totals from job.json, the newest checkpoint from the disk. Values
+Metrics come from rank 0's last heartbeat, totals from job.json, the newest checkpoint from the disk. Values
 that a short job cannot know (if it failed before its first validation) are kept from the previous summary.
 """
 
@@ -31,7 +31,7 @@ def write_summary(
 def summarize(
     config: RunConfig, record: JobRecord, beat: Heartbeat | None, before: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the run's figures at this job's end. `before` is the summary of the job before, or {}."""
+    """Return the run's results at this job's end. `before` is the summary of the job before, or {}."""
     assert record.ended_at is not None
     progress = beat.progress if beat else record.goes_on_from
     progress = progress or TrainingProgress(config.train_steps, config.train_tokens)

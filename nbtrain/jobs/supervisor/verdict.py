@@ -113,8 +113,8 @@ class Verdict:
     """Equal for two failures at the same place for the same reason; None if they cannot be compared."""
     step: int | None = None
     kind: str = ""
-    """rollback, hang, disk, shared memory, device memory, host memory, device, killed, no record; "" for any
-    other end."""
+    """Kind of the failure: rollback, hang, disk, shared memory, device memory, host memory, device, killed,
+    no record, or ""."""
     bad_samples: tuple[int, int] | None = None
     """Samples of a rollback: the positions [first, last) of the order that the bad step read."""
 
@@ -362,8 +362,7 @@ def _first_failure(records: Mapping[int, ExitRecord], around: Circumstances) -> 
 
 
 def _distance(record: ExitRecord, around: Circumstances) -> int:
-    """Return 0 for an end by itself, 1 for a lost peer, 2 for a signal after another rank's end, 3 for a
-    kill by the supervisor."""
+    """Rank an end as a cause: 0 by itself, 1 a lost peer, 2 a signal after another rank's end, 3 our kill."""
     if record.signal == SIGKILL and around.killed_at is not None and record.time >= around.killed_at:
         return 3
     if record.outcome == "killed" and record.signal in (SIGABRT, SIGTERM):

@@ -91,7 +91,7 @@ def here(config: RunConfig) -> Iterator[Obstacle]:
 
 
 def usable_devices(config: RunConfig) -> dict[str, int]:
-    """{host: its GPUs, or as many as it had ranks on a CPU; 0, and a line of the log, if it cannot be used}.
+    """Return {host: its GPUs, or on CPU its number of ranks}; 0, with a line in the log, if it is unusable.
 
     Raises ConfigError if the hostfile does not name the hosts.
     """
@@ -106,7 +106,7 @@ def usable_devices(config: RunConfig) -> dict[str, int]:
 
 
 def on_hosts(config: RunConfig, hosts: list[str]) -> Iterator[Obstacle]:
-    """Yield the problems of each host, and two names of one machine."""
+    """Yield the problems of each host, and of two names for one machine."""
     known: dict[str, str] = {}
     for host, found, problems in looked_at(config, hosts, PROBE_SECONDS):
         yield from problems
@@ -126,7 +126,7 @@ def on_hosts(config: RunConfig, hosts: list[str]) -> Iterator[Obstacle]:
 def looked_at(
     config: RunConfig, hosts: list[str], seconds: float
 ) -> list[tuple[str, dict[str, Any], list[Obstacle]]]:
-    """(host, what its probe printed, what is wrong with it but for its GPUs), of all hosts at once."""
+    """Return (host, its probe's output, its problems other than GPUs) of all hosts, checked at once."""
     folder = next(one for one in (output_root(), *output_root().parents) if one.is_dir())
     token = folder / f".nbtrain-hosts-{secrets.token_hex(8)}"
     secret = secrets.token_hex(16)

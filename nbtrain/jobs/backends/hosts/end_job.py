@@ -3,8 +3,8 @@
     python - JOB_ID GRACE_SECONDS AGENTS_SECONDS
 
 The agent is asked to leave (TERM): its ranks save, and it kills those that take too long, so it has
-AGENTS_SECONDS. Without an agent, ranks have GRACE_SECONDS. What is left then is killed. Prints how many
-processes there were, how many were killed and how many are left. The standard library only.
+AGENTS_SECONDS. Without an agent, ranks have GRACE_SECONDS. Remaining processes are then killed. Prints how
+many processes there were, how many were killed and how many are left. The standard library only.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ KILL_SECONDS = 10.0
 
 
 def marked(job_id):
-    """{pid: (its variables, its command)} of all processes with the marker, without this one."""
+    """Return {pid: (its variables, its command)} of all processes with the marker, except this one."""
     found = {}
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():

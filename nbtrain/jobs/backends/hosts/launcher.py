@@ -75,7 +75,7 @@ class HostsLauncher(RemoteLauncher):
         if self._usable:
             enough = [host for host, most in self._usable.items() if most >= config.ranks_per_node]
             hosts = enough[: config.resources.nodes]
-        # An attempt before may have left agents on hosts whose connection was lost.
+        # An earlier attempt may have left agents on hosts whose connection was lost.
         answers = end_marked(section, hosts, self._job.job_id, 0.0)
         unreached = [words for answer in answers if (words := why(answer))]
         if self._agents is None:
@@ -120,7 +120,7 @@ class HostsHandle(Record):
 
 
 class NotStarted:
-    """Agents that could not be started."""
+    """Stand-in for agents that could not be started."""
 
     def __init__(self, words: str):
         self.last_words = words

@@ -69,7 +69,7 @@ class Answer:
 
     @property
     def trouble(self) -> tuple[str, str]:
-        """(what failed, the fix) if ssh itself failed; ("", "") if it did not."""
+        """The (failure, fix) if ssh itself failed; ("", "") if it did not."""
         if self.code is None:
             return f"{self.host} gave no answer in time", "Is it overloaded, or does its disk hang?"
         if self.code != SSH_FAILED:
@@ -91,7 +91,7 @@ def last_line(text: str) -> str:
 
 
 def ssh_options(section: HostsConfig) -> list[str]:
-    """Options of every ssh: it never prompts, and it notices a dead connection."""
+    """Return the options of every ssh call: it never prompts, and it notices a dead connection."""
     return [
         "-oBatchMode=yes",
         f"-oConnectTimeout={CONNECT_SECONDS}",

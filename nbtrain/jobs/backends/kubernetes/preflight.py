@@ -87,7 +87,7 @@ def _refusals(config: RunConfig, cluster: Cluster) -> Obstacles:
 
 
 def _named(config: RunConfig) -> Iterator[tuple[str, str, str, str, str]]:
-    """(field, plural, word, name, how to create it) of each object that the pods need, once each."""
+    """Yield (field, plural, word, name, how to create it) of each object that the pods need, once each."""
     section = config.backend.kubernetes
     claim = ("persistentvolumeclaims", "PersistentVolumeClaim")
     for name in dict.fromkeys(mount.claim for mount in section.mounts):

@@ -1,4 +1,4 @@
-"""status.trainerStatus of a TrainJob: the supervisor in the pod posts progress, time left and figures.
+"""status.trainerStatus of a TrainJob: the supervisor in the pod posts progress, time left and metrics.
 
 If its feature gate TrainJobStatus is on, the operator sets three variables: the address (HTTPS), the file
 with the pod's token and the file with the certificate authority. Its releases call them

@@ -141,7 +141,7 @@ def sbatch_options(config: RunConfig, job: JobDir, after: str = "") -> list[str]
 
 
 def _dependencies(lines: Iterable[str]) -> tuple[list[str], list[str]]:
-    """(dependencies in the further options of sbatch, the lines without them).
+    """Return (dependencies in the further options of sbatch, the lines without them).
 
     If --dependency is given twice, only the later one counts. Alternatives (?) cannot be combined with a
     required condition; the first allocation has met them.

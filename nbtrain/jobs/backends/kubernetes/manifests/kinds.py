@@ -27,8 +27,7 @@ class Kind:
     container: str
     """The container that trains, whose log is read."""
     launcher: str = ""
-    """Pod with the agents' output, if one process starts the agents of all pods: `launcher`, a pod's name, or
-    `0`, the pod of node 0."""
+    """Pod with the output of all agents, if one process starts them: `launcher`, a pod's name, or `0`."""
 
 
 def _suspend(on: bool) -> Manifest:

@@ -54,7 +54,7 @@ def stream(module: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
             code = process.wait()
             if code != 0:
                 how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-                raise NbtrainError(f"python -m {module} {how}. Its last words:\n{last_words(said)}")
+                raise NbtrainError(f"python -m {module} {how}. Its last output:\n{last_words(said)}")
         finally:
             _end(process)
 

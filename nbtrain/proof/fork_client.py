@@ -221,4 +221,4 @@ class ForkServer:
         code, said = self._process.wait(), last_words(self._said)
         # `nbtrain cancel` sends TERM, with --now QUIT.
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        return JobError(f"the fork server {how}." + (f" Its last words:\n{said}" if said else ""))
+        return JobError(f"the fork server {how}." + (f" Its last output:\n{said}" if said else ""))

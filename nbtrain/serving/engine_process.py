@@ -174,7 +174,7 @@ class EngineProcess:
         code = self._process.wait()
         if self.error is None and not self._is_closed:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-            self.error = NbtrainError(f"python -m {MODULE} {how}. Its last words:\n{last_words(self._said)}")
+            self.error = NbtrainError(f"python -m {MODULE} {how}. Its last output:\n{last_words(self._said)}")
         self._said.close()
         self._is_ready.set()
         for events in list(self._streams.values()):

@@ -73,7 +73,7 @@ class Server:
         if not (line := self._process.stdout.readline()):
             code = self._process.wait()
             said = last_words(self._said)
-            raise NbtrainError(f"the server ended with code {code}. Its last words:\n{said}")
+            raise NbtrainError(f"the server ended with code {code}. Its last output:\n{said}")
         answer = json.loads(line)
         if answer["kind"] == "error":
             raise named_error(answer)

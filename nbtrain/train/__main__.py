@@ -46,7 +46,8 @@ def main(run_path: str) -> int:
         known = isinstance(error, NbtrainError)
         message = str(error) if known else f"{type(error).__name__}: {error}"
         detail = traceback.format_exc()
-        # The supervisor first: on a full disk writing to the log fails, and that error would hide this one.
+        # Report to the supervisor first: on a full disk writing to the log fails, and that error would hide
+        # this one.
         report_outcome("failed", step, message.partition("\n")[0], message if known else detail)
         with contextlib.suppress(OSError):
             print(f"{type(error).__name__}: {error}" if known else detail, file=sys.stderr, flush=True)
@@ -63,7 +64,7 @@ def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> tuple[str, st
     config = attempt_config(load_resolved(run.config_yaml), this_attempt(run))
     requests = Requests(job, heartbeat.rank)
     level = logging.INFO if heartbeat.rank == 0 else logging.WARNING
-    # Ranks may be in several zones.
+    # Ranks may be in different time zones.
     logging.Formatter.converter = time.gmtime
     form = "%(asctime)s UTC %(message)s"
     logging.basicConfig(level=level, format=form, datefmt="%H:%M:%S", stream=sys.stdout)

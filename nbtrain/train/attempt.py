@@ -30,7 +30,7 @@ def this_attempt_number() -> int:
 
 
 def this_attempt(run: RunDir) -> AttemptRecord:
-    """Return the record of this rank's attempt, or one from the configuration for a manually started rank."""
+    """Return the record of this rank's attempt; for a manually started rank, made from the configuration."""
     number = this_attempt_number()
     record = JobRecord.read(find_job(run).job_json)
     found = record.attempt_record(number) if record else None

@@ -26,7 +26,7 @@ from nbtrain.dataset.samples.state import DataState, rank_positions
 
 
 class Batch(NamedTuple):
-    """One micro batch of b samples on the device; None means the same as in dataset/samples/sample.py."""
+    """One micro batch of b samples on the device; None has the meaning of dataset/samples/sample.py."""
 
     tokens: torch.Tensor
     """int64 [b, seq_length]."""

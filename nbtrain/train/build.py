@@ -90,7 +90,7 @@ class Built:
         live = self.saver.live
 
         def load_start() -> None:
-            # A checkpoint that is loaded next takes their place.
+            # A checkpoint that is loaded next replaces them.
             if not is_fresh:
                 load_initial(live)
 
@@ -179,8 +179,8 @@ def build(
     engine = build_engine(config, groups, stream)
     tokenizer, train = datasets.manifest.tokenizer_sha256, datasets.train
     live = LiveRun(run, config, engine.deepspeed, world, tokenizer, events, train, stream, attempt)
-    # Stages and places on the data axis draw different dropout; tensor-parallel ranks draw the same for what
-    # they hold alike.
+    # Pipeline stages and data-parallel ranks draw different dropout; tensor-parallel ranks draw the same for
+    # activations that all of them hold.
     seed_rank(config.model.seed, world.rank // config.parallel.tensor_parallel_size)
     guard, saver = (
         StepGuard(config, engine.deepspeed, world, events, run),
@@ -210,15 +210,15 @@ def build_engine(
         groups.tensor_model_parallel, parallel.sequence_parallel, groups.sequence_parallel, stream
     )
     is_piped = parallel.pipeline_parallel_size > 1
-    # What is loaded next is not drawn, and not made on the host.
+    # Weights that are loaded next need no random initialization, and no copy in host memory.
     init = None if config.init_from is None else _zeros(config)
     model: Any
-    # A pipeline makes its own from its topology.
+    # A pipeline creates its process groups from its topology.
     units = None if is_piped else deepspeed_units(groups)
     if is_piped:
         model = build_pipeline(GPTConfig.of(config), layout, config.topology, stage_layers(config), init)
     else:
-        # Around the model: under ZeRO 3 a parameter is cut as soon as its module is made.
+        # Around the model: ZeRO 3 shards a parameter as soon as its module is created.
         axis = groups.sequence_data_parallel.process_group
         cut_at_once = (
             deepspeed.zero.Init(data_parallel_group=axis, config_dict_or_path=derived, mpu=units)
@@ -263,7 +263,7 @@ def deepspeed_units(groups: ParallelGroups) -> MegatronUnits | None:
     """
     if groups.tensor_model_parallel.size * groups.sequence_parallel.size == 1:
         return None
-    # The tensor group of a run with Ulysses is this rank alone.
+    # In a run with Ulysses, the tensor group is this rank alone.
     alone = groups.tensor_model_parallel if groups.sequence_parallel.size > 1 else groups.sequence_parallel
     return MegatronUnits(
         dataclasses.replace(groups, data_parallel=groups.sequence_data_parallel, sequence_parallel=alone)
@@ -271,13 +271,13 @@ def deepspeed_units(groups: ParallelGroups) -> MegatronUnits | None:
 
 
 def _build_data(config: RunConfig, index_samples: int | None, skipped: int, world: World) -> GPTDatasets:
-    # Rank 0 fills the index cache, the others read it.
+    # Rank 0 fills the index cache and the others read it.
     if world.rank != 0:
         wait_for_all()
     datasets = build_datasets(config, index_samples, skipped)
     if world.rank == 0:
         wait_for_all()
     if index_samples is None:
-        # A run that was started by hand; a resumed one has trained on some of them.
+        # A run that was started manually; a resumed run has already trained on some of the samples.
         refuse_without_loss(config, datasets)
     return datasets

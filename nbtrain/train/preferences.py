@@ -31,7 +31,7 @@ from nbtrain.train.engine.engine import TrainEngine
 
 logger = logging.getLogger(__name__)
 
-# Batches of the reference between two updates of the progress bar.
+# Batches of the reference per update of the progress bar.
 BATCHES_AT_ONCE = 8
 
 
@@ -69,7 +69,7 @@ class PairFigures:
 
     @property
     def noted(self) -> "_Noted":
-        """Receiver that fills these figures in a validation."""
+        """Return a receiver that fills these figures in a validation."""
         return _Noted(self)
 
     def log_probabilities(self) -> Iterator[tuple[Batch, torch.Tensor]]:
@@ -150,7 +150,7 @@ def _computed(
     row = micro * place.size
     samples = dataset.once()
     steps = -(-samples // row)
-    # The last row is filled from the beginning.
+    # The last row is padded with samples from the beginning.
     positions = np.arange(steps * row) % samples
     mine = positions.reshape(steps, place.size, micro)[:, place.rank].tolist()
     device = engine.deepspeed.device
@@ -163,7 +163,7 @@ def _computed(
                 engine.evaluate(batches, len(rows), beat, figures.noted)
             for batch, found in figures.log_probabilities():
                 assert batch.pairs is not None
-                # A pair that is met twice counts twice.
+                # A pair that occurs twice counts twice.
                 sums[batch.pairs, :2] += found
                 sums[batch.pairs, 2] += 1
             if bar is not None:

@@ -28,9 +28,9 @@ from nbtrain.parallel.agreement import gather_objects
 from nbtrain.train.batches import Batch, Batches
 from nbtrain.train.engine.engine import TrainEngine
 
-# Of a rank, in one pass of the engine: their losses are kept on the device until its end.
+# Rows of a rank in one pass of the engine, whose losses stay on the device until the end of the pass.
 MICRO_BATCHES_AT_ONCE = 32
-# Rows are padded to multiples of so many tokens, so that few shapes are met.
+# Rows are padded to multiples of this many tokens, so that few shapes occur.
 LENGTH_STEP = 64
 
 logger = logging.getLogger(__name__)
@@ -40,8 +40,10 @@ class Tasks:
     """Tasks of one run. All ranks create and run them together."""
 
     def __init__(self, config: RunConfig, run: RunDir, engine: TrainEngine, valid: Samples):
-        """`valid`: validation's samples, to whose kind the rows are made. Raises DataError for a wrong file,
-        and if the ranks see different ones."""
+        """Read the tasks; `valid` are validation's samples, whose kind the rows have.
+
+        Raises DataError for an invalid file, and if the ranks see different ones.
+        """
         self.config, self.run, self.engine = config, run, engine
         self._tasks = tasks_of_run(config)
         self._refuse_other_files()
@@ -63,7 +65,7 @@ class Tasks:
         return found
 
     def _take(self, task: Questions, asked: list[Asked], beat: Callable[[], None]) -> None:
-        """Have a task take the scores of all that it asks."""
+        """Give a task the scores of all its questions."""
         rows = [(one.context, continuation) for one in asked for continuation in one.continuations]
         sums = iter(self._scores(rows, beat).tolist())
         for number, one in enumerate(asked):
@@ -81,8 +83,8 @@ class Tasks:
             logger.warning("step %6s | %s", f"{found.step:,}", error)
 
     def _scores(self, rows: list[tuple[list[int], list[int]]], beat: Callable[[], None]) -> torch.Tensor:
-        """float64 [rows, 2], on all ranks: the sum of -ln p of the tokens of each row's continuation, and how
-        many of them are the likeliest ones."""
+        """Return float64 [rows, 2] on all ranks: the sum of -ln p over the tokens of each row's continuation,
+        and how many of them are the most likely ones."""
         engine, micro = self.engine, self.config.batch.micro_batch_size
         data, device = engine.groups.data_parallel, engine.deepspeed.device
         each = micro * data.size
@@ -101,7 +103,8 @@ class Tasks:
         return engine.over_data_axis(sums)[: len(rows)].cpu()
 
     def _length(self, rows: list[tuple[list[int], list[int]]]) -> int:
-        """Tokens of a row: as many as needed if the layout takes any number, else the model's own."""
+        """Return the tokens of a row: as many as needed if the layout accepts any number, else the model's
+        own length."""
         config, parallel = self.config, self.config.parallel
         whole = config.model.seq_length
         is_fixed = (
@@ -153,7 +156,7 @@ class NotedTokens:
 
 
 class _Rows:
-    """Contexts with their continuations as samples; past the end comes the first one again."""
+    """Contexts with their continuations as samples; after the last one the first one follows again."""
 
     def __init__(self, rows: list[tuple[list[int], list[int]]], length: int, like: Sample | None):
         self._rows, self._length, self._like = rows, length, like
@@ -165,7 +168,7 @@ class _Rows:
         tokens[: len(whole) - 1], labels[: len(whole) - 1] = whole[:-1], whole[1:]
         mask = np.zeros(length, np.float32)
         mask[len(context) - 1 : len(whole) - 1] = 1
-        # All samples of a run have documents and positions, or none: stages agree on what they send.
+        # All samples of a run have documents and positions, or none has: the stages agree on what they send.
         like = self._like
         positions = None if like is None or like.position_ids is None else np.arange(length)
         bounds = None

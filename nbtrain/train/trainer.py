@@ -81,7 +81,7 @@ class Validation(NamedTuple):
     """Results of a pass over a split."""
 
     loss: float | None
-    """None: no token of it is in the loss."""
+    """Mean loss; None if no token of the split is in the loss."""
     rewards: Rewards | None = None
     """Rewards of preference pairs, with dpo."""
     dataset_losses: Mapping[str, float] = MappingProxyType({})
@@ -116,16 +116,17 @@ class Trainer:
         self.limits = ExitLimits(config.batch, job_age_seconds(self.requests.job))
 
     def run(self) -> str:
-        """ "finished" or "stopped". On a stop and at the end the last step is saved, except in mode: perf.
+        """Train, and return "finished" or "stopped". On a stop and at the end the last step is saved, except
+        in mode: perf.
 
-        A step that is due for validation when a STOP comes is validated by the next job: until then the run
+        A step that is due for validation when a STOP arrives is validated by the next job: until then the run
         is not finished, even at its last step.
         """
         if self.config.mode == "eval":
             return self._evaluate_checkpoint()
         if self._evaluation_due():
             self._evaluate()
-            # Its manifest must be there.
+            # Its manifest must exist.
             self._finish_saving()
             add_validation(self.saver.live, self.state)
         with self.heartbeat.phase("train"), self._training_batches() as batches:
@@ -144,7 +145,7 @@ class Trainer:
                     self._evaluate()
                 if wish != NOTHING or done or self._save_due():
                     self._save()
-                    # A stop that came while saving must not wait for one more step.
+                    # A stop that arrived while saving must not wait for one more step.
                     wish = max(wish, self.agreement.now(self._wish))
                     if wish != NOTHING:
                         # The run directory tells the requester that the checkpoint is complete.
@@ -253,10 +254,10 @@ class Trainer:
         return self.saver.disk is not None and interval is not None and self.state.step % interval == 0
 
     def _save(self, locally: bool = False) -> None:
-        """Save a checkpoint of this step; `locally`: on the nodes' own disks alone.
+        """Save a checkpoint of this step; `locally` saves on the nodes' own disks only.
 
-        Raises if the step or a weight is NaN or Inf. A skipped step has left the weights as they were: they
-        may be saved.
+        Raises if the step or a weight is NaN or Inf. A skipped step has left the weights unchanged: they may
+        be saved.
         """
         if self.perf is not None:
             return
@@ -270,7 +271,7 @@ class Trainer:
         self._tell_written(self.saver.poll())
 
     def _finish_saving(self) -> None:
-        """Wait until the checkpoint that is being written in the background counts."""
+        """Wait until the checkpoint that is written in the background is complete."""
         if self.config.checkpoint.async_save or self.saver.disk is not None:
             with self.heartbeat.phase("save"):
                 self.saver.finish()

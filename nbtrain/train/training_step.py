@@ -49,7 +49,7 @@ class StepResult:
     pair_sums: torch.Tensor | None = None
     """Sums of preference pairs over all ranks, with dpo: train/preferences.py."""
     overflowed_scale: float | None = None
-    """The loss scale at which fp16 overflowed, so that the weights did not move; None if it did not."""
+    """Loss scale at which fp16 overflowed, so that the weights were not updated; None without an overflow."""
     stability_counts: dict[str, int] = field(default_factory=dict)
     """Bad steps of the run so far, by their names in metrics.py; empty while there are none."""
 
@@ -145,7 +145,7 @@ class TrainingStep:
             if groups.data_parallel.size > 1:
                 dist.all_reduce(learnt, group=groups.data_parallel.process_group)
             self._tokens_in_loss = learnt
-            # A step without a token in the loss has none; its sum of 0 is divided by something.
+            # Without a token in the loss, the sum of 0 is divided as if there were one token.
             denominator = (learnt.clamp(min=1) / (steps * groups.sequence_data_parallel.size)).float()
         for batch in held:
             yield MicroBatch(batch, denominator)

@@ -60,7 +60,7 @@ def test_a_death_is_reported_with_its_last_words(package):
     with pytest.raises(NbtrainError) as died:
         list(stream(package, {"count": 0, "end": "die"}))
     assert (
-        str(died.value) == "python -m nbtrain.answering ended with code 1. Its last words:\n  the last word"
+        str(died.value) == "python -m nbtrain.answering ended with code 1. Its last output:\n  the last word"
     )
 
 

@@ -1,7 +1,9 @@
-"""Trains runs of one rank, and records who in a step took a number from a tensor: on a GPU each is a wait.
+"""Train runs of one rank, and record which functions in a step read a number from a tensor: on a GPU each
+read waits.
 
 torchrun --nproc-per-node 1 host_syncs_worker.py RUN_DIR ...; a run whose name ends in "-ahead" runs ahead
-(nbtrain/train/engine/run_ahead.py). Leaves {"file:function": times} in RUN_DIR/host_syncs.json, of all steps.
+(nbtrain/train/engine/run_ahead.py). Writes {"file:function": times} over all steps to
+RUN_DIR/host_syncs.json.
 """
 
 import os
@@ -31,7 +33,7 @@ from nbtrain.train.health.heartbeat import HeartbeatWriter
 from nbtrain.train.requests import Requests
 from nbtrain.train.training_step import TrainingStep
 
-# masked_fill_ with a tensor reads its number on the host.
+# masked_fill_ with a tensor reads its value on the host.
 WAITS = {
     "aten::_local_scalar_dense",
     "aten::nonzero",
@@ -39,12 +41,12 @@ WAITS = {
     "aten::masked_select",
     "aten::masked_fill_.Tensor",
 }
-# The packages' own folders: a clone, with its environment in it, may be called as one of them.
+# The folders of the packages themselves: a clone with its environment inside may have the same name.
 PACKAGES = tuple(str(Path(package.__file__).parent) + os.sep for package in (nbtrain, deepspeed))
 
 
 class Waits(TorchDispatchMode):
-    """Counts, by the innermost frame that is ours or DeepSpeed's."""
+    """Counts waits by the innermost frame in our code or DeepSpeed's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +77,7 @@ def main(*paths: str) -> None:
 
         def built(*arguments):
             made = build(*arguments)
-            # Of this run: its folder is the second argument.
+            # The second argument is the folder of this run.
             if arguments[1].name.endswith("-ahead"):
                 assert may_run_ahead(arguments[0])
                 let_run_ahead(made.engine.deepspeed)
@@ -83,7 +85,7 @@ def main(*paths: str) -> None:
 
         TrainingStep.make, trainer.build = counted, built
         job = run.newest_job()
-        # The launch names the job of the first run.
+        # The launcher names the job of the first run.
         os.environ["NBTRAIN_JOB"] = job.job_id
         heartbeat = HeartbeatWriter(job, 0, 0)
         heartbeat.events = EventWriter(job, "rank0")

@@ -1,7 +1,7 @@
-"""Runs for tests: a run directory as submit makes it, a dataset of random tokens, and ranks that train it.
+"""Run directories, datasets of random tokens, and ranks that train them, for tests.
 
-Under torchrun they start as a user's do (start, train); forked from the suite's server (ForkedRuns) they skip
-the imports of torch and DeepSpeed, which take longer than the steps of a small model.
+Under torchrun the ranks start as a user's do (start, train). Forked from the suite's server (ForkedRuns),
+they skip the imports of torch and DeepSpeed, which take longer than the steps of a small model.
 """
 
 import json
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).parents[2]
 VOCAB_SIZE = 500
-# A machine that is busy with other work needs minutes for what takes seconds.
+# On a busy machine, what normally takes seconds may take minutes.
 TIMEOUT_SECONDS = 800.0
 
 TINY = f"""
@@ -62,9 +62,10 @@ def make_dataset(
     document_tokens: tuple[int, int] = (20, 80),
     vocab_size: int = VOCAB_SIZE,
 ) -> None:
-    """A dataset in the data home `home`: random walks over the vocabulary, which a model can learn.
+    """Create a dataset in the data directory `home`: random walks over the vocabulary, which a model can
+    learn.
 
-    Each document has a random length in [first, last), and the end-of-document token.
+    Each document has a random length in [first, last) and ends with the end-of-document token.
     """
     target = DatasetFiles(home / "dataset" / name)
     target.directory.mkdir(parents=True, exist_ok=True)
@@ -94,7 +95,8 @@ def make_dataset(
 
 
 def make_packed(home: Path) -> None:
-    """The dataset `packed`: 300 examples of 6 to 30 tokens from two sources; the second half is learnt."""
+    """Create the dataset `packed`: 300 examples of 6 to 30 tokens from two sources, with the second half
+    unmasked."""
     target = DatasetFiles(home / "dataset" / "packed")
     target.directory.mkdir(parents=True)
     generator = np.random.default_rng(3)
@@ -118,9 +120,11 @@ def make_packed(home: Path) -> None:
 
 
 def make_pairs(home: Path, pairs: int = 120) -> None:
-    """The dataset `pairs`: prompts of 2 to 6 tokens with two answers of 2 to 8; one pair is too long.
+    """Create the dataset `pairs`: prompts of 2 to 6 tokens with two answers of 2 to 8 tokens; one pair is too
+    long.
 
-    Tokens of chosen answers are from the lower half of the vocabulary, of rejected ones from the upper half.
+    Tokens of chosen answers are from the lower half of the vocabulary, tokens of rejected ones from the upper
+    half.
     """
     target = DatasetFiles(home / "dataset" / "pairs")
     target.directory.mkdir(parents=True)
@@ -153,7 +157,7 @@ def make_run(
     source: str | None = None,
     trace: bool = True,
 ) -> RunDir:
-    """The run directory `root`/output/`name` with one job, as submit leaves it; of TINY or of a run YAML."""
+    """Create the run directory `root`/output/`name` with one job, as submit does, from TINY or a run YAML."""
     root.mkdir(parents=True, exist_ok=True)
     if source is None:
         tiny = root / "tiny.yaml"
@@ -176,7 +180,7 @@ def make_run(
 
 
 def new_job(run: RunDir, trace: bool = True) -> JobDir:
-    """One more job of the run, after the others by its id."""
+    """Add a job to the run, with an id that sorts after the others."""
     job = run.job(run.unused_job_id())
     job.make_folders()
     config, record = load_resolved(run.config_yaml), run.record()
@@ -188,7 +192,7 @@ def new_job(run: RunDir, trace: bool = True) -> JobDir:
 
 
 def order_faults(run: RunDir, *faults: dict[str, Any]) -> None:
-    """Order faults for the first attempt of the newest job."""
+    """Request faults for the first attempt of the newest job."""
     job = run.newest_job()
     assert job is not None
     record = JobRecord.read(job.job_json)
@@ -198,12 +202,13 @@ def order_faults(run: RunDir, *faults: dict[str, Any]) -> None:
 
 
 def start(run: RunDir, data_home: Path, ranks: int = 1, **environment: str) -> subprocess.Popen:
-    """torchrun over the newest job, in its own session; output goes to the job's log of rank 0."""
+    """Start torchrun for the newest job in a new session; its output goes to the job's log of rank 0."""
     return _torchrun(run, data_home, ranks, ["-m", "nbtrain.train", str(run.path)], environment)
 
 
 def start_worker(worker: Path, runs: list[RunDir], data_home: Path, ranks: int) -> subprocess.Popen:
-    """torchrun over a script that trains several runs in one process group; its log is the first run's."""
+    """Start torchrun with a script that trains several runs in one process group; the log is the first
+    run's."""
     return _torchrun(runs[0], data_home, ranks, [str(worker), *(str(run.path) for run in runs)], {})
 
 
@@ -227,7 +232,7 @@ def _torchrun(
 
 
 def wait(process: subprocess.Popen, run: RunDir, timeout_seconds: float = TIMEOUT_SECONDS) -> str:
-    """The log once the ranks are gone; fails the test if they did not end well."""
+    """Wait for the ranks and return the log; fail the test if they exited with an error."""
     code = end(process, timeout_seconds)
     text = log_of(run)
     assert code == 0, f"exit code {code}\n{text[-4000:]}"
@@ -235,7 +240,7 @@ def wait(process: subprocess.Popen, run: RunDir, timeout_seconds: float = TIMEOU
 
 
 def end(process: subprocess.Popen, timeout_seconds: float = TIMEOUT_SECONDS) -> int:
-    """The exit code; no process is left over, whatever happened."""
+    """Return the exit code and leave no process running, even after a timeout."""
     try:
         return process.wait(timeout_seconds)
     finally:
@@ -245,7 +250,7 @@ def end(process: subprocess.Popen, timeout_seconds: float = TIMEOUT_SECONDS) -> 
 
 
 def train(run: RunDir, data_home: Path, ranks: int = 1, **environment: str) -> str:
-    """Train to the end; the log."""
+    """Train to the end and return the log."""
     return wait(start(run, data_home, ranks, **environment), run)
 
 
@@ -256,7 +261,7 @@ class ForkedRuns:
         self.server, self.data_home = server, data_home
 
     def end(self, run: RunDir, ranks: int = 1, data_home: Path | None = None) -> "Ended":
-        """How the ranks of the run's newest job end."""
+        """Run the ranks of the newest job and return how they ended."""
         job = run.newest_job()
         assert job is not None
         return self.server.run(
@@ -269,13 +274,14 @@ class ForkedRuns:
         )
 
     def train(self, run: RunDir, ranks: int = 1, data_home: Path | None = None) -> str:
-        """Train to the end; the log of rank 0."""
+        """Train to the end and return the log of rank 0."""
         ended = self.end(run, ranks, data_home)
         assert ended.succeeded, ended.last_words(40)
         return log_of(run)
 
     def stop_at(self, run: RunDir, step: int, ranks: int = 1) -> int:
-        """Train until rank 0 gets a SIGTERM during `step`; the step of the newest checkpoint."""
+        """Train until rank 0 receives a SIGTERM during `step`, and return the step of the newest
+        checkpoint."""
         order_faults(run, {"step": step, "do": "kill", "rank": 0, "signal": int(signal.SIGTERM)})
         self.train(run, ranks)
         return max(run.checkpoint_steps())
@@ -288,7 +294,8 @@ def log_of(run: RunDir) -> str:
 
 
 def trace(run: RunDir) -> dict[int, tuple[str, str]]:
-    """step -> (loss, gradient norm) as float hex, over all jobs of the run, the newest of each step."""
+    """Return {step: (loss, gradient norm)} as hexadecimal floats over all jobs of the run; the newest value
+    of a step counts."""
     steps = {}
     for job_id in run.job_ids():
         for event in read_events(run.job(job_id)):

@@ -33,8 +33,11 @@ SIZES = {
 
 
 def layout(name: str) -> tuple[int, dict]:
-    """ "d2 t2 z1 bf16": the ranks of a layout and its overrides; offload puts the optimizer on the CPU;
-    llama has the layers of LLAMA, squared another activation, muon the optimizer Muon."""
+    """Return the ranks and overrides of a layout such as "d2 t2 z1 bf16".
+
+    `offload` puts the optimizer on the CPU, `llama` selects the layers of LLAMA, `squared` another
+    activation, and `muon` the optimizer Muon.
+    """
     ranks, found = 1, dict(BASE)
     for word in name.split():
         if word[0] in SIZES and word[1:].isdigit():
@@ -65,14 +68,14 @@ def layout(name: str) -> tuple[int, dict]:
 
 
 class Place:
-    """Where the runs of this module are, and what trains them."""
+    """The root folder of a module's runs, and the server that trains them."""
 
     def __init__(self, root: Path, data_home: Path, server: ForkServer):
         self.root, self.data_home, self.server = root, data_home, server
         self.trained: dict[str, RunDir] = {}
 
     def source(self, name: str, steps: int = HALF) -> RunDir:
-        """The layout trained to `steps`, once."""
+        """Return the run of the layout, trained once to `steps`."""
         key = f"{name} {steps}"
         if key not in self.trained:
             run = launch.make_run(self.root, {**layout(name)[1], "batch.max_steps": steps}, self._name(key))
@@ -81,7 +84,7 @@ class Place:
         return self.trained[key]
 
     def target(self, source: RunDir, name: str) -> RunDir:
-        """A run of another layout that has the source's checkpoint."""
+        """Create a run of another layout with a copy of the source's checkpoint."""
         run = launch.make_run(self.root, layout(name)[1], self._name(f"{source.name} {name}"))
         shutil.copytree(source.model, run.model)
         return run
@@ -90,9 +93,11 @@ class Place:
         self._run(run, ranks, "tests.train.resaving_rank:train", str(run.path))
 
     def resave(self, run: RunDir, ranks: int, universal: Path | None = None, step: int = HALF) -> Path:
-        """What the run's layout saves, untrained, of the checkpoint it loads, or of `universal` if given.
+        """Load a checkpoint with the run's layout and save it again without training; return the saved
+        checkpoint.
 
-        `step`: of what it loads; 0 is its initial weights.
+        Loads the run's newest checkpoint, or `universal` if it is set. `step` is the step of the loaded
+        checkpoint; 0 stands for the initial weights.
         """
         to = run.path / "resaved"
         more = [str(universal)] if universal is not None else []
@@ -120,9 +125,9 @@ class Place:
 
 
 def assert_same(one: Path, other: Path, most_rows: int = 1 << 30, step: int = HALF) -> None:
-    """Masters, moments and steps of two checkpoints are equal, bit for bit.
+    """Assert that masters, moments and steps of two checkpoints are bit-identical.
 
-    Of the word embedding the rows that both have are compared, and no more than `most_rows`.
+    Only the rows of the word embedding that both have are compared, at most `most_rows` of them.
     """
     before, now = CheckpointStore(one), CheckpointStore(other)
     assert sorted(before.parameters) == sorted(now.parameters)
@@ -139,9 +144,10 @@ def assert_same(one: Path, other: Path, most_rows: int = 1 << 30, step: int = HA
 def beside_weights(
     place: Place, make: Callable[[RunDir, str], RunDir]
 ) -> Callable[[str], tuple[RunDir, RunDir]]:
-    """of(kind of layers) -> (a run with the weights, what make(that run, words) trains in one process).
+    """Return a function of(kind of layers) -> (the run with the base weights, the run trained from it in one
+    process).
 
-    Each is trained once.
+    make(base run, layout) creates the second run. Each run is trained once.
     """
 
     @functools.cache
@@ -156,11 +162,12 @@ def beside_weights(
 
 
 def assert_resumes(place: Place, forked: Any, words: str, make: Callable[[str], RunDir]) -> None:
-    """A run that is stopped halfway and resumed is the whole one, bit for bit; make(name) makes it."""
+    """Assert that a run stopped halfway and resumed is bit-identical to an uninterrupted one; make(name)
+    creates each."""
     ranks = layout(words)[0]
     whole, cut = make("whole"), make("cut")
     place.train(whole, ranks)
-    # Several ranks agree on a stop a step later.
+    # Several ranks agree on a stop one step later.
     assert forked.stop_at(cut, HALF, ranks) in (HALF, HALF + 1)
     launch.new_job(cut)
     place.train(cut, ranks)

@@ -1,4 +1,4 @@
-"""A forked rank on a node of its own, whose copies to the run directory may hang, or whose disk is full."""
+"""A forked rank on a separate node, whose copies to the run directory may hang, or whose disk may be full."""
 
 import os
 import resource
@@ -10,9 +10,9 @@ from nbtrain.train.__main__ import main as train_main
 
 
 def main(path: str, what: str = "", step: int = 0) -> int:
-    """Train the run `path`, each rank on a node of its own.
+    """Train the run `path` with each rank on a separate node.
 
-    `what` may happen to the checkpoint of `step`: its copies "hang", or the node's disk is "full" for rank 1.
+    `what` happens to the checkpoint of `step`: its copies "hang", or the node's disk is "full" for rank 1.
     """
     rank = os.environ["RANK"]
     os.environ["GROUP_RANK"] = rank

@@ -1,7 +1,8 @@
-"""Forked ranks that compute in fp16 on any processor: one trains, one saves what it has loaded, untrained.
+"""Forked ranks that compute in fp16 on any processor: one trains, another loads a checkpoint and saves it
+untrained.
 
-DeepSpeed asks the processor for fp16 instructions. Without them torch computes too, but slowly: the large
-products with which a trainer measures the processor would take longer than all steps, so they are left out.
+DeepSpeed checks the processor for fp16 instructions. Without them torch computes too, but slowly: the large
+products with which a trainer measures the processor would take longer than all steps, so they are skipped.
 """
 
 from pathlib import Path
@@ -18,7 +19,7 @@ from nbtrain.train.figures import throughput
 
 
 def train(path: str) -> int:
-    """As `python -m nbtrain.train` does."""
+    """Train as `python -m nbtrain.train` does."""
     from nbtrain.train.__main__ import main as train_run
 
     get_accelerator().is_fp16_supported = lambda: True
@@ -27,9 +28,9 @@ def train(path: str) -> int:
 
 
 def main(path: str, to: str, universal: str | None = None) -> int:
-    """The checkpoint of the run `path` as its layout would have written it, under the run directory `to`.
+    """Save the checkpoint of the run `path`, as the run's layout writes it, in the run directory `to`.
 
-    `universal`: a folder in DeepSpeed's universal form, which DeepSpeed's own loader reads in its place.
+    `universal`: a folder in DeepSpeed's universal format, which DeepSpeed's own loader reads instead.
     """
     world = startup.start("cpu", 120)
     get_accelerator().is_fp16_supported = lambda: True
@@ -38,7 +39,7 @@ def main(path: str, to: str, universal: str | None = None) -> int:
     if universal is None:
         built.load()
     else:
-        # {"checkpoint": {"load_universal": true}}, which a run's configuration does not take.
+        # {"checkpoint": {"load_universal": true}}, which a run's configuration does not accept.
         built.engine.deepspeed._config.load_universal_checkpoint = True
         _, client_state = built.engine.deepspeed.load_checkpoint(
             str(Path(universal).parent), tag=Path(universal).name, load_lr_scheduler_states=False

@@ -1,7 +1,9 @@
-"""Two ranks discard a bad step with every optimizer of DeepSpeed, and compare with a run that never met it.
+"""Two ranks that discard a bad step with each DeepSpeed optimizer, compared with a run that never had that
+step.
 
-torchrun --nproc-per-node 2 stability_worker.py RESULTS RUN_YAML all|turns; one JSON line per case and way,
-written by rank 0. `all` takes every case in each of the three ways, `turns` in one of them, by turns.
+torchrun --nproc-per-node 2 stability_worker.py RESULTS RUN_YAML all|turns; rank 0 writes a line of JSON per
+case and way. `all` runs every case in each of the three ways, `turns` runs each case in one of them, in
+rotation.
 """
 
 import contextlib
@@ -31,7 +33,7 @@ GOOD, BAD = (0, 1, 2, 3), (0, 1, "bad", 2, 3)
 
 
 class Residual(torch.nn.Module):
-    """Uneven sizes, so that partitions cut through parameters."""
+    """Model with uneven sizes, so that partitions split parameters."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -102,7 +104,7 @@ def make(case: dict[str, Any], world: startup.World) -> Any:
 
 
 def train(case: dict[str, Any], world: startup.World, steps: tuple, how: str) -> tuple[dict, Any, list]:
-    """The optimizer's whole state after `steps`; the bad one is thrown away as `how` says."""
+    """Return the optimizer's complete state after `steps`; the bad step is discarded by the method `how`."""
     engine = make(case, world)
     config = load(sys.argv[2], {"stability.on_nan": "skip", "precision.dtype": case["dtype"]}, check=False)
     guard = StepGuard(config, engine, world, None) if how != "call" else None
@@ -124,7 +126,7 @@ def train(case: dict[str, Any], world: startup.World, steps: tuple, how: str) ->
 def make_step(
     case: dict[str, Any], world: startup.World, engine: Any, guard: Any, number: int, step: Any, how: str
 ) -> Any:
-    """One step of the engine; the mean loss of this rank's micro batches."""
+    """Run one step of the engine, and return the mean loss of this rank's micro batches."""
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[case["dtype"]]
     pipeline = case.get("pipeline", False)
     spoils_gradient = step == "bad" and how == "gradient"
@@ -153,7 +155,7 @@ def make_step(
 
 
 class Spoil(torch.autograd.Function):
-    """A finite loss with a gradient that is not."""
+    """Passes a finite loss through, with a gradient that is not finite."""
 
     @staticmethod
     def forward(context: Any, loss: torch.Tensor) -> torch.Tensor:
@@ -165,7 +167,7 @@ class Spoil(torch.autograd.Function):
 
 
 def state_of(engine: Any) -> dict[str, torch.Tensor]:
-    """Weights of this rank and everything that the inner optimizer keeps, masters included."""
+    """Return the weights of this rank and all state of the inner optimizer, including the masters."""
     found = {}
     for name, parameter in engine.module.named_parameters():
         found[f"weight {name}"] = local_part(parameter).clone()
@@ -180,7 +182,7 @@ def state_of(engine: Any) -> dict[str, torch.Tensor]:
 
 
 def weights_told(engine: Any, world: startup.World) -> dict[str, str]:
-    """What is said of the weights as they are, and after one value of rank 1 became NaN."""
+    """Return the reports on the weights, unchanged and after a value of rank 1 became NaN."""
     sound = bad_weights(engine.module, world)
     held = [(name, local_part(parameter)) for name, parameter in engine.module.named_parameters()]
     name, part = [(name, part) for name, part in held if part.numel()][-1]
@@ -208,15 +210,14 @@ CASES = [
     {"stage": 1, "dtype": "fp32", "pipeline": True},
     {"stage": 1, "dtype": "bf16", "pipeline": True},
 ]
-# The loss is not a number; only the gradient is not; the step is thrown away by hand, all its numbers being
-# good.
+# Bad loss; bad gradient only; or a step with good numbers that the caller discards.
 HOWS = ("loss", "gradient", "call")
 
 
 def main(results: str, ways: str) -> None:
     warnings.simplefilter("ignore")
     world = startup.start("cpu", 120)
-    # DeepSpeed asks the processor for fp16 instructions; torch computes without them, slowly.
+    # DeepSpeed checks the processor for fp16 instructions; torch computes without them, slowly.
     get_accelerator().is_fp16_supported = lambda: True
     lines = []
     for number, case in enumerate(CASES):

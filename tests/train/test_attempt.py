@@ -13,7 +13,7 @@ JOBS = ("20261121-031500-a1b2", "20261121-031501-a1b2")
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """A run of two jobs; the first has had two attempts."""
+    """A run with two jobs, the first of which has two attempts."""
     run = RunDir(tmp_path / "run")
     run.path.mkdir()
     env = {"NBTRAIN_FAULTS": '[{"step": 1, "do": "nan"}]'}
@@ -29,7 +29,8 @@ def run(tmp_path, monkeypatch):
 
 
 def test_the_record_of_the_attempt_decides(run, monkeypatch):
-    """Not the environment, and not the attempt before."""
+    """The attempt's record in job.json takes precedence over the environment and over the previous
+    attempt."""
     monkeypatch.setenv("NBTRAIN_JOB", JOBS[0])
     monkeypatch.setenv("NBTRAIN_ATTEMPT", "1")
     monkeypatch.setenv("NBTRAIN_FAULTS", '[{"step": 2, "do": "stop"}]')
@@ -37,7 +38,7 @@ def test_the_record_of_the_attempt_decides(run, monkeypatch):
 
 
 def test_a_rank_started_by_hand_goes_by_the_configuration(run):
-    """It is of the newest job, which knows no attempt."""
+    """A rank started by hand belongs to the newest job, which has no attempts, and uses the configuration."""
     assert find_job(run).job_id == JOBS[1]
     attempt = this_attempt(run)
     assert (attempt.attempt, attempt.data_parallel_size) == (0, 1)

@@ -1,4 +1,4 @@
-"""Which samples a rank reads, and when."""
+"""The samples that a rank reads in each step."""
 
 import errno
 import itertools
@@ -20,7 +20,7 @@ STATE = DataState(
 
 
 class Counting:
-    """Sample i is i, i + 1, ..., and every read is remembered."""
+    """A dataset in which sample i is i, i + 1, ..., and which records every read."""
 
     def __init__(self):
         self.read = []
@@ -33,7 +33,7 @@ class Counting:
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_a_steps_samples_do_not_depend_on_the_ranks(size):
-    """Every step takes the next positions of the order, each once, whatever the number of ranks."""
+    """Each step takes the next positions of the order exactly once, for any number of ranks."""
     rows = [
         list(training_rows(STATE.advanced(16), 3, BatchSchedule(8, 4, 1), 2, rank, size))
         for rank in range(size)
@@ -51,7 +51,8 @@ def test_skipped_positions_are_passed_over():
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_steps_grow_with_the_batch_schedule(size):
-    """4, 4, 8, 12 and then 16 samples, from the start and from the middle of the ramp; none is left out."""
+    """Steps of 4, 4, 8, 12 and then 16 samples use every sample, from the start and from the middle of the
+    ramp."""
     schedule = BatchSchedule(16, 4, 1, Rampup(4, 4, 24))
     sizes = [4, 4, 8, 12, 16, 16]
     for begun in (0, 2):
@@ -71,7 +72,8 @@ def test_evaluation_reads_the_first_samples():
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_batches_are_tokens_and_the_labels_after_them(num_workers):
-    """In the order of the rows, with and without a process that reads ahead; no generator is touched."""
+    """Batches have tokens and shifted labels in the order of the rows, with and without workers, and use no
+    random generator."""
     before = torch.get_rng_state()
     batches = Batches(Counting(), iter([[5, 9], [0, 2]]), torch.device("cpu"), num_workers)
     first, second = next(batches), next(batches)
@@ -93,7 +95,8 @@ def test_without_workers_nothing_is_read_ahead():
 
 
 class Mixed:
-    """Sample 0 is plain, 1 has two documents and a mask, 2 mixes datasets."""
+    """A dataset in which sample 0 is plain, sample 1 has two documents and a loss mask, and sample 2 mixes
+    datasets."""
 
     def sample(self, position: int) -> Sample:
         tokens = np.arange(5) + 10 * position
@@ -112,9 +115,10 @@ class Mixed:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_what_some_samples_carry_all_of_a_batch_have(num_workers):
-    """A plain sample beside others: all tokens learnt, straight positions, one document.
+    """Fields that some samples of a batch have are filled in for the others: all tokens in the loss,
+    ascending positions, one document.
 
-    The lengths of documents run over the whole batch.
+    The lengths of documents are listed over the whole batch.
     """
     [batch] = Batches(Mixed(), iter([[0, 1, 2]]), torch.device("cpu"), num_workers, named=True)
     assert batch.loss_mask.tolist() == [[1, 1, 1, 1], [1, 0, 1, 1], [1, 1, 1, 1]]
@@ -137,14 +141,16 @@ def test_what_some_samples_carry_all_of_a_batch_have(num_workers):
 
 
 def test_a_masked_run_has_a_mask_in_every_batch():
-    """Every batch has a mask, even if no sample of it brings one: the step's denominator counts them all."""
+    """In a masked run every batch has a mask, even if its samples have none: the step's denominator counts
+    all masks."""
     [batch] = Batches(Mixed(), iter([[0]]), torch.device("cpu"), masked=True)
     assert batch.loss_mask.tolist() == [[1, 1, 1, 1]]
     assert batch.cu_seqlens is None and batch.dataset_ids is None
 
 
 def test_workers_end_with_the_block_though_somebody_holds_it():
-    """DeepSpeed's pipeline engine keeps its iterator; a worker that lives on keeps the rank from ending."""
+    """Workers end with the block even while DeepSpeed's pipeline engine keeps its iterator; otherwise the
+    rank could not exit."""
     with Batches(Counting(), iter([[5, 9], [0, 2]]), torch.device("cpu"), num_workers=1) as batches:
         next(batches)
         (worker,) = multiprocessing.active_children()
@@ -153,14 +159,15 @@ def test_workers_end_with_the_block_though_somebody_holds_it():
 
 
 class Unreadable:
-    """No sample of it can be read."""
+    """A dataset whose samples cannot be read."""
 
     def sample(self, position: int) -> Sample:
         raise ValueError(f"sample {position} is damaged")
 
 
 def test_workers_end_with_the_block_though_a_traceback_holds_it():
-    """An error of a worker is the rank's: its end must not wait for the worker."""
+    """Workers end with the block even while a traceback refers to them, so that the rank's error is not
+    delayed."""
     with pytest.raises(ValueError, match="sample 5 is damaged") as error:  # noqa: SIM117
         with Batches(Unreadable(), iter([[5, 9], [0, 2]]), torch.device("cpu"), num_workers=1) as batches:
             (worker,) = multiprocessing.active_children()
@@ -169,7 +176,8 @@ def test_workers_end_with_the_block_though_a_traceback_holds_it():
 
 
 def test_a_batch_that_does_not_fit_into_shared_memory_is_an_error_of_the_rank(monkeypatch):
-    """Its worker allocates it where an error is passed on."""
+    """A batch too large for shared memory is an error of the rank: the worker allocates it where errors are
+    forwarded."""
 
     def share(tensor: torch.Tensor) -> None:
         raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left (28)")
@@ -178,19 +186,19 @@ def test_a_batch_that_does_not_fit_into_shared_memory_is_an_error_of_the_rank(mo
     with Batches(Counting(), iter([[5, 9]]), torch.device("cpu"), num_workers=1) as batches:  # noqa: SIM117
         with pytest.raises(RuntimeError, match="unable to allocate shared memory"):
             next(batches)
-    [batch] = Batches(Counting(), iter([[5, 9]]), torch.device("cpu"))  # without workers there is none
+    [batch] = Batches(Counting(), iter([[5, 9]]), torch.device("cpu"))  # not without workers
     assert batch.tokens.shape == (2, 4)
 
 
-# torch's loader that could not be made says so when it is forgotten.
+# A torch loader whose construction failed prints an error when it is garbage-collected.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_workers_that_were_started_are_ended_if_the_next_queue_does_not_fit(monkeypatch):
-    """Semaphores are files in /dev/shm."""
+    """Workers that have started are ended if the next queue's semaphore does not fit in /dev/shm."""
     make, queues = torch.multiprocessing.Queue, []
 
     def queue():
         queues.append(make())
-        if len(queues) == 3:  # one for results, and one for each of two workers
+        if len(queues) == 3:  # one queue for results, and one for each of two workers
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return queues[-1]
 

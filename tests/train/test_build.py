@@ -1,4 +1,4 @@
-"""What this machine cannot train is refused by name, before a model is built."""
+"""Models that this machine cannot train are refused with the field's name before they are built."""
 
 import pytest
 import torch
@@ -15,9 +15,10 @@ def test_every_layout_is_trained(run):
 
 
 def test_an_attention_backend_that_torch_cannot_give_is_refused():
-    """Flash attention has no dropout on a CPU: torch's own words come with the field."""
+    """An attention backend that torch does not support here is refused; torch's message is quoted with the
+    field."""
     config = load("gpt-tiny", {"model.attention_backend": "flash", "model.attention_dropout": 0.0})
-    # check.py refuses what it can know: only here is the device seen.
+    # check.py refuses what it can know in advance; the device is only visible here.
     config = config.model_copy(update={"model": config.model.model_copy(update={"attention_dropout": 0.1})})
     with pytest.raises(ConfigError) as caught:
         refuse_backend(config, World(0, 1, 0, torch.device("cpu")))

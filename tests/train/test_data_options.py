@@ -1,4 +1,5 @@
-"""Tiny runs on a blend with a loss mask and separate documents: resumed bit for bit, cut over ranks."""
+"""Small runs on a blend with a loss mask and separate documents: bit-exact resume, and any number of
+ranks."""
 
 from pathlib import Path
 
@@ -27,13 +28,15 @@ BLEND = {
 
 @pytest.fixture(scope="module")
 def home(data_home) -> Path:
-    """Beside `test` a dataset of short documents: several end in each sample."""
+    """The data directory with, in addition to `test`, a dataset of short documents, several of which end in
+    each sample."""
     launch.make_dataset(data_home, "short", document_tokens=(3, 12))
     return data_home
 
 
 def test_a_blend_with_documents_apart_resumes_bitwise(tmp_path, home, forked):
-    """Per epoch, one rank: losses, norms and the last checkpoint are those of an uninterrupted run."""
+    """After a resume, losses, norms and the last checkpoint are bit-identical to an uninterrupted run
+    (epochs, one rank)."""
     steps = STEPS
     overrides = {**BLEND, "data.shuffle": "per_epoch"}
     straight = launch.make_run(tmp_path, overrides, "straight")
@@ -64,7 +67,8 @@ def test_a_blend_with_documents_apart_resumes_bitwise(tmp_path, home, forked):
 
 
 def test_packed_examples_resume_bitwise_on_two_ranks(tmp_path, home, forked):
-    """Best fit, two sources: as a straight run, and each source's loss by the name of its source."""
+    """A resumed run on packed examples of two sources is bit-identical, including the loss of each source by
+    name."""
     launch.make_packed(home)
     overrides = {
         **{key: value for key, value in BLEND.items() if not key.startswith("data.")},
@@ -85,7 +89,7 @@ def test_packed_examples_resume_bitwise_on_two_ranks(tmp_path, home, forked):
     assert len(view.scalars("loss/talk")) == STEPS
 
 
-# Ranks, micro batch, ZeRO stage: all of a step in one micro batch; the same step in four, and over two ranks.
+# Ranks, micro batch, ZeRO stage: a step in one micro batch, the same step in four, and on two ranks.
 LAYOUTS: dict[str, tuple[int, int, int, str]] = {
     "whole": (1, 4, 1, "data_parallel_size"),
     "accumulated": (1, 1, 0, "data_parallel_size"),
@@ -119,7 +123,7 @@ def layouts(tmp_path_factory, home, forked):
     trained: dict[str, RunDir] = {}
 
     def train(name):
-        """The run, once it is trained."""
+        """Train the run and return it."""
         if name not in trained:
             forked.train(runs[name], LAYOUTS[name][0])
             trained[name] = runs[name]
@@ -133,9 +137,11 @@ def layouts(tmp_path_factory, home, forked):
     [pytest.param(name, marks=[pytest.mark.soak] * (name in SOAK)) for name in LAYOUTS if name != "whole"],
 )
 def test_the_mean_over_learnt_tokens_does_not_depend_on_the_layout(layouts, name):
-    """Samples differ in their learnt tokens; losses, norms and validation are the same.
+    """With samples of different numbers of unmasked tokens, losses, norms and validation do not depend on the
+    layout.
 
-    Up to the order of fp32 sums; means of micro batches' means would differ in the third digit.
+    They agree up to the order of fp32 sums; averaging the means of micro batches would differ in the third
+    digit.
     """
     ours, theirs = launch.trace(layouts(name)), launch.trace(layouts("whole"))
     assert sorted(ours) == sorted(theirs) == list(range(1, STEPS + 1))

@@ -1,4 +1,4 @@
-"""Training on preferences: every layout has the loss, the rewards and the weights of one process."""
+"""DPO: every layout has the loss, the rewards and the weights of a run in one process."""
 
 import json
 import shutil
@@ -46,14 +46,14 @@ def place(fork_server, tmp_path_factory):
 
 
 def preferring(place, base, words, name="dpo", **overrides):
-    """A run of a layout that prefers, from the weights of a run."""
+    """Create a DPO run of a layout that starts from the weights of a run."""
     name = f"{name}-{words.replace(' ', '-')}"
     return launch.make_run(place.root, {**layout(words)[1], "init_from": base.name, **DPO, **overrides}, name)
 
 
 @pytest.fixture(scope="module")
 def one(place):
-    """{kind of layers: (the run with the weights, the run of one process)}, each trained once."""
+    """Return a function from the kind of layers to (the run with the weights, the DPO run of one process)."""
     return beside_weights(place, lambda base, words: preferring(place, base, words))
 
 
@@ -69,7 +69,8 @@ def figures(run, name):
 
 
 def test_rewards_begin_at_nothing_and_grow(place, one):
-    """The first loss is log 2, for the model is its reference; then the chosen answers become likelier."""
+    """The first loss is log 2, because the model equals its reference; then the chosen answers become more
+    likely."""
     _, run = one("")
     losses = launch.losses(run)
     assert losses[0] == pytest.approx(np.log(2), abs=1e-6)
@@ -84,7 +85,7 @@ def test_rewards_begin_at_nothing_and_grow(place, one):
 
 
 def test_readers_show_rewards_and_no_perplexity(one):
-    """exp of a loss of pairs means nothing."""
+    """Readers show rewards but no perplexity, since exp of a preference loss has no meaning."""
     base, run = one("")
     assert RunView(run).snapshot()["progress"]["validation_perplexity"] is None
     titles = [axes.get_title(loc="left") for axes in training_curves(RunView(run)).axes]
@@ -95,7 +96,8 @@ def test_readers_show_rewards_and_no_perplexity(one):
 
 @pytest.mark.parametrize("words", ["z0 fp32", pytest.param("p2 z1 fp32", marks=pytest.mark.soak)])
 def test_tasks_are_asked_between_pairs(words, place, one, tmp_path, monkeypatch):
-    """Rows of questions have no second answer: they are scored as after any other training."""
+    """Tasks are evaluated during DPO as after any other training, although their rows have no second
+    answer."""
     monkeypatch.setenv("NBTRAIN_DATA", str(place.data_home))
     tasks = [{"task": kind, "path": str(path)} for kind, path in made.files_in(tmp_path).items()]
     asked = {"evaluation.tasks": tasks, "tokenizer.name": "test"}
@@ -118,7 +120,7 @@ MORE = [("t2 z1 fp32", ""), ("d2 z2 fp32", "llama"), ("p2 z1 fp32", "llama"), ("
     "words, kind", [*LAYOUTS, *(pytest.param(*case, marks=pytest.mark.soak) for case in MORE)]
 )
 def test_every_layout_is_one_process(words, kind, place, one):
-    """Its own reference too, computed anew."""
+    """Every layout matches one process, and each computes its own reference log-probabilities."""
     base, alone = one(kind)
     kept = index(place).with_name("kept")
     before = {path.name: np.load(path) for path in index(place).glob("*-reference.npy")}
@@ -136,7 +138,7 @@ def test_every_layout_is_one_process(words, kind, place, one):
     assert launch.losses(run) == pytest.approx(launch.losses(alone), abs=2e-5)
     for name in ("margins", "chosen", "validation margins"):
         assert figures(run, f"rewards/{name}") == pytest.approx(figures(alone, f"rewards/{name}"), abs=1e-4)
-    # Before the first steps the order of two equal rewards is noise.
+    # Before the first steps, the order of two equal rewards is noise.
     assert figures(run, "rewards/accuracies")[-1] == figures(alone, "rewards/accuracies")[-1]
     before_, after = (CheckpointStore(each.checkpoint(STEPS)) for each in (alone, run))
     for name in before_.parameters:
@@ -146,7 +148,8 @@ def test_every_layout_is_one_process(words, kind, place, one):
 
 @pytest.mark.parametrize("words", ["z1 fp32", pytest.param("d2 z3 bf16", marks=pytest.mark.soak)])
 def test_adapters_prefer_and_a_resume_goes_on_bit_for_bit(words, place, one, fork_server):
-    """The reference is gone in between: it is computed again with the weights that the run started from."""
+    """With adapters, a resume is bit-exact: the reference is deleted and computed again from the starting
+    weights."""
     base, _ = one("")
     lora = {"lora.rank": 4, "lora.alpha": 16.0, "lr_schedule.lr": 1e-2}
     forked = launch.ForkedRuns(fork_server, place.data_home)

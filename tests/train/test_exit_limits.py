@@ -1,4 +1,4 @@
-"""When a job ends itself."""
+"""Limits at which a job ends itself."""
 
 import time
 
@@ -19,12 +19,12 @@ def limits(age_seconds: float, **batch) -> ExitLimits:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Sets what time.monotonic() says."""
+    """Replaces time.monotonic() with a value that the test sets."""
     return lambda now: monkeypatch.setattr(time, "monotonic", lambda: now)
 
 
 def test_minutes_count_from_the_jobs_start(clock):
-    """Whatever is done to the wall clock meanwhile."""
+    """Minutes are counted from the job's start, and changes of the system clock have no effect."""
     clock(1000.0)
     limit = limits(60.0, exit_duration_minutes=1.5)
     clock(1000.0 + 29.9)
@@ -46,7 +46,8 @@ def test_without_limits_nothing_ends():
 
 
 def test_a_restart_does_not_wind_the_clock_back(tmp_path, monkeypatch):
-    """The job's start counts, not the attempt's; a rank started by hand has age 0: its job may be gone."""
+    """The time limit counts from the job's start rather than the attempt's; a rank started by hand has age
+    0."""
     monkeypatch.setattr(time, "time", lambda: 5000.0)
     job = RunDir(tmp_path / "run").job("20261121-031500-a1b2")
     job.make_folders()

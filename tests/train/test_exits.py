@@ -1,4 +1,5 @@
-"""A job that ends on a step to validate: by a limit it validates first, on SIGTERM the next job does."""
+"""A job that ends on a step with a validation: at a limit it validates first, and after SIGTERM the next job
+does."""
 
 import pytest
 
@@ -18,7 +19,7 @@ RUN = {
 
 
 def reported(run: RunDir, kind: str) -> list[tuple[int, float]]:
-    """(step, loss) of all validations or tests, over all jobs."""
+    """Return (step, loss) of all validations or tests, over all jobs."""
     events = [event for job in run.job_ids() for event in read_events(run.job(job)) if event["kind"] == kind]
     return [(event["step"], event["loss"]) for event in events]
 
@@ -30,7 +31,8 @@ def saved(run: RunDir, step: int) -> tuple[int | None, float | None]:
 
 @pytest.fixture
 def train(fork_server, data_home):
-    """train(run, step): its newest job, which gets a SIGTERM during `step`; the log."""
+    """Return a function that trains the run's newest job, sends a SIGTERM during the given step, and returns
+    the log."""
 
     def train(run: RunDir, terminated_at: int | None = None) -> str:
         job = run.newest_job()
@@ -53,7 +55,8 @@ def train(fork_server, data_home):
 
 
 def test_however_a_job_ends_each_validation_is_made_once_and_is_its_checkpoints(tmp_path, train):
-    """By batch.exit_interval_steps at steps 4 and 8 (the last), and by SIGTERM there: the same numbers."""
+    """A job that ends at steps 4 and 8, by batch.exit_interval_steps or by SIGTERM, has the same single
+    validation at each."""
     limited = launch.make_run(tmp_path, RUN | {"batch.exit_interval_steps": 4}, "limited")
     log = train(limited)
     assert "step      4 | stops: batch.exit_interval_steps = 4 is reached" in log
@@ -74,12 +77,12 @@ def test_however_a_job_ends_each_validation_is_made_once_and_is_its_checkpoints(
     launch.new_job(killed)
     log = train(killed, terminated_at=8)
     assert "step      8 | stops: the next job validates this step" in log
-    # Not finished: no test either, and the best one is still that of step 4.
+    # Not finished: no test yet, and the best checkpoint is still step 4.
     assert (reported(killed, "validation"), reported(killed, "test")) == (validated[:1], [])
     assert killed.checkpoint_steps() == [4, 8]
     assert (saved(killed, 4), saved(killed, 8)) == (validated[0], validated[0])
     for _ in range(2):
-        # The second of them finds the validation in the manifest.
+        # The second job finds the validation in the manifest.
         launch.new_job(killed)
         train(killed)
     assert reported(killed, "validation") == validated

@@ -1,4 +1,4 @@
-"""IA3: vectors next to frozen weights, in every layout those of one process; merged, and in peft's files."""
+"""IA3: scaling vectors next to frozen weights, equal in every layout, merged, and in peft's files."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from tests.train.layouts import STEPS, Place, beside_weights, layout
 
 pytestmark = [
     pytest.mark.slow,
-    # Of transformers, called by peft.
+    # Called in transformers by peft.
     pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"),
 ]
 IA3 = {"lora.kind": "ia3", "lr_schedule.lr": 3e-2, "lr_schedule.lr_warmup_tokens": 256}
@@ -39,7 +39,8 @@ def adapted(place, base, words):
 
 @pytest.fixture(scope="module")
 def one(place):
-    """{kind of layers: (the run with the weights, vectors trained in one process)}, each trained once."""
+    """Return a function from the kind of layers to (the run with the weights, vectors trained in one
+    process)."""
     return beside_weights(place, lambda base, words: adapted(place, base, words))
 
 
@@ -72,7 +73,8 @@ def test_every_layout_trains_the_vectors_of_one_process(kind, words, place, one)
 
 @pytest.mark.parametrize("kind", ["llama", pytest.param("", marks=pytest.mark.soak)])
 def test_merged_logits_are_those_of_the_vectors(kind, place, one):
-    """Without a weight that moved: biases of keys and values too."""
+    """The merged model has the same logits as the vectors, including biases of keys and values, with no
+    weight changed."""
     _, alone = one(kind)
     config = load_resolved(alone.config_yaml)
     store = open_checkpoint(alone, STEPS)
@@ -90,7 +92,7 @@ def test_merged_logits_are_those_of_the_vectors(kind, place, one):
 @pytest.mark.soak
 @pytest.mark.parametrize("family", ["mistral-full", "gpt2"])
 def test_files_of_peft_both_ways(family, forked, tmp_path):
-    """What is written here opens there with equal logits; what peft writes is a start."""
+    """peft reads our files with equal logits, and a run can start from peft's files."""
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     made.write_model(tmp_path / "base", family)
     opened = open_model(tmp_path / "base")
@@ -121,7 +123,7 @@ def test_files_of_peft_both_ways(family, forked, tmp_path):
         found = peft.PeftModel.from_pretrained(theirs(), tmp_path / "vectors").eval()(TOKENS).logits
         assert (found - ours(config, held)).abs().max() < 1e-5 * plain.abs().max().clamp(min=1)
         assert (plain - found).abs().max() > 1e-3
-        # The other way: random vectors of peft.
+        # The other direction: random vectors from peft.
         other = peft.PeftModel.from_pretrained(theirs(), tmp_path / "vectors", is_trainable=True).eval()
         torch.manual_seed(0)
         for name, parameter in other.named_parameters():

@@ -1,4 +1,4 @@
-"""A run that starts from a folder of transformers: its first losses are those of transformers, in any
+"""A run that starts from a transformers folder has the losses of transformers in its first steps, in any
 layout."""
 
 import json
@@ -25,7 +25,7 @@ STEPS = 3
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """{kind and format: (folder, model of transformers)}, each made once."""
+    """Return a function from the kind and format to (folder, model of transformers), each made once."""
     pytest.importorskip("transformers")
     root, found = tmp_path_factory.mktemp("models"), {}
 
@@ -33,7 +33,7 @@ def folders(tmp_path_factory):
         key = (kind, dtype)
         if key not in found:
             path = root / f"{kind}-{dtype}".replace(".", "-")
-            # In several files, so that a rank needs more than one.
+            # Several files, so that a rank needs more than one.
             found[key] = (path, made.write_model(path, kind, dtype, max_shard_size="60KB"))
         return found[key]
 
@@ -41,7 +41,7 @@ def folders(tmp_path_factory):
 
 
 def overrides_of(folder, words: str) -> dict:
-    """Of a run of a layout that starts from a folder."""
+    """Return the overrides of a layout that starts from a folder."""
     described = open_model(folder).described
     return {
         **layout(words)[1],
@@ -60,7 +60,7 @@ def overrides_of(folder, words: str) -> dict:
 
 @pytest.fixture(scope="module")
 def expected(folders, data_home, tmp_path_factory):
-    """The losses of transformers, by kind."""
+    """Return a function from the kind to the losses of transformers."""
     found = {}
 
     def losses(kind):
@@ -76,7 +76,7 @@ def expected(folders, data_home, tmp_path_factory):
 
 
 CASES = [("qwen3-odd", "z0"), *(("qwen3", words) for words in ("t2 z1", "p2 z1", "d2 z3", "s2 z2"))]
-# Three groups of queries cannot be cut over two tensor ranks.
+# Three groups of queries cannot be sharded across two tensor ranks.
 MORE = [
     *(("qwen3-odd", words) for words in ("p2 z1", "d2 z3", "s2 z2")),
     *(("llama", words) for words in ("z0", "t2 z1", "p2 z1", "d2 z3", "s2 z2", "d2 t2 z3", "d2 p2 z1")),
@@ -96,7 +96,8 @@ MORE = [
     ],
 )
 def test_the_first_losses_are_those_of_transformers(kind, words, folders, expected, forked, tmp_path):
-    """In fp32: the weights, and what each step makes of them."""
+    """In fp32, the first losses equal the losses of transformers, which covers the weights and their
+    updates."""
     run = launch.make_run(tmp_path, overrides_of(folders(kind)[0], words))
     forked.train(run, layout(words)[0])
     assert launch.losses(run) == pytest.approx(expected(kind), abs=1e-5)
@@ -119,7 +120,8 @@ MORE_MASTERS = [
     "words", [*MASTERS, *(pytest.param(words, marks=pytest.mark.soak) for words in MORE_MASTERS)]
 )
 def test_masters_have_the_file_s_own_precision(words, folders, fork_server, data_home, tmp_path):
-    """Bit for bit what the folder holds in fp32; the model computes with what they round to."""
+    """The master weights are bit-identical to the folder's fp32 values; the model computes with rounded
+    copies."""
     folder, _ = folders("llama")
     place = Place(tmp_path, data_home, fork_server)
     run = launch.make_run(tmp_path, overrides_of(folder, words))
@@ -135,7 +137,7 @@ def test_masters_have_the_file_s_own_precision(words, folders, fork_server, data
 
 
 def test_a_resume_does_not_look_at_the_folder_again(folders, forked, expected, tmp_path):
-    """What counts then is the checkpoint; the folder may be gone."""
+    """A resume reads the checkpoint only; the folder may have been deleted."""
     source, _ = folders("llama")
     folder = shutil.copytree(source, tmp_path / "folder")
     run = launch.make_run(tmp_path, {**overrides_of(folder, "z1"), "batch.max_steps": 2})
@@ -150,7 +152,8 @@ def test_a_resume_does_not_look_at_the_folder_again(folders, forked, expected, t
 
 
 def test_a_folder_that_has_changed_since_is_refused(folders, forked, tmp_path):
-    """In the words of the rank, which are the cause of the job's end."""
+    """A folder that has changed since submission is refused; the rank's message is the cause of the job's
+    end."""
     source, _ = folders("llama")
     folder = shutil.copytree(source, tmp_path / "folder")
     run = launch.make_run(tmp_path, overrides_of(folder, "z1"))

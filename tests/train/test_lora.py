@@ -1,4 +1,4 @@
-"""Adapters next to frozen weights: in every layout those of one process, and nothing else moves."""
+"""LoRA adapters next to frozen weights: every layout matches one process, and no other weight changes."""
 
 import shutil
 
@@ -25,7 +25,7 @@ def place(fork_server, data_home, tmp_path_factory):
 
 
 def adapted(place, base, words, name="lora", **overrides):
-    """A run of a layout with adapters, beside the weights of a run."""
+    """Create a run of a layout with adapters on the weights of a run."""
     name = f"{name}-{words.replace(' ', '-')}"
     more = {**layout(words)[1], "init_from": base.name, **LORA, **overrides}
     return launch.make_run(place.root, more, name)
@@ -33,11 +33,12 @@ def adapted(place, base, words, name="lora", **overrides):
 
 @pytest.fixture(scope="module")
 def one(place):
-    """{kind of layers: (the run with the weights, adapters trained in one process)}, each trained once."""
+    """Return a function from the kind of layers to (the run with the weights, adapters trained in one
+    process)."""
     return beside_weights(place, lambda base, words: adapted(place, base, words))
 
 
-# More layouts are trained, with rows of tokens beside the adapters, in test_trained_rows.py.
+# test_trained_rows.py covers more layouts, with trained rows of tokens in addition to the adapters.
 HERE = [("d2 z3 fp32", "llama")]
 MORE = [
     *(("t2 z1 fp32", "llama"), ("p2 z1 fp32", "")),
@@ -72,7 +73,7 @@ def test_every_layout_trains_the_adapters_of_one_process(kind, words, place, one
 
 
 def test_nothing_but_adapters_moves_and_is_saved(place, one):
-    """The merged model less the adapters is bit for bit the other run's; the checkpoint holds none of it."""
+    """Only adapters are trained and saved: all other merged weights are bit-identical to the base run's."""
     base, alone = one("")
     before, merged = CheckpointStore(base.checkpoint(HALF)), open_checkpoint(alone, STEPS)
     assert set(merged.parameters) == set(before.parameters)
@@ -105,7 +106,7 @@ def test_a_resume_goes_on_bit_for_bit(words, place, one, forked):
 
 
 def test_a_checkpoint_of_adapters_is_read_by_another_layout(place, one):
-    """Masters and moments, bit for bit."""
+    """Another layout reads a checkpoint of adapters with bit-identical masters and moments."""
     base, _ = one("")
     run = adapted(place, base, "t2 z1 bf16", name="saved", **{"batch.max_steps": HALF})
     place.train(run, 2)
@@ -115,7 +116,7 @@ def test_a_checkpoint_of_adapters_is_read_by_another_layout(place, one):
 
 
 def test_merged_logits_are_those_of_the_adapters(place, one):
-    """What generates text has one model; the trained one has two matrices beside each."""
+    """The merged model that generates text has the logits of the trained model with separate adapters."""
     _, alone = one("llama")
     config = load_resolved(alone.config_yaml)
     store, tokens = open_checkpoint(alone, STEPS), torch.arange(60).view(2, 30)

@@ -1,4 +1,4 @@
-"""Packed examples through the training's batches: the model sees each as if it were alone."""
+"""Packed examples in training batches: the model processes each example as if it were alone."""
 
 import itertools
 from types import SimpleNamespace
@@ -26,7 +26,8 @@ SEQ, VOCABULARY = 24, 64
 
 @pytest.fixture
 def dataset(workspace):
-    """12 examples of two sources, packed into sequences of 24; the second half of each is learnt."""
+    """Create 12 examples of two sources, packed into sequences of 24, with the second half of each
+    unmasked."""
     generator = np.random.RandomState(5)
     examples = [generator.randint(1, VOCABULARY, size=3 + number) for number in range(12)]
     files_ = DatasetFiles.named("packed")
@@ -53,14 +54,15 @@ def dataset(workspace):
 
 @pytest.fixture
 def batch(dataset):
-    """All samples of the first epoch as one batch."""
+    """Return all samples of the first epoch as one batch."""
     rows = iter([list(range(dataset._pass(0).epoch_ends[0]))])
     return next(Batches(dataset, rows, torch.device("cpu"), masked=True, named=True))
 
 
 @pytest.mark.parametrize("backend", ["auto", "math"])
 def test_each_example_has_the_losses_that_it_has_alone(dataset, batch, backend):
-    """Token by token, at any place of a sequence; the batch's loss is their mean over what is learnt."""
+    """Each packed example has the token losses that it has alone; the batch's loss is the mean over unmasked
+    tokens."""
     model = GPT(
         GPTConfig(2, 32, 4, 128, VOCABULARY, SEQ, init_method_std=0.3, attention_backend=backend)
     ).eval()
@@ -90,7 +92,7 @@ def test_each_example_has_the_losses_that_it_has_alone(dataset, batch, backend):
 
 
 def test_padding_and_prompts_bear_no_gradient(batch):
-    """Labels at places where the mask is 0 change neither the loss nor a gradient."""
+    """Labels at masked positions change neither the loss nor a gradient."""
     model = GPT(GPTConfig(1, 32, 4, 128, VOCABULARY, SEQ))
     answers = []
     for labels in (batch.labels, torch.where(batch.loss_mask > 0, batch.labels, 7)):
@@ -103,7 +105,7 @@ def test_padding_and_prompts_bear_no_gradient(batch):
 
 
 def test_a_batch_says_of_which_dataset_each_label_is(dataset, batch):
-    """The rows of the losses by name: as many learnt labels of each as its examples have."""
+    """A batch records the dataset of each label: each source has as many unmasked labels as its examples."""
     assert dataset.dataset_names == ("short", "long")
     learnt = batch.dataset_ids[batch.loss_mask > 0]
     expected = [
@@ -114,7 +116,7 @@ def test_a_batch_says_of_which_dataset_each_label_is(dataset, batch):
 
 
 class Gradients:
-    """A model's gradients, as weights are read."""
+    """Gives access to a model's gradients as if they were its weights."""
 
     dtype = torch.float32
 
@@ -129,8 +131,11 @@ class Gradients:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_loss_and_gradients_are_those_of_transformers(kind, batch, tmp_path):
-    """On the same packed batch in fp32. transformers keeps examples apart by their positions alone, without
-    a mask and a cache, and divides by num_items_in_batch."""
+    """The loss and gradients of a packed batch equal the fp32 results of transformers.
+
+    transformers separates examples by their positions alone, without a mask or a cache, and divides by
+    num_items_in_batch.
+    """
     pytest.importorskip("transformers")
     theirs = made.write_model(tmp_path / kind, kind).train()
     opened = open_model(tmp_path / kind)
@@ -145,7 +150,7 @@ def test_loss_and_gradients_are_those_of_transformers(kind, batch, tmp_path):
     with torch.no_grad():
         for name, parameter in ours.named_parameters():
             parameter.copy_(folder.read(name).view_as(parameter))
-    # Two micro batches of a step, whose mean is over the learnt tokens of both.
+    # Two micro batches of one step, whose mean is over the unmasked tokens of both.
     learnt, whole = batch.loss_mask > 0, batch.loss_mask.sum()
     loss = ours(batch.tokens, batch.labels, loss_mask=batch.loss_mask, loss_denominator=whole, **batch.bounds)
     loss.backward()
@@ -164,7 +169,7 @@ def test_loss_and_gradients_are_those_of_transformers(kind, batch, tmp_path):
     named = dict(theirs.named_parameters())
     for name in opened.map.tensors:
         torch.testing.assert_close(found.tensor(opened.map, name), named[name].grad, rtol=1e-4, atol=1e-5)
-    # The control: to transformers the same batch without positions is one text.
+    # The control: without positions, transformers treats the same batch as one text.
     one_text = theirs(
         input_ids=batch.tokens, labels=batch.labels, shift_labels=torch.where(learnt, batch.labels, -100),
         num_items_in_batch=whole, use_cache=False,

@@ -1,4 +1,4 @@
-"""QLoRA: adapters beside a base in 4 bits, in every layout those of one process; no bit of the base moves."""
+"""QLoRA: adapters on a base in 4 bits; every layout matches one process, and no bit of the base changes."""
 
 import itertools
 
@@ -25,10 +25,10 @@ from tests.train import launch
 from tests.train.layouts import HALF, STEPS, Place, assert_resumes, layout
 
 pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed (extra qlora)")
-# Of transformers, called by peft.
+# Called in transformers by peft.
 REENTRANT = "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
 pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.filterwarnings(REENTRANT)]
-# Widths whose halves are whole blocks of 64 numbers.
+# Widths whose halves are multiples of the block size of 64.
 WIDE = {"model.hidden_size": 128, "model.ffn_hidden_size": 384}
 QLORA = {
     **WIDE,
@@ -49,7 +49,8 @@ def place(fork_server, data_home, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one(place):
-    """{kind of layers: (the run with the weights, adapters trained in one process)}, each trained once."""
+    """Return a function from the kind of layers to (the run with the weights, adapters trained in one
+    process)."""
     known = {}
 
     def trained(kind):
@@ -104,7 +105,8 @@ def test_a_resume_goes_on_bit_for_bit(words, place, one, forked):
 
 @pytest.mark.parametrize("double", [False, True])
 def test_the_loss_goes_down_and_no_bit_of_the_base_moves(double):
-    """Sixty steps on one batch; of the blocks' matrices only 4 bits are there."""
+    """In sixty steps on one batch the loss falls and no bit of the base changes; the matrices exist only in 4
+    bits."""
     torch.manual_seed(0)
     config = GPTConfig.of(
         load("gpt3-tiny", {"init_from": "a-run", "lora.load_in_4bit": True}
@@ -139,7 +141,8 @@ def test_the_loss_goes_down_and_no_bit_of_the_base_moves(double):
 
 
 def test_merged_logits_are_those_of_training(one):
-    """Of the matrices that products were made with, not of the base's; all else is the base's."""
+    """The merged model uses the dequantized matrices of training rather than the base's, and the base's
+    values elsewhere."""
     base, alone = one("llama")
     config = load_resolved(alone.config_yaml)
     store = open_checkpoint(alone, STEPS)
@@ -165,10 +168,11 @@ def test_merged_logits_are_those_of_training(one):
 
 @pytest.mark.parametrize("double", [False, True])
 def test_peft_on_transformers_4_bits_has_its_logits(double, forked, tmp_path):
-    """The base loaded in 4 bits by transformers, with the exported adapter: QLoRA as peft runs it.
+    """The exported adapter on a base that transformers loads in 4 bits, as peft runs QLoRA, has the logits of
+    training.
 
-    Matrices are equal bit for bit. With double quantization packed queries, keys and values are not: their
-    blocks of 256 constants and their mean are others. That is a small part of what 4 bits change.
+    Matrices are equal bit for bit. With double quantization, packed queries, keys and values differ: their
+    blocks of 256 constants and the mean are different. The difference is small compared with that of 4 bits.
     """
     from bitsandbytes.functional import dequantize_4bit
     from bitsandbytes.nn import Linear4bit
@@ -198,7 +202,8 @@ def test_peft_on_transformers_4_bits_has_its_logits(double, forked, tmp_path):
         theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", **options).eval()
         for linear in theirs.modules():
             if isinstance(linear, Linear4bit):
-                # Or bitsandbytes packs the weights anew on a CPU with AVX512-BF16, and multiplies in bf16.
+                # Otherwise bitsandbytes repacks the weights on a CPU with AVX512-BF16, and multiplies in
+                # bf16.
                 linear.support_avx512bf16_for_cpu = False
         bare = theirs(TOKENS).logits
         adapted_ = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapters").eval()(TOKENS).logits
@@ -225,13 +230,14 @@ def test_peft_on_transformers_4_bits_has_its_logits(double, forked, tmp_path):
     else:
         assert (adapted_ - ours).abs().max() < 1e-5 * largest
     assert (exported - ours).abs().max() < 1e-5 * largest
-    # The rounding and the adapters do something.
+    # The quantization and the adapters have an effect.
     assert (bare - plain).abs().max() > 1e-2
     assert (adapted_ - bare).abs().max() > 1e-3
 
 
 def test_states_are_exact(fork_server, tmp_path):
-    """As tests/planner/test_states_allocated.py measures them, the buffers of 4 bits included."""
+    """The planner's states are exact, including the 4-bit buffers, measured as in
+    tests/planner/test_states_allocated.py."""
     extra = {"lora.rank": 3, "init_from": "a-run", "lora.load_in_4bit": True}
     kinds = [(0, "fp32"), *itertools.product((1, 2), ("fp32", "bf16", "autocast"))]
     rows = [(*kind, model) for kind, model in itertools.product(kinds, ("gpt", "llama"))]

@@ -1,4 +1,4 @@
-"""A batch that grows while the run trains: against a bare loop, and cut in the middle of the ramp."""
+"""A batch that grows during training, compared with a plain loop and resumed in the middle of the ramp."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ from nbtrain.model.gpt import build_model
 from nbtrain.train.engine.optimizer import build_optimizer, set_batch_size, set_rates
 from tests.train import launch
 
-# Equal distances of 8 samples up to 16; 96 samples of 32 tokens are wanted, 92 + 16 are the first to reach
+# Equal distances of 8 samples up to 16; of the 96 samples of 32 tokens, 92 + 16 are the first total to reach
 # them.
 SIZES = [4, 4, 8, 12, 16, 16, 16, 16, 16]
 RAMP = {
@@ -28,7 +28,7 @@ RAMP = {
 
 
 class Engine:
-    """What set_batch_size asks of DeepSpeed, for micro batches of 2 on 2 ranks."""
+    """Stand-in with what set_batch_size needs from DeepSpeed, for micro batches of 2 on 2 ranks."""
 
     def __init__(self):
         self.optimizer = type("Zero", (), {"gradient_accumulation_steps": 4})()
@@ -46,7 +46,8 @@ class Engine:
 
 @pytest.mark.parametrize("ulysses", [1, 2])
 def test_the_batch_of_a_step_reaches_the_engine_and_its_optimizer(ulysses):
-    """ZeRO's own copy of the number follows: with offloading it decides where the norm is taken."""
+    """The step's batch size reaches the engine and ZeRO's copy of it, which decides with offloading where the
+    norm is computed."""
     engine = Engine()
     held = SimpleNamespace(
         deepspeed=engine, groups=SimpleNamespace(sequence_parallel=SimpleNamespace(size=ulysses))
@@ -59,7 +60,7 @@ def test_the_batch_of_a_step_reaches_the_engine_and_its_optimizer(ulysses):
 
 
 def bare_loop(config):
-    """[(loss, gradient norm)] of plain PyTorch in one process, each step in one piece."""
+    """Return [(loss, gradient norm)] of plain PyTorch in one process with one batch per step."""
     datasets = build_datasets(config, None)
     model, schedule = build_model(config), LrSchedule.of(config)
     optimizer = build_optimizer(model.named_parameters(), config)
@@ -84,7 +85,8 @@ def bare_loop(config):
 
 @pytest.mark.slow
 def test_a_ramp_follows_a_bare_loop(tmp_path, data_home, forked, monkeypatch):
-    """2 ranks, ZeRO 2, micro batches 1, 1, 2, 3, 4: losses and norms to fp32's last bits, all counts."""
+    """A ramp of micro batches 1, 1, 2, 3, 4 on 2 ranks with ZeRO 2 matches a plain loop in losses, norms and
+    counts."""
     run = launch.make_run(
         tmp_path,
         {
@@ -111,9 +113,9 @@ def test_a_ramp_follows_a_bare_loop(tmp_path, data_home, forked, monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_cut_in_the_middle_of_the_ramp_is_bitwise_the_same(tmp_path, forked):
-    """Stopped after 3 of 9 steps and resumed, with dropout: the very losses and norms of a straight run.
+    """A run resumed in the middle of the ramp, with dropout, has bit-identical losses and norms.
 
-    The cut run names its batch sizes one by one; they are the same.
+    The resumed run lists its batch sizes explicitly; they are the same.
     """
     straight = launch.make_run(tmp_path, RAMP, "straight")
     forked.train(straight)

@@ -1,4 +1,4 @@
-"""What a rank is asked from outside, and its last word."""
+"""Requests to a rank from outside, and the outcome that it reports at its end."""
 
 import json
 import os
@@ -37,7 +37,8 @@ def ask(job, request_id, action):
 
 
 def test_a_request_is_wished_until_it_is_done(job):
-    """Once done it is acknowledged and not wished again, by this process or the next."""
+    """A request stays active until it is acknowledged, and is then not repeated by this process or the
+    next."""
     requests = Requests(job, 0)
     assert requests.wish() == NOTHING
     ask(job, 1, "save")
@@ -78,12 +79,13 @@ def test_without_a_wrapper_there_is_nobody_to_tell(monkeypatch):
 
 @pytest.mark.slow
 def test_the_last_word_arrives_where_the_log_takes_none(tmp_path):
-    """A rank whose log lies on a full disk still says why it failed, and by which exit code."""
+    """A rank whose log is on a full disk still reports its error and exits with the matching code."""
     reader, writer = os.pipe()
     with Path("/dev/full").open("w") as full:
         failed = subprocess.run(
             [sys.executable, "-m", "nbtrain.train", str(tmp_path / "run")],
-            # Unbuffered, as every rank is (jobs/environment.py): else Python fails at its exit, with 120.
+            # Unbuffered, as every rank is (jobs/environment.py): otherwise Python fails at exit with code
+            # 120.
             env=os.environ | {"NBTRAIN_EXIT_FD": str(writer), "NBTRAIN_JOB": "", "PYTHONUNBUFFERED": "1"},
             pass_fds=[writer],
             stdout=full,

@@ -1,4 +1,4 @@
-"""DeepSpeed's estimators as restated by the planner: equal to the installed functions."""
+"""The planner's copy of DeepSpeed's memory estimators equals the installed functions."""
 
 import itertools
 
@@ -29,5 +29,5 @@ def test_zero_3(optimizer, weights):
     for count, gpus, nodes in itertools.product(COUNTS, (1, 4, 8), (1, 2, 16)):
         ours = second_opinion.zero3_bytes(count, count // 20, gpus, nodes, optimizer, weights)
         wanted = theirs(count, count // 20, gpus, nodes, optimizer, weights)
-        # Theirs also returns the bytes of the largest layer.
+        # DeepSpeed's function also returns the bytes of the largest layer.
         assert ours == tuple(int(size) for size in wanted[:2])

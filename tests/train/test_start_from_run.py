@@ -1,4 +1,4 @@
-"""A run that starts from a checkpoint of another run: its weights, in any layout, with new rows for new
+"""A run that starts from another run's checkpoint: its weights in any layout, with new rows for new
 tokens."""
 
 import shutil
@@ -27,7 +27,7 @@ def place(fork_server, data_home, tmp_path_factory):
 
 
 def start(place, base, words, name, **overrides):
-    """A run of a layout that starts from a run."""
+    """Create a run of a layout that starts from a run."""
     return launch.make_run(place.root, {**layout(words)[1], "init_from": base.name, **overrides}, name)
 
 
@@ -36,14 +36,15 @@ def start(place, base, words, name, **overrides):
     [
         ("t2 z1 bf16", "d2 z3 bf16"),
         ("t2 z1 bf16", "p2 z1 fp32"),
-        # An output layer of its own.
+        # A separate output layer.
         ("z0 fp32 llama", "t2 z1 fp32 llama"),
         pytest.param("z0 fp32 llama", "p2 z1 fp32 llama", marks=pytest.mark.soak),
         pytest.param("z0 fp32 llama", "d2 z3 fp32 llama", marks=pytest.mark.soak),
     ],
 )
 def test_masters_and_new_rows(before, words, place):
-    """Bit for bit what the other run's optimizer held; a new token is the mean of the old ones."""
+    """Masters are bit-identical to the other run's, and the row of a new token is the mean of the old
+    rows."""
     base = place.source(before)
     run = start(place, base, words, f"grown-{words.replace(' ', '-')}", **{"tokenizer.vocab_size": GROWN})
     notes = record_initial_of(run)
@@ -71,7 +72,7 @@ def record_initial_of(run):
 
 
 def test_any_part_of_a_grown_vocabulary(place):
-    """Every cut of the rows gives the same whole: at the end of the old rows, and across it."""
+    """The rows of a grown vocabulary are the same in any split, at the end of the old rows and across it."""
     weights = RunWeights(CheckpointStore(place.source("t2 z1 bf16").checkpoint(HALF)), GROWN)
     name, padded = "word_embeddings.weight", 512
     whole = weights.read(name)
@@ -86,7 +87,7 @@ def test_any_part_of_a_grown_vocabulary(place):
 
 
 def test_a_resume_needs_the_other_run_no_more(place, forked):
-    """The checkpoint that was recorded is the one that is read, and a resume reads its own."""
+    """A start reads the recorded checkpoint of the other run, and a resume reads only its own."""
     base = place.source("z1 fp32")
     copy = shutil.copytree(base.path, base.path.with_name("copy"))
     run = launch.make_run(place.root, {**layout("z1")[1], "init_from": "copy", "batch.max_steps": 1}, "again")
@@ -95,7 +96,7 @@ def test_a_resume_needs_the_other_run_no_more(place, forked):
     record_initial_of(run)
     known = files.read_json(run.init_from_json)
     assert (known["run"], known["step"], known["run_id"]) == ("copy", HALF, identity["run_id"])
-    # A newer one that is none: the recorded step is taken.
+    # A newer folder that is not a checkpoint: the recorded step is used.
     (copy / "model" / "global_step9").mkdir()
     forked.train(run)
     said = [event["message"] for event in read_events(run.newest_job()) if event["kind"] == "checkpoint"]
@@ -108,7 +109,7 @@ def test_a_resume_needs_the_other_run_no_more(place, forked):
 
 
 def test_changed_and_damaged_checkpoints_are_refused(place, forked):
-    """In the words of the rank, which are the cause of the job's end."""
+    """A changed or damaged checkpoint is refused; the rank's message is the cause of the job's end."""
     base = place.source("z1 fp32")
     copy = shutil.copytree(base.path, base.path.with_name("damaged"))
     run = launch.make_run(place.root, {**layout("z1")[1], "init_from": "damaged"}, "refused")

@@ -1,4 +1,4 @@
-"""evaluation.tasks in every kind of layout, against the model that its checkpoint holds, in one process."""
+"""evaluation.tasks in every kind of layout, compared with the checkpoint's model in one process."""
 
 import math
 import shutil
@@ -41,7 +41,7 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def home(data_home, tmp_path_factory) -> Path:
-    """The data home with a tokenizer of the run's vocabulary."""
+    """The data directory with a tokenizer of the run's vocabulary."""
     home = tmp_path_factory.mktemp("with tokenizer") / "data"
     shutil.copytree(data_home, home)
     with pytest.MonkeyPatch.context() as patch:
@@ -51,7 +51,7 @@ def home(data_home, tmp_path_factory) -> Path:
 
 
 def expected(run, step):
-    """{name: {metric: value}} of the checkpoint's own logits."""
+    """Return {name: {metric: value}} from the checkpoint's own logits."""
     config = load_resolved(run.config_yaml)
     model = model_of(config)
     fill(model, open_checkpoint(run, step))
@@ -76,7 +76,8 @@ def expected(run, step):
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_scores_are_those_of_the_checkpoint(name, tmp_path, home, forked, monkeypatch):
-    """Every format; at the steps that are asked for and at the last one; the checkpoint's own figures."""
+    """Scores of every task format, at the requested steps and the last step, match the checkpoint's own
+    logits."""
     monkeypatch.setenv("NBTRAIN_DATA", str(home))
     ranks, layout = LAYOUTS[name]
     folder = tmp_path / "questions"
@@ -104,7 +105,7 @@ def test_scores_are_those_of_the_checkpoint(name, tmp_path, home, forked, monkey
                 assert said.value == pytest.approx(value, rel=1e-4), (step, task, metric)
     if name != "one process":
         return
-    # What the readers of a run see of it.
+    # What the run's readers show of them.
     [perplexity] = [one for one in records if one.name == "lambada" and one.step == 5]
     view = RunView(run)
     curve = view.scalars("task/lambada perplexity")
@@ -125,7 +126,7 @@ def test_scores_are_those_of_the_checkpoint(name, tmp_path, home, forked, monkey
 
 
 def test_a_resume_does_not_ask_a_validated_step_again(tmp_path, home, forked, monkeypatch):
-    """A run that is stopped after step 3 goes on: each step was asked once, as in an uninterrupted run."""
+    """A run that stops after step 3 and resumes evaluates each step once, as an uninterrupted run does."""
     monkeypatch.setenv("NBTRAIN_DATA", str(home))
     path = made.write_lines(tmp_path / "mmlu.jsonl", made.MMLU)
     overrides = {

@@ -1,5 +1,5 @@
-"""Rows of added tokens, trained beside adapters: in every layout those of one process, and no other row
-moves."""
+"""Trained rows of added tokens together with adapters: every layout matches one process, and no other row
+changes."""
 
 import shutil
 
@@ -18,7 +18,7 @@ from tests.train.layouts import HALF, STEPS, Place, assert_resumes, assert_same,
 
 pytestmark = pytest.mark.slow
 GROWN = launch.VOCAB_SIZE + 3
-# Two of the new rows, of which the data has none, and three that the weights have.
+# Two of the new rows, which do not occur in the data, and three rows of the base weights.
 TOKENS = [GROWN - 1, 7, 250, GROWN - 3, 499]
 LORA = {
     "lora.rank": 4,
@@ -36,7 +36,7 @@ def place(fork_server, data_home, tmp_path_factory):
 
 
 def adapted(place, base, words, name="rows", **overrides):
-    """A run of a layout that trains adapters and rows, beside the weights of a run."""
+    """Create a run of a layout that trains adapters and rows on the weights of a run."""
     name = f"{name}-{words.replace(' ', '-')}"
     more = {**layout(words)[1], "init_from": base.name, **LORA, **overrides}
     return launch.make_run(place.root, more, name)
@@ -44,11 +44,11 @@ def adapted(place, base, words, name="rows", **overrides):
 
 @pytest.fixture(scope="module")
 def one(place):
-    """{kind of layers: (the run with the weights, what one process trains)}, each trained once."""
+    """Return a function from the kind of layers to (the run with the weights, the run of one process)."""
     return beside_weights(place, lambda base, words: adapted(place, base, words))
 
 
-# llama has an output layer of its own.
+# llama has a separate output layer.
 HERE = [("t2 z1 fp32", "llama"), ("p2 z1 fp32", ""), ("d2 z3 fp32", "")]
 MORE = [
     *(("t2 z1 fp32", ""), ("t2 z1 fp32 sequence", ""), ("t2 z1 fp32 sequence", "llama")),
@@ -84,7 +84,8 @@ def test_every_layout_trains_the_rows_of_one_process(kind, words, place, one):
 
 @pytest.mark.parametrize("kind", ["", "llama"])
 def test_no_other_row_moves(kind, place, one):
-    """The merged vocabulary less these rows is bit for bit the other run's, new rows that are frozen too."""
+    """All other rows of the merged vocabulary are bit-identical to the base run's, including frozen new
+    rows."""
     base, alone = one(kind)
     before = RunWeights(CheckpointStore(base.checkpoint(HALF)), GROWN)
     merged = open_checkpoint(alone, STEPS)
@@ -129,7 +130,7 @@ def test_a_resume_goes_on_bit_for_bit(words, place, one, forked):
     ],
 )  # fmt: skip
 def test_a_checkpoint_is_read_by_another_layout(before, after, place, one):
-    """Masters and moments of the rows too, bit for bit."""
+    """Another layout reads the checkpoint with bit-identical masters and moments of the rows."""
     base, _ = one("llama" if before.endswith("llama") else "")
     run = adapted(place, base, before, name="saved", **{"batch.max_steps": HALF})
     place.train(run, layout(before)[0])
@@ -142,7 +143,7 @@ def test_a_checkpoint_is_read_by_another_layout(before, after, place, one):
 
 @pytest.mark.parametrize("kind", ["", "llama"])
 def test_merged_logits_are_those_of_training(kind, place, one):
-    """What generates text has one vocabulary; the trained model has rows beside it."""
+    """The merged vocabulary that generates text gives the logits of the trained model with separate rows."""
     _, alone = one(kind)
     config = load_resolved(alone.config_yaml)
     store, tokens = open_checkpoint(alone, STEPS), torch.arange(GROWN - 60, GROWN).view(2, 30)
@@ -161,7 +162,7 @@ def test_merged_logits_are_those_of_training(kind, place, one):
         for name, parameter in apart.named_parameters():
             if name.endswith("trained_rows"):
                 parameter.zero_()
-        # The rows are what both the embedding and the output have.
+        # Both the embedding and the output have these rows.
         changed = apart(tokens)[..., :GROWN]
     assert not changed[..., sorted(TOKENS)].any()
     others = [one for one in range(GROWN) if one not in TOKENS]
@@ -170,7 +171,7 @@ def test_merged_logits_are_those_of_training(kind, place, one):
 
 @pytest.mark.soak
 def test_beside_matrices_in_4_bits(place, one):
-    """Embeddings are not quantized; two ranks train what one does."""
+    """Rows train together with matrices in 4 bits, as embeddings are not quantized; two ranks match one."""
     pytest.importorskip("bitsandbytes")
     base, _ = one("llama")
     runs = [

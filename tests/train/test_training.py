@@ -1,4 +1,4 @@
-"""Whole runs of a tiny model under torchrun: resume bit for bit, torn checkpoints, requests, refusals."""
+"""Complete runs of a small model under torchrun: bit-exact resume, torn checkpoints, requests, refusals."""
 
 import os
 import time
@@ -36,10 +36,8 @@ def events(run: RunDir, kind: str) -> list[dict]:
 
 
 def assert_same_state(one: Path, other: Path) -> int:
-    """Every tensor of two checkpoints is equal, bit for bit: weights, fp32 masters, moments.
-
-    Returns how many.
-    """
+    """Assert that weights, fp32 masters and moments of two checkpoints are bit-identical, and return the
+    number of tensors."""
     names = sorted(path.name for path in one.glob("*.pt"))
     assert names == sorted(path.name for path in other.glob("*.pt"))
     return sum(
@@ -70,10 +68,11 @@ def _compare(one, other, path: str) -> int:
     ],
 )  # fmt: skip
 def test_a_stopped_and_resumed_run_is_bitwise_the_same(tmp_path, forked, ranks, overrides):
-    """A run that SIGTERM stopped between two checkpoints equals an uninterrupted run bit for bit.
+    """A run that SIGTERM stopped between two checkpoints, once resumed, equals an uninterrupted run bit for
+    bit.
 
-    Compared: loss and gradient norm of each step, and everything in the last checkpoint. The stopped run
-    evaluates and saves once more in between.
+    The test compares the loss and gradient norm of each step, and everything in the last checkpoint. The
+    stopped run evaluates and saves once more in between.
     """
     overrides = {**RUN, **overrides}
     steps = overrides["batch.train_tokens"] // 32 // overrides.get("batch.global_batch_size", 4)
@@ -101,7 +100,7 @@ def test_a_stopped_and_resumed_run_is_bitwise_the_same(tmp_path, forked, ranks, 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, forked) -> RunDir:
-    """A run of 24 steps with checkpoints at 10, 20 and 24; copy it before you break it."""
+    """A run of 24 steps with checkpoints at 10, 20 and 24; copy it before changing it."""
     run = launch.make_run(tmp_path_factory.mktemp("finished"), RUN)
     forked.train(run)
     return run
@@ -109,7 +108,7 @@ def finished(tmp_path_factory, forked) -> RunDir:
 
 @pytest.fixture
 def copy(finished, tmp_path) -> RunDir:
-    """A copy of the finished run: a run directory can be moved."""
+    """Return a copy of the finished run: a run directory can be moved."""
     import shutil
 
     shutil.copytree(finished.path, tmp_path / "tiny")
@@ -117,7 +116,8 @@ def copy(finished, tmp_path) -> RunDir:
 
 
 def test_a_finished_run_has_what_readers_expect(finished):
-    """Checkpoints with whole manifests, a hint to the newest, progress, phases in order, all steps traced."""
+    """A finished run has complete manifests, a pointer to the newest checkpoint, progress, ordered phases,
+    and a trace of all steps."""
     assert finished.checkpoint_steps() == [10, 20, 24]
     assert finished.latest.read_text() == "global_step24"
     manifest = launch.manifest(finished, 24)
@@ -143,7 +143,8 @@ def test_a_finished_run_has_what_readers_expect(finished):
 
 
 def test_the_newest_checkpoints_weights_load_without_a_process_group(finished, data_home):
-    """By canonical name, into a model that then gives the validation loss that the run reported."""
+    """Weights load by canonical name without a process group, into a model with the validation loss that the
+    run reported."""
     config = load_resolved(finished.config_yaml)
     weights = load_model_weights(finished.path)
     model = build_model(config)
@@ -163,7 +164,7 @@ def test_the_newest_checkpoints_weights_load_without_a_process_group(finished, d
 
 
 class RunsCode:
-    """A pickle of it calls os.mkdir when it is loaded."""
+    """A class whose pickle calls os.mkdir when it is loaded."""
 
     def __init__(self, folder: Path):
         self.folder = str(folder)
@@ -173,9 +174,10 @@ class RunsCode:
 
 
 def test_torn_checkpoints_are_passed_over_and_that_is_said(copy, forked):
-    """One holds code that its manifest vouches for, one a flipped byte; the run resumes from step 10.
+    """Torn checkpoints are skipped with a message: one with code that its manifest lists, one with a flipped
+    byte.
 
-    Its losses are those of the straight run.
+    The run resumes from step 10 and has the losses of the uninterrupted run.
     """
     expected = launch.trace(copy)
     torch.save({"module": RunsCode(copy.path / "made")}, copy.checkpoint(24) / "mp_rank_00_model_states.pt")
@@ -206,7 +208,8 @@ def test_torn_checkpoints_are_passed_over_and_that_is_said(copy, forked):
 
 
 def test_checkpoints_that_do_not_fit_are_refused_with_every_reason(copy, forked):
-    """Another vocabulary and another order of the data: refused, each named, nothing overwritten."""
+    """A checkpoint with another vocabulary and another order of the data is refused with both reasons, and
+    nothing is overwritten."""
     config = load_resolved(copy.config_yaml)
     other = config.model_copy(
         update={
@@ -229,7 +232,8 @@ def test_checkpoints_that_do_not_fit_are_refused_with_every_reason(copy, forked)
 
 
 def test_a_save_request_is_carried_out_and_the_run_goes_on(tmp_path, data_home):
-    """control/request.json: a checkpoint at the next step and an acknowledgement; a stop ends the run."""
+    """A save request in control/request.json saves at the next step and is acknowledged; a stop request ends
+    the run."""
     run = launch.make_run(
         tmp_path, {**RUN, "batch.train_tokens": 4 * 32 * 20_000, "checkpoint.save_interval_steps": 10**6}
     )
@@ -250,7 +254,8 @@ def test_a_save_request_is_carried_out_and_the_run_goes_on(tmp_path, data_home):
 
 
 def test_a_save_that_was_asked_for_counts_when_it_is_acknowledged(tmp_path, data_home, fork_server):
-    """Also if files are written in the background, here to a disk that is slow."""
+    """A requested save counts once it is acknowledged, even if files are written in the background to a slow
+    disk."""
     overrides = {"batch.train_tokens": 4 * 32 * 20_000, "checkpoint.save_interval_steps": 10**6}
     run = launch.make_run(tmp_path, {**RUN, **overrides, "checkpoint.async_save": True})
     job = run.newest_job()
@@ -280,7 +285,8 @@ def wait_for(condition, process) -> None:
 
 
 def test_one_batch_is_learned_by_heart(tmp_path, forked):
-    """127 tokens and their end are exactly four samples of 32: every step sees the same batch. No dropout."""
+    """A batch is memorized without dropout: 127 tokens and their end are exactly four samples of 32, the same
+    at every step."""
     launch.make_dataset(tmp_path / "data", documents=1, document_tokens=(127, 128))
     overrides = {
         "data.split": "98,1,1",
@@ -301,9 +307,9 @@ def test_one_batch_is_learned_by_heart(tmp_path, forked):
 
 @pytest.mark.soak
 def test_gpt_125m_trains_two_steps_at_full_size_saves_and_resumes(tmp_path, forked):
-    """The upstream file's model, 126 million parameters, with a small batch and sequence.
+    """The 125M model of Megatron-DeepSpeed's example trains at full size with a small batch and sequence.
 
-    The second step is made after a stop and a resume. The optimizer state alone is 1.5 GB.
+    The second step runs after a stop and a resume. The optimizer state alone takes 1.5 GB.
     """
     overrides = {
         "name": "gpt-125m",

@@ -29,17 +29,17 @@ from nbtrain.base.ports import port_to_listen_on
 from nbtrain.base.signals import hear_signals
 
 MODEL_FORMATS = {"cpu": ["fp32", "bf16"], "gpu": ["bf16"]}
-# Figures of one start of ranks, as tests/train/calibration counts them; a GPU may lack formats.
+# Measurements of one start of ranks, as tests/train/calibration counts them; a GPU may lack formats.
 FIGURES = {"cpu": 2 + 17 + 2 * (4 + 14 + 4) + 20, "gpu": 2 + 5 * 8 + (4 + 12 + 5) + 8, "collectives": 30}
-# Of them, steps of engines, which are built for it.
+# Measurements of engine steps among them; an engine is built for each.
 ENGINES = {"cpu": 20, "gpu": 8}
-# Shares of the time beyond one for each figure: of steps (engine_steps.SLICES), and of attention and blocks,
-# whose forward pass is measured alone too.
+# Shares of the time in addition to one per measurement: for steps (engine_steps.SLICES), and for attention
+# and blocks, whose forward pass is also measured alone.
 MORE_SLICES = {"cpu": 2 * 20 + 2 * (4 + 7), "gpu": 2 * 8 + (4 + 6)}
-# What a quiet CPU takes for the imports of torch, DeepSpeed and the optimizer, and to build an engine.
+# Seconds that an idle CPU needs to import torch, DeepSpeed and the optimizer, and to build an engine.
 START_SECONDS = 15.0
 BUILD_SECONDS = 0.9
-# Of the time that is left, the part in which measurements are to be done.
+# Fraction of the remaining time in which all measurements must end.
 END_SHARE = 0.95
 LAST_LINES = 12
 
@@ -132,7 +132,7 @@ def run_ranks(ranks: int, threads: int, work: dict[str, Any], until: float) -> I
                 said.seek(0)
                 words = said.read().decode(errors="replace").strip().splitlines()[-LAST_LINES:]
                 raise JobError(
-                    f"the calibration with {ranks} ranks ended with the codes {codes}. Its last words:\n"
+                    f"the calibration with {ranks} ranks ended with the codes {codes}. Its last output:\n"
                     + "\n".join(f"  {line}" for line in words)
                 )
         finally:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 LEAST_CALLS, MOST_CALLS = 3, 200
-# A task that takes longer than so many slices is called once only.
+# A task that takes longer than this many slices is called only once.
 SLOW_SLICES = 5
 
 

@@ -42,7 +42,7 @@ def main(request: dict[str, Any]) -> None:
 
 
 def figures(watch: Stopwatch, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the measurements that the request wants from these ranks."""
+    """Yield the measurements that the request selects for these ranks."""
     on_gpu = watch.device.type == "cuda"
     if "kernels" in request["parts"]:
         sizes = kernels.GPU_SIZES if on_gpu else kernels.CPU_SIZES

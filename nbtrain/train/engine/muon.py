@@ -126,7 +126,8 @@ class Muon(torch.optim.AdamW):
                 state["momentum_buffer"] = torch.zeros_like(parameter)
             state["step"] += 1
             momentum = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
-            # The gradient has done its work and takes the update: no third tensor of the size of a part.
+            # The gradient is no longer needed and takes the update, which saves a third tensor of the size of
+            # a part.
             updates.append(
                 gradient.lerp_(momentum, group["momentum"]) if group["nesterov"] else gradient.copy_(momentum)
             )

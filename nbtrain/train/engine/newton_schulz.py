@@ -12,10 +12,11 @@ from collections.abc import Iterable
 import torch
 
 A, B, C = 3.4445, -4.7750, 2.0315
-# Added to nothing: a matrix whose norm is smaller is divided by this, so that a zero one stays zero.
+# Lower bound of the divisor: a matrix with a smaller norm is divided by this, so that a zero matrix stays
+# zero.
 LEAST_NORM = 1e-7
-# Small matrices of one shape are multiplied together, up to so many elements at a time: beyond that a product
-# fills a device by itself, and more would only take memory.
+# Small matrices of one shape are multiplied together, up to this many elements: a larger product fills a
+# device by itself, and a larger stack would only use more memory.
 STACK_ELEMENTS = 2**24
 
 

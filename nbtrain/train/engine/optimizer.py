@@ -47,7 +47,7 @@ def parameter_groups(
             group = optimizer_group(name, muon)
             members[group if group in members else OTHERS].append(parameter)
     if adapted:
-        # Adapters are matrices, or vectors: every rank has one group alone.
+        # Adapters are all matrices, or all vectors: every rank has only one group.
         members = {name: held for name, held in members.items() if held}
     return [{"name": name, "params": held, **_decay(name, weight_decay)} for name, held in members.items()]
 

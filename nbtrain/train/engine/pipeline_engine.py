@@ -67,7 +67,7 @@ class PipelineEngine(TrainEngine):
                 more = noted.of(batch) if noted is not None and self.has_loss else {}
                 yield pipeline_inputs(batch, summed(batch, tokens), **more)
 
-        # Summed up here, in double precision: the engine would do it in the losses' own format.
+        # Summed here in double precision, while the engine would sum in the format of the losses.
         losses = self.deepspeed.eval_batch(
             inputs(), reduce_output=None, bcast_loss=False, num_micro_batches=num_batches
         )

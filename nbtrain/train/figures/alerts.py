@@ -11,10 +11,10 @@ from nbtrain.config.schema import RunConfig
 logger = logging.getLogger(__name__)
 
 
-# The figure of a single step flutters around its threshold: an alert is repeated only after so many clear
-# checks.
+# Metrics of a single step fluctuate around their threshold: an alert is repeated only after this many checks
+# below it.
 CLEAR_INTERVALS = 10
-# Fields of logging.alerts that are compared with a share, and what an alert calls it.
+# Fields of logging.alerts that are compared with a fraction, and the name that an alert prints.
 THRESHOLDS = {
     "min_mfu": "MFU",
     "max_communication_fraction": "communication",
@@ -25,15 +25,15 @@ THRESHOLDS = {
 
 
 class Alerts:
-    """An event and a log line when a threshold is crossed; an event after CLEAR_INTERVALS clear checks.
+    """Writer of alerts: an event and a log line when a threshold is crossed.
 
-    After those, crossing it again is news again.
+    An alert is repeated only after CLEAR_INTERVALS clear checks.
     """
 
     def __init__(self, config: RunConfig, events: EventWriter):
         self._limits = config.logging.alerts
         self._events = events
-        # {name: checks in a row that were clear}
+        # {name: number of clear checks in a row}
         self._raised: dict[str, int] = {}
 
     def is_raised(self, name: str) -> bool:
@@ -41,7 +41,7 @@ class Alerts:
         return name in self._raised
 
     def check(self, name: str, crossed: bool, message: str, step: int) -> None:
-        """Report `message` if it is news. Called at every check of the figure."""
+        """Report `message` if it is new. Called at every check of the metric."""
         if crossed:
             if name not in self._raised:
                 logger.warning("alert: %s", message)
@@ -51,7 +51,7 @@ class Alerts:
             self._raised[name] += 1
             if self._raised[name] >= CLEAR_INTERVALS:
                 del self._raised[name]
-                # "max_rank_slowdown of rank 1" is of a setting; an alert of the loss has none.
+                # "max_rank_slowdown of rank 1" names a setting; an alert of the loss does not.
                 key = name.partition(" ")[0]
                 what = f"logging.alerts.{key}" if hasattr(self._limits, key) else key
                 over = f"step {step}: clear for {CLEAR_INTERVALS} checks ({what})"

@@ -26,7 +26,7 @@ class MetricsWriter:
 
     def __init__(self, folder: Path, step: int):
         folder.mkdir(parents=True, exist_ok=True)
-        # At the first start there is nothing to drop, and the mark would be noise.
+        # At the first start there is nothing to drop, and the marker would only be noise.
         resumed = step > 0 or any(folder.glob("events.out.tfevents.*"))
         self._writer = SummaryWriter(str(folder), max_queue=1000, flush_secs=120)
         if resumed:

@@ -54,9 +54,10 @@ class Report:
         dataset_names: tuple[str, ...] = (),
         trace: bool = False,
     ):
-        """`state`: where the run starts. `folder`: of TensorBoard; the settings are written there as text.
+        """Set up the report from the state in which the run starts.
 
-        `dataset_names`: of the rows of StepResult.dataset_losses. `trace`: losses as float hex, too.
+        `folder` is TensorBoard's, and the settings are written there as text. `dataset_names` name the rows
+        of StepResult.dataset_losses. With `trace`, losses are also written as hexadecimal floats.
         """
         assert heartbeat.progress is not None and heartbeat.events is not None
         self.config, self.world, self.dataset_names = config, world, dataset_names
@@ -82,7 +83,7 @@ class Report:
         self._log_start(state)
 
     def add_step(self, result: StepResult, state: TrainState) -> None:
-        """Record a step that is done (or, on a GPU, in flight)."""
+        """Record a step that is done, or on a GPU still computing."""
         self._pending.append(result)
         self._rate.add(result.batch_size, result.wall_seconds)
         self._follow(state)
@@ -107,7 +108,7 @@ class Report:
         rewards: Rewards | None = None,
         dataset_losses: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """`dataset_losses`: of each dataset of a blend or mixture that has a token in the loss."""
+        """Report a validation; `dataset_losses` has the datasets of a blend that have tokens in the loss."""
         self.flush()
         self._time_split.add(evaluation=seconds)
         self._pauses.add("validation", seconds)
@@ -208,7 +209,8 @@ class Report:
         )
 
     def add_checkpoint(self, state: TrainState, seconds: float, locally: bool = False) -> None:
-        """A checkpoint that held up the training loop for `seconds`; `locally`: on the nodes' disks alone."""
+        """Report a checkpoint that held up the training loop for `seconds`; `locally` means on the nodes'
+        disks only."""
         self.flush()
         self._time_split.add(checkpoint=seconds)
         self._pauses.add("local checkpoint" if locally else "checkpoint", seconds)
@@ -219,7 +221,8 @@ class Report:
         logger.info("step %6s | checkpoint taken | training waited %.2f s", f"{state.step:,}", seconds)
 
     def add_checkpoint_written(self, state: TrainState, step: int, seconds: float, num_bytes: int) -> None:
-        """The checkpoint of `step` is published, `seconds` after its start; `state` is the current one."""
+        """Report that the checkpoint of `step` is published, `seconds` after its start; `state` is the
+        current one."""
         self._note_save(seconds)
         self._write_scalars(state, checkpoint_write_seconds=seconds)
         text = f"saved, {amounts.size(num_bytes)} written in {seconds:.2f} s"
@@ -253,7 +256,7 @@ class Report:
                 f"(logging.alerts.max_rank_slowdown {limit:.0%})"
             )
             name = f"max_rank_slowdown of rank {rank}"
-            # Being slow once more keeps the alert up, though it takes three times in a row to raise it.
+            # One more slow step keeps the alert raised, although raising it takes three in a row.
             if times == 0 or times >= SLOW_INTERVALS or self.alerts.is_raised(name):
                 self.alerts.check(name, times > 0, message, step)
 
@@ -289,7 +292,7 @@ class Report:
         resident, used = host_memory()
         device_bytes, device_fraction = self._device_memory()
         self._follow_costs(resident if device_bytes is None else device_bytes)
-        # A step without a loss says nothing of the training: the loss before stays.
+        # A step without a loss gives no information: the previous loss is kept.
         self.progress.loss = self.progress.loss if loss is None else loss
         self.progress.grad_norm = norm
         self.progress.steps_without_loss = result.stability_counts.get("steps_without_loss") or None
@@ -450,7 +453,8 @@ def _shown(rewards: Rewards) -> str:
 
 
 def _overflow(result: StepResult) -> str:
-    """ "overflow, loss scale 2^31 -> 2^30", the latter only if it changed; "" for a good step."""
+    """Return "overflow, loss scale 2^31 -> 2^30", the latter part only if the scale changed; "" for a good
+    step."""
     if result.overflowed_scale is None:
         return ""
     before, now = _power(result.overflowed_scale), _power(result.loss_scale)
@@ -463,5 +467,5 @@ def _power(scale: float) -> str:
 
 
 def _exp(loss: float) -> float:
-    # exp of more than 709 has no double.
+    # exp of more than 709 overflows a double.
     return math.exp(min(loss, 709.0))

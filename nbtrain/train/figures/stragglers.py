@@ -33,7 +33,7 @@ class Spread:
     @classmethod
     def of(cls, seconds: list[float], stages: list[int], hosts: list[str]) -> "Spread":
         """Return the spread of all ranks' seconds, given their pipeline stages and host names, by rank."""
-        # The lower of two middle values: of two ranks the faster one is the measure.
+        # The lower of the two middle values: with two ranks, the faster one is the reference.
         pairs = list(zip(seconds, stages, strict=True))
         medians = {
             stage: statistics.median_low(own for own, other in pairs if other == stage)

@@ -29,11 +29,11 @@ from nbtrain.train.profile.trace import PART_PREFIX
 PARTS = ("data", "forward", "backward", "optimizer", "pipeline")
 JOB_PARTS = (*PARTS, "checkpoint", "evaluation", "other")
 MEAN_STEPS = 100
-# mode: perf: the first of so many equal parts of the steps is warm-up.
+# With mode: perf, the steps are divided into this many equal parts, and the first is warm-up.
 WARMUP_FRACTION = 4
 
 Mark = float | torch.cuda.Event
-"""A moment: on the host's clock, or in the device's stream."""
+"""A point in time: on the host's clock, or an event in the device's stream."""
 
 
 class StepTimer:
@@ -165,14 +165,14 @@ class Pauses:
 
 @dataclass(frozen=True)
 class Speeds:
-    """One device's share of the FLOP/s, and what it is compared with."""
+    """One device's share of the FLOP/s, with the utilizations."""
 
     model_flops: float
     """FLOP/s of forward and backward pass."""
     mfu: float | None
-    """Over the datasheet peak; None if no peak is known."""
+    """Model FLOP/s over the datasheet peak; None if no peak is known."""
     hfu: float | None
-    """The same with what is computed a second time."""
+    """Hardware FLOP/s, recomputation included, over the datasheet peak; None if no peak is known."""
     matmul_fraction: float
     """model_flops over the measured matrix rate."""
 
@@ -182,8 +182,8 @@ class Speedometer:
 
     def __init__(self, config: RunConfig, device: torch.device):
         """Measure the matrix rate, which takes milliseconds on a GPU and up to a second on a slow CPU."""
-        # In every layout the ranks share the products of all tokens equally, and only recomputation makes one
-        # twice.
+        # In every layout the ranks share the products of all tokens equally, and only recomputation repeats a
+        # product.
         self._model_flops = model_flops_per_token(config) / config.world_size
         self._hardware_flops = hardware_flops_per_token(config) / config.world_size
         self.peak_flops = peak_flops(device, config)
@@ -207,7 +207,7 @@ class TimeSplit:
     def add_step(
         self, wall_seconds: float, parts: dict[str, float], communication_seconds: float | None
     ) -> None:
-        """One step: its seconds, their parts and, if they were measured, its collectives."""
+        """Add a step: its seconds, the seconds of its parts and, if measured, of its collectives."""
         self.steps += 1
         self.add(**parts, other=max(wall_seconds - sum(parts.values()), 0.0))
         if communication_seconds is not None:
@@ -215,7 +215,7 @@ class TimeSplit:
             self._communication_seconds += communication_seconds
 
     def add(self, **seconds: float) -> None:
-        """Seconds by name."""
+        """Add seconds by name."""
         for name, more in seconds.items():
             self._sums[name] += more
 

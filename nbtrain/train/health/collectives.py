@@ -81,14 +81,14 @@ class CollectiveWatch:
         try:
             found = ("", *_ranks_and_name(group))
         except (ValueError, RuntimeError):
-            return "", [], ""  # the process group is gone by now: the rank is about to leave
+            return "", [], ""  # the process group no longer exists: the rank is about to exit
         self._groups[group] = found
         return found
 
     def _noted(self, name: str, function: Callable, peer: str | None = None) -> Callable:
         @functools.wraps(function)
         def noted(*arguments: Any, **named: Any) -> Any:
-            # A compiler that follows the call finds the function it knows.
+            # A compiler that traces the call finds the original function.
             if torch.compiler.is_compiling():
                 return function(*arguments, **named)
             group = named.get("group")

@@ -20,11 +20,11 @@ from nbtrain.base.records import PHASES, STACK_SIGNAL, Heartbeat, ProcessIdentit
 from nbtrain.base.rundir import JobDir
 
 if TYPE_CHECKING:
-    # It imports torch, which takes seconds: the first heartbeat is written before.
+    # It imports torch, which takes seconds: the first heartbeat is written before that.
     from nbtrain.train.health.collectives import CollectiveWatch
 
 BEAT_SECONDS = 1.0
-# A disk that is full, or was turned read-only: it shows at the next checkpoint.
+# A disk that is full or was remounted read-only also fails at the next checkpoint.
 
 
 class HeartbeatWriter:
@@ -91,7 +91,7 @@ class HeartbeatWriter:
         finally:
             self._inner_seconds = outer_inner + time.monotonic() - started
             self._depth -= 1
-            # After an outermost phase comes the next one or nothing, so that the last phase reported stays
+            # After an outermost phase comes the next phase or the exit, so the last reported phase stays
             # "end".
             if self._depth:
                 self._enter(outer)
@@ -108,7 +108,7 @@ class HeartbeatWriter:
         """Renew the file now. A failed write does not end the rank, because important data is elsewhere."""
         with self._lock:
             self._written = time.monotonic()
-            # A network disk may fail once and be well again: the next beat tries again.
+            # A network disk may fail once and recover: the next heartbeat tries again.
             with contextlib.suppress(OSError):
                 self._beat().write(self.path)
 

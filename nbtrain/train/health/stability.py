@@ -178,7 +178,7 @@ class StepGuard:
         self.world = world
         self.events = events
         self.loss_factor: float | None = None
-        """A fault on order (faults.py): what the loss of this step is multiplied by; None leaves it alone."""
+        """Factor of this step's loss from an injected fault (faults.py); None leaves the loss unchanged."""
         self.history = StepHistory(config.stability, len(Rollback.read_all(run.rollbacks_json)) if run else 0)
         self._acts_before_the_step = "skip" in (config.stability.on_nan, config.stability.on_loss_spike)
         orders = this_attempt(run).faults if run else []
@@ -186,7 +186,7 @@ class StepGuard:
         self._engine = engine
         self._step = _Step(0, (0, 0))
         self._pending: deque[_Step] = deque()
-        # Known before the step if the policy is skip: what is bad about it, and the mean loss of all ranks.
+        # Known before the step if the policy is skip: the step's defect, and the mean loss of all ranks.
         self._found = ""
         self._mean_loss: float | None = None
         self._local_loss: Callable[[], torch.Tensor | None] = lambda: None
@@ -204,11 +204,11 @@ class StepGuard:
         local_loss: Callable[[], torch.Tensor | None],
         tokens_in_loss: Callable[[], torch.Tensor | None] = lambda: None,
     ) -> None:
-        """Before the first forward pass of `step`, which reads the positions [first, last) of the order.
+        """Prepare for the first forward pass of `step`, which reads the positions [first, last) of the order.
 
-        `local_loss`, called once after all micro batches, gives this rank's own mean loss (fp32 scalar on the
-        device), or None if another pipeline stage computes the loss. `tokens_in_loss`, called after them too,
-        gives how many tokens of all ranks the loss is a mean over; None: all.
+        `local_loss`, called once after all micro batches, returns this rank's own mean loss (fp32 scalar on
+        the device), or None if another pipeline stage computes the loss. `tokens_in_loss`, called after them
+        too, returns the number of tokens of all ranks in the mean loss; None stands for all tokens.
         """
         self._step, self._local_loss = _Step(step, positions), local_loss
         self._tokens_in_loss = tokens_in_loss
@@ -407,5 +407,5 @@ def _pinned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _as_json(value: float | None) -> float | str | None:
-    # JSON has no NaN: its name is written instead.
+    # JSON has no NaN: the name is written instead.
     return value if value is None or math.isfinite(value) else str(value)

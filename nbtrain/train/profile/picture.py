@@ -127,7 +127,7 @@ def _memory(summary: dict[str, Any], y: int) -> tuple[list[str], int]:
     def x_of(moment: float) -> float:
         return MARGIN + (right - MARGIN) * min(max(moment / whole, 0.0), 1.0)
 
-    # A staircase: memory stays what it is until the next allocation.
+    # A step plot: memory is constant until the next allocation.
     corners, height = [f"{MARGIN},{bottom}"], float(bottom)
     for moment, allocated in points:
         corners.append(f"{x_of(moment):.1f},{height:.1f}")

@@ -24,7 +24,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.config.watch_section import ProfileConfig
 from nbtrain.train.profile.summary import write_summary
 
-# Of a snapshot: enough for some steps of a large model; the oldest go first.
+# Entries of a snapshot: enough for some steps of a large model; the oldest are dropped first.
 SNAPSHOT_ENTRIES = 1_000_000
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def profiling(
             with_modules=settings.with_modules,
         ) as trace,
     ):
-        # Each cycle is written before the next one begins: that its events are cleared then is what we want.
+        # Each cycle is written before the next one begins, so clearing its events then is intended.
         warnings.filterwarnings("ignore", "Warning: Profiler clears events")
 
         def follow() -> None:
@@ -97,7 +97,7 @@ def profiling(
         try:
             yield step
         finally:
-            # torch hands over what it has when it stops.
+            # torch returns what it has recorded when it stops.
             ended = True
 
 
@@ -111,7 +111,8 @@ def write_trace(trace: profiler.profile, stem: Path, title: str) -> Path:
 
 @contextlib.contextmanager
 def _hidden_until_whole(path: Path) -> Iterator[str]:
-    """A name to write `path` under. torch opens it itself, and compresses by its ending, which stays."""
+    """Return a temporary name for `path`, which torch opens itself; the suffix stays, as torch compresses by
+    it."""
     temporary = path.with_name(f".{path.name}")
     try:
         yield str(temporary)

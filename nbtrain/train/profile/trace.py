@@ -20,12 +20,12 @@ CATEGORIES = {
     "data": "#e8710a",
     "idle": "#e5e7eb",
 }
-"""The colour of each kind of work in a picture. When several run at once, the first one has the moment."""
+"""The color of each kind of work in a picture. When several run at once, the first one counts."""
 
 PART_PREFIX = "nbtrain: "
-"""Before the name of a step's part (throughput.py) in the trace."""
+"""The prefix of a step part's name (throughput.py) in the trace."""
 
-# The first that is found in an operator's or a kernel's name, lower case, decides.
+# The first of these in an operator's or a kernel's name, in lower case, decides.
 _RULES = tuple(
     (category, re.compile(pattern))
     for category, pattern in (
@@ -74,7 +74,7 @@ def on_host(events: list[dict[str, Any]], thread: Any, parts: dict[str, list[Int
         if event["tid"] == thread and event.get("cat") in ("cpu_op", "user_annotation")
     ]
     own = [event for event in own if not is_step(event) and not event["name"].startswith(PART_PREFIX)]
-    # Outer before inner.
+    # Outer events before inner ones.
     own.sort(key=lambda event: (event["ts"], -event["dur"]))
     open_events: list[tuple[str, str, float]] = []
     reached = 0.0
@@ -93,11 +93,11 @@ def on_host(events: list[dict[str, Any]], thread: Any, parts: dict[str, list[Int
                 category = "optimizer"
             end = event["ts"] + event["dur"]
             if open_events:
-                # Clocks are rounded: an inner event may seem to end after its outer one.
+                # Times are rounded: an inner event may seem to end after its outer one.
                 end = min(end, open_events[-1][2])
             open_events.append((_name(event), category, end))
-            # A stretch without length carries what counts once a call; summarize() wants some, so a
-            # nanosecond is given.
+            # An interval without length carries what counts once per call; summarize() needs a length, so it
+            # gets a nanosecond.
             reached = min(end, event["ts"] + 1e-3)
             yield _name(event), category, (event["ts"], reached), product_flops(event), True
 
@@ -158,13 +158,13 @@ def product_flops(event: dict[str, Any]) -> float:
             products = 5 if backward else 2
             return 2.0 * products * math.prod(batch) * queries * keys * size
     except (ValueError, IndexError):
-        # Shapes that are none of a product's: an overload with other inputs.
+        # Shapes that do not match a product: an overload with other inputs.
         return 0.0
     return 0.0
 
 
 def parts_of(events: list[dict[str, Any]]) -> dict[str, list[Interval]]:
-    """Own stretches of the step's parts: a part inside another is taken out of it."""
+    """Return the intervals of the step's parts, where a part inside another is subtracted from it."""
     marked = [
         event
         for event in events
@@ -205,12 +205,13 @@ def _name(event: dict[str, Any]) -> str:
 
 
 def shortened(name: str, letters: int) -> str:
-    """A name of at most so many letters: the tail of a kernel's template arguments says little."""
+    """Shorten a name to this many characters: the end of a kernel's template arguments carries little
+    information."""
     return name if len(name) <= letters else name[: letters - 3] + "..."
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Sorted and disjoint intervals that cover the same moments."""
+    """Return sorted and disjoint intervals that cover the same time."""
     joined: list[Interval] = []
     for begin, end in sorted(intervals):
         if joined and begin <= joined[-1][1]:
@@ -222,7 +223,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def without(intervals: list[Interval], taken: list[Interval]) -> list[Interval]:
-    """The moments of `intervals` that are not in `taken`; both are sorted and disjoint."""
+    """Return the time of `intervals` that is not in `taken`; both are sorted and disjoint."""
     left: list[Interval] = []
     at = 0
     for begin, end in intervals:

@@ -4,7 +4,7 @@ from typing import Any
 
 from nbtrain.base import amounts
 
-# Below it, a share is not worth a sentence of advice.
+# A smaller share does not deserve a sentence of advice.
 LEAST_SHARE = 0.1
 LARGEST = 3
 RUNNING = {
@@ -21,7 +21,7 @@ IDLE = {
 
 
 def words(summary: dict[str, Any]) -> list[str]:
-    """The sentences about a ProfileSummary as a dict, the most important one first."""
+    """Return the sentences about a ProfileSummary (as a dict), most important first."""
     whole = summary["seconds"] or 1.0
     said = [_kinds(summary, whole)]
     if summary["parts"]:

@@ -23,7 +23,7 @@ class NoHeartbeat(HeartbeatWriter):
 
 
 def trial_config(config: RunConfig, given: dict[str, Any]) -> RunConfig:
-    """The run with what the tuner wants, and the tuner's own section for DeepSpeed.
+    """Return the run's configuration with the tuner's values, and with the tuner's section for DeepSpeed.
 
     Raises ConfigError if a rule forbids it, or if DeepSpeed would not end the trial.
     """
@@ -36,7 +36,7 @@ def trial_config(config: RunConfig, given: dict[str, Any]) -> RunConfig:
     overrides = overrides_of(config, given)
     extra = overrides.get("parallel.deepspeed_extra", config.parallel.deepspeed_extra)
     overrides["parallel.deepspeed_extra"] = {**extra, "autotuning": autotuning}
-    # A trial saves nothing, so it takes no part in checkpoints on the nodes' own disks.
+    # A trial saves nothing, so it does not use checkpoints on the nodes' own disks.
     overrides["checkpoint.local_dir"] = None
     return load(config, overrides)
 
@@ -49,12 +49,12 @@ def run_trial(run: RunDir, config: RunConfig) -> NoReturn:
         built = build(config, run, world, None, trains=False)
         step = TrainingStep(config, world, built, NoHeartbeat(find_job(run), world.rank, 0))
         while True:
-            # A short run has fewer steps than a trial: its batches are read again.
+            # A short run may have fewer steps than a trial: its batches are then read again.
             with _batches(config, built, world) as batches:
                 for _ in range(config.train_steps):
                     step.make(batches, logged=False)
     except SystemExit:
-        # All ranks come here in the same step: DeepSpeed counts steps, and rank 0 alone writes.
+        # All ranks get here in the same step: DeepSpeed counts steps, and only rank 0 writes.
         startup.finish()
         raise
 

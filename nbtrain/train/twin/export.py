@@ -1,4 +1,4 @@
-"""The last link of a twin's chain: one process loads a checkpoint's weights and finds the run's loss.
+"""The last step of a twin's chain: one process loads a checkpoint's weights and computes the run's loss.
 
 proof/prove.py has the fork server call `main` as one rank.
 """
@@ -37,7 +37,7 @@ def main(trained: str, whole: str) -> int:
     weights = torch.load(path, map_location="cpu", weights_only=True)
     world = startup.start("cpu", 60)
     model = build_model(config)
-    # By name, and not one too many or too few.
+    # By name, with none missing and none left over.
     model.load_state_dict(weights)
     datasets = build_datasets(config)
     assert datasets.valid is not None

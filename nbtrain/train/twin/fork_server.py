@@ -68,7 +68,7 @@ class ForkedRanks:
     deadline: float
     linger_seconds: float
     running: dict[int, int]
-    """pid -> rank of those that have not ended."""
+    """Ranks that have not ended, {pid: rank}."""
     exit_codes: list[int | None]
     """Exit codes by rank; the negative signal number if a signal ended it, None while it runs."""
     cpu_seconds: float = 0.0
@@ -86,7 +86,7 @@ class Server:
         self._launches: dict[int, ForkedRanks] = {}
 
     def serve(self) -> None:
-        """Until the other end of the requests is closed; what still runs then is killed."""
+        """Serve until the requests are closed, and then kill what still runs."""
         self.answer({"kind": "ready", **_abilities()})
         try:
             while True:
@@ -104,7 +104,7 @@ class Server:
             line = line[os.write(self._answers, line) :]
 
     def _read(self) -> bool:
-        """Whether there is more to come."""
+        """Return whether more requests may follow."""
         content = os.read(self._requests, 1 << 16)
         *lines, self._unread = (self._unread + content).split(b"\n")
         for line in lines:
@@ -169,12 +169,12 @@ class Server:
 def _signal(launch: ForkedRanks, number: int, rank: int | None = None) -> None:
     for pid, this_rank in launch.running.items():
         if rank is None or rank == this_rank:
-            # Not reaped yet, so the pid is still this rank's.
+            # Not reaped yet, so the pid still belongs to this rank.
             os.kill(pid, number)
 
 
 def _be_rank(request: dict[str, Any], rank: int, port: int) -> None:
-    """The life of a forked rank; never returns."""
+    """Run as a forked rank; never returns."""
     code = 1
     try:
         # This comes first: from here on, all output and the exit code belong to this rank.
@@ -204,7 +204,8 @@ def _be_rank(request: dict[str, Any], rank: int, port: int) -> None:
     except BaseException:
         traceback.print_exc()
     finally:
-        # Not through the interpreter's end, which would run what the server registered for its own.
+        # Exit without the interpreter's cleanup, which would run handlers that the server registered for
+        # itself.
         with contextlib.suppress(Exception):
             logging.shutdown()
             sys.stdout.flush()
@@ -222,19 +223,19 @@ def _abilities() -> dict[str, Any]:
 
 
 def main(modules: list[str]) -> None:
-    """Import, then serve. `modules` are imported before any fork besides those that every run needs."""
+    """Import, then serve. `modules` are imported before any fork, in addition to those that every run
+    needs."""
     die_with_parent(signal.SIGKILL)
-    # What libraries print while they are imported must not get among the answers.
+    # Output of libraries during their import must not appear among the answers.
     answers = os.dup(1)
     os.dup2(2, 1)
-    # It imports torch, which takes seconds: an order to end is heard before.
+    # It imports torch, which takes seconds: a signal to end is handled before that.
     from nbtrain.parallel.startup import prepare_deepspeed
 
     prepare_deepspeed("cpu")
     for module in (*modules, *PRELOADED):
         importlib.import_module(module)
-    # Objects made so far are never looked at again by the collector: a look would copy their pages in every
-    # rank.
+    # The garbage collector never visits objects created so far: a visit would copy their pages in every rank.
     gc.collect()
     gc.freeze()
     Server(0, answers).serve()

@@ -1,4 +1,4 @@
-"""The GPU side of a calibration: what it measures, in which processes, and what comes back."""
+"""The GPU side of a calibration: what is measured, in which processes, and what is returned."""
 
 import statistics
 import subprocess
@@ -23,7 +23,7 @@ from nbtrain.train.calibration.stopwatch import LEAST_CALLS, Stopwatch
 from nbtrain.train.calibration.worker import ZERO_STAGES
 
 CPU = torch.device("cpu")
-# Everything is called once.
+# Call everything once.
 NO_TIME = {"until": 0.0, "slices": 1, "engines": 0, "build_seconds": 0.0}
 SMALL = kernels.Sizes(
     products=((32, 32, 16), (64, 32, 16)),
@@ -41,7 +41,7 @@ def small_memory(monkeypatch):
 
 
 class Clock:
-    """Calls of a task that take these seconds, one after the other."""
+    """A task whose successive calls take the given seconds."""
 
     def __init__(self, *seconds):
         self.ends, self.calls, self.now = list(seconds), 0, 0.0
@@ -62,7 +62,8 @@ def clocked(monkeypatch):
 
 
 def test_the_median_of_the_calls_that_fit_without_the_first(clocked):
-    """A slow first call is warm-up; 10 s hold eight more calls of a second."""
+    """The first slow call is warm-up and is not counted; a budget of 10 s then fits eight more calls of one
+    second."""
     clock = Clock(5.0, 1.0, 9.0, 1.0)
     assert clocked(clock, 10.0).seconds(clock.task) == statistics.median([1, 9, 1, 1, 1, 1, 1, 1]) == 1.0
     assert clock.calls == 9
@@ -76,20 +77,21 @@ def test_a_slow_task_is_called_at_least_a_few_times_and_a_very_slow_one_once(clo
 
 
 def test_each_measurement_has_its_share_of_the_time_that_is_left(monkeypatch):
-    """Two of four shares for the first; engines that are still to be built have theirs."""
+    """The first measurement gets two of four shares; engines that are still to be built keep their shares."""
     clock, now = Clock(1.0), 0.0
     monkeypatch.setattr(Stopwatch, "_now", lambda self: clock.now)
     monkeypatch.setattr(stopwatch.time, "monotonic", lambda: now)
     watch = Stopwatch(CPU, until=50.0, slices=4, engines=1, build_seconds=10.0)
     watch.seconds(clock.task, 2)
-    assert clock.calls == 2 + 20 - 2 - 1  # warm-up and first call, then what 20 s hold
+    assert clock.calls == 2 + 20 - 2 - 1  # warm-up and first call, then as many as fit into 20 s
     watch.engines, now, clock.calls = 0, 50.0, 0
     watch.seconds(clock.task)
-    assert clock.calls == 1 and watch.slices == 1  # the time is over
+    assert clock.calls == 1 and watch.slices == 1  # the time is used up
 
 
 def test_the_spread_is_that_of_the_middle_half(clocked):
-    """The largest of several measurements; None if one was a single call; begun again for each figure."""
+    """The reported spread is the largest of several measurements, None after a single call, and is reset for
+    each metric."""
     steady = Clock(1.0, 1.0, 9.0, 1.0)
     watch = clocked(steady, 10.0)
     watch.seconds(steady.task)
@@ -105,14 +107,15 @@ def test_the_spread_is_that_of_the_middle_half(clocked):
 
 
 def test_each_start_of_ranks_has_its_share_of_the_time():
-    """Imports and engines first, at most half; the rest by slices, and a twentieth for the end."""
+    """Imports and engines get at most half of the time, measurements share the rest, and a twentieth is kept
+    for the end."""
     assert measured_until(10.0, 210.0, [100, 200], [20, 20]) == pytest.approx(10 + 33 + (190 - 66) / 3)
     assert measured_until(100.0, 110.0, [100], [20]) == pytest.approx(100 + 9.5)
     assert measured_until(100.0, 90.0, [100], [20]) < 100
 
 
 def test_ranks_that_are_late_are_ended():
-    """A measurement keeps its time, whatever else the machine does."""
+    """A measurement ends within its time limit even if its ranks are late."""
     with subprocess.Popen(["sh", "-c", "echo said; sleep 600"], stdout=subprocess.PIPE) as process:
         lines = lines_until(process.stdout, time.monotonic() + 0.2)
         assert next(lines) == b"said"
@@ -124,7 +127,8 @@ def test_ranks_that_are_late_are_ended():
 
 
 def test_every_figure_is_measured_and_positive():
-    """As many figures as counted; a product's rate is its FLOPs over its seconds."""
+    """Each counted metric is measured and positive; the throughput of a matrix product is its FLOPs over its
+    seconds."""
     found = list(kernels.measure(Stopwatch(CPU, 0.0, 1), SMALL, ["fp32", "bf16"], ["fp32"]))
     assert len(found) == kernels.count("cpu", SMALL, ["fp32", "bf16"], ["fp32"]) == 2 + 4 + 2 + 2 + 1
     kinds = {figure["what"] for figure in found}
@@ -135,7 +139,7 @@ def test_every_figure_is_measured_and_positive():
 
 
 def test_the_bar_counts_what_the_ranks_measure():
-    """The table of figures in __main__ agrees with the sizes of kernels, engines and collectives."""
+    """The table of metrics in __main__ matches the sizes of the kernels, engines and collectives."""
     for device, sizes, formats, model in (
         ("cpu", kernels.CPU_SIZES, ["fp32", "bf16", "fp16"], ["fp32", "bf16"]),
         ("gpu", kernels.GPU_SIZES, ["fp32", "fp16", "tf32", "bf16", "fp8"], ["bf16"]),
@@ -151,7 +155,8 @@ def test_the_bar_counts_what_the_ranks_measure():
 
 
 def test_ranks_are_started_as_runs_use_the_machine():
-    """One rank with all cores; two with half of them; collectives of more. On GPUs one, then all."""
+    """Without GPUs, one rank gets all cores, two ranks half each, and collectives run on more ranks. With
+    GPUs, one runs first, then all."""
     both, own, between = ["kernels", "steps"], FIGURES["cpu"], FIGURES["collectives"]
     assert plan_of("cpu", 1) == [(1, 1, both, own)]
     assert plan_of("cpu", 8) == [
@@ -166,7 +171,7 @@ def test_ranks_are_started_as_runs_use_the_machine():
 
 @pytest.mark.slow
 def test_two_processes_measure_collectives_between_them():
-    """Every kind at every size comes back from rank 0."""
+    """Rank 0 returns every kind of collective at every size."""
     work = {"device": "cpu", "parts": ["collectives"], "model_formats": [], **NO_TIME}
     found = list(run_ranks(2, 1, work, time.monotonic() + 600))
     pairs = {(figure["collective"], figure["bytes"]) for figure in found}
@@ -179,5 +184,5 @@ def test_the_last_words_of_a_failed_rank_come_back():
     work = {"device": "cpu", "parts": None, "model_formats": [], **NO_TIME}
     with pytest.raises(JobError) as raised:
         list(run_ranks(1, 1, work, time.monotonic() + 600))
-    assert "the calibration with 1 ranks ended with the codes [1]. Its last words:" in str(raised.value)
+    assert "the calibration with 1 ranks ended with the codes [1]. Its last output:" in str(raised.value)
     assert "TypeError" in str(raised.value)

@@ -1,4 +1,4 @@
-"""Orthogonal matrices: singular values near 1, and the same result alone and stacked."""
+"""Newton-Schulz iterations: singular values near 1, and the same result for a matrix alone and in a stack."""
 
 import pytest
 import torch
@@ -20,15 +20,16 @@ def test_singular_values_come_near_1(shape):
     before = torch.linalg.svd(found)
     orthogonalize_([(found, 1.0)], 5, torch.float32)
     values = torch.linalg.svdvals(found)
-    # Those below 0.003 of the norm take more than five iterations: not in these matrices.
+    # Singular values below 0.003 of the norm need more than five iterations: these matrices have none.
     assert values.min() > 0.6 and values.max() < 1.25
-    # The singular vectors stay, so that the direction is the nearest orthogonal matrix.
+    # The singular vectors are unchanged, so the direction is the nearest orthogonal matrix.
     nearest = before.U[:, : len(values)] @ before.Vh[: len(values)]
     assert torch.nn.functional.cosine_similarity(found.flatten(), nearest.flatten(), dim=0) > 0.97
 
 
 def test_alike_matrices_are_one_stack_and_each_comes_out_as_alone(monkeypatch):
-    """Wide and tall ones, views with gaps, factors of their own, and stacks that are cut."""
+    """Matrices of one shape are stacked, and each gets the result it gets alone: wide, tall, strided, with a
+    separate factor, or in a divided stack."""
     packed = matrix(4, 3, 8, 32, seed=1)
     alone = [orthogonal(packed[:, part].reshape(-1, 32), 5) for part in range(3)]
     tall, wide = matrix(32, 12, seed=2), matrix(12, 32, seed=3)

@@ -1,4 +1,4 @@
-"""Two groups, and a rate for each step."""
+"""The optimizer's two parameter groups and its learning rate at each step."""
 
 import pytest
 import torch
@@ -62,7 +62,7 @@ def test_the_rate_is_set_in_both_groups(model, configured):
 
 
 def test_muon_has_a_rate_of_its_own(model, configured):
-    """TINY's rate is 1e-3: a matrix' rate is as many times the schedule's at every step."""
+    """With Muon, the learning rate of a matrix is a fixed multiple of the schedule's at every step."""
     for muon_lr, factor in ((None, 1.0), (2e-2, 20.0)):
         optimizer = build_optimizer(model.named_parameters(), configured(type="Muon", muon_lr=muon_lr))
         set_rates(optimizer, 0.25, 0.05)
@@ -72,7 +72,8 @@ def test_muon_has_a_rate_of_its_own(model, configured):
 
 
 def test_names_decide_not_shapes():
-    """Inside zero.Init every parameter is empty and of one dimension."""
+    """Parameters are grouped by name, because inside zero.Init every parameter is empty and
+    one-dimensional."""
     empty = torch.nn.Parameter(torch.empty(0))
     names = ("layers.0.mlp.dense_h_to_4h.weight", "final_layernorm.weight", "word_embeddings.weight")
     for muon, expected in ((False, [2, 1]), (True, [1, 2])):

@@ -1,4 +1,4 @@
-"""The list of what is replaced in DeepSpeed holds what is there."""
+"""The list of patches to DeepSpeed is complete and up to date."""
 
 import ast
 import re
@@ -28,12 +28,13 @@ def test_each_row_names_a_test_and_a_file_that_exist(patch):
 
 
 def test_the_rows_are_of_the_installed_deepspeed():
-    """After an update of DeepSpeed every row is to be looked at: without it, does its test still fail?"""
+    """Each patch names the installed DeepSpeed version. After an update, check each one: does its test still
+    fail without it?"""
     assert {patch.version for patch in PATCHES} == {version("deepspeed")}
 
 
 def test_nothing_else_is_replaced():
-    """What is assigned to an engine of DeepSpeed stands in the list."""
+    """Every assignment to a DeepSpeed engine in our code is in the list of patches."""
     names = " ".join(patch.replaces for patch in PATCHES)
     for path in sorted((REPOSITORY / "nbtrain").rglob("*.py")):
         for name in REPLACES.findall(path.read_text()):

@@ -1,4 +1,4 @@
-"""A pipeline's step by its instructions, each for the part it belongs to."""
+"""The time of a pipeline step, split by instruction into the parts of a step."""
 
 import time
 from typing import ClassVar
@@ -13,18 +13,20 @@ from nbtrain.train.figures.throughput import StepTimer
 
 
 def test_every_instruction_of_deepspeed_is_known():
-    """One that a new release adds must be given a part, or be left out with a reason."""
+    """Every DeepSpeed instruction belongs to a part of the step or is skipped with a reason, including those
+    of new releases."""
     assert set(PipelineEngine._INSTRUCTION_MAP) - set(PART_OF) == {schedule.LoadMicroBatch}
 
 
 def test_the_bubble_is_distinguished_from_the_work(monkeypatch):
-    """The first stage of two, one micro batch: every kind of instruction takes other seconds."""
+    """Idle time and work are separated on the first of two stages, where each kind of instruction takes a
+    different time."""
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     calls = []
 
     class Engine:
-        """As DeepSpeed's: a table of functions, called with the engine."""
+        """Stand-in for DeepSpeed's pipeline engine: a table of functions that are called with the engine."""
 
         _INSTRUCTION_MAP: ClassVar = {}
 
@@ -54,7 +56,7 @@ def test_the_bubble_is_distinguished_from_the_work(monkeypatch):
             engine.run(instruction, buffer_id=0)
     assert timer.seconds() == {"data": 0, "forward": 2.0, "backward": 3.0, "optimizer": 4.0, "pipeline": 6.0}
     assert calls == [{"buffer_id": 0}] * len(costs)
-    # Afterwards the class's own table is used again.
+    # Afterwards the table of the class is used again.
     assert vars(engine) == {}
     with pytest.raises(ValueError, match="broken"), pipeline_timers(engine, timer):
         raise ValueError("broken")

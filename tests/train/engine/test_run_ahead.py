@@ -1,4 +1,4 @@
-"""A step waits for the device nowhere: what takes a number from a tensor is counted on the CPU."""
+"""A step never waits for the device. The test counts on the CPU every read of a number from a tensor."""
 
 import json
 from pathlib import Path
@@ -15,9 +15,10 @@ STEPS = 3
 
 @pytest.mark.slow
 def test_a_step_takes_no_number_from_the_device(tmp_path):
-    """Of our code only the guard waits, on a CPU at once; without its checks DeepSpeed does not wait.
+    """Only the stability guard in our code waits, immediately on a CPU; DeepSpeed does not wait once its
+    checks are off.
 
-    Losses and norms are the same bit by bit, whether DeepSpeed checks or not.
+    Losses and norms are bit-identical with and without DeepSpeed's checks.
     """
     launch.make_dataset(tmp_path / "data")
     runs = {
@@ -67,5 +68,6 @@ def test_a_step_takes_no_number_from_the_device(tmp_path):
     ],
 )
 def test_who_may_run_ahead(overrides, may):
-    """Not if a loss scale or the policy has to know before the weights move."""
+    """A run may not run ahead if its loss scale or its policy has to be known before the weights are
+    updated."""
     assert may_run_ahead(load("gpt-125m", {"precision.dtype": "bf16", **overrides})) is may

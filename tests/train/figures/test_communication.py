@@ -1,4 +1,4 @@
-"""The time of collectives: each counted once, and every function restored."""
+"""The time of collectives: each is counted once, and every patched function is restored."""
 
 import time
 
@@ -14,7 +14,8 @@ CPU = torch.device("cpu")
 
 
 class Backend:
-    """One collective that is made of another, one that comes back before it is done; each moves a clock."""
+    """A backend with one collective that calls another and one that returns before it is done; each advances
+    a clock."""
 
     seconds = 0.0
 
@@ -41,7 +42,8 @@ def backend(monkeypatch):
 
 
 def test_a_collective_inside_another_counts_once_and_all_are_waited_for(backend):
-    """2 s and 3 s; afterwards the backend is as it was."""
+    """A nested collective counts once and asynchronous ones are waited for; afterwards the backend is
+    restored."""
     timer = StepTimer(CPU)
     with CommunicationTimer().measured(World(0, 2, 0, CPU), True, timer):
         backend.reduce_scatter()
@@ -52,7 +54,8 @@ def test_a_collective_inside_another_counts_once_and_all_are_waited_for(backend)
 
 
 def test_collectives_of_our_own_layers_count_too(backend, monkeypatch):
-    """torch.distributed's functions, looked up at the call; afterwards they are torch's own again."""
+    """Calls that our layers make through torch.distributed are counted; afterwards torch's functions are
+    restored."""
 
     def all_reduce(tensor):
         Backend.seconds += 4
@@ -80,7 +83,7 @@ def test_a_failing_step_leaves_nothing_behind(backend):
 
 @pytest.mark.parametrize(("size", "wanted"), [(1, True), (2, False)])
 def test_one_rank_or_an_unlogged_step_is_not_measured(backend, size, wanted):
-    """None, not zero: nothing is known."""
+    """With one rank, or in a step that is not logged, the communication time is None rather than zero."""
     timer = StepTimer(CPU)
     with CommunicationTimer().measured(World(0, size, 0, CPU), wanted, timer):
         backend.all_reduce()

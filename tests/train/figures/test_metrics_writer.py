@@ -1,4 +1,5 @@
-"""tfevents: tags, counts in place of steps, and restarts without double points."""
+"""TensorBoard event files: tags, token and sample counts instead of steps, and restarts without duplicate
+points."""
 
 import itertools
 import json
@@ -15,13 +16,14 @@ from nbtrain.train.figures.metrics_writer import MetricsWriter
 
 @pytest.fixture(autouse=True)
 def seconds_apart(monkeypatch):
-    """Files are ordered by the second in their names; a restart takes longer than one."""
+    """Sleep until the next second: event files are ordered by the second in their names, and a real restart
+    takes longer."""
     ticks = itertools.count(1_000_000_000)
     monkeypatch.setattr(time, "time", lambda: float(next(ticks)))
 
 
 def points(folder, tag):
-    """[(step, value)] as nbtrain's own reader has them, restarts taken into account."""
+    """Return [(step, value)] from nbtrain's own reader, which takes restarts into account."""
     series = read_scalars(folder)[tag]
     return list(zip(series.steps, [round(value, 3) for value in series.values]))
 
@@ -59,7 +61,7 @@ print(json.dumps([
 
 
 def by_tensorboard(root, newest):
-    """{(run, tag): [(step, value)]} of the data server that TensorBoard starts on this machine.
+    """Return {(run, tag): [(step, value)]} from TensorBoard's data server, started on this machine.
 
     `newest` is the value that every series ends in.
     """
@@ -94,7 +96,8 @@ def test_an_unknown_value_leaves_no_point(tmp_path):
 
 
 def test_after_a_restart_each_step_has_one_point_and_none_is_lost(tmp_path):
-    """Three steps, death, and on from the checkpoint of step 2; the same by tokens and by samples."""
+    """After a crash and a resume from step 2, each step has exactly one point, by step, by tokens and by
+    samples."""
     first = MetricsWriter(tmp_path, 0)
     for step in (1, 2, 3):
         first.write(step, 128 * step, 4 * step, loss=float(step))
@@ -132,7 +135,8 @@ def test_a_scalar_of_a_family_has_the_name_in_its_tag(tmp_path):
 
 @pytest.mark.slow
 def test_tensorboard_has_one_entry_for_a_run_and_no_point_twice(tmp_path):
-    """By step, tokens and samples in one folder; the data server drops what the restart wrote again."""
+    """TensorBoard shows a run once, and its data server drops the points that were written again after a
+    restart."""
     folder = tmp_path / "gpt" / "tensorboard"
     first = MetricsWriter(folder, 0)
     for step in (1, 2, 3):
@@ -150,7 +154,8 @@ def test_tensorboard_has_one_entry_for_a_run_and_no_point_twice(tmp_path):
 
 
 def test_tensorboard_without_its_data_server_keeps_the_points_by_tokens(tmp_path):
-    """A restart's mark must not be one that TensorBoard's Python reader compares with counts of tokens."""
+    """TensorBoard's Python reader keeps points by tokens: the restart marker must not be compared with token
+    counts."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     first = MetricsWriter(tmp_path, 0)

@@ -1,4 +1,4 @@
-"""Which rank is slow: compared with the ranks that do the same work, reported after three times in a row."""
+"""Slow ranks are compared with ranks that do the same work, and reported after three times in a row."""
 
 import pytest
 
@@ -8,7 +8,7 @@ HOSTS = ["one", "one", "two", "two"]
 
 
 def test_a_slow_rank_is_compared_with_its_stage():
-    """Stage 1 does more work than stage 0: its ranks are no stragglers, rank 1 is."""
+    """Stage 1 does more work than stage 0: its ranks are not reported as stragglers, but rank 1 is."""
     spread = Spread.of([1.0, 1.5, 3.0, 3.3], [0, 0, 1, 1], HOSTS)
     assert spread.slowdowns == pytest.approx((0.0, 0.5, 0.0, 0.1))
     assert (spread.slowest_rank, spread.slowdown) == (1, 0.5)

@@ -1,4 +1,4 @@
-"""Rates and the parts of a step."""
+"""Throughput and the parts of a step."""
 
 import time
 
@@ -35,7 +35,8 @@ def test_rate_is_the_mean_of_the_last_hundred_steps():
 
 
 def test_pauses_to_come_are_those_at_every_interval_and_the_end():
-    """Of 250 steps: validations at 100, 200 and 250, checkpoints at 80, 160, 240 and 250."""
+    """The pauses ahead are counted: in 250 steps, validations at 100, 200 and 250, checkpoints at 80, 160,
+    240 and 250."""
     steps = ["batch.max_steps=250", "evaluation.eval_interval_steps=100", "checkpoint.save_interval_steps=80"]
     pauses = Pauses(load("gpt-tiny", steps, check=False))
     assert pauses.left(0) == 0.0
@@ -45,7 +46,8 @@ def test_pauses_to_come_are_those_at_every_interval_and_the_end():
 
 
 def test_checkpoints_on_the_nodes_own_disks_come_at_their_own_interval():
-    """They are quick, and say nothing of those in the run directory."""
+    """Checkpoints on the nodes' own disks have their own interval, and do not count in the estimate for the
+    run directory."""
     steps = {"batch.max_steps": 100, "checkpoint.save_interval_steps": 50}
     local = {"checkpoint.local_dir": "/local", "checkpoint.local_save_interval_steps": 10}
     pauses = Pauses(load("gpt-tiny", {**steps, **local}, check=False))
@@ -66,7 +68,7 @@ def test_parts_of_a_step_add_up():
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that the test moves: clock(seconds)."""
+    """Clock that the test advances with clock(seconds)."""
     now = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
@@ -77,7 +79,7 @@ def clock(monkeypatch):
 
 
 def test_a_part_inside_another_stops_the_outer_ones_clock(clock):
-    """3 s of data inside 2 + 1 s of forward; half a second is nobody's, and all is the step's."""
+    """Data loading inside forward stops the forward clock; time in no part counts for the step only."""
     timer = StepTimer(CPU)
     with timer.part("forward"):
         clock(2.0)
@@ -104,7 +106,8 @@ def test_a_part_that_fails_ends_too(clock):
 
 
 def test_own_work_is_computing_without_collectives(clock):
-    """What is waited for in the optimizer's step is not in forward or backward, so it is not taken off."""
+    """Time spent waiting for a collective in the optimizer's step is not subtracted from forward or
+    backward."""
     timer = StepTimer(CPU)
     for part, seconds in (("forward", 4.0), ("backward", 6.0), ("optimizer", 5.0)):
         with timer.part(part):
@@ -115,7 +118,7 @@ def test_own_work_is_computing_without_collectives(clock):
 
 
 def test_three_figures_of_speed_are_three(monkeypatch):
-    """A recomputed 125M model on an A100 at the golden 44.78 samples/s: 28.7 % MFU, 35.9 % HFU."""
+    """A 125M model with recomputation at 44.78 samples/s on an A100 has 28.7 % MFU and 35.9 % HFU."""
     monkeypatch.setattr(throughput, "peak_flops", lambda device, config: 312e12)
     monkeypatch.setattr(throughput, "measure_matmul_flops", lambda device, dtype: 250e12)
     plain = Speedometer(load("gpt-125m"), CPU).at(44.780 * 2048)
@@ -129,7 +132,8 @@ def test_three_figures_of_speed_are_three(monkeypatch):
 
 
 def test_every_device_has_an_equal_share(monkeypatch):
-    """The same tokens per second on 64 ranks, cut three ways, are a 64th of the FLOPs on each."""
+    """With the same tokens per second on 64 ranks sharded three ways, each device does a 64th of the
+    FLOPs."""
     monkeypatch.setattr(throughput, "peak_flops", lambda device, config: None)
     monkeypatch.setattr(throughput, "measure_matmul_flops", lambda device, dtype: 1e12)
     config = load("gpt-13b-4xdp-4xpp-4xtp")
@@ -140,14 +144,15 @@ def test_every_device_has_an_equal_share(monkeypatch):
 
 
 def test_the_matrix_rate_of_this_device_is_measured():
-    """A rate that this machine can have, and no random number is drawn from training's generator."""
+    """The measured matrix throughput is plausible for this machine, and measuring leaves the training's
+    random generator unchanged."""
     before = torch.get_rng_state()
     assert 1e8 < measure_matmul_flops(CPU, torch.float32) < 1e15
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_cpu_has_no_datasheet_peak():
-    """No guess, so no MFU."""
+    """A CPU has no datasheet peak, so its MFU is None."""
     assert peak_flops(CPU, load("gpt-tiny")) is None
 
 
@@ -174,7 +179,7 @@ def test_figures_of_a_missing_part_are_refused():
 @pytest.mark.parametrize(
     "steps, expected",
     [
-        # Each step of 8 samples takes 2 s, the first three 10 s; the clock stands at 100 when the run begins.
+        # Each step of 8 samples takes 2 s, the first three 10 s; the clock shows 100 when the run begins.
         (20, Throughput(15, 120, 30.0)),
         (12, Throughput(9, 72, 18.0)),
         (2, Throughput(2, 16, 20.0)),
@@ -196,7 +201,8 @@ def test_samples_per_second():
 
 
 def test_a_perf_run_is_planned_as_it_is_made():
-    """20 steps or max_steps, no checkpoint on the disk; the schedules stay those of the whole run."""
+    """A performance run plans 20 steps or max_steps and no checkpoint on disk, and keeps the schedules of the
+    full run."""
     perf = load("gpt-125m", {"mode": "perf"})
     assert (perf.train_steps, perf.scheduled_steps, perf.shortened_by) == (20, 4769, "mode: perf")
     assert perf.train_tokens == 2_500_000_000

@@ -1,4 +1,4 @@
-"""The collective that a rank is in, noted by replacing torch's functions."""
+"""The watch that records which collective a rank is in, by replacing torch's functions."""
 
 import inspect
 import types
@@ -12,7 +12,7 @@ from nbtrain.train.health.collectives import GROUPED, PAIRED, CollectiveWatch
 
 @pytest.fixture
 def watch(monkeypatch):
-    """An installed watch; torch is as before afterwards."""
+    """Install a watch, and restore torch's functions afterwards."""
     for name in [name for name in (*GROUPED, *PAIRED) if hasattr(dist, name)]:
         monkeypatch.setattr(dist, name, getattr(dist, name))
     monkeypatch.setattr(dist.Work, "wait", dist.Work.wait)
@@ -23,14 +23,15 @@ def watch(monkeypatch):
 
 @pytest.fixture
 def alone(tmp_path):
-    """A process group of one."""
+    """Create a process group of one rank."""
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
 def test_every_collective_of_torch_is_known():
-    """What takes a group of ranks, and is none of the functions that only ask about it or that end it."""
+    """The watch covers every torch function that takes a process group, except those that only query or
+    destroy it."""
     taking = {
         name
         for name, function in vars(dist).items()
@@ -39,16 +40,17 @@ def test_every_collective_of_torch_is_known():
     asking = {name for name in taking if name.startswith("get_")}
     others = {"_coalescing_manager", "_rank_not_in_group", "_time_estimator", "new_subgroups"}
     ending = {"destroy_process_group", "shrink_group"}
-    # Made of send and recv of objects, which nothing here calls.
+    # Built from send and recv of objects, which nbtrain does not call.
     objects = {"send_object_list", "recv_object_list"}
     assert taking - asking - others - ending - objects <= {*GROUPED, *PAIRED}
 
 
 def test_the_current_one_is_told(watch, alone):
-    """Name, group, number in its group, and whether the call has returned."""
+    """The watch reports the collective's name, group, number within the group, and whether the call has
+    returned."""
     assert watch.current() is None
     seen = []
-    # Seen from inside, as the heartbeat's thread does.
+    # Read while the call runs, as the heartbeat's thread reads it.
     inner = watch._noted("all_gather", lambda *arguments, **named: seen.append(watch.current()))
     dist.all_reduce(torch.ones(2))
     dist.all_reduce(torch.ones(2), group=dist.group.WORLD)
@@ -64,7 +66,7 @@ def test_the_current_one_is_told(watch, alone):
     )
     assert watch.current().waiting is False
     assert watch.current().group == dist.group.WORLD.group_name
-    # In and out; torch itself waits for the work of a call that is not asynchronous.
+    # Enter and leave: torch itself waits for the work of a synchronous call.
     assert watch.calls == 2 * 3 + 2 * 2
 
 
@@ -91,7 +93,8 @@ def test_point_to_point_names_the_other_rank(watch):
 
 @pytest.mark.slow
 def test_a_compiled_function_keeps_its_graph(watch, alone):
-    """A compiler follows the call to the function it knows: no break, no note inside the graph."""
+    """A compiled function has no graph break, because the compiler traces through the watch to torch's own
+    function."""
 
     def reduce(x):
         dist.all_reduce(x)

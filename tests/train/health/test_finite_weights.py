@@ -17,7 +17,7 @@ WORLD = World(0, 1, 0, torch.device("cpu"))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_one_value_is_found_by_name(dtype, value):
-    """In every format; the largest numbers that it has are numbers."""
+    """The parameter with a NaN or Inf value is named in every format; the largest finite numbers pass."""
     module = torch.nn.Sequential(*[torch.nn.Linear(3, 3, dtype=dtype) for _ in range(5)])
     module[0].weight.data.fill_(torch.finfo(dtype).max)
     assert bad_weights(module, WORLD) == ""
@@ -30,9 +30,9 @@ def test_one_value_is_found_by_name(dtype, value):
 
 @pytest.mark.slow
 def test_no_checkpoint_is_made_of_them_and_none_is_gone_on_from(tmp_path, forked):
-    """Step 8 is good, and a weight after it is NaN: the checkpoint of step 4 stays.
+    """No checkpoint is saved of weights with a NaN, and a resume refuses a checkpoint that has one.
 
-    With a NaN, it is refused.
+    Step 8 is good and a weight after it is NaN: the checkpoint of step 4 is kept.
     """
     settings = {"checkpoint.save_interval_steps": 4, "checkpoint.keep_last": 1, "evaluation.eval_iters": 0}
     run = launch.make_run(tmp_path, settings)

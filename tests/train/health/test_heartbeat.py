@@ -1,4 +1,4 @@
-"""Signs of life, and where a rank stands."""
+"""Heartbeats of a rank: that it is alive, and in which step and phase."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ from nbtrain.train.health.heartbeat import HeartbeatWriter
 
 
 class Clock:
-    """time.monotonic and time.time of heartbeat.py, moved by hand."""
+    """Replaces time.monotonic and time.time in heartbeat.py with a clock that the test advances."""
 
     now = 1000.0
 
@@ -47,7 +47,7 @@ def test_beats_are_written_once_a_second(job, clock):
         clock.now += 0.1
         writer.beat(step)
     beat = Heartbeat.read(job.heartbeat(1))
-    # Written at 0.1 s, 1.1 s and 2.1 s.
+    # Written after 0.1 s, 1.1 s and 2.1 s.
     assert (beat.rank, beat.attempt, beat.step, beat.time) == (1, 2, 21, pytest.approx(1002.1))
     assert beat.process.pid == os.getpid() and beat.process.alive()
     assert beat.progress is None
@@ -67,7 +67,7 @@ def test_a_change_of_phase_is_written_at_once(job, clock):
 
 
 def test_a_phases_event_has_its_own_seconds(job, clock):
-    """Evaluation and saving inside the training do not count as training; a failed phase has no event."""
+    """Evaluation and saving inside training do not count as training time; a failed phase has no event."""
     writer = HeartbeatWriter(job, 0, 0)
     writer.events = EventWriter(job, "rank0")
     with writer.phase("train"):
@@ -84,7 +84,7 @@ def test_a_phases_event_has_its_own_seconds(job, clock):
 
 
 def test_the_thread_renews_the_file_and_counts_no_progress(job, monkeypatch):
-    """Of a rank that waits, the time shows that it is alive, and everything else that it does not go on."""
+    """While a rank waits, the thread updates the heartbeat's time but not its progress."""
     monkeypatch.setattr(heartbeat_module, "BEAT_SECONDS", 0.02)
     monkeypatch.setattr(heartbeat_module.faulthandler, "register", lambda *arguments, **named: None)
     writer = HeartbeatWriter(job, 0, 0)
@@ -103,7 +103,7 @@ def test_the_thread_renews_the_file_and_counts_no_progress(job, monkeypatch):
     assert seen[-1].dumps_stack
     writer.beat(4)
     writer.stop()
-    # The last word is of the last step, however short the time since the one before.
+    # The final heartbeat shows the last step, however soon after the previous one.
     last = Heartbeat.read(job.heartbeat(0))
     assert (last.step, last.progress_count) == (4, 15)
     assert last.host != ""
@@ -111,7 +111,8 @@ def test_the_thread_renews_the_file_and_counts_no_progress(job, monkeypatch):
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.ESTALE])
 def test_a_failed_write_ends_neither_the_rank_nor_its_heartbeats(job, monkeypatch, number):
-    """A network disk may fail once: the thread that renews the file goes on, and the next beat is written."""
+    """A failed write, as on a network disk, ends neither the rank nor its heartbeat thread, and the next
+    heartbeat is written."""
     writer = HeartbeatWriter(job, 0, 0)
     monkeypatch.setattr(heartbeat_module, "BEAT_SECONDS", 0.01)
     write, failures = heartbeat_module.Heartbeat.write, [number] * 3
@@ -154,7 +155,7 @@ where_it_hangs()
 
 
 def test_a_hanging_rank_writes_its_stack(job):
-    """STACK_SIGNAL: every thread's stack goes to stderr, and the rank goes on hanging."""
+    """STACK_SIGNAL makes a hanging rank write every thread's stack to stderr without ending it."""
     rank = subprocess.Popen(
         [sys.executable, "-c", HANGING, str(job.run.path)],
         stdout=subprocess.PIPE,

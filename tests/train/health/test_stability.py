@@ -1,4 +1,5 @@
-"""Steps that go wrong: what stops the run, what is skipped without a trace, what is gone back for."""
+"""Training steps that go wrong: what stops the run, what is skipped without a trace, and what is rolled
+back."""
 
 import json
 import math
@@ -41,7 +42,7 @@ def job(tmp_path):
 
 
 class Engine:
-    """What a guard needs of an engine: one weight, an optimizer, DeepSpeed's counters."""
+    """Stand-in for an engine: one weight, an optimizer, and DeepSpeed's counters."""
 
     def __init__(self):
         self.module = torch.nn.Linear(1, 1, bias=False)
@@ -61,7 +62,7 @@ class Engine:
 
 
 class Run:
-    """A guard over such an engine, fed with losses and gradients."""
+    """A stability guard over a stand-in engine, fed with losses and gradients."""
 
     def __init__(self, yaml, job, **settings):
         settings = {f"stability.{key}": value for key, value in settings.items()}
@@ -87,7 +88,8 @@ class Run:
 
 
 def test_stop_says_step_loss_norm_rank_and_samples(yaml, job):
-    """The default for a loss that is NaN; the field is named where it was written."""
+    """A NaN loss stops the run by default; the message has the step, loss, norm, rank and samples, and names
+    the configured field."""
     run = Run(yaml, job)
     run.step(2.0)
     with pytest.raises(StabilityError) as caught:
@@ -111,7 +113,8 @@ def test_a_gradient_that_is_not_finite_is_distinguished_from_a_loss(yaml, job):
 
 
 def test_skip_acts_before_the_weights_move(yaml, job):
-    """Loss or gradient: the weight stays, the step counts, event and count are there; a good one moves it."""
+    """With skip, a step with a bad loss or gradient counts but leaves the weight unchanged; a good step
+    updates it."""
     run = Run(yaml, job, on_nan="skip")
     run.step(2.0)
     before = run.weight
@@ -137,7 +140,7 @@ def test_skip_acts_before_the_weights_move(yaml, job):
 
 
 def test_too_many_skips_end_the_job(yaml, job):
-    """max_skipped_steps within the window; skips that lie further back do not count."""
+    """More than max_skipped_steps within the window end the job; earlier skips do not count."""
     run = Run(yaml, job, on_nan="skip", max_skipped_steps=2, loss_spike_window_steps=5)
     for loss in (math.nan, math.nan, 1.0, 1.0, 1.0, 1.0, math.nan, math.nan):
         run.step(loss)
@@ -148,7 +151,7 @@ def test_too_many_skips_end_the_job(yaml, job):
 
 
 def test_skipping_does_not_fix_weights(yaml, job):
-    """The loss is NaN because the weight is: the first such step ends the job, not the eleventh."""
+    """If the loss is NaN because a weight is, the first such step ends the job instead of the eleventh."""
     run = Run(yaml, job, on_nan="skip")
     run.step(2.0)
     run.engine.module.weight.data.fill_(math.nan)
@@ -159,7 +162,8 @@ def test_skipping_does_not_fix_weights(yaml, job):
 @pytest.mark.parametrize("policy", ["stop", "skip", "rollback"])
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
 def test_weights_that_are_not_finite_are_not_saved(yaml, job, policy, value):
-    """After a step whose loss and gradient were good: skip cannot help and stops, rollback goes back."""
+    """Non-finite weights after a step with a good loss and gradient are not saved: skip stops the run, and
+    rollback returns to a checkpoint."""
     run = Run(yaml, job, on_nan=policy)
     run.step(2.0)
     run.guard.check_weights()
@@ -179,7 +183,8 @@ def test_weights_that_are_not_finite_are_not_saved(yaml, job, policy, value):
 
 @pytest.mark.parametrize("policy", ["stop", "skip", "rollback"])
 def test_a_spike_is_seen_once_the_window_is_full(yaml, job, policy):
-    """Against the mean of the window, which holds no spike; before the window is full nothing is one."""
+    """A loss is a spike relative to the mean of the window, which excludes spikes; until the window is full,
+    none is."""
     run = Run(yaml, job, on_loss_spike=policy, loss_spike_window_steps=3, loss_spike_factor=2.0)
     assert [run.step(loss).skipped for loss in (100.0, 1.0, 2.0, 3.0, 3.9)] == [False] * 5
     said = (
@@ -212,7 +217,8 @@ def test_a_rollback_carries_step_and_samples(yaml, job):
 
 
 def test_one_policy_for_each_kind(yaml, job):
-    """A NaN loss stops the job although spikes are skipped, and the weights have not moved either."""
+    """The policy for NaN losses stops the job even where spikes are skipped, and leaves the weights
+    unchanged."""
     run = Run(yaml, job, on_nan="stop", on_loss_spike="skip")
     weight = run.weight
     with pytest.raises(StabilityError, match="on_nan = stop"):
@@ -221,7 +227,7 @@ def test_one_policy_for_each_kind(yaml, job):
 
 
 def test_the_window_goes_through_a_checkpoint(yaml, job):
-    """A run that resumes sees a spike at its first step."""
+    """The window is saved in checkpoints, so that a resumed run detects a spike at its first step."""
     settings = {"on_loss_spike": "skip", "loss_spike_window_steps": 3}
     run = Run(yaml, job, **settings)
     for loss in (1.0, 1.0, 1.0, 9.0):
@@ -245,7 +251,8 @@ def test_an_overflow_of_a_scale_that_adapts_is_no_bad_step(yaml, job):
 
 @pytest.mark.parametrize("policy", ["stop", "skip"])
 def test_an_overflow_of_a_fixed_scale_names_the_scale(yaml, job, policy):
-    """Not if the loss itself is NaN, or if the scale makes nothing larger."""
+    """The message for an overflow names a fixed loss scale, unless the loss itself is NaN or the scale is not
+    above 1."""
     run = Run(yaml, job, on_nan=policy, max_skipped_steps=1)
     run.engine.optimizer.overflow = True
     advice = (
@@ -274,7 +281,8 @@ def test_an_overflow_of_a_fixed_scale_names_the_scale(yaml, job, policy):
 
 
 def test_an_overflow_at_the_smallest_scale_is_explained(yaml):
-    """DeepSpeed's scaler raises a bare Exception that names no field of ours; other errors are kept."""
+    """DeepSpeed's bare Exception at the smallest loss scale becomes an error that names the field; other
+    errors are unchanged."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 
     config = load(yaml, {"precision.dtype": "fp16"}, check=False)
@@ -294,7 +302,7 @@ def test_the_gradients_of_an_unknown_optimizer_are_not_guessed_at():
         discard_gradients(SimpleNamespace(optimizer=SimpleNamespace()))
 
 
-# --- samples that are passed over -------------------------------------------------------------------------
+# --- skipped samples --------------------------------------------------------------------------------------
 
 
 def data_at(consumed, ranges=()):
@@ -308,7 +316,8 @@ def rolled_back(run, *ranges):
 
 
 def test_samples_of_a_rollback_are_passed_over(tmp_path):
-    """From the checkpoint to the bad step, at once or once the order gets there; and not twice."""
+    """After a rollback, the samples from the checkpoint to the bad step are skipped once, immediately or when
+    the order reaches them."""
     run = RunDir(tmp_path / "run")
     assert pass_bad_samples(run, data_at(40)) == data_at(40)
     rolled_back(run, (40, 60))
@@ -316,22 +325,22 @@ def test_samples_of_a_rollback_are_passed_over(tmp_path):
     assert data.skipped_sample_ranges == ((40, 60),)
     assert list(data.step_positions(4)) == [60, 61, 62, 63]
     assert pass_bad_samples(run, data) == data
-    # An older checkpoint: what lies between is trained on.
+    # An older checkpoint: the samples in between are trained on.
     older = pass_bad_samples(run, data_at(36))
     assert list(older.step_positions(8)) == [36, 37, 38, 39, 60, 61, 62, 63]
-    # A newer one that had passed over them already, and one that never had to.
+    # A newer checkpoint that had already skipped them, and one that never had to.
     assert pass_bad_samples(run, data_at(44, ((40, 60),))) == data_at(44, ((40, 60),))
     assert pass_bad_samples(run, data_at(80)) == data_at(80)
 
 
 def test_rollbacks_add_up(tmp_path):
-    """A second one from the same checkpoint, and one before the first."""
+    """Skips add up over a second rollback from the same checkpoint and one before the first."""
     run = RunDir(tmp_path / "run")
     rolled_back(run, (40, 60), (40, 72), (20, 44))
     data = pass_bad_samples(run, data_at(20))
     assert data.skipped_sample_ranges == ((20, 40), (40, 60), (60, 72))
     assert data.position(20) == 72
-    # More than needed is only room in the index.
+    # More than needed only reserves space in the index.
     assert skipped_samples(run, None) == 20 + 32 + 24
     assert skipped_samples(run, {"data_state": data_at(44, ((4, 8),)).to_dict()}) == 80
 
@@ -341,7 +350,8 @@ def test_rollbacks_add_up(tmp_path):
 
 @pytest.fixture(scope="session", params=["turns", pytest.param("all", marks=pytest.mark.soak)])
 def discarded(tmp_path_factory, yaml, request):
-    """What stability_worker.py found: the answers of both ranks for each case, in one way or in all three."""
+    """Return the results of stability_worker.py: the answers of both ranks for each case, in one way or in
+    all three."""
     folder = tmp_path_factory.mktemp("discarded")
     worker = Path(__file__).parents[1] / "stability_worker.py"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
@@ -359,7 +369,8 @@ def discarded(tmp_path_factory, yaml, request):
 
 @pytest.mark.slow
 def test_a_bad_step_leaves_no_trace(discarded, request):
-    """Each ZeRO stage, format, bucket and offload, plain and piped: weights, masters, moments, step count."""
+    """A bad step changes no weight, master, moment or step count in any ZeRO stage, format, bucket, offload
+    or pipeline."""
     assert len(discarded) == {"turns": 17, "all": 3 * 17}[request.node.callspec.params["discarded"]]
     assert {line["answers"][0]["optimizer"] for line in discarded} == {
         "AdamW",
@@ -377,7 +388,8 @@ def test_a_bad_step_leaves_no_trace(discarded, request):
 
 @pytest.mark.slow
 def test_every_rank_hears_of_one_weight_that_is_no_number(discarded):
-    """In the last value of rank 1's part, in every stage and format; sound weights and padding stay sound."""
+    """Every rank reports a NaN in the last value of rank 1's partition, in every stage and format; padding
+    causes no report."""
     for line in discarded:
         for answer in line["answers"]:
             assert answer["sound"] == "", line["case"]
@@ -386,9 +398,9 @@ def test_every_rank_hears_of_one_weight_that_is_no_number(discarded):
 
 @pytest.mark.slow
 def test_every_rank_decides_alike_and_names_the_culprit(discarded):
-    """The loss of rank 0 alone is NaN; both ranks skip that step and no other.
+    """If only the loss of rank 0 is NaN, both ranks skip that step and no other, and name rank 0.
 
-    Fp16's overflow is counted apart.
+    Overflows of fp16 are counted separately.
     """
     for line in discarded:
         first, second = line["answers"]
@@ -404,7 +416,8 @@ def test_every_rank_decides_alike_and_names_the_culprit(discarded):
 
 @pytest.mark.parametrize("policy", ["skip", "stop"])
 def test_a_step_without_a_token_in_the_loss_counts_in_no_mean(yaml, job, policy):
-    """Its loss is a sum over nothing. With a window of such steps, the first real loss would be a spike."""
+    """A step without a token in the loss is excluded from the window's mean, so that the first real loss is
+    not a spike."""
     run = Run(yaml, job, on_loss_spike=policy, loss_spike_window_steps=3, loss_spike_factor=2.0)
     for loss, tokens in ((0.0, 0), (0.0, 0), (0.0, 0), (5.0, 9), (0.0, 0), (5.0, 9), (5.0, 9), (9.0, 9)):
         assert not run.step(loss, tokens_in_loss=tokens).skipped
@@ -418,7 +431,8 @@ def test_a_step_without_a_token_in_the_loss_counts_in_no_mean(yaml, job, policy)
 
 
 def test_after_losses_of_nothing_but_0_no_loss_is_a_spike(yaml, job):
-    """Losses of pairs come down to exactly 0: there is no share of it that a loss may not pass."""
+    """If all earlier losses are exactly 0, as preference losses may become, a later loss is never reported as
+    a spike."""
     run = Run(yaml, job, on_loss_spike="skip", loss_spike_window_steps=2)
     for loss in (0.0, 0.0, 1e-6, 0.0, 0.0, 3.0):
         assert not run.step(loss).skipped

@@ -1,4 +1,4 @@
-"""The profiler's files: one timeline and its summary a cycle, named by the step that ended it."""
+"""The profiler's files: a timeline and a summary per cycle, named by the step that ended it."""
 
 import gzip
 import json
@@ -24,7 +24,8 @@ def work(step, steps=12):
 
 
 def test_two_cycles_leave_two_timelines_and_summaries(tmp_path):
-    """Waiting 1, warming up 1, keeping 3, twice, from step 20 on: cycles end at steps 25 and 30."""
+    """Two cycles of 1 step waiting, 1 warming up and 3 recorded, from step 20 on, write files at steps 25 and
+    30."""
     run = RunDir(tmp_path / "run")
     job = run.job("20261121-031500-a1b2")
     events = EventWriter(job, "rank0")
@@ -35,7 +36,7 @@ def test_two_cycles_leave_two_timelines_and_summaries(tmp_path):
     trace = json.loads(gzip.decompress((run.profiling / "rank0.step25.trace.json.gz").read_bytes()))
     kept = [event for event in trace["traceEvents"] if event.get("name") == "aten::mm"]
     assert len(kept) == 3
-    # Counted from 0, as upstream's profiler is: these are the job's steps 2 to 4.
+    # Counted from 0, as in PyTorch's profiler: these are the job's steps 2 to 4.
     steps = [
         event["name"] for event in trace["traceEvents"] if event.get("name", "").startswith("ProfilerStep")
     ]
@@ -52,7 +53,8 @@ def test_two_cycles_leave_two_timelines_and_summaries(tmp_path):
 
 
 def test_a_cycle_that_the_end_cuts_off_is_not_written(tmp_path):
-    """torch hands over what it has: steps that are missing, and the final validation as one."""
+    """A cycle that the end of the run interrupts is not written, because torch returns an incomplete trace
+    with the final validation as a step."""
     run = RunDir(tmp_path / "run")
     with profiling(ProfileConfig(enabled=True), run, 0, 0, None) as step:
         work(step, 8)
@@ -72,7 +74,7 @@ def test_other_ranks_write_where_they_are_asked_to(tmp_path, rank, all_ranks, wr
 
 
 def test_fields_reach_the_profiler(tmp_path):
-    """Off and on again: shapes, memory, modules' stacks."""
+    """The shapes, memory and modules' stacks settings reach the profiler, on and off."""
     found = []
     for on in (False, True):
         run = RunDir(tmp_path / str(on))
@@ -101,7 +103,8 @@ def test_fields_reach_the_profiler(tmp_path):
 
 
 def test_a_snapshot_lasts_from_a_cycles_warm_up_to_its_end(tmp_path, monkeypatch):
-    """On a GPU, which is played here: recording begins once, is written whole and ends."""
+    """On a (simulated) GPU, a memory snapshot is recorded from a cycle's warm-up to its end and written
+    completely."""
     calls = []
 
     def dump(path):
@@ -125,7 +128,7 @@ def test_a_snapshot_lasts_from_a_cycles_warm_up_to_its_end(tmp_path, monkeypatch
 
 
 def test_runs_without_profile_write_nothing(tmp_path):
-    """Off by default."""
+    """Without a profile section, no profile is written."""
     run = RunDir(tmp_path / "run")
     with profiling(ProfileConfig(), run, 0, 0, None) as step:
         step()

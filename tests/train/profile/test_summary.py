@@ -1,4 +1,4 @@
-"""A profile's shares, operators and memory, from small traces whose answer can be counted by hand."""
+"""A profile's shares, operators and memory, from small traces whose results can be computed by hand."""
 
 import dataclasses
 import xml.etree.ElementTree as ET
@@ -27,7 +27,7 @@ def allocation(ts, total, kind=0):
 
 
 def on_cpu():
-    """One step of 1,000 us: the training's thread, and an all-reduce on gloo's."""
+    """A step of 1,000 us: the training thread, and an all-reduce on gloo's thread."""
     return {
         "traceEvents": [
             event("ProfilerStep#2", 0, 1000, "user_annotation"),
@@ -36,14 +36,14 @@ def on_cpu():
             event("nbtrain: forward", 50, 350, "user_annotation"),
             event("aten::linear", 100, 100),
             event("aten::addmm", 110, 80, **{"Input Dims": [[8], [4, 16], [16, 8], [], []]}),
-            # The products of attention count for attention.
+            # Matrix products of attention count as attention.
             event("aten::scaled_dot_product_attention", 200, 100),
             event("aten::bmm", 220, 60, **{"Input Dims": [[2, 4, 8], [2, 8, 4]]}),
             event("aten::gelu", 300, 50),
             event("nbtrain: optimizer", 500, 400, "user_annotation"),
             event("Optimizer.step#AdamW.step", 600, 100, "user_annotation"),
             event("aten::mul", 800, 50),
-            # Before 500 nothing else runs; from 600 on it is hidden.
+            # Before 500, nothing else runs; from 600 on, it is hidden.
             event("gloo:all_reduce", 400, 250, "user_annotation", GLOO),
             allocation(10, 100),
             allocation(310, 5000),
@@ -77,7 +77,8 @@ def test_every_moment_of_a_step_on_a_cpu_has_one_category():
 
 
 def test_operators_have_own_times_and_flops():
-    """aten::linear keeps the time its addmm does not take; products of different shapes are kept apart."""
+    """aten::linear counts only the time outside its addmm, and products of different shapes are listed
+    separately."""
     operators = {operator.name: operator for operator in summarize(on_cpu()).operators}
     assert operators["aten::addmm [4, 16] x [16, 8]"].flops == 2 * 4 * 16 * 8
     own = {name: round(operator.seconds * 1e6, 2) for name, operator in operators.items()}
@@ -92,7 +93,8 @@ def test_the_peak_of_memory_is_the_hosts_on_a_cpu():
 
 
 def on_gpu():
-    """Two steps of 500 us: kernels on one stream, NCCL on another, launched some time before."""
+    """Two steps of 500 us on a GPU: kernels on one stream, NCCL on another, launched some time before they
+    run."""
 
     def kernel(name, ts, dur, correlation, cat="kernel", stream=STREAM):
         return event(name, ts, dur, cat, stream, **{"External id": correlation, "correlation": correlation})
@@ -128,7 +130,8 @@ def on_gpu():
 
 
 def test_every_moment_of_a_step_on_a_gpu_has_one_category():
-    """Communication is what no computation hides; the hidden part is shown beside it."""
+    """Each moment of a step on a GPU has one category; communication hidden by computation is listed
+    separately."""
     summary = summarize(on_gpu())
     assert (summary.device, summary.steps) == ("cuda", 2)
     microseconds = {name: round(own * 1e6, 3) for name, own in summary.categories.items()}
@@ -162,7 +165,7 @@ def test_the_page():
 
 
 def test_the_words():
-    """What holds a step up, where memory peaks; nothing is said of what is not there."""
+    """The text says what slows a step down and where memory peaks, and omits what the trace does not have."""
     assert words(dataclasses.asdict(summarize(on_cpu()))) == [
         "A step takes 1 ms. The largest shares are idle 36%, communication 20%, optimizer 15%.",
         "By the host's clock the phases are optimizer 40%, forward 35%, data 5%; 20% is in none of them.",
@@ -181,7 +184,8 @@ def test_the_words():
 
 
 def test_when_each_phase_ran():
-    """In seconds from the first step; beyond the limit the shortest gaps are closed."""
+    """Phases have times in seconds from the first step; with too many of them, the shortest gaps are
+    closed."""
     summary = summarize(on_cpu())
     micro = {
         name: [tuple(round(at * 1e6) for at in bar) for bar in bars]
@@ -190,7 +194,7 @@ def test_when_each_phase_ran():
     assert micro == {"data": [(0, 50)], "forward": [(50, 400)], "optimizer": [(500, 900)]}
     assert summarize(on_gpu()).step_ends == pytest.approx([500e-6, 1000e-6])
     steps = [event("ProfilerStep#2", 0, 10_000, "user_annotation")]
-    # 1,000 of them, with a gap of 5 after every second one and of 1 else.
+    # 1,000 phases, with a gap of 5 after every second one and of 1 after the others.
     begins = [10 * (number // 2) + 4 * (number % 2) for number in range(1000)]
     steps += [event("nbtrain: forward", begin, 3, "user_annotation") for begin in begins]
     [bars] = summarize({"traceEvents": steps}).timeline.values()

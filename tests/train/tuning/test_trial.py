@@ -1,4 +1,4 @@
-"""What DeepSpeed's autotuner starts: a trial that DeepSpeed measures, a refusal, and the job afterwards."""
+"""The trial that DeepSpeed's autotuner starts: measured by DeepSpeed, refused, and followed by the job."""
 
 import base64
 import importlib.util
@@ -25,16 +25,16 @@ def run(tmp_path):
 
 
 def given(metrics, **more):
-    """The JSON of a trial as the tuner writes it: its ZeRO section holds the stage alone."""
+    """Return the JSON of a trial as the tuner writes it, with only the stage in its ZeRO section."""
     tuned = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}, **more}
     return {"autotuning": {"enabled": True, "metric_path": str(metrics)}, **tuned}
 
 
 @pytest.mark.slow
 def test_a_trial_ends_when_deepspeed_has_measured_it(forked, run, tmp_path):
-    """Two ranks train the run with the JSON's sizes; DeepSpeed ends them in order and writes its figures.
+    """A trial trains on two ranks with the sizes of its JSON, until DeepSpeed ends it and writes its metrics.
 
-    The engine that DeepSpeed built says so: 8 sequences in one micro batch of 4 on each rank.
+    The log of DeepSpeed's engine shows 8 sequences in micro batches of 4 on each rank.
     """
     config = load_resolved(run.config_yaml)
     wider = {"parallel": config.parallel.model_copy(update={"data_parallel_size": 2})}
@@ -52,13 +52,13 @@ def test_a_trial_ends_when_deepspeed_has_measured_it(forked, run, tmp_path):
     found = json.loads(metrics.read_text())
     assert found["throughput"] == pytest.approx(8 * 1e6 / found["latency"]) and found["FLOPS_per_gpu"] > 0
     job = run.newest_job()
-    assert not list((job.path / "heartbeat").iterdir()), "a trial is no rank of the job"
+    assert not list((job.path / "heartbeat").iterdir()), "a trial is not a rank of the job"
     assert not list(run.checkpoint_steps())
 
 
 @pytest.mark.slow
 def test_what_a_trial_refuses(run):
-    """In words with "Error", which is what the tuner looks for in stderr."""
+    """A refused trial prints a message with "Error", which the tuner searches for in stderr."""
     config = load_resolved(run.config_yaml)
     with pytest.raises(ConfigError) as caught:
         trial_config(config, {"zero_optimization": {"stage": 1}})
@@ -77,7 +77,8 @@ def test_what_a_trial_refuses(run):
 
 
 def test_after_the_tuning_a_node_becomes_the_agent_with_what_was_found(run, monkeypatch):
-    """Rank 0 changes the configuration; the node's first rank starts the agent as a pod would."""
+    """After the tuning, rank 0 updates the configuration, and the node's first rank starts the agent as a pod
+    does."""
     called = []
     monkeypatch.setattr(os, "execvpe", lambda *arguments: called.append(arguments))
     run.autotuning_results.mkdir()
@@ -100,7 +101,8 @@ def test_after_the_tuning_a_node_becomes_the_agent_with_what_was_found(run, monk
 
 @pytest.mark.soak
 def test_deepspeeds_own_launcher_tunes_and_then_starts_the_agent(tmp_path):
-    """`deepspeed --autotuning run` on this machine: one slot, two micro-batch sizes; 20 s each."""
+    """`deepspeed --autotuning run` on this machine tries two micro-batch sizes on one slot; each takes 20
+    s."""
     assert importlib.util.find_spec("tabulate"), "DeepSpeed's autotuner needs it: pip install tabulate"
     make_dataset(tmp_path / "data")
     run = make_run(tmp_path, {"batch.global_batch_size": 8})
@@ -110,7 +112,7 @@ def test_deepspeeds_own_launcher_tunes_and_then_starts_the_agent(tmp_path):
     given["zero_optimization"]["stage"] = [1]
     files.write_json(job.autotune_json, given)
     files.write_text(job.autotune_script, autotune.SCRIPT)
-    # After each trial, DeepSpeed would have pdsh call `pkill -f` on the node.
+    # After each trial, DeepSpeed would otherwise have pdsh call `pkill -f` on the node.
     pdsh = tmp_path / "bin" / "pdsh"
     pdsh.parent.mkdir()
     pdsh.write_text("#!/bin/sh\n")

@@ -127,7 +127,7 @@ def read_calibration(today: datetime.date | None = None) -> tuple[Calibration | 
         doubted = " in doubt" if found.doubts else ""
         return None, (
             f"{name} is {age} days old (of {found.date}; at most {found.oldest_days} are trusted{doubted}) "
-            f"and is not used. {measure} anew."
+            f"and is not used. {measure} again."
         )
     return found, ""
 

@@ -190,7 +190,7 @@ def _check(table: Located) -> None:
             if value is not None:
                 _check_number(place, key, value)
         elif not isinstance(value, str):
-            raise ConfigError(f'{place}: {key} = {value!r} is no text. Write it in quotes, e.g. "2026-05".')
+            raise ConfigError(f'{place}: {key} = {value!r} is not text. Write it in quotes, e.g. "2026-05".')
 
 
 def _check_offer(place: str | None, name: str, offer: Any) -> None:

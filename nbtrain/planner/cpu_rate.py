@@ -24,7 +24,7 @@ from nbtrain.base.workspace import data_home
 logger = logging.getLogger(__name__)
 
 MEASURE_SECONDS = 0.1
-# 1 MiB a matrix: in the caches, as the tiles of every fast matrix product are.
+# A matrix of 1 MiB stays in the caches, like the tiles of every fast matrix product.
 MATRIX_SIZE = 512
 
 PROCESS_SECONDS = 20.0
@@ -52,7 +52,7 @@ def _rate_of(machine: str) -> float | None:
     rate = _measured_apart()
     if rate is None:
         return None
-    if path.parent.is_dir():  # a plan makes no data home
+    if path.parent.is_dir():  # a plan creates no data directory
         try:
             files.write_json(path, {**stored, machine: round(rate)})
         except OSError as error:
@@ -77,7 +77,7 @@ def measure() -> float:
     import numpy as np
 
     matrix = np.ones((MATRIX_SIZE, MATRIX_SIZE), np.float32)
-    product = np.matmul(matrix, matrix)  # threads and buffers are made here
+    product = np.matmul(matrix, matrix)  # creates threads and buffers
     best = float("inf")
     end = time.perf_counter() + MEASURE_SECONDS
     while best == float("inf") or time.perf_counter() < end:

@@ -133,7 +133,7 @@ class FoundLayouts:
         return lines
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """IPython's plain text."""
+        """IPython's plain-text representation."""
         printer.text(str(self))
 
     def _repr_html_(self) -> str:

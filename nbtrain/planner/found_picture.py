@@ -23,7 +23,7 @@ NUMBER_GAP, NUMBER_DROP = 0.022, 0.09
 
 
 def draw(result: SearchResult, top: int) -> "Figure":
-    """Draw every layout that fits as a point, and number the first `top`."""
+    """Draw every layout that fits as a point, and number the first `top` of them."""
     figure = new_figure(9, 4.2)
     axes = figure.subplots()
     axes.set_xlabel("memory of the fullest GPU, GiB", fontsize=9)
@@ -84,9 +84,9 @@ def _number(axes: "Axes", numbered: dict[int, Scored]) -> None:
 
 
 def spread(wanted: list[float], gap: float) -> list[float]:
-    """Return places at least `gap` apart, as close as possible to the ascending places `wanted`.
+    """Return positions at least `gap` apart, as close as possible to the ascending positions `wanted`.
 
-    Places that are too close are moved apart around their mean.
+    Positions that are too close are moved apart around their mean.
     """
     groups: list[list[float]] = []
     for index, place in enumerate(wanted):

@@ -43,7 +43,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One row of the comparison."""
+    """One row of the comparison of three kinds of layout."""
 
     name: str
     best: Scored | None
@@ -51,7 +51,7 @@ class Compared:
     longest_sequence: int | None
     """Tokens of the longest sequence, in a micro batch of one; None if even the shortest does not fit."""
     reason: str
-    """Reason why there is no layout; "" if there is one."""
+    """Reason why no layout was found; "" if `best` is set."""
 
 
 @dataclass(frozen=True, slots=True)

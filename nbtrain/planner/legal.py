@@ -278,7 +278,9 @@ def cut_problems(space: Space, cut: Cut) -> Iterator[str]:
     if heads % tensor:
         yield f"tensor_parallel_size({tensor}) does not divide num_attention_heads({heads})"
     elif groups % tensor and tensor % groups:
-        yield f"tensor_parallel_size({tensor}) is no divisor or multiple of num_query_groups({groups})"
+        yield (
+            f"tensor_parallel_size({tensor}) must divide num_query_groups({groups}) or be a multiple of it"
+        )
     elif rows % tensor:
         yield f"tensor_parallel_size({tensor}) does not divide the {rows} rows of query, key and value"
     if heads % ulysses:

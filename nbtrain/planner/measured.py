@@ -37,7 +37,7 @@ _WITHOUT_EFFECT = frozenset(
         "prefetch_elements", "persistence_elements", "nvme_buffer_elements", "nvme_buffer_count",
     )
 )  # fmt: skip
-# A planned ratio beyond this says more of the plan than of the measurement.
+# A planned ratio beyond this depends more on the plan than on the measurement.
 LARGEST_RATIO = 50.0
 
 

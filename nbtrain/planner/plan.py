@@ -35,7 +35,7 @@ SCHEMA_VERSION = 1
 
 
 def kinds_of_layers(model: ModelConfig) -> list[str]:
-    """Return the parts in which a model's layers differ from GPT-3's, in words."""
+    """Return the parts in which a model's layers differ from GPT-3's, as text."""
     words = []
     if model.position_embedding_type == "rope":
         scaling = model.rope_scaling
@@ -49,7 +49,7 @@ def kinds_of_layers(model: ModelConfig) -> list[str]:
     return words
 
 
-PREFERENCES = "DPO; the reference is log-probabilities kept beside the data, no second model"
+PREFERENCES = "DPO; the reference is log-probabilities stored with the data, no second model"
 
 
 @dataclass(frozen=True)

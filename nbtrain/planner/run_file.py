@@ -31,8 +31,8 @@ def write_run(config: RunConfig, path: str | Path, note: str = "", overwrite: bo
         named = load(config, {"name": path.stem}, check=False)
     except ConfigError:
         raise ConfigError(
-            f"{path}: the run takes its name from the file's, and {path.stem!r} is no name of a run: 1 to 53 "
-            "lower case letters, digits and inner dashes, e.g. my-13b.yaml."
+            f"{path}: the run takes its name from the file's, and {path.stem!r} is not a valid run name: 1 "
+            "to 53 lower case letters, digits and inner dashes, e.g. my-13b.yaml."
         ) from None
     check_config(named)
     return write_text(path, run_text(named, path, note), named)
@@ -124,7 +124,7 @@ def run_text(config: RunConfig, path: Path, note: str = "") -> str:
         return head + to_yaml(config)
     before = dict(flatten(load(base, check=False).model_dump()))
     now = dict(flatten(config.model_dump()))
-    # Another architecture sets fields when the file is read, also those that are as they were.
+    # Another architecture sets fields when the file is read, including fields that do not differ.
     renamed = before.get("model.architecture") != now["model.architecture"]
     sets = tuple(f"model.{field}" for field in FIELDS) if renamed else ()
     changed = {key: value for key, value in now.items() if before.get(key, ...) != value or within(key, sets)}
@@ -148,7 +148,7 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
 def _base(config: RunConfig) -> Path | None:
     try:
         return find(config._run or config.name)
-    except ConfigError:  # a run whose YAML is gone, or that was made in Python
+    except ConfigError:  # a run whose YAML no longer exists, or that was created in Python
         return None
 
 

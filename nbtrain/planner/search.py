@@ -44,7 +44,7 @@ from nbtrain.planner.setup import Place, Setup
 from nbtrain.planner.time.rates import Rates, rates_of_device
 from nbtrain.planner.time.step import StepTime, estimate_step
 
-# A layout that leaves less than this share of the GPU is ranked as slower: if the plan errs, the run ends.
+# A layout that leaves less than this share of the GPU free ranks as slower: if the plan errs, the run fails.
 ROOMY_FRACTION = SPARE_FRACTION
 GPUS_PER_NODE = 8
 OFFLOADS: tuple[tuple[Place, Place], ...] = (("none", "none"), ("cpu", "none"), ("cpu", "cpu"))
@@ -203,7 +203,9 @@ def shape_space(
     """The space of a shape in bf16, or in fp16 if the GPU has no bf16."""
     device = find_device(gpu_type)
     if device is None or gpus is None:
-        raise ConfigError("a shape has no GPUs of its own: give gpus and gpu_type, e.g. 64 and A100-80GB.")
+        raise ConfigError(
+            "a shape does not say which GPUs to use: give gpus and gpu_type, e.g. 64 and A100-80GB."
+        )
     nodes, per_node = _machines(gpus, gpus_per_node)
     base = Setup(
         shape=shape,

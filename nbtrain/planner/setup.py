@@ -95,7 +95,7 @@ class Setup:
     """Whether the constants of their 4-bit blocks are stored in 8 bits."""
     recompute: Recompute = "none"
     recompute_interval: int = 1
-    """Blocks that full recomputation takes together."""
+    """Blocks that full recomputation recomputes together."""
     recomputes_mlp: bool = False
     """Whether selective recomputation repeats the MLP too (Megatron's --recompute-modules mlp)."""
     keeps_scores: bool = False

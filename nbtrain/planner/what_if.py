@@ -255,7 +255,7 @@ def what_if(
     found = wanted if not problems(space, wanted) else nearest(space, wanted)
     if found is None:
         number = amounts.counted(space.world_size, "GPU")
-        limit = batch_limit(space) or "`nbtrain search` says what stands against each."
+        limit = batch_limit(space) or "`nbtrain search` says why each layout is refused."
         raise ConfigError(f"{config.name}: no layout on {number} is legal for its batch and heads. {limit}")
     return WhatIf(space, found)
 
@@ -264,15 +264,15 @@ def what_if(
 LABELS = {
     "gpu_type": ("GPU", "choice", "kind of GPU, from the device table"),
     "gpus": ("GPUs", "slider", "all of them, on machines of equal size"),
-    "data": ("DP", "slider", "data parallelism: copies of the model"),
+    "data": ("DP", "slider", "data parallelism: replicas of the model"),
     "tensor": ("TP", "slider", "tensor parallelism: ranks that share each layer's matrices"),
     "pipeline": ("PP", "slider", "pipeline parallelism: stages of layers"),
     "ulysses": ("Ulysses", "slider", "ranks that share each sequence and its heads"),
     "micro": ("micro-batch", "slider", "sequences in one forward pass of a rank"),
-    "zero": ("ZeRO", "choice", "what is shared out among the copies: 1 optimizer, 2 gradients, 3 weights"),
+    "zero": ("ZeRO", "choice", "states sharded across the replicas: 1 optimizer, 2 gradients, 3 weights"),
     "sequence": ("SP", "switch", "Megatron's sequence parallelism, inside the tensor-parallel group"),
     "recompute": ("recompute", "choice", "activations that are computed again in the backward pass"),
-    "offload": ("offload", "choice", "what lies in host memory"),
+    "offload": ("offload", "choice", "states kept in host memory"),
     "hpz": ("hpZ", "switch", "ZeRO++: a second copy of the weights on each machine"),
 }
 _OPTION = {"zero": "zero_stage", "sequence": "sequence_parallel", "hpz": "hpz"}

@@ -1,4 +1,4 @@
-"""Memory of a run's stage, part by part, as the tests of this folder ask for it."""
+"""The memory of a run's stage, part by part, for the tests of this folder."""
 
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.memory import activations, buffers, host
@@ -9,35 +9,35 @@ from nbtrain.planner.setup import setup_of
 
 
 def activation_bytes(config: RunConfig, stage: int) -> int:
-    """Everything kept for the backward pass, over the micro batches in flight."""
+    """Return all bytes kept for the backward pass, over the micro batches in flight."""
     return stage_memory(config, stage)["activations"]
 
 
 def kept_bytes(config: RunConfig, stage: int) -> int:
-    """The same without what exists again while something is recomputed."""
+    """Return the same without what is allocated again during recomputation."""
     setup = setup_of(config)
     return int(activations.kept(setup, stage_of(setup, stage)).total)
 
 
 def logits_bytes(config: RunConfig, stage: int) -> int:
-    """The output layer and its loss."""
+    """Return the bytes of the output layer and its loss."""
     setup = setup_of(config)
     return buffers.logits_bytes(setup, stage_of(setup, stage))
 
 
 def stage_memory(config: RunConfig, stage: int) -> dict[str, int]:
-    """Bytes by part on the device."""
+    """Return the bytes on the device by part."""
     return parts_of_setup(setup_of(config), stage)
 
 
 def host_memory(config: RunConfig, stage: int) -> dict[str, int]:
-    """Bytes by part in host memory beside a GPU."""
+    """Return the bytes in a GPU machine's host memory by part."""
     setup = setup_of(config)
     found = stage_of(setup, stage)
     return host.host_parts(setup, found, states(setup, found))
 
 
 def nvme_bytes(config: RunConfig, stage: int) -> int:
-    """Bytes in files."""
+    """Return the bytes in files."""
     setup = setup_of(config)
     return sum(states(setup, stage_of(setup, stage)).at("nvme"))

@@ -1,4 +1,4 @@
-"""What autograd keeps of nbtrain's model for its backward pass, as saved-tensor hooks see it."""
+"""The tensors that autograd saves of nbtrain's model for the backward pass, counted by saved-tensor hooks."""
 
 from collections.abc import Callable
 
@@ -19,13 +19,14 @@ PRECISIONS = {"fp32": {}, "bf16": {"dtype": "bf16"}, "autocast": {"dtype": "bf16
 
 
 def planned(setup: Setup, stage_number: int = 0) -> float:
-    """Bytes that a stage keeps by the planner, at the end of its last forward pass."""
+    """Return the bytes that the planner expects a stage to keep at the end of its last forward pass."""
     stage = stage_of(setup, stage_number)
     return activations.kept(setup, stage).total + buffers.loss_gradients(setup, stage)
 
 
 def saved(setup: Setup, model: torch.nn.Module, forward: Callable[[], torch.Tensor]) -> int:
-    """Bytes that autograd keeps after `forward`: of storages, each once, without parameters and casts."""
+    """Return the bytes that autograd keeps after `forward`: each storage once, without parameters and
+    casts."""
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     # Autocast's copies of matrices count as weights.
     matrices = {parameter.shape for parameter in model.parameters() if parameter.dim() == 2}
@@ -37,7 +38,7 @@ def saved(setup: Setup, model: torch.nn.Module, forward: Callable[[], torch.Tens
         is_cast = setup.autocast and {tensor.shape, tensor.T.shape if tensor.dim() == 2 else None} & matrices
         is_gradient = tensor.dtype == torch.float32 and tensor.shape == words
         if storage._cdata not in own and (not is_cast or is_gradient):
-            # Held, so that no later storage can have its place.
+            # A reference is kept, so that no later storage can have the same address.
             kept[storage._cdata] = storage
         return tensor
 
@@ -47,7 +48,7 @@ def saved(setup: Setup, model: torch.nn.Module, forward: Callable[[], torch.Tens
 
 
 def gpt_config(setup: Setup) -> GPTConfig:
-    """The model's fields of a setup."""
+    """Return the model's fields of a setup."""
     shape, full = setup.shape, setup.recompute == "full"
     return GPTConfig(
         num_layers=shape.num_layers,
@@ -67,12 +68,12 @@ def gpt_config(setup: Setup) -> GPTConfig:
         kv_channels=shape.kv_channels,
         qk_layernorm=shape.qk_layernorm,
         windows=tuple(shape.window_size if one else None for one in shape.window_layers),
-        # As large as its argument, so that it changes nothing but the kernel and what it keeps.
+        # As large as its argument, so that only the kernel and the tensors it keeps change.
         attn_logit_softcapping=1e4 if shape.attn_softcap else None,
         final_logit_softcapping=1e4 if shape.logit_softcap else None,
         untie_embeddings_and_output_weights=not shape.tied,
         normalization="RMSNorm" if shape.rmsnorm else "LayerNorm",
-        # On a CPU flash is told of windows by a mask.
+        # On a CPU, windows reach the flash kernel as a mask.
         attention_backend="math" if setup.keeps_scores else "flash" if setup.masks_windows else "auto",
         cross_entropy_chunk_tokens=setup.logits_chunk_tokens,
         autocast=setup.autocast,
@@ -82,7 +83,7 @@ def gpt_config(setup: Setup) -> GPTConfig:
 
 
 def in_format(setup: Setup, model: torch.nn.Module) -> torch.nn.Module:
-    """The model in training mode, with the setup's weights."""
+    """Return the model in training mode, with the setup's weight format."""
     model.train()
     if setup.dtype == "bf16" and not setup.autocast:
         # Module.to() cannot change the parameters of fake tensors.

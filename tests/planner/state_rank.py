@@ -1,8 +1,8 @@
-"""One rank that builds the engines of several layouts, makes a step with each, and writes what is allocated.
+"""A rank that builds the engines of several layouts, runs a step with each, and writes what is allocated.
 
-Counted are the bytes of the model's parameters, their gradients and the optimizer's state, each byte once:
+The bytes of the model's parameters, their gradients and the optimizer's state are counted, each byte once:
 parameters are views of flat buffers, whose padding counts too. Weights and gradients are counted between the
-parts of a step; the most is kept. hpZ's second copy exists only inside a step.
+parts of a step, and the maximum is kept. The second copy of hpZ exists only inside a step.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ WEIGHTS, GRADIENTS, MASTER, MOMENTS = "weights", "gradients", "master_copy", "op
 
 
 class _WatchingTimer(StepTimer):
-    """Looks at gradients and weights at the end of each part of a step."""
+    """Timer that also measures gradients and weights at the end of each part of a step."""
 
     def __init__(self, engine: Any, device: torch.device):
         super().__init__(device)
@@ -44,12 +44,13 @@ class _WatchingTimer(StepTimer):
 
 
 def main(answer: str, runs: str) -> None:
-    """Rank r writes {name of the run: bytes by part} to `answer`.r; `runs` holds a run as JSON a line."""
+    """Write {name of the run: bytes by part} to `answer`.r on rank r; each line of `runs` is a run as
+    JSON."""
     die_with_parent()
     world = startup.start("cpu", 600)
     from deepspeed.accelerator import get_accelerator
 
-    # DeepSpeed asks the processor for fp16 instructions; torch computes without them, slowly.
+    # DeepSpeed checks the processor for fp16 instructions; torch computes without them, slowly.
     get_accelerator().is_fp16_supported = lambda: True
     found = {}
     for line in Path(runs).read_text().splitlines():
@@ -62,12 +63,12 @@ def main(answer: str, runs: str) -> None:
 
 def _measure(config: RunConfig, world: startup.World) -> dict[str, int]:
     groups = ParallelGroups.create(config.topology, config.parallel.ds_sequence_parallel_size, 600)
-    # No dropout, so no stream of random numbers.
+    # Without dropout, no random generator is needed.
     engine = build_engine(config, groups, None)
     timer = _WatchingTimer(engine.deepspeed, world.device)
     tokens = torch.zeros(config.batch.micro_batch_size, config.model.seq_length, dtype=torch.int64)
     micro_batches = config.accumulation_steps
-    # What an offloaded optimizer sums in host memory stays from step to step.
+    # The sums of an offloaded optimizer in host memory stay from step to step.
     for _ in range(1 if config.parallel.offload_optimizer.device == "none" else 2):
         batches = (MicroBatch(Batch(tokens, tokens), None) for _ in range(micro_batches))
         engine.train_step(StepWork(batches, micro_batches, timer, lambda: None))
@@ -75,7 +76,7 @@ def _measure(config: RunConfig, world: startup.World) -> dict[str, int]:
 
 
 def _state(engine: Any) -> dict[str, int]:
-    """Bytes of master copy and moments after a step."""
+    """Return the bytes of master copy and moments after a step."""
     optimizer = engine.optimizer
     inner = getattr(optimizer, "optimizer", optimizer)
     stepped = [parameter for group in inner.param_groups for parameter in group["params"]]
@@ -90,7 +91,8 @@ def _state(engine: Any) -> dict[str, int]:
 
 
 def _weights(engine: Any) -> Iterator[torch.Tensor]:
-    """The parameters and flat buffers, or under ZeRO 3 this rank's part, second copies included."""
+    """Return the bytes of parameters and flat buffers, or under ZeRO 3 of this rank's part, second copies
+    included."""
     optimizer = engine.optimizer
     for name in ("bit16_groups_flat", "bf16_groups_flat"):
         yield from getattr(optimizer, name, ())
@@ -102,7 +104,7 @@ def _weights(engine: Any) -> Iterator[torch.Tensor]:
                 yield second
         else:
             yield parameter.data
-    # Matrices in 4 bits are no parameters.
+    # Matrices in 4 bits are buffers rather than parameters.
     for module in engine.module.modules():
         if isinstance(module, FourBitMatrix):
             yield from module.buffers()
@@ -129,7 +131,7 @@ def _gradients(engine: Any) -> Iterator[torch.Tensor]:
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes that any of the tensors covers, each once."""
+    """Return the bytes that any of the tensors covers, each counted once."""
     covered: dict[int, list[tuple[int, int]]] = {}
     for tensor in tensors:
         storage = tensor.untyped_storage().data_ptr()
@@ -140,7 +142,7 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def _length(stretches: list[tuple[int, int]]) -> int:
-    """Of the union of stretches [begin, end)."""
+    """Return the length of the union of intervals [begin, end)."""
     total, reached = 0, 0
     for begin, end in sorted(stretches):
         total += max(end - max(begin, reached), 0)

@@ -1,8 +1,8 @@
-"""Activations of models that are cut over two real ranks, against what autograd keeps on each: within 2 %.
+"""Activations of models sharded across two real ranks: the planner is within 2 % of what autograd keeps on
+each.
 
-Each check runs on both ranks of a gloo group (tests/parallel/ranks.py). The suite takes fp32 with dropout,
-which has the most kinds of tensors; `--soak` takes every format, with scores kept or not, with dropout or
-without.
+Each check runs on both ranks of a gloo group (tests/parallel/ranks.py). The suite runs fp32 with dropout,
+which has the most kinds of tensors; `--soak` runs every format, with and without kept scores and dropout.
 """
 
 import functools
@@ -29,7 +29,7 @@ from tests.parallel import ranks
 from tests.parallel.cut import world
 from tests.planner.saved_tensors import PRECISIONS, RECOMPUTE, gpt_config, in_format, planned, saved
 
-# The stages of a pipeline differ: one layer and two. 480 tokens: no tensor has the shape of a matrix.
+# The stages of a pipeline differ: one layer and two. With 480 tokens no tensor has the shape of a matrix.
 SHAPE = Shape(3, 128, 4, 512, 512, 120, 4, 32, learned_positions=120)
 STAGES = (1, 2)
 GROUPED = {"num_query_groups": 1, "kv_channels": 48, "qk_layernorm": True}
@@ -39,7 +39,7 @@ ALLOWED = 0.02
 
 
 class Kept(NamedTuple):
-    """What decides the tensors of a case besides its cut."""
+    """The properties of a case, besides its layout, that decide which tensors are kept."""
 
     precision: str
     recompute: str
@@ -47,7 +47,8 @@ class Kept(NamedTuple):
     scores: bool
     gated: bool = False
     grouped: bool = False
-    """One group, which both ranks need, with norms of heads, heads of another size, and windows."""
+    """Whether the model has one group, needed by both ranks, with normed heads, another head size, and
+    windows."""
 
 
 FEW = [Kept("fp32", recompute, 0.1, True) for recompute in RECOMPUTE]
@@ -94,7 +95,7 @@ def check_all_of_pipeline():
 
 
 def assert_planned(cases: Iterable[Kept], **cut: Any) -> None:
-    """Both ranks make every case, since the forward passes of one need the other."""
+    """Assert the plan of every case on both ranks, since the forward pass of one needs the other."""
     wrong = []
     for case in cases:
         # On a CPU only the math kernel has dropout.
@@ -128,7 +129,7 @@ def assert_planned(cases: Iterable[Kept], **cut: Any) -> None:
 
 
 def _kept(setup: Setup, stage: int) -> int:
-    """Bytes that autograd keeps of this rank's part of the model."""
+    """Return the bytes that autograd keeps of this rank's part of the model."""
     group = world()
     is_cut = setup.tensor_parallel_size > 1
     layout = ModelParallel(
@@ -143,17 +144,17 @@ def _kept(setup: Setup, stage: int) -> int:
         return saved(setup, model, lambda: model(tokens, tokens.clone()))
     import deepspeed
 
-    # Takes over the process group that is there.
+    # Uses the existing process group.
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
     topology = Topology(pipeline_parallel_size=2)
     model = in_format(setup, build_pipeline(gpt_config(setup), layout, topology, STAGES))
     passes = _stage_passes(setup, model, stage)
-    # Held, as DeepSpeed holds the outputs until their gradients come back.
+    # A reference is kept, as DeepSpeed keeps the outputs until their gradients return.
     return saved(setup, model, lambda: list(itertools.islice(passes, int(in_flight(setup, stage))))[-1])
 
 
 def _stage_passes(setup: Setup, model: Any, stage: int) -> Iterator[torch.Tensor]:
-    """One forward pass of a stage after the other."""
+    """Run the forward passes of a stage one after the other."""
     size, hidden = (setup.micro_batch_size, setup.shape.seq_length), setup.shape.hidden_size
     dtype = torch.bfloat16 if setup.dtype == "bf16" and not setup.autocast else torch.float32
     while True:
@@ -167,7 +168,7 @@ def _stage_passes(setup: Setup, model: Any, stage: int) -> Iterator[torch.Tensor
 
 
 class _Batch(NamedTuple):
-    """As train/batches.py has it."""
+    """Batch with the fields of the batch in train/batches.py."""
 
     tokens: torch.Tensor
     labels: torch.Tensor
@@ -180,7 +181,7 @@ class _Batch(NamedTuple):
 
 @pytest.fixture(scope="module")
 def outcomes(fork_server, tmp_path_factory):
-    """The outcome of every check whose name begins as asked, in one launch."""
+    """Return the outcomes of all checks whose names begin with a prefix, from one launch."""
 
     @functools.cache
     def of(amount: str) -> dict[str, str]:
@@ -199,7 +200,8 @@ CUTS = [name.removeprefix("check_few_of_") for name in ranks.names(globals()) if
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", CUTS)
 def test_activations_of_a_cut(cut, outcomes):
-    """Every kind of recomputation, on both ranks."""
+    """The planned activations of a sharded model are right on both ranks, with every kind of
+    recomputation."""
     assert (problem := outcomes("few")[f"check_few_of_{cut}"]) == "", problem
 
 

@@ -1,8 +1,8 @@
-"""Activations against what autograd really keeps of nbtrain's own model: within 5 %, by saved-tensor hooks.
+"""Activations: the planner is within 5 % of what autograd keeps of nbtrain's model, by saved-tensor hooks.
 
-The bytes are those of the storages behind the saved tensors, each storage once, without parameters. Small
-models run for real; large shapes are fake tensors, which have sizes and no memory. On a CPU a dropout mask is
-kept as numbers; bytes on a GPU differ in masks only.
+Each storage behind the saved tensors is counted once, without parameters. Small models run for real; large
+shapes are fake tensors, which have sizes and no memory. On a CPU a dropout mask is kept as numbers; the bytes
+on a GPU differ only in masks.
 """
 
 import itertools
@@ -18,9 +18,9 @@ from nbtrain.parallel import cross_entropy
 from nbtrain.planner.setup import Setup
 from tests.planner.saved_tensors import PRECISIONS, RECOMPUTE, gpt_config, in_format, planned, saved
 
-# 448 tokens: no tensor of tokens has the shape of a matrix.
+# With 448 tokens, no tensor of tokens has the shape of a matrix.
 SMALL = Shape(3, 128, 4, 512, 512, 112, 4, 32, learned_positions=112)
-# Layers that are not GPT-3's, by the fields of a shape.
+# Layers other than GPT-3's, by the fields of a shape.
 LLAMA = {"rmsnorm": True, "gated": True, "bias": False, "ffn_hidden_size": 384, "tied": False}
 LLAMA["learned_positions"] = 0
 WINDOWS = {"window_layers": (True, False, True), "window_size": 24}
@@ -39,7 +39,7 @@ KINDS = {
     | WINDOWS
     | {"num_query_groups": 2, "kv_channels": 48, "qk_layernorm": True, "add_qkv_bias": True},
 }
-# Each format and each kind of recomputation once; the soak has the other pairs.
+# Each format and each kind of recomputation once; the soak runs the other pairs.
 SOME = (("fp32", "every2"), ("bf16", "selective"), ("autocast", "none"), ("bf16", "full"))
 LARGE = {
     "125M": (Shape(12, 768, 12, 3072, 52096, 2048, 12, 64, learned_positions=2048), 16),
@@ -48,7 +48,7 @@ LARGE = {
 
 
 def kept(setup: Setup) -> int:
-    """Bytes that autograd keeps at the end of a forward pass."""
+    """Return the bytes that autograd keeps at the end of a forward pass."""
     model = in_format(setup, GPT(gpt_config(setup)))
     tokens = torch.zeros(setup.micro_batch_size, setup.shape.seq_length, dtype=torch.int64)
     return saved(setup, model, lambda: model(tokens, tokens))
@@ -63,7 +63,8 @@ def small(shape: Shape = SMALL, micro_batch_size: int = 4, **changed) -> Setup:
 @pytest.mark.parametrize("recompute", RECOMPUTE)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_what_autograd_keeps(precision, recompute):
-    """Every format with every kind of recomputation; scores kept or not; with dropout and without."""
+    """The planned activations are right for every format and kind of recomputation, with and without kept
+    scores and dropout."""
     for dropout, scores in ((0.0, False), (0.0, True), (0.1, False), (0.1, True)):
         # On a CPU only the math kernel has dropout.
         changed = {"hidden_dropout": dropout, "attention_dropout": dropout if scores else 0.0}
@@ -73,7 +74,7 @@ def test_what_autograd_keeps(precision, recompute):
 
 
 def check_other_layers(kind: str, precision: str, recompute: str) -> None:
-    """With scores that are kept, and windows that are masks, too."""
+    """Check other layers, also with kept scores and with windows as masks."""
     for ways in ({}, {"keeps_scores": True}, {"masks_windows": True}):
         shape = replace(SMALL, **KINDS[kind])
         if (shape.attn_softcap and ways) or ("masks_windows" in ways and not shape.window_layers):
@@ -102,8 +103,12 @@ def test_what_autograd_keeps_of_other_layers_in_every_way(kind, precision, recom
 @pytest.mark.parametrize("recompute", ["none", "full", "every2"])
 @pytest.mark.parametrize("size", LARGE)
 def test_what_autograd_keeps_of_large_shapes(size, recompute, monkeypatch):
-    """In bf16. Selective recomputation tells tensors apart by their memory: fake tensors have none."""
-    # Whole chunks at one time, as on a GPU: otherwise it is the fake tensors of blocks that take long.
+    """The planned activations of large shapes are right in bf16.
+
+    Selective recomputation is not covered, because it tells tensors apart by their memory, and fake tensors
+    have none.
+    """
+    # One pass over complete chunks, as on a GPU: fake tensors of separate blocks would take long.
     monkeypatch.setattr(cross_entropy, "CPU_SOFTMAX_ROWS", 2**20)
     shape, micro_batch_size = LARGE[size]
     setup = small(shape, micro_batch_size, dtype="bf16", logits_chunk_tokens=0, **RECOMPUTE[recompute])

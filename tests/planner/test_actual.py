@@ -1,4 +1,4 @@
-"""Predicted against actual: a plan of a run that has run, and when there is nothing to compare."""
+"""The plan of a run that has already run is compared with the measurements."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from nbtrain.planner.plan import plan
 
 @pytest.fixture
 def ran(workspace, repository):
-    """A function that writes the summary of a run that has run; returns its configuration."""
+    """Return a function that writes the summary of a finished run and returns its configuration."""
     (workspace / "examples").symlink_to(repository / "examples")
 
     def write(overrides=None, **figures):
@@ -36,7 +36,8 @@ def test_every_figure_says_predicted_measured_and_the_difference():
 
 
 def test_a_plan_of_a_run_that_has_run_shows_what_it_measured(ran):
-    """8 samples of a step at 16 samples a second are half a second."""
+    """The plan of a finished run shows its measurements: 8 samples at 16 samples/s make a step of half a
+    second."""
     config = ran(samples_per_second=16.0, memory_bytes=1 << 30)
     made = plan(config)
     step, memory = made.compared
@@ -45,7 +46,7 @@ def test_a_plan_of_a_run_that_has_run_shows_what_it_measured(ran):
     text = str(made)
     assert "Last job" in text and f"step {step.text}" in " ".join(text.split())
     assert [one["name"] for one in made.to_dict()["measured"]] == ["step", "memory"]
-    # The next plan of the run takes what was measured.
+    # The next plan of the run uses the measurements.
     assert made.duration.tokens_per_second == pytest.approx(16 * 256)
     assert plan(config, use_measured=False).compared == []
 
@@ -58,7 +59,7 @@ def test_a_pipeline_is_compared_by_its_bubble_too(ran):
 
 
 def test_another_setup_is_not_compared(ran):
-    """A run that was measured with four layers says nothing about a plan with two."""
+    """Measurements of a run with four layers are not compared with a plan of two."""
     ran(samples_per_second=16.0, memory_bytes=1 << 30)
     assert plan(load("gpt-tiny", {"model.num_layers": 2})).compared == []
 

@@ -1,4 +1,5 @@
-"""From observations to changes: what is proposed, in which order, with which words, and the YAML of one."""
+"""Advice from observations: which changes are proposed, in which order and words, and the YAML of a
+change."""
 
 import pytest
 
@@ -9,7 +10,7 @@ from nbtrain.planner.memory import estimate_memory
 from nbtrain.planner.observations import Observations, OutOfMemory, needed_bytes, out_of_memory_of
 
 GIB = 1 << 30
-# torch 2.13's words.
+# The messages of torch 2.13.
 MESSAGE = (
     "CUDA out of memory. Tried to allocate 3.18 GiB. GPU 0 has a total capacity of 39.39 GiB of which 1.10 "
     "GiB is free. Including non-PyTorch memory, this process has 38.20 GiB memory in use. Of the allocated "
@@ -39,7 +40,10 @@ def test_the_figures_of_torchs_message_are_read():
 
 
 def test_after_running_out_of_memory_what_fits_comes_first_and_of_that_the_fastest():
-    """Predictions are scaled by what the run needed; changes that do not fit come last."""
+    """After an out-of-memory error, changes that fit come first, the fastest of them at the top.
+
+    Predictions are scaled by the memory that the run needed.
+    """
     config = load("gpt-1-3b-8xdp", {"batch.micro_batch_size": 16})
     advice = advise(config, seen("FAILED", out_of_memory=out_of_memory_of(MESSAGE)))
     known = [change for change in advice.changes if change.memory_bytes is not None]
@@ -71,7 +75,7 @@ def test_after_running_out_of_memory_what_fits_comes_first_and_of_that_the_faste
     ],
 )
 def test_the_allocators_other_settings_stay(env, expected):
-    """In the variable that the run sets; nothing is proposed if segments are expandable already."""
+    """The advice keeps the allocator's other settings, and is omitted if segments are expandable already."""
     config = load("gpt-1-3b-8xdp", {"batch.micro_batch_size": 16, "backend.env": env})
     found = settings(advise(config, seen("FAILED", out_of_memory=out_of_memory_of(MESSAGE))))
     changed = [one["backend.env"] for one in found if "backend.env" in one]
@@ -79,7 +83,7 @@ def test_the_allocators_other_settings_stay(env, expected):
 
 
 def test_a_run_that_needed_more_than_planned_is_expected_to_again():
-    """Twice the planned memory before a change is twice the planned memory after it."""
+    """If a run needed twice the planned memory, the memory planned for each change is doubled too."""
     config = load("gpt-1-3b-8xdp", {"batch.micro_batch_size": 16})
     plain = advise(config, seen("FAILED", out_of_memory=OutOfMemory()))
     planned = {str(change.overrides): change.memory_bytes for change in plain.changes}
@@ -104,12 +108,13 @@ def test_waiting_for_stages_asks_for_more_micro_batches():
     gains = [change.gain for change in advice.changes]
     assert gains == sorted(gains, reverse=True) and min(gains) >= LEAST_GAIN
     doubled = next(one for one in advice.changes if "batch.global_batch_size" in one.overrides)
-    # Twice the tokens: what counts is the time of a token.
+    # Twice the tokens, so the time per token counts.
     assert doubled.step_seconds > best.step_seconds and doubled.gain > 0
 
 
 def test_free_memory_may_already_be_optimal():
-    """gpt-125m at 75 %: no larger micro batch is predicted to save two per cent."""
+    """No change is proposed for gpt-125m at 75 % of memory: no larger micro batch is predicted to save 2
+    %."""
     used = seen(memory_fraction=0.75, memory_bytes=30 * GIB, device_bytes=40 * GIB)
     advice = advise(load("gpt-125m"), used)
     assert advice.changes == []
@@ -125,7 +130,8 @@ def test_free_memory_is_used_if_recomputation_can_go():
 
 
 def test_an_unstable_run_gets_calmer():
-    """Halved rate, longer warm-up, clipping; bf16 if fp16 found no loss scale."""
+    """Advice for an unstable run halves the learning rate, lengthens the warm-up, clips gradients, and
+    replaces fp16 by bf16."""
     changes = {
         "lr_schedule.lr_warmup_tokens": 1_000_000,
         "optimizer.clip_grad": 5.0,
@@ -140,7 +146,8 @@ def test_an_unstable_run_gets_calmer():
 
 
 def test_a_calmer_run_names_its_warm_up_once():
-    """In tokens, and null for another unit, beside which tokens are refused; Muon's rate is halved too."""
+    """The calmer run gives its warm-up once, in tokens, with the other unit set to null; Muon's learning rate
+    is halved too."""
     changes = {"lr_schedule.lr_warmup_tokens": None, "lr_schedule.lr_warmup_steps": 10}
     config = load("gpt-125m", {**changes, "optimizer.type": "Muon", "optimizer.muon_lr": 0.02})
     found = settings(advise(config, seen("FAILED", unstable=True)))
@@ -198,7 +205,7 @@ def test_the_table_names_settings_reason_and_effect():
 
 
 def test_a_notebook_shows_a_table_and_the_lines_of_a_diff(workspace):
-    """HTML with a row for each change and how to use it; a diff is no quoted string."""
+    """A notebook shows an HTML table with a row for each change, and a diff as plain lines."""
     advice = advise(load("gpt-125m"), seen(data_fraction=0.2, cpus=16))
     page = advice._repr_html_()
     assert page.count("<tr ") == 2 and "data.num_workers=4" in page and '.use(1, "NEW.yaml")' in page
@@ -206,7 +213,8 @@ def test_a_notebook_shows_a_table_and_the_lines_of_a_diff(workspace):
 
 
 def test_using_a_change_writes_a_new_yaml_and_shows_the_diff(workspace):
-    """The file is a run that passes every rule; one that exists is never overwritten."""
+    """Using a change writes a new YAML that passes every rule, shows the diff, and never overwrites a
+    file."""
     advice = advise(load("gpt-125m"), seen(data_fraction=0.2, cpus=16))
     path = workspace / "more-workers.yaml"
     before = load("gpt-125m").data.num_workers

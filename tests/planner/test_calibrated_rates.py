@@ -1,4 +1,4 @@
-"""Which rates of a plan a calibration replaces, and how the plan says so."""
+"""The rates of a plan that a calibration replaces, and how the plan reports them."""
 
 import datetime
 from dataclasses import replace
@@ -46,7 +46,8 @@ def file_of(figures, machine="X", date=TODAY, device="cpu"):
 
 
 def test_a_cpu_plan_takes_the_calibration_and_says_so(machine):
-    """4 blocks of 0.15 s and 0.1 s for the ends: 0.7 s a step of 2,048 tokens."""
+    """The plan of a CPU run uses the calibration: 4 blocks of 0.15 s and 0.1 s for the ends are 0.7 s per
+    step."""
     file_of(CPU)
     made = plan(load("gpt3-tiny"))
     assert made.duration.step.seconds == pytest.approx(0.7)
@@ -70,7 +71,8 @@ def test_what_was_not_measured_keeps_its_assumed_rate(machine):
 
 
 def test_a_plan_for_this_machines_gpus_takes_their_rates(machine):
-    """Products of formats that the row has, memory, disk and the gathers' bus bandwidth of 8 GPUs."""
+    """A plan for this machine's GPUs uses their calibrated products, memory, disk, and bus bandwidth of 8
+    GPUs."""
     file_of(GPU, device="gpu")
     device = module.find_device(H100)
     setup = replace(setup_of(load("gpt3-tiny")), on_gpu=True, device=device, dtype="bf16")
@@ -87,7 +89,7 @@ def test_a_plan_for_this_machines_gpus_takes_their_rates(machine):
 
 @pytest.mark.parametrize("measured, on_gpu", [("gpu", False), ("cpu", True)])
 def test_figures_of_a_machines_other_device_are_not_used(machine, measured, on_gpu):
-    """Not of GPUs for a CPU run, nor of a CPU for a GPU run; each is used for its own."""
+    """A calibration of GPUs is not used for CPU runs, nor one of a CPU for GPU runs."""
     setup = setup_of(load("gpt3-tiny"))
     if on_gpu:
         setup = replace(setup, on_gpu=True, device=module.find_device(H100), dtype="bf16")

@@ -1,4 +1,5 @@
-"""A step out of a calibration: the four unknowns of an engine, sizes in between, each layout's own parts."""
+"""The step time from a calibration: an engine's four unknowns, interpolated sizes, and the parts of each
+layout."""
 
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ from nbtrain.planner.calibrated_step import PARTS, calibrated_step, overhead_of,
 from nbtrain.planner.calibration import Calibration
 from nbtrain.planner.setup import setup_of
 
-# Seconds that the machine below takes: of a block for each token and h^2, of the ends for each token and h v.
+# Seconds of the machine below: of a block per token and h^2, and of the ends per token and h v.
 BLOCK, ENDS = 1e-9, 2e-10
 STEP, MICRO_BATCH, LAYER, PARAMETER = 0.01, 0.002, 0.003, 4e-9
 REDUCE_LATENCY, REDUCE_BYTE = 0.0, 1e-9
@@ -25,13 +26,13 @@ def ends(hidden, vocabulary, tokens):
 
 
 def parameters(layers, hidden, vocabulary=1024, positions=256):
-    """12 h^2 + 13 h in each block; embeddings, positions and the final norm."""
+    """Return 12 h^2 + 13 h per block, plus embeddings, positions and the final norm."""
     return layers * (12 * hidden**2 + 13 * hidden) + (vocabulary + positions + 2) * hidden
 
 
 @pytest.fixture
 def calibration():
-    """A machine whose seconds follow the formulas above exactly."""
+    """Return a calibration whose times follow the formulas above exactly."""
     figures = []
     for ranks in (1, 2):
         each = {"ranks": ranks, "dtype": "fp32"}
@@ -95,7 +96,7 @@ def test_four_models_give_the_four_unknowns_of_an_engine(calibration):
 
 
 def test_one_rank_takes_what_the_formulas_say(setup, calibration):
-    """4 blocks of 256, 8 x 256 tokens, vocabulary of 1,024."""
+    """One rank takes the time of the formulas: 4 blocks of 256, 8 x 256 tokens, vocabulary of 1,024."""
     parts = calibrated_step(setup, calibration)
     assert tuple(parts) == PARTS
     assert parts["compute"] == pytest.approx(4 * block(256, 2048) + ends(256, 1024, 2048))
@@ -105,7 +106,7 @@ def test_one_rank_takes_what_the_formulas_say(setup, calibration):
 
 
 def test_muons_products_go_at_the_best_measured_rate(setup, calibration):
-    """4 blocks of 4 matrices of 256 x 256 and 2 of 1024 x 256; two ranks of ZeRO 1 share them."""
+    """Muon's products run at the best measured rate, and two ranks of ZeRO 1 share them."""
     flops = 4 * 5 * (4 * 6 + 2 * 18) * 256**3
     for ranks, rate in ((1, 1e11), (2, 5e10)):
         calibration.figures.append({"what": "product", "ranks": ranks, "dtype": "fp32", "flops": rate})
@@ -125,7 +126,8 @@ def test_full_recomputation_takes_each_forward_pass_once_more(setup, calibration
 
 
 def test_tensor_ranks_share_the_blocks_and_wait_for_sums(setup, calibration):
-    """Each has half of the products; four sums in each block and two in the ends, of 2,048 x 256 fp32."""
+    """Each of two tensor ranks has half of the products and waits for four sums per block and two in the
+    ends."""
     alone = calibrated_step(setup, calibration)
     parts = calibrated_step(replace(setup, tensor_parallel_size=2), calibration)
     assert parts["compute"] == pytest.approx(alone["compute"] / 2)
@@ -133,7 +135,8 @@ def test_tensor_ranks_share_the_blocks_and_wait_for_sums(setup, calibration):
 
 
 def test_a_pipeline_waits_for_its_slowest_stage(setup, calibration):
-    """Two stages of two blocks, four micro batches: 4 times the slower stage and once the faster one."""
+    """A pipeline of two stages with four micro batches takes 4 times the slower stage and once the faster
+    one."""
     piped = replace(setup, pipeline_parallel_size=2, stage_layers=(2, 2), micro_batch_size=2)
     parts = calibrated_step(piped, calibration)
     fast = 2 * (block(256, 512) + LAYER)

@@ -1,4 +1,4 @@
-"""calibration.json: whose figures it holds, when they are used, and the words if they are not."""
+"""calibration.json: which device it belongs to, when it is used, and the message if it is not."""
 
 import datetime
 import json
@@ -25,7 +25,7 @@ DISK = {"write_bytes_per_second": 1e9, "read_bytes_per_second": 2e9}
 
 @pytest.fixture
 def machine(workspace, monkeypatch):
-    """A machine called X, with an empty data home."""
+    """A machine called X, with an empty data directory."""
     monkeypatch.setattr(calibration, "machine_key", lambda: "X")
 
 
@@ -34,7 +34,7 @@ def made(machine="X", date="2026-11-20"):
 
 
 def test_a_calibration_is_read_back_on_its_machine(machine):
-    """What was written comes back, and plans say when it was made."""
+    """A calibration is read back unchanged on its machine, and plans report its date."""
     assert read_calibration(TODAY) == (None, "not calibrated: `nbtrain calibrate` measures this machine")
     path = write_calibration(made())
     found, why = read_calibration(TODAY)
@@ -47,7 +47,7 @@ def test_a_calibration_is_read_back_on_its_machine(machine):
 
 @pytest.mark.parametrize("gpus, device", [([], "cpu"), (["NVIDIA H100 80GB HBM3"], "gpu")])
 def test_an_entry_without_a_device_is_of_the_gpus_if_there_are_any(machine, monkeypatch, gpus, device):
-    """Earlier versions filed none; a later one comes back as it was written."""
+    """An entry without a device belongs to the GPUs if the machine has any, else to the CPU."""
     monkeypatch.setattr(calibration, "machine_gpus", lambda: gpus)
     content = json.loads(write_calibration(made()).read_text())
     assert content["machines"]["X"].pop("device") == "cpu"
@@ -76,7 +76,7 @@ def test_an_old_calibration_is_named_and_not_used(machine):
     assert read_calibration(TODAY) == (
         None,
         "data/calibration.json is 181 days old (of 2026-05-25; at most 180 are trusted) and is not used. "
-        "`nbtrain calibrate` measures this machine anew.",
+        "`nbtrain calibrate` measures this machine again.",
     )
 
 
@@ -96,12 +96,13 @@ def test_a_broken_file_is_named_and_written_anew(machine):
 
 
 def test_the_name_of_this_machine_says_what_its_rates_depend_on():
-    """CPU, cores and torch's version."""
+    """The name of this machine contains everything its rates depend on: CPU, cores, and torch's version."""
     assert " cores, " in calibration.machine_key() and "torch " in calibration.machine_key()
 
 
 def test_bandwidth_is_counted_as_nccl_tests_counts_it():
-    """busbw = algbw x f: 2 (n - 1) / n of an all-reduce, (n - 1) / n of an all-gather, 1 of a broadcast."""
+    """Bandwidth is counted as in nccl-tests: busbw = algbw x 2 (n - 1) / n for an all-reduce, (n - 1) / n for
+    an all-gather, 1 for a broadcast."""
     figure = {"bytes": 1000, "seconds": 0.5, "ranks": 4}
     assert bandwidths({**figure, "collective": "all_reduce"}) == (2000, 3000)
     assert bandwidths({**figure, "collective": "all_gather"}) == (2000, 1500)
@@ -121,7 +122,7 @@ def test_the_table_and_the_picture_show_every_kind():
 
 
 def test_a_calibration_in_doubt_is_used_for_a_week(machine):
-    """And then named, as an old one is."""
+    """A doubtful calibration is used for a week, and then reported like an old one."""
     doubtful = replace(made(date="2026-11-15"), doubts=["other programs used 2.0 of 2 cores"])
     write_calibration(doubtful)
     assert read_calibration(TODAY)[0] == doubtful
@@ -131,7 +132,7 @@ def test_a_calibration_in_doubt_is_used_for_a_week(machine):
 
 
 def test_what_is_in_doubt():
-    """Load, spread, and one rank that is slower than two: each at its limit and beyond it."""
+    """Load, spread, and one rank slower than two make a calibration doubtful, each beyond its limit."""
 
     def product(flops, ranks, spread=0.1):
         return {"what": "product", "dtype": "fp32", "ranks": ranks, "flops": flops, "spread": spread}

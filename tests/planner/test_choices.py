@@ -1,4 +1,4 @@
-"""Vocabulary, size and length for a text: bounds, formulas, and runs that every rule allows."""
+"""The choice of vocabulary, size and length for a text: bounds, formulas, and runs that pass every rule."""
 
 import pytest
 
@@ -16,7 +16,7 @@ from nbtrain.planner import duration
 from nbtrain.planner.choices import MOST_EPOCHS, SMALL, Place, Text, choose, predicted_loss
 from nbtrain.planner.plan import plan
 
-# Of 1 MB of English books: docs/choosing.md.
+# For 1 MB of English books: docs/choosing.md.
 BOOKS = (
     VocabularyFit(512, 2.119, 411, 494_764),
     VocabularyFit(1024, 2.662, 78, 393_898),
@@ -33,7 +33,7 @@ def books(num_bytes, documents=500):
 
 @pytest.fixture(autouse=True)
 def two_quick_cores(monkeypatch, workspace):
-    """Plans of CPU runs assume the cores of the documentation."""
+    """Assume the two cores of the documentation in plans of CPU runs."""
     monkeypatch.setattr(duration, "matmul_flops_per_core", lambda: 154e9)
 
 
@@ -46,29 +46,31 @@ def chosen(text, place=TWO_CORES, **options):
 
 
 def test_entries_are_seen_100_times():
-    """The count in the sample times the length of the text; as 1 / size^2 beyond what can be counted."""
+    """Entries occur 100 times: the sample's count scaled to the text's length, and 1 / size^2 beyond the
+    counted range."""
     assert largest_seen(BOOKS, 2.93e6) == rounded(1024 * (78 * 2.93e6 / 2.662 / 393_898 / 100) ** 0.5) == 1536
     assert largest_seen(BOOKS, 100 * 2.93e6) == pytest.approx(10 * 1536, abs=640)
     assert (largest_seen(BOOKS, 1e3), largest_seen(BOOKS, 1e15)) == (512, 65_408)
 
 
 def test_vocabularies_that_suit_a_model():
-    """The reference of arXiv:2407.13623 itself, and its 0.83rd power."""
-    assert suited_to(70e9, 8192) == 65_408  # 216,000, more than 16-bit ids hold
+    """The vocabulary of a model follows arXiv:2407.13623: its reference point, and the power of 0.83."""
+    assert suited_to(70e9, 8192) == 65_408  # 216,000, which is more than 16-bit ids can hold
     assert suited_to(302e6, 1024) == pytest.approx(216_000 * 8 * (302e6 / 70e9) ** 0.83, abs=64)
 
 
 def test_bytes_of_a_token_between_and_beyond_the_measured_sizes():
-    """Measured sizes exactly, between them by the logarithm, beyond them less and less."""
+    """Bytes per token are exact at measured sizes, logarithmic between them, and flatten beyond them."""
     for fit in BOOKS:
         assert bytes_per_token(BOOKS, fit.size) == pytest.approx(fit.bytes_per_token)
     assert bytes_per_token(BOOKS, 1448) == pytest.approx((2.662 + 3.104) / 2, abs=0.001)
-    # GPT-2's 50,257 entries: 4.4 bytes a token of English.
+    # GPT-2's 50,257 entries: 4.4 bytes per token of English.
     assert bytes_per_token(BOOKS, 50_257) == pytest.approx(4.5, abs=0.15)
 
 
 def test_the_data_constrained_law():
-    """Values of arXiv:2305.16264's equations: one pass is the plain law; 4 passes are nearly new text."""
+    """The data-constrained law has the values of arXiv:2305.16264: one pass is the plain law, 4 passes are
+    nearly new text."""
     plain = 1.87 + 521 / 1e9**0.353 + 1488 / 2e10**0.353
     assert predicted_loss(1e9, 2e10, 2e10) == pytest.approx(plain, rel=0.001)
     four, new, forty = (predicted_loss(1e9, 2e10, 2e10 / epochs) for epochs in (4, 1, 40))
@@ -76,7 +78,8 @@ def test_the_data_constrained_law():
 
 
 def test_the_choice_for_books_on_two_cores():
-    """As docs/choosing.md shows it; the time is planned to be no longer than was asked for."""
+    """The choice for books on two cores is the example in docs/choosing.md, and fits into the requested
+    time."""
     for minutes in (4, 20):
         _, config = chosen(books(2.93e6), minutes=minutes)
         assert config.resources.cpus_per_node == 2
@@ -90,7 +93,7 @@ def test_the_choice_for_books_on_two_cores():
 @pytest.mark.parametrize("num_bytes", [3e5, 3e7, 3e9, 3e11])
 @pytest.mark.parametrize("place", [Place(2), Place(64), A100, Place(8, 64, "H100", 8)])
 def test_every_choice_is_a_run(num_bytes, place):
-    """Whatever the text and the place: every rule holds, all devices are used, and memory suffices."""
+    """Every choice, for any text and device, passes every rule, uses all devices, and fits into memory."""
     _, config = chosen(books(num_bytes, 5000), place)
     assert config.world_size == max(place.gpus, 1)
     assert plan(config).memory.fits
@@ -100,7 +103,7 @@ def test_every_choice_is_a_run(num_bytes, place):
 
 @pytest.mark.parametrize("size", ["125M", "1.3B", "13B", "3.7B", "1B", "20M"])
 def test_a_size_that_is_named(size):
-    """A preset, or the nearest small model, on the GPUs that are named."""
+    """A requested size selects a preset or the nearest small model, on the requested GPUs."""
     _, config = chosen(books(1e11, 100_000), Place(64, 16, "A100-80GB", 8), size=size)
     wanted = float(size[:-1]) * {"M": 1e6, "B": 1e9}[size[-1]]
     assert 0.6 < count_parameters(config).total / wanted < 1.7
@@ -108,14 +111,14 @@ def test_a_size_that_is_named(size):
 
 
 def test_a_size_too_large_for_the_text():
-    """It is taken, with how large a model the text suits."""
+    """A size too large for the text is used, with a note on the size that suits the text."""
     choices, _ = chosen(books(3e7), A100, size="125M")
     (note,) = choices.notes
     assert "tokens a parameter: 20 are usual" in note and "This text suits about" in note
 
 
 def test_what_is_refused():
-    """Text that is too short, too few documents, and options that mean nothing."""
+    """Text that is too short, too few documents, and options without effect are refused."""
     with pytest.raises(DataError, match=r"too short to train a model on: about [\d,]+ tokens"):
         choose(books(20e3), Place(2))
     with pytest.raises(DataError, match="too few documents"):
@@ -132,6 +135,6 @@ def test_what_is_refused():
 
 
 def test_small_models_are_in_order():
-    """A larger one has more parameters: the nearest to a size is well defined."""
+    """Small models are sorted by parameters, so that the model nearest to a size is well defined."""
     sizes = [12 * layers * width**2 for layers, width in SMALL]
     assert sizes == sorted(sizes)

@@ -1,4 +1,4 @@
-"""Money, energy and the table of prices: by hand, with the user's table, and with broken ones."""
+"""Money, energy and the price table, by hand, with the user's table, and with invalid ones."""
 
 import pytest
 
@@ -23,12 +23,12 @@ def write(text: str) -> None:
 
 
 def cost(*overrides: str, hours: float = 10) -> CostEstimate:
-    """10 hours on four A100-40GB."""
+    """The cost of 10 hours on four A100-40GB."""
     return estimate_cost(load("gpt-125m-4xdp", overrides, check=False), hours * HOUR)
 
 
 def test_money_is_gpu_hours_times_the_price():
-    """40 GPU hours at the geometric mean of 0.80 and 3.00."""
+    """Money is GPU hours times the price: 40 hours at the geometric mean of 0.80 and 3.00."""
     found = cost()
     assert found.device_hours == pytest.approx(40)
     assert found.price is not None and (found.price.low, found.price.high) == (0.8, 3.0)
@@ -37,18 +37,18 @@ def test_money_is_gpu_hours_times_the_price():
 
 
 def test_energy_is_gpu_hours_times_watts():
-    """400 W, 1.2 for the machine, 1.15 for cooling."""
+    """Energy is GPU hours times watts: 400 W, a factor of 1.2 for the machine, 1.15 for cooling."""
     assert cost().energy_kwh == pytest.approx(40 * 0.4 * 1.2 * 1.15)
     assert cost("resources.gpu_type=H100").energy_kwh == pytest.approx(40 * 0.7 * 1.2 * 1.15)
 
 
 def test_the_whole_machine_is_paid():
-    """A run that takes four of eight GPUs asks for eight."""
+    """A run that takes four of eight GPUs pays for eight."""
     assert cost("resources.gpus_per_node=8").device_hours == pytest.approx(80)
 
 
 def test_what_costs_nothing_and_what_is_not_known():
-    """A CPU run has no rows; a device without a price says where to put one."""
+    """A CPU run has no cost rows; a device without a price says where to put one."""
     on_cpu = estimate_cost(load("gpt-tiny"), HOUR)
     assert (on_cpu.device_hours, on_cpu.money, on_cpu.rows()) == (0.0, None, {})
     rare = cost("resources.gpu_type=L40S")
@@ -60,7 +60,8 @@ def test_what_costs_nothing_and_what_is_not_known():
 
 
 def test_the_users_table_replaces_devices_and_lines():
-    """The other devices keep their shipped prices; the plan names the file."""
+    """The user's table replaces single devices; the others keep their shipped prices, and the plan names the
+    file."""
     write('date: "2026-11"\nper_kwh: 0.3\nper_device_hour:\n  A100-40GB: {usual: 0.5}\n')
     found = cost()
     assert found.price == Price(0.5, 0.5, 0.5, "USD", "2026-11", "data/prices.yaml")
@@ -74,7 +75,7 @@ def test_the_users_table_replaces_devices_and_lines():
 
 
 def test_a_shipped_price_is_none_in_another_currency():
-    """80 dollars are not 80 euros."""
+    """A shipped price in dollars is not used with another currency."""
     write("currency: EUR\nper_device_hour:\n  A100-80GB: {usual: 2}\n")
     assert cost().rows()["money"] == "no price: put the device into data/prices.yaml"
 
@@ -113,11 +114,11 @@ def test_a_shipped_price_is_none_in_another_currency():
             "data/prices.yaml:2: H100.low = 3 is more than high(1). Exchange them.",
         ),
         ("per_kwh: free\n", "data/prices.yaml:1: per_kwh = 'free' must be a number above 0, in the"),
-        ("date: 5\n", 'data/prices.yaml:1: date = 5 is no text. Write it in quotes, e.g. "2026-05".'),
+        ("date: 5\n", 'data/prices.yaml:1: date = 5 is not text. Write it in quotes, e.g. "2026-05".'),
     ],
 )
 def test_broken_tables(text, message):
-    """File, line, what was found, and what to write."""
+    """An invalid price table is reported with file, line, the value that was found, and what to write."""
     write(text)
     with pytest.raises(ConfigError) as caught:
         read_prices()
@@ -125,7 +126,8 @@ def test_broken_tables(text, message):
 
 
 def test_the_plan_names_what_a_rank_sends():
-    """Data parallelism of 4 with ZeRO 2: 4 scatters of fp32 gradients and a gather, 3/4 of them."""
+    """The plan lists what a rank sends: with ZeRO 2 on 4 ranks, four scatters of fp32 gradients and one
+    gather."""
     shown = plan(load("gpt-125m-4xdp"), use_measured=False).sections()["Time"]
     assert shown["traffic"].startswith("one rank sends in a step: data ")
     assert "traffic" not in plan(load("gpt-125m"), use_measured=False).sections()["Time"]

@@ -1,4 +1,4 @@
-"""The rate of a core: measured once for a machine, kept in the data home."""
+"""The rate of a core: measured once per machine and kept in the data directory."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from nbtrain.planner.cpu_rate import matmul_flops_per_core, measure
 
 @pytest.fixture(autouse=True)
 def _forgotten():
-    """Nothing is cached, as in a new process."""
+    """Clear all caches, as in a new process."""
     cpu_rate._rate_of.cache_clear()
     yield
     cpu_rate._rate_of.cache_clear()
@@ -20,14 +20,14 @@ def _forgotten():
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Counts measurements, and gives a rate that no machine has."""
+    """Count the measurements, which return an implausible rate."""
     made = []
     monkeypatch.setattr(cpu_rate, "_measured_apart", lambda: made.append(1) or 123e9)
     return made
 
 
 def test_a_measurement_is_short_and_plausible():
-    """Between a slow core and the fastest: 1 GFLOP/s and 10 TFLOP/s."""
+    """A measurement takes a short time and gives a plausible rate, between 1 GFLOP/s and 10 TFLOP/s."""
     start = time.process_time()
     assert 1e9 < measure() < 1e13
     assert time.process_time() - start < 2
@@ -35,8 +35,10 @@ def test_a_measurement_is_short_and_plausible():
 
 @pytest.mark.slow
 def test_it_is_measured_with_one_thread(workspace, monkeypatch):
-    """In a process of its own, whatever variables this one has: threads that wait would be counted as slow
-    ones."""
+    """The rate is measured with one thread in a separate process, whatever the variables of this process are.
+
+    Waiting threads would otherwise be counted as slow ones.
+    """
     monkeypatch.setenv("OMP_NUM_THREADS", "64")
     environments, run = [], subprocess.run
 
@@ -62,7 +64,7 @@ def test_it_is_measured_with_one_thread(workspace, monkeypatch):
     ],
 )
 def test_what_cannot_be_measured_is_not_known(workspace, monkeypatch, end):
-    """A failed measurement breaks no plan, and nothing is kept."""
+    """A failed measurement leaves the rate unknown, does not break a plan, and is not saved."""
 
     def run(*arguments, **options):
         if isinstance(end, Exception):
@@ -76,7 +78,8 @@ def test_what_cannot_be_measured_is_not_known(workspace, monkeypatch, end):
 
 
 def test_measured_once_for_a_machine(workspace, measured, monkeypatch):
-    """The rate is measured once in a process and once for a data home; another CPU has its own."""
+    """The rate is measured once in a process and once per data directory; another CPU has a separate
+    entry."""
     home = workspace / "data"
     home.mkdir()
     assert matmul_flops_per_core() == matmul_flops_per_core() == 123e9
@@ -93,7 +96,7 @@ def test_measured_once_for_a_machine(workspace, measured, monkeypatch):
 
 
 def test_no_data_home_is_made(workspace, measured):
-    """A plan makes no data home; the process remembers the figure."""
+    """A plan creates no data directory, and the process remembers the rate."""
     matmul_flops_per_core()
     matmul_flops_per_core()
     assert len(measured) == 1
@@ -117,7 +120,7 @@ def test_a_figure_that_cannot_be_is_measured_anew(workspace, measured):
 
 
 def test_a_data_home_that_may_only_be_read(workspace, measured, monkeypatch):
-    """A file that cannot be written does not change the figure."""
+    """A read-only data directory does not change the rate."""
 
     def refuse(path, value):
         raise PermissionError(13, "Permission denied")
@@ -128,7 +131,7 @@ def test_a_data_home_that_may_only_be_read(workspace, measured, monkeypatch):
 
 
 def test_a_machine_that_names_no_cpu(tmp_path, monkeypatch):
-    """If /proc does not name the processor, Python does."""
+    """On a machine whose /proc does not name the processor, Python's name for it is used."""
     monkeypatch.setattr(cpu_rate, "_CPU_INFO", tmp_path / "none")
     assert cpu_rate.cpu_model()
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: CPU X\nmodel name\t: CPU Y\n")

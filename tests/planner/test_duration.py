@@ -1,4 +1,4 @@
-"""Times of runs: the upstream example's, ramp-up, pauses, evaluation, cores, an earlier job's rate."""
+"""Run times: the upstream example's, ramp-up, pauses, evaluation, cores, and an earlier job's rate."""
 
 import pytest
 
@@ -43,12 +43,13 @@ def step_seconds(config: RunConfig) -> float:
     ],
 )
 def test_published_times_come_out(name, published):
-    """About 8, 4 and 2 hours, 8 and 4 days: within 15 %."""
+    """The planned times are within 15 % of the published ones: about 8, 4 and 2 hours, 8 and 4 days."""
     assert estimate_duration(load(name), engine="upstream").seconds == pytest.approx(published, rel=0.15)
 
 
 def test_the_measured_step_comes_out():
-    """125M on one H200: 0.344 s a step of 64 sequences (docs/evidence/benchmarks.md); within 10 %."""
+    """A 125M step on one H200 is planned within 10 % of the measured 0.344 s for 64 sequences
+    (docs/evidence/benchmarks.md)."""
     overrides = {
         "batch": {"micro_batch_size": 16, "global_batch_size": 64},
         "model": {"hidden_dropout": 0.0, "attention_dropout": 0.0},
@@ -61,7 +62,8 @@ def test_the_measured_step_comes_out():
 
 
 def test_the_golden_time_part_by_part():
-    """4,769 steps, 48 validations of 10 batches, 48 checkpoints: in the log 7.56 h and 47 pauses of 29 s."""
+    """Each part of the logged 7.56 h is planned: 4,769 steps, 48 validations of 10 batches, and 47 pauses of
+    29 s."""
     config = load("gpt-125m")
     parts = estimate_duration(config, engine="upstream").parts
     assert list(parts) == ["steps", "validation", "test", "checkpoints"]
@@ -71,7 +73,8 @@ def test_the_golden_time_part_by_part():
 
 
 def test_a_pipeline_of_four_does_not_reach_two_days():
-    """1.3B on 16 GPUs: 8 micro batches for 4 stages wait at least 27 %; data parallelism alone does not."""
+    """With four stages, 1.3B on 16 GPUs needs more than two days, as they wait at least 27 % of it; data
+    parallelism meets two days."""
     piped, plain = load("gpt-1-3b-4xdp-4xpp"), load("gpt-1-3b-8xdp")
     assert bubble_fraction(piped) > 3 / 11
     seconds = estimate_duration(piped, engine="upstream").seconds
@@ -85,7 +88,8 @@ def test_a_pipeline_of_four_does_not_reach_two_days():
 
 @pytest.mark.parametrize("name", ["gpt-125m", "gpt-13b-4xdp-4xpp"])
 def test_recomputation_costs_time(name):
-    """Full: a fifth to a third more; selective with flash attention: the GELU again, about a hundredth."""
+    """Full recomputation takes a fifth to a third more time, and selective with flash attention about a
+    hundredth."""
     kinds = ("none", "selective", "full")
     key = "parallel.activation_checkpointing.granularity"
     none, selective, full = (step_seconds(load(name, [f"{key}={kind}"], check=False)) for kind in kinds)
@@ -94,7 +98,8 @@ def test_recomputation_costs_time(name):
 
 
 def test_zero_3_over_two_machines_is_slower_than_one_gpu():
-    """48.8B on 2 nodes of 8: the traffic is a part of the step."""
+    """48.8B with ZeRO 3 on two machines of 8 is slower per GPU than on one, because traffic takes part of the
+    step."""
     wide = load(
         "gpt-13b-4xdp-4xpp",
         [
@@ -111,7 +116,8 @@ def test_zero_3_over_two_machines_is_slower_than_one_gpu():
 
 
 def test_a_trial_takes_its_steps_only():
-    """batch.max_steps shortens the time, not the schedule; one validation, the test and one checkpoint."""
+    """A trial with batch.max_steps has a shorter time but the same schedule, one validation, the test, and
+    one checkpoint."""
     trial = load("gpt-125m", ["batch.max_steps=100"])
     one = step_seconds(trial)
     step = estimate_step(setup_of(trial))
@@ -130,7 +136,8 @@ def test_a_trial_takes_its_steps_only():
     ],
 )
 def test_the_trainer_reads_as_many_held_out_batches(overrides, batches):
-    """Throughput runs are never validated; the test is made if the split has a part for it."""
+    """The planned held-out batches are those the trainer reads: throughput runs are not validated, and the
+    test needs a part of the split."""
     config = load("gpt-125m", {"batch.max_steps": 100, **overrides})
     step = estimate_step(setup_of(config))
     assert step is not None
@@ -140,7 +147,8 @@ def test_the_trainer_reads_as_many_held_out_batches(overrides, batches):
 
 
 def test_a_ramp_up_has_steps_of_each_size():
-    """64 sequences for half of a ramp of 12,800 samples, 128 for the other, then 192."""
+    """A ramp-up has steps of each size: 64 sequences for half of 12,800 samples, 128 for the other half, then
+    192."""
     ramp = "batch.rampup={start_batch_size: 64, batch_size_increment: 64, ramp_samples: 12800}"
     config = load("gpt-125m", [ramp, "batch.global_batch_size=192"], check=False)
     sizes = [config.batch_schedule.samples_after(n + 1) - config.batch_schedule.samples_after(n)
@@ -155,7 +163,8 @@ def test_a_ramp_up_has_steps_of_each_size():
 
 
 def test_checkpoints_in_the_background_take_a_host_copy():
-    """25 GB/s of PCIe for each rank's part, in place of the volume's 0.18 GB/s."""
+    """A checkpoint in the background pauses for the copy to the host at 25 GB/s instead of the volume's 0.18
+    GB/s."""
     waits, copies = (
         estimate_duration(load("gpt-125m", [f"checkpoint.async_save={value}"], check=False)).parts
         for value in ("false", "true")
@@ -166,7 +175,8 @@ def test_checkpoints_in_the_background_take_a_host_copy():
 
 
 def test_checkpoints_on_the_nodes_disks():
-    """3 GB/s of NVMe for each; the volume's 0.18 GB/s once, at the end, or where a copy is too slow."""
+    """Checkpoints on the nodes' disks take 3 GB/s of NVMe each, and the volume's 0.18 GB/s once at the end or
+    if a copy is too slow."""
     local = ["checkpoint.local_dir=/nvme", "checkpoint.local_save_interval_steps=10"]
     config = load("gpt-125m", local, check=False)
     parts = estimate_duration(config).parts
@@ -180,7 +190,7 @@ def test_checkpoints_on_the_nodes_disks():
 
 
 def test_an_evaluation_takes_a_third_of_its_steps():
-    """Validation and test: 2 * eval_iters batches, forward only."""
+    """Validation and test take a third of a step's time per batch, for 2 * eval_iters batches."""
     config = load("gpt-125m", ["mode=eval", "evaluation.eval_iters=6"], check=False)
     step = estimate_step(setup_of(config))
     assert step is not None
@@ -189,7 +199,7 @@ def test_an_evaluation_takes_a_third_of_its_steps():
 
 
 def test_an_unknown_device_has_no_time():
-    """None and the reason, rather than a guess."""
+    """With an unknown device, the time is None with a reason rather than a guess."""
     unknown = estimate_duration(load("gpt-125m", ["resources.gpu_type=null"], check=False))
     assert unknown.seconds is None and unknown.basis == "unknown: resources.gpu_type is not set"
     v100 = ["resources.gpu_type=V100-32GB", "precision.dtype=bf16"]
@@ -203,7 +213,7 @@ def test_an_unknown_device_has_no_time():
 
 @pytest.mark.parametrize(("dtype", "share"), [("fp32", 0.43), ("bf16", 0.76), ("fp16", 0.43)])
 def test_the_rate_of_cores(monkeypatch, dtype, share):
-    """3 cores on each of 2 machines, of 100 GFLOP/s each; without a measurement of 166 GFLOP/s."""
+    """Six cores, 3 on each of 2 machines, run at 100 GFLOP/s each, or at 166 GFLOP/s if not measured."""
     config = load("gpt3-tiny", ["resources.cpus_per_node=3", f"precision.dtype={dtype}"], check=False)
     monkeypatch.setattr(duration, "matmul_flops_per_core", lambda: 100e9)
     model = config.model
@@ -219,7 +229,7 @@ def test_the_rate_of_cores(monkeypatch, dtype, share):
 
 
 def finished(config: RunConfig, samples_per_second: float = 50.0) -> None:
-    """summary.json as the supervisor leaves it."""
+    """Write summary.json as the supervisor does."""
     directory = RunDir.named(config.name)
     directory.path.mkdir(parents=True, exist_ok=True)
     summary = {"samples_per_second": samples_per_second, "measured_with": measured.record_of(config)}
@@ -227,7 +237,7 @@ def finished(config: RunConfig, samples_per_second: float = 50.0) -> None:
 
 
 def test_the_same_setup_takes_the_measured_rate():
-    """As it was measured, to the last digit."""
+    """A run with the same setup takes the measured rate exactly."""
     config = load("gpt3-tiny")
     finished(config)
     found = estimate_duration(config)
@@ -238,7 +248,8 @@ def test_the_same_setup_takes_the_measured_rate():
 
 
 def test_a_slow_run_has_a_rate_too():
-    """Half a sample a second; a job without a whole step left 0, which is none."""
+    """A rate of half a sample per second is used; a job without a complete step has a rate of 0, which is
+    ignored."""
     config = load("gpt3-tiny")
     finished(config, 0.5)
     assert estimate_duration(config).tokens_per_second == pytest.approx(128)
@@ -247,7 +258,7 @@ def test_a_slow_run_has_a_rate_too():
 
 
 def test_another_model_does_not_take_the_measured_rate_as_it_is():
-    """606M parameters are planned 150 times as slow as gpt3-tiny: too far to carry a rate over."""
+    """A measured rate is not carried over to a model that is planned 150 times as slow."""
     finished(load("gpt3-tiny"))
     large = estimate_duration(load("gpt3-tiny", ["model.num_layers=48", "model.hidden_size=1024"]))
     assert "assumed" in large.basis
@@ -255,7 +266,8 @@ def test_another_model_does_not_take_the_measured_rate_as_it_is():
 
 
 def test_a_near_match_is_scaled_and_says_so():
-    """Twice the blocks: the measured rate times the ratio of both plans."""
+    """For a similar model with twice the blocks, the measured rate is scaled by the ratio of both plans, and
+    the plan says so."""
     tiny = load("gpt3-tiny")
     finished(tiny)
     near = load("gpt3-tiny", [f"model.num_layers={2 * tiny.model.num_layers}"])
@@ -271,7 +283,7 @@ def test_a_near_match_is_scaled_and_says_so():
 
 
 def test_adapters_are_named_by_their_section():
-    """Not by the fields that the planner makes of it."""
+    """A note on adapters names their section of the YAML rather than the planner's fields."""
     finished(load("gpt3-tiny"))
     adapted = load("gpt3-tiny", {"lora.rank": 8, "init_from": "a-run"})
     assert "this run's last job with other lora; times" in estimate_duration(adapted).basis
@@ -279,7 +291,7 @@ def test_adapters_are_named_by_their_section():
 
 @pytest.mark.parametrize("key", ["machine", "setup"])
 def test_a_rate_of_another_machine_is_not_used(key):
-    """Nor one whose record is of another version of the planner."""
+    """The measured rate of another machine or another version of the planner is not used."""
     config = load("gpt3-tiny")
     finished(config)
     path = RunDir.named("gpt3-tiny").summary_json
@@ -290,7 +302,7 @@ def test_a_rate_of_another_machine_is_not_used(key):
 
 
 def test_a_rate_of_another_gpu_is_not_used():
-    """An A100's rate says nothing of an H100."""
+    """The measured rate of an A100 is not used for an H100."""
     finished(load("gpt-125m"))
     assert "measured" in estimate_duration(load("gpt-125m")).basis
     assert "measured by" not in estimate_duration(load("gpt-125m", ["resources.gpu_type=H100"])).basis

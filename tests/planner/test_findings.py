@@ -1,4 +1,4 @@
-"""Findings: each rule with its whole message, fix and cost; their order; check and plan give one list."""
+"""Findings: each rule's message, fix and cost; their order; check and plan give one list."""
 
 import re
 from dataclasses import replace
@@ -29,7 +29,7 @@ TWO_MACHINES = ["resources.nodes=2", "resources.gpus_per_node=2"]
 
 @pytest.fixture(autouse=True)
 def an_empty_workspace_on_a_large_disk(workspace, monkeypatch):
-    """Findings depend on no dataset and no disk of this machine."""
+    """Isolate findings from the datasets and the disk of this machine."""
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**50))
 
 
@@ -42,8 +42,8 @@ def finding(run, overrides, rule):
     return found
 
 
-# {what: (run, overrides, rule, key, message, fix, cost)}: rules without an estimate of memory or time in
-# them.
+# {case: (run, overrides, rule, key, message, fix, cost)}: rules without an estimate of memory or time in
+# their messages.
 FOUND = {
     "a device that no table knows": (
         "gpt-125m",
@@ -211,7 +211,7 @@ FOUND = {
         "lr_schedule.lr_warmup_steps",
         "The warm-up takes 1 step of 123,978 (0.00081 % of the run); fewer than 100 steps raise the risk of "
         "a loss that does not come down.",
-        "Set lr_schedule.lr_warmup_tokens: 2600e6 in place of lr_warmup_steps, 1.0% of the run.",
+        "Set lr_schedule.lr_warmup_tokens: 2600e6 instead of lr_warmup_steps, 1.0% of the run.",
         "costs a run that may diverge",
     ),
     "no warm-up": (
@@ -240,7 +240,7 @@ FOUND = {
         "lr_schedule.lr_decay_steps",
         "min_lr is not reached: lr_decay_steps(320,000 = 167,772,160,000 tokens) is more than "
         "train_tokens(2,500,000,000).",
-        "Set lr_schedule.lr_decay_tokens: 2500000000 in place of lr_decay_steps, or lr_decay_steps: null, "
+        "Set lr_schedule.lr_decay_tokens: 2500000000 instead of lr_decay_steps, or lr_decay_steps: null, "
         "which is the length of the run.",
         "costs a worse model than its tokens could give",
     ),
@@ -302,7 +302,7 @@ FOUND = {
         "Set data.num_workers: 2, which feeds most runs, or resources.cpus_per_node, which is compared.",
         "",
     ),
-    "a checkpoint for ever, every 1,000 steps": (
+    "a permanent checkpoint every 1,000 steps": (
         "gpt-13b-4xdp-4xpp",
         ["checkpoint.keep_every_steps=1000"],
         "checkpoints_fit_the_disk",
@@ -444,7 +444,7 @@ FOUND = {
 
 @pytest.mark.parametrize("what", FOUND)
 def test_a_finding_says_what_why_where_and_what_it_costs(what):
-    """The whole text of each; the rules of config/rules/ allow the run."""
+    """Each finding has the exact message, fix and cost, in a run that passes all rules of config/rules/."""
     run, overrides, rule, key, message, fix, cost = FOUND[what]
     found = finding(run, overrides, rule)
     assert (found.key, found.message, found.fix, found.cost.text) == (key, message, fix, cost)
@@ -452,7 +452,7 @@ def test_a_finding_says_what_why_where_and_what_it_costs(what):
 
 
 def test_every_rule_finds_something_in_a_case():
-    """A rule that no case of this file reaches has no pinned message."""
+    """Every rule of a finding is reached by a case of this file, so that its message is pinned."""
     computed = {"memory_fits", "host_memory_fits", "bubble_is_small", "validations_are_few"}
     computed |= {
         "data_traffic_is_hidden",
@@ -485,7 +485,7 @@ def test_every_rule_finds_something_in_a_case():
         ),
         ("gpt-125m", ["lr_schedule.lr=2.4e-3"], "learning_rate_suits_size"),
         ("gpt-125m", ["lr_schedule.lr=6.5e-5"], "learning_rate_suits_size"),
-        # A batch of one sequence: a rate that the table gives for 256 of them is not called high.
+        # A batch of one sequence: a learning rate that the table gives for 256 sequences is not called high.
         (
             "gpt-125m",
             ["batch={micro_batch_size: 1, global_batch_size: 1}", "lr_schedule.lr=6e-4"],
@@ -520,7 +520,7 @@ def test_every_rule_finds_something_in_a_case():
         ("gpt-125m", ["checkpoint.save_interval_steps=4768"], "a_checkpoint_comes_before_the_end"),
         ("gpt-tiny", ["checkpoint.save_interval_steps=600"], "a_checkpoint_comes_before_the_end"),
         ("gpt-125m", ["evaluation.eval_interval_steps=100"], "validations_are_few"),
-        # Weights that have seen their text go on with little.
+        # Pretrained weights continue with little data.
         ("qwen2-5-7b-lora", ["batch.train_tokens=1000000"], "tokens_suit_the_size"),
     ],
 )
@@ -529,7 +529,8 @@ def test_what_just_passes_is_no_finding(run, overrides, rule):
 
 
 def test_pods_that_end_before_they_have_saved(workspace):
-    """Against the longest save that the run has measured, if there is one; on Kubernetes alone."""
+    """The finding compares a pod's grace period with the longest measured save, if there is one, and only on
+    Kubernetes."""
     rule, limit = "pods_have_time_to_save", "backend.shutdown_timeout_seconds"
     short = [*ON_KUBERNETES, f"{limit}=6"]
     for overrides in ([*ON_KUBERNETES, f"{limit}=20"], [f"{limit}=6"], [*short, "mode=perf"]):
@@ -549,12 +550,12 @@ def test_pods_that_end_before_they_have_saved(workspace):
 
 
 def test_local_checkpoints_on_the_disk_of_the_others(workspace):
-    """Only where it can be seen: on this machine, or if the folder is here."""
+    """The finding on local checkpoints is reported only on this machine or if the folder exists here."""
     folder, rule = workspace / "local", "local_checkpoints_are_apart"
     found = finding("gpt-tiny", [f"checkpoint.local_dir={folder}"], rule)
     assert (found.level, found.message, found.fix) == (
         "warning",
-        f"checkpoint.local_dir = {folder} lies on the same file system as output: every checkpoint is "
+        f"checkpoint.local_dir = {folder} is on the same file system as output: every checkpoint is "
         "written there twice.",
         "Name a folder on a disk of each node's own, or set local_dir: null.",
     )
@@ -563,7 +564,8 @@ def test_local_checkpoints_on_the_disk_of_the_others(workspace):
 
 
 def test_the_share_of_time_of_a_finding_is_its_cost():
-    """Hours and GPU hours of the whole run; a bubble of 19 % is not passed over."""
+    """The cost of a time share is given in hours and GPU hours of the whole run; a bubble of 19 % is
+    reported."""
     run = load("gpt-13b-4xdp-4xpp")
     result = plan(run, use_measured=False)
     bubble = result.duration.bubble_fraction
@@ -624,7 +626,8 @@ def test_a_rate_that_is_at_its_end_for_most_of_the_run():
 
 @pytest.mark.parametrize("unit, amount", [("samples", 100_000), ("steps", 500)])
 def test_a_decay_that_is_too_short_is_named_in_its_own_unit(unit, amount):
-    """Either part of the fix loads, and the finding is gone."""
+    """A learning-rate decay that is too short is reported in its own unit, and either part of the fix removes
+    the finding."""
     given = [f"lr_schedule={{lr_decay_tokens: null, lr_decay_{unit}: {amount}, lr_warmup_tokens: null}}"]
     found = finding("gpt-125m", given, "decay_ends_with_the_run")
     tokens = amount * 2048 if unit == "samples" else amount * 524_288
@@ -634,7 +637,7 @@ def test_a_decay_that_is_too_short_is_named_in_its_own_unit(unit, amount):
         in (found.message)
     )
     assert found.fix == (
-        f"Set lr_schedule.lr_decay_tokens: 2500000000 in place of lr_decay_{unit}, or lr_decay_{unit}: null, "
+        f"Set lr_schedule.lr_decay_tokens: 2500000000 instead of lr_decay_{unit}, or lr_decay_{unit}: null, "
         "which is the length of the run."
     )
     without = f"lr_schedule.lr_decay_{unit}=null"
@@ -645,7 +648,8 @@ def test_a_decay_that_is_too_short_is_named_in_its_own_unit(unit, amount):
 
 
 def test_pauses_of_more_than_a_tenth_of_the_time():
-    """The plan's own seconds; the interval of the fix makes a tenth of them."""
+    """Pauses of more than a tenth of the time are reported; the interval in the fix brings them to a
+    tenth."""
     for overrides, rule, part, message in (
         (
             ["evaluation.eval_interval_steps=10"],
@@ -688,7 +692,8 @@ def test_a_run_of_one_step_has_no_place_for_a_checkpoint_on_its_way():
 
 
 def test_zero_3_that_waits_for_its_weights_is_told_of_larger_micro_batches():
-    """48.8B with ZeRO 3 on two machines: two thirds of a step are traffic, and larger micro batches fit."""
+    """If ZeRO 3 waits for weights, as 48.8B on two machines, the finding proposes larger micro batches that
+    fit."""
     overrides = ["parallel={zero_stage: 3, pipeline_parallel_size: 1, data_parallel_size: 16}"]
     overrides += ["model={num_layers: 48, hidden_size: 9216, num_attention_heads: 72}"]
     found = finding("gpt-13b-4xdp-4xpp", [*overrides, "batch.micro_batch_size=1"], "data_traffic_is_hidden")
@@ -723,7 +728,7 @@ def test_tensor_ranks_on_two_machines_cost_time():
 
 
 def test_a_full_disk_is_named(monkeypatch):
-    """Free space counts if the run is on one machine, which may be this one."""
+    """A full disk is reported only if the run is on one machine, which may be this one."""
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**30))
     found = finding("gpt-125m", [], "checkpoints_fit_the_disk")
     assert re.fullmatch(
@@ -748,7 +753,8 @@ def full_card(micro: int, *more: str) -> list[str]:
 
 
 def test_fragmentation_is_named_before_it_ends_a_run():
-    """With the reserve the run fits at 90 % of its card; 15 % of what torch reserves is more."""
+    """Fragmentation is reported for a run at 90 % of its card that fits with the reserve but not with 15 %
+    more."""
     found = finding("gpt-125m", full_card(49), "fragmentation_leaves_room")
     assert (found.level, found.key) == ("note", "backend.env")
     assert found.message == (
@@ -774,7 +780,7 @@ def test_the_fix_of_fragmentation_keeps_what_the_allocator_was_told():
     "overrides",
     [
         full_card(48),
-        # Does not fit at all: another rule's finding.
+        # Does not fit at all, which another rule reports.
         full_card(56),
         full_card(49, "backend.env={PYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:True'}"),
         full_card(49, "backend.env={PYTORCH_ALLOC_CONF: 'max_split_size_mb:512,expandable_segments:true'}"),
@@ -785,8 +791,10 @@ def test_no_word_of_fragmentation_where_there_is_room_or_the_fix(overrides):
 
 
 def test_the_dearest_comes_first():
-    """What cannot run, then GPU hours, then bytes, then what has no number; of equals, errors before "
-    "notes."""
+    """Findings that prevent a run come first, then GPU hours, bytes, and findings without a number.
+
+    Among equals, errors come before notes.
+    """
     costs = [
         Cost(True, num_bytes=2),
         Cost(True),
@@ -810,7 +818,7 @@ def test_costs_are_read_as_amounts():
 
 
 def test_a_broken_rule_is_a_finding_too():
-    """Place and key are taken from the message, so that one list holds both."""
+    """A broken rule becomes a finding with the place and key of its message, so that one list has both."""
     for overrides, key in (
         (["batch.global_batch_size=250"], "batch.global_batch_size"),
         (["parallel.deepspeed_extra.fp16={enabled: true}"], "parallel.deepspeed_extra"),
@@ -825,7 +833,7 @@ def test_a_broken_rule_is_a_finding_too():
 
 
 def test_check_and_plan_give_one_list(capsys):
-    """The lines of check, and the same findings in the plan's text, HTML and JSON."""
+    """check and plan list the same findings, in text, HTML and JSON."""
     found = findings("gpt-13b-4xdp-4xpp")
     assert [one.rule for one in found] == ["bubble_is_small", "loaders_have_cores", "bf16_needs_no_scale"]
     assert main(["check", "gpt-13b-4xdp-4xpp"]) == 0
@@ -847,7 +855,7 @@ def test_check_and_plan_give_one_list(capsys):
 
 
 def test_a_run_that_cannot_work_is_not_called_right(capsys):
-    """Its fields are legal, and the verdict says that it cannot work: exit 2, as for a refused field."""
+    """A run with legal fields that cannot work is not called valid: exit code 2, as for a refused field."""
     assert main(["check", "gpt-13b-4xdp-4xpp", "resources.gpu_type=T4", "precision.dtype=fp16"]) == 2
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"gpt-13b-4xdp-4xpp: cannot work; \d findings, most expensive first:", first)
@@ -859,7 +867,8 @@ def test_a_run_without_findings_has_one_line(capsys):
     assert capsys.readouterr().out == "gpt-tiny: valid.\n"
 
 
-# Rules that stand against the shipped runs, fp16 beside: upstream's own choices, which its files keep.
+# Findings on the shipped runs: upstream's own choices, which its files keep. bf16_needs_no_scale is checked
+# apart.
 SHIPPED = {
     "bubble_is_small": {
         "gpt-1-3b-2xdp-2xpp-2xtp",
@@ -887,7 +896,7 @@ SHIPPED = {
 
 
 def test_the_shipped_runs_have_known_findings(monkeypatch):
-    """No rule calls a published run wrong but for what its own files say, on a disk with 1 TiB free."""
+    """The shipped runs have only findings on choices of their upstream files, on a disk with 1 TiB free."""
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**40))
     found = {run: {one.rule for one in findings(run)} - {"bf16_needs_no_scale"} for run in run_yamls()}
     expected = {run: {rule for rule, runs in SHIPPED.items() if run in runs} for run in found}

@@ -1,4 +1,5 @@
-"""Legality of layouts against the rules of a run YAML, both ways; a layout's setup against its run's."""
+"""Legality of layouts matches the rules of a run YAML in both directions; a layout's setup matches its
+run's."""
 
 import random
 
@@ -24,7 +25,7 @@ from nbtrain.planner.legal import (
 from nbtrain.planner.setup import setup_of
 
 MACHINES = {"resources.device": "gpu", "resources.nodes": 2, "resources.gpus_per_node": 4}
-# Runs whose own settings forbid some layouts: a ramp-up, odd sizes, FP8, FPDT, ZeRO++, a pair of blocks.
+# Runs whose settings forbid some layouts: a ramp-up, odd sizes, FP8, FPDT, ZeRO++, a pair of blocks.
 RUNS = {
     "plain": {"model.num_attention_heads": 8, "model.hidden_size": 128},
     "three heads": {"model.num_attention_heads": 3, "model.hidden_size": 96, "batch.global_batch_size": 24},
@@ -84,7 +85,7 @@ def space_for(name: str) -> Space:
 
 
 def any_layout(space: Space, draw: random.Random) -> Layout:
-    """A layout of sizes that a person might type, legal or not."""
+    """Draw a layout of sizes that a person might type, legal or not."""
     sizes = [draw.choice((1, 1, 2, 3, 4, 8)) for _ in range(3)]
     rest = max(space.world_size // (sizes[0] * sizes[1] * sizes[2]), 1)
     data = draw.choice((rest, rest, rest, 2))
@@ -101,7 +102,7 @@ def any_layout(space: Space, draw: random.Random) -> Layout:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_layout_is_legal_if_and_only_if_no_rule_is_broken(name):
-    """Drawn layouts: a reason against a layout where find_problems has one, and nowhere else."""
+    """A drawn layout is refused with a reason exactly where find_problems has a problem."""
     space, draw = space_for(name), random.Random(name)
     for _ in range(25):
         layout = any_layout(space, draw)
@@ -111,7 +112,7 @@ def test_a_layout_is_legal_if_and_only_if_no_rule_is_broken(name):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_the_enumeration_is_every_legal_layout(name):
-    """Every enumerated layout passes the rules; every drawn legal layout is enumerated."""
+    """Every enumerated layout passes the rules, and every drawn legal layout is enumerated."""
     space, draw = space_for(name), random.Random(name)
     found = {
         Layout(cut, micro, options)
@@ -125,7 +126,7 @@ def test_the_enumeration_is_every_legal_layout(name):
         config = space.run(layout)
         assert find_problems(config) == []
         assert space.setup(layout) == setup_of(config)
-        # What the engine is told can be derived, and its three batch sizes agree.
+        # The engine's settings can be derived, and its three batch sizes agree.
         engine = deepspeed_config(config)
         ranks = config.parallel.data_axis_size
         micro, steps = engine["train_micro_batch_size_per_gpu"], engine["gradient_accumulation_steps"]
@@ -136,7 +137,8 @@ def test_the_enumeration_is_every_legal_layout(name):
 
 
 def test_the_setup_of_a_layout_is_that_of_its_run():
-    """13B: stage cuts, padded vocabulary, buckets and NVMe buffers are those of the run with the layout."""
+    """The setup of a layout equals its run's for 13B: stage splits, padded vocabulary, buckets, and NVMe
+    buffers."""
     space = space_of(load("gpt-13b-4xdp-4xpp-4xtp", {"resources.gpu_type": "A100-80GB"}))
     for cut, micro, options in (
         (Cut(4, 4, 1, 4), 16, PLAIN),
@@ -150,7 +152,7 @@ def test_the_setup_of_a_layout_is_that_of_its_run():
 
 
 def test_reasons_name_the_numbers():
-    """The reason against a layout names the numbers that do not go together."""
+    """The reason against a layout names the numbers that do not match."""
     space = space_for("three heads")
     layout = Layout(Cut(2, 1, 1, 4), 5, Options(3, True, "none", "none", "none", True))
     assert problems(space, layout) == [
@@ -166,7 +168,7 @@ def test_reasons_name_the_numbers():
 
 
 def test_a_shape_alone_has_no_run():
-    """A space without a run writes no YAML and says so."""
+    """A space without a run cannot write a YAML, and says so."""
     space = Space(space_for("plain").base, 512, 128, 32)
     with pytest.raises(ConfigError, match="a shape, which has no run YAML"):
         space.run(Layout(Cut(1, 1, 1, 8), 1, PLAIN))

@@ -1,4 +1,4 @@
-"""LoRA's memory by arithmetic: the trained numbers, the states that shrink, and a model of Falcon's size."""
+"""LoRA's memory by arithmetic: trained parameters, smaller optimizer states, and a model of Falcon's size."""
 
 import dataclasses
 
@@ -21,7 +21,8 @@ FALCON = Shape(80, 14848, 232, 59392, 65024, 2048, 8, 64, bias=False, parallel_r
 
 
 def test_the_trained_numbers_by_hand():
-    """GPT-3 with r = 4 on query, key, value and projection: 4 x ((h + 3 h) + (h + h)) a layer."""
+    """GPT-3 with r = 4 on query, key, value and projection trains 4 x ((h + 3 h) + (h + h)) numbers per
+    layer."""
     assert adapter_parameters(GPT3, 96, 4, ("attention",)) == 96 * 4 * 6 * 12288
     assert adapter_parameters(GPT3, 1, 4, ("mlp",)) == 4 * 2 * (12288 + 49152)
     gated = dataclasses.replace(GPT3, gated=True)
@@ -29,7 +30,7 @@ def test_the_trained_numbers_by_hand():
 
 
 def test_only_the_weights_stay():
-    """States of 18 bytes a parameter become 2, and 18 for each trained number."""
+    """Only weights remain: 18 bytes per parameter become 2, plus 18 for each trained number."""
     shape = Shape(12, 768, 12, 3072, 52096, 2048, 12, 64, learned_positions=2048)
     setup = Setup(shape, device=find_device("A100-40GB"), zero_stage=2)
     full, lora = estimate(setup), estimate_lora(setup, 8)
@@ -37,13 +38,14 @@ def test_only_the_weights_stay():
     assert lora.states_bytes == 2 * count + 18 * trained
     assert full.states_bytes == pytest.approx(18 * count, abs=8)
     assert full.parts["logits"] - lora.parts["logits"] == 4 * 52096 * 768
-    # Four matrices a layer keep 8 numbers a token.
+    # Four matrices per layer keep 8 numbers per token.
     more = lora.parts["activations"] - full.parts["activations"]
     assert more == 12 * 2048 * 4 * 8 * 2
 
 
 def test_a_run_with_adapters_has_their_states_and_no_others():
-    """gpt3-tiny: 147,456 numbers of adapters of rank 8 with 4 + 8 bytes beside 4 of each frozen weight."""
+    """gpt3-tiny with rank 8 has the states of 147,456 adapter numbers, 4 + 8 bytes each, plus 4 bytes per
+    frozen weight."""
     full, config = load("gpt3-tiny"), load("gpt3-tiny", {"lora.rank": 8, "init_from": "a-run"})
     before, found = estimate_memory(full).parts, estimate_memory(config).parts
     trained = 4 * 8 * 18 * 256
@@ -51,7 +53,7 @@ def test_a_run_with_adapters_has_their_states_and_no_others():
     assert found["gradients"] == 4 * trained
     assert found["optimizer"] == 8 * trained + 4 * 32
     assert before["logits"] - found["logits"] == 4 * config.padded_vocab_size * 256
-    # 8 numbers for each of the six projections of a token.
+    # 8 numbers for each of the six projections, per token.
     assert found["activations"] - before["activations"] == 4 * 8 * 256 * 4 * 6 * 8
     terms = explain(setup_of(config))
     assert sum(term.value for term in terms) == estimate_memory(config).total_bytes
@@ -62,7 +64,8 @@ def test_a_run_with_adapters_has_their_states_and_no_others():
 
 
 def test_a_step_makes_no_flat_gradient_of_frozen_weights():
-    """ZeRO 2 in fp16: 4 bytes of each trained number, and not of 125M."""
+    """The flat gradient of a step with ZeRO 2 in fp16 has 4 bytes per trained number, and none for frozen
+    weights."""
     settings = {"lora.rank": 8, "init_from": "a-run", "precision.dtype": "fp16", "parallel.zero_stage": 2}
     setup = setup_of(load("gpt-125m", settings, check=False))
     trained = 12 * sum(setup.adapter_sizes)
@@ -70,7 +73,8 @@ def test_a_step_makes_no_flat_gradient_of_frozen_weights():
 
 
 def test_rows_of_tokens_are_trained_numbers_too():
-    """gpt3-tiny: two rows of 256 numbers, tied; their gradient is kept in fp32 with the loss."""
+    """Trained rows of tokens count too: two tied rows of 256 numbers, whose gradient is kept in fp32 with the
+    loss."""
     settings = {"lora.rank": 8, "init_from": "a-run"}
     without = estimate_memory(load("gpt3-tiny", settings)).parts
     config = load("gpt3-tiny", settings | {"lora.trainable_token_indices": [1022, 1023]})
@@ -88,7 +92,8 @@ def test_rows_of_tokens_are_trained_numbers_too():
 
 
 def test_matrices_in_4_bits_by_hand():
-    """gpt3-tiny: 4 blocks of 12 x 256 x 256 numbers; with two constants, each of four matrices has a mean."""
+    """4-bit matrices by hand: 4 blocks of 12 x 256 x 256 numbers; with double quantization each matrix also
+    has a mean."""
     settings = {"lora.rank": 8, "init_from": "a-run"}
     in_fp32 = estimate_memory(load("gpt3-tiny", settings)).parts
     numbers = 4 * 12 * 256**2
@@ -101,7 +106,7 @@ def test_matrices_in_4_bits_by_hand():
         found = estimate_memory(config).parts
         assert in_fp32["weights"] - found["weights"] == 4 * numbers - held
         assert all(found[part] == in_fp32[part] for part in ("gradients", "optimizer", "activations"))
-        # The widest matrix is made in fp32, and its constants.
+        # The widest matrix is dequantized in fp32 together with its constants.
         setup = setup_of(config)
         made = 4 * 1024 * 256 + (4 * 1024 * 256 // 64 if double else 0)
         assert dequantized_bytes(setup) == made
@@ -113,7 +118,8 @@ def test_matrices_in_4_bits_by_hand():
 
 
 def test_a_run_with_ia3_has_the_states_of_its_vectors():
-    """gpt3-tiny: 256 numbers of keys, of values, and 1,024 of the MLP in each of 4 blocks."""
+    """IA3 has the states of its vectors: 256 numbers each for keys and values, and 1,024 for the MLP, in 4
+    blocks."""
     found = estimate_memory(load("gpt3-tiny", {"lora.kind": "ia3", "init_from": "a-run"})).parts
     trained = 4 * (2 * 256 + 1024)
     assert found["gradients"] == 4 * trained
@@ -121,7 +127,8 @@ def test_a_run_with_ia3_has_the_states_of_its_vectors():
 
 
 def test_every_micro_batch_in_flight_keeps_the_numbers_of_its_adapters():
-    """Four stages: the first one, the fullest with a small vocabulary, holds four micro batches."""
+    """Every micro batch in flight keeps its adapters' numbers: the first of four stages holds four micro
+    batches."""
     shape = Shape(12, 768, 12, 3072, 512, 2048, 12, 64, learned_positions=2048)
     setup = Setup(
         shape, device=find_device("A100-40GB"), zero_stage=1, pipeline_parallel_size=4, global_batch_size=8
@@ -133,7 +140,8 @@ def test_every_micro_batch_in_flight_keeps_the_numbers_of_its_adapters():
 
 
 def test_a_model_of_falcons_size_fits_eight_gpus_with_adapters_alone():
-    """180B parameters: 42 GiB of weights on each of 8 GPUs; full training would need 375 GiB."""
+    """A model of 180B parameters fits on 8 GPUs with adapters (42 GiB of weights each), but not with full
+    training (375 GiB)."""
     device = find_device("A100-80GB")
     assert device is not None
     setup = Setup(
@@ -147,7 +155,7 @@ def test_a_model_of_falcons_size_fits_eight_gpus_with_adapters_alone():
 
 
 def test_a_plan_that_does_not_fit_says_what_adapters_would_need():
-    """1.3B in fp32 on one T4; a plan that fits has no such row."""
+    """A plan that does not fit says what adapters would need; a plan that fits has no such row."""
     alone = ["parallel.data_parallel_size=1", "resources.gpus_per_node=1", "resources.gpu_type=T4"]
     text = str(plan(load("gpt-1-3b-4xdp", alone), use_measured=False))
     assert "a rank with adapters of rank 16 next to frozen weights (lora, init_from)" in text
@@ -155,7 +163,7 @@ def test_a_plan_that_does_not_fit_says_what_adapters_would_need():
 
 
 def test_autocast_keeps_no_copy_of_matrices_in_4_bits():
-    """gpt-125m: 16 bits for each number of embeddings, biases, adapters, and of blocks not in 4 bits."""
+    """Autocast keeps 16-bit copies of embeddings, biases and adapters, but none of matrices in 4 bits."""
     settings = {"lora.rank": 8, "init_from": "a-run", "precision.dtype": "fp32"}
     for four_bits in (False, True):
         config = load("gpt-125m", settings | {"lora.load_in_4bit": four_bits}, check=False)

@@ -1,4 +1,4 @@
-"""Memory by part: against the formulas of the papers and against published peaks."""
+"""Memory by part, compared with the papers' formulas and with published peaks."""
 
 import pytest
 
@@ -15,19 +15,20 @@ from tests.planner.of_config import (
     stage_memory,
 )
 
-# One process, no dropout masks counted apart: 125M with the upstream example's settings.
+# One process, without separate dropout masks: 125M with the upstream example's settings.
 SMALL = ["model.seq_length=2048", "batch.micro_batch_size=16"]
 
 
 def layer_of(overrides: list[str], run: str = "gpt-125m") -> float:
-    """Activation bytes of one layer per token and hidden unit: the number in the paper's formulas."""
+    """Return the activation bytes of a layer per token and hidden unit: the number in the papers'
+    formulas."""
     config = load(run, overrides, check=False)
     fewer = load(run, [*overrides, f"model.num_layers={config.model.num_layers - 1}"], check=False)
     per_layer = activation_bytes(config, 0) - activation_bytes(fewer, 0)
     model = config.model
     tokens = model.seq_length * config.batch.micro_batch_size
-    # One fp32 log-sum-exp per head and token comes on top of the papers' counts, and mean and deviation of
-    # two norms, in fp32, of each token of this rank.
+    # In addition to the papers' counts there is one fp32 log-sum-exp per head and token, and the mean and
+    # deviation of two norms, in fp32, of each token of this rank.
     tensor = config.parallel.tensor_parallel_size
     small = 4 * model.num_attention_heads / tensor
     small += 16 / (tensor if config.parallel.sequence_parallel else 1)
@@ -35,35 +36,37 @@ def layer_of(overrides: list[str], run: str = "gpt-125m") -> float:
 
 
 def test_a_layer_keeps_34_bytes_without_the_scores():
-    """s b h 34, Korthikanti et al. section 4.1, flash attention keeping no scores."""
+    """A layer keeps s b h 34 bytes (Korthikanti et al., section 4.1), as flash attention keeps no scores."""
     assert layer_of(SMALL) == pytest.approx(34, abs=1e-3)
 
 
 def test_the_scores_cost_9_a_s_over_h():
-    """Equation 1 has s b h (34 + 5 a s / h) with 2-byte scores; torch's math kernel computes them, and its
-    copies of query, key and value, in fp32: softmax 4, mask 1, dropped-out softmax 4."""
+    """Kept scores add 5 a s / h in 2-byte formats (equation 1), and 9 a s / h in torch's math kernel, which
+    computes them in fp32."""
     scores = 9 * 12 * 2048 / 768
-    lse = 4 * 12 / 768  # not kept beside the scores themselves
+    lse = 4 * 12 / 768  # not kept in addition to the scores
     found = layer_of([*SMALL, "model.attention_backend=math"])
     assert found == pytest.approx(34 + 3 * 2 + scores - lse, rel=1e-6)
 
 
 @pytest.mark.parametrize("tensor", [2, 4])
 def test_tensor_parallelism_cuts_24_of_34(tensor):
-    """s b h (10 + 24 / t), equation 2; with sequence parallelism 34 / t, equation 4."""
+    """Tensor parallelism divides 24 of 34 bytes: s b h (10 + 24 / t), equation 2; with sequence parallelism
+    34 / t, equation 4."""
     overrides = [*SMALL, f"parallel.tensor_parallel_size={tensor}", f"resources.gpus_per_node={tensor}"]
     assert layer_of(overrides) == pytest.approx(10 + 24 / tensor, abs=1e-3)
     assert layer_of([*overrides, "parallel.sequence_parallel=true"]) == pytest.approx(34 / tensor, abs=1e-3)
 
 
 def test_dropout_masks_are_two_bytes_of_the_34():
-    """Without dropout there are no masks; fp32 doubles everything but the masks."""
+    """Dropout masks take two of the 34 bytes: without dropout they are absent, and fp32 doubles everything
+    else."""
     assert layer_of([*SMALL, "model.hidden_dropout=0.0"]) == pytest.approx(32, abs=1e-3)
     assert layer_of([*SMALL, "precision.dtype=fp32"]) == pytest.approx(2 * 32 + 2, abs=1e-3)
 
 
 def test_full_checkpointing_keeps_two_bytes_and_one_layer():
-    """s b h 2 a layer (section 5), and the layers of the piece that is being recomputed."""
+    """Full checkpointing keeps s b h 2 per layer (section 5), and the layers that are being recomputed."""
     overrides = [*SMALL, "parallel.activation_checkpointing.granularity=full"]
     assert layer_of(overrides) + (4 * 12 + 16) / 768 == pytest.approx(2, abs=1e-3)
     one, three = (
@@ -74,12 +77,12 @@ def test_full_checkpointing_keeps_two_bytes_and_one_layer():
     )
     unit = 2048 * 16 * 768
     layer = (34 + (4 * 12 + 16) / 768) * unit
-    # 12 inputs and 1 layer against 4 inputs and 3 layers.
+    # 12 inputs and 1 layer, compared with 4 inputs and 3 layers.
     assert three - one == pytest.approx((4 - 12) * 2 * unit + 2 * layer, rel=1e-6)
 
 
 def test_earlier_stages_hold_more_micro_batches():
-    """1F1B: stage k of p holds p - k of them, and of each what it sent on, but never more than there are."""
+    """In 1F1B, stage k of p holds p - k micro batches with their outputs, but never more than exist."""
     config = load("gpt-13b-4xdp-4xpp")
     held = [kept_bytes(config, stage) for stage in range(4)]
     sent = [stage_memory(config, stage)["pipeline"] for stage in range(4)]
@@ -87,7 +90,7 @@ def test_earlier_stages_hold_more_micro_batches():
     unit = tokens * 5120
     # Ten layer inputs of two bytes; on the last stage the final LayerNorm's input and statistics.
     assert (held[1] - held[2], held[2] - held[3]) == (2 * 10 * unit, 2 * 10 * unit - 2 * unit - 8 * tokens)
-    # Each micro batch's output stays; an input, a gradient or both are received.
+    # Each micro batch's output is kept; an input, a gradient or both are received.
     assert [size / (2 * unit) for size in sent] == [4 + 1, 3 + 2, 2 + 2, 1]
     few = load("gpt-13b-4xdp-4xpp", ["batch.global_batch_size=64"])
     assert few.accumulation_steps == 1
@@ -99,7 +102,8 @@ def test_earlier_stages_hold_more_micro_batches():
     [(1, 2, 4, 12 / 4), (2, 2, 4 / 4, 12 / 4), (3, 2 / 4, 4 / 4, 12 / 4)],
 )
 def test_zero_divides_what_it_names(stage, weights, gradients, optimizer):
-    """Bytes a parameter on each of 4 ranks: optimizer from stage 1, gradients from 2, weights from 3."""
+    """ZeRO on 4 ranks divides the optimizer's bytes from stage 1, gradients from stage 2, and weights from
+    stage 3."""
     config = load("gpt-125m-4xdp", [f"parallel.zero_stage={stage}"])
     count = count_parameters(config).total
     parts = stage_memory(config, 0)
@@ -118,10 +122,11 @@ def test_zero_divides_what_it_names(stage, weights, gradients, optimizer):
     ],
 )
 def test_each_format_has_its_bytes(overrides, weights, optimizer, gradients):
-    """fp32 with ZeRO 0 needs no second copy of the weights; every other way keeps fp32 masters.
+    """Each format has its bytes: fp32 with ZeRO 0 has no second copy of the weights; the others have fp32
+    masters.
 
-    DeepSpeed's BF16_Optimizer keeps the 16-bit gradients beside their fp32 sums. Adam counts steps, in 4
-    bytes, of each of 148 parameters, or of two flat groups.
+    DeepSpeed's BF16_Optimizer keeps the 16-bit gradients in addition to their fp32 sums. Adam counts steps,
+    in 4 bytes, for each of 148 parameters, or for two flat groups.
     """
     config = load("gpt-125m", overrides)
     count = count_parameters(config).total
@@ -132,7 +137,7 @@ def test_each_format_has_its_bytes(overrides, weights, optimizer, gradients):
 
 
 def test_chunks_keep_the_logits_small():
-    """1,024 tokens at a time instead of 32,768: 10 GB of logits become 0.3."""
+    """Chunks of 1,024 instead of 32,768 tokens make the logits 0.3 GB instead of 10 GB."""
     config = load("gpt-125m")
     whole = load("gpt-125m", ["model.cross_entropy_chunk_tokens=0"])
     saved = logits_bytes(whole, 0) - logits_bytes(config, 0)
@@ -141,7 +146,8 @@ def test_chunks_keep_the_logits_small():
 
 
 def test_selective_recomputation_drops_scores_and_the_mlps_activation():
-    """26 of 34 bytes stay, less the scores if the kernel keeps them; one layer at a time is whole."""
+    """Selective recomputation keeps 26 of 34 bytes, less any kept scores, and one complete layer at a
+    time."""
     selective = [*SMALL, "parallel.activation_checkpointing.granularity=selective"]
     lse = 4 * 12 / 768
     assert layer_of(selective) == pytest.approx(26, abs=1e-3)
@@ -149,7 +155,7 @@ def test_selective_recomputation_drops_scores_and_the_mlps_activation():
     tokens = 2048 * 16
     unit = tokens * 768
     math = load("gpt-125m", [*selective, "model.attention_backend=math"])
-    live = 8 + 3 * 2 + 9 * 12 * 2048 / 768  # the GELU's output, fp32 copies, scores
+    live = 8 + 3 * 2 + 9 * 12 * 2048 / 768  # the GELU's output, fp32 copies, and scores
     # The embedding's mask, the final LayerNorm's input; ids, and statistics of 2 x 12 + 1 norms.
     whole = (12 * 26 + live + 1 + 2) * unit + (8 + 8 * 25) * tokens
     assert activation_bytes(math, 0) == pytest.approx(whole, rel=1e-6)
@@ -157,8 +163,11 @@ def test_selective_recomputation_drops_scores_and_the_mlps_activation():
 
 @pytest.mark.parametrize("ulysses", [2, 4])
 def test_ulysses_cuts_every_activation_and_no_parameter(ulysses):
-    """s b h (34 + 2) / u: attention's output exists before and after the all-to-all; the logits' chunk as it
-    was; the ranks share out what ZeRO shares out."""
+    """Ulysses divides every activation, s b h (34 + 2) / u, and no parameter.
+
+    Attention's output exists before and after the all-to-all. The chunk of logits is unchanged, and the ranks
+    share the states that ZeRO shards.
+    """
     overrides = [
         *SMALL,
         f"parallel.ds_sequence_parallel_size={ulysses}",
@@ -175,7 +184,7 @@ def test_ulysses_cuts_every_activation_and_no_parameter(ulysses):
 
 
 def test_an_uneven_cut_is_counted_as_it_is():
-    """Parameters and activations of each stage are those of its own layers."""
+    """In an uneven pipeline, parameters and activations of each stage are counted from the stage's layers."""
     even, uneven = (
         load("gpt-13b-4xdp-4xpp", [f"parallel.pipeline_stage_layers={cut}"])
         for cut in ([10, 10, 10, 10], [4, 12, 12, 12])
@@ -195,7 +204,7 @@ QUARTER = COUNT // 4
 
 
 def state_of(*overrides: str, run: str = "gpt-125m-4xdp") -> tuple[dict[str, int], dict[str, int], int]:
-    """State on the device, in host memory, and bytes on NVMe."""
+    """Return the state on the device, the state in host memory, and the bytes on NVMe."""
     config = load(run, list(overrides))
     device = stage_memory(config, 0)
     held = {part: device[part] for part in ("weights", "gradients", "master_copy", "optimizer")}
@@ -203,11 +212,12 @@ def state_of(*overrides: str, run: str = "gpt-125m-4xdp") -> tuple[dict[str, int
 
 
 def test_an_offloaded_optimizer_leaves_the_device_with_its_gradients():
-    """Stage 1 keeps the gradients on the device until they are reduced, after the last micro batch."""
+    """Offloading moves the optimizer and its gradients off the device, but stage 1 keeps the gradients until
+    they are reduced."""
     offload = "parallel.offload_optimizer.device=cpu"
     held, host, nvme = state_of("parallel.zero_stage=2", offload)
     assert held == {"weights": 2 * COUNT, "gradients": 0, "master_copy": 0, "optimizer": 0}
-    # The sums, and the gradient that the optimizer steps with.
+    # The sums, and the gradient for the optimizer's step.
     assert (host["gradients"], host["master_copy"], host["weights"]) == (8 * QUARTER, 4 * QUARTER, 0)
     assert (host["optimizer"], nvme) == (8 * QUARTER + 8, 0)
     held, host, _ = state_of("parallel.zero_stage=1", offload)
@@ -219,7 +229,7 @@ def test_an_offloaded_optimizer_leaves_the_device_with_its_gradients():
 
 
 def test_offloaded_parameters_leave_what_is_whole_at_one_time():
-    """ZeRO 3's live parameters stay in the communication buffers."""
+    """Offloading parameters leaves ZeRO 3's live parameters in the communication buffers."""
     config = load("gpt-125m-4xdp", ["parallel.zero_stage=3", "parallel.offload_param.device=cpu"])
     assert stage_memory(config, 0)["weights"] == 0
     assert host_memory(config, 0)["weights"] == 2 * QUARTER
@@ -227,7 +237,7 @@ def test_offloaded_parameters_leave_what_is_whole_at_one_time():
 
 
 def test_state_on_nvme_passes_through_host_memory():
-    """NVMe holds what ZeRO 3 shares out, host memory four tensors of a sub-group and five buffers."""
+    """NVMe holds what ZeRO 3 shards, and host memory four tensors of a sub-group and five buffers."""
     held, host, nvme = state_of(
         "parallel.zero_stage=3",
         *(f"parallel.offload_{what}.device=nvme" for what in ("optimizer", "param")),
@@ -235,14 +245,14 @@ def test_state_on_nvme_passes_through_host_memory():
         "parallel.sub_group_size=10_000_000",
     )
     assert set(held.values()) == {0}
-    # The optimizer steps the matrices in four sub-groups, biases and norms in one.
+    # The optimizer updates the matrices in four sub-groups, biases and norms in one.
     assert nvme == 2 * COUNT // 4 + 12 * COUNT // 4 + 4 * 5
     embedding = 52_096 * 768 // 4
     assert host["buffers"] == 4 * 4 * 10_000_000 + 2 * 5 * embedding + 2 * QUARTER
 
 
 def test_on_a_cpu_host_memory_is_the_devices():
-    """On a CPU offloading moves nothing, and nothing is counted twice."""
+    """On a CPU offloading moves nothing, and no part is counted twice."""
     run = ["resources.device=cpu", "resources.gpu_type=null", "parallel.zero_stage=3"]
     plain, offloaded = load("gpt-125m", run), load("gpt-125m", [*run, "parallel.offload_param.device=cpu"])
     assert stage_memory(plain, 0) == stage_memory(offloaded, 0)
@@ -250,14 +260,15 @@ def test_on_a_cpu_host_memory_is_the_devices():
 
 
 def test_hpz_keeps_a_second_copy():
-    """hpZ's second copy is cut over the ranks of a machine, beside ZeRO 3's part of each rank."""
+    """hpZ keeps a second copy, sharded across the ranks of a machine, in addition to ZeRO 3's part of each
+    rank."""
     run = ["parallel.zero_stage=3", "resources.nodes=2", "resources.gpus_per_node=2"]
     plain, hpz = state_of(*run)[0], state_of(*run, "parallel.zero_hpz=true")[0]
     assert hpz["weights"] - plain["weights"] == 2 * COUNT // 2
 
 
 def test_a_snapshot_is_what_a_rank_writes():
-    """Asynchronous saving copies weights and optimizer state to host memory, which must hold them."""
+    """Asynchronous saving copies weights and optimizer state to host memory, which must be large enough."""
     config = load("gpt-125m-4xdp", ["checkpoint.async_save=true", "resources.memory_per_node_bytes=1e9"])
     assert host_memory(config, 0)["snapshot"] == 2 * COUNT + 12 * QUARTER + 8
     estimate = estimate_memory(config)
@@ -273,14 +284,15 @@ def test_a_snapshot_is_what_a_rank_writes():
 
 # --- published peaks ------------------------------------------------------------------------------
 
-# Megatron-DeepSpeed holds all logits of a micro batch: fp16, an fp32 copy, and the softmax made from it.
+# Megatron-DeepSpeed holds all logits of a micro batch: in fp16, as an fp32 copy, and as the softmax.
 MEGATRON_LOGIT_BYTES = 2 + 4 + 4
 
 
 def as_megatron_deepspeed(name: str, stage: int) -> float:
-    """Our count of the same run in the upstream trainer, GiB: its logits, its fp16 gradients, no runtime.
+    """Return our count of the run in upstream's trainer in GiB, with its logits, its fp16 gradients, and no
+    runtime.
 
-    Upstream's peaks are of 2023's DeepSpeed, which kept gradients in fp16 and had one fp16 bucket of 5e8.
+    Upstream's peaks are from DeepSpeed of 2023, which kept gradients in fp16 and had one fp16 bucket of 5e8.
     """
     config = load(name)
     parts = stage_memory(config, stage)
@@ -295,14 +307,15 @@ def as_megatron_deepspeed(name: str, stage: int) -> float:
     total = parts["weights"] + parts["gradients"] / 2 + parts["master_copy"] + parts["optimizer"]
     total += parts["activations"] + parts["pipeline"]
     total += MEGATRON_LOGIT_BYTES * logits * (stage == last)
-    # The flat gradient of the step, and the bucket where there is something to reduce.
+    # The flat gradient of the step, and the bucket if there is something to reduce.
     total += 4 * count / config.parallel.data_parallel_size
     total += 2 * min(5e8, count) * (config.parallel.data_parallel_size > 1)
     return total / GIB
 
 
 def test_the_logged_peak_of_125m_is_met_within_2_per_cent():
-    """28.07 GB of allocated memory in the example's log (DeepSpeed's GB are GiB); the count is 27.95."""
+    """The count of 125M is within 2 % of the allocated memory in the example's log, 28.07 GB (DeepSpeed's GB
+    are GiB)."""
     assert as_megatron_deepspeed("gpt-125m", 0) == pytest.approx(28.07, rel=0.02)
 
 
@@ -311,9 +324,10 @@ def test_the_logged_peak_of_125m_is_met_within_2_per_cent():
     [("gpt-125m", 31, 0.90), ("gpt-1-3b-4xdp", 39, 0.77), ("gpt-13b-4xdp-4xpp", 70, 0.73)],
 )
 def test_published_peaks_are_above_the_count_by_the_allocators_share(name, published, at_least):
-    """31, 39 and 70 GB are of whole devices: the allocator's free blocks, CUDA and NCCL lie in them.
+    """Counts are below the published peaks of 31, 39 and 70 GB, which include the allocator's free blocks,
+    CUDA and NCCL.
 
-    The count of what a step needs must stay below, and at 125M, 1.3B and 13B reaches 90, 78 and 73 % of them.
+    At 125M, 1.3B and 13B the count reaches 90, 78 and 73 % of them.
     """
     stages = range(load(name).parallel.pipeline_parallel_size)
     counted = max(as_megatron_deepspeed(name, stage) for stage in stages)
@@ -321,8 +335,8 @@ def test_published_peaks_are_above_the_count_by_the_allocators_share(name, publi
 
 
 def test_the_upstream_runs_fit_the_gpus_they_were_run_on():
-    """A100 40 GB for 125M and 1.3B, 80 GB for 13B: none is planned as too large, and none as trivially
-    small."""
+    """The upstream runs fit the GPUs they ran on, A100 40 GB for 125M and 1.3B and 80 GB for 13B, without
+    being trivially small."""
     for name in ("gpt-125m", "gpt-1-3b-4xdp", "gpt-13b-4xdp-4xpp"):
         memory = estimate_memory(load(name))
         assert memory.fits
@@ -330,7 +344,7 @@ def test_the_upstream_runs_fit_the_gpus_they_were_run_on():
 
 
 def test_13b_does_not_fit_without_checkpointing_or_a_cut():
-    """The planner says no if the answer is known to be no."""
+    """13B does not fit on one GPU without checkpointing or parallelism."""
     uncut = ["parallel.activation_checkpointing.granularity=none"]
     assert estimate_memory(load("gpt-13b-4xdp-4xpp", uncut)).fits is False
     alone = load("gpt-13b-4xdp-4xpp", ["parallel.pipeline_parallel_size=1", "resources.gpus_per_node=2"])
@@ -339,7 +353,8 @@ def test_13b_does_not_fit_without_checkpointing_or_a_cut():
 
 @pytest.mark.parametrize(("overlap", "buffers"), [("false", 1), ("true", 2)])
 def test_a_bucket_larger_than_the_model_costs_no_more_than_the_model(overlap, buffers):
-    """5e8 elements of fp32 would be 1.9 GiB a buffer; 125M's parameters, in whole 2**20, are 0.5."""
+    """A bucket is never larger than the model: 5e8 fp32 elements would be 1.9 GiB, but 125M parameters take
+    0.5 GiB."""
     overrides = [
         "parallel={zero_stage: 1, data_parallel_size: 2}",
         "resources.nodes=2",
@@ -353,7 +368,7 @@ def test_a_bucket_larger_than_the_model_costs_no_more_than_the_model(overlap, bu
 
 
 def test_parts_are_named_and_the_fullest_stage_is_reported():
-    """The total is the sum of all parts, and the fullest stage counts."""
+    """The total is the sum of all parts on the fullest stage."""
     config = load("gpt-13b-4xdp-4xpp")
     memory = estimate_memory(config)
     assert tuple(memory.parts) == PARTS
@@ -362,7 +377,7 @@ def test_parts_are_named_and_the_fullest_stage_is_reported():
 
 
 def test_a_cpu_rank_has_its_share_of_the_host():
-    """memory_per_node_bytes divided by the ranks on the node; this machine's memory if it is null."""
+    """A CPU rank has its share of memory_per_node_bytes, or of this machine's memory if it is null."""
     two = load(
         "gpt-tiny",
         [
@@ -383,6 +398,6 @@ def test_a_cpu_rank_has_its_share_of_the_host():
 
 
 def test_an_unknown_gpu_has_no_verdict():
-    """An unknown device neither fits nor does not."""
+    """A run on an unknown GPU is neither reported as fitting nor as too large."""
     memory = estimate_memory(load("gpt-125m", ["resources.gpu_type=null"]))
     assert (memory.device_bytes, memory.fits) == (None, None)

@@ -20,9 +20,9 @@ from tests.planner.of_config import activation_bytes, host_memory, logits_bytes,
 N = 4112
 WORDS, ATTENTION, MLP = 1024, 4 * 288, 4 * 416
 TOKENS = 48
-# Adam counts the steps of both groups in an fp32 number each; without ZeRO, of each of 52 parameters.
+# Adam counts the steps of both groups in an fp32 number each, or of each of 52 parameters without ZeRO.
 STEPS, PARAMETERS = 8, 52
-# DeepSpeed's buckets are cut down to whole 2**20 elements.
+# DeepSpeed's buckets are reduced to multiples of 2**20 elements.
 BUCKET = 2**20
 FULL = "parallel.activation_checkpointing.granularity=full"
 ON_CPU = "resources={device: cpu, gpu_type: null}"
@@ -95,8 +95,8 @@ def test_model_state(overrides, weights, gradients, optimizer):
 
 # --- activations ----------------------------------------------------------------------------------
 
-# In bf16, a token and unit: norm inputs 2 * 2, product inputs 2 * 2, masks 2; query, key, value, output 4 * 2
-# and the MLP's two of width f / h = 3. Each token: mean and deviation of two norms in fp32.
+# In bf16, per token and unit: norm inputs 2 * 2, product inputs 2 * 2, masks 2; query, key, value, output 4 *
+# 2 and two of the MLP with width f / h = 3. Per token: mean and deviation of two norms in fp32.
 UNIT = TOKENS * 8
 LAYER = UNIT * (10 + (4 + 2 * 3) * 2) + 16 * TOKENS
 LSE = 4 * 2 * TOKENS
@@ -104,8 +104,8 @@ LSE = 4 * 2 * TOKENS
 MASK, IDS, NORM = UNIT, 8 * TOKENS, 2 * UNIT + 8 * TOKENS
 ENDS = MASK + IDS + NORM
 STREAM = 2 * UNIT
-# torch's math kernel: fp32 copies of query, key and value, and of each pair the softmax, dropout's mask of a
-# byte and what it leaves.
+# torch's math kernel: fp32 copies of query, key and value, and for each pair the softmax, dropout's mask of
+# one byte, and the result of dropout.
 MATH = UNIT * 3 * 2 + (4 + 1 + 4) * 2 * TOKENS * 16
 
 
@@ -114,7 +114,7 @@ MATH = UNIT * 3 * 2 + (4 + 1 + 4) * 2 * TOKENS * 16
     [
         ([], 4 * (LAYER + LSE) + ENDS),
         (["model.hidden_dropout=0"], 4 * (LAYER - 2 * UNIT + LSE) + ENDS - MASK),
-        # Autocast: the norms' inputs in fp32.
+        # Autocast: the inputs of the norms in fp32.
         (["precision.autocast=true"], 4 * (LAYER + 4 * UNIT + LSE) + ENDS + 2 * UNIT),
         (["precision.dtype=fp32"], 4 * (2 * LAYER - 2 * UNIT - 16 * TOKENS + LSE) + ENDS + 2 * UNIT),
         (["model.attention_backend=math"], 4 * (LAYER + MATH) + ENDS),
@@ -122,7 +122,7 @@ MATH = UNIT * 3 * 2 + (4 + 1 + 4) * 2 * TOKENS * 16
             ["model={attention_backend: math, attention_dropout: 0}"],
             4 * (LAYER + MATH - (1 + 4) * 2 * TOKENS * 16) + ENDS,
         ),
-        # The GELU's output (3 * 2) is dropped; of one layer it is there again.
+        # The GELU's output (3 * 2) is dropped, and exists again for one layer.
         ([SELECTIVE], 4 * (LAYER - 6 * UNIT + LSE) + ENDS + 6 * UNIT),
         (
             [SELECTIVE, "model.attention_backend=math"],
@@ -134,7 +134,8 @@ MATH = UNIT * 3 * 2 + (4 + 1 + 4) * 2 * TOKENS * 16
             2 * STREAM + 3 * (LAYER + LSE) + ENDS,
         ),
         ([FULL, "parallel.activation_checkpointing.interval_layers=9"], STREAM + 4 * (LAYER + LSE) + ENDS),
-        # Two tensor ranks: 10 whole and half of 20; with sequence parallelism half of everything but the ids.
+        # Two tensor ranks: all of 10 and half of 20; with sequence parallelism half of everything except the
+        # ids.
         (["parallel.tensor_parallel_size=2"], 4 * (UNIT * 20 + 16 * TOKENS + LSE // 2) + ENDS),
         (
             ["parallel={tensor_parallel_size: 2, sequence_parallel: true}"],
@@ -144,15 +145,15 @@ MATH = UNIT * 3 * 2 + (4 + 1 + 4) * 2 * TOKENS * 16
             ["parallel={tensor_parallel_size: 2, sequence_parallel: true}", FULL],
             (4 * STREAM + LAYER + LSE + ENDS + IDS) // 2,
         ),
-        # After the all-to-all of Ulysses the output of attention is there twice.
+        # After Ulysses' all-to-all, the output of attention exists twice.
         (["parallel.ds_sequence_parallel_size=2"], (4 * (LAYER + 2 * UNIT + LSE) + ENDS) // 2),
-        # FPDT: attention's tensors wait in host memory; of the MLP only its input is kept. On the device a
-        # chunk of 8 tokens: ten 16-bit tensors and three in fp32.
+        # FPDT keeps attention's tensors in host memory, and of the MLP only its input. On the device there is
+        # a chunk of 8 tokens: ten 16-bit tensors and three in fp32.
         (
             ["parallel.fpdt_chunk_tokens=8", "model.attention_dropout=0"],
             4 * (UNIT * 8 + 16 * TOKENS) + ENDS + 3 * 8 * 8 * (10 * 2 + 3 * 4),
         ),
-        # FP8 keeps the inputs of products as they are.
+        # FP8 keeps the inputs of products in their format.
         (["precision.fp8=true"], 4 * (LAYER + LSE) + ENDS),
     ],
 )
@@ -161,7 +162,7 @@ def test_activations(overrides, held):
 
 
 def test_activations_of_a_pipeline():
-    """Stage k of 2 holds 2 - k micro batches; one micro batch is held once."""
+    """Stage k of 2 holds 2 - k micro batches; a single micro batch is held once."""
     cut = "parallel={pipeline_parallel_size: 2, pipeline_stage_layers: [2, 2]}"
     layers, first = 2 * (LAYER + LSE), MASK + IDS
     config = small(cut)
@@ -174,7 +175,8 @@ def test_activations_of_a_pipeline():
 
 
 def test_what_a_pipeline_sends_stays():
-    """Of each micro batch in flight the output that was sent on; and an output or gradient being received."""
+    """A pipeline keeps the sent output of each micro batch in flight, and an output or gradient being
+    received."""
     cut = "parallel={pipeline_parallel_size: 2, pipeline_stage_layers: [2, 2]}"
     assert parts(cut)["pipeline"] == 2 * STREAM + STREAM
     assert parts(cut, "batch.global_batch_size=3")["pipeline"] == STREAM + STREAM
@@ -183,7 +185,8 @@ def test_what_a_pipeline_sends_stays():
 
 
 def test_who_keeps_the_scores():
-    """math always keeps scores; so does auto on a CPU with dropout, which no other kernel has there."""
+    """The math kernel keeps scores, and so does auto on a CPU with dropout, where no other kernel has
+    dropout."""
     on_cpu = "resources={device: cpu, gpu_type: null}"
     none = "model.attention_dropout=0"
     assert not _keeps_scores(small())
@@ -220,19 +223,19 @@ def test_who_keeps_the_scores():
     ],
 )
 def test_logits(overrides, held):
-    """A chunk in bf16 and, on a GPU, cast to fp32 with its log-softmax; the fp32 gradient of the embeddings;
-    the hidden states and their gradient."""
+    """Logits need a chunk in bf16, on a GPU its fp32 cast with the log-softmax, the embeddings' fp32
+    gradient, and the hidden states with their gradient."""
     assert logits_bytes(small(*overrides), 0) == held
 
 
 @pytest.mark.parametrize(
     ("overrides", "buffers"),
     [
-        # DeepSpeed's BF16_Optimizer reduces the sums whole.
+        # DeepSpeed's BF16_Optimizer reduces all sums at once.
         ([], 0),
         (["parallel.zero_stage=0", "precision.dtype=fp32"], 0),
-        # The fp32 sums of stage 1, the weights' format of stage 2; two buckets with overlap, which needs
-        # another rank.
+        # fp32 sums in stage 1, the weights' format in stage 2; two buckets with overlap, which needs another
+        # rank.
         (["precision.dtype=fp16", "parallel.data_parallel_size=2"], 2 * 4 * BUCKET),
         (["precision.dtype=fp16"], 4 * BUCKET),
         (["precision.dtype=fp16", "parallel={data_parallel_size: 2, overlap_comm: false}"], 4 * BUCKET),
@@ -240,11 +243,11 @@ def test_logits(overrides, held):
         (["precision.dtype=fp16", "parallel.reduce_bucket_size=1000"], 4 * 1000),
         (["parallel={zero_stage: 2, data_parallel_size: 2}"], 2 * 2 * BUCKET),
         (["parallel={zero_stage: 2, offload_optimizer: {device: cpu}}"], 2 * BUCKET),
-        # bf16 with stage 1 and an offloaded optimizer is no BF16_Optimizer.
+        # bf16 with stage 1 and an offloaded optimizer does not use BF16_Optimizer.
         (["parallel={zero_stage: 1, offload_optimizer: {device: cpu}}"], 4 * BUCKET),
         (["parallel.zero_stage=3"], 2 * N + 2 * BUCKET),
         (["parallel={zero_stage: 3, stage3_max_live_parameters: 100}"], 2 * 100 + 2 * BUCKET),
-        # ZeRO++: int8 copies of what is gathered ahead, int4 halves of the bucket.
+        # ZeRO++: int8 copies of what is prefetched, and int4 halves of the bucket.
         (["parallel={zero_stage: 3, zero_quantized_weights: true}"], 2 * N + 2 * BUCKET + N),
         (["parallel={zero_stage: 3, zero_quantized_gradients: true}"], 2 * N + 3 * BUCKET),
     ],
@@ -259,15 +262,15 @@ def test_buffers_of_a_gpu(overrides, buffers):
 
 
 def test_a_pipeline_has_one_bucket():
-    """A pipeline's engine reduces after the last micro batch: there is nothing to overlap."""
+    """A pipeline has one bucket, because its engine reduces after the last micro batch without overlap."""
     config = small("parallel={pipeline_parallel_size: 2, zero_stage: 1}", "precision.dtype=fp16")
     for stage in range(2):
         assert stage_memory(config, stage)["communication"] == 4 * BUCKET
 
 
 def test_the_workspace_is_what_the_activations_do_not_leave():
-    """In the backward pass the MLP's two inner gradients and the stream's, less the logits that are gone; the
-    flat gradient of the step fits where the activations were."""
+    """The workspace is the MLP's two inner gradients and the residual's, less the freed logits; the step's
+    flat gradient fits into the space of the activations."""
     first = "parallel={pipeline_parallel_size: 2, pipeline_stage_layers: [2, 2]}"
     inner = 2 * 2 * TOKENS * 24 + STREAM
     assert parts(first)["workspace"] == inner
@@ -288,19 +291,19 @@ def test_the_workspace_is_what_the_activations_do_not_leave():
     ],
 )
 def test_buffers_of_a_cpu(overrides, buffers):
-    """A CPU gives no memory to the part of a bucket that is never filled, and keeps no free blocks."""
+    """A CPU allocates no memory for the unused part of a bucket, and keeps no free blocks."""
     found = parts(ON_CPU, *overrides)
     assert (found["communication"], found["runtime"], found["reserve"]) == (buffers, CPU_RUNTIME_BYTES, 0)
 
 
-# --- beside the device ----------------------------------------------------------------------------
+# --- outside of the device ----------------------------------------------------------------------------
 
 ON_NVME = "{device: nvme, nvme_path: /nvme, buffer_count: 6}"
 
 
 def test_state_on_nvme():
-    """ZeRO 3 on 2 ranks: four fp32 tensors of a sub-group, six bf16 buffers of the largest parameter, and the
-    rest."""
+    """With ZeRO 3 on NVMe and 2 ranks, host memory has four fp32 tensors of a sub-group, six bf16 buffers of
+    the largest parameter, and the remaining state."""
     offload = f"offload_optimizer: {ON_NVME}, offload_param: {ON_NVME}"
     both = f"parallel={{zero_stage: 3, data_parallel_size: 2, {offload}}}"
     config = small(both)
@@ -318,7 +321,7 @@ def test_state_on_nvme():
     assert host_memory(config, 0) == expected
     fewer = small(both, "parallel.sub_group_size=100")
     assert host_memory(fewer, 0)["buffers"] == 4 * 4 * 100 + 2 * 6 * largest + 2 * share
-    # On a CPU the same buffers are the device's workspace.
+    # On a CPU the same buffers are workspace on the device.
     on_cpu = small(both, "resources={device: cpu, gpu_type: null}")
     found = stage_memory(on_cpu, 0)
     assert found["workspace"] == expected["buffers"]
@@ -335,20 +338,21 @@ def test_the_optimizer_alone_on_nvme_and_on_the_host():
         8 * N + STEPS,
     )
     # Stage 1 reduces after the last micro batch: until then the gradients are on the device. The optimizer
-    # steps from a copy on the host.
+    # steps from a copy in host memory.
     assert (host_memory(config, 0)["gradients"], stage_memory(config, 0)["gradients"]) == (4 * N, 4 * N)
 
 
 @pytest.mark.parametrize(("mode", "copies"), [("full", 1), ("perf", 0), ("eval", 0)])
 def test_a_snapshot_of_asynchronous_saving(mode, copies):
-    """Weights and optimizer state of the rank, in a run that saves."""
+    """Asynchronous saving keeps a copy of the rank's weights and optimizer state, in runs that save."""
     config = small("checkpoint.async_save=true", f"mode={mode}")
     assert host_memory(config, 0)["snapshot"] == copies * (14 * N + STEPS)
     assert host_memory(small(f"mode={mode}"), 0)["snapshot"] == 0
 
 
 def test_the_fullest_stage_and_its_share_of_the_host():
-    """The first of two stages: it holds two micro batches. 8 GPUs share the machine's memory."""
+    """The first of two stages is the fullest, since it holds two micro batches; 8 GPUs share the machine's
+    memory."""
     config = small(
         "parallel={pipeline_parallel_size: 2, pipeline_stage_layers: [3, 1]}",
         "resources={gpus_per_node: 8, memory_per_node_bytes: 80_000_000, gpu_type: A100-40GB}",
@@ -373,7 +377,7 @@ def test_the_fullest_stage_and_its_share_of_the_host():
 
 
 def test_a_cpu_rank_has_its_share_of_its_machine():
-    """4 ranks on 2 machines: two share one machine's memory, and there are no host parts beside it."""
+    """4 ranks on 2 machines: two share one machine's memory, and host memory has no separate parts."""
     config = small(
         "resources={device: cpu, gpu_type: null, nodes: 2, memory_per_node_bytes: 1_000_001}",
         "parallel={data_parallel_size: 4}",
@@ -384,7 +388,8 @@ def test_a_cpu_rank_has_its_share_of_its_machine():
 
 
 def test_the_start_of_a_run_takes_host_memory_too():
-    """Each rank of a node makes its part in fp32, one whole matrix at a time; ZeRO 3 keeps only its share."""
+    """At the start, each rank of a node initializes its part in fp32, one complete matrix at a time; with
+    ZeRO 3 only its shard stays."""
     matrix = 4 * WORDS
     for overrides, made in (([], 4 * N), (["parallel.zero_stage=3"], 0)):
         memory = estimate_memory(
@@ -400,7 +405,8 @@ def test_the_start_of_a_run_takes_host_memory_too():
 
 
 def test_fpdt_waits_in_host_memory():
-    """Input, query, key, value and output in bf16, and the log-sum-exp, of each layer."""
+    """FPDT offloads the input, query, key, value and output in bf16, and the log-sum-exp, of each layer to
+    host memory."""
     config = small("parallel.fpdt_chunk_tokens=8", "model.attention_dropout=0")
     assert host_memory(config, 0)["activations"] == 4 * (5 * 2 * UNIT + LSE)
     whole = small("parallel.fpdt_chunk_tokens=16", "model.attention_dropout=0")
@@ -415,14 +421,15 @@ def test_fpdt_waits_in_host_memory():
         ("bf16", "cpu", {}, True),
         ("fp32", "cpu", {}, False),
         ("bf16", "gpu", {}, False),
-        # torch's kernels on a CPU know no window, and no cap anywhere.
+        # On a CPU, torch's kernels support no window; no kernel supports a cap.
         ("fp32", "cpu", {"window": True}, True),
         ("bf16", "gpu", {"window": True}, False),
         ("fp32", "gpu", {"softcap": True}, True),
     ],
 )
 def test_whose_attention_kernel_a_layer_has(dtype, device, changed, own):
-    """On a CPU, torch's math kernel rounds 16-bit sums, so the model has its own (model/attention.py)."""
+    """A layer on a CPU uses the model's own attention kernel (model/attention.py), since torch's math kernel
+    rounds 16-bit sums."""
     shape = Shape(2, 128, 4, 512, 512, 128, 4, 32, attn_softcap="softcap" in changed)
     setup = Setup(shape, on_gpu=device == "gpu", micro_batch_size=1, global_batch_size=1, dtype=dtype)
     assert own_kernel(setup, window="window" in changed) is own

@@ -1,4 +1,4 @@
-"""The Terms of an estimate add up to it, part by part, and show their numbers."""
+"""The Terms of an estimate add up to each of its parts and show their numbers."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""Published programs: bytes of their states, and what does not exist at one time, which is not added."""
+"""Published programs: bytes of their states, and parts that never exist at the same time, which are not
+added."""
 
 from dataclasses import replace
 from typing import Any
@@ -28,7 +29,8 @@ ONE = Setup(
 
 
 def test_the_larger_of_logits_and_recomputed_layer_counts():
-    """10 bytes of a logit, less the layer that is recomputed when they are gone."""
+    """The larger of logits and recomputed layer counts: 10 bytes per logit, less the layer that is recomputed
+    afterwards."""
     parts, stage = estimate(ONE).parts, stage_of(ONE, 0)
     logits, live = 10 * 4 * 2048 * 50304, activations.live(ONE, stage)
     assert 0 < live < logits
@@ -37,7 +39,8 @@ def test_the_larger_of_logits_and_recomputed_layer_counts():
 
 
 def test_a_tied_output_layers_gradient_waits_in_autograd():
-    """In 16 bit, beside the layer that is recomputed; DeepSpeed's programs, if one stage has both ends."""
+    """In 16 bit, a tied output layer's gradient is kept with the recomputed layer, in DeepSpeed's programs
+    with both ends on one stage."""
     few = replace(ONE, engine="megatron-deepspeed", shape=replace(SHAPE, padded_vocab_size=4096))
     stage = stage_of(few, 0)
     assert buffers.logits_bytes(few, stage) == 10 * 4 * 2048 * 4096 < activations.live(few, stage)
@@ -63,7 +66,8 @@ def test_a_gpu_gives_a_hundredth_less_than_its_name_says(name, gib):
 
 
 def test_fsdp_without_resharding_keeps_whole_16_bit_weights_and_cut_fp32_ones():
-    """SHARD_GRAD_OP over 8 ranks: 4 / 8 bytes of a weight beside 2 bytes that were gathered."""
+    """FSDP's SHARD_GRAD_OP on 8 ranks keeps 4 / 8 bytes of each fp32 weight and 2 bytes of its gathered
+    16-bit copy."""
     setup = replace(ONE, engine="metaseq", data_parallel_size=8, global_batch_size=32, zero_stage=2)
     parts, count = estimate(setup).parts, stage_of(setup, 0).elements
     assert parts["weights"] == 4 * count // 8
@@ -74,12 +78,12 @@ def test_nvfp4_keeps_half_a_byte_and_a_scale_of_each_input():
     eight = replace(ONE, engine="megatron-core", recompute="none", fp8=True)
     four = replace(eight, fp8=False, fp4=True)
     saved = activations.layer(eight).total - activations.layer(four).total
-    # The inputs of four products: 3 x hidden and the MLP's inner width, 1 byte against 9/16.
+    # The inputs of four products: 3 x hidden and the MLP's inner width, 1 byte compared with 9/16.
     assert saved == 7 / 16 * four.tokens_per_micro_batch * (3 * 2048 + 8192)
 
 
 def bytes_each(engine: str, **changes: Any) -> tuple[float, ...]:
-    """Weights, gradients, masters and moments for each parameter of a rank."""
+    """Return weights, gradients, masters and moments for each parameter of a rank."""
     found = estimate(replace(ONE, engine=engine, **changes)).parts
     parts = ("weights", "gradients", "master_copy", "optimizer")
     return tuple(found[part] / stage_of(ONE, 0).elements for part in parts)
@@ -88,7 +92,7 @@ def bytes_each(engine: str, **changes: Any) -> tuple[float, ...]:
 @pytest.mark.parametrize(
     ("engine", "changes", "expected"),
     [
-        # Megatron-LM's README: 18 bytes in bf16; in fp16 20, with the fp32 copy that the step makes.
+        # Megatron-LM's README: 18 bytes in bf16; 20 in fp16, with the fp32 copy that the step makes.
         ("megatron-lm", {"dtype": "fp16"}, (2, 2, 4, 8)),
         ("megatron-lm", {"dtype": "bf16"}, (2, 4, 4, 8)),
         ("megatron-lm", {"dtype": "fp32"}, (4, 4, 0, 8)),
@@ -108,7 +112,7 @@ def test_each_program_keeps_the_bytes_that_it_is_known_for(engine, changes, expe
 
 
 def test_autocast_keeps_the_cast_matrices_of_a_program_with_whole_fp32_weights():
-    """2 bytes more for each number of a matrix; under ZeRO 3 the gathered copy is the cast one."""
+    """Autocast adds 2 bytes for each number of a matrix; under ZeRO 3 the gathered copy is the cast one."""
     cast, plain = (
         estimate(replace(ONE, engine="composer", autocast=on)).parts["weights"] for on in (True, False)
     )
@@ -120,7 +124,7 @@ def test_autocast_keeps_the_cast_matrices_of_a_program_with_whole_fp32_weights()
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_words_that_are_looked_up_are_not_cast(tied):
-    """The first stage of a pipeline has them too; a product with them is made on the last one."""
+    """Embeddings on the first stage are looked up and not cast; the last stage multiplies with them."""
     setup = replace(ONE, engine="nbtrain", shape=replace(SHAPE, tied=tied), pipeline_parallel_size=2)
     first, last = stage_of(setup, 0), stage_of(setup, 1)
     assert first.parameters.word_embeddings == 50304 * 2048
@@ -129,7 +133,8 @@ def test_words_that_are_looked_up_are_not_cast(tied):
 
 
 def test_a_later_stage_with_more_windows_may_be_the_fullest():
-    """Of middle stages with equally many layers each kind is looked at: a mask is kept in each layer."""
+    """Among middle stages with equally many layers, each kind is checked, because windows keep a mask in each
+    layer."""
     shape = replace(SHAPE, padded_vocab_size=128, window_size=512)
     shape = replace(shape, window_layers=(False,) * 12 + (True,) * 6 + (False,) * 6)
     setup = replace(

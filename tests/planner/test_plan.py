@@ -1,4 +1,4 @@
-"""The plan as a whole: time, disk, warnings, and the forms in which it is shown."""
+"""The complete plan: time, disk, warnings, and its forms."""
 
 import json
 
@@ -36,7 +36,8 @@ def _examples(workspace, repository):
 
 @pytest.mark.parametrize(("dtype", "share", "per_core"), [("fp32", "43%", "86"), ("bf16", "76%", "152")])
 def test_a_cpu_run_is_planned_by_what_its_cores_do(monkeypatch, dtype, share, per_core):
-    """A share of this machine's matrix rate; a machine twice as fast takes half as long."""
+    """The time of a CPU run follows from this machine's matrix rate: a machine twice as fast takes half as
+    long."""
     config = load("gpt3-tiny", [f"precision.dtype={dtype}", "resources.cpus_per_node=4"], check=False)
     monkeypatch.setattr(duration, "matmul_flops_per_core", lambda: 200e9)
     estimate = estimate_duration(config)
@@ -69,8 +70,8 @@ def test_a_cpu_run_is_planned_by_what_its_cores_do(monkeypatch, dtype, share, pe
     ],
 )
 def test_the_benchmarks_come_out(monkeypatch, overrides, tokens_per_second):
-    """docs/evidence/benchmarks.md: gpt3-tiny in fp32 and 14M parameters in bf16, on 2 cores; nothing of this
-    machine counts."""
+    """The plan meets docs/evidence/benchmarks.md, gpt3-tiny in fp32 and 14M parameters in bf16 on 2 cores, on
+    any machine."""
     monkeypatch.setattr(duration, "matmul_flops_per_core", None)
     config = load("gpt3-tiny", [*overrides, "resources.cpus_per_node=2"], check=False)
     rate = estimate_duration(config, use_measured=False).tokens_per_second
@@ -78,7 +79,7 @@ def test_the_benchmarks_come_out(monkeypatch, overrides, tokens_per_second):
 
 
 def test_a_gpu_run_measures_no_cpu(monkeypatch):
-    """Neither a GPU run nor a CPU run with a rate of its own measures the cores."""
+    """Neither a GPU run nor a CPU run with a configured rate measures the cores."""
     monkeypatch.setattr(duration, "matmul_flops_per_core", None)
     assert estimate_duration(load("gpt-125m")).seconds
     directory = RunDir.named("gpt3-tiny")
@@ -96,7 +97,7 @@ def test_a_gpu_run_measures_no_cpu(monkeypatch):
     ],
 )
 def test_no_peak_no_time(overrides, basis):
-    """An unknown rate is reported as unknown, not guessed."""
+    """An unknown rate is reported as unknown rather than guessed."""
     estimate = estimate_duration(load("gpt-125m", overrides, check=False))
     assert (estimate.seconds, estimate.basis) == (None, basis)
 
@@ -116,13 +117,14 @@ def test_no_peak_no_time(overrides, basis):
     ],
 )
 def test_checkpoints_on_disk(overrides, checkpoints):
-    """keep_last and one that is being written, the best, those kept for ever, never more than the run
-    writes."""
+    """The disk holds keep_last checkpoints, one being written, the best, and the permanent ones, but never
+    more than the run writes."""
     assert num_checkpoints(load("gpt-125m", overrides)) == checkpoints
 
 
 def test_a_checkpoint_has_14_bytes_a_parameter():
-    """16-bit weights, fp32 masters, two moments; 12 bytes with ZeRO 0, whose weights are the masters."""
+    """A checkpoint has 14 bytes per parameter: 16-bit weights, fp32 masters, two moments; with ZeRO 0 it has
+    12, as weights are the masters."""
     for name, state in (("gpt-125m", 14 * 126_638_592), ("gpt3-tiny", 12 * 3_487_232)):
         config = load(name)
         assert estimate_disk(config).checkpoint_bytes == checkpoint_bytes(config)
@@ -133,7 +135,7 @@ def test_a_checkpoint_has_14_bytes_a_parameter():
 
 
 def a_dataset(tokens: int) -> None:
-    """A manifest of a prepared dataset of gpt3-tiny."""
+    """Write the manifest of a prepared dataset for gpt3-tiny."""
     folder = dataset_dir("python-docs-1k")
     folder.mkdir(parents=True, exist_ok=True)
     files.write_json(
@@ -153,7 +155,7 @@ def a_dataset(tokens: int) -> None:
 
 
 def test_the_plan_of_a_prepared_dataset_counts_epochs():
-    """Bytes and epochs come from the manifest if there is nothing else; a warning above four."""
+    """The plan takes bytes and epochs from the dataset's manifest, and warns above four epochs."""
     unknown = plan(load("gpt3-tiny"))
     assert (unknown.epochs, unknown.disk.dataset_bytes) == (None, None)
     a_dataset(2_000_000)
@@ -169,7 +171,8 @@ def test_the_plan_of_a_prepared_dataset_counts_epochs():
 
 
 def test_epochs_are_those_of_the_idx_itself():
-    """Its tokens and documents go before the manifest's; what disagrees or cannot be read is a finding."""
+    """The .idx's tokens and documents take precedence over the manifest's; disagreements and unreadable files
+    are findings."""
     config = load("gpt3-tiny", ["data.split=8,1,1"])
     pair = dataset_of(config)
     pair.directory.mkdir(parents=True)
@@ -198,7 +201,7 @@ def test_epochs_are_those_of_the_idx_itself():
 
 
 def test_a_damaged_manifest_is_no_reason_to_have_no_plan():
-    """A damaged dataset counts as unknown; prepare and preflight say what is wrong with it."""
+    """A damaged manifest counts as an unknown dataset; prepare and preflight report the damage."""
     folder = dataset_dir("python-docs-1k")
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_text("{")
@@ -207,7 +210,7 @@ def test_a_damaged_manifest_is_no_reason_to_have_no_plan():
 
 @pytest.mark.parametrize("run", ["gpt3-tiny", "gpt-125m-2xdp", "gpt-13b-4xdp-4xpp-4xtp", "gpt-175b"])
 def test_a_plan_is_text_html_and_json(run):
-    """Each form has the same figures, and plan.json comes back equal from JSON."""
+    """Text, HTML and JSON have the same numbers, and plan.json is equal after a round trip."""
     result = plan(load(run))
     value = result.to_dict()
     assert json.loads(json.dumps(value)) == value
@@ -224,7 +227,8 @@ def test_a_plan_is_text_html_and_json(run):
 
 
 def test_the_plan_says_how_the_model_is_cut_and_what_leaves_the_device():
-    """Stages by their layers, Ulysses as a factor, host memory and NVMe with their parts."""
+    """The plan shows the layers of each stage, Ulysses as a factor, and the parts in host memory and on
+    NVMe."""
     piped = str(plan(load("gpt-1-3b-4xdp-4xpp")))
     assert "data(4) * pipeline(4) * tensor(1) = 16 processes, ZeRO 1, fp16" in piped
     assert "6 + 6 + 7 + 5 layers" in piped
@@ -246,7 +250,7 @@ def test_the_plan_says_how_the_model_is_cut_and_what_leaves_the_device():
 
 
 def test_tokens_a_step_stand_as_an_equation():
-    """The equation has every factor with its value."""
+    """The tokens per step are shown as an equation with the value of every factor."""
     assert plan(load("gpt-125m-2xdp")).batch_equation == (
         "16 micro batch x 2 data parallel x 8 accumulation x 2048 tokens = 524,288 tokens a step"
     )
@@ -254,7 +258,8 @@ def test_tokens_a_step_stand_as_an_equation():
 
 @pytest.mark.slow
 def test_the_picture_shows_every_part_and_the_schedule():
-    """A bar for each of the fullest stages, of all parts but empty ones; the peak rate; a PNG."""
+    """The picture is a PNG with a bar for each of the fullest stages with all nonempty parts, and the peak
+    learning rate."""
     result = plan(load("gpt-175b"))
     figure = plan_picture(result)
     memory, schedule, batch = figure.axes
@@ -265,7 +270,7 @@ def test_the_picture_shows_every_part_and_the_schedule():
     first = [bar for bar in memory.patches if bar.get_y() > len(bars) - 1.5]
     used = sum(bar.get_width() for bar in first if bar.get_facecolor()[3])
     assert used == pytest.approx(result.memory.total_bytes / 2**30)
-    # What is free ends at the device's memory.
+    # Free memory ends at the device's memory.
     assert sum(bar.get_width() for bar in first) == pytest.approx(result.memory.device_bytes / 2**30)
     rates = schedule.get_lines()[0].get_ydata()
     assert max(rates) == pytest.approx(6e-5, rel=0.01)
@@ -276,14 +281,16 @@ def test_the_picture_shows_every_part_and_the_schedule():
 
 
 def test_the_legend_names_parts_that_only_other_stages_have():
-    """13B's fullest stage is the first, and the logits, a bar of their own, lie on the last one."""
+    """The legend lists parts of all stages: the fullest stage of 13B is the first, but the logits are on the
+    last."""
     memory = plan_picture(plan(load("gpt-13b-4xdp-4xpp"))).axes[0]
     labels = [text.get_text() for text in memory.get_legend().get_texts()]
     assert labels[-1] == "logits, other stages"
 
 
 def test_the_picture_has_a_bar_of_host_memory():
-    """Offloaded state and a snapshot on a row of their own, with their own limit; without them no row."""
+    """Offloaded state and a snapshot have a separate row with a separate limit; without them there is no such
+    row."""
     run = load(
         "gpt-1-3b-4xdp",
         {
@@ -343,7 +350,8 @@ def test_limits_of_a_job_are_reported():
 
 
 def test_an_evaluation_makes_no_step_and_no_checkpoint():
-    """mode: eval: 10 batches of validation and 10 of test, at a third of a training step's work."""
+    """An evaluation (mode: eval) has no steps or checkpoints: 10 batches of validation and 10 of test, each a
+    third of a training step."""
     evaluation, one_step = (
         plan(load("gpt-125m", {"mode": "eval"})),
         plan(load("gpt-125m", ["batch.max_steps=1"])),

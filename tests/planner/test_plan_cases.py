@@ -1,11 +1,12 @@
-"""The plan against published speeds: how many are met, a sentence for every miss, the page as committed."""
+"""The plan compared with published speeds: how many are met, a reason for every miss, and the committed
+page."""
 
 import pytest
 
 from tests.benchmarks import plan_cases, plan_cpu, plan_speed, published
 
 if not published.CASES.is_file():
-    pytest.skip("no ../shared/reference/planner beside the repository", allow_module_level=True)
+    pytest.skip("no ../shared/reference/planner next to the repository", allow_module_level=True)
 
 CASES = published.load_cases()
 ROWS = [row for row in plan_speed.rows(CASES) if not row.in_series]
@@ -17,7 +18,8 @@ def share(half: str | None = None) -> float:
 
 
 def test_three_quarters_of_the_published_speeds_are_met():
-    """Within 20 %, also of the sources that no constant was fitted to."""
+    """Three quarters of the published speeds are met within 20 %, also among sources that no constant was
+    fitted to."""
     assert len(ROWS) == 206
     assert share() >= 0.85
     assert share("train") >= 0.9
@@ -33,7 +35,8 @@ def test_every_miss_has_its_sentence_and_no_sentence_is_left_over():
 
 @pytest.mark.slow
 def test_the_page_is_that_of_these_constants():
-    """`python tests/benchmarks/plan_cases.py` writes it; what plan_cpu.py measured follows at its end."""
+    """The committed page is the output of `python tests/benchmarks/plan_cases.py`, followed by the
+    measurements of plan_cpu.py."""
     page = (plan_cases.DOCS / "plan-accuracy.md").read_text(encoding="utf-8")
     written, mark, _ = page.partition(f"\n{plan_cpu.BEGIN}\n")
     assert written == plan_cases.text(CASES)
@@ -41,7 +44,7 @@ def test_the_page_is_that_of_these_constants():
 
 
 def test_the_picture_shows_every_case():
-    """One point for each, by family."""
+    """The picture has one point for each case, by family."""
     axes = plan_cases.picture(plan_speed.rows(CASES)).axes[0]
     points = sum(len(found.get_offsets()) for found in axes.collections)
     assert points == len(ROWS)

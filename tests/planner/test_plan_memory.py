@@ -1,11 +1,11 @@
-"""The planned memory of published runs: how many are met, and a sentence for every miss."""
+"""The planned memory of published runs: how many are met, and a reason for every miss."""
 
 import pytest
 
 from tests.benchmarks import plan_fragmentation, plan_memory, published
 
 if not published.CASES.is_file():
-    pytest.skip("no ../shared/reference/planner beside the repository", allow_module_level=True)
+    pytest.skip("no ../shared/reference/planner next to the repository", allow_module_level=True)
 
 CASES = published.load_cases()
 PEAKS = plan_memory.peaks(CASES)
@@ -13,7 +13,8 @@ VERDICTS = plan_memory.verdicts(CASES)
 
 
 def test_four_of_five_published_peaks_are_met():
-    """Within 10 % and 20 %; constants were read, assumed, or fitted to the training half alone."""
+    """Four of five published peaks are met within 10 % and 20 %; constants were read, assumed, or fitted to
+    the training half only."""
     assert len(PEAKS) == 83
     assert plan_memory.share_within(PEAKS, 0.1) >= 0.8
     assert plan_memory.share_within(PEAKS, 0.2) >= 0.95
@@ -39,7 +40,8 @@ def test_every_miss_has_its_sentence_and_no_sentence_is_left_over():
 
 @pytest.mark.parametrize("share", [0.15, 0.33, 0.43])
 def test_no_published_fragmentation_tells_the_run_that_ended_from_its_sister(share):
-    """Why no rule for fragmentation is adopted: both are refused, or neither."""
+    """No rule on fragmentation is adopted, because it would refuse both a run that failed and its twin that
+    did not, or neither."""
     names = (plan_fragmentation.CASE, plan_fragmentation.SISTER)
     ended, ran = (next(case for case in CASES if case.id == name) for name in names)
     assert (ended.fits, ran.fits) == (False, True)

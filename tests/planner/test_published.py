@@ -1,4 +1,4 @@
-"""The published cases as setups: parameters, FLOPs, layouts and units are those of the sources."""
+"""The published cases as setups, with the parameters, FLOPs, layouts and units of their sources."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.benchmarks import published
 from tests.benchmarks.published import Published
 
 if not published.CASES.is_file():
-    pytest.skip("no ../shared/reference/planner beside the repository", allow_module_level=True)
+    pytest.skip("no ../shared/reference/planner next to the repository", allow_module_level=True)
 
 CASES = published.load_cases()
 
@@ -19,7 +19,8 @@ def ids(wrong: list[Published]) -> list[str]:
 
 
 def test_no_case_is_left_out():
-    """216 cases, of which two series have 6 and 10 points; 206 and the 16 points give a speed."""
+    """All 216 cases are read, two of them series of 6 and 10 points; 206 cases and the 16 points give a
+    speed."""
     assert len(CASES) == 216 - 2 + 16
     assert len({case.id for case in CASES}) == len(CASES)
     assert sum(case.step_seconds is not None for case in CASES) == 206 + 16
@@ -27,12 +28,12 @@ def test_no_case_is_left_out():
 
 
 def test_flops_are_those_of_the_file():
-    """Counted with the planner's own formula: exactly the derived figure of every case."""
+    """The planner's formula gives exactly the derived FLOPs of every case."""
     assert all(model_flops(c.setup.shape) == c.raw["derived"]["model_flops_per_token"] for c in CASES)
 
 
 def test_parameters_are_those_of_the_sources():
-    """The 30 sources that print the number of parameters: equal to the last one."""
+    """The number of parameters is exact for the 30 sources that print it."""
     given = [case for case in CASES if "params_given" in case.raw]
     assert len(given) == 30
     counted = [count_layers(c.setup.shape, c.setup.shape.num_layers, True, True, 1).total for c in given]
@@ -40,7 +41,7 @@ def test_parameters_are_those_of_the_sources():
 
 
 def test_layouts_use_all_gpus_and_whole_batches():
-    """World size, accumulation and layers come out as stated, or, if not stated, divide."""
+    """World size, accumulation and layers are as stated, or divide evenly if not stated."""
     assert not ids([c for c in CASES if c.setup.world_size != c.raw["gpus"]["count"]])
     batch = [(c, c.setup.micro_batch_size * c.setup.data_parallel_size) for c in CASES]
     assert not ids([c for c, one in batch if c.setup.global_batch_size % one])
@@ -50,7 +51,7 @@ def test_layouts_use_all_gpus_and_whole_batches():
 
 
 def test_seconds_are_those_computed_by_the_reference():
-    """31 times that the reference computed from TFLOP/s, recomputation counted or not as the source does."""
+    """31 times equal the reference's, computed from TFLOP/s, with recomputation counted as in the source."""
     computed = [case for case in CASES if case.raw.get("step_s_computed")]
     assert len(computed) == 31
     for case in computed:
@@ -74,7 +75,8 @@ def test_every_program_is_known():
     ],
 )
 def test_a_case_of_another_source_is_read_by_its_text(changes, engine, device):
-    """Its program by the words of the source, its device by the nearest name; in the test half."""
+    """A case of another source is read from its text: program by keywords, device by the nearest name, in the
+    test half."""
     kinds = {"H100": "H100-SXM-80GB", "H800": "H800-SXM-80GB", "A800-80GB": "A800-SXM4-80GB"}
     raw = next(case.raw for case in CASES if case.id == "mpt-7b-s2048-8xh100-80gb-amp-bf16")
     case = {**raw, "note": "", **changes, "gpus": {**raw["gpus"], "kind": kinds.get(device, device)}}

@@ -1,5 +1,5 @@
-"""The change that makes a run fit: legal, with the number that the plan then gives, and the cheapest in "
-"order."""
+"""The change that makes a run fit: legal, with the number that the plan then shows, the cheapest change
+first."""
 
 import pytest
 
@@ -19,7 +19,7 @@ ONE_GPU = [
     "resources={nodes: 1, gpus_per_node: 1}",
 ]
 
-# {what: (run, overrides, the keys that are changed)}
+# {case: (run, overrides, the keys that change)}
 FIXED = {
     "recomputation": ("gpt-125m", ["resources.gpu_type=T4", "batch.micro_batch_size=32"], {RECOMPUTE}),
     "a format of 16 bits": (
@@ -39,7 +39,8 @@ FIXED = {
 
 @pytest.mark.parametrize("what", FIXED)
 def test_the_fix_gives_the_memory_that_it_promises(what):
-    """Loaded as overrides, with every rule, the change fits with 5 % headroom."""
+    """The fix, loaded as overrides with every rule, fits with 5 % headroom and the memory that it
+    promises."""
     run, overrides, keys = FIXED[what]
     config = load(run, overrides)
     remedy = cheapest_remedy(config, 0.1)
@@ -62,7 +63,8 @@ def test_the_fix_gives_the_memory_that_it_promises(what):
 
 
 def test_what_costs_less_comes_first():
-    """Selective recomputation before full, and full before smaller micro batches."""
+    """Cheaper changes come first: selective recomputation before full, and full before smaller micro
+    batches."""
     tight = load("gpt-125m", ["resources.gpu_type=T4"])
     assert cheapest_remedy(tight, 0.1).changes == {RECOMPUTE: "selective"}
     recomputed = load(
@@ -82,7 +84,8 @@ def test_a_tight_run_is_a_warning():
 
 
 def test_more_gpus_are_the_last_change():
-    """A model that its GPUs cannot hold in any layout, offloading refused by the host's memory."""
+    """More GPUs are the last change, for a model that its GPUs cannot hold in any layout with too little host
+    memory to offload."""
     config = load("gpt-13b-4xdp-4xpp", [*ONE_GPU, "resources.memory_per_node_bytes=30e9"])
     remedy = cheapest_remedy(config, 0.1)
     assert remedy.changes["resources.gpus_per_node"] > 1
@@ -90,7 +93,7 @@ def test_more_gpus_are_the_last_change():
 
 
 def test_nothing_helps_a_model_that_no_cluster_holds():
-    """A layer whose matrices alone exceed the GPU, on one GPU type that has no more than 8."""
+    """No change helps a model with a layer larger than the GPU, on a GPU type with at most 8 GPUs."""
     config = load("gpt-175b", ["model.num_layers=16", "resources.gpu_type=T4", "model.hidden_size=98304"])
     assert cheapest_remedy(config, 0.1) is None
     (found,) = (one for one in plan(config, use_measured=False).findings if one.rule == "memory_fits")
@@ -100,7 +103,7 @@ def test_nothing_helps_a_model_that_no_cluster_holds():
 
 
 def test_host_memory_against_a_machine():
-    """621 GiB for 30 is an error with the sum of a machine, and with the change that fits."""
+    """621 GiB on a machine of 30 is an error with the sum over a machine, and with the change that fits."""
     overrides = ["checkpoint.async_save=true", "resources.memory_per_node_bytes=1e9"]
     config = load("gpt-125m-4xdp", overrides)
     assert host_remedy(config).changes == {"checkpoint.async_save": False}
@@ -128,7 +131,7 @@ def test_pinned_state_may_go_back_to_the_device():
 
 
 def test_host_memory_that_no_change_saves():
-    """Offloading is what makes the model fit its GPU, so that the machine must have the memory."""
+    """No change saves host memory if offloading is what makes the model fit its GPU."""
     overrides = [*ONE_GPU, f"{ZERO}=3", f"{OPTIMIZER}=cpu", f"{WEIGHTS}=cpu"]
     config = load("gpt-13b-4xdp-4xpp", [*overrides, "resources.memory_per_node_bytes=30e9"])
     assert host_remedy(config) is None
@@ -173,7 +176,8 @@ def test_selective_is_not_the_smaller_recomputation():
 
 
 def test_the_model_is_made_in_host_memory_first():
-    """Eight ranks that each make the whole of a 13B model, on a machine of 256 GiB; ZeRO 3 makes parts."""
+    """Eight ranks that each initialize a 13B model exceed a machine of 256 GiB; with ZeRO 3 each rank makes
+    its part."""
     config = load("gpt-13b-4xdp-4xpp", [*ONE_COPY, f"{ZERO}=2"])
     result = plan(config, use_measured=False)
     (found,) = (one for one in result.findings if one.rule == "model_is_made_in_host_memory")
@@ -193,7 +197,8 @@ def test_the_model_is_made_in_host_memory_first():
 
 
 def test_a_device_that_is_there_counts_in_place_of_the_runs_own():
-    """preflight asks for the GPU of this machine."""
+    """The detected device takes precedence over the configured one, as preflight does for the GPU of this
+    machine."""
     config = load("gpt-125m", ["batch.micro_batch_size=32"])
     there = 15 * 2**30
     remedy = cheapest_remedy(config, 0.1, there)

@@ -1,6 +1,6 @@
-"""The layout search: what is ranked and refused, the reasons, the table, and the YAML of a choice.
+"""The layout search: ranked and refused layouts, the reasons, the table, and the YAML of a choice.
 
-Speed is measured in tests/benchmarks/search.py.
+tests/benchmarks/search.py measures its speed.
 """
 
 import json
@@ -24,18 +24,19 @@ from nbtrain.planner.time.step import estimate_step
 
 @pytest.fixture(scope="module")
 def small() -> FoundLayouts:
-    """1.3B on two machines of 8."""
+    """1.3B on two machines of 8 GPUs."""
     return FoundLayouts(search("1.3B", 16, 8, "A100-40GB"))
 
 
 @pytest.fixture(scope="module")
 def large() -> FoundLayouts:
-    """13B on one machine, where little fits."""
+    """13B on one machine, where few layouts fit."""
     return FoundLayouts(search("13B", 8, 8, "A100-40GB"))
 
 
 def test_every_ranked_layout_is_legal_and_its_figures_are_those_of_its_run(small):
-    """A sample of ranked layouts: the rules hold, and memory and time are the estimates of the run."""
+    """Ranked layouts pass the rules, and their memory and time are the estimates of their runs, in a
+    sample."""
     for one in small.result.ranked[:: len(small) // 12]:
         config = small.result.space.run(one.layout)
         assert find_problems(config) == []
@@ -49,7 +50,8 @@ def test_every_ranked_layout_is_legal_and_its_figures_are_those_of_its_run(small
 
 
 def test_the_ranking_is_by_time_and_headroom(small, large):
-    """Times rise by no more than the percent that counts as equal; a tight layout is ranked as slower."""
+    """Times in the ranking rise up to the percentage that counts as equal; a layout with little headroom
+    ranks as slower."""
     for found in (small, large):
         raised = [one.seconds * (1 + max(ROOMY_FRACTION - one.headroom, 0)) for one in found.result.ranked]
         highest = 0.0
@@ -60,7 +62,8 @@ def test_the_ranking_is_by_time_and_headroom(small, large):
 
 
 def test_pruning_leaves_out_nothing_faster():
-    """All legal layouts of 1.3B on 4 GPUs, none pruned: none has a better time at the same headroom class."""
+    """Pruning drops no faster layout: of all legal layouts of 1.3B on 4 GPUs, none is better with the same
+    headroom."""
     space = space_of(run_on("1.3B", 4, None, "A100-40GB"))
     found = search("1.3B", 4, None, "A100-40GB")
     best = found.best
@@ -78,7 +81,8 @@ def test_pruning_leaves_out_nothing_faster():
 
 
 def test_stronger_measures_are_tried_only_if_the_weaker_one_is_tight():
-    """Of 1.3B without parallelism, recomputation and offloading follow where the measure before was tight."""
+    """Recomputation and offloading are tried for 1.3B without parallelism only where the weaker technique had
+    little headroom."""
     space = space_of(run_on("1.3B", 8, None, "A100-40GB"))
     tried = list(try_cut(space, Cut(1, 1, 1, 8)))
     by_size: dict[tuple[int, int, bool], list[float]] = {}
@@ -92,7 +96,8 @@ def test_stronger_measures_are_tried_only_if_the_weaker_one_is_tight():
 
 
 def test_reasons_are_in_the_order_of_the_field(small, large):
-    """Precision, recomputation, ZeRO, hpZ, offloading, replicas: each with what less would cost."""
+    """Reasons list precision, recomputation, ZeRO, hpZ, offloading and replicas, each with the cost of using
+    less."""
     topics = ["precision", "recomputation", "ZeRO", "hpZ", "offloading", "replicas"]
     for found in (small, large):
         for one in found.result.ranked[:20]:
@@ -105,7 +110,7 @@ def test_reasons_are_in_the_order_of_the_field(small, large):
 
 
 def test_a_faster_layout_with_more_replicas_is_named_with_its_headroom():
-    """13B on 64 GPUs: 64 replicas are faster and leave next to nothing; the reason says both."""
+    """For 13B on 64 GPUs, the reason says that 64 replicas are faster but leave almost no headroom."""
     found = FoundLayouts(search("13B", 64, 8, "A100-80GB"))
     words = dict(found.why(1))["replicas"]
     more = [one for one in found.result.ranked if one.layout.cut.data > found[1].layout.cut.data]
@@ -115,7 +120,7 @@ def test_a_faster_layout_with_more_replicas_is_named_with_its_headroom():
 
 
 def test_the_reasons_against_refused_layouts_name_rule_or_need(large):
-    """Rules by their numbers, memory by how much is lacking and of what, and what needs no estimate."""
+    """Reasons against refused layouts name the rule with its numbers, or the missing memory."""
     refused = large.result.refused
     assert {one.kind for one in refused} == {"rule", "memory", "unneeded"}
     texts = [one.reason for one in refused]
@@ -127,7 +132,8 @@ def test_the_reasons_against_refused_layouts_name_rule_or_need(large):
 
 
 def test_why_not_answers_for_any_layout(small):
-    """A broken rule, a shortage, a slower layout, one that was not ranked, and the best itself."""
+    """why_not answers for any layout: a broken rule, missing memory, a slower layout, an unranked one, and
+    the best one."""
     result = small.result
     assert small.why_not(tensor_parallel_size=3).startswith(
         "The trainer refuses it: it takes 15 GPUs, and there"
@@ -154,14 +160,15 @@ def test_why_not_answers_for_any_layout(small):
     ],
 )
 def test_why_not_refuses_values_that_no_layout_has(small, wanted, message):
-    """A value of another type or range is no layout that does not fit."""
+    """why_not refuses a value of the wrong type or range instead of calling the layout too large."""
     with pytest.raises(ConfigError) as caught:
         small.why_not(**wanted)
     assert str(caught.value) == message
 
 
 def test_use_writes_a_run_that_loads(small, tmp_path):
-    """The YAML of a layout extends the preset's run, says why, and loads as the run with the layout."""
+    """use writes a YAML that extends the preset's run, gives the reason, and loads as the run with the
+    layout."""
     path = small.use(2, tmp_path / "chosen.yaml")
     text = path.read_text()
     assert text.startswith("# Written by `nbtrain search`: layout 2 of ")
@@ -176,14 +183,14 @@ def test_use_writes_a_run_that_loads(small, tmp_path):
     ):
         small.use(0, path)
     with pytest.raises(
-        ConfigError, match=r"takes its name from the file's, and 'my run' is no name of a run"
+        ConfigError, match=r"takes its name from the file's, and 'my run' is not a valid run name"
     ):
         small.use(1, tmp_path / "my run.yaml")
     assert not (tmp_path / "my run.yaml").exists()
 
 
 def test_table_html_json_and_picture(small, large):
-    """The three forms have the same rows; the picture marks the rows that are shown."""
+    """Table, HTML and JSON have the same rows, and the picture marks them."""
     assert small.rows()[0][-1] == "-" and against(small.result, small[1]) == "-"
     assert not any("-0.0%" in row[-1] for row in (*small.rows(), *large.rows()))
     text, page, record = str(small), small._repr_html_(), json.loads(json.dumps(small.to_dict()))
@@ -208,7 +215,8 @@ def test_table_html_json_and_picture(small, large):
 
 @pytest.mark.slow
 def test_no_two_numbers_of_the_picture_overlap(small):
-    """Each is drawn below all points, apart from its neighbours; the best layouts lie close together."""
+    """Each number in the picture is drawn below all points without overlap, though the best layouts are close
+    together."""
     figure = small.picture()
     figure.draw_without_rendering()
     axes = figure.axes[0]
@@ -237,7 +245,7 @@ def test_numbers_are_moved_apart_around_their_mean(wanted, places):
 
 
 def test_one_gpu_is_helped_by_the_stages_that_offload():
-    """With one rank ZeRO 2 divides nothing, but holds the gradients in host memory: 13B fits 40 GB."""
+    """On one GPU, ZeRO 2 shards nothing but keeps the gradients in host memory, so that 13B fits 40 GB."""
     given = {"resources.memory_per_node_bytes": 500e9}
     result = search("13B", 1, None, "A100-40GB", given)
     best = result.best
@@ -254,7 +262,7 @@ def test_one_gpu_is_helped_by_the_stages_that_offload():
 
 
 def test_nothing_fits():
-    """175B on one machine: no layout, every cut with what its smallest layout lacks, and a pointer."""
+    """175B fits no layout on one machine: each kind of layout lists the missing memory, with a hint."""
     found = FoundLayouts(search("175B", 8, 8, "A100-40GB"))
     assert len(found) == 0 and found.best is None
     assert "No layout fits. `largest` says which model and which sequence would." in str(found)
@@ -266,7 +274,7 @@ def test_nothing_fits():
 
 
 def test_the_gpus_are_named_or_refused():
-    """Unknown kinds, runs on CPUs and numbers that make no machines are refused with the fix."""
+    """Unknown GPU types, CPU runs, and numbers that do not fill machines are refused with the fix."""
     for arguments, words in (
         (("gpt-tiny", 8, None, "A100-81GB"), "GPU type 'A100-81GB' is not in the device table. Nearest: "),
         (("gpt-tiny", 8), "gpt-tiny names no GPU: give a GPU type, e.g. --gpu-type"),
@@ -283,7 +291,7 @@ def test_the_gpus_are_named_or_refused():
 
 
 def test_the_number_format_follows_the_gpu_and_the_override():
-    """bf16 if the GPU has it, else fp16; a format that an override sets stays."""
+    """The number format is bf16 if the GPU supports it, else fp16; an override takes precedence."""
     assert run_on("1.3B", 8, None, "A100-40GB").precision.dtype == "bf16"
     assert run_on("1.3B", 8, None, "V100-32GB").precision.dtype == "fp16"
     assert run_on("1.3B", 8, None, "A100-40GB", ["precision.dtype=fp16"]).precision.dtype == "fp16"
@@ -291,24 +299,25 @@ def test_the_number_format_follows_the_gpu_and_the_override():
 
 
 def test_a_run_that_no_layout_mends_is_refused():
-    """A broken rule outside the layout is reported before anyone chooses."""
+    """A rule broken outside of the layout is reported before the search."""
     with pytest.raises(ConfigError, match=r"lr_schedule.min_lr = 1"):
         search("1.3B", 8, None, "A100-40GB", {"lr_schedule.min_lr": 1.0})
 
 
 def test_a_shape_is_searched_without_a_run(tmp_path):
-    """A LLaMA-like shape, which the trainer does not train yet, is planned; there is no YAML to write."""
+    """A LLaMA-like shape that the trainer does not support yet is planned without a run, and has no YAML to
+    write."""
     shape = Shape(32, 4096, 32, 11008, 32000, 4096, 8, 128, gated=True, rmsnorm=True, bias=False, tied=False)
     found = FoundLayouts(search(shape, 16, 8, "H100", batch=256))
     assert len(found) and found.to_dict()["layouts"][0]["run_seconds"] is None
     with pytest.raises(ConfigError, match="a shape, which has no run YAML"):
         found.use(1, tmp_path / "run.yaml")
-    with pytest.raises(ConfigError, match="a shape has no GPUs of its own"):
+    with pytest.raises(ConfigError, match="a shape does not say which GPUs to use"):
         search(shape)
 
 
 def test_a_calibration_of_this_machine_is_used(monkeypatch):
-    """Rates that are measured take the place of tabled ones, for a step and for the whole run."""
+    """Rates from this machine's calibration replace those of the table, for a step and for the whole run."""
     from dataclasses import replace
 
     from nbtrain.planner import search as module
@@ -327,6 +336,6 @@ def test_a_calibration_of_this_machine_is_used(monkeypatch):
 
 
 def test_three_reasons_are_all():
-    """And of five the first three, each once."""
+    """At most three reasons are listed, each once."""
     assert _some(["a", "b", "c", "a"]) == "a; b; c"
     assert _some(list("abcde")) == "a; b; c; 2 more"

@@ -1,8 +1,8 @@
-"""Model states exactly as the engine allocates them: byte for byte, on every rank.
+"""Planned model states equal the engine's allocation byte for byte on every rank.
 
-Ranks are forked with DeepSpeed loaded; a launch measures several layouts of one number of ranks, one after
-the other (state_rank.py). Here every two choices meet in one layout at least; `--soak` takes all layouts of
-up to 8 ranks.
+Ranks are forked with DeepSpeed loaded. Each launch measures several layouts with one number of ranks, one
+after the other (state_rank.py). Here, every two choices meet in at least one layout; `--soak` runs all
+layouts of up to 8 ranks.
 """
 
 import itertools
@@ -32,19 +32,20 @@ CHOICES = {
     "precision": ("fp32", "bf16", "fp16", "autocast"),
 }
 MOST_RANKS, MOST_RANKS_HERE = 8, 4
-# Every layout makes process groups, whose threads stay until the ranks end.
+# Every layout creates process groups, whose threads stay until the ranks end.
 MOST_IN_LAUNCH = 4
 ADAPTERS = {"lora.rank": 3, "init_from": "a-run"}
 ROWS = {**ADAPTERS, "lora.trainable_token_indices": [3, 4, 499]}
 BESIDE = [
-    # hpZ's second copy exists inside a step.
+    # hpZ's second copy exists only inside a step.
     Case(dp=4, zero=3, hpz=2, precision="bf16"),
     *(
         Case(dp=2, zero=zero, offload=offload, precision=precision)
         for zero, offload in ((1, "optimizer"), (2, "optimizer"), (3, "optimizer"), (3, "both"), (3, "param"))
         for precision in ("fp32", "bf16")
     ),
-    # Offloaded sums in fp32 are of whole parameters: where the ranks' parts begin decides, and what is one.
+    # Offloaded fp32 sums are stored per parameter: they depend on where the ranks' parts begin, and on the
+    # parameters' bounds.
     Case(dp=4, zero=2, offload="optimizer"),
     Case(dp=2, zero=2, offload="optimizer", precision="autocast"),
     Case(dp=2, tp=2, zero=2, offload="optimizer"),
@@ -52,14 +53,14 @@ BESIDE = [
     Case(dp=2, pp=2, zero=1, offload="optimizer"),
     Case(dp=2, us=2, zero=2, offload="optimizer"),
     Case(dp=2, zero=2, offload="optimizer", extra={"batch.micro_batch_size": 8}, note="one-micro-batch"),
-    # Other parameters: each ZeRO stage pads or cuts them in its own way.
+    # Other parameters: each ZeRO stage pads or shards them differently.
     *(Case(dp=2, zero=zero, model="all") for zero in (0, 1, 2, 3)),
     Case(dp=2, tp=2, zero=2, offload="optimizer", model="all"),
     Case(pp=2, model="all", precision="bf16"),
     *(Case(dp=2, zero=zero, optimizer="muon") for zero in (0, 1, 2, 3)),
     Case(dp=2, tp=2, zero=3, model="all", optimizer="muon"),
     Case(dp=2, zero=1, precision="bf16", model="llama", optimizer="muon"),
-    # Frozen weights, and a group of adapters.
+    # Frozen weights and a group of adapters.
     *(
         Case(dp=2, extra=ADAPTERS, note="lora", **more)
         for more in (
@@ -70,7 +71,7 @@ BESIDE = [
             {"zero": 1, "pp": 2},
         )
     ),
-    # Rows of tokens beside them, of an odd number of elements.
+    # Rows of tokens in addition to adapters, with an odd number of elements.
     *(
         Case(dp=2, extra=ROWS, note="rows", **more)
         for more in (
@@ -85,7 +86,7 @@ BESIDE = [
 
 
 def all_layouts() -> Iterator[dict]:
-    """Every choice of CHOICES that the engine trains on up to 8 ranks."""
+    """Return every choice of CHOICES that the engine trains on up to 8 ranks."""
     for values in itertools.product(*CHOICES.values()):
         row = dict(zip(CHOICES, values))
         no_fp16_without_zero = not (row["zero"] == 0 and row["precision"] == "fp16")
@@ -94,7 +95,7 @@ def all_layouts() -> Iterator[dict]:
 
 
 def cover() -> list[Case]:
-    """Few layouts of up to 4 ranks in which every two choices meet that meet in any of them."""
+    """Return few layouts of up to 4 ranks, in which every two choices meet that meet in any layout."""
     rows = [row for row in all_layouts() if _case(row).ranks <= MOST_RANKS_HERE]
     missing = set().union(*(_pairs(row) for row in rows))
     chosen = []
@@ -136,7 +137,8 @@ def test_the_cover_meets_every_stage_and_cut():
 
 
 def test_the_fullest_rank_is_planned(tmp_path):
-    """Offloaded fp32 sums: 65,536 bytes of parameters that both ranks' parts touch are on both."""
+    """The fullest rank counts: 65,536 bytes of offloaded fp32 sums, of parameters that both ranks' parts
+    touch, are on both."""
     source = tmp_path / "tiny.yaml"
     source.write_text(launch.TINY)
     setup = setup_of(_config(source, Case(dp=2, zero=2, offload="optimizer")))
@@ -147,7 +149,7 @@ def test_the_fullest_rank_is_planned(tmp_path):
 
 
 def wrong_layouts(server: ForkServer, root: Path, cases: Iterable[Case]) -> list[str]:
-    """What the engine allocates in another size than the planner says, by layout, rank and part."""
+    """Return the states that the engine allocates in another size than planned, by layout, rank and part."""
     by_ranks: dict[int, list[Case]] = defaultdict(list)
     for case in cases:
         by_ranks[case.ranks].append(case)
@@ -157,7 +159,7 @@ def wrong_layouts(server: ForkServer, root: Path, cases: Iterable[Case]) -> list
     launches = [(ranks, part) for ranks, group in by_ranks.items() for part in batched(group, MOST_IN_LAUNCH)]
     for number, (ranks, part) in enumerate(launches):
         configs = [_config(source, case) for case in part]
-        # Not as YAML, which takes every rank longer to read than its step.
+        # JSON, as every rank would take longer to read YAML than to run its step.
         answer, runs = root / f"states-{number}", root / f"runs-{number}.json"
         runs.write_text("\n".join(config.model_dump_json() for config in configs))
         ended = server.run(
@@ -181,13 +183,13 @@ def wrong_layouts(server: ForkServer, root: Path, cases: Iterable[Case]) -> list
 
 
 def batched(cases: list[Case], size: int) -> Iterator[list[Case]]:
-    """In pieces of `size`."""
+    """Split into batches of `size`."""
     for start in range(0, len(cases), size):
         yield cases[start : start + size]
 
 
 def _config(source: Path, case: Case) -> RunConfig:
-    """The case's run, with no more layers than its stages need to differ."""
+    """Return the case's run, with as few layers as needed for its stages to differ."""
     return load(str(source), {"name": case.name, **case.overrides, "model.num_layers": case.pp + 1})
 
 
@@ -196,7 +198,7 @@ def _planned(config: RunConfig, rank: int) -> dict[str, int]:
     stage = stage_of(setup, rank * setup.pipeline_parallel_size // setup.world_size)
     place = rank // setup.tensor_parallel_size % setup.zero_size
     found = states(setup, stage, place)
-    # Autocast's copies of the matrices exist inside a forward pass only.
+    # Autocast's copies of the matrices exist only inside a forward pass.
     copied = stage.matrices - (stage.blocks if setup.load_in_4bit else 0)
     cast = 2 * (copied + stage.layers * sum(setup.adapter_sizes)) if setup.autocast else 0
     return {

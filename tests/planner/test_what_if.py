@@ -1,4 +1,7 @@
-"""What if: every change ends in a legal layout, and what is shown. Speed: tests/benchmarks/search.py."""
+"""Interactive changes of a layout: every change ends in a legal layout, and its effects are shown.
+
+tests/benchmarks/search.py measures the speed.
+"""
 
 import itertools
 import random
@@ -17,20 +20,21 @@ def start() -> WhatIf:
 
 
 def test_it_starts_at_the_runs_own_layout(start):
-    """The layout of the YAML, in the YAML's number format."""
+    """The controls start at the run's own layout and number format."""
     assert start.layout.words == "TP 4 x PP 4 x DP 4, ZeRO 1, micro-batch 16, full recomputation"
     assert start.space.base.dtype == "fp16"
     assert start.title == "gpt-13b-4xdp-4xpp-4xtp on 64 x A100-80GB"
 
 
 def test_a_layout_that_is_not_legal_starts_at_the_nearest():
-    """The run's layout on 8 GPUs: the nearest one that fills them."""
+    """If the run's layout does not fill 8 GPUs, the controls start at the nearest layout that does."""
     state = what_if("gpt-13b-4xdp-4xpp-4xtp", gpus=8)
     assert problems(state.space, state.layout) == [] and state.gpus == 8
 
 
 def test_every_offered_value_can_be_chosen_and_the_layout_is_legal(start):
-    """A walk over drawn values of all controls: the value holds, no rule is broken, moves are told."""
+    """In a random walk over all controls, each offered value holds, no rule is broken, and side effects are
+    reported."""
     state, draw = start, random.Random(11)
     for name in itertools.islice(itertools.cycle(LABELS), 48):
         before, value = state, draw.choice(state.control(name).values)
@@ -44,7 +48,8 @@ def test_every_offered_value_can_be_chosen_and_the_layout_is_legal(start):
 
 
 def test_a_change_moves_as_little_as_it_can(start):
-    """TP leaves PP and takes from DP; ZeRO 3 ends the pipeline; hpZ needs ZeRO 3 and an uncut model."""
+    """A change moves few other values: TP keeps PP and reduces DP; ZeRO 3 turns the pipeline off; hpZ needs
+    ZeRO 3 and no sharded model."""
     assert start.changed("tensor", 8).layout.cut == (8, 4, 1, 2)
     assert start.changed("tensor", 8).moved == ("DP 4 -> 2",)
     assert start.changed("zero", 3).layout.cut == (4, 1, 1, 16)
@@ -56,7 +61,8 @@ def test_a_change_moves_as_little_as_it_can(start):
 
 
 def test_values_that_move_others_are_marked(start):
-    """ZeRO 2 and 3 do not go with the pipeline, so that they would move it; PP 2 moves DP alone."""
+    """Values that would change others are marked: ZeRO 2 and 3 end the pipeline, while PP 2 changes only
+    DP."""
     assert start.control("zero").values == (1, 2, 3) and start.control("zero").free == (True, False, False)
     assert start.control("tensor").values == (1, 2, 4, 8)
     assert all(start.control("tensor").free)
@@ -64,7 +70,7 @@ def test_values_that_move_others_are_marked(start):
 
 
 def test_a_value_that_nothing_has_is_refused(start):
-    """The message names the legal values."""
+    """A value without any legal layout is refused with the legal values."""
     with pytest.raises(ConfigError) as error:
         start.changed("tensor", 3)
     assert str(error.value) == (
@@ -75,7 +81,8 @@ def test_a_value_that_nothing_has_is_refused(start):
 
 
 def test_another_gpu_changes_format_and_memory(start):
-    """A V100 has fp16 and 32 GB; an A100 of 40 GB holds less than one of 80 GB."""
+    """Another GPU changes format and memory: a V100 has fp16 and 32 GB, an A100 of 40 GB holds less than one
+    of 80 GB."""
     state = start.changed("gpu_type", "V100-32GB")
     assert state.space.base.dtype == "fp16" and state.gpu_type == "V100-32GB"
     assert state.layout == start.layout
@@ -84,7 +91,7 @@ def test_another_gpu_changes_format_and_memory(start):
 
 
 def test_what_is_shown_leads_with_three_words_and_adds_up(start):
-    """fits, time, disk; each stage's parts, the parts of a step, and rows of words."""
+    """The summary starts with fits, time and disk, and the parts of each stage and step add up."""
     shown = start.changed("pipeline", 32).shown()
     assert [word[0] for word in shown["words"]] == ["fits", "time", "disk"]
     assert len(start.shown()["memory"]["stages"]) == 4
@@ -106,7 +113,7 @@ def test_what_is_shown_leads_with_three_words_and_adds_up(start):
 
 
 def test_the_first_word(start):
-    """Good, tight and bad by the spare share of the device; bad if host memory lacks."""
+    """The first word is good, tight or bad by the device's headroom, and bad if host memory is too small."""
     from dataclasses import replace
 
     from nbtrain.planner.memory import estimate
@@ -124,5 +131,5 @@ def test_the_first_word(start):
 
 
 def test_the_nearest_of_a_legal_layout_is_itself(start):
-    """No change without a reason."""
+    """The nearest layout to a legal layout is itself."""
     assert nearest(start.space, start.layout) == start.layout

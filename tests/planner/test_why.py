@@ -1,4 +1,4 @@
-"""`nbtrain plan --why`: every figure has a formula, and the formulas give the plan's own figures."""
+"""`nbtrain plan --why`: every number has a formula, and the formulas give the plan's numbers."""
 
 import re
 

@@ -21,9 +21,10 @@ from nbtrain.planner.time.step import estimate_step
 # A bubble from this fraction of each step on is worth a change.
 LARGE_BUBBLE_FRACTION = 0.1
 EQUAL = "equal stages"
-# A share of each step in which FPDT waits for its chunks.
+# Fraction of each step in which FPDT waits for its chunks.
 LARGE_CHUNKS_FRACTION = 0.1
-# A share of each step that waits for gradients and ZeRO's weights; logging.alerts warns of as much in a run.
+# Fraction of each step spent waiting for gradients and ZeRO's weights; logging.alerts has the same limit in a
+# run.
 LARGE_TRAFFIC_FRACTION = 0.3
 
 

@@ -29,7 +29,7 @@ LONG_HOURS = 2
 # "1-3b", "1.3B", "125m" are sizes in names. A size that differs by more than this factor is another model's.
 SIZE_IN_NAME = re.compile(r"(?<![a-z0-9])((?:\d+[.-])?\d+)([mbt])(?![a-z0-9])", re.IGNORECASE)
 NAME_FACTOR = 1.5
-# Machines that one message names.
+# Number of machines that a message lists.
 MOST_NAMED = 8
 # A save takes longer while other saves keep the disk busy than it does alone.
 SAVE_TIMES = 2.0
@@ -125,7 +125,7 @@ def local_checkpoints_are_apart(subject: Subject) -> Iterator[Finding]:
             config,
             "local_checkpoints_are_apart",
             "checkpoint.local_dir",
-            f"checkpoint.local_dir = {local_dir} lies on the same file system as {display(output_root())}: "
+            f"checkpoint.local_dir = {local_dir} is on the same file system as {display(output_root())}: "
             "every checkpoint is written there twice.",
             "Name a folder on a disk of each node's own, or set local_dir: null.",
             Cost(words="twice the writing"),

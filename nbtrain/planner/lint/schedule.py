@@ -44,7 +44,7 @@ GPT3_RATES = (
 MOST_RATE_FACTOR = 10
 MOST_SCALED_FACTOR = 32
 LEAST_SCALED_FACTOR = 1 / 10
-# Validations or checkpoints beyond this share of the time cost more than they give.
+# Validations or checkpoints beyond this share of the time cost more than they are worth.
 USUAL_PAUSE_FRACTION = 0.1
 
 
@@ -99,10 +99,10 @@ def warmup_is_long_enough(subject: Subject) -> Iterator[Finding]:
         "warmup_is_long_enough",
         _warmup_field(config),
         f"{message}; fewer than {LEAST_WARMUP_STEPS} steps raise the risk of a loss that does not come down.",
-        f"Set lr_schedule.lr_warmup_tokens: {float(f'{usual / 1e6:.2g}'):g}e6{_in_place(config)}, "
+        f"Set lr_schedule.lr_warmup_tokens: {float(f'{usual / 1e6:.2g}'):g}e6{_instead_of(config)}, "
         f"{usual / config.train_tokens:.1%} of the run.",
         Cost(words="a run that may diverge"),
-        # A hundredth of the run is what most runs take, however few steps it is.
+        # Most runs warm up for a hundredth of the run, however few steps that is.
         "note" if fraction >= USUAL_WARMUP_FRACTION else "warning",
     )
 
@@ -111,9 +111,9 @@ def _warmup_field(config: RunConfig) -> str:
     return f"lr_schedule.{next(iter(other_warmups(config.lr_schedule)), 'lr_warmup_tokens')}"
 
 
-def _in_place(config: RunConfig) -> str:
+def _instead_of(config: RunConfig) -> str:
     others = other_warmups(config.lr_schedule)
-    return f" in place of {others[0]}" if others else ""
+    return f" instead of {others[0]}" if others else ""
 
 
 def warmup_ends_before_the_run(subject: Subject) -> Iterator[Finding]:
@@ -129,7 +129,7 @@ def warmup_ends_before_the_run(subject: Subject) -> Iterator[Finding]:
         f"The warm-up of {config.lr_warmup_tokens:,} tokens is longer than the run, "
         f"{config.train_tokens:,}: the learning rate gets to {reached:.2g} of lr({config.lr_schedule.lr:g}).",
         f"Set lr_schedule.lr_warmup_tokens: {max(int(USUAL_WARMUP_FRACTION * config.train_tokens), 1)}"
-        f"{_in_place(config)}, 1 % of the run, or train for longer.",
+        f"{_instead_of(config)}, 1 % of the run, or train for longer.",
         Cost(words="a run that never has its learning rate"),
     )
 
@@ -180,9 +180,9 @@ def _whole_decay(config: RunConfig) -> str:
     """
     field = _decay_field(config)
     null = "null" if field == "lr_decay_tokens" else f"{field}: null"
-    in_place = "" if field == "lr_decay_tokens" else f" in place of {field}"
+    instead = "" if field == "lr_decay_tokens" else f" instead of {field}"
     tokens = config.train_tokens
-    return f"Set lr_schedule.lr_decay_tokens: {tokens}{in_place}, or {null}, which is the length of the run."
+    return f"Set lr_schedule.lr_decay_tokens: {tokens}{instead}, or {null}, which is the length of the run."
 
 
 def decay_ends_with_the_run(subject: Subject) -> Iterator[Finding]:

@@ -221,7 +221,7 @@ def fpdt_host_bytes(setup: Setup, stage: Stage) -> int:
         return 0
     tokens, shape = setup.tokens_per_micro_batch, setup.shape
     token = product_element(setup) * FPDT_HOST_TENSORS * shape.hidden_size + 4 * shape.num_attention_heads
-    # With full recomputation only the piece that is recomputed exists.
+    # With full recomputation, only the layers that are recomputed exist.
     layers = min(setup.recompute_interval, stage.layers) if setup.recompute == "full" else stage.layers
     return int(tokens * token * layers * in_flight(setup, stage.number))
 

@@ -108,7 +108,7 @@ def loss_gradients(setup: Setup, stage: Stage) -> int:
     shape, tokens = setup.shape, setup.tokens_per_micro_batch
     vocabulary = shape.padded_vocab_size // setup.tensor_parallel_size
     if setup.engine == "nbtrain":
-        # Frozen embeddings have no gradient, but for rows that are trained.
+        # Frozen embeddings have no gradient, except for trained rows.
         words = setup.trained_row_elements if setup.adapter_sizes else vocabulary * shape.hidden_size
         return 4 * words + stream_element(setup) * tokens * shape.hidden_size
     waits = habits_of(setup.engine).tied_gradient_waits and shape.tied and stage.is_first
@@ -242,7 +242,7 @@ def _step_bytes(setup: Setup, stage: Stage) -> int:
     if setup.engine != "nbtrain":
         return habits_of(setup.engine).step_gradients * stage.elements // ranks
     with_copy = setup.zero_stage in (1, 2) and not is_bf16_optimizer(setup)
-    # Of frozen weights there is none.
+    # Frozen weights have no flat gradient.
     held = adapter_tensors(setup, stage)
     stepped = sum(size * copies for size, copies in held) if held else stage.elements
     return (4 * stepped // ranks if with_copy else 0) + _muon_bytes(setup, stage)

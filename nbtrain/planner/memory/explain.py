@@ -21,7 +21,7 @@ KORTHIKANTI = "arXiv:2205.05198, section 4.1"
 ZERO = "arXiv:1910.02054, section 5"
 DEEPSPEED = "DeepSpeed 0.19.8"
 
-# Of a layer, in units of a number of this rank's tokens: what each kind of activation is.
+# Kinds of a layer's activations, in units of a number per token of this rank.
 KINDS = {
     "norms": "inputs and statistics of the two norms",
     "attention": "input, query, key, value, output, log-sum-exp",

@@ -76,7 +76,7 @@ _DEEPSPEED = MemoryHabits(
     bucket=True,
     tied_gradient_waits=True,
     source="read: DeepSpeed stage_1_and_2.py, 16-bit gradients, for the step a flat and an fp32 copy of a "
-    "rank's part; bf16_optimizer.py, fp32 sums beside them; memory.rst, ZeRO 3 holds 2 bytes of gradients of "
+    "rank's part; bf16_optimizer.py, fp32 sums in addition; memory.rst, ZeRO 3 holds 2 bytes of gradients of "
     "the largest layer whole; torch's autograd, which adds all uses of a weight before its hook sees them",
 )
 _FSDP = MemoryHabits(
@@ -150,7 +150,7 @@ PROGRAMS: dict[str, MemoryHabits] = {
         micro_gradients=2,
         logits=12,
         gathered_inputs=True,
-        source="recalled: nanotron's fp32 gradient sums beside bf16 gradients, gathered inputs kept; fitted: "
+        source="recalled: nanotron's fp32 gradient sums and bf16 gradients, gathered inputs kept; fitted: "
         "bytes of a logit",
     ),
     "colossalai": MemoryHabits(

@@ -50,7 +50,7 @@ class Stage(NamedTuple):
     def matrices(self) -> int:
         """Elements that autocast casts: those that go into products."""
         counted = self.parameters
-        # Words are looked up, and enter a product if they are tied, on the last stage.
+        # Embeddings are looked up; on the last stage they also enter a product if they are tied.
         output = counted.output_layer or (counted.word_embeddings if self.is_last else 0)
         return counted.attention + counted.mlp + output
 

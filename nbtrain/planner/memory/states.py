@@ -187,7 +187,7 @@ def _with_adapters(setup: Setup, stage: Stage) -> tuple[int, int, int, int]:
         else:
             gradients = 4 * whole + 2 * count if is_bf16_optimizer(setup) else 4 * count
     if setup.autocast:
-        # Of matrices in 4 bits autocast keeps no copy.
+        # Autocast keeps no copy of matrices in 4 bits.
         cast = stage.layers * sum(setup.adapter_sizes)
         weights += 2 * (stage.matrices - (stage.blocks if setup.load_in_4bit else 0) + cast)
     return weights, gradients, master, optimizer
@@ -197,7 +197,7 @@ def adapter_tensors(setup: Setup, stage: Stage) -> list[tuple[int, int]]:
     """(elements, how many such) of all that one rank of a stage trains next to frozen weights."""
     found = [(size, stage.layers) for size in setup.adapter_sizes]
     if setup.trained_row_elements:
-        # Tied ones of the first and the last stage are copies of each other.
+        # Tied weights of the first and the last stage are copies of each other.
         ends = stage.is_first + stage.is_last
         found.append((setup.trained_row_elements, min(ends, 1) if setup.shape.tied else ends))
     return found

@@ -170,7 +170,7 @@ def traffic(setup: Setup) -> list[Term]:
 def _data_traffic(setup: Setup) -> tuple[float, str]:
     """Bytes of data parallelism and ZeRO, and their formula."""
     data, zero = setup.data_axis_size, setup.zero_stage
-    # Without HYBRID_SHARD the ranks that share state are all of the axis.
+    # Without HYBRID_SHARD, all ranks of the data axis share the state.
     sharing = setup.zero_size if zero else data
     weight = DTYPE_BYTES[setup.dtype] * (rank_parameters(setup) if zero == 3 else _trained(setup))
     gradient = gradient_element(setup) * _trained(setup)

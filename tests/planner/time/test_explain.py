@@ -1,4 +1,4 @@
-"""Terms of time and traffic: they add up to the estimate, and their formulas carry the numbers."""
+"""Terms of time and traffic: they add up to the estimate, and their formulas show the numbers."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def setup(name: str) -> Setup:
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_terms_sum_to_the_estimate(name):
-    """Seconds of all terms are the step's seconds; the four parts of compute are its compute."""
+    """The terms add up to the step's seconds, and the four parts of compute to its compute."""
     step, terms = estimate_step(setup(name)), explain(setup(name))
     assert step is not None
     assert total(terms, "seconds") == pytest.approx(step.seconds, rel=1e-12)
@@ -54,7 +54,7 @@ def test_terms_sum_to_the_estimate(name):
 
 def test_terms_sum_to_the_estimate_of_every_published_case():
     if not published.CASES.is_file():
-        pytest.skip("no ../shared/reference/planner beside the repository")
+        pytest.skip("no ../shared/reference/planner next to the repository")
     for case in published.load_cases():
         step = estimate_step(case.setup)
         assert step is not None
@@ -62,7 +62,8 @@ def test_terms_sum_to_the_estimate_of_every_published_case():
 
 
 def test_traffic_by_hand():
-    """Bytes that one rank sends: 4 all-reduces a block; 2 + 2 + 4 bytes a parameter with ZeRO 3."""
+    """The bytes that a rank sends, by hand: 4 all-reduces per block; 2 + 2 + 4 bytes per parameter with ZeRO
+    3."""
     sent = {term.name: term for name in ("tensor", "zero 3", "ulysses") for term in traffic(setup(name))}
     message = 2 * 2 * 2048 * 1024
     tensor = sent["traffic / tensor"]
@@ -92,7 +93,8 @@ def test_chunks_pass_the_host_once_for_each_forward_and_backward_pass(recompute,
 
 
 def test_the_formulas_of_a_gpus_products_and_sums_name_what_else_they_take():
-    """The memory's rate beside that of products; how much of a hidden sum is left."""
+    """The formulas of a GPU's products name the memory's bandwidth, and those of sums the part that is not
+    hidden."""
     formulas = {term.name: term.formula for term in explain(setup("tensor"))}
     assert any(formula.endswith(", and the matrices at 1.73 TB/s)") for formula in formulas.values())
     assert formulas["tensor"].endswith(" 4 sums of 8.39 MB at 234 GB/s")
@@ -101,7 +103,8 @@ def test_the_formulas_of_a_gpus_products_and_sums_name_what_else_they_take():
 
 
 def test_40b_on_two_nodes_sends_120_gigabytes_a_node():
-    """ZeRO 3 in 16 bit: 48 bits a parameter, divided by the nodes: 40B on 2 nodes 120 GB each."""
+    """ZeRO 3 in 16 bit sends 48 bits per parameter divided by the nodes: 120 GB per node for 40B on 2
+    nodes."""
     per_parameter = 2 + 2 + 2
     assert 40e9 * per_parameter * (2 - 1) / 2 == 120e9
     layout = {"zero_stage": 3, "data_parallel_size": 2, "communication_dtype": "bf16", "global_batch_size": 2}
@@ -115,7 +118,8 @@ def test_nothing_is_explained_without_a_device():
 
 
 def test_hybrid_shards_send_less_of_the_weights_and_sum_their_gradients_between_copies():
-    """8 ranks share, 2 copies: 7/8 of two gathers and a scatter; each shard's fp32 gradient is summed."""
+    """Hybrid shards on 8 ranks with 2 replicas send 7/8 of two gathers and a scatter, and sum each shard's
+    fp32 gradient."""
     (sent,) = (term for term in traffic(setup("hybrid")) if term.name == "traffic / data")
     one = 7 / 8 * (2 * 2 + 4) * PARAMETERS + 2 * 1 / 2 * 4 * PARAMETERS / 8
     assert sent.value == pytest.approx(2 * one, rel=1e-12)

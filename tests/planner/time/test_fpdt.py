@@ -1,4 +1,4 @@
-"""FPDT's chunks by hand, counted again as DeepSpeed's loops move them, and how a step grows with them."""
+"""FPDT's chunks by hand and counted as DeepSpeed's loops move them, and the step time for different sizes."""
 
 from dataclasses import replace
 
@@ -17,15 +17,16 @@ def chunked(number: int, **changes: object) -> Setup:
 
 
 def loops(number: int) -> tuple[int, int, int, int, int]:
-    """Moves of a chunk in DeepSpeed's order: forward down, up; backward up, up in fp32, down in fp32."""
+    """Yield the moves of a chunk in DeepSpeed's order: forward down and up; backward up, up in fp32, and down
+    in fp32."""
     down = up = 0
     for row in range(number):
-        down += 5  # input, query, key, value; output at the end of the row
+        down += 5  # input, query, key, value; and output at the end of the row
         at = 0
         for key in range(row + 1):
             following = key + 1 if key < row else 0
             last = row == number - 1 and key == row
-            # The row's own keys are on the device already.
+            # The keys of the row are already on the device.
             up += 2 * (not last and following not in (at, row))
             at = following
     up += 4
@@ -37,7 +38,7 @@ def loops(number: int) -> tuple[int, int, int, int, int]:
             if row < number - 1:
                 following = query + 1 if query < number - 1 else row + 1
             if following != query:
-                back += 2 + (following in present)  # query, output, and its gradient if it was here before
+                back += 2 + (following in present)  # query, output, and its gradient if seen before
                 full += 1
                 present.add(following)
             lowered += 1
@@ -46,7 +47,8 @@ def loops(number: int) -> tuple[int, int, int, int, int]:
 
 @pytest.mark.parametrize("number", [2, 4, 8])
 def test_bytes_are_those_of_the_loops(number: int):
-    """Every chunk is 4 x 2048 x 1024 / N numbers of 2 bytes; 16 heads have an fp32 sum for each token."""
+    """The planned bytes equal the loops': a chunk is 4 x 2048 x 1024 / N numbers of 2 bytes, and 16 heads
+    have an fp32 sum per token."""
     found = chunks_of(chunked(number))
     chunk, sums = 2 * 4 * 2048 * 1024 / number, 4 * 4 * 2048 * 16 / number
     down, up, back, full, lowered = loops(number)
@@ -55,7 +57,7 @@ def test_bytes_are_those_of_the_loops(number: int):
 
 
 def test_two_chunks_by_hand():
-    """Two chunks of 8.39 MB: 10 down and 4 up; back 9 up, one in fp32, and 2 down, three in fp32."""
+    """Two chunks of 8.39 MB move 10 down and 4 up; backward 9 up, one in fp32, and 2 down, three in fp32."""
     found, chunk, sums = chunks_of(chunked(2)), 8_388_608, 262_144
     assert found.forward_bytes == 14 * chunk + 3 * sums
     assert found.backward_bytes == (2 + 2 + 2) * chunk + 2 * chunk + (1 + 3) * 2 * chunk + sums
@@ -64,7 +66,8 @@ def test_two_chunks_by_hand():
 
 
 def test_seconds_are_bytes_over_the_link_less_attention():
-    """4 micro batches x 8 blocks; a step of products alone hides what its attention takes."""
+    """The time is the bytes over the link, less the attention that hides them, for 4 micro batches x 8
+    blocks."""
     chunks = chunks_of(chunked(2))
     slow = linked(host_bytes_per_second=1e9)
     once = 32 * (chunks.forward_bytes + chunks.backward_bytes) / 1e9
@@ -88,7 +91,8 @@ def test_one_chunk_stays_on_the_device_and_makes_the_mlp_again():
 
 
 def test_smaller_chunks_never_make_a_step_faster():
-    """Nor does a slower link; beyond some size attention hides nearly all of it."""
+    """Neither smaller chunks nor a slower link make a step faster; beyond some size attention hides nearly
+    all of the transfer."""
     one = {"shape": LONG, "micro_batch_size": 1, "global_batch_size": 1}
     fast = replace(PRODUCTS, matmul_flops={"bf16": 180e12}, attention_flops=dict.fromkeys((1, 2, 3), 150e12))
     sizes = [1 << power for power in range(10, 19)]
@@ -104,7 +108,7 @@ def test_smaller_chunks_never_make_a_step_faster():
 
 
 def test_ulysses_exchanges_chunk_by_chunk():
-    """The same bytes in more messages: each pays the ramp and the hops once more."""
+    """Ulysses exchanges the same bytes in more messages, each of which pays for ramp and hops."""
     layout = {"ulysses_size": 2, "micro_batch_size": 4, "devices_per_node": 2}
     assert step(linked(), fpdt_chunk_tokens=512, **layout).sequence == pytest.approx(
         step(linked(), **layout).sequence, rel=1e-12

@@ -1,4 +1,4 @@
-"""Seconds of a step by hand: with round rates each part is its formula."""
+"""The seconds of a step by hand: with round rates, each part equals its formula."""
 
 from dataclasses import fields, replace
 
@@ -18,10 +18,10 @@ SHAPE = Shape(
     num_layers=8, hidden_size=1024, num_attention_heads=16, ffn_hidden_size=4096, padded_vocab_size=51200,
     seq_length=2048, num_query_groups=16, kv_channels=64,
 )  # fmt: skip
-# 12 matrices of 1024 x 1024 a block, their biases (9 x 1024 and 4 x 1024), two norms; V h; the last norm.
+# 12 matrices of 1024 x 1024 per block, their biases (9 x 1024 and 4 x 1024), two norms; V h; the last norm.
 PARAMETERS = 8 * (12 * 1024**2 + 13 * 1024) + 51200 * 1024 + 2 * 1024
 
-# Products alone take time: attention as fast as other products, memory and links at no cost.
+# Only products take time: attention runs as fast as other products, memory and links are free.
 PRODUCTS = Rates(
     matmul_flops={"bf16": 1e12, "fp8": 2e12, "fp32": 1e11},
     attention_flops={1: 1e12, 2: 1e12, 3: 1e12},
@@ -31,7 +31,7 @@ PRODUCTS = Rates(
     host_times=0.0,
 )
 TOKENS = 16 * 2048
-# Flash attention skips half of the scores; its backward pass costs 2.5 forward ones.
+# Flash attention skips half of the scores; its backward pass costs 2.5 forward passes.
 ATTENTION = 8 * attention_forward(SHAPE) / 2 * TOKENS / 1e12
 PRODUCT_SECONDS = model_flops(SHAPE) * TOKENS / 1e12 - 3 * 2 * ATTENTION + 3.5 * ATTENTION
 
@@ -48,7 +48,7 @@ def step(rates: Rates = PRODUCTS, **changes: object) -> StepTime:
 
 
 def linked(bytes_per_second: float = 1e9, across: float = 1e8, **changes: object) -> Rates:
-    """Products at no cost; links without latency and ramp."""
+    """Return a setup in which products are free, and links have no latency or ramp."""
     free = {"bf16": INFINITE, "fp32": INFINITE}
     kernels = dict.fromkeys((1, 2, 3), INFINITE)
     slow = replace(PRODUCTS, matmul_flops=free, attention_flops=kernels)
@@ -56,14 +56,14 @@ def linked(bytes_per_second: float = 1e9, across: float = 1e8, **changes: object
 
 
 def test_one_gpu_takes_its_flops_over_its_rate():
-    """Model FLOPs with the causal half of attention, and nothing else."""
+    """One GPU takes its model FLOPs, with the causal half of attention, over its rate."""
     found = step()
     assert found.compute == pytest.approx(PRODUCT_SECONDS, rel=1e-12)
     assert found.seconds == found.compute
 
 
 def test_the_parts_add_up():
-    """seconds is the sum of all fields, for a setup in which every part is more than nothing."""
+    """The seconds are the sum of all parts, in a setup where each part is above 0."""
     found = estimate_step(
         setup(
             device=find_device("A100-40GB"), nodes=4, devices_per_node=8, tensor_parallel_size=2,
@@ -78,7 +78,8 @@ def test_the_parts_add_up():
 
 
 def test_full_recomputation_makes_the_blocks_forward_pass_again():
-    """A third of the blocks' work, attention at its forward cost; selective with flash: no product."""
+    """Full recomputation adds a third of the blocks' work, with attention at its forward cost; selective with
+    flash adds no product."""
     full = step(recompute="full").recompute
     blocks = 8 * block_forward(SHAPE) * TOKENS / 1e12 - ATTENTION
     assert full == pytest.approx(blocks, rel=1e-12)
@@ -90,7 +91,8 @@ def test_full_recomputation_makes_the_blocks_forward_pass_again():
 
 
 def test_selective_recomputation_moves_the_mlps_activation_again():
-    """4 h numbers of 2 bytes read and written for each token and block; other programs keep them."""
+    """Selective recomputation reads and writes 4 h numbers of 2 bytes per token and block again; other
+    programs keep them."""
     slow = replace(PRODUCTS, memory_bytes_per_second=1e9)
     moved = 8 * 2 * 2 * SHAPE.ffn_hidden_size * TOKENS / 1e9
     assert step(slow, recompute="selective").recompute == pytest.approx(moved, rel=1e-12)
@@ -100,16 +102,17 @@ def test_selective_recomputation_moves_the_mlps_activation_again():
 
 
 def test_fp8_is_for_the_blocks_products():
-    """Attention and the output layer stay in 16 bit."""
+    """FP8 applies to the products of the blocks; attention and the output layer stay in 16 bit."""
     blocks = 3 * 8 * (block_forward(SHAPE) - attention_forward(SHAPE)) * TOKENS / 1e12
     assert step(fp8=True).compute == pytest.approx(PRODUCT_SECONDS - blocks / 2, rel=1e-12)
 
 
 def test_memory_traffic_takes_time():
-    """Matrices, activations, logits and the optimizer's 42 bytes for each parameter."""
+    """Memory traffic takes time: matrices, activations, logits, and 42 bytes per parameter for the
+    optimizer."""
     found = step(replace(PRODUCTS, memory_bytes_per_second=1e12))
     assert found.optimizer == pytest.approx(PARAMETERS * (34 + 8) / 1e12, rel=1e-12)
-    # A block's weights, and the inputs and outputs of its four products.
+    # The weights of a block, and the inputs and outputs of its four products.
     moved = 3 * 2 * (12 * 1024**2 + 8192 * (4 * 1024 + (3 + 1 + 4 + 4) * 1024))
     kept = 8192 * 1024 * (8 + 8 + 16) * ENGINES["nbtrain"].traffic
     logits = 22 * 8192 * 51200
@@ -118,7 +121,7 @@ def test_memory_traffic_takes_time():
 
 
 def test_scores_that_are_kept_are_moved():
-    """Without flash attention each score is written and read: 8 + 16 bytes; dropout: 5 + 10."""
+    """Without flash attention each score is written and read: 8 + 16 bytes, and 5 + 10 for dropout."""
     slow = replace(PRODUCTS, memory_bytes_per_second=1e12)
     plain = step(slow, keeps_scores=True).compute - step(PRODUCTS, keeps_scores=True).compute
     flash = step(slow).compute - step().compute
@@ -130,7 +133,7 @@ def test_scores_that_are_kept_are_moved():
 
 
 def test_heads_that_are_no_multiple_of_8_are_slow():
-    """Heads of 60: 5.5 times the time of the scores' products."""
+    """Heads of 60, which is not a multiple of 8, take 5.5 times as long for the products of scores."""
     odd = replace(SHAPE, kv_channels=60, num_attention_heads=16, num_query_groups=16)
     even = step(keeps_scores=True, shape=replace(odd, kv_channels=64)).compute
     scores = 3 * 8 * attention_forward(odd) * TOKENS / 0.6 / 1e12
@@ -140,7 +143,8 @@ def test_heads_that_are_no_multiple_of_8_are_slow():
 
 @pytest.mark.parametrize(("virtual", "expected"), [(1, 3), (2, 1.5)])
 def test_the_bubble_of_equal_stages(virtual: int, expected: float):
-    """(p - 1) / v micro batches of one stage's work: 4 stages, 16 micro batches."""
+    """The bubble of equal stages is (p - 1) / v micro batches of a stage's work, for 4 stages and 16 micro
+    batches."""
     no_logits = replace(SHAPE, padded_vocab_size=0)
     layout = {"pipeline_parallel_size": 4, "virtual_stages": virtual, "micro_batch_size": 1}
     found = step(shape=no_logits, stage_layers=(2, 2, 2, 2), **layout)
@@ -150,7 +154,7 @@ def test_the_bubble_of_equal_stages(virtual: int, expected: float):
 
 
 def test_unequal_stages_wait_for_the_slowest():
-    """m times the slowest stage, and the others once: 3 + 2 + 2 + 1 blocks and the logits."""
+    """With unequal stages, a step is m times the slowest stage plus each of the others once."""
     layout = {"pipeline_parallel_size": 4, "micro_batch_size": 1, "stage_layers": (3, 2, 2, 1)}
     found = step(**layout)
     one = (PRODUCT_SECONDS - 3 * logits_forward(SHAPE) * TOKENS / 1e12) / 8 / 16
@@ -160,33 +164,36 @@ def test_unequal_stages_wait_for_the_slowest():
 
 
 def test_tensor_ranks_wait_for_four_sums_of_each_block():
-    """2 (t - 1) / t of s b h bf16 numbers; six with full recomputation; a smaller link between machines."""
+    """Tensor ranks wait for four sums of s b h bf16 numbers per block, six with full recomputation; less
+    bandwidth between machines."""
     layout = {"tensor_parallel_size": 4, "devices_per_node": 4}
     one = 2 * 3 / 4 * 2 * 8192 * 1024 / 1e9
     assert step(linked(), **layout).tensor == pytest.approx(4 * 8 * 4 * one, rel=1e-12)
     assert step(linked(), recompute="full", **layout).tensor == pytest.approx(4 * 8 * 6 * one, rel=1e-12)
     hidden = step(linked(), overlap_tensor=True, **layout).tensor
     assert hidden == pytest.approx(0.4 * 4 * 8 * 4 * one, rel=1e-12)
-    # Two machines of two: the pair sends over the whole network of its machine.
+    # Two machines of two ranks: each pair uses the entire network of its machine.
     two = step(linked(), tensor_parallel_size=4, devices_per_node=2, nodes=2).tensor
     assert two == pytest.approx(10 * 4 * 8 * 4 * one, rel=1e-12)
 
 
 def test_gradients_are_sent_twice_and_zero_3_sends_three_times_in_each_micro_batch():
-    """DDP and ZeRO 1: fp32 gradients there, bf16 weights back; ZeRO 2 scatters at every micro batch."""
+    """DDP and ZeRO 1 send fp32 gradients and return bf16 weights once; ZeRO 2 scatters, and ZeRO 3 sends
+    three times, per micro batch."""
     layout = {"data_parallel_size": 2, "devices_per_node": 2, "global_batch_size": 32, "engine": "metaseq"}
     half, rates = PARAMETERS / 2 / 1e9, linked()
     assert step(rates, **layout).data == pytest.approx(2 * 4 * half, rel=1e-12)
     assert step(rates, zero_stage=1, **layout).data == pytest.approx((4 + 2) * half, rel=1e-12)
     assert step(rates, zero_stage=2, **layout).data == pytest.approx((4 * 4 + 2) * half, rel=1e-12)
     assert step(rates, zero_stage=3, **layout).data == pytest.approx(4 * (2 + 2 + 4) * half, rel=1e-12)
-    # Our own ZeRO reaches a quarter of the link.
+    # Our own ZeRO reaches a quarter of the link's bandwidth.
     ours = step(rates, zero_stage=1, **{**layout, "engine": "nbtrain"}).data
     assert ours == pytest.approx(4 * (4 + 2) * half, rel=1e-12)
 
 
 def test_zero_plus_plus_sends_less_between_machines():
-    """qwZ halves the first gather, hpZ keeps the second inside, qgZ sends half a byte a number."""
+    """ZeRO++ sends less between machines: qwZ halves the first gather, hpZ keeps the second inside, qgZ sends
+    half a byte per number."""
     layout = {
         "data_parallel_size": 4, "nodes": 2, "devices_per_node": 2, "engine": "metaseq", "zero_stage": 3,
         "global_batch_size": 16,
@@ -205,7 +212,7 @@ def test_zero_plus_plus_sends_less_between_machines():
 
 
 def test_gradients_are_not_quantized_on_one_machine():
-    """As DeepSpeed has it, and the plan's finding about it."""
+    """Gradients are not quantized on a single machine, as in DeepSpeed, and the plan has a finding on it."""
     layout = {"data_parallel_size": 4, "devices_per_node": 4, "zero_stage": 3, "global_batch_size": 16}
     quantized = {**layout, "quantized_gradients": True}
     assert step(linked(), **quantized) == step(linked(), **layout)
@@ -213,7 +220,7 @@ def test_gradients_are_not_quantized_on_one_machine():
 
 
 def test_traffic_hides_behind_computation():
-    """As much as the program says, and never more than there is."""
+    """Traffic is hidden behind computation up to the program's fraction, and never more than there is."""
     layout = {"data_parallel_size": 2, "devices_per_node": 2, "global_batch_size": 32}
     busy = replace(linked(1e8), matmul_flops=PRODUCTS.matmul_flops, attention_flops=PRODUCTS.attention_flops)
     bare, hidden = (step(busy, engine=name, **layout).data for name in ("megatron-lm", "metaseq"))
@@ -223,7 +230,7 @@ def test_traffic_hides_behind_computation():
 
 
 def test_ulysses_and_ring_attention_send_less_than_tensor_ranks():
-    """Ulysses: 8 all-to-alls of the whole s b h / p, of which (p - 1) / p leave a rank."""
+    """Ulysses sends less than tensor ranks: 8 all-to-alls of s b h / p, of which (p - 1) / p leave a rank."""
     layout = {"ulysses_size": 4, "devices_per_node": 4}
     found = step(linked(), **layout).sequence
     assert found == pytest.approx(4 * 8 * 8 * 3 / 4 * 2 * 2048 * 1024 / 1e9, rel=1e-12)
@@ -232,7 +239,8 @@ def test_ulysses_and_ring_attention_send_less_than_tensor_ranks():
 
 
 def test_offloading_moves_the_optimizer_to_the_hosts_cores():
-    """Gradients down and weights up, 2 bytes each; Adam at the host's rate for all ranks of a machine."""
+    """Offloading moves gradients down and weights up, 2 bytes each, and runs Adam at the host's rate for all
+    ranks of a machine."""
     rates = replace(PRODUCTS, host_bytes_per_second=1e9, host_adam_parameters_per_second=1e8)
     layout = {"offload_optimizer": "cpu", "zero_stage": 2, "data_parallel_size": 2, "devices_per_node": 2}
     found = step(rates, **layout)
@@ -241,7 +249,8 @@ def test_offloading_moves_the_optimizer_to_the_hosts_cores():
 
 
 def test_weights_on_the_host_come_up_for_every_pass():
-    """2 bytes of each rank's share, twice in each of 2 micro batches; nothing for the optimizer."""
+    """Weights in host memory are copied up twice per micro batch, 2 bytes of each rank's share; the optimizer
+    adds nothing."""
     rates = replace(PRODUCTS, host_bytes_per_second=1e9)
     layout = {"offload_param": "cpu", "zero_stage": 3, "data_parallel_size": 2, "devices_per_node": 2}
     found = step(rates, **layout)
@@ -250,7 +259,8 @@ def test_weights_on_the_host_come_up_for_every_pass():
 
 
 def test_nvme_reads_and_writes_the_states_of_all_ranks_of_a_machine():
-    """24 bytes a parameter for masters and moments; the weights' way up goes through the drive too."""
+    """NVMe reads and writes 24 bytes per parameter for masters and moments of all ranks of a machine, and the
+    weights as well."""
     rates = replace(PRODUCTS, host_bytes_per_second=INFINITE, nvme_bytes_per_second=1e9)
     layout = {"zero_stage": 3, "data_parallel_size": 2, "devices_per_node": 2}
     states = step(rates, offload_optimizer="nvme", **layout)
@@ -260,7 +270,8 @@ def test_nvme_reads_and_writes_the_states_of_all_ranks_of_a_machine():
 
 
 def test_hybrid_shards_gather_inside_a_machine():
-    """Two machines of two: gathers over the pair's link, each half of the gradients summed over machines."""
+    """Hybrid shards on two machines of two gather over the pair's link, and sum each half of the gradients
+    across machines."""
     layout = {
         "data_parallel_size": 4, "nodes": 2, "devices_per_node": 2, "engine": "metaseq", "zero_stage": 3,
         "global_batch_size": 16,
@@ -272,7 +283,7 @@ def test_hybrid_shards_gather_inside_a_machine():
 
 
 def test_kernels_that_are_too_small_wait_for_the_host():
-    """A block takes at least its launch time, a step its own overhead."""
+    """A block takes at least its launch time, and a step its own overhead."""
     found = step(replace(linked(), host_times=1.0))
     engine = ENGINES["nbtrain"]
     assert found.host == pytest.approx(4 * 8 * engine.launch_seconds + engine.step_seconds, rel=1e-12)
@@ -281,7 +292,8 @@ def test_kernels_that_are_too_small_wait_for_the_host():
 
 
 def test_groups_share_the_network_of_their_machine():
-    """Eight groups of one rank a machine have an eighth each; a group of the whole machine has all of it."""
+    """Eight groups with one rank per machine have an eighth of its network each; a group of the whole machine
+    has all of it."""
     rates = replace(PRODUCTS, inside=Link(230e9), across=Link(160e9, 0.0, 1e-5))
     layout = setup(nodes=4, devices_per_node=8, data_parallel_size=32)
     assert group_of(layout, rates, 32, 1).bytes_per_second == 160e9
@@ -294,7 +306,7 @@ def test_groups_share_the_network_of_their_machine():
 
 
 def test_a_message_has_to_be_large_to_reach_the_link_s_rate():
-    """At the ramp's size half of it."""
+    """A message of the ramp's size reaches half of the link's bandwidth."""
     rates = replace(PRODUCTS, inside=Link(1e9, ramp_bytes=5e6))
     group = group_of(setup(devices_per_node=8), rates, 8, 1)
     assert group.seconds(5e6) == pytest.approx(2 * 7 / 8 * 5e6 / 1e9)
@@ -303,7 +315,8 @@ def test_a_message_has_to_be_large_to_reach_the_link_s_rate():
 
 
 def test_rates_of_devices():
-    """Shares of the datasheet by generation; PCIe cards have their own link and less power."""
+    """Devices reach fractions of their datasheets by generation; PCIe cards have their own link and less
+    power."""
     found = {
         name: find_device(name) for name in ("A100-40GB", "A100-PCIe-40GB", "H100", "V100-32GB", "MI300X")
     }
@@ -320,7 +333,7 @@ def test_rates_of_devices():
 
 
 def test_no_device_no_time():
-    """None, rather than a guess."""
+    """Without a known device there is no time rather than a guess."""
     assert estimate_step(setup()) is None
 
 
@@ -339,20 +352,23 @@ BLOCK_MUON = 5 * (4 * (4 + 2) + 2 * (4 * 4 + 2)) * 1024**3
     ],
 )
 def test_muon_makes_its_products_once_a_step(layout, shared):
-    """Without ZeRO on every rank, with it shared out over data and tensor ranks."""
+    """Muon's products run once per step: on every rank without ZeRO, with ZeRO shared by data and tensor
+    ranks."""
     free, muon = (step(**layout, muon_steps=steps).optimizer for steps in (0, 5))
     assert muon - free == pytest.approx(shared * BLOCK_MUON / 1e12)
     assert step(**layout, muon_steps=5, dtype="fp32").optimizer == pytest.approx(shared * BLOCK_MUON / 1e11)
 
 
 def test_more_ranks_than_matrices_wait_for_the_dearest_one():
-    """Of 8 x 4 parameters the MLP's take most: 18 of the 60 units of a block."""
+    """With more ranks than matrices, the step waits for the most expensive matrix: the MLP's, 18 of a block's
+    60 units."""
     found = step(zero_stage=1, data_parallel_size=64, global_batch_size=256, muon_steps=5).optimizer
     assert found == pytest.approx(18 / 60 * BLOCK_MUON / 1e12)
 
 
 def test_muons_parts_go_to_the_rank_that_has_the_matrix_and_back():
-    """bf16: two all-to-alls of 2 bytes of 12 x 1024^2 parameters in each of 8 blocks over 4 ranks."""
+    """Muon sends the parts to the rank of their matrix and back: two all-to-alls of 2 bytes of 12 x 1024^2
+    parameters in 8 blocks over 4 ranks."""
     layout = {"zero_stage": 1, "data_parallel_size": 4, "devices_per_node": 4}
     free, muon = (step(linked(1e9), **layout, muon_steps=steps).optimizer for steps in (0, 5))
     assert muon - free == pytest.approx(2 * 3 / 4 * (2 * 8 * 12 * 1024**2 / 4) / 1e9, rel=1e-6)
@@ -361,25 +377,27 @@ def test_muons_parts_go_to_the_rank_that_has_the_matrix_and_back():
 
 
 def test_a_window_leaves_out_what_no_query_sees():
-    """All layers or half of them have w (2 s - w + 1) / 2 pairs a sequence; the model has its FLOPs."""
+    """A window skips pairs that no query sees: w (2 s - w + 1) / 2 pairs per sequence are left, and the model
+    has their FLOPs."""
     pairs = 2048 * 2049 / 2
     of_window = 256 * (2 * 2048 - 256 + 1) / 2
     for pattern, share in (((True,) * 8, 1.0), ((True, False) * 4, 0.5)):
         shape = replace(SHAPE, window_layers=pattern, window_size=256)
         seen = share * of_window + (1 - share) * pairs
-        # Without a window half of all positions are counted, half a token less than a query sees.
+        # Without a window half of all positions count, half a token less than a query sees.
         kept = (seen / 2048 - 0.5) / (pairs / 2048 - 0.5)
         expected = PRODUCT_SECONDS - (1 - kept) * 3.5 * ATTENTION
         assert step(shape=shape).compute == pytest.approx(expected, rel=1e-12)
         assert model_flops(shape) == model_flops(SHAPE)
-    # A mask to a kernel that takes all pairs; scores that are kept.
+    # A mask for a kernel that computes all pairs; kept scores.
     masked = step(shape=shape, masks_windows=True).compute
     assert masked == pytest.approx(PRODUCT_SECONDS + 0.5 * 3.5 * ATTENTION, rel=1e-12)
     assert step(shape=shape, keeps_scores=True).compute == step(keeps_scores=True).compute
 
 
 def test_capped_scores_are_written_and_read():
-    """nbtrain's own kernel: half of the pairs, as unfused products, backward twice."""
+    """Capped scores use nbtrain's own kernel, which writes and reads half of the pairs, twice in the backward
+    pass."""
     shape = replace(SHAPE, attn_softcap=True)
     unfused = replace(PRODUCTS, scores_flops=0.5e12)
     expected = PRODUCT_SECONDS - 3.5 * ATTENTION + 3 * 2 * ATTENTION
@@ -387,7 +405,8 @@ def test_capped_scores_are_written_and_read():
 
 
 def test_ranks_that_share_groups_gather_what_they_computed():
-    """Two groups over four ranks: query, key and value once forward, their gradients once back."""
+    """Ranks that share query groups gather query, key and value once forward, and their gradients once
+    backward."""
     shape = replace(SHAPE, num_query_groups=2)
     whole, shared = (
         step(linked(), shape=one, tensor_parallel_size=4).tensor
@@ -404,7 +423,8 @@ def test_ranks_that_share_groups_gather_what_they_computed():
 
 
 def test_ulysses_trades_what_the_groups_are():
-    """16 heads in 4 groups: of 8 x h numbers are left 4 (h + h/4); one group over 4 ranks is repeated."""
+    """With 16 heads in 4 groups, Ulysses exchanges 4 (h + h/4) of 8 x h numbers; one group over 4 ranks is
+    repeated."""
     sent = {
         groups: next(
             one.value

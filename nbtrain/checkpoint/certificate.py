@@ -26,16 +26,16 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.sample import Samples
 from nbtrain.dataset.samples.state import DataState
 
-# Entries of a layout (describe.py) that are fields of the section `parallel`, by their own name.
+# Entries of a layout (describe.py) that are fields of the section `parallel`, under the same name.
 SIZES = (*(f"{kind}_parallel_size" for kind in ("data", "tensor", "pipeline", "ds_sequence")), "zero_stage")
-# The key of the YAML that decides each entry of a layout: what messages name.
+# The YAML key that determines each entry of a layout, for messages.
 LAYOUT_KEYS = {key: f"parallel.{key}" for key in (*SIZES, "sub_group_size")} | {
     "weights": "precision.dtype",
     "stage_layers": "parallel.pipeline_stage_layers",
     "offload_optimizer": "parallel.offload_optimizer.device",
     "offload_param": "parallel.offload_param.device",
 }
-# Entries that follow from another one, and are only named if they change alone.
+# Entries that follow from another one, and are named only if they change alone.
 FOLLOWS = {"stage_layers": "pipeline_parallel_size", "sub_group_size": "zero_stage"}
 
 
@@ -63,7 +63,7 @@ def software() -> dict[str, str]:
 
 
 def device(kind: torch.device) -> dict[str, Any]:
-    """Return the device facts that decide which kernels run: the kind of device and its name."""
+    """Return the device properties that decide which kernels run: the kind of device and its name."""
     if kind.type == "cuda":
         return {"kind": "gpu", "name": torch.cuda.get_device_name(kind)}
     return {
@@ -93,7 +93,7 @@ def certify(
         if not within(key, WITHOUT_EFFECT):
             (inexact if within(key, SAME_MATHEMATICS) else changed).append(f"{key}: {before} -> {now}")
     if not inexact:
-        # Else the settings say it, in the words of the YAML.
+        # Otherwise the settings report it, under the names of the YAML.
         inexact += layout_words(manifest["layout"], layout)
     for title, before_all, now_all in (
         ("version of", manifest["versions"], software()),

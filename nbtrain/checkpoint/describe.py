@@ -91,7 +91,7 @@ def manifest_of(live: LiveRun, state: TrainState, parameters: dict[str, Any]) ->
         "optimizer": config.optimizer.type,
         "settings": certificate.settings(config),
         "parameters": parameters,
-        # Beside adapters: which weights they belong to.
+        # With adapters: the weights that they belong to.
         "init_from": files.read_json(live.run.init_from_json) if config.lora is not None else None,
     }
 

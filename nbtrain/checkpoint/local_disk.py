@@ -64,11 +64,11 @@ class LocalDisk:
         self.config, self.run, self.rank = config, run, world.rank
         self.job_id, self.attempt = job_id, attempt
         self.host = os.uname().nodename
-        # torchrun's name for it; a rank that is started by hand is on node 0.
+        # Set by torchrun; a rank that is started manually is on node 0.
         self.node = int(os.environ.get("GROUP_RANK", "0"))
         run_id = (run.record() or {}).get("run_id", "")
         self.root = local_folder(config.checkpoint.local_dir, self.node, self.host) / f"{run.name}-{run_id}"
-        # Two nodes of one machine have a disk each if their folders differ, as {node} makes them.
+        # Two nodes on one machine have separate disks if their folders differ, as with {node}.
         places: list[tuple[str, str, int]] = gather_objects((self.host, str(self.root), self.node))
         here = (self.host, str(self.root), self.node)
         self.ranks_here = [rank for rank, place in enumerate(places) if place == here]
@@ -139,7 +139,7 @@ class LocalDisk:
         """Remove all checkpoints except at the steps `keep`. Called by the node's first rank."""
         for step in self.steps():
             if step not in keep:
-                # The records first, so that a half removed part does not count.
+                # Remove the records first, so that a partly removed part does not count.
                 shutil.rmtree(self.checkpoint(step) / PARTS, ignore_errors=True)
                 shutil.rmtree(self.checkpoint(step), ignore_errors=True)
 
@@ -168,7 +168,8 @@ def note_local(disk: LocalDisk, step: int, save_id: str, copied: bool) -> None:
     listed = LocalSaves.of(disk.run)
     known = next((save for save in listed.saves if save.save_id == save_id), None)
     if known is None:
-        # A copy may end after newer local saves; a new save follows a resume from an older step.
+        # A copy may end after newer local saves; after a resume from an older step, a new save replaces later
+        # ones.
         newer = [save for save in listed.saves if copied and save.step > step]
         older = [save for save in listed.saves if save.step < step]
         known = LocalSave(step, save_id, disk.hosts, disk.job_id, disk.attempt, time.time())

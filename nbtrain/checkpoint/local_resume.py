@@ -105,7 +105,7 @@ def choose_start(
     If not `trains` (mode: eval), a checkpoint on the nodes is completely copied to model/ before it is read.
     Raises CheckpointError if there are checkpoints in model/ but none anywhere is complete.
     """
-    # Before anything is chosen: what a choice refuses is no longer listed as whole.
+    # Before the choice: checkpoints that the choice would refuse are no longer listed as complete.
     wanted = only_on_nodes(run) if world.rank == 0 else None
     start = Start(choose(run, world, events)) if disk is None else _choose_start(run, world, events, disk)
     if world.rank == 0:
@@ -122,7 +122,7 @@ def choose_start(
             logger.warning("%s", words)
             events.write("warning", words, step=step)
         if trains:
-            # What others have saved beyond it counts no more; an evaluation leaves it to a resume.
+            # Later checkpoints of other attempts no longer count; an evaluation leaves this to a resume.
             note_resumed(run, step, job_id, attempt)
     return start
 
@@ -315,7 +315,7 @@ def _shares(
         if copiers[rank % len(copiers)] != disk.rank:
             continue
         for name, entry in part.files.items():
-            # The optimizer's state is read by the rank that wrote it, anything else by others too.
+            # The optimizer's state is read by the rank that wrote it, all other files by other ranks too.
             own = OPTIMIZER_FILE.search(name) is not None
             readers = [disk.lead_of[rank]] if own and same else leads
             at_hand = [one for one in leads if _has(candidate, one, name)]

@@ -55,7 +55,7 @@ class LocalPart:
     def describe(self, writer: CheckpointWriter, manifest: dict[str, Any]) -> None:
         """Store the writer's lists and the manifest ({} on most ranks), once DeepSpeed has begun to save."""
         self._writer, self._manifest = writer, manifest
-        # The next save has separate lists; these may still be filled in the background.
+        # The next save creates separate lists; these may still be filled in the background.
         self._files, self._direct = writer.described, writer.direct
 
     def keep(self) -> None:

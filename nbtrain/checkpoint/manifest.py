@@ -126,8 +126,8 @@ def prune(
         keep.add(best)
     removed = [step for step in run.checkpoint_steps() if step not in keep and step < newest]
     for step in removed:
-        # The manifest first, so that a half removed checkpoint does not count. On NFS a folder stays as long
-        # as somebody reads a file in it; the next save removes it.
+        # Remove the manifest first, so that a partly removed checkpoint does not count. On NFS a folder
+        # remains as long as a process reads one of its files; the next save removes it.
         run.checkpoint_manifest(step).unlink(missing_ok=True)
         shutil.rmtree(run.checkpoint(step), ignore_errors=True)
     return removed

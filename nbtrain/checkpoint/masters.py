@@ -62,7 +62,7 @@ class MadeWhole:
         """Return elements [start, start + count) of a part of a parameter, like CheckpointStore.read."""
         if (held := self.unchanged(name)) is not None:
             return held.read(name, state, part, start, count, rows)
-        # Asked for piece by piece, in order.
+        # Requested chunk by chunk, in order.
         if self._newest is None or self._newest[0] != name:
             self._newest = name, self.full(name)
         return _elements(self._newest[1], part, start, count)

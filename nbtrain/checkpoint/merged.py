@@ -65,7 +65,7 @@ class MergedWeights(MadeWhole):
         return None if any(one in self.adapters.parameters for one in beside) else self.base
 
     def _vector(self, name: str) -> str | None:
-        """Return the vector of IA3 that multiplies a weight or bias."""
+        """Return the IA3 vector that multiplies a weight or bias; None if there is none."""
         module, _, kind = name.rpartition(".")
         vector = f"{module}.ia3"
         of_bias = kind == "bias" and module.endswith("query_key_value")

@@ -105,7 +105,7 @@ class RunWeights:
         assert dim != 1, "the vocabulary's rows are cut"
         total = (rows or self.vocab_size) * width // size
         count = total - start if count is None else count
-        # Cut along the first dimension, the parts lie end to end in the whole.
+        # Sharded along the first dimension, the parts are consecutive in the whole tensor.
         first = rank * total + start
         end = min(first + count, self.vocab_size * width)
         known = min(self.store.vocab_size, self.vocab_size) * width

@@ -36,7 +36,7 @@ def skipped_samples(run: RunDir, manifest: dict[str, Any] | None) -> int:
 
 
 def _outside(first: int, last: int, ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
-    """Return the pieces of [first, last) outside of the ascending ranges."""
+    """Return the parts of [first, last) outside of the ascending ranges."""
     pieces = []
     for begin, end in ranges:
         if first < min(begin, last):

@@ -113,7 +113,7 @@ class Saver:
             # thread writes events.
             self._saved = publish(live, step, manifest, shares, started, stall)
             if part is not None:
-                # It counts, whether or not local.json says so.
+                # The checkpoint counts, whether or not local.json lists it.
                 with contextlib.suppress(OSError):
                     part.note_copied()
 
@@ -197,7 +197,8 @@ class Saver:
         if saving is None:
             return
         is_first = self.live.world.rank == 0
-        # In slices: a rank whose node copies for an hour less than another waits in no collective for long.
+        # In slices, so that a rank whose node copies an hour less than another does not wait long in any
+        # collective.
         while not all(gather_objects(saving.is_written(SLICE_SECONDS))):
             pass
         errors = [error for error in gather_objects(saving.error) if error]

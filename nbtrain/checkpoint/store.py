@@ -119,7 +119,7 @@ class CheckpointStore:
         self._pieces: dict[tuple[int, int], dict[str, list[_Piece]]] = {}
         if layout.get("offload_optimizer") == "nvme" or layout.get("offload_param") == "nvme":
             raise CheckpointError(
-                f"{folder}: its optimizer state lies in NVMe swap files, which only the layout that wrote "
+                f"{folder}: its optimizer state is in NVMe swap files, which only the layout that wrote "
                 "them reads. Resume the run with that layout, its offloading included."
             )
 
@@ -201,7 +201,7 @@ class CheckpointStore:
         count = total // size - start if count is None else count
         if 1 in (dim, parameter.partition_dim):
             return self._columns(parameter, state, rank, size, start, count)
-        # Cut along the first dimension, the parts lie end to end in the whole.
+        # Sharded along the first dimension, the parts are consecutive in the whole tensor.
         first = rank * (total // size) + start
         return self._rows(parameter, state, first, min(first + count, parameter.count))
 
@@ -238,7 +238,7 @@ class CheckpointStore:
         for piece in self._pieces_of(parameter.name, rank):
             begin, stop = max(first, piece.start), min(end, piece.start + piece.count)
             if begin < stop:
-                # A parameter without them has not been stepped yet.
+                # A parameter without moments has not been stepped yet.
                 values = piece.states.get(state)
                 found.append(
                     values[begin - piece.start : stop - piece.start]
@@ -274,7 +274,7 @@ class CheckpointStore:
             if (matched := LAYER_FILE.match(file)) is None:
                 continue
             index = int(matched[1])
-            # A tied output holds the word embedding again.
+            # A tied output layer holds the word embedding again.
             tied = self.is_tied and index in (0, self.num_layers + 3)
             layer = "tied_modules.word_embeddings" if tied else str(index)
             for inner, weight in self._open(file).items():

@@ -55,7 +55,7 @@ def write_file(path: Path, state: Any) -> dict[str, Any]:
             if stream.failure is not None:
                 raise stream.failure
     except (OSError, RuntimeError) as error:
-        # torch replaces the system's message about a full disk by its own.
+        # torch replaces the system's message about a full disk with another one.
         raise CheckpointError(f"{path}: could not be written: {stream.failure or error}") from error
     return {"bytes": stream.size, "sha256": stream.sha256.hexdigest()}
 
@@ -77,7 +77,7 @@ def load_file(path: Path, mmap: bool = False) -> Any:
             "step, or raise checkpoint.keep_last."
         ) from None
     except DAMAGED as error:
-        # Without torch's own words: they advise to turn the protection off.
+        # Without torch's message, which advises turning the protection off.
         problem = pointer_problem_of(path) or _why_refused(error)
         raise CheckpointError(f"{display(path)} {problem}.") from None
 
@@ -96,7 +96,7 @@ def _why_refused(error: Exception) -> str:
         return f"holds code ({named[1]}); not loaded"
     if isinstance(error, pickle.UnpicklingError):
         return "holds code or other objects than tensors and plain values; not loaded"
-    return "is no file that torch.save writes, or a damaged one; not loaded"
+    return "is damaged, or was not written by torch.save; not loaded"
 
 
 def _deepspeed_types() -> list[Any]:

@@ -113,7 +113,7 @@ def _write_parameter(store: CheckpointStore, folder: Path, name: str) -> None:
         whole = store.full(name, state)
         if name in OF_VOCABULARY:
             whole = whole[: store.vocab_size]
-        # A copy: of a view torch would write all of the file that it looks into.
+        # A copy, because torch would write the complete storage of a view.
         entry: dict[str, Any] = {"param": whole.clone()}
         if name in OF_VOCABULARY:
             entry["vocab_tensor"] = True
@@ -137,7 +137,7 @@ def _optimizer_state(store: CheckpointStore) -> dict[str, Any]:
         "zero_stage": store.zero_stage,
         "ds_version": store.manifest["versions"]["deepspeed"],
         "param_groups": groups,
-        # ZeRO 3's loader looks here.
+        # The loader for ZeRO 3 reads it from here.
         "optimizer_state_dict": {"state": {0: {"step": step}}, "param_groups": groups},
     }
 

@@ -136,10 +136,11 @@ class BackgroundSave:
         keep: Callable[[], None] | None = None,
         copy: Callable[[], Described] | None = None,
     ):
-        """`keep` and `copy` are called in the thread, one after the other, once the files are written.
+        """Prepare the save; `keep` and `copy` are called in the thread, one after the other, once the files
+        are written.
 
-        keep() ends the part on the node's own disk, copy() copies its files to `folder` and returns this
-        rank's files there. publish None: the checkpoint stays on the nodes.
+        keep() completes the part on the node's own disk, copy() copies its files to `folder` and returns this
+        rank's files there. If publish is None, the checkpoint stays on the nodes.
         """
         self.folder = folder
         self.error: str | None = None
@@ -177,7 +178,7 @@ class BackgroundSave:
             self._writer.write_copies()
             if self._keep is not None:
                 self._keep()
-            # Another checkpoint, of the nodes' own disks, may take the writer from here on.
+            # From here on, another checkpoint for the nodes' own disks may use the writer.
             described = self._writer.described
             self._kept.set()
             if self._publish is None:
@@ -210,7 +211,7 @@ class BackgroundSave:
 
 
 class _HostMemory:
-    """Copies of tensors in host memory, allocated once: the n-th copy of each save reuses its place."""
+    """Copies of tensors in host memory, allocated once: the n-th copy of each save reuses its buffer."""
 
     def __init__(self) -> None:
         self._buffers: list[torch.Tensor] = []
@@ -234,7 +235,7 @@ class _HostMemory:
 def _apart(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor without the rest of its buffer, which torch.save would write too."""
     tensor = tensor.detach()
-    # A rank's part of ZeRO's flat buffers is short of its storage by the padding alone: not worth a copy.
+    # A rank's part of ZeRO's flat buffers lacks only the padding of its storage: not worth a copy.
     if tensor.untyped_storage().nbytes() <= tensor.nbytes * 1.01 + 4096:
         return tensor
     return tensor.cpu() if tensor.is_cuda else tensor.clone()

@@ -113,7 +113,7 @@ def _step_of(path: Path) -> Path | None:
                 continue  # DeepSpeed's tree has both files, and its folders have another name.
             if not found:
                 raise CheckpointError(
-                    f"{display(path / name)}: names {said[:40]!r}, and there is no such folder beside it. "
+                    f"{display(path / name)}: names {said[:40]!r}, and there is no such folder next to it. "
                     "Name the folder of a step."
                 )
             return path / step
@@ -143,7 +143,7 @@ def _check_whole(tree: MegatronTree) -> None:
             tensor, other = next(cell for cell in cells if cell not in found)
             raise CheckpointError(
                 f"{display(tree.folder)}: {counted(missing, 'file')} of it "
-                f"{'is' if missing == 1 else 'are'} missing, first that of tensor rank {tensor}, {what} "
+                f"{'is' if missing == 1 else 'are'} missing, the first from tensor rank {tensor}, {what} "
                 f"{other}. Copy the whole folder."
             )
 

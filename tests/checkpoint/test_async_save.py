@@ -1,4 +1,5 @@
-"""checkpoint.async_save: files are written while training goes on, and never count before they are whole."""
+"""checkpoint.async_save: files are written while training continues, and count only once they are
+complete."""
 
 import os
 import signal
@@ -17,7 +18,7 @@ from tests.train import launch
 pytestmark = pytest.mark.slow
 
 STEPS = 8
-# Dropout is on: a resume must restore it.
+# Dropout is on, so a resume must restore its random state.
 RUN = {
     "model.hidden_size": 32,
     "batch.train_tokens": STEPS * 4 * 32,
@@ -29,7 +30,7 @@ RUN = {
 
 
 class Ranks:
-    """Starts and ends the ranks of runs in the server's processes."""
+    """Starts and stops the ranks of runs in the fork server's processes."""
 
     def __init__(self, server, data_home: Path):
         self.server, self.data_home = server, data_home
@@ -63,9 +64,10 @@ def events(run: RunDir, kind: str) -> list[dict]:
 
 
 def test_a_run_that_saves_in_the_background_is_the_same_run(tmp_path, ranks):
-    """Loss by loss, and all state bit by bit; the best one stays; stall and writing are timed apart.
+    """A run that saves in the background has bit-identical losses and state, keeps the best checkpoint, and
+    times pause and writing.
 
-    Its disk is so slow that each checkpoint is written while further steps are made.
+    Its disk is so slow that further steps run while each checkpoint is written.
     """
     overrides = {**RUN, "parallel.data_parallel_size": 2, "parallel.zero_stage": 2, "precision.dtype": "bf16"}
     runs = {
@@ -92,14 +94,15 @@ def test_a_run_that_saves_in_the_background_is_the_same_run(tmp_path, ranks):
 
 
 def test_kill_9_while_it_is_being_written_leaves_the_one_before_in_force(tmp_path, ranks):
-    """Training goes on beside a hanging disk; once killed, the run resumes bit by bit from the one before."""
+    """Training continues while a checkpoint hangs on the disk; after kill -9 the run resumes bit-exactly from
+    the previous one."""
     straight = launch.make_run(tmp_path, RUN, "straight")
     ranks.train(straight)
     run = launch.make_run(tmp_path, {**RUN, "checkpoint.async_save": True}, "killed")
     started = ranks.start(run, 1, "hang", 4)
     deadline = time.monotonic() + 600
     half = run.checkpoint(4) / ".mp_rank_00_model_states.pt.half.tmp"
-    # Step 6 saves again, and waits for this one: 5 is the last step that is made.
+    # Step 6 saves again and waits for this save: 5 is the last step that is completed.
     while not (half.exists() and 5 in launch.trace(run)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not run.checkpoint_manifest(4).exists()
@@ -118,7 +121,8 @@ def test_kill_9_while_it_is_being_written_leaves_the_one_before_in_force(tmp_pat
 
 
 def test_a_full_disk_fails_the_run_with_its_cause_and_keeps_what_was_saved(tmp_path, ranks):
-    """All ranks report it at the next boundary, in the system's words; the half-written folder is gone."""
+    """A full disk fails the run on all ranks at the next step with the system's message; the incomplete
+    folder is removed."""
     overrides = {**RUN, "parallel.data_parallel_size": 2, "checkpoint.async_save": True}
     run = launch.make_run(tmp_path, overrides, "full")
     started = ranks.start(run, 2, "full", 4)

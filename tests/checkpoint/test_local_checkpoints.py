@@ -1,4 +1,4 @@
-"""checkpoint.local_dir: saved on the nodes' disks first; a resume takes the newest that is whole."""
+"""checkpoint.local_dir: checkpoints on the nodes' disks first; a resume uses the newest complete one."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ from tests.train import launch
 pytestmark = pytest.mark.slow
 
 STEPS = 8
-# Dropout is on: a resume must restore it.
+# Dropout is on, so a resume must restore its random state.
 RUN = {
     "model.hidden_size": 32,
     "batch.train_tokens": STEPS * 4 * 32,
@@ -30,7 +30,7 @@ RUN = {
 
 
 class Nodes:
-    """Two ranks, each on a node of its own, which is a folder of its own."""
+    """Two ranks on separate nodes, each with a folder as its disk."""
 
     def __init__(self, server, data_home: Path, root: Path):
         self.server, self.data_home, self.root = server, data_home, root
@@ -43,11 +43,11 @@ class Nodes:
         return launch.make_run(self.root, {**RUN, **local, **overrides}, name)
 
     def local(self, run: RunDir, node: int) -> Path:
-        """The folder of a run on a node's disk."""
+        """Return the folder of a run on a node's disk."""
         return self.root / "local" / str(node) / f"{run.name}-{run.record()['run_id']}"
 
     def steps(self, run: RunDir, node: int) -> set[int]:
-        """Steps with a record of the node's rank."""
+        """Return the steps with a record of the node's rank."""
         records = self.local(run, node).glob(f"global_step*/parts/{node}.json")
         return {int(path.parents[1].name.removeprefix("global_step")) for path in records}
 
@@ -91,9 +91,9 @@ def nodes(fork_server, data_home, tmp_path) -> Nodes:
 
 @pytest.fixture(scope="module")
 def interrupted(fork_server, data_home, tmp_path_factory):
-    """(the losses of a run that nobody interrupted, a folder with one that was killed after step 6).
+    """Return (the losses of an uninterrupted run, the folder of a run that was killed after step 6).
 
-    Killed with -9 while step 6 was being copied: both nodes hold 5 and 6, the run directory holds 3.
+    It was killed with -9 while step 6 was being copied: both nodes hold 5 and 6, the run directory holds 3.
     """
     nodes = Nodes(fork_server, data_home, tmp_path_factory.mktemp("killed"))
     straight = launch.make_run(nodes.root, RUN, "straight")
@@ -105,7 +105,7 @@ def interrupted(fork_server, data_home, tmp_path_factory):
 
 @pytest.fixture
 def killed(interrupted, nodes) -> RunDir:
-    """A copy of the killed run and of its nodes' disks, with a new job."""
+    """Return a copy of the killed run and of its nodes' disks, with a new job."""
     _, before = interrupted
     shutil.copytree(before, nodes.root, dirs_exist_ok=True)
     run = RunDir(nodes.root / "output" / "run")
@@ -127,14 +127,15 @@ def resumed(run: RunDir) -> ResumeCertificate:
 
 
 def damage(path: Path) -> None:
-    """Another byte in the middle of a file, of the same size."""
+    """Change a byte in the middle of a file."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 255
     path.write_bytes(content)
 
 
 def test_kill_9_between_the_local_save_and_the_end_of_its_copy(interrupted, nodes, killed):
-    """Each node still has its part: used where it lies, copied behind, bit for bit the uninterrupted run."""
+    """After kill -9 between a local save and its copy, each node uses its part, copies it later, and the run
+    is bit-exact."""
     host = os.uname().nodename
     assert newest_checkpoint_step(killed) == 3 and only_on_nodes(killed).step == 6
     assert on_nodes_words(killed) == (
@@ -154,12 +155,13 @@ def test_kill_9_between_the_local_save_and_the_end_of_its_copy(interrupted, node
     ]  # fmt: skip
     assert killed.checkpoint_steps() == [6, 8] and only_on_nodes(killed) is None
     assert [manifests.problem(killed.checkpoint(step)) for step in (6, 8)] == [None, None]
-    # Finished: nothing of the run stays on the nodes.
+    # Finished: no files of the run stay on the nodes.
     assert [nodes.local(killed, node).exists() for node in (0, 1)] == [False, False]
 
 
 def test_an_evaluation_takes_the_newest_of_the_nodes_and_leaves_the_rest_to_a_resume(nodes, killed):
-    """Step 6 is copied as a whole before it is read; its listing stays, so that a resume goes on from it."""
+    """An evaluation copies step 6 completely from the nodes and reads it; it stays listed, so that a resume
+    continues from it."""
     text = killed.config_yaml.read_text()
     for before, now in (("mode: full", "mode: eval"), ("eval_iters: 0", "eval_iters: 1")):
         assert before in text
@@ -174,7 +176,7 @@ def test_an_evaluation_takes_the_newest_of_the_nodes_and_leaves_the_rest_to_a_re
 
 
 def test_an_evaluation_of_an_older_step_keeps_what_the_nodes_may_have(nodes, killed):
-    """Their disks are not there now: step 3 is evaluated, and a later resume may still find step 6."""
+    """An evaluation of step 3 while the nodes' disks are absent keeps step 6 usable for a later resume."""
     listed = LocalSaves.of(killed).saves
     (nodes.root / "local").rename(nodes.root / "elsewhere")
     text = killed.config_yaml.read_text()
@@ -187,7 +189,8 @@ def test_an_evaluation_of_an_older_step_keeps_what_the_nodes_may_have(nodes, kil
 
 
 def test_a_lost_node_sends_the_resume_to_the_run_directory(interrupted, nodes, killed):
-    """What its rank wrote is on no node: the newest whole one that was copied is used, with the reason."""
+    """If a node is lost with its part, the resume uses the newest complete checkpoint that was copied, and
+    gives the reason."""
     shutil.rmtree(nodes.root / "local" / "1")
     nodes.train(killed)
     straight, _ = interrupted
@@ -206,7 +209,8 @@ def test_a_lost_node_sends_the_resume_to_the_run_directory(interrupted, nodes, k
 
 
 def test_parts_count_on_whichever_node_they_lie(interrupted, nodes, killed):
-    """The nodes have changed their numbers: each pushes what the other needs. Damaged parts do not count."""
+    """Parts count on any node: with swapped node numbers each pushes what the other needs, and damaged parts
+    do not count."""
     local = nodes.root / "local"
     for before, now in ((0, "x"), (1, 0), ("x", 1)):
         (local / str(before)).rename(local / str(now))
@@ -222,7 +226,7 @@ def test_parts_count_on_whichever_node_they_lie(interrupted, nodes, killed):
 
 
 def test_another_layout_reads_them_too(nodes, killed):
-    """One rank on one node, which sees both parts: all is copied first, then read as from any layout."""
+    """Another layout, one rank on a node that sees both parts, copies everything before reading it."""
     both = nodes.root / "local"
     shutil.copytree(both / "1", both / "0", dirs_exist_ok=True)
     text = killed.config_yaml.read_text()
@@ -236,7 +240,7 @@ def test_another_layout_reads_them_too(nodes, killed):
 
 
 def test_with_zero_0_one_node_is_enough(nodes):
-    """Every node holds a whole copy; also of a run that saves from host memory in the background."""
+    """With ZeRO 0 one node is enough, as each holds a complete copy, also with background saves."""
     overrides = {"parallel.zero_stage": 0, "checkpoint.async_save": True, "checkpoint.save_interval_steps": 5}
     run = nodes.make("copies", **overrides)
     nodes.kill(run, 5, {5, 6})
@@ -251,7 +255,8 @@ def test_with_zero_0_one_node_is_enough(nodes):
 
 
 def test_a_full_local_disk_sends_the_files_to_the_run_directory(interrupted, nodes):
-    """Of that node alone, with a warning; a save that was to stay on the nodes is left out."""
+    """A full local disk warns and redirects only that node's files to the run directory, or skips a save that
+    was to stay local."""
     run = nodes.make("full")
     nodes.train(run, "full", 4)
     straight, _ = interrupted
@@ -264,11 +269,11 @@ def test_a_full_local_disk_sends_the_files_to_the_run_directory(interrupted, nod
 
 
 def test_a_stop_waits_for_the_copy(nodes):
-    """The last step counts in the run directory, although the next local save was far from a copy."""
+    """A stop waits for the copy of the last step, although the next local save was not due to be copied."""
     run = nodes.make("stopped", **{"checkpoint.local_copy_bytes_per_second": 2_000_000})
     launch.order_faults(run, {"step": 3, "do": "kill", "rank": 0, "signal": int(signal.SIGTERM)})
     nodes.train(run)
     reached = max(launch.trace(run))
     assert reached < STEPS and newest_checkpoint_step(run) == reached and only_on_nodes(run) is None
-    # A stopped run may go on here: the newest stays on the nodes.
+    # A stopped run may resume here: the newest checkpoint stays on the nodes.
     assert [path.name for path in nodes.local(run, 0).glob("global_step*")] == [f"global_step{reached}"]

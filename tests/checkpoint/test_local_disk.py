@@ -1,4 +1,4 @@
-"""A node's own disk, and which of its checkpoints may be used; no ranks."""
+"""A node's own disk and which of its checkpoints may be used; starts no ranks."""
 
 import hashlib
 import shutil
@@ -22,7 +22,7 @@ JOB = "20261121-031500-a1b2"
 
 @pytest.fixture
 def disk(tmp_path, monkeypatch) -> LocalDisk:
-    """Of node 1 of two with two ranks each, seen by its first rank."""
+    """The disk of node 1 of two nodes with two ranks each, as its first rank sees it."""
     run = launch.make_run(
         tmp_path, {"checkpoint.local_dir": f"{tmp_path}/{{node}}", "checkpoint.keep_last": 1}
     )
@@ -38,7 +38,7 @@ def disk(tmp_path, monkeypatch) -> LocalDisk:
 
 
 def part(disk: LocalDisk, step: int, rank: int = 2, **changes) -> Part:
-    """A part of one file of 4 bytes, on the disk."""
+    """Write a part with one file of 4 bytes to the disk."""
     folder = disk.checkpoint(step)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{rank}.pt").write_bytes(b"made")
@@ -51,14 +51,14 @@ def part(disk: LocalDisk, step: int, rank: int = 2, **changes) -> Part:
 
 
 def test_who_shares_the_disk(disk, tmp_path):
-    """Ranks with the same folder on the same host; the first of them acts for the node."""
+    """Ranks with the same folder on the same host share a disk, and the first of them acts for the node."""
     run_id = disk.run.record()["run_id"]
     assert disk.root == tmp_path / "1" / f"tiny-{run_id}"
     assert (disk.ranks_here, disk.nodes, disk.lead_of, disk.is_lead) == ([2, 3], 2, [0, 0, 2, 2], True)
 
 
 def test_a_part_without_a_record_or_of_another_size_does_not_count(disk):
-    """Torn by a kill, by a full disk, or by hand."""
+    """A part without a record or with another size, torn by a kill, a full disk or a user, does not count."""
     whole = part(disk, 4)
     part(disk, 8)
     (disk.checkpoint(8) / "2.pt").write_bytes(b"mad")
@@ -71,7 +71,7 @@ def test_a_part_without_a_record_or_of_another_size_does_not_count(disk):
 
 
 def test_a_disk_that_takes_nothing_is_said_in_words(disk, monkeypatch):
-    """Without room, or without the right to write: never an exception."""
+    """A disk without space or write permission is reported in words instead of an exception."""
     free = shutil.disk_usage("/")._replace(free=1_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
     said = disk.make_room(4)
@@ -83,7 +83,7 @@ def test_a_disk_that_takes_nothing_is_said_in_words(disk, monkeypatch):
 
 
 def test_whole_over_all_nodes():
-    """Every rank's part on some node, or one part that is whole by itself."""
+    """A checkpoint is complete if every rank's part is on some node, or if one part is complete by itself."""
     parts = {rank: Part(rank, 4, 8, "id", JOB, 1, [0, rank, 0], {"x": {}}) for rank in range(4)}
     holders = {0: [0], 1: [0], 2: [2], 3: [2]}
     assert Candidate(8, "id", parts, holders).missing() == ""
@@ -95,12 +95,13 @@ def test_whole_over_all_nodes():
 
 
 def test_what_must_not_be_used_although_it_is_whole(disk):
-    """After a rollback, after another resume, and if its copy was removed by hand."""
+    """A complete checkpoint is not used after a rollback, after another resume, or if its copy was
+    deleted."""
     run = disk.run
     candidate = Candidate(8, "id8", {2: part(disk, 8)}, {2: [2]})
     assert _why_void(run, candidate) == ""
     note_local(disk, 8, "id8", copied=False)
-    # A copy of an older step that ends later changes nothing of it.
+    # The later end of an older step's copy does not change that.
     note_local(disk, 6, "id6", copied=True)
     assert [(one.step, one.copied) for one in LocalSaves.of(run).saves] == [(6, True), (8, False)]
     note_local(disk, 8, "id8", copied=True)
@@ -115,14 +116,16 @@ def test_what_must_not_be_used_although_it_is_whole(disk):
 
 
 def test_a_resume_from_an_older_step_forgets_newer_ones(disk):
-    """A save of the same step again takes the place of the old one in the list."""
+    """A resume from an older step removes newer ones from the list, and a new save of the same step replaces
+    the old one."""
     LocalSaves([LocalSave(step, f"old{step}", ["a"], JOB, 0, 0.0) for step in (4, 8, 12)]).keep(disk.run)
     note_local(disk, 8, "new8", copied=False)
     assert [one.save_id for one in LocalSaves.of(disk.run).saves] == ["old4", "new8"]
 
 
 def test_the_view_leads_to_what_is_here_and_else_to_the_run_directory(disk):
-    """A file here that is not sound, damaged or of another save, is not taken."""
+    """The view links to sound local files, and to the run directory for damaged files and files of another
+    save."""
     part(disk, 8)
     (disk.checkpoint(8) / "0.pt").write_bytes(b"rotten")
     view = disk.view(8, ["2.pt", "0.pt"], {"2.pt"})
@@ -131,7 +134,7 @@ def test_the_view_leads_to_what_is_here_and_else_to_the_run_directory(disk):
 
 
 def test_a_copy_is_hashed_and_paced(tmp_path, monkeypatch):
-    """A source that is not what its record says leaves nothing behind."""
+    """A copy is hashed and rate-limited; a source that differs from its record leaves no file."""
     source, target = tmp_path / "a", tmp_path / "b"
     source.write_bytes(b"x" * 3000)
     expected = {"bytes": 3000, "sha256": hashlib.sha256(b"x" * 3000).hexdigest()}

@@ -1,4 +1,4 @@
-"""The loss scale of fp16 on a resume: the run's settings, and where the scale was."""
+"""The loss scale of fp16 on a resume: the run's settings and the saved scale."""
 
 from types import SimpleNamespace
 
@@ -27,7 +27,7 @@ def test_equal_settings_go_on_as_they_were():
 
 
 def test_the_scale_halves_as_the_field_says(monkeypatch):
-    """precision.fp16.hysteresis: overflows count in a row or not, until the scale doubles."""
+    """With precision.fp16.hysteresis, overflows are counted in a row or in total until the scale doubles."""
     monkeypatch.setattr("deepspeed.comm.get_rank", lambda: 1)  # rank 0 logs it
     scaler, scales = dynamic(64.0, window=2), []
     for overflow in (True, False, True, False, True, False, False, False, True, True):
@@ -49,7 +49,7 @@ def test_changed_settings_are_the_runs():
 @pytest.mark.parametrize(
     ("own", "saved", "scale"),
     [
-        # As advised after overflows: a lower scale, or a dynamic one.
+        # Settings that are advised after overflows: a lower scale, or a dynamic one.
         (LossScaler(1024.0), LossScaler(65536.0), 1024.0),
         (dynamic(4096.0), LossScaler(65536.0), 4096.0),
         (LossScaler(8.0), moved(dynamic(65536.0)), 8.0),

@@ -1,4 +1,4 @@
-"""When a checkpoint counts, and which ones stay."""
+"""Which checkpoints count, and which are kept."""
 
 import errno
 import json
@@ -89,7 +89,8 @@ def test_a_manifest_of_another_form_is_reported(run, content):
 
 
 def test_a_rejected_checkpoint_counts_no_more_and_keeps_its_files(run):
-    """Who looks at sizes alone does not take it for whole, nor does pruning; a good copy counts again."""
+    """A rejected checkpoint keeps its files but counts no longer for readers of sizes or for pruning; a good
+    copy counts again."""
     for step in (10, 20, 30):
         write(run, step)
     manifests.reject(run.checkpoint(30), "its weights rot")
@@ -104,7 +105,7 @@ def test_a_rejected_checkpoint_counts_no_more_and_keeps_its_files(run):
 
 
 class RunsCode:
-    """A pickle of it calls os.mkdir when it is loaded."""
+    """A class whose pickle calls os.mkdir when it is loaded."""
 
     def __init__(self, folder):
         self.folder = str(folder)
@@ -117,7 +118,7 @@ class RunsCode:
     "options", [{}, {"pickle_protocol": 4}, {"_use_new_zipfile_serialization": False}], ids=str
 )
 def test_a_checkpoint_that_holds_code_is_not_loaded(run, tmp_path, options):
-    """Even if its manifest is right: it may come from whoever wrote the code. torch's advice is left out."""
+    """A checkpoint with code is refused even if its manifest is right, without torch's advice to allow it."""
     write(run, 10)
     write(run, 20)
     path = run.checkpoint(20) / "mp_rank_00_model_states.pt"
@@ -136,7 +137,7 @@ def test_a_checkpoint_that_holds_code_is_not_loaded(run, tmp_path, options):
 
 
 def test_a_step_that_was_never_saved(run):
-    """Not the same as one whose writing was cut off."""
+    """A step that was never saved has another message than one with an interrupted save."""
     assert manifests.problem(run.checkpoint(7)) == "there is no such checkpoint"
 
 
@@ -162,7 +163,8 @@ def test_pruning_keeps_the_newest_and_the_multiples(run, keep_last, keep_every_s
 
 
 def test_a_folder_that_somebody_reads_does_not_undo_the_new_checkpoint(run, monkeypatch):
-    """As on NFS, where files that are read keep their folder: what is left of it counts no more."""
+    """A new checkpoint counts although its predecessor's folder cannot be removed while a process reads it,
+    as on NFS."""
     for step in (10, 20):
         write(run, step)
     remove = shutil.rmtree
@@ -181,7 +183,7 @@ def test_a_folder_that_somebody_reads_does_not_undo_the_new_checkpoint(run, monk
 
 
 def test_the_best_one_stays(run):
-    """The lowest loss that was measured at the checkpoint's own step; NaN does not count."""
+    """The checkpoint with the lowest loss measured at its own step is kept; NaN does not count."""
     for step, loss, at in (
         (10, 2.0, 8),
         (20, 3.0, 20),
@@ -199,7 +201,8 @@ def test_the_best_one_stays(run):
 
 
 def test_pruning_leaves_newer_folders_alone(run):
-    """After a resume from an older checkpoint, a torn newer one is overwritten in its turn, not removed."""
+    """Pruning keeps newer folders after a resume from an older step; a torn newer checkpoint is overwritten
+    when its step comes."""
     write(run, 10)
     run.checkpoint(30).mkdir()
     assert manifests.prune(run, 10, 1, None) == []

@@ -1,6 +1,7 @@
-"""A checkpoint of any layout goes on in any other: byte for byte at the load, with the same loss curve after.
+"""A checkpoint of any layout is loaded into any other: bit-identical after loading, with the same losses
+afterwards.
 
-A source is trained to half of its steps; then each target loads its checkpoint, saves it again at once, so
+A source is trained to half of its steps. Each target loads its checkpoint, saves it again immediately, so
 that both can be compared tensor by tensor, and trains to the end.
 """
 
@@ -24,7 +25,7 @@ def place(tmp_path_factory, data_home, fork_server) -> Place:
     return Place(tmp_path_factory.mktemp("reshape"), data_home, fork_server)
 
 
-# Every ZeRO stage and every kind of parallelism is a source and a target; some are so twice.
+# Every ZeRO stage and every kind of parallelism is a source and a target; some occur twice.
 PAIRS = [
     ("z0", "d2 z3"),
     ("d2 z3", "t2 z1"),
@@ -57,7 +58,8 @@ HALF_PAIRS = [
 
 @pytest.mark.parametrize("source, target", PAIRS, ids=[f"{a} - {b}" for a, b in PAIRS])
 def test_fp32_goes_on_where_it_was(place, source, target):
-    """Bit for bit at the load; then the loss of an uninterrupted run, to 1e-5."""
+    """In fp32, a loaded checkpoint is bit-identical, and the following losses match an uninterrupted run to
+    1e-5."""
     straight = launch.losses(place.source("z1", STEPS))
     saved = place.source(source)
     run = place.target(saved, target)
@@ -80,7 +82,8 @@ def test_fp32_goes_on_where_it_was(place, source, target):
 
 @pytest.mark.parametrize("source, target", HALF_PAIRS, ids=[f"{a} - {b}" for a, b in HALF_PAIRS])
 def test_16_bit_masters_and_moments_are_kept_bit_for_bit(place, source, target):
-    """The model's weights are the masters' rounding; the loss goes on, to the rounding of 16 bits."""
+    """In 16 bit, masters and moments are bit-identical, weights are rounded masters, and losses match up to
+    rounding."""
     saved = place.source(source)
     run = place.target(saved, target)
     ranks = layout(target)[0]
@@ -96,7 +99,8 @@ def test_16_bit_masters_and_moments_are_kept_bit_for_bit(place, source, target):
 
 @pytest.mark.parametrize("name", ["z0", "d2 z3", "t2 p2 z1", "d2 z2 bf16"])
 def test_a_checkpoint_takes_no_more_than_is_reckoned(place, name):
-    """Before it is written; tests/parity/runner.py looks at every layout, tensor by tensor."""
+    """A checkpoint takes at most the bytes estimated before writing; tests/parity/runner.py checks every
+    layout and tensor."""
     run = place.source(name)
     written = sum(entry["bytes"] for entry in launch.manifest(run, HALF)["files"].values())
     reckoned = checkpoint_bytes(load_resolved(run.config_yaml))

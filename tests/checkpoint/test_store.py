@@ -1,4 +1,4 @@
-"""Reading by canonical name: any part of a tensor, however it was cut."""
+"""Reading by canonical name: any part of a tensor from any sharding."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ WHOLE = torch.arange(ROWS * COLUMNS, dtype=torch.float32).view(ROWS, COLUMNS)
 
 
 def store(partition_dim: int | None, ranks: int, cuts: int, stored: torch.Tensor = WHOLE) -> CheckpointStore:
-    """A matrix of `ranks` tensor ranks, each part of it in `cuts` pieces of unequal length."""
+    """Return a store with a matrix of `ranks` tensor ranks, each part in `cuts` pieces of unequal length."""
     found = CheckpointStore.__new__(CheckpointStore)
     found.folder = "global_step4"
     found.tensor_parallel_size = ranks
@@ -32,9 +32,10 @@ def store(partition_dim: int | None, ranks: int, cuts: int, stored: torch.Tensor
 @pytest.mark.parametrize("ranks, cuts", [(1, 1), (1, 3), (2, 1), (2, 5), (4, 2)])
 @pytest.mark.parametrize("partition_dim", [None, 0, 1])
 def test_any_range_of_any_part_of_any_cut(partition_dim, ranks, cuts):
-    """Against slices of the whole, for every number of new ranks, every dimension and many ranges.
+    """Every range of every part equals a slice of the whole, for every number of new ranks, every dimension and
+    many ranges.
 
-    One rank's parameter is cut by the reader's ranks though its own writer never cut it.
+    A parameter that its writer did not shard can be sharded across the reader's ranks.
     """
     read = store(partition_dim, ranks, cuts)
     assert torch.equal(read.full("w"), WHOLE)
@@ -52,16 +53,17 @@ def test_any_range_of_any_part_of_any_cut(partition_dim, ranks, cuts):
 
 
 def test_more_rows_than_are_stored_end_with_the_stored_ones():
-    """A vocabulary that is padded to 16 rows instead of 12, over two ranks: the second has 4 of its 8."""
+    """A read of more rows than are stored ends with the stored ones: of 16 rows over two ranks, the second
+    gets 4 of its 8."""
     read = store(0, 1, 3)
     assert torch.equal(read.read("w", "fp32", TensorPart(0, 2, 0), rows=16), WHOLE[:8].reshape(-1))
     assert torch.equal(read.read("w", "fp32", TensorPart(1, 2, 0), rows=16), WHOLE[8:].reshape(-1))
     assert torch.equal(
         read.read("w", "fp32", TensorPart(1, 2, 0), start=5, count=40, rows=16), WHOLE[8:].reshape(-1)[5:]
     )
-    # All of this range is new.
+    # This whole range is new.
     assert len(read.read("w", "fp32", TensorPart(1, 2, 0), start=40, count=20, rows=16)) == 0
-    # Fewer rows drop the rest.
+    # With fewer rows, the rest is dropped.
     assert torch.equal(read.read("w", "fp32", TensorPart(1, 2, 0), rows=10), WHOLE[5:10].reshape(-1))
 
 
@@ -79,7 +81,7 @@ def test_a_parameter_that_was_never_stepped_has_moments_of_zero():
 
 
 def test_nothing_is_read_that_is_not_asked_for(monkeypatch):
-    """One row of a column-cut matrix touches that row alone."""
+    """A read touches only the requested elements, here one row of a matrix sharded by columns."""
     read, touched = store(1, 2, 1), []
     local = CheckpointStore._local
 

@@ -1,4 +1,4 @@
-"""DeepSpeed's universal form: the same whatever layout it is made of, and read by DeepSpeed's own loader."""
+"""DeepSpeed's universal format: independent of the layout it is made from, and read by DeepSpeed's loader."""
 
 import json
 
@@ -37,9 +37,9 @@ def written(run, to) -> list[dict]:
     ],
 )
 def test_deepspeed_reads_what_is_written_of_any_layout(place, source, target):
-    """Bit for bit: masters, moments and steps.
+    """DeepSpeed reads masters, moments and steps bit for bit from the universal form of any layout.
 
-    Rows that stand for no token are DeepSpeed's to fill: with 0.
+    DeepSpeed fills rows without a token with 0.
     """
     saved = place.source(source)
     to = place.root / f"{source} {target}" / "universal" / "global_step2"
@@ -53,7 +53,8 @@ def test_deepspeed_reads_what_is_written_of_any_layout(place, source, target):
 
 
 def test_its_files_hold_whole_tensors_without_padding(place):
-    """A tensor-parallel vocabulary is whole too; a pipeline's names lead to these folders."""
+    """Files hold whole tensors without padding, also for a tensor-parallel vocabulary; a pipeline's names
+    link to them."""
     saved = place.source("t2 z1")
     to = place.root / "files" / "global_step2"
     end = written(saved, to)[-1]
@@ -64,7 +65,7 @@ def test_its_files_hold_whole_tensors_without_padding(place):
             entry = torch.load(to / "zero" / name / f"{state}.pt", weights_only=True)
             rows = launch.VOCAB_SIZE if name == "word_embeddings.weight" else None
             assert torch.equal(entry["param"], store.full(name, state)[:rows]), (name, state)
-            # Nothing is written but what is asked for.
+            # Only the requested files are written.
             assert (to / "zero" / name / f"{state}.pt").stat().st_size < entry["param"].nbytes + 4096
         assert torch.load(to / "zero" / name / "step.pt", weights_only=True) == HALF
     assert (to / "zero" / "tied_modules.word_embeddings.weight" / "fp32.pt").exists()
@@ -72,7 +73,8 @@ def test_its_files_hold_whole_tensors_without_padding(place):
 
 
 def test_a_vocabulary_that_is_not_tied_has_two_matrices_without_padding(place):
-    """Of a pipeline of cut layers: its names lead to the folders, and the weights generate text."""
+    """An untied vocabulary of a sharded pipeline has two matrices without padding, and the weights generate
+    text."""
     saved = place.source("p2 t2 z1 llama")
     to = place.root / "untied" / "global_step2"
     written(saved, to)

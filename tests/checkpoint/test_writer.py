@@ -1,4 +1,4 @@
-"""Checkpoint files are hashed while written, apart from the live state; a thread reports what went wrong."""
+"""Checkpoint files are hashed while written, from a copy of the live state; a thread reports errors."""
 
 import collections
 import hashlib
@@ -20,7 +20,7 @@ def sha256(path: Path) -> str:
 
 @pytest.fixture
 def small_disk():
-    """No file of this process can grow beyond 64 KiB, as on a full disk."""
+    """Limit the files of this process to 64 KiB, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, before[1]))
     yield
@@ -36,7 +36,7 @@ def test_size_and_hash_are_those_of_the_file(tmp_path):
 
 
 def test_of_a_view_only_its_part_is_written(tmp_path):
-    """ZeRO's weights are views of one flat buffer, which torch.save would write with each of them."""
+    """Only the viewed part of a tensor is written, although ZeRO's weights are views of one flat buffer."""
     flat = torch.arange(1_000_000, dtype=torch.float32)
     writer = CheckpointWriter()
     writer.create(None)
@@ -46,14 +46,14 @@ def test_of_a_view_only_its_part_is_written(tmp_path):
 
 
 class Scaler:
-    """Lives on and changes, as DeepSpeed's loss scaler does."""
+    """An object that changes over time, like DeepSpeed's loss scaler."""
 
     def __init__(self):
         self.cur_scale = 2.0
 
 
 def test_a_copy_holds_nothing_of_the_live_state(tmp_path):
-    """Whatever changes after save() (weights, views, counts, objects), the file holds the state at save()."""
+    """A file holds the state at save(), whatever happens later to weights, views, counts and objects."""
     flat = torch.arange(5000, dtype=torch.float32)
     parameter = torch.nn.Parameter(flat[1000:2000])
     scaler = Scaler()
@@ -94,7 +94,7 @@ def test_memory_of_copies_is_taken_once(tmp_path):
 
 
 def test_a_full_disk_is_reported_in_the_systems_words(tmp_path, small_disk):
-    """Nothing half-written is left under the file's name or beside it."""
+    """A full disk is reported in the system's words, and no incomplete file remains under any name."""
     with pytest.raises(CheckpointError, match=r"a\.pt: could not be written: .*File too large"):
         write_file(tmp_path / "a.pt", {"weight": torch.zeros(100_000)})
     assert list(tmp_path.iterdir()) == []
@@ -109,7 +109,7 @@ def background(folder: Path, rank: int, size: int, publish, weight=1000) -> Back
 
 
 def test_it_is_published_when_every_rank_has_written(tmp_path):
-    """Rank 0 alone publishes, with what all have written; not before the last has said so."""
+    """Rank 0 publishes the checkpoint with all ranks' files, once the last rank has reported."""
     folder, published, done = tmp_path / "global_step4", [], threading.Event()
 
     def publish(shares):

@@ -24,7 +24,7 @@ from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.rotary import rotation_of
 
 TOLERANCE = 1e-4
-# Enough that every layer mixes tokens; the cost grows with them.
+# Enough tokens for every layer to mix them; the cost grows with their number.
 MOST_TOKENS = 128
 SEED = 1234
 
@@ -63,8 +63,8 @@ def compare(plain: PlainModel, weights: WholeWeights, config: RunConfig) -> Iter
         where = first_bad or "the output"
         raise CheckpointError(
             f"{display(plain.folder)}: the written model has other logits than the run: they differ by "
-            f"{difference:.2g}, and by more than {TOLERANCE:g} of the largest, {largest:.3g}; they part at "
-            f"{where}. Nothing was kept. This is a mistake of the export: report it with the run's "
+            f"{difference:.2g}, and by more than {TOLERANCE:g} of the largest, {largest:.3g}; they diverge "
+            f"at {where}. Nothing was kept. This is a mistake of the export: report it with the run's "
             "config.yaml."
         )
     yield relative
@@ -79,7 +79,7 @@ class OurModel:
 
     def __init__(self, weights: WholeWeights, config: RunConfig):
         own = GPTConfig.of(config)
-        # As one process computes it in fp32, whatever the run's layout and kernels.
+        # The model as one process computes it in fp32, whatever the run's layout and kernels.
         self.config = dataclasses.replace(
             own,
             autocast=False,

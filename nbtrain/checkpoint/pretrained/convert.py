@@ -26,7 +26,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located
 from nbtrain.pretrained.megatron import ORDERS, MegatronTree, is_gelu_of_erf
 
-# In nats a token: an order that is wrong costs a trained model more.
+# Nats per token: a wrong order costs a trained model more than this.
 LEAST_DIFFERENCE = 0.1
 
 

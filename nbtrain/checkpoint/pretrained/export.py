@@ -43,7 +43,7 @@ def open_weights(
             raise CheckpointError(f"{display(run.path)}: has no weights of step 0: it names no init_from.")
         return WholeWeights(weights_of(open_start(config, run), config), wanted), 0
     found, passed_over = whole_step(run, step)
-    # What the run's job is saving just now is the next one's.
+    # A checkpoint that the run's job is just saving belongs to the next export.
     torn = [(number, reason) for number, reason in passed_over if in_work(run, number, time.time()) is None]
     if torn and step is None:
         reasons = "; ".join(f"global_step{number}: {reason}" for number, reason in torn)

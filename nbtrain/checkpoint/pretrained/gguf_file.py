@@ -38,11 +38,11 @@ ARCHITECTURES = {
     "smollm3": "SMOLLM3",
 }
 PAIRS_OF_NEIGHBOURS = ("LLAMA", "SMOLLM3")
-# How SmolLM3's layers without rotary positions are known there: every fourth.
+# llama.cpp's rule for SmolLM3's layers without rotary positions: every fourth.
 NO_ROPE_FREQ = 4
 ROPE_FREQS = "rope_freqs.weight"
 
-# Regular expressions of words, by the name that llama.cpp has for them (llama-vocab.cpp).
+# Pre-tokenizer patterns by llama.cpp's name for them (llama-vocab.cpp).
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -53,7 +53,7 @@ WORDS = {
 }
 
 
-# Normalizers that leave most texts as they are: composed characters are the usual form.
+# Normalizers that leave most texts unchanged: composed characters are the usual form.
 UNICODE_FORMS = ("NFC", "NFKC")
 
 
@@ -184,7 +184,7 @@ class GGUFFile:
                 number = number[0]
             if number is not None:
                 getattr(writer, f"add_{kind}_token_id")(number)
-        # Without this key llama.cpp goes by the rule for words, and puts it for Llama 3's.
+        # Without this key llama.cpp decides by the pre-tokenizer's name, and prepends BOS for Llama 3's.
         writer.add_add_bos_token(self.bos is not None)
         if tokenizer["chat_template"]:
             writer.add_chat_template(tokenizer["chat_template"])
@@ -217,8 +217,8 @@ def refuse(config: RunConfig, model_type: str) -> None:
 
 
 def neighbours(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows of query or key, or their bias: from halves of a head, (j, j + d/2), to neighbours, (2j, 2j +
-    1)."""
+    """Reorder the rows of query or key, or of their bias, from halves of a head, (j, j + d/2), to neighbors,
+    (2j, 2j + 1)."""
     return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
@@ -243,7 +243,7 @@ def llama3_factors(config: RunConfig) -> np.ndarray | None:
 
 
 def read_tokenizer(folder: Path, vocab_size: int) -> dict[str, Any] | None:
-    """Tokens, types, merges and the name of the rule for words, of a byte-level BPE; None without a
+    """Return tokens, types, merges and the pre-tokenizer's name of a byte-level BPE; None without a
     tokenizer.
 
     Raises ConfigError for another kind.
@@ -254,7 +254,7 @@ def read_tokenizer(folder: Path, vocab_size: int) -> dict[str, Any] | None:
     document = json.loads(path.read_text(encoding="utf-8"))
     model = document["model"]
     pre = name_of_words(document)
-    # Early files name no type: what has merges is a BPE.
+    # Older files do not name the type: a model with merges is a BPE.
     is_bpe = model.get("type", "BPE") == "BPE" and "merges" in model
     changing = [kind for kind in normalizers_of(document) if kind not in UNICODE_FORMS]
     if pre is not None and changing:
@@ -268,7 +268,7 @@ def read_tokenizer(folder: Path, vocab_size: int) -> dict[str, Any] | None:
             "Llama 3, Qwen2 or SmolLM are. Export the run with --to hf, and convert the folder with "
             "llama.cpp's convert_hf_to_gguf.py."
         )
-    # Rows that no token has need a name each.
+    # Rows without a token need unique names.
     tokens = [f"[UNUSED{number}]" for number in range(vocab_size)]
     types = [5] * vocab_size
     for token, number in model["vocab"].items():
@@ -285,7 +285,8 @@ def read_tokenizer(folder: Path, vocab_size: int) -> dict[str, Any] | None:
 
 
 def normalizers_of(document: dict[str, Any]) -> list[str]:
-    """Return the kinds of steps that a tokenizer.json takes with a text before it cuts words."""
+    """Return the kinds of normalization that a tokenizer.json applies to a text before it is split into
+    words."""
     steps = [document.get("normalizer") or {}]
     kinds = []
     while steps:
@@ -312,7 +313,7 @@ def _template(folder: Path) -> str | None:
     found = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
     found = found.get("chat_template")
     if isinstance(found, list):
-        # Several that have names.
+        # Several templates with names.
         found = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}.get(
             "default"
         )
@@ -320,7 +321,7 @@ def _template(folder: Path) -> str | None:
 
 
 def name_of_words(document: dict[str, Any]) -> str | None:
-    """Return llama.cpp's name of a tokenizer's rule for words; None if the rule is unknown."""
+    """Return llama.cpp's name of a tokenizer's pre-tokenizer; None if it is unknown."""
     rule = document.get("pre_tokenizer") or {}
     steps = rule["pretokenizers"] if rule.get("type") == "Sequence" else [rule]
     if any(step.get("add_prefix_space") for step in steps):

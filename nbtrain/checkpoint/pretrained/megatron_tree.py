@@ -38,7 +38,7 @@ from nbtrain.pretrained.parameters import Sizes, parameter_shapes
 # Names of classes that can be replaced by an empty one.
 ENUMS = re.compile(r"megatron\.(core\.|model\.|[\w.]*\.)?enums\.\w+")
 CORES = ("core", "_core")
-# What numpy's random state is made of, by the names that its versions have for it.
+# The classes of numpy's random state, under the names of its versions.
 NUMPY = {
     **{f"numpy.{core}.multiarray._reconstruct": np.zeros(0).__reduce__()[0] for core in CORES},
     **{f"numpy.{core}.multiarray.scalar": np.float64(0).__reduce__()[0] for core in CORES},
@@ -96,13 +96,13 @@ class MegatronWeights:
         if self.version < 2 and self.sizes.num_query_groups != self.sizes.num_attention_heads:
             raise CheckpointError(
                 f"{where}: checkpoint_version = {self.version:g}: its files hold no grouped queries, and its "
-                "arguments ask for them."
+                "arguments require them."
             )
 
     @property
     def is_ambiguous(self) -> bool:
         """Whether the files do not determine the order of query, key and value."""
-        # With one group on each rank both orders are one. Megatron-LM's arguments know no DeepSpeed.
+        # With one group on each rank both orders are equal. Megatron-LM's arguments do not mention DeepSpeed.
         groups = self.sizes.num_query_groups // self.tree.tensor_parallel_size
         return self.version >= 2 and groups > 1 and "deepspeed" in self.args
 
@@ -148,7 +148,7 @@ class MegatronWeights:
         where = f"{display(self.folder)}: tensor rank {rank}"
         found = self._ranks[rank].get(name)
         if found is None:
-            raise CheckpointError(f"{where} has no {name}, which its arguments ask for.")
+            raise CheckpointError(f"{where} has no {name}, which its arguments require.")
         if found.is_meta or found.layout != torch.strided or found.dtype not in NAMES:
             raise CheckpointError(
                 f"{where} has {name} as {found.dtype}, {found.layout}; plain fp32, bf16 and fp16 are read."
@@ -222,7 +222,7 @@ class MegatronWeights:
             others = (name for name in part if name not in self.parameters)
             if extra := next((name for name in others if not NOT_READ.search(name)), None):
                 raise CheckpointError(
-                    f"{display(self.folder)}: tensor rank {rank} holds {shortened(extra)}, which is no part "
+                    f"{display(self.folder)}: tensor rank {rank} holds {shortened(extra)}, which is not part "
                     "of the model that its arguments describe, and would be lost."
                 )
 
@@ -278,13 +278,13 @@ class MegatronWeights:
 
 
 def load_allowed(path: Path) -> Any:
-    """A file of a tree, mapped into memory. Raises CheckpointError for any class that is not allowed by
+    """Load a file of a tree, mapped into memory. Raises CheckpointError for any class that is not allowed by
     name."""
     try:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
     except (*DAMAGED, OSError):
         raise CheckpointError(
-            f"{display(path)}: is no file that torch.save has written since version 1.6, or a damaged one."
+            f"{display(path)}: is damaged, or was not written by torch.save since version 1.6."
         ) from None
     allowed: list[Any] = list(NUMBERS)
     for name in names:

@@ -79,7 +79,7 @@ class FolderWeights:
             size, rank = 1, 0
         total = whole_rows * width // size
         count = total - start if count is None else count
-        # Cut along the first dimension, the parts lie end to end in the whole.
+        # Sharded along the first dimension, the parts are consecutive in the whole tensor.
         first = rank * total + start
         end = min(first + count, shape[0] * width)
         if first >= end:

@@ -1,4 +1,4 @@
-"""Adapters as peft's files: what is written here opens there with equal logits, and what peft writes here."""
+"""Adapters in peft's files: peft opens ours with equal logits, and we open peft's."""
 
 import json
 
@@ -27,7 +27,7 @@ from tests.train.layouts import layout
 
 pytestmark = [
     pytest.mark.slow,
-    # Of transformers, called by peft.
+    # Called in transformers by peft.
     pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"),
 ]
 LORA = {"lora.rank": 4, "lora.alpha": 6.0, "lora.use_rslora": True, "lr_schedule.lr": 1e-2}
@@ -47,7 +47,7 @@ def overrides_of(folder):
     }
 
 
-# Two added tokens, and one that the base has.
+# Two added tokens, and one that the base already has.
 GROWN = made.VOCAB_SIZE + 2
 ROWS = {
     "tokenizer.vocab_size": GROWN,
@@ -66,7 +66,7 @@ def base(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(base, forked):
-    """(folder of the base, a run with adapters that is trained beside it)."""
+    """Return (the folder of the base, a trained run with adapters on it)."""
     run = launch.make_run(base.parent, overrides_of(base), "adapted")
     forked.train(run)
     return base, run
@@ -74,7 +74,7 @@ def trained(base, forked):
 
 @pytest.fixture(scope="module")
 def with_rows(base, forked):
-    """As much, with rows of tokens beside the adapters."""
+    """Return the same with trained rows of tokens in addition to the adapters."""
     run = launch.make_run(base.parent, overrides_of(base) | ROWS, "with-rows")
     forked.train(run)
     return base, run
@@ -89,7 +89,8 @@ def logits_here(run, step, tokens=TOKENS):
 
 
 def grown_base(base):
-    """The base as a user of peft makes room in it for added tokens, whose rows transformers draws."""
+    """Return the base with room for added tokens, as a user of peft creates it; transformers initializes the
+    new rows."""
     import transformers
 
     theirs = transformers.AutoModelForCausalLM.from_pretrained(base).eval()
@@ -101,7 +102,7 @@ WITH_NEW = torch.cat([TOKENS, torch.tensor([[GROWN - 1, 7, GROWN - 2], [7, 7, GR
 
 
 def test_peft_opens_what_is_written(trained, tmp_path):
-    """The logits of peft's model are those of the merged one here, and the adapters do something."""
+    """peft opens our adapters with the logits of our merged model, which differ from the base's."""
     import peft
     import transformers
 
@@ -118,16 +119,16 @@ def test_peft_opens_what_is_written(trained, tmp_path):
 
 
 def test_a_tokenizer_lies_beside_adapters(trained, tmp_path, monkeypatch):
-    """As trainers of adapters leave it."""
+    """An adapter folder also has the tokenizer, as trainers of adapters write it."""
     import transformers
 
-    # What the process of an export does, by this one: another test starts it.
+    # The process of an export would do this; another test starts it.
     monkeypatch.setattr(exporting, "stream", lambda module, request: gpu_side.answers(request))
     monkeypatch.setenv("NBTRAIN_DATA", str(tmp_path / "data"))
     _, run = trained
     folder = tokenizer_dir(load_resolved(run.config_yaml).tokenizer.name)
     tokenizer = tokenizer_in(folder)
-    # The one that the run's data of random tokens names.
+    # The tokenizer that the manifest of the run's random tokens names.
     known = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps({**known, "sha256": "0" * 64}))
     export_model(run, tmp_path / "adapters", "peft")
@@ -137,7 +138,7 @@ def test_a_tokenizer_lies_beside_adapters(trained, tmp_path, monkeypatch):
 
 
 def test_what_peft_writes_is_a_start(trained, forked, tmp_path):
-    """Random adapters of peft: the run's first checkpoint has their logits."""
+    """A run starts from random adapters of peft, and its first checkpoint has their logits."""
     import peft
     import transformers
 
@@ -160,7 +161,7 @@ def test_what_peft_writes_is_a_start(trained, forked, tmp_path):
     with torch.no_grad():
         expected, found = adapted(TOKENS).logits, model(TOKENS)[..., : made.VOCAB_SIZE]
     assert (expected - found).abs().max() < 1e-5 * expected.abs().max().clamp(min=1)
-    # The ranks read the same.
+    # The ranks read the same files.
     overrides = {**overrides_of(base), "lora.init_from": str(tmp_path / "peft"), "batch.max_steps": 1}
     second = launch.make_run(
         tmp_path, {**overrides, "lr_schedule.lr": 1e-30, "lr_schedule.min_lr": 0.0}, "second"
@@ -177,9 +178,10 @@ def test_what_peft_writes_is_a_start(trained, forked, tmp_path):
 
 
 def test_fewer_modules_than_the_run_adapts(trained, tmp_path):
-    """peft's defaults (q_proj and v_proj, or c_attn) of one layer, from a compiled model: peft's logits.
+    """A run that adapts more modules than peft's defaults in one layer, from a compiled model, has peft's
+    logits.
 
-    The other adapters begin as those of a new run, so that they learn.
+    The other adapters start as in a new run, so that they learn.
     """
     import peft
     import transformers
@@ -209,13 +211,13 @@ def test_fewer_modules_than_the_run_adapts(trained, tmp_path):
     assert (expected - found).abs().max() < 1e-5 * expected.abs().max().clamp(min=1)
     name = "layers.1.attention.dense.lora.a"
     torch.testing.assert_close(read.full(name), GPT(GPTConfig.of(config)).get_parameter(name))
-    # A module that the settings ask for is missing: the file is damaged.
+    # A module that the settings list is missing: the file is damaged.
     save_file({key: one for key, one in named.items() if ".0." not in key}, weights)
     assert adapter_problems(tmp_path / "peft", config)[0].startswith("has no ")
     assert section_fix(tmp_path / "peft", config) == "Copy the folder again, or write the adapters again."
 
 
-# peft says which defaults it takes, which pattern has no module, and what it cannot convert.
+# peft reports its defaults, a pattern without a module, and what it cannot convert.
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
 @pytest.mark.parametrize(
     "changes",
@@ -230,7 +232,8 @@ def test_fewer_modules_than_the_run_adapts(trained, tmp_path):
     ids=str,
 )
 def test_settings_are_refused_if_peft_s_logits_are_others(changes, base, tmp_path):
-    """The file's numbers stay."""
+    """Settings with which peft has other logits are refused, although the numbers in the file are the
+    same."""
     import peft
     import transformers
 
@@ -255,7 +258,8 @@ def test_settings_are_refused_if_peft_s_logits_are_others(changes, base, tmp_pat
 
 
 def test_peft_opens_rows_of_tokens(with_rows, tmp_path):
-    """Of added tokens and of others: the base needs room for them, whatever is in it."""
+    """peft opens rows of added and of existing tokens, if the base has room for them, whatever its rows
+    contain."""
     import peft
 
     base, run = with_rows
@@ -288,7 +292,7 @@ def test_the_exports_have_the_rows(with_rows, tmp_path):
 
 
 def test_rows_that_peft_writes_are_a_start(with_rows, forked, tmp_path):
-    """In peft's order of ids; the run's first checkpoint has them."""
+    """A run starts from rows of tokens in peft's order of ids, and its first checkpoint has them."""
     import peft
 
     base, run = with_rows

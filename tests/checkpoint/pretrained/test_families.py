@@ -1,4 +1,4 @@
-"""Every family: what transformers writes is read exactly, and what is written again is what it wrote."""
+"""Each family's files from transformers are read exactly and written back unchanged."""
 
 import json
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 
 def run_of(folder, tmp_path, **changes):
-    """The run of a folder, in fp32."""
+    """Return the run of a folder, in fp32."""
     model = open_model(folder)
     source = tmp_path / "tiny.yaml"
     source.write_text(launch.TINY)
@@ -40,8 +40,10 @@ def tokens_of(vocab_size):
 
 @pytest.mark.parametrize("kind", made.KINDS)
 def test_a_family_is_read_and_written_exactly(kind, tmp_path):
-    """Logits to 1e-5 of transformers, in fp32; then the same bytes, and the same logits from our
-    config.json."""
+    """A family is read with logits within 1e-5 of transformers in fp32, and written back with the same bytes.
+
+    The config.json that we write gives the same logits in transformers.
+    """
     pytest.importorskip("transformers")
     folder, again = tmp_path / "theirs", tmp_path / "ours"
     theirs = made.write_model(folder, kind)
@@ -56,7 +58,8 @@ def test_a_family_is_read_and_written_exactly(kind, tmp_path):
             parameter.view(-1)[: len(found)].copy_(found)
         tokens = tokens_of(vocab_size)
         expected = theirs(tokens).logits
-        # Of the largest: on any CPU both are up to 2e-5 from the logits of fp64, which are at most 6.
+        # Relative to the largest logit: on any CPU both are up to 2e-5 from the fp64 logits, which are at
+        # most 6.
         assert (ours(tokens)[..., :vocab_size] - expected).abs().max() < 1e-5 * expected.abs().max()
     assert family_of(config).model_type == made.KINDS[kind][0] or kind == "llama-odd"
     again.mkdir()
@@ -70,14 +73,14 @@ def test_a_family_is_read_and_written_exactly(kind, tmp_path):
     assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
     with torch.no_grad():
         assert torch.equal(written(tokens).logits, expected)
-    # What config.json means is the same again.
+    # config.json has the same meaning again.
     described = open_model(again).described
     assert described.fields == model.described.fields and described.vocab_size == vocab_size
     _same_config(written.config, theirs.config)
 
 
 def _same_config(ours, theirs):
-    """Every key of the class has the same value, but for those that say nothing about the arithmetic."""
+    """Assert that every key of the class is equal, except those without effect on the arithmetic."""
     said = {
         "architectures",
         "_name_or_path",
@@ -90,15 +93,16 @@ def _same_config(ours, theirs):
     differing = {key for key in theirs if ours.get(key) != theirs[key]} - said
     kinds = ours.get("layer_types", [])
     if len(set(kinds)) > 1:
-        # vLLM's Qwen2 and Qwen3 refuse a model with windows in some layers by this number alone.
+        # vLLM's Qwen2 and Qwen3 refuse a model with windows in some layers because of this number alone.
         assert ours["max_window_layers"] == kinds.index("sliding_attention") < len(kinds)
-    # Without a window its layers are not looked at, and 4h is written as a number.
+    # Without a window its layers are not read, and 4h is written as a number.
     assert differing <= {"max_window_layers", "n_inner", "no_rope_layer_interval"}, differing
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_shards_in_16_bits_are_written_as_they_were(dtype, tmp_path):
-    """Index included: tensors in transformers' order, shared out as it shares them out."""
+    """16-bit shards are written back unchanged with the index, with transformers' order and distribution of
+    tensors."""
     pytest.importorskip("transformers")
     folder, again = tmp_path / "theirs", tmp_path / "ours"
     made.write_model(folder, "qwen3", dtype, max_shard_size=40_000)
@@ -114,7 +118,8 @@ def test_shards_in_16_bits_are_written_as_they_were(dtype, tmp_path):
 
 
 def test_gpt2_without_its_prefix_and_with_masks(tmp_path):
-    """As the files of the first GPT-2 are: `h.0...`, with causal masks among the tensors."""
+    """The first GPT-2's files are read, with names such as `h.0...` without a prefix and causal masks among
+    the tensors."""
     pytest.importorskip("transformers")
     from safetensors.torch import load_file, save_file
 
@@ -129,8 +134,8 @@ def test_gpt2_without_its_prefix_and_with_masks(tmp_path):
 
 
 def test_llama_s_configuration_refuses_some_heads_and_mistral_s_does_not(tmp_path):
-    """Head sizes of their own with heads that do not divide the width: the same arithmetic, by another
-    name."""
+    """LLaMA's configuration refuses head sizes that do not divide the width; Mistral's accepts them with the
+    same arithmetic."""
     transformers = pytest.importorskip("transformers")
     odd = {"model.num_attention_heads": 5, "model.kv_channels": 8, "model.num_query_groups": None}
     made.write_model(tmp_path, "llama")
@@ -180,7 +185,7 @@ def test_keys_that_are_null_or_stand_elsewhere_mean_what_transformers_reads(said
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**SHARED, "use_sliding_window": True, "head_dim": 4, **said}))
     theirs = transformers.AutoConfig.from_pretrained(tmp_path)
-    # As its models do.
+    # As Mistral's models do.
     theirs.standardize_rope_params()
     fields = describe(json.loads(path.read_text()), path).fields
     window = getattr(theirs, "sliding_window", None)

@@ -1,4 +1,4 @@
-"""Files that are written a tensor at a time: byte for byte those of the safetensors library."""
+"""Files written a tensor at a time equal the output of the safetensors library byte for byte."""
 
 import json
 
@@ -30,7 +30,7 @@ def test_a_file_is_that_of_the_library(dtype, metadata, tmp_path):
 
 
 def test_tensors_that_are_no_row_after_row_are_written_right(tmp_path):
-    """A transposed view has its numbers in another order in memory."""
+    """A transposed view is written correctly, although its numbers are in another order in memory."""
     whole = torch.arange(12.0).view(3, 4).T
     list(write_file(tmp_path / "ours", {"a": (4, 3)}, torch.float32, lambda name: whole, {}))
     with safe_open(tmp_path / "ours", "pt") as read:
@@ -38,13 +38,14 @@ def test_tensors_that_are_no_row_after_row_are_written_right(tmp_path):
 
 
 def test_shards_are_filled_in_order_and_indexed(tmp_path):
-    """No file is larger than asked for, but for one tensor that is; the index names all."""
+    """Shards are filled in order up to the size limit, which only a single larger tensor exceeds, and the
+    index lists all."""
     tensors = {"a": torch.zeros(30), "b": torch.zeros(200), "c": torch.zeros(60), "d": torch.zeros(50)}
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     list(write_sharded(tmp_path, shapes, torch.float32, tensors.__getitem__, 400))
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert index["metadata"] == {"total_parameters": 340, "total_size": 1360}
-    # The large one is closed at once, the other file goes on.
+    # The large shard is closed immediately, while the other file is continued.
     assert index["weight_map"] == {
         "a": "model-00002-of-00003.safetensors",
         "b": "model-00001-of-00003.safetensors",

@@ -1,5 +1,4 @@
-"""GGUF files: transformers reads them back with the same logits, and so does our plain reading of all of
-them."""
+"""GGUF files: transformers reads them with the same logits, and so does our own plain reader."""
 
 import json
 import shutil
@@ -33,7 +32,7 @@ TEXTS = ["the cat sat on the mat, it's the 3rd cat of 12345 cats\n\n  and   more
 
 
 def written(folder, tmp_path, dtype=torch.float32, **changes):
-    """(the file, its weights and its run) of a folder of transformers; with a tokenizer of ours."""
+    """Return (the file, its weights, its run) for a folder of transformers, with a tokenizer of ours."""
     model = open_model(folder)
     source = tmp_path / "tiny.yaml"
     source.write_text(launch.TINY)
@@ -49,7 +48,7 @@ def written(folder, tmp_path, dtype=torch.float32, **changes):
     return path, weights, config
 
 
-# Those that transformers reads too; it takes angles, Qwen3's head size and GPT-2's positions from nowhere.
+# Models that transformers can read; it does not read angles, Qwen3's head size or GPT-2's positions.
 READ_BY_TRANSFORMERS = {
     "gpt2": {"n_positions": 1024},
     "llama": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
@@ -63,7 +62,7 @@ READ_BY_TRANSFORMERS = {
 
 @pytest.mark.parametrize("kind", READ_BY_TRANSFORMERS)
 def test_transformers_reads_it_back(kind, tmp_path):
-    """The same logits to 1e-5, and the same ids of text."""
+    """transformers reads the file with the same logits to 1e-5 and the same token ids."""
     transformers = pytest.importorskip("transformers")
     theirs = made.make_model(kind, **READ_BY_TRANSFORMERS[kind])
     theirs.save_pretrained(tmp_path / "m")
@@ -83,7 +82,8 @@ OTHERS = ["gpt2-untied", "llama-biases", "llama-linear", "llama-llama3", "llama-
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_the_file_is_the_model_as_llama_cpp_reads_it(kind, tmp_path):
-    """By its own keys: angles, scaling, head sizes, layers without positions; in bf16 too."""
+    """Our reader uses llama.cpp's keys for angles, scaling, head sizes and layers without positions, also in
+    bf16."""
     pytest.importorskip("transformers")
     made.write_model(tmp_path / "m", kind)
     path, weights, config = written(tmp_path / "m", tmp_path)
@@ -97,17 +97,18 @@ def test_the_file_is_the_model_as_llama_cpp_reads_it(kind, tmp_path):
 
 
 def test_rows_in_another_order_are_noticed(tmp_path, monkeypatch):
-    """The order of rotary pairs is llama.cpp's own, and no shape shows it."""
+    """Rows in another order than llama.cpp's rotary pairs are detected by the logits, since no shape shows
+    them."""
     pytest.importorskip("transformers")
     made.write_model(tmp_path / "m", "llama")
     monkeypatch.setattr(gguf_file, "neighbours", lambda rows, heads: rows)
     path, weights, config = written(tmp_path / "m", tmp_path)
-    with pytest.raises(CheckpointError, match="they part at layer 0"):
+    with pytest.raises(CheckpointError, match="they diverge at layer 0"):
         list(compare(PlainGGUF(path), weights, config))
 
 
 def test_what_llama_cpp_has_not_is_refused(tmp_path, monkeypatch):
-    """In its own words, before anything is written."""
+    """A model that llama.cpp does not support is refused in llama.cpp's terms before anything is written."""
     pytest.importorskip("transformers")
     for kind, said in (
         ("mistral", "model.window_size = 5 is smaller than max_position_embeddings"),
@@ -150,7 +151,8 @@ def test_what_llama_cpp_has_not_is_refused(tmp_path, monkeypatch):
 def test_the_bos_is_put_before_a_text_if_the_tokenizer_puts_it(
     frame, named, expected, workspace, monkeypatch
 ):
-    """That one token and nothing else is what llama.cpp can put; a name for it may be lacking."""
+    """The file tells llama.cpp to prepend the BOS token if the tokenizer prepends only that, even under
+    another name."""
     folder = workspace / "theirs"
     beginning_tokenizer_in(workspace / "mine", folder)
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -167,7 +169,7 @@ def test_no_bos_is_put_before_a_text_by_a_tokenizer_trained_here(workspace, monk
 
 
 def keys_of_export(workspace, monkeypatch):
-    """(add_bos_token, bos_token_id) of a Llama with the tokenizer `small`."""
+    """Return (add_bos_token, bos_token_id) of a Llama with the tokenizer `small`."""
     monkeypatch.setattr(exporting, "stream", lambda module, request: gpu_side.answers(request))
     run = saved.save_run("llama", {"model.architecture": "llama"})
     exporting.export_model(run, workspace / "own.gguf", "gguf")
@@ -182,7 +184,7 @@ LLAMA_3 = (
 
 
 def test_rules_for_words_have_llama_cpp_s_names():
-    """Of a regular expression every letter counts."""
+    """Pre-tokenizer patterns are mapped to llama.cpp's names only if they match exactly."""
 
     def split(pattern):
         steps = [
@@ -205,7 +207,8 @@ def test_rules_for_words_have_llama_cpp_s_names():
 
 
 def test_a_tokenizer_that_normalizes_says_so(workspace, monkeypatch):
-    """llama.cpp cuts words without it: what changes few texts is reported, what changes most is refused."""
+    """A normalizer, which llama.cpp skips, is noted if it changes few texts, and refused if it changes
+    most."""
     folder = workspace / "theirs"
     beginning_tokenizer_in(workspace / "mine", folder)
     file = folder / "tokenizer.json"
@@ -232,7 +235,7 @@ def test_a_tokenizer_that_normalizes_says_so(workspace, monkeypatch):
 
 
 def test_tokenizers_of_other_forms(tmp_path):
-    """Early ones name no type of model; templates may be a list, or no text."""
+    """Older tokenizer files without a model type and with lists of templates are read."""
     tokenizer_in(tmp_path)
     document = json.loads((tmp_path / "tokenizer.json").read_text())
     expected = gguf_file.read_tokenizer(tmp_path, 320)

@@ -1,4 +1,4 @@
-"""Trees of Megatron-LM and Megatron-DeepSpeed, in their form, joined to what they were cut from."""
+"""Checkpoint trees of Megatron-LM and Megatron-DeepSpeed, joined to the weights that they were made from."""
 
 import argparse
 import contextlib
@@ -41,7 +41,8 @@ LLAMA = {
 
 @pytest.fixture
 def model(tmp_path):
-    """Makes (configuration, weights by canonical name) of a model of ours, biases and norms included."""
+    """Return a function that makes (configuration, weights by canonical name) of a model, with biases and
+    norms."""
 
     def make(changes):
         source = tmp_path / "tiny.yaml"
@@ -55,7 +56,7 @@ def model(tmp_path):
 
 
 def arguments(config, **more):
-    """Megatron's, as far as they decide the model, and some that only take part in the pickle."""
+    """Return Megatron's arguments that determine the model, and some that only occur in the pickle."""
     own = config.model
     rope = own.position_embedding_type == "rope"
     return argparse.Namespace(
@@ -84,7 +85,7 @@ def arguments(config, **more):
 
 
 def cut(config, weights, ranks, order="groups", version=3.0):
-    """{name: tensor} of each tensor rank, with Megatron's orders of rows."""
+    """Return {name: tensor} for each tensor rank, with Megatron's row orders."""
     own = config.model
     heads, groups, size = own.num_attention_heads, own.resolved_num_query_groups, own.resolved_kv_channels
     found = [{} for _ in range(ranks)]
@@ -117,7 +118,7 @@ def cut(config, weights, ranks, order="groups", version=3.0):
 
 
 def language_model(part, layers):
-    """Nested as Megatron saves it, of some layers, which are numbered from 0."""
+    """Return the weights of some layers, nested as Megatron saves them and numbered from 0."""
     first, last = layers
     found = {"embedding": {}, "encoder": {}}
     for name, tensor in part.items():
@@ -136,7 +137,7 @@ def language_model(part, layers):
 
 
 def write_own(root, config, weights, tensor, pipeline, version=3.0, args=None):
-    """Megatron's own tree: iter_*/mp_rank_TT[_PPP]/model_optim_rng.pt."""
+    """Write Megatron's own tree: iter_*/mp_rank_TT[_PPP]/model_optim_rng.pt."""
     folder = root / "iter_0000040"
     layers = config.model.num_layers // pipeline
     for rank, part in enumerate(cut(config, weights, tensor, version=version)):
@@ -167,7 +168,8 @@ def write_own(root, config, weights, tensor, pipeline, version=3.0, args=None):
 
 
 def write_deepspeed(root, config, weights, tensor, order, piped=False):
-    """Megatron-DeepSpeed's: global_step*/mp_rank_TT_model_states.pt, of a pipeline a file for each layer."""
+    """Write Megatron-DeepSpeed's tree: global_step*/mp_rank_TT_model_states.pt, and for a pipeline one file
+    per layer."""
     folder = root / "global_step40"
     folder.mkdir(parents=True)
     args = arguments(config, deepspeed=True, deepspeed_config="ds_config.json")
@@ -190,11 +192,11 @@ def write_deepspeed(root, config, weights, tensor, order, piped=False):
             else:
                 files[1][name] = tensor_
         if not files[layers + 3]:
-            # A tied output is the embedding layer again.
+            # A tied output layer is the embedding layer again.
             files[layers + 3] = files[1]
         for number, own in files.items():
             torch.save(own, folder / f"layer_{number:02d}-model_{rank:02d}-model_states.pt")
-        # DeepSpeed numbers the ranks of all stages.
+        # DeepSpeed numbers the ranks across all stages.
         torch.save(state, folder / f"mp_rank_{tensor + rank:02d}_model_states.pt")
     (root / "latest").write_text("global_step40")
     (root / "latest_checkpointed_iteration.txt").write_text("40")
@@ -211,7 +213,7 @@ def assert_joined(root, weights, order="groups"):
 
 @pytest.mark.parametrize("tensor, pipeline", [(1, 1), (2, 1), (1, 2), (2, 2), (4, 4)])
 def test_ranks_are_joined(tensor, pipeline, model, tmp_path):
-    """Tensor ranks row by row or column by column; the layers of each stage count from 0."""
+    """Tensor ranks are joined by rows or columns, and the layers of each stage count from 0."""
     config, weights = model(GPT)
     write_own(tmp_path / "tree", config, weights, tensor, pipeline)
     read = assert_joined(tmp_path / "tree", weights)
@@ -223,7 +225,8 @@ def test_ranks_are_joined(tensor, pipeline, model, tmp_path):
 
 @pytest.mark.parametrize("version", [0, 1.0, 2.0])
 def test_earlier_orders_of_query_key_and_value_are_read(version, model, tmp_path):
-    """As Megatron itself turns them when it loads an earlier version."""
+    """Earlier row orders of query, key and value are read as Megatron converts them when loading an earlier
+    version."""
     config, weights = model(GPT)
     write_own(tmp_path / "tree", config, weights, 2, 1, version=version)
     assert_joined(tmp_path / "tree", weights)
@@ -233,7 +236,8 @@ def test_earlier_orders_of_query_key_and_value_are_read(version, model, tmp_path
 @pytest.mark.parametrize("changes", [GPT, LLAMA], ids=["gpt", "llama"])
 @pytest.mark.parametrize("piped", [False, True], ids=["plain", "piped"])
 def test_trees_of_deepspeed(order, changes, piped, model, tmp_path):
-    """With grouped queries, gated MLP and an output of its own; in both orders that are in use."""
+    """DeepSpeed's trees are read with grouped queries, a gated MLP and an untied output, in both row
+    orders."""
     config, weights = model(changes)
     write_deepspeed(tmp_path / "tree", config, weights, 2, order, piped)
     read = assert_joined(tmp_path / "tree", weights, order)
@@ -244,14 +248,14 @@ def test_trees_of_deepspeed(order, changes, piped, model, tmp_path):
 
 
 def test_with_one_group_on_each_rank_there_is_one_order(model, tmp_path):
-    """Nothing has to be asked then."""
+    """With one group on each rank both row orders are equal, so no order needs to be given."""
     config, weights = model({**LLAMA, "model.num_query_groups": 2})
     write_deepspeed(tmp_path / "tree", config, weights, 2, "thirds")
     assert not assert_joined(tmp_path / "tree", weights, "groups").is_ambiguous
 
 
 def test_code_is_not_run_and_enums_are_looked_through(model, tmp_path, monkeypatch):
-    """Megatron's own classes are allowed by name; anything else is code."""
+    """A tree cannot run code: only Megatron's own classes are allowed by name, and enums are replaced."""
     config, weights = model(GPT)
 
     class AttnMaskType(enum.Enum):
@@ -292,20 +296,22 @@ def test_trees_that_are_not_whole(model, tmp_path, monkeypatch):
     with pytest.raises(CheckpointError) as refused:
         find_tree(tmp_path / "tree")
     assert str(refused.value) == (
-        "tree/global_step40: 1 file of it is missing, first that of tensor rank 1, layer 3. Copy the whole "
+        "tree/global_step40: 1 file of it is missing, the first from tensor rank 1, layer 3. Copy the whole "
         "folder."
     )
     write_deepspeed(tmp_path / "unsaid", config, weights, 2, "groups", piped=True)
     for rank in (0, 1):
         (tmp_path / "unsaid" / "global_step40" / f"mp_rank_{rank:02d}_model_states.pt").unlink()
-    with pytest.raises(CheckpointError, match="2 files of it are missing, first that of tensor rank 0, pipe"):
+    with pytest.raises(
+        CheckpointError, match="2 files of it are missing, the first from tensor rank 0, pipe"
+    ):
         find_tree(tmp_path / "unsaid")
     write_own(tmp_path / "own", config, weights, 2, 2)
     (tmp_path / "own" / "iter_0000040" / "mp_rank_00_001" / "model_optim_rng.pt").unlink()
-    with pytest.raises(CheckpointError, match="first that of tensor rank 0, pipeline rank 1"):
+    with pytest.raises(CheckpointError, match="the first from tensor rank 0, pipeline rank 1"):
         find_tree(tmp_path / "own")
     (tmp_path / "own" / "latest_checkpointed_iteration.txt").write_text("41")
-    with pytest.raises(CheckpointError, match="names '41', and there is no such folder beside it"):
+    with pytest.raises(CheckpointError, match="names '41', and there is no such folder next to it"):
         find_tree(tmp_path / "own")
     for said in ("9" * 5000, "x" * 5000):
         (tmp_path / "own" / "latest_checkpointed_iteration.txt").write_text(said)
@@ -318,7 +324,7 @@ def test_trees_that_are_not_whole(model, tmp_path, monkeypatch):
     write_own(tmp_path / "cut", config, weights, 1, 1)
     path = tmp_path / "cut" / "iter_0000040" / "mp_rank_00" / "model_optim_rng.pt"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(CheckpointError, match=r"is no file that torch\.save has written"):
+    with pytest.raises(CheckpointError, match=r"is damaged, or was not written by torch\.save"):
         MegatronWeights(find_tree(tmp_path / "cut"))
 
 
@@ -342,9 +348,9 @@ def test_trees_that_are_not_whole(model, tmp_path, monkeypatch):
         ({"num_key_value_heads": 3}, "num_key_value_heads = 3: must divide num_attention_heads = 4"),
         ({"layernorm_epsilon": "x"}, "layernorm_epsilon = 'x': a number is needed"),
         ({"tensor_model_parallel_size": 2}, "tensor_model_parallel_size = 2, and files of 1 are there"),
-        # What the arguments describe is not all that is there, or has another shape.
-        ({"num_layers": 2}, r"tensor rank 0 holds layers\.2\.\S+, which is no part of the model that its"),
-        ({"add_bias_linear": False}, r"rank 0 holds layers\.0\.\S+\.bias, which is no part of the model"),
+        # The arguments describe fewer parameters than the files have, or another shape.
+        ({"num_layers": 2}, r"tensor rank 0 holds layers\.2\.\S+, which is not part of the model that its"),
+        ({"add_bias_linear": False}, r"rank 0 holds layers\.0\.\S+\.bias, which is not part of the model"),
         (
             {"padded_vocab_size": 600},
             r"0 of 1 has word_embeddings\.weight in the shape \[512, 64\], and \[600",
@@ -377,7 +383,7 @@ OF_STATE = {
     ),
     "unknown": (
         lambda state: with_tensor(state, QKV.replace("query_key_value", "q_layernorm"), torch.ones(1)),
-        "rank 0 holds layers.1.attention.q_layernorm.weight, which is no part of the model",
+        "rank 0 holds layers.1.attention.q_layernorm.weight, which is not part of the model",
     ),
     "shape": (lambda state: with_tensor(state, QKV, torch.ones(5, 3)), "weight in the shape [5, 3], and [96"),
     "format": (
@@ -415,7 +421,7 @@ def test_states_of_kernels_are_left_out(model, tmp_path):
 
 
 def test_damaged_pickles(model, tmp_path):
-    """Whatever torch's reader raises for them."""
+    """A damaged pickle raises CheckpointError, whatever torch's reader raises."""
     config, weights = model({"model.num_layers": 1})
     write_own(tmp_path / "tree", config, weights, 1, 1)
     (path,) = (tmp_path / "tree").rglob("*.pt")
@@ -433,7 +439,8 @@ def test_damaged_pickles(model, tmp_path):
 
 
 def test_the_folder_of_a_model_is_no_tree(tmp_path):
-    """Trainer of transformers leaves DeepSpeed's files and `latest` beside the model's."""
+    """A model folder with DeepSpeed's files and `latest` from transformers' Trainer is not taken for a
+    tree."""
     (tmp_path / "global_step500").mkdir()
     (tmp_path / "global_step500" / "zero_pp_rank_0_mp_rank_00_model_states.pt").write_bytes(b"")
     (tmp_path / "latest").write_text("global_step500")
@@ -451,7 +458,7 @@ def in_this_process(monkeypatch, workspace):
 
 
 def test_a_run_is_made_of_a_tree(in_this_process, model):
-    """One file in the data home, bit for bit; where the files leave the order open, it is asked for."""
+    """A tree becomes one file in the data directory, bit for bit; an ambiguous row order must be given."""
     workspace = in_this_process
     config, weights = model(LLAMA)
     write_deepspeed(workspace / "tree", config, weights, 2, "thirds")
@@ -495,7 +502,8 @@ def test_a_run_is_made_of_a_tree(in_this_process, model):
 
 
 def test_room_is_asked_for_the_weights_alone(in_this_process, model, monkeypatch):
-    """Files of Megatron's own hold fp32 masters and two moments too, which are not written."""
+    """Disk space is needed only for the weights, although Megatron's files also hold fp32 masters and two
+    moments."""
     workspace = in_this_process
     config, weights = model({"model.num_layers": 1})
     write_own(workspace / "tree", config, weights, 1, 1)
@@ -521,7 +529,8 @@ def test_room_is_asked_for_the_weights_alone(in_this_process, model, monkeypatch
 
 @pytest.mark.slow
 def test_the_order_is_chosen_by_the_loss_of_a_text(in_this_process, model, tmp_path):
-    """Of a model that has learnt to look back: in the wrong order it does not know the text."""
+    """An ambiguous row order is chosen by the loss of a text, on a model that has learned to use earlier
+    tokens."""
     workspace = in_this_process
     words = [" alpha", " beta", " gamma", " delta", " epsilon", " zeta", " eta", " theta"]
     tokenizer = make_tokenizer("greek", ["".join(words) * 20], 300)
@@ -531,7 +540,7 @@ def test_the_order_is_chosen_by_the_loss_of_a_text(in_this_process, model, tmp_p
     net = build_model(config)
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
     for _ in range(120):
-        # Two words in turn: the next one is the last but one.
+        # Two words alternate: the next word is the second last.
         pairs = torch.tensor(
             [random.Random(step).sample(known, 2) for step in torch.randint(10**6, (24,)).tolist()]
         )

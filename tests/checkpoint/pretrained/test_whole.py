@@ -1,4 +1,4 @@
-"""Weights that are no numbers are not written, and outputs that are none do not agree."""
+"""Weights with NaN or Inf are not written, and NaN logits never count as equal."""
 
 import types
 
@@ -51,7 +51,7 @@ def test_weights_that_are_no_numbers(number, dtype, said, tmp_path, monkeypatch)
 
 @pytest.mark.slow
 def test_logits_that_are_no_numbers_do_not_agree(tmp_path, monkeypatch):
-    """Of one part of the vocabulary alone, too."""
+    """NaN in only one part of the vocabulary counts as different logits."""
     pytest.importorskip("transformers")
     made.write_model(tmp_path / "m", "llama")
     model = open_model(tmp_path / "m")
@@ -62,9 +62,11 @@ def test_logits_that_are_no_numbers_do_not_agree(tmp_path, monkeypatch):
     assert list(compare(PlainModel(tmp_path / "m"), weights, config))[-1] < 1e-5
     plain = PlainModel(tmp_path / "m")
     monkeypatch.setattr(plain, "logits", lambda *one: PlainModel.logits(plain, *one) * torch.nan)
-    with pytest.raises(CheckpointError, match=r"has other logits than the run: .* they part at the output"):
+    with pytest.raises(
+        CheckpointError, match=r"has other logits than the run: .* they diverge at the output"
+    ):
         list(compare(plain, weights, config))
     plain = PlainModel(tmp_path / "m")
     monkeypatch.setattr(plain, "layer", lambda *one: PlainModel.layer(plain, *one) * torch.nan)
-    with pytest.raises(CheckpointError, match=r"has other logits than the run: .* they part at layer 0"):
+    with pytest.raises(CheckpointError, match=r"has other logits than the run: .* they diverge at layer 0"):
         list(compare(plain, weights, config))

@@ -1,12 +1,12 @@
-"""The same text encoded by local processes and by a Dask cluster of this machine, in turn.
+"""Encoding of the same text by local processes and by a Dask cluster on this machine, in turn.
 
 python tests/benchmarks/dask_workers.py [--text FILE.jsonl] [--megabytes 400] [--workers 1 2 4] [--rounds 3]
 
 text        installed source and documentation files, each once (or FILE.jsonl)
-contender   `nbtrain data encode` in a process of its own: the tokenizer is there, dataset and manifest are
+contender   `nbtrain data encode` in a separate process: the tokenizer exists, dataset and manifest are
             made
 figure      seconds from start to end, and CPU seconds of all its processes: the median over the rounds.
-            `--megabytes 0` shows what starting and ending alone takes (text of one part)
+            `--megabytes 0` measures only start and end (a text of one part)
 """
 
 import argparse
@@ -40,7 +40,7 @@ def overrides(pool: str, workers: int) -> list[str]:
 
 
 def measure(run: Path, given: list[str]) -> tuple[float, float, str]:
-    """(seconds, CPU seconds of all processes, sha256 of the .bin)."""
+    """Return (seconds, CPU seconds of all processes, SHA-256 of the .bin)."""
     command = [sys.executable, "-m", "nbtrain.cli", "data", "encode", str(run), "--force", *given]
     begun = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:

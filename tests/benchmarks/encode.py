@@ -1,17 +1,17 @@
-"""Encoding text: our pipeline with each engine in fastokens' place, run in turn in one call.
+"""Encoding of text: our pipeline with each tokenizer engine instead of fastokens, run in turn in one call.
 
     python tests/benchmarks/encode.py [--text FILE.jsonl] [--sizes 100 250] [--rounds 2] [--memory-mb 1000]
 
     text        installed source and documentation files, each once by its hash (or FILE.jsonl), never
-                repeated: repetition flatters engines that remember words
-    contender   a process of its own that makes tokens, index and manifest from the text: `nbtrain data
+                repeated: repetition favors engines that cache words
+    contender   a separate process that makes tokens, index and manifest from the text: `nbtrain data
                 encode`
     figure      CPU seconds of the whole process and its children, the median over the rounds; memory is the
-                peak of the process (VmHWM). On a busy machine they are many times as large: look at uptime
+                peak of the process (VmHWM). On a busy machine they are many times as large: check the load
                 first
 
-datatrove's tokenizer, where it is installed, gets the first 10 MB. Engines that are not installed are left
-out, and it says so. The last table is memory alone, on seeded random words: no speed can be read from it.
+datatrove's tokenizer, where it is installed, gets the first 10 MB. Engines that are not installed are skipped
+with a message. The last table shows only memory, on seeded random words, and says nothing about speed.
 """
 
 import argparse
@@ -63,7 +63,7 @@ lr_schedule: {{lr: 1.0e-3}}
 
 
 def installed_texts() -> Iterator[str]:
-    """Source and documentation files of this machine, each text once."""
+    """Yield source and documentation files of this machine, each text once."""
     seen: set[bytes] = set()
     roots = [
         sysconfig.get_path("stdlib"),
@@ -93,7 +93,7 @@ def given_texts(path: Path) -> Iterator[str]:
 
 
 def random_words() -> Iterator[str]:
-    """Words that hardly ever come again: what an engine remembers grows, if it does not bound it."""
+    """Yield words that hardly ever repeat, so that an unbounded cache of an engine grows."""
     import numpy as np
 
     generator = np.random.default_rng(1234)
@@ -106,7 +106,7 @@ def random_words() -> Iterator[str]:
 
 
 def write_text(path: Path, texts: Iterator[str], num_bytes: int) -> int:
-    """At most `num_bytes` of text as JSON lines; how many there were."""
+    """Write at most `num_bytes` of text as JSON lines, and return the number of lines."""
     written = 0
     with path.open("w", encoding="utf-8") as stream:
         for text in texts:
@@ -121,7 +121,7 @@ def write_text(path: Path, texts: Iterator[str], num_bytes: int) -> int:
 
 
 def use_engine(engine: str) -> None:
-    """Put `engine` in fastokens' place."""
+    """Replace fastokens with `engine`."""
     import numpy as np
 
     from nbtrain.corpus.tokenizer import tokenizer as module
@@ -170,7 +170,7 @@ def use_engine(engine: str) -> None:
 
 
 def child(engine: str, run: str) -> None:
-    """Make one dataset; the process is the measurement."""
+    """Make one dataset; the process is measured as a whole."""
     if engine == "datatrove":
         return child_datatrove(run)
     from nbtrain.cli import __main__ as cli
@@ -216,9 +216,9 @@ def child_datatrove(run: str) -> None:
 
 
 def measure(engine: str, argument: str, workspace: Path) -> dict:
-    """CPU seconds of a whole contender, children included, and what it said."""
+    """Return the CPU seconds of a contender, child processes included, and its output."""
     environment = {**os.environ, "NBTRAIN_WORKSPACE": str(workspace), "NBTRAIN_DATA": str(workspace / "data")}
-    # The warm-up leaves compiled modules behind, as an installation does.
+    # The warm-up run leaves compiled modules, as an installation does.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with subprocess.Popen(
         [sys.executable, __file__, "--child", engine, argument],
@@ -239,7 +239,8 @@ def measure(engine: str, argument: str, workspace: Path) -> dict:
 
 
 def vocabulary(workspace: Path, text: Path) -> tuple[Path, int]:
-    """GPT-2's where the reference data is, else one of 50,257 entries trained on the text."""
+    """Return GPT-2's vocabulary if the reference data exists, else one of 50,257 entries trained on the
+    text."""
     shared = Path(__file__).resolve().parents[3] / "shared" / "data" / "gpt2"
     if shared.is_dir():
         return shared, 50_257
@@ -282,7 +283,7 @@ def compare(options: argparse.Namespace, workspace: Path) -> None:
     brought, vocab_size = vocabulary(workspace, texts[max(texts)])
     present = [name for name in ENGINES if importlib.util.find_spec(name)]
     for name in set(ENGINES) - set(present):
-        print(f"{name} is not installed and left out")
+        print(f"{name} is not installed and is skipped")
 
     def run_yaml(text: Path, name: str) -> str:
         path = workspace / f"{name}.yaml"
@@ -295,7 +296,7 @@ def compare(options: argparse.Namespace, workspace: Path) -> None:
         for megabytes in options.sizes:
             for engine in present:
                 if engine in ("tokenizers", "tiktoken") and turn:
-                    continue  # minutes each: once
+                    continue  # takes minutes: only once
                 if engine == "tiktoken" and megabytes != options.sizes[0]:
                     continue
                 run = run_yaml(texts[megabytes], f"{engine}-{megabytes}-{turn}")
@@ -304,7 +305,7 @@ def compare(options: argparse.Namespace, workspace: Path) -> None:
     if importlib.util.find_spec("datatrove"):
         print_datatrove(workspace, brought, texts[DATATROVE_MB], run_yaml(texts[DATATROVE_MB], "ten"))
     else:
-        print("datatrove is not installed and left out")
+        print("datatrove is not installed and is skipped")
     if options.memory_mb:
         text = workspace / "random.jsonl"
         write_text(text, random_words(), options.memory_mb * 1_000_000)

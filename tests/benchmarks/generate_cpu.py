@@ -1,11 +1,11 @@
-"""Tokens per second of decoding on a CPU: this engine beside transformers' generate, same sizes, in one call.
+"""Tokens per second of decoding on a CPU: this engine and transformers' generate, same sizes, in one call.
 
     python tests/benchmarks/generate_cpu.py [14M 124M] [--batches 1 8] [--dtype fp32] [--threads 1]
     python tests/benchmarks/generate_cpu.py 14M --clients 1 4 16      through `nbtrain serve`, over HTTP
 
-Both decode greedily after a prompt of 128 tokens, with weights of their own drawing. A step's time is the CPU
-time between two of its tokens, the median of a run; runs of both take turns (A B A B), and a ratio is that of
-two neighbours, for other programs of the machine slow both. Prints a Markdown table.
+Both decode greedily after a prompt of 128 tokens, each with random weights. A step's time is the CPU time
+between two tokens, the median of a run. Runs of both alternate (A B A B), and each ratio compares two
+neighboring runs, because other programs of the machine slow both down. Prints a Markdown table.
 """
 
 import argparse
@@ -33,7 +33,7 @@ PROMPT_TOKENS = 128
 
 
 class NoText:
-    """A tokenizer for texts that nobody reads."""
+    """A tokenizer for texts that are never read."""
 
     eod_id = -1
 
@@ -68,11 +68,11 @@ def theirs(name: str, dtype: torch.dtype):
 
 
 def step_of_ours(model: GPT, batch: int, count: int) -> float:
-    """Seconds of a step, the median of the steps after the prompts have been read."""
+    """Return the seconds of a step: the median of the steps after the prompts were read."""
     engine = Engine(Runner(model, batch), NoText(), prefill_tokens=batch * PROMPT_TOKENS)
     generation = Generation(max_new_tokens=count, temperature=0.0, ignore_eod=True)
     for number in range(batch):
-        # Prompts of one beginning would be copied.
+        # Prompts with a common prefix would share its cache.
         prompt = [1 + number, *range(1, PROMPT_TOKENS)]
         engine.add(Request(str(number), prompt, generation, False))
     stamps = []
@@ -131,7 +131,7 @@ def decoding(names: list[str], batches: list[int], dtype: str, repeats: int) -> 
 
 
 def serving(name: str, clients: list[int], threads: int, repeats: int) -> None:
-    """New tokens per CPU second of the model's process, with so many clients at once."""
+    """Return the new tokens per CPU second of the model's process, with this many clients at once."""
     from nbtrain.serving.launched import Server
     from nbtrain.serving.options import ServeOptions
     from tests.inference import saved
@@ -147,7 +147,7 @@ def serving(name: str, clients: list[int], threads: int, repeats: int) -> None:
         with Server(
             ServeOptions(run=str(run.path), port=0, max_batch=max(clients), threads=threads)
         ) as server:
-            print("| clients | tokens/s | beside one |\n| --- | --- | --- |")
+            print("| clients | tokens/s | times one client |\n| --- | --- | --- |")
             rates: dict[int, list[float]] = {count: [] for count in clients}
             for _ in range(repeats):
                 for count in clients:
@@ -160,7 +160,8 @@ def serving(name: str, clients: list[int], threads: int, repeats: int) -> None:
 
 
 def rate_of(server, clients: int) -> float:
-    """Tokens per CPU second, prompts of 16 to 127 tokens included; each client asks once, 64 new tokens."""
+    """Return tokens per CPU second, including prompts of 16 to 127 tokens; each client sends one request for
+    64 new tokens."""
     before = cpu_seconds_below(server)
 
     def ask(number: int) -> int:
@@ -174,7 +175,7 @@ def rate_of(server, clients: int) -> float:
 
 
 def cpu_seconds_below(server) -> float:
-    """Of the server and the model's process."""
+    """Return the CPU seconds of the server and of the model's process."""
     import psutil
 
     parent = psutil.Process(server._process.pid)

@@ -1,4 +1,4 @@
-"""The GPT dataset: seconds and memory to build its index and to read samples, beside upstream's ways.
+"""The GPT dataset: seconds and memory to build its index and to read samples, compared with upstream.
 
     python tests/benchmarks/gpt_dataset.py [--documents 1000000] [--tokens 200] [--epochs 20] [--rounds 3]
 
@@ -6,15 +6,15 @@ Build: (a) ours, nbtrain.dataset.samples.gpt_dataset, as prepare does it: arrays
 fsync included. (b) numpy as upstream writes it: numpy.mgrid, whole arrays, numpy.save. (c) megatron-core's
 GPTDataset with its cache, where it is installed, without its import. (d) ours with shuffle per_epoch: the
 first epoch alone. Blend: CPU seconds to choose the datasets of 10,000,000 samples by weight, of 2, 5 and 20
-datasets: ours beside megatron-core's C++ loop. Read: microseconds a sample at seeded random positions, after
-one round that is not counted: (a) dataset[i], (e) dataset.sample(i) with positions, document bounds and EOD
-mask, (c) megatron-core's dataset[i] without masks.
+datasets: ours compared with megatron-core's C++ loop. Read: microseconds a sample at seeded random positions,
+after one round that is not counted: (a) dataset[i], (e) dataset.sample(i) with positions, document bounds and
+EOD mask, (c) megatron-core's dataset[i] without masks.
 
-Each way is a process of its own, in turn, round after round; prints medians. Memory is what the process adds
-to what it had before: "own" is anonymous memory, which nothing but the process can free; "resident" counts
-mapped pages of the index files too, which the system takes back when it needs them. Token files are sparse
-zeros: building reads none. Asserts that (a), (b) and (c) give the same arrays, by their hash, and that blends
-are equal.
+Each way runs in a separate process, in turn, round after round; prints medians. Memory is what the process
+adds during the measurement: "own" is anonymous memory, which only the process can free; "resident" also
+counts mapped pages of the index files, which the system reclaims when it needs them. Token files are sparse
+zeros that building does not read. Asserts that (a), (b) and (c) give the same arrays, by their hash, and that
+blends are equal.
 """
 
 import argparse
@@ -40,7 +40,7 @@ ARRAYS = ("document_index", "sample_index", "shuffle_index")
 
 
 class Memory:
-    """The most that this process added to its anonymous and resident memory, looked at every 2 ms."""
+    """Maximum anonymous and resident memory that this process added, sampled every 2 ms."""
 
     def __enter__(self) -> "Memory":
         gc.collect()
@@ -73,7 +73,7 @@ class Memory:
 
 
 def make_data(folder: Path, documents: int, mean_tokens: int) -> None:
-    """A pair with lengths 1 .. 2 * mean; the tokens are a hole in the file."""
+    """Make a dataset with document lengths 1 .. 2 * mean, whose token file is sparse."""
     from nbtrain.dataset.indexed_writer import write_index
 
     lengths = np.random.default_rng(0).integers(1, 2 * mean_tokens, documents).astype(np.int32)
@@ -83,7 +83,7 @@ def make_data(folder: Path, documents: int, mean_tokens: int) -> None:
 
 
 def num_samples(folder: Path, epochs: int) -> int:
-    """So many that the last epoch is needed for half and is shuffled by itself."""
+    """Return a number of samples that needs half of the last epoch, which is then shuffled separately."""
     from nbtrain.dataset.indexed import IndexedDataset
 
     tokens = int(IndexedDataset(folder / "x_document").lengths.sum(dtype=np.int64))
@@ -101,8 +101,8 @@ def ours(folder: Path, cache: Path, samples: int, shuffle: str = "megatron", mas
 
 
 def numpy_build(folder: Path, cache: Path, samples: int) -> dict[str, np.ndarray]:
-    """Upstream's _build_document_index and _build_shuffle_index; its sample index by a search over all
-    documents."""
+    """Build the indices as upstream's _build_document_index and _build_shuffle_index do; the sample index by
+    a search over all documents."""
     from nbtrain.dataset.indexed import IndexedDataset
     from nbtrain.dataset.samples.gpt_index import epochs_needed
 
@@ -166,7 +166,7 @@ def core_dataset(folder: Path, cache: Path, samples: int) -> Any:
 
 
 def child(way: str, folder: Path, cache: Path, samples: int) -> dict[str, Any]:
-    """One build, or one reading of an index that is built."""
+    """Measure one build, or one reading of an existing index."""
     is_core = way.startswith("core")
     warnings.simplefilter("ignore")
     if is_core:
@@ -208,7 +208,7 @@ def child(way: str, folder: Path, cache: Path, samples: int) -> dict[str, Any]:
 
 
 def blend(is_core: bool) -> dict[str, Any]:
-    """CPU seconds by number of datasets, and the hash of all choices."""
+    """Return the CPU seconds by number of datasets, and the hash of all choices."""
     seconds, digest = {}, hashlib.blake2b()
     for datasets in BLENDS:
         weights = np.random.default_rng(datasets).random(datasets) + 0.1
@@ -280,7 +280,7 @@ def main() -> None:
             for way in [*builds, *readings, *blends]:
                 cache = folder / f"{readings.get(way, way)}-{number}"
                 command = [sys.executable, "-W", "ignore", __file__, "--child", way, str(folder), str(cache)]
-                # The process group's file is each process's own.
+                # Each process has a separate file for its process group.
                 cache.with_suffix(".store").unlink(missing_ok=True)
                 done = subprocess.run([*command, str(samples)], check=True, capture_output=True, text=True)
                 results.setdefault(way, []).append(json.loads(done.stdout.splitlines()[-1]))

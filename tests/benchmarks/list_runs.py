@@ -1,10 +1,10 @@
-"""`nbtrain runs` over an output root of 1,000 made runs: CPU seconds of the whole process, start included.
+"""`nbtrain runs` over an output directory of 1,000 generated runs: CPU seconds of the whole process.
 
     python tests/benchmarks/list_runs.py [--runs 1000] [--rounds 7]
 
-The peer is the least that any list must do: a Python process that finds the newest job of each run and gives
-its job.json to json.load. One run in a hundred is active and one is LOST; both are read in full. Modules are
-compiled before, as an installation by pip does: to compile them at each call takes 20 ms.
+It is compared with the minimum that any list must do: a Python process that finds the newest job of each run
+and loads its job.json with json.load. One run in a hundred is active and one is LOST; both are read
+completely. Modules are compiled in advance, as pip does: compiling them at each call takes 20 ms.
 """
 
 import argparse
@@ -37,7 +37,7 @@ CAUSE = (
 
 
 def make_run(root: Path, number: int) -> None:
-    """One run with two jobs, as supervisors and ranks write them."""
+    """Write a run with two jobs, as supervisors and ranks write them."""
     run = RunDir(root / f"gpt-{number % 40}-try-{number:05}")
     alive = ProcessIdentity.of(os.getpid())
     assert alive is not None
@@ -66,7 +66,7 @@ def make_run(root: Path, number: int) -> None:
 
 
 def cpu_seconds(command: list[str], environment: dict[str, str]) -> float:
-    """User and system time of a process."""
+    """Return the user and system time of a process."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -1,4 +1,4 @@
-"""What opening a notebook of ours costs: CPU until its first cells have run, and the front end's files.
+"""Cost of opening one of our notebooks: CPU until its first cells have run, and the front end's files.
 
     python tests/benchmarks/notebook_cost.py [--rounds 5]
 
@@ -32,13 +32,13 @@ print(time.process_time() - begin)
 
 
 def first_cells(notebook: Path) -> list[str]:
-    """Its parameters, and the code cell after them."""
+    """Return the cell with a notebook's parameters, and the code cell after it."""
     cells = [one for one in json.loads(notebook.read_text())["cells"] if one["cell_type"] == "code"]
     return ["".join(one["source"]) for one in cells[:2]]
 
 
 def cpu_seconds(cells: list[str], environment: dict[str, str], rounds: int) -> float:
-    """The least CPU of these cells."""
+    """Return the least CPU time of these cells."""
     command = [sys.executable, "-c", CELLS, json.dumps(cells)]
     said = (
         subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
@@ -56,7 +56,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "NBTRAIN_OUTPUT": folder, "NBTRAIN_WORKSPACE": str(REPOSITORY)}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        # For the notebooks that open a run.
+        # Used by the notebooks that open a run.
         job = FakeJob(RunDir(Path(folder) / "gpt-tiny"), 20)
         for _ in range(20):
             job.one_step()

@@ -1,5 +1,4 @@
-"""Packing: CPU seconds and fill of best-fit-decreasing against two simpler ways, on the same lengths in one
-call.
+"""Packing: CPU seconds and fill of best-fit-decreasing and of two simpler ways, on the same lengths.
 
     python tests/benchmarks/packing.py [--sequences 200000] [--capacity 2048] [--rounds 3]
 
@@ -25,7 +24,8 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> int:
 
 
 def first_fit_decreasing(lengths: np.ndarray, capacity: int) -> int:
-    """Bins used. Node k of the tree holds the largest room of nodes 2 k and 2 k + 1; leaves are bins."""
+    """Return the number of bins. Node k of the tree holds the largest space of nodes 2 k and 2 k + 1; leaves
+    are bins."""
     leaves = 1 << max(1, len(lengths) - 1).bit_length()
     tree = [capacity] * (2 * leaves)
     used = 0

@@ -1,4 +1,4 @@
-"""Rows of two sources that are not among the cases: whether each fitted, beside the plan.
+"""Rows of two sources that are not among the cases: whether each fitted, and the plan.
 
 All rows of tr3m-1B3.md, and the 52B rows of gpt2.md with ZeRO 3 on 64 GPUs, as far as they are not a case or
 differ from one by more than speed (bigscience-workshop/bigscience, experiments; micro batches of 64 stand in
@@ -16,13 +16,13 @@ SMALL = {"device": find_device("V100-16GB")}
 
 
 def _zero3(tensor: int, micro: int) -> dict[str, Any]:
-    """One micro batch a step on 64 GPUs."""
+    """Return the fields of a run with one micro batch per step on 64 GPUs."""
     data = 64 // tensor
     sizes = {"micro_batch_size": micro, "global_batch_size": micro * data}
     return {"tensor_parallel_size": tensor, "data_parallel_size": data, **sizes}
 
 
-# The case that a row differs from, the fields in which it does, and whether it fitted.
+# The case that a row differs from, the fields in which it differs, and whether it fitted.
 ROWS: tuple[tuple[str, dict[str, Any], bool], ...] = (
     ("bs-1b3-v100-32-tp1-pp2-mb1-full", {"micro_batch_size": 2}, True),
     ("bs-1b3-v100-32-tp1-pp2-mb1-full", {"micro_batch_size": 8}, True),
@@ -52,7 +52,7 @@ ROWS: tuple[tuple[str, dict[str, Any], bool], ...] = (
 
 
 def shares(cases: list[Published]) -> list[tuple[bool, float]]:
-    """For each row whether it fitted, and the planned share of its device."""
+    """Return for each row whether it fitted, and the planned fraction of its device."""
     by_id = {case.id: case for case in cases}
     found = []
     for name, changes, fitted in ROWS:
@@ -62,7 +62,7 @@ def shares(cases: list[Published]) -> list[tuple[bool, float]]:
 
 
 def sentence(cases: list[Published]) -> str:
-    """How many verdicts are right, and how far over their cards the wrongly refused ones are planned."""
+    """Say how many verdicts are right, and how far above their cards the wrongly refused runs are planned."""
     found = shares(cases)
     failed = [share > 1 for fitted, share in found if not fitted]
     fits = [share for fitted, share in found if fitted]

@@ -1,8 +1,8 @@
-"""The plan against 216 published runs: writes docs/evidence/plan-accuracy.md and its picture.
+"""The plan compared with 216 published runs: writes docs/evidence/plan-accuracy.md and its picture.
 
     python tests/benchmarks/plan_cases.py [--cases CASES.json] [--out docs]
 
-No case is left out and nothing is fitted to a case: published.py turns every case into a setup by one rule
+No case is omitted and nothing is fitted to a case: published.py turns every case into a setup by one rule
 for each source or program, and plan_speed.py, plan_memory.py, plan_fragmentation.py and plan_beyond.py
 compare. A few seconds, pure arithmetic. With another --cases file of the same form, published runs that the
 constants have never seen can be tried: --cases new.json --out /tmp.
@@ -44,14 +44,14 @@ of nbtrain itself come from one measured step, of 125M on one H200 (benchmarks.m
 
 
 def main() -> None:
-    """Writes the page and the picture."""
+    """Write the page and the picture."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cases", type=Path, default=published.CASES)
     parser.add_argument("--out", type=Path, default=DOCS)
     arguments = parser.parse_args()
     cases = published.load_cases(arguments.cases)
     page = arguments.out / "plan-accuracy.md"
-    # The section that plan_cpu.py has written stays.
+    # The section that plan_cpu.py has written is kept.
     before = page.read_text(encoding="utf-8") if page.exists() else ""
     mark = before.find("<!-- CPU: written by")
     kept = f"\n{before[mark:]}" if mark >= 0 else ""
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def text(cases: list[published.Published]) -> str:
-    """The page."""
+    """Return the page."""
     lines = [
         *INTRODUCTION.splitlines(),
         "",
@@ -76,7 +76,7 @@ def text(cases: list[published.Published]) -> str:
 
 
 def constants() -> list[str]:
-    """The tables of constants."""
+    """Return the tables of constants."""
     lines = [
         "## Constants",
         "",
@@ -104,7 +104,7 @@ def constants() -> list[str]:
 
 
 def picture(rows: list[Row]) -> "Figure":
-    """Planned over published seconds of a step by family, with the band of 20 %."""
+    """Draw planned over published seconds of a step by family, with the band of 20 %."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Predicted against measured step time of CPU runs, after `nbtrain calibrate` on this machine.
+"""Predicted and measured step times of CPU runs, after `nbtrain calibrate` on this machine.
 
     python tests/benchmarks/plan_cpu.py [--calibrate 180] [--rounds 5] [--seconds 12] [--models gpt3-tiny 14M]
                                         [--layouts one dp2-zero1] [--write] [--clock cpu]
@@ -6,11 +6,11 @@
 Fifteen runs that calibration never sees: three models (gpt3-tiny, 14M, 50M) in five layouts each: one rank,
 two data-parallel ranks with ZeRO 1, two tensor-parallel ranks, two pipeline stages, two data-parallel ranks
 with ZeRO 3 and full recomputation. Each is trained as a user trains it, under torchrun, by the trainer. All
-contenders of a model are started once and stopped (SIGSTOP); a round lets each run alone for some seconds, in
-turn, so that a slow minute of the machine falls on all. A run's figure is the median over the rounds of the
+contenders of a model are started once and stopped (SIGSTOP); in each round, each runs alone for some seconds,
+in turn, so that a slow minute of the machine affects all. A run's result is the median over the rounds of the
 median time between its finished steps. Asserts nothing; prints the table, and with --write puts it into
-docs/evidence/plan-accuracy.md. Wants a quiet machine. --clock cpu is for trials on a busy one: CPU seconds of
-the slowest rank against a calibration by CPU time; what ranks wait for is then in neither.
+docs/evidence/plan-accuracy.md. Needs an idle machine. --clock cpu is for trials on a busy one: it compares
+CPU seconds of the slowest rank with a calibration by CPU time, and both exclude waiting.
 """
 
 import argparse
@@ -54,7 +54,7 @@ WITHIN = 0.15
 
 
 class Contender:
-    """A run under torchrun, and the times of its finished steps."""
+    """A run under torchrun, and the end times of its steps."""
 
     def __init__(self, model: str, layout: str, root: Path):
         from tests.train import launch
@@ -91,7 +91,7 @@ class Contender:
         return max(sum(process.cpu_times()[:2]) for process in self.tree())
 
     def run_for(self, seconds: float) -> None:
-        """Let it run until it has made three steps, at least for `seconds`."""
+        """Run until it has completed three steps, for at least `seconds`."""
         used, before = self.slowest_cpu(), len(self.finished_steps())
         self.signal(signal.SIGCONT)
         began = time.time()
@@ -101,7 +101,7 @@ class Contender:
             time.sleep(0.1)
         self.signal(signal.SIGSTOP)
         ended = [moment for moment in self.finished_steps() if moment > began]
-        # The first step began before the stop of the round before.
+        # The first step began before it was stopped in the previous round.
         self.medians.append(statistics.median(b - a for a, b in itertools.pairwise(ended)))
         self.cpu_seconds.append((self.slowest_cpu() - used) / len(ended))
 
@@ -113,7 +113,8 @@ class Contender:
 
 
 def overrides(model: str, layout: str) -> dict[str, Any]:
-    """A model in a layout: two data ranks share the sequences of a step, stages take four micro batches."""
+    """Return the overrides of a model in a layout: two data-parallel ranks share a step's sequences, stages
+    take four micro batches."""
     sizes = MODELS[model]
     data = LAYOUTS[layout].get("parallel.data_parallel_size", 1)
     micro = sizes["batch"] // data // (4 if layout == "pp2" else 1)
@@ -134,7 +135,7 @@ def overrides(model: str, layout: str) -> dict[str, Any]:
         "checkpoint.save_interval_steps": 10**6,
         "precision.dtype": "fp32",
         "parallel.zero_stage": 0,
-        # A rank that is stopped keeps the others waiting.
+        # A stopped rank blocks the others.
         "parallel.process_group_timeout_seconds": 36_000,
         "logging.log_interval_steps": 100,
         **LAYOUTS[layout],
@@ -142,7 +143,7 @@ def overrides(model: str, layout: str) -> dict[str, Any]:
 
 
 def predicted_seconds(contender: Contender, calibration: Any) -> float:
-    """The planner's seconds of a step of this run."""
+    """Return the planner's seconds for a step of this run."""
     from nbtrain.config.load import load_resolved
     from nbtrain.planner.calibrated_step import calibrated_step
     from nbtrain.planner.setup import setup_of
@@ -153,7 +154,7 @@ def predicted_seconds(contender: Contender, calibration: Any) -> float:
 
 
 def contest(options: argparse.Namespace) -> list[tuple[str, float, float, float]]:
-    """(name, predicted, measured, spread) of every run; calibration comes first."""
+    """Return (name, predicted, measured, spread) of every run; calibration comes first."""
     from nbtrain.jobs.calibrate import calibrate
     from nbtrain.planner.calibration import Calibration
     from tests.train import launch
@@ -211,7 +212,7 @@ def warm_up(contender: Contender) -> None:
 
 
 def lines_of(rows: list[tuple[str, float, float, float]]) -> list[str]:
-    """The table as Markdown."""
+    """Format the table as Markdown."""
     lines = [
         "| run | predicted s a step | measured | predicted / measured | spread |",
         "| --- | --- | --- | --- | --- |",
@@ -263,7 +264,7 @@ def main() -> None:
     )
     parser.add_argument("--calibrate", type=float, default=180.0, help="seconds of the calibration")
     parser.add_argument(
-        "--read", help="take this calibration (nbtrain calibrate --json) in place of a new one"
+        "--read", help="take this calibration (nbtrain calibrate --json) instead of a new one"
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=12.0, help="of each run in each round")
@@ -275,7 +276,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests" / "train")]
-    # Whoever ends the contest ends the contenders, stopped ones too.
+    # Ending the contest also ends the contenders, including stopped ones.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     rows = contest(options)
     print("\n".join([*lines_of(rows), "", summary(rows)]))

@@ -1,12 +1,12 @@
-"""How the constants of the plan's time were fitted: to the training half of the published runs, and no other.
+"""The fit of the plan's time constants to the training half of the published runs, and to no other run.
 
     python tests/benchmarks/plan_fit.py [--rounds 3]
 
 Each constant (a share of a generation of devices, a trait of a program) is moved up and down within the
 bounds that its meaning and the vendors' figures set, one after the other, as long as the loss falls. The loss
 of a case is the logarithm of planned over published seconds, at most 0.6, and 0.15 more beyond 20 %, so that
-one broken measurement does not pull a constant. Prints each constant as it stands and where a search from
-there ends; what stands is rounded. Changes no file. Half a minute.
+one bad measurement has little influence on a constant. Prints each constant's current value, which is
+rounded, and the result of a search that starts there. Changes no file. Takes half a minute.
 """
 
 import argparse
@@ -25,7 +25,7 @@ MOST_LOSS, MISS_FROM, MISS_LOSS = 0.6, 0.18, 0.15
 
 @dataclass(frozen=True)
 class Constant:
-    """One constant, with its bounds and how it is read and set."""
+    """One constant, with its bounds and the functions that read and set it."""
 
     name: str
     low: float
@@ -35,7 +35,7 @@ class Constant:
 
 
 def share(kind: str, field: str, low: float, high: float) -> Constant:
-    """A share of the datasheet, of one generation of devices."""
+    """Return a fraction of the datasheet's rate, for one generation of devices."""
 
     def put(value: float) -> None:
         rates.SHARES[kind] = dataclasses.replace(rates.SHARES[kind], **{field: value})
@@ -45,7 +45,7 @@ def share(kind: str, field: str, low: float, high: float) -> Constant:
 
 
 def trait(engine: str, field: str, low: float, high: float) -> Constant:
-    """A constant of one program."""
+    """Return a constant of one program."""
 
     def put(value: float) -> None:
         ENGINES[engine] = dataclasses.replace(ENGINES[engine], **{field: value})
@@ -54,7 +54,7 @@ def trait(engine: str, field: str, low: float, high: float) -> Constant:
 
 
 def kernel(name: str, low: float, high: float) -> Constant:
-    """A constant of attention that keeps its scores."""
+    """Return a constant of attention that keeps its scores."""
     put: Callable[[float], None] = lambda value: setattr(compute, name, value)  # noqa: E731
     return Constant(name, low, high, lambda: getattr(compute, name), put)
 
@@ -89,7 +89,7 @@ CONSTANTS = (
 
 
 def loss(cases: list[Published]) -> float:
-    """Of all cases together."""
+    """Return the sum of all cases' losses."""
     whole = 0.0
     for case in cases:
         step = estimate_step(case.setup)
@@ -100,7 +100,7 @@ def loss(cases: list[Published]) -> float:
 
 
 def fit(cases: list[Published], rounds: int) -> float:
-    """Moves every constant in turn; returns the loss that is left."""
+    """Vary each constant in turn, and return the remaining loss."""
     best, factor = loss(cases), 1.15
     for _ in range(rounds):
         for constant in CONSTANTS:
@@ -116,7 +116,7 @@ def fit(cases: list[Published], rounds: int) -> float:
 
 
 def main() -> None:
-    """Prints the search's ends beside what stands."""
+    """Print the constants and the results of the search."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     rounds = parser.parse_args().rounds
@@ -124,7 +124,7 @@ def main() -> None:
     standing = [constant.get() for constant in CONSTANTS]
     first = loss(cases)
     last = fit(cases, rounds)
-    print(f"{len(cases)} cases; loss {first:.2f} as it stands, {last:.2f} after the search")
+    print(f"{len(cases)} cases; loss {first:.2f} with the current constants, {last:.2f} after the search")
     for constant, value in zip(CONSTANTS, standing):
         bounds = f"{constant.low:g} to {constant.high:g}"
         print(f"{constant.name:40} {value:8.4g} {constant.get():8.4g}   ({bounds})")

@@ -1,4 +1,4 @@
-"""Rules that would recognise the run that ended of fragmentation alone, for docs/evidence/plan-accuracy.md.
+"""Rules that would detect the run that failed only because of fragmentation: docs/evidence/plan-accuracy.md.
 
 None is adopted. The section says why, with the verdicts that each one would give; nothing of it is in a plan.
 """
@@ -25,7 +25,7 @@ GROUPS: tuple[tuple[str, Applies], ...] = (
 
 
 def share_with(case: Published, fragmentation: float) -> float:
-    """What the plan needs of the device if this share of what torch reserves is lost."""
+    """Return the planned fraction of the device if this fraction of what torch reserves is lost."""
     setup = _setup_of(case)
     found = estimate(setup)
     if not found.device_bytes:
@@ -35,7 +35,8 @@ def share_with(case: Published, fragmentation: float) -> float:
 
 
 def outcome(cases: list[Published], applies: Applies, fragmentation: float) -> tuple[int, int, list[str]]:
-    """Runs that fitted and are planned to fit; recognised out-of-memory runs; fitted ones newly refused."""
+    """Return the runs that fitted and are planned to fit, detected out-of-memory runs, and fitting runs that
+    are newly refused."""
     fitted, recognised, refused = 0, 0, []
     for verdict in plan_memory.verdicts(cases):
         case = verdict.case
@@ -49,7 +50,7 @@ def outcome(cases: list[Published], applies: Applies, fragmentation: float) -> t
 
 
 def section(cases: list[Published]) -> list[str]:
-    """The page's part about the rule that was looked for."""
+    """Return the page's section about the search for a rule."""
     case, sister = (next(found for found in cases if found.id == name) for name in (CASE, SISTER))
     judged = plan_memory.verdicts(cases)
     fitted = sum(verdict.case.fits for verdict in judged)
@@ -113,7 +114,7 @@ def section(cases: list[Published]) -> list[str]:
 
 
 def _setup_of(case: Published) -> Setup:
-    """As plan_memory.verdicts asks: with a micro batch of 1 if the source gives none."""
+    """Return the setup as plan_memory.verdicts does, with a micro batch of 1 if the source gives none."""
     setup = plan_memory.setup_of(case)
     return dataclasses.replace(setup, micro_batch_size=1) if case.raw["batch"]["micro"] is None else setup
 

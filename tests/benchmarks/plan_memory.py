@@ -1,6 +1,6 @@
-"""The plan's memory against published peaks, and whether a run fitted, for docs/evidence/plan-accuracy.md.
+"""The plan's memory compared with published peaks, and whether runs fitted: docs/evidence/plan-accuracy.md.
 
-Rules for what sources leave open, for a program or a source, never for a case:
+Rules for values that sources do not give, each for a program or a source, never for a case:
 
     dropout        Megatron's default of 0.1 for GPTs with learned positions, unless the source says 0
     Llama 3        sequence parallelism with its tensor parallelism (arXiv:2407.21783, section 3.3.2)
@@ -12,13 +12,13 @@ Rules for what sources leave open, for a program or a source, never for a case:
     layer inputs   of BigScience's 52B runs of Megatron with ZeRO 3 in host memory: the source's scripts
                    (experiments/gpt2-meg-ds-zero) set --checkpoint-in-cpu
     buckets        of BigScience's 52B runs with ZeRO 3 hidden x hidden elements: the same scripts, and "auto"
-                   in those of transformers
+    in transformers' scripts
     offloading     Megatron-Bridge's recipes with FSDP move the activations of some layers to the host, as its
                    llama3_workload_base_configs.py says (OFFLOADED_LAYERS)
-    upstream       Megatron-DeepSpeed, which the example runs, in place of this project's engine
+    upstream       Megatron-DeepSpeed, which the example runs, instead of this project's engine
     which bytes    nvidia-smi: all parts; reserved: without CUDA; allocated or the program's own log: without
                    the reserve too. "GB" is read as GiB.
-    micro batch    whether a run fits is asked with a micro batch of 1 if the source gives none
+    micro batch    1 for the question whether a run fits, if the source gives none
 """
 
 import dataclasses
@@ -140,7 +140,7 @@ MISSES = (
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """One published peak beside the plan's."""
+    """One published peak and the plan's."""
 
     case: Published
     published_gib: float
@@ -154,13 +154,13 @@ class Peak:
 
     @property
     def off(self) -> float:
-        """How far the plan is off, as a share."""
+        """Relative error of the plan."""
         return abs(self.ratio - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether one run fitted, and what the plan says."""
+    """Whether a run fitted, and the plan's answer."""
 
     case: Published
     planned: bool
@@ -171,7 +171,7 @@ class Verdict:
 
 
 def setup_of(case: Published) -> Setup:
-    """The case's setup with the rules at the top of this file."""
+    """Return the case's setup with the rules at the top of this file."""
     setup = case.setup
     without = "dropout 0" in (case.raw.get("note") or "")
     if setup.engine in MEGATRON and setup.shape.learned_positions and not without:
@@ -189,7 +189,7 @@ def setup_of(case: Published) -> Setup:
 
 
 def peaks(cases: list[Published]) -> list[Peak]:
-    """All cases that give a peak."""
+    """Return all cases that give a peak."""
     found = []
     for case in cases:
         published, kind = _published(case.raw)
@@ -199,7 +199,7 @@ def peaks(cases: list[Published]) -> list[Peak]:
 
 
 def verdicts(cases: list[Published]) -> list[Verdict]:
-    """One for each case; the points of a series, which give no batch, are left to the speeds."""
+    """Return a verdict for each case; points of a series, which give no batch, are only compared by speed."""
     found_verdicts = []
     for case in cases:
         if "series" in str(case.raw.get("kind", "")):
@@ -213,7 +213,7 @@ def verdicts(cases: list[Published]) -> list[Verdict]:
 
 
 def device_share(case: Published, setup: Setup) -> float:
-    """What the plan needs of the device's memory; 0 if the device is not known."""
+    """Return the planned fraction of the device's memory; 0 if the device is not known."""
     found = estimate(setup)
     needed = found.total_bytes - (1 + buffers.RESERVE_FRACTION) * moved_to_host(case, setup)
     return needed / found.device_bytes if found.device_bytes else 0.0
@@ -225,12 +225,12 @@ def _share_of_card(cases: list[Published], name: str) -> str:
 
 
 def explanation(name: str) -> str | None:
-    """Why a case is missed."""
+    """Return why a case is missed."""
     return next((why for prefix, why in MISSES if name.startswith(prefix)), None)
 
 
 def section(cases: list[Published], beyond: str) -> list[str]:
-    """The page's part about memory. `beyond` says how rows fare that are not among the cases."""
+    """Return the page's section about memory. `beyond` describes rows that are not among the cases."""
     compared, judged = peaks(cases), verdicts(cases)
     fitted = [verdict for verdict in judged if verdict.case.fits]
     failed = [verdict for verdict in judged if not verdict.case.fits]
@@ -291,9 +291,9 @@ UPSTREAM = (
 
 
 def upstream_parts(run: str) -> dict[str, int]:
-    """Bytes by part of an upstream run in Megatron-DeepSpeed; its reserve is all free blocks.
+    """Return the bytes by part of an upstream run in Megatron-DeepSpeed; its reserve is all free blocks.
 
-    Of the stage that is the fullest with them: not always the one that is without.
+    The stage that is fullest with these parts counts, which is not always the fullest without them.
     """
     setup = dataclasses.replace(setup_of_run(load(run)), engine="megatron-deepspeed")
     stages = []
@@ -306,7 +306,7 @@ def upstream_parts(run: str) -> dict[str, int]:
 
 
 def upstream_section() -> list[str]:
-    """Where the peaks that the upstream example prints come from, in GiB."""
+    """Return the section that explains the peaks of the upstream example, in GiB."""
     lines = [
         "### The published peaks of the upstream example: 28 and 31, 39 and 70 GB",
         "",
@@ -341,12 +341,12 @@ def _share(found: list[Peak], limit: float) -> str:
 
 
 def share_within(found: list[Peak], limit: float) -> float:
-    """Share of peaks that the plan misses by no more than `limit`."""
+    """Return the fraction of peaks that the plan meets within `limit`."""
     return sum(peak.off <= limit for peak in found) / max(len(found), 1)
 
 
 def _published(raw: dict[str, Any]) -> tuple[float | None, str]:
-    """GiB and what is counted."""
+    """Return the GiB of the peak and what they count."""
     result = raw["result"]
     if size := result.get("memory_peak_bytes"):
         return size / GIB, "allocated"
@@ -370,14 +370,15 @@ def _planned(case: Published, kind: str) -> float:
 
 
 def counted_bytes(setup: Setup, parts: dict[str, int], kind: str, stage: int) -> int:
-    """What "device" (nvidia-smi), "reserved" or "allocated" (torch) counts of the parts of a stage."""
+    """Return the bytes of a stage's parts that "device" (nvidia-smi), "reserved" or "allocated" (torch)
+    counts."""
     allocated = sum(parts.values()) - parts["runtime"] - parts["reserve"]
     free = buffers.free_block_bytes(setup, stage_of(setup, stage), allocated) if kind != "allocated" else 0
     return allocated + free + (parts["runtime"] if kind == "device" else 0)
 
 
 def moved_to_host(case: Published, setup: Setup) -> float:
-    """Bytes of activations that the source's script or recipe moves to host memory."""
+    """Return the bytes of activations that the source's script or recipe moves to host memory."""
     stage = stage_of(setup, 0)
     if case.id.startswith("bs-52b-v100-z3"):
         return activations.kept(setup, stage).layer_inputs
@@ -388,5 +389,5 @@ def moved_to_host(case: Published, setup: Setup) -> float:
 
 
 def _host_is_full(found: MemoryEstimate, raw: dict[str, Any]) -> bool:
-    """Of the one case that ran out of host memory its text gives the limit: 40 GB for each GPU."""
+    """Return whether host memory is full; only one case ran out of it, with a limit of 40 GB for each GPU."""
     return "out of host memory" in (raw.get("note") or "") and found.total_host_bytes > 40e9

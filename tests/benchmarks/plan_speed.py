@@ -1,4 +1,4 @@
-"""Planned against published speed: rows, counts by family and half, and a sentence for every miss.
+"""Planned and published speed: rows, counts by family and half, and a reason for every miss.
 
 A case counts as met if the planned seconds of a step are within 20 % of the published ones. A series (two
 sources print curves, without batch or micro batch) is one case of the file: its points are listed apart and
@@ -14,8 +14,8 @@ from tests.benchmarks.published import Published
 
 MET = 0.2
 
-# Why a case is missed: id or its beginning, and the sentence. A test asks for one for each miss, and that
-# none is left over.
+# Reasons for missed cases: id or its beginning, and the sentence. A test requires one for each miss, and none
+# without a miss.
 MISSES = (
     (
         "mlm-h100-70b",
@@ -123,7 +123,7 @@ class Row:
 
 
 def rows(cases: Iterable[Published]) -> list[Row]:
-    """A row for each case that gives a speed."""
+    """Return a row for each case that gives a speed."""
     found = []
     for case in cases:
         if case.step_seconds is not None:
@@ -134,13 +134,13 @@ def rows(cases: Iterable[Published]) -> list[Row]:
 
 
 def explanation(row: Row) -> str | None:
-    """The sentence for a missed case: that with the longest beginning of its id."""
+    """Return the reason for a missed case: the entry with the longest beginning of its id."""
     fitting = [(prefix, why) for prefix, why in MISSES if row.case.id.startswith(prefix)]
     return max(fitting, key=lambda pair: len(pair[0]))[1] if fitting else None
 
 
 def share_met(of: list[Row]) -> str:
-    """E.g. "90 of 100 (90 %)"."""
+    """Return e.g. "90 of 100 (90 %)"."""
     if not of:
         return "none"
     met = sum(row.met for row in of)
@@ -148,7 +148,7 @@ def share_met(of: list[Row]) -> str:
 
 
 def section(cases: Iterable[Published]) -> list[str]:
-    """Lines of docs/evidence/plan-accuracy.md on speed."""
+    """Return the lines of docs/evidence/plan-accuracy.md on speed."""
     every = rows(cases)
     counted = [row for row in every if not row.in_series]
     series = [row for row in every if row.in_series]

@@ -37,14 +37,14 @@ PACKED = 1_500
 
 
 def upstream(name: str, *overrides: str) -> DurationEstimate:
-    """The plan of one of the upstream example's runs, the same on every machine."""
+    """Return the plan of one of the upstream example's runs, the same on every machine."""
     return estimate_duration(
         load(str(RUNS / f"{name}.yaml"), list(overrides)), use_measured=False, engine="upstream"
     )
 
 
 def falcon(micro_batch_size: int = 4) -> Setup:
-    """The LoRA run, with published.py's rule for a micro batch that is not stated."""
+    """Return the LoRA run, with published.py's rule for a micro batch that is not stated."""
     return Setup(
         FALCON,
         engine="transformers",
@@ -61,14 +61,14 @@ def falcon(micro_batch_size: int = 4) -> Setup:
 
 
 def falcon_minutes(sequences: int, micro_batch_size: int = 4) -> float:
-    """Planned minutes of 3 epochs over so many sequences."""
+    """Return the planned minutes of 3 epochs over this many sequences."""
     step = estimate_step(falcon(micro_batch_size))
     assert step is not None
     return sequences * EPOCHS / BATCH * step.seconds / 60
 
 
 def section() -> list[str]:
-    """Lines of the page."""
+    """Return the lines of the page."""
     lines = [
         "## The upstream example",
         "",
@@ -120,6 +120,6 @@ def section() -> list[str]:
 
 
 def _flops_per_gpu() -> float:
-    """FLOP/s that the published time asks of a GPU if every sample is 2048 tokens long."""
+    """Return the FLOP/s per GPU that the published time requires if every sample has 2048 tokens."""
     parameters = count_layers(FALCON, 80, True, True, 1).total
     return 6 * parameters * SAMPLES * EPOCHS * 2048 / (MINUTES * 60 * 8)

@@ -1,11 +1,11 @@
-"""Host memory of a rank while it takes its parts of a model's folder.
+"""Host memory of a rank while it loads its parts of a model's folder.
 
     python tests/benchmarks/pretrained_memory.py [--layers 16]
 
 A Llama of 271M parameters (160M with 8 layers) in bf16, four files. The ranks of each layout build their
-engine and then load, in processes of their own. Anonymous memory (RssAnon) is what a machine must have; pages
-of the mapped files (RssFile) go back when memory is short. The first three columns are without the process
-after its imports. Beyond both: the most while it loads, less the greater of before and after; the load also
+engine and then load, in separate processes. A machine must have the anonymous memory (RssAnon); pages of the
+mapped files (RssFile) are released when memory is short. The first three columns exclude the process after
+its imports. "Beyond both" is the maximum during the load, less the larger of before and after; the load also
 touches memory that the engine had only reserved. On a CPU the memory of the engine and its optimizer is host
 memory too.
 """
@@ -33,7 +33,7 @@ SIZES = {
     "intermediate_size": 2816,
     "vocab_size": 32_000,
 }
-# One rank holds the whole; row-parallel cuts touch every page; ZeRO 3 cuts a module as it is made.
+# One rank holds everything; row-parallel slices touch every page; ZeRO 3 shards a module as it is created.
 LAYOUTS = {
     "1 rank": {},
     "tensor 2": {"parallel.tensor_parallel_size": 2},
@@ -44,13 +44,13 @@ LAYOUTS = {
 
 
 def memory() -> dict[str, int]:
-    """Bytes of this process, by kind."""
+    """Return the bytes of this process, by kind."""
     text = Path("/proc/self/status").read_text()
     return {key: int(value) * 1024 for key, value in re.findall(r"(Rss\w+|VmRSS|VmHWM):\s+(\d+) kB", text)}
 
 
 class Watch:
-    """The most anonymous memory and the most mapped pages inside."""
+    """Tracks the maximum anonymous memory and mapped pages inside the block."""
 
     def __enter__(self) -> "Watch":
         self.before, self.most, self.done = memory(), memory(), threading.Event()
@@ -70,7 +70,7 @@ class Watch:
 
 
 def make_folder(folder: Path, layers: int) -> int:
-    """As transformers writes it, of random weights; the number of parameters."""
+    """Write a folder with random weights as transformers does, and return the number of parameters."""
     import torch
     from safetensors.torch import save_file
 
@@ -128,7 +128,7 @@ def make_folder(folder: Path, layers: int) -> int:
 
 
 def rank(answer: str, config_file: str) -> None:
-    """One rank: engine, then load; writes what it measured."""
+    """Run one rank: build the engine, load, and write the measurements."""
     from nbtrain.base.parent_death import die_with_parent
     from nbtrain.config.load import load
 
@@ -151,7 +151,7 @@ def rank(answer: str, config_file: str) -> None:
     round_weights = reshape._round_weights
 
     def after_reading(optimizer: Any) -> None:
-        # What comes next is the optimizer's, on the device.
+        # Later allocations belong to the optimizer, on the device.
         read.update(watch.most, last=memory()["RssAnon"])
         round_weights(optimizer)
 
@@ -171,7 +171,7 @@ def rank(answer: str, config_file: str) -> None:
 
 
 def measure(folder: Path, words: dict[str, Any], scratch: Path) -> list[dict[str, Any]]:
-    """What each rank of a layout found."""
+    """Measure a layout and return the results of each rank."""
     from nbtrain.config.load import load, to_yaml
     from nbtrain.pretrained.model import open_model
 
@@ -207,13 +207,13 @@ def measure(folder: Path, words: dict[str, Any], scratch: Path) -> list[dict[str
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A temporary folder."""
+    """Create a temporary folder."""
     with tempfile.TemporaryDirectory() as name:
         yield Path(name)
 
 
 def main() -> None:
-    """Prints a table."""
+    """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--rank", help=argparse.SUPPRESS)

@@ -1,6 +1,6 @@
-"""216 published training runs as setups, to hold the planner against: ../shared/reference/planner/cases.json.
+"""216 published training runs as setups to test the planner with: ../shared/reference/planner/cases.json.
 
-What a source leaves open is filled by one rule for each source or program, never for one case:
+Values that a source does not give follow one rule for each source or program, never for one case:
 
     micro batch    with a pipeline 1, for torchtitan its default, as many micro batches as stages; else the
                    largest of 4, 2 and 1 that divides a rank's share of the batch
@@ -39,15 +39,15 @@ Counted = Literal["model", "causal", "hardware"]
 
 @dataclass(frozen=True)
 class Source:
-    """One source of cases: those whose id begins with `prefix`, unless a longer prefix fits too."""
+    """A source of cases: those whose id begins with `prefix`, unless a longer prefix matches too."""
 
     prefix: str
     family: str
-    """The family in pictures and tables."""
+    """Name of the family in pictures and tables."""
     engine: str
     half: Literal["train", "test"]
     counts: Counted = "model"
-    """What a printed figure in TFLOP/s counts: `causal` leaves out half of the attention's products."""
+    """FLOPs that a printed TFLOP/s value counts: `causal` excludes half of the attention's products."""
 
 
 SOURCES = (
@@ -89,7 +89,7 @@ SOURCES = (
     Source("seed", "Upstream, A100", "upstream", "train"),
 )
 
-# The program of a source that SOURCES does not know, by the first pattern that its text has.
+# The program of a source that SOURCES does not list, by the first pattern in its text.
 PROGRAMS = (
     (r"bridge|nemo", "megatron-bridge"),
     (r"megatron-deepspeed|bigscience|bloom|mt-nlg", "megatron-deepspeed"),
@@ -108,7 +108,7 @@ PROGRAMS = (
     (r"deepspeed|zero", "megatron-deepspeed"),
 )
 
-# The source's word for a device, and its row in the device table.
+# A source's name for a device, and its row in the device table.
 DEVICES = {
     "A100-SXM-80GB": "A100-80GB",
     "A100-SXM-40GB": "A100-40GB",
@@ -136,32 +136,33 @@ FABRICS = (
 
 @dataclass(frozen=True)
 class Published:
-    """One case: its setup, and what its source reports of it."""
+    """A case: its setup, and the results that its source reports."""
 
     id: str
     source: Source
     setup: Setup
     raw: dict[str, Any]
-    """The case as it stands in the file."""
+    """The case as read from the file."""
     step_seconds: float | None
-    """From whichever figure of speed the source gives; None if it gives none."""
+    """Seconds of a step from whichever speed the source gives; None if it gives none."""
     given: str
-    """The figure that step_seconds comes from, in the source's unit."""
+    """The value that step_seconds is computed from, in the source's unit."""
 
     @property
     def fits(self) -> bool:
-        """False if the source reports that memory did not suffice."""
+        """Whether the run fitted; False if the source reports that it ran out of memory."""
         return bool(self.raw["result"]["fits"])
 
 
 def load_cases(path: Path = CASES) -> list[Published]:
-    """All cases of the file; a series becomes one case for each of its points."""
+    """Return all cases of the file; a series becomes one case for each of its points."""
     cases = json.loads(path.read_text(encoding="utf-8"))["cases"]
     return [published for case in cases for published in _read(case)]
 
 
 def source_of(case: dict[str, Any]) -> Source:
-    """The source with the longest beginning of the case's id; of an unknown one what its text says."""
+    """Return the source with the longest prefix of the case's id; for an unknown one, a source made from its
+    text."""
     known = [source for source in SOURCES if case["id"].startswith(source.prefix)]
     if known:
         return max(known, key=lambda source: len(source.prefix))
@@ -179,7 +180,8 @@ def _read(case: dict[str, Any]) -> list[Published]:
 
 
 def _points(case: dict[str, Any]) -> list[dict[str, Any]]:
-    """The cases of a series: by data-parallel size, or by tensor size with the largest batch that fits."""
+    """Return the cases of a series: by data-parallel size, or by tensor size with the largest batch that
+    fits."""
     series, points = case["result"]["series"], []
     if "gpus" in series:
         for count, rate in zip(series["gpus"], series["tokens_per_s_per_gpu"]):
@@ -214,7 +216,7 @@ def _published(case: dict[str, Any], source: Source) -> Published:
 
 
 def setup_of_case(case: dict[str, Any], source: Source) -> Setup:
-    """The setup of one case, with what its source leaves open filled by the rules at the top of this file."""
+    """Return the setup of a case, with missing values filled by the rules at the top of this file."""
     gpus, parallel, text = case["gpus"], case["parallel"], case["precision"].lower()
     stages, data = parallel["pp"], parallel["dp"] or 1
     micro, whole = _batch(case["batch"], stages, data, source.engine)
@@ -262,7 +264,7 @@ def setup_of_case(case: dict[str, Any], source: Source) -> Setup:
 
 
 def shape_of_case(case: dict[str, Any]) -> Shape:
-    """The model of one case. LLaMA-like models (RMSNorm) have no biases; all others have them."""
+    """Return the model of a case. LLaMA-like models (RMSNorm) have no biases; all others have them."""
     model = case["model"]
     rms = model["norm"] == "rmsnorm"
     return Shape(
@@ -285,7 +287,8 @@ def shape_of_case(case: dict[str, Any]) -> Shape:
 
 @functools.cache
 def device_of_case(kind: str) -> Device:
-    """The row of the device table; for a kind that DEVICES does not know, that of its own or nearest name."""
+    """Return the row of the device table; for a kind that is not in DEVICES, the row with the same or nearest
+    name."""
     bare = re.sub(r"-?SXM\d?|\s.*", "", kind)
     names = (DEVICES.get(kind, kind), bare, bare.rpartition("-")[0], *nearest_device_names(bare))
     device = next((found for name in names if (found := find_device(name))), None)
@@ -294,7 +297,7 @@ def device_of_case(kind: str) -> Device:
 
 
 def _batch(batch: dict[str, Any], stages: int, data: int, engine: str) -> tuple[int, int]:
-    """Micro batch and global batch."""
+    """Return micro batch and global batch."""
     whole = batch["global"]
     if whole is None and batch.get("printed_batch_per_dp"):
         whole = batch["printed_batch_per_dp"] * data
@@ -312,7 +315,7 @@ def _stages(shape: Shape, stages: int, source: Source, recomputed: bool) -> tupl
     if source.engine == "nanotron":
         return tuple(cut_evenly(shape, stages, recomputed))
     rest, more = divmod(shape.num_layers, stages)
-    # The stages in the middle take the blocks that do not divide.
+    # The middle stages take the blocks that do not divide evenly.
     first = (stages - more) // 2
     return tuple(rest + (first <= stage < first + more) for stage in range(stages))
 
@@ -322,17 +325,18 @@ def _fabric(text: str | None) -> float | None:
 
 
 def _keeps_scores(attention: str) -> bool:
-    """Whether the kernel writes all scores to memory: any that is not called flash or fused attention."""
+    """Return whether the kernel writes all scores to memory: any that is not called flash or fused
+    attention."""
     return "no flash" in attention or "softmax" in attention
 
 
 def hardware_flops(shape: Shape) -> float:
-    """FLOPs per token with each block's recomputed forward pass: 96 B s L h^2 (1 + s/6h + V/16Lh)."""
+    """Return FLOPs per token with each block's recomputed forward pass: 96 B s L h^2 (1 + s/6h + V/16Lh)."""
     return model_flops(shape) + (model_flops(shape) - 3 * logits_forward(shape)) / 3
 
 
 def counted_flops(shape: Shape, counts: Counted) -> float:
-    """FLOPs per token as the source counts them."""
+    """Return FLOPs per token as the source counts them."""
     if counts == "hardware":
         return hardware_flops(shape)
     causal = 1.5 * shape.num_layers * attention_forward(shape) if counts == "causal" else 0.0
@@ -340,7 +344,8 @@ def counted_flops(shape: Shape, counts: Counted) -> float:
 
 
 def _step_seconds(result: dict[str, Any], setup: Setup, source: Source) -> tuple[str, float | None]:
-    """What was read, and seconds per step. A measured rate goes before one that was computed from FLOPs."""
+    """Return the value that was read, and seconds per step. A measured rate takes precedence over one
+    computed from FLOPs."""
     tokens = setup.tokens_per_step / setup.world_size
     if rate := result.get("tokens_per_s_per_gpu"):
         return f"{rate:,.0f} tokens/s/GPU", tokens / rate

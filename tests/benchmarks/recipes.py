@@ -1,4 +1,4 @@
-"""GPT-3's recipe and the modern one on equal text with equally many parameters: docs/evidence/recipes.md.
+"""GPT-3's recipe and the modern one with the same text and number of parameters: docs/evidence/recipes.md.
 
     nice -n 15 python -m tests.benchmarks.recipes [--size tiny 14m] [--folder build/recipes] [--text FILE]
     python -m tests.benchmarks.recipes --device gpu --precision bf16 --jobs 14     all runs on one GPU
@@ -9,10 +9,10 @@ Each arm is trained at four learning rates with one seed, at more of them as lon
 lowest or the highest, and at its best rate with two seeds more. Then the modern one is trained on shorter
 lengths, each with its own schedule, for the tokens that it needs to the loss that GPT-3's reaches.
 
-Every run is a process of one thread, as a user's run is (torchrun, DeepSpeed, data from disk). Its record is
-a JSON file of --folder, written at its end; a run that was stopped goes on from its checkpoint. So the same
-command, called again, does what is left. Wants nothing but time: CPU seconds of a busy machine are not those
-of a quiet one, so that they are measured by themselves (--speed).
+Every run is a process with one thread, started like a user's run (torchrun, DeepSpeed, data from disk). Its
+record is a JSON file in --folder, written at its end; a run that was stopped resumes from its checkpoint. So
+the same command, called again, does what is left. It works on a busy machine too: CPU seconds, which depend
+on the load, are measured separately (--speed).
 """
 
 import argparse
@@ -39,12 +39,12 @@ from tests.train import launch
 
 REPOSITORY = Path(__file__).parents[2]
 SEEDS = (1234, 1235, 1236)
-# Validations of a run, its last step included.
+# Validations of a run, including the last step's.
 VALIDATIONS = 12
 WIDENINGS = 3
-# Of --speed.
+# Values of --speed.
 ROUNDS, WARM_UP_STEPS, STEPS_OF_ROUND = 7, 3, 8
-# Of a whole run's tokens: lengths of the modern recipe's shorter runs.
+# Lengths of the modern recipe's shorter runs, as fractions of a full run's tokens.
 SHARES = (0.5, 0.375, 0.625)
 
 BASE = """
@@ -76,13 +76,13 @@ class Size:
     batch: int
     vocab: int
     tokens: int
-    """Of a whole run."""
+    """Tokens of a full run."""
     ffn_hidden_size: int
-    """Of the modern recipe: as many parameters as GPT-3's, within 1 %."""
+    """Width of the modern recipe's MLP, with which it has as many parameters as GPT-3's, within 1 %."""
     rates: dict[str, tuple[float, ...]]
     """Learning rates of the search, by arm."""
     text_bytes: int
-    """Of Python's documentation, if there is no other text."""
+    """Bytes of Python's documentation, which is used without another text."""
     split: str = "900,70,30"
     takes_text: bool = False
     """Whether it is trained on --text."""
@@ -96,16 +96,17 @@ _RATES = {"gpt3": (1e-3, 2e-3, 4e-3, 8e-3), "modern": (2e-3, 4e-3, 8e-3, 16e-3)}
 _RATES_14M = {"gpt3": (5e-4, 1e-3, 2e-3, 4e-3), "modern": (1e-3, 2e-3, 4e-3, 8e-3)}
 RESOURCES = {"cpu": "device: cpu, cpus_per_node: 1", "gpu": "device: gpu, gpus_per_node: 1"}
 SIZES = {
-    # gpt3-tiny, and its text.
+    # gpt3-tiny and its text.
     "tiny": Size(4, 256, 4, 256, 8, 1024, 1_966_080, 704, _RATES, 8_000_000),
-    # That of docs/evidence/benchmarks.md.
+    # The 14M model of docs/evidence/benchmarks.md.
     "14m": Size(6, 384, 6, 512, 8, 8192, 9_830_400, 1056, _RATES_14M, 32_000_000, "970,20,10", True),
 }
 ARMS = ("gpt3", "modern")
 
 
 def settings_of(arm: str, size: Size, lr: float) -> dict[str, Any]:
-    """What an arm sets: GPT-3's appendix B with gpt3-tiny's deep decay, or the recipe. Both have one rate."""
+    """Return the overrides of an arm: GPT-3's appendix B with gpt3-tiny's deep decay, or the recipe, both
+    with one learning rate."""
     found: dict[str, Any] = {"recipe": arm, "lr_schedule.lr": lr, "lr_schedule.lr_warmup_fraction": 0.05}
     if arm == "gpt3":
         # No dropout: no text is seen more than 1.3 times.
@@ -130,7 +131,7 @@ class Trial:
 
 
 class Bench:
-    """The records of a folder, and the runs that make them."""
+    """The records of a folder, and the runs that produce them."""
 
     def __init__(
         self, folder: Path, text: Path | None, device: str = "cpu", precision: str = "fp32", jobs: int = 1
@@ -139,7 +140,7 @@ class Bench:
         folder.mkdir(parents=True, exist_ok=True)
 
     def run_all(self, trials: Sequence[Trial]) -> list[dict[str, Any]]:
-        """The records of trials, `jobs` of which are trained at once."""
+        """Return the records of trials, `jobs` of which are trained at once."""
         if self.jobs == 1:
             return [self.run(trial) for trial in trials]
         with ThreadPoolExecutor(self.jobs) as pool:
@@ -150,11 +151,11 @@ class Bench:
         return json.loads(path.read_text()) if path.exists() else None
 
     def run(self, trial: Trial) -> dict[str, Any]:
-        """The record of a trial, which is trained if there is none."""
+        """Return the record of a trial, training it first if there is none."""
         if (known := self.record(trial)) is not None:
             return known
         run = self._run_dir(trial)
-        # The job that make_run makes is a run's first; a run that was stopped gets one more.
+        # make_run creates the run's first job; a run that was stopped gets another one.
         if any(read_events(run.job(job_id)) for job_id in run.job_ids()):
             launch.new_job(run)
         print(f"{time.strftime('%H:%M:%S')}  {trial.name}  job {len(run.job_ids())}", flush=True)
@@ -174,7 +175,7 @@ class Bench:
             max(found["validation"], key=int, default="0"),
         )
         if int(reached) < steps:
-            # A trainer that was stopped has saved and ended with 0.
+            # A trainer that was stopped has saved and exited with 0.
             raise SystemExit(
                 f"{trial.name} was stopped at step {reached} of {steps}; the same command continues."
             )
@@ -197,7 +198,7 @@ class Bench:
             "model.seed": trial.seed,
             "batch.train_tokens": trial.tokens,
             "evaluation.eval_interval_steps": steps // VALIDATIONS,
-            # A GPU is done within minutes.
+            # A GPU run takes minutes.
             "checkpoint.save_interval_steps": steps // VALIDATIONS if self.device == "cpu" else steps,
             **settings_of(trial.arm, size, trial.lr),
         }
@@ -207,11 +208,11 @@ class Bench:
         return self.text.name if SIZES[size].takes_text and self.text else "Python's documentation"
 
     def records(self) -> list[dict[str, Any]]:
-        """Of all trials and speeds so far."""
+        """Return the records of all trials and speeds so far."""
         return [json.loads(path.read_text()) for path in sorted(self.folder.glob("*.json"))]
 
     def yaml(self, name: str) -> Path:
-        """The run YAML of a size, without an arm."""
+        """Return the run YAML of a size, without an arm."""
         size, path = SIZES[name], self.folder / f"{name}.yaml"
         with_text = size.takes_text and self.text is not None
         data = f"{'text' if with_text else 'python-docs'}-{size.vocab}"
@@ -228,14 +229,14 @@ class Bench:
         return path
 
     def prepare(self, size: str) -> None:
-        """Tokenizer and dataset of a size, if they are missing."""
+        """Create the tokenizer and dataset of a size if they are missing."""
         command = [sys.executable, "-m", "nbtrain", "prepare", str(self.yaml(size))]
         environment = {**os.environ, "NBTRAIN_DATA": str(self.folder / "data")}
         subprocess.run(command, check=True, env=environment)
 
 
 def search(bench: Bench, size: str) -> dict[str, float]:
-    """Each arm's best rate with one seed: of the size's, and of more while the best one is at an end."""
+    """Find each arm's best learning rate with one seed, trying more rates while the best one is at an end."""
     losses: dict[str, dict[float, float]] = {arm: {} for arm in ARMS}
     wanted = {arm: list(SIZES[size].rates[arm]) for arm in ARMS}
     for _ in range(WIDENINGS):
@@ -251,7 +252,8 @@ def search(bench: Bench, size: str) -> dict[str, float]:
 
 
 def beyond(losses: dict[float, float]) -> list[float]:
-    """The next rate if the best one is the lowest or the highest; [] if it lies between."""
+    """Return the next learning rate if the best one is the lowest or the highest; [] if it is between
+    others."""
     best = min(losses, key=losses.__getitem__)
     if best == max(losses):
         return [2 * best]
@@ -259,7 +261,7 @@ def beyond(losses: dict[float, float]) -> list[float]:
 
 
 def further(size: str, best: dict[str, float]) -> list[Trial]:
-    """The best rates with other seeds, then the modern one's shorter runs."""
+    """Train the best rates with other seeds, then the modern recipe's shorter runs."""
     tokens, step = SIZES[size].tokens, SIZES[size].tokens_per_step
     whole = [Trial(size, arm, best[arm], seed, tokens) for seed in SEEDS[1:] for arm in ARMS]
     lengths = [int(tokens * share) // step * step for share in SHARES]
@@ -269,7 +271,7 @@ def further(size: str, best: dict[str, float]) -> list[Trial]:
 
 
 def measure_speed(bench: Bench, size: str) -> None:
-    """CPU seconds a token of both arms, alternating: each is stopped while the other one trains."""
+    """Measure CPU seconds per token of both arms, alternating: each is stopped while the other one trains."""
     contenders = {arm: Contender(bench, size, arm) for arm in ARMS}
     rates: dict[str, list[float]] = {arm: [] for arm in ARMS}
     try:
@@ -286,14 +288,14 @@ def measure_speed(bench: Bench, size: str) -> None:
 
 
 class Contender:
-    """A run that is made to go on for a few steps at a time."""
+    """A run that is continued for a few steps at a time."""
 
     def __init__(self, bench: Bench, size: str, arm: str):
         overrides = {
             **settings_of(arm, SIZES[size], 1e-3),
             "evaluation.eval_iters": 0,
             "checkpoint.save_interval_steps": 10**6,
-            # A rank that is stopped keeps the launcher waiting.
+            # A stopped rank blocks the launcher.
             "parallel.process_group_timeout_seconds": 36_000,
         }
         name = f"{size}-speed-{arm}"
@@ -313,7 +315,8 @@ class Contender:
             process.send_signal(number)
 
     def make_steps(self, steps: int) -> float:
-        """CPU seconds of each of the next `steps` steps; it stands still before and afterwards."""
+        """Return the CPU seconds of each of the next `steps` steps; the run is stopped before and
+        afterwards."""
         self._signal(signal.SIGCONT)
         first, before = self._wait(self._steps() + 1), self._cpu_seconds()
         last = self._wait(first + steps)

@@ -1,4 +1,4 @@
-"""docs/evidence/recipes.{json,md,png} out of the records of tests/benchmarks/recipes.py."""
+"""docs/evidence/recipes.{json,md,png}, written from the records of tests/benchmarks/recipes.py."""
 
 import itertools
 import json
@@ -72,7 +72,7 @@ SEEDS_LEFT = """- **{size}: not all seeds have run** ({done}).
 
 
 def write(bench: Bench, to: Path) -> None:
-    """All three files, of what records there are."""
+    """Write all three files from the existing records."""
     records = bench.records()
     (to / "recipes.json").write_text(json.dumps(records, indent=1) + "\n")
     sizes = [size for size in SIZES if any(one["size"] == size and "loss" in one for one in records)]
@@ -87,7 +87,7 @@ def write(bench: Bench, to: Path) -> None:
 
 
 def commands_of(size: str, records: Sequence[Record]) -> list[str]:
-    """What made the records of a size."""
+    """Return the commands that made the records of a size."""
     runs = [one for one in records if "loss" in one]
     texts = [one.get("text", "") for one in runs]
     text = next((f" --text {name}" for name in texts if name.endswith((".jsonl", ".gz"))), "")
@@ -101,12 +101,12 @@ def commands_of(size: str, records: Sequence[Record]) -> list[str]:
 
 
 def on_gpu(record: Record) -> bool:
-    """Whether a run was trained on a GPU; records of before that was possible do not say."""
+    """Return whether a run was trained on a GPU; older records do not say."""
     return record.get("device", "CPU") != "CPU"
 
 
 def _shows(by_size: dict[str, list[Record]]) -> str:
-    """The last section: only what the records have."""
+    """Return the last section, which lists only what the records have."""
     more = "".join(unfinished(size, records) for size, records in by_size.items())
     found = [one for records in by_size.values() for one in records]
     more += LENGTHS * any(
@@ -120,7 +120,8 @@ def _shows(by_size: dict[str, list[Record]]) -> str:
 
 
 def unfinished(size: str, records: Sequence[Record]) -> str:
-    """What the command has still to do for a size, and what that leaves open; "" if nothing."""
+    """Return what the command still has to do for a size, and which results depend on it; "" if nothing is
+    left."""
     words, rates_left, seeds_left = [], False, False
     for arm in ARMS:
         runs = [one for one in whole(records, arm) if one["seed"] == SEEDS[0]]
@@ -144,25 +145,25 @@ def _held_out(size: str) -> str:
 
 
 def whole(records: Sequence[Record], arm: str) -> list[Record]:
-    """Of an arm: the runs of full length."""
+    """Return the runs of full length of an arm."""
     tokens = SIZES[records[0]["size"]].tokens
     return [one for one in records if one.get("arm") == arm and one["tokens"] == tokens]
 
 
 def best_rate(records: Sequence[Record], arm: str) -> float:
-    """By the loss with the first seed."""
+    """Return the learning rate with the lowest loss with the first seed."""
     searched = [one for one in whole(records, arm) if one["seed"] == SEEDS[0]]
     return min(searched, key=lambda one: one["loss"])["lr"]
 
 
 def at_best(records: Sequence[Record], arm: str) -> list[Record]:
-    """Whole runs at the best rate, of all seeds."""
+    """Return the full runs at the best rate, with all seeds."""
     rate = best_rate(records, arm)
     return [one for one in whole(records, arm) if one["lr"] == rate]
 
 
 def losses_by_length(records: Sequence[Record]) -> dict[int, list[float]]:
-    """{tokens: losses} of the modern recipe at its best rate."""
+    """Return {tokens: losses} of the modern recipe at its best rate."""
     rate, found = best_rate(records, "modern"), {}
     for one in records:
         if one.get("arm") == "modern" and one["lr"] == rate:
@@ -171,7 +172,8 @@ def losses_by_length(records: Sequence[Record]) -> dict[int, list[float]]:
 
 
 def tokens_to(records: Sequence[Record], loss: float) -> float | None:
-    """Tokens of a modern run that ends at `loss`; None unless two lengths are on both sides of it."""
+    """Return the tokens of a modern run that ends at `loss`; None unless lengths on both sides of it were
+    run."""
     points = [(tokens, statistics.mean(found)) for tokens, found in losses_by_length(records).items()]
     for (few, high), (many, low) in itertools.pairwise(points):
         if high >= loss >= low:
@@ -200,7 +202,7 @@ def _section(bench: Bench, size: str, records: list[Record]) -> list[str]:
 
 
 def places_of(records: list[Record]) -> str:
-    """In which precision and on what the runs were trained; by seed, if it is not the same for all."""
+    """Return the precision and the device of the runs, by seed if they differ."""
     places: dict[str, set[int]] = {}
     for one in records:
         if "loss" in one:
@@ -281,9 +283,9 @@ def _lengths(records: list[Record], found: dict[str, list[Record]]) -> str:
 
 
 def passed(found: dict[str, list[Record]], seconds: dict[str, float]) -> str:
-    """When the modern recipe's curves are at the loss that GPT-3's ends at; "" if one of them never is.
+    """Return when the modern recipe's curves reach the final loss of GPT-3's; "" if one of them never does.
 
-    `seconds` are those of a token, by arm, if they were measured.
+    `seconds` are the seconds per token by arm, if they were measured.
     """
     theirs, ours = found["gpt3"], found["modern"]
     goal, whole_tokens = statistics.mean(one["loss"] for one in theirs), theirs[0]["tokens"]
@@ -306,7 +308,8 @@ def passed(found: dict[str, list[Record]], seconds: dict[str, float]) -> str:
 
 
 def tokens_until(record: Record, loss: float) -> float | None:
-    """Tokens after which a run's curve of validations is at `loss`, read between two of them."""
+    """Return the tokens at which a run's validation curve reaches `loss`, interpolated between two
+    validations."""
     step = SIZES[record["size"]].tokens_per_step
     curve = sorted((int(at) * step, value) for at, value in record["validation"].items())
     for (few, high), (many, low) in itertools.pairwise(curve):

@@ -1,12 +1,12 @@
-"""What nbtrain's half of a Jupyter Server costs: start, memory, and CPU with 10 open panels over 1,000 runs.
+"""Cost of nbtrain's Jupyter Server extension: start, memory, and CPU with 10 open panels over 1,000 runs.
 
     python tests/benchmarks/server_cost.py [--runs 1000] [--panels 10] [--points 1000000] [--seconds 60]
 
 Eight panels show runs that train, a step a second after 300 quick ones; one shows a run of a million scalar
-points, one a run that has ended. They ask as often as the page does: as the answer says, at most once a
-second; of ended runs, and the sidebar, every five seconds; for the job's page every three. CPU and memory are
-those of the server's process; nbtrain's cost is the difference to a server without it. The first seconds are
-apart: they read the million points and load the modules.
+points, one a run that has ended. They send requests as often as the page does: at the interval in the answer,
+at most once a second; for ended runs and the sidebar every five seconds; for the job page every three. CPU
+and memory are measured on the server's process; nbtrain's cost is the difference from a server without it.
+The first seconds are reported separately, because they read the million points and load the modules.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def main() -> None:
         print(f"a server without nbtrain: {mib(bare)}")
         idle, cpu = measured(root, lambda _: time.sleep(options.seconds / 2))
         share = cpu / (options.seconds / 2)
-        print(f"with nbtrain, nobody looks: {mib(idle)}, {mib(idle - bare)} more, {share:.2%} of a core")
+        print(f"with nbtrain, no page is open: {mib(idle)}, {mib(idle - bare)} more, {share:.2%} of a core")
         with training(root / "output", options.panels - 2) as names:
             panels = [*names, "gpt-long", "gpt-ended"]
             ended = FakeJob(RunDir(root / "output" / "gpt-ended"), 20)
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def import_seconds() -> float:
-    """CPU seconds of importing the extension in a process that has jupyter_server already."""
+    """Return the CPU seconds of importing the extension in a process that has loaded jupyter_server."""
     code = (
         "import time, jupyter_server.serverapp, jupyter_server.base.handlers; at = time.process_time();"
         "import nbtrain.lab.server.extension; print(time.process_time() - at)"
@@ -92,7 +92,8 @@ def mib(num_bytes: float) -> str:
 
 
 def make_long_run(folder: Path, points: int) -> None:
-    """A run whose event file holds so many scalars: 20 tags, and half as many again by tokens and samples."""
+    """Write a run whose event file holds this many scalars: 20 tags, and half as many again by tokens and
+    samples."""
     run = RunDir(folder)
     job = FakeJob(run, 20)
     job.one_step()
@@ -108,7 +109,7 @@ def make_long_run(folder: Path, points: int) -> None:
 
 
 def record(wall_time: float, step: int, tag: bytes, value: float) -> bytes:
-    """A scalar's event as TensorBoard writes it."""
+    """Encode a scalar event as TensorBoard does."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -143,7 +144,7 @@ while True:
 
 @contextmanager
 def training(output: Path, count: int) -> Iterator[list[str]]:
-    """Runs that make a step a second, each in a process of its own."""
+    """Run processes that make a step a second, one per run."""
     names = [f"gpt-live-{number}" for number in range(count)]
     jobs = [subprocess.Popen([sys.executable, "-c", TRAINING, str(output / name)]) for name in names]
     try:
@@ -157,7 +158,7 @@ def training(output: Path, count: int) -> Iterator[list[str]]:
 
 
 def measured(root: Path, use: Callable[[str], Any], *options: str) -> tuple[int, float]:
-    """(resident bytes at the end, CPU seconds meanwhile) of a server that is used so."""
+    """Return (resident bytes at the end, CPU seconds meanwhile) of a server during `use`."""
     with jupyter_server(root, "jupyter_server", *options, NBTRAIN_WORKSPACE=str(root)) as (base, _):
         pid = server_pid(base)
         time.sleep(2)
@@ -190,7 +191,8 @@ def resident(pid: int) -> int:
 def look(
     base: str, names: list[str], seconds: float, looks: dict[str, list[float]], shares: list[float]
 ) -> None:
-    """Ask as open pages do, each from a thread of its own; the share of a core, first and then."""
+    """Send requests as open pages do, each from a thread; record the fraction of a core, at first and
+    later."""
     pid, end = server_pid(base), time.monotonic() + WARM_SECONDS + seconds
 
     def ask(path: str) -> Any:

@@ -1,4 +1,4 @@
-"""Training speed on CPU: our trainer, as a user runs it, against a bare loop and against transformers.
+"""Training speed on CPU: our trainer, as a user runs it, compared with a bare loop and with transformers.
 
     python tests/benchmarks/train_cpu.py [--model gpt] [--rounds 5] [--seconds 20] [--compiled] [--layouts]
                                          [--trainer] [--precision masters] [--threads 2] [--dropout 0]
@@ -10,17 +10,17 @@ llama-tiny, LlamaForCausalLM in the same loop. (c) with --trainer, transformers'
 Ulysses and pipeline parallel. gpt and llama have 14M parameters (6 layers, hidden 384, vocabulary 8192,
 sequences of 512), llama-tiny is the shape of that run; batches of 8, AdamW (fused), gradient clipping; in
 fp32, in bf16 autocast and in bf16 weights with fp32 masters. Ours runs under torchrun with DeepSpeed, data
-from disk and all its records. A pipeline cuts the batch in four micro batches, so that of two stages' time a
-fifth is the bubble; two ranks of data parallelism take four sequences each.
+from disk and all its records. A pipeline splits the batch into four micro batches, so a fifth of the time of
+two stages is the bubble; two data-parallel ranks take four sequences each.
 
-Every contender is started once and then stopped (SIGSTOP); a round lets each run alone for some seconds, in
-turn, so that a slow minute of the machine falls on all. A round's figure is tokens over the time, and over
+Every contender is started once and then stopped (SIGSTOP); in each round, each runs alone for some seconds,
+in turn, so that a slow minute of the machine affects all. A round's result is tokens over the time, and over
 the CPU seconds, between the ends of its first and last step. Prints the medians over the rounds and the
-ratios: to the bare loop, to the fastest transformers, and of the gains of bf16 and of compiling to the bare
-loop's own. Asserts nothing. Wants a quiet machine: check the load first. A stopped contender keeps its
-memory: with --layouts one --precision at a time fits 24 GiB. Tokens per CPU second and their ratios, round by
-round, stand up to a busy one with --threads 1. So does --in-turn: (a) and (b) in one process of one thread in
-fp32, a step of each after the other, and the ratios of their CPU seconds.
+ratios to the bare loop and to the fastest transformers, and the gains of bf16 and of compiling compared with
+the bare loop's gains. Asserts nothing. Needs an idle machine: check the load first. A stopped contender keeps
+its memory: with --layouts, one --precision at a time fits in 24 GiB. On a busy machine, tokens per CPU second
+and their ratios are usable with --threads 1, and so is --in-turn: (a) and (b) in one process with one thread
+in fp32, alternating step by step, and the ratios of their CPU seconds.
 """
 
 import argparse
@@ -45,7 +45,7 @@ BATCH = 8
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's sizes; of a Llama if it has groups, tied as small ones are."""
+    """A model's sizes; it is a Llama if it has groups, tied like small Llamas."""
 
     layers: int
     hidden: int
@@ -57,7 +57,7 @@ class Shape:
 
     @property
     def tokens(self) -> int:
-        """Of a step."""
+        """Tokens of a step."""
         return self.seq * BATCH
 
 
@@ -67,7 +67,7 @@ SHAPES = {
     "llama-tiny": Shape(4, 256, 4, 768, 1024, 256, groups=2),
 }
 PRECISIONS = ("fp32", "autocast", "masters")
-# Micro batch and parallel sizes of two ranks that make the same step.
+# Micro batch and parallel sizes of two ranks that compute the same step.
 LAYOUTS = {
     "dp2": {"batch.micro_batch_size": 4, "parallel.data_parallel_size": 2},
     "tp2": {"batch.micro_batch_size": 8, "parallel.tensor_parallel_size": 2, "parallel.zero_stage": 1},
@@ -86,7 +86,7 @@ LAYOUTS = {
 
 
 def loop(kind: str, shape: Shape, precision: str, compiled: bool, dropout: float, log: Path) -> None:
-    """A bare PyTorch loop over random batches; appends the time of each finished step to `log`."""
+    """Run a bare PyTorch loop over random batches, and append the end time of each step to `log`."""
     import torch
 
     torch.manual_seed(0)
@@ -114,8 +114,7 @@ def loop(kind: str, shape: Shape, precision: str, compiled: bool, dropout: float
             sequences = batches[step % len(batches)]
             tokens, labels = sequences[:, :-1], sequences[:, 1:]
             with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
-                # transformers shifts the labels itself, so it is given the tokens: as many predictions but
-                # one.
+                # transformers shifts the labels itself, so it gets the tokens: one prediction fewer.
                 loss = model(tokens, labels) if kind == "bare" else model(tokens, labels=tokens).loss
             loss.backward()
             if precision == "masters":
@@ -133,7 +132,7 @@ def loop(kind: str, shape: Shape, precision: str, compiled: bool, dropout: float
 
 
 def in_turn(options: argparse.Namespace) -> None:
-    """CPU seconds of a step of our model and of transformers', alternating, by part."""
+    """Return CPU seconds of a step of our model and of transformers', alternating, by part."""
     import torch
 
     torch.manual_seed(0)
@@ -161,7 +160,7 @@ def in_turn(options: argparse.Namespace) -> None:
     print(f"{options.model}, 1 thread, fp32, CPU ms of a step, medians of {options.rounds}; load now "
           f"{os.getloadavg()[0]:.1f}")  # fmt: skip
     for place, part in enumerate(("forward", "backward", "optimizer", "step")):
-        # The first step of each warms up.
+        # The first step of each is the warm-up.
         ours, theirs = ([step[place] for step in seconds[name][1:]] for name in models)
         ratios = statistics.quantiles((b / a for a, b in zip(ours, theirs, strict=True)), n=4)
         print(
@@ -180,7 +179,7 @@ def bare_model(shape: Shape, dropout: float):
 
 
 def llama_fields(shape: Shape) -> dict[str, object]:
-    """What GPTConfig is told of a Llama; {} of a GPT."""
+    """Return the fields of GPTConfig for a Llama; {} for a GPT."""
     if not shape.groups:
         return {}
     return {
@@ -233,13 +232,14 @@ def transformers_model(shape: Shape, dropout: float):
 
 
 def trainer(shape: Shape, precision: str, compiled: bool, dropout: float, log: Path) -> None:
-    """transformers' Trainer with DeepSpeed, ZeRO 1, as its documentation sets it up; steps to `log`."""
+    """Run transformers' Trainer with DeepSpeed, ZeRO 1, as its documentation sets it up; write steps to
+    `log`."""
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     from nbtrain.base.ports import port_to_listen_on
     from nbtrain.parallel.startup import prepare_deepspeed
 
     os.environ["MASTER_PORT"] = str(port_to_listen_on())
-    # Without it DeepSpeed starts a compiler; nothing else of ours is used here.
+    # Otherwise DeepSpeed starts a compiler; nothing else of ours is used here.
     prepare_deepspeed("cpu")
     import torch
     from torch.utils.data import Dataset
@@ -296,7 +296,7 @@ def trainer(shape: Shape, precision: str, compiled: bool, dropout: float, log: P
 
 
 class Contender:
-    """A process group that trains for ever, and when its steps ended."""
+    """A process group that trains until it is ended, and the end times of its steps."""
 
     def __init__(self, name: str, process: subprocess.Popen, tokens: int):
         self.name = name
@@ -323,7 +323,7 @@ class Contender:
         return sum(sum(process.cpu_times()[:2]) for process in self.tree())
 
     def run_for(self, seconds: float, steps: int) -> None:
-        """From the end of a step to the end of another: at least that long, and that many steps."""
+        """Run from the end of a step to the end of another, for at least this time and this many steps."""
         self.signal(signal.SIGCONT)
         first = self.wait(len(self.finished_steps()) + 1)
         cpu, began = self.cpu_seconds(), time.monotonic()
@@ -337,7 +337,7 @@ class Contender:
         self.cpu_rates.append(self.tokens * (last - first) / cpu)
 
     def wait(self, steps: int) -> int:
-        """Until so many steps have ended; how many then have."""
+        """Wait until this many steps have ended, and return how many have."""
         deadline = time.monotonic() + 600
         while (made := len(self.finished_steps())) < steps:
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -408,7 +408,7 @@ class Ours(Contender):
             "precision.dtype": "fp32" if precision == "fp32" else "bf16",
             "precision.autocast": precision == "autocast",
             "parallel.zero_stage": 1 if precision == "masters" else 0,
-            # A rank that is stopped keeps the others waiting.
+            # A stopped rank blocks the others.
             "parallel.process_group_timeout_seconds": 36_000,
             "logging.log_interval_steps": 100,
             **LAYOUTS.get(layout, {}),
@@ -462,7 +462,7 @@ def main() -> None:
         in_turn(options)
         return
     sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
-    # Whoever ends the contest ends the contenders, stopped ones too.
+    # Ending the contest also ends the contenders, including stopped ones.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory() as folder:
         contest(options, Path(folder))
@@ -488,7 +488,7 @@ def contest(options: argparse.Namespace, root: Path) -> None:
                 contenders.append(Ours(precision, False, options, root, layout))
                 warm_up(contenders[-1])
         for number in range(options.rounds):
-            # Another order each round, so that nobody always follows the same neighbour.
+            # Each round has another order, so that no contender always follows the same one.
             for contender in contenders[number % len(contenders) :] + contenders[: number % len(contenders)]:
                 contender.run_for(options.seconds, options.steps)
             print(f"round {number + 1} of {options.rounds} done, load {os.getloadavg()[0]:.1f}", flush=True)
@@ -502,12 +502,12 @@ def contest(options: argparse.Namespace, root: Path) -> None:
 
 
 def with_trainer(options: argparse.Namespace, precision: str) -> bool:
-    """Whether transformers' Trainer takes part: where it is asked for, and has a precision of its own for
-    it."""
+    """Return whether transformers' Trainer takes part: if requested, and if it has an equivalent
+    precision."""
     if not options.trainer or precision == "autocast":
         return False
     if importlib.util.find_spec("accelerate") is None:
-        print("transformers' Trainer is left out: it needs accelerate, which is not installed.")
+        print("transformers' Trainer is skipped: it needs accelerate, which is not installed.")
         options.trainer = False
     return options.trainer
 
@@ -539,7 +539,7 @@ def report(contenders: list[Contender], options: argparse.Namespace) -> None:
 
 
 def cpu_ratios(contenders: list[Contender]) -> None:
-    """Tokens per CPU second of ours over those of the same round of the others in the same precision."""
+    """Return our tokens per CPU second over the others' of the same round and precision."""
     print()
     of = {contender.name: contender.cpu_rates for contender in contenders}
     for name, rates in of.items():
@@ -553,7 +553,7 @@ def cpu_ratios(contenders: list[Contender]) -> None:
 
 
 def ratios(medians: dict[str, float]) -> None:
-    """Of medians by the contenders' names."""
+    """Return the ratios of medians, by the contenders' names."""
     peers = {name: rate for name, rate in medians.items() if name.startswith(("transformers", "trainer"))}
     fastest = max(peers, key=peers.__getitem__)
     print()

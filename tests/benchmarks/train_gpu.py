@@ -1,5 +1,4 @@
-"""Training speed on one GPU: our trainer, as a user runs it, against a bare loop of the same model, and
-transformers.
+"""Training speed on one GPU: our trainer, as a user runs it, a bare loop of the same model, and transformers.
 
     python tests/benchmarks/train_gpu.py [--sizes 125m 1.3b] [--steps 16] [--compiled] [--transformers]
     [--zero-stage 1]
@@ -7,10 +6,10 @@ transformers.
 
 bf16, sequences of 2048, no dropout, no recomputation. Ours is `mode: perf` under torchrun with DeepSpeed,
 data from disk and its records. The bare loop has bf16 weights with fp32 masters, gradients summed in fp32,
-clipping, torch's fused AdamW. Both leave out the first quarter of the steps. MFU is model FLOPs over the
+clipping, torch's fused AdamW. Both skip the first quarter of the steps. MFU is model FLOPs over the
 datasheet peak; the fraction of the measured rate is over one large bf16 product on this very GPU, measured in
-the same call. The targets are 45 % of the measured rate for 125M and 50 % for 1.3B. Memory is what torch
-allocated at most, beside the plan's figure.
+the same call. The targets are 45 % of the measured rate for 125M and 50 % for 1.3B. Memory is the maximum
+that torch allocated, next to the planned value.
 
 Contenders run one after the other, each alone on the GPU. Prints figures and asserts nothing; without a GPU
 it says so and ends. A tree that is not installed runs it with PYTHONPATH set to the tree and to a folder with
@@ -48,7 +47,7 @@ class Size:
 
     @property
     def tokens(self) -> int:
-        """Of one step."""
+        """Tokens of one step."""
         return self.seq * self.micro * self.accumulation
 
 
@@ -60,7 +59,7 @@ SIZES = {
 
 
 def run_yaml_overrides(size: Size, options: argparse.Namespace, device: str) -> dict[str, Any]:
-    """What makes tests/train/launch.py's small run this one."""
+    """Return the overrides that turn the small run of tests/train/launch.py into this one."""
     return {
         "mode": "perf",
         "batch.max_steps": options.steps,
@@ -90,7 +89,7 @@ def run_yaml_overrides(size: Size, options: argparse.Namespace, device: str) -> 
 
 
 def ours(name: str, options: argparse.Namespace, device: str) -> dict[str, Any]:
-    """A run in mode: perf under torchrun; its throughput event, and the plan's memory."""
+    """Run our trainer with mode: perf under torchrun; return its throughput event, and the plan's memory."""
     sys.path.insert(0, str(TREE / "tests" / "train"))
     from nbtrain.base.events import read_events
     from nbtrain.config.load import load_resolved
@@ -131,8 +130,8 @@ def ours(name: str, options: argparse.Namespace, device: str) -> dict[str, Any]:
 
 
 def loop(kind: str, name: str, options: argparse.Namespace, device: str) -> dict[str, Any]:
-    """bf16 weights, fp32 masters and gradients, clipping, fused AdamW; batches that lie on the device
-    already."""
+    """Run a loop with bf16 weights, fp32 masters and gradients, clipping, and fused AdamW; batches are on the
+    device already."""
     import torch
 
     size, on_gpu = SIZES[name], device == "gpu"
@@ -238,8 +237,8 @@ def transformers_model(size: Size):
 
 
 def contender(kind: str, name: str, options: argparse.Namespace) -> dict[str, Any] | None:
-    """In a process of its own, so that its memory is its own; None where it failed, with its last lines
-    told."""
+    """Run a contender in a separate process, so that its memory is separate; None if it failed, after
+    printing its last lines."""
     command = [sys.executable, __file__, "--contender", kind, "--sizes", name, "--steps", str(options.steps)]
     command += ["--zero-stage", str(options.zero_stage), "--timeout", str(options.timeout)]
     command += ["--compiled"] * options.compiled + ["--smoke"] * options.smoke

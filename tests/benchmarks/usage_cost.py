@@ -1,6 +1,7 @@
-"""What it costs to measure a node: python tests/benchmarks/usage_cost.py
+"""Cost of measuring a node: python tests/benchmarks/usage_cost.py
 
-Starts sleeping processes with a job's marker, and takes the CPU time of a look and of writing it.
+Starts sleeping processes with a job's marker, and measures the CPU time of reading their usage and of writing
+it.
 """
 
 import os
@@ -18,7 +19,7 @@ LOOKS = 100
 
 
 def measure(ranks: int, processes_per_rank: int) -> str:
-    """A row of the table in docs/evidence/benchmarks.md."""
+    """Return a row of the table in docs/evidence/benchmarks.md."""
     started = [
         subprocess.Popen(
             ["sleep", "600"], env={"PATH": os.environ["PATH"], "NBTRAIN_JOB": JOB, "RANK": str(rank)}

@@ -1,4 +1,4 @@
-"""Wikipedia text: our extraction against wikiextractor, articles per CPU second and markup that is left.
+"""Wikipedia text: our extraction compared with wikiextractor, articles per CPU second and leftover markup.
 
     python tests/benchmarks/wiki.py DUMP.xml.bz2 [--rounds 5] [--wikiextractor PYTHON]
 
@@ -23,7 +23,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 
-# What may be left of markup, counted over all texts.
+# Leftover markup, counted over all texts.
 RESIDUE = {
     "braces": r"\{\{|\}\}",
     "links": r"\[\[|\]\]",
@@ -39,7 +39,7 @@ RESIDUE = {
 
 
 def ours(dump: str, output: str) -> None:
-    """One process: dump in, one JSON object a line out."""
+    """Run one process from the dump to one JSON object per line."""
     from nbtrain.config.sources import WikiSource
     from nbtrain.corpus.sources.base import open_source
 
@@ -49,7 +49,7 @@ def ours(dump: str, output: str) -> None:
 
 
 def cpu_seconds(command: list[str]) -> float:
-    """Of a whole process with its children."""
+    """Return the CPU seconds of a process with its children."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -57,7 +57,7 @@ def cpu_seconds(command: list[str]) -> float:
 
 
 def texts(path: Path) -> list[str]:
-    """All texts of a file, or of the folder that wikiextractor writes; it keeps redirects as empty
+    """Yield all texts of a file, or of the folder that wikiextractor writes; it keeps redirects as empty
     articles."""
     paths = sorted(path.rglob("wiki_*")) if path.is_dir() else [path]
     read = [json.loads(line)["text"] for one in paths for line in one.read_text().splitlines()]
@@ -65,7 +65,7 @@ def texts(path: Path) -> list[str]:
 
 
 def repeated(dump: Path, times: int, folder: Path) -> Path:
-    """The dump with its pages several times."""
+    """Write the dump with its pages several times."""
     content = bz2.decompress(dump.read_bytes())
     begin, end = content.index(b"<page>"), content.rindex(b"</mediawiki>")
     path = folder / f"repeated-{times}.xml.bz2"

@@ -1,4 +1,4 @@
-"""Parsers of wikitext against ours: right values of templates, and CPU seconds for the text of articles.
+"""Parsers of wikitext compared with ours: right values of templates, and CPU seconds for articles.
 
     python tests/benchmarks/wiki_parsers.py DUMP.xml.bz2 --parsers PYTHON [--rounds 3]
 
@@ -22,7 +22,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 
 def load(name: str):
-    """The function wikitext -> plain text of a parser; the language is ours alone to use."""
+    """Return a parser's function from wikitext to plain text; only ours knows the language."""
     if name == "nbtrain":
         from nbtrain.corpus.sentences import segments
         from nbtrain.corpus.wiki.templates.call import Wiki
@@ -50,7 +50,7 @@ def load(name: str):
 
 
 def run(name: str, folder: Path) -> None:
-    """One process: prints the number of right forms and the CPU seconds for all articles."""
+    """Run one process, which prints the number of right forms and the CPU seconds for all articles."""
     text = load(name)
     right = 0
     for language, wikitext, expected in json.loads((folder / "forms.json").read_text()):

@@ -32,8 +32,8 @@ def store(partition_dim: int | None, ranks: int, cuts: int, stored: torch.Tensor
 @pytest.mark.parametrize("ranks, cuts", [(1, 1), (1, 3), (2, 1), (2, 5), (4, 2)])
 @pytest.mark.parametrize("partition_dim", [None, 0, 1])
 def test_any_range_of_any_part_of_any_cut(partition_dim, ranks, cuts):
-    """Every range of every part equals a slice of the whole, for every number of new ranks, every dimension and
-    many ranges.
+    """Every range of every part equals a slice of the whole, for every number of new ranks, every dimension
+    and many ranges.
 
     A parameter that its writer did not shard can be sharded across the reader's ranks.
     """

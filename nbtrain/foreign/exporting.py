@@ -162,8 +162,8 @@ def _head(config: RunConfig, table: Table, writing: Writing, hints: dict[str, st
         f"# nbtrain export: {table.name}",
         f"# The run {config.name}, in the flags of {table.program} {table.version} ({table.date}).",
         *(f"# Caution: {warning}." for warning in writing.warnings),
-        "# What the flags cannot say stands in the lines `# nbtrain:`, which nbtrain import reads back;",
-        "# after <- stands what the flags say in its place.",
+        "# The lines `# nbtrain:` hold the settings that flags cannot express; nbtrain import reads them.",
+        "# The value after <- is the one that the flags set instead.",
     ]
     for key, comment in hints.items():
         if reason := writing.reasons.get(key):

@@ -136,7 +136,7 @@ def raise_failures(source: Reading) -> None:
     ]
     if failures:
         if source.job.program is None:
-            # Without a program there are no flags, so only the first failure is worth reporting.
+            # Without a known program flags are not parsed, so only the first failure is worth reporting.
             del failures[1:]
         raise ConfigError("\n".join(dict.fromkeys(failures)))
 
@@ -173,7 +173,7 @@ def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") ->
     for one, other in exclusive(source):
         source.fail(
             "",
-            f"{one.place}: {one.text} beside {other.text} ({other.place}): the program refuses to start with "
+            f"{one.place}: {one.text} with {other.text} ({other.place}): the program refuses to start with "
             "both. Remove one of them.",
         )
     _lists(source)
@@ -331,7 +331,7 @@ def _machine(source: Reading) -> None:
         elif SECRET_NAMES.fullmatch(name.upper()) or SECRET_VALUES.search(word.text):
             source.note(word.place, f"{name} looks like a secret: set it in the shell that submits.")
         elif word.from_outside:
-            source.note(word.place, f"{name}: its value comes from outside the script; it is left out.")
+            source.note(word.place, f"{name}: its value comes from outside the script; it is omitted.")
         else:
             environment[name] = word.text
     if environment:
@@ -417,7 +417,7 @@ def _yaml(source: Reading, values: dict[str, Any], head: str) -> str:
         else:
             lines += [_line(source, section, section, inner, 0), ""]
     if source.notes:
-        lines += ["# Not taken over, or to be done by hand:", *(f"# - {note}" for note in source.notes)]
+        lines += ["# Not imported, or to be done manually:", *(f"# - {note}" for note in source.notes)]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -75,7 +75,7 @@ def exclusive(source: Reading) -> Iterator[tuple[Setting, Setting]]:
 def flags_go_together(source: Reading) -> Iterator[Finding]:
     """Two formats, or two lengths of a warm-up, exclude each other."""
     for one, other in exclusive(source):
-        text = f"{one.text} beside {other.text} ({other.place}): the program refuses to start with both."
+        text = f"{one.text} with {other.text} ({other.place}): the program refuses to start with both."
         yield Finding("error", "flags_go_together", one.flag, one.place, text, "Remove one of them.", FATAL)
 
 
@@ -283,7 +283,7 @@ def slots_are_gpus(source: Reading) -> Iterator[Finding]:
             "slots_are_gpus",
             "slotsPerWorker" if source.job.kind == "DeepSpeedJob" else "ranks of a node",
             ranks.place,
-            f"{ranks.value} ranks on each node, but the container asks for {gpus.value} GPUs ({gpus.place}).",
+            f"{ranks.value} ranks on each node, but the container requests {gpus.value} GPUs ({gpus.place}).",
             "Make the two equal.",
             Cost(fatal=True) if more else Cost(words=f"{count(gpus) - count(ranks)} idle GPUs a node"),
         )
@@ -325,7 +325,7 @@ def image_is_of_the_programs_time(source: Reading) -> Iterator[Finding]:
             "image_is_of_the_programs_time",
             "image",
             image.place,
-            f"20{match.group(1)}-{match.group(2)}, but the flags are those of {source.table.name} "
+            f"20{match.group(1)}-{match.group(2)}, but the flags are from {source.table.name} "
             f"({source.table.date}): {abs(apart)} months {'younger' if apart > 0 else 'older'} than the "
             "image's PyTorch, CUDA and flash attention.",
             f"Take an image of 20{year - 2000:02}-{month:02}, or the program's version of the image's time.",

@@ -65,7 +65,7 @@ def auto_is_filled_in(source: Reading) -> Iterator[Finding]:
         "DeepSpeed does not.",
         f"Write numbers, or set {', '.join(fields) or 'the fields'} of a run and put the JSON on it: nbtrain "
         f"import {document.label} --onto RUN.",
-        Cost(words="values that nobody fills in"),
+        Cost(words="values that no program fills in"),
     )
 
 

@@ -28,7 +28,7 @@ def _write_groups(target: Writing) -> None:
     elif target.has("num_key_value_heads"):
         target.add("num_key_value_heads", groups)
     else:
-        target.cannot("model.num_query_groups", "has no grouped queries: each query has a key of its own")
+        target.cannot("model.num_query_groups", "has no grouped queries: each query has its own key")
 
 
 def _read_head_size(source: Reading) -> None:

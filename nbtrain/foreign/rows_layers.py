@@ -69,7 +69,7 @@ def _read_scaling(source: Reading) -> None:
         place = source.place("use_rope_scaling")
         source.fail(
             key,
-            f"{place}: --use-rope-scaling beside {linear.text} ({linear.place}): the program scales twice, "
+            f"{place}: --use-rope-scaling with {linear.text} ({linear.place}): the program scales twice, "
             "model.rope_scaling once. Remove one of them.",
         )
     elif (factor := source.known("rotary_seq_len_interpolation_factor", key)) is not None:
@@ -124,7 +124,7 @@ def _read_activation(source: Reading) -> None:
     if len(given) == 2:
         place = source.place("squared_relu")
         source.fail(
-            "model.activation", f"{place}: --squared-relu beside --swiglu: the program has one of them."
+            "model.activation", f"{place}: --squared-relu with --swiglu: the program accepts only one."
         )
     elif given:
         source.set("model.activation", given[0], given[0])

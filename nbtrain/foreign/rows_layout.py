@@ -138,7 +138,7 @@ def _read_zero(source: Reading) -> None:
         )
         stage, comment = 1, f"{comment}, which a pipeline cannot have"
     if stage == 0 and source.values.get("precision.dtype") != "fp32":
-        source.note(place, "ZeRO 0 with 16-bit weights: zero_stage is 1; the numbers are those of ZeRO 0.")
+        source.note(place, "ZeRO 0 with 16-bit weights: zero_stage is 1, with the same numbers.")
         stage, comment = 1, f"{comment}: ZeRO 0, which is for fp32 only here"
     source.set("parallel.zero_stage", stage, comment=comment, place=place)
 

@@ -54,7 +54,7 @@ def same(key: str, dest: str, factor: int = 1) -> Row:
         elif not target.may_have(dest, value):
             flag = target.table.by_dest[dest][0].flags[0]
             target.unsaid(key, f"{flag} has no {value} in {target.table.name}")
-            target.warnings.append(f"{flag} has no {value} in {target.table.name}, and is left out")
+            target.warnings.append(f"{flag} has no {value} in {target.table.name}, and is omitted")
         elif factor != 1 and value % factor:
             target.unsaid(key, f"{target.table.by_dest[dest][0].flags[0]} counts in units of {factor}")
         else:

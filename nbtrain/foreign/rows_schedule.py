@@ -110,7 +110,7 @@ def _read_length(source: Reading) -> None:
         # validate_args of both programs.
         source.fail(
             "",
-            f"{source.place('train_samples')}: --train-samples {samples} beside --train-iters {steps} "
+            f"{source.place('train_samples')}: --train-samples {samples} with --train-iters {steps} "
             f"({source.place('train_iters')}): the program refuses to count both. Remove one of them.",
         )
     if tokens is not None and (samples is not None or steps is not None):
@@ -128,7 +128,7 @@ def _read_length(source: Reading) -> None:
             source.note(source.place("train_tokens"), text)
         else:
             source.set("batch.train_tokens", tokens, "train_tokens")
-            text = f"{flag}: not taken over; training ends at --train-tokens {tokens}."
+            text = f"{flag}: not imported; training ends at --train-tokens {tokens}."
             source.note(source.place(dest), text)
     elif tokens is not None:
         source.set("batch.train_tokens", tokens, "train_tokens")
@@ -271,7 +271,7 @@ def _read_decay(source: Reading) -> None:
         for dest in ("start_weight_decay", "end_weight_decay"):
             if setting := source.setting(dest):
                 text = f"{setting.place}: {setting.text}: needs --weight-decay-incr-style linear or cosine"
-                source.fail("optimizer.weight_decay", f"{text}; the program refuses it beside constant.")
+                source.fail("optimizer.weight_decay", f"{text}; the program refuses it with constant.")
         return
     source.set("optimizer.weight_decay_incr_style", style, "weight_decay_incr_style")
     for key, dest in (("start_weight_decay", "start_weight_decay"), ("weight_decay", "end_weight_decay")):

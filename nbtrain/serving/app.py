@@ -38,7 +38,7 @@ from nbtrain.serving.tokens import TokenRequired
 
 PAGE = Path(__file__).with_name("page.html")
 BODY_SECONDS = 30.0
-# The status of nginx for a client that has left: only the metrics see it.
+# nginx's status for a client that has disconnected; only the metrics show it.
 CLIENT_GONE = 499
 PATHS = ("/", "/health", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions", "/api")
 JSON_TYPES = ("application/json", "text/json")
@@ -185,7 +185,7 @@ class Routes:
         pieces = pieces_of(answer, n, usage, first_text, suffix)
         if not asked.stream:
             return JSONAnswer(await self._unless_gone(request, answer, whole_answer(form, pieces, usage)))
-        # Only then is it known that no text is refused, and the status can be sent.
+        # Only now is it certain that no text is refused, so that the status can be sent.
         await self._unless_gone(request, answer, answer.accepted(), is_all=False)
         with_usage = asked.stream_options is not None and asked.stream_options.include_usage
         limit = self._limit(answer)

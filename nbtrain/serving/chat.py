@@ -282,8 +282,8 @@ class ChatText:
         text = self._template.text([*messages[:-1], last], add_generation_prompt=False)
         before, mark, after = text.rpartition(CONTINUED.rstrip())
         if not mark:
-            raise Refusal(400, "the chat template leaves out a part of the last message.", "messages")
-        # A template that strips whitespace from the end of a message has stripped the mark's.
+            raise Refusal(400, "the chat template omits a part of the last message.", "messages")
+        # A template that strips whitespace at the end of a message has stripped the mark's whitespace.
         return before if after.startswith(CONTINUED[-1]) else before.rstrip()
 
 

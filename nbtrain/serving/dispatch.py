@@ -137,13 +137,13 @@ class Dispatcher:
         present = sum(one.texts for one in set(self._answers.values()))
         most = self.process.ready["max_batch"] + self.max_queue
         if answer.texts > most:
-            words = f"{answer.texts} texts are asked for at once: at most {most} may be."
+            words = f"{answer.texts} texts are requested at once; the maximum is {most}."
             raise Refusal(400, words, "n", "invalid_value")
         if present + answer.texts > most:
             raise Refusal(
                 429,
-                f"Rate limit reached: {present} texts are being made or wait, and {answer.texts} are asked "
-                f"for: at most {most} may. Please try again in 1s.",
+                f"Rate limit reached: {present} texts are running or waiting, and this request "
+                f"has {answer.texts}: the maximum is {most}. Please try again in 1s.",
                 code="rate_limit_exceeded",
             )
         try:

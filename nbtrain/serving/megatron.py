@@ -1,12 +1,13 @@
-"""Megatron-LM's text generation route (megatron/core/inference/text_generation_server), for its old clients.
+"""Megatron-LM's text generation route, for its existing clients.
 
     PUT /api   {"prompts": [...], "tokens_to_generate": 64, ...}
-            -> {"text": [prompt + new], "segments": [[token, ...]], "logprobs": [[...]] or null}
-            -> {"text", "segments", "scores"} with beam_width
+               -> {"text": [prompt + new], "segments": [[token, ...]], "logprobs": [[...]] or null}
+               -> {"text", "segments", "scores"} with beam_width
 
-With add_BOS, a prompt begins with the tokenizer's prefix, if it has one; without it, there is no prefix. As
-in Megatron, errors are a sentence as a JSON string, with status 400, and fields, defaults and bounds are the
-same. Prompts with top_p_decay, top_p_bound and similar fields are refused.
+The protocol is defined in megatron/core/inference/text_generation_server. With add_BOS, a prompt begins with
+the tokenizer's prefix, if the tokenizer has one; otherwise it is unchanged. As in Megatron, errors are a
+sentence as a JSON string, with status 400, and fields, defaults and bounds are the same. Prompts with
+top_p_decay, top_p_bound and similar fields are refused.
 """
 
 from collections.abc import Mapping
@@ -77,7 +78,8 @@ def read(body: Any) -> tuple[list[str], Generation]:
     try:
         return prompts, Generation(
             max_new_tokens=count,
-            # top_k 1 is its word for greedy. A beam of one is greedy too; the engine searches with more.
+            # top_k 1 is Megatron's way to request greedy decoding. A beam of one is greedy too; the engine
+            # needs more.
             temperature=0.0 if top_k == 1 or beams == 1 else temperature,
             top_k=top_k,
             top_p=top_p or 1.0,
@@ -94,7 +96,7 @@ def read(body: Any) -> tuple[list[str], Generation]:
 
 
 def wants_beams(body: Mapping[str, Any]) -> bool:
-    """Whether a request's answer has scores: with any beam_width, 1 included."""
+    """Return whether a request's answer has scores: with any beam_width, including 1."""
     return body.get("beam_width") is not None
 
 
@@ -121,7 +123,7 @@ async def answer_of(
             if "end_logprob" in event:
                 end_logprob.append(event["end_logprob"]["logprob"])
     if with_scores and generation.num_beams == 1:
-        # As inference/beams.py scores: the end of a document counts.
+        # Scored as in inference/beams.py: the end of a document counts.
         scored = logprobs[0] + end_logprob
         scores = [sum(scored) / max(len(scored), 1) ** generation.length_penalty]
     if with_scores:

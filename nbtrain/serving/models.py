@@ -91,7 +91,7 @@ class Models:
         async with self._loading:
             served = self.loaded
             if name is None and served is not None:
-                # Looked at as if it were named: its process may have ended.
+                # Checked as if the request had named it: its process may have ended.
                 name = served.name
             known = self.names()
             if name is None or name not in known:
@@ -99,7 +99,7 @@ class Models:
                 raise missing_parameter("model", listed) if name is None else unknown_model(name, listed)
             if served is not None:
                 is_it = served.name == name and served.run_id == _run_id(RunDir(output_root() / name))
-                # After a rollback the newest one is an older one.
+                # After a rollback, the newest checkpoint is an older one.
                 is_newest = known[name] in (served.newest, served.step)
                 is_it = is_it and (is_newest or served.dispatcher.is_busy)
                 if is_it and not served.dispatcher.ended.is_set():

@@ -57,7 +57,7 @@ async def pieces_of(
         else:
             index = number * n + one["index"]
             reason = one.get("finish_reason")
-            # Each token that was chosen has its entry, also the one that ends the text.
+            # Each chosen token has an entry, including the one that ends the text.
             ends = [one["end_logprob"]] if "end_logprob" in one else []
             logprobs = [*one.get("logprobs", ()), *ends]
             text = endings.setdefault(index, Suffix(suffix)).add(one["text"], reason is not None)

@@ -74,7 +74,7 @@ class Common(BaseModel):
     ignore_eos: bool | None = None
 
     def check(self) -> None:
-        """Refuse what means nothing here."""
+        """Refuse settings that have no effect here."""
 
     def generation(self, max_new_tokens: int, **more: Any) -> Generation:
         """Return the engine's options. Raises Refusal for a value out of range."""
@@ -84,7 +84,7 @@ class Common(BaseModel):
             return Generation(
                 max_new_tokens=max_new_tokens,
                 temperature=_or(self.temperature, 1.0),
-                # vLLM's word for no cut.
+                # vLLM's value for no limit.
                 top_k=0 if top_k == -1 else top_k,
                 top_p=_or(self.top_p, 1.0),
                 min_p=_or(self.min_p, 0.0),
@@ -117,11 +117,11 @@ class CompletionRequest(Common):
     suffix: str | None = None
 
     def check(self) -> None:
-        """Refuse what means nothing here."""
+        """Refuse settings that have no effect here."""
         if self.suffix:
             raise unsupported_parameter("suffix", "the model continues text and inserts none")
         if self.best_of is not None and self.best_of != (self.n or 1):
-            hint = "ask for n texts, or use beam search by `nbtrain generate --num-beams`"
+            hint = "request n texts, or use beam search with `nbtrain generate --num-beams`"
             raise unsupported_value("best_of", self.best_of, hint)
 
     def prompts(self) -> list[str | list[int]]:
@@ -159,7 +159,7 @@ class ChatMessage(BaseModel):
         """{"role", "content"}. Raises Refusal for pictures, sound and calls of tools."""
         if self.tool_calls or self.function_call:
             raise unsupported_parameter(f"messages[{number}].tool_calls", "the model calls no tools")
-        # OpenAI lets an assistant's message alone have none.
+        # OpenAI allows only an assistant's message to have none.
         if self.content is None and self.role != "assistant":
             raise missing_parameter(f"messages[{number}].content", "Give the text.")
         content = self.content or ""
@@ -201,7 +201,7 @@ class ChatRequest(Common):
     web_search_options: Any = None
 
     def check(self) -> None:
-        """Refuse what means nothing here."""
+        """Refuse settings that have no effect here."""
         for name in ("tools", "functions"):
             if getattr(self, name):
                 raise unsupported_parameter(name, "the model calls no tools")
@@ -240,7 +240,7 @@ def read(kind: type[Common], body: Any) -> Any:
     try:
         found = kind.model_validate(body)
     except ValidationError as error:
-        # Of a union, each alternative has its own complaint: the first field says enough.
+        # For a union, each alternative reports a separate error; the first field is sufficient.
         raise _invalid(error.errors(include_url=False)[0]) from None
     found.check()
     return found

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from nbtrain.serving.json_response import JSONAnswer
 
-# A refusal for a full queue counts requests.
+# {status: the type in OpenAI's error object}: a refusal for a full queue counts requests.
 TYPES = {429: "requests"}
 TRIED_AGAIN = (429, 503)
 RETRY_SECONDS = 1

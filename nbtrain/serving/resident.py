@@ -60,7 +60,7 @@ class Resident:
                     self._timer.start()
 
     def _engine_of(self, loading: Loading) -> EngineProcess:
-        # What "the newest" means now: a run may have saved since.
+        # The newest step now: a run may have saved since.
         run = RunDir(loading.run_dir)
         newest = newest_checkpoint_step(run)
         # A run that was deleted and trained again has the same folder and often the same steps.

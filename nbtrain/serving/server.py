@@ -28,13 +28,13 @@ from nbtrain.serving.metrics import Metrics
 from nbtrain.serving.models import Models, check_run
 from nbtrain.serving.options import ServeOptions
 
-# For requests that do not end though they were told to.
+# For requests that do not end although they were cancelled.
 LAST_SECONDS = 5.0
 # Open connections, idle ones included; more of them are answered with 503.
 MOST_CONNECTIONS = 1024
 BACKLOG = 512
-# nginx's. OpenAI's client gives up an idle connection after 5 s, and so does uvicorn by itself: a
-# request that was sent just then found its connection closed.
+# nginx's default. OpenAI's client drops an idle connection after 5 s, and so does uvicorn by default: a
+# request sent at that moment would find its connection closed.
 KEEP_ALIVE_SECONDS = 75
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -58,7 +58,7 @@ def serve(
     say: Callable[[str], None] = print,
     until: Callable[[], None] | None = None,
 ) -> int:
-    """Serve until the process is told to end, and return its exit code.
+    """Serve until the process receives a signal to end, and return its exit code.
 
     `until` runs in a thread, and the server ends when it returns. Raises NbtrainError if the model cannot be
     loaded, ConfigError if the port is taken.
@@ -116,7 +116,7 @@ async def _serve(
         ready = Ready(_url(options, listening), None, {})
         if options.run is not None:
             loading = asyncio.ensure_future(models.load(Path(options.run)))
-            # Told to end while it loads: uvicorn has heard it.
+            # Signalled while it loads: uvicorn has handled the signal.
             await asyncio.wait({loading, answering}, return_when=asyncio.FIRST_COMPLETED)
             if not loading.done():
                 loading.cancel()

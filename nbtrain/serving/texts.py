@@ -11,7 +11,7 @@ from nbtrain.base.html_table import DIM
 
 BOX = "margin:2px 0 10px 0;white-space:pre-wrap;overflow-wrap:anywhere;font-family:var(--jp-code-font-family)"
 CAPTION = f"font-size:11px;{DIM}"
-ENDS = {"length": "all that was asked for", "stop": "ended by itself"}
+ENDS = {"length": "maximum length", "stop": "ended by itself"}
 
 
 class Text(str):

@@ -59,7 +59,7 @@ def test_check_says_which_keys_are_auto(workspace, tmp_path, capsys):
     path.write_text('{"train_batch_size": "auto",\n "optimizer": {"params": {"lr": "auto"}}}')
     assert cli.main(["check", str(path)]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == [
-        "warning, costs values that nobody fills in: hf.json:1: auto",
+        "warning, costs values that no program fills in: hf.json:1: auto",
         "  train_batch_size, optimizer.params.lr: the Trainer of transformers and Accelerate fill "
         "them in from their arguments; DeepSpeed does not.",
         "  Write numbers, or set batch.global_batch_size, lr_schedule.lr of a run and put the JSON on it: "
@@ -72,7 +72,7 @@ def test_iterations_beside_samples_are_refused(workspace, tmp_path, capsys):
     path = tmp_path / "job.yaml"
     path.write_text(manifest("gpt-125m", [*flags_of("gpt-125m"), "--train-iters=10"]))
     assert cli.main(["import", str(path), "tokenizer.vocab_size=52000"]) == 2
-    assert "--train-samples 2500000 beside --train-iters 10 (job.yaml:" in capsys.readouterr().err
+    assert "--train-samples 2500000 with --train-iters 10 (job.yaml:" in capsys.readouterr().err
     assert cli.main(["check", str(path)]) == 2
     assert "the program counts either iterations or samples." in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""Legal runs drawn by chance: an example with some of its fields set to values that their schema allows."""
+"""Random legal runs: an example with some fields set to values that their schema allows."""
 
 import functools
 import random
@@ -15,7 +15,7 @@ NAMES = [path.stem for path in sorted(EXAMPLES.glob("*.yaml"))]
 
 WHOLE = (0, 1, 2, 3, 4, 7, 8, 16, 64, 100, 1001, 65_536, 1_000_003, 2_500_000_000)
 REAL = (0.0, 1e-12, 1e-5, 6e-4, 0.021, 0.1, 1 / 3, 0.5, 0.95, 1.0, 1.5, 2.0, 90.0, 65_536.0)
-# What a shell, a YAML reader or a JSON reader could take for something else.
+# Characters that a shell, a YAML reader or a JSON reader could misinterpret.
 TEXTS = (
     "text",
     "it's 5 o'clock",
@@ -97,7 +97,7 @@ GROUPS: dict[str, tuple[dict[str, Any], ...]] = {
 
 @functools.cache
 def fields() -> dict[str, list[Any]]:
-    """Values to draw from for each field of the run's JSON schema."""
+    """Return the values to draw from for each field of the run's JSON schema."""
     schema = RunConfig.model_json_schema()
     found: dict[str, list[Any]] = {}
 
@@ -136,7 +136,7 @@ def _within(bounds: dict[str, Any], value: float) -> bool:
 
 
 def drawn_run(chance: random.Random) -> RunConfig:
-    """An example with up to 25 changes, each of which leaves it legal."""
+    """Draw an example with up to 25 changes, each of which leaves it legal."""
     values, changes = fields(), {}
     config = load(name := chance.choice(NAMES))
     for _ in range(chance.randint(5, 25)):

@@ -1,4 +1,5 @@
-"""Runs drawn by chance come back from every program's words as they were; what cannot is listed by name."""
+"""Random runs survive the way through every program's flags unchanged; what cannot be expressed is listed by
+name."""
 
 import random
 
@@ -16,7 +17,8 @@ TARGETS = [f"{program}@{version}" for program, versions in VERSIONS.items() for 
 
 
 def check(seed: int, tmp_path) -> bool:
-    """One run to all scripts and back, its JSON onto itself; whether another run can take the JSON too."""
+    """Check that a run returns from all scripts and from its JSON unchanged, and whether another run can take
+    the JSON."""
     chance = random.Random(seed)
     config = drawn_run(chance)
     script = tmp_path / "exported.sh"
@@ -29,10 +31,10 @@ def check(seed: int, tmp_path) -> bool:
     own.write_text("".join(f"{key}: {spelled(value)}\n" for key, value in config.model_dump().items()))
     assert load(own) == config, seed
     assert import_files([document], onto=own).config == config, seed
-    # Onto another run: what is not listed is carried.
+    # Onto another run: everything that is not listed is carried over.
     try:
         other = import_files([document], onto=chance.choice(NAMES)).config
-    except ConfigError:  # the two do not go together
+    except ConfigError:  # the two settings are incompatible
         return False
     theirs = dict(flatten(other.model_dump()))
     lost = {
@@ -51,5 +53,6 @@ def test_drawn_runs_come_back(tmp_path):
 
 @pytest.mark.slow
 def test_many_drawn_runs_come_back(tmp_path):
-    """Whoever changes the mapping: 200 of them, range(100, 300), take two minutes."""
+    """Many random runs return unchanged. After a change of the mapping, try 200 of them: range(100, 300)
+    takes two minutes."""
     assert sum(check(seed, tmp_path) for seed in range(100, 112)) >= 6

@@ -1,4 +1,4 @@
-"""Runs as scripts of Megatron and as DeepSpeed JSON: no unknown flag, and the way back is exact."""
+"""Export of runs as Megatron scripts and DeepSpeed JSON: no unknown flag, and an exact way back."""
 
 import itertools
 import json
@@ -23,7 +23,7 @@ TARGETS = [f"{program}@{version}" for program, versions in VERSIONS.items() for 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "megatron-gpt" / "training"
 ALL = [path.stem for path in sorted(EXAMPLES.glob("*.yaml"))]
 
-# Runs that differ from the examples in everything that a flag may say, and in what none can.
+# Runs that differ from the examples in everything that flags can express, and in what none can.
 OVERRIDES = {
     "steps": "batch.train_tokens=null batch.train_steps=5000 lr_schedule.lr_warmup_tokens=null "
     "lr_schedule.lr_warmup_steps=50 lr_schedule.lr_decay_tokens=null lr_schedule.lr_decay_steps=4000",
@@ -107,7 +107,7 @@ OVERRIDES = {
 
 
 def back(config, target: str, folder: Path):
-    """The run that the export of a run is imported as. The program's table has no word against the script."""
+    """Import the export of a run, and assert that the program's table accepts every word of the script."""
     path = folder / "exported.sh"
     path.write_text(export(config, target).text)
     flags = jobs_of_script(read_script(path.read_text(), "a.sh"))[0].flags
@@ -119,7 +119,7 @@ def back(config, target: str, folder: Path):
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_example_comes_back_equal(name, tmp_path):
-    """Field by field, from both programs; the versions take turns."""
+    """Every example returns from both programs equal in every field; the versions alternate."""
     config, number = load(name), ALL.index(name)
     for target in (TARGETS[number % 2], TARGETS[3 - number % 2]):
         assert back(config, target, tmp_path) == config
@@ -127,7 +127,8 @@ def test_every_example_comes_back_equal(name, tmp_path):
 
 @pytest.mark.parametrize("name", OVERRIDES)
 def test_every_run_comes_back_equal(name, tmp_path):
-    """To two programs in turn, so that each override is held against both kinds of flags and versions."""
+    """Every run returns equal from two alternating programs, so that each override meets both kinds of flags
+    and versions."""
     config = load("gpt-125m", OVERRIDES[name])
     number = list(OVERRIDES).index(name)
     for target in (TARGETS[number % 2], TARGETS[2 + number % 2]):
@@ -136,12 +137,12 @@ def test_every_run_comes_back_equal(name, tmp_path):
 
 @pytest.mark.slow
 def test_pairs_of_changes_come_back_equal(tmp_path):
-    """Forty pairs of the overrides above, each on an example and to a target that chance picks."""
+    """Forty random pairs of the overrides above return equal, each on an example with a random target."""
     chance, legal = random.Random(1), 0
     for first, second in chance.sample(list(itertools.combinations(OVERRIDES, 2)), 40):
         try:
             config = load(chance.choice(ALL), f"{OVERRIDES[first]} {OVERRIDES[second]}")
-        except ConfigError:  # the two do not go together
+        except ConfigError:  # the two overrides are incompatible
             continue
         legal += 1
         assert back(config, chance.choice(TARGETS), tmp_path) == config, (first, second)
@@ -149,7 +150,8 @@ def test_pairs_of_changes_come_back_equal(tmp_path):
 
 
 def test_a_field_with_a_flag_is_no_comment():
-    """Comments are for what the flags cannot say: for 125M the vocabulary, the text, machine and GPU."""
+    """Comments are written only for fields without a flag: for 125M the vocabulary, the text, the machine and
+    the GPU."""
     exported = export(load("gpt-125m"), "megatron-deepspeed@e7bff5ec")
     assert list(exported.unsaid) == [
         "name",
@@ -162,7 +164,7 @@ def test_a_field_with_a_flag_is_no_comment():
 
 
 def test_a_flag_that_is_edited_wins_over_the_comments(tmp_path):
-    """The comments of its row are then not read, and the import says so."""
+    """An edited flag takes precedence over the comments of its row, and the import says so."""
     text = export(load("gpt-175b"), "megatron-lm@d98e8a64").text
     flag = text.index("--step-batch-size-schedule '")
     end = text.index("\n", flag)
@@ -178,7 +180,7 @@ def test_a_flag_that_is_edited_wins_over_the_comments(tmp_path):
 
 
 def test_the_ramp_up_is_a_flag_before_2026_and_a_list_of_sizes_after_it():
-    """Sizes and their samples are the ramp's, to the last sample."""
+    """The ramp-up becomes a flag in versions before 2026 and an exact list of sizes afterwards."""
     config = load("gpt-175b")
     old, new = (export(config, f"megatron-lm@{version}").text for version in VERSIONS["megatron-lm"])
     assert "    --rampup-batch-size 16 16 5859375\n" in old and "--step-batch-size" not in old
@@ -195,7 +197,8 @@ def test_the_ramp_up_is_a_flag_before_2026_and_a_list_of_sizes_after_it():
 
 
 def test_names_follow_the_version():
-    """--layernorm-epsilon and --norm-epsilon; flash attention; recomputation."""
+    """Flag names follow the version: --layernorm-epsilon and --norm-epsilon, flash attention,
+    recomputation."""
     config = load("gpt-1-3b-4xdp", ["model.attention_backend=flash"])
     old = export(config, "megatron-lm@040eac94").text
     new = export(config, "megatron-lm@d98e8a64").text
@@ -207,7 +210,8 @@ def test_names_follow_the_version():
 
 
 def test_a_warm_up_as_a_share_of_tokens_is_written_in_tokens():
-    """Megatron-DeepSpeed would take the share of --train-samples."""
+    """A warm-up as a fraction is written in tokens, because Megatron-DeepSpeed would apply it to
+    --train-samples."""
     changes = "batch.train_tokens=3e9 lr_schedule.lr_decay_tokens=1e9 lr_schedule.lr_warmup_tokens=null "
     config = load("gpt-125m", f"{changes} lr_schedule.lr_warmup_fraction=0.03")
     deep, core = (export(config, program).text for program in reversed(VERSIONS))
@@ -216,10 +220,10 @@ def test_a_warm_up_as_a_share_of_tokens_is_written_in_tokens():
 
 
 def test_what_the_program_cannot_do_is_said():
-    """A schedule that it does not have, a batch that cannot grow, layers that do not divide."""
+    """The export warns of a missing schedule, a batch that cannot grow, and layers that do not divide."""
     wsd = export(load("gpt-125m", OVERRIDES["wsd"]), "megatron-deepspeed")
     assert (
-        "# Caution: --lr-decay-style has no WSD in megatron-deepspeed@f4157bea, and is left out." in wsd.text
+        "# Caution: --lr-decay-style has no WSD in megatron-deepspeed@f4157bea, and is omitted." in wsd.text
     )
     sizes = export(load("gpt-125m", OVERRIDES["sizes"]), "megatron-lm@040eac94")
     assert "Caution: the batch does not grow: --rampup-batch-size grows in equal steps only." in sizes.notes
@@ -237,7 +241,8 @@ def test_what_the_program_cannot_do_is_said():
 
 
 def test_what_is_tuned_is_not_what_the_program_trains():
-    """Without a word the script would train all weights from random ones."""
+    """A fine-tuning run is exported with a warning, since the script would train all weights from random
+    ones."""
     tuned = load("gpt-125m", ["init_from=gpt-base", "lora.rank=8"], check=False)
     pairs = load("gpt-125m", ["init_from=gpt-base", "dpo.beta=0.2"], check=False)
     for target in TARGETS:
@@ -251,7 +256,8 @@ def test_what_is_tuned_is_not_what_the_program_trains():
 
 
 def test_muon_is_megatron_lms_of_2025_on(tmp_path):
-    """With nbtrain's coefficients; what the program does in another way has to be overridden."""
+    """Muon is exported to Megatron-LM from 2025 on, with nbtrain's coefficients; differences must be
+    overridden."""
     config = load("gpt-125m", OVERRIDES["muon"])
     exported = export(config, "megatron-lm@d98e8a64")
     for flags in (
@@ -299,7 +305,7 @@ def test_muon_is_megatron_lms_of_2025_on(tmp_path):
 
 
 def test_a_json_alone_comes_back_onto_its_run(tmp_path):
-    """DeepSpeed's part of the run; the rest is listed."""
+    """A JSON alone returns DeepSpeed's part of the run when it is applied to it; the rest is listed."""
     config = load("gpt-1-3b-4xdp", ["parallel.zero_stage=3", "parallel.reduce_bucket_size=1e7"])
     exported = export(config, "deepspeed")
     path = tmp_path / "ds_config.json"
@@ -310,7 +316,7 @@ def test_a_json_alone_comes_back_onto_its_run(tmp_path):
 
 
 def test_an_unknown_target_is_named():
-    """With the known ones."""
+    """An unknown target is refused with the known ones."""
     with pytest.raises(
         ConfigError, match="no such target; known: megatron-lm, megatron-deepspeed, deepspeed"
     ):
@@ -318,8 +324,8 @@ def test_an_unknown_target_is_named():
 
 
 def test_the_mapping_covers_what_it_says():
-    """Each value of a row is a flag of some program; no flag is both mapped and without meaning; no field is
-    in two rows, but for batch sizes."""
+    """Each value of a mapping row is a program's flag, no flag is both mapped and without meaning, and only
+    batch sizes are in two rows."""
     dests = {dest for target in TARGETS for dest in find_table(target).by_dest}
     assert MAPPED - dests == {"lr_wsd_decay_tokens"}
     both = {dest for dest in MAPPED if without_meaning(dest)}

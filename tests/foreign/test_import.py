@@ -1,4 +1,4 @@
-"""Files of other programs become the runs that they are: upstream's nine jobs, scripts, Kubeflow, JSON."""
+"""Import of other programs' files as runs: upstream's nine jobs, scripts, Kubeflow, JSON."""
 
 import json
 import os
@@ -17,7 +17,7 @@ WIKI = "tokenizer.vocab_size=52000"
 
 
 def differences(found: RunConfig, expected: RunConfig) -> dict:
-    """{field: (found, expected)}."""
+    """Return {field: (found, expected)}."""
     ours, theirs = dict(flatten(found.model_dump())), dict(flatten(expected.model_dump()))
     return {
         key: (ours.get(key), theirs.get(key))
@@ -34,7 +34,8 @@ def import_flags(
     changes: dict | None = None,
     **overrides,
 ):
-    """One of the nine without some of its flags and with further ones, and with keys of its JSON changed."""
+    """Import one of the nine jobs without some of its flags, with further flags, and with changed keys of its
+    JSON."""
     words = [*(word for word in flags_of(name) if not word.startswith(without)), *flags]
     key = NINE[name][0]
     (tmp_path / "job.yaml").write_text(manifest(name, words))
@@ -44,8 +45,11 @@ def import_flags(
 
 @pytest.mark.parametrize("name", NINE)
 def test_the_nine_upstream_jobs_are_our_examples(name, tmp_path):
-    """Equal but for the name, which upstream gives to every layout of a size, for GPU and text, which it
-    names nowhere in the file, and for its image, which has no nbtrain in it."""
+    """The nine upstream jobs become our examples, except for the name, GPU, text and image.
+
+    Upstream gives one name to every layout of a size, names neither GPU nor text, and its image has no
+    nbtrain.
+    """
     found = import_files([write(tmp_path, name)], [WIKI])
     expected = load(name)
     allowed = {"resources.gpu_type": (None, expected.resources.gpu_type)}
@@ -58,7 +62,7 @@ def test_the_nine_upstream_jobs_are_our_examples(name, tmp_path):
 
 
 def test_a_manifest_in_json_is_the_same_job(tmp_path):
-    """As `kubectl get -o json` prints it: apiVersion first."""
+    """A manifest in JSON, as `kubectl get -o json` prints it with apiVersion first, is the same job."""
     path = write(tmp_path, "gpt-125m")
     documents = list(yaml.safe_load_all(path.read_text()))
     (document,) = documents
@@ -69,7 +73,7 @@ def test_a_manifest_in_json_is_the_same_job(tmp_path):
 
 @pytest.mark.parametrize("name", ["gpt-125m", "gpt-1-3b-4xdp-4xpp"])
 def test_the_yaml_reads_back_to_the_run(name, tmp_path):
-    """And it names the source of each value, and what was left out."""
+    """The written YAML loads as the run, names the source of each value, and lists what was omitted."""
     found = import_files([write(tmp_path, name)], [WIKI])
     path = found.write(tmp_path / "run.yaml")
     assert load(path) == found.config
@@ -80,19 +84,20 @@ def test_the_yaml_reads_back_to_the_run(name, tmp_path):
 
 
 def test_contradictions_are_resolved_as_the_program_does_and_said(tmp_path):
-    """The JSON's ZeRO stage runs; a pipeline cannot have ZeRO 2; training ends at the tokens."""
+    """Contradictions are resolved as the program resolves them and reported: the JSON's ZeRO stage, no ZeRO 2
+    in a pipeline, the end at the tokens."""
     notes = [str(note) for note in import_files([write(tmp_path, "gpt-125m")], [WIKI]).notes]
     assert any(
         "--zero-stage 0: the JSON's stage 2 is the one that runs (ds_config_125m.json:6)" in n for n in notes
     )
-    assert any("--train-samples 2500000: not taken over; training ends at --train-tokens" in n for n in notes)
+    assert any("--train-samples 2500000: not imported; training ends at --train-tokens" in n for n in notes)
     piped = import_files([write(tmp_path, "gpt-1-3b-4xdp-4xpp")], [WIKI])
     assert piped.config.parallel.zero_stage == 1
     assert any("ZeRO 2 with 4 pipeline stages: DeepSpeed refuses ZeRO 2 and 3" in str(n) for n in piped.notes)
 
 
 def test_what_a_resume_does_not_load_is_a_note(tmp_path):
-    """A run that begins with other weights is refused by its --load; nbtrain's resumes load everything."""
+    """A --load that skips parts of the state is noted, because nbtrain's resumes load everything."""
     flags = ["--no-load-optim", "--no-load-rng", "--no-load-lr-state"]
     notes = [note.text for note in import_flags(tmp_path, *flags).notes if "no-load" in note.text]
     reason = (
@@ -102,7 +107,7 @@ def test_what_a_resume_does_not_load_is_a_note(tmp_path):
 
 
 def test_the_175b_script_needs_what_it_does_not_say(tmp_path):
-    """One node of 8 for 128 ranks, and no vocabulary: both are named with the fix."""
+    """The 175B script misses nodes for its 128 ranks and a vocabulary: both are reported with the fix."""
     path = tmp_path / "train_gpt3_175b.sh"
     path.write_text(script_175b())
     with pytest.raises(ConfigError) as error:
@@ -116,8 +121,11 @@ def test_the_175b_script_needs_what_it_does_not_say(tmp_path):
 
 
 def test_the_175b_script_is_our_example(tmp_path):
-    """Amounts are those of the example, given in steps as in the script. What differs is not in the script
-    (names, GPU), or is Megatron-LM's default, which the example leaves at nbtrain's."""
+    """The 175B script with overrides equals our example, in steps instead of tokens.
+
+    The differences are not in the script (names, GPU), or are defaults of Megatron-LM, which the example
+    leaves at nbtrain's.
+    """
     path = tmp_path / "train_gpt3_175b.sh"
     path.write_text(script_175b())
     overrides = ["resources.nodes=16", "tokenizer.vocab_size=50257", "name=gpt-175b"]
@@ -141,7 +149,7 @@ def test_the_175b_script_is_our_example(tmp_path):
 
 
 def test_a_schedule_of_sizes_is_taken_over(tmp_path):
-    """Since 2026-04 the script has --step-batch-size-schedule in place of the ramp-up."""
+    """--step-batch-size-schedule, which replaces the ramp-up in the script since 2026-04, is imported."""
     path = tmp_path / "new.sh"
     sizes = "0:16 2.4B:320 4.8B:624 7.2B:928 9.6B:1232 12B:1536"
     path.write_text(script_175b(f'--step-batch-size-schedule "{sizes}"'))
@@ -150,7 +158,8 @@ def test_a_schedule_of_sizes_is_taken_over(tmp_path):
 
 
 def test_a_script_of_megatron_deepspeed_with_strings_and_a_here_document(tmp_path):
-    """Variables, arithmetic, conditions and the JSON that the script writes; the GPUs come from outside."""
+    """A Megatron-DeepSpeed script with variables, arithmetic, conditions and a here-document for the JSON is
+    imported, with GPUs from outside."""
     path = tmp_path / "ds_pretrain_gpt_1.3B.sh"
     path.write_text(script_deepspeed())
     with pytest.raises(ConfigError, match=r"add resources\.nodes=\.\.\. to the command"):
@@ -173,7 +182,7 @@ def test_a_script_of_megatron_deepspeed_with_strings_and_a_here_document(tmp_pat
             ["--apply-layernorm-1p"],
             "--apply-layernorm-1p: changes the run, and no field here says it. Leave it out ",
         ),
-        (["--swiglu", "--squared-relu"], "--squared-relu beside --swiglu: the program has one of them."),
+        (["--swiglu", "--squared-relu"], "--squared-relu with --swiglu: the program accepts only one."),
         (["--use-rotary-position-embeddings"], "too unless --no-position-embedding is given: add it"),
         (["--no-position-embedding"], "without rotary positions there are none"),
         (["--train-data-path=a"], "--train-data-path a: changes the run"),
@@ -198,7 +207,7 @@ def test_a_script_of_megatron_deepspeed_with_strings_and_a_here_document(tmp_pat
     ],
 )
 def test_what_changes_the_run_and_has_no_field_makes_the_import_fail(flags, message, tmp_path):
-    """With file, line and flag."""
+    """A flag that changes the run and has no field makes the import fail with file, line and flag."""
     with pytest.raises(ConfigError) as error:
         import_flags(tmp_path, *flags)
     assert message in str(error.value) and str(error.value).startswith("job.yaml:")
@@ -216,12 +225,13 @@ def test_what_changes_the_run_and_has_no_field_makes_the_import_fail(flags, mess
     ],
 )
 def test_what_says_nothing_about_the_run_changes_nothing(flags, tmp_path):
-    """The run is that without the flag."""
+    """A flag that says nothing about the run leaves the run unchanged."""
     assert import_flags(tmp_path, *flags).config == import_flags(tmp_path).config
 
 
 def test_flags_of_the_layers(tmp_path):
-    """The norm, the activation and the biases; a width that is not given is Megatron's for the activation."""
+    """Flags set the norm, the activation and the biases; without a width, Megatron's default for the
+    activation applies."""
     model = import_flags(
         tmp_path, "--normalization=rmsnorm", "--swiglu", "--disable-bias-linear", "--layernorm-epsilon=1e-6"
     ).config.model
@@ -257,7 +267,7 @@ def of_megatron_lm(tmp_path, flags: str, *overrides: str):
 
 
 def test_flags_of_attention(tmp_path):
-    """Groups, head sizes, norms of heads, a window of some layers, layers without rope."""
+    """Flags set groups, head sizes, norms of heads, windows of some layers, and layers without rope."""
     model = of_megatron_lm(
         tmp_path,
         "--group-query-attention --num-query-groups 2 --kv-channels 40 --qk-layernorm "
@@ -282,7 +292,7 @@ def test_flags_of_attention(tmp_path):
         ("--window-size many", "add model.window_size to the command"),
         (
             f"{ROPE} --rotary-seq-len-interpolation-factor 2 --use-rope-scaling",
-            "job.sh:1: --use-rope-scaling beside --rotary-seq-len-interpolation-factor 2 (job.sh:1): the "
+            "job.sh:1: --use-rope-scaling with --rotary-seq-len-interpolation-factor 2 (job.sh:1): the "
             "program scales twice, model.rope_scaling once.",
         ),
         (
@@ -317,7 +327,7 @@ def test_positions_that_no_field_says(flags, message, tmp_path):
     ],
 )
 def test_a_value_from_outside_is_asked_for(flags, key, tmp_path):
-    """By its field, also if the value would be computed with."""
+    """A value from outside the script is requested by its field, also if it would be computed with."""
     with pytest.raises(ConfigError) as error:
         of_megatron_lm(tmp_path, flags)
     flag = flags[: flags.index(" $X")].rpartition(" ")[2]
@@ -356,7 +366,7 @@ def test_no_nodes_are_no_number_of_ranks(tmp_path):
     ],
 )
 def test_a_warm_up_is_a_share_of_the_samples_beside_a_decay_in_tokens(length, tokens, tmp_path):
-    """Megatron-DeepSpeed computes the warm-up in samples before its scheduler looks at the tokens."""
+    """Megatron-DeepSpeed applies a warm-up fraction to samples before its scheduler uses tokens."""
     without = ("--train-samples", "--lr-warmup-tokens")
     found = import_flags(tmp_path, *length, "--lr-warmup-fraction=0.01", without=without)
     assert found.config.lr_warmup_tokens == found.config.lr_schedule.lr_warmup_tokens == tokens
@@ -369,11 +379,12 @@ def test_a_warm_up_is_a_share_of_the_samples_beside_a_decay_in_tokens(length, to
     ("iterations", "unit", "note"),
     [
         (4767, "steps", "--train-tokens 2500000000: training ends before it, at --train-iters 4767."),
-        (4769, "tokens", "--train-iters 4769: not taken over; training ends at --train-tokens 2500000000."),
+        (4769, "tokens", "--train-iters 4769: not imported; training ends at --train-tokens 2500000000."),
     ],
 )
 def test_training_ends_at_tokens_or_iterations(iterations, unit, note, tmp_path):
-    """At whichever comes first: 2.5 billion tokens are 4,768.4 steps. The decay is that of the iterations."""
+    """Training ends at the first limit: 2.5 billion tokens are 4,768.4 steps. The decay follows the
+    iterations."""
     without = ("--train-samples", "--lr-decay-tokens")
     found = import_flags(tmp_path, f"--train-iters={iterations}", without=without)
     batch = found.config.batch
@@ -385,14 +396,14 @@ def test_training_ends_at_tokens_or_iterations(iterations, unit, note, tmp_path)
 
 
 def test_an_architecture_beside_the_files_sets_its_fields(tmp_path):
-    """As over a run YAML."""
+    """An architecture override sets the fields of the architecture, as it does for a run YAML."""
     model = of_megatron_lm(tmp_path, "--normalization LayerNorm", "model.architecture=qwen3").config.model
     assert (model.architecture, model.normalization, model.qk_layernorm) == ("qwen3", "RMSNorm", True)
 
 
 @pytest.mark.parametrize("flag", ["--no-bias-gelu-fusion", "--disable-bias-linear"])
 def test_the_exact_gelu_is_noted(flag, tmp_path):
-    """torch's F.gelu; the fused kernel has the tanh form, as the model here."""
+    """torch's exact F.gelu is noted, since the fused kernel and our model use the tanh form."""
     said = "the program takes the exact gelu without its fused kernel; model.activation is the tanh one."
     assert f"{flag}: {said}" in [note.text for note in of_megatron_lm(tmp_path, flag).notes]
     notes = [note.text for note in of_megatron_lm(tmp_path, f"{flag} --swiglu").notes]
@@ -400,13 +411,14 @@ def test_the_exact_gelu_is_noted(flag, tmp_path):
 
 
 def test_an_override_stands_in_for_what_is_missing(tmp_path):
-    """A value from outside, and a flag that is not given."""
+    """An override replaces a value from outside the script and a flag that is not given."""
     found = import_flags(tmp_path, "--num-layers=$LAYERS", **{"model.num_layers": 6})
     assert found.config.model.num_layers == 6
 
 
 def test_a_layout_that_is_overridden_leaves_the_other_ranks_to_data(tmp_path):
-    """The message about $TP asks for the override."""
+    """An overridden layout gives the remaining ranks to data parallelism; the message about $TP names the
+    override."""
     found = of_megatron_lm(tmp_path, "--tensor-model-parallel-size $TP", "parallel.tensor_parallel_size=2")
     assert (found.config.parallel.tensor_parallel_size, found.config.parallel.data_parallel_size) == (2, 2)
 
@@ -432,14 +444,16 @@ def test_a_layout_that_is_overridden_leaves_the_other_ranks_to_data(tmp_path):
     ],
 )
 def test_a_json_that_contradicts_the_flags_or_has_unknown_keys_fails(changes, message, tmp_path):
-    """DeepSpeed asserts the batch, and ignores unknown keys without a word."""
+    """A JSON that contradicts the flags, which DeepSpeed asserts, or has unknown keys, which it ignores,
+    makes the import fail."""
     with pytest.raises(ConfigError) as error:
         import_flags(tmp_path, changes=changes)
     assert message in str(error.value)
 
 
 def test_keys_of_the_json_become_fields(tmp_path):
-    """Buckets, offloading, and what has no field goes to deepspeed_extra."""
+    """Keys of the JSON become fields for buckets and offloading; keys without a field go to
+    deepspeed_extra."""
     changes = {
         "zero_optimization": {
             "stage": 2,
@@ -460,24 +474,26 @@ def test_keys_of_the_json_become_fields(tmp_path):
 
 
 def test_the_loss_scale_has_deepspeeds_defaults(tmp_path):
-    """2 to the power of 16 and 1,000 steps, where nbtrain has 11 and 500."""
+    """The loss scale has DeepSpeed's defaults, 2 to the power of 16 and 1,000 steps, instead of nbtrain's 11
+    and 500."""
     scale = import_flags(tmp_path, changes={"fp16": {"enabled": True}}).config.precision.fp16
     assert (scale.initial_scale_power, scale.loss_scale_window, scale.hysteresis) == (16, 1000, 2)
 
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_overflows_that_count_in_a_row_alone_are_not_taken_over(tmp_path, asked):
-    """DeepSpeed's default, false, is how nbtrain counts them."""
+    """consecutive_hysteresis = true is noted as not imported; nbtrain counts overflows as DeepSpeed's default
+    does."""
     found = import_flags(tmp_path, changes={"fp16": {"enabled": True, "consecutive_hysteresis": asked}})
     assert [note.text for note in found.notes if "hysteresis" in note.text] == asked * [
-        "fp16.consecutive_hysteresis: not taken over; overflows count in a row or not, so that the loss "
+        "fp16.consecutive_hysteresis: not imported; overflows count in a row or not, so that the loss "
         "scale may halve earlier."
     ]
     assert found.config.parallel.deepspeed_extra == {}
 
 
 def test_without_clipping_in_the_json_nothing_is_clipped(tmp_path):
-    """--clip-grad is for the optimizer that Megatron-DeepSpeed does not build with --deepspeed."""
+    """Without gradient_clipping in the JSON nothing is clipped, because --deepspeed ignores --clip-grad."""
     assert import_flags(tmp_path, changes={"gradient_clipping": "auto"}).config.optimizer.clip_grad == 1
     document = {key: value for key, value in deepspeed_json("125m").items() if key != "gradient_clipping"}
     (tmp_path / "ds_config_125m.json").write_text(json.dumps(document))
@@ -488,7 +504,8 @@ def test_without_clipping_in_the_json_nothing_is_clipped(tmp_path):
 
 
 def test_a_deepspeed_json_alone_is_put_on_a_run(tmp_path):
-    """With comments and a trailing comma; without a run there is no model."""
+    """A DeepSpeed JSON alone, with comments and a trailing comma, is applied to a run; without a run it is
+    refused."""
     path = tmp_path / "ds_config.json"
     path.write_text(
         """{
@@ -522,7 +539,7 @@ def test_a_deepspeed_json_alone_is_put_on_a_run(tmp_path):
 
 
 def test_auto_leaves_the_runs_own_value(tmp_path):
-    """The Trainer of transformers fills it in; a JSON with it says nothing of these fields."""
+    """A value of "auto", which transformers' Trainer fills in, keeps the run's own value."""
     path = tmp_path / "ds.json"
     path.write_text('{"train_batch_size": "auto", "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}')
     found = import_files([path], onto="gpt-125m")
@@ -534,7 +551,8 @@ def test_auto_leaves_the_runs_own_value(tmp_path):
 
 
 def test_accumulation_alone_does_not_say_the_batch(tmp_path):
-    """The run's ranks count too. Beside a batch it follows from it; "auto" leaves the run's own batch."""
+    """Accumulation alone needs the run's ranks to give the batch; with a batch it follows, and "auto" keeps
+    the run's batch."""
     path = tmp_path / "a.json"
     keys = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8}
     path.write_text(json.dumps(keys))
@@ -551,7 +569,7 @@ def test_accumulation_alone_does_not_say_the_batch(tmp_path):
 
 
 def put_on(tmp_path, scheduler: str, params: dict, lr: float | str = 4e-4):
-    """A JSON with this schedule, put on a run."""
+    """Apply a JSON with this schedule to a run."""
     document = {
         "optimizer": {"type": "AdamW", "params": {"lr": lr}},
         "scheduler": {"type": scheduler, "params": {"warmup_type": "linear", **params}},
@@ -572,7 +590,8 @@ def put_on(tmp_path, scheduler: str, params: dict, lr: float | str = 4e-4):
     ],
 )
 def test_rates_of_deepspeeds_schedules(scheduler, params, rates, tmp_path):
-    """Where the warm-up begins, the peak, where the decay ends: not those of the run below the JSON."""
+    """DeepSpeed's schedules set the start of the warm-up, the peak and the end of the decay, instead of the
+    run's values."""
     total = {} if scheduler == "WarmupLR" else {"total_num_steps": 4000}
     schedule = put_on(tmp_path, scheduler, {"warmup_num_steps": 100, **total, **params})
     assert (schedule.lr_warmup_init, schedule.lr, schedule.min_lr) == pytest.approx(rates)
@@ -614,13 +633,14 @@ def test_parameters_of_a_schedule_that_are_not_read_make_the_import_fail(params,
     ],
 )
 def test_deepspeeds_adam_is_adamw_in_any_case(optimizer, tmp_path):
-    """Of the letters, and of what says nothing else than torch's AdamW."""
+    """DeepSpeed's Adam is imported as AdamW in any spelling, with parameters that match torch's AdamW."""
     (tmp_path / "a.json").write_text(json.dumps({"optimizer": optimizer}))
     assert import_files([tmp_path / "a.json"], onto="gpt-125m").config == load("gpt-125m")
 
 
 def test_optimizer_and_schedule_of_a_jobs_json_are_not_the_ones_that_run(tmp_path):
-    """Megatron gives DeepSpeed its own; the note says so."""
+    """The optimizer and schedule in a job's JSON are noted as unused, because Megatron passes its own to
+    DeepSpeed."""
     changes = {"optimizer": {"type": "Adam", "params": {"lr": 1.0}}, "scheduler": {"type": "OneCycle"}}
     found = import_flags(tmp_path, changes=changes)
     assert found.config == import_flags(tmp_path).config
@@ -698,7 +718,8 @@ LM_FLAGS = (
 
 @pytest.mark.parametrize("job", [PYTORCH_JOB, MPI_JOB, TRAIN_JOB], ids=["PyTorchJob", "MPIJob", "TrainJob"])
 def test_kubeflow_jobs_are_read(job, tmp_path):
-    """Nodes, ranks, resources and the flags of the command, as words or as a script."""
+    """Kubeflow jobs are imported with nodes, ranks, resources, and the flags of the command as words or as a
+    script."""
     words = ", ".join(json.dumps(word) for word in LM_FLAGS.split())
     (tmp_path / "job.yaml").write_text(job.replace("FLAGS", LM_FLAGS).replace("WORDS", words))
     config = import_files([tmp_path / "job.yaml"]).config
@@ -713,13 +734,13 @@ def test_kubeflow_jobs_are_read(job, tmp_path):
         ("a/x_text_document", 1.0),
         ("b/y_text_document", 2.0),
     ]
-    # Megatron's defaults where nbtrain's differ.
+    # Megatron's defaults where they differ from nbtrain's.
     assert (config.optimizer.adam_beta2, config.optimizer.weight_decay) == (0.999, 0.01)
     assert (config.data.split, config.evaluation.eval_interval_steps) == ("969, 30, 1", 1000)
 
 
 def test_a_config_map_holds_the_json(tmp_path):
-    """In one file with the job, or given beside it."""
+    """A ConfigMap holds the JSON, in the job's file or in a separate one."""
     text = json.dumps(deepspeed_json("125m"), indent=2).replace("\n", "\n    ")
     maps = f"kind: ConfigMap\nmetadata: {{name: c}}\ndata:\n  ds_config_125m.json: |\n    {text}\n"
     (tmp_path / "job.yaml").write_text(f"{manifest('gpt-125m')}---\n{maps}")
@@ -746,7 +767,7 @@ srun --jobid $SLURM_JOB_ID bash -c "$LAUNCHER --node_rank \\$SLURM_PROCID $CMD" 
 
 
 def test_a_slurm_script_launches_by_bash_c(tmp_path):
-    """Nodes and GPUs are those of #SBATCH; a program without Megatron's flags is passed over."""
+    """A Slurm script takes nodes and GPUs from #SBATCH; programs without Megatron's flags are skipped."""
     (tmp_path / "job.slurm").write_text(SLURM.replace("FLAGS", LM_FLAGS))
     config = import_files([tmp_path / "job.slurm"]).config
     assert (config.resources.nodes, config.resources.gpus_per_node, config.resources.cpus_per_node) == (
@@ -762,7 +783,7 @@ def test_a_slurm_script_launches_by_bash_c(tmp_path):
     [("ntasks-per-node=8", 96), ("ntasks=32", 96), ("ntasks=5", 12), ("ntasks-per-node=1", 12)],
 )
 def test_the_cores_of_a_machine_are_those_of_all_its_tasks(tasks, cpus, tmp_path):
-    """--cpus-per-task is of one of them; 32 tasks on 4 nodes are 8 on each."""
+    """Cores per machine are --cpus-per-task times the tasks per node: 8 tasks on each of 4 nodes."""
     script = SLURM.replace("cpus-per-task=32", "cpus-per-task=12").replace("ntasks-per-node=1", tasks)
     (tmp_path / "job.slurm").write_text(script.replace("FLAGS", LM_FLAGS))
     assert import_files([tmp_path / "job.slurm"]).config.resources.cpus_per_node == cpus
@@ -773,7 +794,7 @@ def test_the_cores_of_a_machine_are_those_of_all_its_tasks(tasks, cpus, tmp_path
     [("NVIDIA-A100-SXM4-80GB", "A100-80GB"), ("NVIDIA-H100-80GB-HBM3", "H100"), ("Tesla-K80", None)],
 )
 def test_the_node_selector_names_the_gpu(label, expected, tmp_path):
-    """The label of the cluster's nodes; one that the device table does not have is noted."""
+    """The node selector's label names the GPU; a label that the device table does not have is noted."""
     path = write(tmp_path, "gpt-125m")
     selector = f"      spec:\n        nodeSelector: {{nvidia.com/gpu.product: {label}}}\n        containers:"
     path.write_text(path.read_text().replace("      spec:\n        containers:", selector))
@@ -783,7 +804,8 @@ def test_the_node_selector_names_the_gpu(label, expected, tmp_path):
 
 
 def test_a_template_of_the_json_is_filled_in_by_sed(tmp_path):
-    """As Megatron-DeepSpeed's scripts do it: the template is a second file, or lies beside the script."""
+    """A JSON template is filled in as sed does in Megatron-DeepSpeed's scripts, from a second file or from
+    the script's folder."""
     script = script_deepspeed()
     start, end = script.index("cat <<EOT"), script.index("EOT\n", script.index("cat <<EOT") + 9) + 4
     sed = 'sed "s/GBSIZE/${global_batch_size}/" t.json | sed "s/MBSIZE/${batch_size}/" > $config_json\n'
@@ -800,7 +822,7 @@ def test_a_template_of_the_json_is_filled_in_by_sed(tmp_path):
 
 
 def test_an_existing_yaml_is_not_written_over(tmp_path):
-    """Unless it is asked for."""
+    """An existing YAML is overwritten only on request."""
     found = import_files([write(tmp_path, "gpt-125m")], [WIKI])
     path = found.write(tmp_path / "run.yaml")
     with pytest.raises(ConfigError, match="exists already; name another file, or overwrite it"):
@@ -857,7 +879,7 @@ def test_an_existing_yaml_is_not_written_over(tmp_path):
     ],
 )
 def test_a_file_of_another_kind_is_named(name, text, message, tmp_path):
-    """What was found, and what is read."""
+    """A file of another kind is refused with what was found and what can be read."""
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError) as error:
         import_files([tmp_path / name])
@@ -901,7 +923,7 @@ def test_a_file_of_another_kind_is_named(name, text, message, tmp_path):
     ],
 )
 def test_a_value_that_deepspeed_does_not_take_makes_the_import_fail(text, message, tmp_path):
-    """With file and line; none is passed over in silence."""
+    """A value that DeepSpeed rejects makes the import fail with file and line."""
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(ConfigError) as error:
         import_files([tmp_path / "a.json"], onto="gpt-125m")
@@ -909,7 +931,8 @@ def test_a_value_that_deepspeed_does_not_take_makes_the_import_fail(text, messag
 
 
 def test_several_jobs_are_imported_one_by_one(tmp_path):
-    """The message names them."""
+    """Several jobs in the files are refused together with their names, so that they are imported one by
+    one."""
     paths = [write(tmp_path, name) for name in ("gpt-125m", "gpt-125m-2xdp")]
     with pytest.raises(
         ConfigError, match=r"2 jobs in these files: gpt-125m\.yaml \(gpt-125m\), gpt-125m-2xdp"
@@ -918,7 +941,7 @@ def test_several_jobs_are_imported_one_by_one(tmp_path):
 
 
 def script_of(tmp_path, lines: str, tail: str):
-    """A script of Megatron-LM: lines, then the launch with `tail` behind its flags."""
+    """Return a Megatron-LM script: lines, then the launch with `tail` after its flags."""
     flags = " ".join(word for word in flags_of("gpt-125m")[1:] if "deepspeed" not in word)
     for unknown in ("--train-tokens=2500000000", "--zero-stage=0", "--lr-decay-tokens=2500000000"):
         flags = flags.replace(unknown, "")
@@ -941,7 +964,7 @@ def script_of(tmp_path, lines: str, tail: str):
 )
 @pytest.mark.parametrize("tail", ["$EXTRA", "--data-path d/x_text_document $EXTRA"])
 def test_a_list_of_flags_that_cannot_be_decided_makes_the_import_fail(line, lines, tail, tmp_path):
-    """Its flags could change the model: they are never left out in silence."""
+    """A list of flags with an unknown value makes the import fail, since it could change the model."""
     with pytest.raises(ConfigError) as error:
         script_of(tmp_path, lines, tail)
     assert f"a.sh:{line}: ${{EXTRA}}: only the shell knows its value" in str(error.value)
@@ -955,13 +978,14 @@ def test_what_a_command_prints_is_not_taken_as_empty(tmp_path):
 
 
 def test_a_form_that_is_not_worked_out_makes_the_import_fail(tmp_path):
-    """The script sets the variable: its flags are not empty."""
+    """A shell expansion that is not evaluated makes the import fail, because the script does set the
+    variable."""
     with pytest.raises(ConfigError, match=r"a\.sh:2: \$\{EXTRA\[@\]:1\}: only the shell knows its value"):
         script_of(tmp_path, "EXTRA=(--x --num-experts 8)", "${EXTRA[@]:1}")
 
 
 def test_a_list_that_nothing_sets_is_empty_and_said(tmp_path):
-    """As in the shell; it is no part of --data-path either."""
+    """A list that nothing sets is empty, as in the shell, and is noted; it is not part of --data-path."""
     found = script_of(tmp_path, "", '--data-path d/x_text_document $EXTRA "$@"')
     assert found.config.data.name == "d"
     said = [str(note) for note in found.notes if "taken as empty" in note.text]
@@ -971,7 +995,8 @@ def test_a_list_that_nothing_sets_is_empty_and_said(tmp_path):
 
 
 def test_a_file_that_is_no_file_is_refused_at_once(tmp_path):
-    """A pipe or a device would be read without end; UTF-16 and a byte order mark are known."""
+    """A pipe or device is refused immediately, as reading would not end; UTF-16 and a byte order mark are
+    detected."""
     os.mkfifo(tmp_path / "a.sh")
     (tmp_path / "b.sh").symlink_to("/dev/zero")
     (tmp_path / "c.sh").mkdir()
@@ -989,7 +1014,7 @@ def test_a_file_that_is_no_file_is_refused_at_once(tmp_path):
 
 
 def test_numbers_as_upstream_scripts_write_them(tmp_path):
-    """Python's int reads 1_000, and a stop after 57 years never comes."""
+    """Numbers are read as upstream writes them: 1_000 as in Python, and a limit of 57 years as none."""
     found = script_of(tmp_path, "", "--rampup-batch-size 128 128 1_000_000 --exit-duration-in-mins 30000000")
     assert found.config.batch.rampup.ramp_samples == 1_000_000
     assert found.config.batch.exit_duration_minutes is None
@@ -998,7 +1023,7 @@ def test_numbers_as_upstream_scripts_write_them(tmp_path):
 
 @pytest.mark.parametrize("tails", [("", "--swiglu"), ("--swiglu", "")])
 def test_master_and_worker_train_with_the_same_flags(tails, tmp_path):
-    """A flag of one of them is not left out in silence."""
+    """A flag that master and worker do not share makes the import fail."""
     containers = [
         f"""    {role}:
       template:
@@ -1022,7 +1047,7 @@ def test_master_and_worker_train_with_the_same_flags(tails, tmp_path):
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_a_secondary_shard_is_taken_over(tmp_path, size):
-    """zero_hpz_partition_size above 1: of two ranks too."""
+    """A zero_hpz_partition_size above 1 is imported, also for two ranks."""
     zero = {"stage": 3, "zero_hpz_partition_size": size}
     (tmp_path / "a.json").write_text(json.dumps({"zero_optimization": zero}))
     layout = ["parallel.data_parallel_size=8", "resources.nodes=2", "resources.gpus_per_node=4"]

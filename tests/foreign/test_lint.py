@@ -1,4 +1,4 @@
-"""What stands against files of other programs: one test for each rule, on files in upstream's shape."""
+"""Checks of other programs' files: one test for each rule, on files in upstream's shape."""
 
 import json
 
@@ -17,7 +17,8 @@ GPU = "resources.gpu_type=A100-40GB"
 def linted(
     folder, *flags: str, name: str = "gpt-125m", without=(), changes=None, overrides=(GPU,), **job
 ) -> list[Finding]:
-    """Findings about one of the nine with further flags, and with keys of its JSON and manifest changed."""
+    """Return the findings on one of the nine jobs with further flags, and changed keys of its JSON and
+    manifest."""
     words = [word for word in flags_of(name) if not word.startswith(tuple(without))] + list(flags)
     (folder / "job.yaml").write_text(manifest(name, words, **job))
     key = NINE[name][0]
@@ -29,12 +30,12 @@ def linted(
 
 
 def lines(findings: list[Finding], rule: str) -> list[str]:
-    """What is printed of one rule."""
+    """Return the printed lines of one rule."""
     return [line for finding in findings if finding.rule == rule for line in finding.lines()]
 
 
 def test_zero_of_the_flags_against_the_json(tmp_path):
-    """Upstream's 125M: --zero-stage 0, stage 2 in the JSON."""
+    """Upstream's 125M has --zero-stage 0, but stage 2 in the JSON."""
     assert lines(lint([write(tmp_path, "gpt-125m")]), "zero_stage_agrees") == [
         "warning, costs a run of another ZeRO stage than the flag says: gpt-125m.yaml:57: --zero-stage",
         "  0, but zero_optimization.stage is 2 (ds_config_125m.json:6): the JSON's stage is the one that "
@@ -44,7 +45,7 @@ def test_zero_of_the_flags_against_the_json(tmp_path):
 
 
 def test_zero_2_with_a_pipeline(tmp_path):
-    """Upstream's 1.3B in 4 stages."""
+    """Upstream's 1.3B in 4 stages has ZeRO 2, which pipelines do not allow."""
     assert lines(lint([write(tmp_path, "gpt-1-3b-4xdp-4xpp")]), "zero_goes_with_the_pipeline") == [
         "error, cannot run: ds_config_1-3b.json:6: zero_optimization.stage",
         "  2 with pipeline-model-parallel-size(4) (gpt-1-3b-4xdp-4xpp.yaml:15): DeepSpeed refuses ZeRO 2 "
@@ -55,7 +56,8 @@ def test_zero_2_with_a_pipeline(tmp_path):
 
 
 def test_zero_2_without_no_pipeline_parallel(tmp_path):
-    """Megatron-DeepSpeed takes its pipeline engine for one stage too."""
+    """ZeRO 2 without --no-pipeline-parallel is reported, because Megatron-DeepSpeed uses its pipeline engine
+    for one stage too."""
     findings = linted(tmp_path, without=["--no-pipeline-parallel"])
     assert lines(findings, "zero_goes_with_the_pipeline") == [
         "error, cannot run: ds_config_125m.json:6: zero_optimization.stage",
@@ -67,7 +69,8 @@ def test_zero_2_without_no_pipeline_parallel(tmp_path):
 
 
 def test_samples_against_tokens_and_the_progress_that_they_show(tmp_path):
-    """Upstream's samples are twice the tokens; and too few samples end the training early."""
+    """Samples that do not match the tokens are reported: upstream's are twice the tokens, and too few end the
+    training early."""
     assert lines(lint([write(tmp_path, "gpt-125m")]), "samples_are_the_tokens") == [
         "warning, costs a wrong progress bar: gpt-125m.yaml:26: --train-samples",
         "  2,500,000 samples of 2,048 tokens are 5.12B, but train-tokens(2,500,000,000) ends training at "
@@ -89,7 +92,7 @@ def test_samples_against_tokens_and_the_progress_that_they_show(tmp_path):
 
 
 def test_one_name_and_one_folder_for_several_jobs(tmp_path):
-    """Upstream's three files of 125M."""
+    """Upstream's three files of 125M share a name and a folder."""
     findings = lint([write(tmp_path, name) for name in ("gpt-125m", "gpt-125m-2xdp")])
     assert lines(findings, "names_are_their_own") == [
         "error, cannot run: gpt-125m-2xdp.yaml:4: metadata.name",
@@ -106,7 +109,7 @@ def test_one_name_and_one_folder_for_several_jobs(tmp_path):
 
 
 def test_the_175b_script_on_one_node(tmp_path):
-    """128 ranks for 8 GPUs, and a ramp-up that the program refuses beside --train-iters."""
+    """The 175B script has 128 ranks for 8 GPUs, and a ramp-up that the program refuses with --train-iters."""
     (tmp_path / "train_175b.sh").write_text(script_175b())
     findings = lint([tmp_path / "train_175b.sh"])
     assert lines(findings, "ranks_fill_the_machines") == [
@@ -244,7 +247,7 @@ def test_the_175b_script_on_one_node(tmp_path):
     ],
 )
 def test_flags_of_a_job(flags, rule, expected, tmp_path):
-    """Place, what was found, the rule with its numbers, the fix."""
+    """Each rule on flags reports place, value, the rule with its numbers, and the fix."""
     assert lines(linted(tmp_path, *flags), rule) == expected
 
 
@@ -375,12 +378,12 @@ def test_flags_of_a_job(flags, rule, expected, tmp_path):
     ],
 )
 def test_the_json_of_a_job(changes, rule, expected, tmp_path):
-    """Against the flags, the layout and DeepSpeed's own keys."""
+    """The JSON of a job is checked against the flags, the layout and DeepSpeed's keys."""
     assert lines(linted(tmp_path, changes=changes), rule) == expected
 
 
 def test_states_that_do_not_fit_the_cluster(tmp_path):
-    """175B on one node of 8: by how much."""
+    """175B on one node of 8 is reported with the missing memory."""
     (tmp_path / "a.sh").write_text(script_175b())
     findings = lint([tmp_path / "a.sh"], ["resources.gpu_type=A100-80GB"])
     assert lines(findings, "states_fit_the_cluster") == [
@@ -392,7 +395,7 @@ def test_states_that_do_not_fit_the_cluster(tmp_path):
 
 
 def test_offloading_without_its_optimizer(tmp_path):
-    """DeepSpeed raises an error when the engine is made."""
+    """Offloading with an optimizer that DeepSpeed refuses is reported."""
     changes = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
     assert lines(linted(tmp_path, changes=changes), "offload_has_its_optimizer") == [
         "error, cannot run: ds_config_125m.json:7: zero_optimization.offload_optimizer",
@@ -403,19 +406,19 @@ def test_offloading_without_its_optimizer(tmp_path):
 
 
 def test_more_ranks_than_gpus(tmp_path):
-    """slotsPerWorker against the container's limit."""
+    """More slotsPerWorker than the container's GPU limit are reported."""
     text = manifest("gpt-125m").replace("slotsPerWorker: 1", "slotsPerWorker: 4")
     (tmp_path / "job.yaml").write_text(text)
     (tmp_path / "ds_config_125m.json").write_text(json.dumps(deepspeed_json("125m")))
     assert lines(lint([tmp_path / "job.yaml"]), "slots_are_gpus") == [
         "error, cannot run: job.yaml:9: slotsPerWorker",
-        "  4 ranks on each node, but the container asks for 1 GPUs (job.yaml:77).",
+        "  4 ranks on each node, but the container requests 1 GPUs (job.yaml:77).",
         "  Make the two equal.",
     ]
 
 
 def test_an_image_of_another_time(tmp_path):
-    """Flags that only the version of 2026 has, in upstream's image of 2023-06."""
+    """Flags that only the version of 2026 has are reported for upstream's image of 2023-06."""
     old = (
         "--deepspeed",
         "--zero",
@@ -431,14 +434,14 @@ def test_an_image_of_another_time(tmp_path):
     (tmp_path / "job.yaml").write_text(manifest("gpt-125m", words))
     assert lines(lint([tmp_path / "job.yaml"]), "image_is_of_the_programs_time") == [
         "warning, costs a program that may not start in this image: job.yaml:58: image",
-        "  2023-06, but the flags are those of megatron-lm@d98e8a64 (2026-08-22): 38 months younger than the "
+        "  2023-06, but the flags are from megatron-lm@d98e8a64 (2026-08-22): 38 months younger than the "
         "image's PyTorch, CUDA and flash attention.",
         "  Take an image of 2026-08, or the program's version of the image's time.",
     ]
 
 
 def test_checkpoints_against_the_volume(tmp_path):
-    """Megatron keeps every one; the claim's size is in its own manifest."""
+    """All checkpoints, which Megatron keeps, are compared with the volume claim of a separate manifest."""
     path = write(tmp_path, "gpt-1-3b-4xdp")
     claim = "kind: PersistentVolumeClaim\nmetadata: {name: megatron}\nspec:\n"
     claim += "  resources: {requests: {storage: 200Gi}}\n"
@@ -469,18 +472,16 @@ def test_flags_that_exclude_each_other(tmp_path):
     script = script_175b(nodes=16).replace("    --fp16\n", "    --fp16 --bf16 --lr-warmup-iters 2000\n")
     (tmp_path / "a.sh").write_text(script)
     assert lines(lint([tmp_path / "a.sh"]), "flags_go_together")[1::3] == [
-        "  --fp16 beside --bf16 (a.sh:37): the program refuses to start with both.",
-        "  --lr-warmup-fraction .001 beside --lr-warmup-iters 2000 (a.sh:37): the program refuses to start "
+        "  --fp16 with --bf16 (a.sh:37): the program refuses to start with both.",
+        "  --lr-warmup-fraction .001 with --lr-warmup-iters 2000 (a.sh:37): the program refuses to start "
         "with both.",
     ]
-    with pytest.raises(
-        ConfigError, match=r"a\.sh:37: --fp16 beside --bf16 \(a\.sh:37\): the program refuses"
-    ):
+    with pytest.raises(ConfigError, match=r"a\.sh:37: --fp16 with --bf16 \(a\.sh:37\): the program refuses"):
         import_files([tmp_path / "a.sh"], {"tokenizer.vocab_size": 50257})
 
 
 def test_sizes_are_not_counted_while_flags_are_unknown(tmp_path):
-    """The layout may stand in $MORE: no rule takes it for 1 x 1."""
+    """While a list of flags such as $MORE is unknown, sizes are not checked."""
     script = script_175b(nodes=16).replace("--global-batch-size 1536", "--global-batch-size 1500")
     assert "${PARALLEL[@]}" in script
     (tmp_path / "a.sh").write_text(script.replace("\nPARALLEL=(", "\n[ -f x ] && PARALLEL=("))
@@ -489,7 +490,7 @@ def test_sizes_are_not_counted_while_flags_are_unknown(tmp_path):
 
 
 def test_a_value_that_is_none_is_named_once(tmp_path):
-    """Not with the field that it would have set."""
+    """An invalid value is reported once, without a second finding on its field."""
     (tmp_path / "a.sh").write_text(script_175b(nodes=16).replace("--lr 6.0e-5", "--lr sixty"))
     assert [one.message for one in lint([tmp_path / "a.sh"]) if one.level == "error"][:1] == [
         "--lr = sixty: must be a number."
@@ -497,7 +498,7 @@ def test_a_value_that_is_none_is_named_once(tmp_path):
 
 
 def test_context_ranks_hold_all_weights(tmp_path):
-    """Context parallelism divides tokens, not weights."""
+    """Context parallelism shards tokens but not weights, which is reported."""
     script = script_175b(nodes=32).replace(
         "    --clip-grad 1.0\n", "    --clip-grad 1.0\n    --context-parallel-size 2\n"
     )
@@ -524,7 +525,8 @@ SELECTIVE = ["--recompute-granularity=selective"]
         ("gpt-1-3b-4xdp-4xpp", [], {}, {}, "loaders_have_cores", "job.yaml:43"),
         ("gpt-125m", ["--lr-warmup-tokens=1000000"], {}, {}, "warmup_is_long_enough", "job.yaml:59"),
         ("gpt-125m", ["--lr-warmup-tokens=3000000000"], {}, {}, "rules", "job.yaml:59"),
-        # A fixed loss scale, a rate far from the usual, tensor ranks across nodes, a unit slip, the bubble.
+        # A fixed loss scale, an unusual learning rate, tensor ranks across nodes, a mistaken unit, the
+        # bubble.
         ("gpt-125m", [], {"fp16": {"enabled": True, "loss_scale": 1024}}, {}, "fp16_scale_can_move", None),
         ("gpt-125m", ["--lr=0.1"], {}, {}, "learning_rate_suits_size", "job.yaml:59"),
         ("gpt-1-3b-4xdp-4xpp", WIDE, {}, {}, "tensor_ranks_share_a_machine", "job.yaml:60"),
@@ -535,7 +537,7 @@ SELECTIVE = ["--recompute-granularity=selective"]
     ],
 )
 def test_what_the_plan_finds_is_said_of_the_file(name, flags, changes, job, rule, place, tmp_path):
-    """The job is read as a run, and each finding has the place of the flag."""
+    """Findings of the plan are reported with the place of the flag, once the job can be read as a run."""
     without = ["--checkpoint-activations"] if flags == SELECTIVE else []
     found = linted(tmp_path, *flags, name=name, without=without, changes=changes, **job)
     places = [finding.place for finding in found if finding.rule == rule]
@@ -543,7 +545,7 @@ def test_what_the_plan_finds_is_said_of_the_file(name, flags, changes, job, rule
 
 
 def test_the_dearest_come_first(tmp_path):
-    """What cannot run, then what costs hours and bytes, then the rest."""
+    """Findings that prevent the run come first, then hours and bytes, then the rest."""
     findings = lint([write(tmp_path, "gpt-1-3b-4xdp-4xpp")], [GPU])
     assert [finding.cost.fatal for finding in findings] == sorted(
         (one.cost.fatal for one in findings), reverse=True
@@ -552,7 +554,7 @@ def test_the_dearest_come_first(tmp_path):
 
 
 def test_a_json_alone_is_checked(tmp_path):
-    """Without a job only the JSON's own rules hold."""
+    """A JSON without a job is checked only by the rules for JSON."""
     path = tmp_path / "ds_config.json"
     path.write_text('{\n  "zero_optimization": {"stage": 7},\n  "train_bach_size": 5\n}')
     assert [finding.place for finding in lint([path])] == ["ds_config.json:2", "ds_config.json:3"]

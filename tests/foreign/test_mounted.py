@@ -1,4 +1,4 @@
-"""Jobs as newcomers write them: mounted scripts, patched pods, ranks of mpirun; scripts for Ascend."""
+"""Jobs as newcomers write them: mounted scripts, patched pods, mpirun's ranks, and scripts for Ascend."""
 
 import pytest
 import yaml
@@ -62,7 +62,8 @@ def mpi_job(ranks: int) -> dict:
 
 
 def test_a_mounted_script_is_read_wherever_its_map_stands(tmp_path):
-    """With its exports, the pod's patch, and a word on what only the cluster knows."""
+    """A mounted script is read from its ConfigMap in any file, with exports, the pod's patch, and notes on
+    values only the cluster knows."""
     for documents in ((MAP, TRAIN_JOB), (TRAIN_JOB, MAP)):
         found = imported(tmp_path, *documents)
         resources = found.config.resources
@@ -73,7 +74,7 @@ def test_a_mounted_script_is_read_wherever_its_map_stands(tmp_path):
 
 
 def test_a_script_that_no_file_holds_is_named(tmp_path):
-    """Once, by import and by check, without what follows from it."""
+    """A missing script is reported once, by import and by check, without follow-up errors."""
     message = (
         "runs /scripts/train.sh, which none of these files holds. Add its ConfigMap to the file, or import "
         "the script itself with resources.nodes=... resources.gpus_per_node=..."
@@ -86,7 +87,8 @@ def test_a_script_that_no_file_holds_is_named(tmp_path):
 
 
 def test_mpirun_says_how_many_workers_train(tmp_path):
-    """-np fills one worker's slots after the other's; -x sets variables; the workers' pods name the GPU."""
+    """mpirun's -np fills one worker's slots after another, -x sets variables, and the workers' pods name the
+    GPU."""
     found = imported(tmp_path, mpi_job(32)).config
     assert (found.resources.nodes, found.resources.gpus_per_node, found.resources.gpu_type) == (4, 8, "H100")
     assert found.backend.env == {"NCCL_DEBUG": "INFO"}
@@ -98,7 +100,7 @@ def test_mpirun_says_how_many_workers_train(tmp_path):
 
 
 def test_workers_without_ranks_are_found(tmp_path):
-    """Three of four machines are paid and wait."""
+    """Three of four machines without ranks are reported, because they are paid for and idle."""
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(mpi_job(8)))
     (found,) = (one for one in lint([path]) if one.rule == "workers_have_ranks")
@@ -109,7 +111,7 @@ def test_workers_without_ranks_are_found(tmp_path):
 
 
 def test_another_program_is_named(tmp_path):
-    """No list of Megatron's flags that it lacks."""
+    """A program other than Megatron is named, without a list of flags that Megatron lacks."""
     path = tmp_path / "a.sh"
     path.write_text("python train.py --epochs 3 --lr 0.1 --batch 5\n")
     message = (
@@ -123,7 +125,7 @@ def test_another_program_is_named(tmp_path):
 
 
 def test_torchrun_without_nnodes_takes_one_machine(tmp_path):
-    """As torchrun does; under srun the machines are srun's."""
+    """torchrun without --nnodes runs on one machine, and under srun on srun's machines."""
     path = tmp_path / "a.sh"
     path.write_text(SCRIPT)
     given = {"tokenizer.vocab_size": 50257}
@@ -134,7 +136,7 @@ def test_torchrun_without_nnodes_takes_one_machine(tmp_path):
 
 
 def test_flags_of_mindspeed_are_listed(tmp_path):
-    """Those that choose kernels; another program's flag still fails."""
+    """MindSpeed's flags that choose kernels are listed; a flag of another program makes the import fail."""
     path = tmp_path / "npu.sh"
     launch = "torchrun --nnodes 1 --nproc_per_node 8 pretrain_gpt.py"
     path.write_text(f"{launch} {FLAGS} --use-fused-swiglu --reuse-fp32-param\n")

@@ -7,7 +7,7 @@ from nbtrain.foreign.shell import read_script
 
 
 def last(text: str) -> list[str]:
-    """The words of a script's last command."""
+    """Return the words of a script's last command."""
     return [word.text for word in read_script(text, "a.sh").commands[-1].words]
 
 
@@ -20,7 +20,7 @@ def last(text: str) -> list[str]:
             ["run", "--x", "1", "two words", "--y", "z"],
         ),
         ("A=(a b)\nrun ${A[1]} ${A[@]} $A", ["run", "b", "a", "b", "a"]),
-        # += without brackets is the first element's.
+        # Without brackets, += appends to the first element.
         ("A=(a b)\nA+=c\nrun ${A[@]}", ["run", "ac", "b"]),
         ("a=x\na+=y\na+=(z)\nrun ${a[@]}", ["run", "xy", "z"]),
         ("n=3\nrun $(($n*2+1)) $((n / 2)) $((-7 / 2)) $(( 2 ** 10 ))", ["run", "7", "1", "-3", "1024"]),
@@ -52,12 +52,12 @@ def last(text: str) -> list[str]:
         ),
         ("if [ 1 = 1 ] && [ 1 = 2 ]; then a=1; else a=2; fi\nrun $a", ["run", "2"]),
         ("if [ 1 = 1 ] && [ -f y ]; then a=1; else a=2; fi\nrun $a", ["run", "${a}"]),
-        # The * of [[ is a wildcard unless it is quoted; in [ it is a character.
+        # In [[, * is a wildcard unless it is quoted; in [ it is a character.
         ("m=13b\nif [[ $m == *13b* ]]; then a=1; else a=2; fi\nrun $a", ["run", "${a}"]),
         ("m=7b\nif [[ $m != *13b* ]]; then a=1; else a=2; fi\nrun $a", ["run", "1"]),
         ("m=7b\nif [[ $m == [78]b ]]; then a=1; else a=2; fi\nrun $a", ["run", "${a}"]),
         ("m=13b\nif [ $m == *13b* ]; then a=1; else a=2; fi\nrun $a", ["run", "2"]),
-        # After a part that may have run, a condition that holds is not decided, but no later part runs.
+        # After a part that may have run, a condition that holds is undecided, but no later part runs.
         ("m=x\nif [ -f f ]; then a=1; elif [ $m = y ]; then a=2; else a=3; fi\nrun $a", ["run", "${a}"]),
         ("a=0\nif [ -f f ]; then :; elif [ 1 = 1 ]; then a=1; fi\nrun $a", ["run", "${a}"]),
         ("a=0\nif [ -f f ]; then :; elif [ 1 = 1 ]; then :; else a=1; fi\nrun $a", ["run", "0"]),
@@ -76,7 +76,7 @@ def last(text: str) -> list[str]:
         (': "${n:=8}"\nrun $n', ["run", "8"]),
         ('A="run --a 1"\neval "$A"', ["eval", "run", "--a", "1"]),
         ('set -- --a 1\nrun "$@" $2', ["run", "--a", "1", "1"]),
-        # What these set is not worked out; the value before them is no longer the variable's.
+        # These set values that are not evaluated, and the earlier value no longer applies.
         ("x=3\n((x++))\nrun $x", ["run", "${x}"]),
         ("x=3\nlet x+=2\nrun $x", ["run", "${x}"]),
         ("x=3\nif ((x >= 2)); then :; fi\nrun $x", ["run", "3"]),
@@ -88,19 +88,22 @@ def last(text: str) -> list[str]:
     ],
 )
 def test_words_are_those_of_the_shell(script, expected):
-    """What only the shell of the day knows stays as it is written."""
+    """Words are split and expanded as in a shell; values that only the running shell knows stay as
+    written."""
     assert last(script) == expected
 
 
 def test_every_word_has_the_line_that_it_is_written_in():
-    """A flag in a list keeps its line, and a value that of its variable."""
+    """Every word has the line where it is written: a flag in a list its own line, a value the line of its
+    variable."""
     script = read_script("n=24\nA=(\n  --num-layers $n\n)\ntorchrun x.py ${A[@]}\n", "a.sh")
     places = {word.text: word.place for word in script.commands[-1].words}
     assert places == {"torchrun": "a.sh:5", "x.py": "a.sh:5", "--num-layers": "a.sh:3", "24": "a.sh:1"}
 
 
 def test_here_documents_are_files():
-    """Variables are put in unless the end is quoted; the place is the first line of the body."""
+    """Here-documents are files with variables expanded unless the delimiter is quoted, placed at the body's
+    first line."""
     script = read_script('n=8\ncat <<E > a.json\n{"x": $n}\nE\ncat <<\'E\' > b.json\n{"x": $n}\nE\n', "a.sh")
     assert {name: (word.text, word.place) for name, word in script.documents.items()} == {
         "a.json": ('{"x": 8}', "a.sh:3"),
@@ -109,14 +112,14 @@ def test_here_documents_are_files():
 
 
 def test_exported_variables_and_comments_are_kept():
-    """For the environment of the ranks, and for Slurm's lines."""
+    """Exported variables and comments are kept for the environment of the ranks and for Slurm's lines."""
     script = read_script("#SBATCH --nodes=4\nexport A=1\nB=2\nexport B\nrun", "a.sh")
     assert {name: word.text for name, word in script.exported.items()} == {"A": "1", "B": "2"}
     assert script.comments == [("a.sh:1", "#SBATCH --nodes=4")]
 
 
 def test_nothing_is_run(tmp_path):
-    """A command in the script leaves no trace."""
+    """A command in the script is never run."""
     read_script(f"touch {tmp_path}/a; $(touch {tmp_path}/b); x=$((__import__('os').system('id')))", "a.sh")
     assert list(tmp_path.iterdir()) == []
 
@@ -131,14 +134,14 @@ def test_nothing_is_run(tmp_path):
     ],
 )
 def test_a_script_that_does_not_end_is_named_with_its_line(script, message):
-    """The line where the open part begins."""
+    """An unterminated construct is reported with the line where it begins."""
     with pytest.raises(ConfigError) as error:
         read_script(script, "a.sh")
     assert str(error.value) == message
 
 
 def test_variables_that_double_without_end_are_refused():
-    """2 KB of script would otherwise fill the memory of the machine."""
+    """Variables that keep doubling are refused: 2 KB of script would otherwise fill the machine's memory."""
     text = "A=aaaaaaaaaa\n" + "A=$A$A$A$A$A$A$A$A\n" * 30 + "run $A\n"
     with pytest.raises(
         ConfigError, match=r"a.sh:8: the script's variables, put in, are more than 5,000,000 "

@@ -1,8 +1,9 @@
-"""Files in the shape of upstream's, written anew: nine DeepSpeedJobs with their JSON, and two scripts.
+"""Files in the shape of upstream's, written for these tests: nine DeepSpeedJobs with their JSON, and two
+scripts.
 
-The numbers are those of the published example; each case is one row. The contradictions in them are
-upstream's too: one name for several layouts, ZeRO stages that differ between flags and JSON, twice as many
-samples as tokens.
+The numbers come from the published example; each case is one row. The contradictions in them are upstream's
+too: one name for several layouts, ZeRO stages that differ between flags and JSON, twice as many samples as
+tokens.
 """
 
 import json
@@ -12,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Size:
-    """What the runs of one size share."""
+    """The values that all runs of one size share."""
 
     name: str
     layers: int
@@ -33,7 +34,7 @@ SIZES = {
     "13b": Size("gpt-13b", 40, 5120, 40, 0.008, "1.0e-4", 1024, 260_000_000_000, 1, 1000, True),
 }
 
-# file: size, replicas, slots, tensor, pipeline, ZeRO of the flags, workers, CPUs asked, memory asked
+# file: size, replicas, slots, tensor, pipeline, ZeRO of the flags, workers, requested CPUs, requested memory
 NINE = {
     "gpt-125m": ("125m", 1, 1, 1, 1, 0, 2, 2, 8),
     "gpt-125m-2xdp": ("125m", 1, 2, 1, 1, 2, 4, 4, 16),
@@ -48,7 +49,7 @@ NINE = {
 
 
 def flags_of(name: str) -> list[str]:
-    """The argument list of one of the nine, script first."""
+    """Return the argument list of one of the nine jobs, script first."""
     key, _, _, tensor, pipeline, stage, workers, _, _ = NINE[name]
     size = SIZES[key]
     output = f"output/{size.name}"
@@ -107,7 +108,7 @@ def flags_of(name: str) -> list[str]:
 
 
 def deepspeed_json(key: str) -> dict:
-    """The DeepSpeed JSON of a size."""
+    """Return the DeepSpeed JSON of a size."""
     size = SIZES[key]
     return {
         "train_batch_size": size.batch,
@@ -129,7 +130,7 @@ def deepspeed_json(key: str) -> dict:
 
 
 def manifest(name: str, words: list[str] | None = None, **changes: object) -> str:
-    """A DeepSpeedJob; `changes` are replicas, slots, metadata_name or the unit of memory."""
+    """Return a DeepSpeedJob; `changes` are replicas, slots, metadata_name or the unit of memory."""
     key, replicas, slots, _, _, _, _, cpus, memory = NINE[name]
     replicas, slots = changes.get("replicas", replicas), changes.get("slots", slots)
     run = "\n".join(f"        - {word}" for word in words or flags_of(name))
@@ -181,7 +182,7 @@ spec:
 
 
 def write(folder: Path, name: str) -> Path:
-    """The manifest of one of the nine, with its JSON beside it."""
+    """Write the manifest of one of the nine jobs and its JSON next to it."""
     key = NINE[name][0]
     path = folder / f"{name}.yaml"
     path.write_text(manifest(name))
@@ -190,7 +191,7 @@ def write(folder: Path, name: str) -> Path:
 
 
 def script_175b(ramp: str = "--rampup-batch-size 16 16 5859375", nodes: int = 1) -> str:
-    """Megatron-LM's 175B in bash lists, as its own script has it: one node of 8 for 128 ranks."""
+    """Return Megatron-LM's 175B script with bash lists, as the original has: one node of 8 for 128 ranks."""
     return f"""#!/bin/bash
 # The 175B model.
 export CUDA_DEVICE_MAX_CONNECTIONS=1
@@ -263,7 +264,8 @@ torchrun ${{LAUNCH[@]}} pretrain_gpt.py \\
 
 
 def script_deepspeed() -> str:
-    """1.3B in strings, conditions and a here-document, as Megatron-DeepSpeed's own scripts have it."""
+    """Return a 1.3B script with strings, conditions and a here-document, as Megatron-DeepSpeed's own scripts
+    have."""
     return r"""#!/bin/bash
 seq_len=2048
 ## GPT-3 XL 1.3B

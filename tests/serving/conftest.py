@@ -1,4 +1,4 @@
-"""A server of a small run that has seen conversations, and one request to it."""
+"""A server of a small run that was trained on conversations, and a request to it."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ CHAT = {"model.seq_length": 256, "data.sources": [{"kind": "chat", "path": "talk
 
 @pytest.fixture(scope="package")
 def served(tmp_path_factory) -> Iterator[SimpleNamespace]:
-    """(server, run): the server's own process, with 4 texts at once and 8 that may wait."""
+    """Return (server, run): a server process with at most 4 texts at once and 8 waiting."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("served workspace")
         patch.setenv("NBTRAIN_WORKSPACE", str(folder))

@@ -1,10 +1,11 @@
-"""Sixty-four clients at once, some of them bad: what each gets, and whether the server is still itself.
+"""Sixty-four clients at once, some of them bad: the answers that each gets, and the server's state
+afterwards.
 
     python -m tests.serving.load [--seconds 120] [--size 14M]       prints docs/evidence/serving-load.md
 
-48 ask with OpenAI's client, half of them as streams, and compare each text with the one that was made alone;
-4 leave in the middle of a stream; 4 read it slowly; 4 send bodies that are too large, broken or wrong; 4 send
-bytes that are no HTTP, or half a request, and hang up.
+48 use OpenAI's client, half of them with streams, and compare each text with the one generated alone; 4
+disconnect in the middle of a stream; 4 read it slowly; 4 send bodies that are too large, truncated or
+invalid; 4 send bytes that are not HTTP, or half a request, and hang up.
 """
 
 import argparse
@@ -48,12 +49,12 @@ NO_HTTP = (
 
 @dataclass
 class Seen:
-    """What the clients have met."""
+    """The answers that the clients received."""
 
     good: Counter = field(default_factory=Counter)
-    """ok, "wrong text", or the class of an error, of those that did all right."""
+    """Number of "ok", "wrong text", or of an error's class, for the clients that behave correctly."""
     statuses: Counter = field(default_factory=Counter)
-    """Of bad requests."""
+    """Statuses of the answers to bad requests."""
     left: int = 0
     slow: int = 0
     raw: int = 0
@@ -64,7 +65,7 @@ class Seen:
     grown_bytes: int = 0
 
     def problems(self) -> list[str]:
-        """What must not be."""
+        """Return the failures that must not occur."""
         found = [
             f"{count} x {what}" for what, count in self.good.items() if what not in ("ok", "RateLimitError")
         ]
@@ -75,7 +76,7 @@ class Seen:
 
 
 async def load(server: Server, seconds: float) -> Seen:
-    """Everything at once, for so long."""
+    """Run all clients at once for this time."""
     seen, chance = Seen(), random.Random(0)
     limits = httpx.Limits(max_connections=None)
     process = psutil.Process(server._process.pid)
@@ -106,7 +107,7 @@ async def load(server: Server, seconds: float) -> Seen:
                 clients.create_task(raw(server.url, seen, end, chance))
         seen.seconds = time.monotonic() - started
         seen.grown_bytes = process.memory_info().rss - before
-        # All is as it was.
+        # The server is back in its first state.
         for number, prompt in enumerate(PROMPTS[:4]):
             answer = await client.completions.create(**asked(prompt, TOKENS[number % len(TOKENS)]))
             seen.good["ok" if answer.choices[0].text == alone[number] else "wrong text"] += 1
@@ -119,7 +120,8 @@ def asked(prompt: list[int], count: int) -> dict:
 
 
 async def good(client, seen: Seen, alone: dict[int, str], end: float, streams: bool, chance) -> None:
-    """Until the end, and until it has had a text: a busy server refuses for a while, and nobody for ever."""
+    """Send requests until the end, and until one got a text: a busy server refuses for a while, but not
+    indefinitely."""
     answered = False
     while time.monotonic() < end or not answered:
         number = chance.randrange(len(PROMPTS))
@@ -136,7 +138,7 @@ async def good(client, seen: Seen, alone: dict[int, str], end: float, streams: b
             else:
                 text = answer.choices[0].text
         except openai.APIError as error:
-            # A connection that fails says no more than that; its cause does.
+            # A failed connection reports nothing more; its cause does.
             cause = f" ({error.__cause__!r})" if error.__cause__ is not None else ""
             seen.good[type(error).__name__ + cause] += 1
             await asyncio.sleep(0.2)
@@ -194,7 +196,8 @@ async def raw(url: str, seen: Seen, end: float, chance) -> None:
 
 
 def figures(server: Server) -> dict[str, float]:
-    """What /metrics says now, such as nbtrain_running_texts; figures of several labels are added up."""
+    """Return the current values of /metrics, such as nbtrain_running_texts; values of several labels are
+    added up."""
     headers = {"authorization": f"Bearer {server.token}"}
     found: Counter = Counter()
     for line in httpx.get(f"{server.url}/metrics", headers=headers).raise_for_status().text.splitlines():
@@ -205,7 +208,7 @@ def figures(server: Server) -> dict[str, float]:
 
 
 def table(seen: Seen, what: str) -> str:
-    """Markdown."""
+    """Return the result as Markdown."""
     first = sorted(seen.first)
     rate = seen.tokens / seen.seconds
     bad = ", ".join(f"{count:,} x {status}" for status, count in sorted(seen.statuses.items()))

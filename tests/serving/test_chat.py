@@ -1,4 +1,5 @@
-"""Prompts of conversations: the run's template, Alpaca's, a file's, Jinja; what is taken off an answer."""
+"""Prompts of conversations by the run's template, Alpaca's, a file's, or Jinja; and what is stripped from an
+answer."""
 
 import random
 
@@ -29,7 +30,7 @@ def config_of(*sources: dict):
 
 
 def test_the_prompt_is_what_training_saw_before_the_answer():
-    """The pieces of the same conversation with its answer, but for the answer."""
+    """The prompt equals the training pieces of the same conversation without its answer."""
     config = config_of({"kind": "chat", "path": "x.jsonl"})
     template = template_of(config, None, None, "<eod>")
     found = template.prompt(TALK)
@@ -96,7 +97,8 @@ JINJA = (
 
 
 def test_jinja_and_special_tokens(tmp_path):
-    """Special tokens become their ids, as in transformers; a template can refuse, and reaches nothing."""
+    """Special tokens become their ids, as in transformers; a template can refuse, and cannot reach Python
+    objects."""
     tokens = [{"content": "<|im_start|>", "id": 7, "special": True}]
     tokens += [{"content": "<|im_end|>", "id": 8, "special": True}]
     (tmp_path / ONE_FILE).write_bytes(orjson.dumps({"added_tokens": tokens}))
@@ -112,7 +114,7 @@ def test_jinja_and_special_tokens(tmp_path):
 
 @pytest.mark.parametrize("written", ["<s>", {"content": "<s>", "special": True}, None])
 def test_jinja_begins_with_the_imported_tokenizer_s_token(tmp_path, written):
-    """Llama 3's and Mistral's templates begin with bos_token; a tokenizer that was trained here has none."""
+    """Llama 3's and Mistral's templates begin with bos_token; a tokenizer trained here has none."""
     special = {"added_tokens": [{"content": "<s>", "id": 1, "special": True}]}
     (tmp_path / ONE_FILE).write_bytes(orjson.dumps(special))
     template = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
@@ -124,7 +126,8 @@ def test_jinja_begins_with_the_imported_tokenizer_s_token(tmp_path, written):
 
 
 def test_jinja_sees_every_special_token_that_the_tokenizer_names(tmp_path):
-    """Of both files, as in transformers; one that no file names is empty."""
+    """Jinja templates see every special token of both tokenizer files, as in transformers; an undefined one
+    is empty."""
     folder = imported(tmp_path / "mine", {"pad_token": {"content": "<p>"}, "image_token": "<i>"})
     (folder / KEPT / "special_tokens_map.json").write_bytes(
         orjson.dumps({"unk_token": "<u>", "pad_token": "<old>"})
@@ -136,7 +139,7 @@ def test_jinja_sees_every_special_token_that_the_tokenizer_names(tmp_path):
 
 
 def imported(folder, settings: dict, jinja: str | None = None):
-    """A tokenizer's folder as it is taken over, with these settings beside it."""
+    """Import a tokenizer's folder with these settings next to it."""
     (folder / KEPT).mkdir(parents=True)
     special = {"added_tokens": [{"content": "<s>", "id": 1, "special": True}]}
     (folder / ONE_FILE).write_bytes(orjson.dumps(special))
@@ -147,7 +150,8 @@ def imported(folder, settings: dict, jinja: str | None = None):
 
 
 def test_an_imported_tokenizer_s_template_is_the_last_choice(tmp_path):
-    """A file goes before the run's data, which go before what came with the tokenizer."""
+    """A file's template takes precedence over the run's data, which takes precedence over the imported
+    tokenizer's."""
     settings = {"bos_token": "<s>", "eos_token": "</s>"}
     own = "{{ bos_token }}own {{ messages[0].content }}{{ eos_token }}"
     folder = imported(tmp_path / "mine", settings, own)
@@ -174,7 +178,8 @@ def test_an_imported_tokenizer_s_template_is_the_last_choice(tmp_path):
     ],
 )
 def test_a_template_in_tokenizer_config_json(tmp_path, written, pieces):
-    """As one text, or the default of several; chat_template.jinja goes before it, as in transformers."""
+    """A template in tokenizer_config.json may be one text or the default of several; chat_template.jinja
+    takes precedence, as in transformers."""
     folder = imported(tmp_path / "mine", {"chat_template": written})
     template = template_of(config_of({"kind": "mock"}), None, folder, "")
     if pieces is None:
@@ -191,7 +196,8 @@ def test_a_template_in_tokenizer_config_json(tmp_path, written, pieces):
     [(b"{% if", "chat_template.jinja: is no Jinja template"), (b"\xff", "its chat template cannot be read")],
 )
 def test_an_imported_template_that_is_none_stops_no_server(tmp_path, jinja, said):
-    """Texts can be continued without it; a chat is told why it is refused."""
+    """An invalid imported template does not stop the server: texts can be continued, and a chat is refused
+    with the reason."""
     folder = imported(tmp_path / "mine", {}, "")
     (folder / KEPT / "chat_template.jinja").write_bytes(jinja)
     template = template_of(config_of({"kind": "mock"}), None, folder, "")
@@ -201,7 +207,8 @@ def test_an_imported_template_that_is_none_stops_no_server(tmp_path, jinja, said
 
 
 def test_jinja_has_what_transformers_gives_it(tmp_path):
-    """Marks of what is learnt, breaks of loops, JSON without HTML's escapes, the date."""
+    """Jinja templates have transformers' extensions: marks of training text, loop controls, JSON without HTML
+    escapes, the date."""
     source = (
         "{{ strftime_now('%Y') | length }} {% for m in messages %}{% generation %}{{ m | tojson }}"
         "{% endgeneration %}{% break %}{% endfor %}{{ messages[0].none.none }}"
@@ -224,7 +231,8 @@ TEMPLATES = [
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["first", "always", "never", "normalizer"])
 def test_a_chat_s_tokens_are_those_of_transformers(workspace, scheme):
-    """Also of SentencePiece's kind, if a blank is put before the first word of all alone."""
+    """A chat has the same tokens as in transformers, also with a SentencePiece tokenizer that prepends a
+    space to the first word."""
     transformers = pytest.importorskip("transformers")
     from nbtrain.inference.generate import request_of
 
@@ -261,7 +269,7 @@ def test_a_chat_s_tokens_are_those_of_transformers(workspace, scheme):
 
 
 def test_what_follows_an_answer_is_taken_off():
-    """Only at its end, however the text is cut."""
+    """Text that the template puts after an answer is stripped from its end, however the stream is split."""
     chance = random.Random(1)
     for text, suffix in (("a\nb\n", "\n"), ("x [/] y [/]", " [/]"), ("plain", "\n"), ("\n\n", "\n")):
         for _ in range(50):

@@ -1,4 +1,5 @@
-"""What libraries of others make of the server's refusals, if installed: openai, litellm, langchain-openai."""
+"""The reaction of other libraries to the server's refusals, if installed: openai, litellm,
+langchain-openai."""
 
 import openai
 import pytest
@@ -6,7 +7,7 @@ import pytest
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.soak,
-    # Theirs, about each other.
+    # Their warnings about each other.
     pytest.mark.filterwarnings("ignore"),
 ]
 LONG = "hello world " * 400

@@ -1,4 +1,4 @@
-"""`nbtrain chat`: a conversation has the answers that a server gives to the same messages."""
+"""`nbtrain chat`: a conversation has the same answers as a server gives to these messages."""
 
 import io
 
@@ -19,7 +19,7 @@ GREEDY = {"temperature": 0, "max_tokens": 8}
 
 @pytest.fixture
 def in_workspace(served, monkeypatch):
-    """The workspace of the served run; the model of this process is unloaded at the end."""
+    """Use the workspace of the served run, and unload this process's model at the end."""
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(served.folder))
     monkeypatch.setenv("NBTRAIN_QUEUE", str(served.folder / "queue"))
     yield served
@@ -27,7 +27,8 @@ def in_workspace(served, monkeypatch):
 
 
 def test_each_answer_follows_all_messages_before_it(in_workspace):
-    """As a server answers the whole conversation; an answer that is stopped stays with what it said."""
+    """Each answer follows all earlier messages, as on a server; an answer that is stopped keeps its text so
+    far."""
     server, run = in_workspace.server, in_workspace.run
     client = openai.OpenAI(base_url=server.base_url, api_key=server.token)
     generation = Generation(temperature=0, max_new_tokens=8)
@@ -48,7 +49,7 @@ def test_each_answer_follows_all_messages_before_it(in_workspace):
 
 
 def chat(monkeypatch, capsys, text: str, *words: str) -> tuple[str, str]:
-    """(answers, what is said on stderr) of `nbtrain chat`, with messages from a pipe."""
+    """Return (answers, stderr) of `nbtrain chat` with messages from a pipe."""
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
     assert cli.main(["chat", *words, "-n", "8", "--temperature", "0"]) == 0
     shown = capsys.readouterr()
@@ -56,7 +57,8 @@ def chat(monkeypatch, capsys, text: str, *words: str) -> tuple[str, str]:
 
 
 def test_messages_from_a_pipe(in_workspace, monkeypatch, capsys):
-    """One a line; /new forgets. A run that has seen no conversations says so, and continues each text."""
+    """Messages from a pipe are one per line, /new starts over, and a run without conversations says so and
+    continues each text."""
     one, said = chat(monkeypatch, capsys, "One\n", "talks")
     assert "talks, step 7, seed 1234." in said and "was not trained on conversations" not in said
     answers, _ = chat(monkeypatch, capsys, "One\nTwo\n\n/new\nOne\n", "talks")

@@ -1,4 +1,4 @@
-"""How models live: kept for a notebook, served by turns, and how all of it ends."""
+"""The life of a model: kept for a notebook, served one at a time, and how each ends."""
 
 import asyncio
 import json
@@ -57,7 +57,8 @@ time.sleep(600)
 
 
 def test_a_notebook_keeps_its_model(workspace):
-    """For the next call; until a newer checkpoint is there, or it has been idle; no longer than itself."""
+    """A notebook's model is kept for the next call until a newer checkpoint exists, it was idle, or the
+    notebook ends."""
     saved.save_run("talks")
     repository = Path(__file__).parents[2]
     kernel = subprocess.Popen(
@@ -74,12 +75,12 @@ def test_a_notebook_keeps_its_model(workspace):
             assert psutil.pid_exists(last[1])
         finally:
             kernel.kill()
-    # Its stdin has ended.
+    # Its stdin has closed.
     eventually(lambda: not psutil.pid_exists(last[1]) or psutil.Process(last[1]).status() == "zombie")
 
 
 def test_errors_of_the_loading_process_are_named(workspace):
-    """A run without a checkpoint: before a server is started, and by the process itself."""
+    """Errors of loading are reported: no checkpoint before a process starts, other errors by the process."""
     run = saved.save_run("talks")
     run.checkpoint_manifest(saved.STEP).unlink()
     for call in (lambda: nb.serve("talks"), lambda: nb.generate("talks", "a")):
@@ -88,7 +89,8 @@ def test_errors_of_the_loading_process_are_named(workspace):
 
 
 def test_a_model_is_idle_from_the_end_of_its_last_answer(monkeypatch):
-    """It answers until second 100, and is looked at every 5 seconds; 10 idle ones are over at 105."""
+    """A model is idle from the end of its last answer: with an end at 100 s and checks every 5 s, 10 idle
+    seconds end at 105."""
     now, unloaded = 0.0, []
 
     async def sleep(seconds):
@@ -118,7 +120,8 @@ def test_a_model_is_idle_from_the_end_of_its_last_answer(monkeypatch):
 
 @pytest.fixture
 def serving(workspace):
-    """(its output's first lines, its address) of `nbtrain serve` on a free port, and the process."""
+    """Start `nbtrain serve` on a free port; yield (the first lines of its output, its address) and the
+    process."""
     saved.save_run("talks", CHAT)
     command = [sys.executable, "-m", "nbtrain", "serve", "talks", "--port", "0", "--threads", "1"]
     process = subprocess.Popen(
@@ -127,7 +130,7 @@ def serving(workspace):
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, VARIABLE: TOKEN},
-        # As a script starts it in the background: it hears its signals nevertheless.
+        # Started as a script does in the background, where it must still handle signals.
         preexec_fn=deafen,
     )
     with process:
@@ -146,12 +149,13 @@ def streaming(url: str, **more):
 
 
 def test_sigterm_ends_streams_with_an_error(serving):
-    """After their grace; a stream that just stopped would look whole. A variable's token is not shown."""
+    """After the grace period SIGTERM ends streams with an error event, so that none looks complete; a token
+    from a variable is not shown."""
     process, lines, url = serving
     assert lines[0] == "talks, step 7, fp32 on CPU: 2 texts at once, of at most 256 tokens\n"
     assert lines[1] == "chat template: of the run's data\n"
     assert lines[3] == f"api_key: the token of {VARIABLE}\n" and not any(TOKEN in line for line in lines)
-    stream = streaming(url, n=64)  # of which two are made at once: long enough on any machine
+    stream = streaming(url, n=64)  # two of which run at once, which is long enough on any machine
     iterator = iter(stream)
     next(iterator)
     process.send_signal(signal.SIGTERM)
@@ -164,7 +168,8 @@ def test_sigterm_ends_streams_with_an_error(serving):
 
 
 def test_a_model_whose_process_dies_ends_the_server(serving):
-    """What is being answered, and whoever starts the server again, are told."""
+    """If the model's process dies, running requests and whatever restarts the server get the reason, and the
+    server ends."""
     process, _, url = serving
     iterator = iter(streaming(url, n=64))
     next(iterator)
@@ -180,7 +185,8 @@ def test_a_model_whose_process_dies_ends_the_server(serving):
 
 
 def test_any_run_by_turns_on_a_socket(workspace, tmp_path):
-    """What the tile of JupyterLab starts: no token, one model at a time, unloaded when nobody asks."""
+    """JupyterLab's tile starts a server of all runs on a socket: no token, one model at a time, unloaded when
+    idle."""
     import httpx
 
     for name in ("one", "two"):

@@ -1,4 +1,4 @@
-"""Under load the server answers right, or refuses, and is itself afterwards: at length in soak."""
+"""Under load the server answers correctly or refuses, and recovers afterwards; the soak runs longer."""
 
 import asyncio
 
@@ -14,14 +14,14 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("seconds", [3, pytest.param(300, marks=pytest.mark.soak)])
 def test_sixty_four_clients_some_of_them_bad(workspace, seconds):
-    """No wrong text, no status of 500, nothing left behind."""
+    """Sixty-four clients, some of them bad, cause no wrong text, no status 500 and no leftover requests."""
     run = saved.save_run("loaded")
     options = ServeOptions(run=str(run.path), port=0, max_batch=16, max_queue=40, threads=1)
     with Server(options) as server:
         seen = asyncio.run(load(server, seconds))
         print(table(seen, "small"))
         assert seen.problems() == [] and server.is_running
-        # One at least for each client, and four when all is over.
+        # At least one for each client, and four once all have finished.
         assert seen.good["ok"] >= GOOD + 4
         left = figures(server)
     assert left["nbtrain_running_texts"] == left["nbtrain_waiting_texts"] == 0

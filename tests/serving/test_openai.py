@@ -1,4 +1,4 @@
-"""The official client against a real server: every kind of answer, refusals, dropped and slow clients."""
+"""OpenAI's client with a real server: every kind of answer, refusals, disconnected and slow clients."""
 
 import concurrent.futures
 import contextlib
@@ -31,13 +31,13 @@ def client(served):
 
 @pytest.fixture(scope="module")
 def reference(served):
-    """(the model in this process, its tokenizer)."""
+    """Return (the model in this process, its tokenizer)."""
     loaded = load(served.run)
     return loaded.model, loaded.tokenizer
 
 
 def expected(reference, prompt: str | list[int], count: int = 12) -> str:
-    """The greedy continuation."""
+    """Return the greedy continuation."""
     model, tokenizer = reference
     ids = [int(token) for token in tokenizer.encode(prompt)] if isinstance(prompt, str) else prompt
     tokens = [*ids, *made.without_cache(model, ids, count)]
@@ -46,7 +46,7 @@ def expected(reference, prompt: str | list[int], count: int = 12) -> str:
 
 
 def send(served, path: str, body=None, method: str | None = None, token: bool = True, **headers):
-    """(status, answer) of a request without the client."""
+    """Return (status, answer) of a request without the client."""
     headers = {"Content-Type": "application/json", **headers}
     if token:
         headers["Authorization"] = f"Bearer {served.server.token}"
@@ -60,7 +60,7 @@ def send(served, path: str, body=None, method: str | None = None, token: bool = 
 
 
 def figure(served, name: str) -> float:
-    """One figure of /metrics."""
+    """Return one value of /metrics."""
     lines = send(served, "/metrics")[1].splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
@@ -90,7 +90,8 @@ def test_a_completion_is_what_the_model_writes(client, reference):
 
 
 def test_the_client_without_a_single_option(client):
-    """Its body is then model and prompt, or messages, alone: the server owns every default."""
+    """Without options the client sends only model and prompt or messages, and the server applies all
+    defaults."""
     answer = client.completions.create(model="talks", prompt="One day")
     assert answer.usage.completion_tokens <= 16
     assert client.chat.completions.create(model="talks", messages=[{"role": "user", "content": "Hi"}]).choices
@@ -106,7 +107,7 @@ def test_several_prompts_are_numbered_through(client, reference, prompt):
 
 
 def test_a_stream_is_the_same_text(client, reference):
-    """Every choice ends with its reason; usage comes last, without choices."""
+    """A stream is the same text; every choice ends with its reason, and usage comes last without choices."""
     stream = client.completions.create(
         model="talks", prompt="One day", n=2, stream=True, stream_options={"include_usage": True}, **GREEDY
     )
@@ -120,7 +121,8 @@ def test_a_stream_is_the_same_text(client, reference):
 
 
 def test_a_chat_uses_the_runs_template(client, reference):
-    """What was learnt is encoded apart from what was not, as in training; the answer loses its line end."""
+    """A chat uses the run's template and encodes answers separately, as in training; the answer is stripped
+    of its line end."""
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "How "}, {"type": "text", "text": "are you?"}]},
@@ -157,7 +159,8 @@ def test_stop_and_seed(client):
 
 
 def test_logprobs_of_completions_and_echo(client, reference):
-    """Tokens, their offsets and alternatives are those of the model; the first token of all has none."""
+    """Logprobs of completions have the model's tokens, offsets and alternatives; the very first token has no
+    logprob."""
     model, tokenizer = reference
     answer = client.completions.create(model="talks", prompt="One day", echo=True, logprobs=2, **GREEDY)
     (choice,) = answer.choices
@@ -197,7 +200,8 @@ def test_logprobs_of_a_chat(client, reference):
 
 
 def test_texts_at_once_are_those_alone(client, reference):
-    """Twelve clients on four places: fp32, and a model that does not repeat itself."""
+    """Twelve texts on four slots equal the texts generated alone, in fp32 with a model that does not repeat
+    itself."""
     prompts = [f"{word} {number} and" for number in range(4) for word in ("One", "A long walk over", "x")]
     texts = [expected(reference, prompt) for prompt in prompts]
     assert len(set(texts)) == len(prompts)
@@ -210,7 +214,7 @@ def test_texts_at_once_are_those_alone(client, reference):
 
 
 def test_megatrons_clients(served, reference):
-    """PUT /api, with the token in the address, for these clients set no header."""
+    """Megatron's clients use PUT /api, with the token in the address because they set no header."""
     path = f"/api?token={served.server.token}"
     body = {"prompts": ["One day", "The next"], "tokens_to_generate": 12, "top_k": 1, "logprobs": True}
     status, answer = send(served, path, body, "PUT", token=False)
@@ -249,7 +253,7 @@ def test_megatrons_clients(served, reference):
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_bad_requests_say_what_is_wrong(client, changes, message, stream):
-    """With status 400, which the client does not send again; before a stream begins."""
+    """A bad request gets status 400, which the client does not retry, before a stream begins."""
     with pytest.raises(openai.BadRequestError) as error:
         client.completions.create(model="talks", stream=stream, **changes)
     assert message in str(error.value)
@@ -287,7 +291,7 @@ def test_chat_messages_that_have_no_place(client):
 
 
 def test_the_token_is_asked_for(served):
-    """Everywhere but for /health; a wrong one is no better than none."""
+    """A token is required everywhere except /health, and a wrong token is refused like a missing one."""
     for path in ("/", "/metrics", "/v1/models", "/api"):
         status, answer = send(served, path, token=False)
         assert status == 401 and "Authorization: Bearer TOKEN" in answer
@@ -325,7 +329,7 @@ def test_malformed_and_oversized_bodies(served, body, status, message):
 
 
 def test_other_routes_methods_and_types(served):
-    """All in the one form of errors."""
+    """Unknown routes, methods and content types have the same form of error."""
     for path, method, headers, status in (
         ("/v2", "GET", {}, 404),
         ("/v1/completions", "GET", {}, 405),
@@ -336,25 +340,25 @@ def test_other_routes_methods_and_types(served):
 
 
 def test_more_than_can_wait_is_refused_at_once(client, served):
-    """Four are made, eight wait; the client may try a 429 again."""
+    """With four running and eight waiting, further requests get 429, which the client may retry."""
     with engine_held(served, FULL):
         with pytest.raises(openai.RateLimitError) as error:
             client.completions.create(model="talks", prompt="a")
-        assert "12 texts are being made or wait" in str(error.value)
+        assert "12 texts are running or waiting" in str(error.value)
         assert error.value.response.headers["retry-after"] == "1"
     eventually(lambda: figure(served, "nbtrain_running_texts") == 0)
     assert client.completions.create(model="talks", prompt="a").choices
 
 
 def eventually(holds, seconds: float = 60.0) -> None:
-    """Wait for what a busy machine does later."""
+    """Wait for a condition that may take longer on a busy machine."""
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-# --- clients that leave, stall or break ---------------------------------------------------------------------
+# --- clients that disconnect, stall or fail -----------------------------------------------------------------
 
 
 def connected(served, body: dict, path: str = "/v1/completions") -> http.client.HTTPConnection:
@@ -365,15 +369,16 @@ def connected(served, body: dict, path: str = "/v1/completions") -> http.client.
     return connection
 
 
-# All that may be made or wait: a second of work, or more.
+# All that may run or wait: at least a second of work.
 FULL = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "n": 12}
 
 
 @contextlib.contextmanager
 def engine_held(served, body: dict):
-    """The connection of a request whose texts are being made, by an engine that stands still meanwhile.
+    """Return the connection of a request whose texts are running in an engine that is stopped.
 
-    On a slow machine all may have been made before the engine stands: then it is asked again.
+    On a slow machine all texts may have finished before the engine is stopped: then the request is sent
+    again.
     """
     (engine,) = psutil.Process(served.server._process.pid).children()
 
@@ -401,7 +406,7 @@ def engine_held(served, body: dict):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_is_noticed(served, stream):
-    """Its text is not made any further, and others go on."""
+    """The text of a client that disconnects is cancelled, and others continue."""
     made_before = figure(served, "nbtrain_new_tokens_total")
     with engine_held(served, {**FULL, "stream": stream}) as connection:
         before = figure(served, "nbtrain_dropped_clients_total")
@@ -413,23 +418,24 @@ def test_a_client_that_leaves_is_noticed(served, stream):
 
 
 def test_a_slow_reader_stalls_nobody(served, client, reference):
-    """It takes nothing of its stream; who asks beside it is answered."""
+    """A client that reads nothing of its stream does not delay other clients."""
     body = {"prompt": "a", "max_tokens": 200, "stream": True, "ignore_eos": True, "n": 2, "logprobs": 20}
     slow = connected(served, body)
     slow.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
     answer = client.completions.create(model="talks", prompt="One day", **GREEDY)
     assert answer.choices[0].text == expected(reference, "One day")
     eventually(lambda: figure(served, "nbtrain_running_texts") == 0)
-    # Through a buffer that small the rest would take half a minute.
+    # With a buffer this small, the rest would take half a minute.
     slow.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
-    # It still gets all of its text, in fewer and larger events, or was given up after three seconds.
+    # It still gets all of its text, in fewer and larger events, or was dropped after three seconds.
     text = slow.getresponse().read().decode()
     slow.close()
     assert "[DONE]" in text or "finish_reason" in text
 
 
 def test_half_a_request_is_none(served):
-    """A client that never sends the rest of its body, and bytes that are no HTTP."""
+    """A client that never sends the rest of its body, and one that sends no HTTP, do not disturb the
+    server."""
     host, port = served.server.url.removeprefix("http://").split(":")
     for words in (
         b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{",

@@ -1,4 +1,4 @@
-"""The page that tries a model, in a browser: it has JupyterLab's theme, and sees new checkpoints."""
+"""The page for trying a model, in a browser: it follows JupyterLab's theme and shows new checkpoints."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ LAB = '<body data-jp-theme-light="false"><iframe src="/models/" width="700" heig
 
 
 def test_the_page_in_a_tile(browser: Any) -> None:  # noqa: F811
-    """The theme follows the lab's; a model that came later is offered, and a choice stays."""
+    """In JupyterLab's tile, the page follows the theme, offers a model that was saved later, and keeps the
+    choice."""
     models: list[dict[str, Any]] = []
     page = browser.new_page()
     page.route("http://lab.test/", lambda route: route.fulfill(body=LAB, content_type="text/html"))
@@ -27,7 +28,7 @@ def test_the_page_in_a_tile(browser: Any) -> None:  # noqa: F811
     tile = page.frame_locator("iframe")
     tile.get_by_text("No run has a checkpoint yet.").wait_for()
     generate = tile.get_by_role("button", name="Generate")
-    assert generate.is_disabled() and generate.get_attribute("title") == "There is no model to ask yet."
+    assert generate.is_disabled() and generate.get_attribute("title") == "There is no model yet."
     root = tile.locator("html")
     assert root.evaluate("node => getComputedStyle(node).colorScheme") == "dark"
     page.evaluate("document.body.dataset.jpThemeLight = 'true'")

@@ -1,4 +1,4 @@
-"""What is read of requests, tokens and options without a server; an answer that nobody takes stays small."""
+"""Parsing of requests, tokens and options without a server; events of an unread answer are merged."""
 
 import asyncio
 import contextlib
@@ -132,7 +132,8 @@ def test_refusals_of_chats(body, param, code):
     ],
 )
 def test_a_prompt_that_is_too_long_has_openais_words(numbers, is_chat, words):
-    """LiteLLM looks for `this model's maximum context length is`, LangChain for the code."""
+    """A prompt that is too long has OpenAI's message: LiteLLM searches for its words, LangChain for the
+    code."""
     counts = dict(zip(("positions", "prompt_tokens", "max_new_tokens"), numbers))
     refusal = refused({"error": "ContextLengthError", "message": "too long", **counts}, is_chat)
     found = refusal.body()["error"]
@@ -142,7 +143,7 @@ def test_a_prompt_that_is_too_long_has_openais_words(numbers, is_chat, words):
 
 
 def entry(token: str, logprob: float, offset: int, *top: tuple[str, float]) -> dict:
-    """A token's entry, as the engine gives it."""
+    """Return a token's entry as the engine sends it."""
     likely = [{"token": text, "logprob": value, "bytes": [1]} for text, value in top]
     return {"token": token, "logprob": logprob, "bytes": [1], "offset": offset, "top": likely}
 
@@ -150,7 +151,8 @@ def entry(token: str, logprob: float, offset: int, *top: tuple[str, float]) -> d
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize(("is_chat", "echo"), [(False, False), (False, True), (True, False)])
 def test_the_token_that_ends_a_text_has_its_entry(is_stream, is_chat, echo):
-    """lm-eval drops the last entry, and takes it for that of the one new token."""
+    """The token that ends a text has an entry, because lm-eval drops the last entry as that of one new
+    token."""
     begin = 2 if echo else 0
 
     async def events():
@@ -179,14 +181,15 @@ def test_the_token_that_ends_a_text_has_its_entry(is_stream, is_chat, echo):
     joined = {key: [one for part in logprobs for one in part[key]] for key in logprobs[0]}
     assert joined["tokens"] == ["a", "b", "c", "<e>"][2 - begin :]
     assert joined["token_logprobs"] == [None, -0.5, -1.0, -2.5][2 - begin :]
-    # Where each begins in prompt and text together, also without the echo.
+    # Where each token begins in prompt and text together, also without the echo.
     assert joined["text_offset"] == [0, 1, 2, 3][2 - begin :]
-    # The token itself is one of the likeliest, or comes after them; also if none is asked for.
+    # The token itself is among the likeliest, or follows them, also if none are requested.
     assert joined["top_logprobs"][begin:] == [{"d": -0.25, "c": -1.0}, {"<e>": -2.5}]
 
 
 def test_which_prompts_the_tokenizer_begins():
-    """Texts, to which inference/generate.py does it; not ids, a chat, nor Megatron's without add_BOS."""
+    """The tokenizer's prefix is added to text prompts, by inference/generate.py, but not to ids, chats, or
+    Megatron's without add_BOS."""
     seen: list = []
 
     def submit(commands: list[dict], is_chat: bool = False) -> None:
@@ -215,7 +218,8 @@ def test_which_prompts_the_tokenizer_begins():
     [(True, 503, {"status": "loading"}), (False, 200, {"status": "ok", "loaded": False})],
 )
 def test_a_server_is_not_healthy_while_its_one_model_loads(is_single, status, said):
-    """A server of any run is: it loads a model for the request that names it."""
+    """A server of one run is unhealthy while its model loads; a server of any run loads a model when a
+    request names it."""
     models = SimpleNamespace(is_ending=False, loaded=None, is_single=is_single)
     answer = TestClient(Routes(ServeOptions(), models, Metrics()).app(None, contextlib.nullcontext)).get(
         "/health"
@@ -234,7 +238,7 @@ def test_the_offsets_of_an_echoed_prompt_are_the_engine_s():
 
 
 def test_a_message_without_its_text_is_refused():
-    """An assistant's may have none, as with OpenAI."""
+    """A message without content is refused, except an assistant's, as with OpenAI."""
     asked = read(ChatRequest, {"messages": [{"role": "assistant"}, {"role": "user", "content": ""}]})
     texts = [message.as_text(number)["content"] for number, message in enumerate(asked.messages)]
     assert texts == ["", ""]
@@ -276,7 +280,8 @@ def test_megatrons_words():
 
 
 def test_megatrons_beam_of_one():
-    """Greedy, with the prompt and a score; a text's end counts in it, as in inference/beams.py."""
+    """A Megatron beam of one is greedy, with the prompt and a score that counts the end token, as in
+    inference/beams.py."""
     body = {"prompts": ["a"], "beam_width": 1, "temperature": 0.7, "length_penalty": 2.0}
     prompts, generation = megatron.read(body)
     assert (generation.temperature, generation.num_beams, generation.n) == (0.0, 1, 1)
@@ -294,7 +299,7 @@ def test_megatrons_beam_of_one():
 
 
 def test_where_the_token_is_from(tmp_path, monkeypatch):
-    """A file that others may read, a short token, and none at all."""
+    """A token file that others may read and a short token are refused; without a token one is generated."""
     monkeypatch.delenv(VARIABLE, raising=False)
     made, source = token_of(None)
     assert len(made) == 48 and source is None and token_of(None)[0] != made
@@ -316,7 +321,7 @@ def test_where_the_token_is_from(tmp_path, monkeypatch):
 
 
 def test_bytes_that_are_no_text_are_no_token():
-    """Neither in a header nor in an address do they end the server's answer."""
+    """Invalid bytes in a header or an address are refused as a wrong token, and the server continues."""
     for headers, query in (
         ([(b"authorization", b"Bearer \xff\xfe")], b""),
         ([(b"authorization", b"")], b"token=%ff&token"),
@@ -344,7 +349,7 @@ def test_options_out_of_range():
 
 
 class Process:
-    """An engine process that only takes lines."""
+    """An engine process that only receives lines."""
 
     def __init__(self, *arguments):
         self.sent: list[dict] = []
@@ -360,7 +365,7 @@ class Process:
 
 @pytest.fixture
 def dispatcher(monkeypatch):
-    """A dispatcher over it, made inside a running loop."""
+    """A dispatcher for it, created inside a running loop."""
     from nbtrain.serving import dispatch
     from nbtrain.serving.metrics import Metrics
 
@@ -373,7 +378,7 @@ def event(text: str, **more) -> dict:
 
 
 def test_what_nobody_takes_is_joined(dispatcher):
-    """A thousand events become 256, and no character is lost."""
+    """A thousand unread events are merged into 256 without losing a character."""
 
     async def play() -> list[dict]:
         answer = dispatcher().submit([{"n": 1}])
@@ -391,7 +396,8 @@ def test_what_nobody_takes_is_joined(dispatcher):
 
 
 def test_no_more_may_wait_than_the_queue_holds(dispatcher):
-    """Two places and three that wait; what can never be met is a 400, which nobody sends again."""
+    """With two slots and three waiting, more is refused; what can never fit gets a 400, which clients do not
+    retry."""
 
     async def play() -> None:
         made = dispatcher()
@@ -399,10 +405,10 @@ def test_no_more_may_wait_than_the_queue_holds(dispatcher):
             made.submit([{"n": 6}])
         assert (refusal.value.status, refusal.value.message) == (
             400,
-            "6 texts are asked for at once: at most 5 may be.",
+            "6 texts are requested at once; the maximum is 5.",
         )
         first: Answer = made.submit([{"n": 2}, {"n": 3}])
-        with pytest.raises(Refusal, match="5 texts are being made or wait, and 1 are asked for"):
+        with pytest.raises(Refusal, match="5 texts are running or waiting, and this request has 1"):
             made.submit([{"n": 1}])
         first.cancel()
         assert [line["kind"] for line in made.process.sent] == ["generate", "generate", "cancel", "cancel"]
@@ -433,7 +439,7 @@ def test_a_request_that_cannot_be_sent_takes_no_place(dispatcher):
 
 
 def test_an_answer_ends_with_what_went_wrong(dispatcher):
-    """What has come before it is given out first."""
+    """An answer that fails delivers its earlier text before the error."""
 
     async def play() -> list[str]:
         answer = dispatcher().submit([{"n": 1}])
@@ -463,7 +469,8 @@ def test_a_refused_request_is_known_before_a_stream_begins(dispatcher):
 
 
 def test_an_engine_that_is_closed_lets_nobody_wait(monkeypatch, tmp_path):
-    """Neither for its model, which another thread unloads while it loads, nor for an answer."""
+    """Closing an engine releases everything that waits for it: a loading model in another thread, and an
+    answer."""
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nexec cat >/dev/null\n")
     program.chmod(0o755)
@@ -479,7 +486,7 @@ def test_an_engine_that_is_closed_lets_nobody_wait(monkeypatch, tmp_path):
 
 
 class AnyRun(Models):
-    """The models of a server of any run, of which none is really loaded."""
+    """The models of a server of any run, none of which is really loaded."""
 
     def __init__(self, step: int):
         super().__init__(ServeOptions(), Metrics(), print)
@@ -501,7 +508,7 @@ class AnyRun(Models):
 
 
 def test_a_model_whose_process_has_ended_is_loaded_again():
-    """Also for a request that names none, such as any of Megatron's clients."""
+    """A model whose process ended is loaded again, also for requests without a name, like Megatron's."""
 
     async def play() -> None:
         models = AnyRun(step=100)
@@ -514,7 +521,8 @@ def test_a_model_whose_process_has_ended_is_loaded_again():
 
 
 def test_a_newer_checkpoint_is_loaded_once():
-    """Also if it is torn, and the process takes the one before it; after a rollback, an older one."""
+    """A newer checkpoint is loaded once, even if it is torn and an earlier one is used; after a rollback, an
+    older one is loaded."""
 
     async def play() -> None:
         models = AnyRun(step=100)
@@ -530,7 +538,8 @@ def test_a_newer_checkpoint_is_loaded_once():
 
 
 def test_a_run_that_was_trained_anew_is_another_model(workspace, monkeypatch):
-    """It has the name and the step of the deleted one, whose model neither a server nor a notebook keeps."""
+    """A run that was deleted and trained again under its name is another model, so a server and a notebook
+    reload it."""
     run = RunDir.named("one")
     run.path.mkdir(parents=True)
 
@@ -564,7 +573,7 @@ def test_a_run_that_was_trained_anew_is_another_model(workspace, monkeypatch):
 
 
 class Answers(BaseHTTPRequestHandler):
-    """A server that answers with the body of a request, or with no JSON."""
+    """A server that echoes a request's body, or answers without JSON."""
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
@@ -576,7 +585,8 @@ class Answers(BaseHTTPRequestHandler):
 
 
 def test_a_notebooks_server_is_asked_without_a_proxy(monkeypatch):
-    """An image of a company sets one; it cannot reach this machine, and would see the token."""
+    """A notebook's request to its server ignores the environment's proxy, which could not reach it and would
+    see the token."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
@@ -637,7 +647,8 @@ def test_a_server_removes_its_own_socket_alone(monkeypatch, tmp_path, is_replace
 
 @pytest.mark.parametrize("is_by_jupyter", [False, True])
 def test_only_jupyters_server_ends_with_its_parent(monkeypatch, is_by_jupyter):
-    """`nohup nbtrain serve --uds PATH &` outlives the shell that has started it."""
+    """Only the server that Jupyter starts ends with its parent: `nohup nbtrain serve --uds PATH &` outlives
+    its shell."""
     asked = []
     monkeypatch.setattr(parent_death, "die_with_parent", lambda: asked.append("end"))
     monkeypatch.setattr(server, "serve", lambda options, token, say: asked.append(options.uds) or 0)

@@ -60,7 +60,7 @@ class Beams:
             values = self._penalized(values)
         scores = self._scores.to(values.device).unsqueeze(-1) + values
         vocabulary = scores.shape[-1]
-        # As many again as may end, for each token that ends a text.
+        # Twice the beams, and one more for each token that ends a text.
         wanted = (1 + len(self.end_ids)) * self.count
         best, places = scores.flatten().topk(min(wanted, scores.numel()))
         length = len(self.tokens[0]) + 1
@@ -87,7 +87,7 @@ class Beams:
         return Step(sources, tokens)
 
     def _penalized(self, values: torch.Tensor) -> torch.Tensor:
-        # Log-probabilities are negative, so the penalty multiplies those of tokens that are already there.
+        # Log-probabilities are negative, so the penalty multiplies them for tokens that already occur.
         values = values.clone()
         for row, tokens in zip(values, self.tokens):
             there = torch.tensor(sorted({*self.prompt, *tokens}), device=values.device)

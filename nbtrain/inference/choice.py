@@ -73,7 +73,8 @@ class Choice:
         text_prompt: list[int],
         end_ids: frozenset[int],
     ):
-        """`text_prompt`: the prompt as text; empty if it is only the end of a document."""
+        """Begin a text; `text_prompt` is the prompt as text, and empty if it is only the end of a
+        document."""
         self.request, self.index, self.end_ids = request, index, end_ids
         self.tokens = list(request.prompt)
         self.pending = list(request.prompt)

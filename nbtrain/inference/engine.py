@@ -39,7 +39,7 @@ PREFILL_TOKENS = 256
 # 4,096 tokens in a pass take as long per token as 256.) MOST_LOGITS limits their logits: 1 GiB in fp32.
 SCORED_TOKENS_ON_GPU = 8192
 MOST_LOGITS = 1 << 28
-# A shorter common beginning is read as quickly as it is copied.
+# A shorter common beginning is read as fast as it is copied.
 LEAST_SHARED_TOKENS = 8
 
 
@@ -147,10 +147,10 @@ class Engine:
             )
         slides = request.slides and generation.num_beams == 1 and not request.wants_prompt
         if not slides and len(prompt) + generation.max_new_tokens > limit:
-            room = f" or ask for at most {limit - len(prompt):,}" if len(prompt) < limit else ""
+            room = f" or request at most {limit - len(prompt):,}" if len(prompt) < limit else ""
             raise ContextLengthError(
                 f"the prompt has {counted(len(prompt), 'token')}, and {generation.max_new_tokens:,} more are "
-                f"asked for: the model has {limit:,} positions. Shorten the prompt{room}.",
+                f"requested: the model has {limit:,} positions. Shorten the prompt{room}.",
                 limit,
                 len(prompt),
                 generation.max_new_tokens,
@@ -171,7 +171,7 @@ class Engine:
                 continue
             request = choice.request
             if request.id in self._beams:
-                # All beams or none.
+                # A search gets slots for all of its beams, or waits.
                 if len(self.running) + len(request.choices) > self.runner.slots:
                     return
                 for beam in request.choices:
@@ -369,7 +369,7 @@ class Engine:
         ended: list[Choice | Scored] = []
         requests = {choice.request.id: choice.request for choice in ready}
         for request in requests.values():
-            # Slots are in another order once one has moved.
+            # Slots change their order once one has moved.
             rows = [row for row, choice in enumerate(ready) if choice.request is request]
             rows.sort(key=lambda row: ready[row].index)
             search = self._beams[request.id]
@@ -438,7 +438,7 @@ class Engine:
         for slot in slots:
             last = len(self.running) - 1
             if slot != last:
-                # What the freed slot held stays known where the moved one was.
+                # The content of the freed slot remains known in the slot that the moved text left.
                 length = len(self._past[last])
                 if length:
                     self.runner.copy([slot], [last], [length])

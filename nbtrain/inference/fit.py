@@ -15,7 +15,7 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.model.gpt_config import GPTConfig
 
 USED_SHARE = 0.9
-# Texts at once, unless the user names a number.
+# Texts at once, unless the user sets a number.
 MOST_SLOTS_ON_CPU = 16
 MOST_SLOTS_ON_GPU = 64
 
@@ -32,7 +32,7 @@ class Needed:
 
     @classmethod
     def of(cls, config: GPTConfig, num_parameters: int, bytes_per_number: int, positions: int) -> "Needed":
-        """Return the memory that a model with so many parameters needs."""
+        """Return the memory that a model with this many parameters needs."""
         numbers = 2 * config.num_layers * config.query_groups * config.head_size * positions
         return cls(num_parameters * bytes_per_number, numbers * bytes_per_number, config.query_groups)
 

@@ -64,7 +64,7 @@ LOOK_SECONDS = 10.0
 
 def main() -> int:
     """Generate until stdin ends, and return the exit code."""
-    # What libraries print goes to stderr: stdout is for lines of JSON.
+    # Output of libraries goes to stderr, because stdout is for lines of JSON.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     commands: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
@@ -164,7 +164,7 @@ def answers(engine: Engine, commands: "queue.SimpleQueue[Message | None]") -> It
 
     while True:
         taken: list[Message] = []
-        # Nothing to do: wait for the next command. Else take what is there.
+        # Nothing to do: wait for the next command. Otherwise read only the commands that have arrived.
         while (engine.is_idle and counts() == said) or not commands.empty():
             try:
                 command = commands.get(timeout=LOOK_SECONDS)

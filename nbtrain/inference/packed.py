@@ -21,9 +21,9 @@ from nbtrain.parallel.tensor import ColumnParallelLinear, GatedColumnParallelLin
 
 logger = logging.getLogger(__name__)
 
-# How many rows the order is chosen for: of 1, 8 and 64 the one that serves 2 to 64 rows well.
+# Number of rows for which oneDNN chooses its order: of 1, 8 and 64, the one that suits 2 to 64 rows.
 ROWS = 8
-# Of the memory that is free; the copy is as large as the weights.
+# Fraction of the free memory that the copy, which is as large as the weights, may use.
 MOST_SHARE = 0.25
 
 Linear = Callable[[torch.Tensor], torch.Tensor]

@@ -28,9 +28,9 @@ from nbtrain.inference.loaded import load
 from nbtrain.inference.runner import Runner
 from nbtrain.parallel.groups import Group
 
-# Ranks wait for the next order as long as there is no request.
+# Ranks may wait a long time for the next order while no requests arrive.
 WAIT = timedelta(days=3650)
-NOT_ENDED = "a tensor-parallel rank of the model has ended: its last words are above."
+NOT_ENDED = "a tensor-parallel rank of the model has ended: its last output is above."
 
 
 class GlooOrders:
@@ -54,7 +54,7 @@ class Ranks:
     """The other ranks, started by rank 0."""
 
     def __init__(self, size: int, request: dict[str, Any]):
-        """`request`: what each of them loads, as `follow` reads it."""
+        """Start the ranks; `request` says what each of them loads, as `follow` reads it."""
         self._folder = tempfile.TemporaryDirectory(prefix="nbtrain-ranks-")
         store = str(Path(self._folder.name) / "store")
         self._is_ending = False
@@ -80,7 +80,7 @@ class Ranks:
             os._exit(1)
 
     def will_end(self) -> None:
-        """Expect the ranks to end, because they are told to."""
+        """Expect the ranks to end from now on, so that their end is not an error."""
         self._is_ending = True
 
     def wait(self) -> None:
@@ -93,7 +93,7 @@ class Ranks:
 
 def join(rank: int, size: int, store: str) -> Group:
     """Join the group of all ranks, and return it; every rank calls it."""
-    # Gloo else looks up the host's name, which may wait for DNS.
+    # Otherwise gloo looks up the host's name, which may wait for DNS.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=WAIT)

@@ -20,7 +20,7 @@ class Reading(NamedTuple):
 
     slot: int
     start: int
-    """Tokens of the slot that they follow; those after it are forgotten."""
+    """Position of the first token; later tokens of the slot are discarded."""
     tokens: list[int]
 
 

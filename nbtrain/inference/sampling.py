@@ -12,7 +12,7 @@ import torch
 
 from nbtrain.config.generation import Generation
 
-# To sort a whole vocabulary takes ten times as long as to find so many of the likeliest.
+# Sorting a whole vocabulary takes ten times as long as finding this many of the likeliest tokens.
 LIKELIEST = 512
 # Logits divided by a smaller temperature may be infinite in fp32, and their softmax NaN. This temperature
 # chooses the likeliest token as well.
@@ -30,7 +30,8 @@ def choose(logits: torch.Tensor, generation: Generation, drawn: torch.Tensor | N
         return logits.argmax(-1)
     probabilities, ids = distribution(logits, generation)
     reached = probabilities.double().cumsum(-1)
-    # The first token at which more than the drawn share is reached: one without probability never is.
+    # The first token at which the sum exceeds the drawn number, so a token without probability is never
+    # chosen.
     place = torch.searchsorted(reached, (drawn.to(reached.device) * reached[:, -1]).unsqueeze(-1), right=True)
     place = place.clamp_(max=reached.shape[-1] - 1)
     return (place if ids is None else ids.gather(-1, place)).squeeze(-1)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 Event = dict[str, Any]
-# Rows of logits whose log-softmax is taken at one time: 50 MB of fp32 with GPT-2's vocabulary.
+# Rows of logits whose log-softmax is computed at once: 50 MB of fp32 with GPT-2's vocabulary.
 ROWS = 256
 
 

@@ -31,7 +31,7 @@ class TextStream:
             self._shown = text
             return piece
         if text.endswith(REPLACEMENT):
-            # A run of bytes that is wrong at one place is U+FFFD throughout: nothing is decoded after it.
+            # A run of bytes with one error becomes U+FFFD as a whole, so nothing is decoded after it.
             self._before, self._shown = [], ""
         elif (alone := self._tokenizer.decode(self._new)) and not alone.endswith(REPLACEMENT):
             self._before, self._shown = self._new, alone
@@ -44,6 +44,6 @@ class TextStream:
         text, is_unfinished = self._tokenizer.decode_finished(self._before + self._new)
         if text.startswith(self._shown):
             return text, is_unfinished
-        # The new bytes are none, and made U+FFFD of the run before them.
+        # The new bytes are invalid, and turned the preceding run into U+FFFD.
         self._before, self._shown = [], ""
         return self._tokenizer.decode_finished(self._new)

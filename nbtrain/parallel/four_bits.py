@@ -125,7 +125,7 @@ def bitsandbytes() -> ModuleType:
     return found
 
 
-# Tables are shared by all matrices of a device.
+# Tables are shared by all matrices on a device.
 @lru_cache
 def _code(quant_type: str, device: torch.device) -> torch.Tensor:
     return bitsandbytes().functional.get_4bit_type(quant_type, device=device)

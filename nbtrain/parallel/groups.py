@@ -113,7 +113,7 @@ class ParallelGroups:
         timeout = timedelta(seconds=timeout_seconds) if timeout_seconds is not None else None
         made: dict[tuple[int, ...], dist.ProcessGroup | None] = {tuple(range(world)): dist.group.WORLD}
         if world > 1:
-            # Only its member takes part, so that a thousand ranks do not make a thousand groups each.
+            # Only its member takes part, so that a thousand ranks do not create a thousand groups each.
             made[(me,)] = dist.new_group([me], timeout, use_local_synchronization=True)
         for ranks in (ranks for kind in KINDS for ranks in kinds[kind]):
             # The same condition on every rank: all ranks must make all groups, in the same order.
@@ -136,7 +136,8 @@ class MegatronUnits:
         self._groups = groups
 
     def __getattr__(self, name: str):
-        """get_<kind>_{group,rank,world_size,group_ranks,src_rank}, of any kind of ParallelGroups.
+        """Return a method get_<kind>_{group,rank,world_size,group_ranks,src_rank} for any kind of
+        ParallelGroups.
 
         An unknown name raises AttributeError: DeepSpeed recognizes kinds of mpu by hasattr.
         """

@@ -29,7 +29,7 @@ def extensions_root() -> Path:
 def remove_stale_locks(root: Path | None = None) -> list[Path]:
     """Remove the stale locks and return their paths."""
     root = root or extensions_root()
-    # The ops lie there, or below a folder for each version of Python and CUDA.
+    # The ops are stored there, or below a folder for each version of Python and CUDA.
     locks = {path.resolve() for pattern in ("*/lock", "*/*/lock") for path in root.glob(pattern)}
     removed: list[Path] = []
     if not locks:
@@ -62,6 +62,6 @@ def _file_system(path: Path) -> str:
         mounts = [line.split(" ") for line in Path("/proc/mounts").read_text().splitlines()]
     except OSError:
         return ""
-    # Blanks are written as octal numbers there; such a mount is not found, and its parent answers.
+    # Spaces are written as octal numbers there; such a mount is not found, and its parent is used.
     below = [(len(where), kind) for _, where, kind, *_ in mounts if path.is_relative_to(where)]
     return max(below)[1] if below else ""

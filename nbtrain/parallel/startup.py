@@ -94,16 +94,16 @@ def wait_for_all() -> None:
 
 
 def without_letters(architectures: str) -> str:
-    """TORCH_CUDA_ARCH_LIST as DeepSpeed's builder can read it: a GPU of "9.0a" runs what is made for 9.0.
+    """Return TORCH_CUDA_ARCH_LIST without letters: a GPU of "9.0a" runs code for 9.0.
 
-    At the letter the builder ends with a ValueError (ops/op_builder/builder.py, 0.19.8).
+    DeepSpeed's builder raises a ValueError at a letter (ops/op_builder/builder.py, 0.19.8).
     """
     return re.sub(r"(\d)[a-z]", r"\1", architectures)
 
 
 def prepare_deepspeed(device: str) -> None:
     """Import DeepSpeed without its noise and, on cpu, without its probing for compilers."""
-    # Deprecations of DeepSpeed's own calls into torch: a user can do nothing about them.
+    # Deprecation warnings about DeepSpeed's own calls into torch, which a user cannot fix.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed|deepspeed")
     warnings.filterwarnings("ignore", category=UserWarning, module=r"deepspeed")
     if device == "cpu":
@@ -114,7 +114,7 @@ def prepare_deepspeed(device: str) -> None:
     from deepspeed.utils import logger as deepspeed_logger
 
     deepspeed_logger.setLevel(logging.WARNING)
-    # DeepSpeed logs to the stdout that it found on import, before any redirection.
+    # DeepSpeed logs to the stdout that it finds at import, before any redirection.
     for handler in deepspeed_logger.handlers:
         if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stdout:
             handler.setStream(sys.stderr)

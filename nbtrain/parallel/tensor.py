@@ -81,7 +81,7 @@ class _CutModule(nn.Module):
         super().__init__()
         if count % (unit * group.size):
             raise ValueError(
-                f"{what} cannot be cut over {group.size} tensor-parallel ranks: must be a multiple of "
+                f"{what} cannot be sharded across {group.size} tensor-parallel ranks: must be a multiple of "
                 f"{unit * group.size}."
             )
         self.group = group
@@ -135,7 +135,8 @@ class ColumnParallelLinear(_CutModule):
     def _outputs(
         self, x: torch.Tensor, *layers: tuple[torch.Tensor, torch.Tensor | None]
     ) -> tuple[torch.Tensor, ...]:
-        """The output of each (weight, bias) for one x, which is gathered once, as is its gradient summed."""
+        """Return the output of each (weight, bias) for one x, which is gathered once; its gradient is summed
+        once."""
         if isinstance(self.weight, FourBitMatrix):
             x, *biases = _as_products(x, *(bias for _, bias in layers))
             entering = (
@@ -285,7 +286,8 @@ def _adapted(y: torch.Tensor, x: torch.Tensor, lora: nn.Module | None) -> torch.
 
 
 def _as_products(x: torch.Tensor, *parameters: torch.Tensor | None) -> tuple[Any, ...]:
-    """All in autocast's dtype if it is on: inside an autograd function it would not reach backward."""
+    """Cast all to autocast's dtype if it is on, because it has no effect in an autograd function's backward
+    pass."""
     device = x.device.type
     if not torch.is_autocast_enabled(device):
         return x, *parameters

@@ -46,8 +46,8 @@ def _own_pieces(x: torch.Tensor, group: Group, chunk_tokens: int) -> torch.Tenso
     chunk = chunk_tokens or x.shape[TOKENS]
     if x.shape[TOKENS] % chunk or chunk % group.size:
         raise ValueError(
-            f"{x.shape[TOKENS]} tokens in chunks of {chunk} cannot be dealt out to {group.size} Ulysses "
-            f"ranks: must be a multiple of {chunk}, and that of {group.size}."
+            f"{x.shape[TOKENS]} tokens in chunks of {chunk} cannot be sharded across {group.size} Ulysses "
+            f"ranks: {chunk} must divide the tokens, and {group.size} must divide {chunk}."
         )
     # [b, chunks, u, c/u] -> [b, chunks, c/u]
     return x.unflatten(TOKENS, (-1, group.size, chunk // group.size)).select(TOKENS + 1, group.rank)
@@ -57,7 +57,7 @@ def _all_to_all(x: torch.Tensor, cut: int, join: int, group: Group) -> torch.Ten
     if x.shape[cut] % group.size:
         what = "attention heads" if cut == HEADS else "tokens"
         raise ValueError(
-            f"{x.shape[cut]} {what} cannot be dealt out to {group.size} Ulysses ranks: "
+            f"{x.shape[cut]} {what} cannot be sharded across {group.size} Ulysses ranks: "
             f"must be a multiple of {group.size}."
         )
     # The ranks' parts follow one another, both in what is sent and in what is received.

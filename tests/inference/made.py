@@ -1,4 +1,5 @@
-"""What tests of generation share: a small vocabulary, and a model whose texts do not repeat themselves."""
+"""Shared parts of the tests of generation: a small vocabulary, and a model whose texts do not repeat
+themselves."""
 
 import json
 from pathlib import Path
@@ -21,14 +22,14 @@ POSITIONS = 96
 
 
 def tokenizer_in(folder: Path) -> Tokenizer:
-    """A byte-level BPE of 320 entries, of several scripts."""
+    """Create a byte-level BPE of 320 entries for several scripts."""
     texts = [text for script in ("latin", "han", "gothic") for text in made.texts(script, 20)]
     tokenizer_folder.save(train(texts, VOCAB_SIZE), folder, {"trainer": "tokenizers"})
     return Tokenizer.load(folder)
 
 
 def beginning_tokenizer_in(folder: Path, source: Path) -> Tokenizer:
-    """One of 320 entries that was taken over from `source` and, as Llama 3's, puts <s> before a text."""
+    """Create one of 320 entries, imported from `source`, which puts <s> before a text like Llama 3's."""
     source.mkdir()
     texts = [text for script in ("latin", "han", "gothic") for text in made.texts(script, 20)]
     built = train(texts, VOCAB_SIZE - 1)
@@ -47,7 +48,8 @@ def beginning_tokenizer_in(folder: Path, source: Path) -> Tokenizer:
 
 
 def model(**changes) -> GPT:
-    """With an output matrix of its own: a tied one of so few layers repeats its input."""
+    """Create a model with a separate output matrix: with a tied one, so few layers would repeat their
+    input."""
     values = {
         "num_layers": 2,
         "hidden_size": 32,
@@ -75,7 +77,7 @@ def requests_of(prompts, generation: Generation, slides: bool = False) -> list[R
 
 
 def run(engine: Engine, requests: list[Request], joining: int = 10**9) -> dict[tuple[str, int], list[dict]]:
-    """{(request, choice): its events}; so many requests join at the beginning, then one at each step."""
+    """Return {(request, choice): its events}; some requests join at the beginning, then one at each step."""
     found: dict[tuple[str, int], list[dict]] = {}
     waiting = list(requests)
     for request in waiting[:joining]:
@@ -94,7 +96,7 @@ def tokens_of(events: list[dict]) -> list[int]:
 
 
 def without_cache(model: GPT, prompt, count: int) -> list[int]:
-    """Greedy tokens by full forward passes."""
+    """Return greedy tokens by full forward passes."""
     tokens = list(prompt)
     with torch.inference_mode():
         for _ in range(count):

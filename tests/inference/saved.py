@@ -1,4 +1,4 @@
-"""A run with a checkpoint and a tokenizer, made without training: its texts do not repeat themselves."""
+"""A run with a checkpoint and a tokenizer, made without training, whose texts do not repeat themselves."""
 
 import shutil
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def save_run(
     std: float = 0.3,
     alter: Callable[[torch.nn.Module], None] = lambda model: None,
 ) -> RunDir:
-    """output/`name` in the workspace, with a whole checkpoint of step 7 as one process writes it.
+    """Write output/`name` in the workspace with a complete checkpoint of step 7, as one process writes it.
 
     `alter` changes the weights before they are saved.
     """
@@ -95,7 +95,7 @@ def write_checkpoint(run: RunDir, config: Any, model: torch.nn.Module, tokenizer
 
 
 def damage(run: RunDir, step: int) -> None:
-    """A newer checkpoint whose file is not what its manifest says."""
+    """Write a newer checkpoint with a file that differs from its manifest."""
     shutil.copytree(run.checkpoint(STEP), run.checkpoint(step))
     torn = run.checkpoint(step) / "mp_rank_00_model_states.pt"
     content = bytearray(torn.read_bytes())

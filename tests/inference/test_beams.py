@@ -1,4 +1,4 @@
-"""Beam search finds the texts and scores that transformers finds, in a batch with others."""
+"""Beam search finds the same texts and scores as transformers, in a batch with other requests."""
 
 import pytest
 import torch
@@ -13,13 +13,13 @@ from tests.inference.made import VOCAB_SIZE, engine_of, greedy, run, tokens_of
 from tests.model.test_llama import as_ours
 
 PROMPT = [5, 17, 300, 41]
-# Short texts win.
+# Short texts get the better score.
 SHORT = {"length_penalty": -0.5, "repetition_penalty": 1.3}
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    """(our model, transformers' with the same weights, a tokenizer)."""
+    """Return (our model, transformers' with the same weights, a tokenizer)."""
     sizes = {"num_attention_heads": 4, "hidden_size": 32, "max_position_embeddings": 64}
     torch.manual_seed(2)
     config = LlamaConfig(
@@ -88,7 +88,7 @@ def test_texts_and_scores_are_transformers(both, changes, more_ends):
         return_dict_in_generate=True,
         output_scores=True,
     )
-    # Others come and go beside it, and want its slots.
+    # Other requests join and leave, and want its slots.
     engine = engine_of(ours, tokenizer, slots=6, end_ids=frozenset(others))
     engine.add(Request("first", [9, 8, 7], greedy(max_new_tokens=5), False))
     engine.add(Request("second", [9, 8, 6, 5], greedy(max_new_tokens=9), False))
@@ -108,7 +108,7 @@ def test_texts_and_scores_are_transformers(both, changes, more_ends):
 
 
 def test_an_end_among_the_beams_was_compared(both):
-    """Else the comparison above would say nothing about ends."""
+    """The comparison above includes beams that end, so that it covers the end of a text."""
     ours, _, tokenizer = both
     found = run(
         engine_of(ours, tokenizer, 4),

@@ -1,4 +1,4 @@
-"""Texts that are made together are those that are made alone, however they join, leave, share and wait."""
+"""Texts in a batch equal the texts generated alone, however requests join, leave, share prompts and wait."""
 
 import random
 
@@ -29,7 +29,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def alone(model):
-    """Greedy tokens of each prompt, without cache and without company."""
+    """Return greedy tokens of each prompt alone, without a cache."""
     found = [made.without_cache(model, prompt, COUNT) for prompt in PROMPTS]
     distinct = len({token for tokens in found for token in tokens})
     # A model that repeats itself would pass whatever the batch does.
@@ -45,15 +45,17 @@ def together(engine, joining: int = 10**9) -> list[list[int]]:
 @pytest.mark.parametrize("slots", [1, 4, 16])
 @pytest.mark.parametrize("joining", [10**9, 2])
 def test_texts_of_a_batch_are_those_of_each_prompt_alone(model, tokenizer, alone, slots, joining):
-    """Prompts of unequal length, in parts of 16 tokens; more of them than slots, or one after the other."""
+    """Texts of a batch equal each prompt's text alone, with unequal lengths read 16 tokens at a time, and
+    more prompts than slots."""
     assert together(engine_of(model, tokenizer, slots, prefill_tokens=16), joining) == alone
 
 
 def test_padded_keys_are_masked_and_the_test_would_notice_if_not(model, tokenizer, alone, monkeypatch):
-    """All single tokens in one call, as on a GPU; without the mask the same comparison fails."""
+    """Padded keys are masked when all single tokens run in one call, as on a GPU; without the mask the
+    comparison fails."""
     monkeypatch.setattr(kv_cache, "PADDED_SHARE", 1.0)
     engine = engine_of(model, tokenizer, 16)
-    # Keys of others lie where a row has none.
+    # Keys of other texts are stored where a row has none.
     engine.runner.cache.tensor.normal_(generator=torch.Generator().manual_seed(1))
     assert together(engine) == alone
     monkeypatch.setattr(kv_cache.Singles, "mask", lambda self, window: None)
@@ -84,7 +86,7 @@ def test_other_models_too(tokenizer, changes):
 
 
 def test_draws_do_not_depend_on_the_batch(model, tokenizer):
-    """Each choice has its own chance, by the seed and its number."""
+    """Random choices depend on the seed and their number, and not on the batch."""
     how = {"temperature": 1.0, "top_k": 0, "max_new_tokens": 15, "ignore_eod": True}
     generation = Generation(**how, n=3, seed=7)
     many = run(engine_of(model, tokenizer, 5), requests_of(PROMPTS, generation))
@@ -100,7 +102,8 @@ def test_draws_do_not_depend_on_the_batch(model, tokenizer):
 
 
 def test_a_common_beginning_is_read_once(model, tokenizer, alone, monkeypatch):
-    """By the texts of one prompt, and by a prompt that goes on after an earlier text."""
+    """A common beginning is read once, by several texts of a prompt and by a prompt that continues an earlier
+    text."""
     engine, read = engine_of(model, tokenizer, 4), []
     plain = engine.runner.read
     monkeypatch.setattr(
@@ -112,7 +115,7 @@ def test_a_common_beginning_is_read_once(model, tokenizer, alone, monkeypatch):
     )
     found = run(engine, [Request("a", PROMPTS[1], greedy(n=3), False)])
     assert all(tokens_of(found["a", index]) == alone[1] for index in range(3))
-    # 40 tokens of the prompt once, its last one again for two more texts, and 19 of each text.
+    # 40 tokens of the prompt once, its last token again for two more texts, and 19 tokens of each text.
     assert sum(read) == 40 + 2 + 3 * 19
     del read[:]
     longer = [*PROMPTS[1], *alone[1][:10], 9, 8]
@@ -122,19 +125,20 @@ def test_a_common_beginning_is_read_once(model, tokenizer, alone, monkeypatch):
 
 
 def test_a_text_goes_on_past_the_window(model, tokenizer):
-    """After position 96 the newest 48 tokens are read again; a prompt that is too long is cut on the left."""
+    """A text continues past the window by reading its newest 48 tokens again; a prompt that is too long loses
+    its beginning."""
     prompt = PROMPTS[9] * 2
     engine = engine_of(model, tokenizer, 2)
     found = run(engine, [Request("a", prompt, greedy(max_new_tokens=60), slides=True)])
     tokens = [*prompt, *tokens_of(found["a", 0])]
     assert len(tokens) == 120 + 60
     assert tokens[120] == made.without_cache(model, prompt[-POSITIONS:], 1)[0]
-    # Token 120 finds no room: the window begins anew, 48 tokens before it, and has room for 48 more.
+    # Token 120 does not fit: the window starts 48 tokens before it, and has space for 48 more.
     assert tokens[121:169] == made.without_cache(model, tokens[73:121], 48)
 
 
 def test_what_comes_before_a_text_stays_before_the_window(model, tokenizer):
-    """<s> of Llama is at position 0 in training, whatever the window holds."""
+    """Llama's <s> stays at position 0 when the window moves, as in training."""
     prompt, before = [7, 8, *PROMPTS[9] * 2], 2
     engine = engine_of(model, tokenizer, 2)
     found = run(engine, [Request("a", prompt, greedy(max_new_tokens=60), slides=True, kept=before)])
@@ -146,7 +150,7 @@ def test_what_comes_before_a_text_stays_before_the_window(model, tokenizer):
 
 
 def test_the_end_of_a_document_ends_a_text(model, tokenizer, alone):
-    """It is no part of the text, and is not counted."""
+    """The end-of-document token ends a text, and is neither part of it nor counted."""
     last_id = alone[0][5]
     count = alone[0].index(last_id)
     tokenizer.eod_id, kept = last_id, tokenizer.eod_id
@@ -162,7 +166,7 @@ def test_the_end_of_a_document_ends_a_text(model, tokenizer, alone):
         values = model(torch.tensor([[*PROMPTS[0], *alone[0][:count]]]))[0, -1].log_softmax(-1)
     entry = last["end_logprob"]
     assert (entry["id"], entry["logprob"]) == (last_id, pytest.approx(float(values[last_id]), abs=1e-4))
-    # Where it begins, after the text of the prompt and the new one.
+    # The position where it begins, after the texts of the prompt and of the new tokens.
     written = (
         tokenizer.decode_finished(PROMPTS[0])[0],
         tokenizer.decode_finished([*PROMPTS[0], *alone[0][:count]])[0],
@@ -172,7 +176,7 @@ def test_the_end_of_a_document_ends_a_text(model, tokenizer, alone):
 
 
 def test_any_of_several_tokens_ends_a_text(model, tokenizer, alone):
-    """As those of Llama 3 Instruct; the tokenizer's own still does."""
+    """Several tokens can end a text, as in Llama 3 Instruct, in addition to the tokenizer's own."""
     text = alone[1]
     third, fifth = text[2], text[4]
     assert (text.index(third), text.index(fifth)) == (2, 4) and tokenizer.eod_id not in text
@@ -185,7 +189,7 @@ def test_any_of_several_tokens_ends_a_text(model, tokenizer, alone):
 
 
 def test_a_stop_string_ends_a_text_before_it(model, tokenizer, alone):
-    """No piece of it is given out, though it is cut over tokens."""
+    """A text ends before a stop string, of which nothing is returned even if it is split over tokens."""
     whole = "".join(event["text"] for event in run_one(model, tokenizer, 0, greedy()))
     stop = whole[7:10]
     assert len(stop) == 3
@@ -199,7 +203,7 @@ def run_one(model, tokenizer, number: int, generation: Generation) -> list[dict]
 
 
 def test_log_probabilities_are_the_models(model, tokenizer, alone):
-    """Of the new tokens before temperature and cuts, and of the prompt's by echo, as one pass gives them."""
+    """Log-probabilities are the model's, before temperature and cuts, and with echo also of the prompt."""
     prompt = PROMPTS[3]
     generation = greedy(logprobs=2, echo=True, n=2, max_new_tokens=6)
     found = run(engine_of(model, tokenizer, prefill_tokens=8), [Request("a", prompt, generation, False)])
@@ -221,7 +225,7 @@ def test_log_probabilities_are_the_models(model, tokenizer, alone):
 
 
 def test_a_prompt_can_be_scored_alone(model, tokenizer):
-    """No token is made."""
+    """A prompt can be scored without generating a token."""
     generation = greedy(logprobs=0, echo=True, max_new_tokens=0)
     found = run(engine_of(model, tokenizer), [Request("a", PROMPTS[2], generation, False)])
     assert len([e for event in found["a", -1] for e in event.get("prompt_logprobs", [])]) == 6
@@ -229,7 +233,7 @@ def test_a_prompt_can_be_scored_alone(model, tokenizer):
 
 
 def test_a_cancelled_request_gives_its_slots_back(model, tokenizer, alone):
-    """The others go on as if it had not been there."""
+    """A cancelled request frees its slots, and the others continue unchanged."""
     engine = engine_of(model, tokenizer, 3)
     for request in requests_of(PROMPTS[:5], greedy(max_new_tokens=COUNT)):
         engine.add(request)
@@ -254,13 +258,13 @@ def test_a_cancelled_request_gives_its_slots_back(model, tokenizer, alone):
         (
             [1] * 80,
             {},
-            "the prompt has 80 tokens, and 20 more are asked for: the model has 96 positions. Shorten the "
-            "prompt or ask for at most 16.",
+            "the prompt has 80 tokens, and 20 more are requested: the model has 96 positions. Shorten the "
+            "prompt or request at most 16.",
         ),
         (
             [1] * 96,
             {},
-            "the prompt has 96 tokens, and 20 more are asked for: the model has 96 positions. Shorten the "
+            "the prompt has 96 tokens, and 20 more are requested: the model has 96 positions. Shorten the "
             "prompt.",
         ),
         ([1], {"logit_bias": ((400, 1.0),)}, "logit_bias of token 400: must be from 0 to 319."),

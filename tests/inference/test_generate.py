@@ -1,4 +1,5 @@
-"""What loads a model once and answers in lines of JSON: in this process, and as one of its own."""
+"""The process that loads a model once and answers with lines of JSON: called here, and as a separate
+process."""
 
 import json
 import queue
@@ -51,13 +52,14 @@ def answers_to(service, *commands) -> list[dict]:
 
 @pytest.mark.slow
 def test_a_prompt_is_text_ids_or_pieces_that_are_encoded_one_by_one(run):
-    """Requests that cannot be met are refused by themselves, and the others are answered."""
+    """A prompt is text, ids or pieces that are encoded separately; an invalid request is refused alone, and
+    others are answered."""
     service = generate.Service(asked(run, max_batch=3))
     ready = {"kind": "ready", "step": saved.STEP, "dtype": "fp32", "device": "CPU", "positions": 96}
     ready |= {"tensor_parallel_size": 1, "max_batch": 3, "vocab_size": 320, "eod": "<|endoftext|>"}
     assert service.ready == ready
     tokenizer = Tokenizer.load(tokenizer_dir("small"))
-    # A merge lies across the cut.
+    # A merge crosses the boundary.
     text = max((tokenizer.decode([token]) for token in range(260, 320)), key=len)
     halves = [text[:1], text[1:]]
     ids = [int(token) for token in tokenizer.encode(text)]
@@ -83,12 +85,13 @@ def test_a_prompt_is_text_ids_or_pieces_that_are_encoded_one_by_one(run):
     assert tokens["empty"] == made.without_cache(model, [tokenizer.eod_id], 12)
     refused = {event["id"]: event["message"] for event in found if "error" in event}
     assert refused["wrong"] == "token 1000 of the prompt must be from 0 to 319."
-    assert refused["long"].startswith("the prompt has 90 tokens, and 12 more are asked for")
+    assert refused["long"].startswith("the prompt has 90 tokens, and 12 more are requested")
 
 
 @pytest.mark.slow
 def test_a_text_begins_as_with_transformers(workspace, monkeypatch):
-    """Its default call puts <s> before a text. Pieces, as of a chat, and ids have nothing put before them."""
+    """A text gets the tokenizer's <s> as in transformers; ids and separate pieces, as of a chat, get no
+    prefix."""
     transformers = pytest.importorskip("transformers")
     mine = made.beginning_tokenizer_in(tokenizer_dir("small"), workspace / "theirs")
     run = saved.save_run("begins", {"model.architecture": "llama"})
@@ -101,7 +104,7 @@ def test_a_text_begins_as_with_transformers(workspace, monkeypatch):
         asked = tokenizer(text, return_tensors="pt", **how)
         made_ids = model.generate(**asked, max_new_tokens=12, do_sample=False)[0]
         new_text = tokenizer.decode(made_ids[asked.input_ids.shape[1] :], skip_special_tokens=True)
-        # A character that is not finished is not given out here.
+        # An incomplete character is not returned here.
         return new_text.rstrip("\ufffd")
 
     text, plain = "One day", mine.encode("One day").tolist()
@@ -140,7 +143,8 @@ def test_a_text_begins_as_with_transformers(workspace, monkeypatch):
 
 
 def test_what_stays_before_a_window(workspace):
-    """What the tokenizer puts before a text, whoever put it there."""
+    """The tokenizer's prefix stays before a moved window, whether the tokenizer or the client put it into the
+    prompt."""
     tokenizer = made.beginning_tokenizer_in(tokenizer_dir("small"), workspace / "theirs")
     for prompt, kept, before_text in (
         ("One day", 1, 1),
@@ -156,7 +160,7 @@ def test_what_stays_before_a_window(workspace):
 
 @pytest.mark.slow
 def test_a_text_ends_as_with_transformers(workspace, monkeypatch):
-    """At each eos_token_id of the folder that the model came from, and its export says so too."""
+    """A text ends at each eos_token_id of the imported folder, and the export lists them too."""
     transformers = pytest.importorskip("transformers")
     made.beginning_tokenizer_in(tokenizer_dir("small"), workspace / "theirs")
     run = saved.save_run("ends", {"model.architecture": "llama"})
@@ -169,7 +173,7 @@ def test_a_text_ends_as_with_transformers(workspace, monkeypatch):
     files.write_json(run.init_from_json, {"schema_version": 1, **origin})
     monkeypatch.setattr(exporting, "stream", lambda module, request: gpu_side.answers(request))
     exporting.export_model(run, workspace / "exported", dtype="fp32")
-    # The run's own end-of-document token, 0, is none of the folder's; a token that ends a text pads none.
+    # The run's own end-of-document token, 0, is not in the folder; an end token is not used for padding.
     written = files.read_json(workspace / "exported" / "generation_config.json")
     assert written["eos_token_id"] == [*ends, 0] and written["pad_token_id"] not in (*ends, 0, None)
     model = transformers.AutoModelForCausalLM.from_pretrained(workspace / "exported").eval()
@@ -189,7 +193,8 @@ def test_a_text_ends_as_with_transformers(workspace, monkeypatch):
 
 
 def test_what_is_taken_or_refused_is_said_before_the_step():
-    """Which may take a second, for which the header of a stream would wait."""
+    """A request is accepted or refused before the next step, which may take a second that a stream's header
+    would wait."""
     steps: list[int] = []
 
     def step() -> list[dict]:
@@ -214,7 +219,7 @@ def test_a_torn_checkpoint_is_passed_over_with_its_reason(run):
 
 
 def test_another_tokenizer_is_refused(run):
-    """Its ids would mean other text."""
+    """A tokenizer other than the training's is refused, because its ids would mean other text."""
     path = run.checkpoint_manifest(saved.STEP)
     files.write_json(path, {**files.read_json(path), "tokenizer_sha256": "a" * 64})
     with pytest.raises(DataError, match=r"but this run was trained with aaaaaaaaaaaa...: ids would mean"):
@@ -222,7 +227,7 @@ def test_another_tokenizer_is_refused(run):
 
 
 def test_weights_in_bf16(run):
-    """Products of 8 bits of mantissa: close to fp32, and not equal."""
+    """Logits with bf16 weights are close to fp32 and not equal."""
     wide, narrow = load(run).model, load(run, dtype="bf16").model
     tokens = torch.tensor([[5, 6, 7, 8]])
     with torch.no_grad():
@@ -235,7 +240,7 @@ def test_weights_in_bf16(run):
 
 @pytest.mark.parametrize("activation", ["gelu", "swiglu"])
 def test_packed_weights_give_the_same_logits(activation):
-    """One row, some and many."""
+    """Packed weights give the same logits for one, some and many rows."""
     packed, plain = made.model(activation=activation), made.model(activation=activation)
     assert pack(packed), "weights were not packed"
     for shape in ((1, 1), (1, 5), (3, 40)):
@@ -245,7 +250,7 @@ def test_packed_weights_give_the_same_logits(activation):
 
 
 def test_how_many_gpus_and_texts_at_once():
-    """The fewest GPUs that hold weights and one text; then as many texts as there is room for."""
+    """The fewest GPUs that hold the weights and one text are used, then as many texts as fit."""
     gigabyte = 1 << 30
     needs = Needed(weights=30 * gigabyte, slot=gigabyte, groups=8)
     assert fit(needs, [80 * gigabyte] * 4, [1, 2, 4], most_slots=64) == (1, 42)
@@ -258,12 +263,12 @@ def test_how_many_gpus_and_texts_at_once():
         "24.0 GiB. Ask for fewer texts at once, end what else uses the memory, or take a machine with more "
         "of it."
     )
-    # Ranks that share a head of keys and values have a copy of it each.
+    # Ranks that share a key and value head have a copy of it each.
     for groups, texts in ((4, 56), (2, 28), (1, 14)):
         needs = Needed(weights=30 * gigabyte, slot=gigabyte, groups=groups)
         assert fit(needs, [24 * gigabyte] * 4, [4], most_slots=64) == (4, texts)
     assert cuts_of(gpt_config(num_query_groups=2, ffn_hidden_size=24), 8) == [1, 2, 4]
-    # (4 + 2) heads of 6 are 36 rows; 4 divides them, and not (4 + 2) heads of 5.
+    # (4 + 2) heads of 6 are 36 rows, which 4 divides, but not (4 + 2) heads of 5.
     multi_query = {"num_query_groups": 1, "ffn_hidden_size": 24}
     assert cuts_of(gpt_config(**multi_query, kv_channels=6), 8) == [1, 2, 4]
     assert cuts_of(gpt_config(**multi_query, kv_channels=5), 8) == [1, 2]
@@ -281,15 +286,15 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch):
 def test_a_model_that_cannot_be_cut_is_refused(run):
     from nbtrain.parallel.groups import Group
 
-    with pytest.raises(ConfigError, match=r"tensor_parallel_size = 3: .* cannot be cut over 3"):
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size = 3: .* cannot be sharded across 3"):
         load(run, group=Group((0, 1, 2)))
 
 
 @pytest.mark.slow
 def test_the_process_and_its_ranks(run):
-    """Log-probabilities of two ranks are those of one to 1e-5; they end with the first one's stdin.
+    """Two ranks have the log-probabilities of one to 1e-5, and end when the first rank's stdin closes.
 
-    A process without others answers in tests/serving/test_openai.py.
+    tests/serving/test_openai.py covers a process without other ranks.
     """
     ranks = 2
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Text straight from the checkpoint of any layout: logits are those of the run that one process trained."""
+"""Generation from a checkpoint of any layout has the logits of a run trained by one process."""
 
 from types import SimpleNamespace
 
@@ -35,13 +35,14 @@ def model_from(place: Place, layout: str):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_logits_are_those_of_one_process(place, layout):
-    """To 1e-5 in fp32, of the vocabulary without its padding; and with a cache the text is the same."""
+    """Logits equal one process's to 1e-5 in fp32 without the vocabulary's padding, and the text with a cache
+    is the same."""
     one, model = model_from(place, "z1"), model_from(place, layout)
     with torch.inference_mode():
         expected, found = (each(TOKENS)[..., : launch.VOCAB_SIZE] for each in (one, model))
     assert float((found - expected).abs().max()) < 1e-5
     assert float(expected.std()) > 1e-2
-    # What `nbtrain evaluate` asks for, one row of the tokens after the other.
+    # The requests of `nbtrain evaluate`, one row of tokens after the other.
     engine, chances = Engine(Runner(model, 2), SimpleNamespace(eod_id=0)), {}
     for row, tokens in enumerate(TOKENS.tolist()):
         engine.score(ScoreRequest(str(row), tokens[:1], [tokens[1:]]))

@@ -1,4 +1,4 @@
-"""The next token: greedy, cut in every way, penalized, and drawn in the right proportions."""
+"""Sampling of the next token: greedy, with every cut and penalty, and with the right probabilities."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ PLAIN = Generation(temperature=1.0, top_k=0)
 
 
 def shares(**changes) -> torch.Tensor:
-    """The probability of each of the four ids."""
+    """Return the probability of each of the four ids."""
     probabilities, ids = distribution(LOGITS, dataclasses.replace(PLAIN, **changes))
     found = torch.zeros(1, 4)
     return found.scatter(1, torch.arange(4)[None] if ids is None else ids, probabilities)[0]
@@ -26,7 +26,8 @@ def test_zero_temperature_takes_the_likeliest():
 
 @pytest.mark.parametrize("top_k", [0, 2])
 def test_a_temperature_near_zero_takes_the_likeliest(top_k):
-    """Logits over it are infinite in fp32."""
+    """A temperature near zero chooses the likeliest token, although logits divided by it are infinite in
+    fp32."""
     generation = dataclasses.replace(PLAIN, temperature=1e-40, top_k=top_k)
     assert choose(LOGITS, generation, torch.tensor([0.9], dtype=torch.float64)).tolist() == [0]
 
@@ -36,7 +37,8 @@ def test_top_k_keeps_k_tokens_in_their_proportions():
 
 
 def test_top_p_0_takes_the_likeliest():
-    """As with OpenAI and transformers; also if it is not the first of two equal ones that is drawn."""
+    """top_p 0 chooses the likeliest token, as in OpenAI's API and transformers, also if a second equal one
+    would be drawn."""
     logits = torch.tensor([[0.0, 3.0, 3.0, 1.0]])
     for changes in ({"top_p": 0.0}, {"top_p": 0.0, "temperature": 2.0, "top_k": 3}, {"top_k": 1}):
         generation = Generation(**{"temperature": 1.0, "top_k": 0, **changes})
@@ -45,13 +47,14 @@ def test_top_p_0_takes_the_likeliest():
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_the_share():
-    """Shares are 0.644, 0.237, ...: 0.6 needs one token, 0.7 needs two."""
+    """top_p keeps the smallest set that reaches the share: of 0.644, 0.237, ..., 0.6 needs one token and 0.7
+    needs two."""
     assert (shares(top_p=0.6) > 0).tolist() == [True, False, False, False]
     assert (shares(top_p=0.7) > 0).tolist() == [True, True, False, False]
 
 
 def test_min_p_keeps_what_is_likely_enough_beside_the_likeliest():
-    """The ratios to the first are 0.368, 0.135 and 0.050."""
+    """min_p keeps tokens by their ratio to the likeliest one; the ratios are 0.368, 0.135 and 0.050."""
     assert (shares(min_p=0.1) > 0).tolist() == [True, True, True, False]
     assert (shares(min_p=0.2) > 0).tolist() == [True, True, False, False]
     assert float(shares(min_p=0.2).sum()) == pytest.approx(1)
@@ -68,7 +71,7 @@ def test_min_p_keeps_what_is_likely_enough_beside_the_likeliest():
     ],
 )
 def test_the_cuts_are_transformers(changes):
-    """On a vocabulary that is larger than what is looked through first, flat and steep."""
+    """All cuts equal transformers', on flat and steep vocabularies larger than the first search."""
     from transformers.generation import logits_process as theirs
 
     generation = dataclasses.replace(PLAIN, **changes)
@@ -97,14 +100,15 @@ def test_draws_follow_the_distribution():
 
 
 def test_what_was_cut_is_never_drawn():
-    """Not even by the greatest and the least number."""
+    """A token that was cut is never drawn, even with the largest and smallest random number."""
     generation = dataclasses.replace(PLAIN, top_k=3, min_p=0.2)
     drawn = torch.tensor([0.0, 1 - 1e-16], dtype=torch.float64)
     assert choose(LOGITS.expand(2, -1), generation, drawn).tolist() == [0, 1]
 
 
 def test_penalties():
-    """CTRL's on what is there, as transformers has it; OpenAI's on the new text; biases."""
+    """CTRL's penalty applies to prompt and text as in transformers, OpenAI's only to new text, and biases are
+    added."""
     from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
     logits, there = torch.tensor([2.0, 1.0, -1.0, -2.0]), torch.tensor([0, 3])
@@ -140,7 +144,7 @@ def test_penalties():
     ],
 )
 def test_values_out_of_range_are_refused(changes, message):
-    """The message holds the value and the rule."""
+    """A value out of range is refused with the value and the rule."""
     with pytest.raises(ConfigError) as error:
         Generation(**changes)
     assert str(error.value) == message

@@ -1,4 +1,4 @@
-"""Log-probabilities of given texts are those of full forward passes, whatever else the engine does."""
+"""Log-probabilities of given texts equal those from full forward passes, whatever else the engine does."""
 
 import random
 
@@ -18,7 +18,7 @@ def tokens(count: int) -> list[int]:
 
 
 BEGINNING = tokens(20)
-# (context, continuations): single tokens, several, a common beginning, one token of context, all positions.
+# (context, continuations): one token, several, a common beginning, a context of one token, all positions.
 ASKED = [
     (tokens(30), [[5], [6], [7], [8]]),
     (tokens(12), [tokens(9), tokens(4), tokens(1), tokens(17)]),
@@ -50,7 +50,7 @@ def expected(model, context, continuation) -> tuple[list[float], bool]:
 
 
 def scored(engine, asked=ASKED, others=()) -> dict[tuple[str, int], dict]:
-    """{(request, continuation): its event}, while texts of `others` are made beside them."""
+    """Return {(request, continuation): its event}, while texts of `others` are generated at the same time."""
     for request in others:
         engine.add(request)
     for number, (context, continuations) in enumerate(asked):
@@ -69,7 +69,8 @@ def scored(engine, asked=ASKED, others=()) -> dict[tuple[str, int], dict]:
 
 @pytest.mark.parametrize("slots, budget", [(1, 1024), (4, 16), (16, 1024)])
 def test_scores_are_those_of_full_passes(model, tokenizer, slots, budget):
-    """In one slot and in many, whole and in parts of 16 tokens, beside texts that are being made."""
+    """Scores equal full passes in one slot and in many, read at once or 16 tokens at a time, during other
+    generation."""
     engine = engine_of(model, tokenizer, slots, prefill_tokens=16)
     engine.scored_tokens = budget
     prompts = [tokens(7), tokens(25)]
@@ -83,7 +84,7 @@ def test_scores_are_those_of_full_passes(model, tokenizer, slots, budget):
 
 
 def test_what_the_model_would_say_is_greedy(model, tokenizer):
-    """And is not if one token of it is another."""
+    """A continuation is greedy if the model would generate it, and is not greedy if one token differs."""
     context = tokens(10)
     text = made.without_cache(model, context, 6)
     other = [*text[:3], (text[3] + 1) % VOCAB_SIZE, *text[4:]]
@@ -92,7 +93,7 @@ def test_what_the_model_would_say_is_greedy(model, tokenizer):
 
 
 def test_a_context_is_read_once(model, tokenizer, monkeypatch):
-    """For all of its continuations, and the common beginning of two contexts too if one comes later."""
+    """A context is read once for all continuations, and so is the beginning that two contexts share."""
     engine, read = engine_of(model, tokenizer, 1), []
     plain = engine.runner.read
     monkeypatch.setattr(
@@ -112,7 +113,7 @@ def test_a_context_is_read_once(model, tokenizer, monkeypatch):
 
 
 def test_the_likeliest_of_equal_logits_is_the_first():
-    """As argmax has it; and the tokens of rows past the first block are their own."""
+    """The first of equal logits is the likeliest, as in argmax, also in rows after the first block."""
     logits = torch.zeros(600, 7)
     logits[:, 3] = logits[:, 5] = 2.0
     labels = [(3, 5, 0)[row % 3] for row in range(600)]
@@ -138,7 +139,7 @@ def test_what_cannot_be_scored_is_refused(model, tokenizer):
 
 
 def test_a_request_that_is_cancelled_says_nothing_more(model, tokenizer):
-    """And frees its slot."""
+    """A cancelled request yields no more events, and its slot is freed."""
     engine = engine_of(model, tokenizer, 1)
     engine.score(ScoreRequest("gone", ASKED[0][0], ASKED[0][1]))
     engine.step()

@@ -1,4 +1,4 @@
-"""Stop strings that lie anywhere across the pieces of a text."""
+"""Stop strings anywhere across the pieces of a text."""
 
 import random
 
@@ -24,7 +24,8 @@ def pieces(text: str, cuts: list[int]) -> list[str]:
     ],
 )
 def test_nothing_of_a_stop_string_comes_out(text, stops, expected):
-    """However the text is cut; and all before it does, once."""
+    """Nothing of a stop string is returned, and all text before it is returned once, however the text is
+    split."""
     chance = random.Random(1)
     for _ in range(200):
         cuts = sorted(chance.sample(range(len(text) + 1), chance.randint(0, len(text))))

@@ -1,4 +1,4 @@
-"""Text as its tokens are made: only finished characters, blanks between words kept, every piece once."""
+"""Text from a stream of tokens: complete characters only, spaces between words kept, each piece once."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def tokenizer(tmp_path):
 
 
 def test_the_pieces_are_the_text(tokenizer):
-    """Together they are what decoding all tokens at once gives; no piece holds a part of a character."""
+    """The pieces together equal the text of all tokens, and no piece holds a part of a character."""
     stream = TextStream(tokenizer)
     pieces = [stream.add(token) for token in tokenizer.encode(TEXT).tolist()]
     assert "".join(pieces) == TEXT
@@ -26,7 +26,7 @@ def test_the_pieces_are_the_text(tokenizer):
 
 @pytest.mark.parametrize("count", range(1, 12))
 def test_the_pieces_follow_the_prompt(tokenizer, count):
-    """The blank before the first new word is there, wherever the prompt ends."""
+    """The space before the first new word is kept, wherever the prompt ends."""
     ids = tokenizer.encode(TEXT).tolist()
     stream = TextStream(tokenizer, ids[:count])
     prompt = tokenizer.decode_finished(ids[:count])[0]
@@ -34,14 +34,15 @@ def test_the_pieces_follow_the_prompt(tokenizer, count):
 
 
 def test_what_is_never_finished_does_not_come_out(tokenizer):
-    """The beginning of a character at the end of all tokens is dropped."""
+    """An incomplete character at the end of all tokens is dropped."""
     stream = TextStream(tokenizer)
     ids = tokenizer.encode("hello \u4e2d\U0001f600").tolist()
     assert "".join(stream.add(token) for token in ids[:-1]) == "hello \u4e2d"
 
 
 def test_where_the_tokens_of_an_echoed_prompt_begin(tokenizer):
-    """In its text: the first blank is not in it, and a character of several tokens is there once."""
+    """Each token of an echoed prompt has its position: the leading space is dropped, and a character of
+    several tokens counts once."""
     text = "hello \U0001f600 hello"
     ids = tokenizer.encode(text).tolist()
     generation = Generation(echo=True, logprobs=0)
@@ -57,7 +58,7 @@ def test_where_the_tokens_of_an_echoed_prompt_begin(tokenizer):
 
 
 def test_wrong_bytes_cost_themselves_alone(tokenizer):
-    """Bytes that are not UTF-8 become U+FFFD; what is before and after them is read."""
+    """Bytes that are not UTF-8 become U+FFFD, and the text before and after them is read."""
     stream = TextStream(tokenizer)
     lead, middle, last = tokenizer.encode("\u4e2d").tolist()[-3:]
     hello = tokenizer.encode("hello").tolist()

@@ -1,4 +1,4 @@
-"""Attention kernels against torch's math kernel."""
+"""Attention kernels compared with torch's math kernel."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from nbtrain.model.attention import (
 
 
 def gradients(dtype: torch.dtype, tokens: int, backend: str):
-    """Output and gradient of one packed query-key-value tensor, as the layer has it."""
+    """Return output and gradient of one packed query-key-value tensor, as the layer has it."""
     generator = torch.Generator().manual_seed(0)
     packed = torch.randn(2, tokens, 3, 48, generator=generator).to(dtype).transpose(1, 2).requires_grad_()
     upstream = torch.randn(2, 3, tokens, 16, generator=generator).to(dtype)
@@ -26,7 +26,8 @@ def gradients(dtype: torch.dtype, tokens: int, backend: str):
 
 @pytest.mark.parametrize("tokens", [1, 2, 127, 128, 129, 300])
 def test_bf16_on_cpu_has_the_gradients_of_fp32(tokens):
-    """Within the rounding of bf16: the root mean square error of torch's own bf16 kernel, and a half more."""
+    """bf16 on a CPU has the gradients of fp32, with at most 1.5 times the root mean square error of torch's
+    bf16 kernel."""
     output, gradient = gradients(torch.bfloat16, tokens, "auto")
     assert output.dtype == gradient.dtype == torch.bfloat16
     exact = [tensor.double() for tensor in gradients(torch.float32, tokens, "math")]
@@ -37,7 +38,7 @@ def test_bf16_on_cpu_has_the_gradients_of_fp32(tokens):
 
 
 def test_the_blocked_backward_is_used_where_it_serves():
-    """bf16 training on CPU; a named backend is what it says."""
+    """The blocked backward pass is used for bf16 training on a CPU; an explicit backend is used as named."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention._BlockedAttention, "apply", None)
         gradients(torch.float32, 8, "auto")
@@ -48,7 +49,8 @@ def test_the_blocked_backward_is_used_where_it_serves():
 
 @pytest.mark.parametrize("queries, keys", [(1, 7), (3, 7), (7, 7)])
 def test_queries_stand_at_the_end_of_the_keys(queries, keys):
-    """The last query sees every key, the one before it all but one, and so on."""
+    """Queries are aligned to the end of the keys: the last query sees every key, the one before it all but
+    one."""
     generator = torch.Generator().manual_seed(0)
     key, value = torch.randn(2, 1, 2, keys, 8, generator=generator)
     query = torch.randn(1, 2, queries, 8, generator=generator)
@@ -59,7 +61,7 @@ def test_queries_stand_at_the_end_of_the_keys(queries, keys):
 
 
 def plain(query, key, value, window=None, softcap=None, documents=None):
-    """Attention written out: query head i has key head i // (n/g)."""
+    """Return attention written out: query head i has key head i // (n/g)."""
     group = torch.arange(query.shape[1]) // (query.shape[1] // key.shape[1])
     scores = query @ key[:, group].mT * query.shape[-1] ** -0.5
     if softcap is not None:
@@ -72,7 +74,7 @@ def plain(query, key, value, window=None, softcap=None, documents=None):
 
 
 def heads_of(queries: int, keys: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    """Two sequences; six query heads in two groups, of size 16; and an upstream gradient."""
+    """Return two sequences with six query heads in two groups of size 16, and an upstream gradient."""
     generator = torch.Generator().manual_seed(6)
     shapes = ((6, queries), (2, keys), (2, keys), (6, queries))
     drawn = [torch.randn(2, *shape, 16, generator=generator) for shape in shapes]
@@ -85,7 +87,8 @@ WINDOWS = (1, 2, 5, 127, 128, 129, 200, 299, None)
 @pytest.mark.parametrize("softcap", [None, 0.7])
 @pytest.mark.parametrize("window", WINDOWS)
 def test_windows_and_caps_are_their_formulas(window, softcap, monkeypatch):
-    """Output and gradients; of blocks in and beside the window, and of a last block that is shorter."""
+    """Windows and caps equal their formulas in output and gradients, for blocks inside and outside the
+    window, and a short last block."""
     for backend, tokens, block in (("auto", 300, 128), ("auto", 70, 32), ("math", 130, 128)):
         if backend == "math" and softcap is not None:
             continue
@@ -131,7 +134,8 @@ def test_a_cache_is_seen_through_the_window(how, queries):
 @pytest.mark.parametrize("how", [{}, {"window": 40}, {"softcap": 1.5}])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_groups_in_16_bits_have_the_gradients_of_fp32(how, dtype):
-    """Within the rounding of the format: no sum over a group's queries is made in 16 bits."""
+    """Groups in 16 bits have the gradients of fp32 within rounding, as no sum over a group's queries is in 16
+    bits."""
     found = []
     for of_type in (dtype, torch.float32):
         *inputs, upstream = heads_of(150, 150, of_type)
@@ -156,7 +160,7 @@ def test_a_capped_score_has_no_dropout():
 
 
 def test_a_window_with_dropout_keeps_its_weights_and_draws():
-    """The math kernel's mask is the window; what it leaves out has no weight."""
+    """With dropout, the window is the math kernel's mask, and positions outside have no weight."""
     query, key, value = (torch.ones(1, 2, 12, 12) for _ in range(3))
     value = torch.eye(12).expand(1, 2, 12, 12)
     torch.manual_seed(0)
@@ -173,7 +177,8 @@ CU_SEQLENS = torch.tensor([0, 5, 6, 12, 12, 20, 24], dtype=torch.int32)
 
 
 def test_a_mask_of_documents_is_causal_and_block_diagonal():
-    """Two sequences of 12; a document without tokens; equal entries at the end are padding."""
+    """A mask of documents is causal and block-diagonal for two sequences of 12, an empty document, and
+    padding entries."""
     documents = documents_of(CU_SEQLENS, 8, 2, 12, as_lengths=False)
     expected = torch.zeros(2, 1, 12, 12, dtype=torch.bool)
     for first, last in [(0, 5), (5, 6), (6, 12)]:
@@ -188,7 +193,7 @@ def test_a_mask_of_documents_is_causal_and_block_diagonal():
 @pytest.mark.parametrize("backend", ["auto", "math"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_documents_attend_as_if_alone(backend, dtype):
-    """Output and gradients of each document are those of attention over that document by itself."""
+    """Output and gradients of each document equal attention over that document alone."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = (
         torch.randn(2, 3, 12, 16, generator=generator).to(dtype).requires_grad_() for _ in range(3)
@@ -219,13 +224,14 @@ def test_documents_attend_as_if_alone(backend, dtype):
         ({"dropout": 0.1}, False),
         ({"backend": "math"}, False),
         ({"backend": "efficient"}, False),
-        # What scaled_dot_product_attention would pad, the kernel refuses.
+        # The kernel refuses what scaled_dot_product_attention would pad.
         ({"head_size": 100}, False),
         ({"head_size": 320}, False),
     ],
 )
 def test_lengths_are_for_what_the_kernel_can_do(change, can, monkeypatch):
-    """16 bits on CUDA without dropout; everything else has a mask."""
+    """Document lengths are passed only to a kernel that supports them (16 bits on CUDA without dropout);
+    others get a mask."""
     monkeypatch.setattr(attention, "_has_flash", lambda: True)
     how = {"device": "cuda", "dtype": torch.bfloat16, "head_size": 64, "dropout": 0.0, "backend": "auto"}
     assert takes_lengths(**how | change) == can
@@ -240,7 +246,7 @@ def test_flash_is_there_from_ampere_on(capability, has, monkeypatch):
 
 
 class OnCuda:
-    """What is asked of a tensor before a kernel is chosen."""
+    """The tensor properties that are read before a kernel is chosen."""
 
     is_cuda = True
 
@@ -251,7 +257,8 @@ class OnCuda:
 @pytest.mark.parametrize(
     ("backend", "groups", "choice", "repeats"),
     [
-        # Torch's efficient kernel takes no groups, and nothing else is allowed: not even asked.
+        # Torch's efficient kernel supports no groups, and no other kernel is allowed, so it is not even
+        # tried.
         ("efficient", 2, None, True),
         ("efficient", 4, None, False),
         ("auto", 2, SDPBackend.MATH, True),
@@ -274,7 +281,7 @@ def test_keys_of_groups_are_repeated_for_kernels_without_groups(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_lengths_give_what_the_mask_gives():
-    """torch's kernel for varying lengths against the mask, forward and backward, in bf16 on CUDA."""
+    """torch's kernel for varying lengths equals the mask, forward and backward, in bf16 on CUDA."""
     generator = torch.Generator("cuda").manual_seed(0)
     inputs = [
         torch.randn(2, 3, 12, 64, generator=generator, device="cuda", dtype=torch.bfloat16).requires_grad_()
@@ -303,7 +310,8 @@ def test_a_backend_that_can_serve_has_no_problem(backend, dropout, documents, ot
 
 @pytest.mark.parametrize(("backend", "dropout"), [("efficient", 0.0), ("flash", 0.1)])
 def test_a_backend_that_cannot_serve_is_told_before_training(backend, dropout):
-    """A CPU has no efficient kernel, and its flash kernel has no dropout; auto would take math."""
+    """An unsupported backend is refused before training: a CPU has no efficient kernel, and no dropout in its
+    flash kernel."""
     assert "kernel" in backend_problem("cpu", torch.bfloat16, backend, dropout).lower()
 
 

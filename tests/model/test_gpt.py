@@ -28,7 +28,8 @@ def tokens():
 
 
 def test_parameters_have_canonical_names():
-    """These names are in every checkpoint: a change here makes old ones unreadable."""
+    """Parameters have their canonical names, which every checkpoint contains: a change makes old ones
+    unreadable."""
     assert {name: tuple(value.shape) for name, value in GPT(CONFIG).named_parameters()} == {
         "word_embeddings.weight": (64, 32),
         "position_embeddings.weight": (16, 32),
@@ -56,14 +57,15 @@ def test_parameters_have_canonical_names():
 
 
 def test_count_is_the_planners():
-    """The planner's arithmetic and the model agree, padding included."""
+    """The planner and the model have the same number of parameters, padding included."""
     config = load("gpt-tiny", {"tokenizer.vocab_size": 1000, "model.hidden_size": 64, "model.num_layers": 3})
     assert config.padded_vocab_size == 1024
     assert sum(value.numel() for value in build_model(config).parameters()) == count_parameters(config).total
 
 
 def test_initial_weights():
-    """Matrices and embeddings std, residual projections std / sqrt(2 L), LayerNorm 1, biases 0."""
+    """Initial matrices and embeddings have std, residual projections std / sqrt(2 L), LayerNorms 1, biases
+    0."""
     model = GPT(GPTConfig(8, 128, 4, 512, 1024, 256, init_method_std=0.02))
     residual = 0.02 / math.sqrt(16)
     for name, value in model.state_dict().items():
@@ -78,7 +80,8 @@ def test_initial_weights():
 
 
 def test_initial_weights_depend_on_seed_and_name_only():
-    """A deeper model with the same scale starts its first layers as a shallow one: no draw moves another."""
+    """Initial weights depend only on seed and name: a deeper model with the same scale has the same first
+    layers."""
     one, again, other = GPT(CONFIG), GPT(CONFIG), GPT(GPTConfig(**{**vars(CONFIG), "seed": 5}))
     for name, value in one.named_parameters():
         assert torch.equal(value, again.get_parameter(name))
@@ -111,7 +114,8 @@ def test_no_position_sees_a_later_one(tokens):
 @pytest.mark.parametrize("pieces", [[16], [1] * 16, [5, 4, 1, 6]])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_cache_gives_the_logits_of_the_whole_sequence(tokens, pieces, autocast):
-    """Prompt at once, token by token, or in pieces; kernels for other shapes round in the last bits."""
+    """A cache gives the logits of the whole sequence up to the last bits, with the prompt at once, by token,
+    or in chunks."""
     model = GPT(GPTConfig(**{**vars(CONFIG), "autocast": autocast})).eval()
     with torch.no_grad():
         whole = model(tokens[:, :16])
@@ -147,7 +151,7 @@ def test_more_tokens_than_positions_are_refused(tokens):
 
 @pytest.mark.parametrize("interval", [1, 2])
 def test_recomputation_changes_no_bit(tokens, interval):
-    """With dropout: the second forward pass draws the numbers of the first."""
+    """Recomputation changes no bit with dropout, as the second forward pass draws the same numbers."""
     results = []
     for setting in (0, interval):
         config = {**vars(CONFIG), "hidden_dropout": 0.2, "attention_dropout": 0.2}
@@ -168,7 +172,8 @@ def test_attention_backends_agree(tokens, backend):
 
 
 def test_packed_rows_lie_head_by_head(tokens):
-    """Half of the heads' rows, with their columns of the projection, are one rank's part of two."""
+    """Packed rows are stored head by head: half of the heads' rows, with their projection columns, are one of
+    two ranks' part."""
     whole = GPT(CONFIG).layers[0].attention
     x = torch.randn(2, 6, 32, generator=torch.Generator().manual_seed(0))
     halves = []
@@ -199,7 +204,8 @@ def changed_first_document(tokens):
 @pytest.mark.parametrize("backend", ["auto", "math"])
 @pytest.mark.parametrize("options", [APART, APART | RESET])
 def test_changing_a_document_leaves_the_others_logits_unchanged(tokens, backend, options):
-    """Bit for bit, in fp32; without the bounds they change."""
+    """Changing a document leaves the other documents' logits bit-identical in fp32, but not without
+    bounds."""
     model = GPT(GPTConfig(**{**vars(CONFIG), "attention_backend": backend})).eval()
     changed = changed_first_document(tokens)
     with torch.no_grad():
@@ -219,7 +225,7 @@ def test_resetting_positions_alone_does_not_keep_documents_apart(tokens):
 
 
 def test_a_document_apart_is_a_document_alone(tokens):
-    """With bounds and positions, the second document's logits are those of a sequence of its own."""
+    """With bounds and positions, the second document has the logits of a separate sequence."""
     model = GPT(CONFIG).eval()
     with torch.no_grad():
         packed = model(tokens[:, :16], **APART, **RESET)[0, 6:]
@@ -228,7 +234,7 @@ def test_a_document_apart_is_a_document_alone(tokens):
 
 
 def gradients_of(model, tokens, **options):
-    """Loss and gradients if only the last document of the first sequence has a loss."""
+    """Return loss and gradients if only the last document of the first sequence is in the loss."""
     mask = torch.zeros(2, 16)
     mask[0, 6:] = 1
     torch.manual_seed(7)
@@ -237,7 +243,7 @@ def gradients_of(model, tokens, **options):
 
 
 def test_gradients_do_not_know_of_other_documents(tokens):
-    """The second document's gradient does not depend on what is before it; without bounds it does."""
+    """The second document's gradient depends on earlier text only without bounds."""
     model = GPT(CONFIG)
     changed = torch.cat([changed_first_document(tokens), tokens[:, 16:]], dim=1)
     for options, same in ((APART | RESET, True), (RESET, False)):
@@ -258,11 +264,11 @@ def test_recomputation_with_documents_changes_no_bit(tokens, interval):
     assert all(torch.equal(kept, again) for kept, again in zip(*results))
 
 
-# torch warns of itself while its compiler is loaded and looks at tensors.
+# torch's compiler causes its own warnings while it is loaded and inspects tensors.
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.slow
 def test_compiled_layers_take_documents(tokens):
-    """Two batches with other bounds through one compiled model; fused kernels round in the last bits."""
+    """A compiled model runs two batches with different bounds, equal up to the last bits."""
     if not (shutil.which("g++") or shutil.which("clang++")):
         pytest.skip("no C++ compiler on this machine")
     plain, compiled = GPT(CONFIG), GPT(CONFIG)
@@ -277,7 +283,8 @@ def test_compiled_layers_take_documents(tokens):
 
 
 def test_plain_bounds_change_nothing(tokens):
-    """Straight positions and whole sequences: the loss of a plain batch, up to the order of additions."""
+    """Bounds of whole sequences with ascending positions give the loss of a plain batch, up to the order of
+    additions."""
     model = GPT(CONFIG).eval()
     plain = model(tokens[:, :16], tokens[:, 1:])
     said = model(

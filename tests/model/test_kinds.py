@@ -1,4 +1,5 @@
-"""Each kind of layer against an independent writing of its formula (tests/parity/plain_gpt.py)."""
+"""Each kind of layer compared with an independent implementation of its formula
+(tests/parity/plain_gpt.py)."""
 
 from types import SimpleNamespace
 
@@ -28,7 +29,7 @@ def config_of(tmp_path):
     def of(overrides=None):
         path = tmp_path / "tiny.yaml"
         path.write_text(launch.TINY)
-        # A large spread, so that every part of a layer counts.
+        # A large standard deviation, so that every part of a layer matters.
         plain = {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0, "model.init_method_std": 0.2}
         return load(str(path), {**plain, **(overrides or {})})
 
@@ -41,7 +42,7 @@ def tokens_of(config):
 
 
 def moved(model):
-    """The model with weights of norms and biases that are not the initial ones and zeros."""
+    """Return the model with norm weights and biases that differ from the initial ones and zeros."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -51,7 +52,7 @@ def moved(model):
 
 
 def both(config):
-    """(loss, {name: gradient}) of our model and of the plain one, with equal weights."""
+    """Return (loss, {name: gradient}) of our model and of the plain one, with equal weights."""
     tokens, labels = tokens_of(config)
     ours, plain = moved(build_model(config)), plain_model(config)
     weights = ours.state_dict()
@@ -68,7 +69,7 @@ def both(config):
 
 @pytest.mark.parametrize("kind", [*KINDS, "epsilon"])
 def test_loss_and_gradients_are_those_of_the_formula(kind, config_of):
-    """Of the same weights, by the same names; and of another formula they are not."""
+    """Loss and gradients equal the formula's with the same weights, and differ from another formula's."""
     config = config_of(KINDS.get(kind, OTHER_EPSILON))
     (loss, gradients), (expected, of_formula) = both(config)
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
@@ -82,7 +83,7 @@ def test_loss_and_gradients_are_those_of_the_formula(kind, config_of):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_count_is_the_planners(kind, config_of):
-    """Parameters by part, as tensors of a layer, and which of them decay."""
+    """The planner counts parameters by part, tensors of a layer, and decaying parameters like the model."""
     config = config_of(KINDS[kind])
     held = dict(build_model(config).named_parameters())
     assert sum(value.numel() for value in held.values()) == count_parameters(config).total
@@ -109,7 +110,7 @@ def test_recomputation_changes_no_bit(kind, recompute, config_of):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cache_gives_the_logits_of_the_whole_sequence(kind, config_of):
-    """Prompt in pieces, then token by token."""
+    """A cache gives the logits of the whole sequence, with the prompt in chunks, then token by token."""
     config = config_of(KINDS[kind])
     model, (tokens, _) = moved(build_model(config)).eval(), tokens_of(config)
     with torch.no_grad():
@@ -124,7 +125,8 @@ APART = {"cu_seqlens": torch.tensor([0, 13, 32, 64, 96], dtype=torch.int32), "ma
 
 
 def test_rotary_positions_of_a_packed_sequence(config_of):
-    """A document is one alone; its scores know of distances only, unless it sees other documents."""
+    """A packed document equals the document alone: scores depend only on distances, unless it sees other
+    documents."""
     config = config_of(MODELS["rope-llama3"])
     model, (tokens, _) = moved(build_model(config)).eval(), tokens_of(config)
     with torch.no_grad():
@@ -137,7 +139,7 @@ def test_rotary_positions_of_a_packed_sequence(config_of):
 
 
 def test_angles_are_those_of_the_formulas():
-    """At the sizes of real models: Llama 3.1's pairs, and a yarn of four times 32,768 tokens."""
+    """Angles equal the formulas at real sizes: Llama 3.1's pairs, and a yarn of four times 32,768 tokens."""
     llama3 = {"kind": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     llama3["original_max_position_embeddings"] = 8192
     yarn = {"kind": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0}
@@ -152,7 +154,7 @@ def test_angles_are_those_of_the_formulas():
 
 
 def test_the_width_of_a_gated_mlp_is_megatrons(config_of):
-    """int(4 h * 2/3 / 64) * 64; and never nothing."""
+    """The width of a gated MLP is Megatron's int(4 h * 2/3 / 64) * 64, but never 0."""
     for hidden, width in ((64, 128), (768, 2048), (2048, 5440), (4096, 10880), (20, 64)):
         values = {"model.activation": "swiglu", "model.hidden_size": hidden}
         assert config_of(values).model.resolved_ffn_hidden_size == width
@@ -168,7 +170,7 @@ def test_the_width_of_a_gated_mlp_is_megatrons(config_of):
     ],
 )
 def test_activations_are_their_formulas(ours, plain, count, dtype):
-    """Forward and backward; gradcheck in fp64."""
+    """Activations equal their formulas forward and backward, by gradcheck in fp64."""
     generator = torch.Generator().manual_seed(2)
     x = [torch.randn(2, 5, 12, generator=generator) for _ in range(count + 1)]
     found = []
@@ -184,7 +186,7 @@ def test_activations_are_their_formulas(ours, plain, count, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rms_norm_is_torchs(dtype):
-    """Forward and backward; in bf16 torch's composite rounds more often than once."""
+    """RMSNorm equals torch's forward and backward; in bf16 torch's composite rounds more often."""
     generator = torch.Generator().manual_seed(1)
     x, weight, grad = (torch.randn(*shape, generator=generator) for shape in ((2, 5, 48), (48,), (2, 5, 48)))
     found = []

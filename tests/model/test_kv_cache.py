@@ -19,7 +19,7 @@ def sequences(count: int) -> torch.Tensor:
 
 
 def read(model: GPT, cache, tokens: torch.Tensor, parts: dict[int, tuple[int, int]]) -> list[torch.Tensor]:
-    """Read tokens[slot, start:end] of each slot in one pass; the logits of each."""
+    """Read tokens[slot, start:end] of each slot in one pass, and return the logits of each."""
     counts = [end - start for start, end in parts.values()]
     cache.place(list(parts), counts)
     placed = torch.cat([tokens[slot, start:end] for slot, (start, end) in parts.items()])
@@ -57,7 +57,7 @@ PASSES = {
 def test_logits_are_those_of_each_sequence_alone(passes, kind):
     model, tokens = model_of(kind), sequences(4)
     cache, reached = model.new_cache(4), [0] * 4
-    # Memory as it is found holds anything.
+    # Uninitialized memory may hold any value.
     cache.tensor.fill_(torch.nan)
     with torch.no_grad():
         whole = model(tokens)
@@ -69,7 +69,8 @@ def test_logits_are_those_of_each_sequence_alone(passes, kind):
 
 
 def test_the_check_above_bites(monkeypatch):
-    """With the mask of unequal lengths left out, a sequence reads keys that are not its own."""
+    """Without the mask of unequal lengths the check above fails, as a sequence then reads other sequences'
+    keys."""
     monkeypatch.setattr(Singles, "mask", lambda self, window: None)
     model, tokens = model_of({}), sequences(4)
     cache = model.new_cache(4)
@@ -84,7 +85,8 @@ def test_the_check_above_bites(monkeypatch):
 
 
 def test_slots_are_copied_and_exchanged():
-    """What was read goes on in the other slot; all sources are taken before any target is written."""
+    """Slots can be copied and exchanged: a text continues in its new slot, and all sources are read before
+    any write."""
     model, tokens = model_of({}), sequences(2)
     cache = model.new_cache(3)
     with torch.no_grad():
@@ -100,7 +102,7 @@ def test_slots_are_copied_and_exchanged():
 
 
 def test_what_cannot_be_read_on_alike_is_refused():
-    """Slots of unequal length without places, and more tokens than positions."""
+    """Slots of unequal length without positions, and more tokens than positions, are refused."""
     model, tokens = model_of({}), sequences(2)
     cache = model.new_cache(2)
     with torch.no_grad():

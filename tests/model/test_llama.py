@@ -1,4 +1,4 @@
-"""Each named architecture against the class of transformers that bears its name, of the same weights."""
+"""Each named architecture compared with transformers' class of that name, with the same weights."""
 
 import math
 from typing import Any, NamedTuple
@@ -17,15 +17,15 @@ SCALINGS = {"linear": {"factor": 2.0}, "llama3": LLAMA_3, "yarn": YARN}
 
 
 class Family(NamedTuple):
-    """A model of ours, and what transformers calls the same."""
+    """A model of ours and its name in transformers."""
 
     name: str
-    """Of its class and its configuration's, before ForCausalLM and Config."""
+    """Name of its class and configuration without ForCausalLM and Config."""
     ours: dict[str, Any]
     theirs: dict[str, Any] | None = None
 
 
-# An odd number of groups, and heads that are wider together than the hidden states.
+# An odd number of groups, and heads that are together wider than the hidden states.
 ODD = {"hidden_size": 96, "num_attention_heads": 6, "num_query_groups": 3, "kv_channels": 80}
 FAMILIES = {
     "llama": Family("Llama", {"architecture": "llama"}),
@@ -67,7 +67,7 @@ FAMILIES = {
 
 
 def as_ours(theirs: dict[str, torch.Tensor], config: Any) -> dict[str, torch.Tensor]:
-    """The weights of transformers' model by our names; rows of padding are zeros."""
+    """Return the weights of transformers' model by our names, with zeros as padding rows."""
     model, rows = config.model, config.padded_vocab_size
     groups, found = model.resolved_num_query_groups, {}
     for name, ours in ENDS.items():
@@ -113,7 +113,7 @@ NAMES = {
 
 
 def both(family: Family, tmp_path) -> tuple[Any, Any, Any]:
-    """(configuration, our model, theirs) of the same weights."""
+    """Return (configuration, our model, transformers') with the same weights."""
     transformers = pytest.importorskip("transformers")
     source = tmp_path / "tiny.yaml"
     source.write_text(launch.TINY)
@@ -134,7 +134,7 @@ def both(family: Family, tmp_path) -> tuple[Any, Any, Any]:
         "rms_norm_eps": model.norm_epsilon,
         "rope_parameters": rope,
         "tie_word_embeddings": not model.untie_embeddings_and_output_weights,
-        # Far from uniform: every part of a layer counts.
+        # Far from uniform, so that every part of a layer matters.
         "initializer_range": 0.2,
         "pad_token_id": None,
         **(family.theirs or {}),
@@ -158,7 +158,8 @@ def both(family: Family, tmp_path) -> tuple[Any, Any, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_and_losses_are_those_of_transformers(name, tmp_path):
-    """In fp32, to the rounding of another order of sums; a wrong formula differs by tenths."""
+    """Logits and losses equal transformers' in fp32 up to the order of sums; a wrong formula differs by
+    tenths."""
     config, ours, theirs = both(FAMILIES[name], tmp_path)
     vocabulary = config.tokenizer.vocab_size
     tokens = torch.randint(vocabulary, (2, 33), generator=torch.Generator().manual_seed(3))

@@ -1,4 +1,4 @@
-"""Canonical names: the optimizer's groups and the map to and from a pipeline's numbering."""
+"""Canonical names: the optimizer's groups, and conversion to and from a pipeline's numbering."""
 
 import pytest
 
@@ -13,7 +13,7 @@ UNTIED = GPT(GPTConfig(3, 16, 2, 32, 32, 8, untie_embeddings_and_output_weights=
 
 
 def test_matrices_and_embeddings_decay_biases_and_layernorms_do_not():
-    """By name it is the split that the number of dimensions gives in an undivided model."""
+    """The split by name into decaying and other parameters equals the split by number of dimensions."""
     for name, value in MODEL.named_parameters():
         assert optimizer_group(name) == ("decay" if value.dim() > 1 else "no_decay"), name
 

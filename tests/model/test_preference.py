@@ -1,4 +1,4 @@
-"""DPO's loss against the formula written plainly, over answers that are read alone."""
+"""DPO's loss compared with a plain implementation of the formula on answers that are read alone."""
 
 import itertools
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ DPO = SimpleNamespace(beta=0.3, label_smoothing=0.1)
 
 
 def made_pairs(generator, count):
-    """(prompt, chosen, rejected) of random tokens."""
+    """Return (prompt, chosen, rejected) of random tokens."""
     found = []
     for _ in range(count):
         sizes = generator.randint(1, 5), *(2 + generator.randint(0, 4, 2))
@@ -26,7 +26,7 @@ def made_pairs(generator, count):
 
 
 def sample_of(pairs, reference):
-    """A sample as preference_dataset.py makes it, with padding at its end."""
+    """Return a sample as preference_dataset.py makes it, with padding at its end."""
     tokens, labels, mask, answers, starts = [], [], [], [], []
     for number, (prompt, *both) in enumerate(pairs):
         for side, answer in enumerate(both):
@@ -48,7 +48,7 @@ def sample_of(pairs, reference):
 
 
 def plain_loss(model, pairs, reference):
-    """Equation 7 of arXiv:2305.18290, with the smoothed labels of cDPO; and the log-probabilities."""
+    """Return equation 7 of arXiv:2305.18290 with the smoothed labels of cDPO, and the log-probabilities."""
     losses, found = [], []
     for (prompt, *both), known in zip(pairs, reference, strict=True):
         logps = []
@@ -65,7 +65,7 @@ def plain_loss(model, pairs, reference):
 
 @pytest.fixture
 def case():
-    """(the model, pairs of two samples, their reference, the batch)."""
+    """Return (the model, pairs of two samples, their reference, the batch)."""
     torch.manual_seed(1)
     generator = np.random.RandomState(2)
     pairs, reference = made_pairs(generator, 5), generator.normal(-9, 2, (5, 2)).astype(np.float32)
@@ -84,7 +84,8 @@ def ours(model, batch, **more):
 
 
 def test_loss_and_gradients_are_those_of_the_formula(case):
-    """Pairs packed into two samples of a batch, of which one has padding."""
+    """Loss and gradients equal the formula's for pairs packed into two samples of a batch, one of them
+    padded."""
     model, pairs, reference, batch = case
     assert batch.pairs.tolist() == [0, 1, 0, 1, 2] and int(batch.answers.max()) == 9
     loss = ours(model, batch)
@@ -96,13 +97,14 @@ def test_loss_and_gradients_are_those_of_the_formula(case):
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-7)
-    # The mean over all pairs of a step, not of a micro batch.
+    # The mean over all pairs of a step rather than of a micro batch.
     half = ours(model, batch, loss_denominator=torch.tensor(10.0))
     torch.testing.assert_close(half, expected.detach() / 2, rtol=1e-6, atol=1e-6)
 
 
 def test_the_losses_of_tokens_give_the_log_probabilities(case):
-    """What rewards and the reference are made of; without gradients the loss is the same."""
+    """The token losses give the log-probabilities for rewards and reference, and the same loss without
+    gradients."""
     from nbtrain.model.preference import Pairs, answer_log_probabilities
 
     model, pairs, reference, batch = case

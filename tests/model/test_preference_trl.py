@@ -1,4 +1,4 @@
-"""DPO's and supervised fine-tuning's loss and gradients against those of TRL's own trainers, in fp32."""
+"""Loss and gradients of DPO and supervised fine-tuning compared with TRL's trainers, in fp32."""
 
 import itertools
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ from tests.train import launch
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.soak,
-    # Of libraries of other versions, which TRL talks to.
+    # Warnings of other versions of libraries that TRL uses.
     pytest.mark.filterwarnings("ignore"),
 ]
 BETA = 0.3
@@ -28,7 +28,7 @@ BETA = 0.3
 
 @pytest.fixture
 def models(tmp_path):
-    """(a Llama of transformers, the same one here, its folder)."""
+    """Return (a Llama of transformers, the same one here, its folder)."""
     pytest.importorskip("transformers")
     pytest.importorskip("trl", reason="needs trl: pip install trl")
     theirs = made.write_model(tmp_path / "llama", "llama")
@@ -50,7 +50,7 @@ def built(opened, config):
 
 
 def tokenizer():
-    """Words `w0` to `w502`, for trainers that want one."""
+    """Return a tokenizer of words `w0` to `w502`, for trainers that require one."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -61,7 +61,7 @@ def tokenizer():
 
 
 def compared(ours, theirs, opened):
-    """Every gradient of both models."""
+    """Return every gradient of both models."""
     found = WholeWeights(SimpleNamespace(
         parameters={name: parameter.grad for name, parameter in ours.named_parameters()},
         vocab_size=made.VOCAB_SIZE, dtype=torch.float32,
@@ -73,7 +73,7 @@ def compared(ours, theirs, opened):
 
 
 def test_dpo(models, tmp_path):
-    """Against another reference than the model, so that margins are not 0."""
+    """DPO equals TRL's with a reference other than the model, so that margins are not 0."""
     from datasets import Dataset
     from trl import DPOConfig, DPOTrainer
 
@@ -131,7 +131,8 @@ def test_dpo(models, tmp_path):
 
 
 def test_sft(models, tmp_path):
-    """Examples packed into one row: as TRL sends them, with positions and without a mask."""
+    """Supervised fine-tuning equals TRL's for examples packed into one row, with positions and without a
+    mask."""
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
@@ -154,7 +155,7 @@ def test_sft(models, tmp_path):
     model = trainer.model.eval()
     expected = trainer.compute_loss(model, dict(batch))
     expected.backward()
-    # An example takes one place less here: its last token is no input.
+    # An example takes one position less here, because its last token is not an input.
     tokens, targets, learnt, places, bounds = [], [], [], [], [0]
     for number, example in enumerate(examples):
         tokens += [*example[:-1]]

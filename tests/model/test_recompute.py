@@ -1,4 +1,4 @@
-"""What is computed again: not a bit changes, and less is kept."""
+"""Recomputation changes no bit, and fewer activations are kept."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def text():
 
 
 class Made(TorchDispatchMode):
-    """Notes every storage that is made; `kept` counts the bytes of the storages that still live."""
+    """Records every storage that is created; `kept` counts the bytes of those still alive."""
 
     def __init__(self):
         super().__init__()
@@ -51,7 +51,7 @@ class Made(TorchDispatchMode):
 
 
 def kept_bytes(model: GPT, **options) -> int:
-    """Made by a forward pass and kept for the backward pass."""
+    """Return the bytes that a forward pass creates and keeps for the backward pass."""
     tokens, labels = text()
     with Made() as made:
         loss = model(tokens, labels, **options)
@@ -76,13 +76,14 @@ def test_not_a_bit_changes(way, options, changes):
 
 
 def test_the_activations_output_is_not_kept():
-    """Of each layer: [b, s, f] in fp32; without dropout the CPU's kernel keeps no attention weights."""
+    """The activation's output of each layer, [b, s, f] in fp32, is not kept; without dropout no attention
+    weights are kept."""
     plain, selective = (kept_bytes(GPT(GPTConfig(**CONFIG, **WAYS[way]))) for way in ("none", "selective"))
     assert plain - selective == LAYERS * B * S * FFN * 4
 
 
 def test_attention_weights_are_not_kept():
-    """With dropout: before it, after it, and the mask, [b, n, s, s] each."""
+    """With dropout, attention weights before and after it and the mask, [b, n, s, s] each, are not kept."""
     plain, selective = (
         kept_bytes(GPT(GPTConfig(**CONFIG, attention_dropout=0.2, **WAYS[way])))
         for way in ("none", "selective")
@@ -91,13 +92,14 @@ def test_attention_weights_are_not_kept():
 
 
 def test_whole_layers_keep_their_inputs_only():
-    """Of three layers in two pieces two inputs are kept; selective keeps more, and no recomputation most."""
+    """Two of three layers' inputs are kept when whole layers are recomputed in two groups; selective keeps
+    more, and none most."""
     kept = {way: kept_bytes(GPT(GPTConfig(**CONFIG, **DROPOUT, **WAYS[way]))) for way in WAYS}
     assert kept["full in pairs"] < kept["full"] < kept["selective"] < kept["none"]
 
 
 def test_nothing_is_recomputed_where_nothing_is_kept():
-    """Evaluation makes each product once."""
+    """Evaluation recomputes nothing, because it keeps nothing: each product runs once."""
     model = GPT(GPTConfig(**CONFIG, **WAYS["selective"])).eval()
     with torch.no_grad():
         assert torch.equal(model(*text()), GPT(GPTConfig(**CONFIG)).eval()(*text()))

@@ -1,4 +1,4 @@
-"""What tests of tensor-parallel parts share: the group, whole tensors alike on all ranks, and comparisons."""
+"""Shared parts of tests of tensor-parallel layers: the group, equal tensors on all ranks, and comparisons."""
 
 import torch
 import torch.distributed as dist
@@ -10,23 +10,24 @@ from tests.parallel.rounding import ONE_SUM
 
 
 def world() -> Group:
-    """All ranks of this launch as one tensor-parallel group."""
+    """Return all ranks of this launch as one tensor-parallel group."""
     return Group(tuple(range(dist.get_world_size())), dist.get_rank(), dist.group.WORLD)
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
-    """The same numbers on every rank."""
+    """Draw the same numbers on every rank."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def assert_close(ours: torch.Tensor, expected: torch.Tensor, relative: float = ONE_SUM) -> None:
-    """Equal to `relative` of the largest number: sums are taken in another order (rounding.py)."""
+    """Assert equality up to `relative` of the largest number, as sums are computed in another order
+    (rounding.py)."""
     assert ours.shape == expected.shape, (ours.shape, expected.shape)
     tolerance = relative * float(expected.detach().abs().max())
     torch.testing.assert_close(ours, expected, rtol=relative, atol=tolerance)
 
 
 def assert_gradient(parameter: torch.nn.Parameter, whole: torch.Tensor, group: Group) -> None:
-    """The parameter's gradient is the part of `whole` that it holds, or all of it."""
+    """Assert that the parameter's gradient is its part of `whole`, or all of it."""
     expected = whole if (dim := partition_dim(parameter)) is None else own_part(whole, dim, group)
     assert_close(parameter.grad, expected)

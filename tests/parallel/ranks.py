@@ -1,8 +1,8 @@
-"""Checks that need several ranks: many in one launch, since the launch costs more than they do.
+"""Checks that need several ranks: many per launch, because a launch takes longer than they do.
 
-A test file holds functions check_<what>(); each runs on every rank of one gloo process group, in the order of
-the file, and a failure on any rank is that check's. The ranks are forked from a process that has torch and
-DeepSpeed loaded but has computed nothing (the fixture fork_server).
+A test file has functions check_<what>(). Each runs on every rank of one gloo process group, in the order of
+the file, and a failure on any rank is that check's. The ranks are forked from a process that has loaded torch
+and DeepSpeed but has computed nothing (the fixture fork_server).
 """
 
 import importlib
@@ -17,19 +17,20 @@ import torch
 from nbtrain.proof.fork_client import ForkServer
 
 REPOSITORY = Path(__file__).parents[2]
-# For a machine that is busy with other work; whoever waits for a rank that has failed is killed long before.
+# For a machine that is busy with other work; ranks that wait for a failed rank are killed long before.
 TIMEOUT_SECONDS = 600
 
 
 def names(module: dict) -> list[str]:
-    """The checks of a test file's globals()."""
+    """Return the names of the checks in a test file's globals()."""
     return [name for name in module if name.startswith("check_")]
 
 
 def launch(
     server: ForkServer, test_file: str, size: int, folder: Path, checks: Sequence[str]
 ) -> dict[str, str]:
-    """{check: "" or the traceback of each rank if it failed}; the log of ranks that ended otherwise."""
+    """Return {check: "" or the traceback of each rank if it failed}; raise with the log if ranks ended
+    otherwise."""
     module = ".".join(Path(test_file).relative_to(REPOSITORY).with_suffix("").parts)
     ended = server.run(
         size,
@@ -49,7 +50,7 @@ def launch(
 
 
 def run_checks(module: str, folder: str, *checks: str) -> None:
-    """The life of one rank."""
+    """Run the checks on one rank."""
     import torch.distributed as dist
 
     rank = int(os.environ["RANK"])
@@ -69,7 +70,7 @@ def run_checks(module: str, folder: str, *checks: str) -> None:
             getattr(functions, name)()
         except BaseException:
             said.write_text(f"\n{traceback.format_exc()}")
-            # The others may be waiting for this rank in a collective: its end is their error.
+            # The other ranks may be waiting for this one in a collective: its end is their error.
             raise
         said.write_text("passed")
     dist.barrier()

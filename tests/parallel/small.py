@@ -1,4 +1,4 @@
-"""A tiny GPT and its text, for tests of layouts; of odd sizes, so that nothing fits by chance."""
+"""A small GPT and its text for tests of layouts, with odd sizes so that nothing fits by chance."""
 
 import torch
 
@@ -7,7 +7,7 @@ from nbtrain.model.gpt import GPTConfig
 B, S, H, HEADS, FFN, VOCAB = 2, 8, 16, 4, 24, 50
 
 
-# Every kind of layer that is not GPT-3's.
+# Every kind of layer that differs from GPT-3's.
 LLAMA = {
     "normalization": "RMSNorm",
     "activation": "swiglu",
@@ -15,7 +15,8 @@ LLAMA = {
     "untie_embeddings_and_output_weights": True,
 }
 ROPE = {"position_embedding_type": "rope", "rotary_size": 4}
-# Groups that two ranks have one each of, and four ranks share; heads wider together than the hidden states.
+# Two ranks have one group each, and four ranks share the groups; heads are together wider than the hidden
+# states.
 GROUPED = {
     "num_query_groups": 2,
     "kv_channels": 6,
@@ -36,8 +37,8 @@ KINDS = (
 
 
 def gpt_config(padded_vocab_size: int = 52, **changes) -> GPTConfig:
-    """Its loss leaves the padding out, so that it does not depend on the padding."""
-    # A large spread, so that attention and softmax are far from uniform.
+    """Return the configuration; the loss ignores the padding, so that it does not depend on it."""
+    # A large standard deviation, so that attention and softmax are far from uniform.
     values = {
         "num_layers": 2,
         "hidden_size": H,
@@ -53,5 +54,5 @@ def gpt_config(padded_vocab_size: int = 52, **changes) -> GPTConfig:
 
 
 def text(batch: int = B, seed: int = 4) -> torch.Tensor:
-    """(tokens, labels), [2, batch, S]."""
+    """Return (tokens, labels), [2, batch, S]."""
     return torch.randint(VOCAB, (2, batch, S), generator=torch.Generator().manual_seed(seed))

@@ -1,4 +1,4 @@
-"""The loss over a cut vocabulary against torch's own and against the one of a single process."""
+"""The loss over a sharded vocabulary, compared with torch's and with one process."""
 
 import pytest
 import torch
@@ -17,7 +17,8 @@ VOCAB, PADDED = 50, 64
 
 
 def inputs(dtype: torch.dtype = torch.float32):
-    """Whole hidden states, weight with rows of padding, labels that reach both ends of every rank's rows."""
+    """Return whole hidden states, a weight with padding rows, and labels at both ends of every rank's
+    rows."""
     hidden, weight = draw(B, S, H, seed=1).to(dtype), draw(PADDED, H, seed=2).to(dtype)
     labels = torch.randint(VOCAB, (B, S), generator=torch.Generator().manual_seed(3))
     labels[0, :6] = torch.tensor([0, 15, 16, 31, 32, VOCAB - 1])
@@ -25,7 +26,7 @@ def inputs(dtype: torch.dtype = torch.float32):
 
 
 def on_this_rank(hidden, weight, labels, chunk_tokens=5, sequence_parallel=False, **keywords):
-    """(loss, gradient of this rank's hidden states, gradient of its rows); the loss is scaled by 8."""
+    """Return (loss, gradient of this rank's hidden states, gradient of its rows); the loss is scaled by 8."""
     group = world()
     own = own_part(hidden.detach(), 1, group) if sequence_parallel else hidden.detach()
     hidden, weight = (
@@ -35,7 +36,7 @@ def on_this_rank(hidden, weight, labels, chunk_tokens=5, sequence_parallel=False
     loss = linear_cross_entropy(
         hidden, weight, labels, chunk_tokens, group=group, sequence_parallel=sequence_parallel, **keywords
     )
-    # A factor as gradient accumulation and loss scaling bring one.
+    # A factor, as from gradient accumulation and loss scaling.
     return loss, *torch.autograd.grad(loss * 8, (hidden, weight))
 
 
@@ -47,7 +48,7 @@ def assert_as(expected, hidden, weight, ours, sequence_parallel=False, relative=
     assert_close(loss, expected.float(), relative)
     expected_hidden = own_part(whole_hidden, 1, group) if sequence_parallel else whole_hidden
     assert_close(hidden_gradient.float(), expected_hidden.float(), relative)
-    # Of the whole weight's largest number: a rank may hold only small ones.
+    # Relative to the whole weight's largest number, because a rank may hold only small ones.
     tolerance = relative * float(whole_weight.abs().max())
     torch.testing.assert_close(
         weight_gradient.float(), own_part(whole_weight, 0, group).float(), rtol=relative, atol=tolerance
@@ -64,7 +65,8 @@ def check_loss_and_gradients_are_those_of_cross_entropy():
 
 
 def check_padding_takes_no_part():
-    """The softmax is over the true rows; padding has no gradient, even on ranks that hold nothing else."""
+    """Padding rows are excluded from the softmax and have no gradient, even on ranks that hold nothing
+    else."""
     for sequence_parallel in (False, True):
         for vocabulary in (VOCAB, PADDED // world().size, PADDED):
             hidden, weight, labels = inputs()
@@ -97,7 +99,7 @@ def check_masks_denominators_and_token_losses_are_as_of_one_process():
 
 
 def check_every_rank_has_the_same_bits():
-    """If the loss differed in the last bit, ranks could decide differently."""
+    """All ranks compute the same loss bit for bit, because otherwise they could decide differently."""
     group = world()
     loss, hidden_gradient, _ = on_this_rank(*inputs())
     for one in (loss, hidden_gradient):
@@ -106,7 +108,7 @@ def check_every_rank_has_the_same_bits():
 
 
 def check_large_logits_neither_overflow_nor_vanish():
-    """Of several thousands, far from each other on different ranks."""
+    """Logits of several thousands, far apart on different ranks, neither overflow nor vanish."""
     hidden, weight, labels = inputs()
     hidden = (hidden.detach() * 1000).requires_grad_()
     expected = F.cross_entropy((hidden @ weight.T).flatten(0, 1), labels.flatten())
@@ -116,7 +118,8 @@ def check_large_logits_neither_overflow_nor_vanish():
 
 
 def check_the_softmax_is_in_fp32_with_16_bit_weights():
-    """What is left is the rounding of products and gradients, some of 2^-8 or 2^-11."""
+    """The softmax is in fp32 with 16-bit weights: only the rounding of products and gradients remains, 2^-8
+    or 2^-11."""
     for dtype in (torch.bfloat16, torch.float16):
         hidden, weight, labels = inputs(dtype)
         exact = [one.detach().float().requires_grad_() for one in (hidden, weight)]
@@ -139,7 +142,7 @@ def check_autocast_takes_products_in_bf16_and_keeps_fp32_gradients():
 
 
 def check_no_logits_are_sent():
-    """Two numbers for each token, whatever the vocabulary; without gradients nothing else is sent."""
+    """No logits are sent: only two numbers per token, whatever the vocabulary, also without gradients."""
     sent = []
     kept = mappings.Gathering.__init__
 
@@ -170,7 +173,7 @@ def test_alone_it_is_the_loss_of_one_process(chunk_tokens):
 
 
 def test_small_gradients_do_not_underflow_in_fp16():
-    """1/n is applied after the products, so that tiny probabilities keep their gradient."""
+    """Small gradients do not underflow in fp16, because 1/n is applied after the products."""
     hidden, weight, labels = inputs(torch.float16)
     loss = linear_cross_entropy(hidden, weight, labels, 0)
     (gradient,) = torch.autograd.grad(loss * 2.0**11, hidden)

@@ -1,4 +1,4 @@
-"""Frozen matrices in 4 bits: products, gradients and bytes are those of bitsandbytes' own Linear4bit."""
+"""Frozen matrices in 4 bits have the products, gradients and bytes of bitsandbytes' Linear4bit."""
 
 import itertools
 import re
@@ -23,7 +23,8 @@ bitsandbytes = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not i
     list(itertools.product(("nf4", "fp4"), (False, True), (torch.float32, torch.bfloat16))),
 )
 def test_a_product_is_linear4bits(kind, double, dtype):
-    """Bit for bit, and so is the gradient of x; the last block of 64 numbers is not full."""
+    """A product and the gradient of x equal Linear4bit's bit for bit, also with a partial last block of 64
+    numbers."""
     torch.manual_seed(1)
     weight = 0.02 * torch.randn(383, 127, dtype=dtype)
     weight[5] = 0
@@ -59,7 +60,7 @@ def test_block_sizes_are_those_of_the_planner():
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    """As when a run is generated from on a machine that lacks it."""
+    """A missing bitsandbytes package is reported, as when generating from a run on a machine without it."""
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     four_bits.bitsandbytes.cache_clear()
     with pytest.raises(ConfigError, match=re.escape(f"Install it: {install_command('qlora')}.")):

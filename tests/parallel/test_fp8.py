@@ -1,4 +1,4 @@
-"""Products in FP8, by the CPU's _scaled_mm, against products of the rounded numbers and against bf16."""
+"""Products in FP8 by the CPU's _scaled_mm, compared with products of the rounded numbers and with bf16."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.parallel.cut import draw, world
 from tests.parallel.small import LLAMA, gpt_config, text
 
 TOKENS, INPUTS, OUTPUTS = 48, 32, 64
-# All sizes are multiples of 16, with two ranks too.
+# All sizes are multiples of 16, also with two ranks.
 SIZES = {"hidden_size": 32, "ffn_hidden_size": 64, "init_method_std": 0.1}
 
 
@@ -24,7 +24,7 @@ def tensors():
 
 
 def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """x as FP8 holds it by a scale that brings its largest number to the format's."""
+    """Return x rounded to FP8 with a scale that maps its largest number to the format's."""
     scale = x.abs().max().float() / torch.finfo(dtype).max
     return (x.float() / scale).to(dtype).float() * scale
 
@@ -34,7 +34,8 @@ def relative_error(ours: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def test_products_are_those_of_the_rounded_numbers():
-    """e4m3 for inputs and weights, e5m2 for gradients; what is left is the result's own rounding to bf16."""
+    """Products equal products of numbers rounded to e4m3 (gradients e5m2), up to the result's rounding to
+    bf16."""
     x, weight, grad = tensors()
     x8, weight8 = (rounded(one, torch.float8_e4m3fn) for one in (x, weight))
     grad8 = rounded(grad, torch.float8_e5m2)
@@ -50,7 +51,7 @@ def test_products_are_those_of_the_rounded_numbers():
 
 
 def test_products_are_near_those_of_bf16():
-    """Roundings of 2^-4 and 2^-3 at most, of either side, that average out over the sums."""
+    """Products are near bf16's: roundings of at most 2^-4 and 2^-3 average out over the sums."""
     x, weight, grad = tensors()
     assert relative_error(fp8.linear(x, weight), x.float() @ weight.float().T) < 0.05
     assert relative_error(fp8.input_gradient(grad, weight), grad.float() @ weight.float()) < 0.08
@@ -59,11 +60,11 @@ def test_products_are_near_those_of_bf16():
 
 @pytest.mark.parametrize("factor", [0.0, 1e-30, 1.0, 1e30])
 def test_the_scale_follows_the_numbers(factor):
-    """The relative error does not depend on their size, and zeros stay zeros."""
+    """The relative error does not depend on the size of the numbers, and zeros stay zeros."""
     x, weight, _ = tensors()
     product = fp8.linear(x * factor, weight)
     assert torch.isfinite(product).all()
-    # Numbers of 1e-30 are below the smallest scale: they become 0 or next to it.
+    # Numbers of 1e-30 are below the smallest scale: they become 0 or almost 0.
     if factor >= 1:
         assert relative_error(product / factor, fp8.linear(x, weight)) < 0.02
     else:
@@ -86,7 +87,7 @@ def test_sizes_that_the_kernel_cannot_take_are_refused():
 
 
 def step(parallel=WHOLE, **changes):
-    """(loss, gradients, products in FP8) of one step in bf16."""
+    """Return (loss, gradients, number of FP8 products) of one step in bf16."""
     model = GPT(gpt_config(64, **SIZES, **changes), parallel).bfloat16()
     calls, taken = [], torch._scaled_mm
     torch._scaled_mm = lambda *arguments, **keywords: calls.append(1) or taken(*arguments, **keywords)
@@ -99,12 +100,12 @@ def step(parallel=WHOLE, **changes):
 
 
 def assert_near(ours, plain, matrices=4) -> None:
-    # The matrices of two layers, forward and twice backward; not the output matrix.
+    # The matrices of two layers, forward and twice backward; the output matrix is excluded.
     assert ours[2] == 2 * matrices * 3 and plain[2] == 0
     torch.testing.assert_close(ours[0], plain[0], rtol=2e-2, atol=0)
     for one, other in zip(ours[1], plain[1]):
         assert one.dtype == torch.bfloat16
-        # A key's bias has no gradient but rounding.
+        # The gradient of a key's bias is only rounding.
         if other.dim() > 1:
             assert relative_error(one, other) < 0.2
 
@@ -129,7 +130,7 @@ def test_under_autocast_too():
 
 
 def test_read_in_fp32_it_computes_in_fp32():
-    """A CPU can generate text from a run that was trained in FP8."""
+    """A CPU can generate text in fp32 from a run that was trained in FP8."""
     with torch.no_grad():
         tokens = text()[0]
         exact = GPT(gpt_config(64, **SIZES))(tokens)
@@ -137,7 +138,7 @@ def test_read_in_fp32_it_computes_in_fp32():
 
 
 def check_cut_layers_take_their_products_in_fp8():
-    """Also the rows of a group that the ranks share."""
+    """Sharded layers compute their products in FP8, also the rows of a group that ranks share."""
     for sequence_parallel in (False, True):
         parallel = ModelParallel(world(), sequence_parallel)
         assert_near(step(parallel, fp8=True), step(parallel))

@@ -1,4 +1,4 @@
-"""The groups of every layout up to 8 ranks, and the ranks that each group reaches."""
+"""The groups of every layout up to 8 ranks, and the ranks of each group."""
 
 import itertools
 
@@ -39,7 +39,8 @@ def test_every_rank_is_in_one_group_of_each_kind_of_the_right_size(topology, seq
 
 
 def test_the_groups_of_two_stages_two_replicas_and_two_tensor_ranks():
-    """As DeepSpeed's PipeModelDataParallelTopology(2, 2, 2) has them."""
+    """Two stages, two replicas and two tensor ranks have the groups of DeepSpeed's
+    PipeModelDataParallelTopology(2, 2, 2)."""
     groups = group_ranks(Topology(2, 2, 2))
     assert groups["tensor_model_parallel"] == [(0, 1), (2, 3), (4, 5), (6, 7)]
     assert groups["data_parallel"] == groups["sequence_data_parallel"] == [(0, 2), (1, 3), (4, 6), (5, 7)]
@@ -78,7 +79,8 @@ def check_each_group_adds_up_its_own_ranks():
 
 
 def check_a_group_of_one_is_real_and_equal_groups_are_shared():
-    """torch and DeepSpeed, which are given these groups, take None for the world."""
+    """A group of one rank is a real group, as torch and DeepSpeed treat None as the world; equal groups are
+    shared."""
     groups = ParallelGroups.create(Topology(tensor_parallel_size=4))
     assert dist.get_world_size(groups.data_parallel.process_group) == 1
     assert groups.data_parallel.process_group is groups.pipeline_model_parallel.process_group
@@ -105,7 +107,7 @@ def check_deepspeed_is_answered_in_megatron_names():
     assert units.get_data_parallel_group_ranks() == [me % 2, me % 2 + 2]
     assert units.get_tensor_model_parallel_src_rank() == me // 2 * 2
     assert dist.get_world_size(units.get_sequence_data_parallel_group()) == 2
-    # By this name DeepSpeed knows its own Ulysses module, whose data-parallel group it does not ask for.
+    # DeepSpeed's name for its own Ulysses module, whose data-parallel group it does not request.
     assert not hasattr(units, "initialize_sequence_parallel")
     assert not hasattr(units, "get_slice_parallel_rank")
 

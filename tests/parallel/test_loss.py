@@ -1,4 +1,4 @@
-"""The fused linear + cross entropy against torch's own."""
+"""The fused linear + cross entropy, compared with torch's own."""
 
 import pytest
 import torch
@@ -19,12 +19,12 @@ def tensors(dtype: torch.dtype = torch.float32):
 
 @pytest.mark.parametrize("chunk_tokens", [0, 1, 7, 30, 1000])
 def test_loss_and_gradients_are_those_of_cross_entropy(chunk_tokens):
-    """Whatever the chunk; fp32 sums in another order differ in the last bits only."""
+    """Loss and gradients equal cross_entropy's with any chunk size, up to the last bits of fp32 sums."""
     hidden, weight, labels = tensors()
     loss = linear_cross_entropy(hidden, weight, labels, chunk_tokens)
     expected = F.cross_entropy(hidden @ weight.T, labels)
     torch.testing.assert_close(loss, expected)
-    # A factor as gradient accumulation and loss scaling bring one.
+    # A factor, as from gradient accumulation and loss scaling.
     for ours, theirs in zip(
         torch.autograd.grad(loss * 8, (hidden, weight)), torch.autograd.grad(expected * 8, (hidden, weight))
     ):
@@ -33,7 +33,8 @@ def test_loss_and_gradients_are_those_of_cross_entropy(chunk_tokens):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_loss_is_fp32_with_16_bit_weights(dtype):
-    """The softmax is taken in fp32; logits and gradients have the products' rounding, 2^-8 or 2^-11."""
+    """The softmax is in fp32 with 16-bit weights; logits and gradients have the rounding of products, 2^-8 or
+    2^-11."""
     hidden, weight, labels = tensors(dtype)
     loss = linear_cross_entropy(hidden, weight, labels, 7)
     assert loss.dtype == torch.float32
@@ -50,7 +51,7 @@ def test_loss_is_fp32_with_16_bit_weights(dtype):
 
 
 def test_small_gradients_do_not_underflow_in_fp16():
-    """1/n is applied after the products, so that tiny probabilities keep their gradient."""
+    """Small gradients do not underflow in fp16, because 1/n is applied after the products."""
     hidden, weight, labels = tensors(torch.float16)
     loss = linear_cross_entropy(hidden, weight, labels, 0)
     (gradient,) = torch.autograd.grad(loss * 2.0**11, hidden)
@@ -95,7 +96,7 @@ def test_logits_of_one_chunk_only_exist_at_a_time():
 
 @pytest.mark.parametrize("chunk_tokens", [0, 7])
 def test_a_masked_loss_is_the_mean_over_learnt_tokens(chunk_tokens):
-    """Value and gradients are torch's with ignored labels; a mask of ones changes no bit."""
+    """A masked loss and its gradients equal torch's with ignored labels; a mask of ones changes no bit."""
     hidden, weight, labels = tensors()
     mask = (torch.arange(TOKENS) % 3 > 0).float()
     loss = linear_cross_entropy(hidden, weight, labels, chunk_tokens, mask)
@@ -111,7 +112,8 @@ def test_a_masked_loss_is_the_mean_over_learnt_tokens(chunk_tokens):
 
 
 def test_micro_batches_with_a_common_denominator_add_up():
-    """Three parts with few, all and no learnt tokens: their sums are the mean over all, and its gradient."""
+    """Micro batches with few, all and no unmasked tokens sum to the mean over all tokens, with its
+    gradient."""
     hidden, weight, labels = tensors()
     mask = (torch.arange(TOKENS) < 13).float()
     mask[:8] = (torch.arange(8) % 3 == 0).float()
@@ -128,7 +130,7 @@ def test_micro_batches_with_a_common_denominator_add_up():
 
 
 def test_the_likeliest_token_is_left_where_it_is_asked_for():
-    """Of equal logits the smallest id; padding does not count."""
+    """The likeliest token is filled in if requested: of equal logits the smallest id, without padding."""
     hidden, weight, _ = tensors()
     with torch.no_grad():
         weight[9] = weight[4]
@@ -150,7 +152,7 @@ def test_nothing_learnt_is_a_loss_of_zero():
 
 
 def test_each_tokens_loss_is_left_where_it_is_asked_for():
-    """Masked or not; the loss itself is the same whether they are asked for or not."""
+    """Each token's loss is filled in if requested, masked or not, without an effect on the loss itself."""
     hidden, weight, labels = tensors()
     left = torch.full((TOKENS,), -1.0)
     mask = (torch.arange(TOKENS) < 5).float()

@@ -1,4 +1,4 @@
-"""Each crossing, forward and backward, against its definition."""
+"""Each boundary function, forward and backward, compared with its definition."""
 
 import pytest
 import torch
@@ -13,12 +13,12 @@ B, S, H = 2, 8, 16
 
 
 def of_ranks(*shape: int) -> list[torch.Tensor]:
-    """A different tensor for each rank, of small whole numbers: sums are exact in any order."""
+    """Return a different tensor for each rank, of small integers, so that sums are exact in any order."""
     return [draw(*shape, seed=rank).mul(4).round() for rank in range(world().size)]
 
 
 def apply(function, inputs: list[torch.Tensor], grads: list[torch.Tensor]):
-    """(output, gradient of the input) on this rank."""
+    """Return (output, gradient of the input) on this rank."""
     group = world()
     x = inputs[group.rank].clone().requires_grad_()
     y = function(x, group)
@@ -61,7 +61,8 @@ def check_tokens_are_gathered_and_summed():
 
 
 def check_a_gradient_that_two_branches_share_is_not_changed():
-    """y = x + copy_to(x): autograd hands one gradient tensor to both."""
+    """A gradient that two branches share is unchanged: for y = x + copy_to(x), autograd passes one tensor to
+    both."""
     group = world()
     grads = of_ranks(B, S, H)
     x = draw(B, S, H).requires_grad_()
@@ -88,7 +89,7 @@ def check_parameters_are_summed_in_one_message():
 
 
 def check_16_bit_collectives_run():
-    """gloo has not had all of them in every release of torch."""
+    """16-bit collectives run, which gloo has not supported in every release of torch."""
     group = world()
     for dtype in (torch.bfloat16, torch.float16):
         x = torch.full((B, S, H), group.rank + 1.0, dtype=dtype)

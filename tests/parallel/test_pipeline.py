@@ -1,4 +1,4 @@
-"""DeepSpeed's pipeline over our layers trains as one process does: losses, norms, weights, evaluation."""
+"""DeepSpeed's pipeline over our layers trains like one process: losses, norms, weights, evaluation."""
 
 import contextlib
 import functools
@@ -30,7 +30,7 @@ ALLOWED = rounding(training_terms(STEPS, LAYERS["num_layers"]))
 
 
 class Batch(NamedTuple):
-    """As train/batches.py has it."""
+    """Batch with the fields of the batch in train/batches.py."""
 
     tokens: torch.Tensor
     labels: torch.Tensor
@@ -43,7 +43,8 @@ class Batch(NamedTuple):
 
 
 def batches(step: int, apart: bool) -> list[Batch]:
-    """The micro batches of a step, of two sequences; `apart`: with documents, positions and masks."""
+    """Return the micro batches of a step, of two sequences; with `apart` they have documents, positions and
+    masks."""
     made = []
     for number in range(MICRO_BATCHES):
         tokens, labels = text(seed=100 * step + number)
@@ -89,14 +90,14 @@ def adamw(named_parameters) -> torch.optim.Optimizer:
         ],
         lr=RATE,
         betas=(0.9, 0.95),
-        # The gradient of a key's bias is 0 but for rounding, and Adam would turn the rounding into a step.
+        # The gradient of a key's bias is 0 except for rounding, which Adam would turn into a step.
         eps=1e-4,
     )
 
 
 @functools.cache
 def of_one_process(apart: bool):
-    """([(loss, gradient norm before clipping)] of each step, loss of an evaluation, weights at the end)."""
+    """Return ([(loss, gradient norm before clipping)] of each step, loss of an evaluation, final weights)."""
     model = GPT(gpt_config(**LAYERS))
     optimizer, curve = adamw(model.named_parameters()), []
     for step in range(STEPS):
@@ -123,7 +124,7 @@ def model_of(
 ):
     import deepspeed
 
-    # Takes over the process group that is there.
+    # Uses the existing process group.
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
     groups = ParallelGroups.create(topology, 1, 60)
     tensor = groups.tensor_model_parallel
@@ -183,12 +184,12 @@ def check_two_stages_of_two_replicas():
 
 
 def check_two_stages_of_two_replicas_with_documents_and_masks():
-    """The documents' numbers go from stage to stage beside the activations, and bring no gradient back."""
+    """The documents' numbers are sent from stage to stage with the activations, and have no gradient."""
     assert_trains_as_one(*engine_of(Topology(2, 2, 1), [3, 2]), apart=True)
 
 
 def check_four_stages_with_recomputation_and_documents():
-    """Of blocks alone, in pieces of two within the stage; the embedding's integers are never recomputed."""
+    """Only blocks are recomputed, two at a time within a stage; the embedding's integers never are."""
     made = engine_of(Topology(4, 1, 1), [1, 1, 2, 1], checkpoint_interval_layers=2)
     assert_trains_as_one(*made, apart=True)
 
@@ -203,7 +204,8 @@ def check_two_stages_of_two_tensor_ranks_with_sequence_parallelism():
 
 
 def check_recomputation_changes_no_bit_with_dropout():
-    """Dropout draws from both streams: each rank has its own tokens and its own heads."""
+    """Recomputation changes no bit with dropout from both streams, as each rank has different tokens and
+    heads."""
     curves = []
     for interval in (0, 1, 2):
         torch.manual_seed(3 + dist.get_rank() // 2)
@@ -242,7 +244,7 @@ def check_each_tokens_loss_is_left_where_it_is_asked_for():
 
 
 def check_autograd_does_not_warn_of_the_tied_embedding():
-    """DeepSpeed broadcasts it to its stages outside of any training step."""
+    """Autograd does not warn of the tied embedding, which DeepSpeed broadcasts outside of training steps."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         engine, _ = engine_of(Topology(2, 1, 2), [3, 2])
@@ -252,7 +254,8 @@ def check_autograd_does_not_warn_of_the_tied_embedding():
 
 
 def check_a_stage_holds_its_own_layers_by_their_names():
-    """Initial weights by name are those of one process; only the word embedding is on two stages."""
+    """A stage has its layers by name with the initial weights of one process; only the word embedding is on
+    two stages."""
     groups, model = model_of(Topology(4, 1, 1), [1, 1, 2, 1])
     whole = dict(GPT(gpt_config(**LAYERS)).named_parameters())
     here = dict(canonical_parameters(model))

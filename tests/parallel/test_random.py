@@ -1,4 +1,4 @@
-"""Random states: apart by rank, restored exactly, left alone."""
+"""Random states: different by rank, restored exactly, and unaffected by other code."""
 
 import random
 
@@ -22,7 +22,7 @@ def draw() -> tuple[float, float, float]:
 
 
 def test_a_saved_state_repeats_its_numbers(tmp_path):
-    """The state goes through a file that torch reads as plain data."""
+    """A saved state repeats its numbers after going through a file that torch reads as plain data."""
     states.seed_rank(1, 0)
     draw()
     torch.save(states.get_state(), tmp_path / "state.pt")
@@ -51,7 +51,8 @@ def test_preserved_leaves_no_trace_even_of_an_error():
 
 
 def test_inside_a_fork_tensor_ranks_differ_and_outside_they_agree():
-    """The outer numbers go on as if nothing had been drawn inside."""
+    """Inside a fork tensor ranks differ; outside they agree and continue as if nothing had been drawn
+    inside."""
     inside, outside = [], []
     for tensor_rank in (0, 1):
         states.seed_rank(1234, 0)
@@ -67,7 +68,7 @@ def test_inside_a_fork_tensor_ranks_differ_and_outside_they_agree():
 
 
 def test_a_stream_goes_on_from_fork_to_fork_and_after_a_resume(tmp_path):
-    """Also after an error inside."""
+    """A stream continues from fork to fork and after a resume, also after an error inside."""
     stream = states.TensorParallelStream(1, 0, 0)
     with stream.fork():
         whole = torch.rand(6)
@@ -83,7 +84,7 @@ def test_a_stream_goes_on_from_fork_to_fork_and_after_a_resume(tmp_path):
     with resumed.fork():
         again = torch.rand(2)
     assert torch.equal(again, parts[1])
-    # torch's normal and uniform draw a tensor of 16 and more otherwise, but not of 6.
+    # torch's normal and uniform draw a tensor of 16 or more elements differently from one of 6.
     assert torch.equal(torch.cat(parts), whole[:4])
 
 
@@ -108,7 +109,7 @@ def test_making_a_stream_leaves_the_generators_alone():
 
 @pytest.mark.parametrize("recomputed", [True, False])
 def test_recomputation_repeats_the_dropped(recomputed):
-    """Two checkpointed pieces with dropout inside and outside of forks; the stream ends where it would."""
+    """Recomputation repeats dropout inside and outside of forks, and the stream ends at the same state."""
 
     def piece(x):
         with stream.fork():
@@ -127,9 +128,9 @@ def test_recomputation_repeats_the_dropped(recomputed):
             elif recomputed:
                 y = checkpoint(piece, y, use_reentrant=False, context_fn=stream.recompute_contexts)
             else:
-                # Without the contexts: other masks in the backward pass.
+                # Without the contexts, the backward pass would have other masks.
                 y = checkpoint(piece, y, use_reentrant=False)
-        # Twice, as a second loss on the same graph would.
+        # Twice, as with a second loss on the same graph.
         gradients.append([torch.autograd.grad(y.sum(), x, retain_graph=True)[0] for _ in range(2)])
         with stream.fork():
             after.append(torch.rand(4))

@@ -1,4 +1,4 @@
-"""Tensor-parallel layers against one process: outputs, gradients of inputs and of weights."""
+"""Tensor-parallel layers compared with one process: outputs, gradients of inputs and of weights."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ INIT = Initializer(seed=7, std=0.3, num_layers=2)
 
 
 def whole_linear(inputs: int, outputs: int, name: str = "linear"):
-    """(weight, bias) of one process, with a bias that is not 0."""
+    """Return (weight, bias) of one process, with a bias that is not 0."""
     return INIT.normal(f"{name}.weight", outputs, inputs), nn.Parameter(draw(outputs, seed=9))
 
 
@@ -54,7 +54,8 @@ def check_column_layers():
 
 
 def check_row_layers():
-    """The bias is added once, and its gradient is whole on every rank, whichever tokens a rank saw."""
+    """In row layers, the bias is added once, and its gradient is complete on every rank, whichever tokens it
+    has."""
     group = world()
     weight, bias = whole_linear(FFN, H)
     x, grad = draw(B, S, FFN, seed=1).requires_grad_(), draw(B, S, H, seed=2)
@@ -83,7 +84,7 @@ def check_embeddings():
     for sequence_parallel in (False, True):
         layer = VocabParallelEmbedding("words", vocabulary, H, INIT, group, sequence_parallel)
         y = layer(tokens)
-        # One rank has the row and the others add 0: exact.
+        # One rank has the row and the others add 0, so the sum is exact.
         assert torch.equal(y, part_of(expected, 1, sequence_parallel))
         y.backward(part_of(grad, 1, sequence_parallel))
         assert_gradient(layer.weight, weight.grad, group)
@@ -105,7 +106,7 @@ def check_frozen_weights_and_inputs_without_gradient():
 
 
 def check_autocast_computes_in_bf16_forward_and_backward():
-    """The gradients are in fp32, and near those of an fp32 model."""
+    """Autocast computes in bf16 forward and backward; gradients are in fp32 and near an fp32 model's."""
     group = world()
     for sequence_parallel in (False, True):
         column = ColumnParallelLinear("column", H, FFN, INIT, group, sequence_parallel)
@@ -125,7 +126,7 @@ def check_autocast_computes_in_bf16_forward_and_backward():
 
 
 def check_recomputation_repeats_the_collectives():
-    """Under torch's checkpoint the gradients are the same bits."""
+    """Recomputation under torch's checkpoint repeats the collectives, and the gradients are bit-identical."""
     group = world()
     for sequence_parallel in (False, True):
         column = ColumnParallelLinear("column", H, FFN, INIT, group, sequence_parallel)
@@ -143,7 +144,8 @@ def check_recomputation_repeats_the_collectives():
 
 
 def check_only_the_part_of_a_sequence_is_kept_for_backward():
-    """Gathered inputs are dropped and gathered again, which is what sequence parallelism is for."""
+    """With sequence parallelism only this rank's part is kept: gathered inputs are dropped and gathered
+    again."""
     group = world()
     column = ColumnParallelLinear("column", H, FFN, INIT, group, True)
     kept = []
@@ -153,7 +155,8 @@ def check_only_the_part_of_a_sequence_is_kept_for_backward():
 
 
 def check_a_compiled_layer_is_the_same():
-    """The compiler's graph ends at the collectives; `eager` runs it as it is, without a C++ compiler."""
+    """A compiled layer is the same; its graph ends at the collectives, and `eager` runs without a C++
+    compiler."""
     group = world()
     column = ColumnParallelLinear("column", H, FFN, INIT, group, True)
     row = RowParallelLinear("row", FFN, H, INIT, group, True)
@@ -169,7 +172,8 @@ def check_a_compiled_layer_is_the_same():
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_cut_weights_are_those_of_one_process(size):
-    """They are marked as cut along a dimension; whole parameters are not."""
+    """Sharded weights equal parts of one process's weights and are marked with their dimension; whole
+    parameters are not."""
     hidden, unit = H, 3 * H // HEADS
     layers = {
         "qkv": (lambda g: ColumnParallelLinear("qkv", hidden, 3 * hidden, INIT, g, unit=unit), 0),
@@ -191,7 +195,7 @@ def test_cut_weights_are_those_of_one_process(size):
 
 
 def test_each_rank_holds_whole_heads():
-    """Rank r of 2 has query, key and value of heads 2 r and 2 r + 1, in the packed order of one process."""
+    """Rank r of 2 holds query, key and value of heads 2 r and 2 r + 1, in the packed order of one process."""
     size = H // HEADS
     packed = INIT.normal("qkv.weight", 3 * H, H).view(HEADS, 3, size, H)
     for rank in range(2):
@@ -200,26 +204,26 @@ def test_each_rank_holds_whole_heads():
 
 
 def test_a_head_is_never_split():
-    """6 ranks would cut 48 rows evenly, and through the heads."""
+    """A head is never split: 6 ranks could split 48 rows evenly, but only through the heads."""
     with pytest.raises(
         ValueError,
-        match="qkv: 48 outputs in units of 12 cannot be cut over 6 tensor-parallel ranks: must be a multiple "
-        "of 72",
+        match="qkv: 48 outputs in units of 12 cannot be sharded across 6 tensor-parallel ranks: must be a "
+        "multiple of 72",
     ):
         ColumnParallelLinear("qkv", H, 3 * H, INIT, Group(tuple(range(6))), unit=12)
 
 
 def test_uneven_rows_and_vocabularies_are_refused():
-    with pytest.raises(ValueError, match=r"dense: 16 inputs cannot be cut over 3 .* a multiple of 3"):
+    with pytest.raises(ValueError, match=r"dense: 16 inputs cannot be sharded across 3 .* a multiple of 3"):
         RowParallelLinear("dense", H, H, INIT, Group((0, 1, 2)))
     with pytest.raises(
-        ValueError, match=r"words: a padded vocabulary of 50 cannot be cut over 4 .* a multiple of 4"
+        ValueError, match=r"words: a padded vocabulary of 50 cannot be sharded across 4 .* a multiple of 4"
     ):
         VocabParallelEmbedding("words", 50, H, INIT, Group((0, 1, 2, 3)))
 
 
 def test_more_padding_leaves_the_true_rows_as_they_are():
-    """The padding grows with the number of ranks; the words' initial weights do not depend on it."""
+    """More ranks cause more padding, but leave the true rows and their initial values unchanged."""
     rows = [INIT.normal("words.weight", padded, H)[:VOCAB] for padded in (50, 52, 56, 64)]
     assert all(torch.equal(rows[0], other) for other in rows[1:])
 
@@ -242,7 +246,7 @@ def test_alone_the_layers_are_those_of_torch():
 
 @pytest.fixture(scope="module")
 def outcomes(fork_server, tmp_path_factory):
-    # On four ranks only what could differ from two.
+    # On four ranks only checks that could differ from two.
     checks = {2: ranks.names(globals()), 4: [check_embeddings.__name__]}
     return {
         size: ranks.launch(fork_server, __file__, size, tmp_path_factory.mktemp("ranks"), names)

@@ -1,4 +1,4 @@
-"""DeepSpeed trains the tensor-parallel layers as one process does: losses, gradient norms, clipping."""
+"""DeepSpeed trains the tensor-parallel layers like one process: losses, gradient norms, clipping."""
 
 import contextlib
 import functools
@@ -27,7 +27,7 @@ def adamw(model) -> torch.optim.Optimizer:
 
 @functools.cache
 def curve_of_one_process() -> list[tuple[float, float]]:
-    """(loss, gradient norm before clipping) of each step."""
+    """Return (loss, gradient norm before clipping) of each step."""
     model = GPT(gpt_config())
     optimizer, curve = adamw(model), []
     for _ in range(STEPS):
@@ -52,7 +52,7 @@ def curve_of_deepspeed(zero_stage: int, sequence_parallel: bool, unmarked: bool 
         "zero_optimization": {"stage": zero_stage, "stage3_param_persistence_threshold": 0},
         "zero_force_ds_cpu_optimizer": False,
     }
-    # Without the groups DeepSpeed would take the world for its data-parallel group.
+    # Without the groups, DeepSpeed would use the world as its data-parallel group.
     with (
         contextlib.redirect_stdout(io.StringIO()),
         deepspeed.zero.Init(
@@ -111,7 +111,8 @@ def check_zero_3_with_sequence_parallelism():
 
 
 def check_without_the_marks_the_norm_is_wrong_in_silence():
-    """What the marks are for: DeepSpeed then counts the shards of rank 0 only."""
+    """Without the marks on parameters the norm is wrong without an error: DeepSpeed counts only rank 0's
+    shards."""
     (loss, norm), *_ = curve_of_deepspeed(1, False, unmarked=True)
     expected_loss, expected_norm = curve_of_one_process()[0]
     assert abs(loss - expected_loss) < 1e-5

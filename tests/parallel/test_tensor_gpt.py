@@ -1,4 +1,4 @@
-"""The model over tensor-parallel ranks is that of one process: losses, gradients, logits, dropout."""
+"""The model over tensor-parallel ranks equals one process: losses, gradients, logits, dropout."""
 
 import dataclasses
 import functools
@@ -49,7 +49,8 @@ def assert_gradients(model: GPT, one: GPT) -> None:
 
 
 def check_loss_and_gradients_are_those_of_one_process():
-    """From the same initial weights by name alone; plain, and with documents, masks and positions."""
+    """Loss and gradients equal one process's from the same initial weights, plain and with documents, masks
+    and positions."""
     tokens, labels = text()
     mask = (torch.arange(2 * S).view(2, S) % 3 > 0).float()
     for options in ({}, {**DOCUMENTS, "loss_mask": mask, "loss_denominator": torch.tensor(5.0)}):
@@ -67,7 +68,8 @@ def check_loss_and_gradients_are_those_of_one_process():
 
 
 def check_other_layers_are_those_of_one_process():
-    """Norms, activations, biases; groups that ranks have and share, heads of other sizes, windows, caps."""
+    """Other layers equal one process: norms, activations, biases, shared and whole groups, head sizes,
+    windows, caps."""
     tokens, labels = text()
     for kind in KINDS:
         one = GPT(gpt_config(VOCAB, **kind))
@@ -84,7 +86,8 @@ def check_other_layers_are_those_of_one_process():
 
 
 def check_logits_are_those_of_one_process():
-    """Logits are gathered; those of padding are -inf. A cache holds this rank's groups, at least one."""
+    """Gathered logits equal one process's, with -inf for padding; a cache holds this rank's groups, at least
+    one."""
     tokens = text()[0]
     for kind, groups in (({}, 4), (GROUPED, 2), ({"num_query_groups": 1}, 1)):
         with torch.no_grad():
@@ -102,7 +105,7 @@ def check_logits_are_those_of_one_process():
 
 
 def losses_of_dropped(sequence_parallel: bool, hidden: float, attention: float, **changes):
-    """(loss, gradients) of one step with dropout, seeded as a trainer seeds; the same on every call."""
+    """Return (loss, gradients) of one step with dropout, seeded as in training, the same on every call."""
     torch.manual_seed(3)
     model = cut_model(
         sequence_parallel, stream=True, hidden_dropout=hidden, attention_dropout=attention, **changes
@@ -113,7 +116,7 @@ def losses_of_dropped(sequence_parallel: bool, hidden: float, attention: float, 
 
 
 def check_replicated_activations_are_dropped_alike():
-    """Without sequence parallelism the residual stream is equal on all ranks; so are its gradients."""
+    """Without sequence parallelism, the residual stream and its gradients are equal on all ranks."""
     loss, gradients = losses_of_dropped(False, 0.5, 0.5)
     names = [name for name, _ in GPT(gpt_config()).named_parameters()]
     whole = gradients[names.index("final_layernorm.weight")]
@@ -124,7 +127,7 @@ def check_replicated_activations_are_dropped_alike():
 
 
 def check_cut_activations_are_dropped_apart():
-    """Tokens of a rank, and heads of a rank, draw numbers of their own."""
+    """Tokens of a rank and heads of a rank have different dropout on each rank."""
     group = world()
     for sequence_parallel, name in ((True, "hidden_dropout"), (False, "attention_dropout")):
         model = cut_model(sequence_parallel, stream=True, **{name: 0.5})
@@ -133,7 +136,7 @@ def check_cut_activations_are_dropped_apart():
         if sequence_parallel:
             drawn = model.position_embeddings(torch.ones(2, S // group.size, 16) * 100) == 0
         else:
-            # Equal queries, keys and values in all heads: what differs between ranks is what is dropped.
+            # Equal queries, keys and values in all heads, so that ranks differ only by dropout.
             with torch.no_grad():
                 layer.attention.query_key_value.weight.zero_()
                 layer.attention.query_key_value.bias.fill_(1.0)
@@ -156,7 +159,8 @@ def check_recomputation_changes_no_bit_with_dropout_of_both_streams():
 
 
 def check_parameters_of_own_tokens_are_marked():
-    """Whole on each rank, and fed by a part of the tokens: LayerNorms, positions, biases of row layers."""
+    """Whole parameters that are applied to a part of the tokens are marked: LayerNorms, positions, biases of
+    row layers."""
     for sequence_parallel in (False, True):
         model = cut_model(sequence_parallel)
         marked = {
@@ -180,7 +184,7 @@ def check_autocast_keeps_fp32_gradients():
 
 
 def check_compiled_layers_are_the_same():
-    """The compiler's graph ends at collectives and streams; fused kernels round in the last bits."""
+    """Compiled layers are the same up to the last bits; graphs end at collectives and random streams."""
     if not (shutil.which("g++") or shutil.which("clang++")):
         return
     tokens, labels = text()
@@ -205,7 +209,7 @@ def test_ranks_that_cannot_share_groups_are_refused():
 
 
 def test_more_padding_changes_no_loss():
-    """The padding depends on the number of ranks and takes no part in the softmax."""
+    """The padding depends on the number of ranks, but not the loss, because the softmax excludes it."""
     for chunk in (0, 5):
         config = gpt_config(VOCAB, cross_entropy_chunk_tokens=chunk)
         losses = []
@@ -226,8 +230,9 @@ OF_FOUR = [
 
 @pytest.fixture(scope="module")
 def outcomes(fork_server, tmp_path_factory):
-    """outcomes(size) launches the checks of that many ranks once; tests of one size alone start no other."""
-    # On four ranks only what could differ from two.
+    """Return outcomes(size), which launches the checks of that many ranks once; tests of one size start no
+    other."""
+    # On four ranks only checks that could differ from two.
     checks = {2: ranks.names(globals()), 4: OF_FOUR}
 
     @functools.cache

@@ -1,4 +1,4 @@
-"""The gradient of a parameter that stages share is the one that ZeRO will use, wherever it keeps it."""
+"""The gradient of a parameter shared by stages is the tensor that ZeRO will use, wherever it is kept."""
 
 import torch
 from torch import nn
@@ -7,10 +7,8 @@ from nbtrain.parallel.pipeline import _TiedGradient
 
 
 def test_the_accumulated_gradient_is_the_one_that_is_summed():
-    """ZeRO 1 with fp16 weights: `grad` is gone by the end of the backward pass.
-
-    Summed in place, both ways.
-    """
+    """The accumulated gradient is summed in place: with ZeRO 1 and fp16 weights, `grad` is None after the
+    backward pass."""
     weight = nn.Parameter(torch.zeros(3, dtype=torch.float16))
     tied = _TiedGradient(weight)
     assert tied.grad is None

@@ -1,4 +1,4 @@
-"""Trained rows in place of those of a frozen matrix: as if the matrix held them."""
+"""Trained rows instead of a frozen matrix's rows give the same results as if the matrix held them."""
 
 import pytest
 import torch
@@ -93,7 +93,8 @@ def test_a_rank_has_the_rows_of_its_part():
 
 
 def check_ranks_have_the_gradient_of_one_process():
-    """With and without sequence parallelism, of the embedding, of the output, and of both at once."""
+    """Ranks have the gradient of one process with and without sequence parallelism, for the embedding, the
+    output, and both."""
     group = world()
     for sequence_parallel in (False, True):
         rows, weight, tokens = inputs()

@@ -1,4 +1,4 @@
-"""Ranks that share sequences train as one process does: their gradients' mean is that of the whole."""
+"""Ranks that share sequences train like one process: the mean of their gradients is the whole's gradient."""
 
 import contextlib
 import functools
@@ -37,7 +37,7 @@ def mean(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check_tokens_are_traded_for_heads_and_back():
-    """This rank's heads of every rank's tokens, by value; the gradient is traded back."""
+    """A rank gets its heads of every rank's tokens by value, and the gradient is exchanged back."""
     group = world()
     whole = draw(2, S, HEADS, 6)
     own = own_part(whole, 1, group).clone().requires_grad_()
@@ -50,10 +50,11 @@ def check_tokens_are_traded_for_heads_and_back():
 
 
 def check_losses_and_gradients_are_those_of_one_process():
-    """Plain; with documents and positions; with masks, whose denominator is counted here or given."""
+    """Losses and gradients equal one process's: plain, with documents and positions, with masks and a
+    computed or given denominator."""
     tokens, labels = text()
     size = world().size
-    # A given denominator is that of one rank's sum: the mean over the ranks is then the sum over the whole.
+    # A given denominator divides one rank's sum: the mean over the ranks is then the sum over the whole.
     cases = [
         ({}, {}),
         (DOCUMENTS, DOCUMENTS),
@@ -80,7 +81,7 @@ def check_losses_and_gradients_are_those_of_one_process():
 
 
 def check_other_layers_are_those_of_one_process():
-    """Groups that each rank has some of, or that ranks have to repeat; windows, caps, rotary positions."""
+    """Other layers equal one process: whole and repeated groups, windows, caps, rotary positions."""
     for kind in KINDS:
         one, model = GPT(gpt_config(**kind)), model_of(**kind)
         expected, loss = one(*text(), **DOCUMENTS), model(*text(), **DOCUMENTS)
@@ -94,7 +95,7 @@ def check_other_layers_are_those_of_one_process():
 
 
 def check_ranks_drop_apart_and_recomputation_changes_no_bit():
-    """Each rank draws by the seed it is given: other heads, other tokens."""
+    """Each rank draws dropout by its own seed for its heads and tokens, and recomputation changes no bit."""
     results = []
     for interval in (0, 1):
         torch.manual_seed(world().rank)
@@ -115,7 +116,7 @@ def check_uneven_heads_and_tokens_are_refused():
     size = group.size
     with pytest.raises(ValueError, match=rf"{size + 1} attention heads .* a multiple of {size}"):
         ulysses.heads_for_tokens(torch.zeros(2, 3, size + 1, 6), group)
-    with pytest.raises(ValueError, match=f"{S - 1} tokens .* cannot be dealt out to {size} Ulysses ranks"):
+    with pytest.raises(ValueError, match=f"{S - 1} tokens .* cannot be sharded across {size} Ulysses ranks"):
         model_of()(text()[0][:, : S - 1], text()[1][:, : S - 1])
 
 
@@ -134,7 +135,8 @@ def curve_of_one_process() -> list[tuple[float, float]]:
 
 
 def check_deepspeed_trains_as_one_process():
-    """It knows of data parallelism only: the mean over the ranks is right for every stage."""
+    """DeepSpeed trains like one process: it knows only data parallelism, and the mean over ranks is right in
+    every stage."""
     import deepspeed
 
     for stage in (1, 2, 3):
@@ -165,7 +167,7 @@ def check_deepspeed_trains_as_one_process():
 
 @pytest.fixture(scope="module")
 def outcomes(fork_server, tmp_path_factory):
-    # On four ranks what could differ from two: one head each.
+    # On four ranks only checks that could differ from two: one head each.
     checks = {
         2: ranks.names(globals()),
         4: [

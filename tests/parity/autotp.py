@@ -1,7 +1,7 @@
-"""DeepSpeed's own tensor parallelism (AutoTP) over plain_gpt.py: other code for the same task as ours.
+"""DeepSpeed's own tensor parallelism (AutoTP) on plain_gpt.py: a second implementation to compare ours with.
 
-AutoTP replaces the linear layers by its own and cuts their weights; embeddings and logits stay whole on every
-rank.
+AutoTP replaces the linear layers with its own and shards their weights; embeddings and logits stay whole on
+every rank.
 """
 
 import json

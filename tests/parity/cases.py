@@ -1,7 +1,7 @@
-"""Runs whose curves are compared: layout, ZeRO stage, precision, data and whatever else changes a step.
+"""Runs whose curves are compared: layout, ZeRO stage, precision, data, and other settings that change a step.
 
-All train the same tiny model from the same weights on the same samples in the same order, without dropout
-(ranks draw other numbers), so that there is one curve for each kind of data, whatever the layout.
+All train the same small model from the same weights on the same samples in the same order, without dropout
+(which differs between ranks), so that there is one curve for each kind of data, whatever the layout.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ STEPS = 10
 GLOBAL_BATCH = 16
 SEQ_LENGTH = 32
 MODEL = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 8, "seq_length": SEQ_LENGTH}
-# 8 and 24 make another padding for 1, 2, 4 and 8 tensor-parallel ranks: of 500 to 504, 528, 576, 576.
+# 8 and 24 cause different padding for 1, 2, 4 and 8 tensor-parallel ranks: from 500 to 504, 528, 576, 576.
 PADDING = 24
 
 BASE = {
@@ -20,35 +20,35 @@ BASE = {
     "model.hidden_dropout": 0.0,
     "model.attention_dropout": 0.0,
     "model.make_vocab_size_divisible_by": PADDING,
-    # Less than most micro batches' tokens, and no divisor of them: there are several pieces, the last a
-    # shorter one.
+    # Less than the tokens of most micro batches, and not a divisor of them: there are several chunks, and the
+    # last one is shorter.
     "model.cross_entropy_chunk_tokens": 100,
     "batch.global_batch_size": GLOBAL_BATCH,
     "batch.train_tokens": STEPS * GLOBAL_BATCH * SEQ_LENGTH,
     "lr_schedule.lr_warmup_tokens": 2 * GLOBAL_BATCH * SEQ_LENGTH,
     "evaluation.eval_interval_steps": 5,
     "evaluation.eval_iters": 1,
-    # Every ZeRO stage cuts every parameter: the model is small.
+    # Every ZeRO stage shards every parameter, because the model is small.
     "parallel.stage3_param_persistence_threshold": 0,
 }
 
-# What decides the curve.
+# The settings that determine the curve.
 DATA: dict[str, dict[str, Any]] = {
     "stream": {},
-    # Several documents in a sequence, apart from each other.
+    # Several separate documents in a sequence.
     "documents": {
         "data.name": "short",
         "data.reset_position_ids": True,
         "data.inter_document_masking": True,
     },
-    # No loss on some tokens, of other numbers in each sample.
+    # Masked tokens, a different number in each sample.
     "masked": {"data.name": "short", "data.eod_mask_loss": True},
     # Best fit, with documents, positions, masks and two sources.
     "packed": {"data.name": "packed", "data.packing": "best_fit"},
-    # 8, 8, 16 ...: the micro batches of a step change on the way.
+    # 8, 8, 16 ...: the number of micro batches of a step changes during the run.
     "ramp": {"batch.rampup": {"start_batch_size": 8, "batch_size_increment": 8, "ramp_samples": 32}},
 }
-# What the model is; a curve of its own too. "all" has every field of the layers that is not GPT-3's.
+# The model, which determines the curve too. "all" has every field of the layers that differs from GPT-3's.
 LLAMA: dict[str, Any] = {
     "model.normalization": "RMSNorm",
     "model.norm_epsilon": 1e-6,
@@ -58,12 +58,12 @@ LLAMA: dict[str, Any] = {
     "model.position_embedding_type": "rope",
 }
 ROPE: dict[str, Any] = {"model.position_embedding_type": "rope"}
-# Of heads of 8: pairs on both sides of the mixture and in it, in sequences of 32.
+# For heads of 8: pairs on both sides of the mixture and inside it, in sequences of 32.
 SCALED = {"factor": 4.0, "original_max_position_embeddings": 64}
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": {},
     "rmsnorm": {"model.normalization": "RMSNorm"},
-    # Of no usual width; with biases, of the gate too.
+    # An unusual width; with biases, also of the gate.
     "swiglu": {"model.activation": "swiglu", "model.ffn_hidden_size": 176},
     "squared-relu": {"model.activation": "squared_relu", "model.ffn_hidden_size": 144},
     "rope": {**ROPE, "model.rotary_base": 100.0, "model.rotary_percent": 0.75},
@@ -85,14 +85,14 @@ MODELS: dict[str, dict[str, Any]] = {
     # Fewer groups than the tensor and Ulysses ranks of some cases or, with one group, of all.
     "grouped": {"model.num_query_groups": 2},
     "multi-query": {"model.num_query_groups": 1},
-    # Wider together than the hidden states.
+    # Together wider than the hidden states.
     "wide-heads": {"model.kv_channels": 12},
-    # Turned, because a bias that all keys share changes no weight of attention.
+    # With rotary positions, because a bias that all keys share changes no weight of attention.
     "qk-norm": {**ROPE, "model.qk_layernorm": True},
     "window": {"model.window_size": 5},
     "window-of-some": {"model.window_size": 9, "model.window_attn_skip_freq": 2},
     "rope-of-some": {**ROPE, "model.no_rope_freq": 2},
-    # Small, as the scores and logits of the first steps are.
+    # Small, like the scores and logits of the first steps.
     "softcap": {"model.attn_logit_softcapping": 0.05, "model.final_logit_softcapping": 0.5},
     "all": {
         **LLAMA,
@@ -106,7 +106,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "model.final_logit_softcapping": 2.0,
     },
 }
-# What a rank does by itself, whatever the other ranks have.
+# Settings that act on a single rank, independently of the others.
 LOCAL = ("window", "window-of-some", "rope-of-some", "softcap")
 PRECISIONS: dict[str, dict[str, Any]] = {
     "fp32": {"precision.dtype": "fp32"},
@@ -116,7 +116,7 @@ PRECISIONS: dict[str, dict[str, Any]] = {
 }
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {},
-    # Another rate than the others', and a step of another length for each shape.
+    # A different learning rate from the others', and a step of another length for each shape.
     "muon": {"optimizer.type": "Muon", "optimizer.muon_lr": 4e-3},
     "muon-otherwise": {
         "optimizer.type": "Muon",
@@ -146,7 +146,7 @@ OFFLOAD: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Largest deviations from one process that are allowed; test_parity.py says why."""
+    """Largest allowed deviations from one process; test_parity.py explains them."""
 
     loss: float
     grad_norm: float
@@ -164,7 +164,7 @@ TOLERANCES = {"fp32": FP32, "bf16": FP16, "autocast": FP16, "fp16": FP16}
 
 @dataclass(frozen=True)
 class Case:
-    """One way of training the run; the values of its fields are keys of the tables above, or sizes."""
+    """One way to train the run; the values of its fields are keys of the tables above, or sizes."""
 
     dp: int = 1
     tp: int = 1
@@ -182,7 +182,7 @@ class Case:
     extra: dict[str, Any] = field(default_factory=dict, hash=False)
     """Further overrides."""
     note: str = ""
-    """What those do, in the name."""
+    """Description of the overrides in the name."""
 
     @cached_property
     def name(self) -> str:
@@ -201,7 +201,7 @@ class Case:
 
     @property
     def layout(self) -> str:
-        """Without what the name says besides."""
+        """The layout without the other parts of the name."""
         return Case(self.dp, self.tp, self.sp, self.pp, self.us, self.zero).name
 
     @property
@@ -214,7 +214,8 @@ class Case:
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """Of launch.TINY. Every rank makes several micro batches a step, a ramp's first steps included."""
+        """Overrides of launch.TINY. Every rank runs several micro batches a step, also in the first steps of
+        a ramp."""
         accumulation_steps = 4 if self.data == "ramp" or self.pp > 2 else 2
         micro = max(GLOBAL_BATCH // (self.dp * accumulation_steps), 1)
         hpz = {"parallel.zero_hpz": True, "parallel.zero_hpz_partition_size": self.hpz} if self.hpz else {}
@@ -239,9 +240,10 @@ class Case:
 
 
 def parity_cases() -> list[Case]:
-    """Every product of kinds that up to 8 ranks can hold, and each other choice with each kind of cut."""
+    """Return every combination of layouts on up to 8 ranks, and each other choice with each kind of
+    layout."""
     cases = [Case()]
-    # Data parallelism, alone and under every cut of the model.
+    # Data parallelism, alone and with every kind of model parallelism.
     cases += [Case(dp=dp, zero=zero) for dp in (1, 2, 4, 8) for zero in (0, 1, 2, 3)]
     for sp in (False, True):
         cases += [Case(tp=tp, sp=sp) for tp in (2, 4, 8)]
@@ -258,7 +260,7 @@ def parity_cases() -> list[Case]:
         for us, dp in ((2, 1), (4, 1), (8, 1), (2, 2), (2, 4), (4, 2))
         for zero in (0, 1, 2, 3)
     ]
-    # What is chosen besides, with every kind of cut.
+    # Other choices, with every kind of layout.
     apart: list[dict[str, Any]] = [{"tp": 2}, {"pp": 2, "dp": 2}, {"us": 2}]
     cuts: list[dict[str, Any]] = [
         {"dp": 2, "zero": 2},
@@ -286,7 +288,7 @@ def parity_cases() -> list[Case]:
         cases += [Case(**cut, optimizer="muon", precision=precision) for precision in ("bf16", "autocast")]
         if cut.get("zero") == 3:
             cases += [Case(**cut, offload=offload) for offload in ("param", "both")]
-    # Two groups, which four ranks share in twos.
+    # Two groups, each shared by two of four ranks.
     cases += [Case(tp=4, sp=sp, model="grouped") for sp in (False, True)]
     cases += [Case(tp=4, dp=2, zero=3, model="grouped"), Case(tp=4, pp=2, model="grouped")]
     cases += [Case(us=4, model="grouped"), Case(us=4, dp=2, zero=3, model="all")]
@@ -297,7 +299,7 @@ def parity_cases() -> list[Case]:
         for cut in ({}, {"dp": 2}, {"tp": 2}, {"pp": 2}, {"pp": 2, "dp": 2}, {"tp": 2, "sp": True, "pp": 2})
     ]
     cases += [Case(tp=2, pp=2, precision="fp16", model="all")]
-    # Muon's matrices in every number of parts, and from sub-groups that cut them elsewhere.
+    # Muon's matrices in every number of parts, and from sub-groups that split them elsewhere.
     cases += [Case(optimizer="muon", zero=zero) for zero in (0, 1, 2, 3)]
     cases += [
         Case(**cut, optimizer="muon")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def runner(fork_server: "ForkServer", tmp_path_factory: pytest.TempPathFactory) -> "Runner":
-    """Trains cases in a folder and a data home of their own."""
+    """A runner that trains cases in a separate folder and data directory."""
     from tests.parity.runner import Runner, make_datasets
 
     root = tmp_path_factory.mktemp("parity")

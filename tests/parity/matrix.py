@@ -1,11 +1,11 @@
-"""`make parity`: every product of kinds of parallelism on up to 8 CPU ranks; writes docs/evidence/parity.md.
+"""`make parity`: every combination of parallelism on up to 8 CPU ranks; writes docs/evidence/parity.md.
 
     python -m tests.parity.matrix [--only parity autotp resume reshape] [--folder build/parity] [--at-once 2]
                                   [--match fp16]
 
-Results are kept in --folder under the hash of the sources, so that a run that was stopped continues. Once no
-case is left, the page is written. With --match only cases whose names contain the text are made, and no page
-is written. Ends with 1 if something deviates by more than it may.
+Results are kept in --folder under the hash of the sources, so that an interrupted run continues. Once all
+cases are done, the page is written. With --match only cases whose names contain the text are run, and no page
+is written. Exits with 1 if a deviation is larger than allowed.
 """
 
 import argparse
@@ -52,7 +52,7 @@ class Results:
         self.records: dict[tuple[str, str], Record] = {}
         for line in lines:
             record = json.loads(line)
-            # A case that failed is tried again.
+            # A case that failed is run again.
             if record["ok"]:
                 self.records[record["table"], record["name"]] = record
 
@@ -112,7 +112,7 @@ def _first_of(runner: Runner, origin: Case) -> RunDir:
 
 
 def jobs_of(table: str, runner: Runner, done: Callable[[str], bool]) -> Iterator[tuple[str, Job[Record]]]:
-    """(name, job) of each case that is not done yet."""
+    """Return (name, job) of each case that is not done yet."""
     if table == "reshape":
         for cases in (
             reshape_cases(),
@@ -148,7 +148,7 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--match", default="", help="a part of the name")
     options = parser.parse_args()
-    # A busy machine is no error.
+    # A timeout on a busy machine is not a failure of the case.
     fork_client.START_SECONDS = 1200.0
     results = Results(options.folder)
     runs = options.folder / "runs"

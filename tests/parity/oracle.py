@@ -3,7 +3,7 @@
 With optimizer.type: Muon the blocks' matrices are stepped by plain_muon.py.
 
 Shared with nbtrain: the order of samples, the initial weights, and the learning rate and weight decay of a
-step, which have tests of their own. A step takes its whole batch in one piece.
+step, which have separate tests. A step runs its whole batch at once.
 """
 
 from dataclasses import dataclass
@@ -22,23 +22,23 @@ from tests.parity.plain_muon import PlainMuon
 
 @dataclass(frozen=True)
 class Curve:
-    """What one process makes of a run."""
+    """The results of a run in one process."""
 
     losses: np.ndarray
-    """Of each step."""
+    """Loss of each step."""
     grad_norms: np.ndarray
-    """Before clipping."""
+    """Gradient norm of each step before clipping."""
     validation_losses: np.ndarray
-    """At every evaluation.eval_interval_steps."""
+    """Validation loss at every evaluation.eval_interval_steps."""
     weights: dict[str, torch.Tensor]
-    """At the end, by canonical name; the word embedding without padding."""
+    """Final weights by canonical name; the word embedding has no padding."""
     moments: dict[str, dict[str, torch.Tensor]]
-    """{kind: {name: tensor}} at the end. Adam's exp_avg, and Muon's momentum_buffer of the matrices that it
-    steps, are linear in every gradient, so that a wrong one shows by its name; Adam's exp_avg_sq."""
+    """Final moments, {kind: {name: tensor}}. Adam's exp_avg, and Muon's momentum_buffer of its matrices, are
+    linear in every gradient, so that a wrong gradient shows by its name; Adam's exp_avg_sq is included."""
 
 
 def plain_model(config: RunConfig) -> PlainGPT:
-    """With the run's initial weights."""
+    """Return the plain model with the run's initial weights."""
     model, vocabulary = config.model, config.tokenizer.vocab_size
     turns, amplitude = (), 1.0
     if model.position_embedding_type == "rope":
@@ -89,7 +89,8 @@ def plain_model(config: RunConfig) -> PlainGPT:
 
 
 def _pattern(freq: Any, layers: int, at_multiples: int) -> list[int]:
-    """Megatron's word for each layer: a list, or N for `at_multiples` in layers N, 2 N and so on, from 1."""
+    """Return Megatron's pattern of layers: a list, or N for `at_multiples` in layers N, 2 N and so on, from
+    1."""
     if isinstance(freq, list):
         return freq
     return [
@@ -98,7 +99,7 @@ def _pattern(freq: Any, layers: int, at_multiples: int) -> list[int]:
 
 
 def batch_of(dataset: Any, positions: range) -> tuple[torch.Tensor | None, ...]:
-    """(tokens, labels, positions, visible, learnt) of some samples, as PlainGPT takes them."""
+    """Return (tokens, labels, positions, visible, mask) of some samples, as PlainGPT accepts them."""
     samples = [dataset.sample(position) for position in positions]
     length = len(samples[0].tokens)
     tokens = torch.tensor(np.stack([sample.tokens for sample in samples]), dtype=torch.int64)
@@ -122,9 +123,9 @@ def batch_of(dataset: Any, positions: range) -> tuple[torch.Tensor | None, ...]:
 
 
 def curve(config: RunConfig) -> Curve:
-    """Train the run of `config`, whatever layout it asks for, in this process.
+    """Train the run of `config` in this process, whatever its layout.
 
-    NBTRAIN_DATA names its data home.
+    NBTRAIN_DATA is the data directory.
     """
     datasets, schedule, settings = build_datasets(config, None), LrSchedule.of(config), config.optimizer
     model = plain_model(config)

@@ -1,4 +1,4 @@
-"""docs/evidence/parity.md: the tables of what `make parity` has found."""
+"""docs/evidence/parity.md: the tables of `make parity`'s results."""
 
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -71,11 +71,11 @@ largest deviation of the loss in the steps after loading.
 
 
 def text(results: dict[str, list[Record]], stamp: str) -> str:
-    """The whole page."""
+    """Return the whole page."""
     records = results["reshape"]
     parts = [
         HEAD,
-        # On one line: the check for a stale page looks for it.
+        # On one line, because the check for a stale page searches for it.
         stamp,
         _wrapped(MODEL_AND_NAMES, batch=GLOBAL_BATCH, **MODEL),
         _wrapped(PARITY, steps=STEPS, tolerances=_tolerances()),
@@ -102,7 +102,7 @@ def text(results: dict[str, list[Record]], stamp: str) -> str:
 
 
 def _wrapped(text: str, **values: Any) -> str:
-    """The paragraphs of `text` with its fields filled in, in lines of the width of a page."""
+    """Fill in the fields of `text` and wrap its paragraphs to the width of a page."""
     paragraphs = text.format(**values).strip("\n").split("\n\n")
     return "\n\n".join(textwrap.fill(part, WIDTH, break_on_hyphens=False) for part in paragraphs)
 

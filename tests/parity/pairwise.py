@@ -1,4 +1,4 @@
-"""Few cases in which every two choices that go together meet: most faults need only two choices."""
+"""A small set of cases that covers every two compatible choices, because most faults need only two."""
 
 import itertools
 import random
@@ -28,14 +28,14 @@ TRIES = 150
 
 
 def case_of(row: Row) -> Case:
-    """A row of CHOICES; what is missing is the first of its choices."""
+    """Return the case of a row of CHOICES; a missing entry is the first of its choices."""
     whole = {key: choices[0] for key, choices in CHOICES.items()} | {"zero": 1} | row
     tp, sp = whole.pop("tensor")
     return Case(tp=tp, sp=sp, **whole)
 
 
 def goes_together(row: Row) -> bool:
-    """Whether nbtrain trains such a row; test_parity.py holds this against config/rules/check.py."""
+    """Return whether nbtrain trains such a row; test_parity.py compares this with config/rules/check.py."""
     case = case_of(row)
     return not (
         (case.zero == 0 and (case.precision == "bf16" or case.tp > 1 or case.pp > 1))
@@ -53,7 +53,7 @@ def pairs_of(row: Row) -> set[Pair]:
 
 @cache
 def all_pairs() -> frozenset[Pair]:
-    """Every two choices that can meet in a row that goes together."""
+    """Return every two choices that can occur in a compatible row."""
     found = set()
     for (first, ones), (second, others) in itertools.combinations(CHOICES.items(), 2):
         for one, other in itertools.product(ones, others):
@@ -65,14 +65,14 @@ def all_pairs() -> frozenset[Pair]:
 
 @cache
 def cover() -> tuple[Case, ...]:
-    """A small set of cases that has all of all_pairs(), the same at each call."""
+    """Return a small set of cases that covers all_pairs(), the same at each call."""
     generator, missing, rows = random.Random(42), set(all_pairs()), []
     while missing:
         seed = dict(min(missing, key=lambda pair: sorted(map(repr, pair))))
         candidates = [_completed(seed, generator) for _ in range(TRIES)]
         best = max(
             (row for row in candidates if row is not None),
-            # Of rows that have as many new pairs, the one with the fewest ranks.
+            # Among rows with equally many new pairs, the one with the fewest ranks.
             key=lambda row: len(pairs_of(row) & missing) - case_of(row).ranks / 2,
         )
         missing -= pairs_of(best)
@@ -81,7 +81,7 @@ def cover() -> tuple[Case, ...]:
 
 
 def _completed(part: Row, generator: random.Random, tries: int = TRIES) -> Row | None:
-    """A random row that has these choices and goes together; None if none was found."""
+    """Return a random compatible row with these choices; None if none was found."""
     for _ in range(tries):
         row = {key: generator.choice(choices) for key, choices in CHOICES.items()} | part
         if goes_together(row):

@@ -1,8 +1,9 @@
-"""GPT-3 and its kin in plain torch, written from the papers without nbtrain's code: every layout's reference.
+"""GPT-3 and related models in plain torch, written from the papers without nbtrain's code: the reference of
+every layout.
 
-Attention is written out, logits are whole, the loss is torch's. Its modules have nbtrain's canonical names
-(model/names.py), so that the same initial weights go in; the vocabulary has no padding. The number of heads
-is what the weights say, so that DeepSpeed's AutoTP can cut the linear layers.
+Attention is written out, logits are whole, and the loss is torch's. The modules have nbtrain's canonical
+names (model/names.py), so that the same initial weights can be loaded; the vocabulary has no padding. The
+number of heads follows from the weights, so that DeepSpeed's AutoTP can shard the linear layers.
 """
 
 import math
@@ -15,7 +16,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Kind:
-    """The formulas of a model; as it stands GPT-3's."""
+    """The formulas of a model; the defaults are GPT-3's."""
 
     rms_norm: bool = False
     epsilon: float = 1e-5
@@ -24,21 +25,21 @@ class Kind:
     qkv_bias: bool = True
     tied: bool = True
     width: int = 0
-    """Of the MLP; 0: 4h."""
+    """Width of the MLP; 0 means 4h."""
     angles: tuple[float, ...] = ()
-    """Rotary positions: radians of each pair for one position; () for learned ones."""
+    """Rotary positions: radians of each pair for one position; () for learned positions."""
     amplitude: float = 1.0
-    """By which rotary positions multiply queries and keys."""
+    """Factor by which rotary positions multiply queries and keys."""
     groups: int = 0
-    """Heads of key and value; 0: one for each query head."""
+    """Number of key and value heads; 0 means one for each query head."""
     head: int = 0
-    """Numbers of a head; 0: h / heads."""
+    """Size of a head; 0 means h / heads."""
     normed_heads: bool = False
-    """Norms of each head's queries and keys."""
+    """Whether each head's queries and keys are normed."""
     windows: tuple[int, ...] = ()
-    """Tokens that a query of each layer sees, itself included; 0 or (): all before it."""
+    """Number of tokens that a query of each layer sees, itself included; 0 or () means all earlier ones."""
     unturned: tuple[int, ...] = ()
-    """Layers, from 0 on, without rotary positions."""
+    """Layers, from 0, without rotary positions."""
     score_cap: float = 0.0
     logit_cap: float = 0.0
 
@@ -47,7 +48,7 @@ GPT_3 = Kind()
 
 
 class RMSNorm(nn.Module):
-    """arXiv:1910.07467, equation 4, with the epsilon of its authors' code."""
+    """RMSNorm (arXiv:1910.07467, equation 4), with the epsilon of its authors' code."""
 
     def __init__(self, hidden: int, epsilon: float):
         super().__init__()
@@ -59,7 +60,8 @@ class RMSNorm(nn.Module):
 
 
 def angles(size: int, base: float, scaling: dict | None) -> tuple[tuple[float, ...], float]:
-    """Of the pairs of `size` numbers, and the amplitude (arXiv:2104.09864, 2306.15595, 2309.00071)."""
+    """Return the angles of the pairs of `size` numbers, and the amplitude (arXiv:2104.09864, 2306.15595,
+    2309.00071)."""
     plain = [base ** (-2 * pair / size) for pair in range(size // 2)]
     if scaling is None:
         return tuple(plain), 1.0
@@ -90,7 +92,7 @@ def angles(size: int, base: float, scaling: dict | None) -> tuple[tuple[float, .
 
 
 def turned(x: torch.Tensor, positions: torch.Tensor, kind: Kind) -> torch.Tensor:
-    """[b, n, s, d] as complex numbers times e^(i position angle)."""
+    """Multiply [b, n, s, d] as complex numbers by e^(i position angle)."""
     half = len(kind.angles)
     phase = positions[:, None, :, None] * torch.tensor(kind.angles, dtype=torch.float32)
     pairs = torch.complex(x[..., :half], x[..., half : 2 * half]) * torch.polar(torch.ones_like(phase), phase)
@@ -99,12 +101,12 @@ def turned(x: torch.Tensor, positions: torch.Tensor, kind: Kind) -> torch.Tensor
 
 
 def norm(hidden: int, kind: Kind) -> nn.Module:
-    """One norm over the last dimension."""
+    """Return one norm over the last dimension."""
     return RMSNorm(hidden, kind.epsilon) if kind.rms_norm else nn.LayerNorm(hidden, kind.epsilon)
 
 
 class Attention(nn.Module):
-    """Causal; per group, its query heads, its key and its value follow one another (arXiv:2305.13245)."""
+    """Causal attention; each group's query heads, key and value are adjacent (arXiv:2305.13245)."""
 
     def __init__(self, index: int, hidden: int, heads: int, kind: Kind):
         super().__init__()
@@ -128,7 +130,7 @@ class Attention(nn.Module):
         query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
         if self.turns:
             query, key = turned(query, positions, self.kind), turned(key, positions, self.kind)
-        # Query head i is of group i // shared.
+        # Query head i belongs to group i // shared.
         group = torch.arange(query.shape[1]) // self.shared
         key, value = key[:, group], value[:, group]
         scores = query @ key.transpose(-1, -2) / self.head_size**0.5
@@ -142,7 +144,7 @@ class Attention(nn.Module):
 
 
 class GatedLinear(nn.Linear):
-    """swish(x Wg + bg) * (x W + b), arXiv:2002.05202, equation 5, with biases."""
+    """Gated linear layer with biases: swish(x Wg + bg) * (x W + b), arXiv:2002.05202, equation 5."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool):
         super().__init__(inputs, outputs, bias)
@@ -156,7 +158,7 @@ class GatedLinear(nn.Linear):
 
 
 class MLP(nn.Module):
-    """GELU in its tanh form, ReLU squared, or SwiGLU."""
+    """MLP with GELU in its tanh form, ReLU squared, or SwiGLU."""
 
     def __init__(self, hidden: int, kind: Kind):
         super().__init__()
@@ -175,7 +177,7 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """Pre-LN."""
+    """Pre-LN transformer layer."""
 
     def __init__(self, index: int, hidden: int, heads: int, kind: Kind):
         super().__init__()
@@ -190,7 +192,7 @@ class Layer(nn.Module):
 
 
 class PlainGPT(nn.Module):
-    """Loss of b sequences of s tokens."""
+    """GPT that returns the loss of b sequences of s tokens."""
 
     def __init__(
         self, layers: int, hidden: int, heads: int, vocabulary: int, positions: int, kind: Kind = GPT_3
@@ -212,7 +214,8 @@ class PlainGPT(nn.Module):
         visible: torch.Tensor | None = None,
         learnt: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Mean over the tokens, or over the `learnt` ones. All [b, s]; visible bool [b, s, s]: query, key."""
+        """Return the mean over the tokens, or over those in the mask. All are [b, s]; visible is bool [b, s,
+        s]: query, key."""
         batch, length = tokens.shape
         causal = torch.ones(batch, length, length, dtype=torch.bool).tril()
         visible = causal if visible is None else causal & visible

@@ -1,8 +1,9 @@
-"""Checkpoints that one layout writes and another loads: nothing in them changes, and the curve continues.
+"""Checkpoints that one layout writes and another loads: their contents stay the same, and the curve
+continues.
 
 The second layout saves what it has loaded before its first step: masters, moments and Adam's step of every
-parameter must be the first one's, byte for byte (the vocabulary's padding, which no layout shares, apart). In
-fp32 the steps after the load are compared with one process.
+parameter must equal the first layout's byte for byte (except for the vocabulary's padding, which depends on
+the layout). In fp32 the steps after the load are compared with one process.
 """
 
 import shutil
@@ -26,24 +27,25 @@ OVERRIDES = {"checkpoint.keep_last": STEPS}
 
 @dataclass(frozen=True)
 class Reshaped:
-    """How far a checkpoint led in another layout; its contents were byte-equal, or there is no result."""
+    """The results of continuing a checkpoint in another layout; its contents were byte-equal, or an error was
+    raised."""
 
     loss: float
     """Largest deviation from one process (bf16: from the run that wrote it) in the steps after the load."""
     grad_norm: float
     tensors: int
-    """Parameters whose weight, master, moments and step were compared."""
+    """Number of parameters whose weight, master, moments and step were compared."""
 
 
 def first_half(runner: Runner, case: Case) -> Job[RunDir]:
-    """A run in `case`, trained up to the checkpoint of step AT and, from there, to the end."""
+    """Train a run in `case` up to the checkpoint of step AT and from there to the end."""
     run = runner.make_run(case, f"{case.name}-first", OVERRIDES | {"checkpoint.save_interval_steps": AT})
     yield from runner.train(run, case)
     return run
 
 
 def reshaped(runner: Runner, first: RunDir, case: Case) -> Job[Reshaped]:
-    """The checkpoint of `first` in the layout of `case`."""
+    """Continue the checkpoint of `first` in the layout of `case`."""
     name = f"{first.name}-to-{case.name}"
     run, copy = (runner.make_run(case, f"{name}{suffix}", OVERRIDES) for suffix in ("", "-copy"))
     shutil.copytree(first.checkpoint(AT), run.checkpoint(AT))
@@ -62,7 +64,8 @@ def reshaped(runner: Runner, first: RunDir, case: Case) -> Job[Reshaped]:
 
 
 def _continue(runner: Runner, run: RunDir, copy: RunDir, case: Case, step: int) -> Job[int]:
-    """Load, save in `copy` what was loaded, train; how many parameters are byte-equal in both."""
+    """Load, save the loaded state in `copy`, and train; return the number of parameters that are byte-equal
+    in both."""
     before = contents(run.checkpoint(step))
     ended = yield runner.start(run, case.ranks, "tests.parity.suffering:reshaped", str(copy.path))
     if not ended.succeeded:
@@ -74,9 +77,10 @@ def _continue(runner: Runner, run: RunDir, copy: RunDir, case: Case, step: int) 
 
 
 def chained(runner: Runner, cases: Sequence[Case], name: str) -> Job[Reshaped]:
-    """Train the run `name` through all of `cases`, of one precision: another layout after every step."""
+    """Train the run `name` through all of `cases`, which have one precision, with another layout after every
+    step."""
     precision = cases[0].precision
-    # The last layout makes what is left.
+    # The last layout runs the remaining steps.
     ends = [*range(1, len(cases)), STEPS]
     assert len(cases) <= STEPS
     run = runner.make_run(cases[0], name, OVERRIDES)
@@ -100,7 +104,7 @@ def chained(runner: Runner, cases: Sequence[Case], name: str) -> Job[Reshaped]:
 
 
 def reshape_cases() -> list[Case]:
-    """Layouts of every kind; each is loaded into each other."""
+    """Return layouts of every kind; each is loaded into each other."""
     return [
         Case(zero=0),
         Case(dp=2),
@@ -117,21 +121,21 @@ def reshape_cases() -> list[Case]:
 
 
 def reshape_cases_all() -> list[Case]:
-    """Half of them, with every field of the layers; tensor ranks share the one group."""
+    """Return half of them, with every field of the layers; tensor ranks share the single group."""
     return [replace(case, model="all") for case in reshape_cases()[1::2]]
 
 
 def reshape_cases_muon() -> list[Case]:
-    """Half of them, of every stage and cut, with Muon."""
+    """Return half of them, with every stage and kind of layout, with Muon."""
     cases = [replace(case, optimizer="muon", offload="none") for case in reshape_cases()]
     return [cases[index] for index in (0, 3, 4, 8, 10)]
 
 
 def reshape_cases_bf16() -> list[Case]:
-    """Those that can have bf16 weights."""
+    """Return the layouts that support bf16 weights."""
     return [replace(case, precision="bf16") for case in reshape_cases() if case.zero]
 
 
 def turns(cases: Sequence[Case]) -> list[Case]:
-    """All of them once, neighbours far apart in the list."""
+    """Return all of them once, in an order in which neighbors are far apart in the list."""
     return [*cases[::2], *reversed(cases[1::2])][:STEPS]

@@ -2,7 +2,7 @@
 
     SIGTERM to one rank in the middle of a step      all ranks save and stop in order
     SIGKILL of one rank in the middle of a step      the others follow; the newest checkpoint is an older one
-    SIGKILL of one rank while it writes a checkpoint the torn checkpoint is passed over
+    SIGKILL of one rank while it writes a checkpoint the torn checkpoint is skipped
 
 Rank, step, moment and file are drawn by a generator that is seeded with the case's name. Dropout is on, so
 the resumed job must also continue its random numbers.
@@ -34,7 +34,7 @@ OVERRIDES = {
 
 @dataclass(frozen=True)
 class Resumed:
-    """How a run was interrupted that then equalled the uninterrupted run in all it reported and saved."""
+    """The interruptions of a run whose reports and checkpoints all equalled the uninterrupted run's."""
 
     interruptions: list[str]
     steps: int
@@ -73,8 +73,8 @@ def resumed(runner: Runner, case: Case) -> Job[Resumed]:
 
     newest = max(cut.checkpoint_steps())
     torn = next(step for step in range(newest + 1, STEPS + 1) if step % INTERVAL == 0 or step == STEPS)
-    # Under ZeRO every rank writes at least one file, otherwise only rank 0 does. Rank 0 writes the model,
-    # under ZeRO its part of the optimizer, and the manifest.
+    # Under ZeRO every rank writes at least one file, otherwise only rank 0. Rank 0 writes the model, under
+    # ZeRO its part of the optimizer, and the manifest.
     rank = draw.randrange(case.ranks) if case.zero else 0
     file = draw.randint(1, 3 if case.zero else 2) if rank == 0 else 1
     launch.new_job(cut)
@@ -104,7 +104,7 @@ def _expect_killed(ended: Ended, rank: int) -> None:
 
 
 def _assert_certified(run: RunDir, step: int) -> None:
-    """The newest job continued from `step`, and its certificate says that nothing changed."""
+    """Assert that the newest job continued from `step`, and that its resume report lists no changes."""
     job = run.newest_job()
     certificate = ResumeCertificate.read(job.resume_json)
     assert certificate is not None, f"{run.name}: {job.job_id} has no certificate"
@@ -112,7 +112,7 @@ def _assert_certified(run: RunDir, step: int) -> None:
 
 
 def _assert_equal(straight: RunDir, cut: RunDir) -> tuple[int, int]:
-    """How many (steps, parameters) were compared. Raises AssertionError at the first difference."""
+    """Return how many (steps, parameters) were compared. Raises AssertionError at the first difference."""
     expected = launch.trace(straight)
     assert sorted(expected) == list(range(1, STEPS + 1))
     made = [
@@ -135,7 +135,7 @@ def _assert_equal(straight: RunDir, cut: RunDir) -> tuple[int, int]:
 
 
 def resume_cases() -> list[Case]:
-    """Every ZeRO stage, every layout and every other choice that carries state from step to step."""
+    """Return every ZeRO stage, every layout, and every other choice that carries state from step to step."""
     cases = [Case(dp=dp, zero=zero) for dp in (1, 2) for zero in (0, 1, 2, 3)]
     cases += [Case(tp=2, zero=zero) for zero in (1, 2, 3)]
     cases += [Case(tp=2, sp=True, dp=2, zero=zero) for zero in (1, 2, 3)]
@@ -177,7 +177,7 @@ def resume_cases() -> list[Case]:
 
 
 def resume_cases_of_ci() -> list[Case]:
-    """A few cases that have every kind of cut, ZeRO stage and saving once."""
+    """Return a few cases that cover every kind of layout, ZeRO stage and saving once."""
     return [
         Case(zero=0, data="masked"),
         Case(dp=2, zero=3, precision="bf16", data="ramp"),

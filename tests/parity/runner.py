@@ -1,8 +1,8 @@
-"""Trains the runs of cases in forked ranks and compares their results with one process.
+"""Training of cases in forked ranks, and comparison of their results with one process.
 
-A job is a generator that yields launches and returns what it has found; a few jobs run at the same time.
-Every launch forks its own ranks: DeepSpeed keeps state of one engine for the next, and a fork costs less than
-a step.
+A job is a generator that yields launches and returns its result; a few jobs run at the same time. Every
+launch forks new ranks, because DeepSpeed keeps state of one engine for the next, and a fork takes less time
+than a step.
 """
 
 import contextlib
@@ -31,9 +31,9 @@ from tests.train import launch
 
 TRAIN = "nbtrain.train.__main__:main"
 TIMEOUT_SECONDS = 900.0
-# Of a run: fields.Name.
+# Fields of a run: fields.Name.
 NAME_LENGTH = 53
-# Kinds of state that are first moments, beside exp_avg itself.
+# Kinds of state that are first moments, in addition to exp_avg itself.
 FIRST = {"momentum_buffer": "exp_avg"}
 
 Found = TypeVar("Found")
@@ -41,11 +41,11 @@ Job = Generator[Launch, Ended, Found]
 
 
 class RunFailed(Exception):
-    """Ranks ended in another way than they should."""
+    """Ranks ended in an unexpected way."""
 
 
 def make_datasets(home: Path) -> None:
-    """The datasets that cases name: `test`, `short` (several documents in a sequence) and `packed`."""
+    """Create the datasets that cases name: `test`, `short` (several documents in a sequence) and `packed`."""
     launch.make_dataset(home)
     launch.make_dataset(home, "short", document_tokens=(3, 20))
     launch.make_packed(home)
@@ -53,29 +53,29 @@ def make_datasets(home: Path) -> None:
 
 @dataclass(frozen=True)
 class Deviation:
-    """How far a run is from one process: the maximum over all steps or elements."""
+    """Deviation of a run from one process: the maximum over all steps or elements."""
 
     loss: float
     grad_norm: float
     validation_loss: float
     weights: float
-    """Of any weight, at the end."""
+    """Largest deviation of any weight at the end."""
     weights_mean: float
     """Mean over the weights of the worst parameter."""
     exp_avg: float
-    """Of a parameter's first moments, Muon's momentum among them, relative to their norm: shows a missing or
-    scaled gradient."""
+    """Deviation of a parameter's first moments, including Muon's momentum, relative to their norm: shows a
+    missing or scaled gradient."""
     exp_avg_sq: float
-    """Of a parameter's second moments, relative to their norm."""
+    """Deviation of a parameter's second moments, relative to their norm."""
 
     def worst(self, other: "Deviation") -> "Deviation":
-        """The larger of each."""
+        """Return the larger of each value."""
         pairs = zip(asdict(self).values(), asdict(other).values())
         return Deviation(*(max(pair) for pair in pairs))
 
 
 class Runner:
-    """Runs below `root`, by name; `home` is their data home."""
+    """Runs below `root`, by name; `home` is their data directory."""
 
     def __init__(self, server: ForkServer, root: Path, home: Path):
         self.server, self.root, self.home = server, root, home
@@ -84,11 +84,11 @@ class Runner:
     # --- launches -----------------------------------------------------------------------------------------
 
     def make_run(self, case: Case, name: str, overrides: dict[str, Any] | None = None) -> RunDir:
-        """A run as submit makes it. Raises ConfigError if its layout is refused."""
+        """Create a run as submit does. Raises ConfigError if its layout is refused."""
         return launch.make_run(self.root, {**case.overrides, **(overrides or {})}, self.run_dir(name).name)
 
     def run_dir(self, name: str) -> RunDir:
-        """Where the run `name` is: under a shorter name if this one is longer than a run's may be."""
+        """Return the folder of the run `name`, shortened if it is longer than a run's name may be."""
         if len(name) > NAME_LENGTH:
             name = f"{name[: NAME_LENGTH - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
         return RunDir(self.root / "output" / name)
@@ -101,7 +101,7 @@ class Runner:
         *arguments: Any,
         **options: Any,
     ) -> Launch:
-        """Ranks over the run's newest job."""
+        """Start ranks for the run's newest job."""
         job = run.newest_job()
         assert job is not None
         return self.server.start(
@@ -116,8 +116,8 @@ class Runner:
         )
 
     def train(self, run: RunDir, case: Case) -> Job[None]:
-        """To the end. Raises RunFailed with the log's end."""
-        # Which processors can compute in fp16 is DeepSpeed's guess; torch computes without their help,
+        """Train to the end. Raises RunFailed with the log's last lines."""
+        # DeepSpeed guesses which processors can compute in fp16; torch computes without their instructions,
         # slowly.
         function = "tests.parity.worker:main" if case.precision == "fp16" else TRAIN
         ended = yield self.start(run, case.ranks, function)
@@ -125,7 +125,7 @@ class Runner:
             raise RunFailed(f"{run.name}: exit codes {ended.exit_codes}\n{ended.last_words(30)}")
 
     def run(self, job: Job[Found]) -> Found:
-        """One job to its end; what it has found."""
+        """Run one job to its end, and return its result."""
         state = self._advance(job, None)
         while isinstance(state, Launch):
             state = self._advance(job, self.server.wait(state))
@@ -134,7 +134,7 @@ class Runner:
     def finish(
         self, jobs: Iterable[tuple[str, Job[Found]]], at_once: int = 2
     ) -> Iterator[tuple[str, Found | str]]:
-        """(name, what it has found) of each job, or why it has failed."""
+        """Run all jobs, and yield (name, result) of each, or the reason of its failure."""
         waiting, running = iter(jobs), []
         while True:
             while len(running) < at_once and (entry := next(waiting, None)) is not None:
@@ -161,10 +161,10 @@ class Runner:
         except StopIteration as end:
             return (end.value,)
 
-    # --- against one process ------------------------------------------------------------------------------
+    # --- comparison with one process ----------------------------------------------------------------------
 
     def reference(self, data: str, model: str = "gpt", optimizer: str = "adamw") -> Curve:
-        """The curve of one process over a kind of data."""
+        """Return the curve of one process on a kind of data."""
         key = (data, model, optimizer)
         if key not in self._references:
             overrides = Case(data=data, model=model, optimizer=optimizer, zero=0).overrides
@@ -174,16 +174,17 @@ class Runner:
         return self._references[key]
 
     def parity(self, case: Case) -> Job[Deviation]:
-        """Train it, and compare."""
+        """Train the case and compare it."""
         run = self.make_run(case, case.name)
         yield from self.train(run, case)
         check_size(run)
         return deviation(run, self.reference(case.data, case.model, case.optimizer))
 
     def autotp(self, case: Case) -> Job[tuple[float, float]]:
-        """How far the (loss, gradient norm) of DeepSpeed's own tensor parallelism is from ours, at most.
+        """Return the largest difference in (loss, gradient norm) between DeepSpeed's own tensor parallelism
+        and ours.
 
-        `case` is a layout and ZeRO stage that both have, and has been trained.
+        `case` is a layout and ZeRO stage that both support, and has been trained.
         """
         run = self.make_run(case, f"{case.name}-autotp")
         answer = run.path / "autotp.json"
@@ -197,11 +198,11 @@ class Runner:
 
 
 def check_size(run: RunDir) -> None:
-    """Raises AssertionError unless the newest checkpoint has the bytes that checkpoint_bytes.py predicts."""
+    """Raise AssertionError unless the newest checkpoint has the bytes that checkpoint_bytes.py predicts."""
     step, config = max(run.checkpoint_steps()), load_resolved(run.config_yaml)
     entries = launch.manifest(run, step)["files"]
     held = sum(_tensor_bytes(load_file(run.checkpoint(step) / name, mmap=True)) for name in entries)
-    # ZeRO pads its flat buffers, a few elements for each group and rank; Adam's step is a tensor too.
+    # ZeRO pads its flat buffers by a few elements for each group and rank; Adam's step is a tensor too.
     padding = 1024 + 256 * config.world_size
     assert 0 <= held - state_bytes(config) <= padding, f"{run.name}: {held:,} bytes of tensors"
     written, reckoned = sum(entry["bytes"] for entry in entries.values()), checkpoint_bytes(config)
@@ -209,7 +210,7 @@ def check_size(run: RunDir) -> None:
 
 
 def _tensor_bytes(value: Any) -> int:
-    """Of all tensors but the random states, which lie with the trainer's own state."""
+    """Return the bytes of all tensors except the random states, which are stored with the trainer's state."""
     if isinstance(value, torch.Tensor):
         return value.nbytes
     if isinstance(value, dict):
@@ -218,7 +219,7 @@ def _tensor_bytes(value: Any) -> int:
 
 
 def deviation(run: RunDir, reference: Curve) -> Deviation:
-    """Of a finished run from a curve."""
+    """Return the deviation of a finished run from a curve."""
     steps = len(reference.losses)
     step = max(run.checkpoint_steps())
     assert step == steps, f"{run.name} ended at step {step}"
@@ -246,7 +247,7 @@ def deviation(run: RunDir, reference: Curve) -> Deviation:
 
 
 def values(run: RunDir, steps: range) -> tuple[np.ndarray, np.ndarray]:
-    """Losses and gradient norms of these steps, which the run must have made."""
+    """Return losses and gradient norms of these steps, which the run must have made."""
     trace = launch.trace(run)
     missing = [step for step in steps if step not in trace]
     assert not missing, f"{run.name}: no trace of steps {missing}"
@@ -255,7 +256,7 @@ def values(run: RunDir, steps: range) -> tuple[np.ndarray, np.ndarray]:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """SHA-256 of each parameter's state in a checkpoint of any layout, without the padding."""
+    """Return the SHA-256 of each parameter's state in a checkpoint of any layout, without the padding."""
     store, hashes = CheckpointStore(folder), {}
     for name in store.parameters:
         rows = store.vocab_size if name in ("word_embeddings.weight", "output_layer.weight") else None
@@ -270,12 +271,12 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def exceeds(found: Deviation, case: Case) -> str:
-    """What of a deviation is more than the case's tolerance; "" if nothing is."""
+    """Describe the deviations that exceed the case's tolerance; "" if there are none."""
     allowed = case.tolerance
     exceeded = [
         f"{entry.name} {getattr(found, entry.name):.2g} > {getattr(allowed, entry.name):g}"
         for entry in fields(Deviation)
-        # Asked this way round, so that NaN exceeds everything.
+        # Compared this way round, so that NaN exceeds everything.
         if not getattr(found, entry.name) <= getattr(allowed, entry.name)
     ]
     return ", ".join(exceeded)

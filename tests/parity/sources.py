@@ -1,9 +1,9 @@
-"""What a committed page of figures holds for: a hash of the code that makes them, and library versions.
+"""The sources that a committed page of measurements holds for: a hash of their code, and library versions.
 
-Counted are the modules that the entry points of a page import, directly or through others and wherever the
-import stands, and the tests' own files that choose and compare. Nothing else of the package can change a
-figure: an edit of a data source, a widget or a verb makes no page stale. Nor does one of a comment, a
-docstring or a blank line.
+The hash covers the modules that a page's entry points import, directly or through others and wherever the
+import statement is, and the tests' own files that choose and compare. No other module can change a result: an
+edit of a data source, a widget or a verb does not make a page stale. Nor does an edit of a comment, a
+docstring or an empty line.
 """
 
 import ast
@@ -23,17 +23,18 @@ LIBRARIES = ("torch", "deepspeed")
 
 @dataclass(frozen=True)
 class Evidence:
-    """One page, and what its figures come from."""
+    """One page and the sources of its numbers."""
 
     page: Path
     command: str
-    """Writes the page."""
+    """Command that writes the page."""
     entry_points: tuple[str, ...]
     """Modules that run; what they import is counted too."""
     tests: tuple[str, ...]
     """Files that choose and compare, relative to the repository; what they import is not counted."""
     without: tuple[str, ...] = ("nbtrain.corpus",)
-    """Packages imported that decide no figure: of corpus, names of files and the hash of a tokenizer."""
+    """Imported packages that do not affect the numbers: of corpus, only names of files and the hash of a
+    tokenizer are used."""
 
 
 PARITY = Evidence(
@@ -57,15 +58,15 @@ FAULTS = Evidence(
     "make faults",
     ("nbtrain.train.__main__", "nbtrain.jobs.supervisor.__main__", "nbtrain.jobs.supervisor.rank_wrapper"),
     ("tests/jobs/faults_table.py",),
-    # A backend reads logs for people, which a supervisor does not.
+    # A backend reads logs for users, which a supervisor does not.
     ("nbtrain.corpus", "nbtrain.monitor"),
 )
 
 
 def modules(entry_points: Iterable[str], root: Path = REPOSITORY, without: Iterable[str] = ()) -> list[Path]:
-    """Files of the modules that these import, themselves included, relative to `root`.
+    """Return the files of these modules and of all modules that they import, relative to `root`.
 
-    Raises ValueError if an entry point is not there.
+    Raises ValueError if an entry point does not exist.
     """
     left, found, skipped = list(entry_points), set(), tuple(without)
     seen = set(left)
@@ -91,10 +92,10 @@ def _file(name: str, root: Path) -> Path | None:
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
-# Pages share most of their files: each text is read by the parser and by the tokenizer once.
+# Pages share most of their files, so each text is parsed and tokenized once.
 @functools.cache
 def _imported(source: str) -> tuple[str, ...]:
-    """Names that may be modules of the package, and the packages around them."""
+    """Yield names that may be modules of the package, and the packages around them."""
     return tuple(_names_imported(ast.parse(source)))
 
 
@@ -117,7 +118,7 @@ def _names_imported(tree: ast.Module) -> Iterator[str]:
 
 @functools.cache
 def code_of(source: str) -> str:
-    """A Python file without comments, docstrings, blank lines and blanks at the ends of lines."""
+    """Return a Python file without comments, docstrings, empty lines and trailing spaces."""
     tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
     gone = [token for token in tokens if token.type == tokenize.COMMENT]
     tokens = [token for token in tokens if token.type not in (tokenize.COMMENT, tokenize.NL)]
@@ -136,7 +137,7 @@ def code_of(source: str) -> str:
 
 
 def sources_sha256(evidence: Evidence = PARITY, root: Path = REPOSITORY) -> str:
-    """Over names and code of every file that the page's figures come from."""
+    """Return the hash of names and code of every file that affects the page's numbers."""
     digest = hashlib.sha256()
     for path in (*modules(evidence.entry_points, root, evidence.without), *map(Path, evidence.tests)):
         text = (root / path).read_text()
@@ -146,14 +147,14 @@ def sources_sha256(evidence: Evidence = PARITY, root: Path = REPOSITORY) -> str:
 
 
 def stamp(evidence: Evidence = PARITY) -> str:
-    """The line of a page that says what it holds for."""
-    # Without what a build adds, such as +cpu.
+    """Return the line of a page that names its sources."""
+    # Without a build's suffix, such as +cpu.
     versions = ", ".join(f"{library} {version(library).partition('+')[0]}" for library in LIBRARIES)
     return f"Sources: sha256 `{sources_sha256(evidence)}`, {versions}."
 
 
 def staleness(evidence: Evidence = PARITY) -> str:
-    """Why the page's figures are not of these sources; "" if they are."""
+    """Return why the page's numbers do not come from these sources; "" if they do."""
     name = f"docs/evidence/{evidence.page.name}"
     if not evidence.page.exists():
         return f"{name} is not there: `{evidence.command}` writes it"

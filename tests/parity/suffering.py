@@ -1,4 +1,4 @@
-"""Ranks that something is done to while they train; called through the fork server."""
+"""Ranks that are interrupted while they train, called through the fork server."""
 
 import os
 import signal
@@ -10,7 +10,8 @@ from nbtrain.train.health.heartbeat import HeartbeatWriter
 
 
 def hit(path: str, number: int, rank: int, step: int, beats: int) -> int:
-    """Train; rank `rank` sends itself signal `number` in the middle of a step, `beats` beats after `step`."""
+    """Train; rank `rank` sends itself signal `number` in the middle of a step, `beats` heartbeats after
+    `step`."""
     beat, left = HeartbeatWriter.beat, [None]
 
     def counted(self, done=None):
@@ -45,7 +46,7 @@ def killed_in_save(path: str, rank: int, step: int, file: int) -> int:
 
 
 def reshaped(path: str, copy: str) -> int:
-    """Train; what was loaded is saved once more, in the run `copy`, before the first step."""
+    """Train; what was loaded is saved again in the run `copy` before the first step."""
     load = Built.load
 
     def load_and_save(self, *beat):

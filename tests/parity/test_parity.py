@@ -1,21 +1,21 @@
-"""Every way of cutting the work follows the fp32 curve of one process: a cover of what goes together.
+"""Every layout follows the fp32 curve of one process: a small set of cases that covers all pairs of choices.
 
-The whole product is `make parity`'s (matrix.py, docs/evidence/parity.md). Here every two choices that go
-together meet in one case at least (pairwise.py), and a few layouts of their own stand beside.
+The full set of combinations is `make parity`'s (matrix.py, docs/evidence/parity.md). Here every two
+compatible choices occur together in at least one case (pairwise.py), and a few more layouts are added.
 
-Same initial weights, same samples in each step, no dropout (ranks draw different numbers); the other side is
-plain torch, without DeepSpeed and without nbtrain's model (plain_gpt.py, oracle.py). Compared at every step:
-loss and gradient norm; at each validation: its loss; at the end, parameter by parameter: weights, and Adam's
-moments, to which every gradient has contributed, so that one that is missing, doubled or summed over the
-wrong ranks shows by its name even where Adam's update and the total norm hide it. The vocabulary's padding
-differs between 1, 2, 4 and 8 tensor-parallel ranks.
+Both sides have the same initial weights, the same samples in each step, and no dropout (ranks draw different
+numbers). The reference is plain torch, without DeepSpeed and without nbtrain's model (plain_gpt.py,
+oracle.py). Compared are the loss and gradient norm of every step, the loss of every validation, and at the
+end each parameter's weight and Adam moments. Every gradient has contributed to the moments, so a gradient
+that is missing, doubled or summed over the wrong ranks shows by its name even where Adam's update and the
+total norm hide it. The vocabulary's padding differs between 1, 2, 4 and 8 tensor-parallel ranks.
 
-Tolerances. fp32: sums are taken in another order, which moves the last bits: a loss of 6 has steps of 2^-21 =
-4.8e-7; two of them were measured, four are allowed. 16-bit formats round each weight and activation to 2^-9
-(bf16) or 2^-12 (fp16) of itself; these errors are independent and average out over 512 tokens: of a loss
-1.7e-4 was measured, of a norm, which sees the rounding of each gradient, not its mean, 4.6e-3, of a
-parameter's moments 2 %. Allowed are 1e-3, 1e-2 and 10 %. A wrong scale or a missed gradient shows as 1e-2 in
-the loss and 100 % in the moments.
+Tolerances. In fp32, sums are computed in another order, which changes the last bits: a loss of 6 has steps of
+2^-21 = 4.8e-7; two of them were measured, four are allowed. 16-bit formats round each weight and activation
+to 2^-9 (bf16) or 2^-12 (fp16) of itself. These errors are independent and average out over 512 tokens.
+Measured were 1.7e-4 of a loss, 4.6e-3 of a norm, which contains the rounding of each gradient rather than
+their mean, and 2 % of a parameter's moments. Allowed are 1e-3, 1e-2 and 10 %. A wrong scale or a missed
+gradient shows as 1e-2 in the loss and 100 % in the moments.
 """
 
 import itertools
@@ -56,7 +56,7 @@ def test_a_layout_follows_one_process(runner, name):
 
 @pytest.mark.slow
 def test_the_reference_learns(runner):
-    """What is compared with moves: by more than any tolerance, in every kind of data."""
+    """The reference's loss changes by more than any tolerance, with every kind of data."""
     for data in ("stream", "documents", "masked", "packed", "ramp"):
         losses = runner.reference(data).losses
         assert 6.1 < losses[0] < 6.3, data
@@ -65,7 +65,8 @@ def test_the_reference_learns(runner):
 
 @pytest.mark.slow
 def test_deepspeeds_own_tensor_parallelism_agrees(runner):
-    """AutoTP over a model of its own, in 2 x 2 ranks with ZeRO 2: the same losses and norms as ours."""
+    """DeepSpeed's AutoTP, on a separate model in 2 x 2 ranks with ZeRO 2, has the same losses and norms as
+    ours."""
     case = Case(tp=2, dp=2, zero=2)
 
     def job():
@@ -78,7 +79,8 @@ def test_deepspeeds_own_tensor_parallelism_agrees(runner):
 
 @pytest.mark.slow
 def test_the_cover_holds_every_pair_that_may_be_trained(tmp_path):
-    """And what is left out is refused, by the rules that a user's run has to pass."""
+    """The cover holds every pair of choices that may be trained, and user-facing rules refuse all other
+    pairs."""
     tiny = tmp_path / "tiny.yaml"
     tiny.write_text(launch.TINY)
     met = set()

@@ -1,4 +1,4 @@
-"""One run goes through layouts of every kind, each loading what the one before has saved (reshaping.py)."""
+"""A run continues through layouts of every kind, each loading what the previous one saved (reshaping.py)."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.parity.reshaping import (
     turns,
 )
 
-# Every second of a list, then the others backwards: neighbours differ in more than one kind.
+# Every second layout of a list, then the others backwards: neighbors differ in more than one kind.
 CHAINS = {"fp32": turns(reshape_cases()), "bf16": turns(reshape_cases_bf16()[::2])}
 CHAINS["all"] = turns(reshape_cases_all())
 CHAINS["muon"] = turns(reshape_cases_muon())

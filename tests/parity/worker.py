@@ -1,7 +1,7 @@
-"""One rank that trains several runs, one after the other, in one process group: its start is paid once.
+"""A rank that trains several runs, one after the other, in one process group, so that it starts only once.
 
-python worker.py RUN_DIR ..., or worker:main of forked ranks (nbtrain/proof/fork_client.py); each run as
-`python -m nbtrain.train` trains it, but for start and end.
+python worker.py RUN_DIR ..., or worker:main of forked ranks (nbtrain/proof/fork_client.py). Each run is
+trained like `python -m nbtrain.train` trains it, except for start and end.
 """
 
 import os
@@ -27,7 +27,7 @@ from nbtrain.train.health.heartbeat import HeartbeatWriter
 from nbtrain.train.requests import Requests
 from nbtrain.train.trainer import train_run
 
-# What deepspeed/utils/groups.py keeps of an engine for the next one, as it is before any.
+# The initial state of what deepspeed/utils/groups.py keeps of an engine for the next one.
 _UNUSED = {
     name: value
     for name, value in vars(deepspeed_groups).items()
@@ -36,14 +36,14 @@ _UNUSED = {
 
 
 def forget_engines() -> None:
-    """Let go of the last run's engine, and of what DeepSpeed would give the next one of it."""
+    """Release the last run's engine, and the state that DeepSpeed would pass on to the next one."""
     gc.collect()
     for name, value in _UNUSED.items():
         setattr(deepspeed_groups, name, value)
 
 
 def train(path: str, world: World) -> str:
-    """One run: "finished" or "stopped"."""
+    """Train one run, and return "finished" or "stopped"."""
     run = RunDir(path)
     job = run.newest_job()
     config = load_resolved(run.config_yaml)
@@ -59,7 +59,7 @@ def train(path: str, world: World) -> str:
 def main(*paths: str) -> None:
     die_with_parent()
     world = startup.start("cpu", 120)
-    # DeepSpeed asks the processor for fp16 instructions; torch computes without them, slowly.
+    # DeepSpeed checks the processor for fp16 instructions; torch computes without them, slowly.
     get_accelerator().is_fp16_supported = lambda: True
     for path in paths:
         assert train(path, world) == "finished"

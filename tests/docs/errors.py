@@ -1,7 +1,7 @@
-"""The messages of docs/errors.md: `python -m tests.docs.errors` writes them anew.
+"""The messages of docs/errors.md, which `python -m tests.docs.errors` updates.
 
 A block after a command shows what the command prints. A block after `<!-- measured: FAULT -->` shows what a
-run reported when it suffered that fault: the row of docs/evidence/faults-local.md that begins so.
+run reported after that fault: the row of docs/evidence/faults-local.md that begins with FAULT.
 """
 
 import contextlib
@@ -33,12 +33,13 @@ FILES = {
 MESSAGE = re.compile(
     r"^(?:```sh\n([^\n]+)\n```\n\n|<!-- measured: ([^\n]+) -->\n)```text\n(.*?)```$", re.MULTILINE | re.DOTALL
 )
-# What the page calls the workspace and the machine.
+# The page's names for the workspace and the machine.
 SHOWN_WORKSPACE = "/home/me/work"
 
 
 def page_with_messages(page: str, folder: Path, server: ForkServer) -> str:
-    """The page with what its commands print now, in a workspace below `folder` with the trained run `one`."""
+    """Return the page with what its commands print now, in a workspace below `folder` with the trained run
+    `one`."""
     workspace = folder / "workspace"
     run = launch.make_run(workspace, {"batch.max_steps": 6, "model.hidden_size": 16}, "one")
     launch.make_dataset(workspace / "data")
@@ -65,7 +66,7 @@ def end(job: JobDir) -> None:
 
 
 def printed(command: str, workspace: Path) -> str:
-    """What a command of the page prints, in the words that the page uses for the machine."""
+    """Return what a command of the page prints, with the page's names for the workspace and the machine."""
     out = io.StringIO()
     with (
         _in_workspace(workspace),
@@ -75,7 +76,7 @@ def printed(command: str, workspace: Path) -> str:
     ):
         cli.main(command.split()[1:])
     text = out.getvalue().replace(str(workspace), SHOWN_WORKSPACE).replace(os.uname().nodename, "node-a")
-    # Of a plan, the finding that says why it does not fit.
+    # Of a plan, only the finding that says why it does not fit.
     if finding := re.search(r"^error, cannot run.*\n(?: .*\n)+", text, re.MULTILINE):
         return finding[0]
     return text
@@ -100,13 +101,13 @@ def _in_workspace(workspace: Path) -> Iterator[None]:
 
 
 def measured_reports() -> dict[str, str]:
-    """{fault: what a user reads} of docs/evidence/faults-local.md."""
+    """Return {fault: the message that a user reads} from docs/evidence/faults-local.md."""
     rows = re.findall(r"^\| (.+?) \| (.+?) \| .+ \| .+ \|$", FAULTS.read_text(encoding="utf-8"), re.MULTILINE)
     return {fault: words.replace("\\|", "|") for fault, words in rows}
 
 
 def reported(fault: str, reports: dict[str, str]) -> str:
-    """The report of the first fault whose name begins so."""
+    """Return the report of the first fault whose name begins with this text."""
     for name, words in reports.items():
         if name.startswith(fault):
             return words
@@ -114,7 +115,7 @@ def reported(fault: str, reports: dict[str, str]) -> str:
 
 
 def without_numbers(text: str) -> str:
-    """Every number as #: counts of examples, times and sizes differ from machine to machine."""
+    """Replace every number by #, since counts, times and sizes differ from machine to machine."""
     return re.sub(r"\d+(?:[.,]\d+)*", "#", text)
 
 

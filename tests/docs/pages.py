@@ -1,4 +1,4 @@
-"""Pages of the repository that people read: their links, headings and code blocks."""
+"""Pages of the repository for readers: their links, headings and code blocks."""
 
 import json
 import re
@@ -14,13 +14,13 @@ HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
 
 
 def pages() -> list[Path]:
-    """README and its neighbours, documentation, examples and notebooks."""
+    """Yield README and the other pages next to it, documentation, examples and notebooks."""
     patterns = ("*.md", "docs/**/*.md", "examples/**/*.md", "notebooks/*.ipynb")
     return sorted(path for pattern in patterns for path in REPOSITORY.glob(pattern))
 
 
 def markdown(path: Path) -> str:
-    """The text of a page; of a notebook, its text cells."""
+    """Return the text of a page; of a notebook, its text cells."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".ipynb":
         return text
@@ -29,7 +29,7 @@ def markdown(path: Path) -> str:
 
 
 def links(text: str) -> Iterator[tuple[str, str]]:
-    """(path, anchor) of each link of a Markdown text that is no address of another machine."""
+    """Return (path, anchor) of each link of a Markdown text that does not lead to another machine."""
     for groups in TARGET.findall(CODE.sub("``", FENCE.sub("", text))):
         target = groups[0] or groups[1]
         if not re.match(r"[a-z]+:", target):
@@ -38,7 +38,8 @@ def links(text: str) -> Iterator[tuple[str, str]]:
 
 
 def anchors(text: str) -> set[str]:
-    """Anchors of headings as code hosts make them: lower case, hyphens, no punctuation, -1 for a second."""
+    """Return the anchors of headings as code hosts create them: lower case, hyphens, no punctuation, -1 for a
+    second."""
     found: dict[str, int] = {}
     names = set()
     for heading in HEADING.findall(FENCE.sub("", text)):
@@ -51,18 +52,18 @@ def anchors(text: str) -> set[str]:
 
 @dataclass(frozen=True)
 class Block:
-    """A code block, with the comment in the line before it, which says who runs it."""
+    """A code block, with the comment on the line before it, which says which test runs it."""
 
     language: str
     text: str
     mark: str
     """`run by FILE` or `not run: REASON`; "" if tests/docs/test_commands.py runs it."""
     is_output: bool
-    """Whether it follows a command that is run, and nothing stands between them."""
+    """Whether it directly follows a command that is run."""
 
 
 def blocks(text: str) -> list[Block]:
-    """The code blocks of a page, in order."""
+    """Return the code blocks of a page, in order."""
     found: list[Block] = []
     end = 0
     for match in FENCE.finditer(text):
@@ -76,7 +77,7 @@ def blocks(text: str) -> list[Block]:
 
 
 def commands(block: Block) -> list[str]:
-    """The command lines of a block of `sh` or `console`; a backslash continues a line."""
+    """Return the command lines of a block of `sh` or `console`; a backslash continues a line."""
     lines = block.text.replace("\\\n", " ").splitlines()
     if block.language == "console":
         lines = [line[2:] for line in lines if line.startswith("$ ")]

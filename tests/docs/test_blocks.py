@@ -1,7 +1,7 @@
-"""Every code block of the documentation is run by a test: its own, or test_commands.py in a soak.
+"""Every code block of the documentation is run by a test: a separate one, or test_commands.py in the soak.
 
 A comment before a block names another test, `<!-- run by FILE -->`, or a reason, `<!-- not run: REASON -->`.
-What costs little is checked here: commands by the parsers, YAML by the schema.
+Cheap checks are done here: commands by the parsers, YAML by the schema.
 """
 
 import json
@@ -16,7 +16,7 @@ from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.load import load
 from tests.docs.pages import REPOSITORY, Block, blocks, commands, markdown
 
-# Pages whose blocks are all run by a test of their own.
+# Pages whose blocks are all run by separate tests.
 OWN_TESTS = {
     "README.md": "tests/end_to_end/test_readme.py",
     "README.zh-CN.md": "tests/end_to_end/test_readme.py",
@@ -35,9 +35,9 @@ PAGES = {
     for path in sorted(REPOSITORY.glob(pattern))
 }
 BLOCKS = [(page, block) for page, found in PAGES.items() for block in found]
-# Verbs whose `key=value` is no setting of a run.
+# Verbs whose `key=value` is not a setting of a run.
 NOT_SETTINGS = ("evaluate", "lab", "label", "notebook", "runs")
-# Run in a soak, checked here, shown as what a command prints, or data that no program of the page reads.
+# Run in the soak, checked here, shown as a command's output, or data that no program of the page reads.
 RUN, CHECKED, SHOWN = ("sh", "python"), ("yaml", "json"), ("text", "diff")
 
 
@@ -49,7 +49,7 @@ def every(*languages: str) -> pytest.MarkDecorator:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_is_run_by_a_test(page):
-    """A language that nothing runs needs a mark, and a mark names a test that is there, or a reason."""
+    """Every block has a language that a test runs, or a mark that names an existing test or a reason."""
     for block in PAGES[page]:
         if page in OWN_TESTS:
             assert (REPOSITORY / OWN_TESTS[page]).is_file()
@@ -69,7 +69,7 @@ def test_every_block_is_run_by_a_test(page):
 
 @every("sh", "console")
 def test_commands_are_understood(page, block):
-    """By the parsers; GPUs are in the device table, and changes are of keys that a run has."""
+    """Commands are accepted by the parsers, with GPUs of the device table and keys that a run has."""
     for line in " && ".join(commands(block)).split(" && "):
         words = shlex.split(line.partition(" > ")[0].partition(" | ")[0], comments=True)
         if not words or words[0] != "nbtrain" or words[1:2] == ["help"]:
@@ -84,7 +84,7 @@ def test_commands_are_understood(page, block):
 
 @every("yaml")
 def test_yaml_has_keys_that_a_run_has(page, block, tmp_path):
-    """A whole run, or the sections that a page is about."""
+    """YAML blocks have keys of a run, as a whole run or as the sections that a page describes."""
     text = re.sub(r"^extends: output/.*$", "extends: gpt-125m", block.text, flags=re.MULTILINE)
     path = tmp_path / "page.yaml"
     path.write_text(text if "extends:" in text else f"extends: gpt-125m\nname: page\n{text}")
@@ -93,7 +93,7 @@ def test_yaml_has_keys_that_a_run_has(page, block, tmp_path):
 
 @every("json")
 def test_json_can_be_read(page, block):
-    """As a whole, or line by line."""
+    """JSON blocks can be parsed as a whole or line by line."""
     try:
         json.loads(block.text)
     except ValueError:
@@ -103,7 +103,7 @@ def test_json_can_be_read(page, block):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_python_names_are_there(page):
-    """Public functions and methods of a run, also in tables and sentences."""
+    """Python names in blocks, tables and sentences are public functions and methods."""
     import nbtrain as nb
     from nbtrain.api.run import Run
 
@@ -115,7 +115,7 @@ def test_python_names_are_there(page):
 
 
 def test_a_wrong_block_is_noticed(tmp_path):
-    """Each check fails on a block with the mistake that it looks for."""
+    """Each check fails on a block with the mistake that it detects."""
     with pytest.raises(SystemExit):
         test_commands_are_understood("page", Block("sh", "nbtrain plan gpt-tiny --no-such-option", "", False))
     with pytest.raises(ConfigError, match="has no key"):

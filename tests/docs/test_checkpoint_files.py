@@ -1,4 +1,4 @@
-"""docs/checkpoint-files.md: its code computes our loss from a checkpoint, and its names are the files'."""
+"""docs/checkpoint-files.md: its code computes our loss from a checkpoint, and its names match the files."""
 
 import re
 from pathlib import Path
@@ -28,7 +28,7 @@ def place(tmp_path_factory, data_home, fork_server) -> Place:
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["z0", "d2 z1"])
 def test_the_code_block_computes_our_loss(place, layout):
-    """With torch alone: nothing of nbtrain or DeepSpeed is named in it."""
+    """The code block computes our loss with torch alone, without nbtrain or DeepSpeed."""
     assert "nbtrain" not in CODE and "deepspeed" not in CODE
     run = place.source(layout)
     (step,) = run.checkpoint_steps()
@@ -46,7 +46,7 @@ def test_the_code_block_computes_our_loss(place, layout):
 
 @pytest.mark.slow
 def test_the_table_has_every_parameter(place):
-    """Name and cut dimension of each one in a manifest."""
+    """The table has the name and sharded dimension of every parameter in a manifest."""
     manifest = files.read_json(next(place.source("z0").model.glob("*/manifest.json")))
     rows = re.findall(r"^\| `([\w.<>]+)`(?:, `\.(bias)`)? \| (.*?) \| (.*?) \|$", PAGE, re.MULTILINE)
     said = {}
@@ -84,7 +84,7 @@ LORA = {"init_from": "base", "lora.trainable_token_indices": [1, 2]}
     ids=["llama", "qwen2", "qwen3", "lora", "ia3"],
 )
 def test_the_tables_have_the_parameters_of_other_models(overrides):
-    """Without biases of linear layers, and with adapters: names, dimensions and cuts are the tables'."""
+    """The tables have names, dimensions and sharding of models without linear biases and with adapters."""
     said = {}
     for first, second, shapes, cuts in re.findall(
         r"^\| `([\w.<>]+)`(?:, `\.([\w.]+)`)?(?: \([^|]*\))? \| (.*?) \| (.*?) \|$", PAGE, re.MULTILINE
@@ -123,6 +123,6 @@ WEIGHTS, OPTIMIZER = (f"zero_pp_rank_{{}}_mp_rank_00_{kind}_states.pt" for kind 
     ],
 )
 def test_files_are_named_as_the_page_says(place, layout, names):
-    """Of each layout all files of the page are there, and no others."""
+    """Each layout writes exactly the files that the page names."""
     (folder,) = place.source(layout).model.glob("global_step*")
     assert [path.name for path in payload(folder)] == names

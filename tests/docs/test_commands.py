@@ -29,9 +29,9 @@ PAGES = [
     and any(block.language in ("sh", "python") and not block.mark for block in blocks(path.read_text()))
 ]
 LIMIT_SECONDS = 1800.0
-# Of the words after `nbtrain`: commands that run until they are interrupted.
+# Commands after `nbtrain` that run until they are interrupted.
 ENDLESS = re.compile(r"serve\b|tensorboard\b|logs .*-f\b")
-# The demo, in a tenth of its steps: step 400 of the pages is step 40 here.
+# The demo runs a tenth of its steps: step 400 of the pages is step 40 here.
 SHORTER = {
     "max_bytes: 8_000_000": "max_bytes: 2_000_000",
     "train_tokens: 819_200": "train_tokens: 81_920",
@@ -56,7 +56,7 @@ QUESTIONS = {
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory) -> Iterator[Path]:
-    """The runs gpt-tiny, which is done, and RUN, which was interrupted, and the files that pages name."""
+    """A workspace with the finished run gpt-tiny, the interrupted run RUN, and the files that pages name."""
     folder = tmp_path_factory.mktemp("docs")
     with pytest.MonkeyPatch.context() as patch:
         set_up(folder, patch)
@@ -64,7 +64,7 @@ def workspace(tmp_path_factory) -> Iterator[Path]:
 
 
 def set_up(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """Train the runs, and write the files."""
+    """Train the runs and write the files."""
     shutil.copytree(REPOSITORY / "examples" / "megatron-gpt", folder / "examples" / "megatron-gpt")
     demo = folder / "examples" / "megatron-gpt" / "training" / "gpt-tiny.yaml"
     text = demo.read_text()
@@ -90,7 +90,7 @@ def set_up(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def shell(line: str, folder: Path) -> str:
-    """What bash prints for a command; a failing one fails the test."""
+    """Return what bash prints for a command; a failing command fails the test."""
     done = subprocess.run(
         ["bash", "-c", line], cwd=folder, capture_output=True, text=True, timeout=LIMIT_SECONDS
     )
@@ -99,7 +99,7 @@ def shell(line: str, folder: Path) -> str:
 
 
 def printed(block: Block, folder: Path, imports: str) -> str:
-    """What a block of `sh` or `python` prints."""
+    """Return what a block of `sh` or `python` prints."""
     if block.language == "python":
         (folder / "block.py").write_text(f"{imports}\n{block.text}")
         return shell(f"{shlex.quote(sys.executable)} block.py", folder)
@@ -113,12 +113,12 @@ def printed(block: Block, folder: Path, imports: str) -> str:
 
 
 def comparable(line: str) -> str:
-    """A printed line without numbers, hashes and the width of columns."""
+    """Return a printed line without numbers, hashes and the width of columns."""
     return " ".join(without_numbers(re.sub(r"\b[0-9a-f]{12,}\b", "0", line)).split())
 
 
 def differs(shown: str, printed: str) -> str | None:
-    """The first line of the page that is not printed, in its order; None if all are."""
+    """Return the first line of the page that is not printed in its order; None if all are."""
     lines = iter([comparable(line) for line in printed.splitlines()])
     for line in shown.splitlines():
         if line.strip() != "..." and comparable(line) not in lines:
@@ -130,7 +130,7 @@ def differs(shown: str, printed: str) -> str | None:
 @pytest.mark.soak
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_the_page_does_what_it_says(page, workspace):
-    """In its order: files are saved, commands and Python are run, outputs are compared."""
+    """A page's files are saved, its commands and Python run in order, and their outputs are compared."""
     if page.stem == "datasets" and not (workspace / "data" / "dataset" / "books").exists():
         test_the_page_does_what_it_says(page.with_name("data.md"), workspace)
     last = ""

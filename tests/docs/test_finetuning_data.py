@@ -1,4 +1,5 @@
-"""docs/finetuning-data.md: its run is prepared from its files and learns what the page says."""
+"""docs/finetuning-data.md: its run is prepared from its files and trains on the tokens that the page
+marks."""
 
 import itertools
 import re
@@ -26,7 +27,7 @@ FILES = ("questions.jsonl", "tasks.json", "conversations.jsonl")
 
 @pytest.fixture(scope="module")
 def blocks():
-    """{language: its code blocks, in order}."""
+    """Return {language: its code blocks, in order}."""
     page = (REPOSITORY / "docs" / "finetuning-data.md").read_text()
     found: dict[str, list[str]] = {}
     for language, text in re.findall(r"^```(\w+)\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL):
@@ -36,7 +37,7 @@ def blocks():
 
 @pytest.fixture(scope="module")
 def prepared(blocks, tmp_path_factory):
-    """(config, files, tokenizer) of the page's run on the page's files, with the demo's model."""
+    """Return (config, files, tokenizer) of the page's run on the page's files, with the demo's model."""
     workspace = tmp_path_factory.mktemp("page")
     for name, text in zip(FILES, blocks["json"], strict=True):
         (workspace / name).write_text(text + "\n")
@@ -61,7 +62,7 @@ def prepared(blocks, tmp_path_factory):
 
 
 def shown(tokenizer: Tokenizer, ids: np.ndarray, learnt: np.ndarray) -> str:
-    """The text of a sequence, what is learnt between [[ and ]]."""
+    """Return the text of a sequence with its unmasked tokens between [[ and ]]."""
     text = ""
     for is_learnt, group in itertools.groupby(zip(ids, learnt), key=lambda pair: bool(pair[1])):
         tokens = [int(token) for token, _ in group]
@@ -71,7 +72,7 @@ def shown(tokenizer: Tokenizer, ids: np.ndarray, learnt: np.ndarray) -> str:
 
 
 def test_the_page_shows_what_is_learnt(prepared, blocks):
-    """Every example of the page, read back from .bin and its mask, is the text that the page shows."""
+    """Every example of the page, read back from .bin and its mask, has the text and marks of the page."""
     _, files_, tokenizer = prepared
     indexed = IndexedDataset(files_.prefix)
     mask = files_.open_loss_mask(indexed)
@@ -80,7 +81,8 @@ def test_the_page_shows_what_is_learnt(prepared, blocks):
 
 
 def test_the_pages_templates_for_tools(blocks, tmp_path):
-    """They are Qwen's: the system message ends with the tools, the answer has its reasoning and its call."""
+    """The tool templates of the page are Qwen's: the system message ends with the tools, the answer has
+    reasoning and call."""
     (tmp_path / "run.yaml").write_text("extends: gpt-tiny\nname: page\n" + blocks["yaml"][1])
     (source,) = load(tmp_path / "run.yaml").data.sources
     call = {"function": {"name": "f", "arguments": {"a": 1}}}
@@ -96,7 +98,8 @@ def test_the_pages_templates_for_tools(blocks, tmp_path):
 
 
 def test_the_pages_run_is_packed_and_mixed_as_it_says(prepared):
-    """Losses have the page's names; in two epochs questions come twice, tasks once, conversations 4 times."""
+    """The run is packed and mixed as described: in two epochs questions occur twice, tasks once,
+    conversations 4 times."""
     config, files_, _ = prepared
     dataset = build_split(files_.open(), config, "train", 1, 1)
     assert dataset.dataset_names == ("questions", "tasks", "conversations")
@@ -107,7 +110,8 @@ def test_the_pages_run_is_packed_and_mixed_as_it_says(prepared):
 
 
 def test_the_examples_are_those_of_their_program(repository, monkeypatch):
-    """make.py writes the files beside it; no held-out question is among those that are learnt."""
+    """make.py writes the example files next to it, and no held-out question is among the training
+    examples."""
     folder = repository / "examples/megatron-gpt/finetuning/data"
     texts = runpy.run_path(str(folder / "make.py"))["made"]()
     assert set(texts) == {path.name for path in folder.iterdir()} - {"make.py", "__pycache__"}
@@ -121,7 +125,8 @@ def test_the_examples_are_those_of_their_program(repository, monkeypatch):
 
 
 def test_the_example_run_is_prepared(workspace, repository):
-    """examples/megatron-gpt/finetuning/: loads, reads every example of its files, and packs them."""
+    """The run in examples/megatron-gpt/finetuning/ loads, reads every example of its files, and packs
+    them."""
     folder = "examples/megatron-gpt/finetuning"
     (workspace / "examples" / "megatron-gpt").mkdir(parents=True)
     (workspace / folder).symlink_to(repository / folder)

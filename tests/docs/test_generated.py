@@ -1,4 +1,4 @@
-"""Generated pages are fresh, and the JSON Schema says what the loader says."""
+"""Generated pages are up to date, and the JSON Schema agrees with the loader."""
 
 import json
 import re
@@ -25,12 +25,12 @@ PAGES = generated(REPOSITORY)
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_a_generated_page_is_fresh(path):
-    """`make docs` would change nothing."""
+    """`make docs` changes nothing."""
     assert path.read_text(encoding="utf-8") == PAGES[path], f"{path.name} is stale: run `make docs`"
 
 
 def test_a_stale_table_is_noticed(tmp_path):
-    """One changed number in a run YAML changes the table, so that the test above fails."""
+    """A changed number in a run YAML changes the table, so that the test above would fail."""
     for source in TRAINING.rglob("*.yaml"):
         target = tmp_path / source.relative_to(TRAINING)
         target.parent.mkdir(exist_ok=True)
@@ -43,19 +43,19 @@ def test_a_stale_table_is_noticed(tmp_path):
 
 
 def test_every_run_yaml_has_its_row():
-    """The table misses no file and invents none."""
+    """The table has exactly one row for every run YAML."""
     rows = re.findall(r"\| \[([\w-]+)\]\(training/\1\.yaml\) \|", runs_table(TRAINING))
     assert sorted(rows) == sorted(path.stem for path in TRAINING.glob("*.yaml"))
 
 
 def test_a_page_without_its_markers_is_refused():
-    """The table is never appended somewhere."""
+    """A page without markers is refused instead of having the table appended."""
     with pytest.raises(ValueError, match="the page lacks"):
         with_table("# A page", "| a |")
 
 
 def test_no_section_is_described_in_half_a_sentence():
-    """A docstring whose first sentence takes two lines is there whole."""
+    """A docstring whose first sentence takes two lines appears completely."""
     lines = PAGES[REPOSITORY / "docs" / "config.md"].splitlines()
     after = [line for title, line in zip(lines, lines[2:]) if title.startswith("##")]
     assert len(after) > 20
@@ -63,7 +63,7 @@ def test_no_section_is_described_in_half_a_sentence():
 
 
 def test_the_reference_names_every_key_and_every_scalar():
-    """No field and no tag is left out of its page."""
+    """The reference pages list every key and every scalar."""
     config, metrics = (PAGES[REPOSITORY / "docs" / name] for name in ("config.md", "metrics.md"))
     leaves = [key for key, section in field_keys().items() if section is None and key != "data.sources"]
     assert [key for key in leaves if f"| `{key}` |" not in config] == []
@@ -71,7 +71,7 @@ def test_the_reference_names_every_key_and_every_scalar():
 
 
 def test_every_field_says_what_it_means():
-    """A description for each key: it is the help text of the form and of the page."""
+    """Every field has a description, which the form and the page show as help text."""
 
     def undescribed(model, prefix=""):
         for key, info in described(model).items():
@@ -89,7 +89,7 @@ def test_every_field_says_what_it_means():
 
 @pytest.fixture(scope="module")
 def validator() -> "jsonschema.Draft202012Validator":
-    import jsonschema  # its import takes seconds, and every process of the tests collects this file
+    import jsonschema  # its import takes seconds, and every test process collects this file
 
     jsonschema.Draft202012Validator.check_schema(editor_schema())
     return jsonschema.Draft202012Validator(editor_schema())
@@ -97,7 +97,7 @@ def validator() -> "jsonschema.Draft202012Validator":
 
 @pytest.mark.parametrize("path", sorted(TRAINING.rglob("*.yaml")), ids=lambda path: path.stem)
 def test_the_schema_accepts_every_example(path, validator):
-    """As it is written, and resolved."""
+    """The schema accepts every example as written and resolved."""
     validator.validate(read_yaml(path).value)
     if path.parent == TRAINING:
         validator.validate(json.loads(json.dumps(load(path).model_dump())))
@@ -119,10 +119,10 @@ def test_the_schema_accepts_every_example(path, validator):
     ],
 )
 def test_the_schema_refuses_what_the_loader_refuses(wrong, validator):
-    """An editor marks the same errors, before anything is run."""
+    """The schema refuses what the loader refuses, so that an editor marks errors before anything is run."""
     assert not validator.is_valid(wrong)
 
 
 def test_the_resolved_text_is_what_the_schema_describes(validator):
-    """config.yaml of a run passes too."""
+    """The resolved config.yaml of a run passes the schema too."""
     validator.validate(parse_yaml(to_yaml(load("gpt-125m")), "config.yaml").value)

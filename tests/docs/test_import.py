@@ -1,4 +1,4 @@
-"""docs/import.md: its example is run, command by command."""
+"""docs/import.md: its example is run command by command."""
 
 import re
 import shlex
@@ -13,12 +13,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "import.md"
 
 
 def blocks(language: str) -> list[str]:
-    """The code blocks of the page."""
+    """Return the code blocks of the page."""
     return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 
 def transcripts() -> list[list[tuple[str, list[str]]]]:
-    """For each console block its commands, with the lines that are shown of what each prints."""
+    """Return for each console block its commands, each with the shown lines of its output."""
     found = []
     for block in blocks("console"):
         commands = []
@@ -32,12 +32,12 @@ def transcripts() -> list[list[tuple[str, list[str]]]]:
 
 
 def test_the_example_prints_what_the_page_shows(workspace, capsys, monkeypatch):
-    """All that a command prints, or, as the page says, a few lines of a whole YAML, in its order."""
+    """The example prints all lines of the page, or where the page says so, some lines of a YAML in order."""
     monkeypatch.chdir(workspace)
     Path("train.sh").write_text(blocks("bash")[0])
     first, *later = transcripts()
     _run(first, capsys)
-    # The page's own correction; sed is not everywhere, so that Python does what it says.
+    # The page's own correction, in Python instead of sed, which is not available everywhere.
     (sed,) = re.findall(r"`sed -i '(.*?)' train\.sh`", PAGE.read_text(encoding="utf-8"))
     text = Path("train.sh").read_text()
     for old, new in re.findall(r"s/(.*?)/(.*?)/", sed):
@@ -63,5 +63,5 @@ def _run(commands: list[tuple[str, list[str]]], capsys: pytest.CaptureFixture) -
 
 
 def test_the_script_of_the_page_is_one_that_bash_reads():
-    """`bash -n` reads a script without running it."""
+    """The page's script is valid by `bash -n`, which does not run it."""
     subprocess.run(["bash", "-n"], input=blocks("bash")[0], text=True, check=True)

@@ -1,4 +1,4 @@
-"""Links of README, docs, examples and notebooks: each file and heading is there, and each page is reached."""
+"""Links of README, docs, examples and notebooks: each file and heading exists, and each page is reachable."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def test_every_link_leads_to_a_file_and_a_heading(page):
 
 
 def test_every_page_can_be_reached_from_the_index():
-    """By links alone, from docs/README.md."""
+    """Every page is reachable by links from docs/README.md."""
     index = REPOSITORY / "docs" / "README.md"
     reached, left = {index}, [index]
     while left:
@@ -33,7 +33,7 @@ def test_every_page_can_be_reached_from_the_index():
 
 @pytest.mark.parametrize("folder", ["docs", "docs/evidence"])
 def test_the_index_names_every_page_of_its_folder(folder):
-    """So that a reader need not guess which page leads to which."""
+    """The index lists every page of its folder."""
     index = REPOSITORY / folder / "README.md"
     named = {file for file, _ in links(markdown(index))}
     names = {path.name for path in (REPOSITORY / folder).glob("*.md")} - {"README.md"}

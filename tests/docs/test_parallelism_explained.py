@@ -1,4 +1,4 @@
-"""docs/parallelism-explained.md and docs/glossary.md: their examples run, and what they name is there."""
+"""docs/parallelism-explained.md and docs/glossary.md: their examples run, and the names in them exist."""
 
 import doctest
 import re
@@ -18,20 +18,20 @@ WORDS = re.findall(r"^\| \*\*(.+?)\*\* \| (.+) \|$", GLOSSARY, re.M)
 
 
 def test_every_example_gives_what_the_page_says():
-    """From the first to the last in one session, as a reader would type them."""
+    """Every example gives the result on the page, run from first to last in one session."""
     result = doctest.testfile(str(DOCS / "parallelism-explained.md"), module_relative=False)
     assert result.failed == 0 and result.attempted == EXPLAINED.count(">>> ") >= 30
 
 
 @pytest.mark.parametrize("page", [EXPLAINED, GLOSSARY], ids=["explained", "glossary"])
 def test_every_field_is_there(page):
-    """A field that is renamed is noticed."""
+    """Every field that a page names exists, so that a renamed field is noticed."""
     named = set(re.findall(r"`((?:parallel|model|precision|batch|lr_schedule|resources)\.[\w.]+)", page))
     assert named and named <= set(field_keys())
 
 
 def test_every_page_is_there():
-    """Links of both pages, and the links to them."""
+    """Every link of both pages, and every link to them, leads to a page."""
     for page in (EXPLAINED, GLOSSARY):
         assert [link for link in re.findall(r"\]\(([\w.-]+\.md)\)", page) if not (DOCS / link).exists()] == []
     for place in (DOCS / "parallelism.md", DOCS / "README.md"):
@@ -45,7 +45,7 @@ def test_the_glossary_is_sorted_and_says_each_word_once():
 
 
 def test_words_of_the_explanation_are_in_the_glossary():
-    """What a reader meets first is looked up there."""
+    """Terms of the explanation are in the glossary."""
     known = " ".join(name for name, _ in WORDS).lower()
     for word in (
         "ulysses",
@@ -62,10 +62,11 @@ def test_words_of_the_explanation_are_in_the_glossary():
 
 
 def test_the_bubble_of_the_page_is_the_plan_of_equal_stages():
-    """The page's formula leaves out that the last stage makes the logits: the plan's bubble is no smaller."""
+    """The page's bubble formula is the plan's for equal stages; the plan's own is at least as large, since
+    the last stage has the logits."""
     config = load("gpt-13b-4xdp-4xpp-4xtp")
     assert config.parallel.activation_checkpointing.granularity == "full"
-    # The glossary's third: the logits are not computed again.
+    # The glossary's third: the logits are not recomputed.
     assert 1.3 < hardware_flops_per_token(config) / model_flops_per_token(config) < 4 / 3
     stages, micro = config.parallel.pipeline_parallel_size, config.accumulation_steps
     formula = (stages - 1) / (micro + stages - 1)

@@ -1,4 +1,5 @@
-"""docs/preferences.md: its records are prepared and packed as the page says; broken ones are named."""
+"""docs/preferences.md: its records are prepared and packed as the page says, and invalid ones are
+reported."""
 
 import itertools
 import json
@@ -41,7 +42,7 @@ SMALL = {
 
 @pytest.fixture
 def prepared(workspace):
-    """A function from records to (config, open dataset, tokenizer)."""
+    """Return a function from records to (config, open dataset, tokenizer)."""
     make_tokenizer("page", TEXTS, 300)
 
     def make(records, **more):
@@ -56,7 +57,7 @@ def prepared(workspace):
 
 
 def shown(tokenizer, ids, learnt):
-    """Text with what is learnt in [[ ]]."""
+    """Return the text with unmasked tokens in [[ ]]."""
     text = ""
     for is_learnt, group in itertools.groupby(zip(ids, learnt, strict=True), key=lambda pair: bool(pair[1])):
         part = tokenizer.decode([token for token, _ in group]).replace("<|endoftext|>", "<EOD>")
@@ -65,7 +66,8 @@ def shown(tokenizer, ids, learnt):
 
 
 def test_the_records_of_the_page(prepared):
-    """Each is one sequence: both examples, each with its end; only what the other has not is learnt."""
+    """Each record of the page becomes one sequence with both answers and their ends, of which only the
+    differing parts are unmasked."""
     (block,) = re.findall(r"^```json\n(.*?)\n```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     config, opened, tokenizer = prepared(block.splitlines())
     found = [
@@ -100,7 +102,7 @@ def test_the_records_of_the_page(prepared):
 
 
 def test_a_reference_is_read_by_pair(prepared):
-    """What is known of a pair goes where the pair is, whatever the order."""
+    """A reference is read by pair in any order of the samples."""
     records = [{"prompt": f"q{n}", "chosen": "a" * (n + 1), "rejected": "b"} for n in range(30)]
     config, opened, _ = prepared(records)
     dataset = build_split(opened, config, "train", 1, 1)
@@ -128,7 +130,7 @@ def test_long_pairs_are_left_out_and_counted(prepared, caplog):
 
 
 def test_broken_records_are_named(prepared, workspace):
-    """With file and line, and what is wrong."""
+    """An invalid record is reported with file and line and its problem."""
     good = {"prompt": "q", "chosen": "a", "rejected": "b"}
     said = {"role": "assistant", "content": "a"}
     _, opened, _ = prepared(
@@ -162,7 +164,8 @@ def test_broken_records_are_named(prepared, workspace):
 
 
 def test_whole_conversations_beside_a_prompt_of_text(prepared):
-    """As UltraFeedback has them: the question stands once. An earlier answer is not learnt."""
+    """Complete conversations with a text prompt, as in UltraFeedback, have the question once, and earlier
+    answers masked."""
     asked, other = ({"role": "user", "content": text} for text in ("one", "two"))
     answers = [{"role": "assistant", "content": text} for text in ("first", "good", "bad")]
     begin = [asked, answers[0], other]
@@ -179,7 +182,7 @@ def test_whole_conversations_beside_a_prompt_of_text(prepared):
 
 
 def test_other_data_is_no_pairs(prepared, workspace):
-    """A dataset of text, and what reads pairs as text."""
+    """A dataset of text is refused as pairs, and pairs are refused as text."""
     config, opened, tokenizer = prepared([{"prompt": "q", "chosen": "a", "rejected": "b"}])
     with pytest.raises(DataError, match="have no perplexity"):
         Perplexity(config, tokenizer, opened.files, "all", True)
@@ -194,7 +197,8 @@ def test_other_data_is_no_pairs(prepared, workspace):
 
 
 def test_the_example_is_planned_as_its_fine_tuning():
-    """No byte more; the output layer multiplies four times in place of three."""
+    """The example plans the memory of its fine-tuning, and four products of the output layer instead of
+    three."""
     config = load("gpt-tiny-preferences")
     tuned = load("gpt-tiny-instructions", {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0})
     assert estimate_memory(config).parts == estimate_memory(tuned).parts

@@ -1,4 +1,4 @@
-"""docs/serving-elsewhere.md: its commands have only flags that the programs' own parsers have."""
+"""docs/serving-elsewhere.md: its commands have only flags of the other programs' parsers."""
 
 import re
 import shlex
@@ -12,8 +12,8 @@ from nbtrain.config.load import load
 from nbtrain.pretrained.written import family_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "serving-elsewhere.md"
-# Read in the argument parsers of vllm-0.33.0 (engine/arg_utils.py, entrypoints/common/cli_args.py) and
-# sglang-0.5.23 (srt/arg_groups/fields), and in tools/server/README.md of llama.cpp at 00dc805.
+# From the argument parsers of vllm-0.33.0 (engine/arg_utils.py, entrypoints/common/cli_args.py) and
+# sglang-0.5.23 (srt/arg_groups/fields), and tools/server/README.md of llama.cpp at 00dc805.
 FLAGS = {
     "vllm": {
         "--data-parallel-address",
@@ -55,7 +55,7 @@ FLAGS = {
 
 
 def commands() -> list[list[str]]:
-    """Of all console blocks, as words."""
+    """Return the words of all commands in console blocks."""
     text = PAGE.read_text(encoding="utf-8")
     blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
     lines = [line.split("$ ", 1)[1] for block in blocks for line in block.splitlines() if "$ " in line]
@@ -64,14 +64,14 @@ def commands() -> list[list[str]]:
 
 @pytest.mark.parametrize("program", FLAGS)
 def test_flags_are_the_programs_own(program):
-    """Each of the page, and none is listed that the page does not use."""
+    """Every flag of the page is listed here, and the page uses every listed flag."""
     used = {word for words in commands() if words[0] == program for word in words if word.startswith("--")}
     used |= {"--dtype"} & FLAGS[program]  # in the table
     assert used == FLAGS[program]
 
 
 def test_our_own_commands_are_accepted():
-    """By our parser."""
+    """Our own commands are accepted by our parser."""
     ours = [words[1:] for words in commands() if words[0] == "nbtrain"]
     assert ours
     for words in ours:

@@ -1,9 +1,9 @@
-"""axe-core on a page: what it finds wrong inside our own elements, in words.
+"""Run axe-core on a page, and describe its findings inside our own elements.
 
 axe/package.json and axe/yarn.lock say which axe-core; jlpm fetches it into .cache/axe, as `make labextension`
 fetches its packages, and no page ever ships it (MPL-2.0).
 
-NBTRAIN_REQUIRE_AXE=1    axe-core that cannot be had is a failure and not a skip
+    NBTRAIN_REQUIRE_AXE=1    fail instead of skipping if axe-core cannot be installed
 """
 
 import shutil
@@ -25,7 +25,7 @@ BAD = ("serious", "critical")
 
 
 def axe_script() -> str:
-    """axe-core as JavaScript; skips if it cannot be had."""
+    """Return axe-core as JavaScript; skip if it cannot be installed."""
     wanted = {name: (SOURCES / name).read_bytes() for name in SETTINGS}
     there = SCRIPT.is_file() and all(
         (CACHE / name).is_file() and (CACHE / name).read_bytes() == text for name, text in wanted.items()
@@ -38,7 +38,7 @@ def axe_script() -> str:
 
 
 def _install() -> str:
-    """Fetch axe-core; "" if it is there, else why not."""
+    """Fetch axe-core; return "" if it is installed, else the reason why not."""
     jlpm = Path(sys.executable).parent / "jlpm"
     if shutil.which("node") is None or not jlpm.is_file():
         return "node 20 and JupyterLab's jlpm are needed"
@@ -58,17 +58,18 @@ def _install() -> str:
     return "" if done.returncode == 0 else " ".join(done.stdout.split())[-300:]
 
 
-# Elements of ipywidgets and JupyterLab inside our outputs, and what is wrong with them in every notebook.
+# Elements of ipywidgets and JupyterLab inside our outputs, with findings that occur in every notebook.
 NOT_OURS = ((".noUi-handle", "aria-input-field-name"),)
 
 
-# What is scrolled out of sight is judged only as far as the page is high, or ends the rule for colours.
+# Content that is scrolled out of sight is checked only down to the page's height, or the color rule ends
+# early.
 TALL_PIXELS = 3000
 SETTLE_MS = 500
 
 
 def findings(page: Any, script: str, within: Sequence[str]) -> list[str]:
-    """Each serious or critical finding inside the elements `within`, one line for each element."""
+    """Return each serious or critical finding inside the elements `within`, one line for each element."""
     size = page.viewport_size
     page.set_viewport_size({**size, "height": TALL_PIXELS})
     page.wait_for_timeout(SETTLE_MS)

@@ -1,8 +1,8 @@
-"""What a sentence about a run says of its checkpoints, and whether it is so: the files alone decide.
+"""Claims of a sentence about a run's checkpoints, checked against the files on disk.
 
-    check_claims("FAILED: ... A resume goes on from the checkpoint of step 40; 7 steps since ...", run)
+    check_claims("FAILED: ... A resume continues from the checkpoint of step 40; 7 steps since ...", run)
 
-Raises AssertionError for a claim that the disk contradicts, and if nothing at all is claimed.
+Raises AssertionError for a claim that the disk contradicts, and if the sentence claims nothing.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ STEP = r"step ([\d,]+)"
 
 
 def newest_whole(run: RunDir) -> int | None:
-    """The newest checkpoint whose every file is as its manifest says, by SHA-256; None if there is none."""
+    """Return the newest checkpoint whose files all match its manifest by SHA-256; None if there is none."""
     return max((step for step in run.checkpoint_steps() if _is_whole(run, step)), default=None)
 
 
@@ -34,7 +34,7 @@ def _is_whole(run: RunDir, step: int) -> bool:
 
 
 def reached(run: RunDir) -> int:
-    """The last step that rank 0 of the newest job has told of."""
+    """Return the last step that rank 0 of the newest job has reported."""
     job = run.newest_job()
     assert job is not None
     beat = Heartbeat.read(job.heartbeat(0))
@@ -42,14 +42,15 @@ def reached(run: RunDir) -> int:
 
 
 def check_claims(text: str, run: RunDir) -> list[str]:
-    """Every claim that `text` makes about the run's checkpoints holds; returns them."""
+    """Assert that every claim that `text` makes about the run's checkpoints is true, and return the
+    claims."""
     newest, found = newest_whole(run), []
     text = " ".join(text.split())
 
     def claim(pattern: str, holds: Callable[[int], bool]) -> None:
         for match in re.finditer(pattern, text):
             step = int(match[1].replace(",", "")) if match.groups() else 0
-            assert holds(step), f"{match[0]!r}, but the newest whole checkpoint is {newest}: {text}"
+            assert holds(step), f"{match[0]!r}, but the newest complete checkpoint is {newest}: {text}"
             found.append(match[0])
 
     claim(rf"checkpoint (?:is )?of {STEP}", lambda step: step == newest)
@@ -63,5 +64,5 @@ def check_claims(text: str, run: RunDir) -> list[str]:
     )
     claim(r"all steps are trained and saved", lambda _: newest == reached(run))
     claim(r"; ([\d,]+) steps? since then", lambda steps: steps == reached(run) - (newest or 0))
-    assert found, f"nothing is said of a checkpoint: {text}"
+    assert found, f"the text says nothing about a checkpoint: {text}"
     return found

@@ -1,9 +1,9 @@
-"""A JupyterLab of a test's own and a browser on it: started once for all tests of a file.
+"""A JupyterLab for tests and a browser on it, started once for all tests of a file.
 
 NBTRAIN_CHROMIUM=/usr/bin/chromium   the browser, if it is not found by name
-NBTRAIN_REQUIRE_BROWSER=1            a missing browser is a failure and not a skip
+NBTRAIN_REQUIRE_BROWSER=1            fail instead of skipping if there is no browser
 NBTRAIN_SCREENSHOTS=DIR              keep a picture of each station
-NBTRAIN_PATIENCE_SECONDS=60          how long one thing may take: for who writes a test
+NBTRAIN_PATIENCE_SECONDS=60          seconds to wait for one thing, while writing a test
 """
 
 import contextlib
@@ -34,7 +34,7 @@ BUNDLES = REPOSITORY / "nbtrain" / "lab" / "labextension" / "prebuilt"
 FAKE_RUN = REPOSITORY / "tests" / "lab" / "widgets" / "fake_run.py"
 TOKEN = "a-token-of-this-test"
 BUSY_SECONDS = 1800
-# For one thing to happen, on a machine that is busy with other work.
+# Seconds to wait for one thing on a machine that is busy with other work.
 PATIENCE_SECONDS = float(os.environ.get("NBTRAIN_PATIENCE_SECONDS", "900"))
 
 CHROMIUM_FLAGS = [
@@ -50,7 +50,7 @@ CHROMIUM_FLAGS = [
 
 
 def find_chromium() -> str:
-    """Path of Chromium; skips if there is none, or fails if NBTRAIN_REQUIRE_BROWSER is set."""
+    """Return the path of Chromium; skip if there is none, or fail if NBTRAIN_REQUIRE_BROWSER is set."""
     names = (os.environ.get("NBTRAIN_CHROMIUM"), "chromium", "chromium-browser", "google-chrome")
     for name in names:
         if name and (found := shutil.which(name)):
@@ -64,7 +64,7 @@ def find_chromium() -> str:
 
 @dataclass
 class Lab:
-    """A running JupyterLab of its own."""
+    """A running JupyterLab with its own folders."""
 
     base: str
     root: Path
@@ -94,15 +94,16 @@ def jupyter_server(
     python: str = sys.executable,
     **variables: str,
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """(address, environment) of a Jupyter server that keeps all it has below `root`; stopped at the end.
+    """Yield (address, environment) of a Jupyter server that keeps all its files below `root`, stopped at the
+    end.
 
-    It answers below a prefix, as behind a hub, and, if `extended`, has nbtrain's extension, which a file of
-    the installed wheel switches on; a tree in use for development has no such file.
+    Its address has a prefix, as behind a hub. If `extended`, it has nbtrain's extension, which a file of the
+    installed wheel enables; a development tree has no such file.
     """
     for name in ("home", "output", "notebooks", "switch/jupyter_server_config.d"):
         (root / name).mkdir(parents=True, exist_ok=True)
     switch = json.loads((REPOSITORY / "nbtrain/lab/server/nbtrain.json").read_text())
-    # An installed wheel would switch it on, so that False has to be said.
+    # An installed wheel would enable it, so False has to be stated.
     switch["ServerApp"]["jpserver_extensions"] = {"nbtrain.lab.server": extended}
     (root / "switch/jupyter_server_config.d/nbtrain.json").write_text(json.dumps(switch))
     (root / "switch/labconfig").mkdir(exist_ok=True)
@@ -130,7 +131,7 @@ def jupyter_server(
     }
     command += [f"--ServerApp.{name}={value}" for name, value in settings.items()]
     command.append(f"--IdentityProvider.token={TOKEN}")
-    # As `nbtrain lab` has it.
+    # As started by `nbtrain lab`.
     command += [f"--KernelManager.{name}={value}" for name, value in kernel_encryption().items()]
     log_path = root / "server.log"
     with log_path.open("wb") as log:
@@ -160,21 +161,22 @@ def _answers(base: str, server: subprocess.Popen) -> bool:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """JupyterLab with its own home, port, token and output root."""
+    """JupyterLab with a separate home, port, token and output directory."""
     with running_lab(tmp_path_factory.mktemp("lab")) as lab:
         yield lab
 
 
 @pytest.fixture(scope="module")
 def plain_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """JupyterLab without the server half and the labextension: as VS Code, a kernel and its widgets alone."""
+    """JupyterLab without our server extension and labextension: like VS Code, only a kernel and its
+    widgets."""
     with running_lab(tmp_path_factory.mktemp("plain lab"), extended=False) as lab:
         yield lab
 
 
 @contextmanager
 def running_lab(root: Path, extended: bool = True, **more: str) -> Iterator[Lab]:
-    """JupyterLab below `root`, with nbtrain's two extensions if `extended`; stopped at the end.
+    """Run JupyterLab below `root`, with nbtrain's two extensions if `extended`; it is stopped at the end.
 
     `more` are environment variables of the server.
     """
@@ -207,7 +209,7 @@ def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        # Scrollbars are seen, as a person sees them.
+        # Scrollbars are visible, as for a user.
         browser = playwright.chromium.launch(
             executable_path=chromium, args=CHROMIUM_FLAGS, ignore_default_args=["--hide-scrollbars"]
         )
@@ -231,7 +233,7 @@ def page(browser: Any) -> Iterator[Any]:
 
 @contextmanager
 def fake_job(lab: Lab, name: str, *arguments: str) -> Iterator[subprocess.Popen]:
-    """A job that steps four times a second, as another process."""
+    """A job in another process that makes four steps a second."""
     run = lab.output / name
     job = subprocess.Popen([sys.executable, str(FAKE_RUN), str(run), *arguments], env=lab.environment)
     try:
@@ -267,7 +269,7 @@ def open_notebook(page: Any, lab: Lab, name: str) -> None:
 
 
 def wait_for_kernel(page: Any) -> None:
-    """Until the kernel of the open notebook is idle: a cell sent earlier can be lost."""
+    """Wait until the kernel of the open notebook is idle, because a cell sent earlier can be lost."""
     page.wait_for_function(
         """() => {
             const panel = window.jupyterapp?.shell.currentWidget;
@@ -277,12 +279,13 @@ def wait_for_kernel(page: Any) -> None:
 
 
 def command(page: Any, name: str) -> None:
-    """Start a JupyterLab command and do not wait for its end."""
+    """Start a JupyterLab command without waiting for its end."""
     page.evaluate("(name) => { window.jupyterapp.commands.execute(name); }", name)
 
 
 def run_cell(page: Any, index: int) -> None:
-    """Run a cell, and go on once it has begun: JupyterLab loses one that comes before it is ready for it."""
+    """Run a cell, and return once it has started, because JupyterLab loses a cell that is sent before it is
+    ready."""
     from playwright.sync_api import TimeoutError as Lost
 
     for _ in range(10):
@@ -305,12 +308,12 @@ def run_cell(page: Any, index: int) -> None:
 
 
 def kernel_busy(lab: Lab) -> bool:
-    """Whether a cell runs, by the server: the page itself does not know after a reload."""
+    """Return whether a cell is running, as the server knows it: after a reload the page does not."""
     return any(kernel["execution_state"] == "busy" for kernel in lab.get("api/kernels"))
 
 
 def shown_step(page: Any) -> int:
-    """The step number a person reads in the panel."""
+    """Return the step number that the panel shows."""
     text = page.locator(".nbtrain-panel .nbt-step b").first.inner_text()
     return int(re.match(r"([\d,]+) / ", text)[1].replace(",", ""))
 

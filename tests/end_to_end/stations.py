@@ -1,4 +1,4 @@
-"""What a user sees of nbtrain in JupyterLab, place by place: for pictures and for what axe-core finds.
+"""Places where nbtrain appears in JupyterLab, for pictures and for axe-core.
 
 record_runs(lab)                    runs that ended in several ways
 for station in STATIONS: station.show(page, lab)
@@ -35,7 +35,7 @@ torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.
 
 
 def record_runs(lab: Lab) -> None:
-    """Four runs that have ended: done, failed, stopped, done with a long name."""
+    """Record four runs that have ended: done, failed, stopped, and done with a long name."""
     for name, steps, until, end, cause in (
         ("gpt-done", 300, 300, "SUCCEEDED", "all 307,200 tokens are done and saved"),
         ("gpt-failed", 400, 120, "FAILED", OUT_OF_MEMORY),
@@ -62,7 +62,7 @@ def record_runs(lab: Lab) -> None:
 
 
 def record_dataset(lab: Lab) -> None:
-    """The dataset `card` of the data card."""
+    """Record the dataset `card` of the data card."""
     draw = random.Random(0)
     words = "training a model needs text that is clean before tokens are made of it".split()  # noqa: SIM905
     texts = [" ".join(draw.choices(words, k=draw.randint(5, 120))) + "." for _ in range(60)]
@@ -73,14 +73,14 @@ def record_dataset(lab: Lab) -> None:
 
 @dataclass(frozen=True)
 class Station:
-    """One place: how it is reached, and which elements of it are ours."""
+    """One place: the steps to reach it, and the elements of it that are ours."""
 
     name: str
     show: Callable[[Any, Lab], None]
     ours: Sequence[str]
-    """CSS selectors, for axe-core."""
+    """CSS selectors of our elements, for axe-core."""
     picture: str = ""
-    """A CSS selector, if the picture is of this element alone; else it is of the whole page."""
+    """CSS selector of the element for the picture; "" for the whole page."""
 
 
 def host(page: Any, call: str) -> None:
@@ -88,7 +88,7 @@ def host(page: Any, call: str) -> None:
 
 
 def alone(page: Any) -> None:
-    """Without sidebar and other tabs: a place has the page's width."""
+    """Close the sidebar and other tabs, so that a place has the page's width."""
     page.evaluate(
         """() => {
             const { shell, commands } = window.jupyterapp;
@@ -100,7 +100,7 @@ def alone(page: Any) -> None:
 
 
 def choose_theme(page: Any, name: str) -> None:
-    """`name` is "Light" or "Dark"; returns when JupyterLab shows it."""
+    """Choose the theme "Light" or "Dark", and return once JupyterLab shows it."""
     page.evaluate(
         "(theme) => window.jupyterapp.commands.execute('apputils:change-theme', {theme})",
         f"JupyterLab {name}",
@@ -108,7 +108,7 @@ def choose_theme(page: Any, name: str) -> None:
     page.locator(f"body[data-jp-theme-light={'true' if name == 'Light' else 'false'}]").wait_for(
         state="attached"
     )
-    # JupyterLab covers the page while it changes its colours.
+    # JupyterLab covers the page while it changes its colors.
     page.locator("#jupyterlab-splash").wait_for(state="detached")
 
 
@@ -130,7 +130,7 @@ def runs(page: Any, lab: Lab) -> None:
 
 
 def run_tab(name: str, tab: str, sign: str) -> Callable[[Any, Lab], None]:
-    """Shows the tab of a run; `sign` is a selector of what it shows at last."""
+    """Show the tab of a run; `sign` is a selector of the element that appears last."""
 
     def show(page: Any, lab: Lab) -> None:
         alone(page)
@@ -191,7 +191,7 @@ CELLS = {
 
 
 def notebook(key: str) -> Callable[[Any, Lab], None]:
-    """Shows a notebook with one cell of CELLS and its output."""
+    """Show a notebook with one cell of CELLS and its output."""
 
     def show(page: Any, lab: Lab) -> None:
         line, sign = CELLS[key]
@@ -225,7 +225,7 @@ STATIONS = (
     Station("compare", compare, (".nbtrain-CompareView",)),
     Station("form", form, (".nbtrain-FormView",)),
     Station("form-problems", form_problems, (".nbtrain-FormView",)),
-    # Inside the frame is TensorBoard's own page.
+    # The frame contains TensorBoard's own page.
     Station("tensorboard", board, ()),
     *(Station(f"notebook-{key}", notebook(key), OUTPUT, ".jp-OutputArea") for key in CELLS),
 )

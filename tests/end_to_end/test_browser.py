@@ -1,6 +1,6 @@
-"""JupyterLab in a real browser: the panel, the form, TensorBoard and the data card as a person sees them.
+"""JupyterLab in a real browser: the panel, the form, TensorBoard and the data card.
 
-jupyterlab.py says which environment variables choose the browser and keep pictures.
+jupyterlab.py lists the environment variables that choose the browser and keep pictures.
 """
 
 import json
@@ -38,9 +38,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 
 def test_panel_is_live_while_a_cell_runs_and_after_a_reload_and_stops_the_job(lab: Lab, page: Any) -> None:
-    """The step advances while the kernel is busy, before and after the page is reloaded; then Stop works.
+    """The panel's step advances while the kernel is busy, before and after a reload, and then Stop works.
 
-    The pages of the job are there in a new kernel too.
+    The job pages are also available in a new kernel.
     """
     write_notebook(
         lab,
@@ -54,7 +54,7 @@ def test_panel_is_live_while_a_cell_runs_and_after_a_reload_and_stops_the_job(la
         page.wait_for_selector(".nbtrain-panel[data-state=RUNNING] .nbt-step")
         assert page.locator(".nbtrain-panel").count() == 1
         wait_for_kernel(page)
-        # Encrypted, as `nbtrain lab` has it: with a key in the file that says how to connect to it.
+        # Encrypted, as with `nbtrain lab`: the connection file contains a key.
         [connection] = (lab.root / "runtime").glob("kernel-*.json")
         assert json.loads(connection.read_text())["curve_publickey"]
 
@@ -79,13 +79,13 @@ def test_panel_is_live_while_a_cell_runs_and_after_a_reload_and_stops_the_job(la
         assert kernel_busy(lab)
         screenshot(page, "panel-stopped")
 
-        # Without its kernel JupyterLab has no model of the widget; the panel comes back all the same.
+        # Without its kernel JupyterLab has no model of the widget, but the panel is restored.
         lab.restart_kernels()
         page.reload()
         page.wait_for_selector(".nbtrain-panel[data-state=CANCELLED] .nbt-step")
         assert page.locator("text=Error displaying widget").locator("visible=true").count() == 0
 
-        # What the run has kept, in a kernel that never saw it: CPU and memory, with their limits.
+        # The run's recorded CPU and memory with their limits, in a kernel that never saw the run.
         tabs = page.locator(".nbtrain-panel .nbt-tabs")
         tabs.get_by_text("Resources", exact=True).click()
         charts = page.locator(".nbtrain-panel .nbt-usage .nbt-chart")
@@ -100,7 +100,7 @@ def test_panel_is_live_while_a_cell_runs_and_after_a_reload_and_stops_the_job(la
         page.locator(".nbtrain-panel select[aria-label='which log']").select_option(label="rank 0")
         page.locator(".nbtrain-panel pre", has_text="step     1 |").wait_for()
 
-        # Its keys are its own: an arrow chooses, and goes to no other cell.
+        # The panel handles its keys: an arrow chooses an entry instead of moving to another cell.
         tabs.get_by_text("Metrics", exact=True).click()
         axis = page.locator(".nbtrain-panel select[aria-label='axis of the charts']")
         axis.press("ArrowDown")
@@ -109,7 +109,7 @@ def test_panel_is_live_while_a_cell_runs_and_after_a_reload_and_stops_the_job(la
         assert ["jp-mod-active" in cell.get_attribute("class") for cell in cells] == [True, False]
 
 
-# gpt-tiny on random words, small enough for 50 steps a second, long enough to be watched.
+# gpt-tiny on random words, small enough for 50 steps a second, and long enough to be watched.
 WATCHED = (
     "name=watched model.num_layers=1 model.hidden_size=32 model.seq_length=32 batch.micro_batch_size=4 "
     "batch.global_batch_size=4 batch.train_tokens=25600000 evaluation.eval_iters=0 "
@@ -119,7 +119,8 @@ WATCHED = (
 
 
 def test_the_launch_notebook_trains_a_run_that_is_watched_and_stopped(lab: Lab, page: Any) -> None:
-    """03_launch as shipped: a job's panel advances while the cell waits and after a reload; Stop saves."""
+    """03_launch as shipped: a job's panel advances while the cell waits and after a reload, and Stop
+    saves."""
     import nbformat
     from papermill.iorw import load_notebook_node
     from papermill.parameterize import parameterize_notebook
@@ -140,7 +141,7 @@ def test_the_launch_notebook_trains_a_run_that_is_watched_and_stopped(lab: Lab, 
     command(page, "docmanager:save")
     wait_for(lambda: "nbtrain-rescue" in saved(lab, "03_launch.ipynb"), lambda: "the notebook was not saved")
     page.reload()
-    # The form stands above it, and a panel out of sight asks for nothing.
+    # The form is above it, and a panel out of sight sends no requests.
     page.locator(".nbf-kernel", has_text="is busy with a cell").wait_for()
     page.locator(".nbtrain-panel").first.scroll_into_view_if_needed()
     page.locator(".nbtrain-panel[data-state=RUNNING] .nbt-step").first.wait_for()
@@ -150,13 +151,14 @@ def test_the_launch_notebook_trains_a_run_that_is_watched_and_stopped(lab: Lab, 
     page.locator(".nbtrain-panel[data-state=CANCELLED]").first.wait_for()
     wait_for(lambda: not kernel_busy(lab), lambda: "the notebook still waits for a job that is stopped")
     assert list((lab.output / "watched" / "model").glob("global_step*/manifest.json"))
-    # TensorBoard reads every run below the output root: steps of this run would hide steps of the next test.
+    # TensorBoard reads every run in the output directory: this run's steps would hide the next test's.
     shutil.rmtree(lab.output / "watched")
 
 
 @pytest.mark.soak
 def test_tensorboard_shows_new_points_by_itself(lab: Lab, page: Any) -> None:
-    """The launcher's tile opens a live TensorBoard; nb.tensorboard shows one of the run in the notebook."""
+    """The launcher's tile opens a live TensorBoard, and nb.tensorboard shows one of the run in the
+    notebook."""
     write_notebook(lab, "board.ipynb", 'import nbtrain as nb\n\nnb.tensorboard("gpt-board")')
     with fake_job(lab, "gpt-board", "--steps", "4000"):
         open_notebook(page, lab, "board.ipynb")
@@ -179,14 +181,14 @@ def test_tensorboard_shows_new_points_by_itself(lab: Lab, page: Any) -> None:
 
 
 def last_step(board: Any) -> int:
-    """The step that the first card's table names: that of its newest point."""
+    """Return the step in the first card's table, which is its newest point."""
     text = board.locator("card-view").first.inner_text()
     found = re.search(r"([\d,]+)\s+Run\s", text)
     return int(found[1].replace(",", "")) if found else 0
 
 
 def assert_points_advance(board: Any) -> None:
-    """A reload brings later points, and nobody touches anything."""
+    """Assert that a reload by TensorBoard itself brings later points."""
     board.locator("card-view").first.wait_for()
     step = wait_for(lambda: last_step(board), lambda: "TensorBoard shows no step")
     wait_for(lambda: last_step(board) > step, lambda: f"stays at step {step}")
@@ -203,7 +205,7 @@ CARD = {
 
 
 def test_documents_are_leafed_through(lab: Lab, page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The card shows its first document; the arrow, a number and a text show others."""
+    """The data card shows its first document; the arrow, a number and a search text show others."""
     monkeypatch.setenv("NBTRAIN_DATA", lab.environment["NBTRAIN_DATA"])
     texts = [f"question {number}: what? answer: text {number}." for number in range(40)]
     make_dataset(RunConfig.model_validate(CARD), texts, learnt_from=[5] * 40)
@@ -225,7 +227,7 @@ def test_documents_are_leafed_through(lab: Lab, page: Any, monkeypatch: pytest.M
     shown.get_by_text("text 33.").wait_for()
     page.get_by_text("in document 33").wait_for()
     screenshot(page, "data-card-found")
-    # [next] takes the focus from the text: one search, that of the button.
+    # [next] takes the focus from the text: only its own search runs.
     find.fill("QUESTION 1")
     for found in (1, 10):
         page.get_by_role("button", name="next", exact=True).last.click()
@@ -234,7 +236,8 @@ def test_documents_are_leafed_through(lab: Lab, page: Any, monkeypatch: pytest.M
 
 
 def test_the_what_if_page_snaps_and_writes(lab: Lab, page: Any) -> None:
-    """A slider and a choice redraw the page with legal layouts; the button writes the run YAML."""
+    """A slider and a choice redraw the what-if page with legal layouts, and the button writes the run
+    YAML."""
     write_notebook(lab, "what-if.ipynb", 'import nbtrain as nb\n\nnb.what_if("gpt-1-3b-4xdp-4xpp")')
     open_notebook(page, lab, "what-if.ipynb")
     run_cell(page, 0)
@@ -244,7 +247,7 @@ def test_the_what_if_page_snaps_and_writes(lab: Lab, page: Any) -> None:
     assert shown.locator(".w-bar", has_text="stage").count() == 4
     screenshot(page, "what-if")
 
-    # The pipeline's slider, one step to the left: two stages, and twice the copies.
+    # The pipeline's slider, one step to the left: two stages, and twice the replicas.
     slider = shown.locator("input[data-control=pipeline]")
     slider.focus()
     slider.press("ArrowLeft")

@@ -1,7 +1,7 @@
-"""The demo, as `make demo` runs it: gpt-tiny from data to text by notebooks 01 to 05, a second call, and 00.
+"""The demo as `make demo` runs it: gpt-tiny from data to text in notebooks 01 to 05, a second call, and 00.
 
-With a smaller model and a tenth of its tokens, by overrides, which every record of the run keeps. At its full
-length, as the README has it, the demo is a part of `make soak`.
+It runs with a smaller model and a tenth of its tokens, by overrides, which every record of the run keeps. The
+demo at full length, as in the README, is part of `make soak`.
 """
 
 import json
@@ -41,7 +41,7 @@ A_TENTH = (
 
 
 def demo(workspace, overrides) -> str:
-    """What `nbtrain demo` says; the empty home holds nothing that could help."""
+    """Return the output of `nbtrain demo` in an empty home without any earlier files."""
     home = workspace / "home"
     home.mkdir(exist_ok=True)
     environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
@@ -56,7 +56,7 @@ def demo(workspace, overrides) -> str:
 
 
 def texts(notebook: "nbformat.NotebookNode") -> str:
-    """Everything that an executed notebook shows, as one text; what it shows last is static."""
+    """Return everything that an executed notebook shows as one text; its last outputs are static."""
     outputs = [cell["outputs"] for cell in notebook.cells if cell.get("outputs")]
     assert outputs, "it shows nothing"
     assert not any("widget-view" in kind for one in outputs[-1] for kind in one.get("data", {}))
@@ -79,7 +79,8 @@ def texts(notebook: "nbformat.NotebookNode") -> str:
 def test_the_demo_trains_a_model_that_knows_its_text(
     workspace, overrides, steps, below_unigram_nats, is_below_bigram
 ):
-    """Losses well under unigram and bigram, notebooks and pages are there, a second call redoes nothing."""
+    """The demo's losses are well below unigram and bigram, its notebooks and pages exist, and a second call
+    repeats nothing."""
     summary = demo(workspace, overrides)
     run = open_run("gpt-tiny")
     base = baselines(run.config)
@@ -92,18 +93,18 @@ def test_the_demo_trains_a_model_that_knows_its_text(
     assert f"bigram model       {base.bigram_nats:.4f}" in summary
     assert re.search(r"speed +[\d,]+ tokens/s", summary)
 
-    import nbformat  # with jsonschema, which takes seconds; every process of the tests collects this file
+    import nbformat  # with jsonschema, which takes seconds; every test process collects this file
 
     folder, shown = run.directory.notebooks, {}
     for name in DEMO_NOTEBOOKS:
         executed = nbformat.read(folder / f"{name}.ipynb", 4)
         shown[name] = texts(executed)
-        # What was changed is in the executed notebook.
+        # The overrides are in the executed notebook.
         assert any(
             f"overrides = {json.dumps(shlex.join(overrides))}" in cell.source for cell in executed.cells
         )
         page = (folder / f"{name}.html").read_text()
-        # Documents of the data hold addresses as text; what a browser fetches stands in attributes.
+        # Documents of the data contain addresses as text; a browser fetches only those in attributes.
         body = re.sub(r"<a [^>]*>", "", page).partition("<body")[2]
         assert not re.findall(r"<[^>]+(?:src|href)=[\"']?https?://[^>]*>", body), f"{name} needs a network"
         assert name in summary
@@ -126,7 +127,7 @@ def test_the_demo_trains_a_model_that_knows_its_text(
 
 
 def test_a_summary_of_data_too_small_to_validate_on():
-    """What there is none of is a dash."""
+    """A summary of data that is too small to validate on shows a dash for missing values."""
     end = {"steps": 4, "loss": 5.25, "samples_per_second": 9.0}
     config = SimpleNamespace(model=SimpleNamespace(seq_length=100))
     run = SimpleNamespace(name="tiny", state="SUCCEEDED", unfinished=None, config=config, summary=lambda: end)

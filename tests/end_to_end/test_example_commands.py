@@ -1,7 +1,7 @@
-"""examples/megatron-gpt/README.md: every command of it is understood, and, in a soak, does what is said.
+"""examples/megatron-gpt/README.md: its commands are valid, and the soak runs them and checks their results.
 
-A soak runs the commands in their order in one workspace, with half of gpt-tiny's tokens. Those that go on
-until they are interrupted are interrupted once they have said something.
+A soak runs the commands in order in one workspace, with half of gpt-tiny's tokens. Commands that run until
+they are interrupted are interrupted after their first output.
 """
 
 import os
@@ -41,13 +41,13 @@ WAY = {
     *("cancel", "resume", "wait", "checkpoint", "generate", "evaluate", "compare", "export", "serve"),
 }
 ENDLESS = ("logs -f", "tensorboard", "serve")
-# A busy machine needs minutes for what takes seconds.
+# On a busy machine, what normally takes seconds may take minutes.
 LIMIT_SECONDS = 1800.0
 RIGHT_ANSWERS = 0.9
 
 
 def commands() -> list[list[str]]:
-    """The words of each command, in order; all of the page's fences that are no YAML hold commands."""
+    """Return the words of each command, in order; all fences of the page except YAML hold commands."""
     text = README.read_text(encoding="utf-8")
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     assert {language for language, _ in blocks} == {"sh", "yaml"}
@@ -61,7 +61,7 @@ def commands() -> list[list[str]]:
 
 
 def test_every_command_is_understood():
-    """By the real parser; runs are examples or were named before; their changes keep every rule."""
+    """Every command is accepted by the real parser, with known runs and changes that pass every rule."""
     found = commands()
     assert len(found) > 25
     made: set[str] = set()
@@ -76,7 +76,7 @@ def test_every_command_is_understood():
 
 
 def test_the_whole_way_is_there():
-    """Each part of the way from text to a served model has a command, also those for GPUs and clusters."""
+    """Each part of the way from text to a served model has a command, also for GPUs and clusters."""
     verbs = {words[1] for words in commands()}
     assert verbs >= WAY
     dry = [words for words in commands() if "--dry-run" in words]
@@ -88,7 +88,7 @@ def test_the_whole_way_is_there():
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A workspace with the examples, half of gpt-tiny's tokens."""
+    """A workspace with the examples and half of gpt-tiny's tokens."""
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     monkeypatch.setenv("NBTRAIN_QUEUE", str(tmp_path / "queue"))
     shutil.copytree(README.parent, tmp_path / "examples" / "megatron-gpt")
@@ -106,7 +106,7 @@ def place(tmp_path, monkeypatch):
 
 
 def said_of(words: list[str], folder: Path) -> str:
-    """What a command says; one of ENDLESS until it has said something."""
+    """Return the output of a command; one of ENDLESS is interrupted after its first output."""
     command = [sys.executable, "-m", "nbtrain.cli", *words[1:]]
     if not " ".join(words[1:]).startswith(ENDLESS):
         done = subprocess.run(
@@ -129,7 +129,7 @@ def said_of(words: list[str], folder: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.soak
 def test_every_command_does_what_it_says(place):
-    """In order; at the end the model gives the right type in nine of ten questions that it has not seen."""
+    """All commands run in order, and the model gives the right type in nine of ten held-out questions."""
     said: dict[str, str] = {}
     for words in commands():
         line = shlex.join(words[1:])
@@ -146,7 +146,7 @@ def test_every_command_does_what_it_says(place):
 
 
 def wait_for_step(step: int) -> None:
-    """Until gpt-tiny has made so many steps."""
+    """Wait until gpt-tiny has made this many steps."""
     end = time.monotonic() + LIMIT_SECONDS
     while time.monotonic() < end:
         if (summary_of(RunDir.named("gpt-tiny"), time.time()).step or 0) >= step:

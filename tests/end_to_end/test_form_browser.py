@@ -1,6 +1,7 @@
-"""The launch form in a real browser: what is typed is checked at its field, reaches the next cell, and stays.
+"""The launch form in a real browser: typed values are checked at their fields, reach the next cell, and are
+kept.
 
-jupyterlab.py says which environment variables choose the browser and keep pictures.
+jupyterlab.py lists the environment variables that choose the browser and keep pictures.
 """
 
 import re
@@ -29,12 +30,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 OPENED = 'import nbtrain as nb\n\nform = nb.launcher("gpt-tiny", "batch.max_steps=400", "full")\nform'
 NEXT = 'config = form.config\nprint("HELD", config.batch.max_steps, config.batch.micro_batch_size, form.mode)'
-# A cell that runs until the test lets it go.
+# A cell that runs until the test releases it.
 BUSY = 'import pathlib, time\n\nwhile not pathlib.Path("go").exists():\n    time.sleep(0.05)'
 
 
 class FormPage:
-    """The form as a person reads it."""
+    """The launch form as a user reads it."""
 
     def __init__(self, page: Any):
         self.page = page
@@ -62,7 +63,8 @@ class FormPage:
 
 
 def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any) -> None:
-    """Hover, problems at their fields, Reset, YAMLs, mode; then a new kernel, and a reload without one."""
+    """Hovering, problems, Reset, YAMLs and mode work, and the next cell gets the form's values, also after a
+    new kernel or a reload."""
     write_notebook(lab, "form.ipynb", OPENED, NEXT, BUSY)
     open_notebook(page, lab, "form.ipynb")
     run_cell(page, 0)
@@ -72,7 +74,7 @@ def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any)
     assert form.node.locator("[aria-label='Essential fields'] .nbf-field").count() == 12
     screenshot(page, "form")
 
-    # What stands beside a field, and what hovering shows.
+    # Labels next to a field, and its tooltip.
     lr = form.field("lr_schedule.lr")
     assert "Peak learning rate." in lr.inner_text() and "no default" in lr.inner_text()
     lr.locator("input").hover()
@@ -91,7 +93,7 @@ def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any)
     form.shows("[data-key='model.norm_epsilon'] .nbf-meta", "default: 1.0e-06")
     form.node.locator(".nbf-all > summary").click()
 
-    # All problems at once, each at its field, counted on its tab; nothing moves.
+    # All problems at once, each at its field and counted on its tab, without moving the layout.
     height = form.height
     form.type("batch.micro_batch_size", "5")
     form.type("lr_schedule.lr", "fast")
@@ -113,7 +115,7 @@ def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any)
     form.shows(".nbf-all .nbf-label", "zero_hpz")
     form.node.locator(".nbf-all > summary").click()
 
-    # The next cell gets what the form holds.
+    # The next cell gets the form's values.
     form.type("lr_schedule.lr", "0.002")
     form.type("batch.micro_batch_size", "4")
     form.shows(".nbf-line", 'nb.submit("gpt-tiny", {"batch.max_steps": 400, "batch.micro_batch_size": 4})')
@@ -123,7 +125,7 @@ def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any)
     run_cell(page, 1)
     page.locator(".jp-OutputArea-output pre", has_text="HELD 400 4 twin").wait_for()
 
-    # Reset and another YAML keep what the notebook asked for, and say so.
+    # Reset and another YAML keep the notebook's overrides, and say so.
     form.node.get_by_label("mode of the notebook").select_option("full")
     form.button("Reset").click()
     form.shows(".nbf-notice", "1 change undone. Overrides of the notebook still apply: batch.max_steps = 400")
@@ -135,7 +137,7 @@ def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any)
     form.button("Apply them here").click()
     form.shows(".nbf-line", '"batch.micro_batch_size": 4')
 
-    # While a cell runs, the server checks; the kernel hears all of it before the next cell.
+    # While a cell runs, the server checks; the kernel gets all changes before the next cell.
     run_cell(page, 2)
     wait_for(lambda: kernel_busy(lab), lambda: "the waiting cell did not start")
     for steps in ("75", "76", "77"):
@@ -150,8 +152,8 @@ def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any)
     command(page, "docmanager:save")
     wait_for(lambda: "nbtrain-rescue" in saved(lab, "form.ipynb"), lambda: "the notebook was not saved")
 
-    # Another kernel: the server answers on, and the form says that the cells do not hear it. A page may miss
-    # all that a restarted kernel says, and is told by it at the next edit then.
+    # Another kernel: the server still answers, and the form says that cells do not get its values. A page may
+    # miss all messages of a restarted kernel, and then learns of it at the next edit.
     lab.restart_kernels()
     form.type("batch.max_steps", "78")
     form.shows(".nbf-kernel", "The kernel that created this form has ended")
@@ -164,7 +166,7 @@ def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any)
     assert page.locator("text=Error displaying widget").locator("visible=true").count() == 0
     screenshot(page, "form-reloaded")
 
-    # The form's cell run again offers what no kernel has heard.
+    # Running the form's cell again restores values that no kernel has received.
     wait_for_kernel(page)
     run_cell(page, 0)
     form.shows(".nbf-notice", "An earlier form of this run had 2 changes when its kernel ended.")
@@ -176,7 +178,7 @@ def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any)
 
 
 def hovered(page: Any, place: Any) -> str:
-    """The title of what lies under the pointer in the middle of a place."""
+    """Return the title of the element under the pointer in the middle of a place."""
     box = place.bounding_box()
     middle = [box["x"] + box["width"] / 2, box["y"] + box["height"] / 2]
     found = "([x, y]) => document.elementFromPoint(x, y).closest('[title]')?.title ?? ''"
@@ -185,7 +187,8 @@ def hovered(page: Any, place: Any) -> str:
 
 @pytest.mark.soak
 def test_a_form_without_server_asks_its_kernel_and_without_both_says_so(lab: Lab, page: Any) -> None:
-    """The kernel gives the same answers between cells; when it is gone too, nothing can be submitted."""
+    """Without a server the kernel gives the same answers between cells; without both, the form cannot
+    submit."""
     page.route("**/nbtrain/form*", lambda route: route.fulfill(status=404, json={"message": "Not Found"}))
     page.route("**/nbtrain/form/**", lambda route: route.fulfill(status=404, json={"message": "Not Found"}))
     page.route("**/nbtrain/submit*", lambda route: route.fulfill(status=404, json={"message": "Not Found"}))
@@ -226,7 +229,8 @@ SUBMITTED = (
 
 @pytest.mark.soak
 def test_a_form_submits_while_a_cell_runs_and_without_its_kernel(lab: Lab, page: Any) -> None:
-    """Its run appears below it and is stopped, while the cell goes on; after a reload without kernel too."""
+    """The form submits while a cell runs: its run appears below and is stopped; after a reload it works
+    without a kernel too."""
     prepare = [sys.executable, "-m", "nbtrain.cli", "prepare", "gpt-tiny", *shlex.split(SUBMITTED)]
     subprocess.run(prepare, env=lab.environment, check=True, capture_output=True)
     opened = f'import nbtrain as nb\n\nform = nb.launcher("gpt-tiny", """{SUBMITTED}""")\nform'
@@ -241,7 +245,7 @@ def test_a_form_submits_while_a_cell_runs_and_without_its_kernel(lab: Lab, page:
     form.shows(".nbf-line", '"lr_schedule.lr": 0.003')
     form.button("Submit").click()
     form.shows(".nbf-answer", "It is shown below the form.")
-    # A panel out of sight asks for nothing.
+    # A panel out of sight sends no requests.
     page.locator(".nbtrain-panel").first.scroll_into_view_if_needed()
     page.locator(".nbtrain-panel[data-state=RUNNING] .nbt-step").first.wait_for()
     assert kernel_busy(lab)
@@ -249,7 +253,7 @@ def test_a_form_submits_while_a_cell_runs_and_without_its_kernel(lab: Lab, page:
     page.locator(".nbtrain-panel[data-state=CANCELLED]").first.wait_for()
     screenshot(page, "form-submitted")
 
-    # Neither the kernel nor the page is the one that it was typed into.
+    # Both the kernel and the page have been replaced since it was typed.
     command(page, "docmanager:save")
     wait_for(lambda: "nbtrain-rescue" in saved(lab, "submit.ipynb"), lambda: "the notebook was not saved")
     lab.restart_kernels()

@@ -1,6 +1,7 @@
-"""From documents to answers: gpt-tiny is pretrained, LoRA teaches it a form, held-out questions are asked.
+"""Instruction tuning: gpt-tiny is pretrained, LoRA teaches it a format, and held-out questions are asked.
 
-Merged, unmerged, exported and opened in peft, it is one model. Half of gpt-tiny's tokens is enough here.
+Merged, unmerged, exported, and opened in peft, the model is the same. Half of gpt-tiny's tokens is enough
+here.
 """
 
 import json
@@ -29,7 +30,7 @@ from nbtrain.serving.resident import RESIDENT
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.soak,
-    # Of transformers, called by peft.
+    # Called in transformers by peft.
     pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"),
 ]
 BASE, ADAPTED = "gpt-tiny", "types"
@@ -64,7 +65,8 @@ SECOND = ("body", "count", "field", "index", "label", "size", "state", "text", "
 
 
 def examples() -> list[dict[str, str]]:
-    """Questions for the type of a literal and their answers, no question twice; always the same ones."""
+    """Return questions for the type of a literal with their answers, without repetition, always the same
+    ones."""
     drawn = random.Random(1234)
     literals = {
         "int": lambda: f"{drawn.randrange(10, 1000)}",
@@ -85,7 +87,7 @@ PROMPTS = [example["prompt"] for example in ASKED]
 
 
 def nbtrain(folder: Path, *words: str) -> str:
-    """What the command says."""
+    """Return the output of an nbtrain command."""
     done = subprocess.run(
         [sys.executable, "-m", "nbtrain.cli", *words], cwd=folder, capture_output=True, text=True
     )
@@ -95,7 +97,7 @@ def nbtrain(folder: Path, *words: str) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A workspace with both runs, trained, and three exports: the base, the merged model, the adapters."""
+    """A workspace with both trained runs and three exports: the base, the merged model, the adapters."""
     pytest.importorskip("transformers")
     pytest.importorskip("peft")
     with pytest.MonkeyPatch.context() as patch:
@@ -116,7 +118,7 @@ def folder(tmp_path_factory):
 
 
 def answers_here(run: str) -> list[str]:
-    """What a run adds to each prompt."""
+    """Return the text that a run adds to each prompt."""
     texts = nb.generate(run, PROMPTS, MAX_NEW_TOKENS, temperature=0)
     return [text.new_text for text in texts]
 
@@ -128,7 +130,7 @@ def answers(folder):
 
 @pytest.fixture(scope="module")
 def token_ids(folder):
-    """Of each prompt with its answer."""
+    """Return the token ids of each prompt with its answer."""
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "merged")
@@ -136,7 +138,7 @@ def token_ids(folder):
 
 
 def logits_of(model, token_ids) -> torch.Tensor:
-    """Of every token of every text, in one table."""
+    """Return the logits of every token of every text, in one table."""
     with torch.no_grad():
         found = [model(ids) for ids in token_ids]
     return torch.cat([getattr(each, "logits", each)[0] for each in found])
@@ -144,7 +146,7 @@ def logits_of(model, token_ids) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def logits(folder, token_ids):
-    """The run's own, by the merged model that generates."""
+    """The run's own logits, from the merged model that generates."""
     loaded = load(open_run(ADAPTED).directory)
     return logits_of(loaded.model, token_ids)
 
@@ -172,7 +174,7 @@ def answers_of_transformers(model, folder) -> list[str]:
 
 
 def test_the_form_is_followed(answers):
-    """Nine tenths of the held-out answers are right to the letter, and end; the base does not give them."""
+    """Nine tenths of the held-out answers are exactly right and end; the base does not give them."""
     assert not {example["prompt"] for example in EXAMPLES[:TRAINED]} & set(PROMPTS)
     assert len(Counter(example["completion"] for example in ASKED)) == 4
     base = open_run(BASE)
@@ -186,7 +188,8 @@ def test_the_form_is_followed(answers):
 
 
 def test_merged_is_unmerged(folder, logits, token_ids, answers):
-    """The trained model, with two matrices beside each; the merged one; its export in transformers."""
+    """The trained model with separate adapters, the merged model, and its export in transformers have the
+    same logits."""
     import transformers
 
     run = open_run(ADAPTED)
@@ -205,7 +208,7 @@ def test_merged_is_unmerged(folder, logits, token_ids, answers):
 
 
 def test_peft_opens_the_adapters(folder, logits, token_ids, answers):
-    """Beside the exported base; without them its logits are far away."""
+    """peft opens the adapters with the exported base; without them the logits are far away."""
     import peft
     import transformers
 

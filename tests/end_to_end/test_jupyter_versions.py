@@ -1,7 +1,7 @@
-"""The installed wheel in every JupyterLab that pyproject.toml takes, and in Notebook 7, in a real browser.
+"""The installed wheel in every JupyterLab that pyproject.toml allows, and in Notebook 7, in a real browser.
 
-A version is installed into an environment of its own, which borrows everything else from that of the tests.
-Nothing is switched on by hand: what the wheel installs must do it.
+Each version is installed into a separate environment, which uses the tests' environment for everything else.
+Nothing is enabled manually: the files of the wheel must do it.
 """
 
 import os
@@ -47,7 +47,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def installed(root: Path, wheel: Path, module: str, *packages: str) -> Iterator[Lab]:
-    """A server of `module` with these versions of its packages, and nbtrain as the wheel installs it."""
+    """Run a server of `module` with these package versions, and nbtrain as the wheel installs it."""
     find_chromium()
     there = root / "environment"
     venv.create(there, with_pip=False)
@@ -55,7 +55,7 @@ def installed(root: Path, wheel: Path, module: str, *packages: str) -> Iterator[
     install = [*PIP, "--python", str(python), "install", "--no-deps", *packages, str(wheel)]
     subprocess.run(install, check=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(there)}))
-    # The environment's own packages come first.
+    # The environment's own packages take precedence.
     (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
     variables = {
         "JUPYTER_CONFIG_PATH": str(Path(sys.prefix) / "etc" / "jupyter"),
@@ -63,7 +63,7 @@ def installed(root: Path, wheel: Path, module: str, *packages: str) -> Iterator[
         "IPYTHONDIR": str(root / "ipython"),
         "NBTRAIN_WORKSPACE": str(REPOSITORY),
         "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
-        # The wheel's nbtrain, not that of the tree.
+        # The wheel's nbtrain instead of the source tree's.
         "PYTHONPATH": "",
     }
     options = ("--expose-app-in-browser",)
@@ -81,7 +81,8 @@ def installed(root: Path, wheel: Path, module: str, *packages: str) -> Iterator[
 def test_a_jupyterlab_shows_the_sidebar_the_run_and_the_widget(
     tmp_path: Path, wheel: Path, page: Any, packages: tuple[str, ...]
 ) -> None:
-    """The version is the one that was asked for; list, live panel, tile and a cell's output are there."""
+    """The requested JupyterLab version runs and shows the sidebar list, a live panel, the tile, and a cell's
+    output."""
     with (
         installed(tmp_path, wheel, "jupyterlab", *packages) as lab,
         fake_job(lab, "gpt-version", "--steps", "40000"),
@@ -112,7 +113,7 @@ def test_a_jupyterlab_shows_the_sidebar_the_run_and_the_widget(
 def test_a_notebook_7_shows_the_widget_live(
     tmp_path: Path, wheel: Path, page: Any, packages: tuple[str, ...]
 ) -> None:
-    """In the page of one notebook, which has no sidebar."""
+    """Notebook 7, which has no sidebar, shows the live widget in a notebook's page."""
     with (
         installed(tmp_path, wheel, "notebook", *packages) as lab,
         fake_job(lab, "gpt-version", "--steps", "40000"),

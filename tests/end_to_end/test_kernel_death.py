@@ -1,4 +1,4 @@
-"""A kernel that is killed while its run trains disturbs nothing, to the last bit."""
+"""Killing a kernel while its run trains leaves the run bit-identical."""
 
 import json
 import os
@@ -32,13 +32,13 @@ SETTINGS = {
     "evaluation.eval_iters": 1,
     "backend.env": {"NBTRAIN_TRACE": "1", "OMP_NUM_THREADS": "1"},
 }
-# The rank stands still until the kernel is dead: all its steps together take a second or two.
+# The rank is stopped until the kernel is dead, because all its steps together take a second or two.
 STOP_AT = 6
 FAULTS = json.dumps([{"step": STOP_AT, "do": "stop"}])
 
 
 def trace(run: RunDir) -> list[tuple[int, str, str]]:
-    """(step, loss, gradient norm) as float hex, of every step any job of the run made."""
+    """Return (step, loss, gradient norm) as hexadecimal floats for every step of any job of the run."""
     events = [event for job_id in run.job_ids() for event in read_events(run.job(job_id))]
     return [
         (event["step"], event["loss"], event["grad_norm"]) for event in events if event["kind"] == "trace"
@@ -46,7 +46,7 @@ def trace(run: RunDir) -> list[tuple[int, str, str]]:
 
 
 def stopped_rank(run: RunDir) -> psutil.Process:
-    """The run's only rank, once it stands still."""
+    """Return the run's only rank once it is stopped."""
     deadline = time.monotonic() + 600
     while True:
         assert time.monotonic() < deadline
@@ -59,7 +59,8 @@ def stopped_rank(run: RunDir) -> psutil.Process:
 
 @pytest.mark.slow
 def test_a_killed_kernel_disturbs_nothing(workspace, fork_server):
-    """submit in a real kernel, kill -9 the kernel at a step: one job, no restart, the undisturbed curve."""
+    """After submit in a real kernel and kill -9 of the kernel during a step, there is one job, no restart,
+    and the same curve."""
     api.prepare("gpt-tiny", SETTINGS)
     straight = launch.make_run(workspace, SETTINGS, "straight", source="gpt-tiny")
     launch.ForkedRuns(fork_server, workspace / "data").train(straight)

@@ -1,4 +1,4 @@
-"""nbtrain's extension in JupyterLab, in a real browser: sidebar, tabs, tiles, status, without a kernel."""
+"""nbtrain's extension in JupyterLab, in a real browser without a kernel: sidebar, tabs, tiles, status."""
 
 import json
 import re
@@ -45,14 +45,15 @@ def open_lab(page: Any, lab: Lab) -> None:
 
 
 def wait_for_layout(lab: Lab, name: str) -> None:
-    """JupyterLab saves its layout some time after it has changed."""
+    """Wait until JupyterLab has saved its layout, which happens some time after a change."""
     wait_for(
         lambda: name in json.dumps(lab.get("lab/api/workspaces/default")), lambda: "the layout was not saved"
     )
 
 
 def test_the_sidebar_opens_a_run_that_comes_back_after_a_reload_and_stops_it(lab: Lab, page: Any) -> None:
-    """Tiles have a category of their own; the run's tab is live and restored; Stop in the sidebar ends it."""
+    """The sidebar opens a run whose tab is live and restored after a reload; tiles are in a separate
+    category, and Stop works."""
     with fake_job(lab, "gpt-sidebar", "--steps", "4000") as job:
         open_lab(page, lab)
         section = page.locator(".jp-Launcher-section", has=page.get_by_text("nbtrain", exact=True))
@@ -72,7 +73,7 @@ def test_the_sidebar_opens_a_run_that_comes_back_after_a_reload_and_stops_it(lab
         assert_step_advances(page)
         page.locator(".nbtrain-Status", has_text="nbtrain: 1 run").wait_for()
 
-        # Jupyter's own panel of what runs.
+        # Jupyter's own panel of running things.
         page.locator('.jp-SideBar [data-id="jp-running-sessions"]').click()
         page.locator(".jp-RunningSessions-item", has_text=re.compile("gpt-sidebar.*RUNNING")).wait_for()
         screenshot(page, "extension-running")
@@ -88,7 +89,7 @@ def test_the_sidebar_opens_a_run_that_comes_back_after_a_reload_and_stops_it(lab
 
 @pytest.mark.soak
 def test_without_the_server_half_the_sidebar_says_so(lab: Lab, page: Any) -> None:
-    """In its place: no dialog covers JupyterLab."""
+    """Without the server extension, the sidebar shows a message instead of a dialog over JupyterLab."""
     page.route("**/nbtrain/runs*", lambda route: route.fulfill(status=404, body="not found"))
     open_lab(page, lab)
     word = page.locator(".nbtrain-Sidebar [role=status]", has_text="lacks nbtrain's server extension")
@@ -101,7 +102,7 @@ def test_without_the_server_half_the_sidebar_says_so(lab: Lab, page: Any) -> Non
 
 @pytest.fixture(scope="module")
 def ended(lab: Lab) -> str:
-    """A run of two ranks that has ended, with a log, events and measured resources."""
+    """A finished run of two ranks with a log, events and measured resources."""
     job = FakeJob(RunDir(lab.output / "gpt-keys"), 60, world_size=2)
     measure(job)
     for _ in range(30):
@@ -112,7 +113,7 @@ def ended(lab: Lab) -> str:
 
 
 def focused(page: Any) -> str:
-    """The accessible name of what has the focus, or its words."""
+    """Return the accessible name of the focused element, or its text."""
     return page.evaluate(
         """() => {
             const node = document.activeElement;
@@ -122,7 +123,7 @@ def focused(page: Any) -> str:
 
 
 def assert_ring(page: Any) -> None:
-    """What has the focus is seen to have it: an outline of a pixel or more."""
+    """Assert that the focused element has a visible outline of at least a pixel."""
     style = page.evaluate(
         """() => {
             const { outlineStyle, outlineWidth, outlineColor } = getComputedStyle(document.activeElement);
@@ -133,7 +134,7 @@ def assert_ring(page: Any) -> None:
 
 
 def press_until(page: Any, key: str, name: str, most: int = 60) -> None:
-    """Press `key` until what has the focus is called `name`; each station on the way shows a ring."""
+    """Press `key` until the focused element is called `name`; each element on the way shows an outline."""
     seen = []
     for _ in range(most):
         page.keyboard.press(key)
@@ -144,7 +145,8 @@ def press_until(page: Any, key: str, name: str, most: int = 60) -> None:
 
 
 def test_a_run_is_opened_read_and_left_by_the_keyboard_alone(lab: Lab, page: Any, ended: str) -> None:
-    """From the palette to the list, tabs, a sorted column, a question that Escape leaves, and the form."""
+    """A user without a mouse gets from the palette to the list, tabs, a sorted column, a question closed by
+    Escape, and the form."""
     page.goto(lab.url("lab?reset"))
     page.locator(".jp-Launcher").wait_for()
     page.keyboard.press("Control+Shift+C")
@@ -157,7 +159,7 @@ def test_a_run_is_opened_read_and_left_by_the_keyboard_alone(lab: Lab, page: Any
     page.keyboard.type(ended)
     press_until(page, "Tab", ended)
 
-    # Deleting is asked for in the list; Escape leaves the question, and the focus returns.
+    # The list asks before deleting; Escape closes the question, and the focus returns.
     press_until(page, "Tab", f"Actions of {ended}")
     page.keyboard.press("Enter")
     page.get_by_role("menuitem", name="Delete...").wait_for()
@@ -194,7 +196,7 @@ def test_a_run_is_opened_read_and_left_by_the_keyboard_alone(lab: Lab, page: Any
     assert run.locator("table[aria-label=ranks] tbody tr").first.locator("td").nth(1).inner_text() == "1"
     assert focused(page) == "rank"
 
-    # The question of the run's own Delete.
+    # The question of the run's own Delete button.
     press_until(page, "Shift+Tab", "Delete")
     page.keyboard.press("Enter")
     assert focused(page) == "Cancel"
@@ -202,7 +204,7 @@ def test_a_run_is_opened_read_and_left_by_the_keyboard_alone(lab: Lab, page: Any
     assert focused(page) == "Delete"
     assert (lab.output / ended).is_dir()
 
-    # A field of the form, and what is said of it aloud.
+    # A field of the form, and its text for screen readers.
     page.keyboard.press("Control+Shift+C")
     page.locator(".lm-CommandPalette-input").wait_for()
     page.keyboard.type("New Run...")
@@ -227,7 +229,8 @@ def test_a_run_is_opened_read_and_left_by_the_keyboard_alone(lab: Lab, page: Any
 
 @pytest.mark.soak
 def test_what_a_screen_reader_and_weak_eyes_meet(lab: Lab, page: Any, ended: str) -> None:
-    """axe-core finds nothing serious in list, run and form, light and dark; test_look.py asks everywhere."""
+    """axe-core finds nothing serious in list, run and form, in both themes; test_look.py covers every
+    place."""
     script = axe_script()
     page.goto(lab.url("lab?reset"))
     page.locator(".jp-Launcher").wait_for()
@@ -249,7 +252,8 @@ def test_what_a_screen_reader_and_weak_eyes_meet(lab: Lab, page: Any, ended: str
 
 @pytest.mark.soak
 def test_tabs_come_back_and_the_theme_is_followed(lab: Lab, page: Any) -> None:
-    """The form keeps what it is about, TensorBoard its run; a cell goes into the notebook used last."""
+    """Restored tabs keep the form's run and TensorBoard's run, follow the theme, and a cell is inserted into
+    the last used notebook."""
     with fake_job(lab, "gpt-tabs", "--steps", "4000"), fake_job(lab, "gpt-other", "--steps", "40"):
         open_lab(page, lab)
         page.evaluate("() => window.nbtrainHost.insertCell('made = 1')")
@@ -288,7 +292,7 @@ def test_tabs_come_back_and_the_theme_is_followed(lab: Lab, page: Any) -> None:
 def test_stop_and_resume_while_a_cell_runs_from_a_second_browser_and_after_a_kernel_restart(
     lab: Lab, page: Any, browser: Any
 ) -> None:
-    """A real run: none of its buttons needs a kernel, and both browsers see what the other did."""
+    """A real run is stopped and resumed without a kernel while a cell runs, and a second browser sees it."""
     for verb in ("prepare", "submit"):
         command_line = [sys.executable, "-m", "nbtrain.cli", verb, "gpt-tiny", *shlex.split(WATCHED)]
         subprocess.run(command_line, env=lab.environment, check=True, capture_output=True)
@@ -321,7 +325,8 @@ def test_stop_and_resume_while_a_cell_runs_from_a_second_browser_and_after_a_ker
 
 
 def test_the_tile_of_models_opens_a_page_that_writes(lab: Lab, page: Any, monkeypatch) -> None:
-    """Behind Jupyter's login, in an iframe; a stream is passed on as it comes if the header asks for one."""
+    """The tile of models opens a page behind Jupyter's login in an iframe, which passes streams on if the
+    header requests one."""
     monkeypatch.setenv("NBTRAIN_OUTPUT", str(lab.output))
     monkeypatch.setenv("NBTRAIN_DATA", str(lab.root / "datasets"))
     saved.save_run("gpt-models", {"model.seq_length": 512})
@@ -342,7 +347,7 @@ def test_the_tile_of_models_opens_a_page_that_writes(lab: Lab, page: Any, monkey
         asked = {"model": "gpt-models", "prompt": "a", "stream": True, "extra_body": {"ignore_eos": True}}
         with client.completions.create(**asked, n=64, max_tokens=500) as stream:
             next(iter(stream))
-            # Its end is far: what has come was not held back.
+            # The end of the text is far away: the first part was not held back.
             with urllib.request.urlopen(lab.url("nbtrain-models/metrics")) as answer:
                 assert re.search(r"^nbtrain_running_texts [1-9]", answer.read().decode(), re.MULTILINE)
         chunks = client.completions.create(**asked, max_tokens=5)
@@ -356,7 +361,7 @@ def test_the_tile_of_models_opens_a_page_that_writes(lab: Lab, page: Any, monkey
 
 @pytest.mark.soak
 def test_a_file_of_text_opens_the_form_with_a_run_for_it(lab: Lab, page: Any) -> None:
-    """ "Train on This Text" in the file browser's menu; files that are no text do not have it."""
+    """ "Train on This Text" in the file browser's menu opens the form with a run; only text files have it."""
     words = ["whale", "captain", "harpoon", "ocean", "ship", "crew", "storm", "sail"]
     lines = [
         " ".join(words[(number * step) % 8] for step in range(1, 60)) + f" {number}." for number in range(900)

@@ -1,8 +1,8 @@
-"""Every place of the user interface, at three widths, light and dark: pictures, and what axe-core finds.
+"""Every place of the user interface at three widths in both themes: pictures, and findings of axe-core.
 
-docs/evidence/ui-checklist.md says what each picture has to show.
+docs/evidence/ui-checklist.md lists what each picture has to show.
 
-The pictures lie in build/ui/ (NBTRAIN_SCREENSHOTS=DIR for another folder).
+The pictures are written to build/ui/ (NBTRAIN_SCREENSHOTS=DIR for another folder).
 """
 
 import os
@@ -22,7 +22,7 @@ PICTURES = Path(os.environ.get("NBTRAIN_SCREENSHOTS") or REPOSITORY / "build" / 
 WIDTHS = (620, 1000, 1400)
 THEMES = ("Light", "Dark")
 HEIGHT = 900
-# A notebook shows a whole output.
+# A notebook shows a complete output.
 OUTPUT_HEIGHT = 1900
 SIDEBAR_PIXELS = 300
 
@@ -51,7 +51,7 @@ def long_page(recorded: Lab, browser: Any) -> Iterator[Any]:
 def test_a_place_is_pictured_and_has_no_serious_finding(
     station: Station, recorded: Lab, long_page: Any
 ) -> None:
-    """The place has no horizontal scrollbar, no cut word lacks a tooltip, and axe finds nothing serious."""
+    """A place has no horizontal scrollbar, a tooltip for every truncated text, and no serious axe finding."""
     page, script, wrong = long_page, axe_script(), []
     PICTURES.mkdir(parents=True, exist_ok=True)
     page.set_viewport_size({"width": 1400, "height": HEIGHT})
@@ -62,7 +62,7 @@ def test_a_place_is_pictured_and_has_no_serious_finding(
             page.set_viewport_size({"width": width, "height": OUTPUT_HEIGHT if station.picture else HEIGHT})
             settle(page)
             if station.name == "sidebar":
-                # JupyterLab shares a new width out first.
+                # JupyterLab first distributes a new width.
                 narrow_sidebar(page, width)
                 settle(page)
             path = PICTURES / f"{station.name}-{width}-{theme.lower()}.png"
@@ -75,12 +75,12 @@ def test_a_place_is_pictured_and_has_no_serious_finding(
 
 
 def settle(page: Any) -> None:
-    """Until charts have been drawn anew for the width."""
+    """Wait until charts have been redrawn for the width."""
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 500)))")
 
 
 def narrow_sidebar(page: Any, width: int) -> None:
-    """The sidebar as wide as a person leaves it."""
+    """Set the sidebar to a width as a user leaves it."""
     page.evaluate(
         """([wanted, all]) => {
             window.jupyterapp.shell._hsplitPanel.setRelativeSizes([wanted / all, 1 - wanted / all, 0]);
@@ -90,7 +90,7 @@ def narrow_sidebar(page: Any, width: int) -> None:
 
 
 def overflowing(page: Any, station: Station) -> list[str]:
-    """Our elements that are wider than their place, or that hide words without a tooltip."""
+    """Return our elements that are wider than their container, or that truncate text without a tooltip."""
     return page.evaluate(
         """(within) => {
             const wrong = [];

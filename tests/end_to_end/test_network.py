@@ -1,4 +1,4 @@
-"""docs/network.md is the whole truth: what the code can contact, and what really is contacted."""
+"""docs/network.md is complete: the addresses that the code can contact, and those it really contacts."""
 
 import json
 import os
@@ -24,7 +24,7 @@ TEXT_FILES = [
     and "_bundled" not in path.parts
 ]
 
-# What opens connections, and the modules that may: each has a line in docs/network.md.
+# Code that opens connections, and the modules that may: each has a line in docs/network.md.
 NETWORK_MODULES = re.compile(
     r"^\s*(?:import|from)\s+(urllib\.request|urllib\.error|http\.client|http\.server|urllib3|socket|ssl|requests|httpx|aiohttp|"
     r"websockets?|ftplib|smtplib|xmlrpc|huggingface_hub|fsspec|s3fs|boto3|kubernetes|tornado\.httpclient)\b",
@@ -38,7 +38,7 @@ MAY_CONTACT = {
     "dataset/encode/progress.py": {"socket"},  # the host's own name
     "evaluation/judge.py": {"urllib3"},  # the judge that the user names
     "jobs/backends/hosts/probe.py": {"socket"},  # the host's own name
-    "jobs/backends/kubernetes/cluster.py": {"urllib3"},  # the errors of the official client
+    "jobs/backends/kubernetes/cluster.py": {"urllib3"},  # errors of OpenAI's client
     "jobs/backends/kubernetes/connect.py": {"kubernetes"},
     "jobs/backends/kubernetes/trainer_status.py": {"urllib.request", "ssl", "http.client"},
     "jobs/findings.py": {"socket"},  # the host's own name
@@ -54,7 +54,7 @@ MAY_CONTACT = {
     "train/figures/stragglers.py": {"socket"},  # the host's own name
 }
 
-# Python reads it at start-up in this process and in every child: each connection becomes a line.
+# Python runs this at start-up in this process and in every child: each connection becomes a line.
 RECORDER = """
 import json, os, sys
 
@@ -90,7 +90,8 @@ resources: {device: cpu}
 
 @pytest.fixture
 def recorded(workspace, tmp_path):
-    """Runs a Python script in the workspace; its and its children's connections, as (event, host, port)."""
+    """Run a Python script in the workspace; return its and its children's connections as (event, host,
+    port)."""
     (tmp_path / "hook").mkdir()
     (tmp_path / "hook" / "sitecustomize.py").write_text(RECORDER)
     log = tmp_path / "network.log"
@@ -137,7 +138,8 @@ socket.create_connection(listener.getsockname()).close()
 
 @pytest.mark.slow
 def test_recorder_sees_connections(recorded, workspace):
-    """Of the process and of its child: else the next tests would pass on nothing."""
+    """The recorder sees connections of the process and of its child; otherwise the next tests could not
+    fail."""
     (workspace / "ask.py").write_text(ASK)
     found = recorded("import sys; sys.argv[1:] = ['ask.py']; exec(open('ask.py').read())", [])
     connected = [host for event, host, _ in found if event == "socket.connect"]
@@ -146,7 +148,7 @@ def test_recorder_sees_connections(recorded, workspace):
 
 @pytest.mark.slow
 def test_data_from_files_contacts_nobody(recorded, workspace):
-    """Load, prepare, plan and data card of local text: no connection, no name looked up."""
+    """Loading, preparing, planning and viewing local text opens no connection and looks up no name."""
     lines = "".join(json.dumps({"text": f"A text of number {number}."}) + "\n" for number in range(300))
     (workspace / "a.jsonl").write_text(lines)
     (workspace / "b.xml").write_bytes(
@@ -162,7 +164,7 @@ def test_data_from_files_contacts_nobody(recorded, workspace):
 
 @pytest.mark.slow
 def test_a_dump_is_fetched_from_its_mirror_alone(recorded, mirror: Mirror):  # noqa: F811
-    """The configured mirror is contacted, and nobody else."""
+    """A dump is fetched only from the configured mirror."""
     mirror.add_dump(multistream([page(f"Page {number}", f"Text of {number}. " * 9) for number in range(200)]))
     found = recorded(DATA_SCRIPT, [{"kind": "wiki", "language": "test", "mirror": mirror.address}])
     assert {(host, port) for _, host, port in found} == {("127.0.0.1", mirror.server_address[1])}
@@ -171,7 +173,7 @@ def test_a_dump_is_fetched_from_its_mirror_alone(recorded, mirror: Mirror):  # n
 
 @pytest.mark.slow
 def test_a_job_stays_on_the_loopback(recorded):
-    """Supervisor, torchrun and rank of a short training: whatever Python connects to is this machine."""
+    """The supervisor, torchrun and rank of a short training connect only to this machine."""
     script = """
 import nbtrain as nb
 config = nb.load("net.yaml")
@@ -206,7 +208,7 @@ def test_addresses_in_the_package_are_listed():
 
 
 def test_modules_that_open_connections_are_known():
-    """A new user of the network is a decision: it gets a line in docs/network.md and here."""
+    """Only listed modules open connections; a new one needs a line in docs/network.md and here."""
     found = {
         str(path.relative_to(PACKAGE)): set(NETWORK_MODULES.findall(path.read_text()))
         for path in TEXT_FILES
@@ -217,7 +219,7 @@ def test_modules_that_open_connections_are_known():
 
 @pytest.mark.slow
 def test_lab_asks_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """The options are JupyterLab's, and docs/network.md names each."""
+    """`nbtrain lab` contacts no server, by JupyterLab's options, each of which docs/network.md lists."""
     from jupyterlab.handlers.announcements import NeverCheckForUpdate
     from jupyterlab.labapp import LabApp
     from jupyterlab_server.settings_utils import _get_overrides
@@ -232,7 +234,7 @@ def test_lab_asks_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("JUPYTER_CONFIG_PATH", "/of/a/person")
     assert lab_settings()["JUPYTER_CONFIG_PATH"] == f"/of/a/person:{PACKAGE / 'lab' / 'jupyter'}"
     monkeypatch.setenv("JUPYTER_CONFIG_PATH", str(PACKAGE / "lab" / "jupyter"))
-    # The question whether one wants news comes up unless this setting answers it.
+    # Without this setting, JupyterLab asks whether the user wants news.
     settings, _ = _get_overrides(str(tmp_path))
     assert settings["@jupyterlab/apputils-extension:notification"]["fetchNews"] == "false"
     for option in LAB_STAYS_AT_HOME:

@@ -1,7 +1,8 @@
-"""No false word: whatever ends a job, the sentence in the browser is that of the checkpoint on disk.
+"""After any end of a job, the browser's sentence agrees with the checkpoint on disk.
 
-Real runs of two ranks end in every way. After each, the notebook's panel, the run's tab and the list say one
-cause; what they claim is compared with the files (claims.py), and a Resume goes on from just that step.
+Real runs of two ranks end in every way. After each, the notebook's panel, the run's tab and the list give the
+same cause. Their claims are compared with the files (claims.py), and a Resume continues from exactly that
+step.
 """
 
 import contextlib
@@ -63,7 +64,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def home(lab: Lab) -> Iterator[Lab]:
-    """The JupyterLab; this process sees its folders, and the data is there."""
+    """The JupyterLab, whose folders this process uses too, with the data in place."""
     names = ("NBTRAIN_OUTPUT", "NBTRAIN_DATA", "NBTRAIN_WORKSPACE")
     with pytest.MonkeyPatch.context() as patch:
         for name in names:
@@ -77,14 +78,14 @@ class Ending:
     """One way in which a job ends."""
 
     act: Callable[["Watched"], Any]
-    """Ends it."""
+    """Function that ends the job."""
     state: str
     says: str
-    """A part of the cause."""
+    """A part of the cause that is shown."""
     settings: dict[str, Any] = field(default_factory=dict)
     faults: list[dict[str, Any]] = field(default_factory=list)
     from_step: int | None = 47
-    """The step that is waited for before; None: the job is ended while it starts."""
+    """The step to wait for before; None ends the job while it starts."""
     resumes: bool = True
 
 
@@ -102,7 +103,7 @@ class Watched:
 
     @property
     def panel(self) -> Any:
-        """The run in the notebook."""
+        """Return the run's panel in the notebook."""
         return self.notebook.locator(f".nbtrain-panel[data-run='{self.run.name}']")
 
     @property
@@ -126,7 +127,7 @@ class Watched:
         return bool(set(self.run.checkpoint_steps()) - self.whole())
 
     def when(self, condition: Callable[[], bool], number: int, rank: int = 0) -> threading.Thread:
-        """Send a signal to a rank at the moment at which `condition` holds: within a fraction of a save."""
+        """Send a signal to a rank when `condition` holds, within a fraction of a save."""
         pid = self.rank(rank)
 
         def look() -> None:
@@ -141,7 +142,7 @@ class Watched:
 
 
 def stop_and_freeze(watched: Watched) -> None:
-    """A rank that hangs before it saves: the supervisor kills it after its patience."""
+    """Make a rank hang before it saves: the supervisor kills it after its time limit."""
     os.kill(watched.rank(1), signal.SIGSTOP)
     watched.stop()
 
@@ -154,7 +155,7 @@ def stop_and_freeze_in_save(watched: Watched) -> None:
 
 
 def stop_and_freeze_after_save(watched: Watched) -> None:
-    """The checkpoint counts from its manifest on; what becomes of the rank then does not matter."""
+    """Make a rank hang after a save, whose checkpoint counts once its manifest is written."""
     thread = watched.when(lambda: bool(watched.whole()), signal.SIGSTOP)
     watched.stop()
     thread.join(PATIENCE_SECONDS)
@@ -165,7 +166,7 @@ def kill_in_save(watched: Watched) -> None:
 
 
 def kill_all(watched: Watched) -> None:
-    """As the end of a machine: nobody is left to write a word."""
+    """Kill all processes, as when a machine fails: none can write a final message."""
     os.kill(watched.supervisor, signal.SIGKILL)
     for pid in processes.marked_pids([watched.job.job_id]):
         with contextlib.suppress(ProcessLookupError):
@@ -184,7 +185,7 @@ def fill_disk(watched: Watched) -> None:
 
 
 def nothing(_: Watched) -> None:
-    """It ends by itself."""
+    """Do nothing: the job ends by itself."""
 
 
 ENDINGS = {
@@ -238,7 +239,7 @@ ENDINGS = {
 
 @contextlib.contextmanager
 def small_disk(run: RunDir) -> Iterator[None]:
-    """A disk of its own for the run; needs root."""
+    """Mount a separate small disk for the run; needs root."""
     run.path.mkdir(parents=True)
     mount = ["mount", "-t", "tmpfs", "-o", "size=400m", "tmpfs", str(run.path)]
     mounted = subprocess.run(mount, capture_output=True, text=True)
@@ -252,7 +253,7 @@ def small_disk(run: RunDir) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def pages(home: Lab, browser: Any) -> Iterator[tuple[Any, Any]]:
-    """A notebook with a cell for each run, and JupyterLab in a second browser with a login of its own."""
+    """A notebook with a cell for each run, and JupyterLab in a second browser with a separate login."""
     cells = [f'nb.open_run("{name}")' for name in ENDINGS]
     write_notebook(home, "truth.ipynb", "import nbtrain as nb", *cells)
     contexts = [browser.new_context(viewport={"width": 1400, "height": 1000}) for _ in range(2)]
@@ -301,7 +302,7 @@ def end_and_compare(watched: Watched, ending: Ending) -> None:
     state, cause = wait_for(lambda: ended(job), lambda: f"at step {step_of(job)}")
     assert state == ending.state and cause is not None and ending.says in cause, (state, cause)
 
-    # The same words in the notebook, in the run's tab and in the list, and no word that the disk contradicts.
+    # The same text in the notebook, in the run's tab and in the list, and none that the disk contradicts.
     head = tab.locator(f".nbtrain-RunView [data-run='{run.name}']")
     into_view(watched.panel)
     said = [said_in(view, state, cause) for view in (watched.panel, head)]
@@ -318,7 +319,7 @@ def end_and_compare(watched: Watched, ending: Ending) -> None:
         assert watched.panel.locator(".nbt-resume").count() == 0
         return
 
-    # What is promised is what happens.
+    # The promised step is the one that follows.
     saved = newest_whole(run)
     (run.path / "ballast").unlink(missing_ok=True)
     tab.evaluate("(name) => void window.nbtrainHost.openRun(name)", run.name)
@@ -326,7 +327,7 @@ def end_and_compare(watched: Watched, ending: Ending) -> None:
     again = wait_for(lambda: other_job(run, job), head.inner_text)
     first = wait_for(lambda: first_step(again), lambda: str(read_state(again, time.time())))
     assert first == (saved or 0) + 1
-    # Its supervisor notes it a moment later.
+    # Its supervisor records it a moment later.
     record = wait_for(lambda: resumed(again), lambda: again.job_json.read_text())
     assert (record.resumed_from_step or 0) == (saved or 0)
 
@@ -344,7 +345,7 @@ def into_view(view: Any) -> None:
 
 
 def said_in(view: Any, state: str, cause: str) -> str:
-    """What the head of a run says once it has ended, with what its Resume promises."""
+    """Return the head of a run's page once it has ended, with the promise of its Resume."""
     words = [" ".join(cause.split()), state]
 
     def text() -> str:
@@ -376,7 +377,7 @@ def other_job(run: RunDir, job: JobDir) -> JobDir | None:
 
 
 def first_step(job: JobDir) -> int | None:
-    """The first step that the job has trained."""
+    """Return the first step that the job has trained."""
     state, cause = read_state(job, time.time())
     assert state not in FINAL, cause
     return next((event["step"] for event in read_events(job) if event["kind"] == "trace"), None)

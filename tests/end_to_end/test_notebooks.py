@@ -1,4 +1,4 @@
-"""Every notebook runs with nobody watching, for any run YAML by parameter.
+"""Every notebook runs unattended for any run YAML, given as a parameter.
 
 test_demo.py runs 00 to 05 in order for one run.
 """
@@ -37,7 +37,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # The upstream run whose notebook runs here; `make soak` runs it for all nine.
 SHOWN = "gpt-13b-4xdp-4xpp-4xtp"
 
-# gpt-tiny, smaller still, on random words.
+# A smaller gpt-tiny on random words.
 SMALL = (
     "batch.max_steps=12 model.num_layers=2 model.hidden_size=64 model.seq_length=64 tokenizer.name=mock "
     "tokenizer.vocab_size=512 data.name=mock 'data.sources=[{kind: mock}]' evaluation.eval_iters=1"
@@ -53,7 +53,8 @@ def sources_of(notebook: Path) -> list[str]:
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_form(notebook):
-    """Title, why, one cell of typed and commented parameters, few thin cells, nothing stored."""
+    """Each notebook has a title, a reason, one cell of typed and commented parameters, few short cells, and
+    no outputs."""
     content = json.loads(notebook.read_text())
     cells = content["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
@@ -73,7 +74,8 @@ def test_form(notebook):
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_text_teaches(notebook):
-    """Sections, what to see after the cells, one thing to try at least, and where to go next."""
+    """Each notebook has sections, notes on what to see after cells, something to try, and a link to what
+    comes next."""
     cells = json.loads(notebook.read_text())["cells"]
     text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
     assert len(re.findall(r"(?m)^## ", text)) >= 3
@@ -83,8 +85,9 @@ def test_text_teaches(notebook):
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_scaffolding_is_folded(notebook):
-    """The checks of parameters and of the end are folded in JupyterLab, and nbstripout keeps them so."""
-    import nbformat  # with jsonschema, which takes seconds; every process of the tests collects this file
+    """The cells that check parameters and the end are folded in JupyterLab, and nbstripout keeps them
+    folded."""
+    import nbformat  # with jsonschema, which takes seconds; every test process collects this file
     from nbstripout import strip_output
 
     content = nbformat.read(notebook, as_version=4)
@@ -96,7 +99,8 @@ def test_scaffolding_is_folded(notebook):
 
 
 def test_they_import_nothing_but_nbtrain():
-    """`import nbtrain as nb` and the standard library: no notebook depends on where a module lies."""
+    """Notebooks import only `import nbtrain as nb` and the standard library, so no module path matters to
+    them."""
     imported = set()
     for notebook in NOTEBOOKS:
         code = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
@@ -110,14 +114,14 @@ def test_they_import_nothing_but_nbtrain():
 
 
 def test_there_are_twelve():
-    """The numbered notebooks of the README."""
+    """There are twelve numbered notebooks, as the README lists."""
     names = ["00_quickstart", "01_prepare_data", "02_plan", "03_launch", "04_monitor", "05_generate"]
     names += ["06_cluster", "07_evaluate_and_export", "08_finetune", "09_profile", "10_serve", "11_own_text"]
     assert [path.stem for path in NOTEBOOKS] == names
 
 
 def test_an_unknown_parameter_is_an_error_before_anything_runs():
-    """The runner knows the names of the parameters cell."""
+    """An unknown parameter is refused before anything runs."""
     with pytest.raises(ConfigError) as error:
         check_parameter_names(ROOT / "notebooks" / "02_plan.ipynb", {"rum": "gpt-tiny"})
     assert str(error.value) == "02_plan.ipynb has no parameter rum. It has: run, overrides, gpus, gpu_type."
@@ -125,7 +129,7 @@ def test_an_unknown_parameter_is_an_error_before_anything_runs():
 
 @pytest.mark.parametrize("run", ["typo", "runs/typo.yaml", 5, ""])
 def test_an_unknown_run_leaves_no_folder(workspace, run):
-    """Neither its own nor that of all others: a typing error is no run."""
+    """A run's name that does not exist creates no folder, neither its own nor the output directory."""
     with pytest.raises(ConfigError) as error:
         run_notebook("02_plan", {"run": run})
     assert "run YAML" in str(error.value)
@@ -133,7 +137,8 @@ def test_an_unknown_run_leaves_no_folder(workspace, run):
 
 
 def test_where_executed_notebooks_go(workspace):
-    """To the run's folder by its name, whether it has run or is only a YAML; to a common one for a path."""
+    """Executed notebooks go to the run's folder by name, whether it has run or is only a YAML, and to a
+    shared one for a path."""
     made = RunDir.named("made-before")
     made.path.mkdir(parents=True)
     made.run_json.write_text("{}")
@@ -151,7 +156,8 @@ def test_where_executed_notebooks_go(workspace):
 
 
 def test_words_of_a_command_line_become_what_the_notebook_wants():
-    """A source in YAML's braces is text, as the notebook's parameter is; `true` is true for a bool."""
+    """Words of a command line become the parameter's type: a source in YAML braces is text, `true` is a
+    bool."""
     words = [("source", "{kind: wiki, language: bg}"), ("dataset", "5"), ("force", "true")]
     assert typed_parameters("01_prepare_data", words) == {
         "source": "{kind: wiki, language: bg}",
@@ -161,7 +167,7 @@ def test_words_of_a_command_line_become_what_the_notebook_wants():
 
 
 def test_overrides_that_notebook_01_prints_load():
-    """Those by which the notebooks after it take its text."""
+    """The overrides that notebook 01 prints load; the following notebooks use them for its text."""
     (words,) = re.findall(
         r"`('data\.sources=[^`]*)`", sources_of(ROOT / "notebooks/01_prepare_data.ipynb")[-1]
     )
@@ -186,7 +192,7 @@ def execute(notebook: str, output: Path, **parameters) -> "nbformat.NotebookNode
     from papermill.execute import execute_notebook
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of papermill's own dependencies
+        warnings.simplefilter("ignore")  # from papermill's own dependencies
         return execute_notebook(
             str(ROOT / "notebooks" / f"{notebook}.ipynb"),
             str(output),
@@ -197,7 +203,7 @@ def execute(notebook: str, output: Path, **parameters) -> "nbformat.NotebookNode
 
 
 def texts(notebook: "nbformat.NotebookNode") -> str:
-    """Everything an executed notebook shows, as one text."""
+    """Return everything that an executed notebook shows as one text."""
     shown = []
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
@@ -209,7 +215,7 @@ def texts(notebook: "nbformat.NotebookNode") -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("origin", ["made", pytest.param("shared", marks=pytest.mark.soak)])
 def test_a_dump_of_wikipedia_to_verified_tokens(request, origin, tmp_path, monkeypatch):
-    """01_prepare_data with a dump, made up or real: a tokenizer trained on it and a verified .bin/.idx."""
+    """01_prepare_data turns a made-up or real dump into a trained tokenizer and a verified .bin/.idx."""
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     if origin == "made":
         path, articles = tmp_path / "made.xml.bz2", 400
@@ -236,7 +242,7 @@ def test_a_dump_of_wikipedia_to_verified_tokens(request, origin, tmp_path, monke
 
 @pytest.mark.slow
 def test_the_plain_papermill_command(trial, tmp_path):
-    """`papermill in.ipynb out.ipynb -p name value`, as a team's batch job calls it."""
+    """`papermill in.ipynb out.ipynb -p name value` works, as a batch job calls it."""
     import nbformat
 
     output = tmp_path / "plan.ipynb"
@@ -248,7 +254,7 @@ def test_the_plain_papermill_command(trial, tmp_path):
 
     shown = texts(nbformat.read(output, 4))
     assert "12,8" in shown
-    # The what-if page, the search and what fits at all are static where nobody watches.
+    # The what-if page and the search are static without a live front end.
     on = "gpt-13b-4xdp-4xpp-4xtp on 64 x A100-80GB"
     for text in ("fits: yes, ", f"Layouts of {on}", "Longest sequence of ", on):
         assert text in shown
@@ -262,7 +268,8 @@ def test_the_plain_papermill_command(trial, tmp_path):
     "name", [pytest.param(name, marks=[] if name == SHOWN else pytest.mark.soak) for name in UPSTREAM]
 )
 def test_launch_explains_what_this_machine_lacks(trial, tmp_path, name):
-    """Nothing is submitted, the shortage has numbers, the cell ends cleanly."""
+    """If this machine lacks something, 03_launch submits nothing, reports numbers, and ends without an
+    error."""
     text = texts(execute("03_launch", tmp_path / "out.ipynb", run=name))
     assert f"{name} was not launched: this machine does not suffice." in text
     assert "GPU" in text
@@ -273,7 +280,7 @@ def test_launch_explains_what_this_machine_lacks(trial, tmp_path, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", UPSTREAM)
 def test_what_the_launch_cell_calls_explains_each_upstream_run(trial, name):
-    """The same call without a notebook around it."""
+    """The launch cell's call explains each upstream run, here without a notebook."""
     text = str(launch(name))
     assert f"{name} was not launched: this machine does not suffice." in text
     assert "GPU" in text
@@ -294,7 +301,8 @@ ON_A_CLUSTER = {
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ON_A_CLUSTER)
 def test_the_same_run_on_a_cluster_that_is_not_there(trial, monkeypatch, backend):
-    """What 06_cluster calls: why nothing is submitted, and the text that would be."""
+    """06_cluster's calls for a missing cluster say why nothing is submitted, and show the text that would
+    be."""
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.setenv(name, "")
     monkeypatch.setenv("PATH", str(trial))
@@ -310,7 +318,7 @@ def test_the_same_run_on_a_cluster_that_is_not_there(trial, monkeypatch, backend
 
 @pytest.mark.slow
 def test_one_notebook_for_every_backend(trial, tmp_path):
-    """06_cluster trains here, and shows the manifest of the same run without an image, by one parameter."""
+    """06_cluster trains here and, with one parameter, shows the manifest of the same run without an image."""
     parameters = {"run": "gpt-tiny", "overrides": f"{SMALL} name=on-any", "max_steps": 4}
     shown = texts(execute("06_cluster", tmp_path / "pods.ipynb", backend="kubernetes", **parameters))
     assert "image: REPLACE-ME/image:tag" in shown and "There is no job" in shown
@@ -322,8 +330,9 @@ def test_one_notebook_for_every_backend(trial, tmp_path):
 
 @pytest.mark.slow
 def test_a_server_from_a_notebook(trial, tmp_path):
-    """10_serve: one answer, the same as a stream, and three at once; the server has ended at the end."""
-    from tests.inference import saved  # with torch, which every process of the tests would load
+    """10_serve answers once, once as a stream, and three times at once, and its server has ended at the
+    end."""
+    from tests.inference import saved  # with torch, which every test process would load
 
     saved.save_run("served")
     prompts = ["One day", "The next", "At night"]
@@ -342,8 +351,9 @@ def test_a_server_from_a_notebook(trial, tmp_path):
 
 @pytest.mark.slow
 def test_a_checkpoint_is_evaluated_and_exported(trial, tmp_path):
-    """07_evaluate_and_export: perplexity, baselines, questions, and the folder; a second call keeps it."""
-    from tests.evaluation import made as evaluated  # with torch, which every process of the tests would load
+    """07_evaluate_and_export computes perplexity, baselines and questions and writes the folder; a second
+    call keeps it."""
+    from tests.evaluation import made as evaluated  # with torch, which every test process would load
 
     run = evaluated.run_with_data("evaluated")
     tasks = {kind: str(path) for kind, path in evaluated.files_in(tmp_path).items()}
@@ -371,7 +381,8 @@ def test_a_checkpoint_is_evaluated_and_exported(trial, tmp_path):
 @pytest.mark.slow
 @pytest.mark.soak
 def test_a_run_is_fine_tuned(trial, tmp_path):
-    """08_finetune: adapters beside the weights of a run, the learnt text, both answers, tasks and a chat."""
+    """08_finetune trains adapters on a run's weights, and shows the unmasked text, both answers, tasks and a
+    chat."""
     (trial / "examples" / "megatron-gpt").mkdir(parents=True)
     (trial / "examples" / "megatron-gpt" / "finetuning").symlink_to(
         ROOT / "examples" / "megatron-gpt" / "finetuning"
@@ -399,7 +410,8 @@ def test_a_run_is_fine_tuned(trial, tmp_path):
     [({"run": "base", "step": 300}, [("base", 300), ("job", None)]), ({"files": {}}, [("job", None)])],
 )
 def test_the_model_before_a_fine_tuning_is_its_starting_checkpoint(tmp_path, capsys, start, asked):
-    """Not the newest of that run; a folder, as the Qwen runs have it, has no answers from before."""
+    """The model before a fine-tuning is the starting checkpoint instead of the newest one; a folder has no
+    answers from before."""
     directory = RunDir(tmp_path)
     directory.init_from_json.write_text(json.dumps(start))
     calls = []
@@ -419,7 +431,8 @@ def test_the_model_before_a_fine_tuning_is_its_starting_checkpoint(tmp_path, cap
 
 
 def test_a_fine_tuning_that_was_not_launched_ends_in_order(workspace, capsys):
-    """08 says why, and asks no model. A base that cannot be trained ends it, before its data is prepared."""
+    """08_finetune ends in order if nothing was launched, or before preparing data if the base cannot be
+    trained."""
     cells = json.loads((ROOT / "notebooks" / "08_finetune.ipynb").read_text())["cells"]
     _, _, base, _, _, *rest = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     config = load("gpt-tiny-instructions")
@@ -437,7 +450,7 @@ def test_a_fine_tuning_that_was_not_launched_ends_in_order(workspace, capsys):
 @pytest.mark.slow
 @pytest.mark.soak
 def test_a_few_steps_are_profiled(trial, tmp_path):
-    """09_profile: words, the picture with its phases, and the plan; the run itself is not there."""
+    """09_profile shows sentences, the picture with phases, and the plan, and leaves no run."""
     shown = texts(
         execute("09_profile", tmp_path / "out.ipynb", run="gpt-tiny", overrides=f"{SMALL} name=seen")
     )
@@ -449,7 +462,8 @@ def test_a_few_steps_are_profiled(trial, tmp_path):
 
 @pytest.mark.slow
 def test_a_failing_job_fails_the_notebook(trial, tmp_path):
-    """The error names the cause and ends with the job's log; the executed notebook and its page are there."""
+    """A failing job fails the notebook: the error names the cause and ends with the log; the executed
+    notebook and page exist."""
     overrides = (
         f"{SMALL} name=failing-trial backend.max_restarts=0 'backend.env={{GLOO_SOCKET_IFNAME: nowhere}}'"
     )

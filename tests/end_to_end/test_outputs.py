@@ -1,4 +1,5 @@
-"""Outputs of notebooks in a browser: live, without their kernel, without a server half, as offline HTML."""
+"""Outputs of notebooks in a browser: live, without their kernel, without a server extension, and as offline
+HTML."""
 
 import json
 import subprocess
@@ -33,12 +34,12 @@ from tests.lab.server.conftest import ended_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.soak]
 
-# A cell that runs until the test lets it go.
+# A cell that runs until the test releases it.
 BUSY = 'import pathlib, time\n\nwhile not pathlib.Path("go").exists():\n    time.sleep(0.05)'
 
 
 class List:
-    """A list of runs in a notebook, as a person reads it."""
+    """A list of runs in a notebook as a user reads it."""
 
     def __init__(self, page: Any, number: int):
         self.node = page.locator(".nbtrain-runs").locator("visible=true").nth(number)
@@ -64,7 +65,8 @@ class List:
 
 
 def test_the_lists_of_runs_are_live(lab: Lab, page: Any) -> None:
-    """All runs, archived ones too, some: while a cell runs, and after a reload without their kernel."""
+    """Lists of all runs, with archived ones, and of some are live while a cell runs and after a reload
+    without their kernel."""
     change_notes(ended_run(lab.output, "gpt-archived", 3), archived=True)
     write_notebook(
         lab,
@@ -123,7 +125,7 @@ def test_the_lists_of_runs_are_live(lab: Lab, page: Any) -> None:
         some.row("gpt-listed").locator(".nbt-pill", has_text="CANCELLED").wait_for()
 
 
-# What shows itself in a notebook, and words of its picture.
+# Outputs that a notebook shows, with text of their pictures.
 SHOWN = {
     'import nbtrain as nb\n\nnb.open_run("gpt-shown")': "all 20,480 tokens are done and saved",
     "nb.runs()": "gpt-second",
@@ -134,16 +136,17 @@ SHOWN = {
     'nb.what_if("gpt-1-3b-4xdp-4xpp")': "gpt-1-3b-4xdp-4xpp on 16 x A100-40GB",
     'nb.plan("gpt-125m")': "fits",
 }
-# Cells that come back alive, with the server's help, and other words than their picture.
+# Cells that are restored live with the server's help, and text that their pictures do not have.
 LIVE = {3: "Peak learning rate."}
-# Cells whose picture has curves.
+# Cells whose pictures have curves.
 DRAWN = (0, 2, 4)
 
 
 def test_what_is_saved_is_whole_without_its_kernel_and_without_a_network(
     lab: Lab, page: Any, browser: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A notebook with every kind of output: opened again, opened untrusted, and as HTML with no network."""
+    """A notebook with every kind of output is complete when opened again, opened untrusted, and as HTML
+    without a network."""
     monkeypatch.setenv("NBTRAIN_DATA", lab.environment["NBTRAIN_DATA"])
     texts = [f"question {number}: what? answer: text {number}." for number in range(40)]
     make_dataset(RunConfig.model_validate(CARD), texts, learnt_from=[5] * 40)
@@ -162,7 +165,7 @@ def test_what_is_saved_is_whole_without_its_kernel_and_without_a_network(
     for cell, words in zip(content["cells"], SHOWN.values()):
         assert any(words in page_of(output) for output in cell["outputs"]), cell["source"]
 
-    # Another kernel knows nothing of it.
+    # Another kernel does not know it.
     lab.restart_kernels()
     page.reload()
     page.wait_for_selector(".jp-Notebook .jp-Cell")
@@ -171,7 +174,7 @@ def test_what_is_saved_is_whole_without_its_kernel_and_without_a_network(
         screenshot(page, f"outputs-reopened-{number}")
     assert page.locator("text=Error displaying widget").locator("visible=true").count() == 0
 
-    # From somebody else: JupyterLab runs none of its scripts and strips inline SVG, as GitHub does.
+    # From another user: JupyterLab runs none of its scripts and strips inline SVG, as GitHub does.
     content["metadata"]["changed"] = "by somebody else"
     for cell in content["cells"]:
         cell["source"] = [*cell["source"], "\n# changed"]
@@ -184,7 +187,7 @@ def test_what_is_saved_is_whole_without_its_kernel_and_without_a_network(
         assert number not in DRAWN or images(cell) >= 1, list(SHOWN)[number]
         screenshot(page, f"outputs-foreign-{number}")
 
-    # As a page, with no network at all.
+    # As a page without a network.
     convert = [sys.executable, "-m", "nbconvert", "--to", "html", str(path)]
     config = str(REPOSITORY / "nbtrain" / "lab" / "jupyter")
     environment = {**lab.environment, "JUPYTER_CONFIG_PATH": config}
@@ -205,7 +208,7 @@ def test_what_is_saved_is_whole_without_its_kernel_and_without_a_network(
 
 
 def has_run(page: Any) -> bool:
-    """Whether every cell has a number; those out of sight are not in the document."""
+    """Return whether every cell has a number; cells out of sight are not in the document."""
     cells = "window.jupyterapp.shell.currentWidget.content.widgets"
     return page.evaluate(f"() => {cells}.every((cell) => cell.model.executionCount)")
 
@@ -214,7 +217,7 @@ def all_executed(path: Path) -> bool:
     try:
         cells = json.loads(path.read_text())["cells"]
     except ValueError:
-        # It is being written.
+        # The file is being written.
         return False
     return all(cell["execution_count"] and cell["outputs"] for cell in cells)
 
@@ -224,7 +227,7 @@ def page_of(output: dict[str, Any]) -> str:
 
 
 def cell_shows(page: Any, number: int, words: str) -> Any:
-    """A cell of the open notebook, scrolled into sight, once it shows these words."""
+    """Return a cell of the open notebook, scrolled into sight, once it shows this text."""
 
     def shown() -> str:
         page.evaluate(
@@ -238,14 +241,14 @@ def cell_shows(page: Any, number: int, words: str) -> Any:
         )
         return " ".join(cell.locator(".jp-OutputArea-output").locator("visible=true").all_inner_texts())
 
-    # Cells of a notebook that still loads are other ones a moment later.
+    # Cells of a notebook that is still loading are replaced a moment later.
     cell = page.locator(f"#cell-{number}")
     wait_for(lambda: words in shown(), lambda: f"cell {number} shows {shown()[:500]!r}, not {words!r}")
     return cell
 
 
 def images(node: Any) -> int:
-    """How many pictures are really drawn."""
+    """Return the number of pictures that are really drawn."""
     shown = (
         "nodes => nodes.filter(node => node.complete && node.naturalWidth > 1 && node.offsetWidth > 1).length"
     )
@@ -253,7 +256,8 @@ def images(node: Any) -> int:
 
 
 def test_widgets_without_the_server_half(plain_lab: Lab, page: Any) -> None:
-    """As in VS Code: the kernel's thread sends what is shown, busy or not; Stop goes to the kernel."""
+    """Without the server extension, as in VS Code, the kernel's thread updates widgets even while busy, and
+    Stop goes to the kernel."""
     lab = plain_lab
     write_notebook(
         lab,

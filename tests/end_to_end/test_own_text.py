@@ -1,4 +1,5 @@
-"""Own text, from `nbtrain new` to a model that beats counts of its tokens: three real texts (a soak)."""
+"""Training on the user's text, from `nbtrain new` to a model that beats n-gram counts, on three real texts (a
+soak)."""
 
 import gzip
 import json
@@ -21,12 +22,12 @@ TEXTS = {
     "chinese": ("chinese-classics.jsonl.gz", 1_000_000, "poems.parquet"),
     "little": ("books-30mb.jsonl.gz", 300_000, "little.txt.gz"),
 }
-# The choices are for the cores that this machine has, so that its threads are too.
+# The choices are for this machine's cores, and so is the number of threads.
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
 
 
 def documents(path: Path, most_bytes: int) -> list[str]:
-    """Return the first documents of a file of records that hold about so many bytes."""
+    """Return the first documents of a file of records with about this many bytes."""
     texts: list[str] = []
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         for line in lines:
@@ -38,7 +39,7 @@ def documents(path: Path, most_bytes: int) -> list[str]:
 
 
 def write(path: Path, texts: list[str]) -> None:
-    """Write documents in the format that the name of the file says."""
+    """Write documents in the format of the file's suffix."""
     if path.suffix == ".parquet":
         import pyarrow
         from pyarrow import parquet
@@ -51,7 +52,7 @@ def write(path: Path, texts: list[str]) -> None:
 
 
 def nbtrain(folder: Path, *words: str) -> str:
-    """What the command prints."""
+    """Return the output of the command."""
     command = [sys.executable, "-m", "nbtrain.cli", *words]
     done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -60,7 +61,8 @@ def nbtrain(folder: Path, *words: str) -> str:
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_chosen_run_beats_counts_of_its_tokens(name, workspace, shared_data):
-    """Its validation loss is below a unigram's and a bigram's, in the time that `new` says."""
+    """The chosen run's validation loss is below a unigram's and a bigram's, in the time that `new`
+    predicts."""
     source, most_bytes, file = TEXTS[name]
     write(workspace / file, documents(shared_data / "text" / source, most_bytes))
     print(nbtrain(workspace, "new", name, "--text", file))
@@ -78,7 +80,8 @@ def test_the_chosen_run_beats_counts_of_its_tokens(name, workspace, shared_data)
 
 
 def test_demo_and_books_in_any_order(workspace, shared_data):
-    """Each run has a tokenizer of its own text, and the demo the same tokens before the books and after."""
+    """In any order, each run has a separate tokenizer of its text, and the demo has the same tokens before
+    and after the books."""
     texts = documents(shared_data / "text" / "books-30mb.jsonl.gz", 3_000_000)
     tokens = {}
     for order in (("books", "gpt-tiny"), ("gpt-tiny", "books")):
@@ -101,7 +104,7 @@ def test_demo_and_books_in_any_order(workspace, shared_data):
 
 
 def test_the_notebook_of_own_text(workspace, shared_data):
-    """11_own_text with `-p text PATH`: the choices, the counts, and text of the trained model."""
+    """11_own_text with `-p text PATH` shows the choices, the counts, and text of the trained model."""
     texts = documents(shared_data / "text" / "books-30mb.jsonl.gz", 300_000)
     write(workspace / "little.txt.gz", texts)
     parameters = ("-p", "text", "little.txt.gz", "-p", "name", "little")

@@ -1,4 +1,4 @@
-"""A built wheel, installed elsewhere, is the whole product."""
+"""A built wheel, installed elsewhere, is complete."""
 
 import os
 import re
@@ -17,7 +17,8 @@ GIVEN = ("torch", "deepspeed", "ipywidgets", "jupyterlab", "tensorboard", "matpl
 
 
 def test_the_given_packages_are_plain_dependencies():
-    """Nobody needs an extra to run the notebooks, and constraints.txt pins each."""
+    """Packages that the notebooks need are plain dependencies without an extra, and constraints.txt pins
+    each."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = [requirement.split(">")[0].split("=")[0] for requirement in project["dependencies"]]
     pinned = [line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()]
@@ -28,7 +29,7 @@ def test_the_given_packages_are_plain_dependencies():
 
 
 def test_an_index_page_gets_its_links_from_one_setting(tmp_path):
-    """Without an address they stay relative; with one, no link of README.md is left relative."""
+    """Without the address setting links stay relative; with it, no link of README.md is relative."""
     from hatchling.metadata.core import ProjectMetadata
     from hatchling.plugin.manager import PluginManager
 
@@ -53,7 +54,8 @@ def test_an_index_page_gets_its_links_from_one_setting(tmp_path):
 
 @pytest.mark.slow
 def test_a_wheel_carries_everything(tmp_path):
-    """import, the command, the server's entry, the notebooks and the examples; `init` copies them out."""
+    """A wheel has the import, the command, the server's entry, the notebooks and the examples, which `init`
+    copies."""
     build = [
         sys.executable,
         "-m",
@@ -80,7 +82,7 @@ def test_a_wheel_carries_everything(tmp_path):
     site = tmp_path / "site"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
-    # The folder goes in front of the editable installation that the tests use.
+    # The folder takes precedence over the editable installation that the tests use.
     environment = {**os.environ, "PYTHONPATH": str(site)}
     environment.pop("NBTRAIN_WORKSPACE", None)
 
@@ -99,7 +101,7 @@ def test_a_wheel_carries_everything(tmp_path):
     nbtrain("init", "mine")
     shipped = {path.name for path in (tmp_path / "mine" / "notebooks").glob("*.ipynb")}
     assert shipped == {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
-    # What init leaves out of a clone is not in the wheel either.
+    # Files that init excludes from a clone are not in the wheel either.
     assert not [name for name in names if "/docs/evidence/" in name]
     shipped = {path.name for path in (tmp_path / "mine" / "docs").iterdir()}
     assert shipped == {path.name for path in (ROOT / "docs").iterdir()} - set(LEFT_OUT)

@@ -1,7 +1,7 @@
-"""What the page costs in a real browser: 1,000 runs, a run of a million scalar points, minutes of polling.
+"""Cost of the page in a real browser: 1,000 runs, a run of a million scalar points, minutes of polling.
 
-Nothing asserts on time: the figures are printed (pytest -s) and are in docs/evidence/server.md. What is
-asserted is that neither the document nor the heap grows.
+Times are not asserted: they are printed (pytest -s) and are in docs/evidence/server.md. The test asserts that
+neither the document nor the heap grows.
 """
 
 import os
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.soak]
 NUM_RUNS, NUM_POINTS = 1000, 1_000_000
 MINUTES = float(os.environ.get("NBTRAIN_PAGE_MINUTES", "10"))
 SAMPLE_SECONDS = 10.0
-# The first minute fills curves (300 points each) and what JupyterLab loads late.
+# The first minute fills curves (300 points each) and loads what JupyterLab loads late.
 WARM_SECONDS = 60.0
 ROWS = ".nbtrain-Sidebar .nbt-run"
 LINES = "#nbtrain-run-{name} polyline"
@@ -44,14 +44,14 @@ FROM_CLICK = """([what, least]) => {
 
 
 def seconds_from_click(page: Any, button: Any, what: str, least: int) -> float:
-    """From the press of a button until `least` elements of `what` are in sight and drawn."""
+    """Return the seconds from pressing a button until `least` elements of `what` are visible and drawn."""
     page.evaluate(FROM_CLICK, [what, least])
     button.click()
     return page.evaluate("() => window.nbtrainOpened") / 1000
 
 
 def cost(devtools: Any) -> dict[str, float]:
-    """Bytes of the heap after a collection, nodes and listeners, of the whole page with JupyterLab."""
+    """Return the heap bytes after a collection, nodes and listeners, of the whole page with JupyterLab."""
     devtools.send("HeapProfiler.collectGarbage")
     found = {one["name"]: one["value"] for one in devtools.send("Performance.getMetrics")["metrics"]}
     return {
@@ -62,7 +62,8 @@ def cost(devtools: Any) -> dict[str, float]:
 
 
 def test_a_long_list_and_a_long_run_open_at_once_and_polling_costs_no_memory(lab: Lab, page: Any) -> None:
-    """One page of the 1,000 rows is in the document; heap, nodes and listeners stay for ten minutes."""
+    """Only one page of 1,000 rows is in the document, and heap, nodes and listeners stay constant for ten
+    minutes of polling."""
     for number in range(NUM_RUNS):
         make_run(lab.output, number)
     make_long_run(lab.output / "gpt-long", NUM_POINTS)

@@ -1,4 +1,4 @@
-"""A sample of the tests passes on a processor without AVX-512, AMX and units for 16-bit formats."""
+"""A sample of the tests passes on a processor without AVX-512, AMX and 16-bit units."""
 
 import os
 import platform
@@ -10,8 +10,8 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 SAMPLE = ["tests/model/test_gpt.py", "tests/parallel/test_loss.py", "tests/parallel/test_tensor_gpt.py"]
-# Kernels of one process, and sums over four ranks; the launch of two would run all checks of two ranks. fp16
-# without its unit: tests/checkpoint/test_reshape.py.
+# Kernels of one process, and sums over four ranks; launching two would run all checks of two ranks. fp16
+# without its unit is in tests/checkpoint/test_reshape.py.
 CHOSEN = "(cross_entropy or logits or backends or whole_sequence or on_four_ranks) and not on_two_ranks"
 
 
@@ -33,7 +33,7 @@ def test_a_sample_passes_on_a_plain_processor(tmp_path):
 
 @pytest.mark.slow
 def test_a_python_started_beside_it_has_no_units_either():
-    """Ranks and supervisors take their belief from the folder in PYTHONPATH."""
+    """Child Python processes have no such units either, because the folder in PYTHONPATH hides them."""
     asks = (
         "import torch; print([getattr(torch.ops.mkldnn, f'_is_mkldnn_{name}_supported')()"
         " for name in ('bf16', 'fp16')])"

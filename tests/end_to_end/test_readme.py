@@ -1,7 +1,7 @@
 """README in both languages, from the wheel to the last command, in an empty folder (a soak).
 
-Blocks are run in their order: commands in bash, Python pasted into one cell, YAML's diff as a file. What a
-command prints is compared with the block of `text` after it, numbers aside.
+Blocks are run in order: commands in bash, Python pasted into one cell, a YAML diff as a file. The output of a
+command is compared with the block of `text` after it, except for numbers.
 """
 
 import json
@@ -25,7 +25,7 @@ LIMIT_SECONDS = 3600.0
 
 @pytest.fixture(scope="module")
 def front_door(tmp_path_factory) -> Path:
-    """A folder with the wheel, and a virtual environment that has nbtrain's dependencies only."""
+    """A folder with the wheel, and a virtual environment that has only nbtrain's dependencies."""
     folder = tmp_path_factory.mktemp("readme")
     build = ["pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), str(REPOSITORY)]
     subprocess.run([sys.executable, "-m", *build], check=True, capture_output=True)
@@ -39,7 +39,7 @@ def front_door(tmp_path_factory) -> Path:
 @pytest.mark.soak
 @pytest.mark.parametrize("name", READMES)
 def test_the_readme_does_what_it_says(name, front_door, tmp_path):
-    """As a person with nothing but the page: each block works where the one before it ended."""
+    """Each block of the README works where the previous one ended, with nothing but the page."""
     (wheel,) = front_door.glob("nbtrain-*.whl")
     (tmp_path / wheel.name).symlink_to(wheel)
     shell = Shell(front_door / "venv", tmp_path)
@@ -61,7 +61,7 @@ def test_the_readme_does_what_it_says(name, front_door, tmp_path):
 
 
 class Shell:
-    """A person's shell: a block starts in the folder in which the one before it ended."""
+    """A user's shell: a block starts in the folder in which the previous one ended."""
 
     def __init__(self, venv: Path, folder: Path) -> None:
         self.folder = folder
@@ -71,13 +71,13 @@ class Shell:
             **left,
             "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "VIRTUAL_ENV": str(venv),
-            # Templates and kernels of Jupyter, which the dependencies have installed.
+            # Jupyter's templates and kernels, which the dependencies have installed.
             "JUPYTER_PATH": str(Path(sys.prefix) / "share" / "jupyter"),
             "NBTRAIN_QUEUE": str(folder / "queue"),
         }
 
     def run(self, text: str) -> str:
-        """Return what the commands print; a failing one fails the test."""
+        """Return what the commands print; a failing command fails the test."""
         done = subprocess.run(
             ["bash", "-ec", f"{text}\npwd >{self.folder / 'pwd'}"],
             cwd=self.folder,
@@ -92,13 +92,13 @@ class Shell:
 
 
 def write_books(workspace: Path) -> None:
-    """Write my-books.jsonl, the user's own text, once the demo has text that it can be made of."""
+    """Write my-books.jsonl, the user's own text, from the demo's text once it exists."""
     parts = sorted(workspace.glob("data/corpus/python-docs-*/*.jsonl"))
     if not parts or (workspace / "my-books.jsonl").exists():
         return
     lines = parts[0].read_text(encoding="utf-8").splitlines(keepends=True)
     size, books = 0, []
-    # From the end, so that it is not what the demo's tokenizer saw first.
+    # From the end, so that it differs from what the demo's tokenizer was trained on.
     for line in reversed(lines):
         books.append(line)
         size += len(line)
@@ -108,18 +108,18 @@ def write_books(workspace: Path) -> None:
 
 
 def check_cell(block: Block, shell: Shell) -> None:
-    """The block in one cell shows the plan and the panel of the run, which is then waited for."""
+    """Check that the block in one cell shows the plan and the panel of the run, and wait for the run."""
     notebook = nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_code_cell(block.text), nbformat.v4.new_code_cell("run.wait().state")]
     )
     path = shell.folder / "readme.ipynb"
     nbformat.write(notebook, path)
-    # Of the environment's own Python, in which the wheel is.
+    # For the environment's own Python, which has the wheel.
     shell.run("python -m nbconvert --to notebook --execute --inplace readme.ipynb")
     notebook = nbformat.read(path, as_version=4)
     shown = [output.get("data", {}) for output in notebook.cells[0].outputs]
     assert any("memory" in data.get("text/html", "") for data in shown), "the plan"
-    # Where nobody watches, a panel is the picture that a saved notebook keeps.
+    # Without a live front end, a panel is the picture that a saved notebook keeps.
     assert any("image/png" in data and "SUCCEEDED" in data.get("text/plain", "") for data in shown), (
         "the panel"
     )
@@ -127,7 +127,7 @@ def check_cell(block: Block, shell: Shell) -> None:
 
 
 def check_diff(block: Block, shell: Shell) -> None:
-    """The run after the diff is valid, and can be written as what a cluster gets."""
+    """Check that the run with the diff is valid, and can be written as a cluster's manifest."""
     assert block.language == "diff"
     text = "".join(line[1:] for line in block.text.splitlines(keepends=True) if line[0] != "-")
     (shell.folder / "my-run.yaml").write_text(text)
@@ -136,7 +136,8 @@ def check_diff(block: Block, shell: Shell) -> None:
 
 
 def check_losses(shell: Shell) -> None:
-    """The demo's validation loss is still the published one, and the books have a tokenizer of their own."""
+    """Check that the demo's validation loss is the published one, and that the books have a separate
+    tokenizer."""
     loss = re.search(r"validation loss +([\d.]+)", shell.run("nbtrain demo"))
     assert loss and float(loss[1]) == pytest.approx(3.38, abs=0.02)
     assert (shell.folder / "data" / "tokenizer" / "my-gpt").is_dir()

@@ -1,4 +1,4 @@
-"""TensorBoard in JupyterLab at length: what it opens on, its theme, and a real configurable-http-proxy.
+"""TensorBoard in JupyterLab in detail: its first page, its theme, and a real configurable-http-proxy.
 
 NBTRAIN_CHP=DIR/node_modules/.bin/configurable-http-proxy   the proxy of JupyterHub, if it is not on the path
 """
@@ -33,7 +33,7 @@ from tests.end_to_end.test_browser import assert_points_advance
 pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.soak]
 
 
-# Elements with a horizontal scrollbar that is seen.
+# Elements with a visible horizontal scrollbar.
 SIDEWAYS = """() => [...document.querySelectorAll("*")].filter((node) => {
     const { overflowX, scrollbarWidth } = getComputedStyle(node);
     const scrolls = /auto|scroll/.test(overflowX) && scrollbarWidth !== "none";
@@ -42,7 +42,8 @@ SIDEWAYS = """() => [...document.querySelectorAll("*")].filter((node) => {
 
 
 def test_it_opens_on_the_loss_and_follows_the_theme(lab: Lab, page: Any) -> None:
-    """One entry for a run; no page around TensorBoard's has a scrollbar."""
+    """TensorBoard opens on the loss with one entry per run, follows the theme, and no page around it has a
+    scrollbar."""
     write_notebook(lab, "theme.ipynb", "1")
     with fake_job(lab, "gpt-theme", "--steps", "4000"):
         open_notebook(page, lab, "theme.ipynb")
@@ -68,7 +69,7 @@ def test_it_opens_on_the_loss_and_follows_the_theme(lab: Lab, page: Any) -> None
 
 @contextmanager
 def behind_a_hubs_proxy(lab: Lab) -> Iterator[Lab]:
-    """The same server at the address of a configurable-http-proxy, as JupyterHub has it."""
+    """The same server at the address of a configurable-http-proxy, as with JupyterHub."""
     program = os.environ.get("NBTRAIN_CHP") or shutil.which("configurable-http-proxy")
     if not program:
         pytest.skip(
@@ -106,7 +107,7 @@ def behind_a_hubs_proxy(lab: Lab) -> Iterator[Lab]:
 
 
 def test_it_is_live_behind_a_hubs_proxy(lab: Lab, page: Any) -> None:
-    """Tile and notebook, at an address that is the proxy's and below a prefix."""
+    """The tile and a notebook show a live TensorBoard behind the proxy's address and prefix."""
     write_notebook(lab, "hub.ipynb", 'import nbtrain as nb\n\nnb.tensorboard("gpt-hub")')
     with behind_a_hubs_proxy(lab) as hub, fake_job(lab, "gpt-hub", "--steps", "4000"):
         open_notebook(page, hub, "hub.ipynb")

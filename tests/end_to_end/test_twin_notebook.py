@@ -1,8 +1,8 @@
 """papermill runs 03_launch in twin mode: data, supervisor, steps, resume, another layout, export.
 
-The straight run of each goes the ordinary way, through preflight, supervisor, torchrun and wrappers. One of
-the nine upstream runs does here, `make soak` runs all nine. Twins of other layouts, without notebook and
-supervisor: tests/jobs/twin/test_prove.py.
+The straight run of each goes through preflight, supervisor, torchrun and wrappers as usual. One of the nine
+upstream runs is tested here, and all nine by `make soak`. tests/jobs/twin/test_prove.py covers twins of other
+layouts, without notebook and supervisor.
 """
 
 import warnings
@@ -27,7 +27,7 @@ HERE = "gpt-125m-2xdp"
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A workspace that all nine share, so that their data is made once."""
+    """A workspace shared by all nine runs, so that their data is made once."""
     folder = tmp_path_factory.mktemp("twins of notebooks")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NBTRAIN_WORKSPACE", str(folder))
@@ -40,7 +40,7 @@ def execute(output: Path, **parameters: str):
     from papermill.execute import execute_notebook
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of papermill's own dependencies
+        warnings.simplefilter("ignore")  # from papermill's own dependencies
         return execute_notebook(
             str(NOTEBOOK), str(output), parameters=parameters, progress_bar=False, start_timeout=900
         )
@@ -51,7 +51,8 @@ def execute(output: Path, **parameters: str):
     [HERE, *(pytest.param(name, id=f"{name}-soak", marks=pytest.mark.soak) for name in UPSTREAM)],
 )
 def test_the_twin_of_each_upstream_run_passes(home, tmp_path, name):
-    """Whatever the size of the run, 8 ranks at most; the notebook keeps the table and the picture."""
+    """The twin of each upstream run passes with at most 8 ranks, and the notebook keeps the table and the
+    picture."""
     executed = execute(tmp_path / "out.ipynb", run=name, mode="twin")
     shown = [output for cell in executed.cells for output in cell.get("outputs", [])]
     text = "\n".join(str(output.get("text", "")) + str(output.get("data", "")) for output in shown)
@@ -65,7 +66,7 @@ def test_the_twin_of_each_upstream_run_passes(home, tmp_path, name):
     assert {"data", "train", "resume", "layout", "precision", "reshape", "export", "export fp32"} == {
         check["name"] for check in report["checks"]
     }
-    # By the ordinary way: a supervisor wrote this, and summed up.
+    # The supervisor wrote this and the summary, as for any job.
     record = JobRecord.read(run.job.job_json)
     assert record is not None and record.state == SUCCEEDED and record.command == ["-m", "nbtrain.train"]
     assert run.summary()["steps"] == STEPS

@@ -227,7 +227,6 @@ def test_documents_are_leafed_through(lab: Lab, page: Any, monkeypatch: pytest.M
     shown.get_by_text("text 33.").wait_for()
     page.get_by_text("in document 33").wait_for()
     screenshot(page, "data-card-found")
-    # [next] takes the focus from the text: only its own search runs.
     find.fill("QUESTION 1")
     for found in (1, 10):
         page.get_by_role("button", name="next", exact=True).last.click()

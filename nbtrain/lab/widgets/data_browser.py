@@ -11,12 +11,14 @@ Without a live front end (papermill, exported HTML), the card's static page is s
 """
 
 import html
-import math
-import time
+from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
+import anywidget
 import ipywidgets as widgets
+import traitlets
 
 from nbtrain.base.errors import NbtrainError
 from nbtrain.dataset.look import marked
@@ -24,9 +26,17 @@ from nbtrain.dataset.look.browser import Browser
 from nbtrain.dataset.look.card import BlendCard, DataCard
 from nbtrain.lab.widgets.mime import bundle, show
 
-# A new text comes right after the message of Enter. Enter with the old text sends that message alone, and no
-# text that is typed later belongs to it.
-ENTER_SECONDS = 5.0
+
+class SearchRow(anywidget.AnyWidget):
+    """The text to search for, [next], and the answer. `search` is called with the text of each search."""
+
+    _esm = Path(__file__).with_name("search_row.js").read_text(encoding="utf-8")
+    answer = traitlets.Unicode().tag(sync=True)
+    """Result of the last search."""
+
+    def __init__(self, search: Callable[[str], object]):
+        super().__init__()
+        self.on_msg(lambda _widget, content, _buffers: search(str(content.get("find", ""))))
 
 
 class DocumentBrowser(widgets.VBox):
@@ -35,31 +45,23 @@ class DocumentBrowser(widgets.VBox):
     def __init__(self, browser: Browser):
         self.browser = browser
         last = max(0, browser.num_documents - 1)
-        small, medium, wide = (widgets.Layout(width=f"{pixels}px") for pixels in (44, 70, 330))
+        small = widgets.Layout(width="44px")
         row = widgets.Layout(display="flex", flex_flow="row wrap", align_items="center")
-        later = {"continuous_update": False}
         bounds = {"min": 0, "max": last}
         self.number = widgets.BoundedIntText(description="document", layout={"width": "190px"}, **bounds)
         stretched = widgets.Layout(flex="1 1 100px", max_width="420px")
-        self.slider = widgets.IntSlider(readout=False, layout=stretched, **bounds, **later)
+        self.slider = widgets.IntSlider(readout=False, layout=stretched, continuous_update=False, **bounds)
         self.previous_button = widgets.Button(icon="chevron-left", tooltip="the one before", layout=small)
         self.next_button = widgets.Button(icon="chevron-right", tooltip="the next", layout=small)
-        self.text = widgets.Text(description="find", placeholder="text in a document", layout=wide, **later)
-        self.find_button = widgets.Button(description="next", layout=medium)
-        self.answer = widgets.HTML()
+        self.search = SearchRow(self.find)
         self.page = widgets.HTML(layout=widgets.Layout(max_height="420px", overflow="auto"))
         count = widgets.HTML(f"of {browser.num_documents:,}")
         leaf = [self.number, count, self.slider, self.previous_button, self.next_button]
-        search = [self.text, self.find_button, self.answer]
-        super().__init__([widgets.Box(leaf, layout=row), widgets.Box(search, layout=row), self.page])
+        super().__init__([widgets.Box(leaf, layout=row), self.search, self.page])
         widgets.link((self.number, "value"), (self.slider, "value"))
         self.number.observe(lambda change: self._draw(), names="value")
         self.previous_button.on_click(lambda _: self.show(self.number.value - 1))
         self.next_button.on_click(lambda _: self.show(self.number.value + 1))
-        self.find_button.on_click(lambda _: self._search(self.text.value))
-        self.text.on_msg(self._take_message)
-        self.text.observe(lambda change: self._take_text(change["new"]), names="value")
-        self._entered_at = -math.inf
         self._draw()
 
     def show(self, number: int) -> None:
@@ -69,7 +71,7 @@ class DocumentBrowser(widgets.VBox):
     def find(self, text: str) -> int | None:
         """Show the next document with `text`, after the last one again from the first; return its number."""
         if not text:
-            self.answer.value = ""
+            self.search.answer = ""
             return None
         start = self.number.value + 1
         try:
@@ -77,32 +79,17 @@ class DocumentBrowser(widgets.VBox):
             if found is None and reached == self.browser.num_documents:
                 found, reached = self.browser.find(text, 0)
         except NbtrainError as error:
-            self.answer.value = html.escape(str(error))
+            self.search.answer = str(error)
             return None
         if found is None:
-            self.answer.value = "in no document"
+            self.search.answer = "in no document"
             if reached < self.browser.num_documents:
-                self.answer.value = f"not up to document {reached - 1:,}; [next] searches on from there"
+                self.search.answer = f"not up to document {reached - 1:,}; [next] searches on from there"
                 self.show(reached - 1)
             return None
-        self.answer.value = f"in document {found:,}"
+        self.search.answer = f"in document {found:,}"
         self.show(found)
         return found
-
-    def _take_message(self, _: Any, content: dict[str, Any], buffers: Any) -> None:
-        # Text.on_submit would do, but is deprecated: it warns.
-        if content.get("event") == "submit":
-            self._entered_at = time.monotonic()
-
-    def _take_text(self, text: str) -> None:
-        # The front end sends a new text after Enter, and when another control takes the focus. If that is
-        # [next], it searches itself: two searches would pass over the first document that is found.
-        if time.monotonic() - self._entered_at < ENTER_SECONDS:
-            self._search(text)
-
-    def _search(self, text: str) -> None:
-        self._entered_at = -math.inf
-        self.find(text)
 
     def _draw(self) -> None:
         try:

@@ -7,7 +7,6 @@ from nbtrain.api import verbs as api
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.look.browser import Browser
 from nbtrain.dataset.look.card import data_card
-from nbtrain.lab.widgets import data_browser as module
 from nbtrain.lab.widgets import mime
 from nbtrain.lab.widgets.data_browser import CardPanel, DocumentBrowser, live
 from nbtrain.lab.widgets.mime import WIDGET_MIME
@@ -22,10 +21,9 @@ def watched(monkeypatch):
     monkeypatch.setattr(api, "is_watched", lambda: True)
 
 
-def enter(browser, text):
-    """What the front end sends when a person types a text and presses Enter."""
-    browser.text._handle_custom_msg({"event": "submit"}, [])
-    browser.text.value = text
+def search(browser, text):
+    """What the front end sends for Enter and for [next]: the text of the search."""
+    browser.search._handle_custom_msg({"find": text}, [])
 
 
 def test_documents_by_number_and_by_text(make_config, texts):  # noqa: F811
@@ -42,38 +40,25 @@ def test_documents_by_number_and_by_text(make_config, texts):  # noqa: F811
     assert browser.number.value == 119
     browser.next_button.click()
     assert browser.number.value == 119
-    enter(browser, "(7).")
-    assert (browser.number.value, browser.answer.value) == (7, "in document 7")
-    browser.find_button.click()
+    search(browser, "(7).")
+    assert (browser.number.value, browser.search.answer) == (7, "in document 7")
+    search(browser, "(7).")
     assert browser.number.value == 7
     assert browser.find("(11") == 11
     assert browser.find("(11") == 110
     assert browser.find("no such words") is None
-    assert browser.answer.value == "in no document"
+    assert browser.search.answer == "in no document"
     assert browser.number.value == 110
 
 
-def test_each_hit_is_shown(make_config, texts, monkeypatch):  # noqa: F811
-    """[next] takes the focus, which sends the text, and searches once; so does Enter, and [next] goes on."""
+def test_each_hit_is_shown(make_config, texts):  # noqa: F811
+    """A search begins behind the document that is shown; without a text it says nothing."""
     make_dataset(make_config(), texts)
     browser = DocumentBrowser(Browser("small"))
-    browser.text.value = "(11"
-    assert (browser.number.value, browser.answer.value) == (0, "")
-    browser.find_button.click()
-    assert browser.number.value == 11
-    enter(browser, "(10")
-    assert browser.number.value == 100
-    browser.find_button.click()
-    assert browser.number.value == 101
-    # Enter with the old text, and [next] or much later a new one.
-    browser.text._handle_custom_msg({"event": "submit"}, [])
-    browser.find_button.click()
-    browser.text.value = "(5"
-    assert browser.number.value == 102
-    browser.text._handle_custom_msg({"event": "submit"}, [])
-    monkeypatch.setattr(module, "ENTER_SECONDS", -1.0)
-    browser.text.value = "(3"
-    assert browser.number.value == 102
+    for text, number in (("(11", 11), ("(10", 100), ("(10", 101), ("(3", 3), ("", 3)):
+        search(browser, text)
+        assert browser.number.value == number
+    assert browser.search.answer == ""
 
 
 def test_names_of_sources_are_text(make_config, texts):  # noqa: F811
@@ -91,7 +76,7 @@ def test_a_long_search_stops(make_config, texts, monkeypatch):  # noqa: F811
     find = browser.browser.find
     monkeypatch.setattr(browser.browser, "find", lambda text, start: find(text, start, seconds=-1.0))
     assert browser.find("(50).") is None
-    assert browser.answer.value == "not up to document 1; [next] searches on from there"
+    assert browser.search.answer == "not up to document 1; [next] searches on from there"
     assert browser.number.value == 1
 
 

@@ -142,7 +142,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 def shared_data() -> Path:
     """Return the folder of real text next to the repository."""
     if not (SHARED / "data").is_dir():
-        pytest.skip("no ../shared/data beside the repository")
+        pytest.skip("no ../shared/data next to the repository")
     return SHARED / "data"
 
 

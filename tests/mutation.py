@@ -245,7 +245,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--at-once", type=int, default=1, help="copies that are tested at one time")
     parser.add_argument("--aim", type=float, default=AIM, help="the share that must be caught")
-    parser.add_argument("--tests", nargs="+", default=[], help="run these in place of the mirrored folder")
+    parser.add_argument("--tests", nargs="+", default=[], help="run these instead of the mirrored folder")
     parser.add_argument("--list", action="store_true", help="print the mutations and run nothing")
     options = parser.parse_args()
 

@@ -274,7 +274,8 @@ def pause(job: JobDir, wait_seconds: float | None = None) -> tuple[str, str | No
     config, stop = load_resolved(job.run.config_yaml), f"`nbtrain cancel {job.run.name}` stops it."
     if config.mode != "full":
         raise JobError(
-            f"{which} runs with mode: {config.mode}, which saves nothing and would begin anew. {stop}"
+            f"{which} runs with mode: {config.mode}, which saves nothing and would start from the "
+            f"beginning. {stop}"
         )
     if not backend.capabilities.pause:
         raise JobError(f"{which} runs on a backend that cannot pause it. {stop}")

@@ -111,8 +111,8 @@ def delete(run: RunDir, force: bool = False) -> Deletion:
             shutil.rmtree(folder)
         except OSError as error:
             raise JobError(
-                f"{run.name} is no run any more, but {error.filename} could not be removed: "
-                f"{error.strerror}. What is left lies in {display(folder)}."
+                f"{run.name} is no longer listed as a run, but {error.filename} could not be removed: "
+                f"{error.strerror}. The remaining files are in {display(folder)}."
             ) from error
     return found
 
@@ -122,13 +122,13 @@ def _refuse_place(run: RunDir) -> None:
     where, root = display(run.path), output_root()
     if run.path.is_symlink():
         raise JobError(
-            f"{where} is a link to {run.path.readlink()}; nbtrain deletes nothing that lies elsewhere. "
-            "Remove the link by hand."
+            f"{where} is a link to {run.path.readlink()}; nbtrain deletes nothing outside the output "
+            "directory. Remove the link by hand."
         )
     if run.path.parent.resolve() != root.resolve():
         raise JobError(
-            f"{where} does not lie in the output root {display(root)}. Set NBTRAIN_OUTPUT to the folder that "
-            "it lies in, or remove it by hand."
+            f"{where} is not in the output directory {display(root)}. Set NBTRAIN_OUTPUT to the folder "
+            "that contains it, or remove it by hand."
         )
     if not run.exists():
         raise JobError(f"{where}: there is no run to delete. `nbtrain runs` lists the runs.")

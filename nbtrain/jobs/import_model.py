@@ -168,9 +168,9 @@ def _import(
     if tokenizer.folder is None and (difference := other_ids(model, config)):
         key, chosen = "tokenizer.name", config.tokenizer.name
         raise ConfigError(
-            f"{config.where(key)}: {key} = {chosen}: {difference}. Ids would mean other text than the "
-            f"weights have learnt. Name a tokenizer that has them, or leave {key} out: the folder's is taken "
-            "over then."
+            f"{config.where(key)}: {key} = {chosen}: {difference}. The run's token ids would mean other "
+            "text than in the training of the weights. Name a tokenizer with the same ids, or remove "
+            f"{key} to use the folder's."
         )
     _read_all(model)
     notes = [*notes, *model.described.notes, *found.notes]
@@ -202,7 +202,7 @@ def _target(path: Path, overwrite: bool) -> Path:
     if path.exists() and not overwrite:
         raise ConfigError(f"{path}: exists already. Name another file (-o), or overwrite it (--overwrite).")
     if not path.parent.is_dir():
-        raise ConfigError(f"{path}: {path.parent} is no folder. Name a file in a folder that exists.")
+        raise ConfigError(f"{path}: {path.parent} is not a folder. Name a file in a folder that exists.")
     return path
 
 
@@ -252,8 +252,8 @@ def _folder_of(source: str | Path) -> Path:
         return _fetch(found[1], found[2])
     if ADDRESS.match(str(source)):
         raise ConfigError(
-            f"{source}: is no address that is fetched. One of the Hub is hf://ORGANISATION/MODEL or "
-            "hf://ORGANISATION/MODEL@REVISION; of anything else name the folder."
+            f"{source}: is not an address that can be fetched. A model of the Hub is hf://ORGANISATION/MODEL "
+            "or hf://ORGANISATION/MODEL@REVISION; for any other model, name its folder."
         )
     typed = typed_path(source)
     try:
@@ -339,7 +339,7 @@ def find_tokenizer(model: PretrainedModel, given: dict[str, Any]) -> FoundTokeni
     if rows <= highest < model.described.vocab_size:
         raise ConfigError(
             f"tokenizer.vocab_size = {rows:,}: the tokenizer in {display(folder)} has ids up to {highest:,}, "
-            f"which need rows of their own. Set at least {highest + 1}, or name another tokenizer "
+            f"which need separate rows. Set at least {highest + 1}, or name another tokenizer "
             "(tokenizer.path=...)."
         )
     if highest >= rows:

@@ -48,8 +48,8 @@ def initial_weights_fit(config: RunConfig, machine: Machine | None = None) -> Ob
     if difference := other_ids(start, config):
         yield mistake(
             f"{config.where('tokenizer.name')}: tokenizer.name = {config.tokenizer.name}: {difference}.",
-            "Ids would mean other text than the weights have learnt. Name the tokenizer of the weights, or "
-            "one that has all its tokens with their ids.",
+            "The run's token ids would mean other text than in the training of the weights. Name the "
+            "tokenizer of the weights, or one that has all its tokens with their ids.",
         )
 
 

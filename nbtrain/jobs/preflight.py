@@ -190,7 +190,8 @@ def notification_is_possible(config: RunConfig, machine: Machine) -> Obstacles:
         return
     if notify.command and shutil.which(resolved_program(notify.command[0])) is None:
         yield mistake(
-            f"{config.where('notify.command')}: notify.command: there is no program {notify.command[0]!r}.",
+            f"{config.where('notify.command')}: notify.command: the program {notify.command[0]!r} was not "
+            "found.",
             "Give its path, from the workspace on, or put it on PATH and make it executable.",
         )
     address = os.environ.get(notify.url_variable or "", "")

@@ -54,19 +54,19 @@ def nvme_is_ready(config: RunConfig, machine: Machine) -> Obstacles:
         folder = Path(str(value_of(config, key)))
         found = f"{config.where(key)}: {key} = {folder}"
         if not folder.is_dir():
-            yield mistake(f"{found} is no folder.", "Make it, on a local NVMe disk.")
+            yield mistake(f"{found} is not a folder.", "Create it, on a local NVMe disk.")
             continue
         if not os.access(folder, os.W_OK | os.X_OK) or is_read_only(folder):
             yield mistake(f"{found} cannot be written.", "Name a folder that can be.")
         kind = _file_system(folder)
         if kind in MEMORY_FILE_SYSTEMS:
             yield mistake(
-                f"{found} lies in host memory ({kind}), which offloading is to spare.",
+                f"{found} is in host memory ({kind}), which offloading should save.",
                 "Name a folder on a local NVMe disk, or set device=cpu.",
             )
         elif kind and REMOTE.fullmatch(kind):
             yield mistake(
-                f"{found} lies on a file system of another machine ({kind}): every step would wait for it.",
+                f"{found} is on a file system of another machine ({kind}): every step would wait for it.",
                 "Name a folder on a local NVMe disk.",
             )
     # Both folders may be on one disk. Each must have room for everything, which overstates the need by at
@@ -91,14 +91,14 @@ def local_dir_is_ready(config: RunConfig, machine: Machine) -> Obstacles:
     found = f"{config.where('checkpoint.local_dir')}: checkpoint.local_dir = {local_dir}"
     if folder.is_relative_to(output_root()):
         yield mistake(
-            f"{found} lies in {display(output_root())}, where the checkpoints are copied to.",
-            "Name a folder on a disk of each node's own.",
+            f"{found} is in {display(output_root())}, where the checkpoints are copied to.",
+            "Name a folder on a local disk of each node.",
         )
     if config.backend.kind != "local":
         return
     there = next(one for one in (folder, *folder.parents) if one.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK) or is_read_only(there):
-        yield mistake(f"{found} cannot be made: {there} cannot be written.", "Name a folder that can be.")
+        yield mistake(f"{found} cannot be created: {there} cannot be written.", "Name a folder that can be.")
         return
     # This run's own files there are replaced; the pattern "gpt-*" would match checkpoints of gpt-large, too.
     run = RunDir.named(config.name)

@@ -139,13 +139,13 @@ def refuse_paused(run: RunDir, config: RunConfig) -> None:
     if changes := changes_between(before, config):
         resumed = f"`nbtrain resume {run.name}{as_overrides(before, config)}`"
         raise SubmitError(
-            f"{display(run.path)}: its job is paused, and what is submitted has other settings:"
+            f"{display(run.path)}: its job is paused, and the submitted run has other settings:"
             f"{_lines(changes)}\n"
             "Nothing was submitted, and the job stays paused. Choose:\n"
             f"  `nbtrain resume {run.name}` continues the job unchanged.\n"
             f"  {resumed} ends it; a new job continues from its checkpoint with these settings.\n"
-            f"  `nbtrain cancel {run.name}` ends it; what is submitted after it does the same.\n"
-            f"  {_clone(run, before, config)} trains these settings from the beginning, beside it."
+            f"  `nbtrain cancel {run.name}` ends it; a submission afterwards does the same.\n"
+            f"  {_clone(run, before, config)} trains these settings from the beginning, next to it."
         )
 
 
@@ -226,8 +226,8 @@ def refuse_less_than_done(run: RunDir, config: RunConfig) -> None:
         key = "batch.max_steps" if config.train_steps < config.scheduled_steps else f"batch.train_{unit}"
         raise SubmitError(
             f"{config.where(key)}: {key} ends the run after {amounts.counted(config.train_steps, 'step')}, "
-            f"but {display(run.path)} has come to step {step:,}. Ask for more, or train anew under another "
-            "`name:`."
+            f"but {display(run.path)} has reached step {step:,}. Set a higher limit, or train from scratch "
+            "under another `name:`."
         )
 
 

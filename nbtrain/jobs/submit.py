@@ -159,7 +159,7 @@ def resume(
             f"{config.where('name')}: a run keeps its name on resume, and this one is {run.name}. `nbtrain "
             f"clone {run.name} {config.name}` makes a new run of it, which trains from the beginning."
         )
-    if active := _joined(run, config, anew=True):
+    if active := _joined(run, config, new_job=True):
         return active
     if "mode" not in given and before.mode != "full":
         config = _mode_of_resume(run, before, config)
@@ -170,7 +170,7 @@ def resume(
     if ended and config.mode == "full" and config.train_steps <= done:
         again = f" To evaluate again: `nbtrain resume {run.name} mode=eval`." if before.mode == "eval" else ""
         raise SubmitError(
-            f"{display(run.path)}: all {amounts.counted(done, 'step')} are done, and the run asks for "
+            f"{display(run.path)}: all {amounts.counted(done, 'step')} are done, and the run ends at step "
             f"{config.train_steps:,}. To train on: {more_to_train(run, before, config)}.{again}"
         )
     new_priority = "backend.priority" in override_layer(overrides).origins
@@ -194,10 +194,10 @@ def _mode_of_resume(run: RunDir, before: RunConfig, config: RunConfig) -> RunCon
     return load(config, {"mode": "full"})
 
 
-def _joined(run: RunDir, config: RunConfig, anew: bool = False) -> JobDir | None:
+def _joined(run: RunDir, config: RunConfig, new_job: bool = False) -> JobDir | None:
     """Return the run's active job, warning of every change that it ignores; None if none is active.
 
-    A paused job continues. If `config` has other settings, a paused job is ended if the run may begin `anew`,
+    A paused job continues. If `config` has other settings, a paused job is ended for a new one if `new_job`,
     and refused otherwise. Raises SubmitError then, and for a job on another backend.
     """
     active = active_job(run)
@@ -205,7 +205,7 @@ def _joined(run: RunDir, config: RunConfig, anew: bool = False) -> JobDir | None
         return None
     record = active and JobRecord.read(active.job_json)
     if active and (asked_pause(active) or (record and at_rest(record))):
-        return _after_pause(active, config, anew)
+        return _after_pause(active, config, new_job)
     if active:
         if record:
             refuse_other_backend(run, status_of(active)[0], record.backend, config)
@@ -227,14 +227,14 @@ def _tell_silence(job: JobDir) -> None:
         )
 
 
-def _after_pause(job: JobDir, config: RunConfig, anew: bool) -> JobDir | None:
-    """Continue a paused job if its settings are unchanged; with others end it if `anew`, else refuse."""
+def _after_pause(job: JobDir, config: RunConfig, new_job: bool) -> JobDir | None:
+    """Continue a paused job if its settings are unchanged; with others end it if `new_job`, else refuse."""
     changes = changes_between(load_resolved(job.run.config_yaml), config)
     if not changes:
         unpause(job)
         return job
     _refuse(job.run, config)
-    if not anew:
+    if not new_job:
         refuse_paused(job.run, config)
     # Every check runs before the paused job is ended for a new one.
     refuse_other_data(job.run, config)

@@ -266,7 +266,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--smoke", action="store_true", help="tiny sizes on the CPU; needs --to")
     options = parser.parse_args(arguments)
     if options.smoke and options.to == PAGE.parent:
-        parser.error("--smoke needs --to: what a CPU finds is no result for docs/evidence/gpu.md")
+        parser.error("--smoke needs --to: results of a CPU do not belong in docs/evidence/gpu.md")
     if not options.minutes > 0:
         parser.error(f"--minutes {options.minutes:g}: must be more than 0")
     return options

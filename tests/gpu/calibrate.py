@@ -32,7 +32,7 @@ def _find(place: Place) -> Finding:
 
     asked = call("--help")
     if "invalid choice" in asked.stderr:
-        raise Impossible("not built: `nbtrain calibrate` is no verb of this version")
+        raise Impossible("not built: this version has no `nbtrain calibrate`")
     if asked.returncode:
         raise RuntimeError(asked.stderr.strip()[-500:])
     if not place.on_gpu:

@@ -91,7 +91,7 @@ def missing() -> list[str]:
 def left_out() -> list[str]:
     """Return one line for each optional package that is missing."""
     return [
-        f"{name} is not installed; left out: {what}"
+        f"{name} is not installed; skipped: {what}"
         for module, (name, what) in OPTIONAL.items()
         if importlib.util.find_spec(module) is None
     ]

@@ -160,7 +160,7 @@ def test_the_arguments(capsys):
     for wrong, message in {
         "--only nothing": "invalid choice: 'nothing'",
         "--minutes 0": "--minutes 0: must be more than 0",
-        "--smoke": "--smoke needs --to: what a CPU finds is no result for docs/evidence/gpu.md",
+        "--smoke": "--smoke needs --to: results of a CPU do not belong in docs/evidence/gpu.md",
     }.items():
         with pytest.raises(SystemExit):
             gpu.parse(wrong.split())

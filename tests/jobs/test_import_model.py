@@ -178,8 +178,8 @@ def test_another_size_of_the_vocabulary_is_reported(folder):
     with pytest.raises(ConfigError) as refused:
         import_model("models/small", "few", ["tokenizer.vocab_size=11"])
     assert str(refused.value) == (
-        "tokenizer.vocab_size = 11: the tokenizer in models/small has ids up to 11, which need rows of their "
-        "own. Set at least 12, or name another tokenizer (tokenizer.path=...)."
+        "tokenizer.vocab_size = 11: the tokenizer in models/small has ids up to 11, which need separate "
+        "rows. Set at least 12, or name another tokenizer (tokenizer.path=...)."
     )
     # Rows that the tokenizer does not name stay.
     assert import_model("models/small", "same").config.tokenizer.vocab_size == 20
@@ -225,7 +225,7 @@ BAD = {
         RecordError,
         "tokenizer_config.json:1: not JSON: byte 16 is not UTF-8",
     ),
-    "ids that are no numbers": (
+    "ids that are not numbers": (
         lambda folder: (folder / "tokenizer.json").write_text('{"model": {"vocab": {"a": "x"}}}'),
         DataError,
         "models/small/tokenizer.json: the id of 'a' is \"x\"; an id is a whole number of at least 0. Copy or",
@@ -348,7 +348,7 @@ def test_paths_and_names(folder, workspace):
     with pytest.raises(ConfigError, match=r"mine.yaml: exists already. Name another file \(-o\)"):
         import_model("models/small", "mine")
     import_model("models/small", "mine", overwrite=True)
-    with pytest.raises(ConfigError, match=r"is no folder\. Name a file in a folder that exists"):
+    with pytest.raises(ConfigError, match=r"is not a folder\. Name a file in a folder that exists"):
         import_model("models/small", "mine", path="nowhere/mine.yaml")
     with pytest.raises(ConfigError, match=r"a run YAML ends in \.yaml or \.yml"):
         import_model("models/small", "mine", path="mine.txt")
@@ -392,8 +392,9 @@ def test_only_what_is_named_is_fetched(folder, workspace, monkeypatch):
         with pytest.raises(ConfigError) as wrong:
             import_model(address, "mine")
         assert str(wrong.value) == (
-            f"{address}: is no address that is fetched. One of the Hub is hf://ORGANISATION/MODEL or "
-            "hf://ORGANISATION/MODEL@REVISION; of anything else name the folder."
+            f"{address}: is not an address that can be fetched. A model of the Hub is "
+            "hf://ORGANISATION/MODEL or hf://ORGANISATION/MODEL@REVISION; for any other model, name its "
+            "folder."
         )
     asked = {}
 
@@ -507,11 +508,11 @@ def test_a_tokenizer_with_other_ids_is_refused(folder, workspace):
     path.write_text(json.dumps(content))
     import_model("models/second", "second")
     with pytest.raises(
-        ConfigError, match=r"tokenizer\.name = second: .*Ids would mean other text"
+        ConfigError, match=r"tokenizer\.name = second: .*token ids would mean other text"
     ) as refused:
         import_model("models/small", "third", {"tokenizer.name": "second"})
     assert str(refused.value).endswith(
-        "Name a tokenizer that has them, or leave tokenizer.name out: the folder's is taken over then."
+        "Name a tokenizer with the same ids, or remove tokenizer.name to use the folder's."
     )
     assert not (workspace / "third.yaml").exists()
 

@@ -177,9 +177,9 @@ def test_another_tokenizer_is_refused_with_the_token(tiny, base, tiny_data, work
     adopt(source, "<|endoftext|>", tokenizer_dir("turned"))
     assert said(starting(tiny, **{"tokenizer.name": "turned"})) == [
         f"override tokenizer.name=turned: tokenizer.name = turned: 'A', which is {vocabulary['B']} in "
-        f"data/tokenizer/mock/tokenizer.json, has the id {vocabulary['A']}. Ids would mean other text than "
-        "the weights have learnt. Name the tokenizer of the weights, or one that has all its tokens with "
-        "their ids."
+        f"data/tokenizer/mock/tokenizer.json, has the id {vocabulary['A']}. The run's token ids would "
+        "mean other text than in the training of the weights. Name the tokenizer of the weights, or one that "
+        "has all its tokens with their ids."
     ]
     # The tokenizer that the weights were trained with is gone.
     manifest = files.read_json(base.checkpoint_manifest(12))

@@ -141,7 +141,7 @@ def test_what_cannot_work_is_refused_before_launch(tiny, monkeypatch):
     monkeypatch.delenv("HOOK", raising=False)
     config = tiny(**{"notify.command": ["no-such-program"], "notify.url_variable": "HOOK"})
     first, second = map(str, notification_is_possible(config, None))
-    assert "notify.command: there is no program 'no-such-program'. Give its path" in first
+    assert "notify.command: the program 'no-such-program' was not found. Give its path" in first
     assert "the environment variable HOOK is not set here to an address" in second
     for kind, found in (("hosts", 2), ("slurm", 2), ("kubernetes", 0)):
         elsewhere = config.model_copy(update={"backend": config.backend.model_copy(update={"kind": kind})})

@@ -200,7 +200,7 @@ def test_nvme_without_a_folder(tiny, tools, nvme):
     [(kind, message)] = found(tiny(**nvme[1]))
     assert kind == "error"
     assert message.endswith(
-        f"parallel.offload_optimizer.nvme_path = {nvme[0]} is no folder. Make it, on a local NVMe disk."
+        f"parallel.offload_optimizer.nvme_path = {nvme[0]} is not a folder. Create it, on a local NVMe disk."
     )
 
 
@@ -217,11 +217,11 @@ def test_nvme_that_cannot_be_written(tiny, tools, nvme, monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        ("tmpfs", "lies in host memory (tmpfs), which offloading is to spare."),
-        ("nfs4", "lies on a file system of another machine (nfs4): every step would wait for it."),
+        ("tmpfs", "is in host memory (tmpfs), which offloading should save."),
+        ("nfs4", "is on a file system of another machine (nfs4): every step would wait for it."),
         (
             "fuse.sshfs",
-            "lies on a file system of another machine (fuse.sshfs): every step would wait for it.",
+            "is on a file system of another machine (fuse.sshfs): every step would wait for it.",
         ),
     ],
 )
@@ -239,12 +239,14 @@ def test_a_local_dir_that_cannot_serve(tiny, tmp_path, monkeypatch):
     [(kind, message)] = found(tiny(**{"checkpoint.local_dir": inside}))
     assert kind == "error"
     assert message.endswith(
-        "where the checkpoints are copied to. Name a folder on a disk of each node's own."
+        "where the checkpoints are copied to. Name a folder on a local disk of each node."
     )
     (tmp_path / "file").write_text("")
     [(kind, message)] = found(tiny(**{"checkpoint.local_dir": f"{tmp_path}/file/x"}))
     assert kind == "error"
-    assert message.endswith(f"cannot be made: {tmp_path}/file cannot be written. Name a folder that can be.")
+    assert message.endswith(
+        f"cannot be created: {tmp_path}/file cannot be written. Name a folder that can be."
+    )
     usage, small = shutil.disk_usage("/"), str(tmp_path)
 
     def with_free(path):

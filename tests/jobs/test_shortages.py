@@ -64,7 +64,7 @@ def test_a_full_disk_is_reported(fake, start, small_disk, monkeypatch):
         "rank 0 failed at step 7: the disk is full: OSError: [Errno 28] No space left on device"
     )
     assert (
-        "; not tried again: there was no room within backend.disk_wait_seconds = 0.5 (0.08 GiB are needed, "
+        "; not tried again: no space became free within backend.disk_wait_seconds = 0.5 (0.08 GiB are needed"
         in cause
     )
     assert cause.endswith("GiB free)")

@@ -306,9 +306,8 @@ def test_less_than_what_is_done_is_refused(tiny):
     with pytest.raises(SubmitError) as refused:
         resume(job.run, ["batch.max_steps=3"])
     assert str(refused.value) == (
-        "override batch.max_steps=3: batch.max_steps ends the run after 3 steps, but output/tiny has come to "
-        "step 5. "
-        "Ask for more, or train anew under another `name:`."
+        "override batch.max_steps=3: batch.max_steps ends the run after 3 steps, but output/tiny has reached "
+        "step 5. Set a higher limit, or train from scratch under another `name:`."
     )
 
 
@@ -391,7 +390,7 @@ def test_after_an_evaluation_of_all_steps_more_must_be_asked_for(tiny):
     with pytest.raises(SubmitError) as refused:
         resume(run)
     assert str(refused.value) == (
-        "output/tiny: all 10 steps are done, and the run asks for 10. To train on: `nbtrain resume tiny "
+        "output/tiny: all 10 steps are done, and the run ends at step 10. To train on: `nbtrain resume tiny "
         "batch.train_tokens=2560`. To evaluate again: `nbtrain resume tiny mode=eval`."
     )
     assert load_resolved(run.config_yaml).mode == "eval"
@@ -551,7 +550,7 @@ def test_a_finished_run_is_refused(tiny):
     with pytest.raises(SubmitError) as refused:
         resume(job.run)
     assert str(refused.value) == (
-        "output/tiny: all 10 steps are done, and the run asks for 10. "
+        "output/tiny: all 10 steps are done, and the run ends at step 10. "
         "To train on: `nbtrain resume tiny batch.train_tokens=2560`."
     )
     second = resume(job.run, ["batch.train_tokens=2560"])
@@ -902,22 +901,22 @@ def test_a_paused_run_that_is_submitted_changed_says_what_differs(tiny, workspac
         with pytest.raises(SubmitError) as refused:
             start(tiny(**{"lr_schedule.lr": 1e-4, "logging.log_interval_steps": 7}))
         assert str(refused.value) == (
-            "output/tiny: its job is paused, and what is submitted has other settings:\n"
+            "output/tiny: its job is paused, and the submitted run has other settings:\n"
             f"  lr_schedule.lr: {show(tiny().lr_schedule.lr)} -> 0.0001  (override lr_schedule.lr=0.0001)\n"
             "  logging.log_interval_steps: 10 -> 7  (override logging.log_interval_steps=7)\n"
             "Nothing was submitted, and the job stays paused. Choose:\n"
             "  `nbtrain resume tiny` continues the job unchanged.\n"
             "  `nbtrain resume tiny lr_schedule.lr=0.0001 logging.log_interval_steps=7` ends it; a new job "
             "continues from its checkpoint with these settings.\n"
-            "  `nbtrain cancel tiny` ends it; what is submitted after it does the same.\n"
+            "  `nbtrain cancel tiny` ends it; a submission afterwards does the same.\n"
             "  `nbtrain clone tiny NEWNAME lr_schedule.lr=0.0001 logging.log_interval_steps=7` trains these "
-            "settings from the beginning, beside it."
+            "settings from the beginning, next to it."
         )
     assert (
         cli.main(["submit", str(workspace / "tiny.yaml"), "logging.log_interval_steps=7"])
         == SubmitError.exit_code
     )
-    assert "its job is paused, and what is submitted has other settings" in capsys.readouterr().err
+    assert "its job is paused, and the submitted run has other settings" in capsys.readouterr().err
     assert asked_pause(job) and job.run.job_ids() == [job.job_id]
     assert submit(tiny()).job_id == job.job_id and not asked_pause(job)
 
@@ -925,13 +924,13 @@ def test_a_paused_run_that_is_submitted_changed_says_what_differs(tiny, workspac
 def test_a_paused_job_is_not_ended_for_one_that_could_not_start(tiny, monkeypatch):
     """A paused job is not cancelled for a new job that cannot start."""
     ask_pause(job := submit(tiny()), True)
-    found = [mistake("./typo.sh is no program.", "Correct notify.command.")]
+    found = [mistake("./typo.sh was not found.", "Correct notify.command.")]
     monkeypatch.setattr("nbtrain.jobs.submit.preflight", lambda config: found)
     monkeypatch.setattr("nbtrain.jobs.submit.cancel", lambda job: pytest.fail("it was cancelled"))
     with pytest.raises(SubmitError) as refused:
         resume(job.run, {"logging.log_interval_steps": 7})
     assert str(refused.value) == (
-        "tiny cannot start here:\n  ./typo.sh is no program. Correct notify.command.\n"
+        "tiny cannot start here:\n  ./typo.sh was not found. Correct notify.command.\n"
         "Nothing was started and nothing written."
     )
     assert asked_pause(job) and JobRecord.read(job.job_json).state == "RUNNING"

@@ -166,7 +166,7 @@ class Queue:
         """Lock a slot and return the descriptor that holds it; None if another process has it."""
         if not SLOT_NAME.fullmatch(slot):
             raise JobError(
-                f"{slot.partition('-')[2]!r} is no name of a GPU: name GPUs by number or UUID in "
+                f"{slot.partition('-')[2]!r} is not a GPU: name GPUs by number or UUID in "
                 f"CUDA_VISIBLE_DEVICES and {display(self.devices_json)}."
             )
         descriptor = os.open(self._slots / slot, os.O_RDWR | os.O_CREAT, 0o600)

@@ -87,8 +87,8 @@ def _having(ticket: Ticket, tickets: Sequence[Ticket], now: float) -> QueueEntry
     entry = _entry(ticket, None, now)
     if ticket.at_once and entry.state == QUEUED:
         # The supervisor's message is from before.
-        beside = ", ".join(_who_has(ticket, tickets)[:NAMED_JOBS])
-        entry = replace(entry, cause=f"starts now{f', beside {beside}' if beside else ''}")
+        others = ", ".join(_who_has(ticket, tickets)[:NAMED_JOBS])
+        entry = replace(entry, cause=f"starts now{f', next to {others}' if others else ''}")
     return entry
 
 

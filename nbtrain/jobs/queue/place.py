@@ -72,7 +72,7 @@ class Place:
                 return Verdict(CANCELLED, "stopped on request while it waited for its devices")
         if waited:
             journal.record.cause = None
-            said = f"has {', '.join(self._locks) or 'its place beside others'}"
+            said = f"has {', '.join(self._locks) or 'its place next to other jobs'}"
             journal.event("state", f"{said} after {amounts.elapsed(time.monotonic() - since)}")
         return None
 

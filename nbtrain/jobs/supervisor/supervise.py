@@ -373,8 +373,8 @@ def obey(it: Supervision, attempt: Attempt) -> None:
     if asked.save:
         asked.save = False
         if not asked.stop:
-            journal.request("save", "asked for")
-            journal.event("checkpoint", "asked for a checkpoint at the next step")
+            journal.request("save", "requested")
+            journal.event("checkpoint", "requested a checkpoint at the next step")
 
 
 def tell_training(it: Supervision, attempt: Attempt) -> None:
@@ -399,7 +399,7 @@ def wait_for_room(it: Supervision, verdict: Verdict) -> Verdict | None:
     while (free := shutil.disk_usage(it.job.run.path).free) < needed:
         words = f"{needed / 2**30:.2f} GiB are needed, {free / 2**30:.2f} GiB are free"
         if time.monotonic() >= deadline:
-            waited = f"there was no room within backend.disk_wait_seconds = {seconds:g}"
+            waited = f"no space became free within backend.disk_wait_seconds = {seconds:g}"
             return given_up(verdict, f"{waited} ({words})")
         if not announced:
             announced = True

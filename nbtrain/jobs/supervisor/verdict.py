@@ -322,7 +322,7 @@ def _lost_peers(first: ExitRecord, around: Circumstances, step: int | None) -> V
     if around.stuck:
         said = f"{around.stuck}; gave up waiting for it: {words}"
         return Verdict(FAILED, said, True, step=step, kind="hang")
-    said = f"ranks lost each other, and none tells of an error of its own; first {words}"
+    said = f"ranks lost each other, and none reports its own error; first {words}"
     return Verdict(FAILED, said, True, step=step)
 
 

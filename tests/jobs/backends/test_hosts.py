@@ -321,11 +321,14 @@ def answer_of(host: str, asked: list[str], /, **changes: Any) -> Answer:
             {"missing": ["/work"]},
             "b does not see the folder /work, which the run uses. Mount the shared disk",
         ),
-        ({"token": None}, "of its own: a file written here is not seen there, and the ranks share their run"),
+        (
+            {"token": None},
+            ": a file written here does not appear there, and the ranks share their run",
+        ),
         ({"writable": False}, "b may not write to"),
         (
             {"local_disk": {"folder": "/nvme", "writable": False, "free": 10**12}},
-            "checkpoint.local_dir = /nvme/x: b may not write to /nvme. Make the folder there",
+            "checkpoint.local_dir = /nvme/x: b may not write to /nvme. Create the folder on a local disk",
         ),
         (
             {"local_disk": {"folder": "/nvme", "writable": True, "free": 10**4}},

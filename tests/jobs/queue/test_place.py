@@ -140,7 +140,7 @@ def test_a_waiting_job_is_stopped_moved_or_started_at_once(holders, wait_until, 
     move(job, at_once=True)
     # Its supervisor may not have looked yet, or it may run already; it never shows what it waited for.
     [told] = [entry for entry in list_queue() if entry.run == fourth]
-    words = "starts now, beside first (RUNNING, 2 cores)"
+    words = "starts now, next to first (RUNNING, 2 cores)"
     assert (told.place, told.state, told.cause) in ((None, "QUEUED", words), (None, "RUNNING", None))
     wait_until(lambda: "fourth +" in holders.said(), "it runs next to the first")
     assert "first -" not in holders.said()

@@ -148,7 +148,7 @@ def test_a_new_supervisor_counts_on_from_the_request_that_was_done(supervised, r
         job.control_request.unlink()
     later = Journal(job)
     for number in (2, 3):
-        later.request("save", "asked for")
+        later.request("save", "requested")
         assert ControlRequest.read(job.control_request).request_id == number
 
 
@@ -349,7 +349,7 @@ def test_it_does_not_wait_for_ever(supervised, monkeypatch):
     monkeypatch.setattr(supervise, "shutil", Disk(0))
     supervised.verdicts = [full_disk()]
     assert supervised.run().cause == (
-        "rank 0 failed: the disk is full; not tried again: there was no room within "
+        "rank 0 failed: the disk is full; not tried again: no space became free within "
         "backend.disk_wait_seconds = 0 "
         "(0.08 GiB are needed, 0.00 GiB are free)"
     )

@@ -483,7 +483,7 @@ def test_what_follows_from_the_end_of_others_is_no_cause():
     verdict = judged(lost, abort, ours, killed_at=8.0)
     assert (
         verdict.cause
-        == f"ranks lost each other, and none tells of an error of its own; first rank 0 at step 7: {GLOO}"
+        == f"ranks lost each other, and none reports its own error; first rank 0 at step 7: {GLOO}"
     )
     assert verdict.retry
     ours = record(1, "killed", time=9.0, code=None, signal=9, message="killed by SIGKILL")

@@ -358,7 +358,7 @@ def test_a_paused_run_of_the_name_stands_against_other_settings(workspace: Path)
         and "`nbtrain resume mine batch.max_steps=250` ends it;" in problem["message"]
     )
     request = {"yaml": "gpt-tiny", "typed": {"batch.max_steps": "250"}, "name": "mine"}
-    with pytest.raises(SubmitError, match="its job is paused, and what is submitted has other settings"):
+    with pytest.raises(SubmitError, match="its job is paused, and the submitted run has other settings"):
         answer("submit", request)
     assert assessed(name="mine", batch__max_steps="300")["may_submit"]
 

@@ -69,8 +69,8 @@ def here(config: RunConfig) -> Iterator[Obstacle]:
             )
     if section.ssh_config is not None and not resolve(section.ssh_config).is_file():
         yield mistake(
-            f"{config.where('backend.hosts.ssh_config')}: there is no file {section.ssh_config}.",
-            "Correct backend.hosts.ssh_config, or leave it out to use ~/.ssh/config.",
+            f"{config.where('backend.hosts.ssh_config')}: {section.ssh_config} does not exist.",
+            "Correct backend.hosts.ssh_config, or remove it to use ~/.ssh/config.",
         )
     python = python_of(section)
     if not os.access(python, os.X_OK):
@@ -85,7 +85,8 @@ def here(config: RunConfig) -> Iterator[Obstacle]:
     for key, path in paths:
         if not PLAIN_PATH.fullmatch(path):
             yield mistake(
-                f"{config.where(key)}: {key} = {path!r} holds blanks or signs that pdsh cannot pass on.",
+                f"{config.where(key)}: {key} = {path!r} contains spaces or characters that pdsh cannot "
+                "pass on.",
                 "Use a path of letters, digits and . _ - + = : @ /.",
             )
 
@@ -250,8 +251,8 @@ def _folders(host: str, found: dict[str, Any], secret: str, folder: Path) -> Ite
         return
     if found["token"] != secret:
         yield mistake(
-            f"{host} has a folder {folder} of its own: a file written here is not seen there, and the ranks "
-            "share their run directory.",
+            f"{host} has a separate folder {folder}: a file written here does not appear there, and the "
+            "ranks share their run directory.",
             fix,
         )
     elif not found["writable"]:
@@ -304,7 +305,7 @@ def _local_disk(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator
     if not disk["writable"]:
         yield mistake(
             f"{where}: {host} may not write to {disk['folder']}.",
-            "Make the folder there, on a disk of its own, with the right to write, or name another one.",
+            "Create the folder on a local disk there and make it writable, or name another one.",
         )
     elif disk["free"] < (needed := local_bytes(config)):
         yield shortage(

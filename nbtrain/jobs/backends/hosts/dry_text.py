@@ -46,7 +46,7 @@ def dry_text(config: RunConfig, job: JobDir, hosts: list[str]) -> str:
         f"{shlex.join(['env', *launcher, *command])}\n"
         "\n# 4. The launcher starts an agent on each machine; its last word names the job.\n"
         + "".join(f"# {host}\n{shlex.join(agent)}\n" for host, agent in zip(hosts, agents, strict=True))
-        + "\n# Variables that agents take over from this shell, by name:\n"
+        + "\n# Variables that agents inherit from this shell, by name:\n"
         f"# {_names(agent_environment(supervisor_environment()))}\n"
         f"# Variables of backend.env, which every rank gets, by name:\n# {_names(config.backend.env)}\n"
         f"\n# 5. Each agent starts torchrun with {counted(config.ranks_per_node, 'rank')}.\n"

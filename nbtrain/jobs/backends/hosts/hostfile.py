@@ -57,7 +57,7 @@ def read_hostfile(path: Path) -> dict[str, int]:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise ConfigError(f"{path} cannot be read: {reason}.") from None
     found: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
@@ -72,7 +72,9 @@ def read_hostfile(path: Path) -> dict[str, int]:
                 f"address, and how many ranks it may have.{rule}"
             )
         if match[1] in found:
-            raise ConfigError(f"{path}:{number}: {match[1]} stands in an earlier line too. Take one out.")
+            raise ConfigError(
+                f"{path}:{number}: {match[1]} is listed in an earlier line too. Remove one of them."
+            )
         found[match[1]] = int(match[2])
     return found
 

@@ -85,7 +85,7 @@ class Cluster:
             "spec": {"resourceAttributes": asked},
         }
         try:
-            answer = self._json("POST", REVIEWS, "ask for this user's rights", body=body)
+            answer = self._json("POST", REVIEWS, "review this user's rights", body=body)
         except Refused:
             return None
         allowed = mapping(answer.get("status")).get("allowed")

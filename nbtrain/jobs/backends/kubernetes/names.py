@@ -39,8 +39,8 @@ def checked_namespace(name: str) -> str:
     """Return `name`. Raises SubmitError if it is not a valid namespace."""
     if not NAMESPACE.fullmatch(name):
         raise SubmitError(
-            f"{name!r} is no namespace: it must be 1 to 63 lower case letters, digits and inner dashes. Set "
-            "backend.kubernetes.namespace."
+            f"{name!r} is not a namespace: it must be 1 to 63 lower case letters, digits and inner dashes. "
+            "Set backend.kubernetes.namespace."
         )
     return name
 

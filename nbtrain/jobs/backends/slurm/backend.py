@@ -249,9 +249,9 @@ class SlurmBackend(RemoteBackend):
             each = f" with {', '.join(asked)} each" if asked else ""
             names = ", ".join(sorted({place.name for place in places}))
             yield shortage(
-                f"{config.where('resources.nodes')}: the run asks for "
+                f"{config.where('resources.nodes')}: the run requests "
                 f"{amounts.counted(resources.nodes, 'node')}{each}; "
-                f"partition {names or partition} has {len(fit)} such of "
+                f"partition {names or partition} has {amounts.counted(len(fit), 'such node')} of "
                 f"{len({place.node for place in places})}.",
                 "`sinfo -N -l` shows what there is.",
             )

@@ -18,7 +18,7 @@ STATES = {
     "REQUEUED": (QUEUED, "it is being put back into the queue"),
     "REQUEUE_FED": (QUEUED, "another cluster of the federation may start it"),
     "REQUEUE_HOLD": (QUEUED, f"it was put back into the queue and is held; {RELEASE}"),
-    "SPECIAL_EXIT": (QUEUED, f"its exit code asks for a look at it, and it is held; {RELEASE}"),
+    "SPECIAL_EXIT": (QUEUED, f"its exit code requires an inspection, and it is held; {RELEASE}"),
     "RESV_DEL_HOLD": (QUEUED, f"its reservation was deleted, and it is held; {RELEASE}"),
     "RUNNING": (RUNNING, ""),
     "COMPLETING": (RUNNING, "its last processes are being ended"),
@@ -26,9 +26,9 @@ STATES = {
     "STAGE_OUT": (RUNNING, "its files are being copied from the burst buffer"),
     "RESIZING": (RUNNING, "its number of nodes changes"),
     "EXPEDITING": (RUNNING, "it starts before others after a restart"),
-    "UPDATE_DB": (RUNNING, "accounting is being told of it"),
-    "SUSPENDED": (SUSPENDED, "its processes stand still, and its nodes may have other jobs"),
-    "STOPPED": (SUSPENDED, "its processes stand still, and it keeps its nodes"),
+    "UPDATE_DB": (RUNNING, "accounting is being updated"),
+    "SUSPENDED": (SUSPENDED, "its processes are stopped, and its nodes may run other jobs"),
+    "STOPPED": (SUSPENDED, "its processes are stopped, and it keeps its nodes"),
     "COMPLETED": (SUCCEEDED, ""),
     "CANCELLED": (CANCELLED, "by its user or an administrator"),
     "REVOKED": (CANCELLED, "another cluster of the federation has started it"),
@@ -39,7 +39,7 @@ STATES = {
     "BOOT_FAIL": (FAILED, "one of its nodes did not start"),
     "LAUNCH_FAILED": (FAILED, "it could not be started on its nodes"),
     "RECONFIG_FAIL": (FAILED, "its nodes could not be set up for it"),
-    "OUT_OF_MEMORY": (FAILED, "it used more memory than it had asked for"),
+    "OUT_OF_MEMORY": (FAILED, "it used more memory than it requested"),
     "PREEMPTED": (FAILED, "a more urgent job took its nodes"),
 }
 """{Slurm's state: (nbtrain's state, explanation)}."""
@@ -55,11 +55,11 @@ WAITING = {
     "JobHeldAdmin": "held by an administrator, who alone can release it",
     "job_requeued_in_held_state": f"it was put back into the queue and is held; {RELEASE}",
     "launch_failed_requeued_held": f"it could not be started, and is held; {RELEASE}",
-    "job_requeued_in_special_exit_state": f"its exit code asks for a look at it, and it is held; {RELEASE}",
+    "job_requeued_in_special_exit_state": f"its exit code requires an inspection, and it is held; {RELEASE}",
     "JobHoldMaxRequeue": f"it was put back too often, and is held; {RELEASE}",
     "PartitionDown": "the partition is down",
-    "PartitionInactive": "the partition takes no jobs now",
-    "PartitionNodeLimit": "it asks for more or fewer nodes than the partition allows",
+    "PartitionInactive": "the partition does not accept jobs now",
+    "PartitionNodeLimit": "it requests more or fewer nodes than the partition allows",
     "PartitionTimeLimit": "its time limit is above the partition's",
     "PartitionConfig": "its request does not fit the partition",
     "ReqNodeNotAvail": "a node that it needs is down, drained or reserved",
@@ -69,8 +69,8 @@ WAITING = {
     "Reserved_for_maintenance": "its nodes are reserved for maintenance",
     "FrontEndDown": "no front-end node is up",
     "SchedDefer": "Slurm starts no job at its submission; the scheduler's next round looks at it",
-    "BadConstraints": "no node has the features that it asks for",
-    "Constraints": "no node has the features that it asks for",
+    "BadConstraints": "no node has the features that it requests",
+    "Constraints": "no node has the features that it requests",
     "Licenses": "a license that it needs is in use",
     "InvalidAccount": "the account is not known",
     "InvalidQOS": "the quality of service is not known",
@@ -84,7 +84,7 @@ WAITING = {
     "Cleaning": "its last run is still being cleaned up",
     "JobArrayTaskLimit": "an earlier task of its array runs",
     "DeadLine": "it cannot end before its deadline",
-    "MaxMemPerLimit": "it asks for more memory than a limit allows",
+    "MaxMemPerLimit": "it requests more memory than a limit allows",
     "BurstBufferResources": "the burst buffer is in use",
     "BurstBufferStageIn": "its files are being copied to the burst buffer",
     "BurstBufferOperation": "the burst buffer reported an error, and it is held; an administrator must look",
@@ -98,7 +98,7 @@ WAITING = {
     "NonZeroExitCode": "its exit code is not 0",
     "RaisedSignal": "a signal ended it",
     "TimeLimit": "its time limit has passed",
-    "OutOfMemory": "it used more memory than it had asked for",
+    "OutOfMemory": "it used more memory than it requested",
 }
 """Reasons for waiting or ending, without the part after a comma, such as the names of nodes."""
 
@@ -149,9 +149,9 @@ def _limit_words(found: re.Match[str]) -> str:
     what += " times minutes" if found["minutes"] else ""
     never = "it starts only with another request or limit"
     if found["kind"] == "Min":
-        return f"it asks for less than {whose} demands: {what}; {never}"
+        return f"it requests less than {whose} requires: {what}; {never}"
     each = (found["each"] or "").lower()
     if each in ("job", "node"):
-        return f"it asks for more than {whose} allows for one {each}: {what}; {never}"
+        return f"it requests more than {whose} allows for one {each}: {what}; {never}"
     what += f" of one {each}" if each else ""
     return f"a limit of {whose} is reached: {what}; it starts when others have ended, or the limit is raised"

@@ -56,7 +56,7 @@ def validator(kind: str) -> "jsonschema.Draft7Validator":
             ]
         return jsonschema.Draft7Validator(strict(schema))
     if not (CRDS / FILES[kind]).is_file():
-        pytest.skip(f"{CRDS / FILES[kind]} is not there: the operators' CRDs lie beside the repository")
+        pytest.skip(f"{CRDS / FILES[kind]} does not exist: the operators' CRDs are next to the repository")
     return jsonschema.Draft7Validator(strict(_crd(kind)))
 
 

@@ -26,7 +26,7 @@ def test_what_is_no_name_never_reaches_the_server():
         "'' may not become the name of a Kubernetes object: it must be 1 to 45 lower case letters, digits "
         "and inner dashes, and begin with a letter. Rename the run."
     )
-    with pytest.raises(SubmitError, match="'a/b' is no namespace"):
+    with pytest.raises(SubmitError, match="'a/b' is not a namespace"):
         checked_namespace("a/b")
     with pytest.raises(SubmitError, match="nbtrain/run = 'a b' may not become a label"):
         own_labels("a b", "id", JOB)

@@ -303,22 +303,22 @@ def test_another_job_with_the_same_number_is_left_alone(
     [
         ({}, ""),
         ({"resources.nodes": 3}, ""),
-        ({"resources.nodes": 4}, "asks for 4 nodes; partition main has 3 such of 3."),
+        ({"resources.nodes": 4}, "requests 4 nodes; partition main has 3 such nodes of 3."),
         (
             {"resources.nodes": 2, "resources.cpus_per_node": 32},
-            "asks for 2 nodes with 32 cores each; partition main has 1 such of 3.",
+            "requests 2 nodes with 32 cores each; partition main has 1 such node of 3.",
         ),
         (
             {"resources.nodes": 2, "backend.slurm.partition": "large"},
-            "asks for 2 nodes; partition large has 1 such of 1.",
+            "requests 2 nodes; partition large has 1 such node of 1.",
         ),
         (
             {"resources.nodes": 2, "resources.device": "gpu", "resources.gpus_per_node": 4},
-            "asks for 2 nodes with 4 GPUs each; partition main has 1 such of 3.",
+            "requests 2 nodes with 4 GPUs each; partition main has 1 such node of 3.",
         ),
         (
             {"resources.memory_per_node_bytes": 600 * 2**30},
-            "asks for 1 node with 600.0 GiB each; partition main has 0 such of 3.",
+            "requests 1 node with 600.0 GiB each; partition main has 0 such nodes of 3.",
         ),
         ({"backend.slurm.partition": "main,huge"}, "Slurm has no partition huge; it has large, main."),
     ],

@@ -139,7 +139,7 @@ def test_a_job_that_waits_says_why(
 
 def test_what_slurm_refuses_is_said_before_anything_waits(on_slurm: Callable[..., Any]) -> None:
     """A request that Slurm can never meet, and would queue forever, is refused before it is sent."""
-    words = "the run asks for 4 nodes; partition main has 2 such of 2"
+    words = "the run requests 4 nodes; partition main has 2 such nodes of 2"
     with pytest.raises(SubmitError, match=words) as caught:
         on_slurm(nodes=4, ranks=4)
     assert "Nothing was started and nothing written." in str(caught.value)

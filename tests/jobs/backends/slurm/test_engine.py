@@ -39,7 +39,7 @@ def test_an_array_is_what_its_foremost_task_is() -> None:
     )
     assert spoken("array-suspended-22.05.txt") == (
         SUSPENDED,
-        "Slurm job 12 is SUSPENDED on n1 (its processes stand still, and its nodes may have other jobs)",
+        "Slurm job 12 is SUSPENDED on n1 (its processes are stopped, and its nodes may run other jobs)",
     )
 
 
@@ -73,7 +73,7 @@ def test_a_newer_version_says_why_a_job_waits_and_ended(monkeypatch: pytest.Monk
     )
     assert spoken("ended-24.11.txt") == (
         FAILED,
-        "Slurm job 12 ended as OUT_OF_MEMORY (it used more memory than it had asked for), exit code 0:125, "
+        "Slurm job 12 ended as OUT_OF_MEMORY (it used more memory than it requested), exit code 0:125, "
         "OutOfMemory",
     )
 
@@ -103,12 +103,12 @@ GENERAL = "Slurm's own word; `scontrol show job` and the cluster's pages may say
         ),
         (
             "AssocMaxWallDurationPerJobLimit",
-            "it asks for more than the account or its user allows for one job: run time; it starts only with "
+            "it requests more than the account or its user allows for one job: run time; it starts only with "
             "another request or limit",
         ),
         (
             "QOSMinCpuNotSatisfied",
-            "it asks for less than the quality of service demands: cores; it starts only with another "
+            "it requests less than the quality of service requires: cores; it starts only with another "
             "request or limit",
         ),
         ("SomethingNew", GENERAL),

@@ -1,4 +1,5 @@
-"""Plain nbconvert of our notebooks: no network asked, every panel's picture on the page; others untouched."""
+"""Plain nbconvert of our notebooks: the page loads nothing, has every panel's picture, and leaves other
+notebooks unchanged."""
 
 import json
 import re
@@ -27,14 +28,14 @@ def code(source: str, **data: object):
 
 
 def asked(page: str) -> list[str]:
-    """Addresses that a browser loads from the page."""
+    """Return the addresses that a browser loads from the page."""
     found = re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=[\"']([^\"']*)", page)
     found += re.findall(r"(?:import\(|from |Src = |import )[\"'](https?://[^\"']*)", page)
     return [address for address in found if "//" in address and not address.startswith("data:")]
 
 
 def test_a_page_saved_with_live_panels_shows_their_pictures_and_asks_nobody() -> None:
-    """As JupyterLab saves it: the widget beside its picture, and the widgets' state."""
+    """A page saved with live panels, with widgets and their state, shows the pictures and loads nothing."""
     panel = code("import nbtrain as nb\nnb.open_run('x')", **WIDGET, **{"text/html": "<b>the picture</b>"})
     state = {
         "application/vnd.jupyter.widget-state+json": {"state": {}, "version_major": 2, "version_minor": 0}
@@ -45,7 +46,7 @@ def test_a_page_saved_with_live_panels_shows_their_pictures_and_asks_nobody() ->
 
 
 def test_a_folded_source_is_not_on_the_page() -> None:
-    """Its output is."""
+    """A folded source is not on the page, but its output is."""
     folded = code("import nbtrain\nsecret()", **{"text/html": "<b>the output</b>"})
     folded.metadata["jupyter"] = {"source_hidden": True}
     page = page_of(folded)

@@ -1,4 +1,4 @@
-"""A notebook's own check of its parameters."""
+"""The check of a notebook's own parameters."""
 
 from types import SimpleNamespace
 
@@ -18,18 +18,18 @@ def with_cells(monkeypatch, *cells: str) -> None:
 
 
 def test_names_are_read_from_the_cells_code():
-    """Annotated and plain assignments count; comments do not."""
+    """Names are read from annotated and plain assignments in the cell's code, not from comments."""
     assert assigned_names(OWN + "\nx = 1  # y = 2") == ["run", "overrides", "x"]
 
 
 def test_injected_parameters_of_the_notebook_pass(monkeypatch):
-    """papermill's cell may set any of the notebook's names."""
+    """papermill's cell may set any of the notebook's parameters."""
     with_cells(monkeypatch, OWN, '# Parameters\noverrides = "a=1"\n', "check_parameters()")
     check_parameters()
 
 
 def test_an_unknown_parameter_is_an_error(monkeypatch):
-    """The message names it, all that there are, and the nearest."""
+    """An unknown parameter is refused with its name, the nearest one, and all that exist."""
     with_cells(monkeypatch, OWN, '# Parameters\noverride = "a=1"\n', "check_parameters()")
     with pytest.raises(ConfigError) as error:
         check_parameters()
@@ -37,7 +37,7 @@ def test_an_unknown_parameter_is_an_error(monkeypatch):
 
 
 def test_a_source_as_overrides():
-    """One entry in place of all sources, under a name of its own."""
+    """A source becomes a single entry with a separate name, instead of all sources."""
     assert with_source("a.b=1 'c.d=x y'", "", "") == ["a.b=1", "c.d=x y"]
     assert with_source("", "{kind: jsonl, path: a b.jsonl}", "mine") == [
         "data.sources=[{kind: jsonl, path: a b.jsonl}]",
@@ -56,7 +56,8 @@ def test_a_source_as_overrides():
     ],
 )
 def test_what_cannot_be_read_beside_a_source_is_refused_as_without_one(overrides, source, message):
-    """No traceback, whether a person typed the overrides or a notebook made them."""
+    """Invalid overrides are refused without a traceback, with or without a source, from a user or a
+    notebook."""
     with pytest.raises(ConfigError) as caught:
         with_source(overrides, source, "mine")
     assert str(caught.value).startswith(message)
@@ -64,7 +65,7 @@ def test_what_cannot_be_read_beside_a_source_is_refused_as_without_one(overrides
 
 @pytest.mark.parametrize("overrides", [{"name": "x"}, "name=x", ["name=x"], iter(["name=x"]), None])
 def test_overrides_in_every_form_take_a_source(overrides):
-    """The source, its name, and what the overrides say."""
+    """Overrides in every form accept a source, its name, and their own values."""
     found = load("gpt-tiny", with_source(overrides, "{kind: wiki, language: simple}", "mine"), check=False)
     assert found.name == ("gpt-tiny" if overrides is None else "x")
     assert (found.data.name, found.tokenizer.name) == ("mine", "mine")
@@ -93,7 +94,8 @@ def test_overrides_in_every_form_take_a_source(overrides):
     ],
 )
 def test_values_have_the_type_of_their_parameter(monkeypatch, injected, message):
-    """A word in place of true or false would count as true, and in place of a list as its letters."""
+    """A value must have its parameter's type: "no" would count as true, and a text for a list as its
+    characters."""
     own = (
         'run: str = "x"\nforce: bool = False\nrate: float = 0.5\nsteps: int = 3\n'
         'prompts: list = ["a"]\ntasks: dict = {}'

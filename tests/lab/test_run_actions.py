@@ -1,4 +1,4 @@
-"""Which buttons a run has, and that their tooltips are true."""
+"""The buttons of a run in each state, with tooltips that are true."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def test_buttons_follow_the_state(job, state, asked, keys):
 
 
 def test_a_job_that_waits_is_taken_out_of_the_queue(job):
-    """It has nothing to save: a pause keeps it from the devices."""
+    """A waiting job is removed from the queue without saving, and a pause keeps it from the devices."""
     stop, pause, _ = (one["title"] for one in actions(job.run, "QUEUED"))
     assert stop == "Remove it from the queue."
     assert pause == "Stay without devices until Resume puts it back into the queue."

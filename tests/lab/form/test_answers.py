@@ -1,4 +1,4 @@
-"""What the form's requests answer: the same for the server's routes and for a kernel."""
+"""Answers to the form's requests, which the server's routes and a kernel share."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ from tests.lab.widgets.fake_run import FakeJob
 def assessed(
     run: str = "gpt-tiny", overrides: Any = None, mode: str = "full", **typed: str
 ) -> dict[str, Any]:
-    """The assessment of what was typed; __ stands for a dot."""
+    """Return the assessment of typed values; __ stands for a dot."""
     texts = {key.replace("__", "."): text for key, text in typed.items()}
     request = {"yaml": run, "overrides": overrides, "typed": texts, "mode": mode}
     return json.loads(json.dumps(answer("form/assess", request)))
@@ -32,7 +32,8 @@ def at(fields: list[dict[str, Any]], key: str) -> dict[str, Any]:
 
 
 def test_a_yaml_is_described(workspace: Path) -> None:
-    """Each field has its page, description, unit, default, the YAML's value and its own; 13 are first."""
+    """Each field is described with page, description, unit, default, the YAML's value and its own; 13 fields
+    come first."""
     found = answer("form", {"yaml": "gpt-tiny", "overrides": "batch.max_steps=400"})
     assert json.loads(json.dumps(found)) == found
     assert at(found["fields"], "batch.max_steps") == {
@@ -60,7 +61,7 @@ def test_a_yaml_is_described(workspace: Path) -> None:
 
 
 def test_the_length_that_comes_first_is_in_the_yamls_own_unit(workspace: Path) -> None:
-    """A run that is given in steps shows its steps."""
+    """The training length that comes first has the YAML's unit, steps for a run that is given in steps."""
     overrides = {"batch.train_tokens": None, "batch.train_steps": 5}
     (workspace / "steps.yaml").write_text("extends: gpt-tiny\nbatch: {train_tokens: null, train_steps: 5}\n")
     assert "batch.train_steps" in answer("form", {"yaml": "steps.yaml"})["essentials"]
@@ -68,7 +69,7 @@ def test_the_length_that_comes_first_is_in_the_yamls_own_unit(workspace: Path) -
 
 
 def test_overrides_may_be_a_json_object_as_text(workspace: Path) -> None:
-    """As the address of a GET has them."""
+    """Overrides may be a JSON object as text, as in the address of a GET."""
     found = answer("form", {"yaml": "gpt-tiny", "overrides": '{"batch.max_steps": 3}'})
     assert found["assessment"]["line"] == 'nb.submit("gpt-tiny", {"batch.max_steps": 3})'
     for text in ("{batch", '{"batch":' * 100_000):
@@ -77,7 +78,8 @@ def test_overrides_may_be_a_json_object_as_text(workspace: Path) -> None:
 
 
 def test_another_yaml_keeps_the_notebooks_overrides_or_says_why_not(workspace: Path) -> None:
-    """What does not go with it is left out with the schema's words."""
+    """Another YAML keeps the notebook's overrides; incompatible ones are dropped with the schema's
+    message."""
     found = answer("form", {"yaml": "gpt-125m", "overrides": "batch.max_steps=400"})
     assert found["given"] == [["batch.max_steps", "null", "400", "given"]]
     assert found["left_out"] == ""
@@ -87,7 +89,8 @@ def test_another_yaml_keeps_the_notebooks_overrides_or_says_why_not(workspace: P
 
 
 def test_every_problem_is_at_its_field_without_what_the_field_shows(workspace: Path) -> None:
-    """Text that is no YAML, the schema's rules and a rule of two fields, all at once; no word twice."""
+    """All problems appear at their fields at once: invalid YAML, the schema's rules, and a rule of two
+    fields, without repetition."""
     found = assessed(
         batch__micro_batch_size="[5",
         batch__global_batch_size="7",
@@ -105,7 +108,7 @@ def test_every_problem_is_at_its_field_without_what_the_field_shows(workspace: P
 
 
 def test_a_rule_of_two_fields_names_the_changed_one_too(workspace: Path) -> None:
-    """The message stands at the field that breaks the rule; what was changed is marked as well."""
+    """A broken rule of two fields is shown at its field, and the changed field is marked as well."""
     (problem,) = assessed(batch__micro_batch_size="5")["problems"]
     assert problem == {
         "key": "batch.global_batch_size",
@@ -143,7 +146,8 @@ def test_where_a_problem_stands(workspace: Path, typed: dict[str, str], key: str
 
 
 def test_headline_plan_and_changes(workspace: Path) -> None:
-    """Fits, time and disk; the rest in tables; who changed what, the notebook or a person in the form."""
+    """The headline has fit, time and disk, the tables have the rest, and changes say whether the notebook or
+    the user made them."""
     found = assessed(overrides={"batch.max_steps": 400}, batch__micro_batch_size="4")
     assert found["headline"]["fits"].startswith("yes, ") and found["headline"]["kind"] == "good"
     assert set(found["headline"]) == {"fits", "kind", "time", "disk"}
@@ -159,7 +163,7 @@ def test_headline_plan_and_changes(workspace: Path) -> None:
 
 
 def test_a_given_hostfile_is_read_as_check_reads_it(workspace: Path) -> None:
-    """Its finding stands at the field of the hostfile."""
+    """A hostfile is read as `nbtrain check` reads it, and its finding is shown at the field."""
     (workspace / "hosts.txt").write_text("node-a slots=8\nnode-b slots\n")
     hosts = {"backend.kind": "hosts", "backend.hosts.hostfile": "hosts.txt"}
     [found] = [one for one in assessed(overrides=hosts)["findings"] if one["level"] == "error"]
@@ -168,7 +172,8 @@ def test_a_given_hostfile_is_read_as_check_reads_it(workspace: Path) -> None:
 
 
 def test_the_cell_does_what_the_form_holds_and_prepares_what_is_missing(workspace: Path) -> None:
-    """A long call stands in lines, as a formatter writes it; the cell runs."""
+    """The cell does what the form contains, on several lines as a formatter writes it, and prepares missing
+    data."""
     found = assessed(batch__micro_batch_size="4")
     assert found["cell"] == (
         "import nbtrain as nb\n\n"
@@ -184,7 +189,7 @@ def test_the_cell_does_what_the_form_holds_and_prepares_what_is_missing(workspac
 
 
 def test_mode_twin_is_heeded(workspace: Path) -> None:
-    """The line trains the twin, whatever the run itself lacks on this machine."""
+    """With mode twin the line trains the twin, whatever the run itself lacks on this machine."""
     found = assessed(mode="twin", batch__max_steps="5")
     assert found["line"] == 'nb.twin("gpt-tiny", {"batch.max_steps": 5})'
     assert found["cell"].endswith('twin = nb.twin("gpt-tiny", {"batch.max_steps": 5})\ntwin')
@@ -193,7 +198,7 @@ def test_mode_twin_is_heeded(workspace: Path) -> None:
         assessed(mode="dry")
 
 
-# In the place of `nbtrain twin`: what its process does first, or how it ends.
+# Replaces `nbtrain twin`: what its process does first, or how it ends.
 BEGINS = """
 import json, os, pathlib, sys, time
 import yaml
@@ -209,7 +214,8 @@ ENDS = "import sys; sys.exit('ConfigError: a twin of pipeline and Ulysses needs 
 
 
 def test_submit_starts_a_twin(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It gets the form's values; its name is known when its folder is there; its refusal is the form's."""
+    """Submitting a twin passes on the form's values, returns its name once its folder exists, and shows its
+    refusal in the form."""
     started: list[subprocess.Popen] = []
     popen = subprocess.Popen
 
@@ -233,7 +239,7 @@ def test_submit_starts_a_twin(workspace: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_layouts_are_suggested_with_what_they_change(workspace: Path) -> None:
-    """What is typed for a suggestion gives a run that the same search calls its best."""
+    """Typing a suggested layout gives a run that the same search ranks first."""
     request = {"yaml": "gpt-1-3b-4xdp", "typed": {"name": "mine"}}
     found = answer("form/layouts", request)
     best = found["rows"][0]
@@ -244,7 +250,8 @@ def test_layouts_are_suggested_with_what_they_change(workspace: Path) -> None:
 
 
 def test_layouts_of_a_run_on_cpu_need_gpus(workspace: Path) -> None:
-    """Without them the reason is said; with them the suggestion moves the run there."""
+    """Suggested layouts for a CPU run need GPUs: without them the reason is given, with them the run moves
+    there."""
     with pytest.raises(ConfigError, match="names no GPU: give a GPU type"):
         answer("form/layouts", {"yaml": "gpt-tiny"})
     found = answer("form/layouts", {"yaml": "gpt-tiny", "gpus": 8, "gpu_type": "A100-80GB"})
@@ -254,7 +261,8 @@ def test_layouts_of_a_run_on_cpu_need_gpus(workspace: Path) -> None:
 
 
 def test_submit_gives_the_draft_to_jobs(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The configuration of the line, and the job's id as the answer; a refusal is raised with its words."""
+    """Submit passes the line's configuration to jobs and returns the job's id; a refusal is raised with its
+    message."""
     given = []
 
     def submit(config: Any, parent: str | None) -> Any:
@@ -283,7 +291,8 @@ def test_submit_gives_the_draft_to_jobs(workspace: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 def test_a_clone_has_a_free_name_and_a_parent(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its fields are those of the run; the line clones it; a name that is taken is refused."""
+    """A clone has the run's fields, a free name and a parent, and the line clones it; a name in use is
+    refused."""
     given: list[Any] = []
 
     def submit(config: Any, parent: str | None = None) -> Any:
@@ -315,7 +324,7 @@ def test_a_clone_has_a_free_name_and_a_parent(workspace: Path, monkeypatch: pyte
 
 
 def run_as_submitted(name: str, **overrides: Any) -> FakeJob:
-    """An active run with the settings of gpt-tiny."""
+    """Return an active run with the settings of gpt-tiny."""
     job = FakeJob(RunDir.named(name), steps=10)
     config = load("gpt-tiny", {"name": name, "batch.max_steps": 300, **overrides})
     job.job.run.config_yaml.write_text(to_yaml(config))
@@ -323,7 +332,8 @@ def run_as_submitted(name: str, **overrides: Any) -> FakeJob:
 
 
 def test_an_active_run_of_the_name_stands_against_other_settings(workspace: Path) -> None:
-    """Before the click at the name; after it the answer says what the job that was joined does not get."""
+    """An active run of the same name with other settings is reported at the name, and after Submit in the
+    answer."""
     job = run_as_submitted("mine")
     found = assessed(name="mine", batch__max_steps="250")
     assert found["problems"] == [
@@ -349,7 +359,8 @@ def test_an_active_run_of_the_name_stands_against_other_settings(workspace: Path
 
 
 def test_a_paused_run_of_the_name_stands_against_other_settings(workspace: Path) -> None:
-    """Before the click and after it, in the words of the refusal; with its own settings it goes on."""
+    """A paused run of the same name with other settings is refused before and after Submit; with its own
+    settings it resumes."""
     job = run_as_submitted("mine").job
     ask_pause(job, True)
     [problem] = assessed(name="mine", batch__max_steps="250")["problems"]
@@ -364,7 +375,7 @@ def test_a_paused_run_of_the_name_stands_against_other_settings(workspace: Path)
 
 
 def test_a_run_of_the_name_that_is_done_stands_against_it(workspace: Path) -> None:
-    """The words are those of the refusal: resume, or another name."""
+    """A finished run of the same name is refused with the advice to resume it or to choose another name."""
     run_as_submitted("mine").finish("SUCCEEDED", "all steps are done")
     found = assessed(name="mine", batch__max_steps="300")
     [problem] = found["problems"]
@@ -375,7 +386,7 @@ def test_a_run_of_the_name_that_is_done_stands_against_it(workspace: Path) -> No
 
 
 def test_a_server_reads_run_yamls_of_the_workspace_only(workspace: Path, tmp_path: Path) -> None:
-    """Neither by its path nor through a link is a file outside read; a kernel reads it."""
+    """A server reads no run YAML outside of the workspace, by path or through a link; a kernel does."""
     outside = tmp_path / "outside.yaml"
     outside.write_text("extends: gpt-tiny\nname: outside\n")
     (workspace / "link.yaml").symlink_to(outside)
@@ -386,7 +397,7 @@ def test_a_server_reads_run_yamls_of_the_workspace_only(workspace: Path, tmp_pat
 
 
 def test_malformed_requests_are_refused(workspace: Path) -> None:
-    """A client's mistake is no traceback."""
+    """A malformed request gets an error message without a traceback."""
     for request, words in (
         ({"yaml": 5}, "yaml = 5 must be text"),
         ({"typed": []}, None),
@@ -402,7 +413,7 @@ def test_malformed_requests_are_refused(workspace: Path) -> None:
 
 
 def test_no_widget_is_imported(repository: Path) -> None:
-    """A Jupyter server answers too, and has no use for ipywidgets."""
+    """The form's answers do not import ipywidgets, because a Jupyter server gives them too."""
     for path in (repository / "nbtrain" / "lab" / "form").glob("*.py"):
         assert "widgets" not in path.read_text().replace("no widget", ""), path
 
@@ -410,7 +421,8 @@ def test_no_widget_is_imported(repository: Path) -> None:
 def test_a_yaml_beside_the_notebook_is_named_whole(
     workspace: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server has another current folder than the kernel."""
+    """A YAML next to the notebook is named by its full path, because the server has another current folder
+    than the kernel."""
     monkeypatch.chdir(workspace)
     training = repository / "examples" / "megatron-gpt" / "training"
     shutil.copytree(training, workspace / "mine")
@@ -420,7 +432,8 @@ def test_a_yaml_beside_the_notebook_is_named_whole(
 
 
 def test_an_architecture_changes_what_its_fields_have(workspace: Path) -> None:
-    """Values and defaults; what was typed or given beside it stays, and the line says no more than that."""
+    """An architecture changes the values and defaults of its fields, except typed and given ones, and the
+    line contains only it."""
     found = assessed(model__architecture="llama")
     assert found["line"] == 'nb.submit("gpt-tiny", {"model.architecture": "llama"})'
     assert found["changes"] == [["model.architecture", "qwen3", "llama", "form"]]
@@ -440,7 +453,8 @@ def test_an_architecture_changes_what_its_fields_have(workspace: Path) -> None:
 
 
 def test_an_architecture_that_is_given_is_the_base_of_its_fields(workspace: Path) -> None:
-    """Of a notebook's override, and of a clone; another one, typed, takes its place whole."""
+    """An architecture from a notebook or a clone is the base of its fields; another typed one replaces it
+    completely."""
     found = answer("form", {"yaml": "gpt-tiny", "overrides": "model.architecture=mistral"})
     window = at(found["fields"], "model.window_size")
     assert (window["base"], window["value"], window["default"]) == ("4096", "4096", "4096")
@@ -449,7 +463,7 @@ def test_an_architecture_that_is_given_is_the_base_of_its_fields(workspace: Path
     assert other["following"]["model.window_size"]["value"] == "null"
     assert other["line"] == 'nb.submit("gpt-tiny", {"model.architecture": "qwen2"})'
     back = assessed(overrides="model.architecture=mistral", model__architecture="qwen3")
-    # As the YAML has it.
+    # As in the YAML.
     assert back["changes"] == [] and back["following"]["model.hidden_dropout"]["value"] == "0.0"
 
 
@@ -473,7 +487,7 @@ def test_a_name_that_is_no_architecture_is_a_problem_at_its_field(workspace: Pat
             ],
         ),
         (
-            # Nothing is said of how often tasks are asked "and there are none": there is one, which is wrong.
+            # No finding says that there are no tasks: there is one, which is wrong.
             {
                 "evaluation__tasks": "[{task: lambada, path: q.jsonl, limit: 0}]",
                 "evaluation__tasks_interval_steps": "100",
@@ -540,12 +554,14 @@ def test_a_name_that_is_no_architecture_is_a_problem_at_its_field(workspace: Pat
     ],
 )
 def test_fields_of_fine_tuning_and_of_tasks(workspace: Path, typed: dict[str, str], said: Any) -> None:
-    """Each problem stands at its field, with the key inside it that is wrong; no key begins a sentence."""
+    """Problems of fine-tuning and tasks appear at their fields with the invalid key inside, and no sentence
+    begins with a key."""
     assert [(one["key"], one["message"]) for one in assessed(**typed)["problems"]] == said
 
 
 def test_a_mistake_that_only_the_machine_shows_is_at_its_field(workspace: Path) -> None:
-    """A run or file that is not there: without the override that stands at the field anyway."""
+    """A run or file that does not exist on this machine is reported at its field, without the override that
+    is there anyway."""
     typed = {"init_from": "nowhere", "evaluation__tasks": "[{task: lambada, path: nope.jsonl}]"}
     found = {one["key"]: one for one in assessed(**typed)["shortages"] if one["kind"] == "error"}
     assert list(found) == ["init_from", "evaluation.tasks"]
@@ -560,7 +576,8 @@ def test_a_mistake_that_only_the_machine_shows_is_at_its_field(workspace: Path) 
 
 
 def test_runs_that_fine_tune_are_offered_too(workspace: Path) -> None:
-    """`gpt-tiny-instructions` stands beside gpt-tiny; a list in the cell is as a formatter writes it."""
+    """Runs that fine-tune are offered next to gpt-tiny, and a list in the cell is formatted like a
+    formatter's output."""
     found = answer("form", {"yaml": "gpt-tiny"})
     assert {"gpt-tiny-instructions", "gpt-tiny-preferences", "gpt-125m"} <= set(found["yamls"])
     assert found["yamls"][0] == "gpt-tiny"

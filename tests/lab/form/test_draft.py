@@ -1,4 +1,4 @@
-"""A run as the form edits it: fields, changes, assessment and the line that does the same."""
+"""A run as the form edits it: fields, changes, assessment, and the equivalent line of code."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def field(key: str) -> Field:
 
 
 def test_every_field_of_the_schema_stands_on_one_page() -> None:
-    """No section is missing or doubled, and every leaf has a control or lies inside one."""
+    """Every field of the schema is on exactly one page, and every leaf has a control or is inside one."""
     sections = [section for group in GROUPS.values() for section in group]
     top = {key for key in field_keys() if "." not in key}
     assert sorted(sections) == sorted(top - set(NOT_IN_GROUPS))
@@ -29,7 +29,7 @@ def test_every_field_of_the_schema_stands_on_one_page() -> None:
 
 
 def test_every_field_has_a_description() -> None:
-    """The form's tooltips come from the schema."""
+    """Every field has a description from the schema, which is the form's tooltip."""
     assert [
         one.key
         for group in GROUPS.values()
@@ -54,7 +54,8 @@ def test_every_field_has_a_description() -> None:
     ],
 )
 def test_kind_of_control(key: str, kind: str) -> None:
-    """A switch for yes or no and for a section, a choice among words, text as written, the rest as YAML."""
+    """A field's control is a switch for booleans and sections, a choice among words, a text field, or a YAML
+    field."""
     assert field(key).kind == kind
 
 
@@ -65,12 +66,12 @@ def test_kind_of_control(key: str, kind: str) -> None:
     ],
 )
 def test_a_text_that_has_keys_names_them(key: str, words: str) -> None:
-    """A person who types YAML into one field sees what may stand there."""
+    """A text with keys lists them, so that a user who types YAML into one field sees the valid ones."""
     assert every_field()[key].description.endswith(f" {words}")
 
 
 def test_every_field_comes_back_as_it_was() -> None:
-    """Typing what is shown changes nothing, for every field of a small and of the largest run."""
+    """Typing the shown value changes nothing, for every field of a small run and of the largest run."""
     for run in ("gpt-tiny", "gpt-175b"):
         draft = Draft(run)
         for group in GROUPS.values():
@@ -82,7 +83,7 @@ def test_every_field_comes_back_as_it_was() -> None:
 
 
 def test_changes_become_overrides_and_the_line_says_them() -> None:
-    """What the form does is one call, and that call has the same effect."""
+    """Changes become overrides, and the line of code has the same effect."""
     draft = Draft("gpt-tiny")
     assert draft.line == 'nb.submit("gpt-tiny")'
     draft.set_text(field("batch.train_tokens"), "2.5e6")
@@ -99,7 +100,7 @@ def test_changes_become_overrides_and_the_line_says_them() -> None:
 
 
 def test_the_yamls_value_takes_a_change_back() -> None:
-    """A field set to what the YAML says is no override."""
+    """Setting a field to the YAML's value removes the override."""
     draft = Draft("gpt-tiny")
     draft.set_text(field("batch.micro_batch_size"), "16")
     draft.set_text(field("batch.micro_batch_size"), "8")
@@ -110,7 +111,7 @@ def test_the_yamls_value_takes_a_change_back() -> None:
 
 
 def test_what_is_no_yaml_is_refused_and_changes_nothing() -> None:
-    """The message names the field and shows what was typed."""
+    """Invalid YAML is refused with the field and the typed text, and changes nothing."""
     draft = Draft("gpt-tiny")
     with pytest.raises(ConfigError, match=r"batch.micro_batch_size = '\[5': not YAML: "):
         draft.set_text(field("batch.micro_batch_size"), "[5")
@@ -118,7 +119,8 @@ def test_what_is_no_yaml_is_refused_and_changes_nothing() -> None:
 
 
 def test_assessment_of_a_broken_rule() -> None:
-    """The problem is the one that `nbtrain check` reports; nothing is planned and no machine looked at."""
+    """A broken rule has the same problem as in `nbtrain check`; nothing is planned and no machine is
+    inspected."""
     draft = Draft("gpt-tiny")
     draft.set("batch.micro_batch_size", 5)
     found = draft.assess()
@@ -139,7 +141,7 @@ def test_assessment_of_a_wrong_type() -> None:
 
 
 def test_assessment_tells_what_the_machine_lacks(workspace: Path) -> None:
-    """A run whose data is not prepared has its plan and is not ready."""
+    """A run without prepared data has a plan and is not ready."""
     found = Draft("gpt-tiny").assess()
     assert found.problems == []
     assert found.plan.parameters.total > 3e6
@@ -148,27 +150,28 @@ def test_assessment_tells_what_the_machine_lacks(workspace: Path) -> None:
 
 
 def test_ready_where_nothing_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks passed and preflight content: ready."""
+    """A run that passes all checks and preflight is ready."""
     monkeypatch.setattr(nbtrain.jobs.preflight, "preflight", lambda config: [])
     assert Draft("gpt-tiny").assess().ready
 
 
 def test_run_yamls_come_with_the_demo_first() -> None:
-    """Every example is offered."""
+    """Every example YAML is offered, the demo first."""
     names = run_yamls()
     assert names[0] == "gpt-tiny"
     assert {"gpt-125m", "gpt-13b-4xdp-4xpp-4xtp", "gpt-175b"} < set(names)
 
 
 def test_unknown_yaml_is_refused() -> None:
-    """With the names there are."""
+    """An unknown YAML is refused with the existing names."""
     with pytest.raises(ConfigError, match="no such run YAML"):
         Draft("gpt-tinny")
 
 
 @pytest.mark.parametrize("text", ["1e999", ".inf", "-.inf", ".nan"])
 def test_a_number_that_is_not_finite_is_a_problem_and_no_code(text: str) -> None:
-    """Python has no literal for it: the call that is shown would not run."""
+    """A number that is not finite is a problem, since Python has no literal for it and the shown call would
+    not run."""
     draft = Draft("gpt-tiny")
     draft.type({"lr_schedule.lr": text, "batch.max_steps": "7"})
     assert draft.assess().problems[0] == f"lr_schedule.lr = '{text}': must be a finite number."
@@ -176,7 +179,7 @@ def test_a_number_that_is_not_finite_is_a_problem_and_no_code(text: str) -> None
 
 
 def test_names_with_dots_are_typed_as_a_mapping() -> None:
-    """The labels of a cluster's nodes have dots, and the call that is shown keeps them whole."""
+    """Names with dots, such as node labels, are typed as a mapping, and the shown call keeps them whole."""
     key, names = "backend.kubernetes.node_selector", {"nvidia.com/gpu.product": "A100"}
     draft = Draft("gpt-tiny")
     draft.set_text(field(key), "{nvidia.com/gpu.product: A100}")
@@ -198,16 +201,16 @@ MODERN_ADAMW = {"recipe": "modern", "optimizer.type": "AdamW"}
         ("gpt-tiny", {"recipe": "gpt3", "model.architecture": "qwen3"}, None),
         ("gpt3-tiny", {"recipe": "modern", "model.architecture": "gpt3"}, None),
         ("gpt3-tiny", {"recipe": "modern", "model.architecture": "llama"}, None),
-        # The recipe's amount goes with its schedule, and gives way to another one.
+        # The recipe's amount belongs to its schedule, and another amount replaces it.
         ("gpt3-tiny", {"recipe": "modern", "lr_schedule.lr_decay_style": "linear"}, None),
         ("gpt3-tiny", {"lr_schedule.lr_wsd_decay_steps": 50, "recipe": "modern"}, None),
         ("gpt3-tiny", {"recipe": "modern", "lr_schedule.lr_wsd_decay_fraction": 0.5}, None),
-        # As the YAML has it.
+        # As in the YAML.
         ("gpt-tiny", {"recipe": "modern", "optimizer.type": "Muon"}, {}),
     ],
 )
 def test_what_a_recipe_sets_follows_it(run: str, typed: dict[str, object], overrides: dict | None) -> None:
-    """The form shows what is trained with, and what is typed beside the recipe goes over it."""
+    """The form shows the values that a recipe sets, and values typed in addition take precedence."""
     draft = Draft(run)
     draft.type({key: str(value) for key, value in typed.items()})
     assert draft.overrides == (typed if overrides is None else overrides)
@@ -220,7 +223,7 @@ def test_what_a_recipe_sets_follows_it(run: str, typed: dict[str, object], overr
 
 
 def test_names_follow_the_text_and_the_vocabulary() -> None:
-    """The form shows the names that the run gets; a name that was typed stays."""
+    """Names follow the text and the vocabulary as in the run, unless a name was typed."""
     draft, names = Draft("gpt-tiny"), ("data.name", "tokenizer.name")
     draft.type({"data.sources": "[{kind: jsonl, path: books.jsonl}]"})
     assert [draft.value(name) for name in names] == [draft.config.data.name] * 2
@@ -236,7 +239,8 @@ def test_names_follow_the_text_and_the_vocabulary() -> None:
 
 
 def test_defaults_are_those_of_the_recipe() -> None:
-    """Of its architecture too, unless another one was chosen; a name that is no recipe has none."""
+    """Defaults follow the recipe and its architecture, unless another one was chosen; an unknown recipe has
+    none."""
     draft = Draft("gpt3-tiny")
     keys = ("optimizer.type", "model.architecture", "model.untie_embeddings_and_output_weights")
     assert [draft.default(key) for key in keys] == ["AdamW", "gpt3", "false"]

@@ -17,7 +17,7 @@ TUNED = "extends: gpt-tiny\ninit_from: base\nlora: {rank: 8, alpha: 24, init_fro
 
 @pytest.fixture
 def tuned(workspace: Path) -> str:
-    """A run YAML that fine-tunes with LoRA, and says no kind."""
+    """Return a run YAML that fine-tunes with LoRA without naming the kind."""
     (workspace / "tuned.yaml").write_text(TUNED)
     return "tuned.yaml"
 
@@ -29,7 +29,8 @@ def draft_of(run: str, **typed: str) -> Draft:
 
 
 def test_each_key_of_a_section_is_a_field() -> None:
-    """With its description, its unit and its default, and the section that has to be on for it."""
+    """Each key of a section is a field with its description, unit and default, and the section that must be
+    on for it."""
     sections = {key for key, one in every_field().items() if one.kind == "section"}
     assert sections == {"lora", "dpo", "model.rope_scaling", "batch.rampup"}
     assert {one.within for one in every_field().values()} == {"", *sections}
@@ -46,7 +47,7 @@ def test_each_key_of_a_section_is_a_field() -> None:
         ({"lora": "{}", "lora__rank": "8"}, {"lora.rank": 8}, ["lora", "lora.rank"]),
         ({"lora__rank": "8"}, {"lora.rank": 8}, ["lora", "lora.rank"]),
         ({"lora__rank": "16"}, {"lora": {}}, ["lora"]),
-        # Off, its fields keep what was typed, whatever it is, and it does not count.
+        # While the section is off, its fields keep any typed value, which does not count.
         ({"lora": "null", "lora__rank": "8", "lora__alpha": "[5"}, {}, []),
         ({"lora__kind": "ia3", "dpo__beta": "0.2"}, {"lora.kind": "ia3", "dpo.beta": 0.2}, None),
     ],
@@ -54,7 +55,7 @@ def test_each_key_of_a_section_is_a_field() -> None:
 def test_overrides_are_those_that_a_person_writes(
     typed: dict[str, str], overrides: dict[str, Any], changes: list[str] | None
 ) -> None:
-    """They load to what the form shows, as a call and on the command line."""
+    """The overrides load to what the form shows, as a call and on the command line."""
     draft = draft_of("gpt-tiny", **typed)
     assert draft.overrides == overrides and not draft.unreadable
     assert changes is None or [*draft.changes] == changes
@@ -69,7 +70,8 @@ def test_overrides_are_those_that_a_person_writes(
 
 
 def test_a_run_that_fine_tunes_opens_with_its_values(tuned: str) -> None:
-    """Its switch takes all of it away and back; resetting is against its YAML."""
+    """A run that fine-tunes opens with its values; its switch removes and restores them, and Reset returns to
+    the YAML."""
     fields = answer("form", {"yaml": tuned})["fields"]
     assert at(fields, "lora")["value"] == "{}" and at(fields, "dpo")["value"] == "null"
     assert at(fields, "lora.rank")["value"] == at(fields, "lora.rank")["base"] == "8"
@@ -83,7 +85,8 @@ def test_a_run_that_fine_tunes_opens_with_its_values(tuned: str) -> None:
 
 
 def test_another_kind_is_another_set_of_keys(tuned: str) -> None:
-    """As the YAML is merged: the fields that nobody typed go back to their defaults, and show it."""
+    """Another kind has other keys: fields that were not typed return to their defaults, as when the YAML is
+    merged."""
     found = assessed(tuned, lora__kind="ia3")
     assert found["line"] == 'nb.submit("tuned.yaml", {"lora.kind": "ia3"})'
     assert found["following"]["lora.rank"] == {"base": "16", "value": "16", "default": "16"}
@@ -91,13 +94,14 @@ def test_another_kind_is_another_set_of_keys(tuned: str) -> None:
     assert load(tuned, {"lora.kind": "ia3"}, check=False).lora.rank == 16
     typed = draft_of(tuned, lora__rank="8", lora__kind="ia3")
     assert typed.overrides == {"lora.kind": "ia3", "lora.rank": 8}
-    # Back: the YAML's own kind.
+    # Back to the YAML's own kind.
     assert draft_of(tuned, lora__kind="lora").overrides == {}
     assert load(tuned, {"lora.kind": "lora"}, check=False).lora.rank == 8
 
 
 def test_the_notebook_gives_and_sets_fields_of_sections(workspace: Path) -> None:
-    """A section as one value too; what it gave is told from what was typed."""
+    """The notebook may give a section's fields, also as one value, which are distinguished from typed
+    ones."""
     found = assessed(overrides={"lora": {"rank": 8}}, lora__alpha="16")
     assert found["changes"] == [
         ["lora", "off", "on", "given"],

@@ -1,6 +1,6 @@
-"""The labextension's files: the committed bundle is that of the sources, and names no machine.
+"""The labextension's files: the committed bundle is built from the sources, and names no machine.
 
-Nothing but the rebuild at the end needs node.
+Only the rebuild at the end needs node.
 """
 
 import json
@@ -22,12 +22,12 @@ def read(name: str) -> dict:
 
 
 def test_the_bundle_is_that_of_the_sources():
-    """built_from.json names the hash of the sources as they are now."""
+    """built_from.json has the hash of the current sources."""
     assert read("prebuilt/nbtrain/built_from.json")["sources"] == build.sha256_of(build.sources()), REBUILD
 
 
 def test_the_bundle_is_whole():
-    """No file of it was changed, lost or left over from another build."""
+    """No file of the bundle was changed, lost, or left over from another build."""
     assert read("prebuilt/nbtrain/built_from.json") == build.record_of(build.PREBUILT), REBUILD
     loaded = read("prebuilt/nbtrain/package.json")["jupyterlab"]["_build"]
     assert loaded["extension"] == "./extension"
@@ -35,7 +35,7 @@ def test_the_bundle_is_whole():
 
 
 def test_a_changed_source_is_noticed(tmp_path, monkeypatch):
-    """The hash follows names and contents."""
+    """The hash depends on names and contents, so that a changed source is detected."""
     files = {"src/a.ts": tmp_path / "a.ts", "src/b.ts": tmp_path / "b.ts"}
     for path in files.values():
         path.write_text("same")
@@ -46,14 +46,14 @@ def test_a_changed_source_is_noticed(tmp_path, monkeypatch):
 
 
 def test_sources_are_those_of_the_user_interface_too():
-    """A view that changes makes the bundle stale."""
+    """A changed view of the user interface makes the bundle stale."""
     names = set(build.sources())
     assert {"labextension/src/index.ts", "labextension/yarn.lock", "ui/server.js", "ui/style.js"} <= names
     assert not any("prebuilt" in name or "node_modules" in name for name in names)
 
 
 def test_the_lock_file_names_no_registry():
-    """A mirror that somebody has installed from must not become everybody's."""
+    """The lock file names no registry, so that a developer's mirror does not become every user's."""
     text = (build.HERE / "yarn.lock").read_text(encoding="utf-8")
     assert not re.search(r"https?:|__archiveUrl|\bregistry\.", text)
     assert text.count("resolution:") > 100
@@ -66,7 +66,7 @@ def test_the_bundle_names_no_folder_of_the_machine_that_built_it():
 
 
 def test_package_json_is_what_jupyterlab_reads():
-    """The version is nbtrain's, the sources' place that of the bundle, and JupyterLab 4.4 may load it."""
+    """package.json has nbtrain's version, the bundle's folder, and allows JupyterLab 4.4."""
     package = read("package.json")
     assert package["name"] == "nbtrain"
     assert package["version"] == __version__
@@ -80,7 +80,8 @@ def test_package_json_is_what_jupyterlab_reads():
 
 
 def test_the_wheel_gets_it_once():
-    """As shared data, which JupyterLab finds; the package has neither its sources nor the bundle."""
+    """The wheel contains the bundle once, as shared data for JupyterLab, and neither the sources nor a second
+    bundle."""
     wheel = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"][
         "wheel"
     ]
@@ -92,7 +93,7 @@ def test_the_wheel_gets_it_once():
 
 
 def test_the_settings_are_a_schema_and_its_defaults_hold():
-    """Also that each command in a menu is one that the extension has."""
+    """The settings are a valid schema with valid defaults, and each command in a menu exists."""
     schema = read("schema/plugin.json")
     jsonschema.Draft7Validator.check_schema(schema)
     defaults = {name: one["default"] for name, one in schema["properties"].items()}
@@ -104,7 +105,8 @@ def test_the_settings_are_a_schema_and_its_defaults_hold():
 
 @pytest.mark.soak
 def test_a_build_elsewhere_gives_the_same_bytes(tmp_path):
-    """Needs node and npm's registry; 2 minutes, most of it the download."""
+    """A build elsewhere gives the same bytes; it needs node and npm's registry, and takes 2 minutes, mostly
+    for the download."""
     import shutil
 
     if shutil.which("node") is None:

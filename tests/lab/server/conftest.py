@@ -1,4 +1,4 @@
-"""A Jupyter Server with nbtrain's half, started once for this folder, and a run that has ended."""
+"""A Jupyter Server with nbtrain's extension, started once for this folder, and a finished run."""
 
 import json
 import urllib.error
@@ -19,7 +19,7 @@ from tests.lab.widgets.fake_run import FakeJob
 
 @dataclass
 class Answer:
-    """What came back."""
+    """Answer to a request."""
 
     status: int
     content: bytes
@@ -52,9 +52,9 @@ class Server:
         opener: Any = None,
         **headers: str,
     ) -> Answer:
-        """A request to nbtrain/<path>, or to another path that begins with a slash.
+        """Send a request to nbtrain/<path>, or to another path that begins with a slash.
 
-        An answer of nbtrain's must be one that openapi.yaml describes.
+        An answer of nbtrain must be described in openapi.yaml.
         """
         answer = self._ask(path, method, body, token, opener, headers)
         kind = answer.headers.get("Content-Type", "").partition(";")[0]
@@ -79,13 +79,13 @@ class Server:
             return Answer(error.code, error.read(), error.headers, address)
 
     def get(self, path: str) -> Any:
-        """The JSON of a GET that succeeds."""
+        """Return the JSON of a successful GET."""
         answer = self.ask(path)
         assert answer.status == 200, answer.content
         return answer.json
 
     def browser(self) -> tuple[Any, str]:
-        """(opener with the cookies of a logged-in browser, its XSRF token)."""
+        """Return (opener with the cookies of a logged-in browser, its XSRF token)."""
         cookies = CookieJar()
         opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(cookies))
         opener.open(f"{self.base}login?token={TOKEN}", timeout=600).close()

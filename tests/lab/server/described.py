@@ -1,4 +1,4 @@
-"""openapi.yaml read: the operations, and what an answer must be."""
+"""The operations and answers that openapi.yaml describes."""
 
 import functools
 import re
@@ -20,7 +20,7 @@ def openapi() -> dict[str, Any]:
 
 
 def resolved(value: dict[str, Any]) -> dict[str, Any]:
-    """What a $ref names."""
+    """Return the object that a $ref names."""
     if (reference := value.get("$ref")) is None:
         return value
     found: Any = openapi()
@@ -30,7 +30,7 @@ def resolved(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def operations() -> dict[tuple[str, str], dict[str, Any]]:
-    """{(method, path template): operation} with the parameters of its path."""
+    """Return {(method, path template): operation} with the parameters of its path."""
     return {
         (method, path): item[method] | {"parameters": parameters_of(item) + parameters_of(item[method])}
         for path, item in openapi()["paths"].items()
@@ -50,7 +50,7 @@ def validator(text: str) -> Any:
 
 
 def check_answer(method: str, path: str, status: int, kind: str, value: Any) -> None:
-    """Fails unless openapi.yaml describes such an answer to such a request."""
+    """Fail unless openapi.yaml describes this answer to this request."""
     path = "/" + path.partition("?")[0]
     for (known, template), operation in operations().items():
         if known != method.lower() or not re.fullmatch(

@@ -1,4 +1,4 @@
-"""Stop, pause, resume and clone over REST, from whoever asks."""
+"""Stop, pause, resume and clone over REST, from any client."""
 
 import subprocess
 import sys
@@ -35,16 +35,16 @@ def running(folder: Path) -> Iterator[subprocess.Popen]:
 
 
 def test_stop_ends_a_running_job(server: Server) -> None:
-    """The job's process is gone, and the run says how it ended. Nothing active is deleted."""
+    """Stop ends the job's process, the run says how it ended, and an active run cannot be deleted."""
     with running(server.output / "gpt-stopped") as job:
         assert server.get("run/gpt-stopped")["state"] == "RUNNING"
         refused = server.ask("run/gpt-stopped?confirm=gpt-stopped", "DELETE")
         assert refused.status == 409 and "a job is active" in refused.message
         answer = server.ask("run/gpt-stopped/stop", "POST")
-        # 202 if it has not ended within ANSWER_SECONDS.
+        # 202 if the job has not ended within ANSWER_SECONDS.
         assert (answer.status, answer.json["state"]) in ((200, "CANCELLED"), (202, "RUNNING"))
         assert job.wait(300) == 0
-        # An answer is kept for a moment, so the first may be of before the end.
+        # An answer is cached for a moment, so the first one may be from before the end.
         deadline = time.monotonic() + 60
         while (shown := server.get("run/gpt-stopped"))["state"] != "CANCELLED":
             assert time.monotonic() < deadline, shown
@@ -53,7 +53,7 @@ def test_stop_ends_a_running_job(server: Server) -> None:
 
 
 def test_what_has_ended_is_left_as_it_is(server: Server, run: RunDir) -> None:
-    """Stop says how it ended, pause that there is nothing to pause."""
+    """For a finished run, stop says how it ended, and pause says that there is nothing to pause."""
     for action in ("stop", "cancel"):
         answer = server.ask(f"run/gpt-done/{action}", "POST", {"now": True})
         assert (answer.status, answer.json["state"]) == (200, "SUCCEEDED")
@@ -62,7 +62,8 @@ def test_what_has_ended_is_left_as_it_is(server: Server, run: RunDir) -> None:
 
 
 def test_resume_says_what_the_library_says(server: Server, run: RunDir) -> None:
-    """A run that is done asks for more to train; an override that breaks a rule is 422."""
+    """Resuming a finished run says that more training is needed, and an override that breaks a rule gets
+    422."""
     answer = server.ask("run/gpt-done/resume", "POST")
     assert answer.status == 409 and "all 20 steps are done" in answer.message
     answer = server.ask("run/gpt-done/resume", "POST", {"overrides": {"batch.micro_batch_size": 3}})
@@ -73,7 +74,8 @@ def test_resume_says_what_the_library_says(server: Server, run: RunDir) -> None:
 
 
 def test_clone_makes_a_run_with_these_settings(server: Server, run: RunDir) -> None:
-    """A new run directory with its parent, nothing started; a name that is taken or none is refused."""
+    """Clone creates a run directory with its parent and starts nothing; a name in use or an invalid name is
+    refused."""
     body = {"name": "gpt-clone", "overrides": {"lr_schedule.lr": 5e-4}}
     answer = server.ask("run/gpt-done/clone", "POST", body)
     assert (answer.status, answer.json["name"], answer.json["state"]) == (201, "gpt-clone", "NEW")
@@ -89,7 +91,7 @@ def test_clone_makes_a_run_with_these_settings(server: Server, run: RunDir) -> N
 
 
 def test_no_job_to_act_on(server: Server) -> None:
-    """A run that was never submitted."""
+    """An action on a run that was never submitted is refused."""
     run = ended_run(server.output, "gpt-new", 1)
     for path in sorted(run.jobs.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()

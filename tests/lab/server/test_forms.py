@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_plan_of_a_run(server: Server, run: RunDir) -> None:
-    """Fits, time and disk first, then the plan's tables and findings."""
+    """A plan has fit, time and disk first, then the plan's tables and findings."""
     plan = server.get("run/gpt-done/plan")
     assert list(plan["headline"]) == ["fits", "time", "disk"]
     assert [table["title"] for table in plan["tables"]][:4] == ["Model", "Training", "Memory", "Time"]
@@ -24,7 +24,7 @@ def test_plan_of_a_run(server: Server, run: RunDir) -> None:
 
 
 def test_config_beside_its_parents(server: Server) -> None:
-    """A clone differs from its parent in what was changed; without its parent it stands alone."""
+    """A clone's configuration lists its changes from the parent; without the parent it is shown alone."""
     parent = ended_run(server.output, "gpt-parent", 2)
     value = server.get("run/gpt-parent/config")
     assert value == {"yaml": parent.config_yaml.read_text(), "parent": None, "differences": []}
@@ -39,7 +39,7 @@ def test_config_beside_its_parents(server: Server) -> None:
 
 
 def test_check_says_all_that_stands_against_a_run(server: Server) -> None:
-    """A good run works; a wrong one is answered with its problems; no file elsewhere is read."""
+    """A valid run passes, an invalid one gets its problems, and no file outside of the workspace is read."""
     assert server.ask("check", "POST", {"yaml": "gpt-tiny"}).json["works"] is True
     answer = server.ask("check", "POST", {"yaml": "gpt-tiny", "overrides": {"batch.micro_batch_size": 3}})
     assert (answer.status, answer.json["works"]) == (200, False)
@@ -50,7 +50,8 @@ def test_check_says_all_that_stands_against_a_run(server: Server) -> None:
 
 
 def test_form_over_rest(server: Server) -> None:
-    """By GET, and by POST for what a query has no room for; a draft is assessed; what is wrong is 422."""
+    """The form is read by GET, or by POST if a query is too long; drafts are assessed, and an invalid one
+    gets 422."""
     shown = server.get("form?yaml=gpt-tiny&overrides=" + quote(json.dumps({"batch.max_steps": 40})))
     assert [change[:3] for change in shown["given"]] == [["batch.max_steps", "null", "40"]]
     assert server.ask("form", "POST", {"yaml": "gpt-tiny"}).json["yaml"] == "gpt-tiny"
@@ -68,7 +69,7 @@ def test_form_over_rest(server: Server) -> None:
 
 
 def test_submit_says_why_not(server: Server, tmp_path: Path) -> None:
-    """Without data nothing starts, and the answer says what is missing."""
+    """Without data, submit starts nothing and says what is missing."""
     answer = server.ask("submit", "POST", {"yaml": "gpt-tiny", "name": "gpt-unprepared"})
     assert answer.status == 409
     assert answer.message.startswith("gpt-unprepared cannot start here:")
@@ -76,7 +77,8 @@ def test_submit_says_why_not(server: Server, tmp_path: Path) -> None:
 
 
 def test_submit_of_a_paused_run_with_other_settings_is_refused(server: Server) -> None:
-    """In the words of the shell; the job stays as it is, and a resume with these settings is named."""
+    """Submitting a paused run with other settings is refused as in the shell; the job is unchanged, and a
+    resume with them is suggested."""
     job = FakeJob(RunDir(server.output / "gpt-paused"), steps=20)
     job.one_step()
     ask_pause(job.job, True)

@@ -1,4 +1,4 @@
-"""TensorBoard that ends when nobody looks at it; another program stands for it here."""
+"""TensorBoard that ends when it is idle, replaced by another program here."""
 
 import socket
 import sys
@@ -12,7 +12,8 @@ FOREVER = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 def test_a_connection_is_seen_in_the_kernels_table():
-    """While it is open, and after TensorBoard has closed it; not before."""
+    """The kernel's table shows a connection while it is open and after TensorBoard has closed it, and not
+    before."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert connections(port) == 0
@@ -24,15 +25,15 @@ def test_a_connection_is_seen_in_the_kernels_table():
 
 
 def test_it_ends_when_nobody_looks(capfd):
-    """Not before the time is over since the last look; its own end is passed on."""
+    """TensorBoard ends after the idle time since the last connection, and its own exit code is passed on."""
     looks = iter([1, 1, 0])
     assert serve(FOREVER, 0.0, lambda: next(looks), every_seconds=0.01) == 0
-    assert capfd.readouterr().out == "nobody has looked for 0 h: TensorBoard ends\n"
+    assert capfd.readouterr().out == "no page has been open for 0 h: TensorBoard ends\n"
     assert serve([sys.executable, "-c", "raise SystemExit(3)"], 3600, lambda: 0) == 3
 
 
 def test_options_go_to_tensorboard(monkeypatch):
-    """All but the hours; the port is needed by both."""
+    """All options except the hours are passed to TensorBoard; both need the port."""
     asked = {}
     monkeypatch.setattr(
         idle_tensorboard, "serve", lambda command, idle, looks: asked.update(command=command, idle=idle)

@@ -1,4 +1,4 @@
-"""Logs, tracebacks and pages of jobs over REST."""
+"""Logs, tracebacks and job pages over REST."""
 
 import pytest
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def failed(server: Server) -> RunDir:
-    """A run whose rank 1 failed; it has measured its resources."""
+    """A run whose rank 1 failed, with measured resources."""
     job = FakeJob(RunDir(server.output / "gpt-failed"), steps=20, world_size=2)
     for _ in range(3):
         job.one_step()
@@ -24,7 +24,8 @@ def failed(server: Server) -> RunDir:
 
 
 def test_log_with_rank_and_offset(server: Server, run: RunDir) -> None:
-    """The end of a rank's log, then only what is new; the supervisor has one too; a wrong rank fails."""
+    """A rank's log returns its end, then only new text; the supervisor has a log too, and an unknown rank is
+    refused."""
     part = server.get("run/gpt-done/log?rank=0")
     assert part["text"].splitlines()[-1].startswith("step    20 |")
     with run.newest_job().log(0, 0).open("a") as stream:
@@ -44,7 +45,7 @@ def test_log_with_rank_and_offset(server: Server, run: RunDir) -> None:
 
 
 def test_raw_log_is_a_file_to_save(server: Server, run: RunDir) -> None:
-    """As it is on disk, never as a page; one that is not there is 404."""
+    """A raw log is returned as a download, never as a page; a missing one is 404."""
     job = run.newest_job()
     answer = server.ask("run/gpt-done/log/raw?rank=0")
     assert answer.content == job.log(0, 0).read_bytes()
@@ -56,7 +57,7 @@ def test_raw_log_is_a_file_to_save(server: Server, run: RunDir) -> None:
 
 
 def test_search_finds_lines_with_their_place(server: Server, failed: RunDir) -> None:
-    """Each hit has rank, attempt, line and the offset at which the log goes on from there."""
+    """Each search hit has rank, attempt, line, and the offset at which the log continues from there."""
     job = failed.newest_job()
     hits = server.get("run/gpt-failed/log/search?q=ValueError")
     assert hits["more"] is False
@@ -73,7 +74,7 @@ def test_search_finds_lines_with_their_place(server: Server, failed: RunDir) -> 
 
 
 def test_last_traceback_of_the_rank_that_failed(server: Server, failed: RunDir, run: RunDir) -> None:
-    """The rank that the cause names, with a title; a run without one says so."""
+    """The last traceback is of the rank that the cause names, with a title; a run without one says so."""
     found = server.get("run/gpt-failed/log/traceback")
     assert (found["rank"], found["title"]) == (1, "The last traceback of rank 1")
     assert found["text"].splitlines()[-1] == "ValueError: 100 % wrong"
@@ -82,7 +83,8 @@ def test_last_traceback_of_the_rank_that_failed(server: Server, failed: RunDir, 
 
 
 def test_the_page_of_a_job(server: Server, run: RunDir) -> None:
-    """The newest job, or one by its id, with its log; another id is 404 with the ids that there are."""
+    """The job page is of the newest job or of the given id, with its log; an unknown id gets 404 with the
+    existing ids."""
     job_id = run.newest_job().job_id
     shown = server.get("run/gpt-done/job")
     assert (shown["job_id"], shown["active"]) == (job_id, False)
@@ -94,7 +96,7 @@ def test_the_page_of_a_job(server: Server, run: RunDir) -> None:
 
 
 def test_parts_of_a_job(server: Server, failed: RunDir) -> None:
-    """For other clients: one part as `nbtrain job --json` has it, from a time on."""
+    """Other clients get one part of a job from a given time on, as `nbtrain job --json` returns it."""
     job_id = failed.newest_job().job_id
     assert server.get("run/gpt-failed/conditions")["conditions"][-1]["type"] == "Failed"
     assert [one["index"] for one in server.get("run/gpt-failed/replicas")["replicas"]] == [0]

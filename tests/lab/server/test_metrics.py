@@ -9,7 +9,8 @@ pytestmark = pytest.mark.slow
 
 
 def test_curves_of_a_run(server: Server, run: RunDir) -> None:
-    """What there is, the points that are asked for, a range of them; what is wrong is named."""
+    """The curves of a run: the available names, the requested points, and a range of them; errors name the
+    problem."""
     found = server.get("run/gpt-done/metrics?tags=loss,validation_loss")
     assert found["tags"][0] == {
         "tag": "loss",
@@ -45,7 +46,7 @@ def test_curves_of_a_run(server: Server, run: RunDir) -> None:
 
 
 def test_curves_as_a_file(server: Server, run: RunDir) -> None:
-    """Every point in a line, to save."""
+    """All points are returned as a file, one per line."""
     answer = server.ask("run/gpt-done/metrics.csv?tags=loss,validation_loss")
     assert answer.headers["Content-Type"] == "text/csv; charset=utf-8"
     assert answer.headers["Content-Disposition"] == 'attachment; filename="gpt-done-metrics.csv"'

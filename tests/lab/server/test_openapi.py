@@ -1,4 +1,4 @@
-"""openapi.yaml: it describes every route, and only these, in the form of OpenAPI 3.1."""
+"""openapi.yaml describes exactly the existing routes, in the form of OpenAPI 3.1."""
 
 import itertools
 import re
@@ -14,7 +14,7 @@ from tests.lab.server.described import METHODS, openapi, operations, resolved
 
 
 def routed() -> set[tuple[str, str]]:
-    """(method, path) of the table of routes, each alternative of a pattern by itself."""
+    """Return (method, path) of the table of routes, each alternative of a pattern separately."""
     found = set()
     for pattern, handler in ROUTES.items():
         path = pattern.replace("([^/]+)", "{name}").replace("\\.", ".")
@@ -37,12 +37,12 @@ def _own(handler, method):
 
 
 def test_it_describes_every_route_and_no_other():
-    """Method and path of each."""
+    """openapi.yaml has the method and path of every route, and no other."""
     assert {*operations()} == routed()
 
 
 def schemas(value):
-    """Every schema in it."""
+    """Return every schema in it."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if key == "schema":
@@ -65,7 +65,8 @@ def references(value):
 
 
 def test_every_schema_and_reference_is_one():
-    """JSON Schema 2020-12, as OpenAPI 3.1 takes it; no reference leads nowhere, no component is unused."""
+    """Schemas are valid JSON Schema 2020-12, as OpenAPI 3.1 requires; every reference resolves, and every
+    component is used."""
     document = openapi()
     assert document["openapi"] == "3.1.0" and {"title", "version"} <= document["info"].keys()
     for schema in [*schemas(document["paths"]), *document["components"]["schemas"].values()]:
@@ -80,7 +81,8 @@ def test_every_schema_and_reference_is_one():
 
 @pytest.mark.parametrize("operation", operations().items(), ids=lambda one: " ".join(one[0]))
 def test_every_operation_is_whole(operation):
-    """Its summary, the parameters of its path, an answer for success and one for strangers."""
+    """Every operation has a summary, the parameters of its path, a success answer, and an answer without
+    credentials."""
     (method, path), value = operation
     assert value["summary"].endswith(".") and value["operationId"]
     asked = [(one["name"], one["in"]) for one in value["parameters"]]
@@ -96,7 +98,7 @@ def test_every_operation_is_whole(operation):
 
 
 def test_ids_are_unique_and_numbers_are_those_of_the_code():
-    """What a client generated from it relies on."""
+    """Operation ids are unique and limits are those in the code, because generated clients rely on them."""
     ids = [value["operationId"] for value in operations().values()]
     assert len(ids) == len(set(ids))
     metrics = {one["name"]: one["schema"] for one in operations()["get", "/run/{name}/metrics"]["parameters"]}

@@ -1,4 +1,4 @@
-"""How soon pages may look again."""
+"""The interval after which pages may poll again."""
 
 import pytest
 
@@ -6,19 +6,20 @@ from nbtrain.lab.server.pace import REQUEST_SECONDS, Pace
 
 
 def after(pace, looks_a_second, cpu_seconds, seconds=60.0):
-    """What pages are told after so many looks."""
+    """Return the interval that pages get after this many requests."""
     for number in range(1, int(looks_a_second * seconds) + 1):
         pace.spent(cpu_seconds - REQUEST_SECONDS, 1000.0 + number / looks_a_second)
     return pace.seconds
 
 
 def test_a_few_pages_look_each_second():
-    """What costs less than the share is not slowed down."""
+    """A few pages may poll each second, because they cost less than the allowed share."""
     assert after(Pace(0.03), 3, 0.009) == 1.0
 
 
 def test_many_pages_wait_until_all_cost_the_share():
-    """Ten pages of 10 ms wait until they take 3 % of a core together; less when some have closed."""
+    """Ten pages of 10 ms poll less often until they take 3 % of a core together, and more often once some are
+    closed."""
     pace, now = Pace(0.03), 1000.0
     for pages, wanted in ((10, 3.3), (4, 1.3), (1, 1.0)):
         for _ in range(200):
@@ -29,7 +30,7 @@ def test_many_pages_wait_until_all_cost_the_share():
 
 
 def test_bounds_and_pauses():
-    """Never more than ten seconds; the first look after a pause says nothing."""
+    """The interval is at most ten seconds, and the first request after a pause is not counted."""
     pace = Pace(0.03)
     assert after(pace, 10, 1.0) == 10.0
     assert pace.spent(5.0, 5000.0) == 10.0

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_script_and_tensorboard_page(server: Server) -> None:
-    """The script is the widget's own; the page frames the proxied TensorBoard below the prefix."""
+    """The script is the widget's own, and the page frames the proxied TensorBoard below the prefix."""
     answer = server.ask("static/panel.js")
     assert (answer.status, answer.content.decode()) == (200, panel_script())
     answer = server.ask("tensorboard/")
@@ -18,7 +18,7 @@ def test_script_and_tensorboard_page(server: Server) -> None:
 
 
 def test_the_proxy_adds_no_tile_of_its_own(server: Server) -> None:
-    """The labextension has the one of TensorBoard; jupyter-server-proxy only forwards."""
+    """jupyter-server-proxy adds no tile and only forwards; the labextension has TensorBoard's tile."""
     info = server.get("/server-proxy/servers-info")
     (tile,) = [entry for entry in info["server_processes"] if entry["name"] == "tensorboard"]
     assert tile["launcher_entry"]["enabled"] is False

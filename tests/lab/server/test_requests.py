@@ -1,4 +1,4 @@
-"""In which order the threads of the server read."""
+"""The order in which the server's threads read."""
 
 import threading
 
@@ -11,7 +11,7 @@ MOST_SECONDS = 60.0
 
 
 def test_what_was_not_begun_waits_for_the_list(monkeypatch):
-    """A list that is asked for last is read before the runs whose reading has not begun."""
+    """The list of runs is read before runs whose reading has not begun, even if it is requested last."""
     monkeypatch.setattr(requests, "MOST_WAIT_SECONDS", MOST_SECONDS)
     begun, go_on, order = threading.Event(), threading.Event(), []
 
@@ -31,7 +31,8 @@ def test_what_was_not_begun_waits_for_the_list(monkeypatch):
 
 
 def test_after_a_start_what_comes_before_the_list_waits_for_it(monkeypatch):
-    """Pages that open at once ask for the list last; what they ask for before loads modules."""
+    """After a start, requests before the list wait for it, since pages request the list last and the first
+    requests load modules."""
     monkeypatch.setattr(requests, "FIRST_WAIT_SECONDS", MOST_SECONDS)
     monkeypatch.setattr(requests, "MOST_WAIT_SECONDS", MOST_SECONDS)
     monkeypatch.setattr(requests, "_list_was_asked", threading.Event())
@@ -44,7 +45,7 @@ def test_after_a_start_what_comes_before_the_list_waits_for_it(monkeypatch):
 
 
 def test_without_a_list_only_the_first_looks_wait(monkeypatch):
-    """A panel alone waits for a moment, once."""
+    """A panel alone waits for the list once, for a moment."""
     monkeypatch.setattr(requests, "FIRST_WAIT_SECONDS", 0.01)
     monkeypatch.setattr(requests, "_list_was_asked", threading.Event())
     assert READERS.submit(requests._after_the_list, len, "run").result(MOST_SECONDS) == 3
@@ -53,7 +54,7 @@ def test_without_a_list_only_the_first_looks_wait(monkeypatch):
 
 
 def test_a_list_that_hangs_or_fails_stops_nothing(monkeypatch):
-    """On a slow disk the runs wait a moment alone; an error is the list's own."""
+    """If the list hangs on a slow disk, runs wait only a moment, and its error affects only the list."""
     monkeypatch.setattr(requests, "MOST_WAIT_SECONDS", 0.01)
     go_on = threading.Event()
     listed = LIST.submit(requests._before_all, lambda: go_on.wait(MOST_SECONDS))
@@ -71,7 +72,7 @@ def _fails() -> None:
 
 
 def test_a_body_is_what_was_sent_without_nulls():
-    """Each key that is known, whatever its value; null means that it was left out."""
+    """A body contains each known key with its value; null means that the key was omitted."""
     handler = NbtrainHandler.__new__(NbtrainHandler)
     handler.initialize()
     handler.data_received(b'{"notes": "", "archived": false, ')

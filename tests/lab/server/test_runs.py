@@ -1,4 +1,4 @@
-"""Runs over REST: the list, a run, its labels, notes and archive, and its deletion."""
+"""Runs over REST: the list, a run, its labels, notes and archive, and deletion."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_runs_and_a_run(server: Server, run: RunDir) -> None:
-    """The list has a line for each run; a run is its snapshot."""
+    """The list has a row for each run, and a run is its snapshot."""
     listed = server.get("runs")
     (row,) = [row for row in listed["runs"] if row["name"] == "gpt-done"]
     assert (row["state"], row["active"], row["step"], row["max_steps"]) == ("SUCCEEDED", False, 20, 20)
@@ -34,7 +34,8 @@ def test_runs_and_a_run(server: Server, run: RunDir) -> None:
 
 
 def test_what_is_noted_of_a_run(server: Server) -> None:
-    """Labels, notes and archive are changed one by one, and listed; a wrong label says how one is written."""
+    """Labels, notes and archive are changed one by one and listed; an invalid label gets a message with the
+    right form."""
     ended_run(server.output, "gpt-noted", 2)
     for body, changed in (
         ({"labels": {"team": "nlp", "stage": "trial"}}, {"labels": {"team": "nlp", "stage": "trial"}}),
@@ -64,9 +65,9 @@ def test_what_is_noted_of_a_run(server: Server) -> None:
 
 
 def test_deleting_asks_for_the_name(server: Server) -> None:
-    """Without the name as confirmation nothing goes; then all files go, and the list knows it."""
+    """Deleting needs the name as confirmation; then all files are removed, also from the list."""
     run = RunDir(server.output / "gpt-doomed")
-    # Its supervisor must be gone: deleting ends it.
+    # Its supervisor must have ended, because deleting ends it.
     steps = ["--steps", "2", "--step-seconds", "0"]
     subprocess.run([sys.executable, str(FAKE_RUN), str(run.path), *steps], check=True)
     for query in ("", "?confirm=gpt-done"):
@@ -83,7 +84,7 @@ def test_deleting_asks_for_the_name(server: Server) -> None:
 
 @pytest.mark.parametrize("name", ["none", "..", "%2e%2e%2fetc", "GPT", "a" * 54])
 def test_name_that_is_no_run_is_not_found(server: Server, run: RunDir, name: str) -> None:
-    """No name leads out of the output root, and a wrong one is 404 with words."""
+    """An unknown or invalid name gets 404 with a message, and no name leads out of the output directory."""
     parts = ("", "/log", "/log/raw", "/log/search?q=x", "/log/traceback", "/job", "/events")
     for part in parts:
         assert server.ask(f"run/{name}{part}").status == 404
@@ -93,7 +94,7 @@ def test_name_that_is_no_run_is_not_found(server: Server, run: RunDir, name: str
 
 
 def test_body_is_checked(server: Server, run: RunDir) -> None:
-    """An unknown key, another type and what is no JSON are named."""
+    """An unknown key, a wrong type, and invalid JSON in a body are reported."""
     for body, message in (
         ({"notes": 3}, "notes = 3 must be a text."),
         ({"archived": "yes"}, 'archived = "yes" must be true or false.'),
@@ -107,7 +108,7 @@ def test_body_is_checked(server: Server, run: RunDir) -> None:
 
 
 def test_json_without_nan(server: Server) -> None:
-    """A loss that is not finite is null in the list and in the run: JSON has no word for it."""
+    """A loss that is not finite is null in the list and in the run, because JSON has no NaN."""
     losses = {"gpt-nan": float("nan"), "gpt-inf": float("inf"), "gpt-minus-inf": float("-inf")}
     for name, loss in losses.items():
         beat = ended_run(server.output, name, 2).newest_job().heartbeat(0)

@@ -1,4 +1,5 @@
-"""What the REST routes refuse: strangers, foreign pages, ways out of the output root, too much at once."""
+"""Requests that the REST routes refuse: strangers, foreign pages, paths out of the output directory, and too
+much at once."""
 
 import http.client
 import json
@@ -20,7 +21,7 @@ METHODS = ("get", "post", "patch", "delete")
 
 
 def routes() -> list[tuple[str, str]]:
-    """(method, path) of every route."""
+    """Return (method, path) of every route."""
     found = []
     for pattern, handler in ROUTES.items():
         path = pattern.replace("([^/]+)", "gpt-done").replace("(?:stop|cancel)", "stop").replace("\\.", ".")
@@ -31,7 +32,7 @@ def routes() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("token", [None, "wrong"])
 def test_nobody_without_credentials_gets_anything(server: Server, run: RunDir, token: str | None) -> None:
-    """No token, or a wrong one: 403 or the login page, for every route; no content, nothing done."""
+    """Without a token or with a wrong one, every route answers 403 or the login page, and does nothing."""
     before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
     for method, path in routes():
         answer = server.ask(path, method, b"{}" if method != "GET" else None, token=token)
@@ -42,7 +43,8 @@ def test_nobody_without_credentials_gets_anything(server: Server, run: RunDir, t
 
 
 def test_what_changes_something_needs_the_xsrf_token(server: Server, run: RunDir) -> None:
-    """A foreign page that rides on the cookie is refused everywhere; the page's own header is accepted."""
+    """Changing requests from a foreign page with the cookie are refused, and the page's own XSRF header is
+    accepted."""
     opener, xsrf = server.browser()
     changing = [(method, path) for method, path in routes() if method != "GET"]
     assert len(changing) >= 6
@@ -69,7 +71,7 @@ def test_what_changes_something_needs_the_xsrf_token(server: Server, run: RunDir
     ],
 )
 def test_no_name_leads_out_of_the_root(server: Server, run: RunDir, path: str) -> None:
-    """As a run's name, as a job's id, as a rank."""
+    """A path in a run's name, a job's id or a rank does not lead out of the output directory."""
     assert server.ask(f"run/{path}").status == 404
     assert server.ask(f"run/gpt-done/job?job={path}").status == 404
     assert server.ask(f"run/gpt-done/log?rank={path}").status == 400
@@ -77,7 +79,7 @@ def test_no_name_leads_out_of_the_root(server: Server, run: RunDir, path: str) -
 
 
 def test_no_link_leads_out_of_the_root(server: Server, run: RunDir, tmp_path) -> None:
-    """A run that links elsewhere is not listed; such a link inside is refused; one that stays is read."""
+    """A run that links elsewhere is not listed, and links inside a run are read only if they stay inside."""
     secret = tmp_path / "secret"
     ended_run(tmp_path, "secret", 2)
     (secret / "words").write_text("a secret\n")
@@ -110,7 +112,7 @@ def test_no_link_leads_out_of_the_root(server: Server, run: RunDir, tmp_path) ->
 
 
 def test_script_in_a_label_note_or_log_line_is_text(server: Server) -> None:
-    """What users and programs wrote comes back as it is, in JSON that no browser takes for a page."""
+    """Script in a label, note or log line is returned unchanged in JSON that no browser treats as a page."""
     script = "<script>alert(1)</script>"
     run = ended_run(server.output, "gpt-script", 2)
     with run.newest_job().log(0, 0).open("a") as stream:
@@ -135,7 +137,8 @@ def test_script_in_a_label_note_or_log_line_is_text(server: Server) -> None:
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(server: Server, run: RunDir) -> None:
-    """By its stated length at once, and without one as soon as too much has come; the server goes on."""
+    """A body that is too large is refused by its stated length, or else as soon as too much was received; the
+    server continues."""
     for method, path in (("PATCH", "run/gpt-done"), ("POST", "run/gpt-done/clone")):
         answer = server.ask(path, method, b" " * (MOST_BODY_BYTES + 1))
         assert (answer.status, answer.message) == (
@@ -156,7 +159,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(server: Server, r
 
 
 def test_a_look_is_no_activity(server: Server, run: RunDir) -> None:
-    """Polling a panel does not keep an idle server alive; what a person does counts."""
+    """Polling a panel does not keep an idle server alive, and a user's action does."""
     server.ask("/api/contents")
     before = server.get("/api/status?no_track_activity=1")["last_activity"]
     for method, path in routes():

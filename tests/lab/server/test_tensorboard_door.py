@@ -1,4 +1,5 @@
-"""The door in front of TensorBoard; a program that answers with its process id stands for TensorBoard."""
+"""The proxy in front of TensorBoard, with a program that answers with its process id instead of
+TensorBoard."""
 
 import asyncio
 import os
@@ -41,7 +42,7 @@ async def opened(door: Door) -> tuple[asyncio.Task, int]:
 
 
 def runs(pid: int) -> bool:
-    """Whether the process does something: one that has ended and is not yet waited for does not."""
+    """Return whether the process runs: one that has ended and is not yet reaped does not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -55,7 +56,7 @@ async def closed(task: asyncio.Task) -> None:
 
 
 def test_the_first_look_starts_it_and_the_door_ends_it() -> None:
-    """Nothing runs before; two looks meet one process; it is gone with the door."""
+    """The first request starts TensorBoard, two requests reach one process, and it ends with the proxy."""
 
     async def story() -> None:
         door = Door(COMMAND, 3600)
@@ -93,7 +94,8 @@ def test_the_page_is_the_doors_own_and_all_else_is_tensorboards() -> None:
 
 
 def test_a_tensorboard_that_does_not_start_is_an_answer() -> None:
-    """jupyter-server-proxy passes it on, and the page offers another try."""
+    """If TensorBoard does not start, the answer passes through jupyter-server-proxy, and the page offers
+    another try."""
 
     async def story() -> None:
         task, port = await opened(Door([sys.executable, "-c", "raise SystemExit(1)"], 3600))
@@ -106,7 +108,7 @@ def test_a_tensorboard_that_does_not_start_is_an_answer() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_when_the_server_is_gone(tmp_path: Path, number: int) -> None:
-    """A parent that is killed cannot tidy up: the kernel tells the door."""
+    """If the server is killed and cannot clean up, the kernel notifies the proxy, and no process is left."""
     parent = (
         "import subprocess, sys\n"
         "door = [sys.executable, '-m', 'nbtrain.lab.server.tensorboard_door']\n"

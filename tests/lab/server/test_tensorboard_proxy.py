@@ -1,4 +1,4 @@
-"""The entry point for jupyter-server-proxy, and what that package makes of it."""
+"""The entry point for jupyter-server-proxy, and how that package uses it."""
 
 import html
 import json
@@ -13,7 +13,8 @@ from nbtrain.lab.server.tensorboard_proxy import tensorboard_command, tensorboar
 
 
 def test_entry_is_understood_by_jupyter_server_proxy() -> None:
-    """Every key is a trait that it knows: an unknown one would be a warning, which is an error here."""
+    """Every key of the entry is a trait of jupyter-server-proxy: an unknown one would be a warning, which is
+    an error here."""
     from jupyter_server_proxy.config import ServerProcess
 
     with warnings.catch_warnings():
@@ -21,14 +22,15 @@ def test_entry_is_understood_by_jupyter_server_proxy() -> None:
         process = ServerProcess(name=tensorboard_proxy.PROXY_NAME, **tensorboard_entry())
     assert process.timeout == 60
     assert process.update_last_activity is False
-    # The labextension has the tile: a second one would stand under "Notebook".
+    # The labextension has the tile: a second one would appear under "Notebook".
     assert process.launcher_entry.enabled is False
 
 
 def test_command_serves_the_output_root_on_the_loopback(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder is read when TensorBoard starts, so that the variable of the server's environment counts."""
+    """The command serves the output directory on the loopback, read from the server's environment when
+    TensorBoard starts."""
     monkeypatch.setenv("NBTRAIN_OUTPUT", "elsewhere")
     command = tensorboard_command(6006)
     assert command[1:5] == ["-m", "nbtrain.lab.server.tensorboard_door", "--port", "6006"]
@@ -38,7 +40,8 @@ def test_command_serves_the_output_root_on_the_loopback(
 
 
 def test_page_opens_on_the_loss() -> None:
-    """The cards on top are tags of the table of scalars; the address is escaped."""
+    """The page opens on the loss: its top cards are tags of the table of scalars, and the address is
+    escaped."""
     page = tensorboard_page("/user/a&b/tensorboard/")
     assert 'data-address="/user/a&amp;b/tensorboard/"' in page
     pinned = json.loads(html.unescape(page.partition('data-pinned="')[2].partition('"')[0]))
@@ -49,7 +52,7 @@ def test_page_opens_on_the_loss() -> None:
 
 
 def test_extension_names_itself_and_importing_it_is_cheap() -> None:
-    """Jupyter Server finds the module; jupyter_server is loaded only by it."""
+    """Jupyter Server finds the extension's module, and importing it does not load jupyter_server."""
     import subprocess
     import sys
 
@@ -65,9 +68,9 @@ def test_extension_names_itself_and_importing_it_is_cheap() -> None:
 def test_routes_are_loaded_without_the_schema_and_the_planner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server starts without what only a plan, a form or a page of a job needs, such as the planner.
+    """The routes load without the schema and the planner, which only plans, forms and job pages need.
 
-    A look at a running run, with its buttons, loads the schema, and neither numpy nor an engine.
+    A request for a running run, with its buttons, loads the schema but neither numpy nor an engine.
     """
     import subprocess
     import sys

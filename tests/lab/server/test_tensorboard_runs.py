@@ -1,4 +1,4 @@
-"""What TensorBoard reads: a link for each run."""
+"""The folder that TensorBoard reads: a link for each run."""
 
 from pathlib import Path
 
@@ -6,7 +6,8 @@ from nbtrain.lab.server.tensorboard_runs import RunLinks
 
 
 def test_a_run_is_one_entry_by_its_name(tmp_path: Path) -> None:
-    """Not the runs inside a twin, none without event files, none that lies elsewhere; a deleted one goes."""
+    """A run is one entry by its name, without runs in twins, without event files, or elsewhere; a deleted run
+    is removed."""
     root = tmp_path / "output"
     for folder in (
         "gpt/tensorboard",
@@ -31,7 +32,7 @@ def test_a_run_is_one_entry_by_its_name(tmp_path: Path) -> None:
 
 
 def test_an_output_root_that_is_not_there_yet_has_no_run(tmp_path: Path) -> None:
-    """It comes with the first run."""
+    """A missing output directory has no runs until the first one is created."""
     links = RunLinks(tmp_path / "output")
     links.refresh()
     assert list(links.folder.iterdir()) == []

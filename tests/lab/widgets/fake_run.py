@@ -1,10 +1,10 @@
-"""A training job in a quarter second: writes what a supervisor and its ranks write, and trains nothing.
+"""A job in a quarter of a second: writes the files of a supervisor and its ranks, without training.
 
     python tests/lab/widgets/fake_run.py <run dir> [--steps N] [--step-seconds S] [--world-size N]
                                          [--end STATE]
 
-The process is the job's supervisor and its only rank, so that states, heartbeats, LOST and a stop by
-SIGTERM or control/request.json are those of a real job.
+The process is the job's supervisor and its only rank, so that states, heartbeats, LOST and a stop by SIGTERM
+or control/request.json behave like a real job's.
 """
 
 import argparse
@@ -39,7 +39,7 @@ GIB = float(1 << 30)
 
 
 def run_config(name: str, steps: int, world_size: int = 1) -> RunConfig:
-    """A small run of `steps` steps."""
+    """Return the configuration of a small run of `steps` steps."""
     return RunConfig.model_validate(
         {
             "name": name,
@@ -120,7 +120,7 @@ class FakeJob:
         self.tensorboard.flush()
 
     def one_step(self) -> None:
-        """Do as one optimizer step does."""
+        """Write the records of one optimizer step."""
         self.step += 1
         share = self.step / self.steps
         loss = 3.0 + 5.3 * math.exp(-6 * share) + 0.08 * math.sin(self.step * 1.7)
@@ -146,7 +146,7 @@ class FakeJob:
         self.heartbeat("train", loss, rate, speed)
 
     def heartbeat(self, phase: str, loss: float, rate: float, speed: float) -> None:
-        """Renew the heartbeats of all ranks; this process stands for each."""
+        """Renew the heartbeats of all ranks, which this process represents."""
         progress = TrainingProgress(
             total_steps=self.steps,
             train_tokens=self.steps * TOKENS_PER_STEP,
@@ -190,7 +190,7 @@ class FakeJob:
 
 
 def measure(job: FakeJob, node: int = 0, ranks: tuple[int, ...] = (0, 1), gpu: bool = False) -> None:
-    """Ten samples, two seconds apart, of a node that uses more and more."""
+    """Write ten samples, two seconds apart, of a node whose usage grows."""
     writer = UsageWriter(job.job.resources, node)
     about = {
         "ranks": list(ranks),

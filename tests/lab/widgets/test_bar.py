@@ -1,4 +1,4 @@
-"""Long work's bar in a notebook."""
+"""The progress bar of long work in a notebook."""
 
 import pytest
 
@@ -15,7 +15,7 @@ class Handle:
 
 
 def test_a_bar_is_one_output_that_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a notebook that somebody watches; elsewhere there is none, and lines are printed."""
+    """In a live notebook, a bar is one output that is rewritten; elsewhere lines are printed instead."""
     import IPython.display
 
     first: list[dict] = []

@@ -26,7 +26,8 @@ def runs(workspace):
 
 @pytest.mark.slow
 def test_nobody_watches(runs):
-    """Tables and a picture: no script, no address outside."""
+    """Without a live front end, the comparison is tables and a picture, without script or outside
+    addresses."""
     shown = nb.compare(nb.runs("gpt-*", sort="name"))._repr_mimebundle_()
     assert set(shown) == {"text/html", "text/plain"}
     page = shown["text/html"]
@@ -39,7 +40,7 @@ def test_nobody_watches(runs):
 
 @pytest.mark.slow
 def test_a_person_watches(runs, monkeypatch):
-    """The widget carries what to draw if no server is in reach."""
+    """In a live front end, the widget carries what it draws if there is no server."""
     for module in (widget, mime):
         monkeypatch.setattr(module, "is_watched", lambda: True)
     made = []
@@ -60,7 +61,7 @@ def test_a_person_watches(runs, monkeypatch):
 
 @pytest.mark.slow
 def test_on_the_command_line(runs, tmp_path, capsys):
-    """The tables as text or JSON, the curves as a picture."""
+    """The command line prints the tables as text or JSON, and the curves as a picture."""
     picture = tmp_path / "curves.svg"
     assert cli.main(["compare", "gpt-a", "gpt-b", "-o", str(picture)]) == 0
     assert capsys.readouterr().out.startswith("Figures\nfigure ")
@@ -73,7 +74,7 @@ def test_on_the_command_line(runs, tmp_path, capsys):
 
 
 def test_a_server_is_asked_for_the_runs_that_it_shows(tmp_path, monkeypatch):
-    """By name: of a run of another folder it knows nothing, or another run."""
+    """A server is asked only for runs in its folder, because it may have other runs of the same names."""
     monkeypatch.setattr(widget, "compared", lambda runs: {"names": [run.name for run in runs]})
     here, also, other = (RunDir(tmp_path / name) for name in ("out/gpt-a", "out/gpt-b", "old/gpt-c"))
     assert widget.Comparison([here, also])._root_id() == root_id(tmp_path / "out")

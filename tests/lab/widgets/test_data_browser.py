@@ -1,4 +1,4 @@
-"""The browser below a data card: documents by number and by text, a blend, and what stays without it."""
+"""The browser below a data card: documents by number and by text, a blend, and its static form."""
 
 import pytest
 
@@ -16,18 +16,19 @@ from tests.dataset.dataset_maker import make_dataset
 
 @pytest.fixture
 def watched(monkeypatch):
-    """A person behind a live front end."""
+    """Simulate a live front end."""
     monkeypatch.setattr(mime, "is_watched", lambda: True)
     monkeypatch.setattr(api, "is_watched", lambda: True)
 
 
 def search(browser, text):
-    """What the front end sends for Enter and for [next]: the text of the search."""
+    """Send a search text as the front end does for Enter and for [next]."""
     browser.search._handle_custom_msg({"find": text}, [])
 
 
 def test_documents_by_number_and_by_text(make_config, texts):  # noqa: F811
-    """Number, slider and buttons show a document; a text shows the next that holds it, past the end too."""
+    """Number, slider and buttons show a document, and a text shows the next document that contains it, also
+    past the end."""
     make_dataset(make_config(), texts)
     browser = DocumentBrowser(Browser("small"))
     assert texts[0] in browser.page.value
@@ -52,7 +53,7 @@ def test_documents_by_number_and_by_text(make_config, texts):  # noqa: F811
 
 
 def test_each_hit_is_shown(make_config, texts):  # noqa: F811
-    """A search begins behind the document that is shown; without a text it says nothing."""
+    """A search starts after the shown document, and an empty text has no answer."""
     make_dataset(make_config(), texts)
     browser = DocumentBrowser(Browser("small"))
     for text, number in (("(11", 11), ("(10", 100), ("(10", 101), ("(3", 3), ("", 3)):
@@ -62,7 +63,7 @@ def test_each_hit_is_shown(make_config, texts):  # noqa: F811
 
 
 def test_names_of_sources_are_text(make_config, texts):  # noqa: F811
-    """Whoever wrote the manifest, the title shows them letter by letter."""
+    """Names of sources in a manifest are shown as text, without interpreting HTML."""
     sources = [{"name": "<i>x</i>", "sequences": [0, 60]}, {"name": "b", "sequences": [60, 120]}]
     make_dataset(make_config(), texts, sources=sources)
     page = DocumentBrowser(Browser("small")).page.value
@@ -70,7 +71,7 @@ def test_names_of_sources_are_text(make_config, texts):  # noqa: F811
 
 
 def test_a_long_search_stops(make_config, texts, monkeypatch):  # noqa: F811
-    """A search that takes too long says how far it came and goes on from there."""
+    """A search that takes too long says how far it came, and continues from there."""
     make_dataset(make_config(), texts)
     browser = DocumentBrowser(Browser("small"))
     find = browser.browser.find
@@ -81,7 +82,7 @@ def test_a_long_search_stops(make_config, texts, monkeypatch):  # noqa: F811
 
 
 def test_learnt_tokens_are_coloured(make_config, texts):  # noqa: F811
-    """With a loss mask the text is in coloured pieces, and escaped."""
+    """With a loss mask, the text is shown in colored pieces and escaped."""
     make_dataset(make_config(), ["<b>question</b> answer"], learnt_from=[4])
     browser = DocumentBrowser(Browser("small"))
     assert "tokens in the loss are coloured" in browser.page.value
@@ -91,7 +92,7 @@ def test_learnt_tokens_are_coloured(make_config, texts):  # noqa: F811
 
 @pytest.mark.slow
 def test_card_in_a_live_notebook(make_config, texts, watched):  # noqa: F811
-    """nb.data_card is the card with its figures, and shows itself as a widget beside the static page."""
+    """nb.data_card is the card with its numbers, and appears as a widget together with the static page."""
     make_dataset(make_config(), texts)
     card = nb.data_card("small")
     assert card.documents == 120
@@ -101,7 +102,7 @@ def test_card_in_a_live_notebook(make_config, texts, watched):  # noqa: F811
 
 
 def test_card_where_nobody_watches(make_config, texts):  # noqa: F811
-    """papermill keeps the whole card with its documents, and no widget."""
+    """papermill keeps the complete card with its documents, without a widget."""
     make_dataset(make_config(), texts)
     data, _ = live(nb.data_card("small"))._repr_mimebundle_()
     assert set(data) == {"text/html", "text/plain"}
@@ -110,7 +111,7 @@ def test_card_where_nobody_watches(make_config, texts):  # noqa: F811
 
 @pytest.mark.slow
 def test_a_dataset_of_a_blend_is_chosen(make_config, texts, watched):  # noqa: F811
-    """The browser is that of the chosen dataset."""
+    """The browser shows the chosen dataset of a blend."""
     make_dataset(make_config(), texts)
     make_dataset(make_config(), ["another text"], dataset=DatasetFiles.named("few"))
     entries = [{"name": "small", "weight": 1}, {"name": "few", "weight": 3}]

@@ -1,4 +1,4 @@
-"""The picture that stands in for a widget without its kernel."""
+"""The picture that replaces a widget without its kernel."""
 
 import json
 import re
@@ -18,7 +18,8 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
 
 
 def test_a_widget_has_its_picture_once_more_where_only_a_script_finds_it(shown: list[dict]) -> None:
-    """Nothing in the picture can end the element that it stands in; readers without scripts see nothing."""
+    """Only a script finds the widget's hidden picture: nothing in it can end its element, and readers without
+    scripts see nothing."""
     picture = "<b>loss</b></script><!-- \\u003c -->"
     mime.show({mime.WIDGET_MIME: {}, "text/html": picture, "text/plain": "words"})
     widget, kept = shown

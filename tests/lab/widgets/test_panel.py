@@ -1,4 +1,4 @@
-"""The panel widget without a front end: what it holds, and that its thread ends."""
+"""The panel widget without a front end: its state, and the end of its thread."""
 
 import threading
 import time
@@ -24,7 +24,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeJob]:
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=100)
     job.one_step()
     yield job
-    # A panel's thread ends with its job: it must not look at the files while another test is another user.
+    # A panel's thread ends with its job: it must not read files while another test runs as another user.
     if job.record.state == "RUNNING":
         job.finish("CANCELLED", "the test is over")
     until(lambda: not pushing())
@@ -33,13 +33,13 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeJob]:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in JupyterLab."""
+    """Simulate JupyterLab as a live front end."""
     monkeypatch.setattr(mime, "is_watched", lambda: True)
     monkeypatch.setattr(panel, "is_watched", lambda: True)
 
 
 def pushing() -> bool:
-    """Whether a panel's thread is alive."""
+    """Return whether a panel's thread is alive."""
     return any(thread.name == "nbtrain-panel-gpt-fake" for thread in threading.enumerate())
 
 
@@ -51,7 +51,8 @@ def until(condition, seconds: float = 120.0) -> None:
 
 
 def test_snapshots_follow_the_job_and_the_thread_ends_with_it(job: FakeJob) -> None:
-    """Without a server the trait is renewed; the last one holds the end, and then the thread is gone."""
+    """Without a server, the trait follows the job; the last snapshot shows the end, and then the thread
+    ends."""
     shown = RunPanel(RunView(job.run))
     assert shown.snap["progress"]["step"] == 1
     job.one_step()
@@ -66,7 +67,7 @@ def test_snapshots_follow_the_job_and_the_thread_ends_with_it(job: FakeJob) -> N
 def test_a_run_that_may_not_be_read_for_a_moment(
     job: FakeJob, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
-    """The thread goes on at the next tick."""
+    """If a run is unreadable for a moment, the thread continues at the next tick."""
     shown, failed, real = RunPanel(RunView(job.run)), [], panel.run_shown
 
     def fail_once(view: RunView) -> dict:
@@ -83,7 +84,7 @@ def test_a_run_that_may_not_be_read_for_a_moment(
 
 
 def test_closing_ends_the_thread_while_the_job_runs(job: FakeJob) -> None:
-    """A panel that was closed leaves no thread."""
+    """Closing a panel ends its thread while the job runs."""
     shown = RunPanel(RunView(job.run))
     assert pushing()
     shown.close()
@@ -91,7 +92,8 @@ def test_closing_ends_the_thread_while_the_job_runs(job: FakeJob) -> None:
 
 
 def test_a_served_panel_sends_nothing(job: FakeJob) -> None:
-    """While the server half answers the script, the kernel is silent; the thread still ends with the job."""
+    """While the server extension answers the script, the kernel sends nothing, and the thread still ends with
+    the job."""
     shown = RunPanel(RunView(job.run), served=True)
     before = shown.snap
     job.one_step()
@@ -103,7 +105,7 @@ def test_a_served_panel_sends_nothing(job: FakeJob) -> None:
 
 
 def test_stop_message_cancels_the_newest_job(job: FakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no server half, the button's message reaches jobs.control."""
+    """Without the server extension, the Stop button's message reaches jobs.control."""
     from nbtrain.jobs import control
 
     stopped = []
@@ -117,7 +119,7 @@ def test_stop_message_cancels_the_newest_job(job: FakeJob, monkeypatch: pytest.M
 
 
 def test_a_run_made_anew_under_its_name_is_left_alone(job: FakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The old run's panel ends, shows none of the new one's figures, and does not stop it."""
+    """A run that was deleted and made again under its name is not shown or stopped by the old run's panel."""
     from nbtrain.jobs import control
 
     stopped, sent = [], []
@@ -136,7 +138,7 @@ def test_a_run_made_anew_under_its_name_is_left_alone(job: FakeJob, monkeypatch:
 
 
 def test_a_job_message_is_answered_with_its_pages(job: FakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no server half, the kernel sends what the run has kept, or why it cannot."""
+    """Without the server extension, the kernel sends a job's records, or the reason why it cannot."""
     measure(job)
     shown, sent = RunPanel(RunView(job.run)), []
     monkeypatch.setattr(shown, "send", sent.append)
@@ -150,7 +152,7 @@ def test_a_job_message_is_answered_with_its_pages(job: FakeJob, monkeypatch: pyt
 
 
 def test_bundle_is_a_picture_alone_where_nobody_watches(job: FakeJob, capsys: pytest.CaptureFixture) -> None:
-    """papermill and a plain script get HTML and text, and no widget that would hide them."""
+    """papermill and a plain script get HTML and text without a widget that would hide them."""
     bundle = mimebundle(RunView(job.run))
     assert set(bundle) == {"text/html", "text/plain", "image/png"}
     assert "RUNNING" in bundle["text/html"]
@@ -159,14 +161,14 @@ def test_bundle_is_a_picture_alone_where_nobody_watches(job: FakeJob, capsys: py
 
 
 def test_bundle_is_widget_and_picture_in_a_live_front_end(job: FakeJob, watched: None) -> None:
-    """JupyterLab shows the widget; whoever opens the notebook elsewhere sees the picture."""
+    """JupyterLab shows the widget, and other viewers of the notebook show the picture."""
     bundle = mimebundle(RunView(job.run))
     assert set(bundle) == {mime.WIDGET_MIME, "text/html", "text/plain"}
     assert bundle[mime.WIDGET_MIME]["model_id"]
 
 
 class Handle:
-    """What IPython's display() returns: the output, to be written again."""
+    """Stand-in for the handle that IPython's display() returns, whose output can be updated."""
 
     def __init__(self):
         self.shown: list[dict] = []
@@ -186,7 +188,8 @@ def handles(monkeypatch: pytest.MonkeyPatch) -> list[Handle]:
 
 @pytest.mark.slow
 def test_a_picture_of_an_earlier_cell_becomes_that_of_the_end(job: FakeJob, handles: list[Handle]) -> None:
-    """A notebook that nobody watches: each output of the run once, and nothing after the run has ended."""
+    """In an unattended notebook, each output of a run is written once, and shows the end after the run has
+    ended."""
     view = RunView(job.run)
     display_run(view)
     display_run(view)
@@ -205,7 +208,8 @@ def test_a_picture_of_an_earlier_cell_becomes_that_of_the_end(job: FakeJob, hand
 def test_the_output_of_a_panel_keeps_the_picture_of_the_end(
     job: FakeJob, watched: None, handles: list[Handle]
 ) -> None:
-    """With the widget, for the live view; the thread that follows the run writes it."""
+    """The output of a live panel keeps the widget and the final picture, which the thread that follows the
+    run writes."""
     display_run(RunView(job.run))
     job.finish("SUCCEEDED", "all done")
     until(lambda: handles[0].shown)
@@ -216,7 +220,7 @@ def test_the_output_of_a_panel_keeps_the_picture_of_the_end(
 def test_rescue_is_published_beside_the_widget(
     job: FakeJob, watched: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second output carries run and run id for a panel without a kernel."""
+    """A second output carries run and run id for a panel without a kernel."""
     import IPython.display
 
     published = []

@@ -1,4 +1,4 @@
-"""What papermill's notebook and its HTML show of a run: everything, offline, with no widget."""
+"""papermill's notebook and its HTML show all outputs of a run offline, without a widget."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 def test_executed_notebook_and_its_html_show_complete_pictures(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run, the form, TensorBoard and the curves are static HTML and PNG; no widget hides them."""
+    """A run, the form, TensorBoard and the curves are static HTML and PNG that no widget hides."""
     import nbformat
     import papermill
     from nbconvert import HTMLExporter

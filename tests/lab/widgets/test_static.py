@@ -1,4 +1,4 @@
-"""The static picture of a run: complete, inert, and safe."""
+"""The static picture of a run: complete, without scripts, and safe."""
 
 import base64
 import html
@@ -22,7 +22,7 @@ from tests.lab.widgets.fake_run import FakeJob, measure
 
 
 class Tags(HTMLParser):
-    """Names of all elements, and that each is closed."""
+    """Records the names of all elements, and checks that each is closed."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -51,7 +51,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> FakeJob:
 
 
 def test_everything_that_the_panel_shows_is_in_it(job: FakeJob) -> None:
-    """State, progress, figures, curves, ranks, alert and log stand in elements that need no network."""
+    """The picture has the panel's state, progress, numbers, curves, ranks, alert and log in elements that
+    need no network."""
     page = run_html(RunView(job.run).snapshot())
     for words in (
         "gpt-fake",
@@ -86,7 +87,7 @@ def test_everything_that_the_panel_shows_is_in_it(job: FakeJob) -> None:
 
 
 def test_curves_are_the_points(job: FakeJob) -> None:
-    """The pictures are SVG whose lines have as many corners as the run has points."""
+    """The curves are SVG lines with as many corners as the run has points."""
     page = run_html(RunView(job.run).snapshot())
     pictures = [base64.b64decode(data).decode() for data in re.findall(r"svg\+xml;base64,([^\"]+)", page)]
     corners = [
@@ -98,7 +99,8 @@ def test_curves_are_the_points(job: FakeJob) -> None:
 
 
 def test_what_a_job_has_kept_is_in_it(job: FakeJob) -> None:
-    """Conditions and resources over time, with the lines of request and limit; still no script or network."""
+    """The picture has conditions and resources over time, with the lines of request and limit, without script
+    or network."""
     measure(job)
     page = run_html(RunView(job.run).snapshot(), job_shown(job.run))
     assert "Conditions, UTC" in page and "Rank0Trains" in page
@@ -113,7 +115,8 @@ def test_what_a_job_has_kept_is_in_it(job: FakeJob) -> None:
 
 
 def test_every_tab_of_the_panel_is_in_it(tmp_path: Path) -> None:
-    """Metrics, Plan and Config too, with the difference to the parent run; still no script or network."""
+    """The picture has Metrics, Plan and Config with the difference from the parent run, without script or
+    network."""
     parent = RunDir(tmp_path / "gpt-first")
     FakeJob(parent, steps=4).tensorboard.close()
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=40)
@@ -136,7 +139,7 @@ def test_every_tab_of_the_panel_is_in_it(tmp_path: Path) -> None:
 
 
 def test_ended_run_says_its_cause(tmp_path: Path) -> None:
-    """The cause of the end stands under the name; text and HTML agree on the step."""
+    """The cause of the end is below the name, and text and HTML agree on the step."""
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=4)
     for _ in range(2):
         job.one_step()
@@ -148,7 +151,7 @@ def test_ended_run_says_its_cause(tmp_path: Path) -> None:
 
 
 def test_run_without_a_job_is_shown_too(tmp_path: Path) -> None:
-    """Nothing is known, nothing is invented, nothing breaks."""
+    """A run without a job is shown with nothing invented."""
     run = RunDir(tmp_path / "gpt-new")
     run.path.mkdir()
     snapshot = RunView(run).snapshot()
@@ -157,7 +160,7 @@ def test_run_without_a_job_is_shown_too(tmp_path: Path) -> None:
 
 
 def test_every_word_and_number_is_the_snapshots(job: FakeJob) -> None:
-    """The picture shows the very strings that the live panel draws."""
+    """The picture has exactly the strings of the live panel."""
     snapshot = RunView(job.run).snapshot()
     page, shown = run_html(snapshot), snapshot["shown"]
     words = [shown["about"], shown["note"], *(word for tile in shown["tiles"] for word in tile)]
@@ -167,7 +170,7 @@ def test_every_word_and_number_is_the_snapshots(job: FakeJob) -> None:
 
 
 def test_chart_of_one_point_and_of_gaps() -> None:
-    """A single point is drawn, and a gap is left out."""
+    """A chart draws a single point, and leaves gaps open."""
 
     def drawn(steps: list[int], values: list[float | None]) -> str:
         empty = {"steps": [], "values": []}

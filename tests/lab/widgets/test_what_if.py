@@ -19,7 +19,8 @@ def page():
 
 
 def test_a_message_of_a_control_changes_the_page(page: WhatIfPage) -> None:
-    """The trait holds the new layout's figures; what was moved is named."""
+    """A control's message changes the page: the trait has the new layout's numbers, and side effects are
+    named."""
     before = page.shown
     page._on_message(page, {"kind": "set", "name": "zero", "value": 3}, [])
     assert page.state.layout.options.zero_stage == 3
@@ -29,7 +30,7 @@ def test_a_message_of_a_control_changes_the_page(page: WhatIfPage) -> None:
 
 
 def test_a_refused_message_is_answered_and_changes_nothing(page: WhatIfPage) -> None:
-    """A value that no legal layout has."""
+    """A value that no legal layout has is refused with an answer, and changes nothing."""
     before = page.shown
     page._on_message(page, {"kind": "set", "name": "tensor", "value": 3}, [])
     assert page.shown == before
@@ -37,7 +38,7 @@ def test_a_refused_message_is_answered_and_changes_nothing(page: WhatIfPage) -> 
 
 
 def test_use_this_writes_the_yaml_once(page: WhatIfPage, tmp_path: Path) -> None:
-    """The button's file loads as the layout that is shown; it is not overwritten, and needs a name."""
+    """Use This writes a file once that loads as the shown layout; it needs a name and does not overwrite."""
     page.set("pipeline", 2)
     path = tmp_path / "mine.yaml"
     page._on_message(page, {"kind": "use", "path": ""}, [])
@@ -55,7 +56,8 @@ def test_use_this_writes_the_yaml_once(page: WhatIfPage, tmp_path: Path) -> None
 
 
 def test_use_this_says_that_the_layout_does_not_fit(page: WhatIfPage, tmp_path: Path) -> None:
-    """The file is written, with the lack at its top and in the answer; one that fits has no such line."""
+    """For a layout that does not fit, Use This writes the file with the missing memory at its top and in the
+    answer."""
     page.set("recompute", "none")
     lack = page.shown["words"][0][1].removeprefix("no, ")
     assert lack == page.state.lack == "24.2 GiB too much"
@@ -73,7 +75,8 @@ def test_use_this_says_that_the_layout_does_not_fit(page: WhatIfPage, tmp_path: 
 
 
 def test_the_static_picture_has_every_figure(page: WhatIfPage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a front end: three words, all controls, each stage, and no script; with one, the widget too."""
+    """The static picture has three words, all controls and each stage without a script; with a front end, the
+    widget is added."""
     shown = page.shown
     picture, text = static_html(shown), static_text(shown)
     bundle, _ = page._repr_mimebundle_()

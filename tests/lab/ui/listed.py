@@ -1,4 +1,4 @@
-"""Rows of a list of runs, as the server answers them, without a run."""
+"""Rows of a list of runs in the form of the server's answers, without runs."""
 
 import time
 from typing import Any
@@ -16,7 +16,7 @@ CAUSES = {
 
 
 def summaries(count: int) -> list[RunSummary]:
-    """Runs of many states, the newest first; the first one is active."""
+    """Return runs in many states, the newest first; the first one is active."""
     states = ("RUNNING", "SUCCEEDED", "FAILED", "CANCELLED", "LOST", "SUCCEEDED", "SUCCEEDED")
     now = time.time()
     return [
@@ -44,7 +44,7 @@ def summaries(count: int) -> list[RunSummary]:
 
 
 class ListServer:
-    """A server that is a list of runs: `routes` answers for it, and keeps what is changed."""
+    """A server that is a list of runs: `routes` answers requests and stores changes."""
 
     def __init__(self, count: int):
         self.rows = [row_of(summary) for summary in summaries(count)]

@@ -1,4 +1,4 @@
-"""The user interface's modules in node, without a browser: what a view sends and what it would draw.
+"""The user interface's modules in node, without a browser: requests of a view, and what it would draw.
 
 in_node("compare", "return ui.comparedSpecs(...)", tmp_path)    the value of the code, with `ui` the module
 """
@@ -31,13 +31,14 @@ globalThis.Node = class {
 globalThis.ResizeObserver = class { observe() {} };
 globalThis.document = { createElement: () => new Node(), createElementNS: () => new Node() };
 """
-"""As much of a page as views need to be made; nothing has a size, so that no chart is drawn."""
+"""The part of a page that views need to be created; elements have no size, so no chart is drawn."""
 
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 
 
 def in_node(module: str, code: str, folder: Path, exports: tuple[str, ...] = ()) -> Any:
-    """What `code`, the body of an async function, returns. `exports` are names that `module` only imports."""
+    """Return the result of `code`, the body of an async function. `exports` are names that `module` only
+    imports."""
     more = f"\nexport {{ {', '.join(exports)} }};\n" if exports else ""
     (folder / "ui.mjs").write_text(script(module) + more, encoding="utf-8")
     check = folder / "check.mjs"

@@ -1,4 +1,4 @@
-"""A browser page with a view in it, and a server that is a dictionary: what a person sees, in a second.
+"""A browser page with a view in it, and a server that is a dictionary, for tests that take a second.
 
 view_page(browser, {"run/gpt": lambda query, body: {...}}, mount)    a page whose answers come from Python
 answered(page)                                                       wait until the page has read them
@@ -22,8 +22,8 @@ HTML = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>view
 <script id="jupyter-config-data" type="application/json">{"baseUrl": "/user/x/", "token": "secret"}</script>
 </head><body><div id="root"></div></body></html>"""
 Answer = Callable[[dict[str, str], Any], Any]
-"""(query, body) -> what the route answers as JSON; an Exception is a refusal (409)."""
-# From now on `window.answered` waits for every request and the reading of its answer.
+"""(query, body) -> the route's answer as JSON; an Exception is a refusal (409)."""
+# From here on, `window.answered` waits for every request and the reading of its answer.
 KEEP_ANSWERS = """() => {
   const keep = (promise) => {
     window.answered = Promise.allSettled([window.answered, promise]);
@@ -34,7 +34,7 @@ KEEP_ANSWERS = """() => {
   Response.prototype.json = function () { return keep(json.call(this)); };
   Response.prototype.text = function () { return keep(text.call(this)); };
 }"""
-# The clock does not stop a MessageChannel: its message comes after what an answer has started.
+# The fake clock does not stop a MessageChannel: its message arrives after everything that an answer started.
 ANSWERED = """async () => {
   for (let seen = null; seen !== window.answered; ) {
     seen = window.answered;
@@ -49,7 +49,7 @@ ANSWERED = """async () => {
 
 
 def routes_of(run: RunDir) -> dict[str, Answer]:
-    """What a server answers about one run, without a server."""
+    """Return the answers of a server about one run, without a server."""
     view = RunView(run)
 
     def log(query: dict[str, str], _: Any) -> Any:
@@ -74,10 +74,10 @@ def view_page(
     module: str = "panel",
     still: bool = False,
 ) -> Iterator[Any]:
-    """A page in which `mount`, JavaScript with `ui` (the `module`) and `root`, was run.
+    """Return a page in which `mount`, JavaScript with `ui` (the `module`) and `root`, was run.
 
-    Its errors fail the test. With `still`, its clock goes on by page.clock.run_for(milliseconds) alone; then
-    answered(page) lets the answers come in.
+    Its errors fail the test. With `still`, its clock advances only by page.clock.run_for(milliseconds); then
+    answered(page) delivers the answers.
     """
     context = browser.new_context(viewport={"width": width, "height": 900})
     page = context.new_page()
@@ -121,5 +121,5 @@ def view_page(
 
 
 def answered(page: Any) -> None:
-    """Wait until a `still` page has read all answers: on a slow machine too, before its clock goes on."""
+    """Wait until a `still` page has read all answers, also on a slow machine, before its clock advances."""
     page.evaluate(ANSWERED)

@@ -1,4 +1,4 @@
-"""What charts draw of lines that lie over one another, and of tiles in rows."""
+"""Charts with overlapping lines, and tiles in rows."""
 
 import json
 from typing import Any
@@ -15,7 +15,8 @@ def line(label: str, *values: float) -> dict[str, Any]:
 
 
 def test_a_line_over_an_equal_one_is_dashed_and_says_so(browser: Any) -> None:
-    """Also one that goes on where the other ends, as a clone of a run does."""
+    """A line over an equal one is dashed and described, also if it continues where the other ends, as in a
+    clone."""
     lines = [line("a", 3, 2, 1), line("b", 3, 2, 1), line("c", 3, 2, 1, 0), line("d", 3, 2.5, 1)]
     with view_page(browser, {}, f"ui.toldApart({json.dumps(lines)})", module="chart_spec") as page:
         found = page.evaluate("window.end")
@@ -24,7 +25,8 @@ def test_a_line_over_an_equal_one_is_dashed_and_says_so(browser: Any) -> None:
 
 
 def test_a_saved_picture_names_its_lines_in_rows_that_fit(browser: Any) -> None:
-    """With their colours: the page's own names do not go with the file."""
+    """A saved picture names its lines with their colors in rows that fit, since the page's legend is not in
+    the file."""
     names = ["gpt-a", "gpt-125m-2xdp-second-try", "gpt-c"]
     lines = [{"label": name, "color": f"c{at}", "dash": "6 6" if at else ""} for at, name in enumerate(names)]
     lines[2]["note"] = "equal to gpt-a"
@@ -41,7 +43,8 @@ def test_a_saved_picture_names_its_lines_in_rows_that_fit(browser: Any) -> None:
 
 
 def test_tiles_leave_no_hole_in_their_rows(browser: Any) -> None:
-    """Seven tiles: in one row, as four and three, two in a row in a narrow panel."""
+    """Seven tiles leave no gap in their rows: one row, rows of four and three, or two per row in a narrow
+    panel."""
     mount = "[1400, 930, 900, 580, 250, 200].map((width) => ui.tileColumns(7, width))"
     with view_page(browser, {}, mount, module="overview") as page:
         assert page.evaluate("window.end") == [7, 7, 4, 4, 2, 1]

@@ -1,4 +1,4 @@
-"""The comparison in a browser, without a server or a kernel: one line for each run, tables, axes."""
+"""The comparison in a browser, without a server or a kernel: one line per run, tables, axes."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 
 def curves_of(run: RunDir) -> Any:
-    """The route metrics of a run; at first, a half of its event files is read."""
+    """Return the route for metrics of a run; the first answer has half of its event files."""
     view, looks = RunView(run), []
 
     def answer(query: dict[str, str], _: Any) -> Any:
@@ -36,7 +36,7 @@ def half(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_runs_side_by_side(tmp_path: Path, browser: Any) -> None:
-    """Both runs are in each chart, in their colours; another axis moves them; a name opens its run."""
+    """Each chart has both runs in their colors, another axis moves them, and a name opens its run."""
     runs = [ended_run(tmp_path, name, steps) for name, steps in (("gpt-a", 12), ("gpt-b", 8))]
     routes = {"compare": lambda query, body: compared(runs)}
     routes |= {f"run/{run.name}/metrics": curves_of(run) for run in runs}
@@ -45,10 +45,10 @@ def test_runs_side_by_side(tmp_path: Path, browser: Any) -> None:
     with view_page(browser, routes, mount, module="compare_widget") as page:
         charts = page.locator(".nbtrain-compare .nbt-chart")
         charts.first.locator("polyline").first.wait_for()
-        # An ended run is read to its end.
+        # A finished run is read to its end.
         charts.first.locator(".nbt-x", has_text="12").wait_for()
         assert page.locator(".nbtrain-compare [aria-live]").inner_text() == ""
-        # The buttons with the names say which colour is whose, for all charts.
+        # The buttons with the names show each run's color for all charts.
         named = page.locator(".nbtrain-compare .nbt-tools button", has_text=re.compile("^gpt-"))
         colors = named.evaluate_all("nodes => nodes.map((node) => getComputedStyle(node).borderLeftColor)")
         lines = charts.first.locator("polyline:not(.nbt-raw)")
@@ -65,7 +65,8 @@ def test_runs_side_by_side(tmp_path: Path, browser: Any) -> None:
 
 
 def test_runs_that_the_server_does_not_have_are_not_opened_there(browser: Any) -> None:
-    """Of a server with another output folder: it may have runs of these names."""
+    """Runs of another output directory are not opened on this server, which may have other runs of these
+    names."""
     traits = "{names: ['gpt-a', 'gpt-b'], root_id: 'another', value: null}"
     mount = (
         "(window.nbtrainHost = {openRun() {}}, "

@@ -1,4 +1,4 @@
-"""What users and programs write is text in every view: no name, tag, note, cause, event or log line runs."""
+"""Text of users and programs is escaped in every view: names, tags, notes, causes, events and log lines."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ ELEMENTS = "document.querySelectorAll('#root img, #root script, #root [onload], 
 
 
 def assert_nothing_ran(page: Any) -> None:
-    # An image that is not there reports so after its request.
+    # A missing image reports an error after its request.
     page.evaluate("() => new Promise((done) => setTimeout(done, 300))")
     assert page.evaluate("window.ran") is None
     assert page.evaluate(ELEMENTS) == 0
@@ -26,7 +26,7 @@ def assert_nothing_ran(page: Any) -> None:
 
 @pytest.mark.parametrize("compact", [False, True])
 def test_the_list_of_runs(browser: Any, compact: bool) -> None:
-    """A folder below the output root can have any name; its row, menu, editor and question show it."""
+    """A folder in the output directory may have any name; row, menu, editor and question show it as text."""
     server = ListServer(3)
     server.row("gpt-0002").update(
         name=SCRIPT, labels={SCRIPT: SCRIPT}, notes=SCRIPT, cause=SCRIPT, backend=SCRIPT, state="FAILED"
@@ -45,7 +45,7 @@ def test_the_list_of_runs(browser: Any, compact: bool) -> None:
 
 
 def test_the_page_of_a_run(tmp_path: Path, browser: Any) -> None:
-    """Its cause, events, log, tooltips, and what is read out when its state changes."""
+    """A run's cause, events, log, tooltips, and announced state changes are shown as text."""
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=40)
     job.one_step()
     job.events.write("alert", SCRIPT)
@@ -65,7 +65,7 @@ def test_the_page_of_a_run(tmp_path: Path, browser: Any) -> None:
 
 
 def test_a_message_of_the_server(browser: Any) -> None:
-    """An error quotes what was asked for."""
+    """A server's error, which quotes the request, is shown as text."""
     with view_page(browser, {}, "ui.mount(root, {name: 'gpt-fake'})") as page:
         page.route("**/nbtrain/run/**", lambda route: route.fulfill(status=404, json={"message": SCRIPT}))
         page.get_by_text(SCRIPT).first.wait_for()

@@ -1,4 +1,4 @@
-"""What the launch form says of an answer to Submit, and where its buttons stand."""
+"""The launch form's text after Submit, and the place of its buttons."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,8 @@ CHANGES = ["batch.max_steps: 300 -> 250"]
 
 
 def test_only_what_was_submitted_is_called_so(browser: Any) -> None:
-    """An active job that was joined is a warning with what it does not get."""
+    """Only a submitted job is called submitted; joining an active job is a warning with what it does not
+    get."""
     answers = [JOB, {**JOB, "joined": "RUNNING", "not_applied": CHANGES}, {**JOB, "joined": "QUEUED"}]
     mount = f"{json.dumps(answers)}.map((one) => ui.submitted(one))"
     with view_page(browser, {}, mount, module="form_asks") as page:
@@ -51,7 +52,7 @@ FOLLOW = """(() => {
 
 
 def test_a_submitted_run_is_followed(browser: Any) -> None:
-    """The form says what the run waits for, that it has begun, and that it was deleted."""
+    """The form reports what the submitted run waits for, that it has begun, and that it was deleted."""
     runs: list[Any] = []
     mount = FOLLOW.replace("JOB", json.dumps(JOB))
     with view_page(
@@ -70,7 +71,7 @@ def test_a_submitted_run_is_followed(browser: Any) -> None:
 
 
 def form_page(browser: Any, width: int, overrides: Any = None) -> Any:
-    """The form of gpt-tiny, answered by this process; window.again() unmounts it and mounts it anew."""
+    """Open the form of gpt-tiny, answered by this process; window.again() unmounts and mounts it again."""
     asked = {"yaml": "gpt-tiny", "overrides": overrides or {}, "typed": {}, "mode": "full"}
     routes = {path: lambda query, body, path=path: answer(path, body) for path in ("form", "form/assess")}
     server = """{call: async (path, method, body) =>
@@ -87,7 +88,8 @@ def form_page(browser: Any, width: int, overrides: Any = None) -> Any:
 def test_what_comes_of_the_fields_and_submit_stay_in_sight(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
-    """Beside the fields; in a narrow page Submit stands at its foot, however far down its fields are."""
+    """Results stay visible next to the fields; in a narrow page Submit is at the bottom, however long the
+    form is."""
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     with form_page(browser, width) as page:
         page.locator(
@@ -101,7 +103,7 @@ def test_what_comes_of_the_fields_and_submit_stay_in_sight(
             assert box["y"] >= 0 and box["y"] + box["height"] <= 900, (key, box)
         fields = page.locator("[aria-label='Essential fields']").bounding_box()
         assert (box["x"] > fields["x"] + fields["width"]) == (width == 1100)
-        # What is wrong with the name has its line already: nothing moves.
+        # The space for a problem with the name is reserved, so nothing moves.
         boxes = [page.get_by_label("run YAML"), page.locator("[aria-label='Essential fields']")]
         before = [one.bounding_box() for one in boxes]
         page.get_by_label("name", exact=True).fill("My Run")
@@ -113,7 +115,8 @@ def test_what_comes_of_the_fields_and_submit_stay_in_sight(
 def test_a_file_that_is_not_there_is_marked_at_its_field(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And counted on its tab; what the cell makes first stands beside what it makes, not beside a mistake."""
+    """A missing file is marked at its field and counted on its tab; files that the cell creates are listed
+    separately."""
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     with form_page(browser, 1100) as page:
         page.get_by_text("All fields").click()
@@ -138,7 +141,8 @@ def test_a_file_that_is_not_there_is_marked_at_its_field(
 def test_keys_of_a_section_are_fields_while_its_switch_is_on(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted and marked on their tab, searched, taken back, kept over a reload; off, they do not count."""
+    """Keys of a section are fields while its switch is on: counted, marked, searched, reset, and kept over a
+    reload."""
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     with form_page(browser, 1100, {"lora.rank": 8, "init_from": "base"}) as page:
 
@@ -165,7 +169,7 @@ def test_keys_of_a_section_are_fields_while_its_switch_is_on(
         wrong.wait_for()
         counts = page.get_by_role("tab", name="Model").locator(".nbf-count")
         assert counts.all_text_contents() == ["1 problem", "6 changed fields"]
-        # Off: what was typed stays, and counts no more.
+        # Off: the typed values stay but do not count.
         field("lora").locator("input").uncheck()
         line('{"init_from": "base", "dpo.beta": 0.2}')
         assert field("lora.alpha").locator("input").input_value() == "-1"
@@ -186,7 +190,7 @@ def test_keys_of_a_section_are_fields_while_its_switch_is_on(
 def test_two_views_of_a_form_hold_the_same(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is typed into one of them does not end what was typed into the other."""
+    """Two views of a form share their values, and typing in one does not discard typing in the other."""
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     with form_page(browser, 1100) as page:
         page.locator(".nbf-line", has_text="gpt-tiny").wait_for()
@@ -201,7 +205,7 @@ def test_two_views_of_a_form_hold_the_same(
             assert view.get_by_label("name", exact=True).input_value() == "other"
 
 
-# A model whose kernel answers by the routes, and while `busy` queues what it is asked.
+# A model whose kernel answers by the routes, and queues requests while `busy`.
 KERNEL = """(() => {
     const on = {}, queue = [], start = START;
     const hear = async ({ kind, id, path, request }) => {
@@ -224,7 +228,8 @@ KERNEL = """(() => {
 def test_a_form_whose_kernel_is_busy_submits_later_and_says_so(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No cell is made of values that nobody has checked, and none is advised then."""
+    """While its kernel is busy, the form submits later and says so, and neither makes nor suggests a cell
+    from unchecked values."""
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     start = {"yaml": "gpt-tiny", "overrides": {"data": {"sources": [{"kind": "mock"}]}}, "mode": "full"}
     routes = {path: lambda query, body, path=path: answer(path, body) for path in ("form", "form/assess")}

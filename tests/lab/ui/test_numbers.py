@@ -1,4 +1,4 @@
-"""Numbers on axes: the live view and the static picture say the same, as numbers.json has it."""
+"""Numbers on axes: the live view and the static picture are equal, as numbers.json lists them."""
 
 import json
 import math
@@ -75,7 +75,7 @@ def test_the_browser_says_it(tmp_path):
 
 
 def test_an_axis_has_three_labels_at_least():
-    """Whatever the range is; a lone 0 says nothing."""
+    """An axis has at least three labels for any range, because a single 0 says nothing."""
     for case in CASES["ticks"]:
         low, high, _, least, integer, found = case
         assert len(found) >= least or (integer and high - low < least), case

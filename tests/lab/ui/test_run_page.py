@@ -29,7 +29,7 @@ def job(tmp_path: Path) -> Iterator[FakeJob]:
 
 
 def test_every_tab_shows_its_page_by_the_keyboard_alone(job: FakeJob, browser: Any) -> None:
-    """Arrow keys move between the tabs; what a server does not give is said in the page."""
+    """Arrow keys move between all tabs; a page says what a server does not provide."""
     with view_page(browser, routes_of(job.run), MOUNT) as page:
         page.locator(".nbt-pill", has_text="RUNNING").wait_for()
         page.get_by_role("tab", name="Overview").focus()
@@ -51,7 +51,7 @@ def test_every_tab_shows_its_page_by_the_keyboard_alone(job: FakeJob, browser: A
 
 
 def test_charts_are_read_zoomed_and_saved(job: FakeJob, browser: Any) -> None:
-    """Three labels up, whole steps across, one pointer for all charts; PNG and CSV."""
+    """Charts have three labels, integer steps and a shared pointer, and are saved as PNG and CSV."""
     with view_page(browser, routes_of(job.run), MOUNT) as page:
         charts = page.locator(".nbt-charts .nbt-chart")
         charts.nth(2).locator("polyline").first.wait_for()
@@ -99,7 +99,7 @@ PLANNED = {
 
 
 def test_the_plan_says_what_to_do(job: FakeJob, browser: Any) -> None:
-    """Fits, time and disk first, then findings with their fix, then the tables."""
+    """The plan shows fit, time and disk first, then findings with their fix, then the tables."""
     routes = routes_of(job.run) | {"run/gpt-fake/plan": lambda query, body: PLANNED}
     with view_page(browser, routes, "ui.mount(root, {name: 'gpt-fake', tab: 'plan'})") as page:
         panel = page.get_by_role("tabpanel")
@@ -117,7 +117,8 @@ def test_one_point_is_a_dot(tmp_path: Path, browser: Any) -> None:
 
 
 def test_stop_shows_as_such_until_the_job_has_ended(job: FakeJob, browser: Any) -> None:
-    """The pill says Stopping..., a screen reader hears it, and the end takes its place."""
+    """After Stop, the pill says Stopping..., a screen reader announces it, and the end of the job replaces
+    it."""
     routes = routes_of(job.run)
     routes["run/gpt-fake/stop"] = lambda query, body: {"state": "RUNNING", "cause": None, "name": "gpt-fake"}
     with view_page(browser, routes, MOUNT) as page:
@@ -135,7 +136,7 @@ def test_stop_shows_as_such_until_the_job_has_ended(job: FakeJob, browser: Any) 
 
 
 def test_a_job_that_waits_leaves_the_queue(job: FakeJob, browser: Any) -> None:
-    """It has no ranks that could save; the words go when it has ended."""
+    """A waiting job leaves the queue without saving ranks, and the text disappears once it has ended."""
     job.record.state = "QUEUED"
     job.record.write(job.job.job_json)
     routes = routes_of(job.run)
@@ -153,7 +154,7 @@ def test_a_job_that_waits_leaves_the_queue(job: FakeJob, browser: Any) -> None:
 
 
 def test_a_failure_is_a_box_and_deleting_asks(job: FakeJob, browser: Any) -> None:
-    """Cause, what to do, Resume and Copy; Delete does nothing until it is confirmed."""
+    """A failure has a box with cause, advice, Resume and Copy; Delete does nothing until confirmed."""
     job.finish("FAILED", "rank 1 failed: <b>boom</b>")
     routes = routes_of(job.run)
     routes["run/gpt-fake/resume"] = lambda query, body: {"state": "QUEUED", "cause": None, "name": "gpt-fake"}
@@ -181,7 +182,8 @@ def test_a_failure_is_a_box_and_deleting_asks(job: FakeJob, browser: Any) -> Non
 
 
 def test_a_log_below_a_traceback_shows_its_newest_lines(job: FakeJob, browser: Any) -> None:
-    """The traceback comes after the log, and takes of its height; a smaller page does too."""
+    """A log below a traceback shows its newest lines, also when the traceback loads later or the page gets
+    smaller."""
     lines = "".join(f"step {step:5} | loss 3.0\n" for step in range(1, 201))
     job.job.log(0, 0).write_text(lines)
     job.finish("FAILED", "rank 1 failed: boom")
@@ -208,7 +210,8 @@ def test_a_log_below_a_traceback_shows_its_newest_lines(job: FakeJob, browser: A
 def test_a_log_that_is_lower_in_the_frame_of_a_scroll_shows_its_newest_lines(
     job: FakeJob, browser: Any
 ) -> None:
-    """A frame's scroll events come before its resizes: the scroll to the end is seen in the lower log."""
+    """A log that gets lower during a scroll shows its newest lines, as a frame's scroll events precede its
+    resizes."""
     job.job.log(0, 0).write_text("".join(f"step {step:5} | loss 3.0\n" for step in range(1, 201)))
     with view_page(browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', tab: 'logs'})") as page:
         page.locator("pre", has_text="step   200 |").wait_for()
@@ -230,7 +233,8 @@ def test_a_log_that_is_lower_in_the_frame_of_a_scroll_shows_its_newest_lines(
 
 
 def test_a_hit_of_a_search_is_the_line_that_is_marked(job: FakeJob, browser: Any) -> None:
-    """Also one of many equal lines, or below bytes that are no UTF-8; a bar is marked as drawn last."""
+    """A search hit marks its own line, also among equal lines or below bytes that are not UTF-8, and a
+    rewritten bar's last text."""
     lines = [*[b"nan"] * 12000, b"\xff\xfe", b" 50%|##  |\r100%|####|", b"the end"]
     job.job.log(0, 0).write_bytes(b"\n".join(lines) + b"\n")
     offsets = [sum(len(line) + 1 for line in lines[:at]) for at in (6000, 12001)]
@@ -256,7 +260,8 @@ def test_a_hit_of_a_search_is_the_line_that_is_marked(job: FakeJob, browser: Any
 
 
 def test_a_table_that_is_drawn_anew_leaves_the_focus_in_its_place(browser: Any) -> None:
-    """Every three seconds, by new figures: of a row's button, of a head and of a page's arrow."""
+    """When new numbers redraw a table every three seconds, the focus stays on a row's button, a heading or a
+    page's arrow."""
     code = """() => {
         const act = ({ cells: [textContent] }) =>
             [Object.assign(document.createElement("button"), { textContent })];
@@ -285,7 +290,7 @@ def test_a_rank_without_a_log_says_so(job: FakeJob, browser: Any) -> None:
 
 
 def test_a_replicas_menu_opens_its_log(job: FakeJob, browser: Any) -> None:
-    """Columns are chosen, and the log of a rank is one click away."""
+    """The table of replicas lets the user choose columns, and opens a rank's log with one click."""
     job.job.supervisor_log.write_text("the supervisor's words\n")
     with view_page(
         browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', tab: 'replicas'})"
@@ -303,7 +308,7 @@ def test_a_replicas_menu_opens_its_log(job: FakeJob, browser: Any) -> None:
 
 
 def curves(asked: list[dict[str, str]]) -> Any:
-    """The route metrics: two curves of 20 steps; what it was asked for is kept."""
+    """Return the route for metrics with two curves of 20 steps, which records its requests."""
 
     def answer(query: dict[str, str], _: Any) -> Any:
         asked.append(query)
@@ -321,7 +326,8 @@ def curves(asked: list[dict[str, str]]) -> Any:
 
 
 def test_metrics_by_step_tokens_and_time(job: FakeJob, browser: Any) -> None:
-    """The axis is chosen for all charts; a zoom asks for the points of its part; a restart is marked."""
+    """Metrics have one axis for all charts (step, tokens, time), a zoom requests its points, and restarts are
+    marked."""
     asked: list[dict[str, str]] = []
     routes = routes_of(job.run) | {"run/gpt-fake/metrics": curves(asked)}
     with view_page(browser, routes, "ui.mount(root, {name: 'gpt-fake', tab: 'metrics'})") as page:
@@ -343,7 +349,8 @@ def test_metrics_by_step_tokens_and_time(job: FakeJob, browser: Any) -> None:
 
 
 def test_the_job_that_is_shown_follows_a_resume(job: FakeJob, browser: Any) -> None:
-    """Selector and log go to the new job; one that was chosen stays, and every page says that it is older."""
+    """After a resume, selector and log follow the new job; a job that was chosen stays, marked as older on
+    every page."""
     old = job.job.job_id
     job.finish("CANCELLED", "stopped on request at step 20; saved")
     with view_page(browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', tab: 'logs'})") as page:
@@ -354,7 +361,7 @@ def test_the_job_that_is_shown_follows_a_resume(job: FakeJob, browser: Any) -> N
         assert new.job.job_id > old
         page.locator("pre", has_text="step    21 |").wait_for()
         assert "step    20 |" not in page.locator("pre").inner_text()
-        # Log and pages of the new job are two requests.
+        # The log and the pages of the new job are two requests.
         page.wait_for_function(
             "(job) => document.querySelector('[aria-label=\"which job of the run\"]').value === job",
             arg=new.job.job_id,
@@ -385,7 +392,7 @@ MODEL = """(() => {
 
 
 def test_the_server_is_asked_even_before_its_first_answer(job: FakeJob, browser: Any) -> None:
-    """A Stop in the moment in which a panel is shown does not wait for a kernel that runs a cell."""
+    """A Stop before the server's first answer goes to the server rather than waiting for a busy kernel."""
     stopped: list[Any] = []
     routes = routes_of(job.run) | {"run/gpt-fake/stop": lambda query, body: stopped.append(body) or {}}
     mount = MODEL.replace("SNAP", json.dumps(run_shown(RunView(job.run))))
@@ -398,7 +405,8 @@ def test_the_server_is_asked_even_before_its_first_answer(job: FakeJob, browser:
 
 
 def test_a_panel_that_is_drawn_anew_says_nothing_old(job: FakeJob, browser: Any) -> None:
-    """As by a notebook, when a cell is scrolled into sight; the widget holds its first snapshot."""
+    """A panel that a notebook redraws on scrolling shows current data, although the widget holds its first
+    snapshot."""
     old = run_shown(RunView(job.run))
     mount = MODEL.replace("SNAP", json.dumps(old)).replace("run_id: ''", f"run_id: '{old['run_id']}'")
     mount = mount.replace("document.getElementById('jupyter-config-data').remove();", "")
@@ -413,7 +421,8 @@ def test_a_panel_that_is_drawn_anew_says_nothing_old(job: FakeJob, browser: Any)
 
 
 def test_without_a_server_the_kernels_figures_are_shown(job: FakeJob, browser: Any) -> None:
-    """Every tab says what it needs; Stop goes to the kernel, and no button is there that needs a server."""
+    """Without a server, the kernel's data is shown, each tab says what it needs, and only Stop is offered, by
+    the kernel."""
     snapshot = json.dumps(run_shown(RunView(job.run)))
     with view_page(browser, {}, MODEL.replace("SNAP", snapshot)) as page:
         page.get_by_text("This page cannot reach a Jupyter server").wait_for()
@@ -432,7 +441,7 @@ def test_without_a_server_the_kernels_figures_are_shown(job: FakeJob, browser: A
 
 
 def of_a_notebook(run: RunDir, run_id: str, before: str = "") -> str:
-    """A panel with a model and a server, after `before`."""
+    """Return a panel with a model and a server, after `before`."""
     mount = MODEL.replace("SNAP", json.dumps(run_shown(RunView(run)))).replace(
         "run_id: ''", f"run_id: '{run_id}'"
     )
@@ -443,7 +452,7 @@ def of_a_notebook(run: RunDir, run_id: str, before: str = "") -> str:
 def test_a_server_that_has_gone_takes_its_buttons_along(
     job: FakeJob, browser: Any, of_kernel: bool, left: list[str]
 ) -> None:
-    """But for Stop, which a kernel hears too."""
+    """When the server disappears, so do its buttons, except Stop, which a kernel handles too."""
     gone: list[bool] = []
     mount = of_a_notebook(job.run, job.record.run_id) if of_kernel else MOUNT
     with view_page(browser, routes_of(job.run), mount) as page:
@@ -461,7 +470,7 @@ def test_a_server_that_has_gone_takes_its_buttons_along(
 
 
 def test_what_a_server_that_has_gone_was_asked_is_not_called_done(job: FakeJob, browser: Any) -> None:
-    """The question was answered after the server had gone."""
+    """A request that is confirmed after the server has gone is not reported as done."""
     job.finish("FAILED", "rank 1 failed: boom")
     gone: list[bool] = []
     mount = of_a_notebook(job.run, job.record.run_id)
@@ -478,7 +487,8 @@ def test_what_a_server_that_has_gone_was_asked_is_not_called_done(job: FakeJob, 
 
 
 def test_a_run_of_another_output_folder_is_not_mistaken_for_the_servers(job: FakeJob, browser: Any) -> None:
-    """Clone and TensorBoard would be of the server's run of that name, even before its first answer."""
+    """A run of another output directory gets no Clone or TensorBoard, which would use the server's run of
+    that name."""
     opened = "{openForm: () => (window.opened = 1), openTensorBoard: () => (window.opened = 2)}"
     mount = of_a_notebook(job.run, "another", f"window.nbtrainHost = {opened}, ")
     clicks = "['clone', 'tensorboard'].forEach((key) => root.querySelector(`.nbt-${key}`).click())"
@@ -490,7 +500,8 @@ def test_a_run_of_another_output_folder_is_not_mistaken_for_the_servers(job: Fak
 
 
 def test_a_run_that_was_deleted_elsewhere_is_called_so(job: FakeJob, browser: Any) -> None:
-    """Its last figures stay without a button; a kernel's run that the server never had is no such run."""
+    """A run deleted elsewhere keeps its last numbers without buttons; a kernel's run that the server never
+    had is not called deleted."""
     job.finish("SUCCEEDED", "done")
     words, known = {"message": "there is no run 'gpt-fake' under output."}, [True]
 
@@ -522,7 +533,7 @@ def test_a_run_that_was_deleted_elsewhere_is_called_so(job: FakeJob, browser: An
 
 
 def test_a_run_made_anew_under_its_name_is_another(job: FakeJob, browser: Any) -> None:
-    """A panel that a server has served does not take it for a run of another output folder."""
+    """A run made again under its name is shown as another run, and not as one of another output directory."""
     routes, ids = routes_of(job.run), [job.record.run_id]
     shown = routes["run/gpt-fake"]
     routes["run/gpt-fake"] = lambda query, body: {**shown(query, body), "run_id": ids[-1]}
@@ -534,7 +545,7 @@ def test_a_run_made_anew_under_its_name_is_another(job: FakeJob, browser: Any) -
 
 
 def test_events_are_filtered_by_their_object(job: FakeJob, browser: Any) -> None:
-    """Beside kind and words: of the job, of a rank, of a machine."""
+    """Events are filtered by object (job, rank, machine) in addition to kind and text."""
     with view_page(browser, routes_of(job.run), MOUNT) as page:
         events = page.locator("table[aria-label=events]")
         events.locator("td").first.wait_for()
@@ -549,7 +560,8 @@ def test_events_are_filtered_by_their_object(job: FakeJob, browser: Any) -> None
 
 
 def test_an_ended_run_whose_curves_are_half_read_is_asked_for_again_soon(job: FakeJob, browser: Any) -> None:
-    """After a second, as an active one; of a run that is read to its end after five."""
+    """A finished run with partly read curves is requested again after one second, and a completely read one
+    after five."""
     job.finish("SUCCEEDED", "all tokens are done and saved")
     view, looks = RunView(job.run), []
 
@@ -564,7 +576,7 @@ def test_an_ended_run_whose_curves_are_half_read_is_asked_for_again_soon(job: Fa
             answered(page)
             if len(looks) > before:
                 return tenth / 10
-        raise AssertionError("nothing was asked for")
+        raise AssertionError("no request was sent")
 
     routes = {**routes_of(job.run), "run/gpt-fake": half}
     with view_page(browser, routes, MOUNT, still=True) as page:

@@ -1,4 +1,4 @@
-"""The list of runs in a browser, without a server or a kernel: filter, order, tags, actions, choice."""
+"""The list of runs in a browser, without a server or a kernel: filter, order, tags, actions, selection."""
 
 import json
 import time
@@ -11,7 +11,7 @@ from tests.lab.ui.listed import ListServer
 from tests.lab.ui.pages import answered, view_page
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
-# A page gets the server of its own by serverHere(), which the module alone does not export.
+# A page gets its server by serverHere(), which the module alone does not export.
 MOUNT = """(() => {
   const call = async (path, method = "GET", body = null) => {
     const answer = await fetch(`/user/x/nbtrain/${path}`, { method, body: body && JSON.stringify(body) });
@@ -26,16 +26,16 @@ MOUNT = """(() => {
   const server = { call };
   return window.mounted(root, COMPACT);
 })()"""
-# The traits of a notebook's table that was asked for archived runs.
+# The traits of a notebook's table with archived runs.
 WITH_ARCHIVED = """(() => {
   const traits = { archived: true, names: [], rows: [], root_id: "" };
   return { get: (name) => traits[name], on() {}, off() {}, send() {} };
 })()"""
-# Opened twice, and the first item as it is before the server says what it allows.
-OPEN_MENU = """(beside) => {
-  beside.click();
+# Opened twice, with the first item as it is before the server says which actions are allowed.
+OPEN_MENU = """(button) => {
+  button.click();
   document.querySelector('.nbt-run-menu').hidePopover();
-  beside.click();
+  button.click();
   window.first = document.querySelector('.nbt-run-menu button');
 }"""
 SECOND = """() => {
@@ -58,11 +58,11 @@ def listing(
 
 
 def go_on(page: Any, server: ListServer, seconds: int) -> int:
-    """How often the list is asked for while the page's clock goes on by so much."""
+    """Return how often the list is requested while the page's clock advances by this time."""
     before = server.looks
     for _ in range(10 * seconds):
         page.clock.run_for(100)
-        # An answer plans the next look.
+        # An answer schedules the next request.
         answered(page)
     return server.looks - before
 
@@ -77,7 +77,8 @@ def server() -> Iterator[ListServer]:
 
 
 def test_a_person_works_with_the_list(server: ListServer, browser: Any) -> None:
-    """Filter by words, state and tag; order; tags and notes; a question before files go; a comparison."""
+    """A user can filter by text, state and tag, sort, edit tags and notes, confirm a deletion, and compare
+    runs."""
     with listing(browser, server) as page:
         page.get_by_text("5 runs, 1 active").wait_for()
         running = page.locator("tr[data-run=gpt-0000]")
@@ -122,7 +123,7 @@ def test_a_person_works_with_the_list(server: ListServer, browser: Any) -> None:
         page.get_by_role("button", name="Actions of gpt-0002").evaluate(OPEN_MENU)
         delete = page.get_by_role("menuitem", name="Delete")
         delete.wait_for()
-        # An item that is pressed while the server's come stays the same element.
+        # A pressed item stays the same element when the server's actions arrive.
         assert page.evaluate("window.first === document.activeElement && window.first.isConnected")
         delete.click()
         page.get_by_role("alertdialog").get_by_text("Delete gpt-0002 with all its files?").wait_for()
@@ -146,7 +147,8 @@ def test_a_person_works_with_the_list(server: ListServer, browser: Any) -> None:
 
 
 def test_archived_runs_are_in_a_table_that_was_asked_for_them(server: ListServer, browser: Any) -> None:
-    """Marked, and each can be taken out of the archive; other lists have only an active one."""
+    """Archived runs in a table that includes them are marked and can be unarchived; other lists show only
+    active ones."""
     for name in ("gpt-0000", "gpt-0003", "gpt-0004"):
         server.row(name).update(archived=True, labels={})
     with listing(browser, server) as page:
@@ -167,7 +169,8 @@ def test_archived_runs_are_in_a_table_that_was_asked_for_them(server: ListServer
 
 
 def test_stop_shows_as_such_and_the_end_is_read_out(server: ListServer, browser: Any) -> None:
-    """Rows stay the same elements from poll to poll, so that the focus stays, by the keyboard alone."""
+    """After Stop, rows stay the same elements from poll to poll, so that the focus stays, and the end is
+    announced."""
     with listing(browser, server, compact=True, width=320) as page:
         page.locator("tr[data-run=gpt-0000] .nbt-open").focus()
         page.keyboard.press("ArrowDown")
@@ -207,7 +210,7 @@ def test_of_a_thousand_runs_one_page_is_in_the_document(browser: Any) -> None:
 
 
 def test_a_list_without_runs_says_how_the_first_one_is_made(browser: Any) -> None:
-    """The words go with the first run; a filter that nothing fits has other ones."""
+    """An empty list says how to create the first run, and has another text if a filter matches nothing."""
     server = ListServer(0)
     with listing(browser, server) as page:
         page.get_by_text("No run yet.").get_by_role("button", name="New run").click()
@@ -224,7 +227,7 @@ def test_a_list_out_of_sight_asks_for_nothing(server: ListServer, browser: Any) 
         go_on(page, server, 1)
         page.get_by_text("5 runs, 1 active").wait_for()
         page.evaluate("root => (document.getElementById('root').style.display = 'none')")
-        # The observer of what is in sight has its say with the next picture.
+        # The visibility observer reports with the next frame.
         page.screenshot()
         assert go_on(page, server, 20) <= 1
         page.evaluate("() => (document.getElementById('root').style.display = '')")
@@ -235,7 +238,8 @@ def test_a_list_out_of_sight_asks_for_nothing(server: ListServer, browser: Any) 
 
 
 def test_lists_of_one_page_share_a_poll(server: ListServer, browser: Any) -> None:
-    """A second list has the newest answer at once; while one is in sight, the poll goes on."""
+    """Lists on one page share a poll: a second list gets the newest answer at once, and polling continues
+    while one is visible."""
     with listing(browser, server, still=True) as page:
         go_on(page, server, 1)
         page.get_by_text("5 runs, 1 active").wait_for()
@@ -243,7 +247,7 @@ def test_lists_of_one_page_share_a_poll(server: ListServer, browser: Any) -> Non
         page.evaluate(SECOND)
         page.wait_for_function("document.querySelectorAll('tr[data-run=gpt-0000]').length === 2")
         assert server.looks == looks
-        # One poll is due every two seconds, however many lists there are.
+        # One poll is due every two seconds, for any number of lists.
         assert 8 <= go_on(page, server, 20) <= 11
         page.evaluate("() => window.end()")
         server.row("gpt-0000")["words"]["step"] = "121 / 600"
@@ -261,7 +265,8 @@ MODEL = """(() => {
 
 
 def test_without_a_server_stop_says_that_the_kernel_hears_it_later(server: ListServer, browser: Any) -> None:
-    """The kernel answers between cells: no word that the ranks were asked already."""
+    """Without a server, Stop says that the kernel will handle it later, and not that the ranks were already
+    asked."""
     mount = MODEL.replace("ROWS", json.dumps(server.rows))
     with view_page(browser, server.routes, mount, module="runs") as page:
         page.get_by_label("Stop gpt-0000").click()
@@ -270,7 +275,7 @@ def test_without_a_server_stop_says_that_the_kernel_hears_it_later(server: ListS
             "gpt-0000: Asked the kernel to stop the job; it does so when its running cell finishes."
         )
         assert page.evaluate("window.sent") == {"kind": "stop", "name": "gpt-0000"}
-        # The kernel sends rows until the last of the table's views has ended.
+        # The kernel sends rows until the last view of the table has ended.
         page.evaluate("() => void window.again(document.body.appendChild(document.createElement('div')))")
         for end, kind in (("end", "push"), ("endSecond", "rest")):
             assert page.evaluate(f"() => (window.{end}(), window.sent)") == {"kind": kind}
@@ -279,7 +284,8 @@ def test_without_a_server_stop_says_that_the_kernel_hears_it_later(server: ListS
 def test_runs_of_another_output_folder_are_not_opened_by_their_names(
     server: ListServer, browser: Any
 ) -> None:
-    """The server has other runs of these names."""
+    """Runs of another output directory are not opened by name, since the server may have other runs of these
+    names."""
     traits = json.dumps({"rows": server.rows[:2], "names": [], "root_id": "another"})
     model = f"{{get: (name) => ({traits})[name], on() {{}}, off() {{}}, send() {{}}}}"
     with listing(browser, server, model=model) as page:
@@ -293,7 +299,8 @@ def test_runs_of_another_output_folder_are_not_opened_by_their_names(
 
 
 def test_in_a_sidebar_of_300_pixels_stop_stands_beside_the_name(server: ListServer, browser: Any) -> None:
-    """Whatever the name's length, the buttons are on its line and nothing scrolls sideways."""
+    """In a sidebar of 300 pixels, the buttons are on the name's line for any name, and nothing scrolls
+    sideways."""
     with listing(browser, server, compact=True, width=300) as page:
         stop = page.get_by_label("Stop gpt-0000").bounding_box()
         name = page.locator("tr[data-run=gpt-0000] .nbt-open").bounding_box()
@@ -302,7 +309,8 @@ def test_in_a_sidebar_of_300_pixels_stop_stands_beside_the_name(server: ListServ
 
 
 def test_a_row_says_stopping_and_what_a_waiting_run_waits_for(server: ListServer, browser: Any) -> None:
-    """As the run's own panel does, without another Stop while it lasts. Ages go on by themselves."""
+    """A row shows Stopping without another Stop button, and what a waiting run waits for; ages advance by
+    themselves."""
     server.rows[0] |= {"asked": "stop", "pill": ["Stopping...", "wait"]}
     waiting = server.rows[1]
     waiting |= {"state": "QUEUED", "active": True, "pill": ["QUEUED", "wait"], "cause": "waits for 1 GPU"}

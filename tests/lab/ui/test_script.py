@@ -1,4 +1,4 @@
-"""The user interface's ES modules: each is sound, and joined they are one script."""
+"""The user interface's ES modules: each is valid, and joined they are one script."""
 
 import re
 import shutil
@@ -12,14 +12,14 @@ from nbtrain.lab.ui.script import panel_script
 
 
 def test_it_is_one_module():
-    """Nothing is left to import, and it exports what anywidget and the rescue call."""
+    """The joined script imports nothing, and exports what anywidget and the restored view call."""
     script = panel_script()
     assert "import {" not in script
     assert re.findall(r"^export (?:function )?(\w+)", script, re.MULTILINE) == ["mount", "rescue", "default"]
 
 
 def test_no_name_is_defined_twice():
-    """Joined, modules share one scope, and any two of them may be joined."""
+    """No name is defined twice, because joined modules share one scope."""
     defined: dict[str, str] = {}
     for path in sorted(Path(script.__file__).parent.glob("*.js")):
         text = path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The REST calls of the user interface, in node: as many requests as the curves of a run take."""
+"""The REST calls of the user interface, in node: as many requests as a run's curves need."""
 
 import json
 import shutil
@@ -37,7 +37,8 @@ console.log(JSON.stringify({ most: MOST_NAMES, counts, asked, csv }));
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 def test_all_curves_of_a_run_are_read(tmp_path: Path) -> None:
-    """Also of a blend of 150 datasets, whose names do not go into one request."""
+    """All curves of a run are read, also of a blend of 150 datasets, whose names do not fit into one
+    request."""
     (tmp_path / "server.mjs").write_text((UI / "server.js").read_text(encoding="utf-8"), encoding="utf-8")
     (tmp_path / "check.mjs").write_text(CHECK, encoding="utf-8")
     done = subprocess.run(["node", str(tmp_path / "check.mjs")], capture_output=True, text=True)
@@ -48,7 +49,7 @@ def test_all_curves_of_a_run_are_read(tmp_path: Path) -> None:
     assert {(path, points) for path, points, _ in said["asked"]} == {
         ("/user/x/nbtrain/run/gpt/metrics", "400")
     }
-    # A file of all curves names none of them; one of some curves has at most as many as the server takes.
+    # A request for all curves names none; a request for some has at most as many as the server allows.
     assert {path for path, *_ in said["csv"]} == {"/user/x/nbtrain/run/gpt/metrics.csv"}
     assert [number for _, number, _ in said["csv"]] == [1, 1, 60]
     assert [search for *_, search in said["csv"][:2]] == ["", "?tags=loss"]

@@ -1,4 +1,4 @@
-"""What views ask for and would draw, in node: each in a tenth of a second."""
+"""Requests of views and what they would draw, in node: each takes a tenth of a second."""
 
 import json
 from pathlib import Path
@@ -21,19 +21,22 @@ const specs = (axis) => ui.comparedSpecs(["a"], curves, { axis, smoothing: 0, al
 
 
 def test_a_comparison_without_a_server_has_the_curves_that_came_along(tmp_path: Path) -> None:
-    """The list of charts names all curves of a run."""
+    """Without a server, a comparison has the curves that it was created with, and its list of charts names
+    all curves."""
     code = f"{COMPARED} return specs('step').map(([tag]) => tag);"
     assert in_node("compare", code, tmp_path) == ["loss", "validation_loss"]
 
 
 def test_all_curves_of_a_compared_run_begin_at_one_time(tmp_path: Path) -> None:
-    """A first validation after 20 seconds stands there, not at 0."""
+    """All curves of a compared run start at the same time: a first validation after 20 seconds is at 20, not
+    at 0."""
     code = f"{COMPARED} return specs('time').map(([, spec]) => spec.lines[0].x);"
     assert in_node("compare", code, tmp_path) == [[0, 10, 20], [20]]
 
 
 def test_in_a_notebook_tensorboard_opens_with_the_run(tmp_path: Path) -> None:
-    """By the page's own ?run=, which knows what TensorBoard calls the run."""
+    """In a notebook, TensorBoard opens with the run by the page's ?run= parameter, which uses TensorBoard's
+    name for the run."""
     code = """
     globalThis.window = { open: (address) => (window.opened = address) };
     ui.notebookHost({ url: (path) => `/user/x/nbtrain/${path}` }).openTensorBoard("gpt-2.7b");
@@ -57,7 +60,8 @@ const draw = async (job, kept = job) => {
 
 
 def test_the_configuration_is_that_of_the_job_that_is_shown(tmp_path: Path) -> None:
-    """Of the newest job the run's, read again after a resume; of an older one what that job has kept."""
+    """The configuration belongs to the shown job: the newest job's is the run's, read again after a resume;
+    an older job has its copy."""
     code = (
         PAGES.replace("PAGE", "Config")
         + """
@@ -113,7 +117,7 @@ draw();
 
 
 def test_a_zoom_while_curves_are_read_is_read_after_them(tmp_path: Path) -> None:
-    """Zoomed in, and out again before the answer: the whole run is read once more."""
+    """A zoom in and out while curves are being read makes the whole run be read once more."""
     code = (
         METRICS
         + """
@@ -161,7 +165,7 @@ def test_a_table_is_sorted_by_what_its_figures_say(tmp_path: Path, cells: list[s
 
 
 def test_a_log_is_read_once_however_quickly_it_is_chosen(tmp_path: Path) -> None:
-    """Rank 1 and back to rank 0, before the first answer for rank 0 has come."""
+    """A log is read once, even if rank 1 and then rank 0 are chosen before the first answer."""
     code = """
     const answers = [], view = { snap: { ranks: [] } };
     const server = { call: (path) => new Promise((answer) => answers.push([path.split("?")[1], answer])) };
@@ -198,7 +202,8 @@ const draw = (...logs) => {
 
 
 def test_a_log_that_is_followed_is_that_of_the_newest_attempt(tmp_path: Path) -> None:
-    """After a restart; an older attempt that was chosen stays, and so does any without follow."""
+    """A followed log switches to the newest attempt after a restart; a chosen older attempt and an unfollowed
+    log stay."""
     code = (
         LOGS
         + """
@@ -231,7 +236,8 @@ def test_a_log_that_is_not_in_the_menu_is_opened_and_stays(tmp_path: Path) -> No
 
 
 def test_lines_of_the_kernel_are_not_added_to_those_of_the_file(tmp_path: Path) -> None:
-    """After the server has gone; a bar that was drawn anew counts as last drawn."""
+    """After the server has gone, the kernel's lines are not appended to the file's lines; a rewritten bar
+    counts with its last text."""
     code = (
         LOGS
         + r"""
@@ -261,7 +267,8 @@ def test_lines_of_the_kernel_are_not_added_to_those_of_the_file(tmp_path: Path) 
 def test_runs_of_other_lengths_are_read_at_one_step(
     tmp_path: Path, first: int, pointer: int, words: str
 ) -> None:
-    """Where a run has ended there is none of its values, whichever run is named first."""
+    """Runs of different lengths are read at one step, and a run that has ended has no value there, in any
+    order."""
     code = f"""
     const x = (end) => Array.from({{ length: end / 10 + 1 }}, (_, at) => 10 * at);
     const lines = [500, 1000].map((end, at) => ({{ x: x(end), y: x(end).map(() => at + 1) }}));

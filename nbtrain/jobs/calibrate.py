@@ -50,7 +50,7 @@ class Calibrated:
         doubts = self.calibration.doubts
         if self.path is None and doubts and not self.is_trial:
             return (
-                f"Not written: {display(calibration_path())} keeps the figures that it has, which are not in "
+                f"Not written: {display(calibration_path())} keeps its values, which are not in "
                 "doubt. Calibrate again while the machine is idle."
             )
         if self.path is None:
@@ -90,7 +90,7 @@ def calibrate(seconds: float = 180.0, clock: str = "wall") -> Calibrated:
     """
     if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
         raise ConfigError(
-            f"seconds = {seconds:g} must be from {LEAST_SECONDS:g} to {MOST_SECONDS:g}: every figure is the "
+            f"seconds = {seconds:g} must be from {LEAST_SECONDS:g} to {MOST_SECONDS:g}: every value is the "
             "median of several calls."
         )
     started, figures = time.monotonic(), []
@@ -118,8 +118,8 @@ def calibrate(seconds: float = 180.0, clock: str = "wall") -> Calibrated:
             is_late = is_late or answer["kind"] == "late"
     if is_late:
         raise JobError(
-            f"{seconds:g} s were over after {len(figures)} of {counted(total, 'figure')}, and nothing was "
-            f"written: other programs used {lacking:.1f} of {counted(cores, 'core')} when it began. "
+            f"only {len(figures)} of {counted(total, 'value')} were measured in {seconds:g} s, and nothing "
+            f"was written: other programs used {lacking:.1f} of {counted(cores, 'core')} when it began. "
             "Calibrate while the machine is idle, or give more time: nbtrain calibrate --seconds "
             f"{min(4 * seconds, MOST_SECONDS):g}."
         )

@@ -50,4 +50,4 @@ def clone(run: RunDir, name: str, overrides: Overrides = None) -> RunConfig:
 
 def _refuse_taken(target: RunDir) -> None:
     if target.path.exists() and set(os.listdir(target.path)) - HARMLESS_ENTRIES:
-        raise SubmitError(f"{display(target.path)} is there already. Choose another name for the clone.")
+        raise SubmitError(f"{display(target.path)} already exists. Choose another name for the clone.")

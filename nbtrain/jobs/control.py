@@ -129,7 +129,7 @@ def _harder(job: JobDir, state: str, now: bool) -> str:
     if not now and record and record.backend in ENGINES:
         return (
             "none of its ranks runs, so nothing is saved. It ends when it is started again; another "
-            f"`nbtrain cancel {name}` has its engine end it."
+            f"`nbtrain cancel {name}` has its scheduler end it."
         )
     if not now:
         return f"its supervisor does not answer. Try `nbtrain cancel --now {name}`."
@@ -216,9 +216,9 @@ def _instead(job: JobDir, state: str, what: str) -> str:
         return f"only an active job can {what}. {advice_to_resume(job.run)}"
     config = load_resolved(job.run.config_yaml)
     if config.mode != "full":
-        return f"it has done all that it was to do, so there is nothing that could {what}."
+        return f"it has finished its work and can no longer {what}."
     return (
-        f"all its {amounts.counted(config.train_steps, 'step')} are trained, so there is nothing that could "
+        f"all its {amounts.counted(config.train_steps, 'step')} are trained, so it can no longer "
         f"{what}. To train on: {more_to_train(job.run, config)}."
     )
 
@@ -397,7 +397,7 @@ def clean(run: RunDir, dry_run: bool = False) -> list[str]:
         pids = processes.marked_pids(run.job_ids())
         torn = "torn checkpoint"
         if newest_checkpoint_step(run) is None:
-            torn += "; no whole one is left, so this is the last copy of what it holds"
+            torn += "; no complete checkpoint is left, so this is the last copy of the training"
         found = [
             *((path, "temporary file") for path in leftovers.temporaries(run)),
             *((path, torn) for path in leftovers.torn_checkpoints(run)),

@@ -58,7 +58,7 @@ class Deletion:
         what = f"{amounts.counted(self.jobs, 'job')}, {amounts.counted(self.checkpoints, 'checkpoint')}"
         what += f", {amounts.counted(self.exports, 'exported model')}" if self.exports else ""
         lines = [f"{display(self.run.path)}: {what}, {amounts.size(self.size_bytes)}"]
-        shown = [f"  {link}: the link alone goes" for link in self.links[:SHOWN_LINKS]]
+        shown = [f"  {link}: only the link is removed" for link in self.links[:SHOWN_LINKS]]
         more = len(self.links) - SHOWN_LINKS
         return "\n".join([*lines, *shown, *([f"  and {more} more links"] if more > 0 else [])])
 
@@ -165,7 +165,7 @@ def _let_go(job: JobDir, newest: bool, force: bool) -> None:
             words = str(error).rstrip(".")
             if not force:
                 raise JobError(
-                    f"{words}. `nbtrain delete --force {job.run.name}` deletes the run without that."
+                    f"{words}. `nbtrain delete --force {job.run.name}` deletes the run all the same."
                 ) from error
             logger.warning("%s: deleted all the same: %s.", job.run.name, words)
     if record := JobRecord.read(job.job_json):
@@ -181,7 +181,7 @@ def _refuse_active(run: RunDir, force: bool) -> None:
     except RecordError as error:
         if not force:
             raise JobError(
-                f"{str(error).rstrip('.')}. So nothing says whether a job is active. If none is, "
+                f"{str(error).rstrip('.')}. It is therefore unknown whether a job is active. If none is, "
                 f"`nbtrain delete --force {run.name}` deletes the run, and ends what runs on "
                 "this machine with its marker."
             ) from error

@@ -37,8 +37,8 @@ def dry_run(config: RunConfig, path: Path) -> Path:
     text = request_text(config, alone=True)
     if not text:
         raise ConfigError(
-            f"{config.where('backend.kind')}: backend.kind = {config.backend.kind}: a dry run writes what an "
-            "engine is sent, and there is none. Set backend.kind to hosts, slurm or kubernetes."
+            f"{config.where('backend.kind')}: backend.kind = {config.backend.kind}: a dry run writes what a "
+            "scheduler receives, and this backend has none. Set backend.kind to hosts, slurm or kubernetes."
         )
     try:
         _refuse_to_overwrite(path)

@@ -122,7 +122,7 @@ def import_model(
     for key, given_by in (("name", "NAME"), ("init_from", "DIR")):
         if key in layer.value:
             raise ConfigError(
-                f"override {key}={layer.value[key]}: {key} is what {given_by} says. Take the override out, "
+                f"override {key}={layer.value[key]}: {key} is set by {given_by}. Remove the override, "
                 f"or give another {given_by}."
             )
     # Needed before the run's configuration is complete.

@@ -230,7 +230,7 @@ def _fine_tuning(name: str, found: Survey, init_from: str | None) -> Choices:
         )
     if longest > sequence:
         choices.notes.append(
-            f"examples of up to {longest:,} tokens, and sequences of {sequence:,}: what is longer is cut."
+            f"examples of up to {longest:,} tokens, and sequences of {sequence:,}: longer ones are truncated."
         )
     return choices
 

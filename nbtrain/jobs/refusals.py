@@ -188,9 +188,9 @@ def refuse_other_training(run: RunDir, config: RunConfig) -> list[Change]:
     if bound and _has_trained(run):
         lines = "\n".join(f"  {change}  ({change.where})" for change in bound)
         raise SubmitError(
-            f"{display(run.path)} holds another training; these settings cannot change on resume:\n{lines}\n"
-            f"Nothing was written. `nbtrain resume {run.name}` continues it with its own settings; "
-            "another `name:` trains these as a new run."
+            f"{display(run.path)} holds a different training; these settings cannot change on resume:\n"
+            f"{lines}\nNothing was written. `nbtrain resume {run.name}` continues it with its own "
+            "settings; another `name:` trains these as a new run."
         )
     return changes
 

@@ -380,7 +380,7 @@ def _write_job(
         step, schedule = newest_saved_step(run), config.batch_schedule
         start = f"from the checkpoint of step {step:,}" if step else "from the beginning"
         if only_on_nodes(run):
-            start += ", if the nodes that hold it are here again"
+            start += ", if the nodes that hold it are available again"
         events.write("state", f"submitted; trains {start}", state=QUEUED, step=step or 0)
         if (ahead := time_of_job(job.job_id) - time.time()) > CLOCK_SECONDS:
             said = (

@@ -76,7 +76,7 @@ def test_a_busy_machine_is_in_doubt_and_replaces_nothing_better(asked, monkeypat
     monkeypatch.setattr(module, "lacking_cores", lambda: 1.5)
     again = calibrate(60)
     assert read_calibration()[0] == quiet and again.path is None
-    assert "Not written: data/calibration.json keeps the figures that it has" in str(again)
+    assert "Not written: data/calibration.json keeps its values" in str(again)
 
 
 def test_time_that_does_not_suffice_is_an_error(asked, monkeypatch):
@@ -85,7 +85,7 @@ def test_time_that_does_not_suffice_is_an_error(asked, monkeypatch):
     monkeypatch.setitem(ANSWERS[-1], "kind", "late")
     with pytest.raises(
         JobError,
-        match=r"^60 s were over after 2 of 2 figures, and nothing was written: other "
+        match=r"^only 2 of 2 values were measured in 60 s, and nothing was written: other "
         r"programs used 4\.0 of 4 cores when it began\. .*nbtrain calibrate --seconds 240\.$",
     ):
         calibrate(60)
@@ -100,7 +100,7 @@ def test_a_trial_by_cpu_time_is_not_filed(asked):
 
 def test_seconds_have_bounds(asked):
     with pytest.raises(
-        ConfigError, match=r"^seconds = 5 must be from 60 to 3600: every figure is the median of"
+        ConfigError, match=r"^seconds = 5 must be from 60 to 3600: every value is the median of"
     ):
         calibrate(5)
     assert asked == []

@@ -109,7 +109,8 @@ def test_clean_warns_of_last_copies(job):
     (job.run.checkpoint(8)).mkdir(parents=True)
     [line] = control.clean(job.run, dry_run=True)
     assert line == (
-        "model/global_step8: torn checkpoint; no whole one is left, so this is the last copy of what it holds"
+        "model/global_step8: torn checkpoint; no complete checkpoint is left, so this is the last copy of "
+        "the training"
     )
 
 
@@ -166,7 +167,7 @@ def test_a_finished_run_has_nothing_to_pause_or_save(job, mode):
         with pytest.raises(JobError) as refused:
             act(job)
         said = str(refused.value)
-        assert "is SUCCEEDED; " in said and f"so there is nothing that could {what}." in said
+        assert "is SUCCEEDED; " in said and f"can no longer {what}." in said
         assert ("To train on: `nbtrain resume run batch.train_tokens=" in said) == (mode == "full")
 
 
@@ -240,7 +241,7 @@ def test_a_supervisor_whose_run_has_a_newer_job_writes_nothing(job):
     journal.set_state("RESTARTING")
     JobRecord(newer.job_id, "id", "run", "QUEUED", time.time(), 1).write(newer.job_json)
     for write in (lambda: journal.set_state("FAILED"), lambda: journal.set_cause("anything")):
-        with pytest.raises(Displaced, match="the run has gone on as job 99991231-000000-abcd"):
+        with pytest.raises(Displaced, match="the run has continued as job 99991231-000000-abcd"):
             write()
     assert JobRecord.read(job.job_json).state == "RESTARTING"
 

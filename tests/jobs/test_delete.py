@@ -42,7 +42,7 @@ def test_a_run_goes_with_its_files_and_not_with_what_it_links_to(run, workspace)
     listed = str(survey(run))
     assert listed == (
         "output/run: 1 job, 2 checkpoints, 2.0 MiB\n"
-        f"  model/global_step4 -> {workspace}/other disk/global_step4: the link alone goes"
+        f"  model/global_step4 -> {workspace}/other disk/global_step4: only the link is removed"
     )
     (run.export / "step4-hf").mkdir(parents=True)
     listed = listed.replace("2 checkpoints, ", "2 checkpoints, 1 exported model, ")
@@ -112,7 +112,9 @@ def test_what_a_lost_job_left_on_machines_that_are_gone_is_passed_over_by_force_
     record.state, record.backend = "RUNNING", "hosts"
     record.supervisor = dataclasses.replace(ProcessIdentity.of(os.getpid()), start_ticks=1)
     record.write(job.job_json)
-    with pytest.raises(JobError, match=r"config\.yaml.*`nbtrain delete --force run` deletes the run without"):
+    with pytest.raises(
+        JobError, match=r"config\.yaml.*`nbtrain delete --force run` deletes the run all the same"
+    ):
         delete(run)
     assert run.exists()
     delete(run, force=True)
@@ -184,7 +186,7 @@ def test_a_damaged_record_is_deleted_by_force_alone(run):
     """A damaged record, which hides whether its job is active, requires --force, as the message says."""
     run.newest_job().job_json.write_text("{")
     with pytest.raises(
-        JobError, match=r"job\.json:1: not JSON.*So nothing says whether a job is active\. If"
+        JobError, match=r"job\.json:1: not JSON.*It is therefore unknown whether a job is active\. If"
     ):
         delete(run)
     assert run.path.is_dir()

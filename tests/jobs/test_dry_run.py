@@ -39,7 +39,9 @@ def test_the_diffs_of_the_page_are_what_the_engines_get(places, workspace, tmp_p
     assert changed(places["plain"], laptop) == {"backend.priority", "resources.cpus_per_node"}
     assert {config.train_steps for config in places.values()} == {400}
     assert all(check(config).works for config in places.values())
-    with pytest.raises(ConfigError, match=r"backend\.kind = local: a dry run writes what an engine is sent"):
+    with pytest.raises(
+        ConfigError, match=r"backend\.kind = local: a dry run writes what a scheduler receives"
+    ):
         dry_run(laptop, tmp_path / "none")
     (tmp_path / "link").symlink_to("my-run.sbatch")
     script = dry_run(slurm, tmp_path / "link").read_text().splitlines()

@@ -174,7 +174,7 @@ def test_a_dash_is_no_file_and_a_torn_record_ends_its_sentence(tiny, capsys):
     with pytest.raises(RecordError, match=r":1: not JSON: Unterminated string starting \(column 2\)$"):
         JobRecord.read(job.job_json)
     assert main(["delete", "tiny", "--yes"]) == 5
-    assert "(column 2). So nothing says whether a job is active." in capsys.readouterr().err
+    assert "(column 2). It is therefore unknown whether a job is active." in capsys.readouterr().err
 
 
 def test_a_label_of_the_command_line_is_its_text(tiny):
@@ -631,7 +631,7 @@ def test_another_training_is_refused_by_name(tiny):
             )
         )
     assert str(refused.value) == (
-        "output/tiny holds another training; these settings cannot change on resume:\n"
+        "output/tiny holds a different training; these settings cannot change on resume:\n"
         "  model.num_layers: 2 -> 4  (override model.num_layers=4)\n"
         "  data.seed: 1234 -> 7  (override data.seed=7)\n"
         "Nothing was written. `nbtrain resume tiny` continues it with its own settings; "
@@ -773,7 +773,7 @@ def test_clone_makes_a_run_with_a_parent(tiny):
     assert states == {"tiny": "RUNNING", "sibling": "NEW"}
     assert submit(config).run.record() == target.record()
     with pytest.raises(
-        SubmitError, match=r"output/sibling is there already\. Choose another name for the clone."
+        SubmitError, match=r"output/sibling already exists\. Choose another name for the clone."
     ):
         clone(job.run, "sibling")
     with pytest.raises(ConfigError, match="name"):

@@ -120,7 +120,7 @@ class LocalBackend(SupervisedHere):
             yield mistake(str(error), "")
             return
         if lacking:
-            yield shortage(lacking, "Let it have more, or take a smaller layout.")
+            yield shortage(lacking, "Allow it more, or choose a smaller layout.")
 
     def end_ranks(self, job: JobDir, grace_seconds: float) -> None:
         """End the ranks by the job's marker."""

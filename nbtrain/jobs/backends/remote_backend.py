@@ -130,6 +130,6 @@ class RemoteBackend(Backend):
             self.end_in_engine(job)
         except EngineUnseen as error:
             raise JobError(
-                f"{display(job.run.path)}: job {job.job_id} cannot be ended by its engine now: {error}. The "
-                "request to stop is kept; try again when the engine answers."
+                f"{display(job.run.path)}: job {job.job_id} cannot be ended by its scheduler now: {error}. "
+                "The request to stop is kept; try again when the scheduler answers."
             ) from error

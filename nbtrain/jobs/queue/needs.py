@@ -152,7 +152,7 @@ def more_than_is_here(config: RunConfig) -> list[Finding]:
         return []
     if cores is not None and cores > machine.cores:
         key, has = "resources.cpus_per_node", amounts.counted(machine.cores, "core")
-        said = f"cpus_per_node = {cores:,}, but {machine.host} has {has} for this run, which takes these."
+        said = f"cpus_per_node = {cores:,}, but {machine.host} has {has} for this run, which uses these."
         fix = f"Set {key}: {machine.cores} or null (all of them), or submit it where there are {cores:,}."
         found.append(finding_of(config, "cores_are_here", key, said, fix))
     if memory is not None and memory > MEMORY_SLACK * machine.memory_bytes:

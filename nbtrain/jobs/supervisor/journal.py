@@ -113,7 +113,7 @@ class Journal:
                 named = f"process {other.pid} on {other.host}" if other else "no supervisor"
                 raise Displaced(f"job.json names {named}, and this is {self._own.pid} on {self._own.host}")
             if newer := self.newer_job():
-                raise Displaced(f"the run has gone on as job {newer}")
+                raise Displaced(f"the run has continued as job {newer}")
 
     def newer_job(self) -> str | None:
         """Return the id of the run's newest job, if it was submitted after this one."""

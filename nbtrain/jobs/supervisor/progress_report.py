@@ -71,4 +71,4 @@ class ProgressReport:
         """Record the first failure only: reports every 30 seconds for a month would flood the events."""
         if not self._told:
             self._told = True
-            self._journal.event("warning", f"progress is not reported to the engine: {why}")
+            self._journal.event("warning", f"progress is not reported to the scheduler: {why}")

@@ -310,7 +310,7 @@ def test_what_is_asked_for_and_is_not_here_is_said(holders, capsys, monkeypatch)
     more = {"resources.cpus_per_node": cores + 6, "resources.memory_per_node_bytes": 9 * 10**15}
     said, memory = warnings_here(holders.config("one", **more), holders.queue)
     has = f"{cores} core{'s' * (cores > 1)}"
-    assert re.match(rf"cpus_per_node = {cores + 6}, but \S+ has {has} for this run, which takes", said)
+    assert re.match(rf"cpus_per_node = {cores + 6}, but \S+ has {has} for this run, which uses", said)
     assert f"Set resources.cpus_per_node: {cores} or null" in said
     assert re.match(
         r"memory_per_node_bytes = 9,0{3},.* is 8185\.5 TiB, but \S+ has .*may not fit here\. Set", memory
@@ -418,7 +418,9 @@ def test_a_lost_job_that_is_cancelled_is_not_started_again(holders, backend, mon
     if backend == "hosts":
         monkeypatch.setattr(hosts_backend, "end_lost", lambda *asked: ["an answer"])
         monkeypatch.setattr(hosts_backend, "why", lambda answer: "127.0.0.1: does not answer")
-        with pytest.raises(JobError, match=r"is LOST, and what it may have left is not ended: 127\.0\.0\.1"):
+        with pytest.raises(
+            JobError, match=r"is LOST, and its remaining processes could not be ended: 127\.0\.0\.1"
+        ):
             cancel(job)
         assert holders.queue.tickets() == []
     else:

@@ -58,7 +58,7 @@ def test_what_has_ended_is_left_as_it_is(server: Server, run: RunDir) -> None:
         answer = server.ask(f"run/gpt-done/{action}", "POST", {"now": True})
         assert (answer.status, answer.json["state"]) == (200, "SUCCEEDED")
     answer = server.ask("run/gpt-done/pause", "POST")
-    assert answer.status == 409 and "so there is nothing that could be paused. To train on" in answer.message
+    assert answer.status == 409 and "so it can no longer be paused. To train on" in answer.message
 
 
 def test_resume_says_what_the_library_says(server: Server, run: RunDir) -> None:
@@ -84,7 +84,7 @@ def test_clone_makes_a_run_with_these_settings(server: Server, run: RunDir) -> N
     assert load_resolved(made.config_yaml).lr_schedule.lr == 5e-4
     again = server.ask("run/gpt-done/clone", "POST", body)
     assert again.status == 409
-    assert again.message == "output/gpt-clone is there already. Choose another name for the clone."
+    assert again.message == "output/gpt-clone already exists. Choose another name for the clone."
     for name, status in (("../x", 422), ("", 422), (None, 400)):
         assert server.ask("run/gpt-done/clone", "POST", {"name": name}).status == status
     assert server.ask("run/gpt-clone/stop", "POST").message == "gpt-clone has no job to stop."

@@ -46,8 +46,9 @@ class HostsBackend(SupervisedHere):
         left = [words for answer in end(section, hosts, job.job_id, grace_seconds) if (words := why(answer))]
         if left:
             raise JobError(
-                f"job {job.job_id} is LOST, and what it may have left is not ended: {'; '.join(left)}. Its "
-                "agents leave by themselves backend.node_timeout_seconds after their supervisor."
+                f"job {job.job_id} is LOST, and its remaining processes could not be ended: "
+                f"{'; '.join(left)}. Its agents leave by themselves backend.node_timeout_seconds after "
+                "their supervisor."
             )
 
     def obstacles(self, config: RunConfig) -> Iterator[Obstacle]:

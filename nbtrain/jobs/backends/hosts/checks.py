@@ -199,7 +199,7 @@ def _read(config: RunConfig, answer: Answer) -> tuple[dict[str, Any], Obstacle |
     except (ValueError, IndexError):
         said = last_line(answer.errors or answer.output)
         return {}, mistake(
-            f"{where}: {answer.host} could not be looked at: {said} (exit code {answer.code}).",
+            f"{where}: {answer.host} could not be checked: {said} (exit code {answer.code}).",
             f"Try `ssh {answer.host} {python} --version` by hand; nothing may be printed at log-in.",
         )
 

@@ -38,7 +38,7 @@ def dry_text(config: RunConfig, job: JobDir, hosts: list[str]) -> str:
         f"# Run {config.name}, job {job.job_id}: what `nbtrain submit` starts on "
         f"{counted(len(hosts), 'machine')}, written by nbtrain.\n"
         "# Nothing was started, and no machine was asked. `nbtrain submit` asks all of them first:\n"
-        "# versions, folders, network, GPUs, disk, clock. All see run directory, workspace and data home.\n"
+        "# versions, folders, network, GPUs, disk, clock. All see the run, workspace and data directories.\n"
         f"\n# 1. Here: the supervisor, which watches the job to its end.\n{shlex.join(supervisor)}\n"
         f"\n# 2. It writes {hostfile}\n{hostfile_text(hosts)}"
         f"\n# and {variables}\n{AGENT_MARKER}={job.job_id}\n"

@@ -67,7 +67,7 @@ class KubernetesBackend(RemoteBackend):
         except JobError as error:
             if not isinstance(error, Unanswered):
                 job.handle_json.unlink(missing_ok=True)
-            raise self.refused(job, f"Kubernetes did not take the job: {error}") from error
+            raise self.refused(job, f"Kubernetes did not accept the job: {error}") from error
 
     def request_text(self, job: JobDir, config: RunConfig, alone: bool = False) -> str:
         """Return the manifest; `alone`, its pods write the run directory. Raises SubmitError, ConfigError."""

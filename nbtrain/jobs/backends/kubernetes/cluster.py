@@ -65,7 +65,7 @@ class Cluster:
         if found is not None and is_ours(found, labels[RUN_ID], labels[JOB_ID]):
             return found
         raise SubmitError(
-            f"{self.host}: {kind.name} {self.namespace}/{name} is there already, and is not of this job. "
+            f"{self.host}: {kind.name} {self.namespace}/{name} already exists and belongs to another job. "
             f"Delete it (`kubectl delete -n {self.namespace} {kind.plural}.{kind.group} {name}`), or rename "
             "the run."
         )

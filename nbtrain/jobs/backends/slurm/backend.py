@@ -99,7 +99,7 @@ class SlurmBackend(RemoteBackend):
         try:
             self._sbatch(job, config)
         except (JobError, EngineUnseen) as error:
-            raise self.refused(job, f"Slurm did not take the job: {error}") from error
+            raise self.refused(job, f"Slurm did not accept the job: {error}") from error
 
     def request_text(self, job: JobDir, config: RunConfig, alone: bool = False) -> str:
         """Return the batch script; `alone`, its batch step writes the run directory. Raises ConfigError."""
@@ -185,8 +185,8 @@ class SlurmBackend(RemoteBackend):
                     call("scontrol", "release", found.number)
             except (JobError, EngineUnseen) as error:
                 raise JobError(
-                    f"{display(job.run.path)}: Slurm does not take job {job.job_id} again: {error}. It stays "
-                    "paused."
+                    f"{display(job.run.path)}: Slurm does not accept job {job.job_id} again: {error}. It "
+                    "stays paused."
                 ) from error
 
     def _submit_again(self, journal: Journal, before: SlurmJob | None) -> None:

@@ -87,8 +87,9 @@ def script_alone(config: RunConfig, job: JobDir, environment: Mapping[str, str])
         "#   sbatch THIS_FILE\n"
         f"# The batch step checks the run in {RUN_YAML} as `nbtrain submit` would, and writes it to\n"
         f"# {job.run.path}\n"
-        "# What it says before that is in slurm-NUMBER.out, in that folder.\n"
-        f"# Tokenizer and dataset must be in the data home by then: `nbtrain prepare` makes them.\n{lines}\n"
+        "# Its output before that is in slurm-NUMBER.out, in that folder.\n"
+        f"# Tokenizer and dataset must be in the data directory by then: `nbtrain prepare` makes them.\n"
+        f"{lines}\n"
         ': "${SLURM_JOB_ID:?is not set: start this file with sbatch}"\n'
         f"{_body(config, job, environment)}"
     )

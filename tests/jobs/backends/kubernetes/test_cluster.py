@@ -39,7 +39,7 @@ def test_the_same_job_is_never_there_twice(stub, cluster, manifest):
     with pytest.raises(SubmitError) as caught:
         cluster.create(other)
     assert str(caught.value) == (
-        f"{stub.address}: MPIJob research/{NAME} is there already, and is not of this job. Delete it "
+        f"{stub.address}: MPIJob research/{NAME} already exists and belongs to another job. Delete it "
         f"(`kubectl delete -n research mpijobs.kubeflow.org {NAME}`), or rename the run."
     )
 

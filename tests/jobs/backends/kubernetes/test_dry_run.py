@@ -34,7 +34,7 @@ def test_a_file_for_kubectl(workspace, tmp_path):
 def test_what_cannot_be_written_is_said(workspace, tmp_path):
     """A broken rule is reported before anything is written, and so is a missing folder."""
     with pytest.raises(
-        ConfigError, match=r"backend\.kind = local: a dry run writes what an engine is sent, and"
+        ConfigError, match=r"backend\.kind = local: a dry run writes what a scheduler receives, and"
     ):
         dry_run(load("gpt-125m"), tmp_path / "job.yaml")
     without = {"kind": "kubernetes", "kubernetes": {**PLAIN, "mounts": []}}

@@ -121,7 +121,7 @@ def test_kubectl_alone_takes_a_run_to_its_end(manifest, pod, prepare, volume, wa
 
     with pytest.raises(SubmitError, match=r"^output/tiny: this run has succeeded \(20 steps\)\. "):
         prepare(manifest({"checkpoint.keep_last": 3}))
-    with pytest.raises(SubmitError, match=r"^output/tiny holds another training; these settings cannot "):
+    with pytest.raises(SubmitError, match=r"^output/tiny holds a different training; these settings cannot "):
         prepare(manifest({"batch.train_tokens": 5120, "model.seed": 7, "mode": "eval"}))
     longer = manifest({"batch.train_tokens": 5120})
     with pytest.raises(SubmitError, match=r"this run has succeeded"):

@@ -91,7 +91,8 @@ def test_the_supervisor_reports_now_and_then_and_at_the_end(operator, journal):
     steps = [body["trainerStatus"]["metrics"][0]["value"] for _, body in posted]
     assert steps == ["0", "1", "8"], "it posts the first step, the next that is due, and the last"
     assert [event["message"] for event in read_events(journal.job)] == [
-        f"progress is not reported to the engine: {environment[URL]}: HTTP Error 500: Internal Server Error"
+        f"progress is not reported to the scheduler: {environment[URL]}: HTTP Error 500: Internal "
+        "Server Error"
     ]
 
 
@@ -102,5 +103,5 @@ def test_a_place_that_cannot_be_used_is_said_once(journal):
     ProgressReport(journal, {URL: "http://status", TOKEN: "/token", CA_CERT: "/ca"}).close(None)
     why = f"{URL} is not https, or its token or certificate is not named"
     assert [event["message"] for event in read_events(journal.job)] == [
-        f"progress is not reported to the engine: {why}"
+        f"progress is not reported to the scheduler: {why}"
     ]

@@ -182,8 +182,8 @@ def test_what_only_slurm_can_do_is_refused(
     become(state, SUSPENDED if state == RUNNING else QUEUED, silent=400)
     assert cli.main(["cancel", "tiny"]) == JobError.exit_code
     assert capsys.readouterr().err == (
-        "JobError: output/tiny: job 20260101-120000-abcd cannot be ended by its engine now: scontrol is not "
-        "installed on this machine. The request to stop is kept; try again when the engine answers.\n"
+        "JobError: output/tiny: job 20260101-120000-abcd cannot be ended by its scheduler now: scontrol is "
+        "not installed on this machine. The request to stop is kept; try again when the scheduler answers.\n"
     )
 
 

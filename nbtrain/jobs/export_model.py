@@ -192,7 +192,7 @@ def _write_tokenizer(
 def _other_tokens(markers: list[str], pieces: list[str], tokenizer: Tokenizer) -> tuple[str, ...]:
     """Return a note if other programs encode a conversation to other tokens than training did.
 
-    `markers` are special tokens in the template that training read as plain text; `pieces` are those of a
+    `markers` are special tokens in the template that training read as plain text; `pieces` are the parts of a
     conversation that training encodes separately.
     """
     if markers:

@@ -80,7 +80,7 @@ def _adapters_fit(config: RunConfig) -> Obstacles:
 
 
 def other_ids(start: Start, config: RunConfig) -> str:
-    """Return how the run's token ids differ from those of the weights; "" if the tokenizer has them all."""
+    """Return how the run's token ids differ from the ids of the weights; "" if the tokenizer has them all."""
     ours = tokenizer_dir(config.tokenizer.name)
     try:
         manifest = read_manifest(ours)

@@ -268,7 +268,7 @@ class RemoteLauncher:
             if rank < here:
                 return node
             rank -= here
-        raise ValueError("there is no such rank")
+        raise ValueError("unknown rank")
 
     def _after_order(self) -> int | None:
         assert self._order is not None

@@ -43,7 +43,7 @@ def node_number(nodes: int, environment: Mapping[str, str] = os.environ) -> int:
 
 
 def own_address(wanted_interface: str | None = None) -> tuple[str, str]:
-    """Return (IPv4 address, its interface) by which others reach this machine; loopback if there is no other.
+    """Return (IPv4 address, its interface) by which others reach this machine; loopback as the last resort.
 
     The address of the host's own name comes first if an interface has it: a cluster's administrator chose it.
     Debian's /etc/hosts gives that name 127.0.1.1, which no other machine reaches, so loopback never counts.

@@ -68,7 +68,7 @@ class HostMemory:
 
     @property
     def possibility(self) -> str:
-        """Return a hint that memory may be the cause although there is no evidence; "" if there is none."""
+        """Return a hint that memory may be the cause, without evidence; "" if nothing points to memory."""
         if not self.machine_oom_kills:
             return ""
         times = "once" if self.machine_oom_kills == 1 else f"{self.machine_oom_kills} times"

@@ -39,7 +39,7 @@ class Recovery:
     """Steps between two attempts."""
 
     give_up: str = ""
-    """Reason that there is no other attempt; "" if there is one."""
+    """Reason to end the job; "" if another attempt follows."""
     rollback: Rollback | None = None
     """The samples that the next attempt skips; it starts at once."""
     wait_seconds: float = 0.0
@@ -105,7 +105,7 @@ def in_vain(rollbacks: Sequence[Rollback]) -> int:
 
 
 def starting_point(rollback: Rollback) -> str:
-    """Return "step 4", or "the start" if there was no checkpoint."""
+    """Return "step 4", or "the start" without a checkpoint."""
     return f"step {rollback.checkpoint_step:,}" if rollback.checkpoint_step else "the start"
 
 

@@ -18,7 +18,7 @@ class Reserve:
 
     def __init__(self, folder: Path, owner: str):
         self.path = folder / f".{owner}{RESERVE_SUFFIX}"
-        # Without room even now, there is no reserve; a later write may still find room.
+        # Without free space even now, no reserve is kept; a later write may still find space.
         with contextlib.suppress(OSError), self.path.open("wb") as stream:
             stream.write(bytes(RESERVED_BYTES))
             stream.flush()

@@ -137,7 +137,7 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
         if around.node_left:
             return failed(f"{around.node_left}, so its ranks stopped{_at(step)}; {saved}", retry=True)
         if around.launcher_signal is not None:
-            # The launcher's death makes the ranks stop and save; no user asked for the run to end.
+            # The launcher's death makes the ranks stop and save; no user requested the end of the run.
             killed = _launcher_killed(around.launcher_signal)
             return failed(f"{killed}, so its ranks stopped{_at(step)}; {saved}", retry=True)
         if limit := next((record.detail for record in records.values() if record.detail), ""):

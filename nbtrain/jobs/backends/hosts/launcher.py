@@ -130,7 +130,7 @@ class NotStarted:
         return 255
 
     def end(self) -> None:
-        """Do nothing: there are no agents."""
+        """Do nothing, since no agent was started."""
 
 
 class Runner:

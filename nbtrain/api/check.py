@@ -84,7 +84,7 @@ def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Che
     if len(runs) != 1:
         raise ConfigError(f"{len(runs)} runs are given; nb.check takes one, or files of other programs.")
     if program:
-        raise ConfigError(f"--from names the program of a script or manifest, and {runs[0]} is none.")
+        raise ConfigError(f"--from names the program of a script or manifest, and {runs[0]} is neither.")
     run = runs[0].config if isinstance(runs[0], Run) else runs[0]
     try:
         config = load_config(run, overrides)

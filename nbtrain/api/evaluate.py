@@ -97,7 +97,7 @@ def evaluate(  # type: ignore[misc]  # the overloads omit options that affect no
     if not follow:
         return prepared(step)()
     if step is not None:
-        raise ConfigError(f"step = {step}: follow evaluates each new checkpoint; leave the step out.")
+        raise ConfigError(f"step = {step}: follow evaluates each new checkpoint; remove the step.")
     # Report an error now, not at the first checkpoint.
     prepared(None)
     return each_checkpoint(open_run(run).directory, lambda newest: prepared(newest)())
@@ -135,7 +135,7 @@ def _prepared(
     first = whole_or_none("limit", limit, "all of them")
     if first is not None and first < 1:
         raise ConfigError(f"limit = {first} must be at least 1, or None for all of them.")
-    shots = whole_or_none("num_fewshot", num_fewshot, "what each task of the harness says")
+    shots = whole_or_none("num_fewshot", num_fewshot, "the number of each task of the harness")
     loading = loading_of(opened, step, dtype, tensor_parallel_size)
     tokenizer = Tokenizer.load(tokenizer_dir(config.tokenizer.name))
     names = [harness] if isinstance(harness, str) else [text("harness", name) for name in harness]
@@ -151,7 +151,7 @@ def _prepared(
             raise ConfigError("apply_chat_template is for tasks of the harness, and none is named (harness).")
         chat = ChatText(config, tokenizer.directory, tokenizer.eod_token)
     if shots is not None and shots < 0:
-        raise ConfigError(f"num_fewshot = {shots} must be at least 0, or None for what each task says.")
+        raise ConfigError(f"num_fewshot = {shots} must be at least 0, or None for each task's own number.")
     harness_tasks = load_tasks([_on_path(name) for name in names], folder) if names else []
     check_fewshot(harness_tasks, shots)
     template = template_of(config, None, tokenizer.directory, tokenizer.eod_token)

@@ -32,9 +32,9 @@ class NotLaunched:
             self._why = f"backend {kind} needs settings that the run does not have"
             self._where = "To launch it, set them"
         elif shortages and kind == "local":
-            self._why, self._where = "this machine does not suffice", "On a machine that has it"
+            self._why, self._where = "this machine is too small", "On a larger machine"
         elif shortages:
-            self._why, self._where = f"backend {kind} cannot take it from here", "Where it can"
+            self._why, self._where = f"backend {kind} cannot start it from here", "Where it can"
         if kind == "local" and config.resources.nodes > 1:
             self._where = "Once that is changed"
         self._heading = f"What would be {'started' if kind == 'hosts' else 'submitted'}"

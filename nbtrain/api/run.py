@@ -103,7 +103,7 @@ class Run:
         line = summary_of(self.directory, time.time())
         made = f"{line.step or 0:,} of {amounts.counted(line.total_steps or self.config.train_steps, 'step')}"
         return (
-            f"{self.name} is {state} after {made}: figures and texts are of an unfinished run. "
+            f"{self.name} is {state} after {made}: plots and texts are from an unfinished run. "
             f"`nbtrain resume {self.name}` continues it."
         )
 

@@ -198,8 +198,8 @@ def _other_tokens(markers: list[str], pieces: list[str], tokenizer: Tokenizer) -
     if markers:
         return (
             f"{CHAT_TEMPLATE}: other programs read {', '.join(markers)} as special tokens, and training read "
-            "the letters, so that answers may be worse there. Name them in tokenizer.added_tokens and train "
-            "again, or choose other markers.",
+            "them as characters, so that answers may be worse there. Name them in tokenizer.added_tokens "
+            "and train again, or choose other markers.",
         )
     ours = [tokenizer.encode(piece).tolist() for piece in pieces]
     if tokenizer.encode_with_special("".join(pieces)) != list(itertools.chain(*ours)):

@@ -69,8 +69,8 @@ def model_card(
         (USE if talks_of(config.data.sources) is None else CHAT).replace("PATH", '"."'),
         "## How it was written\n",
         f"From the checkpoint of step {step:,} of the run {config.name}, on "
-        f"{time.strftime('%Y-%m-%d', time.gmtime())}. The logits of these files were compared with those of "
-        f"the run in fp32; they differ by {difference:.1g} of the largest.\n",
+        f"{time.strftime('%Y-%m-%d', time.gmtime())}. The logits of these files were compared with the "
+        f"run's logits in fp32; they differ by {difference:.1g} of the largest.\n",
     ]
     return "\n".join(parts)
 

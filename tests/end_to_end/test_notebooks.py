@@ -271,7 +271,7 @@ def test_launch_explains_what_this_machine_lacks(trial, tmp_path, name):
     """If this machine lacks something, 03_launch submits nothing, reports numbers, and ends without an
     error."""
     text = texts(execute("03_launch", tmp_path / "out.ipynb", run=name))
-    assert f"{name} was not launched: this machine does not suffice." in text
+    assert f"{name} was not launched: this machine is too small." in text
     assert "GPU" in text
     assert f"nbtrain submit {name}" in text
     assert not RunDir.named(name).exists()
@@ -282,7 +282,7 @@ def test_launch_explains_what_this_machine_lacks(trial, tmp_path, name):
 def test_what_the_launch_cell_calls_explains_each_upstream_run(trial, name):
     """The launch cell's call explains each upstream run, here without a notebook."""
     text = str(launch(name))
-    assert f"{name} was not launched: this machine does not suffice." in text
+    assert f"{name} was not launched: this machine is too small." in text
     assert "GPU" in text
     assert f"nbtrain submit {name}" in text
     assert not RunDir.named(name).exists()
@@ -310,7 +310,7 @@ def test_the_same_run_on_a_cluster_that_is_not_there(trial, monkeypatch, backend
     overrides, shown = ON_A_CLUSTER[backend]
     config = load("gpt-125m-4xdp", f"name={backend}-run backend.kind={backend} {overrides}")
     said = str(launch(config))
-    assert f"{config.name} was not launched: backend {backend} cannot take it from here.\n" in said
+    assert f"{config.name} was not launched: backend {backend} cannot start it from here.\n" in said
     assert shown in said.partition("What would be submitted:")[2]
     assert str(launch(config, dry_run=True)).startswith(f"{config.name} was not launched: a dry run.\n")
     assert not RunDir.named(config.name).exists()
@@ -441,7 +441,7 @@ def test_a_fine_tuning_that_was_not_launched_ends_in_order(workspace, capsys):
     names = {"nb": fake, "config": config, "wait": "yes", "chat": "Hi", "base": "gpt-tiny"}
     names |= {"run": "gpt-tiny-instructions", "overrides": "", "max_steps": 0}
     exec("\n".join(rest), {**names, "max_new_tokens": 3})
-    why = "gpt-tiny-instructions was not launched: this machine does not suffice.\n  - 8 GPUs are needed.\n"
+    why = "gpt-tiny-instructions was not launched: this machine is too small.\n  - 8 GPUs are needed.\n"
     assert capsys.readouterr().out.startswith(why)
     with pytest.raises(SubmitError, match=f"^{re.escape(why)}"):
         exec(base.removeprefix("import nbtrain as nb\n"), names)

@@ -941,7 +941,7 @@ def test_a_dry_run_says_why_this_machine_would_not_take_the_run(tiny):
     """A dry run gives submit's reason why this machine cannot run it."""
     over = {"resources.nodes": 2, "parallel.data_parallel_size": 2, "batch.global_batch_size": 8}
     said = str(nb.launch(tiny(**over), dry_run=True))
-    assert "tiny was not launched: this machine does not suffice.\n" in said
+    assert "tiny was not launched: this machine is too small.\n" in said
     assert "resources.nodes=2: the run needs 2 machines; backend `local` has 1. Set backend.kind to" in said
     assert "\nOnce that is changed:\n  nbtrain submit " in said
     with pytest.raises(SubmitError, match="the run needs 2 machines"):

@@ -1,4 +1,7 @@
-"""Print every module of a folder with the first line of its docstring: python -m tests.map [FOLDER]."""
+"""Print every module of a folder with the first line of its docstring: python -m tests.map [FOLDER].
+
+Of a script in JavaScript, the first comment is printed.
+"""
 
 import ast
 import sys
@@ -6,16 +9,20 @@ from pathlib import Path
 
 
 def first_line(path: Path) -> str:
-    """Return the first line of a module's docstring, or an empty text."""
+    """Return the first line of a module's docstring, or of a script's first comment, or an empty text."""
+    if path.suffix == ".js":
+        return next((line[3:] for line in path.open(encoding="utf-8") if line.startswith("// ")), "").strip()
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     return docstring.splitlines()[0] if docstring else ""
 
 
 def main(folder: Path) -> None:
     """Print the modules of a folder and of those below it, each folder under its own heading."""
-    for directory in sorted({path.parent for path in folder.rglob("*.py") if "_bundled" not in path.parts}):
+    modules = [path for path in folder.rglob("*.*") if path.suffix in (".py", ".js")]
+    modules = [path for path in modules if not {"_bundled", "prebuilt", "node_modules"} & set(path.parts)]
+    for directory in sorted({path.parent for path in modules}):
         print(f"{directory}/")
-        for path in sorted(directory.glob("*.py")):
+        for path in sorted(path for path in modules if path.parent == directory):
             if line := first_line(path):
                 print(f"  {path.name:<26} {line}")
 

@@ -1,4 +1,4 @@
-"""Arguments of notebooks and scripts: checked before anything starts, refused in one sentence."""
+"""Arguments of notebooks and scripts: checked before anything starts; whether a call waits (wait="auto")."""
 
 import numbers
 import reprlib

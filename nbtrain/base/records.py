@@ -1,4 +1,4 @@
-"""Records of a run directory that the processes of a job write, one dataclass each."""
+"""Records of a run directory, one dataclass each; ProcessIdentity knows a process by more than its ID."""
 
 import functools
 import os

@@ -1,8 +1,8 @@
-"""Complete checkpoints: manifest.json, written last, names every file with its size and SHA-256.
+"""Complete checkpoints: manifest.json, written last, names every file; prune() chooses those to keep.
 
     model/global_step<N>/
       mp_rank_00_model_states.pt, *_optim_states.pt, ...    DeepSpeed's
-      manifest.json                                         ours, by rename, when all of them are on disk
+      manifest.json                                         ours: size and SHA-256 of each; by rename, last
 
 A folder without a manifest, or whose files differ from the manifest, does not count: it is skipped with the
 reason, and the next older one is used. If the trainer rejects the contents, the manifest is moved to

@@ -1,6 +1,7 @@
 """Saving of checkpoints: DeepSpeed writes the state of the engine, and our manifest makes it valid.
 
-    check of the disk space -> DeepSpeed's files, hashed while written -> manifest.json -> latest -> prune
+    check of the disk space -> DeepSpeed's files, hashed while written -> manifest.json -> latest
+    -> prune (manifest.py)
 
 With checkpoint.async_save the state is copied to host memory; files and manifest follow in the background
 (writer.py). With checkpoint.local_dir the files are written to the node's own disk first and are copied to

@@ -1,6 +1,7 @@
-"""The entry point of the command line: finds the verb, loads its module, and turns errors into exit codes.
+"""The entry point of the command line: finds the verb, turns errors into exit codes, survives a closed pipe.
 
-`nbtrain help` lists the verbs (cli/verb_table.py). Each calls the function that notebooks call.
+`nbtrain help` lists the verbs (cli/verb_table.py). The module of a verb is loaded when the verb is used; it
+calls the function that notebooks call.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""YAML with the place of every key: file and line travel with each value to the error message.
+"""YAML with file and line of every key for messages; values that YAML misreads (010, 1:30, yes) are refused.
 
 A run YAML is a small, plain document: one mapping, text keys, no anchors and no tags. `extends:` is the way
 to share, and a file that could refer to itself would have to be guarded everywhere below. Values that YAML

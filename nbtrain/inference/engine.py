@@ -1,4 +1,4 @@
-"""Continuous batching: requests join and leave the batch at every step, without an effect on each other.
+"""Continuous batching: requests join and leave at every step; a beginning that a slot holds is copied.
 
     engine = Engine(runner, tokenizer)
     engine.add(Request("a", prompt, generation, slides=False))

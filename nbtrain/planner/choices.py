@@ -1,4 +1,4 @@
-"""Choice of vocabulary, size and length of a run on a text, by the formulas that docs/choosing.md explains.
+"""Choice of vocabulary, size and length of a run on a text, by a scaling law for repeated text.
 
 text too short?                    fewer than LEAST_TOKENS tokens in the smallest vocabulary
 size      named                    the preset, or the nearest size of SMALL
@@ -6,6 +6,8 @@ size      named                    the preset, or the nearest size of SMALL
           on GPUs                  USUAL_TOKENS tokens a parameter, all of them from MOST_EPOCHS passes
 vocabulary                         no entry is too rare in the text, and the number of entries suits the size
 tokens                             MOST_EPOCHS passes, USUAL_TOKENS a parameter, or what fits the time
+
+docs/choosing.md explains the formulas.
 """
 
 import math

@@ -1,13 +1,13 @@
-"""Trained rows of tokens as `peft` has them: trainable_token_indices in adapter_config.json, and one tensor
-for each matrix whose rows are trained.
+"""Trained rows of tokens as `peft` has them: indices in adapter_config.json, and a tensor for each matrix.
 
     base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta    [ids, h]
     base_model.model.lm_head.token_adapter.trainable_tokens_delta               [ids, h], if it is not tied
 
-The numbers are the rows themselves, in the order of the ids, and not what is added to the base's (peft
-0.21.2, tuners/trainable_tokens/layer.py). A tied output layer follows the embedding.
+The key of the indices is trainable_token_indices. The numbers are the rows themselves, in the order of the
+ids, and not what is added to the base's (peft 0.21.2, tuners/trainable_tokens/layer.py). A tied output layer
+follows the embedding.
 
-Without torch: for both wings (checkpoint/pretrained/adapters.py has the numbers).
+Without torch, because both sides read it (checkpoint/pretrained/adapters.py has the numbers).
 """
 
 from collections.abc import Mapping

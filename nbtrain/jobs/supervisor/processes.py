@@ -8,6 +8,7 @@ The tree of a job ends as follows, depending on which process dies first:
     wrapper     dies -> its rank gets KILL: no process would record how it ended
     any rank         -> carries NBTRAIN_JOB=<job id> in its environment, so that what is left can be found
 
+Whether a process is still the same one, although process IDs are reused: ProcessIdentity (base/records.py).
 Source of the constants: linux/prctl.h.
 """
 

@@ -1,4 +1,7 @@
-"""Detection of a live front end at this kernel, in contrast to papermill, nbclient or nbconvert."""
+"""Detection of a live front end at this kernel, in contrast to papermill, nbclient or nbconvert.
+
+By it, api/arguments.py decides whether a call waits for the end of its run.
+"""
 
 import sys
 from typing import Any

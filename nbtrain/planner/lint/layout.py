@@ -1,5 +1,4 @@
-"""Findings about the layout: bubble, tensor ranks across machines, ZeRO++ that saves nothing, small
-chunks of FPDT."""
+"""Findings about the layout: bubble, tensor ranks across machines, useless ZeRO++, small chunks of FPDT."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,10 +1,12 @@
-"""Advice on a run's job page that follows from its state: pending requests, and where it resumes.
+"""Advice on a run's job page that follows from its state: requests, what the job waits for, where it resumes.
 
-Restarts, resumes and rollbacks are marks on the charts, because the curves start again there.
+Restarts, resumes, rollbacks and steps with NaN are marks on the charts, because the curves start again or
+have a gap there.
 """
 
 import re
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nbtrain.base import amounts
@@ -15,6 +17,10 @@ from nbtrain.base.rundir import JobDir, RunDir
 
 # Errors that would recur with the same settings: jobs/supervisor/verdict.py.
 _NOT_TRIED_AGAIN = re.compile(r"Error: |not tried again|out of (?:GPU|host) memory|the disk is full")
+
+
+# Most steps with NaN that are marked.
+MOST_BAD_STEPS = 20
 
 
 def asked_of(job: JobDir) -> str | None:
@@ -32,7 +38,7 @@ def advice(run: RunDir, state: str, cause: str | None, step: int | None) -> str:
         return ""
     saved = newest_saved_step(run)
     if saved is None:
-        going_on = "No checkpoint was saved: a resume begins at step 0."
+        going_on = "No checkpoint was saved, so Resume starts again at step 0."
     else:
         again = max(0, (step or 0) - saved)
         lost = f"; {amounts.counted(again, 'step')} since then are trained again" if again else ""
@@ -43,10 +49,97 @@ def advice(run: RunDir, state: str, cause: str | None, step: int | None) -> str:
     return f"{first}The tab Logs begins with the last traceback, if there is one. {going_on}"
 
 
-def marks(run: RunDir, records: Iterable[JobRecord]) -> list[dict[str, Any]]:
-    """Return [{"step", "time", "kind": resume, restart or rollback, "words"}] by time.
+# Policies that continue after a step of a kind, by the key that sets them (train/health/stability.py).
+# Weights that are NaN are not repaired by skipping a step.
+_CURES = {"nan": ("on_nan", "skip"), "weights": ("on_nan", "rollback"), "spike": ("on_loss_spike", "skip")}
+_WHAT_IT_DOES = {
+    "skip": "such a step leaves the weights unchanged, and its samples are skipped",
+    "rollback": "the job returns to its newest checkpoint and skips the samples since then",
+}
+# With a fixed loss scale, each step overflows again.
+_SCALE = "precision.fp16.loss_scale"
 
-    `records` are the job records, oldest first.
+
+def remedies(run: RunDir, state: str, events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the settings with which a job that a bad step has ended can continue.
+
+    [{"words" of a button, "title", "overrides" of the resume}], empty after any other end.
+    """
+    if state != "FAILED":
+        return []
+    ends = [event for event in events if event.get("kind") == "error" and event.get("bad") in _CURES]
+    if not ends or _SCALE in ends[-1]["message"]:
+        return []
+    key, policy = _CURES[ends[-1]["bad"]]
+    saved, step = newest_saved_step(run), ends[-1]["step"]
+    start = "the start" if saved is None else f"step {saved:,}"
+    return [
+        {
+            "words": f"Resume from {start} and skip step {step:,}",
+            "title": f"Resume with stability.{key} = {policy}: {_WHAT_IT_DOES[policy]}.",
+            "overrides": {f"stability.{key}": policy},
+        }
+    ]
+
+
+def nan_words(curve: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str:
+    """Return since which step the loss is NaN, with samples and ranks; "" if its newest value is a number.
+
+    `curve` is a snapshot's, with the steps of NaN in "bad".
+    """
+    bad = [event for event in events if event.get("bad") in ("nan", "weights")]
+    newest = curve["steps"][-1] if curve["steps"] else 0
+    # The step that ends a job is reported as an event, and is not in the curve.
+    ends = bool(bad) and bad[-1]["step"] > newest
+    gap = next((first for first, last in reversed(curve.get("bad") or []) if last >= newest), None)
+    if gap is None and not ends:
+        return ""
+    since = gap if gap is not None else bad[-1]["step"]
+    event = next((event for event in bad if event["step"] == since), None)
+    if event is None:
+        return f"NaN since step {since:,}"
+    first, last = event["positions"]
+    where = [f"samples {first:,} to {last - 1:,}"]
+    if ranks := event.get("ranks"):
+        where.append(f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}")
+    return f"NaN since step {since:,} ({', '.join(where)})"
+
+
+def waiting(run: RunDir, state: str, events: Sequence[Mapping[str, Any]], now: float) -> str:
+    """Return what a job between two attempts waits for, and for how long at most; "" for any other job."""
+    if state != "RESTARTING":
+        return ""
+    for event in reversed(events):
+        if event.get("kind") == "warning" and "needed_bytes" in event:
+            return _waits_for_disk(run, event, now)
+        if event.get("kind") == "restart" and "wait_seconds" in event:
+            left = max(0.0, event["time"] + event["wait_seconds"] - now)
+            return f"The next attempt starts by itself in {amounts.elapsed(left)}."
+        if event.get("kind") == "state" and event.get("state") not in ("RESTARTING", None):
+            break
+    return "The next attempt starts by itself."
+
+
+def _waits_for_disk(run: RunDir, event: Mapping[str, Any], now: float) -> str:
+    needed, free = event["needed_bytes"], shutil.disk_usage(run.path).free
+    if free >= needed:
+        return "There is room on the disk again: the next attempt starts by itself."
+    words = (
+        f"Waiting for disk space: {amounts.size(needed)} are needed, {amounts.size(free)} are free. The job "
+        "continues by itself once there is room."
+    )
+    if "wait_seconds" not in event:
+        return words
+    left = max(0.0, event["time"] + event["wait_seconds"] - now)
+    return f"{words} Without it, the job fails in {amounts.elapsed(left)}."
+
+
+def marks(
+    run: RunDir, records: Iterable[JobRecord], events: Iterable[Mapping[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """Return [{"step", "time", "kind": resume, restart, rollback or nan, "words"}] by time.
+
+    `records` are the job records, oldest first; `events` those of the newest job.
     """
     rolled = {(one.job_id, one.attempt) for one in Rollback.read_all(run.rollbacks_json)}
     found: list[dict[str, Any]] = []
@@ -60,7 +153,14 @@ def marks(run: RunDir, records: Iterable[JobRecord]) -> list[dict[str, Any]]:
             kind = "rollback" if (record.job_id, before.attempt) in rolled else "restart"
             why = f": {before.cause}" if before.cause else ""
             found.append(_mark(step, attempt.started_at, kind, f"attempt {attempt.attempt}{why}"))
-    return found
+    bad = [event for event in events if event.get("bad") in ("nan", "weights")]
+    return [
+        *found,
+        *(
+            {"step": event["step"], "time": event["time"], "kind": "nan", "words": event["message"]}
+            for event in bad[-MOST_BAD_STEPS:]
+        ),
+    ]
 
 
 def _mark(step: int, time: float, kind: str, what: str) -> dict[str, Any]:

@@ -132,7 +132,10 @@ def chart(curves: Mapping[str, Mapping[str, Any]], kind: ChartKind) -> dict[str,
         there = curves[line["name"]]
         known = [value is not None and math.isfinite(value) for value in there["values"]]
         steps.extend(itertools.compress(there["steps"], known))
-        values.extend(itertools.compress(there["values"], known))
+        for key in ("values", "low", "high"):
+            values.extend(itertools.compress(there.get(key) or (), known))
+        # The gap of a curve that ends with NaN is in the frame too.
+        steps.extend(last for _, last in there.get("bad") or ())
     if not values:
         return found
     left, right, low, high = min(steps), max(steps), min(values), max(values)

@@ -4,7 +4,8 @@
                          ->  detail(tags, first, last): as many points of only these steps, from the files
 
 A Curve keeps every point until there are MOST_POINTS. Then it keeps the lowest and the highest of every
-`width` consecutive points, and doubles the width whenever it is full again.
+`width` consecutive points together with their mean, and doubles the width whenever it is full again. Steps
+with NaN or Inf are kept as ranges, because NaN is neither the lowest nor the highest value.
 """
 
 import bisect
@@ -14,7 +15,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 
-from nbtrain.monitor.tfevents import ScalarReader, event_files
+from nbtrain.monitor.tfevents import Gaps, ScalarReader, event_files
 
 # A chart is 300 to 1,400 pixels wide. 24 bytes each: a run with 60 curves takes 3 MB.
 MOST_POINTS = 2048
@@ -30,9 +31,15 @@ class Curve:
         self._most = most
         self.width = 1
         """Number of points that each pair represents; 1 if every point is kept."""
+        self.gaps = Gaps()
+        """Ranges of steps whose value is NaN or Inf."""
         self._steps, self._values, self._walls = array("q"), array("d"), array("d")
-        # The pair in progress: number of points, the lowest and the highest, the newest.
+        # The mean of the points that a point stands for; both points of a pair have the same.
+        self._means = array("d")
+        # The pair in progress: number of points, the lowest, the highest, the newest, and the sum
+        # and number of its finite values.
         self._num = 0
+        self._sum, self._num_finite = 0.0, 0
         self._low: Point = (0, math.nan, 0.0)
         self._high = self._newest = self._low
 
@@ -54,6 +61,14 @@ class Curve:
         return self._all(self._walls, 2)
 
     @property
+    def means(self) -> array:
+        """For each point, the mean of the points that it stands for; NaN and Inf do not count."""
+        if self._num == 0:
+            return self._means
+        mean = self._sum / self._num_finite if self._num_finite else math.nan
+        return self._means + array("d", [mean] * len({self._low, self._high, self._newest}))
+
+    @property
     def last(self) -> float | None:
         """Value of the highest step, or None."""
         values = self.values
@@ -61,6 +76,10 @@ class Curve:
 
     def put(self, step: int, value: float, wall_time: float) -> None:
         """Add a point."""
+        self.gaps.note(step, value)
+        self._put(step, value, wall_time)
+
+    def _put(self, step: int, value: float, wall_time: float) -> None:
         if self.width == 1:
             self._put_one(step, value, wall_time)
             if len(self._steps) > self._most:
@@ -79,15 +98,19 @@ class Curve:
                 self._high = self._high if value != value else point
         self._newest = point
         self._num += 1
+        if math.isfinite(value):
+            self._sum, self._num_finite = self._sum + value, self._num_finite + 1
         if self._num == self.width:
-            self._store(*sorted((self._low, self._high)))
-            self._num = 0
+            mean = self._sum / self._num_finite if self._num_finite else math.nan
+            self._store(mean, *sorted((self._low, self._high)))
+            self._num, self._sum, self._num_finite = 0, 0.0, 0
             if len(self._steps) > self._most:
                 self._widen()
 
     def put_many(self, steps: Sequence[int], values: Sequence[float], wall_times: Sequence[float]) -> None:
         """Add points whose steps rise, with the same result as put() for each, in a tenth of the time."""
         at, num = 0, len(steps)
+        self.gaps.note_many(steps, values)
         while at < num:
             # Until the curve has one more point than `most` and widens; later the points of one pair.
             size = self._most + 1 - len(self._steps) if self.width == 1 else self.width
@@ -98,9 +121,12 @@ class Curve:
             elif self.width == 1:
                 self._steps.extend(steps[at:end])
                 self._values.extend(part)
+                self._means.extend(part)
                 self._walls.extend(wall_times[at:end])
             elif len(part) == size:
+                mean = finite_mean(part)
                 for one in _ends(part):
+                    self._means.append(mean)
                     self._steps.append(steps[at + one])
                     self._values.append(part[one])
                     self._walls.append(wall_times[at + one])
@@ -109,7 +135,7 @@ class Curve:
                 size = 0
             if size == 0:
                 end = at + 1
-                self.put(steps[at], values[at], wall_times[at])
+                self._put(steps[at], values[at], wall_times[at])
             elif len(self._steps) > self._most:
                 self._widen()
             at = end
@@ -117,7 +143,7 @@ class Curve:
     def keep(self, wanted: Iterable[bool]) -> None:
         """Drop the points whose flag is false, in the order of `steps`."""
         flags = list(wanted)
-        points = list(zip(self.steps, self.values, self.wall_times))
+        points, means = list(zip(self.steps, self.values, self.wall_times)), self.means
         kept = len(self._steps)
         # The rest of the pair in progress.
         rest = [point for point, flag in zip(points[kept:], flags[kept:]) if flag]
@@ -126,12 +152,14 @@ class Curve:
         for at in range(0, kept, group):
             left = [point for point, flag in zip(points[at : at + group], flags[at : at + group]) if flag]
             if left:
-                self._store(*(left * group)[:group])
+                self._store(means[at], *(left * group)[:group])
         # The highest step that is kept is now the newest.
         self._num = min(len(rest), self.width - 1) if self.width > 1 else 0
         if self._num:
             self._low, self._high = min(rest, key=_value), max(rest, key=_value)
             self._newest = rest[-1]
+            # Of the points that were dropped, only the lowest and the highest are known.
+            self._begin_sum(finite_mean([value for _, value, _ in rest]), self._num)
 
     def _all(self, kept: array, field: int) -> array:
         if self._num == 0:
@@ -145,9 +173,15 @@ class Curve:
         if at == len(steps) or steps[at] != step:
             steps.insert(at, step)
             self._values.insert(at, value)
+            self._means.insert(at, value)
             self._walls.insert(at, wall_time)
         elif wall_time >= self._walls[at]:
-            self._values[at], self._walls[at] = value, wall_time
+            self._values[at] = self._means[at] = value
+            self._walls[at] = wall_time
+
+    def _begin_sum(self, mean: float, num: int) -> None:
+        """Begin the mean of a pair with `num` points whose mean is known."""
+        self._sum, self._num_finite = (mean * num, num) if math.isfinite(mean) else (0.0, 0)
 
     def _put_again(self, point: Point) -> None:
         """Add a point of a step repeated without a restart's mark; it counts if that step was kept."""
@@ -165,27 +199,43 @@ class Curve:
         steps, values, walls = self._steps, self._values, self._walls
         size = 2 if self.width == 1 else 4
         whole = len(steps) - len(steps) % size
-        chosen = [at + one for at in range(0, whole, size) for one in _ends(values[at : at + size])]
+        starts = range(0, whole, size)
+        chosen = [at + one for at in starts for one in _ends(values[at : at + size])]
+        means = [finite_mean(self._means[at : at + size]) for at in starts]
         rest = list(zip(steps[whole:], values[whole:], walls[whole:]))
+        rest_mean = finite_mean(self._means[whole:])
+        self._means = array("d", [mean for mean in means for _ in range(2)])
         self._steps = array("q", [steps[at] for at in chosen])
         self._values = array("d", [values[at] for at in chosen])
         self._walls = array("d", [walls[at] for at in chosen])
-        self._num = 0
+        self._num, self._sum, self._num_finite = 0, 0.0, 0
         before, self.width = self.width, self.width * 2
         if rest:
             self._num = before if self.width > 2 else 1
             self._low, self._high = min(rest, key=_value), max(rest, key=lambda one: _value(one, -math.inf))
             self._newest = rest[-1]
+            self._begin_sum(rest_mean, self._num)
 
-    def _store(self, *points: Point) -> None:
+    def _store(self, mean: float, *points: Point) -> None:
         for step, value, wall_time in points:
             self._steps.append(step)
+            self._means.append(mean)
             self._values.append(value)
             self._walls.append(wall_time)
 
     def _clear(self) -> None:
         self._steps, self._values, self._walls = array("q"), array("d"), array("d")
-        self._num = 0
+        self._means = array("d")
+        self._num, self._sum, self._num_finite = 0, 0.0, 0
+
+
+def finite_mean(values: Sequence[float]) -> float:
+    """Return the mean of the values that are neither NaN nor Inf; NaN without any."""
+    total, num = sum(values), len(values)
+    if not math.isfinite(total):
+        finite = [value for value in values if math.isfinite(value)]
+        total, num = sum(finite), len(finite)
+    return total / num if num else math.nan
 
 
 def _ends(values: Sequence[float]) -> list[int]:

@@ -26,6 +26,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.monitor.conditions import Condition, JobEvent, conditions, failure_reason, job_events
 from nbtrain.monitor.job_place import place_of, restart_policy, started_from, twin_words
 from nbtrain.monitor.job_use import Gpu, Use, gpus, limits, uses
+from nbtrain.monitor.life import life
 from nbtrain.monitor.logs import log_attempts
 from nbtrain.monitor.notes import RunNotes, notes_of
 from nbtrain.monitor.pods import Pod, cluster_events, pods_of, reason_of_failure
@@ -172,6 +173,8 @@ class JobPage:
     conditions: list[Condition]
     events: list[JobEvent]
     replicas: list[Replica]
+    life: dict[str, Any]
+    """Life of the job as spans over time (monitor/life.py)."""
     usage: list[NodeUsage]
     """Resources over time, one for each replica that has measured any."""
 
@@ -266,8 +269,17 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
         conditions=conditions(events, record.created_at, (state, cause, since, reason)),
         events=job_events(sorted(events + cluster_events(job), key=lambda event: event["time"])),
         replicas=replicas,
+        life=life(events, record.created_at, now if active else record.ended_at or now, _doing(job, active)),
         usage=usage,
     )
+
+
+def _doing(job: JobDir, active: bool) -> tuple[str, float] | None:
+    """Return the unfinished phase of rank 0 and its beginning; None if rank 0 does not run."""
+    heartbeat = Heartbeat.read(job.heartbeat(0)) if active else None
+    if heartbeat is None or heartbeat.process.gone():
+        return None
+    return heartbeat.phase, heartbeat.phase_since
 
 
 def job_of(run: RunDir, job_id: str | None) -> JobDir:

@@ -65,6 +65,7 @@ def job_shown(run: RunDir, job_id: str | None = None, now: float | None = None) 
     job_id, active  which job, and whether it is active
     jobs            [[job id, its description], ...] to choose from, the newest first
     basics          [[label, text], ...]; times: {label: seconds since the epoch} of some of them
+    life            monitor/life.py
     conditions, events, replicas, ranks, figures
                     {"heads", "rows": [{"kind", "time", "cells"}]}: kind is "", "past", "warning" or "bad";
                     time is the first column's time in seconds since the epoch, shown in the reader's time
@@ -80,6 +81,7 @@ def job_shown(run: RunDir, job_id: str | None = None, now: float | None = None) 
         "jobs": _jobs(run, page),
         "basics": basics(page),
         "times": {"submitted": page.created_at} | ({"ended": page.ended_at} if page.ended_at else {}),
+        "life": page.life,
         "conditions": conditions_shown(page),
         "events": _table(
             EVENT_HEADS,

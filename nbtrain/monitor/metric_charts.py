@@ -106,6 +106,11 @@ def metric_charts(tags: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found + [{"title": title[0].upper() + title[1:], "names": [row["tag"]]} for row, title in titles]
 
 
+def _drawable(values: Sequence[float | None]) -> list[float | None]:
+    """Return the values with NaN and Inf as None: a browser draws a line up to the first NaN only."""
+    return [value if value is not None and math.isfinite(value) else None for value in values]
+
+
 def drawn(one: Mapping[str, Any], answer: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a chart of metric_charts() and its curves for static_charts; `answer` comes from metrics()."""
     rows = {row["tag"]: row for row in answer["tags"]}
@@ -116,9 +121,9 @@ def drawn(one: Mapping[str, Any], answer: Mapping[str, Any]) -> tuple[dict[str, 
         row, part = rows[name], answer["series"][name]
         color = f"c{number}" if named else "c0"
         lines.append({"name": name, "label": row["title"], "color": color, "dots": row["dots"]})
-        # A browser draws a line up to the first NaN and no further.
-        values = [value if value is not None and math.isfinite(value) else None for value in part["value"]]
-        curves[name] = {"steps": part["step"], "values": values}
+        curves[name] = {"steps": part["step"], "values": _drawable(part["value"])}
+        curves[name] |= {key: _drawable(part[key]) for key in ("low", "high") if key in part}
+        curves[name] |= {"bad": part["bad"]} if "bad" in part else {}
     first = rows[one["names"][0]]
     weight = SMOOTHING if first["smooth"] else 0.0
     kind = ChartKind(lines, first["y_name"], first["form"], first["from_zero"], weight)

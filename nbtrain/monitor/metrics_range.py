@@ -2,11 +2,10 @@
 
     metrics(view, Asked(("loss",), "tokens", 1e6, 2e6))  ->  {"tags", "charts", "series", "marks", "reading"}
 
-If there are too many points, the lowest and highest of each interval are kept, so that spikes are visible at
-any zoom.
+If there are too many points, each interval becomes its mean with its lowest and highest value, so that both
+the trend and the spikes are visible at any zoom.
 """
 
-import bisect
 import functools
 import time
 from collections.abc import Iterator, Sequence
@@ -25,8 +24,9 @@ from nbtrain.monitor.curves import Curve, CurveReader
 from nbtrain.monitor.metric_charts import OF_DATASETS, OF_TASKS, how_drawn, metric_charts
 from nbtrain.monitor.resources import ProcessTable
 from nbtrain.monitor.run_view import RunView
-from nbtrain.monitor.snapshot import six_digits, thin
-from nbtrain.monitor.tfevents import ScalarReader, Series, event_files
+from nbtrain.monitor.snapshot import band, curve_part, thinned_means
+from nbtrain.monitor.tfevents import ScalarReader, Series
+from nbtrain.monitor.tokens import TokensBySteps
 
 # Names as on the tiles of a run (shown.py).
 TITLES = {
@@ -47,8 +47,6 @@ DETAIL_SECONDS = 2.0
 PIECE_SECONDS = 0.05
 PROCESSES = ProcessTable(age_seconds=0.9)
 """Process table shared by all views of a server: panels ask once a second."""
-# Number of tokens at each step; event files of other programs have none.
-TOKENS_TAG = BY_NAME["steps_vs_tokens"].tag
 
 
 @dataclass(frozen=True)
@@ -73,6 +71,9 @@ def metrics(view: RunView, asked: Asked) -> dict[str, Any]:
 
     {"tags", "charts", "series": {name: {step, time, tokens, value, num_points}}, "marks", "reading"}
 
+    A series of too many points has "low" and "high" too, and `value` is the mean of each interval. One with
+    NaN or Inf has "bad": [[first, last step], ...].
+
     `tags` lists all scalars, and `charts` groups those that are drawn together. `reading` is the fraction of
     the event files that was read: it is below 1 for a moment after the first request. Raises ConfigError for
     an unknown scalar.
@@ -82,8 +83,7 @@ def metrics(view: RunView, asked: Asked) -> dict[str, Any]:
         reader = view.reader
         reader.refresh(READ_SECONDS)
         known = {name: reader.series.get(tag, Series()) for name, tag in tags.items()}
-        tokens = reader.series.get(TOKENS_TAG, Series())
-        to_tokens = _Steps(list(tokens.steps), list(tokens.values))
+        to_tokens = TokensBySteps.of(reader)
         found = {name: _inside(points, asked, to_tokens) for name, points in known.items()}
         coarse = {
             tags[name]: (points[0][0], points[0][-1])
@@ -97,8 +97,7 @@ def metrics(view: RunView, asked: Asked) -> dict[str, Any]:
             found |= {
                 name: _inside(detail[tag], asked, to_tokens) for name, tag in tags.items() if tag in detail
             }
-        total = sum(path.stat().st_size for path in event_files(reader.folder))
-        read = 1.0 - reader.behind_bytes / total if total else 1.0
+        read = view.read_fraction()
         there = _known_tags(reader)
     records = (JobRecord.read(view.run.job(job_id).job_json) for job_id in view.run.job_ids())
     return {
@@ -107,8 +106,8 @@ def metrics(view: RunView, asked: Asked) -> dict[str, Any]:
         "series": {
             name: _series(points, known[name], asked.points, to_tokens) for name, points in found.items()
         },
-        "marks": marks(view.run, [record for record in records if record]),
-        "reading": round(read, 3),
+        "marks": marks(view.run, [record for record in records if record], view.events()),
+        "reading": read,
     }
 
 
@@ -156,29 +155,8 @@ def _known_tags(reader: ScalarReader) -> list[dict[str, Any]]:
     ]
 
 
-class _Steps:
-    """Number of tokens trained at a step, interpolated linearly between the known steps."""
-
-    def __init__(self, steps: list[int], tokens: list[float]):
-        self.steps, self.tokens = steps, tokens
-
-    def tokens_at(self, steps: Sequence[int]) -> list[float | None]:
-        return [self._at(step) for step in steps]
-
-    def _at(self, step: int) -> float | None:
-        if not self.steps:
-            return None
-        at = min(bisect.bisect_left(self.steps, step), len(self.steps) - 1)
-        right = self.steps[at]
-        # Before the first known step the count starts at 0.
-        left, least = (self.steps[at - 1], self.tokens[at - 1]) if at else (0, 0.0)
-        if right == left:
-            return self.tokens[at]
-        return least + (self.tokens[at] - least) * (step - left) / (right - left)
-
-
-Part = tuple[list[int], list[float], list[float]]
-"""Steps, values, wall times."""
+Part = tuple[list[int], list[float], list[float], list[float] | None]
+"""Steps, values, wall times, and the means of a thinned curve."""
 
 
 def _width(points: Curve | Series) -> int:
@@ -186,16 +164,18 @@ def _width(points: Curve | Series) -> int:
     return getattr(points, "width", 1)
 
 
-def _inside(points: Curve | Series, asked: Asked, to_tokens: _Steps) -> Part:
+def _inside(points: Curve | Series, asked: Asked, to_tokens: TokensBySteps) -> Part:
     """Return the points of the requested range, with one more point on each side if there is one.
 
     A range between two points of a thinned curve has these two; the points between them are in the files.
     """
     steps, values, walls = list(points.steps), list(points.values), list(points.wall_times)
+    thinned = thinned_means(points)
+    means = None if thinned is None else list(thinned)
     if asked.first is None and asked.last is None:
-        return steps, values, walls
+        return steps, values, walls, means
     axis: Sequence[float | None] = (
-        steps if asked.x == "step" else walls if asked.x == "time" else to_tokens.tokens_at(steps)
+        steps if asked.x == "step" else walls if asked.x == "time" else to_tokens.at(steps)
     )
     least = float("-inf") if asked.first is None else asked.first
     most = float("inf") if asked.last is None else asked.last
@@ -205,20 +185,20 @@ def _inside(points: Curve | Series, asked: Asked, to_tokens: _Steps) -> Part:
     else:
         before = [number for number, at in enumerate(axis) if at is not None and at < least]
         if _width(points) == 1 or not before or before[-1] + 1 == len(axis):
-            return [], [], []
+            return [], [], [], None
         part = slice(before[-1], before[-1] + 2)
-    return steps[part], values[part], walls[part]
+    return steps[part], values[part], walls[part], None if means is None else means[part]
 
 
-def _series(points: Part, kept: Curve | Series, most: int, to_tokens: _Steps) -> dict[str, Any]:
-    steps, values, walls = points
-    chosen, _ = thin([*range(len(steps))], values, most)
-    shown = [steps[at] for at in chosen]
+def _series(points: Part, kept: Curve | Series, most: int, to_tokens: TokensBySteps) -> dict[str, Any]:
+    steps, values, walls, means = points
+    found = band(values, most, means)
+    shown = [steps[at] for at in found.at]
     return {
         "step": shown,
-        "time": [round(walls[at], 3) for at in chosen],
-        "tokens": [count and round(count) for count in to_tokens.tokens_at(shown)] if to_tokens.steps else [],
-        "value": [six_digits(values[at]) for at in chosen],
+        "time": [round(walls[at], 3) for at in found.at],
+        "tokens": [count and round(count) for count in to_tokens.at(shown)] if to_tokens.steps else [],
+        **curve_part("value", found, kept.gaps),
         "num_points": len(kept),
     }
 
@@ -233,8 +213,7 @@ def csv_pieces(view: RunView, names: Sequence[str] | None) -> Iterator[str]:
         while view.reader.refresh(READ_SECONDS) and view.reader.behind_bytes:
             pass
         purges = list(view.reader.purges)
-        tokens = view.reader.series.get(TOKENS_TAG, Series())
-        to_tokens = _Steps(list(tokens.steps), list(tokens.values))
+        to_tokens = TokensBySteps.of(view.reader)
     reader = _Lines(view.run.tensorboard, tags, to_tokens)
     reader.purges = purges
     yield "name,step,tokens,time,value\r\n"
@@ -252,7 +231,7 @@ class _Lines(ScalarReader):
     # Lines are in the order of the file.
     by_steps = False
 
-    def __init__(self, folder: Any, tags: dict[str, str] | None, to_tokens: _Steps):
+    def __init__(self, folder: Any, tags: dict[str, str] | None, to_tokens: TokensBySteps):
         super().__init__(folder)
         self.lines: list[str] = []
         name_in = name_of if tags is None else tags.get
@@ -263,7 +242,7 @@ class _Lines(ScalarReader):
         name = self._name(tag)
         if name is None or self._was_purged(tag.decode(), step, wall_time):
             return False
-        (tokens,) = self._to_tokens.tokens_at([step])
+        (tokens,) = self._to_tokens.at([step])
         at = datetime.fromtimestamp(wall_time, UTC).isoformat(timespec="milliseconds")
         count = "" if tokens is None else f"{tokens:.0f}"
         self.lines.append(f"{name},{step},{count},{at},{value:.7g}\r\n")

@@ -19,22 +19,24 @@ from nbtrain.base.order import natural
 from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.monitor import logs
-from nbtrain.monitor.advice import advice, asked_of, marks
+from nbtrain.monitor.advice import advice, asked_of, marks, nan_words, remedies, waiting
 from nbtrain.monitor.resources import ProcessTable, ResourceSampler
 from nbtrain.monitor.runs import NO_JOB, job_with_end
 from nbtrain.monitor.shown import shown
 from nbtrain.monitor.snapshot import (
     NUM_EVENTS,
     alerts_part,
+    band,
+    curve_part,
     event_part,
     finite,
     in_sight,
     job_part,
     progress_part,
-    six_digits,
-    thin,
+    thinned_means,
 )
-from nbtrain.monitor.tfevents import ScalarReader, Series
+from nbtrain.monitor.tfevents import ScalarReader, Series, event_files
+from nbtrain.monitor.tokens import tokens_at
 
 SNAPSHOT_SCHEMA_VERSION = 1
 _PROGRESS = ("loss", "validation_loss", "learning_rate", "tokens_per_second", "grad_norm")
@@ -45,7 +47,8 @@ CURVES = (*_PROGRESS, "host_memory_bytes", "device_memory_bytes", "mfu")
 MODEL_KEYS = ("num_layers", "hidden_size", "num_attention_heads", "seq_length")
 PARALLEL_KEYS = ("zero_stage", "data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size")
 
-LARGEST_NUM_POINTS = 300
+# A point is the mean of an interval, with its lowest and highest value.
+LARGEST_NUM_POINTS = 200
 LOG_LINES = 12
 NOTHING_SUBMITTED = (NO_JOB, "nothing was submitted yet")
 # Heartbeats are at most a second apart while steps are short, but a step may be long.
@@ -159,6 +162,7 @@ class RunView:
         saved = record.goes_on_from if record else None
         progress = progress_part(heartbeats.get(0), config, now, state, saved)
         jobs = self._jobs(now)
+        curves = {name: self._curve(name) for name in CURVES}
         value = {
             "schema_version": SNAPSHOT_SCHEMA_VERSION,
             "name": self.name,
@@ -170,14 +174,19 @@ class RunView:
             "active": active,
             "asked": asked_of(job) if job and active else None,
             "advice": advice(self.run, state, cause, progress["step"] if progress else None),
+            "remedies": remedies(self.run, state, events),
+            "waiting": waiting(self.run, state, events, now),
+            "nan": nan_words(curves["loss"], events),
             "job": job_part(record, now, active) if record else None,
             "jobs": [part for part, _ in jobs],
-            "marks": marks(self.run, [known for _, known in jobs if known]),
+            "marks": marks(self.run, [known for _, known in jobs if known], events),
             "config": config,
             "progress": progress,
-            "curves": {name: self._curve(name) for name in CURVES},
+            "curves": curves,
+            "reading": self.read_fraction(),
             "resources": resources,
             "ranks": self._ranks(job, record, heartbeats, resources, now, active),
+            "failed_rank": _first_failed(job, record) if state == "FAILED" else None,
             "log": self._log(job, state),
             "events": [event_part(event) for event in in_sight(events, NUM_EVENTS)],
             "alerts": alerts_part(events),
@@ -185,6 +194,13 @@ class RunView:
         }
         finite_value = finite(value)
         return {**finite_value, "shown": shown(finite_value)}
+
+    def read_fraction(self) -> float:
+        """Return the fraction of the event files that was read: below 1 for a moment after the first look."""
+        if not self.reader.behind_bytes:
+            return 1.0
+        total = sum(path.stat().st_size for path in event_files(self.reader.folder))
+        return round(1.0 - self.reader.behind_bytes / max(1, total), 3)
 
     def _warnings(self) -> list[str]:
         behind = self.reader.behind_bytes
@@ -246,11 +262,19 @@ class RunView:
         }
 
     def _curve(self, name: str) -> dict[str, Any]:
+        """Return a curve: steps, values, and what curve_part() adds; for the loss, also tokens and times."""
         series = self.reader.series.get(BY_NAME[name].tag, Series())
-        steps, values = thin(series.steps, series.values, LARGEST_NUM_POINTS)
-        # A picture shows at most six digits, and more would triple the bytes sent each second.
-        values = [six_digits(value) for value in values]
-        return {"unit": BY_NAME[name].unit, "steps": steps, "values": values, "num_points": len(series)}
+        steps, found = series.steps, band(series.values, LARGEST_NUM_POINTS, thinned_means(series))
+        shown_steps = [steps[at] for at in found.at]
+        curve = {"unit": BY_NAME[name].unit, "steps": shown_steps, "num_points": len(series)}
+        curve |= curve_part("values", found, series.gaps)
+        if name == "loss":
+            walls = series.wall_times
+            curve |= {
+                "times": [round(walls[at], 1) for at in found.at],
+                "tokens": tokens_at(self.reader, shown_steps),
+            }
+        return curve
 
     def _resources(
         self, job: JobDir | None, record: JobRecord | None, heartbeats: dict[int, Heartbeat], active: bool
@@ -315,3 +339,12 @@ class RunView:
             # Log of a pod that ended before it could start the supervisor.
             return {"source": "node 0", "lines": said}
         return {"source": logs.SUPERVISOR, "lines": lines}
+
+
+def _first_failed(job: JobDir | None, record: JobRecord | None) -> int | None:
+    """Return the rank that failed first in the newest attempt: the others were ended because of it."""
+    if job is None or record is None:
+        return None
+    ends = (ExitRecord.read(job.exit_record(rank, record.attempt)) for rank in range(record.world_size))
+    failed = [end for end in ends if end is not None and end.outcome not in ("finished", "stopped")]
+    return min(failed, key=lambda end: (end.outcome != "failed", end.time)).rank if failed else None

@@ -57,8 +57,12 @@ def shown(snapshot: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "about": _about(snapshot),
         "pill": list(pill(snapshot["state"], snapshot["asked"])),
-        "note": snapshot["cause"] or (f"Alert: {alert}" if alert else ""),
-        "tone": "error" if bad else "alert" if alert and not snapshot["cause"] else "",
+        "note": _note(snapshot, alert),
+        "tone": "error"
+        if bad
+        else "alert"
+        if snapshot["waiting"] or (alert and not snapshot["cause"])
+        else "",
         "advice": snapshot["advice"],
         "fraction": (snapshot["progress"] or {}).get("fraction") or 0.0,
         "line": _line(snapshot),
@@ -69,6 +73,16 @@ def shown(snapshot: Mapping[str, Any]) -> dict[str, Any]:
         "alerts": f"Events ({amounts.counted(num_alerts, 'alert')})" if num_alerts else "Events",
         "job": _job_rows(snapshot),
     }
+
+
+def _note(snapshot: Mapping[str, Any], alert: str) -> str:
+    """Return what the job waits for and the cause of its state, or an alert."""
+    cause, waiting, nan = snapshot["cause"] or "", snapshot["waiting"], snapshot["nan"]
+    if waiting:
+        return f"{waiting} Cause: {cause}" if cause else waiting
+    if nan and snapshot["active"]:
+        return f"The training loss is {nan}." + (f" {cause}" if cause else "")
+    return cause or (f"Alert: {alert}" if alert else "")
 
 
 def pill(state: str, asked: str | None = None) -> tuple[str, str]:
@@ -123,8 +137,11 @@ def _tiles(snapshot: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     progress, curves = snapshot["progress"] or {}, snapshot["curves"]
     perplexity = progress.get("validation_perplexity")
     words = "" if perplexity is None else f"ppl {_perplexity(perplexity)}"
+    # "NaN since step 121 (samples ...)": the number's place has NaN, the rest is its note.
+    value, _, since = snapshot["nan"].partition(" ")
+    loss = (value, since) if snapshot["nan"] else (_figure(progress.get("loss"), ".4f"), "")
     found = [
-        ("training loss", _figure(progress.get("loss"), ".4f"), ""),
+        ("training loss", *loss),
         ("validation loss", _figure(progress.get("validation_loss"), ".4f"), words),
         ("learning rate", _rate(progress.get("learning_rate")), ""),
         ("throughput", _figure(progress.get("tokens_per_second"), ",.0f"), "tokens/s"),

@@ -1,29 +1,37 @@
 """A run as one JSON object: what panels draw and `nbtrain status --json` prints."""
 
 import functools
+import itertools
 import json
 import math
-import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from nbtrain.base.jobstate import ACTIVE, ranks_run, seconds_left
 from nbtrain.base.records import Heartbeat, JobRecord, TrainingProgress
+from nbtrain.monitor.curves import finite_mean
+from nbtrain.monitor.tfevents import Gaps
 
 OWN_KEYS = ("schema_version", "name", "run_id", "time", "state", "meaning", "cause", "active")
 PARTS = (
     "asked",
     "advice",
+    "remedies",
+    "waiting",
+    "nan",
     "job",
     "jobs",
     "marks",
     "config",
     "progress",
     "curves",
+    "reading",
     "resources",
     "ranks",
+    "failed_rank",
     "log",
     "events",
     "alerts",
@@ -41,28 +49,55 @@ NUM_EVENTS = 60
 WEIGHTY = frozenset({"error", "restart", "rollback", "hang"})
 
 
-def thin(steps: Sequence[int], values: Sequence[float], most: int) -> tuple[list[int], list[float]]:
-    """Reduce a curve to about `most` points: the lowest and highest of each interval, first and last."""
-    steps, values = list(steps), list(values)
-    if len(steps) <= most:
-        return steps, values
-    buckets = max(1, most // 2 - 1)
-    chosen = {0, len(steps) - 1}
-    starts = [bucket * len(steps) // buckets for bucket in range(buckets)]
-    parts = [values[low:high] for low, high in zip(starts, [*starts[1:], len(steps)])]
-    # Without a Python loop: eight curves are downsampled for each snapshot of a run.
-    for end in (min, max):
-        ends = [*map(end, parts)]
-        if any(map(math.isnan, ends)):
-            # If values begin with NaN, min and max are NaN; use the lowest and highest number.
-            ends = [end(filter(_is_number, part), default=part[0]) for part in parts]
-        chosen.update(map(operator.add, starts, map(list.index, parts, ends)))
-    order = sorted(chosen)
-    return [steps[at] for at in order], [values[at] for at in order]
+@dataclass
+class Band:
+    """A curve in few points: means of intervals, with their lowest and highest value if it was thinned."""
+
+    at: list[int]
+    """Index of the point in the middle of each interval."""
+    values: list[float]
+    lows: list[float] | None = None
+    highs: list[float] | None = None
 
 
-def _is_number(value: float) -> bool:
-    return not math.isnan(value)
+def band(values: Sequence[float], most: int, means: Sequence[float] | None = None) -> Band:
+    """Reduce a curve to at most `most` points. The first and the last point stay as they are.
+
+    `means` has, for a curve that was thinned when it was read, the mean of the points that each value stands
+    for. NaN and Inf do not count, unless an interval has nothing else.
+    """
+    num = len(values)
+    if num <= 2 or (means is None and num <= most):
+        return Band([*range(num)], list(values))
+    inner = max(1, min(most - 2, num - 2, num // 2 if means is not None else num))
+    ends = [0, *(1 + part * (num - 2) // inner for part in range(inner)), num - 1, num]
+    known = values if means is None else means
+    at, middle, lows, highs = [], [], [], []
+    for first, last in itertools.pairwise(ends):
+        part = values[first:last]
+        if not math.isfinite(sum(part)):
+            part = [value for value in part if math.isfinite(value)] or [math.nan]
+        is_end = first in (0, num - 1)
+        at.append((first + last) // 2)
+        middle.append(values[first] if is_end else finite_mean(known[first:last]))
+        lows.append(min(part))
+        highs.append(max(part))
+    return Band(at, middle, lows, highs)
+
+
+def thinned_means(points: Any) -> Sequence[float] | None:
+    """Return the means of a curve that was thinned when it was read (curves.py); None of any other."""
+    return points.means if getattr(points, "width", 1) > 1 else None
+
+
+def curve_part(key: str, found: Band, gaps: Gaps) -> dict[str, Any]:
+    """Return a curve's values under `key`; "low" and "high" if it was thinned; "bad", its ranges of NaN."""
+    # A picture shows at most six digits, and more would triple the bytes sent each second.
+    part: dict[str, Any] = {key: [six_digits(value) for value in found.values]}
+    if found.lows is not None and found.highs is not None:
+        part["low"] = [six_digits(value) for value in found.lows]
+        part["high"] = [six_digits(value) for value in found.highs]
+    return part | ({"bad": [list(steps) for steps in gaps.ranges]} if gaps.ranges else {})
 
 
 def job_part(record: JobRecord, now: float, active: bool) -> dict[str, Any]:

@@ -17,6 +17,7 @@ one before; later looks read only what was appended. At most BLOCK_BYTES of a fi
 import bisect
 import functools
 import itertools
+import math
 import os
 import re
 import struct
@@ -74,6 +75,47 @@ class Points(Protocol):
 
     def __len__(self) -> int: ...
 
+    @property
+    def gaps(self) -> "Gaps": ...
+
+    @property
+    def means(self) -> Any: ...
+
+
+class Gaps:
+    """Ranges of steps at which a curve is NaN or Inf, in the order in which they were read."""
+
+    # A curve with more ranges is broken at so many places that one range covers the newest.
+    MOST = 200
+
+    def __init__(self) -> None:
+        self.ranges: list[list[int]] = []
+        """[first step, last step] of each range."""
+        self._open = False
+
+    def note(self, step: int, value: float) -> None:
+        """Note the next point of the curve."""
+        if math.isfinite(value):
+            self._open = False
+        elif (self._open or len(self.ranges) == self.MOST) and step > self.ranges[-1][1]:
+            self.ranges[-1][1] = step
+        elif len(self.ranges) < self.MOST:
+            self.ranges.append([step, step])
+            self._open = True
+
+    def note_many(self, steps: Sequence[int], values: Sequence[float]) -> None:
+        """Note points whose steps rise; a sum tells in a tenth of the time that all of them are finite."""
+        if math.isfinite(sum(values)):
+            self._open = False
+            return
+        for step, value in zip(steps, values):
+            self.note(step, value)
+
+    def drop_from(self, step: int) -> None:
+        """Forget the steps from `step` on, which are trained again."""
+        self.ranges = [[first, min(last, step - 1)] for first, last in self.ranges if first < step]
+        self._open = False
+
 
 @dataclass
 class Series:
@@ -83,6 +125,13 @@ class Series:
     values: list[float] = field(default_factory=list)
     wall_times: list[float] = field(default_factory=list)
     """Seconds since the epoch."""
+    gaps: Gaps = field(default_factory=Gaps, compare=False, repr=False)
+    """Ranges of steps whose value is NaN or Inf."""
+
+    @property
+    def means(self) -> list[float]:
+        """Return the values: each point stands for itself."""
+        return self.values
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -94,6 +143,7 @@ class Series:
 
     def put(self, step: int, value: float, wall_time: float) -> None:
         """Add a point; of two points at one step, the later one by clock stays."""
+        self.gaps.note(step, value)
         if not self.steps or step > self.steps[-1]:
             self.steps.append(step)
             self.values.append(value)
@@ -113,6 +163,7 @@ class Series:
             for point in zip(steps, values, wall_times):
                 self.put(*point)
             return
+        self.gaps.note_many(steps, values)
         self.steps.extend(steps)
         self.values.extend(values)
         self.wall_times.extend(wall_times)
@@ -341,6 +392,7 @@ class ScalarReader:
             late = [at >= step and wall < session_wall_time for at, wall in points]
             dropped_from = min([dropped_from, *itertools.compress(series.wall_times, late)])
             series.keep(not is_late for is_late in late)
+            series.gaps.drop_from(step)
         for tag, series in self.series.items():
             if tag.endswith(COUNTED_BY_OTHERS):
                 series.keep(not dropped_from <= wall < session_wall_time for wall in series.wall_times)

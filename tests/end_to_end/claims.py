@@ -60,7 +60,8 @@ def check_claims(text: str, run: RunDir) -> list[str]:
     claim(rf"before it could save at {STEP}", lambda step: newest is None or newest < step)
     claim(rf"at {STEP}; not saved", lambda step: newest is None or newest < step)
     claim(
-        r"[Nn]o checkpoint was saved|nothing to save(?!; a resume)|begins at step 0", lambda _: newest is None
+        r"[Nn]o checkpoint was saved|nothing to save(?!; a resume)|starts again at step 0",
+        lambda _: newest is None,
     )
     claim(r"all steps are trained and saved", lambda _: newest == reached(run))
     claim(r"; ([\d,]+) steps? since then", lambda steps: steps == reached(run) - (newest or 0))

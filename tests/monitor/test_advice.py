@@ -10,7 +10,7 @@ from nbtrain.base.files import write_json
 from nbtrain.base.records import AttemptRecord, ControlRequest, JobRecord, Rollback
 from nbtrain.base.rundir import RunDir
 from nbtrain.monitor import advice as module
-from nbtrain.monitor.advice import advice, marks
+from nbtrain.monitor.advice import advice, marks, nan_words, remedies, waiting
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.runs import summary_of
 from nbtrain.monitor.shown import pill
@@ -36,8 +36,8 @@ from tests.lab.widgets.fake_run import FakeJob
             "FAILED",
             "rank 0 was killed by SIGKILL",
             None,
-            "The tab Logs begins with the last traceback, if there is one. No checkpoint was saved: a resume "
-            "begins at step 0.",
+            "The tab Logs begins with the last traceback, if there is one. No checkpoint was saved, so "
+            "Resume starts again at step 0.",
         ),
     ],
 )
@@ -112,3 +112,60 @@ def test_stopping_is_said_from_the_request_to_the_end(tmp_path: Path) -> None:
     write_json(job.job.control_pause, {"pause": True})
     assert module.asked_of(job.job) == "pause"
     assert pill("RUNNING", "pause") == ("Pausing...", "wait") and pill("SUSPENDED", "pause")[0] == "SUSPENDED"
+
+
+def event(kind: str, **data: object) -> dict[str, object]:
+    return {"kind": kind, "time": 100.0, "message": "step 121: the loss is nan", **data}
+
+
+BAD = event("error", step=121, positions=[7680, 7744], bad="nan", ranks=[3])
+
+
+def test_a_bad_step_can_be_skipped_by_a_resume(monkeypatch):
+    """NaN weights need a rollback; a loss scale that is too high, or another end, has no such cure."""
+    run = RunDir("gpt")
+    monkeypatch.setattr(module, "newest_saved_step", lambda run: 100)
+    (cure,) = remedies(run, "FAILED", [BAD])
+    assert (cure["words"], cure["overrides"]) == (
+        "Resume from step 100 and skip step 121",
+        {"stability.on_nan": "skip"},
+    )
+    (cure,) = remedies(run, "FAILED", [BAD, {**BAD, "bad": "weights"}])
+    assert cure["overrides"] == {"stability.on_nan": "rollback"}
+    (cure,) = remedies(run, "FAILED", [{**BAD, "bad": "spike"}])
+    assert cure["overrides"] == {"stability.on_loss_spike": "skip"}
+    assert remedies(run, "FAILED", [{**BAD, "message": "precision.fp16.loss_scale = 8 is fixed"}]) == []
+    assert remedies(run, "FAILED", [{**BAD, "kind": "skip"}]) == remedies(run, "CANCELLED", [BAD]) == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "bad", "events", "words"),
+    [
+        ([1, 2], None, [], ""),
+        ([1, 2], None, [event("state")], ""),
+        ([1, 120], None, [BAD], "NaN since step 121 (samples 7,680 to 7,743, rank 3)"),
+        ([1, 140], [[121, 140]], [BAD], "NaN since step 121 (samples 7,680 to 7,743, rank 3)"),
+        ([1, 140], [[121, 130]], [BAD], ""),
+        ([1, 1300], [[7, 9], [1210, 1300]], [], "NaN since step 1,210"),
+        ([], None, [], ""),
+    ],
+)
+def test_since_when_a_loss_is_nan(steps, bad, events, words):
+    assert nan_words({"steps": steps, "bad": bad}, events) == words
+
+
+def test_what_a_job_between_two_attempts_waits_for(tmp_path):
+    """Room on the disk with what is needed and free, else the pause before the next attempt."""
+    run = RunDir(tmp_path)
+    running, restart = event("state", state="RUNNING"), event("restart", wait_seconds=40.0)
+    full = event("warning", needed_bytes=1 << 60, wait_seconds=600.0)
+    assert waiting(run, "RUNNING", [restart], 100.0) == ""
+    assert (
+        waiting(run, "RESTARTING", [running, restart], 110.0) == "The next attempt starts by itself in 30 s."
+    )
+    words = waiting(run, "RESTARTING", [running, restart, full], 148.0)
+    assert words.startswith("Waiting for disk space: 1048576.0 TiB are needed, ")
+    assert words.endswith("once there is room. Without it, the job fails in 9 min 12 s.")
+    there = waiting(run, "RESTARTING", [restart, {**full, "needed_bytes": 1}], 148.0)
+    assert there == "There is room on the disk again: the next attempt starts by itself."
+    assert waiting(run, "RESTARTING", [full, running], 148.0) == "The next attempt starts by itself."

@@ -93,6 +93,25 @@ def test_values_that_are_no_numbers_hide_no_others():
     assert math.isnan(values[-1]) and sum(map(math.isnan, values)) < len(values)
 
 
+@pytest.mark.parametrize("many", [True, False])
+def test_a_thinned_curve_keeps_its_trend_and_the_steps_of_nan(many):
+    """The mean of a zigzag between 0 and 2 is 1 wherever it is thinned; NaN is no part of it."""
+    curve, steps = Curve(16), [*range(1000)]
+    values = [math.nan if 300 <= step < 310 else 2.0 * (step % 2) for step in steps]
+    if many:
+        curve.put_many(steps, values, [0.0] * 1000)
+    else:
+        for step, value in zip(steps, values):
+            curve.put(step, value, 0.0)
+    assert curve.width > 1 and len(curve.means) == len(curve.steps)
+    assert all(0.9 < mean < 1.1 for mean in curve.means)
+    assert curve.gaps.ranges == [[300, 309]]
+    curve.keep([step < 500 for step in curve.steps])
+    assert len(curve.means) == len(curve.steps)
+    curve.gaps.drop_from(305)
+    assert curve.gaps.ranges == [[300, 304]]
+
+
 def test_a_restart_drops_what_is_trained_again():
     """A resume mark drops the points from its step on, also in a downsampled curve; new points follow."""
     for most in (16, 4096):
@@ -180,7 +199,7 @@ def test_metrics_by_step_tokens_and_time(tmp_path):
         assert part["step"] == [9, 10, 11, 12, 13]
     assert metrics(view, Asked(("loss",), "step", 200, 300))["series"]["loss"]["step"] == []
     few = metrics(view, Asked(("loss",), points=10))["series"]["loss"]
-    assert len(few["step"]) <= 10 and 99.0 in few["value"] and few["num_points"] == 100
+    assert len(few["step"]) <= 10 and 99.0 in few["high"] and few["num_points"] == 100
     with pytest.raises(ConfigError, match=r"^'los' is not a scalar of nbtrain\. Nearest: loss\.$"):
         metrics(view, Asked(("los",)))
 
@@ -193,7 +212,7 @@ def test_a_narrow_range_of_a_long_run_has_every_point(tmp_path):
     while (answer := metrics(view, Asked(("loss",))))["reading"] < 1:
         pass
     whole = answer["series"]["loss"]
-    assert len(whole["step"]) <= 500 and 99.0 in whole["value"] and whole["num_points"] == 9000
+    assert len(whole["step"]) <= 500 and 99.0 in whole["high"] and whole["num_points"] == 9000
     assert (whole["step"][0], whole["step"][-1]) == (1, 9000)
     part = metrics(view, Asked(("loss",), "tokens", 64 * 2000, 64 * 2100))["series"]["loss"]
     assert set(range(2000, 2101)) <= set(part["step"])

@@ -334,7 +334,10 @@ def test_picture_has_lines_of_request_and_limit(failed: FakeJob) -> None:
     page = job_page(failed.run)
     figure = usage_figure(page)
     charts = {axes.get_title(loc="left"): axes for axes in figure.axes if axes.get_visible()}
-    assert list(charts) == ["CPU", "Memory", "Network", "Disk", "Disk operations of the node"]
+    assert list(charts) == [
+        *("CPU", "Memory", "Network", "Disk", "Disk operations of the node"),
+        "Life of the job",
+    ]
     memory = charts["Memory"]
     assert memory.get_legend_handles_labels()[1] == ["all", "rank 0", "rank 1", "limit"]
     assert list(memory.get_lines()[-1].get_ydata()) == [8 * GIB, 8 * GIB]

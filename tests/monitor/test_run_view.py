@@ -23,7 +23,8 @@ from nbtrain.monitor.metrics_range import Asked, metrics
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.runs import summary_of
 from nbtrain.monitor.shown import _line as shown_line
-from nbtrain.monitor.snapshot import NUM_EVENTS, SNAPSHOT_KEYS, encoded, finite, in_sight, thin
+from nbtrain.monitor.snapshot import NUM_EVENTS, SNAPSHOT_KEYS, Band, band, encoded, finite, in_sight
+from nbtrain.monitor.tfevents import Gaps
 from tests.lab.widgets.fake_run import TOKENS_PER_STEP, FakeJob
 
 
@@ -259,7 +260,8 @@ def test_numbers_that_json_lacks_are_null(run: RunDir) -> None:
     job.scalars(loss=math.inf)
     job.step = 3
     job.scalars(loss=2.0)
-    assert RunView(run).snapshot()["curves"]["loss"]["values"] == [None, None, 2.0]
+    loss = RunView(run).snapshot()["curves"]["loss"]
+    assert (loss["values"], loss["bad"]) == ([None, None, 2.0], [[1, 2]])
     job.finish("FAILED", "the loss is NaN")
 
 
@@ -304,27 +306,33 @@ def test_a_curve_is_called_what_its_dataset_or_task_is(run: RunDir) -> None:
     job.finish("CANCELLED", "stopped")
 
 
-def test_thinning_keeps_ends_spikes_and_order() -> None:
-    """Downsampling 10,000 points to 300 keeps the first, the last, the spike and the dip."""
+def test_thinning_keeps_the_trend_ends_and_spikes() -> None:
+    """10,000 points become 300 means; the one spike and the one dip are in the ends of their intervals."""
     values = [math.sin(at / 500) for at in range(10_000)]
     values[4321], values[777] = 50.0, -50.0
-    steps, thinned = thin(list(range(10_000)), values, 300)
-    assert len(steps) <= 300
-    assert (steps[0], steps[-1]) == (0, 9999)
-    assert (max(thinned), min(thinned)) == (50.0, -50.0)
-    assert steps == sorted(steps)
-    assert thin([1, 2], [3.0, 4.0], 300) == ([1, 2], [3.0, 4.0])
+    found = band(values, 300)
+    assert len(found.at) == 300 and found.at == sorted(found.at)
+    assert (found.at[0], found.at[-1]) == (0, 9999)
+    assert (found.values[0], found.values[-1]) == (values[0], values[-1])
+    assert (max(found.highs), min(found.lows)) == (50.0, -50.0)
+    # No mean follows the spike to more than its share of 34 points.
+    off = [abs(value - math.sin(at / 500)) for at, value in zip(found.at, found.values)]
+    assert max(off) < 51 / 33 and sorted(off)[-3] < 0.05
+    assert all(low <= value <= high for low, value, high in zip(found.lows, found.values, found.highs))
+    assert band([3.0, 4.0], 300) == Band([0, 1], [3.0, 4.0])
 
 
 def test_a_nan_hides_no_spike_from_thinning() -> None:
     """A stretch that begins with NaN keeps its lowest and highest value; one of only NaN is a gap."""
     values = [1.0] * 1000
     values[400:404] = [math.nan, 99.0, -99.0, 1.0]
-    values[800:804] = [math.nan] * 4
-    _, thinned = thin(list(range(1000)), values, 502)
-    assert len(thinned) <= 502
-    numbers = [value for value in thinned if not math.isnan(value)]
-    assert (max(numbers), min(numbers), len(thinned) - len(numbers)) == (99.0, -99.0, 1)
+    values[800:806] = [math.nan] * 6
+    found = band(values, 502)
+    assert len(found.at) <= 502 and (max(found.highs), min(found.lows)) == (99.0, -99.0)
+    assert 1 <= sum(map(math.isnan, found.values)) <= 3
+    gaps = Gaps()
+    gaps.note_many(range(1000), values)
+    assert gaps.ranges == [[400, 400], [800, 805]]
 
 
 def test_encoded_is_json_of_anything():

@@ -404,7 +404,7 @@ def wait_for_room(it: Supervision, verdict: Verdict) -> Verdict | None:
         if not announced:
             announced = True
             said = f"waits up to {seconds:g} s for room on the disk: {words}"
-            it.journal.event("warning", said, needed_bytes=needed)
+            it.journal.event("warning", said, needed_bytes=needed, wait_seconds=seconds)
         if it.asked.stop_within(DISK_POLL_SECONDS, lambda: look(it)):
             return cancelled_while_waiting(verdict)
     return None

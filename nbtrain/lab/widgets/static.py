@@ -15,6 +15,7 @@ from nbtrain.base.html_table import ROW, html_table
 from nbtrain.base.look import BLUE, GREEN, GREY, LINE, ORANGE, RED, progress_bar
 from nbtrain.lab.widgets.static_charts import chart_image, charts_in_rows
 from nbtrain.lab.widgets.static_pages import config_html, metrics_html, plan_html
+from nbtrain.monitor.life import COLORS as LIFE_COLORS
 from nbtrain.monitor.snapshot import in_sight
 
 TONE_COLORS = {"live": BLUE, "good": GREEN, "wait": ORANGE, "bad": RED, "calm": GREY}
@@ -49,6 +50,7 @@ def run_html(
         parts.append(_table("Job", ("", ""), trained))
     else:
         trained = [row for row in trained if row[0] not in OF_JOB]
+        parts.append(_life(job["life"]))
         parts.append(_table("Basic info", ("", ""), [*job["basics"], *trained]))
         parts += [_timed("Conditions", job["conditions"]), _timed("Events", job["events"], MOST_EVENTS)]
         parts += [_timed(title, job[title.lower()]) for title in ("Replicas", "Ranks")]
@@ -140,6 +142,24 @@ def _curves(snapshot: dict[str, Any]) -> str:
         f'<td style="{LEFT};vertical-align:top;padding:0">{images[1]}{images[2]}</td></tr></table>'
         + (f'<div style="color:{GREY};font-size:11px">{marks}</div>' if marks else "")
     )
+
+
+def _life(life: Mapping[str, Any]) -> str:
+    """Return the job's life as a bar over time, with the time of each kind."""
+    whole = max(life["end"] - life["begin"], 1e-9)
+    spans = "".join(
+        f'<span style="display:inline-block;height:12px;width:{100 * (end - begin) / whole:.3f}%;'
+        f'background-color:{LIFE_COLORS[kind]}"></span>'
+        for kind, begin, end in life["spans"]
+    )
+    names = " &nbsp; ".join(
+        f'<span style="color:{LIFE_COLORS[kind]}">&#9632;</span> {html.escape(name)} '
+        f"<strong>{html.escape(words)}</strong>"
+        for kind, name, words in life["totals"]
+    )
+    bar = f'<div style="white-space:nowrap;overflow:hidden;line-height:12px">{spans}</div>'
+    legend = f'<div style="color:{GREY};font-size:11px">{names}</div>'
+    return _title(f"Life of the job, {utc(life['begin'])} to {utc(life['end'])} UTC") + bar + legend
 
 
 def _usage(charts: Sequence[Mapping[str, Any]]) -> str:

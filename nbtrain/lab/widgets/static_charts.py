@@ -5,6 +5,7 @@ draws the same ones (lab/ui/chart.js).
 """
 
 import base64
+import bisect
 import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -16,10 +17,12 @@ from nbtrain.monitor.chart_data import smoothed
 COLORS = {"a": BLUE, "b": ORANGE} | {f"c{number}": color for number, color in enumerate(SERIES)}
 """Colours of a chart's lines."""
 BOUND_COLORS = {"request": GREEN, "limit": RED, "request = limit": RED}
-MARK_COLORS = {"restart": ORANGE, "rollback": ORANGE, "resume": GREY}
+MARK_COLORS = {"restart": ORANGE, "rollback": ORANGE, "resume": GREY, "nan": RED}
 RIGHT, TOP, BOTTOM = 10, 16, 18
 # Pixels of a letter on an axis.
 LETTER = 5.6
+# Least width of the mark of a gap, in pixels.
+LEAST_GAP = 3.0
 # More points than this are drawn without dots.
 MOST_DOTS = 80
 # (width, height) of the small charts on pages with many of them.
@@ -112,6 +115,12 @@ def chart_svg(
             parts.append(rule((x, x), (TOP, height - BOTTOM), look))
             parts.append(f'<path d="M{x - 4:.1f},{TOP} h8 l-4,6 z" fill="{MARK_COLORS[mark["kind"]]}"/>')
     for line in chart["lines"]:
+        for first, last in curves[line["name"]].get("bad") or ():
+            x = across(max(first, x0))
+            width_nan = max(LEAST_GAP, across(min(last, x1)) - x)
+            place = f'x="{x:.1f}" y="{TOP}" width="{width_nan:.1f}" height="{height - TOP - BOTTOM}"'
+            parts.append(f'<rect {place} fill="{RED}" opacity=".22"><title>NaN or Inf</title></rect>')
+    for line in chart["lines"]:
         parts += _line(line, curves[line["name"]], chart, across, up)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-size="10" '
@@ -138,22 +147,41 @@ def _x_labels(chart: Mapping[str, Any], across: Any, width: int, height: int) ->
 def _line(
     line: Mapping[str, Any], curve: Mapping[str, Any], chart: Mapping[str, Any], across: Any, up: Any
 ) -> list[str]:
-    color = COLORS[line["color"]]
+    color, steps = COLORS[line["color"]], curve["steps"]
+    # A gap is between two points if the curve was thinned, and at a point without a value otherwise.
+    broken = {bisect.bisect_left(steps, first) for first, _ in curve.get("bad") or ()}
 
-    def points(values: Sequence[float | None]) -> list[tuple[float, float]]:
-        return [(across(step), up(value)) for step, value in zip(curve["steps"], values) if value is not None]
+    def segments(values: Sequence[float | None]) -> list[list[tuple[float, float]]]:
+        found: list[list[tuple[float, float]]] = [[]]
+        for at, (step, value) in enumerate(zip(steps, values)):
+            if value is None or at in broken:
+                found.append([])
+            if value is not None:
+                found[-1].append((across(step), up(value)))
+        return [segment for segment in found if segment]
 
-    def path(values: Sequence[float | None], look: str) -> str:
-        corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in points(values))
-        return f'<polyline points="{corners}" fill="none" stroke="{color}" {look}/>'
+    def corners(points: Iterable[tuple[float, float]]) -> str:
+        return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
-    raw, weight = points(curve["values"]), 0.0 if line["dots"] else chart.get("smoothing") or 0.0
+    def paths(values: Sequence[float | None], look: str) -> list[str]:
+        return [
+            f'<polyline points="{corners(segment)}" fill="none" stroke="{color}" {look}/>'
+            for segment in segments(values)
+            if len(segment) > 1
+        ]
+
+    raw = [point for segment in segments(curve["values"]) for point in segment]
+    weight = 0.0 if line["dots"] else chart.get("smoothing") or 0.0
     parts = []
+    if "high" in curve:
+        for above, below in zip(segments(curve["high"]), segments(curve["low"])):
+            shape = corners([*above, *reversed(below)])
+            parts.append(f'<polygon points="{shape}" fill="{color}" opacity=".16"/>')
     if weight and len(raw) > 2:
-        parts.append(path(curve["values"], 'stroke-width="1" opacity=".35"'))
-        parts.append(path(smoothed(curve["values"], weight), 'stroke-width="1.8"'))
-    elif len(raw) > 1:
-        parts.append(path(curve["values"], 'stroke-width="1.6"'))
+        parts += paths(curve["values"], 'stroke-width="1" opacity=".35"')
+        parts += paths(smoothed(curve["values"], weight), 'stroke-width="1.8"')
+    else:
+        parts += paths(curve["values"], 'stroke-width="1.6"')
     if len(raw) == 1 or (line["dots"] and len(raw) < MOST_DOTS):
         parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{color}"/>' for x, y in raw]
     return parts

@@ -318,7 +318,8 @@ class StepGuard:
         found = _describe(step, kind, loss, norm, own_losses, self.history) + scale_advice
         self.history.counts["loss_spikes"] += kind == "spike"
         message = f"{found}; {DONE[policy]} (stability.{field} = {policy})"
-        self._report(step, policy, message, bad=kind, loss=_as_json(loss), grad_norm=_as_json(norm))
+        figures = {"loss": _as_json(loss), "grad_norm": _as_json(norm)}
+        self._report(step, policy, message, bad=kind, ranks=_bad_ranks(own_losses), **figures)
         if policy == "rollback":
             raise RollbackError(found, step.number, step.positions)
         if policy == "stop":
@@ -353,6 +354,11 @@ class StepGuard:
             self.events.write(kind, message, step=step.number, positions=list(step.positions), **data)
 
 
+def _bad_ranks(own_losses: list[float | None]) -> list[int]:
+    """Return the ranks whose own loss is NaN or Inf."""
+    return [rank for rank, own in enumerate(own_losses) if own is not None and not math.isfinite(own)]
+
+
 def _describe(
     step: _Step,
     kind: str,
@@ -374,7 +380,7 @@ def _describe(
             f"last {len(history.losses)} steps ({mean:.4g}); highest on rank {highest} "
             f"({losses.get(highest, math.nan):.4g}); {step.samples}"
         )
-    bad = [rank for rank, own in losses.items() if not math.isfinite(own)]
+    bad = _bad_ranks(own_losses)
     normed = "" if norm is None else f", gradient norm {norm:.4g}"
     if not bad:
         return (

@@ -1,0 +1,144 @@
+"""Life of a job as a bar over time: waiting, loading, training, validating, saving, restarting, paused.
+
+life(events, created_at, now, phase)  ->  {"begin", "end", "spans": [[kind, begin, end], ...], "totals"}
+
+States come from the supervisor's events, and the phases within a state from the events of rank 0, which are
+written when a phase ends.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nbtrain.base import amounts
+from nbtrain.base.look import BLUE, GREEN, LINE, OLIVE, ORANGE, PINK, PURPLE, RED, TEAL
+
+KINDS = {
+    "waiting": "waiting",
+    "starting": "starting",
+    "building": "building the model",
+    "loading": "loading",
+    "training": "training",
+    "validating": "validating",
+    "saving": "saving",
+    "restarting": "restarting",
+    "paused": "paused",
+}
+"""Kinds of spans with their names, in the order of the legend."""
+COLORS = {
+    "waiting": LINE,
+    "starting": OLIVE,
+    "building": PURPLE,
+    "loading": TEAL,
+    "training": BLUE,
+    "validating": PINK,
+    "saving": GREEN,
+    "restarting": RED,
+    "paused": ORANGE,
+}
+"""Colors of the kinds, as in lab/ui/style.js."""
+_OF_STATES = {
+    "QUEUED": "waiting",
+    "STARTING": "starting",
+    "RUNNING": "training",
+    "RESTARTING": "restarting",
+    "SUSPENDED": "paused",
+}
+_OF_PHASES = {
+    "build": "building",
+    "load": "loading",
+    "evaluate": "validating",
+    "test": "validating",
+    "save": "saving",
+}
+# A bar has fewer pixels than this.
+MOST_SPANS = 400
+
+Span = tuple[str, float, float]
+
+
+def life(
+    events: Sequence[Mapping[str, Any]],
+    created_at: float,
+    now: float,
+    phase: tuple[str, float] | None = None,
+) -> dict[str, Any]:
+    """Return the spans of a job's life in order, without holes, and the time of each kind.
+
+    `now` is the end of a job that has ended. `phase` is the unfinished phase of rank 0 and its beginning.
+    "totals" is [[kind, its name, its time and share], ...].
+    """
+    spans = _states(events, created_at, now)
+    inner = [
+        (_OF_PHASES[event["phase"]], event["time"] - event["seconds"], event["time"])
+        for event in events
+        if event.get("kind") == "phase" and event.get("phase") in _OF_PHASES
+    ]
+    if phase is not None and phase[0] in _OF_PHASES:
+        inner.append((_OF_PHASES[phase[0]], phase[1], now))
+    spans = _with_phases(spans, inner)
+    seconds = {kind: sum(end - begin for of, begin, end in spans if of == kind) for kind in KINDS}
+    whole = max(now - created_at, 1e-9)
+    totals = [
+        [kind, KINDS[kind], f"{amounts.elapsed(spent)}, {100 * spent / whole:.1f} %"]
+        for kind, spent in seconds.items()
+        if spent > 0
+    ]
+    if len(spans) > MOST_SPANS:
+        spans = _coarse(spans, created_at, now)
+    return {"begin": created_at, "end": now, "spans": [list(span) for span in spans], "totals": totals}
+
+
+def _states(events: Sequence[Mapping[str, Any]], created_at: float, now: float) -> list[Span]:
+    changes = [("QUEUED", created_at)]
+    changes += [
+        (event["state"], min(max(event["time"], created_at), now))
+        for event in events
+        if event.get("kind") == "state" and event.get("state") in _OF_STATES
+    ]
+    ends = [time for _, time in changes[1:]] + [now]
+    return [
+        (_OF_STATES[state], begin, end)
+        for (state, begin), end in zip(changes, ends, strict=True)
+        if end > begin
+    ]
+
+
+def _with_phases(states: Sequence[Span], phases: Sequence[Span]) -> list[Span]:
+    """Put the phases on top of the states in which the ranks run; neighbours of one kind become one span."""
+    found: list[Span] = []
+    phases = sorted(phases, key=lambda span: span[1])
+    for kind, begin, end in states:
+        at = begin
+        if kind in ("starting", "training"):
+            for phase, first, last in phases:
+                first, last = max(first, at), min(last, end)
+                if last > first:
+                    found += [(kind, at, first), (phase, first, last)]
+                    at = last
+        found.append((kind, at, end))
+    return _merged(found)
+
+
+def _merged(spans: Sequence[Span]) -> list[Span]:
+    merged: list[Span] = []
+    for kind, begin, end in spans:
+        if end <= begin:
+            continue
+        if merged and merged[-1][0] == kind:
+            merged[-1] = (kind, merged[-1][1], end)
+        else:
+            merged.append((kind, begin, end))
+    return merged
+
+
+def _coarse(spans: Sequence[Span], begin: float, end: float) -> list[Span]:
+    """Return MOST_SPANS equal parts at most, each of the kind that takes most of its time."""
+    width = (end - begin) / MOST_SPANS
+    shares: list[dict[str, float]] = [{} for _ in range(MOST_SPANS)]
+    for kind, first, last in spans:
+        for part in range(int((first - begin) / width), min(MOST_SPANS, int((last - begin) / width) + 1)):
+            low = begin + part * width
+            inside = min(last, low + width) - max(first, low)
+            shares[part][kind] = shares[part].get(kind, 0.0) + max(0.0, inside)
+    kinds = [max(share, key=lambda kind: share[kind], default="training") for share in shares]
+    return _merged([(kind, begin + at * width, begin + (at + 1) * width) for at, kind in enumerate(kinds)])

@@ -1,8 +1,13 @@
 """Actions that a user can take on a run now, with the labels of their buttons, for views and server.
 
     run_shown(RunView)  ->  the snapshot with "actions": [{"key", "words", "title", "ask"?}]
+                            and "off": {slot: {"key", "words", "title"}}
 
 key names the REST route, except clone, which opens the form. `ask` is the question that the page asks first.
+
+On a run's page each button has a fixed place (SLOTS), so that a second click on the same place never does
+something worse than the first. "off" has the button of every place whose action is not possible now; its
+title says why.
 """
 
 import math
@@ -20,51 +25,73 @@ from nbtrain.jobs.supervisor.phases import patience_seconds
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.runs import NO_JOB
 
+SLOTS = {"pause": ("pause", "resume"), "clone": ("clone",), "delete": ("kill", "delete"), "stop": ("stop",)}
+"""Places of the buttons from left to right, with the actions that share a place. Stop is last."""
+
 
 def run_shown(view: RunView) -> dict[str, Any]:
-    """Return RunView.snapshot() and the actions that its state allows."""
+    """Return RunView.snapshot(), the actions that its state allows, and the buttons that are off."""
     snapshot, now = view.snapshot(), time.monotonic()
     key = (snapshot["state"], snapshot["asked"])
-    at, kept, found = _kept.get(view, (-math.inf, None, []))
+    at, kept, buttons = _kept.get(view, (-math.inf, None, {}))
     if kept != key or now - at > KEPT_SECONDS:
-        found = actions(view.run, *key)
-        _kept[view] = (now, key, found)
-    return {**snapshot, "actions": found}
+        possible = actions(view.run, *key)
+        buttons = {"actions": possible, "off": off(view.run, possible, *key)}
+        _kept[view] = (now, key, buttons)
+    return {**snapshot, **buttons}
 
 
 # Their titles name checkpoints, which are looked for on disk.
 KEPT_SECONDS = 5.0
-_kept: "weakref.WeakKeyDictionary[RunView, tuple[float, Any, list[dict[str, Any]]]]" = (
-    weakref.WeakKeyDictionary()
-)
+_kept: "weakref.WeakKeyDictionary[RunView, tuple[float, Any, dict[str, Any]]]" = weakref.WeakKeyDictionary()
 
 
 def actions(run: RunDir, state: str, asked: str | None = None) -> list[dict[str, Any]]:
-    """Return the actions on a run, in the order of their buttons."""
+    """Return the actions on a run that are possible now, in the order of their places."""
     clone = _action("clone", "Clone", "Open the form with this run's settings under a new name.")
-    if state in ACTIVE:
-        return [*_of_active(run, state, asked), clone]
-    found = [] if state in ("SUCCEEDED", NO_JOB) else [_resume(run)]
-    return [*found, clone, _delete(run)]
+    if state not in ACTIVE:
+        resume = [] if state in ("SUCCEEDED", NO_JOB) else [_resume(run)]
+        return [*resume, clone, _delete(run)]
+    if state == "SUSPENDED":
+        saved = newest_saved_step(run)
+        start = "from its beginning" if saved is None else f"from the checkpoint of step {saved:,}"
+        return [_action("resume", "Resume", f"Continue this job {start}."), clone, _stop(run)]
+    if asked is not None:
+        title = "End the job now. Everything trained since the newest checkpoint is lost."
+        return [clone, _action("kill", "Kill", title, f"Kill {run.name} without waiting for its checkpoint?")]
+    if state == "QUEUED":
+        waits = "Stay without devices until Resume puts it back into the queue."
+        return [*_pause(run, waits), clone, _action("stop", "Stop", "Remove it from the queue.")]
+    return [*_pause(run), clone, _stop(run)]
+
+
+def off(
+    run: RunDir, possible: list[dict[str, Any]], state: str, asked: str | None = None
+) -> dict[str, dict[str, str]]:
+    """Return {slot: button} of the places that have no action among `possible`; its title says why."""
+    active, there = state in ACTIVE, {action["key"] for action in possible}
+    asked_words = {"stop": "The job is already stopping.", "pause": "The job is already pausing."}
+    nothing = "No job was submitted." if state == NO_JOB else "The job has ended."
+    ended = "The run has trained all its tokens." if state == "SUCCEEDED" else nothing
+    buttons = {
+        "pause": _action(*(("pause", "Pause") if active else ("resume", "Resume")), ended),
+        "delete": _action("delete", "Delete", "Stop the job before you delete its run."),
+        "stop": _action("stop", "Stop", asked_words[asked] if asked and active else nothing),
+    }
+    if active:
+        buttons["pause"]["title"] = asked_words[asked] if asked else _why_no_pause(run)
+    return {slot: button for slot, button in buttons.items() if not there.intersection(SLOTS[slot])}
 
 
 def _action(key: str, words: str, title: str, ask: str = "") -> dict[str, Any]:
     return {"key": key, "words": words, "title": title} | ({"ask": ask} if ask else {})
 
 
-def _of_active(run: RunDir, state: str, asked: str | None) -> list[dict[str, Any]]:
-    if state == "SUSPENDED":
-        saved = newest_saved_step(run)
-        start = "from its beginning" if saved is None else f"from the checkpoint of step {saved:,}"
-        going_on = f"Go on with this job, {start}."
-        return [_action("resume", "Resume", going_on), _stop(run)]
-    if asked is None and state == "QUEUED":
-        waits = "Stay without devices until Resume puts it back into the queue."
-        return [_action("stop", "Stop", "Remove it from the queue."), *_pause(run, waits)]
-    if asked is not None:
-        title = "End the job now. What was trained since the newest checkpoint is lost."
-        return [_action("kill", "Kill", title, f"Kill {run.name} without waiting for its checkpoint?")]
-    return [_stop(run), *_pause(run)]
+def _why_no_pause(run: RunDir) -> str:
+    mode = kept_config(run.config_yaml).mode
+    if mode != "full":
+        return f"mode: {mode} saves nothing, so the job cannot continue after a pause."
+    return "This job's backend cannot pause a job."
 
 
 def _stop(run: RunDir) -> dict[str, Any]:

@@ -323,6 +323,12 @@ def assert_step_advances(page: Any) -> None:
     wait_for(lambda: shown_step(page) >= before + 3, lambda: f"step {before} -> {shown_step(page)}")
 
 
+def stop_at_once(panel: Any) -> None:
+    """Click Stop in a run's panel, and do not wait for the moment in which it can be undone."""
+    panel.locator(".nbt-stop").click()
+    panel.get_by_role("button", name="Do not wait").click()
+
+
 def screenshot(page: Any, name: str) -> None:
     if folder := os.environ.get("NBTRAIN_SCREENSHOTS"):
         page.screenshot(path=str(Path(folder) / f"{name}.png"))

@@ -21,6 +21,7 @@ from tests.end_to_end.jupyterlab import (
     run_cell,
     saved,
     screenshot,
+    stop_at_once,
     wait_for,
     wait_for_kernel,
     write_notebook,
@@ -249,7 +250,7 @@ def test_a_form_submits_while_a_cell_runs_and_without_its_kernel(lab: Lab, page:
     page.locator(".nbtrain-panel").first.scroll_into_view_if_needed()
     page.locator(".nbtrain-panel[data-state=RUNNING] .nbt-step").first.wait_for()
     assert kernel_busy(lab)
-    page.locator(".nbtrain-panel .nbt-stop").first.click()
+    stop_at_once(page.locator(".nbtrain-panel").first)
     page.locator(".nbtrain-panel[data-state=CANCELLED]").first.wait_for()
     screenshot(page, "form-submitted")
 
@@ -267,5 +268,5 @@ def test_a_form_submits_while_a_cell_runs_and_without_its_kernel(lab: Lab, page:
     page.locator(".nbtrain-panel").first.scroll_into_view_if_needed()
     page.locator(".nbtrain-panel[data-state=RUNNING] .nbt-step").first.wait_for()
     assert len(list((lab.output / "submitted" / "jobs").iterdir())) == 2
-    page.locator(".nbtrain-panel .nbt-stop").first.click()
+    stop_at_once(page.locator(".nbtrain-panel").first)
     page.locator(".nbtrain-panel[data-state=CANCELLED]").first.wait_for()

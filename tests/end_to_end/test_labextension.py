@@ -25,6 +25,7 @@ from tests.end_to_end.jupyterlab import (
     run_cell,
     screenshot,
     shown_step,
+    stop_at_once,
     wait_for,
     write_notebook,
 )
@@ -309,7 +310,7 @@ def test_stop_and_resume_while_a_cell_runs_from_a_second_browser_and_after_a_ker
         one.locator(".nbtrain-RunView [data-state=RUNNING] .nbt-step").wait_for()
     wait_for(lambda: shown_step(page) > 0, lambda: "no step was made")
 
-    page.locator(".nbtrain-RunView").get_by_role("button", name="Stop").click()
+    stop_at_once(page.locator(".nbtrain-RunView"))
     second.locator(".nbtrain-RunView [data-state=CANCELLED]").wait_for()
     assert list((lab.output / "watched" / "model").glob("global_step*/manifest.json"))
     second.locator(".nbtrain-RunView").get_by_role("button", name="Resume").click()
@@ -319,7 +320,7 @@ def test_stop_and_resume_while_a_cell_runs_from_a_second_browser_and_after_a_ker
 
     lab.restart_kernels()
     assert_step_advances(page)
-    page.locator(".nbtrain-RunView").get_by_role("button", name="Stop").click()
+    stop_at_once(page.locator(".nbtrain-RunView"))
     page.locator(".nbtrain-RunView [data-state=CANCELLED]").wait_for()
     screenshot(page, "extension-resumed-and-stopped")
 

@@ -35,6 +35,7 @@ from tests.end_to_end.jupyterlab import (
     open_notebook,
     run_cell,
     screenshot,
+    stop_at_once,
     wait_for,
     write_notebook,
 )
@@ -118,7 +119,7 @@ class Watched:
         return beat.process.pid
 
     def stop(self) -> None:
-        self.panel.locator(".nbt-stop").click()
+        stop_at_once(self.panel)
 
     def whole(self) -> set[int]:
         return {step for step in self.run.checkpoint_steps() if self.run.checkpoint_manifest(step).exists()}

@@ -25,6 +25,7 @@ from tests.end_to_end.jupyterlab import (
     run_cell,
     saved,
     screenshot,
+    stop_at_once,
     wait_for,
     wait_for_kernel,
     write_notebook,
@@ -291,7 +292,7 @@ def test_widgets_without_the_server_half(plain_lab: Lab, page: Any) -> None:
         runs.advances("gpt-plain")
         # The kernel has answered widgets in a subshell meanwhile, so that the server takes it for idle.
         assert page.locator(".jp-InputPrompt", has_text="[*]").count() == 1
-        page.locator(".nbtrain-panel .nbt-stop").first.click()
+        stop_at_once(page.locator(".nbtrain-panel").first)
         (lab.root / "notebooks" / "go").touch()
         page.wait_for_selector(".nbtrain-panel[data-state=CANCELLED]")
         assert job.wait(PATIENCE_SECONDS) == 0

@@ -4,11 +4,13 @@ Times are not asserted: they are printed (pytest -s) and are in docs/evidence/se
 neither the document nor the heap grows.
 """
 
+import contextlib
 import os
 import statistics
 import time
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.benchmarks.list_runs import make_run
@@ -104,3 +106,50 @@ def test_a_long_list_and_a_long_run_open_at_once_and_polling_costs_no_memory(lab
 
 def words(found: dict[str, float]) -> str:
     return ", ".join(f"{value:,.0f} {key}" for key, value in found.items())
+
+
+LOOK_SECONDS = 40.0
+
+
+def browser_seconds() -> float:
+    """CPU time that all processes of the browsers of this test have used so far."""
+    total = 0.0
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "chrom" in process.name():
+                total += sum(process.cpu_times()[:2])
+    return total
+
+
+def shares(page: Any, devtools: Any) -> tuple[float, float]:
+    """Shares of a core that the page's main thread and the whole browser take, over LOOK_SECONDS."""
+
+    def busy() -> float:
+        metrics = devtools.send("Performance.getMetrics")["metrics"]
+        # Its CPU time: on a busy machine, the wall time of its tasks is longer.
+        return next(metric["value"] for metric in metrics if metric["name"] == "ThreadTime")
+
+    tasks, spent, began = busy(), browser_seconds(), time.monotonic()
+    page.wait_for_timeout(1000 * LOOK_SECONDS)
+    seconds = time.monotonic() - began
+    return (busy() - tasks) / seconds, (browser_seconds() - spent) / seconds
+
+
+def test_an_open_live_page_takes_little_of_a_core(lab: Lab, page: Any) -> None:
+    """One step a second: curve and progress move. Nothing is animated, which would draw 60 times a second."""
+    with fake_job(lab, "gpt-slow", "--steps", "2000", "--step-seconds", "1"):
+        page.goto(lab.url("lab?reset"))
+        page.locator(".jp-Launcher").wait_for()
+        devtools = page.context.new_cdp_session(page)
+        devtools.send("Performance.enable")
+        page.wait_for_timeout(10_000)
+        words = "main thread {:.1%}, browser {:.1%} of a core"
+        print(f"\nlauncher alone: {words.format(*shares(page, devtools))}")
+        page.evaluate("() => void window.nbtrainHost.openRun('gpt-slow')")
+        panel = page.locator("#nbtrain-run-gpt-slow .nbtrain-panel[data-state=RUNNING]")
+        panel.locator("polyline").first.wait_for()
+        page.wait_for_timeout(5_000)
+        step = int(panel.get_attribute("data-step"))
+        print(f"live page: {words.format(*shares(page, devtools))}")
+        assert int(panel.get_attribute("data-step")) > step + 10
+        assert page.evaluate("() => document.getAnimations().length") == 0

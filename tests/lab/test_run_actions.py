@@ -6,7 +6,7 @@ import pytest
 
 from nbtrain.base.rundir import RunDir
 from nbtrain.lab import run_actions
-from nbtrain.lab.run_actions import actions, run_shown
+from nbtrain.lab.run_actions import SLOTS, actions, off, run_shown
 from nbtrain.monitor.run_view import RunView
 from tests.lab.widgets.fake_run import FakeJob
 
@@ -21,9 +21,9 @@ def job(tmp_path: Path) -> FakeJob:
 @pytest.mark.parametrize(
     ("state", "asked", "keys"),
     [
-        ("RUNNING", None, ["stop", "pause", "clone"]),
-        ("RUNNING", "stop", ["kill", "clone"]),
-        ("SUSPENDED", "pause", ["resume", "stop", "clone"]),
+        ("RUNNING", None, ["pause", "clone", "stop"]),
+        ("RUNNING", "stop", ["clone", "kill"]),
+        ("SUSPENDED", "pause", ["resume", "clone", "stop"]),
         ("FAILED", None, ["resume", "clone", "delete"]),
         ("LOST", None, ["resume", "clone", "delete"]),
         ("CANCELLED", None, ["resume", "clone", "delete"]),
@@ -32,19 +32,26 @@ def job(tmp_path: Path) -> FakeJob:
     ],
 )
 def test_buttons_follow_the_state(job, state, asked, keys):
-    assert [one["key"] for one in actions(job.run, state, asked)] == keys
+    """Each place has an action or a button that is off; the actions are in the order of the places."""
+    found = actions(job.run, state, asked)
+    assert [action["key"] for action in found] == keys
+    disabled = off(job.run, found, state, asked)
+    taken = [slot for action in found for slot, keys in SLOTS.items() if action["key"] in keys]
+    assert sorted([*taken, *disabled]) == sorted(SLOTS)
+    assert taken == [slot for slot in SLOTS if slot in taken]
+    assert all(button["title"].endswith(".") for button in disabled.values())
 
 
 def test_a_job_that_waits_is_taken_out_of_the_queue(job):
     """A waiting job is removed from the queue without saving, and a pause keeps it from the devices."""
-    stop, pause, _ = (one["title"] for one in actions(job.run, "QUEUED"))
+    pause, _, stop = (action["title"] for action in actions(job.run, "QUEUED"))
     assert stop == "Remove it from the queue."
     assert pause == "Stay without devices until Resume puts it back into the queue."
-    assert actions(job.run, "RUNNING")[1]["title"].startswith("Save a checkpoint and free the devices;")
+    assert actions(job.run, "RUNNING")[0]["title"].startswith("Save a checkpoint and free the devices;")
 
 
 def test_a_paused_job_goes_on_from_what_is_there(job, monkeypatch):
-    assert actions(job.run, "SUSPENDED")[0]["title"] == "Go on with this job, from its beginning."
+    assert actions(job.run, "SUSPENDED")[0]["title"] == "Continue this job from its beginning."
     monkeypatch.setattr(run_actions, "newest_saved_step", lambda run: 1200)
     assert actions(job.run, "SUSPENDED")[0]["title"].endswith("from the checkpoint of step 1,200.")
 
@@ -53,9 +60,10 @@ def test_a_snapshot_with_its_buttons(job):
     shown = run_shown(RunView(job.run))
     assert (shown["state"], [one["key"] for one in shown["actions"]]) == (
         "RUNNING",
-        ["stop", "pause", "clone"],
+        ["pause", "clone", "stop"],
     )
-    assert "after 60 s" in shown["actions"][0]["title"]
+    assert "after 60 s" in shown["actions"][2]["title"]
+    assert shown["off"]["delete"]["title"] == "Stop the job before you delete its run."
 
 
 def test_resume_and_delete_name_the_checkpoint(job, monkeypatch):
@@ -71,6 +79,8 @@ def test_resume_and_delete_name_the_checkpoint(job, monkeypatch):
 def test_a_mode_that_saves_nothing_says_so(job):
     text = job.run.config_yaml.read_text()
     job.run.config_yaml.write_text(text.replace("mode: full", "mode: eval"))
-    (stop, *_) = actions(job.run, "RUNNING")
+    found = actions(job.run, "RUNNING")
+    stop = found[-1]
     assert stop["title"] == "End the job. mode: eval saves nothing."
-    assert [one["key"] for one in actions(job.run, "RUNNING")] == ["stop", "clone"]
+    assert [action["key"] for action in found] == ["clone", "stop"]
+    assert off(job.run, found, "RUNNING")["pause"]["title"].startswith("mode: eval saves nothing")

@@ -1,14 +1,18 @@
 // One chart: lines over steps, tokens or time, raw and smoothed, with bounds, marks, hover and zoom.
 //
-//   spec   {title, lines: [{name, label, color, dots, x, y, maxima?, words?, note?, dash?}], bounds: [{word, value}],
-//           marks: [{x, kind, words}], xName, xForm, yName, yForm, fromZero, top?, smoothing?, begin?, named?,
-//           namedAbove?}
+//   spec   {title, lines: [{name, label, color, dots, x, y, low?, high?, bad?, words?, note?, dash?}],
+//           bounds: [{word, value}], marks: [{x, kind, words}], xName, xForm, yName, yForm, fromZero, top?,
+//           smoothing?, begin?, named?, namedAbove?, where?}
+//
+// A thinned line has the mean of each interval as y, and its lowest and highest value as low and high, which are
+// drawn as a band. `bad` are the ranges of x whose values are NaN or Inf: the line has a gap there, which is
+// marked. where(line, at) returns the step, tokens and time of a point in words.
 //
 // xForm and yForm are forms of numbers.js. Charts of one ChartGroup share what is hovered and zoomed.
 
 import { chartCsv, chartPng } from "./chart_files.js";
 import { byteTicks, logTicks, nearest, readLabel, smoothed, tickLabel, ticks, timeTicks } from "./numbers.js";
-import { button, clock, download, element, known, menu } from "./words.js";
+import { button, download, element, known, menu, stamp } from "./words.js";
 
 // The space above the highest label is for the axis's name.
 const RIGHT = 10, TOP = 24, BOTTOM = 20;
@@ -32,6 +36,14 @@ export function svg(tag, attributes, text) {
 
 const stroke = (line) => `var(--nbt-${line.color})`;
 const finite = Number.isFinite;
+// Least width of the mark of a gap, in pixels.
+const GAP_PIXELS = 3;
+// Number of gaps that are labelled.
+const MOST_GAP_LABELS = 3;
+// Number of lines in the readout of a chart.
+const MOST_TIP_ROWS = 12;
+// Distance of the readout from the pointer, in pixels.
+const TIP_PIXELS = 14;
 // "request = limit" is drawn as the limit.
 const boundClass = ({ word }) => (word === "request" ? "nbt-request" : "nbt-limit");
 
@@ -48,6 +60,8 @@ export class ChartGroup {
     this.charts = new Set();
     this.at = null;
     this.range = null;
+    /** The chart under the pointer, or with the focus: it shows the whole readout. */
+    this.active = null;
     /** Called after a zoom, so that more points of the visible part can be fetched. */
     this.zoomed = null;
   }
@@ -80,8 +94,10 @@ export class Chart {
     this.header = element("div", "nbt-chart-head");
     this.legend = element("span", "nbt-legend");
     this.picture = svg("svg", { height, role: "img", tabindex: 0 });
+    this.tip = element("div", "nbt-tip");
+    this.tip.hidden = true;
     this.header.append(this.legend, this.menu());
-    this.node.append(this.header, this.picture);
+    this.node.append(this.header, this.picture, this.tip);
     this.drag = null;
     this.picture.addEventListener("pointermove", (event) => this.moved(event));
     this.picture.addEventListener("pointerleave", () => !this.drag && group.hover(null));
@@ -89,6 +105,7 @@ export class Chart {
     this.picture.addEventListener("pointerup", (event) => this.released(event));
     this.picture.addEventListener("dblclick", () => group.zoom(null));
     this.picture.addEventListener("keydown", (event) => this.key(event));
+    this.picture.addEventListener("focus", () => (group.active = this));
     this.picture.addEventListener("blur", () => group.hover(null));
   }
 
@@ -120,7 +137,7 @@ export class Chart {
     const named = spec.namedAbove ? spec.lines.filter((line) => line.note) : spec.lines;
     const marks = spec.named === false
       ? [element("i", "", `${spec.lines.length} lines`)]
-      : same ? [] : named.map((line) => {
+      : same && !spec.lines[0].note ? [] : named.map((line) => {
           const mark = element("i", line.dash ? "nbt-dashed" : "", line.label);
           if (line.note) mark.append(`, ${line.note}`);
           mark.style.setProperty("--c", stroke(line));
@@ -140,6 +157,7 @@ export class Chart {
   frame(width) {
     const { spec, height } = this, range = this.group.range;
     const xs = spec.lines.flatMap((line) => (line.x.length ? [line.x[0], line.x[line.x.length - 1]] : []));
+    if (xs.length) xs.push(...spec.lines.flatMap((line) => (line.bad || []).flat()).filter(finite));
     if (!xs.length) return null;
     let [x0, x1] = range || [Math.min(...xs), Math.max(...xs)];
     if (!(x1 > x0)) [x0, x1] = spec.xForm === "whole" ? [x0 - 1, x0 + 1] : [x0, x0 + 1];
@@ -153,8 +171,15 @@ export class Chart {
       line.x.forEach((x, at) => {
         if (x < x0 || x > x1) return;
         see(line.y[at]);
-        if (line.maxima) see(line.maxima[at]);
+        if (line.low) see(line.low[at]);
+        if (line.high) see(line.high[at]);
       });
+    // A line with no point inside a zoomed range may cross it.
+    for (const { x, y } of spec.lines)
+      for (const end of range || [])
+        for (let at = 1; at < x.length; at += 1)
+          if (x[at - 1] < end && x[at] > end)
+            see(y[at - 1] + ((y[at] - y[at - 1]) * (end - x[at - 1])) / (x[at] - x[at - 1]));
     (spec.bounds || []).forEach(({ value }) => see(value));
     if (known(spec.top)) see(spec.top);
     if (low > high) [low, high] = this.log ? [1, 10] : [0, 1];
@@ -228,6 +253,7 @@ export class Chart {
     // A line that leaves the zoomed range is clipped at the frame.
     const [x, y, across, up] = [left - 4, TOP - 4, right - left + 8, floor - TOP + 8];
     const inside = svg("svg", { x, y, width: across, height: up, viewBox: `${x} ${y} ${across} ${up}` });
+    inside.append(...this.gaps(frame));
     spec.lines.forEach((line) => inside.append(...this.line(line, frame)));
     parts.push(inside);
     if (this.drag && known(this.drag.to)) {
@@ -236,6 +262,7 @@ export class Chart {
       parts.push(svg("rect", { class: "nbt-zoom", ...place }));
     }
     const at = this.group.at;
+    this.tip.hidden = true;
     const read = known(at) && at >= frame.x0 && at <= frame.x1 ? this.hover(at, frame, parts) : "";
     this.picture.replaceChildren(...parts);
     const names = spec.lines.map((line) => line.label).join(", ");
@@ -259,45 +286,67 @@ export class Chart {
     return parts;
   }
 
-  /** The visible points of a line, with one more on each side; `values` are its values or smoothed ones. */
-  points(line, values, { x0, x1, X, Y }) {
-    const found = [];
-    line.x.forEach((x, at) => {
-      const outside = (line.x[at + 1] ?? x) < x0 || (line.x[at - 1] ?? x) > x1;
-      const value = values[at];
-      if (!outside && finite(value) && !(this.log && value <= 0)) found.push([X(x), Y(value)]);
+  /** The ranges in which a line is NaN or Inf, as marked areas. */
+  gaps({ x0, x1, X }) {
+    const ranges = this.spec.lines.flatMap((line) => (line.bad || []).map(([from, to]) => ({ line, from, to })));
+    const seen = ranges.filter(({ from, to }) => to >= x0 && from <= x1);
+    return seen.flatMap(({ line, from, to }, at) => {
+      const left = X(Math.max(from, x0)), width = Math.max(GAP_PIXELS, X(Math.min(to, x1)) - left);
+      const place = { x: left - GAP_PIXELS / 2, y: TOP, width, height: this.height - TOP - BOTTOM };
+      const area = svg("rect", { class: "nbt-gap", ...place });
+      const where = (x) => tickLabel(this.spec.xForm, x, 1), until = to > from ? ` to ${where(to)}` : "";
+      area.append(svg("title", {}, `${line.label} is NaN or Inf at ${this.spec.xName} ${where(from)}${until}`));
+      const middle = { class: "nbt-gap-label", x: left + width / 2, y: TOP + 9, "text-anchor": "middle" };
+      return seen.length - at <= MOST_GAP_LABELS ? [area, svg("text", middle, "NaN")] : [area];
     });
-    return found;
+  }
+
+  /**
+   * The visible parts of a line, each a list of points without a gap, with one more point on each side;
+   * `values` are its values, smoothed ones, or the ends of its band.
+   */
+  parts(line, values, { x0, x1, X, Y }) {
+    const breaks = new Set((line.bad || []).map(([from]) => line.x.findIndex((x) => x >= from)));
+    const found = [[]];
+    line.x.forEach((x, at) => {
+      const outside = (line.x[at + 1] ?? x) < x0 || (line.x[at - 1] ?? x) > x1, value = values[at];
+      const drawn = finite(value) && !(this.log && value <= 0);
+      if ((!drawn || breaks.has(at)) && found[found.length - 1].length) found.push([]);
+      if (drawn && !outside) found[found.length - 1].push([X(x), Y(value)]);
+    });
+    return found.filter((part) => part.length);
   }
 
   line(line, frame) {
-    const raw = this.points(line, line.y, frame);
+    const raw = this.parts(line, line.y, frame), all = raw.flat();
     const text = (points) => points.map(([x, y]) => `${x.toFixed(1)},${y.toFixed(1)}`).join(" ");
     const dash = line.dash ? `;stroke-dasharray:${line.dash}` : "";
     const color = `stroke:${stroke(line)}${dash}`, shape = "fill:none;stroke-linejoin:round";
-    const parts = [];
-    if (line.maxima && line.maxima.some((most, at) => most > line.y[at])) {
-      // A down-sampled curve is shaded from each mean up to the largest sample of its interval.
-      const above = this.points(line, line.maxima, frame).reverse();
-      const style = `fill:${stroke(line)};opacity:.15`;
-      parts.push(svg("polygon", { points: `${text(raw)} ${text(above)}`, style }));
+    const fill = `fill:${stroke(line)}`, drawn = [];
+    const lines = (parts, attributes) => parts.filter((part) => part.length > 1).forEach((part) =>
+      drawn.push(svg("polyline", { points: text(part), ...attributes })));
+    if (line.high && line.high.some((high, at) => high > line.low[at])) {
+      // On a log axis, or at a gap, an end of the band may be missing: then this part has none.
+      const above = this.parts(line, line.high, frame), below = this.parts(line, line.low, frame);
+      above.forEach((part, at) => below[at] && below[at].length === part.length && drawn.push(
+        svg("polygon", { class: "nbt-band", points: `${text(part)} ${text([...below[at]].reverse())}`, style: fill })));
     }
     const weight = line.dots ? 0 : this.spec.smoothing || 0;
-    if (weight > 0 && raw.length > 2) {
-      const calm = this.points(line, smoothed(line.y, weight), frame);
-      parts.push(svg("polyline", { class: "nbt-raw", points: text(raw), style: `${shape};${color}` }));
-      parts.push(svg("polyline", { points: text(calm), style: `${shape};${color};stroke-width:1.8` }));
-    } else if (raw.length > 1)
-      parts.push(svg("polyline", { points: text(raw), style: `${shape};${color};stroke-width:1.6` }));
-    if (raw.length === 1 || (line.dots && raw.length < 80))
-      for (const [cx, cy] of raw)
-        parts.push(svg("circle", { cx, cy, r: raw.length === 1 ? 3 : 2.4, style: `fill:${stroke(line)}` }));
-    return parts;
+    if (weight > 0 && all.length > 2) {
+      lines(raw, { class: "nbt-raw", style: `${shape};${color}` });
+      const calm = this.parts(line, smoothed(line.y, weight), frame);
+      lines(calm, { style: `${shape};${color};stroke-width:1.8` });
+    } else lines(raw, { style: `${shape};${color};stroke-width:1.6` });
+    const dots = line.dots && all.length < 80 ? all : raw.filter((part) => part.length === 1).flat();
+    for (const [cx, cy] of dots)
+      drawn.push(svg("circle", { cx, cy, r: all.length === 1 ? 3 : 2.4, style: fill }));
+    return drawn;
   }
 
   // --- the pointer and the keys ---
 
   moved(event) {
+    this.group.active = this;
     const pixel = event.clientX - this.picture.getBoundingClientRect().left;
     if (!this.now) return;
     if (this.drag) this.drag.to = Math.min(Math.max(pixel, this.now.left), this.now.width - RIGHT);
@@ -347,30 +396,66 @@ export class Chart {
     acts[event.key]();
   }
 
-  /** Marks the points nearest to `wanted` and reads their values out; returns the words. */
+  /** Mark the points nearest to `wanted` and read their values out; returns the words. */
   hover(wanted, frame, parts) {
-    const { spec } = this, { X, Y } = frame, values = [];
+    const { spec } = this, { X, Y } = frame, rows = [];
     const points = spec.lines.flatMap((line) => {
       const at = nearest(line.x, wanted), value = line.y[at];
       return !finite(value) || (this.log && value <= 0) ? [] : [{ line, at, x: line.x[at], value }];
     });
     if (!points.length) return "";
-    const closer = (one, two) => (Math.abs(two - wanted) < Math.abs(one - wanted) ? two : one);
-    const x = points.map((point) => point.x).reduce(closer);
+    const closer = (one, two) => (Math.abs(two.x - wanted) < Math.abs(one.x - wanted) ? two : one);
+    const nearestPoint = points.reduce(closer), { x } = nearestPoint;
     for (const { line, at, x: near, value } of points) {
       // A line that is not there: of a shorter run, or of a validation that comes later.
       if (beyond(line.x, x, NEAR_PIXELS * (frame.valueAt(1) - frame.valueAt(0)))) {
-        values.push("\u2013");
+        rows.push([line, "\u2013", ""]);
         continue;
       }
-      values.push(line.words ? line.words[at] : readLabel(spec.yForm, value));
+      rows.push([line, ...this.readings(line, at, value)]);
       const style = `fill:${stroke(line)};stroke:var(--nbt-bg)`;
       parts.push(svg("circle", { cx: X(near), cy: Y(value), r: 3.2, style }));
     }
     parts.unshift(svg("line", { class: "nbt-cross", x1: X(x), x2: X(x), y1: TOP, y2: this.height - BOTTOM }));
-    const place = known(spec.begin) ? clock(spec.begin + x) : `${spec.xName} ${tickLabel(spec.xForm, x, 1)}`;
-    const words = `${place}: ${values.slice(0, MOST_READ).join(" / ")}`;
-    parts.push(svg("text", { class: "nbt-read", x: frame.width - RIGHT, y: 9, "text-anchor": "end" }, words));
+    const place = known(spec.begin) ? stamp(spec.begin + x) : `${spec.xName} ${tickLabel(spec.xForm, x, 1)}`;
+    const values = rows.slice(0, MOST_READ).map(([, value]) => value);
+    const words = `${place}: ${values.join(" / ")}`;
+    if (this.group.active === this) {
+      this.showTip(spec.where ? spec.where(nearestPoint.line, nearestPoint.at) : place, rows, X(x), frame.width);
+    } else {
+      const corner = { x: frame.width - RIGHT, y: 9, "text-anchor": "end" };
+      parts.push(svg("text", { class: "nbt-read", ...corner }, words));
+    }
     return words;
+  }
+
+  /** A point's value, and its range and smoothed value if the line has them. */
+  readings(line, at, value) {
+    const read = (number) => readLabel(this.spec.yForm, number), more = [];
+    if (line.low && line.high[at] > line.low[at]) more.push(`${read(line.low[at])} to ${read(line.high[at])}`);
+    const weight = line.dots ? 0 : this.spec.smoothing || 0;
+    if (weight > 0) more.push(`smoothed ${read(smoothed(line.y, weight)[at])}`);
+    return [line.words ? line.words[at] : read(value), more.join(", ")];
+  }
+
+  /** The readout next to the pointer: the place, and a row for each line. */
+  showTip(place, rows, x, width) {
+    const table = element("table");
+    table.append(...rows.slice(0, MOST_TIP_ROWS).map(([line, value, more]) => {
+      const row = element("tr"), name = element("th", "", line.label);
+      name.style.setProperty("--c", stroke(line));
+      row.append(name, element("td", "", value), element("td", "", more));
+      return row;
+    }));
+    const rest = rows.length - MOST_TIP_ROWS;
+    const more = rest > 0 ? [element("small", "", `and ${rest} more`)] : [];
+    this.tip.replaceChildren(element("b", "", place), table, ...more);
+    this.tip.hidden = false;
+    const within = this.node.getBoundingClientRect(), own = this.picture.getBoundingClientRect();
+    this.tip.style.top = `${own.top - within.top + TOP}px`;
+    const left = own.left - within.left + x, right = within.width - left;
+    Object.assign(this.tip.style, x < width / 2
+      ? { left: `${left + TIP_PIXELS}px`, right: "auto" }
+      : { left: "auto", right: `${right + TIP_PIXELS}px` });
   }
 }

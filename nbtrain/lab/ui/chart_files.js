@@ -5,17 +5,21 @@ const PIXELS = 2;
 const LEGEND_ROW = 17, LEGEND_MARGIN = 8, LINE_SAMPLE = 14, NAMES_APART = 14;
 const DRAWN = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-size", "font-family"];
 
-/** Return CSV with the points of all lines: a row for each x, a column for each line. */
+/** Return CSV with the points of all lines: a row for each x; a column for each line, three if it was thinned. */
 export function chartCsv(spec) {
+  const columns = spec.lines.flatMap((line) => [
+    [line.label, line, line.y],
+    ...(line.low ? [[`${line.label}, lowest`, line, line.low], [`${line.label}, highest`, line, line.high]] : []),
+  ]);
   const rows = new Map();
-  spec.lines.forEach((line, column) =>
+  columns.forEach(([, line, values], column) =>
     line.x.forEach((x, at) => {
-      if (!rows.has(x)) rows.set(x, Array(spec.lines.length).fill(""));
-      rows.get(x)[column] = line.y[at] ?? "";
+      if (!rows.has(x)) rows.set(x, Array(columns.length).fill(""));
+      rows.get(x)[column] = values[at] ?? "";
     }),
   );
   const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
-  const head = [spec.xName || "x", ...spec.lines.map((line) => line.label)].map(quoted);
+  const head = [spec.xName || "x", ...columns.map(([label]) => label)].map(quoted);
   const body = [...rows].sort(([one], [two]) => one - two).map(([x, cells]) => [x, ...cells]);
   return [head, ...body].map((cells) => cells.join(",")).join("\n") + "\n";
 }

@@ -1,13 +1,41 @@
 // The specs for chart.js: charts of a snapshot, of a job's resources and of metrics.
 
+import { count, nearest, whole } from "./numbers.js";
+import { known, stamp } from "./words.js";
+
+
+/** The place of a point in words: "step 1,200 \u00b7 2.5M tokens \u00b7 2026-11-23 14:02:11 GMT+1". */
+const placeWords = ({ step, tokens, time }) => [
+  `step ${whole(step, 1)}`,
+  ...(known(tokens) ? [`${count(tokens)} tokens`] : []),
+  ...(known(time) ? [stamp(time)] : []),
+].join(" \u00b7 ");
+
+/** What the legend says of a line's NaN: "NaN since step 121". `last` is the last step of the curve. */
+function gapNote(bad, last) {
+  if (!bad || !bad.length) return {};
+  const [from, to] = bad[bad.length - 1], steps = to > from ? `steps ${whole(from, 1)} to ${whole(to, 1)}` : `step ${whole(from, 1)}`;
+  if (to >= last) return { note: `NaN since step ${whole(from, 1)}` };
+  return { note: `NaN at ${bad.length > 1 ? `${bad.length} places, the last at ` : ""}${steps}` };
+}
+
+const numbers = (values) => values && values.map((value) => value ?? NaN);
+
 /** The charts of a snapshot (monitor/chart_data.py) by step. */
 export const snapSpecs = (snap) =>
   snap.shown.charts.map((chart) => ({
     title: "",
     lines: chart.lines.map((line) => {
-      const curve = snap.curves[line.name];
-      return { ...line, x: curve.steps, y: curve.values.map((value) => value ?? NaN) };
+      const { steps, values, low, high, bad } = snap.curves[line.name];
+      const note = gapNote(bad, steps[steps.length - 1]);
+      return { ...line, x: steps, y: numbers(values), low: numbers(low), high: numbers(high), bad, ...note };
     }),
+    where: (line, at) => {
+      // Only the loss has times and tokens; other curves are logged at the same steps.
+      const { steps, tokens = [], times = [] } = snap.curves.loss, step = line.x[at], near = nearest(steps, step);
+      const same = steps[near] === step;
+      return placeWords({ step, tokens: same ? tokens[near] : null, time: same ? times[near] : null });
+    },
     marks: snap.shown.marks.map(({ step, ...mark }) => ({ ...mark, x: step })),
     xName: "step",
     xForm: "whole",
@@ -25,7 +53,9 @@ export const usageSpec = (chart) => ({
   bounds: chart.bounds,
   lines: toldApart(chart.lines.map((line) => {
     const curve = chart.curves[line.name];
-    return { ...line, x: curve.steps, y: curve.values, maxima: curve.maxima, words: curve.words };
+    // Its band is shaded from each mean up to the largest sample of its interval.
+    const band = curve.maxima ? { low: curve.values, high: curve.maxima } : {};
+    return { ...line, x: curve.steps, y: curve.values, ...band, words: curve.words };
   })),
   xName: "time",
   xForm: "seconds",
@@ -55,11 +85,15 @@ export function metricSpec(chart, { tags, series, marks }, { axis, begin, smooth
     if (axis === "time") return time - begin;
     return longest.tokens.length ? longest.tokens[nearestStep(longest.step, step)] : NaN;
   };
+  // A step that is not among the points of a thinned curve is placed at the nearest one.
+  const xOf = (part) => (step) => (axis === "step" ? step : x(part)[nearest(part.step, step)]);
   const lines = chart.names.flatMap((name, at) => {
     const part = series[name], row = chart.of ? { ...first, title: name } : rows.get(name);
     if (!part || !x(part).length) return [];
     const look = { label: row.title, color: named ? `c${at}` : "c0", dots: row.dots };
-    return [{ name, ...look, x: x(part), y: part.value }];
+    const last = part.step[part.step.length - 1], bad = part.bad && part.bad.map((ends) => ends.map(xOf(part)));
+    const band = { low: numbers(part.low), high: numbers(part.high), bad, ...gapNote(part.bad, last) };
+    return [{ name, ...look, x: x(part), y: numbers(part.value), part, ...band }];
   });
   return {
     title: chart.title,
@@ -73,6 +107,8 @@ export function metricSpec(chart, { tags, series, marks }, { axis, begin, smooth
     yForm: first.form,
     fromZero: first.from_zero,
     smoothing: first.smooth ? smoothing : 0,
+    where: ({ part }, at) =>
+      placeWords({ step: part.step[at], tokens: part.tokens && part.tokens[at], time: part.time[at] }),
   };
 }
 

@@ -34,6 +34,7 @@ export class Logs {
     this.choice = element("select");
     this.choice.setAttribute("aria-label", "which log");
     this.choice.addEventListener("change", () => {
+      this.chosen = true;
       this.forget();
       run.redraw();
     });
@@ -87,11 +88,21 @@ export class Logs {
 
   /** Open the log of a rank, or of the supervisor or a machine by its name. */
   open(rank, attempt) {
+    this.chosen = true;
     this.wish = logValue(rank, attempt);
   }
 
   opened() {
     this.tracebackOf = null;
+    this.fresh = true;
+  }
+
+  /** The tab opens on the log of the rank that failed first, unless the user has chosen a log. */
+  openFailed(snap) {
+    const row = snap.ranks.find(({ rank }) => rank === snap.failed_rank);
+    if (this.fresh && !this.chosen && !this.wish && !this.run.job && row)
+      this.wish = logValue(String(row.rank), row.attempt);
+    this.fresh = false;
   }
 
   forget() {
@@ -109,6 +120,7 @@ export class Logs {
     const { run } = this;
     // A resume creates a new job with a new log.
     this.job = run.job || (kept ? kept.job_id : (snap.job && snap.job.job_id) || "");
+    this.openFailed(snap);
     this.drawChoice(kept
       ? kept.logs.map(([rank, attempt, words]) => [logValue(rank, attempt), words])
       : snap.ranks.slice(0, 64).map(({ rank }) => [logValue(String(rank), null), `rank ${rank}`]));

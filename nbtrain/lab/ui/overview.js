@@ -2,8 +2,9 @@
 
 import { Chart, ChartGroup } from "./chart.js";
 import { snapSpecs } from "./chart_spec.js";
+import { LifeBar } from "./life.js";
 import { DataTable, pairs } from "./table.js";
-import { age, choices, copyButton, element, stamp } from "./words.js";
+import { age, choices, copyButton, drawEach, element, stamp } from "./words.js";
 
 // Heights of a snapshot's charts in pixels, the large one first.
 const CHART_HEIGHTS = [226, 104, 104];
@@ -48,11 +49,19 @@ export class Overview {
         this.events.draw();
       });
     this.events.tool(this.kind, this.object, this.find);
-    this.parts = [element("h4", "", "Basic info"), this.basics, element("h4", "", "Conditions")];
-    this.parts.push(this.conditions.node, element("h4", "", "Events"), this.events.node);
-    const kept = element("div", "nbt-padded");
-    kept.append(...this.parts);
-    this.node.append(this.tiles, charts, kept);
+    this.life = new LifeBar();
+    this.lifeTitle = element("h4", "", "Life of the job");
+    this.lifeTitle.hidden = this.life.node.hidden = true;
+    const happened = element("div", "nbt-padded"), facts = element("div", "nbt-padded nbt-facts");
+    const titled = (title, node) => [element("h4", "", title), node];
+    happened.append(this.lifeTitle, this.life.node, ...titled("Events", this.events.node));
+    facts.append(...titled("Basic info", this.basics), ...titled("Conditions", this.conditions.node));
+    // Curves and events first, facts beside them, or below in a narrow panel.
+    const columns = element("div", "nbt-columns"), first = element("div", "nbt-first-column");
+    first.append(charts, happened);
+    columns.append(first, facts);
+    this.reading = element("p", "nbt-empty nbt-reading");
+    this.node.append(this.tiles, this.reading, columns);
   }
 
   wanted(row) {
@@ -65,16 +74,21 @@ export class Overview {
 
   draw(snap, kept) {
     const shown = snap.shown;
-    this.tiles.replaceChildren(...shown.tiles.map(([label, value, unit]) => {
+    drawEach(this.tiles, shown.tiles, ([label, value, unit]) => {
       const node = element("div", "nbt-tile"), strong = element("strong", "", value);
       node.title = `${label}: ${value} ${unit || ""}`.trim();
       if (unit) strong.append(element("small", "", unit));
       node.append(element("span", "", label), strong);
       return node;
-    }));
+    });
     this.layTiles();
+    const part = snap.reading ?? 1;
+    this.reading.hidden = part >= 1;
+    this.reading.textContent = `The curves are incomplete: ${Math.floor(100 * part)} % of the event files are read.`;
     snapSpecs(snap).forEach((spec, at) => this.charts[at].show(spec));
     this.drawBasics(snap, kept);
+    this.lifeTitle.hidden = this.life.node.hidden = !(kept && kept.life);
+    if (kept && kept.life) this.life.show(kept.life);
     if (kept) {
       this.conditions.show(kept.conditions.heads, kept.conditions.rows);
       const rows = kept.events.rows, warnings = rows.filter(({ kind }) => kind === "warning").length;

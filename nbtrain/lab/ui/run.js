@@ -14,6 +14,10 @@ const KEPT_MS = 3000;
 const KEPT_HIDDEN_MS = 30000;
 // A supervisor forwards a request to its ranks sooner.
 const STOP_MS = 10000;
+// A stop can be undone so long before it is sent.
+const UNDO_MS = 5000;
+// After an action the state is read each second for so long, also of a run that had ended.
+const SOON_MS = 15000;
 // Shown until the server answers: a resumed run is checked first, and deleting a large folder takes time.
 const BEGUN = { resume: "Resuming...", pause: "Pausing...", kill: "Killing...", delete: "Deleting..." };
 // The route that each button posts to.
@@ -55,6 +59,7 @@ class Run {
     this.keptAt = 0;
     this.keptState = "";
     this.polled = !server;
+    this.soonUntil = 0;
     this.job = "";
     root.dataset.run = name;
     this.view = new View(root, this, tab);
@@ -102,10 +107,12 @@ class Run {
     return this.served || (key === "stop" && Boolean(this.model));
   }
 
-  async act(key) {
+  /** Carry out the action of a button; `overrides` are settings with which a run is resumed. */
+  async act(key, overrides = null) {
     if (key === "tensorboard" || key === "clone") return this.openBeside(key);
     const action = ((this.view.snap && this.view.snap.actions) || []).find((one) => one.key === key);
     if (action && action.ask && !(await this.view.head.confirm(action.ask, action.words))) return;
+    if (key === "stop" && !(await this.undoable())) return;
     const before = this.view.snap && this.view.snap.state;
     this.busy(key);
     this.say(BEGUN[key] || "");
@@ -118,7 +125,7 @@ class Run {
       }
       if (key === "delete") await this.asked.call(`run/${this.name}?confirm=${this.name}`, "DELETE");
       else if (this.served && POSTED[key]) {
-        const body = key === "kill" ? { now: true } : {};
+        const body = key === "kill" ? { now: true } : overrides ? { overrides } : {};
         await this.asked.call(`run/${this.name}/${POSTED[key]}`, "POST", body);
       } else this.model.send({ kind: key });
       const asked = "Asked the kernel to stop the job; it does so when its running cell finishes.";
@@ -129,12 +136,22 @@ class Run {
       // A stop is shown as pending until the snapshot shows it.
       if (key === "stop") setTimeout(() => this.busy(""), STOP_MS);
       else this.busy("");
-      this.wake();
+      this.soonUntil = Date.now() + SOON_MS;
+      if (this.served && key !== "delete") this.poll(true);
       if (key === "delete") this.gone();
     } catch (error) {
       this.busy("");
       this.say(`${key}: ${error.message}`, "error");
     }
+  }
+
+  /** Wait for a moment in which the stop can be undone; resolves to whether the job is to be stopped. */
+  async undoable() {
+    const queued = this.view.snap && this.view.snap.state === "QUEUED";
+    this.busy("wait");
+    const wanted = await this.view.head.undoable(`${this.name} ${queued ? "leaves the queue" : "stops"}`, UNDO_MS);
+    this.busy("");
+    return wanted;
   }
 
   /** Open TensorBoard, or the form with the settings of this run. The server finds both by the run's name. */
@@ -176,6 +193,8 @@ class Run {
 
   show(value) {
     if (!value || !value.shown) return;
+    // A job that has ended meanwhile is not stopped.
+    if (this.view.head.busy === "wait" && !value.active) this.view.head.answer(false);
     if (this.view.head.busy === "stop" && (value.asked || !value.active)) this.view.head.busy = "";
     if (this.answered && value.state !== this.answered) {
       this.answered = null;
@@ -253,7 +272,7 @@ class Run {
         this.setServed(true);
         this.show(value);
         // With many open pages, the server requests longer intervals.
-        const soon = value.active || value.half_read;
+        const soon = value.active || value.half_read || Date.now() < this.soonUntil;
         wait = soon ? 1000 * (value.look_again_seconds || 0) || POLL_MS : POLL_FINAL_MS;
       }
     } catch (error) {
@@ -289,6 +308,8 @@ class Run {
     this.watcher.observe(this.root);
     this.onVisible = () => this.wake();
     document.addEventListener("visibilitychange", this.onVisible);
+    this.onLeave = () => this.view.head.dispose();
+    window.addEventListener("pagehide", this.onLeave);
     this.onSnap = () => !this.served && this.show(this.model.get("snap"));
     this.onMessage = (message) => {
       if (message.kind !== "job") return;
@@ -310,6 +331,7 @@ class Run {
     clearTimeout(this.timer);
     this.watcher.disconnect();
     document.removeEventListener("visibilitychange", this.onVisible);
+    window.removeEventListener("pagehide", this.onLeave);
     if (this.model) {
       this.model.off("change:snap", this.onSnap);
       this.model.off("msg:custom", this.onMessage);

@@ -19,6 +19,9 @@ function cookie(name) {
   return found ? decodeURIComponent(found.slice(name.length + 1)) : "";
 }
 
+// A browser lets a request of at most 64 KiB outlive its page.
+const OUTLIVING_BYTES = 32768;
+
 /** The most scalars that one request may name. */
 export const MOST_NAMES = 60;
 
@@ -42,10 +45,13 @@ export class Server {
     if (method !== "GET") headers["X-XSRFToken"] = cookie("_xsrf");
     // Polls do not count as activity, so that a forgotten tab does not keep an idle server alive.
     const mark = path.includes("?") ? "&" : "?";
+    const sent = body === null ? undefined : JSON.stringify(body);
     const response = await fetch(`${this.base}${path}${mark}no_track_activity=1`, {
       method,
       headers,
-      body: body === null ? undefined : JSON.stringify(body),
+      body: sent,
+      // A stop that is sent when its page is closed still arrives.
+      keepalive: method !== "GET" && (sent || "").length < OUTLIVING_BYTES,
       credentials: "same-origin",
       cache: "no-store",
     });

@@ -22,11 +22,15 @@ const CSS = `
 .nbt-root .nbt-padded{padding:4px 14px 12px}
 .nbt-root .nbt-empty{margin:8px 0;color:var(--nbt-dim)}
 
+.nbt-root :is(button,summary,input[type=range]){min-height:24px;min-width:24px}
 .nbt-root button{font:inherit;font-size:12px;color:var(--nbt-fg);background:transparent;white-space:nowrap;
  border:1px solid var(--nbt-line);border-radius:5px;padding:2px 10px;cursor:pointer}
 .nbt-root button:hover:not(:disabled){background:var(--nbt-soft)}
+/* Dim text on the darker background of a hovered element has a contrast below 4.5. */
+.nbt-root :is(.nbt-tablist,th,.nbt-hit) button:hover,.nbt-root summary:hover,.nbt-root .nbt-hit:hover *{
+ color:var(--nbt-fg)}
 .nbt-root button:disabled{opacity:.45;cursor:default}
-.nbt-root .nbt-stop,.nbt-root .nbt-delete,.nbt-root .nbt-danger{color:var(--nbt-failed);
+.nbt-root .nbt-kill,.nbt-root .nbt-delete,.nbt-root .nbt-danger{color:var(--nbt-failed);
  border-color:currentColor}
 .nbt-root .nbt-primary{color:var(--jp-ui-inverse-font-color1,#fff);background:var(--nbt-a);
  border-color:transparent}
@@ -85,8 +89,8 @@ const CSS = `
 .nbt-root.nbt-root .nbt-pairs th{width:1px;padding-right:18px}
 
 .nbt-root .nbt-menu{position:relative;display:inline-block;font-size:12px}
-.nbt-root .nbt-menu>summary{list-style:none;cursor:pointer;padding:0 6px;border-radius:4px;
- color:var(--nbt-dim)}
+.nbt-root .nbt-menu>summary{list-style:none;cursor:pointer;padding:0 6px;border-radius:4px;line-height:24px;
+ text-align:center;color:var(--nbt-dim)}
 .nbt-root .nbt-menu>summary::-webkit-details-marker{display:none}
 .nbt-root .nbt-menu>summary:hover,.nbt-root .nbt-menu[open]>summary{background:var(--nbt-soft)}
 .nbt-root .nbt-menu-list{position:absolute;right:0;z-index:5;display:grid;gap:2px;min-width:130px;
@@ -142,6 +146,19 @@ const CSS = `
 .nbt-root .nbt-grid{stroke:var(--nbt-line);stroke-width:1;opacity:.7}
 .nbt-root .nbt-cross{stroke:var(--nbt-dim);stroke-width:1;stroke-dasharray:2 2}
 .nbt-root .nbt-raw{stroke-width:1;opacity:.35}
+.nbt-root .nbt-band{opacity:.16}
+.nbt-root .nbt-gap{fill:var(--nbt-bad);opacity:.22}
+.nbt-root svg .nbt-gap-label{fill:var(--nbt-failed);font-weight:600;paint-order:stroke;stroke:var(--nbt-bg);
+ stroke-width:3}
+.nbt-root .nbt-tip{position:absolute;z-index:4;pointer-events:none;padding:4px 8px;max-width:min(420px,80%);
+ background:var(--nbt-bg);border:1px solid var(--nbt-line);border-radius:5px;font-size:11px;
+ box-shadow:0 2px 8px rgba(0,0,0,.18)}
+.nbt-root .nbt-tip b{font-weight:600;white-space:nowrap}
+.nbt-root.nbt-root .nbt-tip table{width:auto;font-size:11px}
+.nbt-root.nbt-root .nbt-tip :is(th,td){padding:1px 10px 0 0;white-space:nowrap}
+.nbt-root.nbt-root .nbt-tip td:last-child{color:var(--nbt-dim);padding-right:0}
+.nbt-root .nbt-tip th::before{content:"";display:inline-block;width:10px;height:3px;margin-right:5px;
+ vertical-align:middle;background:var(--c)}
 .nbt-root .nbt-zoom{fill:var(--nbt-a);opacity:.15}
 .nbt-root .nbt-bound{stroke-width:1.2;stroke-dasharray:5 4}
 .nbt-root .nbt-bound.nbt-request{stroke:var(--nbt-good)}
@@ -149,14 +166,26 @@ const CSS = `
 .nbt-root .nbt-mark{stroke:var(--nbt-dim);stroke-width:1;stroke-dasharray:3 3;opacity:.8}
 .nbt-root .nbt-flag{fill:var(--nbt-dim)}
 .nbt-root .nbt-mark.nbt-restart,.nbt-root .nbt-mark.nbt-rollback{stroke:var(--nbt-b)}
+.nbt-root .nbt-mark.nbt-nan{stroke:var(--nbt-bad)}
+.nbt-root .nbt-flag.nbt-nan{fill:var(--nbt-bad)}
 .nbt-root .nbt-flag.nbt-restart,.nbt-root .nbt-flag.nbt-rollback{fill:var(--nbt-b)}
 
 .nbtrain-panel{max-width:1400px;border:1px solid var(--nbt-line);border-radius:8px;overflow:clip}
-.nbtrain-panel .nbt-head{display:flex;flex-wrap:wrap;align-items:center;gap:6px 10px;padding:10px 14px 8px}
-.nbtrain-panel .nbt-name{font-weight:600;font-size:15px}
-.nbtrain-panel .nbt-sub{color:var(--nbt-dim);font-size:12px;flex:1;min-width:120px;overflow:hidden;
+/* The buttons stay where they are, whatever the state is called: they have a column or a row of their own. */
+.nbtrain-panel .nbt-head{display:grid;grid-template-columns:minmax(0,1fr) auto;align-items:center;gap:6px 10px;
+ padding:10px 14px 8px}
+.nbtrain-panel .nbt-titles{display:flex;align-items:center;gap:10px;min-width:0;white-space:nowrap}
+.nbtrain-panel .nbt-name{font-weight:600;font-size:15px;overflow:hidden;text-overflow:ellipsis;flex:0 1 auto}
+.nbtrain-panel .nbt-sub{color:var(--nbt-dim);font-size:12px;flex:1 100 0;min-width:0;overflow:hidden;
  text-overflow:ellipsis;white-space:nowrap}
-.nbtrain-panel .nbt-actions{display:flex;flex-wrap:wrap;gap:6px}
+.nbtrain-panel .nbt-actions{display:flex;flex-wrap:wrap;gap:6px;justify-content:flex-end}
+.nbtrain-panel .nbt-head [data-slot]{min-height:26px}
+.nbtrain-panel .nbt-head [data-slot=pause]{min-width:76px}
+.nbtrain-panel .nbt-head [data-slot=delete]{min-width:62px}
+.nbt-root .nbt-clamp{overflow:hidden;display:-webkit-box;-webkit-box-orient:vertical;-webkit-line-clamp:3;
+ overflow-wrap:anywhere}
+.nbt-root .nbt-clamp-open{display:block;max-height:40vh;overflow:auto}
+.nbt-root .nbt-more{border:0;padding:2px 6px;min-height:24px;color:var(--nbt-dim);text-decoration:underline}
 .nbtrain-panel .nbt-note{padding:0 14px 8px;font-size:12px;color:var(--nbt-dim)}
 .nbtrain-panel .nbt-note.nbt-error{color:var(--nbt-failed)}
 .nbtrain-panel .nbt-note.nbt-alert{color:var(--nbt-warned)}
@@ -169,10 +198,11 @@ const CSS = `
 .nbtrain-panel .nbt-failure{margin:0 14px 10px;padding:8px 12px;border:1px solid var(--nbt-bad);
  border-left-width:4px;
  border-radius:6px;background:color-mix(in srgb,var(--nbt-bad) 7%,transparent)}
-.nbtrain-panel .nbt-failure p{margin:4px 0 0;overflow-wrap:anywhere}
+.nbtrain-panel .nbt-failed{display:flex;align-items:center;gap:8px;justify-content:space-between}
+.nbtrain-panel .nbt-advice{margin-top:4px;color:var(--nbt-dim)}
 .nbtrain-panel .nbt-bar{height:6px;margin:0 14px;border-radius:3px;background:var(--nbt-soft);
  overflow:hidden}
-.nbtrain-panel .nbt-fill{height:100%;width:0;border-radius:3px;background:var(--nbt-a);transition:width .6s}
+.nbtrain-panel .nbt-fill{height:100%;transform:scaleX(0);transform-origin:0 0;background:var(--nbt-a)}
 .nbtrain-panel[data-state=SUCCEEDED] .nbt-fill{background:var(--nbt-good)}
 .nbtrain-panel[data-state=FAILED] .nbt-fill,.nbtrain-panel[data-state=LOST] .nbt-fill{
  background:var(--nbt-bad)}
@@ -185,6 +215,25 @@ const CSS = `
  background:var(--nbt-line);border-bottom:1px solid var(--nbt-line)}
 .nbtrain-panel .nbt-charts .nbt-chart{padding:8px 10px 4px 12px}
 .nbtrain-panel .nbt-charts .nbt-chart:first-child{grid-row:span 2}
+.nbtrain-panel .nbt-first-column{min-width:0}
+.nbtrain-panel .nbt-facts{min-width:0}
+.nbt-root .nbt-life-bar{display:flex;height:14px;border-radius:3px;overflow:hidden;background:var(--nbt-soft)}
+.nbt-root .nbt-life-bar span{flex:none;min-width:1px}
+.nbt-root .nbt-life-ends{display:flex;justify-content:space-between;gap:10px;font-size:11px;color:var(--nbt-dim)}
+.nbt-root .nbt-life-legend{display:flex;flex-wrap:wrap;gap:2px 14px;font-size:11px;color:var(--nbt-dim)}
+.nbt-root .nbt-life-legend b{font-weight:600;color:var(--nbt-fg)}
+.nbt-root .nbt-life-legend i{display:inline-block;width:10px;height:10px;margin-right:5px;border-radius:2px;
+ vertical-align:-1px}
+.nbt-root .nbt-life-waiting{background:var(--nbt-line)}
+.nbt-root .nbt-life-starting{background:#8f8f18}
+.nbt-root .nbt-life-building{background:var(--nbt-c3)}
+.nbt-root .nbt-life-loading{background:var(--nbt-c6)}
+.nbt-root .nbt-life-training{background:var(--nbt-a)}
+.nbt-root .nbt-life-validating{background:var(--nbt-c5)}
+.nbt-root .nbt-life-saving{background:var(--nbt-good)}
+.nbt-root .nbt-life-restarting{background:var(--nbt-bad)}
+.nbt-root .nbt-life-paused{background:var(--nbt-b)}
+.nbtrain-panel .nbt-reading{margin:0;padding:6px 14px;border-bottom:1px solid var(--nbt-line)}
 .nbtrain-panel .nbt-usage{display:grid;gap:10px 18px;padding-top:6px;
  grid-template-columns:repeat(auto-fit,minmax(min(320px,100%),1fr))}
 .nbtrain-panel .nbt-page{max-height:640px;overflow:auto}
@@ -213,9 +262,14 @@ const CSS = `
 .nbt-root.nbtrain-panel .nbt-plan .nbt-pairs th{min-width:130px;white-space:pre}
 .nbtrain-panel .nbt-plan ul{margin:4px 0;padding-left:18px;font-size:12px}
 @container (max-width:640px){.nbtrain-panel .nbt-steps .nbt-eta{margin-left:0}
+ .nbtrain-panel .nbt-head{grid-template-columns:minmax(0,1fr)}
  .nbtrain-panel .nbt-steps{gap:2px 14px}
  .nbtrain-panel .nbt-charts{grid-template-columns:minmax(0,1fr)}
  .nbtrain-panel .nbt-charts .nbt-chart:first-child{grid-row:auto}}
+
+@container (min-width:1000px){.nbtrain-panel .nbt-columns{display:grid;
+  grid-template-columns:minmax(0,2fr) minmax(0,1fr)}
+ .nbtrain-panel .nbt-facts{border-left:1px solid var(--nbt-line)}}
 
 .nbtrain-compare .nbt-usage{display:grid;gap:8px 16px;
  grid-template-columns:repeat(auto-fit,minmax(min(380px,100%),1fr))}

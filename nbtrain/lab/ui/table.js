@@ -131,7 +131,10 @@ export class DataTable {
 
   /** Update the texts of the times, because ages grow. */
   tick() {
-    (this.times || []).forEach(([cell, time]) => (cell.textContent = this.time(time)));
+    for (const [cell, time] of this.times || []) {
+      const words = this.time(time);
+      if (cell.textContent !== words) cell.textContent = words;
+    }
   }
 
   head() {

@@ -32,7 +32,7 @@ export class View {
     this.kept = null;
     addStyle();
     root.classList.add("nbt-root", "nbtrain-panel");
-    this.head = new RunHead(run, (key) => run.act(key));
+    this.head = new RunHead(run, (key, overrides) => run.act(key, overrides));
     this.pages = {};
     const titles = Object.entries(PAGES).map(([key, [title]]) => [key, title]);
     this.tabs = new Tabs(titles, (key) => this.opened(key));
@@ -127,6 +127,7 @@ export class View {
 
   dispose() {
     this.resized.disconnect();
+    this.head.dispose();
     Object.values(this.pages).forEach((page) => page.dispose && page.dispose());
   }
 }

@@ -47,6 +47,26 @@ export function element(tag, className, text) {
   return node;
 }
 
+/**
+ * Draw a row of `values` as children of `node` with `make(value)`; only children whose value has changed are
+ * made again. A page that is drawn every second is thus laid out where something has changed.
+ */
+export function drawEach(node, values, make) {
+  const before = node.drawn || [];
+  const drawn = values.map((value, at) => {
+    const state = JSON.stringify(value), kept = before[at];
+    return kept && kept.state === state ? kept : { state, node: make(value) };
+  });
+  drawn.forEach((child, at) => {
+    const there = node.children[at];
+    if (there === child.node) return;
+    if (there) there.replaceWith(child.node);
+    else node.append(child.node);
+  });
+  while (node.children.length > drawn.length) node.lastElementChild.remove();
+  node.drawn = drawn;
+}
+
 /** A button; `title` is its tooltip. */
 export function button(text, title, act, className = "") {
   const node = element("button", className, text);

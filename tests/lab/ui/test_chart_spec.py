@@ -24,6 +24,52 @@ def test_a_line_over_an_equal_one_is_dashed_and_says_so(browser: Any) -> None:
     assert [one.get("dash") for one in found] == [None, "6 6", "6 12", None]
 
 
+BANDED = {
+    "lines": [
+        {
+            "name": "loss",
+            "label": "training loss",
+            "color": "a",
+            "dots": False,
+            "x": [10, 20, 30, 40],
+            "y": [4, 3, 2, 1],
+            "low": [4, 2, 1, 1],
+            "high": [4, 9, 5, 1],
+        },
+    ],
+    "xName": "step",
+    "xForm": "whole",
+    "yName": "nats",
+    "yForm": "decimals",
+    "smoothing": 0.5,
+}
+
+
+def test_a_thinned_curve_is_its_mean_in_a_band(browser: Any) -> None:
+    """The trend is smoothed from the means; the readout has name, mean, range, smoothed value and place."""
+    mount = f"""(() => {{
+        const chart = new ui.Chart(160), where = (line, at) => `step ${{line.x[at]}} in words`;
+        root.className = "nbt-root";
+        root.append(chart.node);
+        chart.show({{ ...{json.dumps(BANDED)}, where }});
+        return () => {{}};
+    }})()"""
+    with view_page(browser, {}, mount, module="chart") as page:
+        chart = page.locator(".nbt-chart")
+        corners = [
+            len(node.get_attribute("points").split()) for node in chart.locator("polygon,polyline").all()
+        ]
+        assert corners == [8, 4, 4]
+        assert chart.locator("text.nbt-y").all_text_contents()[-1] >= "8"
+        chart.locator("> svg").focus()
+        page.keyboard.press("Home")
+        page.keyboard.press("ArrowRight")
+        tip = chart.locator(".nbt-tip")
+        assert tip.locator("b").inner_text() == "step 20 in words"
+        cells = tip.locator("tr").first.locator("th,td").all_inner_texts()
+        assert cells == ["training loss", "3.0000", "2.0000 to 9.0000, smoothed 3.3333"]
+
+
 def test_a_saved_picture_names_its_lines_in_rows_that_fit(browser: Any) -> None:
     """A saved picture names its lines with their colors in rows that fit, since the page's legend is not in
     the file."""

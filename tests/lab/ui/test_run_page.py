@@ -1,16 +1,20 @@
 """The detail view of a run in a browser, without a server or a kernel: tabs, keys, buttons, charts."""
 
 import json
+import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nbtrain.base.records import ExitRecord
 from nbtrain.base.rundir import RunDir
-from nbtrain.lab.run_actions import run_shown
+from nbtrain.lab.run_actions import actions, off, run_shown
 from nbtrain.monitor.metric_charts import how_drawn, metric_charts
 from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.shown import pill
 from tests.lab.ui.pages import answered, routes_of, view_page
 from tests.lab.widgets.fake_run import FakeJob, measure
 
@@ -63,7 +67,8 @@ def test_charts_are_read_zoomed_and_saved(job: FakeJob, browser: Any) -> None:
         svg = charts.nth(0).locator("> svg")
         svg.focus()
         page.keyboard.press("Home")
-        for at in range(3):
+        assert charts.nth(0).locator(".nbt-tip b").inner_text().startswith("step 1 \u00b7 ")
+        for at in (1, 2):
             assert charts.nth(at).locator(".nbt-read").text_content().startswith("step 1: ")
         page.keyboard.press("ArrowRight")
         page.keyboard.press("+")
@@ -117,14 +122,17 @@ def test_one_point_is_a_dot(tmp_path: Path, browser: Any) -> None:
 
 
 def test_stop_shows_as_such_until_the_job_has_ended(job: FakeJob, browser: Any) -> None:
-    """After Stop, the pill says Stopping..., a screen reader announces it, and the end of the job replaces
-    it."""
+    """Undo has the focus for five seconds; then the pill says Stopping..., until the job has ended."""
     routes = routes_of(job.run)
     routes["run/gpt-fake/stop"] = lambda query, body: {"state": "RUNNING", "cause": None, "name": "gpt-fake"}
     with view_page(browser, routes, MOUNT) as page:
         stop = page.get_by_role("button", name="Stop")
         assert "60 s, and do not save any more, are killed" in stop.get_attribute("title")
         stop.click()
+        page.keyboard.press("Enter")
+        assert (page.evaluate("document.activeElement.textContent"), page.asked) == ("Stop", [])
+        stop.click()
+        page.get_by_role("button", name="Do not wait").click()
         page.locator(".nbt-pill", has_text="Stopping...").wait_for()
         page.get_by_text("Stop requested: the ranks save a checkpoint").wait_for()
         assert page.asked == [("POST", "run/gpt-fake/stop", {})]
@@ -135,6 +143,147 @@ def test_stop_shows_as_such_until_the_job_has_ended(job: FakeJob, browser: Any) 
         )
 
 
+STATES = (
+    *(("RUNNING", None), ("RUNNING", "pause"), ("SUSPENDED", None), ("RUNNING", "stop"), ("QUEUED", None)),
+    *(("CANCELLED", None), ("FAILED", None), ("SUCCEEDED", None)),
+)
+
+
+@pytest.mark.parametrize("width", [1000, 420])
+def test_a_button_has_its_place_in_every_state(job: FakeJob, browser: Any, width: int) -> None:
+    """A second click on Pause meets Resume, never Stop; Kill and Delete share a place, are red and ask."""
+    routes, states = routes_of(job.run), list(STATES)
+    shown = run_shown(RunView(job.run))
+
+    def answer(query: dict[str, str], body: Any) -> Any:
+        state, asked = states[0]
+        found = actions(job.run, state, asked)
+        buttons = {"actions": found, "off": off(job.run, found, state, asked)}
+        words = {"pill": list(pill(state, asked)), "tone": "error" if state == "FAILED" else ""}
+        return {**shown, **buttons, "state": state, "asked": asked, "shown": {**shown["shown"], **words}}
+
+    read = """() => [...document.querySelectorAll("[data-slot]")].map((node) => {
+        const { left, top, width } = node.getBoundingClientRect();
+        return [node.dataset.slot, [left, top, width].join(), node.textContent, node.disabled];
+    })"""
+    with view_page(browser, {**routes, "run/gpt-fake": answer}, MOUNT, width, still=True) as page:
+        page.clock.run_for(100)
+        found = {}
+        for state in STATES:
+            states[:] = [state]
+            page.clock.run_for(5100)
+            answered(page)
+            found[state] = page.evaluate(read)
+        places = {state: [(slot, place) for slot, place, *_ in each] for state, each in found.items()}
+        assert len(set(map(tuple, places.values()))) == 1, places
+        assert [slot for slot, _ in places[STATES[0]]] == ["pause", "tensorboard", "delete", "stop"]
+        words = {state: [text for *_, text, is_off in each if not is_off] for state, each in found.items()}
+        assert words == {
+            ("RUNNING", None): ["Pause", "TensorBoard", "Stop"],
+            ("RUNNING", "pause"): ["TensorBoard", "Kill"],
+            ("SUSPENDED", None): ["Resume", "TensorBoard", "Stop"],
+            ("RUNNING", "stop"): ["TensorBoard", "Kill"],
+            ("QUEUED", None): ["Pause", "TensorBoard", "Stop"],
+            ("CANCELLED", None): ["Resume", "TensorBoard", "Delete"],
+            ("FAILED", None): ["Resume", "TensorBoard", "Delete"],
+            ("SUCCEEDED", None): ["TensorBoard", "Delete"],
+        }
+
+
+def test_a_long_cause_leaves_the_page_in_reach(job: FakeJob, browser: Any) -> None:
+    """Three lines of a cause of 3,500 characters, and a button for the rest, which scrolls."""
+    job.finish("FAILED", "rank 1 failed: CUDA out of memory. " + 290 * "Tried more. ")
+    with view_page(browser, routes_of(job.run), MOUNT, width=1024) as page:
+        more = page.get_by_role("button", name="more")
+        more.wait_for()
+        for height, most in ((450, 330), (700, 330)):
+            page.set_viewport_size({"width": 1024, "height": height})
+            assert page.get_by_role("tablist").bounding_box()["y"] < most
+        box = page.locator(".nbt-failure")
+        assert box.get_by_role("button", name="Resume").is_visible()
+        before = box.locator(".nbt-cause").bounding_box()["height"]
+        more.focus()
+        page.keyboard.press("Enter")
+        text = box.locator(".nbt-cause .nbt-clamp")
+        assert before < 110 and box.locator(".nbt-cause").bounding_box()["height"] > 2 * before
+        assert text.evaluate("(node) => node.textContent.length") > 3400
+        page.get_by_role("button", name="less").press("Enter")
+        assert box.locator(".nbt-cause").bounding_box()["height"] == before
+
+
+def test_nan_is_a_marked_gap_and_can_be_skipped(job: FakeJob, browser: Any) -> None:
+    """The line is broken, the gap is marked, the tile says since when, and a resume can skip the step."""
+    for loss in (*[math.nan] * 3, 3.1, 3.0, 2.9, *[math.nan] * 2):
+        job.step += 1
+        job.scalars(loss=loss, learning_rate=1e-4)
+    bad = {"step": 27, "positions": [208, 216], "bad": "nan", "ranks": [1]}
+    job.events.write("error", "step 27: the loss is nan on rank 1 of 2; samples 208 to 215", **bad)
+    job.finish("FAILED", "rank 1 failed: step 27: the loss is nan on rank 1 of 2")
+    routes = routes_of(job.run)
+    routes["run/gpt-fake/resume"] = lambda query, body: {"state": "QUEUED", "cause": None, "name": "gpt-fake"}
+    with view_page(browser, routes, MOUNT) as page:
+        loss = page.locator(".nbt-charts .nbt-chart").first
+        loss.locator(".nbt-gap").nth(1).wait_for()
+        assert loss.locator("polyline.nbt-raw").count() == 2 and loss.locator(".nbt-gap").count() == 2
+        assert loss.locator(".nbt-gap title").all_text_contents() == [
+            "training loss is NaN or Inf at step 21 to 23",
+            "training loss is NaN or Inf at step 27 to 28",
+        ]
+        assert "training loss, NaN since step 27" in loss.locator(".nbt-legend").inner_text()
+        tile = page.locator(".nbt-tile", has_text="training loss").first
+        assert tile.inner_text().split("\n") == [
+            "training loss",
+            "NaN",
+            "since step 27 (samples 208 to 215, rank 1)",
+        ]
+        page.get_by_role("button", name="Resume from the start and skip step 27").click()
+        page.get_by_role("status").get_by_text("Resume requested.").wait_for()
+        assert page.asked == [
+            ("POST", "run/gpt-fake/resume", {"overrides": {"stability.on_nan": "skip"}}),
+        ]
+
+
+def test_a_job_that_waits_for_disk_space_says_how_long_still(job: FakeJob, browser: Any) -> None:
+    job.record.state, job.record.cause = "RESTARTING", "rank 0 failed: the disk is full"
+    job.record.write(job.job.job_json)
+    job.supervisor_events.write("warning", "waits for room", needed_bytes=1 << 60, wait_seconds=600)
+    with view_page(browser, routes_of(job.run), MOUNT) as page:
+        note = page.locator(".nbt-note", has_text="Waiting for disk space: 1048576.0 TiB are needed")
+        note.wait_for()
+        words = note.inner_text()
+        assert "The job continues by itself once there is room." in words
+        assert re.search(r"Without it, the job fails in 9 min \d+ s\.", words)
+        assert words.endswith("Cause: rank 0 failed: the disk is full")
+    job.finish("CANCELLED", "only a test")
+
+
+def test_curves_that_are_still_being_read_say_so_on_overview(job: FakeJob, browser: Any) -> None:
+    routes, parts = routes_of(job.run), [0.404, 1.0]
+    shown = routes["run/gpt-fake"]
+    routes["run/gpt-fake"] = lambda query, body: {**shown(query, body), "reading": parts[0]}
+    with view_page(browser, routes, MOUNT) as page:
+        words = page.get_by_text("The curves are incomplete: 40 % of the event files are read.")
+        words.wait_for()
+        parts.pop(0)
+        words.wait_for(state="hidden")
+
+
+def test_the_logs_open_on_the_rank_that_failed(job: FakeJob, browser: Any) -> None:
+    """Not on rank 0, which was ended because of it; a log that the user chooses stays."""
+    job.job.log(1, 0).write_text("the words of rank 1\n")
+    job.finish("FAILED", "rank 1 failed: boom")
+    exits = [(0, "killed", 10.0), (1, "failed", 20.0)]
+    for rank, outcome, at in exits:
+        ExitRecord(rank, 0, at, 1, None, outcome, 20, "").write(job.job.exit_record(rank, 0))
+    with view_page(browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', tab: 'logs'})") as page:
+        page.locator("pre", has_text="the words of rank 1").wait_for()
+        page.get_by_label("which log").select_option(label="rank 0")
+        page.locator("pre", has_text="step    20 |").wait_for()
+        page.get_by_role("tab", name="Overview").click()
+        page.get_by_role("tab", name="Logs").click()
+        page.locator("pre", has_text="step    20 |").wait_for()
+
+
 def test_a_job_that_waits_leaves_the_queue(job: FakeJob, browser: Any) -> None:
     """A waiting job leaves the queue without saving ranks, and the text disappears once it has ended."""
     job.record.state = "QUEUED"
@@ -143,6 +292,8 @@ def test_a_job_that_waits_leaves_the_queue(job: FakeJob, browser: Any) -> None:
     routes["run/gpt-fake/stop"] = lambda query, body: {"state": "QUEUED", "cause": None, "name": "gpt-fake"}
     with view_page(browser, routes, MOUNT) as page:
         page.get_by_role("button", name="Stop").click()
+        page.get_by_role("group", name="gpt-fake leaves the queue in 5 s.").wait_for()
+        page.get_by_role("button", name="Do not wait").click()
         asked = page.get_by_role("status").get_by_text("Removal from the queue requested.")
         asked.wait_for()
         # The pill's dots end the sentence.
@@ -161,12 +312,17 @@ def test_a_failure_is_a_box_and_deleting_asks(job: FakeJob, browser: Any) -> Non
     with view_page(browser, routes, MOUNT) as page:
         box = page.locator(".nbt-failure")
         box.get_by_text("rank 1 failed: <b>boom</b>").wait_for()
-        box.get_by_text("No checkpoint was saved: a resume begins at step 0.").wait_for()
+        box.get_by_text("No checkpoint was saved, so Resume starts again at step 0.").wait_for()
         page.get_by_role("button", name="Delete").click()
         asked = page.get_by_role("alertdialog")
         asked.get_by_text("This cannot be undone.").wait_for()
+        walked = [page.evaluate("document.activeElement.textContent")]
+        for key in ("Tab", "Shift+Tab"):
+            page.keyboard.press(key)
+            walked.append(page.evaluate("document.activeElement.textContent"))
+        assert walked == ["Cancel", "Delete", "Cancel"]
         page.keyboard.press("Escape")
-        assert page.asked == []
+        assert (page.evaluate("document.activeElement.textContent"), page.asked) == ("Delete", [])
         page.evaluate(
             """() => {
                 const status = document.querySelector(".nbt-top [role=status]");
@@ -397,7 +553,10 @@ def test_the_server_is_asked_even_before_its_first_answer(job: FakeJob, browser:
     routes = routes_of(job.run) | {"run/gpt-fake/stop": lambda query, body: stopped.append(body) or {}}
     mount = MODEL.replace("SNAP", json.dumps(run_shown(RunView(job.run))))
     mount = mount.replace("document.getElementById('jupyter-config-data').remove();", "")
-    clicked = f"(() => {{ const end = {mount}; root.querySelector('.nbt-stop').click(); return end; }})()"
+    now = "[...root.querySelectorAll('.nbt-asked button')].at(-1).click()"
+    clicked = (
+        f"(() => {{ const end = {mount}; root.querySelector('.nbt-stop').click(); {now}; return end; }})()"
+    )
     with view_page(browser, routes, clicked) as page:
         page.get_by_text("Stop requested: the ranks save a checkpoint").wait_for()
         assert stopped == [{}]
@@ -437,6 +596,8 @@ def test_without_a_server_the_kernels_figures_are_shown(job: FakeJob, browser: A
         buttons = page.locator(".nbt-head .nbt-actions button").all_inner_texts()
         assert buttons == ["Stop"]
         page.get_by_role("button", name="Stop").click()
+        page.evaluate("window.end()")
+        page.wait_for_function("window.sent.length")
         assert {"kind": "stop"} in page.evaluate("window.sent")
 
 
@@ -460,12 +621,13 @@ def test_a_server_that_has_gone_takes_its_buttons_along(
         buttons = page.locator(".nbt-head .nbt-actions button")
         page.get_by_role("button", name="TensorBoard").wait_for()
         before = buttons.all_inner_texts()
-        assert before[:2] == ["Stop", "Pause"]
+        assert before == ["Pause", "TensorBoard", "Delete", "Stop"]
         gone.append(True)
         page.get_by_text("The Jupyter server does not answer (Failed to fetch)").wait_for()
-        assert buttons.all_inner_texts() == [*left, "TensorBoard"]
+        assert buttons.all_inner_texts() == ["TensorBoard", *left]
         if of_kernel:
             page.get_by_role("button", name="Stop").click()
+            page.get_by_role("button", name="Do not wait").click()
             page.get_by_text("Asked the kernel to stop the job").wait_for()
 
 

@@ -26,7 +26,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.monitor.conditions import Condition, JobEvent, conditions, failure_reason, job_events
 from nbtrain.monitor.job_place import place_of, restart_policy, started_from, twin_words
 from nbtrain.monitor.job_use import Gpu, Use, gpus, limits, uses
-from nbtrain.monitor.life import life
+from nbtrain.monitor.life import life, paused_seconds
 from nbtrain.monitor.logs import log_attempts
 from nbtrain.monitor.notes import RunNotes, notes_of
 from nbtrain.monitor.pods import Pod, cluster_events, pods_of, reason_of_failure
@@ -155,6 +155,8 @@ class JobPage:
     started_at: float | None
     ended_at: float | None
     elapsed_seconds: float
+    paused_seconds: float
+    """Part of elapsed_seconds in which the job was paused."""
     world_size: int
     attempt: int
     restarts: int
@@ -256,6 +258,7 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
         elapsed_seconds=record.seconds_since(begin, now)
         if active
         else record.seconds_between(begin, "ended_at"),
+        paused_seconds=paused_seconds(events, record.created_at, now if active else record.ended_at or now),
         world_size=record.world_size,
         attempt=record.attempt,
         restarts=record.restarts,

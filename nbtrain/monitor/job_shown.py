@@ -21,6 +21,7 @@ from nbtrain.monitor.job_text import (
     resource_rows,
     use_of_limit,
 )
+from nbtrain.monitor.life import elapsed_words
 from nbtrain.monitor.logs import SUPERVISOR
 from nbtrain.monitor.usage_charts import drawn, usage_charts
 
@@ -135,7 +136,7 @@ def basics(page: JobPage) -> list[list[str]]:
         ("labels", ", ".join(f"{key}={value}" for key, value in page.labels.items())),
         ("submitted", amounts.moment(page.created_at)),
         ("ended", amounts.moment(page.ended_at) if page.ended_at else ""),
-        ("elapsed", amounts.elapsed(page.elapsed_seconds)),
+        ("elapsed", elapsed_words(page.elapsed_seconds, page.paused_seconds)),
         (
             "size",
             f"{amounts.counted(len(page.replicas), 'replica')}, {ranks}, attempt {page.attempt}, {restarts}",

@@ -88,6 +88,17 @@ def life(
     return {"begin": created_at, "end": now, "spans": [list(span) for span in spans], "totals": totals}
 
 
+def paused_seconds(events: Sequence[Mapping[str, Any]], created_at: float, now: float) -> float:
+    """Return how long a job was paused until `now`, the end of a job that has ended."""
+    return sum(end - begin for kind, begin, end in _states(events, created_at, now) if kind == "paused")
+
+
+def elapsed_words(elapsed_seconds: float, paused: float) -> str:
+    """Return the time since a job's start, and how much of it was a pause: "3 h 2 min (40 min paused)"."""
+    words = amounts.elapsed(elapsed_seconds)
+    return f"{words} ({amounts.elapsed(paused)} paused)" if paused >= 1 else words
+
+
 def _states(events: Sequence[Mapping[str, Any]], created_at: float, now: float) -> list[Span]:
     changes = [("QUEUED", created_at)]
     changes += [

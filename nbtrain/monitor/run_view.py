@@ -177,7 +177,7 @@ class RunView:
             "remedies": remedies(self.run, state, events),
             "waiting": waiting(self.run, state, events, now),
             "nan": nan_words(curves["loss"], events),
-            "job": job_part(record, now, active) if record else None,
+            "job": job_part(record, now, active, events) if record else None,
             "jobs": [part for part, _ in jobs],
             "marks": marks(self.run, [known for _, known in jobs if known], events),
             "config": config,

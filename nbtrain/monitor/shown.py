@@ -5,6 +5,7 @@ from typing import Any
 
 from nbtrain.base import amounts
 from nbtrain.monitor.chart_data import charts
+from nbtrain.monitor.life import elapsed_words
 
 TONES = {
     "RUNNING": "live",
@@ -120,7 +121,7 @@ def _line(snapshot: Mapping[str, Any]) -> list[list[str]]:
             since = amounts.elapsed(progress["phase_seconds"] or 0.0)
             found.append(["phase", f"{progress['phase']}, {since}"])
     if job:
-        found.append(["elapsed", amounts.elapsed(job["elapsed_seconds"])])
+        found.append(["elapsed", elapsed_words(job["elapsed_seconds"], job["paused_seconds"])])
         if job["restarts"]:
             found.append(["restarts", f"{job['restarts']:,}"])
     if progress and progress["eta_seconds"] is not None:

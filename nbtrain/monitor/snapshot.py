@@ -13,6 +13,7 @@ import orjson
 from nbtrain.base.jobstate import ACTIVE, ranks_run, seconds_left
 from nbtrain.base.records import Heartbeat, JobRecord, TrainingProgress
 from nbtrain.monitor.curves import finite_mean
+from nbtrain.monitor.life import paused_seconds
 from nbtrain.monitor.tfevents import Gaps
 
 OWN_KEYS = ("schema_version", "name", "run_id", "time", "state", "meaning", "cause", "active")
@@ -100,11 +101,15 @@ def curve_part(key: str, found: Band, gaps: Gaps) -> dict[str, Any]:
     return part | ({"bad": [list(steps) for steps in gaps.ranges]} if gaps.ranges else {})
 
 
-def job_part(record: JobRecord, now: float, active: bool) -> dict[str, Any]:
+def job_part(
+    record: JobRecord, now: float, active: bool, events: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
     """Return the snapshot's entry of the newest job; the record of a job that is not active has its end."""
     begin = "started_at" if record.started_at else "created_at"
     elapsed = record.seconds_since(begin, now) if active else record.seconds_between(begin, "ended_at")
-    return {**{key: getattr(record, key) for key in JOB_KEYS}, "elapsed_seconds": elapsed}
+    paused = paused_seconds(events, record.created_at, now if active else record.ended_at or now)
+    known = {key: getattr(record, key) for key in JOB_KEYS}
+    return {**known, "elapsed_seconds": elapsed, "paused_seconds": paused}
 
 
 def progress_part(

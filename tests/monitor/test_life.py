@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from nbtrain.monitor.life import MOST_SPANS, life
+from nbtrain.monitor.life import MOST_SPANS, elapsed_words, life, paused_seconds
 
 
 def state(name: str, time: float) -> dict[str, Any]:
@@ -59,3 +59,10 @@ def test_a_long_life_has_few_spans():
     assert len(found["spans"]) <= MOST_SPANS
     assert ["saving", "saving", "20 min 48 s, 24.9 %"] in found["totals"]
     assert all(first[2] == second[1] for first, second in zip(found["spans"], found["spans"][1:]))
+
+
+def test_a_pause_is_named_in_the_elapsed_time():
+    """The head and the basic info count the same time."""
+    assert paused_seconds(EVENTS, 0.0, 100.0) == 30.0
+    assert elapsed_words(100.0, 30.0) == "1 min 40 s (30 s paused)"
+    assert elapsed_words(100.0, 0.0) == "1 min 40 s"

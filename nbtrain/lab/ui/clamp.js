@@ -16,6 +16,13 @@ export class Clamped {
     new ResizeObserver(() => this.measure()).observe(this.text);
   }
 
+  /** An element with the text `text`. */
+  static of(text) {
+    const clamped = new Clamped();
+    clamped.show(text);
+    return clamped.node;
+  }
+
   show(text) {
     if (this.text.textContent === text) return;
     this.text.textContent = text;

@@ -2,6 +2,7 @@
 
 import { Chart, ChartGroup } from "./chart.js";
 import { snapSpecs } from "./chart_spec.js";
+import { Clamped } from "./clamp.js";
 import { LifeBar } from "./life.js";
 import { DataTable, pairs } from "./table.js";
 import { age, choices, copyButton, drawEach, element, stamp } from "./words.js";
@@ -9,6 +10,8 @@ import { age, choices, copyButton, drawEach, element, stamp } from "./words.js";
 // Heights of a snapshot's charts in pixels, the large one first.
 const CHART_HEIGHTS = [226, 104, 104];
 const EVENTS_ON_A_PAGE = 15;
+// A longer text of the basic info is shown in three lines.
+const LONG_TEXT = 160;
 // Minimum width of a tile, in pixels; a narrow panel has two tiles per row.
 const TILE_WIDTH = 132, NARROW_WIDTH = 220;
 // Rows of a snapshot that the job's page already has.
@@ -135,7 +138,8 @@ export class Overview {
     const state = JSON.stringify(rows);
     if (state === this.basicState) return;
     this.basicState = state;
-    const table = pairs(rows, "basic info"), copies = element("div", "nbt-tools");
+    const short = rows.map(([label, text]) => [label, text.length > LONG_TEXT ? Clamped.of(text) : text]);
+    const table = pairs(short, "basic info"), copies = element("div", "nbt-tools");
     const command = rows.find(([label]) => label === "command");
     const line = `nb.open_run("${snap.name}")`;
     if (snap.job) copies.append(copyButton("Copy job id", snap.job.job_id, () => snap.job.job_id));

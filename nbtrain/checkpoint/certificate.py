@@ -40,7 +40,7 @@ FOLLOWS = {"stage_layers": "pipeline_parallel_size", "sub_group_size": "zero_sta
 
 
 def next_batch_sha256(samples: Samples, data: DataState, batch_size: int) -> str | None:
-    """Hex SHA-256 of the global batch after `data`; None if the order ends before it does."""
+    """Return the SHA-256 of the global batch after `data` in hex; None if the order ends before it does."""
     positions = data.step_positions(batch_size)
     digest = hashlib.sha256(positions.astype("<i8").tobytes())
     for position in positions.tolist():
@@ -53,7 +53,7 @@ def next_batch_sha256(samples: Samples, data: DataState, batch_size: int) -> str
 
 
 def software() -> dict[str, str]:
-    """Versions of the libraries that decide the numbers, and of Python."""
+    """Return the versions of Python and of the libraries that affect the numbers."""
     return {
         "nbtrain": __version__,
         "torch": torch.__version__,
@@ -74,7 +74,7 @@ def device(kind: torch.device) -> dict[str, Any]:
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
-    """{dotted key: value} of every field, as JSON has it."""
+    """Return {dotted key: value} of every field, as in JSON."""
     return dict(flatten(config.model_dump(mode="json")))
 
 

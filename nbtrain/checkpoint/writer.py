@@ -136,11 +136,10 @@ class BackgroundSave:
         keep: Callable[[], None] | None = None,
         copy: Callable[[], Described] | None = None,
     ):
-        """Prepare the save; `keep` and `copy` are called in the thread, one after the other, once the files
-        are written.
+        """Prepare the save; `keep` and `copy` are called in the thread, once the files are written.
 
-        keep() completes the part on the node's own disk, copy() copies its files to `folder` and returns this
-        rank's files there. If publish is None, the checkpoint stays on the nodes.
+        keep() completes the part on the node's own disk; afterwards copy() copies its files to `folder` and
+        returns this rank's files there. If publish is None, the checkpoint stays on the nodes.
         """
         self.folder = folder
         self.error: str | None = None

@@ -46,7 +46,7 @@ class Request:
         return [] if self.prompt == [eod_id] else self.prompt[self.before_text :]
 
     def shown_prompt(self, tokenizer: Tokenizer) -> Event:
-        """The prompt as an echo shows it: {"text", "tokens", "first", ["offsets"]}; those with logprobs."""
+        """Return the prompt of an echo: {"text", "tokens", "first", ["offsets"]}, offsets with logprobs."""
         text, first = self.text_prompt(tokenizer.eod_id), shown(tokenizer.bytes_of(self.prompt[0]))
         # New text begins with the character that the prompt's last tokens leave unfinished.
         is_continued = self.generation.max_new_tokens > 0
@@ -73,8 +73,7 @@ class Choice:
         text_prompt: list[int],
         end_ids: frozenset[int],
     ):
-        """Begin a text; `text_prompt` is the prompt as text, and empty if it is only the end of a
-        document."""
+        """Begin a text; `text_prompt` is the prompt as text, empty if it is only the end of a document."""
         self.request, self.index, self.end_ids = request, index, end_ids
         self.tokens = list(request.prompt)
         self.pending = list(request.prompt)
@@ -158,7 +157,7 @@ class Choice:
         return self._event(text) if text else None
 
     def _placed(self, logprob: Event) -> Event:
-        """A token's entry, with the place in the text where the token begins."""
+        """Return a token's entry, with the position in the text where the token begins."""
         return {**logprob, "offset": self._seen_chars}
 
     def end(self, reason: str) -> Event:

@@ -51,7 +51,7 @@ class Runner:
         return self.model.config.vocab_size or self.model.config.padded_vocab_size
 
     def read(self, readings: Sequence[Reading], wanted: Sequence[int]) -> torch.Tensor:
-        """Logits [wanted, v] in fp32 of the tokens at these places among all that are read.
+        """Return logits [wanted, v] in fp32 of the tokens at these positions among all that are read.
 
         Readings of one token come first.
         """

@@ -17,7 +17,7 @@ MULTIPLE = 16
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x weight^T + bias.  [.., i], [o, i], [o] -> [.., o], in bf16.
+    """Return x weight^T + bias.  [.., i], [o, i], [o] -> [.., o], in bf16.
 
     Raises ValueError if a size is not a multiple of 16.
     """
@@ -27,19 +27,19 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def input_gradient(grad: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """d loss / d x.  [.., o], [o, i] -> [.., i]."""
+    """Return d loss / d x.  [.., o], [o, i] -> [.., i]."""
     return _product(grad.flatten(0, -2), weight.T, GRADIENT, INPUT).unflatten(0, grad.shape[:-1])
 
 
 def weight_gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """d loss / d weight.  [.., o], [.., i] -> [o, i]."""
+    """Return d loss / d weight.  [.., o], [.., i] -> [o, i]."""
     return _product(grad.flatten(0, -2).T, x.flatten(0, -2).T, GRADIENT, INPUT)
 
 
 def _product(
     a: torch.Tensor, b: torch.Tensor, of_a: torch.dtype, of_b: torch.dtype, use_fast_accum: bool = False
 ) -> torch.Tensor:
-    """a b^T.  [m, k], [n, k] -> [m, n]; rounded before the copy, which then moves one byte an element."""
+    """Return a b^T.  [m, k], [n, k] -> [m, n]; rounded first, so that the copy moves one byte per element."""
     if a.shape[1] % MULTIPLE or b.shape[0] % MULTIPLE:
         raise ValueError(
             f"a product of {tuple(a.shape)} and {tuple(b.T.shape)} cannot be taken in FP8: tokens, inputs "

@@ -88,5 +88,5 @@ def attention(
 
 
 def _bias(layer: ColumnParallelLinear | RowParallelLinear) -> torch.Tensor:
-    """The layer's bias; zeros if it has none, because DeepSpeed's layer adds one."""
+    """Return the layer's bias; zeros if it has none, because DeepSpeed's layer adds one."""
     return layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias

@@ -136,8 +136,7 @@ class MegatronUnits:
         self._groups = groups
 
     def __getattr__(self, name: str):
-        """Return a method get_<kind>_{group,rank,world_size,group_ranks,src_rank} for any kind of
-        ParallelGroups.
+        """Return get_<kind>_{group,rank,world_size,group_ranks,src_rank} for any kind of ParallelGroups.
 
         An unknown name raises AttributeError: DeepSpeed recognizes kinds of mpu by hasattr.
         """

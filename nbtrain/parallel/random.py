@@ -92,7 +92,7 @@ class TensorParallelStream:
         self._state = (state["torch"], state["cuda"])
 
     def recompute_contexts(self) -> tuple["_Remembered", "_Remembered"]:
-        """`context_fn` of torch's checkpoint(use_reentrant=False): recomputation draws the same numbers.
+        """Return `context_fn` for torch's checkpoint(use_reentrant=False), so that dropout is repeated.
 
         checkpoint itself restores the generators' own stream only. Without this context, the gradient would
         belong to other dropout masks than the loss, and no error would show it.

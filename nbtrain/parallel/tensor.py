@@ -135,8 +135,7 @@ class ColumnParallelLinear(_CutModule):
     def _outputs(
         self, x: torch.Tensor, *layers: tuple[torch.Tensor, torch.Tensor | None]
     ) -> tuple[torch.Tensor, ...]:
-        """Return the output of each (weight, bias) for one x, which is gathered once; its gradient is summed
-        once."""
+        """Return the output of each (weight, bias) for one x, gathered once; its gradient is summed once."""
         if isinstance(self.weight, FourBitMatrix):
             x, *biases = _as_products(x, *(bias for _, bias in layers))
             entering = (
@@ -286,8 +285,7 @@ def _adapted(y: torch.Tensor, x: torch.Tensor, lora: nn.Module | None) -> torch.
 
 
 def _as_products(x: torch.Tensor, *parameters: torch.Tensor | None) -> tuple[Any, ...]:
-    """Cast all to autocast's dtype if it is on, because it has no effect in an autograd function's backward
-    pass."""
+    """Cast all to autocast's dtype if it is on: it has no effect in an autograd function's backward pass."""
     device = x.device.type
     if not torch.is_autocast_enabled(device):
         return x, *parameters

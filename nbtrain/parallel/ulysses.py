@@ -17,12 +17,12 @@ TOKENS, HEADS = 1, 2
 
 
 def heads_for_tokens(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """[b, s/u, n, ..] -> this rank's heads of all tokens, [b, s, n/u, ..]; ValueError unless u divides n."""
+    """Exchange [b, s/u, n, ..] for this rank's heads of all tokens, [b, s, n/u, ..]; u must divide n."""
     return region(x, group, _heads_for_tokens, _tokens_for_heads)
 
 
 def tokens_for_heads(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """[b, s, n/u, ..] -> all heads of this rank's tokens, [b, s/u, n, ..]; the way back."""
+    """Exchange [b, s, n/u, ..] back for all heads of this rank's tokens, [b, s/u, n, ..]."""
     return region(x, group, _tokens_for_heads, _heads_for_tokens)
 
 

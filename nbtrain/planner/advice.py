@@ -106,7 +106,7 @@ class Advice:
         return f"Advice for {self.config.name}: {self.observations.summary}"
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Cells of the table, in the order of HEADS."""
+        """Return the cells of the table, in the order of HEADS."""
         return [
             (
                 str(number),
@@ -136,7 +136,7 @@ class Advice:
         }
 
     def changed(self, number: int) -> RunConfig:
-        """The run with change `number` (from 1). Raises ConfigError for a number that is not listed."""
+        """Return the run with change `number`, from 1. Raises ConfigError for an unlisted number."""
         if not 1 <= number <= len(self.changes):
             has = f"has changes 1 to {len(self.changes)}" if self.changes else "has no changes"
             raise ConfigError(f"change {number}: the advice for {self.config.name} {has}.")

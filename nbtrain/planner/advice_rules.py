@@ -223,7 +223,7 @@ def _use_of_memory(config: RunConfig, seen: Observations) -> Iterator[Proposal]:
 
 
 def _halves(size: int) -> list[int]:
-    """Half of `size`, a quarter, ... down to 1."""
+    """Yield half of `size`, a quarter, and so on down to 1."""
     found = []
     while size > 1:
         size //= 2

@@ -105,7 +105,7 @@ class _Rank:
         return parts
 
     def newton_schulz(self) -> float:
-        """Seconds of Muon's products in one step of this rank; 0 with AdamW."""
+        """Return the seconds of Muon's products in one step of this rank; 0 with AdamW."""
         setup = self.setup
         if not setup.muon_steps:
             return 0.0
@@ -115,7 +115,7 @@ class _Rank:
         return whole / ranks / rates[setup.dtype]
 
     def block(self) -> tuple[float, float]:
-        """Seconds of one block and micro batch on this rank, (forward, backward)."""
+        """Return the seconds of one block and micro batch on this rank, (forward, backward)."""
         shape, tensor = self.setup.shape, self.setup.tensor_parallel_size
         figures = self.calibration.of("block", ranks=self.ranks, dtype=self.setup.dtype)
         norms = self.calibration.of("norms", ranks=self.ranks, dtype=self.setup.dtype)
@@ -143,7 +143,7 @@ class _Rank:
         return _by_size(figures, self.setup.shape.hidden_size, self.tokens, value)
 
     def ends(self) -> tuple[float, float]:
-        """Seconds of the embeddings, and of the output layer with the loss, for one micro batch.
+        """Return the seconds of the embeddings, and of the output layer with the loss, for one micro batch.
 
         Both are counted for the last stage, because the embeddings take little time compared with the output
         layer.
@@ -154,18 +154,18 @@ class _Rank:
         return 0.0, _ends(figures, shape.hidden_size, vocabulary, self.tokens)
 
     def activation_bytes(self) -> int:
-        """Bytes of [tokens, h] in the format of the activations."""
+        """Return the bytes of [tokens, h] in the format of the activations."""
         return self.tokens * self.setup.shape.hidden_size * (4 if self.setup.dtype == "fp32" else 2)
 
     def tensor_sums(self) -> tuple[float, float]:
-        """Seconds of a block's and of the ends' sums over tensor-parallel ranks, for one micro batch."""
+        """Return the seconds of a block's and of the ends' sums over tensor ranks, for one micro batch."""
         if self.setup.tensor_parallel_size == 1:
             return 0.0, 0.0
         once = self.collective("all_reduce", self.activation_bytes())
         return (6 if self.setup.recompute == "full" else 4) * once, 2 * once
 
     def collective(self, kind: str, size: float) -> float:
-        """Seconds of a collective over `size` bytes; 0 if none was measured."""
+        """Return the seconds of a collective over `size` bytes; 0 if none was measured."""
         figures = self.calibration.of("collective", collective=kind, ranks=2)
         points = sorted((one["bytes"], one["seconds"]) for one in figures)
         # A smaller message takes as long as the smallest measured one: the latency.
@@ -180,7 +180,7 @@ class _Rank:
         return max(largest[1] / largest[0] - 1, 0.0) * optimizer
 
     def parameters(self, layers: tuple[int, ...]) -> int:
-        """Parameters of the fullest rank."""
+        """Return the parameters of the fullest rank."""
         shape, tensor, last = self.setup.shape, self.setup.tensor_parallel_size, len(layers) - 1
         return max(
             count_layers(shape, count, at == 0, at == last, tensor).total for at, count in enumerate(layers)
@@ -241,7 +241,7 @@ def power_between(points: list[tuple[float, float]], x: float) -> float:
 
 
 def _by_size(figures: list[Figure], hidden: int, tokens: int, value: Callable[[Figure], float]) -> float:
-    """Seconds of `tokens` tokens at a hidden size: interpolated by tokens at each size, then by size."""
+    """Return the seconds of `tokens` tokens at a hidden size, interpolated by tokens, then by size."""
     by_hidden: dict[int, list[tuple[float, float]]] = {}
     for figure in figures:
         by_hidden.setdefault(figure["hidden"], []).append((figure["tokens"], value(figure)))
@@ -255,7 +255,7 @@ def _by_size(figures: list[Figure], hidden: int, tokens: int, value: Callable[[F
 
 
 def _ends(figures: list[Figure], hidden: int, vocabulary: int, tokens: int) -> float:
-    """Seconds of embeddings, output layer and loss for `tokens` tokens."""
+    """Return the seconds of embeddings, output layer and loss for `tokens` tokens."""
     by_hidden: dict[int, list[tuple[float, float]]] = {}
     for figure in figures:
         each = figure["seconds"] / figure["tokens"]

@@ -69,14 +69,14 @@ class Calibration:
         ]
 
     def matmul_flops(self, ranks: int = 1) -> dict[str, float]:
-        """The best FLOP/s of matrix products of one rank, by number format."""
+        """Return the best FLOP/s of matrix products of one rank, by number format."""
         best: dict[str, float] = {}
         for figure in self.of("product", ranks=ranks):
             best[figure["dtype"]] = max(best.get(figure["dtype"], 0.0), figure["flops"])
         return best
 
     def memory_bytes_per_second(self, ranks: int = 1) -> float | None:
-        """Bytes that one rank reads and writes in a second; None if it was not measured."""
+        """Return the bytes that one rank reads and writes per second; None if not measured."""
         found = self.of("memory", ranks=ranks)
         return found[0]["bytes_per_second"] if found else None
 

@@ -10,7 +10,7 @@ GIGA = 1e9
 
 
 def bus_factor(collective: str, ranks: int) -> float:
-    """Bus bandwidth over algorithm bandwidth, as nccl-tests counts them (doc/PERFORMANCE.md)."""
+    """Return bus bandwidth over algorithm bandwidth, as nccl-tests counts them (doc/PERFORMANCE.md)."""
     if collective == "all_reduce":
         return 2 * (ranks - 1) / ranks
     if collective in ("all_gather", "reduce_scatter", "all_to_all"):
@@ -19,18 +19,18 @@ def bus_factor(collective: str, ranks: int) -> float:
 
 
 def bandwidths(figure: Figure) -> tuple[float, float]:
-    """(algorithm bandwidth, bus bandwidth) of one collective, in bytes a second."""
+    """Return (algorithm bandwidth, bus bandwidth) of one collective, in bytes per second."""
     algorithm = figure["bytes"] / figure["seconds"]
     return algorithm, algorithm * bus_factor(figure["collective"], figure["ranks"])
 
 
 def latency_seconds(figures: list[Figure]) -> float:
-    """Seconds of the smallest message that was measured."""
+    """Return the seconds of the smallest message that was measured."""
     return min(figures, key=lambda figure: figure["bytes"])["seconds"]
 
 
 def lines(calibration: Calibration) -> list[str]:
-    """The calibration as a table of text."""
+    """Return the calibration as a text table."""
     text = [f"Calibration of {calibration.machine}", f"{calibration.date}, {calibration.seconds:.0f} s"]
     for ranks in sorted({figure["ranks"] for figure in calibration.figures}):
         rates = calibration.matmul_flops(ranks)
@@ -60,7 +60,7 @@ def lines(calibration: Calibration) -> list[str]:
 
 
 def picture(calibration: Calibration) -> Any:
-    """Matplotlib figure: bus bandwidth by message size on the left, rates by precision on the right."""
+    """Return a Matplotlib figure: bus bandwidth by message size (left), rates by precision (right)."""
     from nbtrain.planner.picture import new_figure
 
     canvas = new_figure(10, 4)
@@ -87,7 +87,7 @@ def picture(calibration: Calibration) -> Any:
 
 
 def _collectives(calibration: Calibration) -> dict[tuple[int, str], list[Figure]]:
-    """{(ranks, kind): figures by size}."""
+    """Return {(ranks, kind): measurements by size}."""
     groups: dict[tuple[int, str], list[Figure]] = {}
     for figure in calibration.of("collective"):
         groups.setdefault((figure["ranks"], figure["collective"]), []).append(figure)

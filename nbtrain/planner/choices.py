@@ -73,7 +73,7 @@ class Text:
     sources: list[dict[str, Any]]
 
     def train_tokens(self, vocab_size: int) -> float:
-        """Tokens of one pass over the training split."""
+        """Return the tokens of one pass over the training split."""
         return TRAIN_SHARE * self.num_bytes / bytes_per_token(self.fits, vocab_size)
 
 
@@ -211,7 +211,7 @@ class _Candidate:
         return predicted_loss(self.parameters, size * self.tokens, size * self.unique_tokens)
 
     def choices(self, minutes: float | None) -> Choices:
-        """The run YAML of this model."""
+        """Return the run YAML of this model."""
         found = Choices(SMALL_BASE)
         _put_text(found, self.text, self.vocab_size)
         sections = _sections(self.place, self.layers, self.width, self.vocab_size)

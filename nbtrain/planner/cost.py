@@ -96,7 +96,7 @@ def _rounded(amount: float) -> str:
 
 
 def estimate_cost(config: RunConfig, seconds: float | None) -> CostEstimate:
-    """The cost of a run that takes `seconds`. Raises ConfigError if the user's table is broken."""
+    """Return the cost of a run that takes `seconds`. Raises ConfigError if the user's table is invalid."""
     table = read_prices()
     energy_price = table.value["per_kwh"]
     resources = config.resources
@@ -112,12 +112,12 @@ def estimate_cost(config: RunConfig, seconds: float | None) -> CostEstimate:
 
 
 def user_prices() -> Path:
-    """The user's own table."""
+    """Return the user's own table."""
     return data_home() / "prices.yaml"
 
 
 def read_prices() -> Located:
-    """Both tables in one, checked."""
+    """Return both tables in one, checked."""
     table = read_yaml(SHIPPED)
     path = user_prices()
     if path.is_file():

@@ -89,7 +89,7 @@ def estimate_duration(
 
 
 def bubble_fraction(config: RunConfig) -> float:
-    """Share of a step in which a rank waits for other stages, at the full batch; 0 without a pipeline."""
+    """Return the share of a step in which a rank waits for other stages; 0 without a pipeline."""
     setup = setup_of(config)
     rates = rates_of_run(config, use_measured=False)
     step = estimate_step(setup, rates) if rates else None

@@ -98,7 +98,7 @@ class FoundLayouts:
         )
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Cells of the table, in the order of HEADS."""
+        """Return the cells of the table, in the order of HEADS."""
         return [_row(self.result, number, one) for number, one in enumerate(self._shown, start=1)]
 
     @property
@@ -151,7 +151,7 @@ class FoundLayouts:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The search as JSON."""
+        """Return the search as a JSON object."""
         base = self.result.space.base
         return {
             "schema_version": SCHEMA_VERSION,
@@ -185,13 +185,13 @@ class FoundLayouts:
 
 
 def step_parts(one: Scored) -> dict[str, float]:
-    """Seconds of a step by part."""
+    """Return the seconds of a step by part."""
     assert one.step is not None
     return {part.name: getattr(one.step, part.name) for part in fields(one.step)}
 
 
 def _run_seconds(result: SearchResult, one: Scored) -> float | None:
-    """Seconds of the whole run; None for a shape."""
+    """Return the seconds of the whole run; None for a shape."""
     if result.space.config is None:
         return None
     return run_seconds(result.space.run(one.layout, check=False), one.setup, one.step)

@@ -152,7 +152,7 @@ class Largest:
 
 
 def _model_record(name: str, shape: Shape, best: Scored | None = None) -> dict[str, Any]:
-    """A model of the family, with its roomiest layout if one fits."""
+    """Return a model of the family as a JSON object, with its roomiest layout if one fits."""
     record = {
         "name": name,
         "parameters": parameters(shape),
@@ -182,7 +182,7 @@ def largest(space: Space, name: str) -> Largest:
 
 
 def largest_model(space: Space) -> tuple[tuple[str, Shape, Scored] | None, tuple[str, Shape] | None]:
-    """The largest model of the family that fits, and the next larger one."""
+    """Return the largest model of the family that fits, and the next larger one."""
     models = line(space.vocab_size, space.base.shape.seq_length)
     low, high, best = 0, len(models), None
     while low < high:
@@ -214,7 +214,7 @@ def compare(space: Space, name: str, tried: list[Scored]) -> Compared:
 
 
 def longest_sequence(space: Space, way: Way) -> int | None:
-    """The longest sequence whose roomiest layout of a way fits, in tokens; None if none does."""
+    """Return the longest sequence, in tokens, whose roomiest layout of a kind fits; None if none does."""
 
     def fits(steps: int) -> bool:
         shape, tokens = space.base.shape, steps * SEQUENCE_STEP
@@ -238,7 +238,7 @@ def longest_sequence(space: Space, way: Way) -> int | None:
 
 
 def roomiest(space: Space, way: Way = WAYS["fused"]) -> Scored | None:
-    """The layout of a way that leaves the most memory, as far as host memory suffices."""
+    """Return the layout of a kind that leaves the most memory, if host memory is large enough for it."""
     best: tuple[int, Layout] | None = None
     for layout in _smallest(space):
         if not way(layout):
@@ -261,7 +261,7 @@ def _smallest(space: Space) -> Iterator[Layout]:
 
 
 def legal(space: Space) -> list[Cut]:
-    """The legal cuts whose tensor-parallel ranks share a machine."""
+    """Yield the legal cuts whose tensor-parallel ranks share a machine."""
     return [
         cut for cut, reason in cuts(space) if reason is None and cut.tensor <= space.base.devices_per_node
     ]

@@ -132,7 +132,7 @@ class Space:
         return self.base.nodes * self.base.devices_per_node
 
     def shape(self, tensor: int) -> Shape:
-        """The model with the vocabulary's padding of `tensor` tensor-parallel ranks."""
+        """Return the model with the vocabulary's padding for `tensor` tensor-parallel ranks."""
         if tensor not in self.memo:
             unit = self.vocab_multiple * tensor
             padded = -(-self.vocab_size // unit) * unit
@@ -140,7 +140,7 @@ class Space:
         return self.memo[tensor]
 
     def stages(self, tensor: int, pipeline: int, full: bool) -> tuple[tuple[int, ...], int]:
-        """Blocks of each stage, and parameters on a rank of the fullest stage."""
+        """Return the blocks of each stage, and the parameters on a rank of the fullest stage."""
         key = (tensor, pipeline, full)
         if key not in self.memo:
             shape = self.shape(tensor)
@@ -151,7 +151,7 @@ class Space:
         return self.memo[key]
 
     def setup(self, layout: Layout) -> Setup:
-        """The setup of a layout: equal to setup_of(config) of the run with the layout's settings."""
+        """Return the setup of a layout, equal to setup_of(config) of the run with the layout's settings."""
         (tensor, pipeline, ulysses, data), micro, options = layout
         shape = self.shape(tensor)
         cut, most = self.stages(tensor, pipeline, options.recompute == "full")
@@ -191,7 +191,7 @@ class Space:
         return self.memo[key]
 
     def run(self, layout: Layout, check: bool = True) -> RunConfig:
-        """The run with a layout. Raises ConfigError if only a shape is known, or with every broken rule."""
+        """Return the run with a layout. Raises ConfigError with every broken rule, or for a shape alone."""
         if self.config is None:
             raise ConfigError(
                 "this search was made for a shape, which has no run YAML. Search a run or a preset such as "
@@ -347,13 +347,13 @@ def problems(space: Space, layout: Layout) -> list[str]:
 
 
 def legal_options(space: Space, cut: Cut) -> list[Options]:
-    """The options that a legal cut may have."""
+    """Return the options that a legal cut may have."""
     known = combinations(cut.flags, space.kept)
     return [options for options in known if not any(_size_problems(space, cut, options))]
 
 
 def micro_batches(space: Space, cut: Cut) -> list[int]:
-    """The micro-batch sizes that a legal cut may have, smallest first."""
+    """Return the micro-batch sizes that a legal cut may have, smallest first."""
     sizes = divisors(space.batch_unit // cut.data)
     return [micro for micro in sizes if not any(micro_batch_problems(space, cut, micro))]
 
@@ -378,6 +378,6 @@ def kind_problems(
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors of a positive number, smallest first."""
+    """Return all divisors of a positive number, smallest first."""
     small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
     return sorted({*small, *(number // divisor for divisor in small)})

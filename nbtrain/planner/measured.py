@@ -102,7 +102,7 @@ def _differences(found: Setup, wanted: Setup) -> tuple[str, ...]:
 
 
 def _setup(values: dict[str, Any]) -> Setup:
-    """The setup of a record; fields that a newer planner has keep their defaults."""
+    """Return the setup of a record; fields added by a newer planner have their defaults."""
     known = {field.name for field in fields(Setup)}
     device = values["device"]
     stages = values["stage_layers"]

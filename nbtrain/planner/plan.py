@@ -250,7 +250,7 @@ class Plan:
         return why(self.config, self.parameters, self.duration, self.disk, self.cost, self.use_measured)
 
     def lines(self) -> list[str]:
-        """The plan as text, one line per figure."""
+        """Return the plan as text, one line per number."""
         sections = self.sections()
         width = max(len(name) for rows in sections.values() for name in rows) + 2
         headline = self.headline
@@ -280,7 +280,7 @@ class Plan:
         return f"{head}{words_row(words)}{listed}{grouped_table(self.sections())}{reasons}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of plan.json."""
+        """Return the content of plan.json."""
         config = self.config
         return {
             "schema_version": SCHEMA_VERSION,

@@ -168,7 +168,7 @@ def run_on(
     overrides: Overrides = None,
     keep_format: bool = False,
 ) -> RunConfig:
-    """A run or a preset on other GPUs, in bf16 if they have it, else in fp16.
+    """Return a run or a preset on other GPUs, in bf16 if they support it, else in fp16.
 
     A number format that an override sets stays, and with `keep_format` any format that the GPU has.
     """
@@ -200,7 +200,7 @@ def run_on(
 def shape_space(
     shape: Shape, gpus: int | None, gpus_per_node: int | None, gpu_type: str | None, batch: int
 ) -> Space:
-    """The space of a shape in bf16, or in fp16 if the GPU has no bf16."""
+    """Return the space of a shape in bf16, or in fp16 if the GPU has no bf16."""
     device = find_device(gpu_type)
     if device is None or gpus is None:
         raise ConfigError(
@@ -413,7 +413,7 @@ def _measures(space: Space, zero: int, sequence: bool, hpz: bool) -> Iterator[Op
 
 
 def offloads(space: Space) -> tuple[tuple[Place, Place], ...]:
-    """Places of optimizer and weights, the fastest first; host memory counts only if its size is known."""
+    """Return the places of optimizer and weights, fastest first; host memory only if its size is known."""
     return OFFLOADS if space.base.host_memory_bytes is not None else OFFLOADS[:1]
 
 
@@ -436,7 +436,7 @@ def rates_of(space: Space) -> Rates | None:
 
 
 def run_seconds(config: RunConfig, setup: Setup, step: StepTime | None) -> float | None:
-    """Seconds of a whole run whose step takes `step`, validation and checkpoints counted."""
+    """Return the seconds of a whole run whose step takes `step`, including validation and checkpoints."""
     seconds, tabled = estimate_duration(config, use_measured=False).seconds, estimate_step(setup)
     if seconds is None or step is None or tabled is None:
         return None

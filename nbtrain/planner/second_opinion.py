@@ -43,7 +43,7 @@ class SecondOpinion:
 
 
 def zero2_bytes(count: int, gpus_per_node: int, nodes: int, offload: bool) -> tuple[int, int]:
-    """(host memory of a node, one GPU) for `count` parameters under ZeRO 2; stage 1 is not told apart."""
+    """Return (host memory of a node, one GPU) for `count` parameters under ZeRO 2, or likewise stage 1."""
     gpus = nodes * gpus_per_node
     if offload:
         return int(count * max(4 * gpus, 16) * MARGIN), 2 * count
@@ -53,7 +53,7 @@ def zero2_bytes(count: int, gpus_per_node: int, nodes: int, offload: bool) -> tu
 def zero3_bytes(
     count: int, largest_layer: int, gpus_per_node: int, nodes: int, optimizer: bool, weights: bool
 ) -> tuple[int, int]:
-    """(host memory of a node, one GPU) under ZeRO 3 whose parameters are cut as they are made.
+    """Return (host memory of a node, one GPU) under ZeRO 3, with parameters sharded as they are created.
 
     `largest_layer`: parameters of the largest module. `optimizer`, `weights`: offloaded to the host.
     """
@@ -66,7 +66,7 @@ def zero3_bytes(
 
 
 def second_opinion(setup: Setup, planned: MemoryEstimate | None = None) -> SecondOpinion | None:
-    """DeepSpeed's estimate of a setup; None without ZeRO, which it has no formula for."""
+    """Return DeepSpeed's estimate of a setup; None without ZeRO, for which it has no formula."""
     if not setup.zero_stage or not setup.on_gpu:
         return None
     planned = planned or estimate(setup)

@@ -204,5 +204,5 @@ def refused(event: Mapping[str, Any], is_chat: bool) -> Refusal:
 
 
 def status_of(error: NbtrainError) -> int:
-    """The status for a model that cannot be loaded."""
+    """Return the status for a model that cannot be loaded."""
     return 400 if isinstance(error, ConfigError) else 500

@@ -156,7 +156,7 @@ class ChatMessage(BaseModel):
     function_call: Any = None
 
     def as_text(self, number: int) -> dict[str, str]:
-        """{"role", "content"}. Raises Refusal for pictures, sound and calls of tools."""
+        """Return {"role", "content"}. Raises Refusal for pictures, sound and calls of tools."""
         if self.tool_calls or self.function_call:
             raise unsupported_parameter(f"messages[{number}].tool_calls", "the model calls no tools")
         # OpenAI allows only an assistant's message to have none.

@@ -14,7 +14,7 @@ START_SECONDS = 60
 
 
 def models_entry() -> dict[str, Any]:
-    """Entry point for jupyter-server-proxy (group jupyter_serverproxy_servers, name nbtrain-models)."""
+    """Return the entry for jupyter-server-proxy (group jupyter_serverproxy_servers, name nbtrain-models)."""
     command = [sys.executable, "-m", "nbtrain", "serve", "--uds", "{unix_socket}"]
     return {
         # Jupyter Server, whose child it is, may be killed.

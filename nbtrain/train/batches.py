@@ -77,7 +77,7 @@ class Batch(NamedTuple):
 def training_rows(
     state: DataState, steps: int, schedule: BatchSchedule, micro_batch_size: int, rank: int, size: int
 ) -> Iterator[list[int]]:
-    """Positions of each micro batch of data-parallel rank `rank` of `size`, for the next `steps` steps."""
+    """Return the positions of each micro batch of data-parallel rank `rank` of `size`, for `steps` steps."""
     for _ in range(steps):
         batch_size = schedule.size_at(state.consumed_samples)
         positions = state.step_positions(batch_size)
@@ -86,7 +86,7 @@ def training_rows(
 
 
 def evaluation_rows(num_samples: int, micro_batch_size: int, rank: int, size: int) -> Iterator[list[int]]:
-    """Positions of each micro batch of a data-parallel rank, for the first samples of a split."""
+    """Return the positions of each micro batch of a data-parallel rank, for the first samples of a split."""
     yield from rank_positions(np.arange(num_samples), micro_batch_size, rank, size).tolist()
 
 

@@ -83,8 +83,10 @@ class Tasks:
             logger.warning("step %6s | %s", f"{found.step:,}", error)
 
     def _scores(self, rows: list[tuple[list[int], list[int]]], beat: Callable[[], None]) -> torch.Tensor:
-        """Return float64 [rows, 2] on all ranks: the sum of -ln p over the tokens of each row's continuation,
-        and how many of them are the most likely ones."""
+        """Return float64 [rows, 2] on all ranks: the sum of -ln p of each row's continuation, and its hits.
+
+        Hits are tokens of the continuation that are the likeliest ones.
+        """
         engine, micro = self.engine, self.config.batch.micro_batch_size
         data, device = engine.groups.data_parallel, engine.deepspeed.device
         each = micro * data.size
@@ -103,8 +105,7 @@ class Tasks:
         return engine.over_data_axis(sums)[: len(rows)].cpu()
 
     def _length(self, rows: list[tuple[list[int], list[int]]]) -> int:
-        """Return the tokens of a row: as many as needed if the layout accepts any number, else the model's
-        own length."""
+        """Return the length of a row: what it needs if the layout accepts any, else the model's."""
         config, parallel = self.config, self.config.parallel
         whole = config.model.seq_length
         is_fixed = (

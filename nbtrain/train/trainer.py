@@ -116,11 +116,11 @@ class Trainer:
         self.limits = ExitLimits(config.batch, job_age_seconds(self.requests.job))
 
     def run(self) -> str:
-        """Train, and return "finished" or "stopped". On a stop and at the end the last step is saved, except
-        in mode: perf.
+        """Train, and return "finished" or "stopped".
 
-        A step that is due for validation when a STOP arrives is validated by the next job: until then the run
-        is not finished, even at its last step.
+        On a stop and at the end the last step is saved, except in mode: perf. A step that is due for
+        validation when a STOP arrives is validated by the next job: until then the run is not finished, even
+        at its last step.
         """
         if self.config.mode == "eval":
             return self._evaluate_checkpoint()

@@ -217,8 +217,7 @@ def refuse(config: RunConfig, model_type: str) -> None:
 
 
 def neighbours(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """Reorder the rows of query or key, or of their bias, from halves of a head, (j, j + d/2), to neighbors,
-    (2j, 2j + 1)."""
+    """Reorder rows of query or key, or of a bias, from (j, j + d/2), halves of a head, to (2j, 2j + 1)."""
     return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
@@ -243,8 +242,7 @@ def llama3_factors(config: RunConfig) -> np.ndarray | None:
 
 
 def read_tokenizer(folder: Path, vocab_size: int) -> dict[str, Any] | None:
-    """Return tokens, types, merges and the pre-tokenizer's name of a byte-level BPE; None without a
-    tokenizer.
+    """Return tokens, types, merges and the pre-tokenizer's name of a byte-level BPE; None if there is none.
 
     Raises ConfigError for another kind.
     """
@@ -285,8 +283,7 @@ def read_tokenizer(folder: Path, vocab_size: int) -> dict[str, Any] | None:
 
 
 def normalizers_of(document: dict[str, Any]) -> list[str]:
-    """Return the kinds of normalization that a tokenizer.json applies to a text before it is split into
-    words."""
+    """Return the kinds of normalization that a tokenizer.json applies before a text is split into words."""
     steps = [document.get("normalizer") or {}]
     kinds = []
     while steps:

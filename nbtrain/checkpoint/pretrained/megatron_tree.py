@@ -278,8 +278,7 @@ class MegatronWeights:
 
 
 def load_allowed(path: Path) -> Any:
-    """Load a file of a tree, mapped into memory. Raises CheckpointError for any class that is not allowed by
-    name."""
+    """Load a file of a tree, mapped into memory. Raises CheckpointError for classes that are not allowed."""
     try:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
     except (*DAMAGED, OSError):

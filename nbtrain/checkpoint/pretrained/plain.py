@@ -92,7 +92,7 @@ class PlainModel:
         return x + self._conv1d(f"{place}.mlp.c_proj", inner)
 
     def _conv1d(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """GPT-2's linear layer, whose matrix is [inputs, outputs]."""
+        """Apply GPT-2's linear layer, whose matrix is [inputs, outputs]."""
         return x @ self.get(f"{name}.weight") + self.get(f"{name}.bias")
 
     def _layer_norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -128,7 +128,7 @@ class PlainModel:
         )
 
     def _turns(self, index: int) -> bool:
-        """SmolLM3: a 1 in no_rope_layers is a layer with rotary positions."""
+        """Return whether a layer has rotary positions: in SmolLM3, a 1 in no_rope_layers means yes."""
         flags = self.config.get("no_rope_layers")
         return True if flags is None else bool(flags[index])
 
@@ -149,7 +149,7 @@ class PlainModel:
 def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None = None
 ) -> torch.Tensor:
-    """Causal attention.  [n, s, d] each -> [s, n d]."""
+    """Compute causal attention.  [n, s, d] each -> [s, n d]."""
     length = query.shape[1]
     scores = query @ key.transpose(1, 2) / math.sqrt(query.shape[-1])
     past = torch.arange(length)[:, None] - torch.arange(length)[None, :]

@@ -75,7 +75,7 @@ def fragmentation_leaves_room(subject: Subject) -> Iterator[Finding]:
 
 
 def _after(remedy: Remedy) -> str:
-    """ "33.6 GiB, and 480.0 GiB of host memory"."""
+    """Describe memory as in "33.6 GiB, and 480.0 GiB of host memory"."""
     host = remedy.memory.total_host_bytes
     beside = f", and {amounts.size(host)} of host memory" if host else ""
     return f"{amounts.size(remedy.memory.total_bytes)}{beside}"

@@ -211,7 +211,7 @@ def _offloads(config: RunConfig) -> Iterator[Changes]:
 def _more_devices(
     config: RunConfig, sharded: Changes, cuts: list[Changes], least: Changes
 ) -> Iterator[Changes]:
-    """Twice the machines, four times, ...: more data-parallel ranks with ZeRO, or more stages."""
+    """Yield twice the machines, four times, and so on: more data-parallel ranks with ZeRO, or more stages."""
     parallel, resources = config.parallel, config.resources
     if resources.device == "cpu" or not resources.gpus_per_node:
         return

@@ -166,7 +166,7 @@ def _decay_field(config: RunConfig) -> str:
 
 
 def _decay_words(config: RunConfig) -> str:
-    """ "lr_decay_tokens(2,500,000,000)", "lr_decay_steps(4,768 = 2,499,805,184 tokens)"."""
+    """Return e.g. "lr_decay_tokens(2,500,000,000)" or "lr_decay_steps(4,768 = 2,499,805,184 tokens)"."""
     field, tokens = _decay_field(config), f"{config.lr_decay_tokens:,}"
     if field == "lr_decay_tokens":
         return f"{field}({tokens})"
@@ -359,7 +359,7 @@ def checkpoints_are_few(subject: Subject) -> Iterator[Finding]:
 
 
 def _share(subject: Subject, part: str, otherwise: float) -> float:
-    """A part's share of the run's time; `otherwise` if the plan has no time."""
+    """Return a part's share of the run's time; `otherwise` if the plan has no time."""
     duration = subject.duration
     return duration.parts.get(part, 0.0) / duration.seconds if duration.seconds else otherwise
 

@@ -27,7 +27,7 @@ class Subject:
         return (self.duration.seconds or 0.0) / 3600
 
     def share(self, fraction: float, words: str = "") -> Cost:
-        """The cost of a share of the run's time; `words` if the plan has no time."""
+        """Return the cost of a share of the run's time; `words` if the plan has no time."""
         hours = fraction * self.hours
         if not hours:
             return Cost(words=words)

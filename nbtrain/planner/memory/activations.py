@@ -70,17 +70,17 @@ class Kinds(NamedTuple):
 
 
 def product_element(setup: Setup) -> int:
-    """Bytes of a number that goes into or comes out of a matrix product."""
+    """Return the bytes of a number that enters or leaves a matrix product."""
     return 4 if setup.dtype == "fp32" else 2
 
 
 def stream_element(setup: Setup) -> int:
-    """Bytes of a number of the residual stream: nbtrain's autocast leaves it in the weights' format."""
+    """Return the bytes of a number of the residual stream: nbtrain's autocast keeps the weights' format."""
     return weight_element(setup) if setup.engine == "nbtrain" else product_element(setup)
 
 
 def stream_cut(setup: Setup) -> int:
-    """Ranks that share the tokens between the layers' regions: Megatron's sequence parallelism."""
+    """Return the number of ranks that share the tokens between regions (Megatron's sequence parallelism)."""
     return setup.tensor_parallel_size if setup.sequence_parallel else 1
 
 
@@ -160,7 +160,7 @@ def layer(setup: Setup, recompute: str | None = None, window: bool = False) -> K
 
 
 def ends(setup: Setup, stage: Stage) -> Kinds:
-    """Token ids and the embedding's mask on the first stage; the final norm's input on the last one."""
+    """Return the bytes of ids and the embedding's mask (first stage) and the final norm's input (last)."""
     shape, tokens, cut = setup.shape, setup.tokens_per_micro_batch, stream_cut(setup)
     masks = kept = 0.0
     if stage.is_first:
@@ -237,9 +237,9 @@ def _fpdt_chunks(setup: Setup) -> float:
 
 
 def _groups(setup: Setup) -> float:
-    """Key and value heads that a rank attends with, in heads of a rank's share of the tokens.
+    """Return the key and value heads that a rank attends with, as heads for its share of the tokens.
 
-    Tensor ranks that share a group have it each. Ulysses ranks repeat groups until each has as many
+    Tensor ranks that share a group have a copy each. Ulysses ranks repeat groups until each has as many
     (parallel/query_groups.py).
     """
     groups, ulysses = setup.shape.num_query_groups, setup.ulysses_size
@@ -248,10 +248,10 @@ def _groups(setup: Setup) -> float:
 
 
 def _normed_heads(setup: Setup, query: float, key: float, heads: float) -> float:
-    """Bytes of one token that norms of queries and keys keep: what came in, and its statistics.
+    """Return the bytes per token that norms of queries and keys keep: their input and its statistics.
 
-    What came in is a part of the packed product, of which the value is the rest. On a GPU autocast's
-    LayerNorm copies it to fp32.
+    The input is a part of the packed product, whose other part is the value. On a GPU autocast's LayerNorm
+    copies it to fp32.
     """
     element, statistics = product_element(setup), 4 if setup.shape.rmsnorm else 8
     copies = 4 if setup.on_gpu and setup.autocast and not setup.shape.rmsnorm else 0
@@ -273,18 +273,19 @@ def _kernel_keeps_output(setup: Setup, window: bool) -> bool:
 
 
 def _mask_bytes(setup: Setup, element: int) -> int:
-    """Bytes of one number of a dropout mask over numbers of `element` bytes.
+    """Return the bytes of one number of a dropout mask over numbers of `element` bytes.
 
-    torch's CPU kernel keeps the scaled mask in the format of what it masks.
+    torch's CPU kernel keeps the scaled mask in the format of the masked tensor.
     """
     return 1 if setup.on_gpu else element
 
 
 def _every_other_product(setup: Setup) -> Kinds:
-    """torchtitan's selective recomputation: a layer's input, attention's output, every other product.
+    """Return the bytes that torchtitan's selective recomputation keeps of a layer.
 
-    The products in order are query, key, value, projection, gate, opening, output; the first, third, fifth
-    and seventh are kept (torchtitan, parallelize_llama.py, _get_custom_policy).
+    It keeps the layer's input, attention's output, and every other product. The products in order are query,
+    key, value, projection, gate, opening, output; the first, third, fifth and seventh are kept (torchtitan,
+    parallelize_llama.py, _get_custom_policy).
     """
     shape, tokens, tensor = setup.shape, setup.tokens_per_micro_batch, setup.tensor_parallel_size
     element, cut = product_element(setup), stream_cut(setup)

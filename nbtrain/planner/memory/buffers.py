@@ -197,9 +197,10 @@ def workspace_bytes(setup: Setup, stage: Stage, freed_before_step: float, room: 
 
 
 def _backward_bytes(setup: Setup) -> float:
-    """Inside a layer's backward pass: the MLP's gradients of its inner width, and the stream's.
+    """Return the bytes in a layer's backward pass: gradients of the MLP's inner width and of the stream.
 
-    Two of the inner width; of nbtrain's gated MLP three, of product, gate and what it opens.
+    There are two of the inner width, and three in nbtrain's gated MLP: of the product, the gate and the gated
+    values.
     """
     shape, tokens, tensor = setup.shape, setup.tokens_per_micro_batch, setup.tensor_parallel_size
     chunk = setup.fpdt_chunk_tokens
@@ -216,7 +217,7 @@ def _backward_bytes(setup: Setup) -> float:
 
 
 def _block_bytes(setup: Setup) -> float:
-    """Inside the backward pass of nbtrain's own attention kernel over capped scores, or over windows.
+    """Return the bytes in the backward pass of nbtrain's own attention kernel over capped scores or windows.
 
     Scores, weights and gradients of both for a block of queries, capped scores too; gradients of query, and
     of key and value in fp32 (model/attention.py).

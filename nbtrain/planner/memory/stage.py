@@ -81,7 +81,7 @@ def _stage(shape: Shape, index: int, layers: int, stages: int, tensor: int) -> S
 def shares(
     shape: Shape, layers: int, first: bool, last: bool, tensor: int, ranks: int, muon: bool = False
 ) -> tuple[int, int, int]:
-    """Elements of one rank's parts under ZeRO 3, in each of both groups, and of the largest parameter.
+    """Return the elements of a rank's parts under ZeRO 3 in both groups, and of the largest parameter.
 
     Each parameter is padded to a multiple of the ranks (DeepSpeed 0.19.8, partition_parameters.py,
     _aligned_size).
@@ -112,14 +112,14 @@ def touched(shape: Shape, tensor: int, ranks: int, parts: tuple[int, int]) -> tu
 
 
 def matrices_of(setup: Setup, stage: Stage) -> list[tuple[int, int]]:
-    """(elements, how many such) of the blocks' matrices on one rank of a stage."""
+    """Return (elements, number of such matrices) of the blocks' matrices on one rank of a stage."""
     ends = stage.is_first, stage.is_last
     sizes = _sizes(setup.shape, stage.layers, *ends, setup.tensor_parallel_size)
     return [(size, copies) for size, copies, kind in sizes if kind == MATRIX]
 
 
 def _in_order(shape: Shape, tensor: int) -> tuple[list[int], list[int]]:
-    """Sizes of nbtrain's parameters in `decay` and `no_decay`, in the model's order (model/layers.py)."""
+    """Return the sizes of nbtrain's parameters in `decay` and `no_decay`, in the order of model/layers.py."""
     hidden, opened = shape.hidden_size, shape.ffn_hidden_size // tensor
     query, columns = shape.query_width // tensor, (shape.query_width + 2 * shape.kv_width) // tensor
     embeddings = [shape.output_weights // tensor]
@@ -140,7 +140,7 @@ def _in_order(shape: Shape, tensor: int) -> tuple[list[int], list[int]]:
 
 
 def _sizes(shape: Shape, layers: int, first: bool, last: bool, tensor: int) -> list[tuple[int, int, str]]:
-    """(elements, how many such parameters, their kind) of a rank; the sum is count_layers'."""
+    """Return (elements, number of such parameters, their kind) of a rank; the sum equals count_layers'."""
     hidden = shape.hidden_size
     query = shape.query_width // tensor
     columns = (shape.query_width + 2 * shape.kv_width) // tensor

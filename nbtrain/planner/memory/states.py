@@ -86,13 +86,13 @@ def is_bf16_optimizer(setup: Setup) -> bool:
 
 
 def padded_shares(setup: Setup, stage: Stage) -> tuple[int, int]:
-    """Elements of all flat buffers of a rank under ZeRO 1 and 2, and of its part of them."""
+    """Return the elements of all flat buffers of a rank under ZeRO 1 and 2, and of its part of them."""
     whole = sum(_padded_groups(setup, stage))
     return whole, whole // setup.zero_size
 
 
 def _padded_groups(setup: Setup, stage: Stage) -> tuple[int, int]:
-    """Elements of the flat buffers of both groups."""
+    """Return the elements of the flat buffers of both groups."""
     multiple = ALIGNMENT * setup.zero_size
     first, second = stage.groups(setup.muon_steps > 0)
     return -(-first // multiple) * multiple, -(-second // multiple) * multiple
@@ -111,12 +111,12 @@ def _zero3_groups(setup: Setup, stage: Stage, ranks: int) -> tuple[int, int]:
 
 
 def _moments(muon: bool, matrices: int, others: int) -> int:
-    """Bytes of the fp32 moments of two groups, of which Muon steps the first one."""
+    """Return the bytes of the fp32 moments of two groups, the first of which Muon steps."""
     return 4 * ((1 if muon else 2) * matrices + 2 * others)
 
 
 def _offloaded_sums(setup: Setup, stage: Stage, rank: int | None) -> int:
-    """Bytes of fp32 sums in host memory under ZeRO 2: of every parameter that the rank's part touches."""
+    """Return the bytes of fp32 sums in host memory under ZeRO 2, of each parameter that the part touches."""
     if setup.accumulation_steps == 1:
         # A single micro batch goes straight into the gradient that the optimizer steps with.
         return 0
@@ -194,7 +194,7 @@ def _with_adapters(setup: Setup, stage: Stage) -> tuple[int, int, int, int]:
 
 
 def adapter_tensors(setup: Setup, stage: Stage) -> list[tuple[int, int]]:
-    """(elements, how many such) of all that one rank of a stage trains next to frozen weights."""
+    """Return (elements, number of such tensors) of all that a rank trains next to frozen weights."""
     found = [(size, stage.layers) for size in setup.adapter_sizes]
     if setup.trained_row_elements:
         # Tied weights of the first and the last stage are copies of each other.
@@ -214,7 +214,7 @@ def frozen_bytes(setup: Setup, stage: Stage) -> int:
 
 
 def dequantized_bytes(setup: Setup) -> int:
-    """The largest matrix of a block as a product takes it, if it is held in 4 bits; 0 if not.
+    """Return the bytes of a block's largest matrix as a product uses it, if it is held in 4 bits; else 0.
 
     Under autocast it is made in fp32 first; with double quantization the constants of its blocks are too.
     """
@@ -228,13 +228,16 @@ def dequantized_bytes(setup: Setup) -> int:
 
 
 def _sub_groups(setup: Setup, stage: Stage) -> int:
-    """Flat tensors that the optimizer steps one by one under ZeRO 3 (stage3.py, _create_fp16_sub_groups)."""
+    """Return the number of flat tensors that the optimizer steps separately under ZeRO 3.
+
+    From stage3.py, _create_fp16_sub_groups.
+    """
     size = max(setup.sub_group_elements, 1)
     return sum(-(-group // size) for group in _zero3_groups(setup, stage, setup.zero_size))
 
 
 def _of_program(setup: Setup, stage: Stage) -> tuple[int, int, int, int]:
-    """Bytes by the program's habits; no padding."""
+    """Return the bytes by the program's habits, without padding."""
     habits, count, zero, ranks = habits_of(setup.engine), stage.elements, setup.zero_stage, setup.zero_size
     half = setup.dtype != "fp32"
     element = habits.weights if half else 4

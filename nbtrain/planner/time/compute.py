@@ -164,8 +164,10 @@ def kept_bytes(setup: Setup) -> float:
 
 
 def logit_products(setup: Setup) -> int:
-    """Return how often the output matrix is multiplied: forward and two gradients, with dpo forward twice
-    (model/preference.py)."""
+    """Return how often the output matrix is multiplied: forward and two gradients; with dpo forward twice.
+
+    See model/preference.py.
+    """
     return 4 if setup.prefers else 3
 
 

@@ -23,7 +23,7 @@ _ATTENTION = (0.5 + 1.25) / 3
 
 
 def cores_of(config: RunConfig) -> int:
-    """Cores of all machines of a CPU run."""
+    """Return the cores of all machines of a CPU run."""
     return (config.resources.cpus_per_node or os.cpu_count() or 1) * config.resources.nodes
 
 

@@ -31,7 +31,7 @@ _TENSOR = "arXiv:1909.08053, section 3"
 
 
 def explain(setup: Setup, rates: Rates | None = None) -> list[Term]:
-    """Terms of one step; [] if neither the device nor other rates are known."""
+    """Return the Terms of one step; [] if neither the device nor other rates are known."""
     if rates is None and setup.device is not None:
         rates = rates_of_device(setup.device, setup.fabric_bytes_per_second)
     step = estimate_step(setup, rates) if rates else None
@@ -168,7 +168,7 @@ def traffic(setup: Setup) -> list[Term]:
 
 
 def _data_traffic(setup: Setup) -> tuple[float, str]:
-    """Bytes of data parallelism and ZeRO, and their formula."""
+    """Return the bytes of data parallelism and ZeRO, and their formula."""
     data, zero = setup.data_axis_size, setup.zero_stage
     # Without HYBRID_SHARD, all ranks of the data axis share the state.
     sharing = setup.zero_size if zero else data
@@ -192,7 +192,7 @@ def _data_traffic(setup: Setup) -> tuple[float, str]:
 
 
 def _between_copies(gradient: float, sharing: int, copies: int, times: int) -> tuple[float, str]:
-    """HYBRID_SHARD sums every shard of the gradients over the groups that hold it: bytes, and the formula."""
+    """Return the bytes, and the formula, of HYBRID_SHARD's sums of gradient shards over the replicas."""
     if copies == 1:
         return 0.0, ""
     size = times * 2 * (copies - 1) / copies * gradient / sharing
@@ -219,7 +219,7 @@ def _kernel(setup: Setup, engine: Engine) -> str:
 
 
 def _compute(setup: Setup, rates: Rates) -> list[Term]:
-    """The four parts of compute."""
+    """Return the four parts of compute."""
     engine, shape = ENGINES[setup.engine], setup.shape
     block = compute.block_times(setup, engine, rates)
     forward, backward = compute.attention_seconds(setup, engine, rates)
@@ -326,7 +326,7 @@ def _optimizer(setup: Setup, rates: Rates) -> str:
 
 
 def _trained(setup: Setup) -> int:
-    """Parameters of a rank that the optimizer steps: all, or the adapters."""
+    """Return the number of a rank's parameters that the optimizer steps: all, or the adapters."""
     return setup.adapter_parameters if setup.lora_rank else rank_parameters(setup)
 
 

@@ -43,7 +43,7 @@ NONE = Chunks(1, 0.0, 0.0, 0.0)
 
 
 def number_of_chunks(setup: Setup) -> int:
-    """Chunks of a sequence; 1 without FPDT."""
+    """Return the number of chunks of a sequence; 1 without FPDT."""
     return max(setup.shape.seq_length // setup.fpdt_chunk_tokens, 1) if setup.fpdt_chunk_tokens else 1
 
 
@@ -69,8 +69,10 @@ def chunks_of(setup: Setup) -> Chunks:
 
 
 def chunk_seconds(setup: Setup, rates: Rates, attention: tuple[float, float]) -> float:
-    """Seconds of one block that FPDT adds; `attention`: seconds of its forward and backward pass, which hide
-    the traffic."""
+    """Return the seconds of one block that FPDT adds.
+
+    `attention` are the seconds of its forward and backward pass, which hide the traffic.
+    """
     chunks = chunks_of(setup)
     if chunks.number == 1:
         return 0.0

@@ -122,7 +122,7 @@ def product(watch: Stopwatch, dtype: str, m: int, n: int, k: int) -> Figure:
 
 
 def attention(watch: Stopwatch, dtype: str, seq: int, tokens: int) -> Figure:
-    """Seconds of the attention core for each token and head of 64, forward and backward."""
+    """Return the seconds of the attention core for each token and head of 64, forward and backward."""
     shape = (tokens // seq, 4, seq, HEAD_SIZE)
     tensors = [
         torch.randn(shape, device=watch.device, dtype=DTYPES[dtype], requires_grad=True) for _ in range(3)
@@ -136,7 +136,7 @@ def attention(watch: Stopwatch, dtype: str, seq: int, tokens: int) -> Figure:
 
 
 def block(watch: Stopwatch, dtype: str, hidden: int, tokens: int) -> Figure:
-    """Seconds of one block on `tokens` tokens in sequences of BLOCK_SEQUENCE."""
+    """Return the seconds of one block on `tokens` tokens in sequences of BLOCK_SEQUENCE."""
     layer = _model(hidden, 128, 1).layers[0].to(watch.device, DTYPES[dtype])
     shape = (tokens // BLOCK_SEQUENCE, BLOCK_SEQUENCE, hidden)
     x = torch.randn(shape, device=watch.device, dtype=DTYPES[dtype], requires_grad=True)
@@ -148,7 +148,7 @@ def block(watch: Stopwatch, dtype: str, hidden: int, tokens: int) -> Figure:
 
 
 def norms(watch: Stopwatch, dtype: str, hidden: int, tokens: int) -> Figure:
-    """Seconds of two norms and two residual sums, forward and backward."""
+    """Return the seconds of two norms and two residual sums, forward and backward."""
     x = torch.randn(tokens, hidden, device=watch.device, dtype=DTYPES[dtype], requires_grad=True)
     weight, bias = (torch.ones(hidden, device=watch.device, dtype=DTYPES[dtype]) for _ in range(2))
     gradient = torch.ones_like(x)
@@ -162,7 +162,7 @@ def norms(watch: Stopwatch, dtype: str, hidden: int, tokens: int) -> Figure:
 
 
 def ends(watch: Stopwatch, dtype: str, hidden: int, vocabulary: int, tokens: int) -> Figure:
-    """Seconds of embeddings, final norm, output layer and loss, forward and backward."""
+    """Return the seconds of embeddings, final norm, output layer and loss, forward and backward."""
     model = _model(hidden, vocabulary, 0).to(watch.device, DTYPES[dtype])
     ids = torch.randint(vocabulary, (tokens // BLOCK_SEQUENCE, BLOCK_SEQUENCE), device=watch.device)
     weights = list(model.parameters())
@@ -171,7 +171,7 @@ def ends(watch: Stopwatch, dtype: str, hidden: int, vocabulary: int, tokens: int
 
 
 def optimizer(watch: Stopwatch, parameters: int) -> Figure:
-    """Seconds for each parameter of a step in fp32: norm of the gradients, clipping, AdamW."""
+    """Return the seconds per parameter of a step in fp32: norm of the gradients, clipping, AdamW."""
     weights = [torch.nn.Parameter(torch.ones(parameters // 8, device=watch.device)) for _ in range(8)]
     for weight in weights:
         weight.grad = torch.full_like(weight, 1e-3)
@@ -185,7 +185,7 @@ def optimizer(watch: Stopwatch, parameters: int) -> Figure:
 
 
 def usable_formats(device: torch.device) -> list[str]:
-    """The number formats of matrix products that this device has."""
+    """Return the number formats of matrix products that this device supports."""
     if device.type != "cuda":
         return list(DTYPES)
     major, minor = torch.cuda.get_device_capability(device)
@@ -199,7 +199,7 @@ def usable_formats(device: torch.device) -> list[str]:
 
 @contextlib.contextmanager
 def _format(dtype: str) -> Iterator[torch.dtype]:
-    """The element type of a format; TF32 is fp32 with shorter factors."""
+    """Yield the element type of a format; TF32 is fp32 with shorter factors."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
     try:

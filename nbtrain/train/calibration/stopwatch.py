@@ -54,8 +54,10 @@ class Stopwatch:
         return self._agreed(median)
 
     def take_spread(self) -> float | None:
-        """Return the largest spread of the measurements since the last call: the range of the middle half of
-        the calls over their median. None if one of them was a single call.
+        """Return the largest spread of the measurements since the last call.
+
+        A spread is the range of the middle half of the calls over their median. None if one of the
+        measurements was a single call.
         """
         spreads, self._spreads = self._spreads, []
         return None if None in spreads else max(spread for spread in spreads if spread is not None)
@@ -76,7 +78,7 @@ class Stopwatch:
         return time.process_time() if self.cpu_time else time.perf_counter()
 
     def _agreed(self, value: float) -> float:
-        """The mean over the ranks."""
+        """Return the mean over the ranks."""
         if ranks() == 1:
             return value
         shared = torch.tensor([value], dtype=torch.float64, device=self.device)
@@ -85,5 +87,5 @@ class Stopwatch:
 
 
 def ranks() -> int:
-    """Ranks that measure together."""
+    """Return the number of ranks that measure together."""
     return dist.get_world_size() if dist.is_initialized() else 1

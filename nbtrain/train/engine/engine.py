@@ -54,7 +54,7 @@ class Noted(Protocol):
     """A receiver of the model's results for each token of a micro batch."""
 
     def of(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """{token_losses, likeliest}: tensors to be filled (parallel/cross_entropy.py)."""
+        """Return {token_losses, likeliest}, tensors to be filled (parallel/cross_entropy.py)."""
 
 
 def summed(batch: Batch, tokens: list[float]) -> torch.Tensor | None:
@@ -120,7 +120,7 @@ class TrainEngine:
     def evaluate(
         self, batches: Batches, num_batches: int, beat: Callable[[], None], noted: Noted | None = None
     ) -> float | None:
-        """Mean loss in nats over the `num_batches` micro batches of each rank, on all ranks the same.
+        """Return the mean loss in nats over `num_batches` micro batches per rank, the same on all ranks.
 
         None if no token of them is in the loss. `noted` receives more of each token, on the ranks that have
         losses.
@@ -136,7 +136,7 @@ class TrainEngine:
         noted: Noted | None = None,
         named: bool = False,
     ) -> float | None:
-        """Mean loss in nats over the first samples of a split, as many as config.evaluation says.
+        """Return the mean loss in nats over the first samples of a split, as many as config.evaluation says.
 
         None if no token of them is in the loss. `named`: batches say which dataset each token is of.
         """

@@ -232,7 +232,7 @@ class Exchange:
             piece.copy_(answer)
 
     def _parts(self, taken: torch.Tensor) -> dict[str, list[tuple[int, int, torch.Tensor]]]:
-        """{name: [(tensor rank, start, view of what was received)]}."""
+        """Return {name: [(tensor rank, start, view of what was received)]}."""
         found: dict[str, list[tuple[int, int, torch.Tensor]]] = {name: [] for name in self.owned}
         offset = 0
         for entries in self.received:

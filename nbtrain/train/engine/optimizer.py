@@ -36,7 +36,7 @@ OTHERS = "others"
 def parameter_groups(
     named_parameters: Named, weight_decay: float, muon: bool = False
 ) -> list[dict[str, Any]]:
-    """Two groups, each in the order of `named_parameters`, whose names are canonical."""
+    """Return two groups, each in the order of `named_parameters`, whose names are canonical."""
     members: dict[str, list[nn.Parameter]] = {
         name: [] for name in ((MATRICES, OTHERS) if muon else (DECAY, NO_DECAY))
     }

@@ -67,7 +67,7 @@ def _clip(
     mpu: Any = None,
     eps: float = 1e-6,
 ) -> torch.Tensor:
-    """deepspeed.runtime.utils.clip_tensors_by_global_norm, with a factor of 1 if there is nothing to clip."""
+    """Replace deepspeed.runtime.utils.clip_tensors_by_global_norm; the factor is 1 if nothing is clipped."""
     assert global_norm is not None
     factor = (max_norm / (global_norm + eps)).clamp(max=1.0)
     for tensor in input_tensors:

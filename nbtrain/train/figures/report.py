@@ -209,8 +209,7 @@ class Report:
         )
 
     def add_checkpoint(self, state: TrainState, seconds: float, locally: bool = False) -> None:
-        """Report a checkpoint that held up the training loop for `seconds`; `locally` means on the nodes'
-        disks only."""
+        """Report a checkpoint that paused training for `seconds`; `locally`: only on the nodes' disks."""
         self.flush()
         self._time_split.add(checkpoint=seconds)
         self._pauses.add("local checkpoint" if locally else "checkpoint", seconds)
@@ -221,8 +220,7 @@ class Report:
         logger.info("step %6s | checkpoint taken | training waited %.2f s", f"{state.step:,}", seconds)
 
     def add_checkpoint_written(self, state: TrainState, step: int, seconds: float, num_bytes: int) -> None:
-        """Report that the checkpoint of `step` is published, `seconds` after its start; `state` is the
-        current one."""
+        """Report that the checkpoint of `step` is published, `seconds` after its start, at `state`."""
         self._note_save(seconds)
         self._write_scalars(state, checkpoint_write_seconds=seconds)
         text = f"saved, {amounts.size(num_bytes)} written in {seconds:.2f} s"
@@ -453,8 +451,7 @@ def _shown(rewards: Rewards) -> str:
 
 
 def _overflow(result: StepResult) -> str:
-    """Return "overflow, loss scale 2^31 -> 2^30", the latter part only if the scale changed; "" for a good
-    step."""
+    """Return "overflow, loss scale 2^31 -> 2^30", without the new scale if unchanged; "" for a good step."""
     if result.overflowed_scale is None:
         return ""
     before, now = _power(result.overflowed_scale), _power(result.loss_scale)

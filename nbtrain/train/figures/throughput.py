@@ -131,7 +131,7 @@ class Rate:
         self._steps.append((amount, seconds))
 
     def per_second(self) -> float | None:
-        """Amount per second, or None before the first step."""
+        """Return the amount per second, or None before the first step."""
         seconds = sum(seconds for _, seconds in self._steps)
         return sum(amount for amount, _ in self._steps) / seconds if seconds > 0 else None
 
@@ -229,7 +229,7 @@ class TimeSplit:
         return {**self._sums, "communication": share * in_steps}
 
     def step_fraction(self, name: str) -> float:
-        """Share of a part in the time of all steps; 0 before the first one."""
+        """Return the share of a part in the time of all steps; 0 before the first one."""
         whole = sum(self._sums[part] for part in (*PARTS, "other"))
         return self._sums[name] / whole if whole else 0.0
 

@@ -111,8 +111,7 @@ def write_trace(trace: profiler.profile, stem: Path, title: str) -> Path:
 
 @contextlib.contextmanager
 def _hidden_until_whole(path: Path) -> Iterator[str]:
-    """Return a temporary name for `path`, which torch opens itself; the suffix stays, as torch compresses by
-    it."""
+    """Return a temporary name for `path`, which torch opens itself; its suffix makes torch compress."""
     temporary = path.with_name(f".{path.name}")
     try:
         yield str(temporary)

@@ -64,7 +64,7 @@ Stretch = tuple[str, str, Interval, float, bool]
 
 
 def on_host(events: list[dict[str, Any]], thread: Any, parts: dict[str, list[Interval]]) -> Iterator[Stretch]:
-    """The innermost operators of the training's thread, and the collectives on the others."""
+    """Return the innermost operators of the training thread, and the collectives on the other threads."""
     for event in events:
         if event["tid"] != thread and category_of(event["name"]) == "communication":
             yield _name(event), "communication", (event["ts"], event["ts"] + event["dur"]), 0.0, True
@@ -105,7 +105,7 @@ def on_host(events: list[dict[str, Any]], thread: Any, parts: dict[str, list[Int
 def on_device(
     events: list[dict[str, Any]], kernels: list[dict[str, Any]], parts: dict[str, list[Interval]]
 ) -> Iterator[Stretch]:
-    """Kernels and copies, named by the operator that launched them."""
+    """Return kernels and copies, named by the operator that launched them."""
     launchers = {
         event["args"]["External id"]: event
         for event in events
@@ -137,7 +137,7 @@ def on_device(
 
 
 def product_flops(event: dict[str, Any]) -> float:
-    """FLOPs of a matrix product by its recorded shapes; 0 for anything else."""
+    """Return the FLOPs of a matrix product by its recorded shapes; 0 for anything else."""
     dims = [dim for dim in event.get("args", {}).get("Input Dims", []) if isinstance(dim, list)]
     name = event["name"]
     try:
@@ -205,8 +205,7 @@ def _name(event: dict[str, Any]) -> str:
 
 
 def shortened(name: str, letters: int) -> str:
-    """Shorten a name to this many characters: the end of a kernel's template arguments carries little
-    information."""
+    """Shorten a name to this many characters: the end of a kernel's template arguments matters little."""
     return name if len(name) <= letters else name[: letters - 3] + "..."
 
 

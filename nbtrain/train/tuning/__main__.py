@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def train(run: RunDir, command: list[str]) -> None:
-    """Become the agent of this node with what the tuner found; all ranks of a node but the first just end.
+    """Become the agent of this node with the tuner's result; ranks other than a node's first one end.
 
     Rank 0 changes the run's configuration: the supervisor, which it starts, is the first to read it.
     """

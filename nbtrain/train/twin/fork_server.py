@@ -80,7 +80,7 @@ class Server:
     """Reads requests, forks, reaps and answers; one thread."""
 
     def __init__(self, requests: int, answers: int):
-        """`requests` and `answers` are file descriptors of JSON lines."""
+        """Set up the server; `requests` and `answers` are file descriptors of JSON lines."""
         self._requests, self._answers = requests, answers
         self._unread = b""
         self._launches: dict[int, ForkedRanks] = {}
@@ -223,8 +223,7 @@ def _abilities() -> dict[str, Any]:
 
 
 def main(modules: list[str]) -> None:
-    """Import, then serve. `modules` are imported before any fork, in addition to those that every run
-    needs."""
+    """Import, then serve. `modules` are imported before any fork, besides those that every run needs."""
     die_with_parent(signal.SIGKILL)
     # Output of libraries during their import must not appear among the answers.
     answers = os.dup(1)

@@ -32,6 +32,6 @@ def serve(run: RunLike, port: int = 0, step: int | None = None, **options: Any) 
     except TypeError:
         # A comparison with a value of another type.
         raise ConfigError(
-            f"{options | {'port': port, 'step': step}}: an option has a value of another kind."
+            f"{options | {'port': port, 'step': step}}: an option has a value of the wrong type."
         ) from None
     return Server(asked)

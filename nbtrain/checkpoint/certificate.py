@@ -107,7 +107,7 @@ def certify(
     if manifest["next_batch_sha256"] is None:
         inexact.append("the checkpoint does not say which batch came next")
     elif manifest["next_batch_sha256"] != next_batch:
-        changed.append("the next batch is another one")
+        changed.append("the next batch is a different one")
     kind = "changed" if changed else "data-exact" if inexact else "bit-exact"
     return ResumeCertificate(kind, changed + inexact, manifest["step"], next_batch, time.time())
 

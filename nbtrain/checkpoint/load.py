@@ -171,7 +171,7 @@ def _load_reshaped(live: LiveRun, folder: Path) -> dict[str, Any]:
 
 
 def _certify(live: LiveRun, manifest: dict[str, Any], state: TrainState, reseeded: bool, source: str) -> None:
-    # What a rollback passes over changes the next batch.
+    # Samples that a rollback skips change the next batch.
     data = pass_bad_samples(live.run, state.data)
     made = certificate.certify(
         manifest, live.config, layout(live.config), live.world.device, live.next_batch_sha256(data), reseeded

@@ -225,7 +225,7 @@ def _why_void(run: RunDir, candidate: Candidate) -> str:
     if any(made <= (one.job_id, one.attempt) for one in Rollback.read_all(run.rollbacks_json)):
         return "a rollback came after it"
     if listed is None and made < (known.job_id, known.attempt):
-        return "the run has gone on from another checkpoint since"
+        return "the run has since continued from another checkpoint"
     if listed is not None and listed.copied and not run.checkpoint(candidate.step).exists():
         return f"its copy {run.checkpoint(candidate.step).name} was removed from the run directory"
     return ""

@@ -240,7 +240,7 @@ def make_room(run: RunDir, config: RunConfig, folder: Path) -> str | None:
         if folder.exists():
             shutil.rmtree(folder)
     except OSError as error:
-        return f"{folder}: what a save has left there cannot be removed: {error.strerror or error}."
+        return f"{folder}: the files of an earlier save cannot be removed: {error.strerror or error}."
     needed, free = checkpoint_room_bytes(config), shutil.disk_usage(run.model).free
     if free >= needed:
         return None

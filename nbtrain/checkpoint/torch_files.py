@@ -22,7 +22,7 @@ SUFFIX = ".pt"
 PIECE_BYTES = 64 << 20
 # How torch's reader names a function or class that it refuses to call.
 REFUSED = re.compile(r"GLOBAL ([\w.]+)")
-# What torch's reader raises for bytes that were damaged, or made to confuse it.
+# Exceptions of torch's reader for damaged bytes, or bytes made to confuse it.
 DAMAGED = (
     *(pickle.UnpicklingError, RuntimeError, EOFError, AttributeError, LookupError, TypeError, ValueError),
 )
@@ -73,8 +73,8 @@ def load_file(path: Path, mmap: bool = False) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except FileNotFoundError:
         raise CheckpointError(
-            f"{display(path)}: is not there; a run that trains on removes older checkpoints. Take another "
-            "step, or raise checkpoint.keep_last."
+            f"{display(path)}: does not exist; a run that continues training removes older checkpoints. Take "
+            "another step, or raise checkpoint.keep_last."
         ) from None
     except DAMAGED as error:
         # Without torch's message, which advises turning the protection off.

@@ -55,7 +55,7 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     store = CheckpointStore(run.checkpoint(step))
     if any(map(is_adapter, store.parameters)):
         raise CheckpointError(
-            f"{display(store.folder)}: holds adapters alone, without the weights that they belong to. "
+            f"{display(store.folder)}: holds only adapters, without the weights that they belong to. "
             "`nbtrain export` writes the merged model."
         )
     for done, total in write_universal(store, to):

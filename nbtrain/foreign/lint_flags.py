@@ -52,7 +52,7 @@ def flags_are_given_once(source: Reading) -> Iterator[Finding]:
                 setting.place,
                 f"{before.text} at {before.place} too: the last one counts, {setting.text}.",
                 "Keep one.",
-                Cost(words="a run of other settings than the file seems to say"),
+                Cost(words="a run with other settings than the file suggests"),
             )
 
 
@@ -137,8 +137,8 @@ def ranks_fill_the_machines(source: Reading) -> Iterator[Finding]:
         source,
         "ranks_fill_the_machines",
         "pipeline_model_parallel_size",
-        f"{words} = {model} ranks, but nodes({nodes}) * GPUs({gpus}) = {nodes * gpus}: no whole number of "
-        "data-parallel copies.",
+        f"{words} = {model} ranks, but nodes({nodes}) * GPUs({gpus}) = {nodes * gpus}: not a whole number "
+        "of data-parallel replicas.",
         f"Take {enough} nodes or a multiple of that, or sizes whose product divides {nodes * gpus}.",
     )
 
@@ -265,8 +265,7 @@ def ramp_up_has_a_successor(source: Reading) -> Iterator[Finding]:
             "ramp_up_has_a_successor",
             "--rampup-batch-size",
             source.place("rampup_batch_size"),
-            f"{sizes}: {source.table.name} is after 2026-04-21, when --step-batch-size-schedule took "
-            "its place.",
+            f"{sizes}: {source.table.name} is after 2026-04-21, when --step-batch-size-schedule replaced it.",
             'Write the sizes, e.g. --step-batch-size-schedule "0:16 2.4B:320 12B:1536"; nbtrain export '
             "writes them exactly.",
             Cost(words="a version that may no longer grow the batch"),

@@ -27,7 +27,7 @@ def json_is_json(source: Reading) -> Iterator[Finding]:
         if "refuses" in words:
             yield Finding("error", "json_is_json", "", place, f"{words}.", "Remove it.", FATAL)
         else:
-            cost = Cost(words="a key that does not count")
+            cost = Cost(words="a key that has no effect")
             yield Finding("warning", "json_is_json", "", place, f"{words}.", "Take one out.", cost)
 
 

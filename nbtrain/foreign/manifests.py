@@ -37,7 +37,9 @@ class Tree:
     def _construct(self, node: yaml.Node, prefix: str) -> Any:
         self.count += 1
         if self.count > MOST_NODES:
-            raise ConfigError(f"{self.label}: more than {MOST_NODES:,} values; this is no manifest of a job.")
+            raise ConfigError(
+                f"{self.label}: more than {MOST_NODES:,} values; this is not the manifest of a job."
+            )
         # A block of text begins on the line after its mark.
         block = isinstance(node, yaml.ScalarNode) and node.style in ("|", ">")
         self.places[prefix] = f"{self.label}:{node.start_mark.line + 1 + block}"

@@ -30,7 +30,8 @@ def _read_positions(source: Reading) -> None:
         if kind not in ("learned_absolute", None):
             place = source.place("position_embedding_type")
             source.fail(
-                key, f"{place}: --position-embedding-type {kind}: there are learned_absolute and rope."
+                key,
+                f"{place}: --position-embedding-type {kind}: only learned_absolute and rope are supported.",
             )
         elif source.value("add_position_embedding") is False:
             place = source.place("add_position_embedding")

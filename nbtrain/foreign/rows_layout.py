@@ -301,7 +301,9 @@ def _read_pipeline(source: Reading) -> None:
         if found is not None:
             source.set(key, whole(found, key), comment=f"{job.kind}", place=found.place)
         elif key not in given:
-            source.fail(key, f"{job.label}: says not how many ranks there are: add {key}=... to the command.")
+            source.fail(
+                key, f"{job.label}: does not say how many ranks there are: add {key}=... to the command."
+            )
     sizes = [
         source.said(f"parallel.{kind}_parallel_size", 1) for kind in ("tensor", "pipeline", "ds_sequence")
     ]

@@ -53,7 +53,7 @@ def _write_batch(target: Writing) -> None:
         # The program refuses --global-batch-size together with a schedule.
         exact = batch.step_batch_size_schedule or schedule_text(target.config)
         target.add("step_batch_size_schedule", exact)
-        target.unsaid("batch.rampup", "the program has --step-batch-size-schedule in its place since 2026-04")
+        target.unsaid("batch.rampup", "--step-batch-size-schedule replaces it in the program since 2026-04")
         return
     target.add("global_batch_size", batch.global_batch_size)
     if isinstance(ramp, StepSizes):
@@ -165,7 +165,8 @@ def _write_length(target: Writing) -> None:
         target.add("train_tokens", config.train_tokens)
     else:
         target.unsaid(f"batch.train_{unit}", "the program counts samples in whole steps")
-    # As many samples as the steps hold: Megatron-DeepSpeed ends at the tokens, and its log counts right.
+    # As many samples as the steps have: Megatron-DeepSpeed ends at the tokens, and its log shows the right
+    # count.
     target.add("train_samples", config.batch.train_samples if unit == "samples" else config.train_samples)
 
 

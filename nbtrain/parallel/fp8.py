@@ -42,7 +42,7 @@ def _product(
     """Return a b^T.  [m, k], [n, k] -> [m, n]; rounded first, so that the copy moves one byte per element."""
     if a.shape[1] % MULTIPLE or b.shape[0] % MULTIPLE:
         raise ValueError(
-            f"a product of {tuple(a.shape)} and {tuple(b.T.shape)} cannot be taken in FP8: tokens, inputs "
+            f"a product of {tuple(a.shape)} and {tuple(b.T.shape)} cannot be computed in FP8: tokens, inputs "
             f"and outputs must be multiples of {MULTIPLE}. Change the sizes, or set precision.fp8: false."
         )
     a, scale_a = _rounded(a, of_a)

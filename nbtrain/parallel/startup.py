@@ -52,7 +52,7 @@ def start(device: str, timeout_seconds: float) -> World:
 
     if local_rank == 0:
         for lock in remove_stale_locks():
-            logger.warning("%s: removed, a lock that a killed build has left behind", lock)
+            logger.warning("%s: removed this lock, which a killed build left behind", lock)
     if device == "gpu":
         if torch.cuda.device_count() <= local_rank:
             raise RuntimeError(

@@ -63,7 +63,7 @@ class Change:
             words.append(f"{self.gain:.0%} faster" if self.gain > 0 else f"{-self.gain:.0%} slower")
         if self.fits is False:
             words.append("does not fit yet")
-        return ", ".join(words) or "not in the plan's figures"
+        return ", ".join(words) or "not part of the plan"
 
 
 class Diff(str):

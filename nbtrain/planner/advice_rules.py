@@ -169,8 +169,8 @@ def _calmer(config: RunConfig, seen: Observations) -> Iterator[Proposal]:
         yield Proposal("Clip gradients", {"optimizer.clip_grad": CLIP_GRAD}, at, predictable=False)
     if config.stability.on_nan == "stop":
         passed = {"stability.on_nan": "rollback"}
-        over = f"{why}; a rollback continues from the newest checkpoint and passes the samples over"
-        yield Proposal("Go back and pass over", passed, over, predictable=False)
+        over = f"{why}; a rollback continues from the newest checkpoint and skips the samples"
+        yield Proposal("Roll back and skip samples", passed, over, predictable=False)
 
 
 def _faster_loader(config: RunConfig, seen: Observations) -> Iterator[Proposal]:

@@ -216,7 +216,7 @@ class _Candidate:
         _put_text(found, self.text, self.vocab_size)
         sections = _sections(self.place, self.layers, self.width, self.vocab_size)
         size = f"{amounts.count(self.parameters)} parameters"
-        why = f"{size}: the least predicted loss in {minutes:g} minutes" if minutes else size
+        why = f"{size}: the lowest predicted loss in {minutes:g} minutes" if minutes else size
         found.put("model", why, **sections["model"])
         sequence = sections["model"]["seq_length"]
         step = _batch_tokens(self.parameters, self.tokens)
@@ -314,7 +314,7 @@ def _of_preset(text: Text, place: Place, size: str, minutes: float | None) -> Ch
         raise DataError(
             f"{text.words}: too little text for {size} on {place.words}: "
             f"{amounts.counted(tokens // (batch * sequence), 'step')} of {batch * sequence:,} tokens, and "
-            f"{LEAST_STEPS} are the least. Name fewer GPUs or a smaller size."
+            f"at least {LEAST_STEPS} are needed. Name fewer GPUs or a smaller size."
         )
     found.put(
         "batch",
@@ -416,7 +416,7 @@ def _refuse_short(text: Text) -> None:
         least = LEAST_TOKENS / tokens * text.num_bytes
         raise DataError(
             f"{text.words}: too short to train a model on: about {tokens:,.0f} tokens in a vocabulary of "
-            f"{SMALLEST}, and {LEAST_TOKENS:,} are the least: about {amounts.size(least)} of such text."
+            f"{SMALLEST}, and at least {LEAST_TOKENS:,} are needed: about {amounts.size(least)} of such text."
         )
     if text.documents < LEAST_DOCUMENTS:
         raise DataError(

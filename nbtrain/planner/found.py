@@ -248,7 +248,7 @@ def _check_setting(name: str, value: object) -> None:
     if name in SETTINGS:
         known = SETTINGS[name]
         if not any(value == one and type(value) is type(one) for one in known):
-            raise ConfigError(f"{name} = {value!r} is none of {', '.join(str(one) for one in known)}.")
+            raise ConfigError(f"{name} = {value!r} must be one of {', '.join(str(one) for one in known)}.")
     elif not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{name} = {value!r} must be a whole number of at least 1.")
 

@@ -82,7 +82,7 @@ class Largest:
         if self.model is None and not legal(self.space):
             why = batch_limit(self.space) or (
                 "Tensor, pipeline, sequence and data parallel size multiply to the number of GPUs, and each "
-                "must divide what it cuts: heads, layers, tokens, and the batch (every batch size is a "
+                "must divide what it shards: heads, layers, tokens, and the batch (every batch size is a "
                 f"multiple of {self.space.batch_unit:,})."
             )
             return [

@@ -262,9 +262,9 @@ def batch_limit(space: Space) -> str | None:
     else:
         sizes = f"the ramp-up's batch sizes are multiples of {copies:,}, and {copies:,}"
     return (
-        f"The batch limits the copies of the model (DP): {sizes} / micro_batch_size(1) = {copies:,} at most, "
-        f"so that {world:,} GPUs are {-(-world // copies):,} or more for each copy (TP x PP x Ulysses). Take "
-        "fewer GPUs, or larger batches."
+        f"The batch limits the replicas of the model (DP): {sizes} / micro_batch_size(1) = {copies:,} at "
+        f"most, so that {world:,} GPUs are {-(-world // copies):,} or more for each replica (TP x PP x "
+        "Ulysses). Take fewer GPUs, or larger batches."
     )
 
 
@@ -300,7 +300,7 @@ def cut_problems(space: Space, cut: Cut) -> Iterator[str]:
         )
     sides = shape.hidden_size, ffn, shape.query_width, rows
     if space.base.fp8 and any(side // tensor % FP8_MULTIPLE for side in sides):
-        yield f"FP8 takes matrices whose sides are multiples of {FP8_MULTIPLE} after tensor parallelism"
+        yield f"FP8 needs matrices whose sides are multiples of {FP8_MULTIPLE} after tensor parallelism"
     if space.config is not None:
         yield from cut_problems_of_sections(space.config, shape, tensor, pipeline, ulysses)
     if not combinations(cut.flags, space.kept):
@@ -316,7 +316,7 @@ def option_problems(space: Space, cut: Cut, options: Options) -> Iterator[str]:
 def _size_problems(space: Space, cut: Cut, options: Options) -> Iterator[str]:
     tokens = space.base.shape.seq_length
     if options.sequence_parallel and tokens % cut.tensor:
-        yield f"tensor_parallel_size({cut.tensor}) does not divide seq_length({tokens}), and SP cuts it"
+        yield f"tensor_parallel_size({cut.tensor}) does not divide seq_length({tokens}), and SP shards it"
     if options.hpz and space.hpz_partition and (cut.data * cut.ulysses) % space.hpz_partition:
         yield f"zero_hpz_partition_size({space.hpz_partition}) does not divide the data-parallel ranks"
     if space.config is not None:
@@ -337,7 +337,7 @@ def micro_batch_problems(space: Space, cut: Cut, micro: int) -> Iterator[str]:
         )
     length = space.base.fpdt_chunk_tokens or space.base.shape.seq_length
     if space.base.fp8 and (micro * length // cut.ulysses) % FP8_MULTIPLE:
-        yield f"FP8 takes a multiple of {FP8_MULTIPLE} tokens in a micro batch"
+        yield f"FP8 needs a multiple of {FP8_MULTIPLE} tokens in a micro batch"
 
 
 def problems(space: Space, layout: Layout) -> list[str]:

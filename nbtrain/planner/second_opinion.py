@@ -111,5 +111,5 @@ def _reasons(setup: Setup, offloaded: bool) -> list[str]:
             f"1 / {setup.model_size} of the matrices; the plan counts embeddings where they are."
         )
     if setup.dtype == "fp32" or setup.autocast:
-        found.append("It takes 16-bit weights for granted; this run's weights are fp32.")
+        found.append("It assumes 16-bit weights; this run's weights are fp32.")
     return found

@@ -89,7 +89,7 @@ def open_folder(path: Path) -> ModelFolder:
         if (what := what_it_is(path)) is not None:
             raise CheckpointError(f"{display(path)}: is {what}")
         raise CheckpointError(
-            f"{display(path)}: holds no {CONFIG}, so that nothing says what the model is. Name a folder as "
+            f"{display(path)}: holds no {CONFIG}, which would describe the model. Name a folder as "
             "`save_pretrained` of transformers writes it."
         )
     config = _read_object(path / CONFIG)

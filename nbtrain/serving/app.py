@@ -219,7 +219,7 @@ class Routes:
     def _limit(self, answer: Answer) -> asyncio.TimerHandle:
         seconds = self.options.request_seconds
         late = Refusal(
-            504, f"not done within {seconds:g} s, the server's limit of a request.", code="timeout"
+            504, f"not done within {seconds:g} s, the server's limit for a request.", code="timeout"
         )
         return asyncio.get_running_loop().call_later(seconds, answer.fail, late)
 
@@ -258,7 +258,9 @@ class Routes:
                     if len(body) > most:
                         raise too_large
         except TimeoutError:
-            raise Refusal(408, f"the body did not come within {BODY_SECONDS:g} s.", code="timeout") from None
+            raise Refusal(
+                408, f"the body was not received within {BODY_SECONDS:g} s.", code="timeout"
+            ) from None
         try:
             return orjson.loads(bytes(body))
         except orjson.JSONDecodeError as error:
@@ -294,7 +296,7 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    return Refusal(500, "the server has failed at this request; its log says why.").response()
+    return Refusal(500, "the server failed to answer this request; its log has the error.").response()
 
 
 class Counted:

@@ -127,7 +127,7 @@ class JinjaTemplate:
         try:
             self._template = _environment().from_string(source)
         except TemplateError as error:
-            raise ConfigError(f"{where}: is no Jinja template ({error}).") from None
+            raise ConfigError(f"{where}: is not a valid Jinja template ({error}).") from None
         # The special tokens of an imported model's tokenizer; a tokenizer trained here has only its end
         # token.
         self._named = {"bos_token": "", **special_tokens(tokenizer / KEPT), "eos_token": eod_token}

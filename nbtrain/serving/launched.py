@@ -41,7 +41,7 @@ class Server:
         try:
             asked = json.dumps({"options": asdict(options), "token": self.token}) + "\n"
         except TypeError as error:
-            raise ConfigError(f"{options}: an option has a value of another kind ({error}).") from None
+            raise ConfigError(f"{options}: an option has a value of the wrong type ({error}).") from None
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process runs)
         self._process = subprocess.Popen(
             [sys.executable, "-m", MODULE],

@@ -46,7 +46,7 @@ def read(body: Any) -> tuple[list[str], Generation]:
         raise BadRequest("prompts argument required")
     for name, value in body.items():
         if name in PLAIN and value != PLAIN[name]:
-            raise BadRequest(f"{name} is not supported: leave it out")
+            raise BadRequest(f"{name} is not supported: omit it")
         if name not in KNOWN and name not in PLAIN:
             raise BadRequest(f"{name} is not known")
     prompts = body["prompts"]

@@ -26,7 +26,7 @@ class Metrics:
         )
         self.dropped = Counter(
             "nbtrain_dropped_clients",
-            "Clients that left, or took nothing of their stream.",
+            "Clients that disconnected or did not read their stream.",
             registry=registry,
         )
         self.prompt_tokens = Counter("nbtrain_prompt_tokens", "Tokens of prompts.", registry=registry)
@@ -36,7 +36,7 @@ class Metrics:
         self.loaded = Gauge("nbtrain_loaded_models", "Models in memory.", registry=registry)
         self.first_text = Histogram(
             "nbtrain_first_text_seconds",
-            "From a request to its first text.",
+            "Seconds from a request to its first text.",
             buckets=SECONDS,
             registry=registry,
         )

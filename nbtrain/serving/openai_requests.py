@@ -119,7 +119,7 @@ class CompletionRequest(Common):
     def check(self) -> None:
         """Refuse settings that have no effect here."""
         if self.suffix:
-            raise unsupported_parameter("suffix", "the model continues text and inserts none")
+            raise unsupported_parameter("suffix", "the model only continues text")
         if self.best_of is not None and self.best_of != (self.n or 1):
             hint = "request n texts, or use beam search with `nbtrain generate --num-beams`"
             raise unsupported_value("best_of", self.best_of, hint)
@@ -158,7 +158,7 @@ class ChatMessage(BaseModel):
     def as_text(self, number: int) -> dict[str, str]:
         """Return {"role", "content"}. Raises Refusal for pictures, sound and calls of tools."""
         if self.tool_calls or self.function_call:
-            raise unsupported_parameter(f"messages[{number}].tool_calls", "the model calls no tools")
+            raise unsupported_parameter(f"messages[{number}].tool_calls", "the model does not call tools")
         # OpenAI allows only an assistant's message to have none.
         if self.content is None and self.role != "assistant":
             raise missing_parameter(f"messages[{number}].content", "Give the text.")
@@ -204,12 +204,12 @@ class ChatRequest(Common):
         """Refuse settings that have no effect here."""
         for name in ("tools", "functions"):
             if getattr(self, name):
-                raise unsupported_parameter(name, "the model calls no tools")
+                raise unsupported_parameter(name, "the model does not call tools")
         if self.response_format is not None and (kind := self.response_format.type) != "text":
             raise Refusal(
                 400,
                 f"Invalid parameter: 'response_format' of type '{shortened(kind)}' is not supported with "
-                "this model: it writes text, of no promised form.",
+                "this model: it writes plain text.",
                 "response_format",
                 "unsupported_value",
             )
@@ -217,7 +217,7 @@ class ChatRequest(Common):
             raise unsupported_parameter("audio", "the model writes text")
         for name in ("prediction", "reasoning_effort", "verbosity", "web_search_options"):
             if getattr(self, name) is not None:
-                raise unsupported_parameter(name, "the model has nothing like it")
+                raise unsupported_parameter(name, "the model has no equivalent")
         if self.top_logprobs is not None and not self.logprobs:
             words = "Invalid value for 'top_logprobs': it is only allowed with 'logprobs' set to true."
             raise Refusal(400, words, "top_logprobs", "invalid_value")

@@ -215,7 +215,7 @@ def _socket(options: ServeOptions) -> socket.socket:
         listening.close()
         where = f"{options.host}, port {options.port}"
         if error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"{where}: in use by another program. `--port 0` takes a free one.") from None
+            raise ConfigError(f"{where}: in use by another program. `--port 0` chooses a free one.") from None
         raise ConfigError(f"{where}: {error.strerror or error}.") from None
     return listening
 
@@ -224,7 +224,7 @@ def _make_room(path: Path) -> None:
     """Remove the socket of a server that was killed. Raises ConfigError for anything else at its path."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise ConfigError(f"--uds {path}: is there and no socket. Give a path at which nothing is.")
+            raise ConfigError(f"--uds {path}: exists and is not a socket. Give another path.")
         with socket.socket(socket.AF_UNIX) as client:
             if client.connect_ex(str(path)) == 0:
                 raise ConfigError(f"--uds {path}: in use by another program. Give another path.")

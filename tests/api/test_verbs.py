@@ -152,10 +152,10 @@ def test_serve_refuses_an_option_before_a_process_is_started(run):
         ({"no_such": 1}, "no_such: no such option. There are: chat_template, dtype, grace_seconds, host, "),
         ({"port": -1}, "port = -1 must be from 0 (a free one) to 65535."),
         ({"max_batch": 0}, "max_batch = 0 must be at least 1."),
-        ({"max_queue": "x"}, "an option has a value of another kind."),
+        ({"max_queue": "x"}, "an option has a value of the wrong type."),
         (
             {"host": {1}},
-            "an option has a value of another kind (Object of type set is not JSON serializable).",
+            "an option has a value of the wrong type (Object of type set is not JSON serializable).",
         ),
     ):
         with pytest.raises(ConfigError) as caught:

@@ -110,7 +110,7 @@ def test_what_must_not_be_used_although_it_is_whole(disk):
     assert _why_void(run, candidate) == ""
     note_resumed(run, 6, JOB, 2)
     assert [one.step for one in LocalSaves.of(run).saves] == [6]
-    assert _why_void(run, candidate) == "the run has gone on from another checkpoint since"
+    assert _why_void(run, candidate) == "the run has since continued from another checkpoint"
     Rollback(JOB, 1, 0.0, 9, 6, 1, 2, "NaN").append(run.rollbacks_json)
     assert _why_void(run, candidate) == "a rollback came after it"
 

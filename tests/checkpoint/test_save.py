@@ -66,7 +66,7 @@ def test_a_leftover_that_cannot_be_removed_is_a_message(run, monkeypatch):
 
     monkeypatch.setattr(save.shutil, "rmtree", busy)
     assert make_room(run, load("gpt-tiny"), folder) == (
-        f"{folder}: what a save has left there cannot be removed: Directory not empty."
+        f"{folder}: the files of an earlier save cannot be removed: Directory not empty."
     )
 
 

@@ -283,7 +283,7 @@ def test_a_chat_begins_with_what_its_template_writes(tmp_path):
     with pytest.raises(ConfigError, match="send one message, of the role user"):
         single([question, prefix, question])
     settings.write_text(json.dumps({"chat_template": "{% if %}"}))
-    with pytest.raises(ConfigError, match=r"this run has no chat template: .* is no Jinja template"):
+    with pytest.raises(ConfigError, match=r"this run has no chat template: .* is not a valid Jinja template"):
         chat_of({"kind": "mock"})
     settings.unlink()
     with pytest.raises(

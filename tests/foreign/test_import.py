@@ -352,7 +352,7 @@ def test_a_size_of_zero_is_refused_by_its_name(flags, message, tmp_path):
 def test_no_nodes_are_no_number_of_ranks(tmp_path):
     (tmp_path / "a.sh").write_text(MEGATRON_LM.replace("torchrun --nproc_per_node 4", "srun -N 0 -n 8"))
     with pytest.raises(
-        ConfigError, match=r"a\.sh: says not how many ranks there are: add resources\.gpus_per"
+        ConfigError, match=r"a\.sh: does not say how many ranks there are: add resources\.gpus_per"
     ):
         import_files([tmp_path / "a.sh"])
 

@@ -114,9 +114,8 @@ def test_the_175b_script_on_one_node(tmp_path):
     findings = lint([tmp_path / "train_175b.sh"])
     assert lines(findings, "ranks_fill_the_machines") == [
         "error, cannot run: train_175b.sh:46: --pipeline-model-parallel-size",
-        "  tensor(8) * pipeline(16) = 128 ranks, but nodes(1) * GPUs(8) = 8: no whole number of "
-        "data-parallel "
-        "copies.",
+        "  tensor(8) * pipeline(16) = 128 ranks, but nodes(1) * GPUs(8) = 8: not a whole number of "
+        "data-parallel replicas.",
         "  Take 16 nodes or a multiple of that, or sizes whose product divides 8.",
     ]
     fives = tmp_path / "fives.sh"
@@ -133,8 +132,8 @@ def test_the_175b_script_on_one_node(tmp_path):
     ]
     assert lines(findings, "ramp_up_has_a_successor") == [
         "warning, costs a version that may no longer grow the batch: train_175b.sh:30: --rampup-batch-size",
-        "  16 16 5859375: megatron-lm@d98e8a64 is after 2026-04-21, when --step-batch-size-schedule took "
-        "its place.",
+        "  16 16 5859375: megatron-lm@d98e8a64 is after 2026-04-21, when --step-batch-size-schedule "
+        "replaced it.",
         '  Write the sizes, e.g. --step-batch-size-schedule "0:16 2.4B:320 12B:1536"; nbtrain export writes '
         "them "
         "exactly.",
@@ -166,7 +165,7 @@ def test_the_175b_script_on_one_node(tmp_path):
             ["--clip-grad=0.5"],
             "flags_are_given_once",
             [
-                "warning, costs a run of other settings than the file seems to say: job.yaml:59: --clip-grad",
+                "warning, costs a run with other settings than the file suggests: job.yaml:59: --clip-grad",
                 "  --clip-grad 1.0 at job.yaml:35 too: the last one counts, --clip-grad 0.5.",
                 "  Keep one.",
             ],
@@ -370,7 +369,7 @@ def test_flags_of_a_job(flags, rule, expected, tmp_path):
             '{"train_batch_size": 256,\n"train_batch_size": 256}',
             "json_is_json",
             [
-                "warning, costs a key that does not count: ds_config_125m.json:2",
+                "warning, costs a key that has no effect: ds_config_125m.json:2",
                 "  train_batch_size is written twice; the last one counts.",
                 "  Take one out.",
             ],

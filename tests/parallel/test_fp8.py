@@ -81,7 +81,7 @@ def test_the_bias_is_added_and_leading_dimensions_are_kept():
 def test_sizes_that_the_kernel_cannot_take_are_refused():
     x, weight, _ = tensors()
     with pytest.raises(
-        ValueError, match=r"\(48, 24\) and \(24, 64\) cannot be taken in FP8: .* multiples of 16"
+        ValueError, match=r"\(48, 24\) and \(24, 64\) cannot be computed in FP8: .* multiples of 16"
     ):
         fp8.linear(x[:, :24], weight[:, :24])
 

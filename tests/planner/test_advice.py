@@ -57,7 +57,7 @@ def test_after_running_out_of_memory_what_fits_comes_first_and_of_that_the_faste
     pieces = next(change for change in advice.changes if change.memory_bytes is None)
     assert pieces.overrides["backend.env"]["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     assert pieces.reason == "7% of the device was reserved by torch in pieces too small to use"
-    assert pieces.effect == "not in the plan's figures"
+    assert pieces.effect == "not part of the plan"
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_the_table_names_settings_reason_and_effect():
         "",
         "  1  More loader workers: data.num_workers=4",
         "     why     20% of a step waits for data; 16 CPUs for each rank",
-        "     then    not in the plan's figures",
+        "     then    not part of the plan",
         "",
         "`nbtrain advise gpt-125m --use 1 -o NEW.yaml` writes the changed run.",
     ]

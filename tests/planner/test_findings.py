@@ -151,7 +151,7 @@ FOUND = {
         "The warm-up of 100,000,000 tokens is longer than the run, 25,000,000: the learning rate gets to "
         "0.25 of lr(0.0006).",
         "Set lr_schedule.lr_warmup_tokens: 250000, 1 % of the run, or train for longer.",
-        "costs a run that never has its learning rate",
+        "costs a run that never reaches its learning rate",
     ),
     "tokens a thousand times too few": (
         "gpt-125m",
@@ -280,7 +280,7 @@ FOUND = {
         "bf16_needs_no_scale",
         "precision.dtype",
         "fp16 on A100-40GB, which computes as fast in bf16: bf16 has fp32's range and needs no loss scale.",
-        "Set precision.dtype: bf16 unless the numbers of an fp16 run are to be repeated.",
+        "Set precision.dtype: bf16 unless the numbers of an fp16 run must be reproduced.",
         "",
     ),
     "32 loader workers a rank": (
@@ -350,7 +350,7 @@ FOUND = {
         ["backend.kind=hosts", "backend.hosts.hosts=[a, b]"],
         "no_host_stays_unused",
         "backend.hosts.hosts",
-        "backend.hosts.hosts names 2 machines, and resources.nodes = 1: b will do nothing.",
+        "backend.hosts.hosts names 2 machines, and resources.nodes = 1: b will be idle.",
         "Set resources.nodes: 2 and parallel.data_parallel_size: 2, for as many ranks on each, or take the "
         "unused machines out.",
         "costs machines that are paid for and idle",
@@ -557,7 +557,7 @@ def test_local_checkpoints_on_the_disk_of_the_others(workspace):
         "warning",
         f"checkpoint.local_dir = {folder} is on the same file system as output: every checkpoint is "
         "written there twice.",
-        "Name a folder on a disk of each node's own, or set local_dir: null.",
+        "Name a folder on each node's own disk, or set local_dir: null.",
     )
     overrides = [f"checkpoint.local_dir={folder}", "backend.kind=slurm"]
     assert rule not in {one.rule for one in findings("gpt-tiny", overrides)}
@@ -679,8 +679,8 @@ def test_a_run_without_a_checkpoint_on_its_way():
     found = finding("gpt-125m", overrides, "a_checkpoint_comes_before_the_end")
     seconds = plan(load("gpt-125m", overrides), use_measured=False).duration.seconds
     assert found.message == (
-        "save_interval_steps(5,000) writes no checkpoint before the last of 4,769 steps: what fails on the "
-        f"way loses up to {amounts.duration(seconds)}."
+        "save_interval_steps(5,000) writes no checkpoint before the last of 4,769 steps: a failure "
+        f"before that loses up to {amounts.duration(seconds)}."
     )
     assert found.fix == "Set checkpoint.save_interval_steps: 476."
 

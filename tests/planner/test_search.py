@@ -152,9 +152,9 @@ def test_why_not_answers_for_any_layout(small):
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ({"zero_stage": 7}, "zero_stage = 7 is none of 0, 1, 2, 3."),
-        ({"zero_stage": True}, "zero_stage = True is none of 0, 1, 2, 3."),
-        ({"recompute": "some"}, "recompute = 'some' is none of none, selective, full."),
+        ({"zero_stage": 7}, "zero_stage = 7 must be one of 0, 1, 2, 3."),
+        ({"zero_stage": True}, "zero_stage = True must be one of 0, 1, 2, 3."),
+        ({"recompute": "some"}, "recompute = 'some' must be one of none, selective, full."),
         ({"tensor_parallel_size": "8"}, "tensor_parallel_size = '8' must be a whole number of at least 1."),
         ({"data_parallel_size": 0}, "data_parallel_size = 0 must be a whole number of at least 1."),
     ],

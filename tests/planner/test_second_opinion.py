@@ -25,7 +25,7 @@ def test_the_formulas_by_hand():
         ("gpt-125m-4xdp", ["parallel.zero_stage=2"], "Of 18 divided bytes it counts 2 for 16-bit"),
         ("gpt-125m-4xdp", ["parallel.zero_stage=3"], "It counts the largest layer whole"),
         ("gpt-13b-4xdp-4xpp", [], "It knows neither tensor nor pipeline parallelism"),
-        ("gpt-125m-4xdp", ["precision.dtype=fp32"], "It takes 16-bit weights for granted"),
+        ("gpt-125m-4xdp", ["precision.dtype=fp32"], "It assumes 16-bit weights"),
     ],
 )
 def test_it_says_why(run, overrides, reason):

@@ -79,7 +79,7 @@ def test_a_file_of_either_kind(tmp_path):
     assert template_of(config, str(file), tmp_path, "").prompt(TALK[:1]).pieces == [
         "user: a {content} <|user|>\nassistant: "
     ]
-    for text, message in (("none", "has no {content}"), ("{% if", "is no Jinja template")):
+    for text, message in (("none", "has no {content}"), ("{% if", "is not a valid Jinja template")):
         file.write_text(text)
         (tmp_path / ONE_FILE).write_bytes(orjson.dumps({"added_tokens": []}))
         with pytest.raises(ConfigError) as error:
@@ -193,7 +193,10 @@ def test_a_template_in_tokenizer_config_json(tmp_path, written, pieces):
 
 @pytest.mark.parametrize(
     ("jinja", "said"),
-    [(b"{% if", "chat_template.jinja: is no Jinja template"), (b"\xff", "its chat template cannot be read")],
+    [
+        (b"{% if", "chat_template.jinja: is not a valid Jinja template"),
+        (b"\xff", "its chat template cannot be read"),
+    ],
 )
 def test_an_imported_template_that_is_none_stops_no_server(tmp_path, jinja, said):
     """An invalid imported template does not stop the server: texts can be continued, and a chat is refused

@@ -260,7 +260,7 @@ def test_a_message_without_its_text_is_refused():
         ({"prompts": ["a"], "tokens_to_generate": 0}, "tokens_to_generate=0 implies logprobs should be True"),
         ({"prompts": ["a"], "top_k": 5, "top_p": 0.5}, "cannot set both top-k and top-p samplings."),
         ({"prompts": ["a", "b"], "beam_width": 2}, "When doing beam_search, batch size must be 1"),
-        ({"prompts": ["a"], "top_p_decay": 0.5}, "top_p_decay is not supported: leave it out"),
+        ({"prompts": ["a"], "top_p_decay": 0.5}, "top_p_decay is not supported: omit it"),
         ({"prompts": ["a"], "temperature": 0.5, "what": 1}, "what is not known"),
         ({"prompts": ["a"], "temperature": "hot"}, "temperature must be a number from 0 to 100"),
     ],
@@ -619,7 +619,7 @@ def test_a_unix_socket_replaces_nothing_but_a_dead_one(tmp_path):
     file.write_text("{}")
     with pytest.raises(ConfigError) as refusal:
         _socket(ServeOptions(uds=str(file)))
-    assert str(refusal.value) == f"--uds {file}: is there and no socket. Give a path at which nothing is."
+    assert str(refusal.value) == f"--uds {file}: exists and is not a socket. Give another path."
     assert file.read_text() == "{}"
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(dead))

@@ -71,7 +71,9 @@ def check_adapters(
     read = read_adapters(folder, config)
     for name in read.parameters:
         if not torch.equal(read.full(name), store.full(name).to(dtype).float()):
-            raise CheckpointError(f"{display(folder)}: {name} is not as it was written. Write it again.")
+            raise CheckpointError(
+                f"{display(folder)}: {name} differs from what was written. Export it again."
+            )
         yield 0.0
 
 

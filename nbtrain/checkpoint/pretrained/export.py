@@ -48,8 +48,8 @@ def open_weights(
     if torn and step is None:
         reasons = "; ".join(f"global_step{number}: {reason}" for number, reason in torn)
         raise CheckpointError(
-            f"{display(run.model)}: its newest checkpoint is not whole ({reasons}). `--step {found}` exports "
-            "the newest that is."
+            f"{display(run.model)}: its newest checkpoint is not complete ({reasons}). `--step {found}` "
+            "exports the newest that is."
         )
     return WholeWeights(open_checkpoint(run, found), wanted), found
 
@@ -83,7 +83,7 @@ def check_consolidated(weights: WholeWeights, config: RunConfig, path: Path) -> 
     read = WholeWeights(FolderWeights(open_model(path), weights.vocab_size), weights.dtype)
     for name in read.source.parameters:
         if not torch.equal(read.whole(name), weights.whole(name)):
-            raise CheckpointError(f"{display(path)}: {name} is not as it was written. Write it again.")
+            raise CheckpointError(f"{display(path)}: {name} differs from what was written. Export it again.")
         yield 0.0
 
 

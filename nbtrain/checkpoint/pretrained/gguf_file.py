@@ -210,7 +210,7 @@ def refuse(config: RunConfig, model_type: str) -> None:
         expected = [layer for layer in range(model.num_layers) if (layer + 1) % NO_ROPE_FREQ == 0]
         if model.layers_without_rope != expected:
             raise ConfigError(
-                f"{config.where('model.no_rope_freq')}: llama.cpp leaves rotary positions out in every "
+                f"{config.where('model.no_rope_freq')}: llama.cpp omits rotary positions in every "
                 f"fourth layer of SmolLM3, and this run in the layers {model.layers_without_rope}. Export it "
                 "with --to hf."
             )
@@ -298,7 +298,7 @@ def normalizer_note(kinds: list[str]) -> str:
     """Return the note that llama.cpp skips the tokenizer's normalization."""
     return (
         f"The tokenizer normalizes texts ({', '.join(kinds)}), and llama.cpp does not: a text that is not in "
-        "this form gets other tokens there than in training. Normalize prompts before they are sent."
+        "this form gets different tokens there than in training. Normalize prompts before they are sent."
     )
 
 

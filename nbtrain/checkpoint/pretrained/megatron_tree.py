@@ -78,9 +78,7 @@ class MegatronWeights:
         args = first.get("args")
         args = vars(args) if isinstance(args, argparse.Namespace) else args
         if not isinstance(args, dict):
-            raise CheckpointError(
-                f"{where}: holds no arguments (args), so that nothing says what the model is."
-            )
+            raise CheckpointError(f"{where}: holds no arguments (args), which would describe the model.")
         self.args: dict[str, Any] = args
         self.version = first.get("checkpoint_version", 0)
         if type(self.version) not in (int, float):
@@ -111,7 +109,7 @@ class MegatronWeights:
         """Format of the weights; fp32 if there are several."""
         kinds = {tensor.dtype for rank in self._ranks for tensor in rank.values()}
         kind = kinds.pop() if len(kinds) == 1 else torch.float32
-        # Of another one no weight is read.
+        # Weights of another format are not read.
         return kind if kind in NAMES else torch.float32
 
     @cached_property
@@ -125,7 +123,7 @@ class MegatronWeights:
         found = self._joined(name).float()
         assert found.shape == self.parameters[name].shape, "each part has been looked at"
         if not bool(torch.isfinite(found).all()):
-            raise CheckpointError(f"{display(self.folder)}: {name} holds NaN or Inf. Take another step.")
+            raise CheckpointError(f"{display(self.folder)}: {name} holds NaN or Inf. Use another step.")
         return found.reshape(-1)
 
     def _joined(self, name: str) -> torch.Tensor:

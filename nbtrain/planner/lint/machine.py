@@ -127,7 +127,7 @@ def local_checkpoints_are_apart(subject: Subject) -> Iterator[Finding]:
             "checkpoint.local_dir",
             f"checkpoint.local_dir = {local_dir} is on the same file system as {display(output_root())}: "
             "every checkpoint is written there twice.",
-            "Name a folder on a disk of each node's own, or set local_dir: null.",
+            "Name a folder on each node's own disk, or set local_dir: null.",
             Cost(words="twice the writing"),
         )
 
@@ -152,8 +152,8 @@ def a_checkpoint_comes_before_the_end(subject: Subject) -> Iterator[Finding]:
         config,
         "a_checkpoint_comes_before_the_end",
         "checkpoint.save_interval_steps",
-        f"save_interval_steps({interval:,}) writes no checkpoint before the last of {steps:,} steps: what "
-        f"fails on the way loses up to {amounts.duration(3600 * subject.hours)}.",
+        f"save_interval_steps({interval:,}) writes no checkpoint before the last of {steps:,} steps: a "
+        f"failure before that loses up to {amounts.duration(3600 * subject.hours)}.",
         f"Set checkpoint.save_interval_steps: {every}.",
         subject.share(0.5),
     )
@@ -209,7 +209,7 @@ def no_host_stays_unused(subject: Subject) -> Iterator[Finding]:
         "no_host_stays_unused",
         "backend.hosts.hosts",
         f"backend.hosts.hosts names {len(hosts)} machines, and resources.nodes = {nodes}: "
-        f"{named} will do nothing.",
+        f"{named} will be idle.",
         f"Set resources.nodes: {len(hosts)}{ranks}, or take the unused machines out.",
         Cost(words="machines that are paid for and idle"),
     )

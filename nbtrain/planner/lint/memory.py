@@ -206,7 +206,7 @@ def full_saves_more_than_selective(subject: Subject) -> Iterator[Finding]:
         f"Selective recomputation keeps {amounts.size(memory.parts['activations'])} of activations, full "
         f"recomputation {amounts.size(full.parts['activations'])}: selective is the faster one, not the "
         "smaller one (arXiv:2205.05198, section 5).",
-        f"Set {RECOMPUTE}: full if memory is what lacks.",
+        f"Set {RECOMPUTE}: full if memory is short.",
         Cost(num_bytes=saved),
     )
 

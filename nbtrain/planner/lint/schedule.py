@@ -130,7 +130,7 @@ def warmup_ends_before_the_run(subject: Subject) -> Iterator[Finding]:
         f"{config.train_tokens:,}: the learning rate gets to {reached:.2g} of lr({config.lr_schedule.lr:g}).",
         f"Set lr_schedule.lr_warmup_tokens: {max(int(USUAL_WARMUP_FRACTION * config.train_tokens), 1)}"
         f"{_instead_of(config)}, 1 % of the run, or train for longer.",
-        Cost(words="a run that never has its learning rate"),
+        Cost(words="a run that never reaches its learning rate"),
     )
 
 
@@ -261,7 +261,7 @@ def fp16_scale_can_move(subject: Subject) -> Iterator[Finding]:
             "precision.dtype",
             f"fp16 on {device.name}, which computes as fast in bf16: bf16 has fp32's range and needs no loss "
             "scale.",
-            "Set precision.dtype: bf16 unless the numbers of an fp16 run are to be repeated.",
+            "Set precision.dtype: bf16 unless the numbers of an fp16 run must be reproduced.",
             level="note",
         )
 

@@ -129,7 +129,7 @@ def layer(setup: Setup, recompute: str | None = None, window: bool = False) -> K
         score = 4 if own else element
         dropped = score + _mask_bytes(setup, score) if shape.attention_dropout else 0
         scores = (score + dropped) * pairs
-        # That kernel repeats keys and values of groups.
+        # nbtrain's own kernel repeats the keys and values of groups.
         inside = max(score, element) * (query + 2 * (query if groups < heads else key))
     keeps_output = _kernel_keeps_output(setup, window)
     if keeps_output:

@@ -43,9 +43,9 @@ NCCL_BYTES = int(1.5 * GIB)
 CPU_RUNTIME_BYTES = 434 * 2**20
 # Each further communicator: 24 channels of 4 + 0.5 + 4.7 MiB for each peer (NCCL's constants), two peers.
 NCCL_MORE_BYTES = int(24 * 2 * 9.2 * 2**20)
-# Of all that torch has allocated: free memory between blocks that it cannot give back on a full device.
+# Fraction of torch's allocated memory that is free between blocks and cannot be returned on a full device.
 # Fitted to whether the runs of the training half fitted (docs/evidence/plan-accuracy.md); fragmentation alone
-# has ended one of the other half, with 58.8 of 80 GB allocated.
+# has ended one run of the other half, with 58.8 of 80 GB allocated.
 RESERVE_FRACTION = 0.05
 # Fragmentation of what torch reserves without expandable segments, on average of eight models that were
 # fine-tuned on A100-80GB (arXiv:2401.08156; at worst 33 %). No run is refused for it: of the runs that fitted
@@ -56,8 +56,8 @@ CPU_BLOCK_ROWS, GPU_BLOCK_ROWS = 128, 256
 # A plan that leaves less of the device than this is tight. With the reserve, which is counted, it keeps what
 # torch allocates at 90 % of what CUDA leaves: the field's rule is 90 to 92 % (stas00, ml-engineering).
 SPARE_FRACTION = 0.05
-# Of a device's memory the driver keeps some: of 80 GiB torch is given 79.15 on an A100, of 32 GiB 31.75 on a
-# V100, of 141 GiB 139.8 on an H200 (stas00, ml-engineering; torch's out-of-memory messages).
+# The driver keeps some of a device's memory: torch gets 79.15 of 80 GiB on an A100, 31.75 of 32 GiB on a
+# V100, and 139.8 of 141 GiB on an H200 (stas00, ml-engineering; torch's out-of-memory messages).
 USABLE_FRACTION = 0.99
 # Free blocks that it holds while there is room, the reserve included: fitted to published peaks of whole
 # devices in the training half (docs/evidence/plan-accuracy.md).
@@ -211,7 +211,7 @@ def _backward_bytes(setup: Setup) -> float:
     if setup.fp8 and setup.engine == "nbtrain":
         # Rounding the MLP's inner activation: fp32 scaled and clamped copies, and the result (fp8.py).
         backward += (8 + 1) * wide
-    # Of a matrix in 4 bits the product takes a whole one.
+    # A product uses a whole matrix that is restored from 4 bits.
     backward += dequantized_bytes(setup)
     return max(backward, _block_bytes(setup) + stream_bytes(setup))
 

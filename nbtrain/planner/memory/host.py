@@ -14,7 +14,7 @@ HOST_PARTS = ("weights", "gradients", "master_copy", "optimizer", "activations",
 
 # DeepSpeed's default (offload_param.max_in_cpu): parameters kept in host memory while the rest is on NVMe.
 NVME_PARAMETERS_IN_CPU = 1_000_000_000
-# What the optimizer's step holds of a sub-group whose state is on NVMe: masters, gradients and two moments.
+# Tensors that the optimizer's step holds of a sub-group on NVMe: masters, gradients and two moments.
 NVME_OPTIMIZER_TENSORS = 4
 
 

@@ -126,7 +126,7 @@ def attention_seconds(setup: Setup, engine: Engine, rates: Rates) -> tuple[float
     tokens = setup.tokens_per_micro_batch
     seq: float = shape.seq_length
     flops = 4.0 * seq * shape.query_width / tensor * tokens
-    # Of all positions: half of them without a window. A kernel that is given a mask takes all.
+    # Fraction of all positions, which is half without a window. A kernel that gets a mask computes all.
     share = (shape.visible_tokens - 0.5) / seq
     if setup.masks_windows:
         share = 0.5 + shape.window_share / 2

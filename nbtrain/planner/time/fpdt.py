@@ -53,7 +53,8 @@ def chunks_of(setup: Setup) -> Chunks:
     if number == 1:
         return NONE
     shape, element = setup.shape, DTYPE_BYTES[setup.dtype]
-    # For one chunk: elements, bytes, bytes in fp32, bytes of its input, and of its scores' fp32 log-sum-exp.
+    # For one chunk: elements, bytes, bytes in fp32, bytes of its input, and bytes of its scores' fp32
+    # log-sum-exp.
     count = setup.tokens_per_micro_batch * shape.query_width / number
     chunk, full = element * count, 4 * count
     stream = element * setup.tokens_per_micro_batch * shape.hidden_size / number

@@ -40,7 +40,7 @@ from nbtrain.planner.time.traffic import (
     traded_bytes,
 )
 
-# What a request to hide tensor-parallel traffic achieves: asynchronous tensor parallelism hides 50-70 %
+# Fraction of tensor-parallel traffic that is hidden on request: asynchronous tensor parallelism hides 50-70 %
 # (Domino, arXiv:2409.15241).
 OVERLAPPED_TENSOR = 0.6
 

@@ -104,7 +104,7 @@ def bind_optimizer(engine: Any, groups: ParallelGroups) -> None:
     if names := misplaced(tensors, parameters):
         raise ConfigError(
             f"optimizer.type = Muon: DeepSpeed keeps {', '.join(names[:3])} elsewhere than its record says, "
-            "so that matrices would be mixed up. Take out what parallel.deepspeed_extra sets, or set "
+            "so that matrices would be mixed up. Remove the settings in parallel.deepspeed_extra, or set "
             "optimizer.type: AdamW."
         )
     is_whole = not engine.zero_optimization_stage()

@@ -345,7 +345,7 @@ class Report:
         count = sum(self._overflows)
         message = (
             f"step {result.step}: {count} of the last {len(self._overflows)} steps overflowed in fp16 and "
-            f"moved no weight (loss scale now {_power(result.loss_scale)}): at the start of a run lower "
+            f"updated no weight (loss scale now {_power(result.loss_scale)}): at the start of a run lower "
             "precision.fp16.initial_scale_power, else lower lr_schedule.lr or use precision.dtype = bf16"
         )
         self.alerts.check("overflow_steps", count > OVERFLOW_WINDOW_STEPS // 2, message, result.step)

@@ -31,7 +31,7 @@ def discard_gradients(engine: Any) -> None:
     elif isinstance(optimizer, torch.optim.Optimizer):
         engine.zero_grad()
     else:
-        raise TypeError(f"no way is known to throw away the gradients of {type(optimizer).__name__}")
+        raise TypeError(f"discarding gradients is not supported for {type(optimizer).__name__}")
     engine._step_applied = False
     # Otherwise the norm of an earlier step would be reported for this one.
     engine._global_grad_norm = None

@@ -141,7 +141,7 @@ def summarize(trace: dict[str, Any], title: str = "profile") -> ProfileSummary:
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X" and "dur" in event]
     steps = [event for event in events if is_step(event) and event.get("cat") == "user_annotation"]
     if not steps:
-        raise ValueError("no step is in this profile: profile.active_steps were never reached")
+        raise ValueError("this profile has no complete step: profile.active_steps were never reached")
     window = min(step["ts"] for step in steps), max(step["ts"] + step["dur"] for step in steps)
     parts = parts_of(events)
     kernels = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]

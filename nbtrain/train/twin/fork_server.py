@@ -36,7 +36,7 @@ from nbtrain.base.parent_death import die_with_parent
 from nbtrain.base.ports import port_to_listen_on
 from nbtrain.base.signals import hear_signals
 
-# What a rank of a training run imports, the parts that DeepSpeed leaves to its first call included.
+# Modules that a rank of a training run imports, including those that DeepSpeed imports at its first call.
 PRELOADED = (
     "deepspeed",
     "deepspeed.runtime.engine",

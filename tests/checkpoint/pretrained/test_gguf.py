@@ -114,7 +114,7 @@ def test_what_llama_cpp_has_not_is_refused(tmp_path, monkeypatch):
         ("mistral", "model.window_size = 5 is smaller than max_position_embeddings"),
         (
             "smollm3-pattern",
-            "llama.cpp leaves rotary positions out in every fourth layer of SmolLM3, and this run",
+            "llama.cpp omits rotary positions in every fourth layer of SmolLM3, and this run",
         ),
     ):
         made.write_model(tmp_path / kind, kind)

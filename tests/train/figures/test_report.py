@@ -123,7 +123,7 @@ def test_most_steps_overflowing_is_reported_once(report, job):
         overflow(report, step, 2.0 if step % 3 else None, 1.0, step)
     alerts = [event["message"] for event in read_events(job) if event["kind"] == "alert"]
     assert alerts == [
-        "step 16: 11 of the last 16 steps overflowed in fp16 and moved no weight (loss scale now 2^0): at "
+        "step 16: 11 of the last 16 steps overflowed in fp16 and updated no weight (loss scale now 2^0): at "
         "the start of a run lower precision.fp16.initial_scale_power, else lower lr_schedule.lr or use "
         "precision.dtype = bf16"
     ]

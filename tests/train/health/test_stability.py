@@ -298,7 +298,7 @@ def test_an_overflow_at_the_smallest_scale_is_explained(yaml):
 
 
 def test_the_gradients_of_an_unknown_optimizer_are_not_guessed_at():
-    with pytest.raises(TypeError, match="throw away the gradients of SimpleNamespace"):
+    with pytest.raises(TypeError, match="discarding gradients is not supported for SimpleNamespace"):
         discard_gradients(SimpleNamespace(optimizer=SimpleNamespace()))
 
 

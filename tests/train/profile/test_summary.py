@@ -203,7 +203,7 @@ def test_when_each_phase_ran():
 
 
 def test_a_trace_without_a_whole_step_is_refused():
-    with pytest.raises(ValueError, match="no step"):
+    with pytest.raises(ValueError, match="no complete step"):
         summarize({"traceEvents": [event("aten::mm", 0, 1)]})
 
 

@@ -1,3 +1,3 @@
-"""The small runs and texts of tests/dataset serve these tests too."""
+"""Fixtures of tests/dataset (small runs and texts), shared with these tests."""
 
 from tests.dataset.conftest import make_config, texts, write_dataset  # noqa: F401

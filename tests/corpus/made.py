@@ -1,4 +1,4 @@
-"""Made-up text, vocabulary and Wikipedia dump, always the same, for tests that need only the clone."""
+"""Generated text, vocabulary and Wikipedia dump, always the same, for tests that use only the repository."""
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
 
@@ -13,7 +13,7 @@ from tokenizers import models, pre_tokenizers, trainers
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN
 from tests.corpus.wiki.conftest import page
 
-# Letters of a script, what stands between its words, and what ends its sentences.
+# For each script: its characters, the separator between words, and the ends of sentences.
 SCRIPTS = {
     "latin": ("abcdefghijklmnopqrstuvwxyz" + "aeinorst" * 3 + "äöüßéèñçåøőžłı", " ", "."),
     "greek": ([chr(point) for point in range(0x3B1, 0x3CA)], " ", ";"),
@@ -29,7 +29,7 @@ SCRIPTS = {
     "hangul": ([chr(point) for point in range(0xAC00, 0xD7A4, 7)], " ", "."),
     "hiragana": ([chr(point) for point in range(0x3041, 0x3097)], "", "。"),
     "han": ([chr(point) for point in range(0x4E00, 0x9FA5, 3)], "", "，"),
-    # Letters of two code units in UTF-16 and of four bytes in UTF-8.
+    # Characters that take two code units in UTF-16 and four bytes in UTF-8.
     "gothic": ([chr(point) for point in range(0x10330, 0x1034B)], " ", "."),
 }
 
@@ -38,7 +38,7 @@ VOCAB_SIZE = 6000
 
 
 def texts(script: str, count: int, sentences: int = 12) -> list[str]:
-    """Documents of made-up words, few frequent and most rare, with numbers and line ends among them."""
+    """Return documents of generated words, few frequent and most rare, mixed with numbers and line ends."""
     letters, blank, end = SCRIPTS[script]
     chance = random.Random(script)
     short = script in ("han", "hiragana", "hangul")
@@ -59,7 +59,7 @@ def texts(script: str, count: int, sentences: int = 12) -> list[str]:
 
 
 def write_gpt2_files(folder: Path, also: tuple[str, ...] = ()) -> Path:
-    """vocab.json and merges.txt in `folder`, as GPT-2 has them: bytes, merges in their order, the EOD."""
+    """Write vocab.json and merges.txt in GPT-2's layout: bytes, merges in order, then the EOD token."""
     built = tokenizers.Tokenizer(models.BPE())
     built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -79,7 +79,7 @@ def write_gpt2_files(folder: Path, also: tuple[str, ...] = ()) -> Path:
     return folder
 
 
-# What articles are made of: wikitext, and what is left of it as text. {0} to {2} are words of the article.
+# Templates of articles: wikitext and the text expected from it. {0} to {2} are words of the article.
 PARTS = [
     ("'''{0}''' is a '''''{1}''''' of [[{2}]].", "{0} is a {1} of {2}."),
     ("The [[{0} (river)|{0}]] meets the [[{1}]]s near {2}.", "The {0} meets the {1}s near {2}."),
@@ -104,7 +104,7 @@ PARTS = [
 
 
 def articles(count: int = 60) -> Iterator[tuple[str, str, str]]:
-    """(title, wikitext, its text), with categories and links to other languages at the end."""
+    """Return (title, wikitext, expected text) of articles that end with categories and language links."""
     chance = random.Random(5)
     words = sorted({word for text in texts("latin", 40) for word in text.split() if word.isalpha()})
     for number in range(count):
@@ -119,7 +119,7 @@ def articles(count: int = 60) -> Iterator[tuple[str, str, str]]:
 
 
 def dump_pages(count: int = 60) -> list[str]:
-    """The articles as pages of a dump, with a redirect and a talk page for every tenth article."""
+    """Return the articles as pages of a dump, with a redirect and a talk page for every tenth article."""
     pages = []
     for number, (title, wikitext, _) in enumerate(articles(count)):
         pages.append(page(title, wikitext))

@@ -1,4 +1,4 @@
-"""Records that cannot be read: three are logged, all are listed beside the dataset."""
+"""Records that cannot be read: three are logged, and all are listed in a file next to the dataset."""
 
 import json
 
@@ -24,7 +24,7 @@ def part_bytes(monkeypatch, size):
 
 
 def spoil(path):
-    """Every third line of a file of texts is no JSON; the numbers of those lines."""
+    """Replace every third line with text that is not JSON, and return the numbers of those lines."""
     lines = path.read_text().splitlines()
     broken = range(2, len(lines), 3)
     for index in broken:
@@ -40,9 +40,9 @@ def tolerant(*paths):
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_all_are_listed(make_config, workspace, monkeypatch, caplog, num_workers):
-    """Broken records are listed in order, with their lines in the file; a dataset without any has no list."""
+    """Broken records are listed in order with their lines in the file; a dataset without any has no list."""
     lines = spoil(workspace / "texts.jsonl")
-    (workspace / "more.jsonl").write_text('["a"]\n{"text": "and a text of its own"}\n')
+    (workspace / "more.jsonl").write_text('["a"]\n{"text": "and a separate text"}\n')
     data = {**tolerant("texts.jsonl", "more.jsonl"), "num_prepare_workers": num_workers}
     part_bytes(monkeypatch, 2_000)
     prepare(make_config(data=data))
@@ -69,7 +69,7 @@ def test_all_are_listed(make_config, workspace, monkeypatch, caplog, num_workers
 
 
 def test_too_many_broken_records(make_config, workspace):
-    """The error names the list of the refused records; the list of the dataset that stays is untouched."""
+    """The error names the list of the rejected records; the existing dataset's list is unchanged."""
     config = make_config(data={"sources": [{"kind": "jsonl", "path": "texts.jsonl"}]})
     dataset = dataset_of(config)
     texts = (workspace / "texts.jsonl").read_text()
@@ -87,7 +87,7 @@ def test_too_many_broken_records(make_config, workspace):
 
 @pytest.mark.slow
 def test_a_corpus_of_broken_records_alone(make_config, workspace):
-    """Broken records of a source that is extracted first are listed too."""
+    """Broken records are also listed for a source that is extracted first."""
     prepare(make_config())
     (workspace / "broken.jsonl").write_text("{\n" * 5)
     with pytest.raises(DataError) as caught:
@@ -99,7 +99,7 @@ def test_a_corpus_of_broken_records_alone(make_config, workspace):
 
 
 def test_the_list_ends(tmp_path, monkeypatch):
-    """The list ends after so many records of all sources, with the number of the others; so does a tally."""
+    """The list ends after a maximum of records over all sources, with the number omitted; so does a tally."""
     for module in (records, corpus, broken_records):
         monkeypatch.setattr(module, "LISTED_PROBLEMS", 4)
     counts = [SourceCounts(), SourceCounts()]
@@ -127,7 +127,7 @@ def test_names_that_are_no_text(tmp_path):
 
 
 def test_what_an_extraction_has_met(workspace):
-    """A broken page is reported again when the extracted text is read, and too many are listed."""
+    """A broken page is reported again when its extracted text is read, and too many are listed."""
     (workspace / "a.jsonl").write_text('{"text": "one"}\n{\n{"text": "two"}\n')
     reader = open_source(JsonlSource(kind="jsonl", path="a.jsonl", max_broken_fraction=None))
     for action in ("made", "kept"):
@@ -144,7 +144,7 @@ def test_what_an_extraction_has_met(workspace):
 
 
 def test_an_extraction_goes_on_when_more_may_be_broken(workspace):
-    """What is allowed to be broken changes no text: nothing is read again."""
+    """Raising max_broken_fraction reuses the extracted text instead of reading the source again."""
     (workspace / "a.jsonl").write_text('{"text": "one"}\n{\n{"text": "two"}\n')
     source = {"kind": "jsonl", "path": "a.jsonl", "name": "pages"}
     with pytest.raises(DataError, match="more than max_broken_fraction"):
@@ -156,7 +156,7 @@ def test_an_extraction_goes_on_when_more_may_be_broken(workspace):
 
 
 def test_the_lock_stays_when_an_extraction_is_made_anew(workspace):
-    """On NFS it is a file in the folder; without it two processes would write there."""
+    """Extraction keeps its lock file when it rebuilds: on NFS, two processes would write otherwise."""
     (workspace / "a.jsonl").write_text('{"text": "one"}\n')
     reader = open_source(JsonlSource(kind="jsonl", path="a.jsonl"))
     found, _, _ = extracted(reader, lambda total, folder: None)

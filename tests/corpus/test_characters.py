@@ -1,6 +1,6 @@
-"""Kinds of characters and words: the same rule for every script."""
+"""Character classes and word boundaries: one rule for every script."""
 
-# ruff: noqa: RUF001  (letters of other scripts are the matter)
+# ruff: noqa: RUF001  (the tests need characters of other scripts)
 
 import unicodedata
 
@@ -26,30 +26,30 @@ from nbtrain.corpus.characters import DIGIT, LETTER, NUMBER, PUNCTUATION, SPACE,
     ],
 )
 def test_kinds(text, kind):
-    """Every character of a row is of the row's kind."""
+    """Every character of a row has the row's class."""
     assert characters.kinds_of(text).tolist() == [kind] * len(text)
 
 
 def test_spaces_are_those_of_python():
-    """A space is what str.isspace says, and nothing else."""
+    """A character is a space exactly if str.isspace says so."""
     spaces = np.flatnonzero(characters.kinds() == SPACE).tolist()
     assert spaces == [point for point in range(0x110000) if chr(point).isspace()]
 
 
 def test_lone_surrogates_are_symbols():
-    """Text that is not Unicode is counted, not refused: encoding drops it with a reason of its own."""
+    """Lone surrogates are counted as symbols, not refused: encoding drops such text for another reason."""
     assert characters.kinds_of("a\ud800").tolist() == [LETTER, SYMBOL]
 
 
 def test_ascii_takes_the_same_kinds_and_words():
-    """The short way for ASCII gives the same words and kinds as the general way."""
+    """The fast path for ASCII returns the same words and classes as the general path."""
     text = "".join(map(chr, range(128))) + " don't x_1 3.14"
     assert characters.kinds_of(text).tolist() == characters.kinds_of(text + "é")[:-1].tolist()
     assert characters.words(text) == characters._any_word().findall(text)
 
 
 def test_words():
-    """Words are runs of letters, marks and digits; single characters if words are not written apart."""
+    """Words are runs of letters, marks and digits, or single characters in scripts without spaces."""
     assert characters.words("Don't x_1, 3.14 12½!") == ["Don", "t", "x", "1", "3", "14", "12½"]
     assert characters.words("हिन्दी में क्षत्रिय।") == ["हिन्दी", "में", "क्षत्रिय"]
     assert characters.words("الْعَرَبِيَّة می\u200cخواهم") == ["الْعَرَبِيَّة", "می\u200cخواهم"]

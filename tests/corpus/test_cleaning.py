@@ -1,6 +1,6 @@
 """The cleaning rules: every threshold at its edge, in Latin and other scripts, code and tables."""
 
-# ruff: noqa: RUF001  (letters of other scripts are the matter)
+# ruff: noqa: RUF001  (the tests need characters of other scripts)
 
 import pickle
 import sys
@@ -43,14 +43,14 @@ def reason(text, **settings):
 
 @pytest.mark.parametrize("settings", [{}, {"min_bytes": 1}])
 def test_empty_documents_always_go(settings):
-    """A document of nothing, or of nothing but blanks of any script, is dropped."""
+    """Empty documents, and documents of whitespace in any script, are always dropped."""
     for text in ("", " \n\t", "\u3000\u00a0\u2003"):
         assert reason(text, **settings) == "empty"
     assert reason(".", **settings) is None
 
 
 def test_trivial():
-    """The default fixes nothing and drops only what is empty; any rule but deduplication changes that."""
+    """The default only drops empty documents and is trivial, and so is a lack of deduplication."""
     assert Cleaner(CleaningConfig()).is_trivial
     assert Cleaner(CleaningConfig(exact_dedup=False)).is_trivial
     for settings in (
@@ -70,7 +70,7 @@ def test_trivial():
     ("text", "num_bytes"), [("abcdef", 6), ("éé", 4), ("中文", 6), ("\U0001f600", 4), ("\ud800a", 4)]
 )
 def test_lengths_are_utf8_bytes(text, num_bytes):
-    """Both limits are allowed lengths; a lone surrogate counts 3 bytes and raises no error."""
+    """Both length limits are inclusive; a lone surrogate counts as 3 bytes and raises no error."""
     assert reason(text, min_bytes=num_bytes) is None
     assert reason(text, min_bytes=num_bytes + 1) == "too_short"
     assert reason(text, max_bytes=num_bytes) is None
@@ -78,7 +78,7 @@ def test_lengths_are_utf8_bytes(text, num_bytes):
 
 
 def test_symbols():
-    """A share of symbols above the limit drops a text, at the limit it does not; punctuation never counts."""
+    """A share of symbols above the limit drops a text, at the limit it does not; punctuation is exempt."""
     assert reason("ab+=", max_symbol_fraction=0.5) is None
     assert reason("ab+=<", max_symbol_fraction=0.5) == "symbols"
     assert reason("中文\U0001f600\ufffd\u2500", max_symbol_fraction=0.5) == "symbols"
@@ -86,7 +86,7 @@ def test_symbols():
 
 
 def test_digits():
-    """Digits of every script count; letters that stand for numbers (Roman, fractions) do not."""
+    """Digits of every script count; Roman numerals and fractions do not."""
     assert reason("ab12", max_digit_fraction=0.5) is None
     assert reason("ab123", max_digit_fraction=0.5) == "digits"
     assert reason("क१२३", max_digit_fraction=0.5) == "digits"
@@ -95,7 +95,7 @@ def test_digits():
 
 
 def test_duplicate_lines():
-    """Lines that repeat an earlier line count, blank lines do not: 1 of 2 is a share of a half."""
+    """Lines equal to an earlier line count, empty lines do not: 1 of 2 is a share of a half."""
     assert reason("a\nb\n\n\n", max_duplicate_line_fraction=0) is None
     assert reason("a\n\n  a \n", max_duplicate_line_fraction=0.5) is None
     assert reason("a\na\r\na\u2028b", max_duplicate_line_fraction=0.49) == "duplicate_lines"
@@ -104,7 +104,7 @@ def test_duplicate_lines():
 
 
 def test_top_word():
-    """The top word counts in either case, in Chinese by character; a word that occurs once has no share."""
+    """The top word ignores case and is a character in Chinese; words that occur once have no share."""
     assert cleaning.top_word_fraction("Spam spam SPAM eggs") == 0.75
     assert cleaning.top_word_fraction("哈哈哈好") == 0.75
     assert cleaning.top_word_fraction("हिन्दी हिन्दी है है।") == 0.5
@@ -114,7 +114,7 @@ def test_top_word():
 
 
 def test_long_words():
-    """A run without a blank above the limit is dropped; characters of unspaced scripts end a run."""
+    """A run of characters without a space above the limit drops a text; unspaced scripts end a run."""
 
     def longest_word(text: str) -> int:
         return cleaning.longest_word(characters.kinds_of(text))
@@ -131,7 +131,7 @@ def test_long_words():
 
 @pytest.mark.parametrize("name", ALL_TEXTS)
 def test_ordinary_text_of_every_script_stays(name):
-    """Limits as strict as a person would set them drop no prose, no code and no small table in any script."""
+    """Strict limits drop no ordinary prose, code or small table in any script."""
     text = ALL_TEXTS[name]
     settings = {
         "max_symbol_fraction": 0.25,
@@ -145,14 +145,14 @@ def test_ordinary_text_of_every_script_stays(name):
 
 
 def test_tables_are_what_the_character_limits_are_for():
-    """A fifth of a table of numbers is digits and nearly a fifth is rules; code has few symbols."""
+    """In a table of numbers, a fifth of the characters are digits and nearly a fifth rules; code has few."""
     assert reason(TABLE, max_digit_fraction=0.2) == "digits"
     assert reason(TABLE, max_symbol_fraction=0.15) == "symbols"
     assert reason(CODE, max_symbol_fraction=0.05) is None
 
 
 def test_the_first_rule_that_is_broken_names_the_drop():
-    """Rules apply from the cheapest to the most costly: length, characters, lines, words."""
+    """The first violated rule names the drop, in order of cost: length, characters, lines, words."""
     text = "1+1\n1+1\n1+1"
     rules = {
         "max_bytes": (5, "too_long"),
@@ -179,7 +179,7 @@ def test_the_first_rule_that_is_broken_names_the_drop():
 
 
 def test_ftfy_mends_the_encoding_and_nothing_else():
-    """ftfy fixes wrong code pages and entities; quotes, ligatures, wide letters, line ends, controls stay."""
+    """ftfy repairs mojibake and entities; quotes, ligatures, wide letters, newlines and controls stay."""
     pytest.importorskip("ftfy")
     cleaner = Cleaner(CleaningConfig(ftfy=True))
     assert cleaner("cafÃ© &amp; thÃ© â€œquotedâ€\x9d") == ("café & thé “quoted”", None)
@@ -191,7 +191,7 @@ def test_ftfy_mends_the_encoding_and_nothing_else():
 
 
 def test_ftfy_missing(monkeypatch):
-    """A missing ftfy is an error before any work is done, with the pip command."""
+    """A missing ftfy is an error before any work starts, with the pip command."""
     monkeypatch.setattr(cleaning, "find_spec", lambda name: None)
     with pytest.raises(DataError) as caught:
         Cleaner(CleaningConfig(ftfy=True))
@@ -203,7 +203,7 @@ def test_ftfy_missing(monkeypatch):
 
 
 def test_a_cleaner_can_be_sent_to_a_worker():
-    """A pickled cleaner does the same, and ftfy is loaded only when text is fixed."""
+    """A pickled cleaner behaves the same, and ftfy is imported only when text is fixed."""
     cleaner = pickle.loads(pickle.dumps(Cleaner(CleaningConfig(max_digit_fraction=0.5))))
     assert cleaner("12") == ("12", "digits")
     sys.modules.pop("ftfy", None)

@@ -1,4 +1,4 @@
-"""All sources as numbered parts, cleaned record by record, with an account of what was left out."""
+"""All sources as numbered parts, cleaned record by record, with counts of dropped records."""
 
 from collections import Counter
 
@@ -26,7 +26,7 @@ NO_CLEANING = Cleaner(CleaningConfig())
 
 
 def test_parts_are_numbered_over_all_sources(workspace):
-    """Parts are numbered on from source to source."""
+    """Parts are numbered consecutively across sources."""
     (workspace / "a.jsonl").write_text('{"text": "a"}\n')
     source = JsonlSource(kind="jsonl", path="a.jsonl")
     corpus = Corpus.open([source, MockSource(kind="mock"), source])
@@ -36,7 +36,7 @@ def test_parts_are_numbered_over_all_sources(workspace):
 
 
 def test_extra_keys_need_keys(workspace):
-    """A source without named keys cannot have extra_json_keys."""
+    """A source without named keys refuses extra_json_keys."""
     with pytest.raises(DataError) as caught:
         Corpus.open([MockSource(kind="mock")], "run.yaml:3: data.sources", ("title",))
     assert str(caught.value) == (
@@ -47,7 +47,7 @@ def test_extra_keys_need_keys(workspace):
 
 
 def test_what_stays_and_what_tells_it_from_others():
-    """Empty records and those that are no Unicode are dropped and counted; each kind has its bytes."""
+    """Empty and invalid Unicode records are dropped and counted; each kind is hashed by its bytes."""
     records = [
         "one",
         " \n",
@@ -74,7 +74,7 @@ def test_what_stays_and_what_tells_it_from_others():
 
 
 def test_what_is_learnt_tells_examples_apart():
-    """Equal pieces are different documents if others of them are learnt, otherwise the same document."""
+    """Examples with equal pieces but different loss masks are different documents."""
     flags = [(False, True), (True, True), (False, True)]
     examples = [Example((("question", first), ("answer", second))) for first, second in flags]
     asked, both, again = (identities([record]) for record in cleaned(examples, NO_CLEANING, Tally()))
@@ -82,11 +82,11 @@ def test_what_is_learnt_tells_examples_apart():
 
 
 def test_what_is_learnt_tells_token_ids_apart():
-    """Equal ids with other labels are different documents; a mask of all tokens is no mask."""
+    """Equal ids with different labels are different documents; a mask of all tokens equals no mask."""
     ids = np.array([1, 2, 3, 4], np.uint32)
     masks = [None, [True] * 4, [False, True, True, True], [True, False, False, False]]
     records = [TokenIds(ids, None if mask is None else np.array(mask)) for mask in masks]
-    # The bytes of this one's ids are those of the last one's ids and mask.
+    # The ids of this record have the same bytes as the ids and mask of the last record.
     records.append(TokenIds(np.array([1, 2, 3, 4, 1], np.uint32)))
     plain, named, *others = (identities([record])[1] for record in cleaned(records, NO_CLEANING, Tally()))
     assert plain == named == digest(ids.tobytes())
@@ -94,7 +94,7 @@ def test_what_is_learnt_tells_token_ids_apart():
 
 
 def test_cleaning_counts_its_reasons():
-    """What the rules drop is counted by reason; the extras of a record stay with it."""
+    """Drops are counted by rule, and a record keeps its extra keys."""
     tally = Tally()
     cleaner = Cleaner(CleaningConfig(min_bytes=4))
     records = ["long enough", "no", Texts("also long", ("x",))]
@@ -103,7 +103,7 @@ def test_cleaning_counts_its_reasons():
 
 
 def test_lines_are_counted_over_the_parts_of_a_file(caplog):
-    """A broken line of a later part is named by its line in the file; the first three are logged."""
+    """A broken line in a later part is reported by its line in the file; the first three are logged."""
     counts = SourceCounts()
     for _ in range(5):
         tally = Tally(records=10, lines=10)
@@ -115,7 +115,7 @@ def test_lines_are_counted_over_the_parts_of_a_file(caplog):
 
 
 def test_a_broken_record_commands_no_terminal(caplog):
-    """Control characters in a file's name or a record's words do not reach the terminal."""
+    """Control characters in a file's name or in a record never reach the terminal."""
     tally = Tally()
     tally.add_broken("a\x1b[2J.jsonl", 1, "no key 'text' among '\u202e'")
     SourceCounts().absorb(tally, None)
@@ -123,7 +123,7 @@ def test_a_broken_record_commands_no_terminal(caplog):
 
 
 def test_too_many_broken_records(workspace):
-    """The share of broken records is checked with its numbers in the message; null sets no limit."""
+    """Too large a share of broken records is an error with the numbers; null sets no limit."""
     (workspace / "a.jsonl").write_text("")
     counts = SourceCounts(records=200, broken=3, named=["a.jsonl:1: not JSON"])
     reader = Corpus.open([JsonlSource(kind="jsonl", path="a.jsonl")]).readers[0]
@@ -162,20 +162,20 @@ def test_too_many_broken_records(workspace):
     ],
 )
 def test_empty_corpus(dropped, first, advice):
-    """If nothing is left, the error says how much was dropped by which rule, and what to change."""
+    """If no document is left, the error says how many were dropped by each rule and what to change."""
     error = empty_error("run.yaml:3: data.sources", Counter(dropped), first)
     assert str(error) == f"run.yaml:3: data.sources: the corpus is empty: no document is left {advice}"
 
 
 def test_every_rule_of_cleaning_names_its_setting():
-    """Each setting that the advice names exists."""
+    """Every setting named in the advice exists."""
     for reason in cleaning.REASONS:
         if reason != cleaning.EMPTY:
             assert LOOSENED_BY[reason].removeprefix("data.cleaning.") in CleaningConfig.model_fields
 
 
 def test_a_tally_travels():
-    """A tally comes back from JSON as it was."""
+    """A tally survives a round trip through JSON."""
     tally = Tally(3, 4, 1, [Problem("a", None, "bad")], Counter(x=2))
     assert Tally.from_dict(tally.to_dict()) == tally
     assert SourcePart("a").size_bytes == 0

@@ -1,6 +1,6 @@
-"""Documents into sentences."""
+"""Splitting documents into sentences."""
 
-# ruff: noqa: RUF001  (letters of other scripts are the matter)
+# ruff: noqa: RUF001  (the tests need characters of other scripts)
 
 import sys
 
@@ -24,7 +24,7 @@ from nbtrain.corpus import sentences
     ],
 )  # fmt: skip
 def test_sentences(language, text, expected):
-    """Sentences follow the language's rules; no text is lost but the blanks between them."""
+    """Sentences follow the language's rules; only the whitespace between them is lost."""
     pytest.importorskip("sentencex")
     assert sentences.sentences(text, language) == expected
     assert "".join(expected).replace(" ", "") == "".join(text.split())

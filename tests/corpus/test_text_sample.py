@@ -13,14 +13,14 @@ from nbtrain.corpus.text_sample import sample_texts
 
 
 def test_a_pair_of_answers_is_read_as_its_pieces():
-    """As an example is, without what separates them elsewhere."""
+    """The text of a preference pair is the text of its pieces, without separators."""
     prompt = ("Ask. ", False)
     pair = Preference(Example((prompt, ("Yes.", True))), Example((prompt, ("No.", True))))
     assert text_sample.text_of(pair) == "Ask. Yes.Ask. No."
 
 
 class Reader(SourceReader):
-    """Documents in memory, in parts of equal numbers; counts how many records of each part were read."""
+    """Reader of documents in memory, in equal parts; counts the records read from each part."""
 
     kind = "mock"
 
@@ -49,7 +49,7 @@ class Reader(SourceReader):
 
 
 def documents(name: str, count: int, size: int = 100) -> list[str]:
-    """Different texts of `size` bytes, each with its number."""
+    """Return different texts of `size` bytes, each with its number."""
     return [f"{name}:{number}:".ljust(size, "x") for number in range(count)]
 
 
@@ -63,7 +63,7 @@ def num_bytes(texts) -> int:
 
 @pytest.mark.parametrize("compressed", [False, True])
 def test_a_small_corpus_is_taken_whole_and_in_order(compressed):
-    """A corpus up to the size asked for gives every document of every source, whatever the seed."""
+    """A corpus up to the requested size returns every document of every source, for any seed."""
     first, second = documents("a", 30), documents("b", 50)
     readers = [Reader(first, 4, compressed), Reader(second, 1, compressed)]
     for seed in (1, 2):
@@ -73,7 +73,7 @@ def test_a_small_corpus_is_taken_whole_and_in_order(compressed):
 
 @pytest.mark.parametrize("compressed", [False, True])
 def test_a_large_corpus_is_sampled_by_seed(compressed, monkeypatch):
-    """A large corpus gives the size asked for, spread over all sources in proportion; the seed decides it."""
+    """A large corpus returns the requested size, spread over all sources in proportion and seeded."""
     monkeypatch.setattr(text_sample, "SMALLEST_PIECE_BYTES", 100)
     readers = [Reader(documents("a", 3000), 30, compressed), Reader(documents("b", 1000), 10, compressed)]
     texts = list(sample_texts(readers, 40_000, 7))
@@ -87,7 +87,7 @@ def test_a_large_corpus_is_sampled_by_seed(compressed, monkeypatch):
 
 
 def test_parts_are_read_no_further_than_their_piece(monkeypatch):
-    """Of each of 100 parts of 100 documents about one in ten is read, and one more to see the end."""
+    """About one document in ten is read from each of 100 parts, plus one to detect the end."""
     monkeypatch.setattr(text_sample, "SMALLEST_PIECE_BYTES", 100)
     reader = Reader(documents("a", 10_000), 100)
     texts = list(sample_texts([reader], 100_000, 1))
@@ -97,7 +97,7 @@ def test_parts_are_read_no_further_than_their_piece(monkeypatch):
 
 
 def test_no_more_parts_than_pieces_are_worth_it(monkeypatch):
-    """Pieces have a least size and a largest number; beyond it the parts are a seeded choice."""
+    """Chunks have a minimum size and a maximum number; beyond it the seed chooses the parts."""
     monkeypatch.setattr(text_sample, "MAX_PARTS", 7)
     reader = Reader(documents("a", 10_000), 100)
     list(sample_texts([reader], 900_000, 1))
@@ -108,12 +108,12 @@ def test_no_more_parts_than_pieces_are_worth_it(monkeypatch):
 
 
 def test_compressed_sources_hold_more_text_than_bytes():
-    """If a byte of the file is five bytes of text, the sample is still spread over all of it."""
+    """If each byte of a file holds five bytes of text, the sample still spreads over the whole file."""
     reader = Reader(documents("a", 4000), 20, compressed=True, byte_ratio=0.2)
     texts = list(sample_texts([reader], 100_000, 3))
     assert num_bytes(texts) == 100_000
     assert np.histogram(places(texts), bins=4, range=(0, 4000))[0].min() >= 150
-    # 80 kB on disk and 400 kB of text, when 100 kB are asked for: the corpus is not small.
+    # 80 kB on disk hold 400 kB of text and 100 kB are requested, so the corpus is not small.
     one_part = Reader(documents("a", 4000), 1, compressed=True, byte_ratio=0.2)
     texts = list(sample_texts([one_part], 100_000, 3))
     assert num_bytes(texts) == 100_000
@@ -121,7 +121,7 @@ def test_compressed_sources_hold_more_text_than_bytes():
 
 
 def test_a_source_of_unknown_size_counts_as_the_sample():
-    """A source of unknown size gives its beginning: the whole sample alone, half of it beside another."""
+    """A source of unknown size returns its beginning: the whole sample if alone, half of it with another."""
     unknown = Reader(documents("a", 1000), 10, size=False)
     assert places(sample_texts([unknown], 10_000, 1)) == list(range(100))
     known = Reader(documents("b", 100))
@@ -131,7 +131,7 @@ def test_a_source_of_unknown_size_counts_as_the_sample():
 
 
 def test_what_a_source_lacks_the_next_ones_give():
-    """Half of the first source is empty: the second fills the sample."""
+    """If half of the first source is empty, the second source fills the sample."""
     first = Reader([text if number % 2 else " " * 100 for number, text in enumerate(documents("a", 100))])
     texts = list(sample_texts([first, Reader(documents("b", 100))], 15_000, 1))
     assert num_bytes(text for text in texts if text.startswith("a")) == 5000
@@ -140,13 +140,13 @@ def test_what_a_source_lacks_the_next_ones_give():
 
 
 def test_a_long_document_is_cut():
-    """A document of a megabyte is not taken whole, and no character is cut in half."""
+    """A document of a megabyte is truncated, never inside a character."""
     texts = list(sample_texts([Reader(["é" * 500_000])], 1001, 1))
     assert texts == ["é" * 500]
 
 
 def test_what_encoding_drops_is_no_sample():
-    """Texts that are empty, no Unicode, repeated or dropped by cleaning are left out; fixed text is fixed."""
+    """Empty, invalid, repeated and cleaned-out texts are not sampled; fixed texts are sampled as fixed."""
     given = ["one", "", " \n", "\ud800", "one", "two ", "three"]
     tally = Tally()
     assert list(sample_texts([Reader(given)], 10**6, 1, tally=tally)) == ["one", "two ", "three"]
@@ -161,7 +161,7 @@ def test_what_encoding_drops_is_no_sample():
 
 
 def test_every_kind_of_record():
-    """Records of several keys and examples give their text; token ids have none."""
+    """Records of several keys and examples return their text; token ids return none."""
     records = [
         "plain",
         Texts("main", ("other",)),
@@ -172,7 +172,7 @@ def test_every_kind_of_record():
 
 
 def test_examples_are_not_cleaned():
-    """Nor are they by encoding; plain text and records of several keys are."""
+    """Examples are not cleaned, as in encoding; plain text and records of several keys are."""
     short = Example((("q ", False), ("a", True)))
     records = ["text", Texts("main", ("other",)), short, Preference(short, short)]
 
@@ -185,7 +185,7 @@ def test_examples_are_not_cleaned():
 
 
 def test_cut():
-    """cut gives at most so many bytes, in whole characters."""
+    """cut returns at most the given number of bytes, in complete characters."""
     assert text_sample.cut("aé中", 6) == "aé中"
     assert text_sample.cut("aé中", 5) == "aé"
     assert text_sample.cut("aé", 2) == "a"

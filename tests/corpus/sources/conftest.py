@@ -1,4 +1,4 @@
-"""How tests read sources: part by part, the lines of a file numbered through all its parts."""
+"""Fixtures that read a source part by part, numbering the lines of a file across its parts."""
 
 import errno
 import os
@@ -18,11 +18,11 @@ WHERE = "run.yaml:7: data.sources[0]"
 
 @dataclass
 class Found:
-    """What a whole pass over a source found."""
+    """Result of one complete pass over a source."""
 
     records: list[Record] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    """As messages show them: file:line: what."""
+    """Problems in the format of messages: file:line: reason."""
     counts: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
     unread_keys: Counter[str] = field(default_factory=Counter)
@@ -31,7 +31,7 @@ class Found:
 
 
 def read_all(reader: SourceReader) -> Found:
-    """Each part with a tally of its own, as workers read them."""
+    """Read each part with a separate tally, as workers do."""
     found = Found()
     lines: Counter[str] = Counter()
     for part in reader.parts():
@@ -47,7 +47,7 @@ def read_all(reader: SourceReader) -> Found:
         found.counts.update(records=tally.records, broken=tally.broken)
         found.dropped.update(tally.dropped)
         found.unread_keys.update(tally.unread_keys)
-    # A compressed file of nothing may have no part.
+    # An empty compressed file may have no part.
     assert not found.parts or sum(found.part_bytes) == reader.total_bytes()
     assert len(set(found.parts)) == len(found.parts)
     return found
@@ -55,13 +55,13 @@ def read_all(reader: SourceReader) -> Found:
 
 @pytest.fixture(scope="session")
 def read_parts():
-    """A function from a reader to what it finds; of session scope, as Hypothesis demands."""
+    """Return a function from a reader to its records. Session-scoped, as Hypothesis requires."""
     return read_all
 
 
 @pytest.fixture
 def read():
-    """A function from a section of data.sources to what its reader finds."""
+    """Return a function from a section of data.sources to the records of its reader."""
 
     def read_source(config, extra_keys: tuple[str, ...] = ()) -> Found:
         return read_all(open_source(config, WHERE, extra_keys))
@@ -71,7 +71,7 @@ def read():
 
 @pytest.fixture
 def refusal(read):
-    """A function from a section of data.sources to the message of the DataError that reading it ends in."""
+    """Return a function from a section of data.sources to the message of the DataError it raises."""
 
     def refuse(config, extra_keys: tuple[str, ...] = ()) -> str:
         with pytest.raises(DataError) as caught:
@@ -83,13 +83,13 @@ def refusal(read):
 
 @pytest.fixture
 def part_bytes(monkeypatch):
-    """A function that sets the size of parts."""
+    """Return a function that sets the size of parts."""
     return lambda size: monkeypatch.setattr(base, "PART_BYTES", size)
 
 
 @pytest.fixture
 def unreadable():
-    """A function that takes away the right to read a file; skips for root, who has it anyway."""
+    """Return a function that removes read permission from a file. Skips for root, who can read it anyway."""
 
     def forbid(path: Path) -> None:
         path.chmod(0)
@@ -101,7 +101,7 @@ def unreadable():
 
 @pytest.fixture
 def closed(workspace, monkeypatch):
-    """A function that closes folders of the workspace, for root too: nothing in them is listed or found."""
+    """Return a function that makes folders of the workspace inaccessible, also for root."""
 
     def close(*names: str) -> None:
         folders = [workspace / name for name in names]

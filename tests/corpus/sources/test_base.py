@@ -1,4 +1,4 @@
-"""Registration: every kind of the schema has its reader, found by name."""
+"""Registration of readers: every kind in the schema has one, found by name."""
 
 import inspect
 import pkgutil
@@ -13,13 +13,13 @@ from nbtrain.corpus.sources.base import SourceReader, reader_class
 
 @pytest.mark.parametrize("source", SOURCE_TYPES, ids=kind_of)
 def test_every_kind_has_its_reader(source):
-    """The reader found by the name of a kind says that it reads this kind."""
+    """Every kind of source has a reader that is found by the kind's name and reports that kind."""
     assert reader_class(kind_of(source)).kind == kind_of(source)
     assert source.__doc__
 
 
 def test_every_reader_has_its_kind():
-    """Every reader in the folder is the reader of some kind."""
+    """Every reader in the folder belongs to a kind of source."""
     modules = [
         import_module(f"{sources.__name__}.{found.name}") for found in pkgutil.iter_modules(sources.__path__)
     ]

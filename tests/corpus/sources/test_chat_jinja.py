@@ -1,4 +1,4 @@
-"""The chat_template of an export writes what training saw, as transformers and our own server render it."""
+"""The exported chat_template renders what training saw, in transformers as in our own server."""
 
 import pytest
 
@@ -54,9 +54,9 @@ def served(kind, fields, messages):
 @pytest.mark.parametrize("fields", CHATS, ids=str)
 @pytest.mark.parametrize("kind", ["chat", "preference"])
 def test_a_conversation_is_written_as_it_was_learnt(kind, fields):
-    """With its answer, which is the last one, it is the example that training reads, with its end.
+    """A conversation that ends with an answer renders as its training example, followed by the end token.
 
-    TRL and transformers put none after a conversation: a model that is trained further learns it from here.
+    TRL and transformers add no end token after a conversation, so further training learns it from here.
     """
     (source,) = sources_of(kind, fields)
     template = chat_jinja(source, END)
@@ -67,7 +67,7 @@ def test_a_conversation_is_written_as_it_was_learnt(kind, fields):
     example = ChatReader(chat).example({"messages": [*TALK, answer]}, RecordNotes())
     learnt_text = "".join(text for text, _ in example.pieces)
     assert rendered(template, [*TALK, answer], False) == learnt_text + END
-    # A question is no end, and neither is an answer that others follow.
+    # A question is not followed by the end token, and neither is an answer in the middle.
     assert END not in rendered(template, [*TALK, answer, TALK[1]], False)
     assert rendered(template, [*TALK, answer, TALK[1]]) == served(kind, fields, [*TALK, answer, TALK[1]])
 
@@ -87,7 +87,7 @@ def test_an_instruction_is_asked_as_it_was_learnt(fields):
 
 
 def test_what_the_server_refuses_is_refused():
-    """A role that no message of training had; several messages after single instructions."""
+    """The template rejects what the server rejects: unknown roles, and several turns for instructions."""
     strange = [{"role": "stranger", "content": "a"}]
     for kind, messages, said in (
         ("chat", strange, "must be one of system, developer, user, assistant, tool"),
@@ -104,7 +104,7 @@ def test_what_the_server_refuses_is_refused():
 
 
 def test_conversations_come_before_instructions():
-    """Wherever they stand; a run without either has no template of its own."""
+    """Chat sources decide the template before instruction sources, in any order; other runs have none."""
     path = {"path": "x.jsonl"}
     mixed = [
         {"kind": "mock"},

@@ -1,4 +1,4 @@
-"""Compressed streams: what is read, for any size of reads, and the messages about damaged files."""
+"""Compressed streams: the text read at any read size, and the messages about damaged files."""
 
 import bz2
 import gzip
@@ -40,7 +40,7 @@ def unpack(content: bytes, suffix: str) -> Unpacked:
 
 @packed
 def test_round_trip(suffix, tmp_path):
-    """Read whole, by lines or in pieces, the bytes are the same, and every compressed byte is counted."""
+    """Reading at once, by lines or in chunks returns the same bytes and counts every compressed byte."""
     path = tmp_path / f"a{suffix}"
     path.write_bytes(PACK[suffix](CONTENT))
     with open_bytes(path, "here") as stream:
@@ -84,7 +84,7 @@ def test_skippable_frames():
 @settings(max_examples=num_cases(40), deadline=None)
 @given(st.data())
 def test_cut_short_anywhere(suffix, data):
-    """A file that lacks its end, one byte or all bytes, is never taken for a shorter file."""
+    """A file truncated at any byte raises an error and is never read as a shorter file."""
     content = PACK[suffix](b"begin") + PACK[suffix](CONTENT)
     whole_members = (len(PACK[suffix](b"begin")), len(content))
     length = data.draw(st.integers(0, len(content) - 1).filter(lambda length: length not in whole_members))
@@ -96,7 +96,7 @@ def test_cut_short_anywhere(suffix, data):
 
 @packed
 def test_damage_is_named(suffix):
-    """Bytes of no such format, at the beginning, in the middle or after the end, are an error."""
+    """Corrupt bytes at the beginning, in the middle or after the end raise an error."""
     content = PACK[suffix](CONTENT)
     middle = bytearray(content)
     middle[len(content) // 2 : len(content) // 2 + 40] = b"\xa5" * 40
@@ -111,8 +111,8 @@ def test_damage_is_named(suffix):
 @pytest.mark.slow
 @packed
 def test_memory_of_a_bomb(suffix):
-    """However much a file shrinks when it is packed, each step unpacks a bounded piece of it."""
-    # The least that zstd makes of 128 KiB is 4 bytes.
+    """Decompression is bounded per step, however well a file compresses."""
+    # zstd compresses 128 KiB to 4 bytes at best.
     num_zeros, largest = (200 << 20, 128 << 20) if suffix == ".zst" else (16 << 20, 1 << 20)
     content = PACK[suffix](random.Random(1).randbytes(300_000) + bytes(num_zeros))
     stream = unpack(content, suffix)
@@ -124,7 +124,7 @@ def test_memory_of_a_bomb(suffix):
 
 
 def test_without_zstandard(workspace, refusal, monkeypatch):
-    """Without zstandard the message has the pip command."""
+    """Without zstandard, the message includes the pip command."""
     (workspace / "a.jsonl.zst").write_bytes(PACK[".zst"](b"{}"))
     monkeypatch.setitem(sys.modules, "zstandard", None)
     assert refusal(JsonlSource(kind="jsonl", path="a.jsonl.zst")) == (
@@ -137,21 +137,21 @@ def test_without_zstandard(workspace, refusal, monkeypatch):
 @pytest.mark.parametrize("content", [CONTENT, b""])
 @pytest.mark.parametrize("name", ["a.jsonl", "a", "a.gz", "a.xz"])
 def test_first_bytes_decide_and_not_the_name(suffix, content, name, workspace):
-    """A compressed file is unpacked whatever its name says, also if it says another compression."""
+    """A compressed file is decompressed whatever its suffix, even if the suffix names another compression."""
     (workspace / name).write_bytes(PACK[suffix](content))
     with open_bytes(workspace / name, "here") as stream:
         assert stream.read() == content
 
 
 def test_plain_text_that_is_named_as_compressed(workspace, read):
-    """Some download tools unpack a .gz and keep its name: what is there is text, and read as text."""
+    """Plain text with a compression suffix is read as text, since some tools unpack .gz but keep the name."""
     (workspace / "a.jsonl.gz").write_text('{"text": "\u4e2d"}\n' * 200)
     assert read(JsonlSource(kind="jsonl", path="a.jsonl.gz")).records == ["\u4e2d"] * 200
 
 
 @pytest.mark.parametrize("sizes", [[4], [0], [5, 100_000], [4, 4, 4]])
 def test_frames_to_be_skipped_before_the_text(sizes, workspace):
-    """pzstd begins a file with such a frame; what follows it tells zstd from lz4, which skips them too."""
+    """A leading skippable frame, as pzstd writes it, is followed by the frame that tells zstd from lz4."""
     frames = b"".join(
         bytes([0x50 + place, 0x2A, 0x4D, 0x18]) + size.to_bytes(4, "little") + b"x" * size
         for place, size in enumerate(sizes)
@@ -169,7 +169,7 @@ def test_frames_to_be_skipped_before_the_text(sizes, workspace):
 
 
 def test_long_mode_of_zstd(workspace):
-    """Frames of `zstd --long=28` ask for a window of 256 MiB, twice as much as zstd takes by itself."""
+    """Frames of `zstd --long=28` are read, though their 256 MiB window is twice zstd's default limit."""
     parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=28, enable_ldm=True)
     stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     (workspace / "a.zst").write_bytes(stream.compress(CONTENT) + stream.flush())
@@ -188,7 +188,7 @@ UNREAD = {
 
 @pytest.mark.parametrize("name", list(UNREAD))
 def test_what_is_not_read_is_named(name, workspace, refusal):
-    """Archives and other compressions are recognised by their first bytes, whatever the file is called."""
+    """Archives and unsupported compressions are recognised by their first bytes, whatever the file name."""
     content, command = UNREAD[name]
     for file in ("a.jsonl", "a.bin"):
         (workspace / file).write_bytes(content)
@@ -201,7 +201,7 @@ def test_what_is_not_read_is_named(name, workspace, refusal):
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
 def test_a_tar_archive_is_named(mode, workspace, refusal):
-    """An archive is refused, compressed or not, whatever its name, if its bytes show what it is."""
+    """A tar archive is refused, compressed or not and whatever its name, if its bytes identify it."""
     suffix = mode.replace("w", "").replace(":", ".")
     (workspace / "inside.txt").write_bytes(CONTENT)
     with tarfile.open(workspace / f"a.tar{suffix}", mode) as archive:
@@ -215,7 +215,7 @@ def test_a_tar_archive_is_named(mode, workspace, refusal):
 
 
 def test_a_folder_with_files_that_are_not_read(workspace, refusal, caplog):
-    """A .jsonl.zip in a folder is named: in a warning beside other files, in the error if it is alone."""
+    """A .jsonl.zip in a folder is named: in a warning if other files are read, otherwise in the error."""
     folder = workspace / "texts"
     folder.mkdir()
     with zipfile.ZipFile(folder / "a.jsonl.zip", "w") as archive:
@@ -246,7 +246,7 @@ def test_a_folder_with_files_that_are_not_read(workspace, refusal, caplog):
     ],
 )
 def test_other_files(content, remedy, workspace, refusal):
-    """A file of another kind is named as what it is, whatever it is called, and nothing of it is read."""
+    """A file of another format is named as what it is, whatever its name, and none of it is read."""
     for name in ("a.jsonl", "a.jsonl.gz"):
         (workspace / name).write_bytes(content)
         message = refusal(JsonlSource(kind="jsonl", path=name))
@@ -254,7 +254,7 @@ def test_other_files(content, remedy, workspace, refusal):
 
 
 def test_a_text_that_begins_as_bzip2(workspace):
-    """Text that begins with three letters and a digit is not taken for a compressed file."""
+    """Text that begins with "BZh" and a digit is not mistaken for a compressed file."""
     (workspace / "a.txt").write_bytes(b"BZh9 is what bzip2 begins with.")
     with open_bytes(workspace / "a.txt", "here") as stream:
         assert stream.read() == b"BZh9 is what bzip2 begins with."

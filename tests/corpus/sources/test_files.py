@@ -1,4 +1,4 @@
-"""Sources that are files: which are read, in which order and parts, and the messages if there are none."""
+"""File sources: which files are read, their order and parts, and the messages if there are none."""
 
 import bz2
 import gzip
@@ -25,7 +25,7 @@ def jsonl(path, **settings):
 
 @pytest.fixture
 def write(workspace):
-    """A function that writes files by name below the workspace."""
+    """Return a function that writes files by name below the workspace."""
 
     def write_files(**contents):
         for name, content in contents.items():
@@ -37,7 +37,7 @@ def write(workspace):
 
 
 def test_order_and_what_is_left_out(write, read):
-    """Files come in the order of their relative paths; other suffixes and hidden files are not read."""
+    """Files are read in the order of their relative paths; other suffixes and hidden files are skipped."""
     write(
         **{
             "in/b.txt": b"third",
@@ -54,7 +54,7 @@ def test_order_and_what_is_left_out(write, read):
 
 
 def test_small_files_share_parts(write, read, part_bytes):
-    """Files are grouped in order up to PART_BYTES, and no two groups have the same name."""
+    """Small files are grouped in order up to PART_BYTES, and no two groups have the same name."""
     write(**{f"in/{number}.txt": b"x" * 40 for number in range(5)})
     part_bytes(100)
     found = read(text("in"))
@@ -68,7 +68,7 @@ def test_small_files_share_parts(write, read, part_bytes):
 
 
 def test_a_large_file_among_small_ones(write, read, part_bytes):
-    """The order of files is kept; a large file is cut at line ends, and its parts name their bytes."""
+    """The order of files is kept; a large file is split at line ends into parts named by their bytes."""
     write(
         **{
             "in/a.jsonl": b'{"text": "a"}\n',
@@ -88,7 +88,7 @@ def test_a_large_file_among_small_ones(write, read, part_bytes):
 
 
 def test_readers_and_parts_go_to_workers(write, part_bytes):
-    """A reader and a part are picklable, and their copies read the same."""
+    """Readers and parts can be pickled, and their copies read the same records."""
     write(**{"a.jsonl": b'{"text": "a"}\n' * 4})
     part_bytes(20)
     reader, parts = pickle.loads(
@@ -99,7 +99,7 @@ def test_readers_and_parts_go_to_workers(write, part_bytes):
 
 
 def test_missing_path_and_empty_folder(workspace, refusal):
-    """A missing path and a folder without wanted files name the setting and the place that was searched."""
+    """The error about a missing path or a folder without matching files names the setting and the path."""
     assert refusal(jsonl("nowhere/x.jsonl")) == (
         "run.yaml:7: data.sources[0]: path = 'nowhere/x.jsonl': no such file or folder (nowhere/x.jsonl). "
         "Relative "
@@ -113,7 +113,7 @@ def test_missing_path_and_empty_folder(workspace, refusal):
 
 
 def test_unreadable_file(write, workspace, refusal, unreadable):
-    """A file without the right to read it is an error in words."""
+    """A file without read permission raises a readable error."""
     write(**{"a.jsonl": b"{}"})
     unreadable(workspace / "a.jsonl")
     assert refusal(jsonl("a.jsonl")) == (
@@ -122,19 +122,19 @@ def test_unreadable_file(write, workspace, refusal, unreadable):
 
 
 def test_an_unreadable_folder(write, workspace, refusal, closed):
-    """A folder that may not be entered is an error, as its text would be missing; a hidden one is ignored."""
+    """A folder that cannot be entered is an error, as its text would be missing; a hidden one is ignored."""
     write(**{"in/a.jsonl": b"{}", "in/sub/deep/b.jsonl": b"{}", "in/.sub/c.jsonl": b"{}"})
     closed("in/sub/deep", "in/.sub")
     message = "run.yaml:7: data.sources[0]: in/sub/deep: cannot be read: Permission denied."
     assert refusal(jsonl("in")) == message
     assert refusal(WikiextractorSource(kind="wikiextractor", path="in")) == message
     assert refusal(text("in/sub/deep")) == message
-    # What lies in a folder without the right to pass through cannot even be asked for.
+    # Files in a folder without execute permission cannot even be inspected.
     assert refusal(jsonl("in/sub/deep/b.jsonl")) == message.replace("deep:", "deep/b.jsonl:")
 
 
 def test_links(write, workspace, read):
-    """Links are followed; each folder is read once, by its own name if it has one in the source."""
+    """Links are followed; each folder is read once, under its own name if it is inside the source."""
     write(
         **{
             "in/b/1.txt": b"1",
@@ -161,7 +161,7 @@ def test_links(write, workspace, read):
 
 @pytest.mark.parametrize("target", ["gone.txt", "in/a.txt"])
 def test_a_link_that_leads_nowhere(write, workspace, refusal, target):
-    """A link to a missing file or to itself is an error: it is not the text that was meant."""
+    """A link to a missing file or to itself is an error, because the text that was meant is missing."""
     write(**{"in/b.txt": b"b"})
     (workspace / "in" / "a.txt").symlink_to(workspace / target)
     message = (
@@ -174,7 +174,7 @@ def test_a_link_that_leads_nowhere(write, workspace, refusal, target):
 
 
 def test_a_name_that_is_not_utf8(workspace, refusal, read):
-    """A name that is not UTF-8 is refused, as records hold it; a file that is not read may have any name."""
+    """A file name that is not UTF-8 is refused, because records store it; skipped files may have any name."""
     (workspace / "in").mkdir()
     (workspace / "in" / "a.txt").write_text("a")
     (workspace / "in" / os.fsdecode(b"caf\xe9.jsonl")).write_text("{}")
@@ -189,7 +189,7 @@ def test_a_name_that_is_not_utf8(workspace, refusal, read):
 
 
 def test_what_is_no_regular_file(write, workspace, refusal, read):
-    """A pipe or a device is named as what it is, whether it is the path or lies in a folder."""
+    """A pipe or a device is refused by its type, whether it is the path itself or inside a folder."""
     write(**{"in/a.txt": b"a"})
     os.mkfifo(workspace / "in" / "b.jsonl")
     assert read(text("in")).records == ["a"]
@@ -208,13 +208,13 @@ def test_what_is_no_regular_file(write, workspace, refusal, read):
 
 
 def test_suffixes_in_capitals(write, read):
-    """Suffixes in capitals, as Windows and cameras write them, count; packed files are unpacked."""
+    """Suffixes in capitals, as Windows and cameras write them, are accepted, also on compressed files."""
     write(**{"in/A.TXT": b"a", "in/b.txt.GZ": gzip.compress(b"b"), "in/c.Txt.Bz2": bz2.compress(b"c")})
     assert read(text("in")).records == ["a", "b", "c"]
 
 
 def test_fingerprint_follows_the_files(write, workspace):
-    """The fingerprint is sizes and times of the files, by name within the source: the workspace may move."""
+    """The fingerprint has each file's size and time by its name in the source: the workspace may move."""
     write(**{"in/a.jsonl": b"{}"})
     os.utime(workspace / "in" / "a.jsonl", ns=(5, 5))
     assert open_source(jsonl("in")).fingerprint() == {"files": {"a.jsonl": [2, 5]}}
@@ -222,7 +222,7 @@ def test_fingerprint_follows_the_files(write, workspace):
 
 
 def test_a_file_that_becomes_shorter(write, workspace, part_bytes):
-    """A file that is written to between the plan and the reading is an error, not a shorter corpus."""
+    """A file that shrinks between planning and reading is an error, not a smaller corpus."""
     write(**{"a.jsonl": b'{"text": "a"}\n' * 4})
     part_bytes(20)
     reader = open_source(jsonl("a.jsonl"), "data.sources[0]")
@@ -251,7 +251,7 @@ def test_every_suffix_of_records(write, read):
 
 
 def test_each_file_that_is_not_read_is_named(write, caplog):
-    """One warning names the files that another kind reads, or none, but no README, licence or checksum."""
+    """One warning names the files of other kinds or of no kind, except READMEs, licences and checksums."""
     beside = ("README.md", "LICENSE", "_SUCCESS", "dataset_infos.json", "a.jsonl.sha256", ".gitattributes")
     write(**{f"in/{name}": RECORD for name in ("a.jsonl", "b.csv", "c.parq", "d.txt.gz", "e", *beside)})
     open_source(jsonl("in"), "here").check_dependencies()
@@ -291,14 +291,14 @@ HUB = {
 
 
 def test_the_split_that_a_name_says():
-    """Words between separators, in folders too; the last part of a path decides, a held-out split first."""
+    """The last path component with a split's name decides the split, and held-out splits come first."""
     assert {name: split_of(name) for name in HUB} == HUB
 
 
 @pytest.mark.parametrize("held_out", ["test.jsonl", "dev/b.jsonl", "x-validation.jsonl.gz", "heldout.json"])
 @pytest.mark.parametrize("other", ["train.jsonl", "a.jsonl"])
 def test_a_folder_of_several_splits(write, read, refusal, held_out, other):
-    """It is refused until the source says which split it reads, or which files it leaves out."""
+    """A folder of several splits is refused until the source selects a split or excludes files."""
     write(**{f"in/{other}": RECORD, f"in/{held_out}": RECORD.replace(b'"x"', b'"held out"')})
     message = refusal(jsonl("in"))
     assert f"({held_out})" in message
@@ -314,14 +314,14 @@ def test_a_folder_of_several_splits(write, read, refusal, held_out, other):
 
 
 def test_a_folder_of_one_split(write, read):
-    """A folder of test files alone is meant as such, and a folder that is named test is not a mixture."""
+    """A folder of test files alone is read, and a folder that is named test is not a mixture."""
     write(**{"test/a.jsonl": RECORD, "in/test-1.jsonl": RECORD, "in/test-2.jsonl": RECORD})
     assert read(jsonl("test")).records == ["x"]
     assert read(jsonl("in")).records == ["x", "x"]
 
 
 def test_choosing_among_nothing(write, refusal, caplog):
-    """Split and exclude are refused beside one file, and a pattern for all files or none is named."""
+    """`split` and `exclude` are refused for a single file; patterns matching all files or none are named."""
     write(**{"in/a.jsonl": RECORD})
     assert refusal(jsonl("in/a.jsonl", split="train")).endswith("is a file. Remove split.")
     assert refusal(jsonl("in", exclude=["*.jsonl"])).endswith(

@@ -1,4 +1,4 @@
-"""Sources that need no file: Python's own documentation, and made-up words."""
+"""Sources that need no file: Python's own documentation, and generated words."""
 
 import sys
 from importlib import metadata
@@ -29,7 +29,7 @@ class C:
 
 
 def test_docstrings_in_order():
-    """Docstrings of modules, functions, classes and methods come as help() shows them, other strings not."""
+    """Docstrings of modules, functions, classes and methods come in help()'s order, without other strings."""
     assert list(python_docs.docstrings(MODULE)) == [
         "The module's words.",
         "Of f.",
@@ -60,7 +60,7 @@ def two_packages(tmp_path, monkeypatch):
 
 
 def test_packages_are_mixed_evenly(two_packages):
-    """Every stretch of the order holds both packages in proportion, without tests; duplicates are counted."""
+    """Every stretch of the order has both packages in proportion, without tests; duplicates are counted."""
     reader, tally = two_packages(10**6), Tally()
     documents = list(reader.documents(tally))
     names = [document.split()[0] for document in documents]
@@ -73,7 +73,7 @@ def test_packages_are_mixed_evenly(two_packages):
 
 
 def test_cap(two_packages):
-    """The text never passes the cap, and a capped order is the beginning of the whole order."""
+    """The text never exceeds the cap, and a capped order is a prefix of the complete order."""
     whole = list(two_packages(10**6).documents())
     part = list(two_packages(3000).documents())
     assert part == whole[: len(part)]
@@ -82,14 +82,14 @@ def test_cap(two_packages):
 
 
 def test_absent_packages_are_recorded(two_packages):
-    """A package that is not installed is absent in the fingerprint, and the rest is read."""
+    """A package that is not installed is recorded as absent in the fingerprint, and the others are read."""
     versions = two_packages(100).fingerprint()["versions"]
     assert versions["none"] == "absent"
 
 
 @pytest.mark.slow
 def test_real_documentation():
-    """This installation gives text of several packages, with versions and licences, and imports none."""
+    """This installation's documentation has packages with versions and licences; none is imported."""
     before = set(sys.modules)
     reader = open_source(PythonDocsSource(kind="python-docs", max_bytes=200_000))
     documents = list(reader.documents())
@@ -102,7 +102,7 @@ def test_real_documentation():
 
 
 def test_help_topics():
-    """The help topics of pydoc are read out of its source, by ast."""
+    """The help topics of pydoc are parsed from its source with ast."""
     topics = dict(python_docs._topics())
     assert len(topics) > 50
     assert topics["assert"]()[0].startswith("The")
@@ -110,12 +110,12 @@ def test_help_topics():
 
 
 def test_package_list_is_sorted():
-    """The list is fixed and sorted, as the order of documents rests on it."""
+    """The list is fixed and sorted, because the order of documents depends on it."""
     assert list(python_docs.PACKAGES) == sorted(python_docs.PACKAGES)
 
 
 def test_mock_is_the_same_everywhere():
-    """A seed fixes every letter; another seed gives other text."""
+    """A seed determines every character; another seed gives other text."""
     settings = {"kind": "mock", "num_documents": 3}
     documents = list(open_source(MockSource(**settings)).documents())
     assert documents == list(open_source(MockSource(**settings)).documents())

@@ -1,4 +1,4 @@
-"""Folders as save_to_disk writes them: with and without splits, whole and damaged."""
+"""Folders written by save_to_disk: with and without splits, intact and damaged."""
 
 import json
 
@@ -35,7 +35,7 @@ def table(texts):
 
 @pytest.mark.parametrize("size", [1, 100, 10**6])
 def test_shards_and_batches(workspace, read, part_bytes, size):
-    """The rows of all shards in order, for any size of parts."""
+    """The rows of all shards are read in order, for any size of parts."""
     part_bytes(size)
     save(workspace / "set", table(TEXTS[:15]), table(TEXTS[15:]))
     found = read(hf("set"))
@@ -49,7 +49,7 @@ def test_shards_and_batches(workspace, read, part_bytes, size):
 
 
 def test_one_large_batch(workspace, read, monkeypatch):
-    """Batches of any size are read in pieces."""
+    """Large batches are read in chunks."""
     monkeypatch.setattr("nbtrain.corpus.sources.arrow.BATCH_BYTES", 50)
     save(workspace / "set", table([*TEXTS[:8], None, *TEXTS[8:]]), batch_rows=1000)
     found = read(hf("set"))
@@ -59,7 +59,7 @@ def test_one_large_batch(workspace, read, monkeypatch):
 
 @pytest.mark.parametrize("size", [1, 10**6])
 def test_a_null_row(workspace, read, part_bytes, size):
-    """A null row is broken, with its number in its shard."""
+    """A null row is broken and reported with its number in its shard."""
     part_bytes(size)
     save(workspace / "set", table(TEXTS[:9]), table([*TEXTS[:6], None, "end"]))
     found = read(hf("set"))
@@ -68,7 +68,7 @@ def test_a_null_row(workspace, read, part_bytes, size):
 
 
 def test_splits(workspace, read, refusal):
-    """A dataset of several splits needs the name of one; a dataset of one split needs none."""
+    """A dataset of several splits requires the name of one; a dataset with one split does not."""
     for name, texts in {"train": TEXTS[:3], "test": TEXTS[3:]}.items():
         save(workspace / "set" / name, table(texts))
     (workspace / "set" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
@@ -82,7 +82,7 @@ def test_splits(workspace, read, refusal):
 
 
 def test_what_the_dataset_says_of_itself(workspace):
-    """Licence and citation go into the manifest, unless the section sets them; shards are the fingerprint."""
+    """The dataset's licence and citation go into the manifest, unless the section sets its own."""
     save(workspace / "set", table(TEXTS))
     described = open_source(hf("set")).describe()
     assert (described["licence"], described["attribution"]) == ("cc-by-4.0", "@misc{x}")
@@ -96,7 +96,7 @@ def test_what_the_dataset_says_of_itself(workspace):
 
 
 def test_folders_that_are_none(workspace, refusal):
-    """Each message about a folder without a dataset says what was looked for."""
+    """The message about a folder without a dataset lists the files that were expected."""
     (workspace / "set").mkdir()
     where = "run.yaml:7: data.sources[0]: "
     assert refusal(hf("gone")) == (
@@ -128,7 +128,7 @@ def test_folders_that_are_none(workspace, refusal):
 
 
 def test_a_name_outside_the_folder(workspace, refusal):
-    """A name in state.json that leads out of its folder is refused."""
+    """A name in state.json that points outside its folder is refused."""
     save(workspace / "set", table(TEXTS))
     (workspace / "set" / "state.json").write_text('{"_data_files": [{"filename": "../other.arrow"}]}')
     (workspace / "other.arrow").write_bytes(b"")
@@ -138,7 +138,7 @@ def test_a_name_outside_the_folder(workspace, refusal):
 @pytest.mark.parametrize("size", [1, 10**6])
 @pytest.mark.parametrize("length", [0, 5, 300, -60])
 def test_truncated(workspace, refusal, part_bytes, size, length):
-    """A shard that lacks its end is an error in words."""
+    """A truncated shard raises a readable error."""
     part_bytes(size)
     save(workspace / "set", table(TEXTS))
     path = workspace / "set" / "data-00000-of-00001.arrow"
@@ -149,7 +149,7 @@ def test_truncated(workspace, refusal, part_bytes, size, length):
 
 
 def test_extra_keys(workspace, read):
-    """Further columns come with the text."""
+    """Extra columns are returned with the text."""
     save(workspace / "set", pa.table({"text": ["a", "b"], "title": ["A", None]}))
     found = read(hf("set"), ("title",))
     assert found.records == [Texts("a", ("A",))]
@@ -157,7 +157,7 @@ def test_extra_keys(workspace, read):
 
 
 def test_a_folder_that_may_not_be_entered(workspace, refusal, closed):
-    """A folder that may not be entered is not reported as one without a dataset."""
+    """A folder that cannot be entered is not reported as one without a dataset."""
     save(workspace / "set", table(TEXTS))
     closed("set")
     assert refusal(hf("set")) == (

@@ -1,4 +1,4 @@
-"""Fine-tuning examples: their pieces, which of them are learnt, and what is reported about broken ones."""
+"""Fine-tuning examples: their pieces, which pieces are in the loss, and the messages about broken records."""
 
 import gzip
 import json
@@ -19,7 +19,7 @@ TYPES = {"prompt-completion": PromptCompletionSource, "alpaca": AlpacaSource, "c
 
 @pytest.fixture
 def read(workspace):
-    """A function from a kind and records to (pieces of each example, tally)."""
+    """Return a function from a kind and records to (pieces of each example, tally)."""
 
     def make(kind, *records, file="data.jsonl", **settings):
         path = workspace / file
@@ -47,7 +47,7 @@ def sharegpt(*messages) -> dict:
 
 
 def test_prompt_and_completion(read):
-    """The texts are taken as they are, the second learnt; an empty prompt is no piece; keys have settings."""
+    """Texts are used unchanged and only the completion is in the loss; an empty prompt adds no piece."""
     records = [{"prompt": "Q: {x}\n", "completion": " A", "more": 1}, {"prompt": "", "completion": "all"}]
     pieces, tally = read("prompt-completion", *records)
     assert pieces == [(("Q: {x}\n", False), (" A", True)), (("all", True),)]
@@ -59,7 +59,7 @@ def test_prompt_and_completion(read):
 
 
 def test_broken_prompts_and_completions(read):
-    """Missing keys, values that are no text and empty answers are broken, with file and line."""
+    """Missing keys, values of other types and empty answers are broken records, with file and line."""
     _, tally = read(
         "prompt-completion",
         {"prompt": "Q"},
@@ -76,7 +76,7 @@ def test_broken_prompts_and_completions(read):
 
 
 def test_alpaca_prompts_are_the_published_ones(read):
-    """Prompts are Alpaca's to the letter, with and without input, which may be missing, null or empty."""
+    """Prompts equal Alpaca's character by character, with an input and with a missing, null or empty one."""
     pieces, tally = read(
         "alpaca",
         {"instruction": "Add.", "input": "1, {input}", "output": "3"},
@@ -104,7 +104,7 @@ def test_alpaca_prompts_are_the_published_ones(read):
 
 
 def test_alpaca_with_a_template_of_its_own(read):
-    """Fields are filled once; an input for which the template has no field breaks the example."""
+    """Fields are substituted once; an input for which the template has no field breaks the record."""
     record = {"instruction": "Do {input}", "input": "it", "output": "done"}
     pieces, _ = read("alpaca", record, template="{instruction} / {input} =")
     assert pieces == [(("Do {input} / it =", False), ("done", True))]
@@ -116,7 +116,7 @@ def test_alpaca_with_a_template_of_its_own(read):
 
 
 def test_broken_alpaca(read):
-    """An instruction and an output must hold text that is not blank; an input must be text."""
+    """Empty instructions and outputs, and inputs that are not text, are broken records."""
     _, tally = read(
         "alpaca",
         {"instruction": "", "output": "x"},
@@ -131,7 +131,7 @@ def test_broken_alpaca(read):
 
 
 def test_an_array_in_a_json_file(read, workspace):
-    """An array, as Alpaca's own file is, is read; its elements are counted from 1."""
+    """A JSON array, the format of Alpaca's own file, is read; its elements are counted from 1."""
     records = [{"instruction": "a", "output": "b"}, {"instruction": "a"}, 3]
     (workspace / "alpaca.json").write_text(json.dumps(records, indent=1))
     pieces, tally = read("alpaca", file="alpaca.json", template="{instruction}")
@@ -143,7 +143,7 @@ def test_an_array_in_a_json_file(read, workspace):
 
 
 def test_conversations(read):
-    """Headers and other roles join to one prompt; learnt content and what follows it are a piece."""
+    """Headers and other roles form one prompt; an answer and the text that follows it are one piece."""
     expected = (
         ("<|system|>\nBe brief.\n<|user|>\nHi {role}\n<|assistant|>\n", False),
         ("Hello\n", True),
@@ -159,7 +159,7 @@ def test_conversations(read):
 
 
 def test_template_and_learnt_roles_of_a_conversation(read):
-    """What the template has after a learnt role's content is learnt too; any name of a role may be learnt."""
+    """The template's text after a learned role's content is in the loss too; any role may be learned."""
     pieces, _ = read(
         "chat",
         {"turns": [{"role": "user", "content": "Q"}, {"role": "critic", "content": "{content}"}]},
@@ -178,7 +178,7 @@ def test_template_and_learnt_roles_of_a_conversation(read):
 
 
 def test_what_follows_the_last_learnt_message_is_left_out(read):
-    """Messages after the last learnt one are left out; an empty message that is not learnt is kept."""
+    """Messages after the last learned one are dropped; an empty message outside the loss is kept."""
     pieces, _ = read("chat", chat(("user", ""), ("assistant", "A"), ("user", "Thanks"), ("tool", "x")))
     assert pieces == [(("<|user|>\n\n<|assistant|>\n", False), ("A\n", True))]
 
@@ -216,14 +216,14 @@ def test_what_follows_the_last_learnt_message_is_left_out(read):
     ],
 )
 def test_broken_conversations(read, record, what):
-    """Each kind of broken record is named with file and line, and the next record is read."""
+    """Each kind of broken record is reported with file and line, and the next record is read."""
     pieces, tally = read("chat", chat(("user", "Q"), ("assistant", "A")), record, chat(("assistant", "B")))
     assert len(pieces) == 2
     assert problems(tally) == [("data.jsonl", 2, what)]
 
 
 def test_compressed_lines_and_parquet(read, workspace):
-    """The same examples come from .jsonl.gz and .parquet; a null column of messages is passed over."""
+    """The same examples are read from .jsonl.gz and .parquet; a null column of messages is skipped."""
     pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
     import pyarrow.parquet as pq
 
@@ -250,7 +250,7 @@ def test_compressed_lines_and_parquet(read, workspace):
 
 
 def test_a_template_reaches_its_fields_and_nothing_else():
-    """Other braces, attributes, indices and format specifications are text; values are not looked into."""
+    """Only the template's fields are replaced: other braces, attributes, indices and formats stay text."""
     template = Template("{a.__class__} {a[0]} {a!r} {a:>9} {{a}} {b} {} {", ("a",))
     assert template.render({"a": "{a}{b}"}) == "{a.__class__} {a[0]} {a!r} {a:>9} {{a}{b}} {b} {} {"
     assert template.fields == {"a"}
@@ -259,7 +259,7 @@ def test_a_template_reaches_its_fields_and_nothing_else():
 
 
 def test_templates_without_their_field_are_refused(tmp_path):
-    """A template without its field is refused: the message names file, line and rule."""
+    """A template without its required field is refused with file, line and rule."""
 
     def refusal(source):
         path = tmp_path / "run.yaml"
@@ -281,7 +281,7 @@ def test_templates_without_their_field_are_refused(tmp_path):
 
 
 def test_names_of_roles_and_content_in_parts(read):
-    """ShareGPT's other names and content as a list of texts are read; a picture breaks the record."""
+    """ShareGPT's other names and content as a list of texts are read; an image breaks the record."""
     said = [{"from": "human", "value": "Q"}, {"from": "chatgpt", "value": "A"}]
     parts = [
         {"role": "user", "content": [{"type": "text", "text": "Q"}]},
@@ -295,7 +295,7 @@ def test_names_of_roles_and_content_in_parts(read):
 
 
 def test_roles_of_the_yaml(read):
-    """`roles` maps other names; the message about an unknown role shows the whole line, ready to paste."""
+    """`roles` maps other names; the message about an unknown role has the complete YAML line to paste."""
     record = chat(("on", "Q"), ("Bot 2", "A"))
     _, tally = read("chat", record, roles={"customer": "user"})
     assert problems(tally)[0][2].endswith('add to this source: roles: {customer: user, "on": user}')
@@ -309,7 +309,7 @@ def test_roles_of_the_yaml(read):
 
 
 def message(name: str, parent: str | None = None, **more) -> dict:
-    """A message of a tree. Its role alternates with its depth, which is the length of its name."""
+    """Return a message of a tree; its depth is the length of its name, and roles alternate with depth."""
     role = "prompter" if len(name) % 2 else "assistant"
     return {
         "message_id": name,
@@ -321,7 +321,7 @@ def message(name: str, parent: str | None = None, **more) -> dict:
     }
 
 
-# Two answers to a question, the first with two further questions, of which one is answered.
+# Two answers to a question. The first has two follow-up questions, one of which is answered.
 TREE = [message("a"), message("ab", "a"), message("abc", "ab"), message("abcd", "abc"), message("abd", "ab")]
 TREE.append(message("ac", "a"))
 ANSWERS = [
@@ -336,7 +336,7 @@ ANSWERS = [
 
 
 def nested(rows: list[dict]) -> dict:
-    """The tree of some rows as one record, as in OpenAssistant's .trees.jsonl."""
+    """Return the rows of a tree as one record, as in OpenAssistant's .trees.jsonl."""
     nodes = {row["message_id"]: {**row, "replies": []} for row in rows}
     for row in rows[1:]:
         nodes[row["parent_id"]]["replies"].append(nodes[row["message_id"]])
@@ -348,7 +348,7 @@ def nested(rows: list[dict]) -> dict:
 
 
 def test_trees_of_conversations(read):
-    """Each path to a leaf is a conversation, and each answer is learnt once, nested or row by row."""
+    """Each path to a leaf is a conversation, and each answer is in the loss once, nested or row by row."""
     rows = [*TREE, *(dict(row, message_tree_id="z") for row in TREE)]
     pieces, tally = read("chat", *rows)
     assert (pieces, tally.records, tally.broken, tally.dropped) == (ANSWERS * 2, 12, 0, {})
@@ -357,7 +357,7 @@ def test_trees_of_conversations(read):
 
 
 def test_a_shared_answer_is_learnt_once(read):
-    """The second path to a leaf has the first answer before it, where it bears no loss."""
+    """An answer shared by two paths is in the loss of the first and is only context in the second."""
     rows = [message("a"), message("ab", "a"), message("abc", "ab"), message("abcd", "abc")]
     rows += [message("abx", "ab"), message("abxy", "abx")]
     pieces, _ = read("chat", *rows)
@@ -396,7 +396,7 @@ def test_broken_trees(read):
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_a_part_cuts_no_tree(read, workspace, monkeypatch, suffix):
-    """However large it is, a file of messages is one part, as its trees run over lines and row groups."""
+    """A file of messages is a single part, however large, because trees span lines and row groups."""
     pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
     import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""A file that is one array: cut into lines at any size of reads, broken elements apart, in bounded memory."""
+"""Files that are one JSON array: split into elements at any read size, with bounded memory."""
 
 import gzip
 import io
@@ -43,7 +43,7 @@ def source(path: str) -> JsonlSource:
     st.lists(VALUES, max_size=6), st.sampled_from([None, 1]), st.booleans(), st.sampled_from([1, 7, 1 << 18])
 )
 def test_any_array(values, indent, is_ascii, read_bytes):
-    """The elements of an array are its lines, however the array is written and read."""
+    """Every element of an array is returned as a line, however the array is formatted and read."""
     content = json.dumps(values, indent=indent, ensure_ascii=is_ascii).encode(errors="surrogatepass")
     before, json_array.READ_BYTES = json_array.READ_BYTES, read_bytes
     try:
@@ -56,7 +56,7 @@ def test_any_array(values, indent, is_ascii, read_bytes):
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("size", [50, 1 << 20])
 def test_an_array_under_the_name_of_json_lines(workspace, read, part_bytes, suffix, size):
-    """Kind jsonl reads an array as it reads lines: small or large, compressed or not, also named .json."""
+    """Kind jsonl reads an array like lines: small or large, compressed or not, also if it is named .json."""
     part_bytes(size)
     content = json.dumps([{"text": f"text {number}"} for number in range(20)], indent=1).encode()
     for name in (f"a.jsonl{suffix}", f"a.json{suffix}"):
@@ -68,7 +68,7 @@ def test_an_array_under_the_name_of_json_lines(workspace, read, part_bytes, suff
 
 
 def test_lines_that_are_arrays_are_no_array(workspace, read):
-    """Each element that is no such object is a broken line, and the objects after it are read."""
+    """In lines that are arrays, each line is broken on its own, and the objects after it are read."""
     (workspace / "a.jsonl").write_text('[1, 2]\n{"text": "b"}\n[]\n')
     found = read(source("a.jsonl"))
     assert found.records == ["b"]
@@ -76,7 +76,7 @@ def test_lines_that_are_arrays_are_no_array(workspace, read):
 
 
 def test_a_broken_element_costs_no_other(workspace, read):
-    """A broken element is named by its number."""
+    """A broken element is reported by its number, and the other elements are read."""
     (workspace / "a.jsonl").write_text(
         '[{"text": "a"},\n {"text": b}, 7, {"text":\n"c\nd"}, {"text": "e"}]\n'
     )
@@ -105,13 +105,13 @@ def test_a_broken_element_costs_no_other(workspace, read):
     ],
 )
 def test_an_array_that_does_not_end(workspace, refusal, content, said):
-    """An array without its end is an error: what is missing cannot count for max_broken_fraction."""
+    """An unterminated array is an error: missing elements cannot count for max_broken_fraction."""
     (workspace / "a.jsonl").write_text(content)
     assert said in refusal(source("a.jsonl"))
 
 
 def test_an_element_is_bounded(monkeypatch):
-    """A missing quote does not fill the memory."""
+    """A missing quote does not read the rest of the file into memory."""
     monkeypatch.setattr(json_array, "MAX_ELEMENT_BYTES", 1000)
     with pytest.raises(DataError, match="element 1 of the array is over 1,000 bytes"):
         lines(b'[{"text": "' + b"a" * (1 << 20))
@@ -119,7 +119,7 @@ def test_an_element_is_bounded(monkeypatch):
 
 @pytest.mark.slow
 def test_memory_is_that_of_an_element(workspace):
-    """An array of 20 MB takes a few megabytes of memory."""
+    """Reading an array of 20 MB needs only a few megabytes of memory."""
     with (workspace / "a.jsonl").open("w") as stream:
         stream.write("[" + ",\n".join([json.dumps({"text": "word " * 2000})] * 2000) + "]")
     reader = open_source(source("a.jsonl"), "here")
@@ -134,7 +134,7 @@ def test_memory_is_that_of_an_element(workspace):
 @pytest.mark.parametrize("size", [50, 1 << 20])
 @pytest.mark.parametrize("read_bytes", [1, 7, 1 << 18])
 def test_objects_over_several_lines(workspace, read, part_bytes, monkeypatch, suffix, size, read_bytes):
-    """What json.dumps(indent=2) and jq write: one object, or several one after the other."""
+    """Objects over several lines, as json.dumps(indent=2) and jq write them, are read, one or many."""
     part_bytes(size)
     monkeypatch.setattr(json_array, "READ_BYTES", read_bytes)
     texts = ['a "quoted" {brace}', "b]\n", "c"]
@@ -145,7 +145,7 @@ def test_objects_over_several_lines(workspace, read, part_bytes, monkeypatch, su
 
 
 def test_an_object_over_several_lines_without_an_end(workspace, refusal):
-    """The message names the object, counted from 1."""
+    """The message about an unterminated object gives its number, counted from 1."""
     (workspace / "a.json").write_text('{\n "text": "a"\n}\n{\n "text": "b')
     assert refusal(source("a.json")) == (
         "run.yaml:7: data.sources[0]: a.json: element 2 of the file does not end: the file is cut short, or "

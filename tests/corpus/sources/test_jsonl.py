@@ -1,4 +1,4 @@
-"""JSON lines: what is a document, what is broken and where, and that the size of parts changes nothing."""
+"""JSON lines: documents, broken lines and their numbers, independent of the size of parts."""
 
 import bz2
 import gzip
@@ -32,7 +32,7 @@ def jsonl(path, **settings):
 
 @pytest.mark.parametrize("suffix", list(PACK))
 def test_chosen_key_plain_and_compressed(workspace, read, suffix):
-    """Documents come from the chosen key; blank lines are nothing; the last line needs no end."""
+    """Documents are read from the chosen key; empty lines are skipped; the last line needs no newline."""
     content = b'{"body": "one\\n\\u00e9"}\n\n \r\n{"body": "two", "x": 1}\r\n{"body": ""}'
     (workspace / f"a.jsonl{suffix}").write_bytes(PACK[suffix](content))
     found = read(jsonl(f"a.jsonl{suffix}", text_key="body"))
@@ -41,7 +41,7 @@ def test_chosen_key_plain_and_compressed(workspace, read, suffix):
 
 
 def test_a_folder_of_all(workspace, read):
-    """Plain and compressed files of one folder are one source."""
+    """Plain and compressed files in one folder form one source."""
     for number, (suffix, pack) in enumerate(PACK.items()):
         (workspace / f"{number}.jsonl{suffix}").write_bytes(pack(b'{"text": "%d"}\n' % number))
     assert read(jsonl(".")).records == ["0", "1", "2", "3"]
@@ -50,7 +50,7 @@ def test_a_folder_of_all(workspace, read):
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("size", [20, 10**6])
 def test_a_byte_order_mark(workspace, read, part_bytes, suffix, size):
-    """With the byte order mark of editors on Windows, the first line counts like the others."""
+    """A byte order mark, as editors on Windows write it, does not hide the first line."""
     part_bytes(size)
     content = b'\xef\xbb\xbf{"text": "one"}\r\n{"text": "two"}\r\n'
     (workspace / f"a.jsonl{suffix}").write_bytes(PACK[suffix](content))
@@ -63,7 +63,7 @@ def test_a_byte_order_mark(workspace, read, part_bytes, suffix, size):
 @pytest.mark.parametrize("size", [20, 10**6])
 @pytest.mark.parametrize(("encoding", "mark"), [("utf-16-le", "ff fe"), ("utf-16-be", "fe ff")])
 def test_utf16(workspace, refusal, part_bytes, suffix, size, encoding, mark):
-    """UTF-16, as PowerShell writes it, is one error: no line of it could be read."""
+    """UTF-16, as PowerShell writes it, is one error, because no line of it can be read."""
     part_bytes(size)
     content = '\ufeff{"text": "one"}\n{"text": "two"}\n'.encode(encoding)
     (workspace / f"a.jsonl{suffix}").write_bytes(PACK[suffix](content))
@@ -91,18 +91,18 @@ BROKEN = {
     b'{"text": "a", "x": NaN': NOT_JSON,
     b'{"text": NaN}': "'text' is not text but a number",
     b'{"text": "a"} x': NOT_JSON,
-    # Deeper than any version of Python reads.
+    # Nested deeper than any version of Python parses.
     b"[" * 200_000 + b"]" * 200_000: NOT_JSON + NO_ARRAY,
 }
 
 
 @pytest.mark.parametrize("line", list(BROKEN), ids=lambda line: repr(line[:12]))
 def test_one_broken_line(workspace, read, line):
-    """A broken line is left out, counted, and named with file, line and reason; the others are read."""
+    """A broken line is skipped, counted, and reported with file, line and reason; the others are read."""
     (workspace / "a.jsonl").write_bytes(b'{"text": "a"}\n\n' + line + b'\n{"text": "b"}\n')
     found = read(jsonl("a.jsonl"))
     assert found.records == ["a", "b"]
-    # The words in the brackets are the parser's own.
+    # The text in the brackets is the parser's own message.
     assert [re.sub(r"JSON \(.+\)", "JSON (...)", problem) for problem in found.problems] == [
         f"a.jsonl:3: {BROKEN[line]}"
     ]
@@ -114,7 +114,7 @@ def test_one_broken_line(workspace, read, line):
     "value", ["NaN", "-Infinity", "1e999", "9" * 5000, '"\\ud800"', '{"\\udc00": [NaN]}']
 )
 def test_what_only_python_reads(workspace, read, value):
-    """What json.dumps writes beside the text (NaN, lone surrogates, large numbers) does no harm."""
+    """NaN, lone surrogates and large numbers in keys that are not read do not break the record."""
     (workspace / "a.jsonl").write_text(f'{{"text": "a", "x": {value}}}\n{{"text": "b"}}\n')
     found = read(jsonl("a.jsonl"))
     assert found.records == ["a", "b"]
@@ -122,7 +122,7 @@ def test_what_only_python_reads(workspace, read, value):
 
 
 def test_lone_surrogates(workspace, read):
-    """A lone surrogate in a key that is read drops the record; a pair of surrogates is one character."""
+    """A lone surrogate in a key that is read drops the record; a surrogate pair is one character."""
     lines = [
         {"text": "a\ud800", "title": "A"},
         {"text": "b", "title": "\udc00"},
@@ -136,7 +136,7 @@ def test_lone_surrogates(workspace, read):
 
 
 def test_every_broken_line_is_named(workspace, read):
-    """Every broken line is counted and named."""
+    """Every broken line is counted and reported."""
     (workspace / "a.jsonl").write_bytes(b"{\n" * 50)
     found = read(jsonl("a.jsonl"))
     assert [problem.partition(": ")[0] for problem in found.problems] == [
@@ -146,7 +146,7 @@ def test_every_broken_line_is_named(workspace, read):
 
 
 def test_extra_keys(workspace, read):
-    """Extra keys come with the text, in the order asked for; a record that lacks one is broken."""
+    """Extra keys are returned with the text in the configured order; a record that lacks one is broken."""
     lines = [
         {"text": "a", "title": "A", "note": "1"},
         {"text": "b", "title": "B"},
@@ -163,7 +163,7 @@ def test_extra_keys(workspace, read):
 
 
 def test_empty_files(workspace, read):
-    """An empty file and a file of blank lines hold no record."""
+    """An empty file and a file of empty lines hold no records."""
     (workspace / "a.jsonl").write_bytes(b"")
     (workspace / "b.jsonl").write_bytes(b"\n \n")
     (workspace / "c.jsonl.gz").write_bytes(gzip.compress(b""))
@@ -175,7 +175,7 @@ def test_empty_files(workspace, read):
 @pytest.mark.parametrize("suffix", [".gz", ".zst", ".bz2"])
 @pytest.mark.parametrize("size", [100, 10**6])
 def test_a_truncated_file_ends_the_reading(workspace, refusal, part_bytes, suffix, size):
-    """Whether this process or a worker unpacks the file, the message names the file and the fix."""
+    """The message names the file and the fix, whether this process or a worker decompresses the file."""
     part_bytes(size)
     content = PACK[suffix](b"".join(b'{"text": "%d"}\n' % number for number in range(3000)))
     (workspace / f"a.jsonl{suffix}").write_bytes(content[:-10])
@@ -205,7 +205,7 @@ def test_a_truncated_file_ends_the_reading(workspace, refusal, part_bytes, suffi
     size=st.integers(1, 120),
 )
 def test_parts_change_nothing(read_parts, suffix, lines, ending, has_end, has_mark, size):
-    """For any size of parts, records, counts and line numbers are the same, and parts add up to the file."""
+    """Records, counts and line numbers do not depend on the size of parts, and parts add up to the file."""
     content = b"\xef\xbb\xbf" * has_mark + ending.join(lines) + ending * (has_end and bool(lines))
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         path = Path(folder, f"a.jsonl{suffix}")
@@ -217,12 +217,12 @@ def test_parts_change_nothing(read_parts, suffix, lines, ending, has_end, has_ma
         again = list(reader.parts())
         assert again == list(reader.parts())
     assert (parts.records, parts.counts, parts.dropped) == (whole.records, whole.counts, whole.dropped)
-    # Each part names its first three.
+    # Each part lists its first three.
     assert parts.problems == whole.problems
 
 
 def test_parts_of_a_compressed_file_are_those_of_its_text(workspace, read, part_bytes):
-    """Parts end at the same lines whether a file is packed or not, so that packing changes no shard."""
+    """Parts end at the same lines for compressed and plain files, so compressing a file changes no shard."""
     content = b"".join(b'{"text": "%s"}\n' % (b"x" * (number % 50)) for number in range(60))
     (workspace / "a.jsonl").write_bytes(content)
     (workspace / "a.jsonl.zst").write_bytes(PACK[".zst"](content))
@@ -235,7 +235,7 @@ def test_parts_of_a_compressed_file_are_those_of_its_text(workspace, read, part_
 
 
 def test_wikiextractor(workspace, read):
-    """Folders are read in their order, packed or not; articles without text are dropped as empty."""
+    """Folders are read in order, compressed or not; articles without text are dropped as empty."""
     for name, texts in {"AA/wiki_00": ["one", ""], "AA/wiki_01": ["two"], "AB/wiki_00": ["three"]}.items():
         path = workspace / "out" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -250,7 +250,7 @@ def test_wikiextractor(workspace, read):
 
 
 def test_wikiextractor_without_files(workspace, refusal):
-    """The message on a folder without such files says what was looked for."""
+    """The message about a folder without such files says which names were expected."""
     (workspace / "out").mkdir()
     assert refusal(WikiextractorSource(kind="wikiextractor", path="out")) == (
         "run.yaml:7: data.sources[0]: path = 'out': the folder holds no file wiki_00, wiki_01, ... as "

@@ -1,4 +1,4 @@
-"""Every key of a record is used, refused by name or counted: right values, and 3,000 drawn records."""
+"""Every key of a record is used, refused by name or counted: fixed cases and 3,000 random records."""
 
 import functools
 import json
@@ -36,33 +36,33 @@ MODELS = {
 
 @functools.cache
 def reader_of(kind, settings):
-    """The reader of a kind, with settings in JSON."""
+    """Return the reader of a kind, with settings as JSON."""
     return open_source(MODELS[kind](kind=kind, path="x.jsonl", **json.loads(settings)), "data.sources[0]")
 
 
 def read_record(kind, record, **settings):
-    """(the pieces of one record's examples, the tally); a pair has those of both answers."""
+    """Return (the pieces of one record's examples, the tally); a preference pair has both answers' pieces."""
     tally = Tally()
     example = reader_of(kind, json.dumps(settings)).checked(record, "x.jsonl", 1, tally)
     return (None if example is None else example.pieces), tally
 
 
 def pieces_of(kind, record, **settings):
-    """The pieces of a record that is not broken."""
+    """Return the pieces of a valid record."""
     pieces, tally = read_record(kind, record, **settings)
     assert tally.problems == []
     return pieces
 
 
 def problem_of(kind, record, **settings):
-    """What is wrong with a record."""
+    """Return the reason why a record is broken."""
     pieces, tally = read_record(kind, record, **settings)
     assert pieces is None
     return tally.problems[0].what
 
 
 def loss_of(pieces):
-    """The texts with a loss."""
+    """Return the texts in the loss."""
     return [text for text, in_loss in pieces if in_loss]
 
 
@@ -79,7 +79,7 @@ def chat(*messages, **more):
 
 
 def test_the_table_has_one_rule_for_each_key():
-    """Of every kind whose source has ignored_keys; a refused key has a way forward."""
+    """Each kind with ignored_keys has at most one rule per key, and every refused key has a fix."""
     kinds = {kind_of(model) for model in SOURCE_TYPES if issubclass(model, RecordSourceModel)}
     assert set(TABLES) == kinds
     for kind, table in TABLES.items():
@@ -90,7 +90,7 @@ def test_the_table_has_one_rule_for_each_key():
 
 
 def test_what_holds_a_value():
-    """null and what is empty do not, however deep; false and 0 do."""
+    """null and empty values, however nested, do not count as values; false and 0 do."""
     empty = [None, "", [], {}, [None, {}], {"a": None, "b": [""]}]
     assert not any(map(holds_value, empty))
     assert all(map(holds_value, [0, False, 0.0, " ", [0], {"a": False}]))
@@ -104,7 +104,7 @@ def test_what_holds_a_value():
     "key", ["train", "training", "trainable", "weight", "loss", "loss_mask", "loss_weight"]
 )
 def test_a_turn_that_the_data_marks_has_no_loss(key, value):
-    """Wherever it stands; the other turns keep theirs. null says nothing."""
+    """A turn marked as untrained is outside the loss; other turns keep theirs, and null marks nothing."""
     wrong, right = assistant("5", **{key: value}), assistant("4", **{key: None})
     pieces = pieces_of("chat", chat(user("2 + 2?"), wrong, user("No."), right))
     assert loss_of(pieces) == ["4\n"]
@@ -118,7 +118,7 @@ def test_a_turn_that_the_data_marks_has_no_loss(key, value):
 
 
 def test_marks_of_turns():
-    """A mark decides for any role; torchtune's `masked` is the other way round; all marks must agree."""
+    """Marks apply to any role; torchtune's `masked` has the opposite meaning; several marks must agree."""
     pieces = pieces_of(
         "chat", chat(user("a", train=True), assistant("b", masked=True), assistant("c", masked=False))
     )
@@ -137,7 +137,7 @@ def test_marks_of_turns():
 
 @pytest.mark.parametrize("key", ["is_masked", "lossMask", "no-loss", "turn_weight", "do_not_train", "mask"])
 def test_a_mark_of_another_name_is_refused(key):
-    """By its name and value, in a message and in a record; true may say that it is masked."""
+    """A mark under an unknown name is refused by name and value, in messages and in records."""
     record = chat(user("a"), assistant("b", **{key: False}))
     assert f"messages[1].{key} holds a value that kind: chat does not read" in problem_of("chat", record)
     assert f"ignored_keys: [{key}]" in problem_of("chat", record)
@@ -154,7 +154,7 @@ def test_a_mark_of_another_name_is_refused(key):
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_record_that_is_marked_to_be_left_out(kind):
-    """skip: true and keep: false are refused, also as text and in a message; their opposites are counted."""
+    """skip: true and keep: false are refused, as text and in messages too; their opposites are counted."""
     for key, value, other in (
         ("skip", True, False),
         ("exclude", 1, 0),
@@ -179,7 +179,7 @@ def test_a_record_that_is_marked_to_be_left_out(kind):
     ],
 )
 def test_other_spellings_of_a_key_are_refused(key, value, known):
-    """A reader takes one spelling; another one of the same letters means the same and is not dropped."""
+    """Another spelling of a known key is refused instead of being dropped."""
     said = problem_of("chat", chat(user("a"), assistant("b", **{key: value})), **TEMPLATES)
     assert f"messages[1].{key} holds a value" in said
     assert known is None or f"If it means the same as {known!r}, rename it." in said
@@ -192,7 +192,7 @@ def test_other_spellings_of_a_key_are_refused(key, value, known):
 
 
 def test_marks_of_parts_of_a_content():
-    """A part has no mark of its own: it is refused by its place; other keys of parts are counted."""
+    """A mark on a part of a message's content is refused by its position; other keys of parts are counted."""
     for key, value in (("train", False), ("weight", 0), ("masked", True), ("no_loss", True)):
         part = {"type": "text", "text": "b", key: value}
         assert f"messages[1].content[0].{key}" in problem_of("chat", chat(user("a"), assistant([part])))
@@ -210,7 +210,7 @@ def test_words_that_make_a_mark():
 
 
 def test_spans_of_a_turn():
-    """axolotl's train_detail, the end included: what no span trains has no loss; the end as the last one."""
+    """axolotl's train_detail spans, ends inclusive, select the loss; the turn's end goes with the last."""
     content = "I'm doing very well, thank you!"
     spans = [(0, 8, False), (9, 18, True), (19, 30, False)]
     details = [{"begin_offset": first, "end_offset": last, "train": train} for first, last, train in spans]
@@ -232,7 +232,7 @@ def test_spans_of_a_turn():
     assert (pieces, tally.dropped) == (None, {"no_loss": 1})
 
 
-# -- What is beside the messages ---------------------------------------------------------------------------
+# -- Keys next to the messages ----------------------------------------------------------------------------
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}}
 TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Wetter in einer Stadt ü"}}
@@ -244,7 +244,7 @@ TEMPLATES = {
 
 
 def test_tools_and_their_calls_are_rendered():
-    """Tools after the system message, calls after the content and learnt with it, reasoning before it."""
+    """Tools follow the system message; calls follow the content, in the loss; reasoning precedes it."""
     record = chat(
         user("Weather in Oslo?"),
         assistant("Let me look.", tool_calls=[CALL, {**CALL["function"], "arguments": {"city": "Rome"}}]),
@@ -282,7 +282,7 @@ def test_tools_and_their_calls_are_rendered():
 
 
 def test_without_a_template_they_are_refused():
-    """Each by its name, with the field to set and the way to read on."""
+    """Without templates, tools, calls and reasoning are refused by name, with the fields to set."""
     call = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     said = problem_of("chat", chat(user("a"), call, assistant("b", thinking="c"), tools=[TOOL]))
     for word in ("messages[1].tool_calls", "messages[2].thinking", "'tools'", *TEMPLATES):
@@ -302,7 +302,7 @@ def test_without_a_template_they_are_refused():
 
 
 def test_a_system_prompt_beside_the_conversation():
-    """It opens the conversation, once; another one in the messages, or a place without any, is refused."""
+    """A system prompt next to the conversation opens it; a second one or an unsuitable kind is refused."""
     opened = "<|system|>\nBe brief.\n<|user|>\na\n<|assistant|>\n"
     first = {"role": "system", "content": "Be brief."}
     for record in (
@@ -336,7 +336,7 @@ def test_a_system_prompt_beside_the_conversation():
 @pytest.mark.parametrize("key", ["history", "context", "images", "reasoning_content", "chat_template_kwargs"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_what_changes_the_question_is_refused(kind, key):
-    """Beside any record; an empty one says nothing."""
+    """Keys that change the question are refused in any record; empty values are ignored."""
     value = {"history": [["a", "b"]], "chat_template_kwargs": {"enable_thinking": False}}.get(key, ["a"])
     assert f"{key!r} holds a value that kind: {kind} does not read" in problem_of(
         kind, {**BASE[kind], key: value}
@@ -349,7 +349,7 @@ def test_what_changes_the_question_is_refused(kind, key):
 
 
 def test_history_is_a_conversation():
-    """kind: chat reads what kind: alpaca refuses: earlier pairs, the input after the instruction."""
+    """kind: chat reads the history that kind: alpaca refuses, with the input after the instruction."""
     record = {
         "instruction": "And in",
         "input": "Bergen?",
@@ -369,7 +369,7 @@ def test_history_is_a_conversation():
 
 
 def test_judgements_are_refused_and_topics_counted():
-    """A label that is true, false or a number may say that the answer is bad; as text it is a topic."""
+    """A boolean or numeric label is refused, as it may judge the answer; a text label is a topic."""
     for kind, record in BASE.items():
         for value in (False, 1, 0.5, [1]):
             assert "'label' holds a value" in problem_of(kind, {**record, "label": value})
@@ -379,7 +379,7 @@ def test_judgements_are_refused_and_topics_counted():
 
 @pytest.mark.parametrize("split", ["test", "validation", "dev", "Test"])
 def test_records_of_a_held_out_split_are_not_trained_on(workspace, read, refusal, split):
-    """In records, lines and columns; train is counted, and so is every split that the source ignores."""
+    """Held-out splits are refused in records, lines and columns; train and ignored splits are counted."""
     for kind, record in BASE.items():
         assert "'split' holds a value" in problem_of(kind, {**record, "split": split})
         assert read_record(kind, {**record, "split": "train"})[1].unread_keys == {"split": 1}
@@ -429,12 +429,12 @@ BASE = {
     ids=str,
 )
 def test_one_conversation_in_many_shapes(record):
-    """Lists, JSON text, an object of lists, pairs, a prompt and its completion, a question and its answer."""
+    """A conversation is read from lists, JSON text, an object of lists, pairs, or prompt and completion."""
     assert pieces_of("chat", record) == (("<|user|>\na\n<|assistant|>\n", False), ("b\n", True))
 
 
 def test_an_answer_in_the_prompt_has_no_loss():
-    """TRL's prompt-completion: only what follows the prompt is trained on."""
+    """In TRL's prompt-completion format, only the completion is in the loss, not answers in the prompt."""
     pieces = pieces_of("chat", {"prompt": [*TALK, user("c")], "completion": [assistant("d")], "system": "s"})
     assert loss_of(pieces) == ["d\n"]
     prompt, completion = [user("a")], [assistant("b")]
@@ -451,7 +451,7 @@ def test_an_answer_in_the_prompt_has_no_loss():
 
 
 def test_pairs_in_many_shapes():
-    """One message for each answer, a conversation before them, OpenAI's keys; text begins with its prompt."""
+    """Preference pairs are read as single messages, whole conversations, text, and under OpenAI's keys."""
     expected = pieces_of("preference", {"prompt": TALK[:1], "chosen": TALK[1:], "rejected": [assistant("c")]})
     assert loss_of(expected) == ["b\n", "c\n"]
     ranking = {
@@ -479,7 +479,7 @@ def test_pairs_in_many_shapes():
 
 
 def test_pairs_are_compared_as_they_are_rendered():
-    """Equal texts prefer nothing, however they are stored."""
+    """Two answers that render to the same text are refused, however they are stored."""
     said = "'chosen' and 'rejected' are rendered as one text, so that neither is preferred"
     parts = [{"type": "text", "text": "b"}]
     for chosen, rejected in (
@@ -502,11 +502,11 @@ def test_pairs_are_compared_as_they_are_rendered():
         "rejected": [{"role": "critic", "content": "b"}],
     }
     assert problem_of("preference", pair, **template) == said
-    # What differs may be in a key that is refused.
+    # The difference may be in a key that is refused.
     call = assistant("b", tool_calls=[CALL])
     pair = {"prompt": [user("a")], "chosen": [call], "rejected": [assistant("b")]}
     assert problem_of("preference", pair).startswith("chosen[0].tool_calls holds a value")
-    # What differs in the question alone is not a preference of an answer either.
+    # A difference in the question alone does not make the answers equal.
     same = {"chosen": [user("a", id=1), assistant("b")], "rejected": [user("a", id=2), assistant("c")]}
     assert loss_of(pieces_of("preference", same)) == ["b\n", "c\n"]
 
@@ -547,7 +547,7 @@ def test_pairs_are_compared_as_they_are_rendered():
     ],
 )
 def test_a_missing_key_has_a_way_forward(kind, record, advice):
-    """The message says which kind reads such records, or which fields to set."""
+    """The message about a missing key names the kind that reads such records, or the fields to set."""
     assert problem_of(kind, record).endswith(f"; {advice}")
     if advice.startswith("add"):
         settings = dict(
@@ -557,7 +557,7 @@ def test_a_missing_key_has_a_way_forward(kind, record, advice):
 
 
 def test_messages_that_are_text_of_another_kind():
-    """Python's repr, a list of other things and lists of different lengths are broken, with the reason."""
+    """Python's repr, lists of other types and lists of different lengths are broken, with the reason."""
     assert problem_of("chat", {"messages": str(TALK)}) == (
         "'messages' is text that is not JSON; write the messages as a list"
     )
@@ -572,10 +572,10 @@ def test_messages_that_are_text_of_another_kind():
 
 
 def test_keys_of_plain_text_are_counted(workspace, read):
-    """In JSON lines by value, in columns by nulls; masks are refused, unless the source ignores them."""
+    """Unread keys are counted by value in JSON lines; masks are refused unless the source ignores them."""
     rows = [{"text": "a", "url": "u", "id": 0}, {"text": "b", "url": None, "id": 1}, {"id": 2, "text": "c"}]
     lines = [json.dumps(row) + "\n" for row in rows]
-    # Read by Python's parser, and broken.
+    # Python's parser reads the first, and the second is broken.
     lines += ['{"text": "d", "score": NaN, "url": ""}\n', '{"text": 5, "url": "u"}\n']
     (workspace / "a.jsonl").write_text("".join(lines))
     found = read(JsonlSource(kind="jsonl", path="a.jsonl", max_broken_fraction=None))
@@ -588,7 +588,7 @@ def test_keys_of_plain_text_are_counted(workspace, read):
 
 
 def test_columns_that_are_not_read_are_counted(workspace, read, refusal):
-    """By the statistics of the file; a refused column without a value is not there."""
+    """Unread columns are counted from the file's statistics; a refused column without values is ignored."""
     table = pa.table({"text": ["a", "b", "c"], "url": ["u", None, "u"], "meta": [[1], [], None]})
     pq.write_table(table, workspace / "a.parquet", row_group_size=2)
     parquet = ParquetSource(kind="parquet", path="a.parquet")
@@ -608,7 +608,7 @@ def test_columns_that_are_not_read_are_counted(workspace, read, refusal):
 
 
 def test_two_columns_of_one_name(workspace, refusal):
-    """As joined tables have them: refused with both positions, unless the name is not read."""
+    """Two columns of one name, as in joined tables, are refused by position if the name is read."""
 
     def write(*names):
         values = {"text": ["a"], "id": [1], "input_ids": [[1]], "messages": [TALK]}
@@ -633,17 +633,17 @@ def test_two_columns_of_one_name(workspace, refusal):
 
 
 def test_names_without_end_are_counted_together():
-    """Records may have a key of their own each: a part counts so many names, and the rest as one."""
+    """Beyond a number of distinct unread keys in a part, all further ones are counted as one."""
     tally = Tally()
     for number in range(MOST_KEYS + 5):
         tally.add_unread([f"key{number}"])
     assert len(tally.unread_keys) == MOST_KEYS + 1 and tally.unread_keys[OTHER_KEYS] == 5
 
 
-# -- Drawn records -----------------------------------------------------------------------------------------
+# -- Random records ----------------------------------------------------------------------------------------
 
-# Keys that records of public data sets have, besides those of their shape, with values as there. A word of
-# the drawn record stands for SEEN, so that a value that is used is found in the text.
+# Keys in records of public data sets, apart from their format's own, with realistic values. SEEN is replaced
+# by a word of the random record, so that the test can find a used value in the text.
 SEEN = "WORD"
 CALLED = {"name": SEEN, "arguments": "{}"}
 PUBLIC = [
@@ -676,7 +676,7 @@ DRAWN = {
 
 
 def accounted(changed, kind, settings, key, value, seen) -> str | None:
-    """How a drawn record accounts for its key: refused, counted or used; None if it does not."""
+    """Return how a random record's key is handled: refused, counted or used; None if it is lost."""
     pieces, tally = read_record(kind, changed, **settings)
     if tally.problems:
         return "refused" if key in tally.problems[0].what else None
@@ -690,7 +690,7 @@ def accounted(changed, kind, settings, key, value, seen) -> str | None:
 
 
 def test_no_key_of_public_data_sets_is_dropped_in_silence():
-    """60 keys, in the record or in a message, with values and without: used, refused by name, or counted."""
+    """60 keys, in records or messages, with and without values: each is used, refused by name, or counted."""
     assert len(PUBLIC_KEYS) == 60
     draw = random.Random(29)
     outcomes: Counter[str] = Counter()
@@ -706,7 +706,7 @@ def test_no_key_of_public_data_sets_is_dropped_in_silence():
             changed["messages"][draw.choice((0, 1))][key] = value
         else:
             changed[key] = value
-        # Others beside it must not hide it.
+        # Other keys next to it must not hide it.
         for other in draw.sample([name for name in ("id", "url", "title") if name != key], draw.randrange(3)):
             changed[other] = "x"
         pieces, tally = read_record(kind, changed, **settings)

@@ -1,4 +1,4 @@
-"""The memory that one document of 100 MB takes, measured in processes of their own."""
+"""Peak memory for one document of 100 MB, measured in separate processes."""
 
 import gzip
 import json
@@ -14,7 +14,7 @@ import zstandard
 from nbtrain.config.sources import HfDatasetSource, JsonlSource, ParquetSource, TextSource
 
 DOCUMENT_BYTES = 100_000_000
-# Beside the document: two blocks of 256 KiB, the decompressor's window and input, and what malloc rounds up.
+# Besides the document: two blocks of 256 KiB, the decompressor's window and input, and malloc's rounding.
 BUFFERS_BYTES = 2 * 2**20
 
 READ = """
@@ -24,7 +24,7 @@ from nbtrain.config.sources import Source
 from nbtrain.corpus.sources.base import open_source
 
 def peak():
-    # Not ru_maxrss: that of a child begins with the peak of the process that started it.
+    # Not ru_maxrss: in a child process, it starts from the peak of the parent.
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
 
 reader = open_source(TypeAdapter(Source).validate_python(json.loads(sys.argv[1])))
@@ -40,7 +40,7 @@ print(json.dumps([longest, count, peak() - before]))
 
 @pytest.fixture
 def cost(workspace):
-    """A function from a source to (longest document, number of documents, bytes of memory to read them)."""
+    """Return a function from a source to (longest document, number of documents, bytes needed to read)."""
 
     def measure(config) -> list[int]:
         answer = subprocess.run(
@@ -57,7 +57,7 @@ def cost(workspace):
 
 @pytest.fixture(scope="module")
 def document():
-    """Text without line ends that no packer shrinks to nothing."""
+    """Return text without line ends that compresses poorly."""
     block = "".join(chr(97 + (number * number // 7) % 26) for number in range(1_000_000))
     return "".join(f"{number} {block[: 999_998 - len(str(number))]} " for number in range(100))[
         :DOCUMENT_BYTES
@@ -67,7 +67,7 @@ def document():
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 def test_one_line(workspace, cost, document, suffix):
-    """JSON lines take at most four times the document: a part, its line, orjson's copy and the text."""
+    """One JSON line needs at most four times the document: a part, its line, orjson's copy and the text."""
     pack = {
         "": bytes,
         ".gz": lambda text: gzip.compress(text, 1),
@@ -83,7 +83,7 @@ def test_one_line(workspace, cost, document, suffix):
 @pytest.mark.slow
 @pytest.mark.parametrize("separator", [None, "---"])
 def test_one_text(workspace, cost, document, separator):
-    """Text takes at most four times the document, whole or between separators."""
+    """Plain text needs at most four times the document, as one file or between separators."""
     (workspace / "a.txt").write_text(document)
     longest, count, used = cost(TextSource(kind="text", path="a.txt", document_separator=separator))
     assert (longest, count) == (len(document), 1)
@@ -93,7 +93,7 @@ def test_one_text(workspace, cost, document, separator):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "hf-dataset"])
 def test_one_row(workspace, cost, document, kind):
-    """Arrow holds a large row; Parquet a page, packed and unpacked, and a column, beside the text."""
+    """Arrow holds a large row; Parquet a page, packed and unpacked, a column, and the text."""
     table = pa.table({"text": ["a", document, "b"]})
     if kind == "parquet":
         pq.write_table(table, workspace / "a.parquet")
@@ -113,7 +113,7 @@ def test_one_row(workspace, cost, document, kind):
 
 @pytest.mark.slow
 def test_many_documents(workspace, cost):
-    """200 MB of short lines take a block, or a few parts if this process unpacks them for the workers."""
+    """200 MB of short lines need one block, or a few parts if this process decompresses for the workers."""
     lines = b"".join(b'{"text": "%s"}\n' % random.randbytes(200).hex().encode() for _ in range(4_800)) * 100
     (workspace / "a.jsonl").write_bytes(lines)
     assert cost(JsonlSource(kind="jsonl", path="a.jsonl"))[2] <= 16 << 20

@@ -1,4 +1,4 @@
-"""Parquet: row groups in parts, rows of every type of text, and the messages about other types."""
+"""Parquet: row groups as parts, text columns of every type, and the messages about other types."""
 
 import sys
 
@@ -25,7 +25,7 @@ def parquet(path, **settings):
 
 @pytest.mark.parametrize("size", [1, 200, 10**6])
 def test_row_groups(workspace, read, part_bytes, size):
-    """For any size of parts the rows come in order; other columns do not matter."""
+    """Rows are read in order for any size of parts; other columns have no effect."""
     part_bytes(size)
     table = pa.table({"n": range(30), "text": TEXTS, "list": [["x"] * 5] * 30})
     pq.write_table(table, workspace / "a.parquet", row_group_size=4)
@@ -53,7 +53,7 @@ def test_row_groups(workspace, read, part_bytes, size):
     ids=str,
 )
 def test_every_type_of_text(workspace, read, kind):
-    """Strings of any layout are read; bytes are read as UTF-8."""
+    """Strings of any Arrow layout are read, and bytes are decoded as UTF-8."""
     values = ["a", None, "é", "a"]
     packed = [None if value is None else value.encode() for value in values]
     column = pa.array(values if "string" in str(kind) else packed, kind)
@@ -66,9 +66,9 @@ def test_every_type_of_text(workspace, read, kind):
 @pytest.mark.parametrize("size", [1, 10**6])
 @pytest.mark.parametrize("kind", ["string", "large_string", "binary"])
 def test_broken_rows(workspace, read, part_bytes, size, kind):
-    """Null and bytes that are not UTF-8 are broken, with the number of the row in the file."""
+    """Null and bytes that are not UTF-8 are broken, with the row's number in the file."""
     part_bytes(size)
-    # A view as text is what a careless writer makes of bytes.
+    # A careless writer stores bytes as text without checking them.
     bytes_of = {"string": pa.binary(), "large_string": pa.large_binary(), "binary": pa.binary()}[kind]
     column = pa.array([b"a", b"b", b"caf\xe9", None, b"c"], bytes_of).view(pa.type_for_alias(kind))
     pq.write_table(pa.table({"text": column}), workspace / "a.parquet", row_group_size=2)
@@ -79,7 +79,7 @@ def test_broken_rows(workspace, read, part_bytes, size, kind):
 
 
 def test_extra_keys(workspace, read, refusal):
-    """Extra columns come with the text; a missing one names its setting."""
+    """Extra columns are returned with the text; the message about a missing one names its setting."""
     table = pa.table({"text": ["a", "b"], "title": ["A", None], "n": [1, 2]})
     pq.write_table(table, workspace / "a.parquet")
     found = read(parquet("a.parquet"), ("title",))
@@ -93,7 +93,7 @@ def test_extra_keys(workspace, read, refusal):
 
 @pytest.mark.parametrize("size", [1, 10**6])
 def test_wrong_columns(workspace, refusal, part_bytes, size):
-    """For a column that is missing or holds no text, the message names columns that would do."""
+    """The message about a missing or non-text column suggests columns that have text."""
     part_bytes(size)
     pq.write_table(pa.table({"body": ["a"], "n": [1]}), workspace / "a.parquet")
     assert refusal(parquet("a.parquet")) == (
@@ -108,7 +108,7 @@ def test_wrong_columns(workspace, refusal, part_bytes, size):
 
 
 def test_no_rows_and_no_bytes(workspace, read, refusal):
-    """A file without rows holds no record; one of 0 bytes is damaged."""
+    """A file without rows holds no records; a file of 0 bytes is damaged."""
     pq.write_table(pa.table({"text": pa.array([], pa.string())}), workspace / "a.parquet")
     assert read(parquet("a.parquet")).counts == {"records": 0, "broken": 0}
     (workspace / "b.parquet").write_bytes(b"")
@@ -121,7 +121,7 @@ def test_no_rows_and_no_bytes(workspace, read, refusal):
 @settings(max_examples=num_cases(25), deadline=None)
 @given(share=st.floats(0, 0.999))
 def test_cut_short_anywhere(read_parts, tmp_path_factory, size, share):
-    """A file that lacks its end is an error in words."""
+    """A truncated file raises a readable error."""
     path = tmp_path_factory.mktemp("cut") / "a.parquet"
     pq.write_table(pa.table({"text": TEXTS}), path, row_group_size=4)
     content = path.read_bytes()
@@ -134,7 +134,7 @@ def test_cut_short_anywhere(read_parts, tmp_path_factory, size, share):
 
 
 def test_damaged_page(workspace, refusal):
-    """A file whose pages are overwritten is an error in words."""
+    """A file with overwritten pages raises a readable error."""
     pq.write_table(pa.table({"text": TEXTS * 50}), workspace / "a.parquet", row_group_size=400)
     content = bytearray((workspace / "a.parquet").read_bytes())
     content[100:300] = b"\xff" * 200
@@ -145,7 +145,7 @@ def test_damaged_page(workspace, refusal):
 
 
 def test_without_pyarrow(workspace, refusal, monkeypatch):
-    """Without pyarrow the message has the pip command."""
+    """Without pyarrow, the message includes the pip command."""
     (workspace / "a.parquet").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert refusal(parquet("a.parquet")) == (

@@ -1,4 +1,4 @@
-"""Plain text: whole files or documents between separators, in any parts."""
+"""Plain text: one document per file or between separators, for any size of parts."""
 
 import gzip
 import tempfile
@@ -28,7 +28,7 @@ def text(path, **settings):
 
 
 def test_each_file_is_a_document(workspace, read):
-    """A file is one document, without its byte order mark; an empty file is an empty record."""
+    """A file is one document, without its byte order mark; an empty file is an empty document."""
     files = {
         "a.txt": "\ufefffirst\r\n".encode(),
         "b.txt": b"",
@@ -44,7 +44,7 @@ def test_each_file_is_a_document(workspace, read):
 
 @pytest.mark.parametrize("separator", [None, "---"])
 def test_line_ends(workspace, read, separator):
-    """\\r\\n becomes \\n by default; `newlines: keep` leaves it, and a lone \\r always stays."""
+    """\\r\\n becomes \\n by default; `newlines: keep` preserves it, and a lone \\r is always preserved."""
     (workspace / "a.txt").write_bytes(b"a\r\nb\rc\n\r\n")
     assert read(text("a.txt", document_separator=separator)).records == ["a\nb\rc\n\n"]
     kept = read(text("a.txt", document_separator=separator, newlines="keep"))
@@ -52,7 +52,7 @@ def test_line_ends(workspace, read, separator):
 
 
 def test_the_manifest_says_how_line_ends_are_read(workspace):
-    """A manifest older than the setting `newlines` matches the default; `keep` is another setting."""
+    """A manifest from before the `newlines` setting matches the default; `keep` is another setting."""
     (workspace / "a.txt").write_bytes(b"a")
     described = open_source(text("a.txt"), "here").describe()
     assert described["newlines"] == "lf"
@@ -65,7 +65,7 @@ def test_the_manifest_says_how_line_ends_are_read(workspace):
 
 @pytest.mark.parametrize("separator", [None, "---"])
 def test_utf_16_is_an_error(workspace, read, separator):
-    """UTF-16 is an error whatever max_broken_fraction is: none of its text could be read."""
+    """UTF-16 is an error whatever max_broken_fraction is, because none of its text can be read."""
     (workspace / "a.txt").write_text("hello")
     (workspace / "b.txt").write_bytes("hi\n".encode("utf-16"))
     with pytest.raises(DataError) as caught:
@@ -77,7 +77,7 @@ def test_utf_16_is_an_error(workspace, read, separator):
 
 
 def test_a_document_larger_than_a_part(workspace, read, part_bytes):
-    """Without a separator a file is never cut."""
+    """Without a separator, a file is never split."""
     part_bytes(100)
     (workspace / "a.txt").write_text("line\n" * 1000)
     (workspace / "b.txt.gz").write_bytes(gzip.compress(b"line\n" * 900))
@@ -87,7 +87,7 @@ def test_a_document_larger_than_a_part(workspace, read, part_bytes):
 
 
 def test_document_separator(workspace, read):
-    """A separator line ends a document, with either line end; an empty separator is a blank line."""
+    """A separator line ends a document, with either newline; the empty separator is an empty line."""
     (workspace / "book.txt").write_bytes(b"one\ntwo\n---\nthree\r\n---\r\nfour --- five\n---- \n---")
     assert read(text("book.txt", document_separator="---")).records == [
         "one\ntwo\n",
@@ -100,7 +100,7 @@ def test_document_separator(workspace, read):
 
 @pytest.mark.parametrize("size", [10, 10**6])
 def test_text_that_is_not_utf8(workspace, read, part_bytes, size):
-    """A document that is not UTF-8 is broken, with file and line of its first wrong byte; others are read."""
+    """A document that is not UTF-8 is broken, with the file and line of the first invalid byte."""
     part_bytes(size)
     (workspace / "book.txt").write_bytes(b"one\n---\ntwo\nthr\xe9e\n---\nfour\n")
     found = read(text("book.txt", document_separator="---"))
@@ -116,7 +116,7 @@ def test_text_that_is_not_utf8(workspace, read, part_bytes, size):
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 @pytest.mark.parametrize("size", [100, 10**6])
 def test_a_truncated_file(workspace, refusal, part_bytes, separator, suffix, size):
-    """A damaged file ends the reading with a message that names it."""
+    """A damaged file stops the reading with a message that names it."""
     part_bytes(size)
     (workspace / f"a.txt{suffix}").write_bytes(PACK[suffix](b"text\n---\n" * 900)[:-7])
     assert refusal(text(f"a.txt{suffix}", document_separator=separator)).startswith(
@@ -136,7 +136,7 @@ def test_a_truncated_file(workspace, refusal, part_bytes, separator, suffix, siz
     size=st.integers(1, 60),
 )
 def test_parts_change_nothing(read_parts, suffix, lines, ending, has_end, separator, size):
-    """For any size of parts no document is cut, and records, counts and line numbers are the same."""
+    """Documents are never split, and records, counts and line numbers do not depend on the size of parts."""
     content = ending.join(lines) + ending * (has_end and bool(lines))
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         path = Path(folder, f"a.txt{suffix}")
@@ -147,7 +147,7 @@ def test_parts_change_nothing(read_parts, suffix, lines, ending, has_end, separa
         parts = read_parts(reader)
     assert (parts.records, parts.counts, parts.dropped) == (whole.records, whole.counts, whole.dropped)
     assert parts.problems == whole.problems
-    # The rule, in other words: lines joined up to a separator.
+    # The expected rule: lines are joined up to a separator.
     documents, begun = [], []
     for line in _lines(content):
         if line.rstrip(b"\r\n") == separator.encode():
@@ -160,13 +160,13 @@ def test_parts_change_nothing(read_parts, suffix, lines, ending, has_end, separa
 
 
 def _lines(content: bytes) -> list[bytes]:
-    """Lines are cut after each newline only, as in files of lines."""
+    """Split after each \\n only, as files of lines are split."""
     pieces = content.split(b"\n")
     return [piece + b"\n" for piece in pieces[:-1]] + ([pieces[-1]] if pieces[-1] else [])
 
 
 def test_a_book_is_cut_into_documents_of_a_size(workspace, read):
-    """At the end of a paragraph, else of a line, else of a sentence; not a byte is lost."""
+    """A book is split at paragraphs, else at lines, else at sentences; no byte is lost."""
     paragraphs = [f"Paragraph {number}: " + "word " * (number % 9 + 1) + "\n\n" for number in range(400)]
     book = "".join(paragraphs).encode()
     (workspace / "book.txt").write_bytes(book)
@@ -184,7 +184,7 @@ def test_a_book_is_cut_into_documents_of_a_size(workspace, read):
 
 
 def test_where_a_cut_file_is_not_utf_8(workspace, read):
-    """The line is that of the file; the other documents are read."""
+    """An invalid byte is reported by its line in the file, and the other documents are read."""
     (workspace / "a.txt").write_bytes(b"good line\n\n" * 50 + b"bad \xff\n\n" + b"good line\n\n" * 50)
     found = read(text("a.txt", document_bytes=55))
     assert [problem.split(": ")[0] for problem in found.problems] == ["a.txt:101"]
@@ -203,7 +203,7 @@ def test_where_a_cut_file_is_not_utf_8(workspace, read):
     ],
 )
 def test_a_separator_that_is_never_met(workspace, part_bytes, content, doubt, size):
-    """All files of the source are one document each: a sentence says so, and where the separator stands."""
+    """A message reports that no separator was found, so each file is one document, and shows near matches."""
     part_bytes(size)
     (workspace / "in").mkdir()
     (workspace / "in" / "a.txt").write_bytes(content)

@@ -1,4 +1,4 @@
-"""Token ids with and without labels, as lines, arrays and columns."""
+"""Token ids with and without labels, in lines, arrays and columns."""
 
 import gzip
 import json
@@ -39,7 +39,7 @@ formats = pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a
 @formats
 @pytest.mark.parametrize("size", [1, 10**6])
 def test_ids_and_labels(workspace, read, part_bytes, name, size):
-    """Ids are uint32; a token is learnt if its label is not -100; empty documents are dropped as empty."""
+    """Ids are uint32; a token is in the loss unless its label is -100; empty documents are dropped."""
     part_bytes(size)
     write(workspace / name, RECORDS)
     found = read(tokens(name, labels_key="labels"))
@@ -57,7 +57,7 @@ def test_ids_and_labels(workspace, read, part_bytes, name, size):
 
 @formats
 def test_without_labels(workspace, read, name):
-    """Without labels every token is learnt, and there is no mask."""
+    """Without labels, every token is in the loss and no mask is stored."""
     write(workspace / name, [{"ids": record["input_ids"], "x": "y"} for record in RECORDS])
     found = read(tokens(name, input_ids_key="ids"))
     assert [(record.ids.tolist(), record.learnt) for record in found.records] == [
@@ -94,7 +94,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
 def test_numbers_for_tokens_under_other_names(workspace, read, name):
-    """A list as long as the ids, or where a part of them ends, may be a mask of another name."""
+    """A list as long as the ids, or a position in them, may be a mask under another name and is refused."""
     ids = {"input_ids": [1, 2, 3]}
     for key, value in (
         ("targets", [-100, 2, 3]),
@@ -117,7 +117,7 @@ def test_numbers_for_tokens_under_other_names(workspace, read, name):
 
 @pytest.mark.parametrize("line", list(BROKEN))
 def test_one_broken_record(workspace, read, line):
-    """A broken record is counted and named; the others are read."""
+    """A broken record is counted and reported, and the others are read."""
     (workspace / "a.jsonl").write_text(f'{{"input_ids": [1], "labels": [1]}}\n{line}\n')
     found = read(tokens("a.jsonl", labels_key="labels"))
     assert [record.ids.tolist() for record in found.records] == [[1]]
@@ -143,7 +143,7 @@ def test_every_type_of_list(workspace, read, part_bytes, kind, size):
 
 
 def test_missing_columns(workspace, refusal):
-    """The message about a missing column has the setting that names it."""
+    """The message about a missing column names the setting that selects it."""
     write(workspace / "a.parquet", [{"input_ids": [1]}])
     assert refusal(tokens("a.parquet", labels_key="labels")) == (
         "run.yaml:7: data.sources[0]: a.parquet: no column 'labels'; the columns are 'input_ids'; set "
@@ -172,7 +172,7 @@ MASKED = [
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
 def test_masks_beside_the_ids(workspace, read, name):
-    """Labels need no setting; masks and lengths are honoured; several must agree on a token with a loss."""
+    """Labels need no setting; masks and lengths apply; a token is in the loss if all masks agree."""
     for more, expected in MASKED:
         write(workspace / name, [{**IDS, **more}])
         found = read(tokens(name))
@@ -184,7 +184,7 @@ def test_masks_beside_the_ids(workspace, read, name):
 
 
 def test_padding_is_dropped_and_packed_records_are_cut(workspace, read):
-    """Padding at either end, with its mask; documents where lengths or positions begin."""
+    """Padding at either end is dropped, and packed records are split by lengths or positions."""
     padded = {
         "input_ids": [0, 0, 5, 6, 0],
         "attention_mask": [0, 0, 1, 1, 0],
@@ -222,7 +222,7 @@ def test_padding_is_dropped_and_packed_records_are_cut(workspace, read):
     ],
 )
 def test_masks_that_are_not_read(workspace, read, more, what):
-    """Refused by name, and the next record is read."""
+    """Invalid or unknown masks are refused by name, and the next record is read."""
     write(workspace / "a.jsonl", [{**IDS, **more}, IDS])
     found = read(tokens("a.jsonl"))
     assert len(found.records) == 1 and found.problems[0].startswith(f"a.jsonl:1: {what}")

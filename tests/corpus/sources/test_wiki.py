@@ -1,4 +1,4 @@
-"""The wiki source: articles as documents, the same in parallel and in order, and what is left out."""
+"""The wiki source: articles as documents, equal in parallel and sequential reads, and dropped pages."""
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
 
@@ -40,7 +40,7 @@ def reader(**settings):
 
 
 def read(source) -> tuple[list[str], Tally]:
-    """Read part by part as workers do, each reader and part having gone through pickle."""
+    """Read part by part as workers do, with each reader and part pickled."""
     tally, documents = Tally(), []
     for part in source.parts():
         own, given = pickle.loads(pickle.dumps((source, part)))
@@ -58,7 +58,7 @@ def small_parts(monkeypatch):
 
 @pytest.fixture(params=["plain", "one stream", "multistream", "gzip", "xz", "zstd"])
 def path(request, workspace) -> str:
-    """A dump in each of its forms, which its bytes show."""
+    """A dump in each supported format, recognised by its bytes."""
     content = {
         "plain": lambda: dump_xml(PAGES),
         "one stream": lambda: bz2.compress(dump_xml(PAGES)),
@@ -72,7 +72,7 @@ def path(request, workspace) -> str:
 
 
 def test_documents(path):
-    """A document is title, empty line, text; what is left out is counted by rule; parts sum to the file."""
+    """A document is title, empty line, text; dropped pages are counted by rule, and parts sum to the file."""
     source = reader(path=path)
     documents, tally = read(source)
     assert documents == ["One\n\nOne is first.", "Two\n\nSecond.", "Three\n\nThird."] * 5
@@ -86,14 +86,14 @@ def test_documents(path):
 
 
 def test_namespaces(path):
-    """The namespaces that are asked for are read."""
+    """The configured namespaces are read."""
     documents, _ = read(reader(path=path, namespaces=[1]))
     assert documents == ["Talk:One\n\na"] * 5
 
 
 @pytest.mark.parametrize("number", [1, 4, 7, 20])
 def test_max_articles(path, number):
-    """max_articles counts articles in the dump's order, and gives the same in every form of the dump."""
+    """max_articles counts articles in the dump's order, with the same result for every format of the dump."""
     documents, tally = read(reader(path=path, max_articles=number))
     articles = ["One\n\nOne is first.", "", "Two\n\nSecond.", "Three\n\nThird."] * 5
     assert documents == [one for one in articles[:number] if one]
@@ -102,7 +102,7 @@ def test_max_articles(path, number):
 
 
 def test_several_revisions(workspace):
-    """Of each page the newest revision by time is read, wherever it stands; the others are counted."""
+    """The newest revision of each page by time is read, wherever it is; the others are counted."""
 
     def revision(text: str, **fields: str) -> str:
         tags = "".join(f"<{key}>{value}</{key}>" for key, value in fields.items())
@@ -130,7 +130,7 @@ def test_several_revisions(workspace):
 
 
 def test_other_rules_of_text_keep_a_dataset(path):
-    """A dataset stays good if only our rules of extraction have changed, but not if the file has."""
+    """A dataset stays valid if only nbtrain's extraction rules changed, but not if the file changed."""
     source = reader(path=path)
     now = source.fingerprint()
     assert source.accepts_drift({**now, "extraction": 1}, now)
@@ -138,7 +138,7 @@ def test_other_rules_of_text_keep_a_dataset(path):
 
 
 def test_broken_pages(workspace, monkeypatch):
-    """Pages of bad XML, or on which the walker fails, are counted and named by title."""
+    """Pages of malformed XML, or on which the walker fails, are counted and reported by title."""
     pages = [PAGES[0], PAGES[5].replace("Second.", "&bad;"), PAGES[6].replace("Third.", "fails")]
     (workspace / "test.xml").write_bytes(dump_xml(pages))
     text = wiki.Walker.text
@@ -159,7 +159,7 @@ def test_broken_pages(workspace, monkeypatch):
 
 
 def test_cut_short(workspace):
-    """A damaged dump is an error with the place in the run YAML, after the documents before the damage."""
+    """A damaged dump is an error with the field of the run YAML, after the documents before the damage."""
     content = dump_xml(PAGES)
     (workspace / "test.xml.bz2").write_bytes(bz2.compress(content[: len(content) // 2]))
     source, documents = reader(path="test.xml.bz2"), []
@@ -173,7 +173,7 @@ def test_cut_short(workspace):
 
 
 def test_a_dump_in_a_closed_folder(workspace, closed):
-    """A dump that may not be read is not reported as missing."""
+    """A dump without read permission is not reported as missing."""
     (workspace / "in").mkdir()
     closed("in")
     with pytest.raises(DataError) as caught:
@@ -182,7 +182,7 @@ def test_a_dump_in_a_closed_folder(workspace, closed):
 
 
 def test_missing_files(workspace):
-    """A missing path and a dump that is not downloaded yet are errors that say what to do."""
+    """A missing path and a dump that is not downloaded yet are errors with the next step."""
     with pytest.raises(DataError) as caught:
         list(reader(path="no.xml").parts())
     assert str(caught.value) == (
@@ -197,7 +197,7 @@ def test_missing_files(workspace):
 
 
 def test_without_lxml(path, monkeypatch):
-    """Without lxml the message has the pip command."""
+    """Without lxml, the message includes the pip command."""
     monkeypatch.setitem(sys.modules, "lxml", None)
     with pytest.raises(DataError) as caught:
         reader(path=path).check_dependencies()
@@ -208,7 +208,7 @@ def test_without_lxml(path, monkeypatch):
 
 
 def test_a_downloaded_dump(workspace, mirror):  # noqa: F811
-    """A downloaded dump is read, and described with date, checksum and licence but no secret."""
+    """A downloaded dump is read and described with date, checksum and licence, and without secrets."""
     name = mirror.add_dump(multistream(PAGES), date="20260201", kind="pages-articles-multistream")
     source = reader(language="test", mirror=f"{mirror.address}?key=hush")
     assert source.is_downloaded
@@ -233,7 +233,7 @@ def test_a_downloaded_dump(workspace, mirror):  # noqa: F811
 
 
 def test_a_brought_dump(workspace):
-    """The checksum of the user's own file is compared if it is given; the fingerprint is size and time."""
+    """The user's own file is checked against its checksum if one is set; the fingerprint is size and time."""
     (workspace / "test.xml").write_bytes(dump_xml(PAGES))
     assert not reader(path="test.xml").is_downloaded
     right = hashlib.sha1((workspace / "test.xml").read_bytes()).hexdigest()
@@ -252,7 +252,7 @@ def test_a_brought_dump(workspace):
 
 
 def test_many_articles(workspace, monkeypatch):
-    """Each article gives its text, title first, without redirects and talk pages, and in UTF-16 too."""
+    """Each article returns its text, title first, without redirects and talk pages, in UTF-16 too."""
     monkeypatch.undo()
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(workspace))
     expected = [f"{title}\n\n{text}" for title, _, text in made.articles()]
@@ -266,7 +266,7 @@ def test_many_articles(workspace, monkeypatch):
 
 
 def test_samples(shared_data, monkeypatch):
-    """Real dumps give their articles, title first."""
+    """Real dumps return their articles, title first."""
     monkeypatch.undo()
     folder = shared_data / "wiki"
     documents, tally = read(reader(path=str(folder / "bgwiki-pages-articles-sample-utf16.xml.bz2")))

@@ -1,4 +1,4 @@
-"""Tokenizers that somebody brings: GPT-2's two files, and tokenizer.json of every model."""
+"""Importing tokenizers: GPT-2's two files, and tokenizer.json files of every model."""
 
 # ruff: noqa: RUF001 (markers of other models look like ASCII)
 
@@ -37,7 +37,7 @@ LLAMA3_PATTERN = (
 
 
 def wordpiece():
-    """BERT's kind: lower case, [UNK] for what it does not know."""
+    """BERT's kind: lower case, with [UNK] for unknown words."""
     built = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     built.normalizer = normalizers.BertNormalizer()
     built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -48,7 +48,7 @@ def wordpiece():
 
 
 def unigram():
-    """T5's kind: blanks become letters, pieces by likelihood."""
+    """T5's kind: spaces become characters, and pieces are chosen by likelihood."""
     built = tokenizers.Tokenizer(models.Unigram())
     built.pre_tokenizer = pre_tokenizers.Metaspace()
     built.decoder = decoders.Metaspace()
@@ -59,7 +59,7 @@ def unigram():
 
 
 def word_level():
-    """Whole words cut at blanks alone, so that an EOD between blanks is a word of the vocabulary."""
+    """Words split at spaces only, so that an EOD between spaces is a word of the vocabulary."""
     built = tokenizers.Tokenizer(models.WordLevel(unk_token="[UNK]"))
     built.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return built, trainers.WordLevelTrainer(
@@ -68,7 +68,7 @@ def word_level():
 
 
 def llama3():
-    """Byte-level BPE with words of its own rule; whole words of the vocabulary pass unmerged."""
+    """Byte-level BPE with Llama 3's word rule; words in the vocabulary skip the merges."""
     built = tokenizers.Tokenizer(models.BPE(ignore_merges=True))
     split = pre_tokenizers.Split(Regex(LLAMA3_PATTERN), "isolated")
     built.pre_tokenizer = pre_tokenizers.Sequence(
@@ -79,7 +79,7 @@ def llama3():
 
 
 def neox():
-    """GPT-NeoX's kind: normalized, with runs of blanks among the added tokens."""
+    """GPT-NeoX's kind: normalized, with runs of spaces as added tokens."""
     built = tokenizers.Tokenizer(models.BPE())
     built.normalizer = normalizers.NFC()
     built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -107,7 +107,7 @@ KINDS = {
 
 @pytest.fixture
 def bring(workspace):
-    """A function from a kind to the tokenizer.json of it in a folder of that name."""
+    """Return a function that writes a kind's tokenizer.json to a folder of the kind's name."""
 
     def make(kind: str, change=None):
         built, trainer = KINDS[kind][0]()
@@ -130,7 +130,7 @@ def bring(workspace):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_tokenizer(bring, workspace, kind):
-    """Its ids are those of HF tokenizers, its manifest says what it is, and its file is the one that came."""
+    """An imported tokenizer keeps its file and its ids, and the manifest describes it."""
     path, eod_token = bring(kind), KINDS[kind][1]
     manifest = adopt(path, eod_token, workspace / "mine")
     reference = tokenizers.Tokenizer.from_file(str(path))
@@ -153,14 +153,14 @@ def test_any_tokenizer(bring, workspace, kind):
     loaded.check_exact(PROSE)
     for text in PROSE[:3]:
         assert loaded.encode(text).tolist() == reference.encode(text, add_special_tokens=False).ids
-    # A folder that holds one is as good as the file.
+    # A folder that contains the file works too.
     assert adopt(path.parent, eod_token, workspace / "other")["sha256"] == manifest["sha256"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("engine", ["fastokens", "tokenizers"])
 def test_eod_never_comes_from_text(bring, workspace, kind, engine):
-    """Anywhere in a text, even if the vocabulary holds its letters as a word; the text around it stays."""
+    """The EOD id never results from text, even if its characters are a word; the text around it is kept."""
     eod_token = KINDS[kind][1]
     adopt(bring(kind), eod_token, workspace / "mine")
     loaded = Tokenizer.load(workspace / "mine", engine)
@@ -184,7 +184,7 @@ def test_eod_never_comes_from_text(bring, workspace, kind, engine):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("engine", ["fastokens", "tokenizers"])
 def test_added_tokens_are_single_ids(bring, workspace, kind, engine):
-    """Between letters too, of any visible text; an entry that was special keeps its id; no other moves."""
+    """Added tokens are single ids even inside words; existing entries keep their ids."""
     eod_token, path = KINDS[kind][1], bring(kind)
     base = tokenizers.Tokenizer.from_file(str(path))
     other = {"wordpiece": "[CLS]", "llama3": "<|begin_of_text|>", "unigram": "<unk>"}.get(kind)
@@ -208,7 +208,7 @@ def test_added_tokens_are_single_ids(bring, workspace, kind, engine):
 
 
 def test_tokens_added_to_a_vocabulary_of_two_files(workspace):
-    """Another sha256 than that of the vocabulary alone; what lay beside a tokenizer.json is kept."""
+    """Added tokens change the sha256 of a two-file vocabulary; files next to a tokenizer.json are kept."""
     save(training.train(iter(PROSE), 300), workspace / "own", {})
     first = adopt(workspace / "own", EOD_TOKEN, workspace / "mine")
     manifest = adopt(workspace / "own", EOD_TOKEN, workspace / "chat", ["<|user|>"])
@@ -220,7 +220,7 @@ def test_tokens_added_to_a_vocabulary_of_two_files(workspace):
         adopt(workspace / "own", EOD_TOKEN, workspace / f"chat-{number}", [token])
         loaded = Tokenizer.load(workspace / f"chat-{number}")
         assert loaded.cuts_safely == is_safe, token
-        # Letters of a token are letters, also those that stand for bytes in a byte-level vocabulary.
+        # The characters of an added token are text, also those that a byte-level vocabulary uses for bytes.
         ids = loaded.encode(f"a{token}{token}b").tolist()
         assert len(ids) == 4 and loaded.decode(ids) == f"a{token}{token}b"
         assert loaded.bytes_of(ids[1]) == token.encode()
@@ -236,7 +236,7 @@ def test_tokens_added_to_a_vocabulary_of_two_files(workspace):
 
 
 def test_word_level_eod_is_cut_in_two(bring, workspace):
-    """The case above in one line: the vocabulary's own word for EOD is no more in the ids."""
+    """The word-level case of the test above in one line: EOD in text becomes two unknown words."""
     path = bring("word_level")
     adopt(path, "[SEP]", workspace / "mine")
     reference = tokenizers.Tokenizer.from_file(str(path))
@@ -253,7 +253,7 @@ def test_word_level_eod_is_cut_in_two(bring, workspace):
 
 
 def test_letters_that_become_eod_by_normalization(bring, workspace):
-    """Lower case letters of the EOD's upper case form are found by halving the text."""
+    """Text that a normalizer turns into the EOD token is found by halving the text."""
 
     def change(document):
         document["normalizer"] = {"type": "Lowercase"}
@@ -271,7 +271,7 @@ def test_letters_that_become_eod_by_normalization(bring, workspace):
 
 
 def test_a_character_that_is_eod(bring, workspace):
-    """An EOD of one letter cannot be distinguished from text: the manifest says so."""
+    """If the EOD token is a single character, text that contains it cannot be encoded: an error names it."""
     adopt(bring("wordpiece"), ".", workspace / "mine")
     loaded = Tokenizer.load(workspace / "mine")
     assert loaded.encode("no stop").size
@@ -284,7 +284,7 @@ def test_a_character_that_is_eod(bring, workspace):
 
 
 def test_added_tokens(bring, workspace):
-    """Special ones in a text are text; runs of blanks are vocabulary and stay."""
+    """Special tokens in text are text; runs of spaces are ordinary vocabulary and stay."""
     adopt(bring("neox"), EOD_TOKEN, workspace / "mine")
     for engine in ("fastokens", "tokenizers"):
         loaded = Tokenizer.load(workspace / "mine", engine)
@@ -297,7 +297,7 @@ def test_added_tokens(bring, workspace):
 
 
 def test_what_would_lose_text_is_fixed(bring, workspace):
-    """Truncation, padding, dropout, an EOD that is not special: the ids are always those of whole texts."""
+    """Truncation, padding, dropout and a non-special EOD are corrected: ids always cover the whole text."""
 
     def change(document):
         document["truncation"] = {
@@ -322,7 +322,7 @@ def test_what_would_lose_text_is_fixed(bring, workspace):
     spoilt = adopt(bring("neox", change), EOD_TOKEN, workspace / "mine")
     document = json.loads((workspace / "mine" / "tokenizer.json").read_text(encoding="utf-8"))
     assert document == json.loads((workspace / "plain" / "tokenizer.json").read_text(encoding="utf-8"))
-    assert spoilt["sha256"] != plain["sha256"]  # of its own file
+    assert spoilt["sha256"] != plain["sha256"]  # the sha256 of the original file
     for engine in ("fastokens", "tokenizers"):
         ids = Tokenizer.load(workspace / "mine", engine).encode(PROSE[0] + EOD_TOKEN)
         assert (
@@ -332,7 +332,7 @@ def test_what_would_lose_text_is_fixed(bring, workspace):
 
 
 def test_ids_with_gaps(bring, workspace):
-    """The vocabulary is as large as its largest id needs, for the model has a row for each."""
+    """The vocabulary size covers the largest id, because the model has a row for each id."""
 
     def change(document):
         document["model"]["vocab"]["far"] = 999
@@ -341,7 +341,7 @@ def test_ids_with_gaps(bring, workspace):
 
 
 def test_a_kind_that_fastokens_is_not_proven_for(bring, workspace):
-    """tokenizers encodes by itself, and check_exact says why."""
+    """A model kind not verified with fastokens is encoded with tokenizers, and check_exact says why."""
     adopt(bring("wordpiece"), "[SEP]", workspace / "mine")
     loaded = Tokenizer.load(workspace / "mine", "fastokens")
     assert loaded.encode("All human").tolist()
@@ -362,7 +362,7 @@ def test_a_kind_that_fastokens_is_not_proven_for(bring, workspace):
     ],
 )
 def test_no_such_eod(bring, workspace, kind, advice):
-    """Names the likely ones; nothing is written."""
+    """A missing EOD token is refused with likely candidates, and nothing is written."""
     with pytest.raises(DataError) as caught:
         adopt(bring(kind), EOD_TOKEN, workspace / "mine")
     assert str(caught.value) == (
@@ -373,7 +373,7 @@ def test_no_such_eod(bring, workspace, kind, advice):
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b'{"version": "1.0"}', b"\xff"])
 def test_not_a_tokenizer_json(workspace, content):
-    """A damaged file, and JSON that is something else."""
+    """A damaged file and JSON of another format are refused by name."""
     (workspace / "tokenizer.json").write_bytes(content)
     with pytest.raises(DataError, match=r"^tokenizer\.json: not a tokenizer\.json of HF tokenizers: "):
         adopt(workspace / "tokenizer.json", EOD_TOKEN, workspace / "mine")
@@ -382,7 +382,7 @@ def test_not_a_tokenizer_json(workspace, content):
 @pytest.mark.parametrize(
     ("content", "kind"),
     [
-        # As spm_train writes it: the first piece is <unk>, of no score and type 2.
+        # spm_train writes <unk> first, with score 0 and type 2.
         (
             b"\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02\n\x0c\n\x03<s>\x15\x00\x00\x00\x00\x18\x03",
             "SentencePiece model",
@@ -393,7 +393,7 @@ def test_not_a_tokenizer_json(workspace, content):
 @pytest.mark.parametrize("name", ["tokenizer.model", "cl100k.tiktoken"])
 @pytest.mark.parametrize("is_folder", [False, True])
 def test_other_formats(workspace, content, kind, name, is_folder):
-    """The message says what they are and how to convert them."""
+    """Other tokenizer formats are named in the message, with the command that converts them."""
     (workspace / "llama").mkdir()
     (workspace / "llama" / name).write_bytes(content)
     with pytest.raises(DataError) as caught:
@@ -442,7 +442,7 @@ def test_other_formats(workspace, content, kind, name, is_folder):
     ],
 )
 def test_files_that_have_their_own_conversion(workspace, name, content, load):
-    """By name or in its folder, the message has the command; the soak runs both commands."""
+    """Formats with a separate converter get that command in the message; the soak test runs both."""
     (workspace / "m").mkdir()
     (workspace / "m" / name).write_text(content)
     for path in (workspace / "m", workspace / "m" / name):
@@ -453,7 +453,7 @@ def test_files_that_have_their_own_conversion(workspace, name, content, load):
 
 
 def test_files_that_are_no_tokenizer_by_themselves(workspace):
-    """fairseq's dict.txt is not taken for a tiktoken file; one of GPT-2's two files names the folder."""
+    """fairseq's dict.txt is not mistaken for a tiktoken file; one of GPT-2's files alone names the folder."""
     (workspace / "dict.txt").write_text("the 100\nof 50\n")
     with pytest.raises(DataError, match=r"dict\.txt: not a tokenizer\.json of HF tokenizers"):
         adopt(workspace / "dict.txt", EOD_TOKEN, workspace / "mine")
@@ -466,7 +466,7 @@ def test_files_that_are_no_tokenizer_by_themselves(workspace):
 
 @pytest.mark.soak
 def test_the_commands_write_a_tokenizer(workspace, monkeypatch):
-    """What the messages say is run as it stands, and its tokenizer.json is adopted."""
+    """The commands in the messages run unchanged and write a tokenizer.json that can be imported."""
     byte_entries = [
         {"rank": byte, "token_bytes": base64.b64encode(bytes([byte])).decode(), "token_str": None}
         for byte in range(256)
@@ -496,7 +496,7 @@ def test_the_commands_write_a_tokenizer(workspace, monkeypatch):
 
 
 def test_nothing_there(workspace):
-    """A folder without a tokenizer and a path that is nothing."""
+    """A folder without a tokenizer and a missing path are refused with the accepted inputs."""
     for path in (workspace, workspace / "absent"):
         with pytest.raises(DataError) as caught:
             adopt(path, EOD_TOKEN, workspace / "mine")
@@ -511,7 +511,7 @@ def test_nothing_there(workspace):
 
 @pytest.mark.slow
 def test_gpt2s_two_files(gpt2_files, workspace):
-    """The EOD is the last entry; the files are copies, with their old identity and HF tokenizers' ids."""
+    """GPT-2's two files are copied: EOD is the last entry, and the ids are HF tokenizers' ids."""
     manifest = adopt(gpt2_files, EOD_TOKEN, workspace / "gpt2")
     size = len(json.loads((gpt2_files / "vocab.json").read_text(encoding="utf-8")))
     assert (manifest["vocab_size"], manifest["eod_id"], manifest["trained"]) == (size, size - 1, None)
@@ -540,7 +540,7 @@ def test_known_ids_of_gpt2(shared_data, workspace):
 
 @pytest.mark.slow
 def test_in_place(gpt2_files, workspace):
-    """Files that were put into the tokenizer's own folder are taken over where they are."""
+    """Files that the user put into the tokenizer's own folder are imported in place."""
     folder = workspace / "mine"
     shutil.copytree(gpt2_files, folder, copy_function=shutil.copyfile)
     folder.chmod(0o755)
@@ -551,7 +551,7 @@ def test_in_place(gpt2_files, workspace):
 
 
 def test_a_folder_that_nbtrain_made(workspace, texts):
-    """The two files are its identity, so a copy is the same tokenizer; else tokenizer.json is."""
+    """A copy of a folder that nbtrain trained is the same tokenizer; without its manifest it is another."""
     made = save(training.train(texts, 300), workspace / "made", {"trained": {"x": 1}})
     copied = adopt(workspace / "made", EOD_TOKEN, workspace / "copy")
     assert (copied["sha256"], copied["vocab_size"]) == (made["sha256"], 300)
@@ -562,7 +562,7 @@ def test_a_folder_that_nbtrain_made(workspace, texts):
 
 
 def without(*bytes_):
-    """A change of a byte-level BPE: as trained on text without these bytes."""
+    """Return a change to a byte-level BPE, as if it was trained on text without these bytes."""
 
     def change(document):
         letters = {byte_letters()[byte] for byte in bytes_}
@@ -579,7 +579,7 @@ def without(*bytes_):
 
 @pytest.mark.parametrize("kind", ["letters", "bytes"])
 def test_a_bpe_that_would_leave_text_out(bring, workspace, kind):
-    """Of letters, or of bytes of which some are missing: text would be lost, and nothing would count it."""
+    """A BPE that lacks bytes or characters and has no unknown token is refused, as it would lose text."""
 
     def of_letters(document):
         document["pre_tokenizer"] = {"type": "WhitespaceSplit"}
@@ -604,7 +604,7 @@ def test_a_bpe_that_would_leave_text_out(bring, workspace, kind):
 
 @pytest.mark.parametrize("form", ["one file", "two files", "added tokens"])
 def test_what_was_kept_goes_on_to_the_next(bring, workspace, form):
-    """A tokenizer that is taken from a folder of ours has the template and the settings of its model."""
+    """Importing one of nbtrain's tokenizers keeps the model's chat template and settings."""
     theirs = bring("neox").parent
     if form == "two files":
         save(training.train(iter(PROSE), 300), theirs, {})
@@ -626,7 +626,7 @@ def test_what_was_kept_goes_on_to_the_next(bring, workspace, form):
 
 
 def test_two_files_that_are_no_byte_level_bpe(workspace):
-    """Damaged, without the EOD, and without all bytes: each in words."""
+    """Two files that are damaged or lack the EOD or some bytes are refused with the reason."""
     (workspace / "merges.txt").write_text("")
     (workspace / "vocab.json").write_text("{")
     with pytest.raises(DataError, match=r"^vocab\.json, merges\.txt: not a byte-level BPE: "):
@@ -649,7 +649,7 @@ def test_two_files_that_are_no_byte_level_bpe(workspace):
 
 
 def slow_files(folder, settings, added=None):
-    """What a slow tokenizer of transformers 4 saves: GPT-2's two files, the settings, the added tokens."""
+    """Write the files of a transformers 4 slow tokenizer: GPT-2's two files, settings and added tokens."""
     folder.mkdir()
     letters = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "12", EOD_TOKEN]
     files.write_json(folder / "vocab.json", {letter: number for number, letter in enumerate(letters)})
@@ -690,7 +690,7 @@ QWEN = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>", **listed
 )
 @pytest.mark.parametrize("tokens", [(), ("<new>",)])
 def test_two_files_of_another_model(workspace, settings, added, why, tokens):
-    """They would be cut as GPT-2's, without a word; with tokenizer.json beside them they are taken."""
+    """Two files of another model are refused, because they would be split by GPT-2's rule."""
     slow_files(workspace / "slow", settings, added)
     for read in (lambda: adopt("slow", EOD_TOKEN, "mine", tokens), lambda: entries_of(Path("slow"))):
         with pytest.raises(DataError) as caught, contextlib.chdir(workspace):
@@ -717,7 +717,7 @@ def test_two_files_of_another_model(workspace, settings, added, why, tokens):
     ],
 )
 def test_two_files_of_gpt2(workspace, settings, added):
-    """Whatever the settings say that is no other class and no other token."""
+    """Two files are read as GPT-2's if their settings name no other class and no other token."""
     slow_files(workspace / "slow", settings, added)
     assert adopt(workspace / "slow", EOD_TOKEN, workspace / "mine")["vocab_size"] == 258
     assert len(entries_of(workspace / "slow")) == 258
@@ -725,7 +725,7 @@ def test_two_files_of_gpt2(workspace, settings, added):
 
 @pytest.mark.slow
 def test_the_named_command_writes_a_tokenizer_json(workspace):
-    """With which the folder is taken over, and has the ids of transformers."""
+    """After the command in the message, the folder can be imported and has the ids of transformers."""
     transformers = pytest.importorskip("transformers")
     folder = workspace / "slow"
     slow_files(folder, QWEN | {"pad_token": EOD_TOKEN}, {"<|im_end|>": 258})

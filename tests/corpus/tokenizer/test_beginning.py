@@ -1,4 +1,4 @@
-"""What a tokenizer puts before a text: found as it is taken over, and put before a prompt once."""
+"""Tokens that a tokenizer puts before a text: found on import and prepended to a prompt once."""
 
 import json
 
@@ -32,7 +32,7 @@ FRAMES = {
 
 
 def written(folder, frame=None, **settings):
-    """A folder with a BPE of letters, whose first word begins with a blank, as Llama 2's."""
+    """Write a folder with a character BPE whose first word begins with a space, as Llama 2's."""
     vocabulary = ["<unk>", "<s>", "</s>", "\u2581", *"abc<>/s"]
     built = tokenizers.Tokenizer(
         models.BPE({one: i for i, one in enumerate(vocabulary)}, [], unk_token="<unk>")
@@ -52,7 +52,7 @@ def written(folder, frame=None, **settings):
 
 @pytest.mark.parametrize("name", FRAMES)
 def test_it_is_found_as_a_tokenizer_is_taken_over(workspace, name):
-    """And of one that was taken over before the manifest said so."""
+    """The leading tokens are found on import, and for a tokenizer imported before the manifest had them."""
     frame, before = FRAMES[name]
     mine = workspace / "mine"
     assert adopt(written(workspace / "theirs", frame), "</s>", mine)["before_text"] == before
@@ -66,7 +66,7 @@ def test_it_is_found_as_a_tokenizer_is_taken_over(workspace, name):
 
 
 def test_a_prompt_that_begins_so_gets_nothing(workspace):
-    """Its letters there stand for the tokens; everywhere else they are letters."""
+    """A prompt that begins with the leading token gets no second one; later in the prompt it is text."""
     adopt(written(workspace / "theirs", FRAMES["before"][0]), "</s>", workspace / "mine")
     loaded = Tokenizer.load(workspace / "mine")
     assert loaded.encode_prompt("<s>ab") == loaded.encode_prompt("ab") == [1, *loaded.encode("ab").tolist()]
@@ -77,7 +77,7 @@ def test_a_prompt_that_begins_so_gets_nothing(workspace):
 
 
 def test_a_vocabulary_of_whole_words(workspace):
-    """One that cannot write the sample is taken over as before."""
+    """A tokenizer that cannot encode the sample text is imported without leading tokens."""
     built = tokenizers.Tokenizer(models.WordLevel({"word": 0, "</s>": 1}, unk_token="none"))
     (workspace / "theirs").mkdir()
     built.save(str(workspace / "theirs" / "tokenizer.json"))
@@ -85,7 +85,7 @@ def test_a_vocabulary_of_whole_words(workspace):
 
 
 def two_files(folder, **settings):
-    """GPT-2's two files with <s> and </s>, and the settings beside them."""
+    """Write GPT-2's two files with <s> and </s>, and a tokenizer_config.json."""
     folder.mkdir()
     letters = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     (folder / "vocab.json").write_text(json.dumps({letter: number for number, letter in enumerate(letters)}))
@@ -112,7 +112,7 @@ def test_two_files_go_by_their_settings(workspace, said, added):
 
 @pytest.mark.slow
 def test_prompts_are_those_of_transformers(workspace):
-    """Of its default call, whatever add_bos_token says beside a tokenizer.json; but for what comes after."""
+    """Prompts equal transformers' default call, except for the tokens after the text."""
     transformers = pytest.importorskip("transformers")
     for number, (frame, _) in enumerate(FRAMES.values()):
         for said in ({}, {"add_bos_token": True}, {"add_bos_token": False}):
@@ -129,7 +129,7 @@ def test_prompts_are_those_of_transformers(workspace):
 
 @pytest.mark.parametrize("content", ["[1]", '"words"', "5"])
 def test_settings_that_are_no_object_are_refused(content, tmp_path):
-    """In a sentence with the file; a token that is no text names none."""
+    """Settings that are not an object are refused by file; a token that is not text is ignored."""
     (tmp_path / "tokenizer_config.json").write_text(content)
     with pytest.raises(RecordError, match=r"tokenizer_config\.json: must be a JSON object, and is "):
         settings_of(tmp_path)

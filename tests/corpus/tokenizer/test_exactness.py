@@ -12,7 +12,7 @@ from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, adopt
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from tests.corpus import made
 
-# Spacing oddities, contractions, and letters of many kinds: what engines have been seen to differ on.
+# Unusual spacing, contractions and characters of many kinds, on which engines have differed.
 PIECES = [
     *(
         " ",
@@ -93,7 +93,7 @@ SEED = 20_000
 
 
 def adversarial(count: int) -> list[str]:
-    """Seeded strings of up to 40 pieces: of PIECES, runs of one of them, and code points from anywhere."""
+    """Return seeded strings of up to 40 items: entries of PIECES, runs of one entry, or any code points."""
     chance = random.Random(SEED)
     texts = []
     for _ in range(count):
@@ -142,7 +142,7 @@ def assert_same(folder, texts) -> np.ndarray:
 
 
 def assert_as_tiktoken(folder, texts, ids: np.ndarray) -> None:
-    """tiktoken gives these ids, with the ranks of vocab.json and GPT-2's published pattern."""
+    """Assert that tiktoken gives these ids, with the ranks of vocab.json and GPT-2's published pattern."""
     tiktoken = pytest.importorskip("tiktoken")
     vocab = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
     byte_of = {letter: byte for byte, letter in enumerate(training.byte_letters())}
@@ -158,7 +158,7 @@ def assert_as_tiktoken(folder, texts, ids: np.ndarray) -> None:
 
 @pytest.mark.slow
 def test_a_thousand_adversarial_texts(gpt2):
-    """The quick part of the test below: round trips too."""
+    """A quick part of the test below, with round trips."""
     texts = [*adversarial(1000), *exactness.HARD_TEXTS]
     assert_same(gpt2, texts)
     fast = Tokenizer.load(gpt2)
@@ -167,14 +167,14 @@ def test_a_thousand_adversarial_texts(gpt2):
 
 @pytest.mark.soak
 def test_twenty_thousand_adversarial_texts(gpt2):
-    """fastokens is HF tokenizers and tiktoken, id for id; literal EODs are text in all three."""
+    """fastokens, HF tokenizers and tiktoken agree id for id; EOD in a text is text in all three."""
     texts = adversarial(20_000)
     assert_as_tiktoken(gpt2, texts, assert_same(gpt2, texts))
 
 
 @pytest.mark.slow
 def test_texts_of_every_script(gpt2):
-    """60 documents of made-up words of each: fastokens, HF tokenizers and tiktoken agree."""
+    """For 60 generated documents of each script, fastokens, HF tokenizers and tiktoken agree."""
     texts = [text for script in made.SCRIPTS for text in made.texts(script, 60)]
     assert_as_tiktoken(gpt2, texts, assert_same(gpt2, texts))
 
@@ -185,14 +185,14 @@ def test_texts_of_every_script(gpt2):
     [("udhr-multilingual", 400, 10**6), ("chinese-classics", 3000, 10**6), ("books-30mb", 300, 10**6)],
 )
 def test_natural_texts(gpt2, shared_data, name, count, size):
-    """The three engines agree on 388 languages, 3,000 Chinese texts and 300 pieces of books."""
+    """The three engines agree on 388 languages, 3,000 Chinese texts and 300 excerpts of books."""
     texts = natural(shared_data, name, count, size)
     assert_as_tiktoken(gpt2, texts, assert_same(gpt2, texts))
 
 
 @pytest.mark.slow
 def test_languages_in_short(gpt2, shared_data):
-    """The beginnings of 388 languages and of 100 Chinese texts."""
+    """The engines agree on the beginnings of texts in 388 languages and of 100 Chinese texts."""
     texts = natural(shared_data, "udhr-multilingual", 400, 200) + natural(
         shared_data, "chinese-classics", 100, 200
     )
@@ -202,14 +202,14 @@ def test_languages_in_short(gpt2, shared_data):
 
 @pytest.mark.slow
 def test_pathological_runs(gpt2):
-    """50,000 blanks, line ends, letters and signs in a row."""
+    """The engines agree on 50,000 repeated spaces, newlines, letters or symbols."""
     assert_same(
         gpt2, [" " * 50_000, "\n" * 50_000, "a" * 50_000, "=" * 50_000, "\u4e2d" * 20_000, " \n" * 25_000]
     )
 
 
 def test_hard_texts_are_of_every_kind():
-    """What check_exact always looks at holds each of the things engines differ on."""
+    """The texts that check_exact always compares contain every feature on which engines differ."""
     together = "\n".join(exactness.HARD_TEXTS)
     for piece in (
         " " * 2000,

@@ -1,4 +1,4 @@
-"""A tokenizer that is exported: transformers reads the ids of training from its files."""
+"""Exported tokenizers: transformers reads the training ids from their files."""
 
 import json
 
@@ -20,13 +20,13 @@ PLAIN = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
 
 
 def added(folder):
-    """The list of added tokens of a folder's tokenizer.json, as transformers 4 writes it beside it."""
+    """Return the added tokens of a folder's tokenizer.json in transformers 4's tokenizer_config.json form."""
     entries = files.read_json(folder / "tokenizer.json")["added_tokens"]
     return {str(one["id"]): {key: one[key] for key in one if key != "id"} for one in entries}
 
 
 def exported(workspace, name, is_listed=True):
-    """(a run's tokenizer with two added tokens, its export), taken over from one of class `name`.
+    """Import a tokenizer of class `name` with two added tokens and export it; return (tokenizer, export).
 
     `is_listed`: its tokenizer_config.json lists the added tokens, as transformers 4 writes it.
     """
@@ -51,14 +51,14 @@ def exported(workspace, name, is_listed=True):
     files.write_json(theirs / "tokenizer_config.json", settings)
     adopt(theirs, EOD_TOKEN, mine, ["<|im_start|>", "<new>"])
     ids = write_tokenizer(mine, out, 64, 260)
-    # One of the 256 bytes' entries: that of 0xFF, which is in no UTF-8.
+    # The byte-level entry of 0xFF, a byte that never occurs in UTF-8.
     byte = letters.index(byte_letters()[0xFF])
     assert (ids["eos_token_id"], ids["pad_token_id"]) == (257, byte)
     return Tokenizer.load(mine), out
 
 
 def test_added_tokens_are_in_every_list(workspace):
-    """Of tokenizer.json and of tokenizer_config.json; what else the settings say stays."""
+    """Added tokens are listed in tokenizer.json and tokenizer_config.json; other settings are unchanged."""
     _, out = exported(workspace, "Qwen2Tokenizer")
     before = json.loads((workspace / "theirs" / "tokenizer_config.json").read_text())
     settings = json.loads((out / "tokenizer_config.json").read_text())
@@ -73,7 +73,7 @@ def test_added_tokens_are_in_every_list(workspace):
 
 
 def test_settings_that_name_a_padding_token_stay_as_they_were(workspace):
-    """Byte for byte, with the vocabulary; the folder's own added tokens are another thing."""
+    """If the settings name a padding token, settings and vocabulary are exported byte for byte."""
     exported(workspace, "Qwen2Tokenizer", is_listed=False)
     theirs, out = workspace / "theirs", workspace / "again"
     settings = files.read_json(theirs / "tokenizer_config.json")
@@ -83,7 +83,7 @@ def test_settings_that_name_a_padding_token_stay_as_they_were(workspace):
     assert write_tokenizer(workspace / "plain", out, 64, 260)["pad_token_id"] == 258
     for name in ("tokenizer_config.json", "tokenizer.json"):
         assert (out / name).read_bytes() == (theirs / name).read_bytes()
-    # Another token that ends a text (generation_config.json) is none that pads it.
+    # A token that ends a text (generation_config.json) must not be the padding token.
     assert write_tokenizer(workspace / "plain", out, 64, 260, end_ids=[258])["pad_token_id"] not in (257, 258)
 
 
@@ -94,7 +94,7 @@ def token(number, content, special=True):
 @pytest.mark.parametrize(
     ("settings", "added_tokens", "expected"),
     [
-        # What public models name: the end, the end of an answer, nothing.
+        # Padding tokens in public models: the end of text, the end of an answer, none.
         ({"pad_token": "</s>"}, [token(3, "</s>"), token(4, "<pad>")], "<pad>"),
         ({}, [token(3, "</s>"), token(4, "<|finetune_right_pad_id|>")], "<|finetune_right_pad_id|>"),
         (
@@ -105,7 +105,7 @@ def token(number, content, special=True):
         ({}, [token(3, "</s>"), token(4, "<|reserved_special_token_0|>")], "<|reserved_special_token_0|>"),
         ({"unk_token": "<unk>"}, [token(3, "</s>"), token(2, "<unk>")], "<unk>"),
         ({"unk_token": "</s>"}, [token(3, "</s>"), token(4, "<mask>")], PADDING),
-        # A word of the vocabulary that looks like one, and a token that the model has no row for.
+        # A vocabulary word that resembles a padding token, and a token for which the model has no row.
         ({}, [token(3, "</s>"), token(4, "paddock", special=False), token(9, "<pad>")], PADDING),
         ({"pad_token": "<pad>", "bos_token": "<pad>"}, [token(3, "</s>"), token(4, "<pad>")], "<pad>"),
     ],
@@ -134,7 +134,7 @@ def test_the_token_that_pads_a_text_ends_none(settings, added_tokens, expected, 
 
 
 def test_a_vocabulary_without_a_token_to_spare(tmp_path):
-    """SentencePiece's without an unknown token: none is named, for none is better than the end."""
+    """Without a token that can pad, no padding token is named, rather than the end-of-text token."""
     document = {"added_tokens": [token(1, "</s>")], "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}
     files.write_json(tmp_path / "tokenizer.json", document)
     files.write_json(tmp_path / "tokenizer_config.json", {"eos_token": "</s>", "pad_token": "</s>"})
@@ -143,7 +143,7 @@ def test_a_vocabulary_without_a_token_to_spare(tmp_path):
 
 
 def test_settings_of_our_own(workspace):
-    """model_input_names: without it transformers 4 gives generate() token_type_ids too."""
+    """The settings written for our own tokenizer keep transformers 4 from passing token_type_ids."""
     tokenizer = make_tokenizer("mine", ["ab ab"], 260)
     write_tokenizer(tokenizer.directory, workspace, 64, 260)
     assert files.read_json(workspace / "tokenizer_config.json") == {
@@ -158,7 +158,7 @@ def test_settings_of_our_own(workspace):
 
 
 def test_a_vocabulary_that_was_edited_is_not_exported(workspace):
-    """Ids of training would mean other text; settings and a chat template may be edited."""
+    """A vocabulary edited after import is not exported; settings and a chat template may be edited."""
     exported(workspace, "Qwen2Tokenizer")
     adopt(workspace / "theirs", EOD_TOKEN, workspace / "taken")
     kept = workspace / "taken" / "as-given"
@@ -177,13 +177,13 @@ def test_a_vocabulary_that_was_edited_is_not_exported(workspace):
 @pytest.mark.parametrize("is_listed", [True, False])
 @pytest.mark.parametrize("name", ["Qwen2Tokenizer", "GPT2Tokenizer", "PreTrainedTokenizerFast"])
 def test_added_tokens_have_the_ids_of_training(workspace, name, is_listed):
-    """In transformers, whichever class the settings name."""
+    """Added tokens have their training ids in transformers, whatever class the settings name."""
     transformers = pytest.importorskip("transformers")
     tokenizer, out = exported(workspace, name, is_listed)
     theirs = transformers.AutoTokenizer.from_pretrained(out)
     assert theirs(TEXT).input_ids == tokenizer.encode(TEXT).tolist() == [87, 258, 256, 259, 256, 258, 259]
     assert theirs.convert_tokens_to_ids("<new>") == 259
-    # Its padding token takes no id of a text: every character has those of training.
+    # The padding token replaces no id used by text: every character has its training ids.
     every = "".join(map(chr, (*range(0x20, 0x2FF), 0xFFFD, 0x1F600))) + "\u00ff\u00f5"
     assert theirs(every).input_ids == tokenizer.encode(every).tolist()
     ends, pads = theirs.eos_token_id, theirs.pad_token_id
@@ -191,7 +191,7 @@ def test_added_tokens_have_the_ids_of_training(workspace, name, is_listed):
     collate = transformers.DataCollatorForLanguageModeling(theirs, mlm=False)
     texts = [theirs(text + EOD_TOKEN) for text in ("ab", "one longer text")]
     for row, text in zip(collate(texts)["labels"].tolist(), texts):
-        # The end is in the loss, the padding is not.
+        # The end-of-text token is in the loss, padding is not.
         assert [number for number in row if number != -100] == text.input_ids and text.input_ids[-1] == ends
 
 
@@ -200,9 +200,9 @@ def test_added_tokens_have_the_ids_of_training(workspace, name, is_listed):
 @pytest.mark.parametrize("tokens", [(), ("<new>",)])
 @pytest.mark.parametrize("said", [{"add_bos_token": True}, {"add_bos_token": False}, {}])
 def test_two_files_begin_a_text_as_before(workspace, said, tokens, is_old):
-    """transformers 5 does not look at add_bos_token beside the tokenizer.json that an export has.
+    """An exported tokenizer adds the leading token even though transformers 5 ignores add_bos_token.
 
-    `is_old`: the tokenizer was taken over when its tokenizer.json did not have the token.
+    `is_old`: the tokenizer was imported by a version that did not write the token to tokenizer.json.
     """
     transformers = pytest.importorskip("transformers")
     theirs, mine, out = two_files(workspace / "theirs", **said), workspace / "mine", workspace / "out"

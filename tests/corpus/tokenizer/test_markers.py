@@ -1,4 +1,4 @@
-"""Special tokens in a template are reported before data is made of it."""
+"""Special tokens in a template are reported before data is built with it."""
 
 import logging
 
@@ -23,12 +23,12 @@ def config_of(source, **tokenizer):
 
 @pytest.fixture
 def theirs(workspace):
-    """A tokenizer with the special tokens <s> and </s>, not taken over yet."""
+    """A tokenizer with the special tokens <s> and </s>, not imported yet."""
     return written(workspace / "theirs")
 
 
 def test_special_tokens_of_the_template(theirs):
-    """Of the tokenizer that will be taken over, and of the one that was."""
+    """Special tokens in a template are found for a tokenizer before and after its import."""
     assert markers_as_letters(config_of(MARKED)) == []
     to_be_taken = config_of(MARKED, path=str(theirs))
     assert markers_as_letters(to_be_taken) == ["<s>", "</s>"]
@@ -42,14 +42,14 @@ def test_special_tokens_of_the_template(theirs):
         assert markers_as_letters(config_of(source)) == []
     alpaca = {"kind": "alpaca", "path": "x.json", "template": "<s>{instruction}"}
     assert markers_as_letters(config_of(alpaca)) == ["<s>"]
-    # Roles are written too.
+    # Role names are part of the rendered text too.
     role = {**CHAT, "roles": {"x": "<s>"}}
     assert markers_as_letters(config_of(role)) == ["<s>"]
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"added_tokens": [1]}', '{"added_tokens": [{}]}'])
 def test_a_damaged_tokenizer_is_another_finding(content, workspace):
-    """It is refused as it is read."""
+    """A damaged tokenizer is not reported here; reading it raises the error."""
     tokenizer_dir("mine").mkdir(parents=True)
     (tokenizer_dir("mine") / "tokenizer.json").write_text(content)
     assert markers_as_letters(config_of(MARKED)) == []

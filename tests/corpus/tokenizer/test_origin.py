@@ -1,4 +1,4 @@
-"""The tokens that end a text: the tokenizer's, and those of the folder that the run's model came from."""
+"""End-of-text ids: the tokenizer's, and those recorded in the folder that the run's model came from."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def tokenizer(tmp_path):
 
 
 def run_from(tmp_path, origin, name="run", between=False):
-    """A run from a folder, or from a run that came from it."""
+    """Return a run that started from a folder, or from a run that started from one."""
     run = RunDir(tmp_path / name)
     run.path.mkdir()
     record = {"schema_version": 1, "path": "somewhere"}
@@ -32,7 +32,7 @@ def run_from(tmp_path, origin, name="run", between=False):
     [
         ({"eos_token_id": [5, 9]}, {"eos_token_id": 3}, {5, 9}),
         ({"eos_token_id": 5}, {}, {5}),
-        # transformers makes its generation config of config.json then.
+        # transformers derives its generation config from config.json in this case.
         ({}, {"eos_token_id": [3, 4]}, {3, 4}),
         ({"eos_token_id": None}, {"eos_token_id": 3}, set()),
         ({"temperature": 0.6}, {"eos_token_id": [3, 4]}, set()),
@@ -58,7 +58,7 @@ def test_ids_of_another_tokenizer_say_nothing(between, tokenizer, tmp_path):
 
 
 def test_a_record_that_names_a_run_alone(tokenizer, tmp_path):
-    """As they were once: the folder is that run's, if it is still the one that is meant."""
+    """In old records that name only a run, the folder is that run's, if the run still has the same id."""
     sha256 = files.sha256_of(tmp_path / "theirs" / "tokenizer.json")
     run_from(tmp_path, {**OTHER, "tokenizer_sha256": sha256}, "base")
     for name, base, run_id in (("second", "base", "a"), ("third", "second", "b"), ("other", "base", "x")):
@@ -70,13 +70,13 @@ def test_a_record_that_names_a_run_alone(tokenizer, tmp_path):
         files.write_json(RunDir(tmp_path / name).run_json, described)
     for name, ids in (("second", {7}), ("third", {7}), ("other", set())):
         assert end_ids(RunDir(tmp_path / name), tokenizer) == ids | {tokenizer.eod_id}
-    # A run that was deleted and made again from what had begun with it.
+    # The base run was deleted and recreated from a run that had started from it.
     files.write_json(RunDir(tmp_path / "base").init_from_json, {"run": "second", "run_id": "b"})
     assert end_ids(RunDir(tmp_path / "third"), tokenizer) == {tokenizer.eod_id}
 
 
 def test_a_tokenizer_with_tokens_more(tokenizer, tmp_path):
-    """The ids of the others are the same (tokenizer.added_tokens), also if it is taken over twice."""
+    """Added tokens do not change the recorded end-of-text ids, even after a second import."""
     sha256 = files.sha256_of(tmp_path / "theirs" / "tokenizer.json")
     run = run_from(tmp_path, {**OTHER, "tokenizer_sha256": sha256})
     source = tmp_path / "theirs"
@@ -89,6 +89,6 @@ def test_a_tokenizer_with_tokens_more(tokenizer, tmp_path):
 
 
 def test_a_run_from_random_weights(tokenizer, tmp_path):
-    """Or from a run of such weights."""
+    """A run from random weights, or from such a run, adds no end-of-text ids."""
     assert end_ids(RunDir(tmp_path / "none"), tokenizer) == {tokenizer.eod_id}
     assert recorded_origin(run_from(tmp_path, {}, between=True)) == {}

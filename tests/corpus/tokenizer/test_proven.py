@@ -1,4 +1,4 @@
-"""Where fastokens may encode: the tables of characters compared, and each objection to a tokenizer."""
+"""When fastokens may encode: character classes compared, and every reason to reject a tokenizer."""
 
 import copy
 import importlib.metadata
@@ -20,18 +20,18 @@ from nbtrain.corpus.tokenizer.unfinished import byte_letters, letter_bytes
 EOD = "<|endoftext|>"
 LETTERS = byte_letters()
 POINTS = [chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000]
-# Each character between letters of either case, digits, signs, spaces and line ends, doubled, and after an
-# apostrophe. The letters and signs take two bytes or more: a border beside them shows whatever merges with
-# the other side. Of the two borders of an apostrophe one shows in each order of merges.
+# Each character between letters of either case, digits, symbols, spaces and newlines, doubled, and after an
+# apostrophe. The neighbours take two bytes or more, so that each border next to them is visible whatever
+# happens at the other one. Each order of merges shows one of the two borders of an apostrophe.
 PLACES = "\u00e9{}\u00e9\u00c9{}\u00c9\u0663{}\u0663\u3002{}\u3002 {} {}{}\n{}\u00e9'{}\u00e9"
 APOSTROPHES = "\u00e9'{}\u00e9'{}{}\u3002"
 
 
 def revealing(pre_tokenizer, normalizer=None, text: str = "", is_reversed: bool = False):
-    """A byte-level BPE whose ids show where the words of `text` end.
+    """Return a byte-level BPE whose ids show where the words of `text` end.
 
-    It merges the last byte of a character with the first byte of the next one, and nothing else. Of two
-    borders that share a character of one byte only one is merged: which one, the order of merges decides.
+    It merges the last byte of a character with the first byte of the next one, and nothing else. If two
+    borders share a single-byte character, only one of them is merged; the order of merges decides which.
     """
     content = text.encode()
     pairs = sorted({(left, right) for left, right in pairwise(content) if not 0x80 <= right < 0xC0})
@@ -57,7 +57,7 @@ RULES = {
     "GPT-2": (GPT2, None),
     "GPT-2, NFC": (GPT2, normalizers.NFC()),
     **{name: (words_of(expressions), None) for expressions, name in proven.WORDS.items()},
-    # As its file has it, with the line ends themselves; fastokens then has another scanner.
+    # With literal newlines, as in DeepSeek's own file, fastokens selects another scanner.
     "DeepSeek 3, its file": (
         words_of(
             expression.replace(r"\r", "\r").replace(r"\n", "\n")
@@ -69,7 +69,7 @@ RULES = {
 
 
 def differing(name: str, points: list[str], places: str, is_reversed: bool = False) -> list[str]:
-    """The characters for which the engines cut `places` into other words."""
+    """Return the characters for which the engines split `places` into different words."""
     texts = ["".join(places.replace("{}", point) for point in group) for group in batched(points, 1000)]
     built = revealing(*RULES[name], "\n".join(texts), is_reversed)
     fast = fastokens.Tokenizer.from_json_str(built.to_str())
@@ -93,7 +93,7 @@ def batched(points: list[str], size: int) -> list[list[str]]:
 
 
 def check(name: str, points: list[str]) -> None:
-    """No character differs but those that the texts are looked through for."""
+    """Assert that only the characters that encoding checks for differ."""
     disputed = {piece[-1] for piece in proven.DISPUTED} if not name.startswith("GPT-2") else set()
     found = {*differing(name, points, PLACES), *differing(name, points, APOSTROPHES, is_reversed=True)}
     assert found <= disputed
@@ -102,20 +102,20 @@ def check(name: str, points: list[str]) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("name", RULES)
 def test_every_code_point(name):
-    """All 1,112,064 of them, in every place: the engines agree on which class each belongs to."""
+    """For all 1,112,064 code points in every position, the engines agree on the character class."""
     check(name, POINTS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_a_part_of_the_code_points(name):
-    """Every 10,007th, and those that engines have been seen to differ on."""
+    """The engines agree on every 10,007th code point and on those where engines have differed."""
     check(name, [*POINTS[::10_007], *"\u180e\u017f\u212a\u0130\u0345\u200b\u0085\u2028'sSlL/\r\n 1"])
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_what_the_engines_dispute(name, tmp_path):
-    """A text with it has the ids of HF tokenizers, among texts that fastokens encodes."""
+    """A text with disputed characters gets HF tokenizers' ids, among texts that fastokens encodes."""
     texts = ["a \u180e b", "plain", "x\u180e's \u180e\n", "the'\u017f THE'S 's'\u017f", "", "\u017f\u180e'"]
     built = revealing(*RULES[name], "\n".join(texts))
     built.save(str(tmp_path / "tokenizer.json"))
@@ -129,7 +129,7 @@ def test_what_the_engines_dispute(name, tmp_path):
 
 
 def any_bpe(chance: random.Random) -> tuple[dict, list[str]]:
-    """A tokenizer.json of random merges, and texts whose words they join."""
+    """Return a tokenizer.json with random merges, and texts whose words use them."""
     letters = [LETTERS[byte] for byte in chance.sample(range(256), chance.choice([3, 5, 20, 256]))]
     vocab = {letter: number for number, letter in enumerate([*LETTERS, EOD])}
     merges, entries = [], list(letters)
@@ -159,7 +159,7 @@ def any_bpe(chance: random.Random) -> tuple[dict, list[str]]:
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 200))])
 def test_any_byte_level_bpe(seed, tmp_path):
-    """Random merges in any order, whole words that skip them, words of 400 bytes: the ids are the same."""
+    """Both engines agree for random merges in any order, words that skip them, and words of 400 bytes."""
     built, texts = any_bpe(random.Random(seed))
     (tmp_path / "tokenizer.json").write_text(json.dumps(built))
     adopt(tmp_path / "tokenizer.json", EOD, tmp_path / "own")
@@ -173,7 +173,7 @@ def test_any_byte_level_bpe(seed, tmp_path):
 
 
 def document(**changes) -> dict:
-    """The tokenizer.json of GPT-2's rule, with some parts replaced."""
+    """Return the tokenizer.json of GPT-2's rule with some sections replaced."""
     return {**json.loads(revealing(GPT2).to_str()), **changes}
 
 
@@ -202,7 +202,7 @@ LLAMA3 = json.loads(revealing(words_of(next(iter(proven.WORDS)))).to_str())["pre
     ],
 )
 def test_what_fastokens_may_encode(changed):
-    """Byte-level BPE by a known rule for words, also with tokens that were added for a conversation."""
+    """fastokens may encode byte-level BPE with a known word rule, also with added chat tokens."""
     assert proven.agreement(changed).objection is None
 
 
@@ -246,13 +246,13 @@ OBJECTIONS = {
 
 @pytest.mark.parametrize("objection", OBJECTIONS)
 def test_objections(objection):
-    """Whatever is not proven is encoded by tokenizers, and the reason says what it is."""
+    """A tokenizer that is not verified is encoded by tokenizers, and the reason is given."""
     assert str(proven.agreement(OBJECTIONS[objection]).objection).startswith(objection)
 
 
 @pytest.mark.parametrize("name", proven.VERSIONS)
 def test_another_version(name, monkeypatch):
-    """Versions that were not compared are not trusted; the message names those that were."""
+    """Versions that were not compared are not trusted, and the message lists the compared versions."""
     version = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda of: "9.9" if of == name else version(of))
     assert proven.agreement(document()).objection == (
@@ -261,7 +261,7 @@ def test_another_version(name, monkeypatch):
 
 
 def test_the_installed_versions_were_compared():
-    """Otherwise every text would be encoded by the slower engine."""
+    """The installed versions have been compared; otherwise the slower engine would encode every text."""
     for name, versions in proven.VERSIONS.items():
         assert importlib.metadata.version(name) in versions
 
@@ -269,7 +269,7 @@ def test_the_installed_versions_were_compared():
 @pytest.mark.parametrize("tokens", [["<x>", "<y>", "b", "<z>"], ["b"], ["<y>", "<z>"]])
 @pytest.mark.parametrize("vocab", [{"a": 0, "b": 1, "<x>": 2}, {"a": 0, "b": 7, "<x>": 2}])
 def test_ids_of_added_tokens(tokens, vocab):
-    """The file's ids count only if tokenizers gives the same: entries keep theirs, others follow."""
+    """Ids of added tokens are used only if tokenizers assigns the same: existing keep theirs, new follow."""
     built = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     built.add_tokens(tokens)
     entries = [{"content": token, "id": built.token_to_id(token)} for token in tokens]

@@ -1,4 +1,4 @@
-"""Vocabularies of several sizes from one training: the same as each trained alone."""
+"""Vocabularies of several sizes from one training run, equal to training each size separately."""
 
 import numpy as np
 import pytest
@@ -16,11 +16,11 @@ def texts():
 
 
 def test_each_size_is_that_of_its_own_training(texts, monkeypatch):
-    """Tokens and counts of the first merges are those of a vocabulary that was trained for that size."""
+    """Token counts at each size match a vocabulary trained for that size."""
     monkeypatch.setattr(sizes, "SIZES", (280, 320, 4096))
     small, large, most = fits_of(texts)
     assert (small.size, large.size) == (280, 320)
-    # There is nothing more to merge in so few words.
+    # So few words allow no further merges.
     assert 320 < most.size < 4096
     num_bytes = sum(map(len, texts))
     for fit in (small, large):
@@ -35,7 +35,7 @@ def test_each_size_is_that_of_its_own_training(texts, monkeypatch):
 
 
 def test_only_so_much_is_encoded(texts, monkeypatch):
-    """A sample of a stated size; the counts are of it."""
+    """The statistics are based on a sample of the configured size."""
     monkeypatch.setattr(sizes, "SIZES", (300,))
     monkeypatch.setattr(sizes, "ENCODED_BYTES", 2000)
     (fit,) = fits_of(texts)

@@ -1,4 +1,4 @@
-"""The tokenizer folder: equal ids of both engines, exact round trips, no EOD from text, damage noticed."""
+"""The tokenizer folder: engines agree, round trips are exact, text never gives EOD, edits are noticed."""
 
 import json
 import pickle
@@ -38,14 +38,14 @@ def folder(workspace, texts):
 
 
 def test_round_trip_of_any_text(folder):
-    """Every text comes back to the letter: byte-level BPE knows no unknown token."""
+    """Every text survives a round trip unchanged, because byte-level BPE has no unknown token."""
     loaded = Tokenizer.load(folder)
     for text in HARD_TEXTS:
         assert loaded.decode(loaded.encode(text)) == text
 
 
 def test_engines_agree(folder):
-    """fastokens and HF tokenizers give the same flat ids, offsets and texts."""
+    """fastokens and HF tokenizers return the same flat ids, offsets and texts."""
     fast, reference = Tokenizer.load(folder, "fastokens"), Tokenizer.load(folder, "tokenizers")
     ids, offsets = fast.encode_batch([*HARD_TEXTS, ""])
     other_ids, other_offsets = reference.encode_batch([*HARD_TEXTS, ""])
@@ -53,14 +53,14 @@ def test_engines_agree(folder):
     assert np.array_equal(offsets, other_offsets)
     assert (ids.dtype, offsets.dtype) == (np.uint32, np.int64)
     assert offsets[-1] == offsets[-2] == len(ids)
-    # Half a character is shown as U+FFFD by both.
+    # Both show half a character as U+FFFD.
     for tokens in (ids[:50], [3, 200, loaded_id(fast, "中")[0], fast.eod_id]):
         assert fast.decode(tokens) == reference.decode(tokens)
 
 
 @pytest.mark.parametrize("engine", ["fastokens", "tokenizers"])
 def test_long_texts_are_encoded_in_pieces(folder, monkeypatch, engine):
-    """Cut before blanks that follow letters or digits, a text has the ids of the whole text."""
+    """A long text split before spaces that follow letters or digits has the ids of the whole text."""
     loaded = Tokenizer.load(folder, engine)
     generator = np.random.default_rng(5)
     parts = [
@@ -95,7 +95,7 @@ def test_long_texts_are_encoded_in_pieces(folder, monkeypatch, engine):
 
 @pytest.mark.parametrize("run", ["x", "\n", " ", "xy!", "\u4e2d"])
 def test_a_word_without_end_is_cut(folder, monkeypatch, run):
-    """Its memory stays bounded, and its tokens mean the same text."""
+    """An endless word is split, which bounds memory; its tokens decode to the same text."""
     loaded = Tokenizer.load(folder)
     monkeypatch.setattr(tokenizer, "LONG_TEXT_CHARS", 40)
     monkeypatch.setattr(tokenizer, "LONG_WORD_CHARS", 20)
@@ -119,7 +119,7 @@ def test_literal_end_of_text_is_text(folder):
 
 
 def test_eod_is_an_entry_of_its_own(folder):
-    """The vocabulary has at most the size asked for; EOD is 0 and every byte is in it."""
+    """The vocabulary has at most the configured size; EOD is 0, and every byte is an entry."""
     loaded = Tokenizer.load(folder)
     assert loaded.vocab_size == 320
     assert loaded.eod_id == 0
@@ -132,7 +132,7 @@ def test_eod_is_an_entry_of_its_own(folder):
 
 
 def test_changed_and_missing_files(folder):
-    """A vocabulary that is not the manifest's is refused: ids would mean other text."""
+    """A vocabulary that differs from the manifest is refused, because ids would mean other text."""
     merges = folder / "merges.txt"
     merges.write_text(merges.read_text().replace("t h", "h t"))
     with pytest.raises(DataError) as caught:
@@ -154,7 +154,7 @@ def test_changed_and_missing_files(folder):
 
 
 def test_a_tokenizer_can_be_sent_to_a_worker(folder):
-    """Pickled with its engine, before and after that was loaded."""
+    """A tokenizer can be pickled with its engine, before and after the engine is loaded."""
     loaded = Tokenizer.load(folder, "tokenizers")
     ids = loaded.encode("the model").tolist()
     copy = pickle.loads(pickle.dumps(loaded))
@@ -163,7 +163,7 @@ def test_a_tokenizer_can_be_sent_to_a_worker(folder):
 
 
 def test_a_folder_of_before_still_loads(folder):
-    """Manifests without eod_token are of the days when there was but one."""
+    """A manifest without eod_token, from when there was only one, still loads."""
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
     del manifest["eod_token"], manifest["eod_from_text"]
@@ -174,7 +174,7 @@ def test_a_folder_of_before_still_loads(folder):
 
 
 def test_another_eod(workspace, texts):
-    """The manifest carries it, and its letters in a text are text."""
+    """The manifest records another EOD token, and its characters in a text are text."""
     built = training.train(texts, 300, eod_token="</s>")
     save(built, workspace / "t", {"trained": None, "eod_token": "</s>"})
     for engine in ("fastokens", "tokenizers"):
@@ -187,7 +187,7 @@ def test_another_eod(workspace, texts):
 
 
 def test_check_exact_where_engines_agree(folder):
-    """Nothing to say, and fastokens stays; with tokenizers there is nothing to compare."""
+    """When the engines agree, check_exact reports nothing and keeps fastokens."""
     loaded = Tokenizer.load(folder, "fastokens")
     assert loaded.check_exact(HARD_TEXTS * 30) is None
     assert loaded.engine == "fastokens"
@@ -195,7 +195,7 @@ def test_check_exact_where_engines_agree(folder):
 
 
 def test_check_exact_where_they_differ(folder, monkeypatch):
-    """One id that differs, in the sample alone: tokenizers takes over and the text is named."""
+    """A single differing id in the sample switches to tokenizers, and the text is named."""
     loaded = Tokenizer.load(folder, "fastokens")
     encode = Tokenizer._encode
 
@@ -214,7 +214,7 @@ def test_check_exact_where_they_differ(folder, monkeypatch):
 
 
 def test_check_exact_where_fastokens_fails(folder, monkeypatch):
-    """Also a panic, which is no Exception, is a difference and not the end."""
+    """A failure of fastokens, even a panic that is not an Exception, counts as a difference."""
 
     class Panic(BaseException):
         pass
@@ -230,7 +230,7 @@ def test_check_exact_where_fastokens_fails(folder, monkeypatch):
 
 
 def test_check_exact_looks_at_the_beginnings_only(folder, monkeypatch):
-    """Of SAMPLE_TEXTS texts at most, so that it costs a fraction of a second whatever the corpus."""
+    """check_exact reads the beginnings of at most SAMPLE_TEXTS texts, so its time is bounded."""
     seen = []
     loaded = Tokenizer.load(folder, "fastokens")
     encode = Tokenizer._encode
@@ -241,7 +241,7 @@ def test_check_exact_looks_at_the_beginnings_only(folder, monkeypatch):
 
 
 def test_what_was_found_is_kept(folder, monkeypatch):
-    """The comparison runs once for a tokenizer and the versions of both engines; then no sample is read."""
+    """The comparison runs once per tokenizer and engine versions; after that, no sample is read."""
     reference_loads = []
     from_file = tokenizers.Tokenizer.from_file
     monkeypatch.setattr(
@@ -275,7 +275,7 @@ def test_what_was_found_is_kept(folder, monkeypatch):
 
 
 def test_what_was_found_decides_the_engine_of_all_that_load_it(folder):
-    """Serving, evaluating and generating compare nothing: they take what prepare has found."""
+    """Serving, evaluation and generation use the engine that prepare chose, without comparing again."""
     assert Tokenizer.load(folder).check_exact() is None
     assert Tokenizer.load(folder).engine == "fastokens"
     kept = folder / exactness.REMEMBERED
@@ -290,7 +290,7 @@ def test_what_was_found_decides_the_engine_of_all_that_load_it(folder):
 
 @pytest.mark.parametrize("how", ["encode", "encode_long", "encode_prompt"])
 def test_a_text_on_which_fastokens_fails(folder, caplog, how):
-    """It is encoded by the reference, as are all that follow: one prompt does not end a server."""
+    """If fastokens fails on a text, the reference encodes it and all later ones; the server continues."""
 
     class Failing:
         def encode_batch_flat(self, texts, split_special_tokens):
@@ -310,7 +310,7 @@ def test_a_text_on_which_fastokens_fails(folder, caplog, how):
 
 @pytest.mark.parametrize("engine", ["fastokens", "tokenizers"])
 def test_a_text_that_is_no_unicode(folder, engine):
-    """It is refused in a sentence, and the engine stays."""
+    """A text that is not valid Unicode is refused with a message, and the engine stays."""
     loaded = Tokenizer.load(folder, engine)
     with pytest.raises(
         DataError, match=r"^a text that is to be encoded is no Unicode: surrogates not allowed\.$"
@@ -320,7 +320,7 @@ def test_a_text_that_is_no_unicode(folder, engine):
 
 
 def test_a_folder_that_cannot_be_written_is_compared_each_time(folder, monkeypatch):
-    """A tokenizer of another user is used all the same."""
+    """In a read-only folder, such as another user's, the comparison runs on every load."""
 
     def refused(path, value):
         raise PermissionError(13, "Permission denied", str(path))
@@ -333,7 +333,7 @@ def test_a_folder_that_cannot_be_written_is_compared_each_time(folder, monkeypat
 
 @pytest.mark.parametrize("text", ["", "x" * 3])
 def test_nothing_and_little(folder, text):
-    """No text and an empty text are no tokens, with either engine."""
+    """No texts and an empty text give no tokens, with either engine."""
     for engine in ("fastokens", "tokenizers"):
         loaded = Tokenizer.load(folder, engine)
         ids, offsets = loaded.encode_batch([])

@@ -1,4 +1,4 @@
-"""Training: reproducible, equal to the trainers' own results, within memory."""
+"""Training a tokenizer: reproducible, equal to the trainers' own results, within memory."""
 
 import hashlib
 import json
@@ -39,7 +39,7 @@ def test_training_is_reproducible(trainer, texts):
 
 
 def test_the_vocabulary_has_one_form(trainer, texts, workspace):
-    """EOD is 0, the bytes follow in one order, then the merges; fastokens and tokenizers agree on it."""
+    """Both trainers' vocabularies are laid out as EOD, bytes, merges, and both engines agree on them."""
     built = train(texts + MIXED, 400, trainer, "<|stop|>")
     manifest = save(built, workspace / "made", {"trained": {}, "eod_token": "<|stop|>"})
     assert (manifest["vocab_size"], manifest["eod_id"], manifest["eod_token"]) == (400, 0, "<|stop|>")
@@ -57,7 +57,7 @@ def test_the_vocabulary_has_one_form(trainer, texts, workspace):
 
 
 def test_reading_ends_at_train_bytes(trainer, texts):
-    """At most train_bytes are read, and a longer document up to there."""
+    """At most train_bytes are read, and the last document is truncated there."""
     read = []
 
     def watched():
@@ -73,7 +73,7 @@ def test_reading_ends_at_train_bytes(trainer, texts):
 
 @pytest.mark.slow
 def test_one_huge_word_does_not_stall_training(trainer):
-    """300 kB without a blank are cut for training, which is quadratic in a word's length."""
+    """300 kB without a space are split for training, whose time is quadratic in the length of a word."""
     word = "".join(np.random.RandomState(0).choice(list("ABCDEFGHIJ+/"), 300_000))
     assert train(["some text " * 20, word], 300, trainer).get_vocab_size() == 300
 
@@ -88,14 +88,14 @@ def test_too_small_a_vocabulary(trainer):
 
 
 def test_no_text(trainer):
-    """Nothing to learn from is an error, not a vocabulary of bytes."""
+    """A corpus without text is an error, rather than a vocabulary of bytes."""
     with pytest.raises(DataError) as caught:
         train([], 300, trainer)
     assert str(caught.value) == "the corpus is empty: there is no text to train a tokenizer on."
 
 
 def test_software(trainer):
-    """Whoever trained is recorded, and who wrote the files."""
+    """The manifest records the trainer and the library that wrote the files, with versions."""
     assert set(training.software(trainer)) == {"tokenizers", trainer}
 
 
@@ -103,7 +103,7 @@ def test_software(trainer):
 
 
 def test_tokenizers_vocabulary_is_what_it_always_was(texts):
-    """Pinned from before rustbpe, samples and other EODs came: runs that exist keep their ids."""
+    """The vocabulary is pinned from before other trainers were added, so existing runs keep their ids."""
     content = train(texts, 320).to_str()
     assert (
         hashlib.sha256(content.encode()).hexdigest()
@@ -115,7 +115,7 @@ def test_tokenizers_vocabulary_is_what_it_always_was(texts):
 
 
 def test_rustbpe_encodes_as_itself(workspace):
-    """What is exported gives the ids that rustbpe's own encoding gives, entry for entry."""
+    """An exported vocabulary gives exactly the ids of rustbpe's own encoding."""
     rustbpe = pytest.importorskip("rustbpe")
     learnt = rustbpe.Tokenizer()
     learnt.train_from_iterator(iter(MIXED), 449, pattern=training.GPT2_PATTERN)
@@ -138,7 +138,7 @@ def test_rustbpe_encodes_as_itself(workspace):
 
 
 def test_merges_from_ranks():
-    """The two pieces of a token are what lower ranks leave of it; ranks of 1 byte are bytes."""
+    """A token's two parts are derived from lower ranks; ranks of one byte are bytes."""
     ranks = [(bytes([byte]), byte) for byte in range(256)]
     ranks += [
         (b"ab", 256),
@@ -155,7 +155,7 @@ def test_merges_from_ranks():
 
 @pytest.mark.slow
 def test_merges_from_the_ranks_of_a_vocabulary(gpt2_files):
-    """The 50,000 merges of GPT-2, and those of a made vocabulary, come back from the entries alone."""
+    """The 50,000 merges of GPT-2 and of a generated vocabulary are recovered from the entries alone."""
     vocab = json.loads((gpt2_files / "vocab.json").read_text(encoding="utf-8"))
     lines = (gpt2_files / "merges.txt").read_text(encoding="utf-8").splitlines()
     byte_of = {letter: byte for byte, letter in enumerate(training.byte_letters())}
@@ -168,7 +168,7 @@ def test_merges_from_the_ranks_of_a_vocabulary(gpt2_files):
 
 
 def test_rustbpe_missing(monkeypatch):
-    """The command that installs it, and the way without it."""
+    """The message about a missing rustbpe has the install command and the alternative."""
     monkeypatch.setitem(sys.modules, "rustbpe", None)
     with pytest.raises(DataError) as caught:
         train(["text"], 300, "rustbpe")
@@ -195,21 +195,21 @@ def test_rustbpe_missing(monkeypatch):
     ],
 )
 def test_memory_estimate_covers_what_was_measured(trainer, train_bytes, unspaced, measured_mib):
-    """Never below the measured peak, and at most 0.25 GiB above it."""
+    """The memory estimate is never below the measured peak and at most 0.25 GiB above it."""
     estimate = training.memory_estimate_bytes(train_bytes, trainer, unspaced) / 2**20
     assert measured_mib <= estimate <= measured_mib + 256
 
 
 @pytest.mark.slow
 def test_unspaced_fraction():
-    """Of bytes, not characters; punctuation aside."""
+    """The unspaced fraction is measured in bytes, not characters, and ignores punctuation."""
     assert training.unspaced_fraction(["中文", "abcdef"]) == 0.5
     assert training.unspaced_fraction(["中a\u3002", "é"]) == 3 / 9
     assert training.unspaced_fraction([]) == 0
 
 
 def test_peek():
-    """The beginning, and then everything from the beginning."""
+    """peek returns the beginning and an iterator over everything."""
     first, everything = training.peek(iter(["é" * 3, "b" * 5, "c"]), 8)
     assert first == ["é" * 3, "b" * 5]
     assert list(everything) == ["é" * 3, "b" * 5, "c"]
@@ -217,7 +217,7 @@ def test_peek():
 
 
 def test_check_memory(monkeypatch):
-    """Shown when it fits; refused with the setting, both sizes and what would fit when it does not."""
+    """Memory that fits is reported; otherwise training is refused with both sizes and what would fit."""
     monkeypatch.setattr(training, "available_memory_bytes", lambda: 2**30)
     assert training.check_memory(100_000_000, "tokenizers") == (
         "about 458.4 MiB of memory needed, 1.0 GiB available"
@@ -239,7 +239,7 @@ def test_check_memory(monkeypatch):
 
 
 def test_available_memory(monkeypatch, tmp_path):
-    """The least of the machine and of all control groups with a limit; None if nothing is known."""
+    """Available memory is the minimum of the machine and all cgroup limits; None if unknown."""
     meminfo, groups = tmp_path / "meminfo", []
     monkeypatch.setattr(training, "MEMINFO", meminfo)
     monkeypatch.setattr(training, "memory_groups", lambda: groups)

@@ -1,4 +1,4 @@
-"""Tokens cut inside a character: with ByteFallback, and with a byte-level BPE."""
+"""Tokens that end inside a character, with ByteFallback and with byte-level BPE."""
 
 import pytest
 from hypothesis import given
@@ -14,14 +14,14 @@ TEXT = "hello \u4e2d\u6587\uff0c\U0001f469\u200d\U0001f469 hello \u00e9\U0001f60
 
 
 def byte_level_tokenizer(folder):
-    """Every byte its own token: the vocabulary has nothing but the 256 bytes and EOD."""
+    """Return a tokenizer whose vocabulary is the 256 bytes and EOD."""
     save(train(["hello"], 257, train_bytes=1 << 20), folder, {"trained": None})
     return Tokenizer.load(folder)
 
 
 @pytest.mark.parametrize("make", [byte_fallback_tokenizer, byte_level_tokenizer])
 def test_every_cut_shows_whole_characters(make, tmp_path):
-    """The text of the first tokens is a beginning of the text and lacks one character at most."""
+    """Decoding the first tokens returns a prefix of the text that lacks at most one character."""
     tokenizer = make(tmp_path / "small")
     ids = tokenizer.encode(TEXT).tolist()
     assert tokenizer.decode_finished(ids) == (TEXT, False)
@@ -37,7 +37,7 @@ def test_every_cut_shows_whole_characters(make, tmp_path):
 
 @pytest.mark.parametrize("make", [byte_fallback_tokenizer, byte_level_tokenizer])
 def test_bytes_that_begin_no_character_stay(make, tmp_path):
-    """A wrong byte at the end is shown as U+FFFD: no later token can finish it."""
+    """An invalid byte at the end is shown as U+FFFD, because no later token can complete it."""
     tokenizer = make(tmp_path / "small")
     lead, *rest = tokenizer.encode("\u4e2d").tolist()[-3:]
     hello = tokenizer.encode("hello").tolist()
@@ -51,7 +51,7 @@ def test_bytes_that_begin_no_character_stay(make, tmp_path):
 
 @given(st.text(max_size=6), st.integers(0, 24))
 def test_unfinished_bytes(text, count):
-    """The bytes of a cut text are UTF-8 once the unfinished ones are left out."""
+    """The bytes of a truncated text are valid UTF-8 without the unfinished ones."""
     cut = text.encode()[:count]
     missing = unfinished_bytes(cut)
     whole = cut[: len(cut) - missing].decode()
@@ -79,5 +79,5 @@ def test_unfinished_bytes(text, count):
     ],
 )
 def test_lead_bytes(tail, missing):
-    """The first byte of a character says how many it has; C0, C1 and F5 and above begin none."""
+    """The first byte of a character gives its length; C0, C1, and F5 and above begin none."""
     assert unfinished_bytes(tail) == missing

@@ -1,4 +1,4 @@
-"""What becomes of text without a token, for every kind of model: as tokenizers does it, and in messages."""
+"""Text without tokens, for every kind of model: handled as tokenizers does, and named in messages."""
 
 import json
 
@@ -37,7 +37,7 @@ MODELS = {
         document({"type": "BPE", "vocab": UNKNOWN, "merges": ["a b"], "unk_token": "<unk>"}),
         UnknownText("unknown", 4),
     ),
-    "BPE whose unknown token is no entry": (
+    "BPE whose unknown token is not an entry": (
         document({"type": "BPE", "vocab": WORDS, "merges": ["a b"], "unk_token": "<unk>"}),
         UnknownText("error"),
     ),
@@ -99,14 +99,14 @@ MODELS = {
 
 
 def as_tokenizers_does(document: dict) -> UnknownText:
-    """What becomes of a word that none of the vocabularies has."""
+    """Return what tokenizers does with a word that no vocabulary has."""
     built = tokenizers.Tokenizer.from_str(json.dumps(document))
     try:
         ids = built.encode("a \u4e2d", add_special_tokens=False).ids[1:]
-    except Exception:  # Rust's, which has no class of its own
+    except Exception:  # Rust's exception has no separate class
         return UnknownText("error")
     unknown = built.token_to_id("<unk>")
-    # Without merges each byte that has an entry is a token; here they are four, the space among them.
+    # Without merges, each byte with an entry is one token: four bytes here, including the space.
     lacks_bytes = document["pre_tokenizer"] == BYTE_LEVEL and len(ids) < 4
     if not ids or lacks_bytes:
         return UnknownText("nothing")
@@ -115,7 +115,7 @@ def as_tokenizers_does(document: dict) -> UnknownText:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_kind(name):
-    """Read off the file, it is what tokenizers does."""
+    """The handling of unknown text derived from the file is what tokenizers does."""
     described, expected = MODELS[name]
     assert unknown_text(described) == expected
     assert as_tokenizers_does(described) == expected
@@ -124,7 +124,7 @@ def test_every_kind(name):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("is_typed", [True, False])
 def test_taking_over(name, is_typed, tmp_path):
-    """With and without the type of its model, which old files lack, the guard and the ids are the same."""
+    """Import gives the same result with and without the model type, which old files lack."""
     described, expected = MODELS[name]
     model = dict(described["model"])
     kind = model.pop("type")
@@ -140,7 +140,7 @@ def test_taking_over(name, is_typed, tmp_path):
     assert json.loads((tmp_path / "own" / "tokenizer.json").read_text())["model"]["type"] == kind
     own = Tokenizer.load(tmp_path / "own")
     if expected.becomes == "error":
-        # Text that it can write is encoded; other text is named, with the document that holds it.
+        # Text with tokens is encoded; other text is refused with the document that contains it.
         assert own.encode("a b").tolist() == [1, 2]
         with pytest.raises(DataError, match=r"cannot encode the document 'a b \u4e2d': .*U\+4E2D"):
             own.encode_batch(["a", "a b \u4e2d", "b"])
@@ -151,11 +151,11 @@ def test_taking_over(name, is_typed, tmp_path):
 
 
 def test_what_is_named(tmp_path):
-    """The first character, or of a vocabulary of words the first word; only the beginning of a long text."""
+    """The message names the first unknown character or word, and only the beginning of a long text."""
     for name, text, named in (
         ("WordLevel without an unknown token", "ab xyz", "it has no token for 'xyz', and"),
         ("Unigram without an unknown token", "ab axb", "it has no token for the character 'x' (U+0078), and"),
-        ("BPE whose unknown token is no entry", "a " * 99 + "\n", "cannot encode the document 'a a a"),
+        ("BPE whose unknown token is not an entry", "a " * 99 + "\n", "cannot encode the document 'a a a"),
     ):
         folder = tmp_path / name.replace(" ", "-")
         folder.mkdir()
@@ -170,7 +170,7 @@ def test_what_is_named(tmp_path):
 
 @pytest.mark.parametrize("number", [4, -1])
 def test_an_unknown_token_out_of_range(number, tmp_path):
-    """tokenizers refuses the file; the message names it."""
+    """tokenizers refuses an unknown token out of range, and the message names the file."""
     described = document({"type": "Unigram", "vocab": PIECES, "unk_id": number})
     (tmp_path / "tokenizer.json").write_text(json.dumps(described))
     with pytest.raises(DataError, match=r"tokenizer\.json: not a tokenizer\.json of HF tokenizers"):

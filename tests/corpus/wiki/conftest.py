@@ -1,4 +1,4 @@
-"""Small dumps, and a mirror on the loopback that misbehaves on demand."""
+"""Small dumps, and a mirror on the loopback interface that fails on demand."""
 
 import bz2
 import hashlib
@@ -18,7 +18,7 @@ SITEINFO = (
 
 
 def page(title: str, text: str, namespace: int = 0, redirect: bool = False, model: str = "wikitext") -> str:
-    """One <page> as a dump has it."""
+    """Return one <page> element as in a dump."""
     mark = '    <redirect title="X" />' if redirect else ""
     return (
         f"  <page>\n    <title>{escape(title)}</title>\n    <ns>{namespace}</ns>\n"
@@ -28,13 +28,13 @@ def page(title: str, text: str, namespace: int = 0, redirect: bool = False, mode
 
 
 def dump_xml(pages: list[str], siteinfo: str = SITEINFO) -> bytes:
-    """A whole dump."""
+    """Return a complete dump."""
     head = '<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">\n'
     return f"{head}{siteinfo}\n{''.join(pages)}</mediawiki>\n".encode()
 
 
 def multistream(pages: list[str], a_stream: int = 10) -> bytes:
-    """A dump as Wikipedia writes it: the head, then a stream for every few pages, then the end."""
+    """Return a multistream dump as Wikipedia writes it: header, a stream for every few pages, end."""
     whole = dump_xml([]).decode()
     head, end = whole[: whole.index("</mediawiki>")], "</mediawiki>\n"
     groups = ["".join(pages[start : start + a_stream]) for start in range(0, len(pages), a_stream)]
@@ -42,7 +42,7 @@ def multistream(pages: list[str], a_stream: int = 10) -> bytes:
 
 
 class Mirror(ThreadingHTTPServer):
-    """An HTTP server of `files` that keeps `requests` as (path, headers)."""
+    """HTTP server of `files` that records `requests` as (path, headers)."""
 
     daemon_threads = True
 
@@ -67,7 +67,7 @@ class Mirror(ThreadingHTTPServer):
     def add_dump(
         self, content: bytes, wiki="testwiki", date="20260101", kind="pages-articles", sha1=None
     ) -> str:
-        """Serve a dump with its list of checksums, also as latest; returns its name."""
+        """Serve a dump and its checksum list, also under "latest", and return its name."""
         name = f"{wiki}-{date}-{kind}.xml.bz2"
         self.files[f"/{wiki}/{date}/{name}"] = content
         line = f"{sha1 or hashlib.sha1(content).hexdigest()}  {name}\n".encode()
@@ -77,7 +77,7 @@ class Mirror(ThreadingHTTPServer):
         return name
 
     def dump_requests(self) -> list[dict[str, str]]:
-        """The headers of the requests for dumps."""
+        """Return the headers of the requests for dumps."""
         return [headers for path, headers in self.requests if path.split("?")[0].endswith(".bz2")]
 
 

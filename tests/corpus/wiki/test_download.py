@@ -1,4 +1,4 @@
-"""Downloads from a mirror on the loopback: resumed, verified, and with every secret hidden."""
+"""Downloads from a mirror on the loopback interface: resumed, verified, and without leaking secrets."""
 
 import errno
 import hashlib
@@ -26,7 +26,7 @@ WHERE = "run.yaml:7: data.sources[0]"
 
 @pytest.fixture(autouse=True)
 def quick(workspace, monkeypatch):
-    """Waits are noted, not waited for; reads are small, so that there is something to break between."""
+    """Record delays instead of waiting, and read little at a time, so that a download can be interrupted."""
     waits: list[float] = []
     monkeypatch.setattr(partial_file, "READ_BYTES", 10_000)
     monkeypatch.setattr(retry, "time", SimpleNamespace(sleep=waits.append, time=time.time))
@@ -44,12 +44,12 @@ def refusal(mirror, **settings):
 
 
 def there() -> list[str]:
-    """The names in data/download/ without the lock."""
+    """Return the names in data/download/ except the lock."""
     return sorted(path.name for path in downloads.folder().iterdir() if not path.name.startswith("."))
 
 
 def test_whole(mirror, workspace):
-    """A whole file gets its name and a record beside it; a second call makes no request."""
+    """A complete file gets its name and a metadata record; a second call makes no request."""
     name = mirror.add_dump(CONTENT)
     found, is_new = fetch(mirror)
     assert is_new
@@ -69,7 +69,7 @@ def test_whole(mirror, workspace):
 
 
 def test_latest_is_resolved_once(mirror):
-    """Latest is the newest date in the mirror's list, and stays so for this data home."""
+    """ "latest" is resolved once to the newest date in the mirror's list, and kept in this data directory."""
     mirror.add_dump(CONTENT)
     name = mirror.add_dump(CONTENT[:500], date="20260201")
     assert fetch(mirror, date="latest")[0].date == "20260201"
@@ -80,7 +80,7 @@ def test_latest_is_resolved_once(mirror):
 
 
 def test_multistream_is_preferred(mirror):
-    """A multistream dump is preferred, as it is read in parallel."""
+    """A multistream dump is preferred, because it can be read in parallel."""
     mirror.add_dump(CONTENT)
     name = mirror.add_dump(CONTENT[:999], kind="pages-articles-multistream")
     mirror.add_dump(CONTENT[:99], kind="pages-articles-multistream1")
@@ -88,7 +88,7 @@ def test_multistream_is_preferred(mirror):
 
 
 def test_a_cut_connection_is_taken_up(mirror, quick, caplog):
-    """After a cut, the same call asks only for the rest, and only of the unchanged file."""
+    """After a broken connection, the same call requests only the rest, if the file is unchanged."""
     mirror.add_dump(CONTENT)
     mirror.cut_after = [100_000, 50_000]
     with caplog.at_level(logging.WARNING):
@@ -98,7 +98,7 @@ def test_a_cut_connection_is_taken_up(mirror, quick, caplog):
     assert (second["Range"], second["If-Range"]) == ("bytes=100000-", '"v1"')
     assert third["Range"] == "bytes=150000-"
     assert (downloads.folder() / "testwiki-20260101-pages-articles.xml.bz2").read_bytes() == CONTENT
-    assert quick == []  # each of them brought something
+    assert quick == []  # each of them transferred some bytes
     assert [record.getMessage() for record in caplog.records] == [
         f"{mirror.address}/testwiki/20260101/testwiki-20260101-pages-articles.xml.bz2: cut off after "
         f"{amount} of 300,000 bytes; trying again."
@@ -107,7 +107,7 @@ def test_a_cut_connection_is_taken_up(mirror, quick, caplog):
 
 
 def test_a_later_call_takes_it_up(mirror):
-    """When the tries are used up, what has come stays, and the next call goes on from there."""
+    """When all retries fail, the received bytes are kept and the next call resumes from there."""
     name = mirror.add_dump(CONTENT)
     mirror.cut_after = [120_000] + [0] * 10
     assert refusal(mirror) == (
@@ -123,7 +123,7 @@ def test_a_later_call_takes_it_up(mirror):
 
 
 def test_a_server_without_ranges(mirror):
-    """A server that knows no ranges sends everything again, and only that counts."""
+    """A server without range support sends the whole file again, which replaces the partial one."""
     name = mirror.add_dump(CONTENT)
     mirror.has_ranges, mirror.cut_after = False, [100_000]
     fetch(mirror)
@@ -132,14 +132,14 @@ def test_a_server_without_ranges(mirror):
 
 @pytest.mark.parametrize("heeds", [True, False])
 def test_a_changed_file_starts_from_nothing(mirror, heeds):
-    """With another ETag only the new file counts, also if the server ignores If-Range."""
+    """A file with another ETag is downloaded from the start, even if the server ignores If-Range."""
     name = mirror.add_dump(CONTENT)
     mirror.cut_after = [120_000] + [0] * 10
     refusal(mirror)
     mirror.files.clear()
     changed = CONTENT[::-1]
     mirror.add_dump(changed)
-    # A .part of another checksum than the list's is left aside, so its note gets the new checksum.
+    # A .part with another checksum than the list's is discarded, so its note gets the new checksum.
     note = downloads.folder() / f"{name}.part.json"
     files.write_json(note, {**json.loads(note.read_text()), "sha1": hashlib.sha1(changed).hexdigest()})
     mirror.etag, mirror.heeds_if_range, mirror.cut_after = '"v2"', heeds, []
@@ -148,7 +148,7 @@ def test_a_changed_file_starts_from_nothing(mirror, heeds):
 
 
 def test_a_part_of_another_dump_is_left_aside(mirror):
-    """What has come of a file of the same name with another checksum in the list is not kept."""
+    """A partial file of the same name with another checksum is discarded."""
     name = mirror.add_dump(CONTENT)
     mirror.cut_after = [120_000] + [0] * 10
     refusal(mirror)
@@ -161,7 +161,7 @@ def test_a_part_of_another_dump_is_left_aside(mirror):
 
 
 def test_wrong_checksum(mirror):
-    """With a wrong checksum nothing is kept or named, and the message has both sums."""
+    """A file with a wrong checksum is not kept, and the message has both sums."""
     name = mirror.add_dump(CONTENT, sha1="0" * 40)
     assert refusal(mirror) == (
         f"{WHERE}: {mirror.address}/testwiki/20260101/{name}: its SHA-1 is "
@@ -173,7 +173,7 @@ def test_wrong_checksum(mirror):
 
 
 def test_sha1_that_the_list_does_not_have(mirror):
-    """A sha1 of the run that differs from the list's is an error before the download."""
+    """A sha1 in the run that differs from the mirror's list is an error before the download."""
     name = mirror.add_dump(CONTENT)
     said = refusal(mirror, sha1="1" * 40)
     assert f"lists {hashlib.sha1(CONTENT).hexdigest()} for {name}" in said
@@ -181,7 +181,7 @@ def test_sha1_that_the_list_does_not_have(mirror):
 
 
 def test_sha1_of_either_kind(mirror):
-    """The dump of the run's sha1 is fetched, be it the plain one, and is found by it from then on."""
+    """The dump with the run's sha1 is downloaded, even if it is the plain one, and found by it later."""
     plain = mirror.add_dump(CONTENT)
     several = mirror.add_dump(CONTENT[:999], kind="pages-articles-multistream")
     sums = [hashlib.sha1(content).hexdigest() for content in (CONTENT, CONTENT[:999])]
@@ -198,7 +198,7 @@ def test_sha1_of_either_kind(mirror):
 
 
 def test_nothing_there(mirror):
-    """A 404 is an error at once, and so is a list without a dump of articles."""
+    """A 404 is an immediate error, and so is a list without a dump of articles."""
     assert refusal(mirror) == (
         f"{WHERE}: {mirror.address}/testwiki/20260101/testwiki-20260101-sha1sums.txt: HTTP 404 Not Found. "
         f"Set language, date or mirror: the dump is not there."
@@ -212,7 +212,7 @@ def test_nothing_there(mirror):
 
 
 def test_a_busy_server_is_asked_again(mirror, quick, caplog):
-    """After 503, 429 and 502 waits grow, or last as long as Retry-After says, but at most a minute."""
+    """After 503, 429 and 502, delays grow or follow Retry-After, up to a minute."""
     mirror.add_dump(CONTENT)
     mirror.statuses = [503, 429, 502]
     fetch(mirror)
@@ -228,7 +228,7 @@ def test_a_busy_server_is_asked_again(mirror, quick, caplog):
 
 
 def test_a_server_that_stays_busy(mirror, quick):
-    """When the tries end, the message says what the last one met."""
+    """When all retries fail, the message has the last response."""
     mirror.add_dump(CONTENT)
     mirror.statuses = [503] * 6
     assert "-sha1sums.txt: HTTP 503; 6 tries in a row brought nothing." in refusal(mirror)
@@ -236,7 +236,7 @@ def test_a_server_that_stays_busy(mirror, quick):
 
 
 def test_nobody_answers(mirror):
-    """A port without a server is an error in the system's words, without the address's secrets."""
+    """A port without a server is an error with the system's message and without the URL's secrets."""
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
@@ -245,7 +245,7 @@ def test_nobody_answers(mirror):
 
 
 def test_full_disk(mirror, monkeypatch):
-    """Too little room is an error before the download; a full disk keeps what has come."""
+    """Too little disk space is an error before the download; a disk that fills up keeps the partial file."""
     name = mirror.add_dump(CONTENT)
     with monkeypatch.context() as patch:
         patch.setattr(http.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 1 << 20))
@@ -254,7 +254,7 @@ def test_full_disk(mirror, monkeypatch):
             f"are free. Free space, or set NBTRAIN_DATA to a folder on another disk."
         )
     with monkeypatch.context() as patch:
-        # Fails after 40,000 bytes, as a disk that fills up meanwhile.
+        # Fails after 40,000 bytes, as if the disk filled up meanwhile.
         def fsync_file(stream):
             raise OSError(errno.ENOSPC, "No space left on device", stream.name)
 
@@ -269,7 +269,7 @@ def test_full_disk(mirror, monkeypatch):
 
 
 def test_secrets_are_sent_and_never_shown(mirror, caplog):
-    """User, password and query reach the mirror; messages, logs and the record have stars."""
+    """User, password and query reach the mirror but are masked in messages, logs and the record."""
     name = mirror.add_dump(CONTENT)
     host = mirror.address.removeprefix("http://")
     address = f"http://me:p%40ss@{host}/?token=hush&x"
@@ -290,14 +290,14 @@ def test_secrets_are_sent_and_never_shown(mirror, caplog):
     "address", ["file:///etc", "ftp://host", "dumps.wikimedia.org", "http://a b", "http://h:x"]
 )
 def test_mirrors_that_are_no_http_address(mirror, address):
-    """An address that is no mirror is refused before anything is opened."""
+    """A mirror that is not an HTTP address is refused before anything is opened."""
     assert refusal(mirror, address=address) == (
         f"{WHERE}: mirror = {address!r} must begin with https:// or http:// and name a host."
     )
 
 
 def test_redirects(mirror):
-    """Only redirects to http(s) are followed, and a password is not sent to another host."""
+    """Only redirects to http(s) are followed, and passwords are not sent to other hosts."""
     name = mirror.add_dump(CONTENT)
     path = f"/testwiki/20260101/{name}"
     mirror.redirect[path] = "file:///etc/passwd"
@@ -317,7 +317,7 @@ def test_redirects(mirror):
 
 
 def test_cuts_behind_a_redirect(mirror, quick):
-    """A mirror that redirects each request takes no tries away, and its cuts are waited for as any others."""
+    """Redirects use up no retries, and interruptions behind them are retried as usual."""
     name = mirror.add_dump(CONTENT)
     mirror.redirect[f"/testwiki/20260101/{name}"] = "/elsewhere.bz2"
     mirror.files["/elsewhere.bz2"] = CONTENT
@@ -337,7 +337,7 @@ def test_cuts_behind_a_redirect(mirror, quick):
     ],
 )
 def test_redirects_that_are_refused(before, location, is_followed):
-    """A redirect from https to http is refused; a redirect that is followed takes no try away."""
+    """A redirect from https to http is refused; following a redirect uses up no retry."""
     patience = http.Patience.for_address("a")
     response = HTTPResponse(status=302, headers={"Location": location})
     if is_followed:
@@ -348,7 +348,7 @@ def test_redirects_that_are_refused(before, location, is_followed):
 
 
 def test_proxies_of_the_environment(mirror, monkeypatch):
-    """HTTP_PROXY is asked in place of the server, with its password; NO_PROXY excepts hosts."""
+    """HTTP_PROXY is used with its password instead of the server; NO_PROXY excludes hosts."""
     name = mirror.add_dump(CONTENT)
     for path in list(mirror.files):
         mirror.files[f"http://dumps.example{path}"] = mirror.files[path]
@@ -373,7 +373,7 @@ def test_proxies_of_the_environment(mirror, monkeypatch):
     ],
 )
 def test_proxies_that_are_no_http_address(mirror, monkeypatch, name, proxy, shown):
-    """An address that is no proxy is refused with its variable, before anything is opened."""
+    """A proxy that is not an HTTP address is refused with its variable before anything is opened."""
     monkeypatch.setenv(name, proxy)
     assert refusal(mirror, address="https://dumps.example") == (
         f"{WHERE}: {name} = {shown!r}: a proxy's address begins with http:// or https:// and names a host, "
@@ -382,7 +382,7 @@ def test_proxies_that_are_no_http_address(mirror, monkeypatch, name, proxy, show
 
 
 def test_passwords_that_are_not_latin(mirror, monkeypatch):
-    """Users and passwords are sent in UTF-8, to a mirror and to a proxy."""
+    """Users and passwords are sent in UTF-8, to mirrors and to proxies."""
     mirror.add_dump(CONTENT)
     host = mirror.address.removeprefix("http://")
     fetch(mirror, address=f"http://me:%D0%BF%D0%B0@{host}")
@@ -393,7 +393,7 @@ def test_passwords_that_are_not_latin(mirror, monkeypatch):
 
 
 def test_two_at_once(mirror):
-    """A second download at the same time gets the message to wait."""
+    """A second simultaneous download is refused with a message to wait."""
     mirror.add_dump(CONTENT)
     downloads.folder().mkdir(parents=True)
     with downloads.locked(downloads.folder() / ".testwiki.lock", WHERE):
@@ -403,7 +403,7 @@ def test_two_at_once(mirror):
 
 
 def test_a_disk_that_locks_no_file(mirror, monkeypatch):
-    """A file system without locks is named as such: no other process is waited for."""
+    """A file system without locks is reported as such, not as another process."""
 
     def flock(stream, how):
         raise OSError(errno.ENOSYS, "Function not implemented")
@@ -416,7 +416,7 @@ def test_a_disk_that_locks_no_file(mirror, monkeypatch):
 
 
 def test_databases():
-    """Codes with dashes and codes that are no database's name are translated."""
+    """Language codes with dashes, or different from their database's name, are translated."""
     assert [downloads.database(code) for code in ("en", "zh-min-nan", "be-tarask", "nb")] == [
         "enwiki",
         "zh_min_nanwiki",
@@ -426,7 +426,7 @@ def test_databases():
 
 
 def test_sha1_of_a_brought_file(workspace, monkeypatch):
-    """The checksum of the user's own file is compared once for its size and time."""
+    """The checksum of the user's own file is computed once for its size and time."""
     path = workspace / "a.xml"
     path.write_bytes(CONTENT)
     right = hashlib.sha1(CONTENT).hexdigest()

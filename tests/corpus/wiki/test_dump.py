@@ -1,4 +1,4 @@
-"""Pages of dumps: places to start from, and the messages about files that are cut short or no dump."""
+"""Reading pages of dumps: entry points, and messages about truncated files and other files."""
 
 import bz2
 import gzip
@@ -24,7 +24,7 @@ def write(folder: Path, content: bytes, name: str = "test.xml") -> Path:
 
 
 def read(path: Path, part_bytes: int | None = None, piece_bytes: int = 3000) -> list:
-    """All pages of a dump, from the beginning or part by part."""
+    """Return all pages of a dump, from the beginning or part by part."""
     found = dump.open_dump(path, "here")
     points = [0] if part_bytes is None else dump.entry_points(found, part_bytes)
     return [
@@ -43,7 +43,7 @@ def refusal(path: Path, **settings) -> str:
 
 @pytest.fixture(autouse=True)
 def small_reads(monkeypatch):
-    """Small reads, so that pages and tags are cut between them."""
+    """Reads are small, so that they end inside pages and tags."""
     monkeypatch.setattr(dump, "READ_BYTES", 700)
 
 
@@ -60,7 +60,7 @@ def test_a_page(workspace):
 
 
 def test_siteinfo(workspace):
-    """Namespaces and the site's name are read; a dump without either is a dump too."""
+    """The site's name and namespaces are read; a dump may lack either."""
     found = dump.open_dump(write(workspace, dump_xml(PAGES)))
     assert found.namespaces == {0: "", 6: "Datei", 14: "Kategorie"}
     assert found.site["dbname"] == "testwiki"
@@ -71,14 +71,14 @@ def test_siteinfo(workspace):
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
 def test_utf16(workspace, encoding):
-    """UTF-16 is read from the beginning, with a byte order mark and without."""
+    """UTF-16 is read from the beginning, with and without a byte order mark."""
     content = dump_xml([page("Ж", "те𝄞ст " * 400)], siteinfo="").decode().encode(encoding)
     path = write(workspace, bz2.compress(content), "a.xml.bz2")
     assert [one.text for one in read(path, part_bytes=1)] == ["те𝄞ст " * 400]
 
 
 def test_every_entry_point_gives_the_same_pages(workspace):
-    """Any byte of an .xml and any stream of a .bz2 part the dump without losing or repeating a page."""
+    """Starting at any byte of an .xml or any stream of a .bz2 loses and repeats no page."""
     content = dump_xml(PAGES)
     plain = write(workspace, content)
     whole = read(plain)
@@ -97,7 +97,7 @@ def test_every_entry_point_gives_the_same_pages(workspace):
 
 
 def test_multistream(workspace):
-    """A dump of many streams, as Wikipedia writes it, has parts at least as large as asked for."""
+    """A dump of many streams, as Wikipedia writes it, is split into parts of at least the requested size."""
     path = write(workspace, multistream(PAGES), "m.xml.bz2")
     assert read(path, part_bytes=1) == read(path, part_bytes=600) == read(path)
     points = dump.entry_points(dump.open_dump(path, "here"), 600)
@@ -107,7 +107,7 @@ def test_multistream(workspace):
 
 @pytest.mark.parametrize("name", ["a.xml.zst", "dump"])
 def test_a_dump_that_pzstd_has_written(workspace, name):
-    """It begins with a frame that is skipped, and has a frame for each of its threads."""
+    """A dump packed by pzstd begins with a skippable frame and has a frame for each thread."""
     content = dump_xml(PAGES)
     pack = zstandard.ZstdCompressor().compress
     frames = bytes.fromhex("502a4d18 04000000 39000000")
@@ -119,13 +119,13 @@ def test_a_dump_that_pzstd_has_written(workspace, name):
 
 
 def test_one_stream_has_one_entry(workspace):
-    """A .bz2 of one stream cannot be entered in the middle."""
+    """A .bz2 of one stream has a single entry point."""
     path = write(workspace, bz2.compress(dump_xml(PAGES)), "s.xml.bz2")
     assert dump.entry_points(dump.open_dump(path, "here"), 1) == [0]
 
 
 def test_a_broken_page_costs_no_other(workspace):
-    """A page that is not well-formed, not UTF-8 or without an end is named, and the next page is read."""
+    """A page that is malformed, not UTF-8 or unterminated is reported, and the next page is read."""
     bad = [
         PAGES[0].replace("Text 0", "&undeclared;", 1).encode(),
         PAGES[1].encode().replace(b"Text 1", b"\xff\xfe", 1),
@@ -145,7 +145,7 @@ def test_a_broken_page_costs_no_other(workspace):
 
 
 def test_cut_short(workspace):
-    """A dump that is cut short is an error that says how far it got, after all whole pages."""
+    """A truncated dump raises an error with how far it got, after all complete pages."""
     xml = dump_xml(PAGES)
     half = xml[: xml.index(b"Text 30 ") + 5]
     path = write(workspace, half)
@@ -171,7 +171,7 @@ def test_cut_short(workspace):
 
 
 def test_damaged(workspace):
-    """A wrong byte in the middle of a dump of many streams is named by its stream and page."""
+    """A corrupt byte in the middle of a multistream dump is reported by stream and page."""
     streams = bytearray(multistream(PAGES))
     second = dump.entry_points(dump.open_dump(write(workspace, bytes(streams), "m.xml.bz2")), 1)[2]
     streams[second + 60] ^= 0xFF
@@ -181,7 +181,7 @@ def test_damaged(workspace):
 
 
 def test_a_page_without_an_end_is_bounded(workspace, monkeypatch):
-    """A page that never ends does not fill the memory."""
+    """An unterminated page does not fill the memory."""
     monkeypatch.setattr(dump, "MAX_PAGE_BYTES", 5000)
     content = dump_xml(PAGES[:2]).replace(b"</mediawiki>", b"<page><text>" + b"a" * 20_000)
     assert "no page ends within 0 MiB, after page 'Page 1'" in refusal(write(workspace, content))
@@ -212,14 +212,14 @@ def test_a_page_without_an_end_is_bounded(workspace, monkeypatch):
     ],
 )
 def test_no_dump(workspace, content, said):
-    """The message about a file that is no dump says what it is, and what to do."""
+    """The message about a file that is not a dump says what it is and what to do."""
     assert said in refusal(write(workspace, content))
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 @pytest.mark.parametrize("siteinfo", [True, False])
 def test_dumps_of_many_articles(workspace, encoding, siteinfo):
-    """With and without a header, in UTF-8 and UTF-16, packed: every page comes once, with its text."""
+    """Every page is read once with its text: with and without header, UTF-8 and UTF-16, compressed."""
     content = dump_xml(made.dump_pages(), *([] if siteinfo else [""])).decode()
     declared = f'<?xml version="1.0" encoding="{encoding}"?>\n{content}'
     pages = read(write(workspace, bz2.compress(declared.encode(encoding)), "made.xml.bz2"))

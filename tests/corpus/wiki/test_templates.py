@@ -1,4 +1,4 @@
-"""What templates show: forms of the largest Wikipedias, a number right or gone with its sentence."""
+"""Templates of the largest Wikipedias: a number is rendered correctly or dropped with its sentence."""
 
 import re
 from collections import Counter
@@ -18,7 +18,7 @@ FORMS = Path(__file__).with_name("template_forms.txt")
 
 
 def forms() -> list[tuple[str, str, str, str]]:
-    """(language, source, wikitext, text) of template_forms.txt."""
+    """Return (language, source, wikitext, text) of each case in template_forms.txt."""
     language = source = ""
     found = []
     for line in FORMS.read_text(encoding="utf-8").split("\n"):
@@ -43,7 +43,7 @@ def read(wikitext: str, language: str = "en") -> str:
 
 
 def test_there_are_thirty_forms_of_each_language():
-    """Each language has thirty forms, and each of them another source than itself."""
+    """Each language has thirty cases, none of which renders to its own source."""
     counts = Counter(language for language, *_ in forms())
     assert counts.keys() == set(LANGUAGES)
     assert min(counts.values()) >= 30
@@ -51,7 +51,7 @@ def test_there_are_thirty_forms_of_each_language():
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_forms(language):
-    """Each form shows what a reader of the page sees, or its sentence is dropped as a whole."""
+    """Each template shows what a reader of the page sees, or its sentence is dropped as a whole."""
     wrong = []
     for own, source, wikitext, text in forms():
         if own != language:
@@ -67,7 +67,7 @@ def test_forms(language):
 @pytest.mark.parametrize(
     ("wikitext", "expected"),
     [
-        # A template that cannot be evaluated takes its whole sentence with it, and nothing else.
+        # A template that cannot be evaluated is dropped with its sentence, and nothing else.
         ("One. It costs {{x|5}} euros. Two.", "One. Two."),
         ("One. {{x|5}} euros were paid. Two.", "Two."),  # "One. 5" may be one sentence
         ("It is approx. {{x|5}} km long. Two.", "Two."),
@@ -81,21 +81,21 @@ def test_forms(language):
         ("== A {{x|5}} ==\nOne.", "One."),
         ("One 10<sup>{{x|5}}</sup>. Two.", "Two."),
         ("One <hiero>G5</hiero>. Two.", "Two."),
-        # Where no sentence is, it goes alone: on its own line, in a reference, a table, a caption, a box.
+        # Outside sentences it is dropped alone: on a separate line, in a reference, table, caption or box.
         ("One.\n\n{{x|5}}\n\nTwo.", "One.\n\nTwo."),
         ("* {{x|5}}\n* one", "- one"),
         ("One<ref>{{x|5}}</ref>. Two.", "One. Two."),
         ("One.\n{|\n| {{x|5}}\n|}\nTwo.", "One.\n\nTwo."),
         ("[[File:a.jpg|thumb|One {{x|5}}]]Two.", "Two."),
         ("{{x\n| name = {{y|5}}\n}}'''One''' is two.", "One is two."),
-        # So does the mark of a note, which follows the end of a sentence without a space.
+        # A note mark that follows the end of a sentence without a space is dropped with it.
         ("It ended here.{{x|5}} Then it began.{{x|6}}{{y|7}}\nTwo.", "It ended here. Then it began.\nTwo."),
         ("One. No.{{x|5}} men came. Two.", "One. Two."),
-        # A branch that is not taken does not count; a condition that is not known does.
+        # A branch that is not taken has no effect; an unknown condition does.
         ("One {{#if:|{{x|5}}|6}}. Two {{#if:{{x}}|7|8}}. Three.", "One 6. Three."),
         ("One {{#switch:{{x}}|a=1|2}}. Two {{#ifexpr:{{x}}>1|1|2}}. Three.", "Three."),
         ("One {{cn|reason={{x|5}}}}. Two.", "One. Two."),
-        # An unclosed template hides nothing.
+        # An unclosed template hides no text.
         ("One {{cn|date=May. Two.", "One cn|date=May. Two."),
     ],
 )
@@ -104,13 +104,13 @@ def test_gaps(wikitext, expected):
 
 
 def test_gaps_in_japanese():
-    """A full stop ends a sentence without a space behind it."""
+    """A full stop ends a Japanese sentence without a following space."""
     assert read("これは文です。{{不明|5}}円です。終わり。", "ja") == "これは文です。終わり。"
     assert read("これは文です。次は{{不明|5}}円です。終わり。", "zh") == "これは文です。終わり。"
 
 
 def test_counts():
-    """Sentences are counted, the dropped ones too, and templates that were not evaluated by name."""
+    """Sentences, dropped sentences, and unevaluated templates by name are counted."""
     found = Walker({}, Wiki("en"), segments)
     found.text("One. It is {{Unknown template|5}}. Three.\n\n* four {{unknown_template}} five")
     assert (found.sentences, found.dropped_sentences) == (4, 2)
@@ -118,7 +118,7 @@ def test_counts():
 
 
 def test_unknown_language():
-    """A wiki of another language has the templates that all share; its numbers are not guessed."""
+    """Other languages get only the common templates, and their numbers are not guessed."""
     assert read("It is {{lang|en|house}} {{nowrap|5 km}}. Two.", "xx") == "It is house 5 km. Two."
     assert read("It is {{formatnum:6000}}. Two.", "xx") == "Two."
     assert read("It is {{formatnum:60000}} and {{convert|1500|m|ft}}.", "bg") == "It is 60 000 and 1500 m."
@@ -144,7 +144,7 @@ ARGUMENTS = [
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_no_argument_is_an_error(language):
-    """Rules and functions take any arguments: what they cannot read is a gap, never an exception."""
+    """Rules and functions accept any arguments; unreadable ones are a gap, never an exception."""
     wiki = Wiki(language, title="Page")
     for name, rule in tables(language).rules.items():
         for arguments in ARGUMENTS:

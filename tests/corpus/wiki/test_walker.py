@@ -1,4 +1,4 @@
-"""Wikitext to text: what is kept, what is dropped, and that no page takes forever."""
+"""Wikitext to text: kept and dropped markup, and bounded time on any page."""
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
 
@@ -66,7 +66,7 @@ def text(wikitext: str) -> str:
         ("a\n|-\n| left = over\n|}\nb", "a\nb"),
         # tags
         ("x<sup>2</sup> H<sub>2</sub>O 1<sup>st</sup> <b>b</b><br/>c", "x² H2O 1st b\nc"),
-        # A number above or below the line never runs into the number beside it.
+        # A superscript or subscript number never joins an adjacent number.
         (
             "10<sup>6</sup> 10<sup>−19</sup> 10<sup>100,000</sup> 2<sup>''n''+1</sup>",
             "10^6 10^-19 10^100,000 2^(n+1)",
@@ -87,7 +87,7 @@ def text(wikitext: str) -> str:
         ("a<gallery>\nFile:b.jpg|c\n</gallery>d", "ad"),
         # the rest
         ("'''a''' ''b'' '''''c''''' d's", "a b c d's"),
-        # Apostrophes beside quotes: two cases a line, as a line's marks are counted together.
+        # Apostrophes next to quotes: two cases per line, as a line's marks are counted together.
         ("l'''Iliade''\n''Time'''s cover", "l'Iliade\nTime's cover"),
         ("dell''''Eneide'''\n'''''''a'''''", "dell'Eneide\n''a"),
         ("''a '''b cd'''e '''f\n''ab'''cd '''e f'''g", "a b cd'e f\nabcd e f'g"),
@@ -113,7 +113,7 @@ def test_markup(wikitext, expected):
 
 
 def test_sections():
-    """A heading is a line after an empty line; a section without a word is dropped, and its parents too."""
+    """A heading follows an empty line; an empty section is dropped, and so are empty parents."""
     wikitext = (
         "Lead.\n== A ==\n=== A1 ===\ntext<ref>x</ref>\n=== A2 ===\n{{t}}\n== B ==\n=== B1 ===\n==== B2 ====\n"
         "== C '''bold''' {{anchor}}==\n* one\n== References ==\n{{reflist}}\n== External links ==\n* "
@@ -211,7 +211,7 @@ PIECES = [
 @settings(max_examples=num_cases(200), deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=40))
 def test_any_markup_gives_text(pieces):
-    """Brackets in any order raise no exception, leave no note of ours, and a second walk ends too."""
+    """Brackets in any order raise no exception and leave no internal marker, in a second pass too."""
     found = text("".join(pieces))
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f]", found)
     assert found == found.strip()
@@ -221,10 +221,10 @@ def test_any_markup_gives_text(pieces):
 @pytest.mark.slow
 @pytest.mark.parametrize("piece", sorted(set(PIECES)))
 def test_time_grows_with_the_page(piece):
-    """A page of one bracket, repeated, takes about twice as long when it is twice as long."""
+    """The time for a page of one repeated bracket about doubles when the page doubles."""
 
     def seconds(size: int) -> float:
-        """The least of three times: garbage collection may slow one of them."""
+        """Return the minimum of three times, as garbage collection may slow one of them."""
         wikitext = piece * (size // len(piece))
         taken = []
         for _ in range(3):
@@ -239,7 +239,7 @@ def test_time_grows_with_the_page(piece):
 
 
 def test_deep_nesting():
-    """Markup nested deeper than any page has it comes to an end, and the text around it stays."""
+    """Markup nested deeper than in any page terminates, and the text around it is kept."""
     for opening, closing in (
         ("{{nowrap|", "}}"),
         ("[[a|", "]]"),
@@ -256,22 +256,22 @@ def residue(texts: list[str]) -> dict[str, int]:
 
 
 def test_articles_of_many_parts():
-    """Parts whose text is known give the same text together, in any order, and leave no markup."""
+    """Sections with known text give the same text in any order and leave no markup."""
     walker = Walker({0: "", 6: "Datei", 14: "Kategorie"}, Wiki("en"), segments)
     found = [(walker.text(wikitext), expected) for _, wikitext, expected in made.articles(100)]
     assert all(ours == expected for ours, expected in found)
     assert residue([ours for ours, _ in found]) == dict.fromkeys(RESIDUE, 0)
     raw = residue([wikitext for _, wikitext, _ in made.articles(100)])
-    assert min(raw.values()) > 0, "each kind of markup stands in the articles"
+    assert min(raw.values()) > 0, "each kind of markup occurs in the articles"
 
 
 def numbers(text: str) -> list[str]:
-    """The numbers of a text, without the commas that part thousands."""
+    """Return the numbers of a text without thousands separators."""
     return re.findall("[0-9]+", re.sub("(?<=[0-9]),(?=[0-9]{3})", "", text))
 
 
 def strange_sentences(text: str, wikitext: str, language: str) -> list[str]:
-    """The sentences of a text whose numbers are in no one paragraph of its wikitext; ×10^ is of a power."""
+    """Return sentences with numbers that no single paragraph of the wikitext has; ×10^ comes from a power."""
     paragraphs = [{*numbers(html.unescape(part))} for part in re.split(r"\n\s*\n", wikitext)]
     sentences = [part for line in text.split("\n") for part in segments(language, line.replace("×10^", " "))]
     return [part for part in sentences if not any({*numbers(part)} <= known for known in paragraphs)]
@@ -279,7 +279,7 @@ def strange_sentences(text: str, wikitext: str, language: str) -> list[str]:
 
 @pytest.mark.slow
 def test_sample(shared_data):
-    """Real articles leave no markup, no number that its paragraph does not have, and lose few sentences."""
+    """Real articles leave no markup and no number missing from its paragraph, and lose few sentences."""
     assert strange_sentences("It is 5. Or 2 of 3.", "It is 5.\n\nOr 2.\n \nOr 3.", "en") == ["Or 2 of 3."]
     for name, language in (
         ("enwiki-pages-articles-sample.xml.bz2", "en"),

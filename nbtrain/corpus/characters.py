@@ -1,7 +1,7 @@
 """Kinds of characters, and the bounds of words, in any script and without a word list.
 
     letter      letters, marks, and the invisible joiners that spell words in Persian and Hindi
-    unspaced    letters of scripts without spaces between words (Han, Kana, Thai, Tibetan, Khmer, ...)
+    unspaced    letters in scripts without spaces between words (Han, Kana, Thai, Tibetan, Khmer, ...)
     digit       decimal digits of any script            number   other numbers: Roman, fractions, superscripts
     space       what str.isspace accepts                punctuation
     symbol      all others: + = < > | $ ^ `, emoji, drawing, control, private, unassigned, U+FFFD

@@ -227,7 +227,7 @@ class SourceCounts:
             if len(self.named) < NAMED_PROBLEMS:
                 self.named.append(problem.shown())
                 if not self.logged_before:
-                    logger.warning("%s; the record is left out.", printable(self.named[-1]))
+                    logger.warning("%s; the record is skipped.", printable(self.named[-1]))
         if path is not None:
             self._lines[path] += tally.lines
         self.records += tally.records
@@ -266,7 +266,7 @@ def changed_while_read(
     more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
     return DataError(
         f"{reader.where}: {', '.join(map(printable, names[:3])) or reader.name}{more} changed while it was "
-        f"read. Let nothing write there, and start again."
+        f"read. Make sure that no process writes there, and start again."
     )
 
 
@@ -295,13 +295,13 @@ def empty_error(
     """Return the error for a corpus with no document left; `first` are the first broken records."""
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(dropped.items())) or "nothing read"
     most = max(dropped, key=lambda reason: dropped[reason], default="")
-    advice = "The sources hold no record: name others."
+    advice = "The sources contain no records: use others."
     if most in LOOSENED_BY:
-        advice = f"The rule {most} drops most: loosen {LOOSENED_BY[most]}, or name other sources."
+        advice = f"The rule {most} drops most: loosen {LOOSENED_BY[most]}, or use other sources."
     elif first:
         advice = f"First: {first}. {_fitting(readers) or 'Fix the source, or set its keys.'}"
     elif most == cleaning.EMPTY:
-        advice = "Most records have no text: set the key that holds it, or name other sources."
+        advice = "Most records have no text: set the key that holds it, or use other sources."
     elif dropped:
-        advice = f"Most are dropped as {most}: name other sources."
+        advice = f"Most are dropped as {most}: use other sources."
     return DataError(f"{where}: the corpus is empty: no document is left ({reasons}). {advice}")

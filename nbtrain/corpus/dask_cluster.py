@@ -108,7 +108,7 @@ class DaskCluster:
     def gone(self) -> DataError:
         """Return the error for a scheduler that no longer answers."""
         return DataError(
-            f"{self.where}: {self.address} does not answer any more. What is done is kept: run it again when "
+            f"{self.where}: {self.address} no longer answers. Finished work is kept: run it again when "
             "the scheduler is back, or with kind: local."
         )
 
@@ -129,9 +129,9 @@ class DaskCluster:
         try:
             answer = subprocess.run(command, capture_output=True, text=True, timeout=CONNECT_SECONDS)
         except (OSError, subprocess.TimeoutExpired) as error:
-            return f" squeue gives no answer: {error}."
+            return f" squeue does not answer: {error}."
         said = ", ".join(answer.stdout.splitlines()) or " ".join(answer.stderr.split()) or "none is there"
-        return f" squeue says of its jobs: {said}."
+        return f" squeue reports for its jobs: {said}."
 
     def _connect(self, target: Any, security: Any) -> Any:
         from distributed import Client
@@ -161,7 +161,7 @@ class DaskCluster:
                 continue
             paths[name] = resolve(value)
             if not paths[name].is_file():
-                raise DataError(f"{self.where}.{name}: {display(paths[name])} is no file.")
+                raise DataError(f"{self.where}.{name}: {display(paths[name])} is not a file.")
         given = {
             "tls_ca_file": paths.get("tls_ca_file"),
             "tls_client_cert": paths.get("tls_cert_file"),
@@ -259,8 +259,8 @@ class DaskCluster:
         if away := without_slurm_conf("sbatch", said):
             return f"cluster is slurm, but {away}. Run it on a login node, or set cluster: local."
         return (
-            f"Slurm did not take a job of workers: {said}. Change data.workers.slurm or "
-            "data.workers.memory_bytes. What is done is kept: run it again."
+            f"Slurm rejected a job of workers: {said}. Change data.workers.slurm or "
+            "data.workers.memory_bytes. Finished work is kept: run it again."
         )
 
     def _job_class(self, plain: Any) -> Any:

@@ -107,8 +107,8 @@ class DaskPool(Executor):
                 raise self._killed(error) from error
             if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("nbtrain"):
                 raise DataError(
-                    f"{self.cluster.where}: a worker of {self.cluster.address} has no nbtrain. Start the "
-                    "workers with the Python environment of this process."
+                    f"{self.cluster.where}: a worker of {self.cluster.address} does not have nbtrain. Start "
+                    f"the workers with the Python environment of this process."
                 ) from error
             raise error
         if future.status == "cancelled":
@@ -150,7 +150,7 @@ class DaskPool(Executor):
         for address in sorted(self._workers - set(threads)):
             why = self.cluster.last_word(address)
             logger.warning(
-                "Dask worker %s is gone%s. Its work is done again.", address, f": {why}" if why else ""
+                "Dask worker %s is gone%s. Its work is repeated.", address, f": {why}" if why else ""
             )
         if not self._has_spoken and (several := [address for address in threads if threads[address] > 1]):
             self._has_spoken = True
@@ -172,7 +172,7 @@ class DaskPool(Executor):
             raise DataError(
                 f"{self.cluster.where}: {self.cluster.address} had no worker for {elapsed(limit)} "
                 f"(data.workers.wait_minutes = {self.cluster.config.wait_minutes:g}). Start workers, or look "
-                f"at the queue.{self.cluster.queue_words()} What is done is kept: run it again."
+                f"at the queue.{self.cluster.queue_words()} Finished work is kept: run it again."
             )
         if now - self._reminded >= REMIND_SECONDS:
             self._reminded = now
@@ -185,8 +185,8 @@ class DaskPool(Executor):
         """Return the error for a part during which workers died as often as Dask allows."""
         why = self.cluster.last_word(error.last_worker.address)
         return DataError(
-            f"{self.cluster.where}: {error.allowed_failures + 1} workers died at the same place, the last "
+            f"{self.cluster.where}: {error.allowed_failures + 1} workers died at the same part, the last "
             f"one {error.last_worker.address}: {why or 'their logs say why'}. Often a worker's memory is too "
-            "small: raise data.workers.memory_bytes, or --memory-limit of `dask worker`. What is done is "
+            "small: raise data.workers.memory_bytes, or --memory-limit of `dask worker`. Finished work is "
             "kept: run it again."
         )

@@ -50,7 +50,7 @@ def software() -> dict[str, str]:
     return found
 
 
-# One part at a time, however many threads the worker has: encoders keep state, and one part fills a core.
+# Parts run one by one, however many threads the worker has: encoders keep state, and one part fills a core.
 _one_part = threading.Lock()
 _key: str | None = None
 _function: Callable[[Any], Any]
@@ -79,7 +79,7 @@ def _function_of(order: Order) -> Callable[[Any], Any]:
             )
             raise DataError(
                 f"{worker}: {found}. Workers must have the software of this process, or the bytes may "
-                "differ: start them anew with the same Python environment."
+                "differ: restart them with the same Python environment."
             )
         os.environ.update(order.environment)
     lease.hold(Path(order.lease), order.token, worker)

@@ -119,9 +119,8 @@ class NearIndex:
     """The signatures of all documents kept so far.
 
     A document is dropped if an earlier document that was kept shares a band with it and agrees in so many
-    hash
-    functions that their Jaccard similarity is estimated at `threshold` or more. A document too short for one
-    shingle has a single shingle of all its words; one that has no words is never a near duplicate.
+    hash functions that their Jaccard similarity is estimated at `threshold` or more. A document too short for
+    one shingle has a single shingle of all words; a document without words is never a near duplicate.
 
     `signature` may be called in workers, `add` in one process. Raises DataError if rensa is not installed.
     """

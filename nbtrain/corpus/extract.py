@@ -54,7 +54,9 @@ class ExtractedReader(SourceReader):
         # Counts of the extraction belong to the dataset too.
         if (record := files.read_json(path.with_suffix(".json"))) is None:
             missing = display(path.with_suffix(".json"))
-            raise DataError(f"{missing}: is missing. Remove {display(path.parent)}: it is made again.")
+            raise DataError(
+                f"{missing} is missing. Remove {display(path.parent)}: prepare extracts the source again."
+            )
         found = Tally.from_dict(record["tally"])
         tally.dropped.update(found.dropped)
         tally.problems += found.problems[: LISTED_PROBLEMS - len(tally.problems)]
@@ -111,7 +113,7 @@ def extracted(
             raise changed_while_read(reader, inputs["fingerprint"], now)
         manifest = {**inputs, "source": reader.describe(), "documents": documents, "parts": parts}
         files.write_json(folder / MANIFEST, manifest)
-    before = f"; {kept} part(s) were there already" if kept else ""
+    before = f"; {kept} part(s) were already there" if kept else ""
     return ExtractedReader(reader, folder), "made", f"{display(folder)}: {documents:,} documents{before}"
 
 

@@ -219,7 +219,7 @@ class MirrorClient:
         if response.status >= 300 and not (response.status == 416 and headers):
             response.close()
             is_gone = response.status in (404, 410)
-            fix = "Set language, date or mirror: the dump is not there." if is_gone else "Set mirror."
+            fix = "The mirror has no such dump: set language, date or mirror." if is_gone else "Set mirror."
             raise DataError(
                 f"{self.where}: {self.shown(address)}: HTTP {response.status} {response.reason}. {fix}"
             )
@@ -249,8 +249,8 @@ class MirrorClient:
         if isinstance(cause, ResponseError) and "redirect" in str(cause):
             return DataError(f"{begin}. Set mirror.")
         return DataError(
-            f"{begin}; {ATTEMPTS} tries in a row brought nothing. What has come is kept: run it again, or "
-            f"set mirror to another server."
+            f"{begin}; {ATTEMPTS} tries in a row received nothing. The received bytes are kept: run it "
+            f"again, or set mirror to another server."
         )
 
     def _check_space(self, part: PartialFile) -> None:
@@ -258,7 +258,7 @@ class MirrorClient:
         missing = (part.total or 0) - part.bytes
         if free < missing + SPARE_BYTES:
             raise DataError(
-                f"{self.where}: {display(folder())}: {size(missing)} are still to come and "
+                f"{self.where}: {display(folder())}: {size(missing)} are still missing and "
                 f"{size(SPARE_BYTES)} must stay free, but {size(free)} are free. Free space, or set "
                 f"NBTRAIN_DATA to a folder on another disk."
             )

@@ -45,7 +45,7 @@ def _mark_of_end(lease: Path) -> Path:
     return lease.with_suffix(".ended.tmp")
 
 
-_WORDS = "{}: nobody waits for this work any more"
+_WORDS = "{}: no process waits for this work any more"
 _held: Path | None = None
 _looked = 0.0
 
@@ -59,9 +59,8 @@ def hold(path: Path, token: str, worker: str, wait_seconds: float = SEEN_AFTER_S
             raise Ended(_WORDS.format(path))
         if time.monotonic() >= until:
             raise DataError(
-                f"{worker}: does not see {display(path.parent)}. All workers need the data home and the "
-                "sources under the same paths, on a file system that the machines share: set NBTRAIN_DATA to "
-                "a folder of it."
+                f"{worker}: cannot see {display(path.parent)}. All workers need the data directory and the "
+                f"sources under the same paths on a shared file system: set NBTRAIN_DATA to a folder on it."
             )
         time.sleep(LOOK_SECONDS / 5)
     _held, _looked = path, time.monotonic()

@@ -24,7 +24,7 @@ _failure: Exception | None = None
 class LocalPool(Executor):
     """`num_workers` processes of this machine, which end with this one."""
 
-    advice = "set data.num_prepare_workers lower"
+    advice = "lower data.num_prepare_workers"
 
     def __init__(self, num_workers: int, make: Make):
         self.num_workers, self.make = num_workers, make

@@ -57,7 +57,7 @@ class PartialFile:
             if not is_same or first != self.bytes or self.total not in (None, total):
                 # The response holds another range than the one requested, or a range of another file.
                 self.restart()
-                raise ProtocolError("the file has changed on the server; it starts from nothing")
+                raise ProtocolError("the file has changed on the server; the download starts again")
             self.total = total
             return
         self.restart()

@@ -37,7 +37,7 @@ class Preference(NamedTuple):
 
 
 class TokenIds(NamedTuple):
-    """A document of token ids, with the loss mask (`learnt`, bool [tokens]; None if all are in the loss).
+    """A document of token ids, with their loss mask, bool [tokens]; None if all are in the loss.
 
     `path` and `line` say where it was read, for a Problem.
     """

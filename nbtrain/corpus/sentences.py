@@ -23,4 +23,4 @@ def segments(language: str, text: str) -> list[str]:
 
 
 def _segment() -> Any:
-    return optional("sentencex", "data.split_sentences", "leave split_sentences out").segment
+    return optional("sentencex", "data.split_sentences", "remove split_sentences").segment

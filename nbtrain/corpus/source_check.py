@@ -55,7 +55,8 @@ def fitting_source(source: Any) -> tuple[str, str] | None:
         return None
     if not records or any(source.text_key in record for record in records):
         return None
-    found = f"no record of {display(path)} has the key {source.text_key!r}; there are {keys_of(records[0])}."
+    keys = keys_of(records[0])
+    found = f"no record of {display(path)} has the key {source.text_key!r}; the records have {keys}."
     fitting = source_of(records)
     if fitting is None:
         return found, "Set text_key to the one that holds the text."

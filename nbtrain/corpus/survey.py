@@ -174,7 +174,7 @@ def _sources_in(path: Path, notes: list[str]) -> list[dict[str, Any]]:
         split: dict[str, Any] = {}
         if mixed := choice.mixed_splits():
             split["split"] = "train"
-            notes.append(f"{name}: files of several splits ({mixed}); those of train are read")
+            notes.append(f"{name}: files of several splits ({mixed}); only the train files are read")
             choice = Choice.of(path, reader.is_wanted, "train", [], name)
         if kind == "text":
             found.append({"kind": kind, "path": name, **split})
@@ -210,7 +210,7 @@ def _source_of_file(path: Path) -> dict[str, Any]:
         )
     if suffix == ".xml":
         raise DataError(
-            f"{name}: a dump of Wikipedia is a source of its own: write a run YAML that extends gpt-tiny "
+            f"{name}: a Wikipedia dump needs its own kind of source: write a run YAML that extends gpt-tiny "
             f"with data.sources: [{{kind: wiki, path: {name}}}]."
         )
     folder.is_file(path, name)
@@ -223,7 +223,7 @@ def _source_of_file(path: Path) -> dict[str, Any]:
 def _source_of_records(path: Path, records: list[dict[str, Any]], kind: str) -> dict[str, Any]:
     name = display(path)
     if not records:
-        raise DataError(f"{name}: holds no record.")
+        raise DataError(f"{name}: contains no records.")
     source = source_of(records)
     if source is None:
         raise DataError(
@@ -294,7 +294,7 @@ def _fewer(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
         merged += own if whole is None else [whole]
     if len(merged) > MOST_SOURCES:
         raise DataError(
-            f"--text: {len(merged)} files that are not all of their folder's: a run YAML names up to "
+            f"--text: {len(merged)} files from folders with other files, but a run YAML names at most "
             f"{MOST_SOURCES}. Put them into a folder without other text, and name the folder."
         )
     return merged

@@ -110,7 +110,7 @@ class AlpacaTemplate:
         if [message["role"] for message in messages] != ["user"]:
             raise Refusal(
                 400,
-                "this run was trained on single instructions: send one message, of the role user.",
+                "this run was trained on single instructions: send one message with the role user.",
                 "messages",
                 "invalid_value",
             )

@@ -56,9 +56,9 @@ def test_all_are_listed(make_config, workspace, monkeypatch, caplog, num_workers
     messages = [record.getMessage() for record in caplog.records]
     assert (
         messages[-1]
-        == "and 37 more records that are left out, listed in data/dataset/small/broken-records.jsonl."
+        == "and 37 more records that were skipped, listed in data/dataset/small/broken-records.jsonl."
     )
-    assert sum("the record is left out" in line for line in messages) == 4
+    assert sum("the record is skipped" in line for line in messages) == 4
     many = path.read_bytes()
     part_bytes(monkeypatch, 1 << 20)
     prepare(make_config(data={**data, "num_prepare_workers": 1}), force=True)
@@ -151,7 +151,7 @@ def test_an_extraction_goes_on_when_more_may_be_broken(workspace):
         extracted(open_source(JsonlSource(**source)), lambda total, folder: None)
     reader = open_source(JsonlSource(**source, max_broken_fraction=0.5))
     _, did, why = extracted(reader, lambda total, folder: None)
-    assert did == "made" and why.endswith(": 2 documents; 1 part(s) were there already")
+    assert did == "made" and why.endswith(": 2 documents; 1 part(s) were already there")
     assert len(list((workspace / "data" / "corpus").iterdir())) == 1
 
 

@@ -110,7 +110,7 @@ def test_lines_are_counted_over_the_parts_of_a_file(caplog):
         tally.add_broken("a.jsonl", 4, "not JSON")
         counts.absorb(tally, "a.jsonl")
     assert counts.named == ["a.jsonl:4: not JSON", "a.jsonl:14: not JSON", "a.jsonl:24: not JSON"]
-    assert caplog.records[0].getMessage() == "a.jsonl:4: not JSON; the record is left out."
+    assert caplog.records[0].getMessage() == "a.jsonl:4: not JSON; the record is skipped."
     assert (counts.records, counts.broken, counts.dropped) == (50, 5, {"broken_record": 5})
 
 
@@ -119,7 +119,7 @@ def test_a_broken_record_commands_no_terminal(caplog):
     tally = Tally()
     tally.add_broken("a\x1b[2J.jsonl", 1, "no key 'text' among '\u202e'")
     SourceCounts().absorb(tally, None)
-    assert caplog.messages == ["a\\x1b[2J.jsonl:1: no key 'text' among '\\u202e'; the record is left out."]
+    assert caplog.messages == ["a\\x1b[2J.jsonl:1: no key 'text' among '\\u202e'; the record is skipped."]
 
 
 def test_too_many_broken_records(workspace):
@@ -144,7 +144,7 @@ def test_too_many_broken_records(workspace):
         (
             {"too_short": 5, "empty": 2},
             "",
-            "(empty 2, too_short 5). The rule too_short drops most: loosen data.cleaning.min_bytes, or name "
+            "(empty 2, too_short 5). The rule too_short drops most: loosen data.cleaning.min_bytes, or use "
             "other sources.",
         ),
         (
@@ -155,10 +155,10 @@ def test_too_many_broken_records(workspace):
         (
             {"empty": 2},
             "",
-            "(empty 2). Most records have no text: set the key that holds it, or name other sources.",
+            "(empty 2). Most records have no text: set the key that holds it, or use other sources.",
         ),
-        ({"redirect": 2}, "", "(redirect 2). Most are dropped as redirect: name other sources."),
-        ({}, "", "(nothing read). The sources hold no record: name others."),
+        ({"redirect": 2}, "", "(redirect 2). Most are dropped as redirect: use other sources."),
+        ({}, "", "(nothing read). The sources contain no records: use others."),
     ],
 )
 def test_empty_corpus(dropped, first, advice):

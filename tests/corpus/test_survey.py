@@ -70,7 +70,7 @@ def test_held_out_files_are_not_trained_on(workspace):
     found = survey(["set"])
     assert found.sources == [{"kind": "jsonl", "path": "set", "split": "train"}]
     assert found.documents == 30
-    assert "those of train are read" in found.notes[0]
+    assert "only the train files are read" in found.notes[0]
     (workspace / "set" / "story.md").write_text(ENGLISH)
     assert survey(["set"]).kinds == {"text", "jsonl"}
 

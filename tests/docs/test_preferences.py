@@ -151,12 +151,13 @@ def test_broken_records_are_named(prepared, workspace):
     found = [f"{one['path']}:{one['line']}: {one['what']}" for one in listed]
     assert found == [
         "pairs.jsonl:2: no key 'rejected' among 'prompt', 'chosen'",
-        "pairs.jsonl:3: 'chosen' is text and 'rejected' is a list: both are text, or both are messages",
-        "pairs.jsonl:4: 'chosen' and 'rejected' are rendered as one text, so that neither is preferred",
+        "pairs.jsonl:3: 'chosen' is text and 'rejected' is a list; both must be text, or both must be "
+        "messages",
+        "pairs.jsonl:4: 'chosen' and 'rejected' render to the same text, so neither is preferred",
         "pairs.jsonl:5: 'rejected' is empty",
         "pairs.jsonl:6: no key 'prompt' among 'chosen', 'rejected', and the two answers do not begin with a "
         "common prompt",
-        "pairs.jsonl:7: 'chosen' holds no message of assistant that the other one has not",
+        "pairs.jsonl:7: 'chosen' holds no message of assistant that the other answer lacks",
         "pairs.jsonl:8: 'prompt' is neither text nor messages but a number",
         found[-1],
     ]

@@ -280,7 +280,7 @@ def test_a_chat_begins_with_what_its_template_writes(tmp_path):
     assert not single.takes_turns and "a text" in single([{"role": "system", "content": "s"}, question])
     # An answer that is begun follows the question.
     assert single([question, prefix], add_generation_prompt=False) == single([question]) + " So "
-    with pytest.raises(ConfigError, match="send one message, of the role user"):
+    with pytest.raises(ConfigError, match="send one message with the role user"):
         single([question, prefix, question])
     settings.write_text(json.dumps({"chat_template": "{% if %}"}))
     with pytest.raises(ConfigError, match=r"this run has no chat template: .* is not a valid Jinja template"):

@@ -244,5 +244,5 @@ def test_a_second_turn_for_a_run_of_single_instructions():
     """Refused in a sentence."""
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     engine = SimpleNamespace(_template=AlpacaTemplate(None))
-    with pytest.raises(ConfigError, match="send one message, of the role user"):
+    with pytest.raises(ConfigError, match="send one message with the role user"):
         list(_Engine.chat(engine, [[*talk, talk[0]]], 5))

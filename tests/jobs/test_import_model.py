@@ -250,7 +250,8 @@ BAD = {
             (folder / "generation_config.json").unlink(),
         ),
         DataError,
-        "has no <|endoftext|>, which ends every document. Set tokenizer.eod_token to one that it has: </s>.",
+        "has no token <|endoftext|> to end documents with. Set tokenizer.eod_token to one of its tokens: "
+        "</s>.",
     ),
     "NaN weights": (spoil_weights, CheckpointError, "model.norm.weight holds NaN or Inf"),
     "half a download": (

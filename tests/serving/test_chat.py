@@ -56,7 +56,7 @@ def test_alpacas_prompt_is_for_one_question():
     template = template_of(config_of({"kind": "alpaca", "path": "x"}), None, None, "")
     found = template.prompt([{"role": "user", "content": "Do {input}."}])
     assert found.pieces == [ALPACA_WITHOUT_INPUT.replace("{instruction}", "Do {input}.")]
-    with pytest.raises(Refusal, match="send one message, of the role user"):
+    with pytest.raises(Refusal, match="send one message with the role user"):
         template.prompt(TALK)
 
 

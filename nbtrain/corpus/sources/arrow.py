@@ -178,8 +178,7 @@ def check_once(schema: Any, columns: Iterable[str], where: str) -> None:
         if len(places) > 1:
             found = " and ".join(f"{place + 1:,}" for place in places)
             raise DataError(
-                f"{where}: columns {found} are both called {name!r}, and only one of them can be meant. "
-                f"Rename or drop one."
+                f"{where}: columns {found} are both called {name!r}, which is ambiguous. Rename or drop one."
             )
 
 

@@ -400,7 +400,7 @@ class ChatReader(ExampleReader):
         known = {**self.config.roles, found[:SHOWN_CHARS]: likely}
         line = ", ".join(f"{_yaml(name)}: {_yaml(role)}" for name, role in known.items())
         return (
-            f"which is no role that is known ({', '.join(sorted({*self._roles, *self._names}))}). If it is "
+            f"which is not a known role ({', '.join(sorted({*self._roles, *self._names}))}). If it is "
             f"the {likely}, add to this source: roles: {{{line}}}"
         )
 

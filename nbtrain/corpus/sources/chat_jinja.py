@@ -20,7 +20,7 @@ CONVERSATION = """\
         {{{{- raise_exception({refusal}) }}}}
     {{%- endif %}}
     {{{{- {message} }}}}
-    {{%- if loop.last and role in {learnt} and not add_generation_prompt %}}
+    {{%- if loop.last and role in {trained_roles} and not add_generation_prompt %}}
         {{{{- {end} }}}}
     {{%- endif %}}
 {{%- endfor %}}
@@ -31,7 +31,7 @@ QUESTION = """\
 {{%- set answered = messages | length == 2 and not add_generation_prompt %}}
 {{%- if (messages | length != 1 and not answered) or messages[0]["role"] != "user" or
     (answered and messages[1]["role"] != "assistant") %}}
-    {{{{- raise_exception("send one message, of the role user: the model has learnt single instructions") }}}}
+    {{{{- raise_exception("send one message with the role user: the model was trained on instructions") }}}}
 {{%- endif %}}
 {{{{- {prompt} }}}}
 {{%- if answered %}}
@@ -73,7 +73,7 @@ def chat_jinja(source: Talks, eod_token: str) -> str:
         refusal=_literal(f"the role of a message must be one of {', '.join(roles)}"),
         message=_expression(message, {"role": "role", "content": 'message["content"]'}),
         header=_literal(header.render({"role": answering_role(learnt_roles(source))})),
-        learnt=_literal(learnt_roles(source)),
+        trained_roles=_literal(learnt_roles(source)),
         end=_literal(eod_token),
     )
 
@@ -115,5 +115,5 @@ def _expression(template: Template, fields: Mapping[str, str]) -> str:
 
 
 def _literal(value: object) -> str:
-    # Jinja reads JSON's escapes, except those of characters beyond the first 65,536.
+    # Jinja reads JSON's escapes, except for characters beyond the first 65,536.
     return json.dumps(value, ensure_ascii=False)

@@ -62,7 +62,7 @@ class FileReader(base.SourceReader):
         if not folder.is_folder(root, self.where):
             if root.is_symlink():
                 raise folder.dangling(root, self.where)
-            pattern = "; patterns are not read, name the folder" if "*" in root.name else ""
+            pattern = "; patterns are not supported: give the folder" if "*" in root.name else ""
             raise DataError(
                 f"{where}: no such file or folder ({display(root)}). Relative paths start at the "
                 f"workspace{pattern}."
@@ -73,8 +73,8 @@ class FileReader(base.SourceReader):
         if self.config.split is None and (mixed := choice.mixed_splits()):
             raise DataError(
                 f"{where}: the folder holds files of several splits: {mixed}. Text that a model is evaluated "
-                "on must not be trained on: set split: train, which leaves out the files of other splits, "
-                "or list files to leave out in exclude. If the names mean something else, set split: all."
+                "on must not be trained on: set split: train, which skips the files of other splits, or "
+                "list the files to skip in exclude. If the names mean something else, set split: all."
             )
         return choice
 
@@ -84,7 +84,7 @@ class FileReader(base.SourceReader):
             there = counted_splits(choice.other_splits)
             return f"no file of the folder is of split {self.config.split!r}; there are {there}. Set split."
         if choice.excluded:
-            return f"exclude leaves out every file of the folder ({len(choice.excluded):,}). Change exclude."
+            return f"exclude matches every file of the folder ({len(choice.excluded):,}). Change exclude."
         left_out = f" {sentence}" if (sentence := self._left_out(choice)) else ""
         return f"the folder holds no {self.wanted_files()}.{left_out}"
 
@@ -112,7 +112,7 @@ class FileReader(base.SourceReader):
             suffixes = Counter(file_kinds.suffix_of(name) or "no suffix" for name in names[NAMED_FILES:])
             listed = ", ".join(f"{suffix} {count:,}" for suffix, count in suffixes.most_common(NAMED_FILES))
             more = f", and {len(names) - NAMED_FILES:,} more ({listed})"
-        return f"Files that kind: {self.kind} does not read are left out: {', '.join(named)}{more}."
+        return f"Files that kind: {self.kind} does not read are skipped: {', '.join(named)}{more}."
 
     def is_wanted(self, name: str) -> bool:
         """Return whether a file of a folder is read."""
@@ -166,7 +166,7 @@ class FileReader(base.SourceReader):
             logger.warning("%s: %s", self.where, sentence)
         if choice.other_splits:
             there = counted_splits(choice.other_splits)
-            logger.info("%s: split: %s leaves out %s.", self.where, self.config.split, there)
+            logger.info("%s: split: %s skips %s.", self.where, self.config.split, there)
         for pattern in choice.unmatched:
             logger.warning("%s: exclude: %r matches no file of the folder.", self.where, pattern)
 
@@ -232,8 +232,8 @@ class _PartBytes(io.RawIOBase):
         num_bytes = self._stream.readinto(memoryview(buffer)[: self._left])
         if not num_bytes:
             raise DataError(
-                f"{self._where}: {self._part.path}: has become shorter while it was read. Let nothing write "
-                f"to it, and start again."
+                f"{self._where}: {self._part.path}: became shorter while it was read. Make sure that no "
+                f"process writes to it, and start again."
             )
         self._left -= num_bytes
         return num_bytes

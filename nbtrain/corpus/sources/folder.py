@@ -94,7 +94,7 @@ def is_file(path: Path, where: str) -> bool:
     if kind is not None:
         raise DataError(
             f"{where}: {shown(path)}: is not a regular file but {kind}; sources are read several times and "
-            f"from places within. Write what it holds to a file, and name that."
+            f"from any position. Write its content to a file, and set the path to that file."
         )
     return stat.S_ISREG(found.st_mode)
 
@@ -103,15 +103,15 @@ def check_name(path: Path, where: str) -> None:
     """Raises DataError if a name is not UTF-8: records and manifests hold it."""
     if shown(path) != display(path):
         raise DataError(
-            f"{where}: {shown(path)}: a name that is not UTF-8; the names of a source's files are kept in "
-            f"records that are. Rename it."
+            f"{where}: {shown(path)}: the name is not UTF-8, but manifests store the names of a source's "
+            f"files as UTF-8. Rename it."
         )
 
 
 def dangling(path: Path, where: str) -> DataError:
     """Return the error for a dangling link."""
     return DataError(
-        f"{where}: {shown(path)}: a link to {str(path.readlink())!a}, which leads nowhere. Put the file "
+        f"{where}: {shown(path)}: a link to {str(path.readlink())!a}, which does not exist. Put the file "
         f"there, or remove the link."
     )
 

@@ -95,11 +95,11 @@ class HfDatasetReader(arrow.ColumnReader):
             return root / split
         if not is_file(root / "state.json", self.where):
             raise DataError(
-                f"{where}: no dataset as save_to_disk writes it: neither dataset_dict.json nor state.json is "
-                f"there. Files of other formats are read with kind: parquet or jsonl."
+                f"{where}: not a dataset written by save_to_disk: it has neither dataset_dict.json nor "
+                f"state.json. Files of other formats are read with kind: parquet or jsonl."
             )
         if split is not None:
-            raise DataError(f"{where}: split = {split!r}, but the dataset has no splits. Leave split out.")
+            raise DataError(f"{where}: split = {split!r}, but the dataset has no splits. Remove split.")
         return root
 
     def files(self) -> list[Path]:
@@ -111,8 +111,8 @@ class HfDatasetReader(arrow.ColumnReader):
         for name in names:
             if Path(name).name != name or not is_file(folder / name, self.where):
                 raise DataError(
-                    f"{self.where}: {display(folder / 'state.json')} names {name!r}, which is not there. "
-                    f"Copy the whole folder."
+                    f"{self.where}: {display(folder / 'state.json')} names {name!r}, which is missing. Copy "
+                    f"the whole folder."
                 )
         return [folder / name for name in names]
 

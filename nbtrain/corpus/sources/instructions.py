@@ -113,7 +113,7 @@ def _refuse_more(part: dict[str, Any], read: Container[str], place: str) -> None
     for key, value in part.items():
         if key not in read and holds_value(value):
             raise BrokenExample(
-                f"{place}.{key} holds a value; of the parts of a text, type and text are read"
+                f"{place}.{key} holds a value, but only type and text are read from a part of a text"
             )
 
 

@@ -21,7 +21,7 @@ def record_of(line: bytes) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         problem = f"not JSON ({error.msg})"
     is_array = line.lstrip().startswith(b"[")
-    rule = "; one object per line is asked for, not an array" if is_array else ""
+    rule = "; each line must hold one object, not an array" if is_array else ""
     raise ValueError(not_utf8(line) or problem + rule)
 
 

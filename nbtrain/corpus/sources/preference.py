@@ -48,8 +48,8 @@ class PreferenceReader(ChatReader):
         both = [_answer_messages(value[key], key) for key in keys]
         if (both[0] is None) != (both[1] is None):
             raise BrokenExample(
-                f"{keys[0]!r} is {kind_of(value[keys[0]])} and {keys[1]!r} is {kind_of(value[keys[1]])}: "
-                "both are text, or both are messages"
+                f"{keys[0]!r} is {kind_of(value[keys[0]])} and {keys[1]!r} is {kind_of(value[keys[1]])}; "
+                f"both must be text, or both must be messages"
             )
         prompt, read = self._prompt(value, both[0], notes)
         read += keys
@@ -69,7 +69,7 @@ class PreferenceReader(ChatReader):
 
     def _equal(self) -> BrokenExample:
         keys = f"{self.config.chosen_key!r} and {self.config.rejected_key!r}"
-        return BrokenExample(f"{keys} are rendered as one text, so that neither is preferred")
+        return BrokenExample(f"{keys} render to the same text, so neither is preferred")
 
     def _prompt(
         self, value: dict[str, Any], answer: list[Any] | None, notes: RecordNotes
@@ -140,7 +140,7 @@ class PreferenceReader(ChatReader):
             example = self._example(turns, num_shared)
             if example is None:
                 learnt = ", ".join(sorted(self._learnt))
-                raise BrokenExample(f"{key!r} holds no message of {learnt} that the other one has not")
+                raise BrokenExample(f"{key!r} holds no message of {learnt} that the other answer lacks")
             examples.append(example)
         return Preference(*examples)
 

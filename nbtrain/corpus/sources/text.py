@@ -71,7 +71,7 @@ class TextReader(files.FileReader):
             return None
         count = counted(len(self.files()), "file")
         met = self._inside(separator)
-        inside = f" {met} holds it among other characters: it must be a line of its own." if met else ""
+        inside = f" {met} has it in a longer line, but a separator must fill its line." if met else ""
         return (
             f"no line of the source ({count}) is document_separator = {self.config.document_separator!r}: "
             f"each file is one document.{inside}"

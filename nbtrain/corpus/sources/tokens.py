@@ -146,7 +146,7 @@ class TokensReader(RecordFileReader):
         if learnt is not None and len(learnt) and not learnt.any():
             if len(read) == 2 and read[1] == labels_key:
                 raise ValueError(f"{labels_key!r} is {IGNORED_LABEL} throughout: no token is in the loss")
-            raise ValueError(f"{', '.join(map(repr, read[1:]))} leave no token with a loss")
+            raise ValueError(f"{', '.join(map(repr, read[1:]))}: no token is in the loss")
         bounds = np.array([0, len(ids)])
         for key in self.keys.readable(PACKED):
             if key in held:
@@ -159,8 +159,8 @@ class TokensReader(RecordFileReader):
             inner = np.flatnonzero(kept)
             if len(inner) and not kept[inner[0] : inner[-1] + 1].all():
                 raise ValueError(
-                    "'attention_mask' is 0 between tokens, not at the ends only: which tokens see each other "
-                    "is not read. For packed documents give seq_lens"
+                    "'attention_mask' is 0 between tokens, not at the ends only: attention masks between "
+                    "tokens are not supported. For packed documents, add seq_lens"
                 )
         self.keys.look(record, read, notes)
         for key in held.difference(read):
@@ -227,7 +227,7 @@ def _labelled(ids: np.ndarray, labels: np.ndarray, ids_key: str, labels_key: str
         at = int(other[0])
         raise ValueError(
             f"{labels_key}[{at}] = {labels[at]} is neither {IGNORED_LABEL} nor {ids_key}[{at}] = {ids[at]}; "
-            "labels stand at their own tokens, not shifted"
+            "labels must be aligned with their own tokens, not shifted"
         )
     return learnt
 
@@ -242,12 +242,12 @@ def _zeros_and_ones(record: dict[str, Any], key: str, length: int) -> np.ndarray
     if array.ndim != 1 or array.dtype.kind not in "biuf":
         raise ValueError(f"{key!r} is not a list of 0 and 1")
     if len(array) != length:
-        raise ValueError(f"{key!r} has {len(array):,} entries, the ids are {length:,}")
+        raise ValueError(f"{key!r} has {len(array):,} entries, but the number of ids is {length:,}")
     if (other := np.flatnonzero((array != 0) & (array != 1))).size:
         at = int(other[0])
         raise ValueError(
-            f"{key}[{at}] = {array[at]} is neither 0 nor 1; other weights and the numbers of packed "
-            "documents are not read"
+            f"{key}[{at}] = {array[at]} is neither 0 nor 1; other weights and document numbers of packed "
+            f"records are not supported"
         )
     return array != 0
 
@@ -262,7 +262,7 @@ def _document_bounds(values: np.ndarray, key: str, length: int) -> np.ndarray:
     """Return int64 [documents + 1]: starts of a packed record's documents, and its end. Raises ValueError."""
     if key == "position_ids":
         if len(values) != length:
-            raise ValueError(f"{key!r} has {len(values):,} entries, the ids are {length:,}")
+            raise ValueError(f"{key!r} has {len(values):,} entries, but the number of ids is {length:,}")
         starts = np.flatnonzero(values == 0)
         begins = np.zeros(length, np.int64)
         begins[starts] = starts

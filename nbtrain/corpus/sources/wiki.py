@@ -133,7 +133,7 @@ class WikiReader(SourceReader):
             if not is_file(path, self.where):
                 raise DataError(
                     f"{self.where}: path = {self.config.path!r}: no such file ({display(path)}). Relative "
-                    f"paths start at the workspace; leave path out to download a dump."
+                    f"paths start at the workspace; remove path to download a dump."
                 )
             return path
         from nbtrain.corpus.wiki import download  # its HTTP client takes longer to import than all else here
@@ -162,7 +162,7 @@ class WikiReader(SourceReader):
         config = self.config
         if config.path is not None:
             if config.sha1 is not None and download.check_sha1(self._path(), config.sha1, self.where):
-                return f"{display(self._path())}: its SHA-1 is the one that was asked for"
+                return f"{display(self._path())}: its SHA-1 is the configured one"
             return None
         asked = (config.language, config.date, config.mirror, config.sha1)
         found, is_new = download.download(*asked, self.where)

@@ -163,8 +163,9 @@ def adopt(
             with other.open("rb") as stream:
                 _refuse_other_formats(other, stream.read(FORMAT_BYTES))
         raise DataError(
-            f"{display(path)}: no tokenizer there. Name a tokenizer.json, a folder that holds one, or a "
-            f"folder with vocab.json and merges.txt (GPT-2's encoder.json and vocab.bpe under other names)."
+            f"{display(path)}: there is no tokenizer. Give the path of a tokenizer.json, of a folder that "
+            f"holds one, or of a folder with vocab.json and merges.txt (GPT-2's encoder.json and vocab.bpe "
+            f"under other names)."
         )
     built, before = _from_two_files(path, eod_token)
     directory.mkdir(parents=True, exist_ok=True)
@@ -243,7 +244,7 @@ def refuse_other_than_gpt2(folder: Path) -> None:
     settings = settings_of(folder)
     named = settings.get("tokenizer_class")
     if named not in (None, *GPT2_CLASSES):
-        why = f"{SETTINGS} names {shortened(str(named))}, which cuts text in another way"
+        why = f"{SETTINGS} names {shortened(str(named))}, which splits text in another way"
     elif lacking := _not_in_vocabulary(folder, settings):
         why = f"{lacking[1]} has the added token {shortened(lacking[0])}, which {VOCABULARY} lacks"
     else:
@@ -284,7 +285,7 @@ def _adopt_text(
     if unknown.becomes == "nothing":
         raise DataError(
             f"{display(path)}: a BPE that has neither an entry for each byte nor an unknown token, so text "
-            "would be lost without a count. Make it again with all bytes (in HF tokenizers: BpeTrainer's "
+            f"would be lost silently. Train it again with all bytes (in HF tokenizers: BpeTrainer's "
             "initial_alphabet=ByteLevel.alphabet()), or name one of its entries as model.unk_token in it."
         )
     eod_id = entries[eod_token]
@@ -395,8 +396,8 @@ def _require_eod(vocab: Iterable[str], eod_token: str, path: Path) -> None:
     if eod_token in vocab:
         return
     likely = [token for token in EOD_CANDIDATES if token in vocab]
-    offered = f"one that it has: {', '.join(likely)}" if likely else "an entry that it has"
-    rule = f"has no {eod_token}, which ends every document"
+    offered = f"one of its tokens: {', '.join(likely)}" if likely else "one of its tokens"
+    rule = f"has no token {eod_token} to end documents with"
     raise DataError(f"{display(path)}: {rule}. Set tokenizer.eod_token to {offered}.")
 
 

@@ -36,12 +36,12 @@ def markers_sentence(config: RunConfig) -> tuple[str, str] | None:
         return None
     kind = "a special token" if len(found) == 1 else "special tokens"
     said = (
-        f"the template of the conversations holds {', '.join(found)}, which the tokenizer has as {kind}: "
-        "training reads the letters, and the model does not see a marker that it may know."
+        f"the template of the conversations contains {', '.join(found)}, which the tokenizer has as {kind}: "
+        f"training encodes the characters, so the model does not see a marker that it may know."
     )
     fix = (
-        "Name such markers in tokenizer.added_tokens, with a tokenizer of the run's own; their ids stay "
-        "(docs/finetuning.md)."
+        "List such markers in tokenizer.added_tokens, with a separate tokenizer for this run; their ids "
+        "stay the same (docs/finetuning.md)."
     )
     if config.tokenizer.eod_token in found:
         fix += (

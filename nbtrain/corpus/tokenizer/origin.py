@@ -39,7 +39,7 @@ def end_ids(run: RunDir, tokenizer: Tokenizer) -> frozenset[int]:
     """Return the ids that end a text: the tokenizer's, and all those at which transformers' generate ends.
 
     Models that answer have several (Llama 3 Instruct three: generation_config.json's eos_token_id). The ids
-    in config.json count if there is no generation_config.json.
+    in config.json count if generation_config.json is missing.
     """
     found = origin_of(run, tokenizer.directory)
     settings = found.get("generation_config") or found.get("config") or {}

@@ -103,14 +103,14 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
         loaded = Tokenizer.load(directory, manifest=manifest)
         _check_trained_for(config, manifest, directory)
         trained = manifest["trained"]
-        how = "brought"
+        how = "imported"
         if trained:
             how = "trained on these sources"
             if not same_text(trained, settings(config)):
                 how = f"trained on other sources{_why_kept(config)}"
             if others:
                 verb = "is" if len(others) == 1 else "are"
-                how += f"; not made again, since {', '.join(others)} {verb} encoded with it"
+                how += f"; kept, because {', '.join(others)} {verb} encoded with it"
         say("kept" if trained else "used", f"{display(directory)}: {loaded.vocab_size:,} entries, {how}")
         return loaded
     if not _has_text(config):
@@ -121,8 +121,8 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
         raise DataError(
             f"{place(config, 'tokenizer.name')} = {config.tokenizer.name}: {display(directory)} is "
             f"{'to be trained again' if manifest else 'not there'}, and the weights of init_from "
-            f"({config.init_from}) know the ids of their own tokenizer alone. Prepare the data of the run "
-            "that they come from first, or set tokenizer.path to their tokenizer."
+            f"({config.init_from}) are only valid for the ids of their own tokenizer. Prepare the data of "
+            f"the run that they come from first, or set tokenizer.path to their tokenizer."
         )
     why = "force" if manifest else f"{display(directory)} is not there"
     manifest, note = _train(config, directory, corpus)
@@ -130,8 +130,8 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
     say("made", f"{why}: {loaded.vocab_size:,} entries{note}")
     if loaded.vocab_size < config.tokenizer.vocab_size:
         logger.warning(
-            "%s: %s entries, for there is nothing more to merge in so little text; the model is built for %s "
-            "= %s, and those above are never met. Use more text, or set it to %s and prepare again with "
+            "%s: %s entries, because so little text allows no more merges; the model is built for %s "
+            "= %s, and it never meets the higher ids. Use more text, or set it to %s and prepare again with "
             "--force.",
             display(directory),
             f"{loaded.vocab_size:,}",
@@ -163,7 +163,7 @@ def _check_own(
     name, trained = config.tokenizer.name, manifest and manifest["trained"]
     if trained and same_text(trained, settings(config)):
         return
-    found = "holds a tokenizer that was brought"
+    found = "holds an imported tokenizer"
     if trained:
         there = with_defaults({key: trained[key] for key in ("sources", "cleaning") if key in trained})
         here = {key: settings(config)[key] for key in ("sources", "cleaning")}
@@ -208,7 +208,7 @@ def _brought(
         and _same_files(path, manifest)
     ):
         loaded = Tokenizer.load(directory, manifest=manifest)
-        say("kept", f"{display(directory)}: {loaded.vocab_size:,} entries, brought from {display(path)}")
+        say("kept", f"{display(directory)}: {loaded.vocab_size:,} entries, imported from {display(path)}")
         return loaded
     _refuse_strange(directory, manifest)
     made = directory.with_name(f".{directory.name}.new.tmp")
@@ -234,7 +234,7 @@ def _brought(
         if made.is_dir():
             shutil.rmtree(made)
     loaded = Tokenizer.load(directory, manifest=found if renewed else manifest)
-    how = f"{loaded.vocab_size:,} entries, brought from {display(path)}"
+    how = f"{loaded.vocab_size:,} entries, imported from {display(path)}"
     say("kept" if same else "used", f"{display(directory)}: {how}")
     return loaded
 
@@ -260,9 +260,10 @@ def _refuse_strange(directory: Path, manifest: dict[str, Any] | None) -> None:
         # Names that begin with a dot belong to a file manager or to Jupyter.
     if strange := sorted(path.name for path in directory.iterdir() if not path.name.startswith(".")):
         raise DataError(
-            f"{display(directory)}: holds {strange[0]} without a manifest: nbtrain did not make it. To use a "
-            f"tokenizer that lies there, put its {ONE_FILE} into that folder, set tokenizer.name and leave "
-            "tokenizer.path empty; otherwise move the folder away, or give tokenizer.name another value."
+            f"{display(directory)}: holds {strange[0]} without a manifest: nbtrain did not make it. To use "
+            f"the tokenizer in that folder, put its {ONE_FILE} into that folder, set tokenizer.name and "
+            "leave tokenizer.path empty; otherwise move the folder away, or give tokenizer.name another "
+            "value."
         )
 
 
@@ -279,7 +280,7 @@ def _encoded_with(manifest: dict[str, Any], config: RunConfig) -> list[str]:
         for path in datasets.glob(f"[!.]*/{record}"):
             name, dataset = path.relative_to(datasets).parts[0], files.read_json(path)
             if name != config.data.name and dataset and dataset.get("tokenizer_sha256") == manifest["sha256"]:
-                begun = f"{name} (begun; to give it up, remove {display(path.parent)})"
+                begun = f"{name} (unfinished; to discard it, remove {display(path.parent)})"
                 found.setdefault(name, name if record == "manifest.json" else begun)
     return [found[name] for name in sorted(found)]
 
@@ -311,8 +312,8 @@ def _holds_files(directory: Path) -> bool:
     if present and len(present) < len(CONTENT_FILES):
         lacking = next(name for name in CONTENT_FILES if name not in present)
         raise DataError(
-            f"{display(directory / lacking)}: no such file. A brought tokenizer is vocab.json and "
-            f"merges.txt, or a {ONE_FILE}; put it there, or remove the folder to have one trained."
+            f"{display(directory / lacking)}: no such file. An imported tokenizer consists of vocab.json "
+            f"and merges.txt, or of a {ONE_FILE}; put it there, or remove the folder to have one trained."
         )
     return bool(present)
 

@@ -81,7 +81,7 @@ def agreement(document: dict[str, Any]) -> Agreement:
     """Return whether fastokens gives the ids of tokenizers, by a parsed tokenizer.json."""
     for name, versions in VERSIONS.items():
         if (version := importlib.metadata.version(name)) not in versions:
-            return Agreement(f"{name} {version}; compared are {', '.join(versions)}")
+            return Agreement(f"{name} {version}; the compared versions are {', '.join(versions)}")
     objection = _of_model(document) or _of_normalizer(document) or _of_added_tokens(document)
     if objection:
         return Agreement(objection)
@@ -116,10 +116,10 @@ def _of_added_tokens(document: dict[str, Any]) -> str | None:
     if len(set(contents)) < len(contents) or "" in contents:
         return "added tokens that are empty or repeated"
     if not _are_numbered(added, vocab):
-        return "added tokens with other ids than tokenizers gives them"
+        return "added tokens whose ids differ from the ids that tokenizers assigns"
     met = [token for token in added if not token["special"]]
     if any(token[flag] for token in met for flag in ("lstrip", "rstrip", "single_word")):
-        return "added tokens that take spaces with them or stand between words alone"
+        return "added tokens with lstrip, rstrip or single_word"
     normalized, others = ([one for one in added if one["normalized"] is wanted] for wanted in (True, False))
     letters, other_letters = ({*"".join(one["content"] for one in group)} for group in (normalized, others))
     if met and letters & other_letters:
@@ -151,7 +151,7 @@ def _of_words(step: dict[str, Any] | None) -> Agreement:
     if splits and _is(last, BYTES_ALONE) and tuple(map(_expression, splits)) in WORDS:
         return Agreement(None, DISPUTED)
     kinds = " and ".join(str(step.get("type")) for step in steps)
-    return Agreement(f"words that are cut by another rule ({kinds})")
+    return Agreement(f"words that are split by another rule ({kinds})")
 
 
 def _is(step: dict[str, Any], wanted: dict[str, Any]) -> bool:

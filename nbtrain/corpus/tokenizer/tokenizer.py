@@ -207,7 +207,7 @@ class Tokenizer:
                 shown = f"the character {piece!r} (U+{ord(piece):04X})" if len(piece) == 1 else repr(piece)
                 return DataError(
                     f"{where}: it has no token for {shown}, and no unknown token for such text ({failure}). "
-                    "Take a tokenizer that can write this text, or remove the document."
+                    "Use a tokenizer that can encode this text, or remove the document."
                 )
         return DataError(f"{name}: cannot encode a text: {error}.")
 
@@ -301,8 +301,8 @@ class Tokenizer:
                 if number in bad and len(piece) == 1:
                     raise DataError(
                         f"{display(self.directory)}: the character {piece!r} becomes the end-of-document "
-                        f"token {self.eod_token}, so documents would end in their midst. Name another "
-                        f"tokenizer.eod_token."
+                        f"token {self.eod_token}, so a document that contains it would end there. Set "
+                        f"another tokenizer.eod_token."
                     )
                 middle = len(piece) // 2
                 halves += [piece[:middle], piece[middle:]] if number in bad else [piece]
@@ -436,7 +436,7 @@ def _refuse_surrogates(texts: Sequence[str]) -> None:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise DataError(f"a text that is to be encoded is no Unicode: {error.reason}.") from error
+            raise DataError(f"a text to encode is not valid Unicode: {error.reason}.") from error
 
 
 def pieces_of_long(text: str) -> Iterator[str]:

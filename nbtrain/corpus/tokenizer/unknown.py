@@ -22,7 +22,7 @@ class UnknownText(NamedTuple):
     """Treatment of text that has no token."""
 
     becomes: Literal["tokens", "unknown", "nothing", "error"]
-    """Treatment; "tokens" means that there is no text without a token."""
+    """Treatment; "tokens" means that every text has tokens."""
     unknown_id: int | None = None
     """The id of the unknown token."""
 

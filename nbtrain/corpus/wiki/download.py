@@ -89,8 +89,8 @@ def download(language: str, date: str, mirror: str, sha1: str | None, where: str
             return found, is_new
     except OSError as error:
         raise DataError(
-            f"{where}: {display(Path(error.filename or folder()))}: {error.strerror or error}. What has come "
-            f"is kept: free space, or set NBTRAIN_DATA to a folder on another disk, and run it again."
+            f"{where}: {display(Path(error.filename or folder()))}: {error.strerror or error}. The received "
+            f"bytes are kept: free space, or set NBTRAIN_DATA to a folder on another disk, and run it again."
         ) from error
 
 
@@ -127,8 +127,8 @@ def locked(path: Path, where: str) -> Iterator[None]:
             raise DataError(f"{where}: {what}") from None
         except OSError as error:
             raise DataError(
-                f"{where}: {display(path)}: the file system locks no file ({error.strerror}), so two "
-                f"processes could write one dump. Set NBTRAIN_DATA to a folder on another disk."
+                f"{where}: {display(path)}: the file system does not support file locks ({error.strerror}), "
+                f"so two processes could write one dump. Set NBTRAIN_DATA to a folder on another disk."
             ) from error
         yield
 

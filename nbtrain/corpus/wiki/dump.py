@@ -113,7 +113,7 @@ def open_dump(path: Path, where: str = "data.sources") -> Dump:
     root = re.search(r"<(?![?!])([^\s/>]*)", re.sub(r"<!--.*?-->", "", head, flags=re.DOTALL))
     if root is None or root[1].rpartition(":")[2] != "mediawiki":
         what = f"its first element is <{root[1]}>" if root else "no XML element was found"
-        raise DataError(f"{name}: not a MediaWiki dump: {what}, <mediawiki> must be.")
+        raise DataError(f"{name}: not a MediaWiki dump: {what}, but it must be <mediawiki>.")
     if re.search(r"<!(DOCTYPE|ENTITY)", head[: head.find("<mediawiki")], re.IGNORECASE):
         raise DataError(
             f"{name}: it declares a document type, which a dump never does and which can be made to fill the "

@@ -304,7 +304,7 @@ class _Encoding:
         files.fsync_directory(self.dataset.directory)
         if more := sum(count.broken - len(count.named) for count in self.counts):
             listed = display(self.dataset.broken_records)
-            logger.warning("and %s more records that are left out, listed in %s.", f"{more:,}", listed)
+            logger.warning("and %s more records that were skipped, listed in %s.", f"{more:,}", listed)
 
     def _unfinished(self, account: EncodeProgress) -> Iterator[Task]:
         for task in self.corpus.tasks():

@@ -75,7 +75,7 @@ def prepare(config: RunConfig, force: bool = False, through: StepName = "index")
     except OSError as error:
         raise DataError(
             f"{display(Path(error.filename or dataset.directory))}: {error.strerror or error}. Free space, "
-            "or set NBTRAIN_DATA to a folder that can be written. What is done is kept: run it again."
+            "or set NBTRAIN_DATA to a folder that can be written. Finished work is kept: run it again."
         ) from error
     finally:
         # A prepare that produced nothing leaves no folder of that name, which would look like a dataset.

@@ -82,7 +82,7 @@ def test_an_instruction_is_asked_as_it_was_learnt(fields):
     record = {"instruction": question[0]["content"], "output": "So."}
     example = AlpacaReader(source).example(record, RecordNotes())
     assert rendered(template, answered, False) == "".join(text for text, _ in example.pieces) + END
-    with pytest.raises(Exception, match="send one message, of the role user"):
+    with pytest.raises(Exception, match="send one message with the role user"):
         rendered(template, answered)
 
 
@@ -91,8 +91,8 @@ def test_what_the_server_refuses_is_refused():
     strange = [{"role": "stranger", "content": "a"}]
     for kind, messages, said in (
         ("chat", strange, "must be one of system, developer, user, assistant, tool"),
-        ("alpaca", TALK, "send one message, of the role user"),
-        ("alpaca", TALK[:1], "send one message, of the role user"),
+        ("alpaca", TALK, "send one message with the role user"),
+        ("alpaca", TALK[:1], "send one message with the role user"),
     ):
         (source,) = sources_of(kind, {})
         with pytest.raises(Exception, match=said):

@@ -222,7 +222,7 @@ def test_a_folder_with_files_that_are_not_read(workspace, refusal, caplog):
         archive.writestr("a.jsonl", CONTENT)
     (folder / "b.jsonl.tar.gz").touch()
     named = (
-        "Files that kind: jsonl does not read are left out: texts/a.jsonl.zip (a zip archive by its name: "
+        "Files that kind: jsonl does not read are skipped: texts/a.jsonl.zip (a zip archive by its name: "
         "unzip), texts/b.jsonl.tar.gz (a tar archive by its name: tar -xf)."
     )
     source = JsonlSource(kind="jsonl", path="texts")

@@ -165,9 +165,8 @@ def test_a_link_that_leads_nowhere(write, workspace, refusal, target):
     write(**{"in/b.txt": b"b"})
     (workspace / "in" / "a.txt").symlink_to(workspace / target)
     message = (
-        f"run.yaml:7: data.sources[0]: in/a.txt: a link to {str(workspace / target)!r}, which leads nowhere. "
-        f"Put the "
-        "file there, or remove the link."
+        f"run.yaml:7: data.sources[0]: in/a.txt: a link to {str(workspace / target)!r}, which does not "
+        "exist. Put the file there, or remove the link."
     )
     assert refusal(text("in")) == message
     assert refusal(text("in/a.txt")) == message
@@ -182,9 +181,8 @@ def test_a_name_that_is_not_utf8(workspace, refusal, read):
     message = refusal(jsonl("in"))
     assert message.isascii()
     assert message == (
-        "run.yaml:7: data.sources[0]: 'in/caf\\udce9.jsonl': a name that is not UTF-8; the names of a "
-        "source's files "
-        "are kept in records that are. Rename it."
+        "run.yaml:7: data.sources[0]: 'in/caf\\udce9.jsonl': the name is not UTF-8, but manifests store the "
+        "names of a source's files as UTF-8. Rename it."
     )
 
 
@@ -195,8 +193,7 @@ def test_what_is_no_regular_file(write, workspace, refusal, read):
     assert read(text("in")).records == ["a"]
     message = (
         "run.yaml:7: data.sources[0]: in/b.jsonl: is not a regular file but a named pipe; sources are read "
-        "several "
-        "times and from places within. Write what it holds to a file, and name that."
+        "several times and from any position. Write its content to a file, and set the path to that file."
     )
     assert refusal(jsonl("in")) == message
     assert refusal(jsonl("in/b.jsonl")) == message
@@ -231,8 +228,8 @@ def test_a_file_that_becomes_shorter(write, workspace, part_bytes):
     with pytest.raises(DataError) as caught:
         list(reader.read(parts[1], Tally()))
     assert str(caught.value) == (
-        "data.sources[0]: a.jsonl: has become shorter while it was read. Let nothing write to it, and start "
-        "again."
+        "data.sources[0]: a.jsonl: became shorter while it was read. Make sure that no process writes to "
+        "it, and start again."
     )
 
 
@@ -256,7 +253,7 @@ def test_each_file_that_is_not_read_is_named(write, caplog):
     write(**{f"in/{name}": RECORD for name in ("a.jsonl", "b.csv", "c.parq", "d.txt.gz", "e", *beside)})
     open_source(jsonl("in"), "here").check_dependencies()
     assert caplog.messages == [
-        "here: Files that kind: jsonl does not read are left out: in/b.csv, in/c.parq (read by kind: "
+        "here: Files that kind: jsonl does not read are skipped: in/b.csv, in/c.parq (read by kind: "
         "parquet), in/d.txt.gz (read by kind: text), in/e."
     ]
     caplog.clear()
@@ -325,7 +322,7 @@ def test_choosing_among_nothing(write, refusal, caplog):
     write(**{"in/a.jsonl": RECORD})
     assert refusal(jsonl("in/a.jsonl", split="train")).endswith("is a file. Remove split.")
     assert refusal(jsonl("in", exclude=["*.jsonl"])).endswith(
-        "exclude leaves out every file of the folder (1). Change exclude."
+        "exclude matches every file of the folder (1). Change exclude."
     )
     open_source(jsonl("in", exclude=["b*"]), "here").check_dependencies()
     assert caplog.messages == ["here: exclude: 'b*' matches no file of the folder."]

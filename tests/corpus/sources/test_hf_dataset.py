@@ -103,20 +103,19 @@ def test_folders_that_are_none(workspace, refusal):
         f"{where}path = 'gone': no such folder (gone). Relative paths start at the workspace."
     )
     assert refusal(hf("set")) == (
-        f"{where}path = 'set': no dataset as save_to_disk writes it: neither dataset_dict.json nor "
-        f"state.json is there. "
-        "Files of other formats are read with kind: parquet or jsonl."
+        f"{where}path = 'set': not a dataset written by save_to_disk: it has neither dataset_dict.json nor "
+        "state.json. Files of other formats are read with kind: parquet or jsonl."
     )
     save(workspace / "set", table(TEXTS))
     assert refusal(hf("set", split="train")) == (
-        f"{where}path = 'set': split = 'train', but the dataset has no splits. Leave split out."
+        f"{where}path = 'set': split = 'train', but the dataset has no splits. Remove split."
     )
     assert refusal(hf("set", text_key="body")) == (
         f"{where}set/data-00000-of-00001.arrow: no column 'body'; the columns are 'text', 'n'; set text_key."
     )
     (workspace / "set" / "data-00000-of-00001.arrow").unlink()
     assert refusal(hf("set")) == (
-        f"{where}set/state.json names 'data-00000-of-00001.arrow', which is not there. Copy the whole folder."
+        f"{where}set/state.json names 'data-00000-of-00001.arrow', which is missing. Copy the whole folder."
     )
     for content in ("{", "[" * 100_000):
         (workspace / "set" / "state.json").write_text(content)

@@ -75,7 +75,7 @@ def test_utf16(workspace, refusal, part_bytes, suffix, size, encoding, mark):
 
 
 NOT_JSON = "not JSON (...)"
-NO_ARRAY = "; one object per line is asked for, not an array"
+NO_ARRAY = "; each line must hold one object, not an array"
 BROKEN = {
     b"{": NOT_JSON,
     b"[1]": f"not an object but a list{NO_ARRAY}",

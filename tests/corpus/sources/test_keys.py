@@ -480,7 +480,7 @@ def test_pairs_in_many_shapes():
 
 def test_pairs_are_compared_as_they_are_rendered():
     """Two answers that render to the same text are refused, however they are stored."""
-    said = "'chosen' and 'rejected' are rendered as one text, so that neither is preferred"
+    said = "'chosen' and 'rejected' render to the same text, so neither is preferred"
     parts = [{"type": "text", "text": "b"}]
     for chosen, rejected in (
         ("b", "b"),

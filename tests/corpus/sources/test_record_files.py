@@ -63,7 +63,7 @@ def test_what_is_no_object(workspace, read_parts):
     assert found.problems[:3] == [
         "a.json:2: not an object but a number",
         "a.json:3: not an object but null",
-        "b.jsonl:3: not an object but a list; one object per line is asked for, not an array",
+        "b.jsonl:3: not an object but a list; each line must hold one object, not an array",
     ]
     assert found.counts == {"records": 8, "broken": 5}
 

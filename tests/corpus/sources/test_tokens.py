@@ -85,10 +85,11 @@ BROKEN = {
     '{"input_ids": [1, 2]}': "no key 'labels' among 'input_ids'",
     '{"input_ids": [1, 2], "labels": [1]}': "'labels' has 1 entries, 'input_ids' has 2",
     '{"input_ids": [1, 2], "labels": [2, -100]}': (
-        "labels[0] = 2 is neither -100 nor input_ids[0] = 1; labels stand at their own tokens, not shifted"
+        "labels[0] = 2 is neither -100 nor input_ids[0] = 1; labels must be aligned with their own tokens, "
+        "not shifted"
     ),
     '{"input_ids": [1, 2], "labels": [-100, -100]}': "'labels' is -100 throughout: no token is in the loss",
-    "[1]": "not an object but a list; one object per line is asked for, not an array",
+    "[1]": "not an object but a list; each line must hold one object, not an array",
 }
 
 
@@ -205,11 +206,11 @@ def test_padding_is_dropped_and_packed_records_are_cut(workspace, read):
         ({"attention_mask": [1, 0, 1, 1]}, "'attention_mask' is 0 between tokens"),
         ({"attention_mask": [1, 1, 2, 2]}, "attention_mask[2] = 2 is neither 0 nor 1"),
         ({"attention_mask": [[1], [1]]}, "'attention_mask' is not a list of 0 and 1"),
-        ({"loss_mask": [0, 1]}, "'loss_mask' has 2 entries, the ids are 4"),
+        ({"loss_mask": [0, 1]}, "'loss_mask' has 2 entries, but the number of ids is 4"),
         ({"loss_mask": [0, 0.5, 1, 1]}, "loss_mask[1] = 0.5 is neither 0 nor 1"),
-        ({"loss_mask": [0, 0, 0, 0]}, "'loss_mask' leave no token with a loss"),
+        ({"loss_mask": [0, 0, 0, 0]}, "'loss_mask': no token is in the loss"),
         ({"prompt_length": 5}, "'prompt_length' = 5 is not a number of tokens from 0 to 4"),
-        ({"prompt_length": 4}, "'prompt_length' leave no token with a loss"),
+        ({"prompt_length": 4}, "'prompt_length': no token is in the loss"),
         ({"seq_lens": [2, 3]}, "'seq_lens' does not hold lengths that sum up to the 4 ids"),
         ({"position_ids": [0, 2, 3, 4]}, "'position_ids' does not count up from 0 in each document"),
         (

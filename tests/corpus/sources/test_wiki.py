@@ -186,8 +186,8 @@ def test_missing_files(workspace):
     with pytest.raises(DataError) as caught:
         list(reader(path="no.xml").parts())
     assert str(caught.value) == (
-        f"{WHERE}: path = 'no.xml': no such file (no.xml). Relative paths start at the workspace; leave path "
-        f"out to download a dump."
+        f"{WHERE}: path = 'no.xml': no such file (no.xml). Relative paths start at the workspace; remove "
+        f"path to download a dump."
     )
     with pytest.raises(DataError) as caught:
         reader(language="bg").fingerprint()
@@ -239,7 +239,7 @@ def test_a_brought_dump(workspace):
     right = hashlib.sha1((workspace / "test.xml").read_bytes()).hexdigest()
     checked = reader(path="test.xml", sha1=right)
     assert checked.is_downloaded
-    assert checked.download() == "test.xml: its SHA-1 is the one that was asked for"
+    assert checked.download() == "test.xml: its SHA-1 is the configured one"
     assert checked.download() is None
     with pytest.raises(DataError, match=f"sha1 says {'0' * 40}"):
         reader(path="test.xml", sha1="0" * 40).download()

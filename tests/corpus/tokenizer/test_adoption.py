@@ -278,8 +278,8 @@ def test_a_character_that_is_eod(bring, workspace):
     with pytest.raises(DataError) as caught:
         loaded.encode("a stop.")
     assert str(caught.value) == (
-        "mine: the character '.' becomes the end-of-document token ., so documents would end in their midst. "
-        "Name another tokenizer.eod_token."
+        "mine: the character '.' becomes the end-of-document token ., so a document that contains it would "
+        "end there. Set another tokenizer.eod_token."
     )
 
 
@@ -356,9 +356,9 @@ def test_a_kind_that_fastokens_is_not_proven_for(bring, workspace):
 @pytest.mark.parametrize(
     ("kind", "advice"),
     [
-        ("unigram", "Set tokenizer.eod_token to one that it has: </s>."),
-        ("llama3", "Set tokenizer.eod_token to one that it has: <|end_of_text|>."),
-        ("wordpiece", "Set tokenizer.eod_token to one that it has: [SEP]."),
+        ("unigram", "Set tokenizer.eod_token to one of its tokens: </s>."),
+        ("llama3", "Set tokenizer.eod_token to one of its tokens: <|end_of_text|>."),
+        ("wordpiece", "Set tokenizer.eod_token to one of its tokens: [SEP]."),
     ],
 )
 def test_no_such_eod(bring, workspace, kind, advice):
@@ -366,7 +366,7 @@ def test_no_such_eod(bring, workspace, kind, advice):
     with pytest.raises(DataError) as caught:
         adopt(bring(kind), EOD_TOKEN, workspace / "mine")
     assert str(caught.value) == (
-        f"{kind}/tokenizer.json: has no <|endoftext|>, which ends every document. {advice}"
+        f"{kind}/tokenizer.json: has no token <|endoftext|> to end documents with. {advice}"
     )
     assert not (workspace / "mine").exists()
 
@@ -501,8 +501,8 @@ def test_nothing_there(workspace):
         with pytest.raises(DataError) as caught:
             adopt(path, EOD_TOKEN, workspace / "mine")
         assert str(caught.value).endswith(
-            "no tokenizer there. Name a tokenizer.json, a folder that holds one, or a folder with vocab.json "
-            "and merges.txt (GPT-2's encoder.json and vocab.bpe under other names)."
+            "there is no tokenizer. Give the path of a tokenizer.json, of a folder that holds one, or of a "
+            "folder with vocab.json and merges.txt (GPT-2's encoder.json and vocab.bpe under other names)."
         )
 
 
@@ -593,7 +593,7 @@ def test_a_bpe_that_would_leave_text_out(bring, workspace, kind):
         adopt(path, EOD_TOKEN, workspace / "mine")
     assert str(caught.value) == (
         "neox/tokenizer.json: a BPE that has neither an entry for each byte nor an unknown token, so text "
-        "would be lost without a count. Make it again with all bytes (in HF tokenizers: BpeTrainer's "
+        "would be lost silently. Train it again with all bytes (in HF tokenizers: BpeTrainer's "
         "initial_alphabet=ByteLevel.alphabet()), or name one of its entries as model.unk_token in it."
     )
     assert not (workspace / "mine").exists()
@@ -635,8 +635,8 @@ def test_two_files_that_are_no_byte_level_bpe(workspace):
     with pytest.raises(DataError) as caught:
         adopt(workspace, EOD_TOKEN, workspace / "mine")
     assert str(caught.value) == (
-        "vocab.json: has no <|endoftext|>, which ends every document. Set tokenizer.eod_token to one that it "
-        "has: </s>."
+        "vocab.json: has no token <|endoftext|> to end documents with. Set tokenizer.eod_token to one of "
+        "its tokens: </s>."
     )
     (workspace / "vocab.json").write_text('{"a": 0, "<|endoftext|>": 1}')
     with pytest.raises(DataError) as caught:
@@ -670,11 +670,11 @@ QWEN = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>", **listed
 @pytest.mark.parametrize(
     ("settings", "added", "why"),
     [
-        (QWEN, None, "tokenizer_config.json names Qwen2Tokenizer, which cuts text in another way"),
+        (QWEN, None, "tokenizer_config.json names Qwen2Tokenizer, which splits text in another way"),
         (
             {"tokenizer_class": ["x"]},
             None,
-            "tokenizer_config.json names ['x'], which cuts text in another way",
+            "tokenizer_config.json names ['x'], which splits text in another way",
         ),
         (
             GPT2,

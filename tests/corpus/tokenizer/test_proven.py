@@ -222,13 +222,13 @@ OBJECTIONS = {
     ),
     "a vocabulary in which two entries have one id": model(vocab={**document()["model"]["vocab"], "zz": 5}),
     "the normalizer Lowercase": document(normalizer={"type": "Lowercase"}),
-    "words that are cut by another rule (ByteLevel)": document(
+    "words that are split by another rule (ByteLevel)": document(
         pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True, "use_regex": True}
     ),
-    "words that are cut by another rule (Split and ByteLevel)": document(
+    "words that are split by another rule (Split and ByteLevel)": document(
         pre_tokenizer=_with(LLAMA3, 0, pattern={"Regex": r"\p{L}+|\s+"})
     ),
-    "words that are cut by another rule (Digits and ByteLevel)": document(
+    "words that are split by another rule (Digits and ByteLevel)": document(
         pre_tokenizer={
             "type": "Sequence",
             "pretokenizers": [{"type": "Digits", "individual_digits": True}, proven.GPT2_WORDS],
@@ -256,7 +256,7 @@ def test_another_version(name, monkeypatch):
     version = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda of: "9.9" if of == name else version(of))
     assert proven.agreement(document()).objection == (
-        f"{name} 9.9; compared are {', '.join(proven.VERSIONS[name])}"
+        f"{name} 9.9; the compared versions are {', '.join(proven.VERSIONS[name])}"
     )
 
 

@@ -312,9 +312,7 @@ def test_a_text_on_which_fastokens_fails(folder, caplog, how):
 def test_a_text_that_is_no_unicode(folder, engine):
     """A text that is not valid Unicode is refused with a message, and the engine stays."""
     loaded = Tokenizer.load(folder, engine)
-    with pytest.raises(
-        DataError, match=r"^a text that is to be encoded is no Unicode: surrogates not allowed\.$"
-    ):
+    with pytest.raises(DataError, match=r"^a text to encode is not valid Unicode: surrogates not allowed\.$"):
         loaded.encode("\ud800")
     assert loaded.engine == engine
 

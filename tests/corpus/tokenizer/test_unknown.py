@@ -132,7 +132,7 @@ def test_taking_over(name, is_typed, tmp_path):
         model["type"] = kind
     (tmp_path / "tokenizer.json").write_text(json.dumps({**described, "model": model}))
     if expected.becomes == "nothing":
-        with pytest.raises(DataError, match="text would be lost without a count"):
+        with pytest.raises(DataError, match="text would be lost silently"):
             adopt(tmp_path / "tokenizer.json", EOD, tmp_path / "own")
         return
     manifest = adopt(tmp_path / "tokenizer.json", EOD, tmp_path / "own")

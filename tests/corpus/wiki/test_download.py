@@ -112,8 +112,8 @@ def test_a_later_call_takes_it_up(mirror):
     mirror.cut_after = [120_000] + [0] * 10
     assert refusal(mirror) == (
         f"{WHERE}: {mirror.address}/testwiki/20260101/{name}: cut off after 120,000 of 300,000 bytes; 6 "
-        "tries in a row brought nothing. What has come is kept: run it again, or set mirror to another "
-        "server."
+        "tries in a row received nothing. The received bytes are kept: run it again, or set mirror to "
+        "another server."
     )
     assert there() == [f"{name}.part", f"{name}.part.json"]
     mirror.cut_after, mirror.requests = [], []
@@ -201,7 +201,7 @@ def test_nothing_there(mirror):
     """A 404 is an immediate error, and so is a list without a dump of articles."""
     assert refusal(mirror) == (
         f"{WHERE}: {mirror.address}/testwiki/20260101/testwiki-20260101-sha1sums.txt: HTTP 404 Not Found. "
-        f"Set language, date or mirror: the dump is not there."
+        f"The mirror has no such dump: set language, date or mirror."
     )
     assert len(mirror.requests) == 1
     mirror.add_dump(CONTENT, kind="abstract")
@@ -231,7 +231,7 @@ def test_a_server_that_stays_busy(mirror, quick):
     """When all retries fail, the message has the last response."""
     mirror.add_dump(CONTENT)
     mirror.statuses = [503] * 6
-    assert "-sha1sums.txt: HTTP 503; 6 tries in a row brought nothing." in refusal(mirror)
+    assert "-sha1sums.txt: HTTP 503; 6 tries in a row received nothing." in refusal(mirror)
     assert quick == [2.0, 4.0, 8.0, 16.0]
 
 
@@ -241,7 +241,7 @@ def test_nobody_answers(mirror):
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
     said = refusal(mirror, address=f"http://me:secret@127.0.0.1:{port}/?token=hush")
-    assert "-sha1sums.txt?token=***: Connection refused; 6 tries in a row brought nothing." in said
+    assert "-sha1sums.txt?token=***: Connection refused; 6 tries in a row received nothing." in said
 
 
 def test_full_disk(mirror, monkeypatch):
@@ -250,7 +250,7 @@ def test_full_disk(mirror, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(http.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 1 << 20))
         assert refusal(mirror) == (
-            f"{WHERE}: data/download: 293.0 KiB are still to come and 256.0 MiB must stay free, but 1.0 MiB "
+            f"{WHERE}: data/download: 293.0 KiB are still missing and 256.0 MiB must stay free, but 1.0 MiB "
             f"are free. Free space, or set NBTRAIN_DATA to a folder on another disk."
         )
     with monkeypatch.context() as patch:
@@ -260,7 +260,7 @@ def test_full_disk(mirror, monkeypatch):
 
         patch.setattr(files, "fsync_file", fsync_file)
         assert refusal(mirror) == (
-            f"{WHERE}: data/download/{name}.part: No space left on device. What has come is kept: free "
+            f"{WHERE}: data/download/{name}.part: No space left on device. The received bytes are kept: free "
             f"space, or set NBTRAIN_DATA to a folder on another disk, and run it again."
         )
     assert name not in there()
@@ -322,7 +322,7 @@ def test_cuts_behind_a_redirect(mirror, quick):
     mirror.redirect[f"/testwiki/20260101/{name}"] = "/elsewhere.bz2"
     mirror.files["/elsewhere.bz2"] = CONTENT
     mirror.cut_after = [0] * 10
-    assert f"{name}: cut off after 0 of 300,000 bytes; 6 tries in a row brought nothing." in refusal(mirror)
+    assert f"{name}: cut off after 0 of 300,000 bytes; 6 tries in a row received nothing." in refusal(mirror)
     assert quick == [2.0, 4.0, 8.0, 16.0]
 
 
@@ -410,7 +410,8 @@ def test_a_disk_that_locks_no_file(mirror, monkeypatch):
 
     monkeypatch.setattr(downloads.fcntl, "flock", flock)
     assert refusal(mirror) == (
-        f"{WHERE}: data/download/.testwiki.lock: the file system locks no file (Function not implemented), "
+        f"{WHERE}: data/download/.testwiki.lock: the file system does not support file locks (Function not "
+        f"implemented), "
         f"so two processes could write one dump. Set NBTRAIN_DATA to a folder on another disk."
     )
 

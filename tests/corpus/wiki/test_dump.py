@@ -190,8 +190,8 @@ def test_a_page_without_an_end_is_bounded(workspace, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "not a MediaWiki dump: no XML element was found, <mediawiki> must be."),
-        (b"<?xml version='1.0'?><html>", "its first element is <html>, <mediawiki> must be."),
+        (b"", "not a MediaWiki dump: no XML element was found, but it must be <mediawiki>."),
+        (b"<?xml version='1.0'?><html>", "its first element is <html>, but it must be <mediawiki>."),
         (
             gzip.compress(b"<mediawiki>", mtime=0)[:-9],
             "test.xml: damaged .gz file: it ends in the middle, after 22 bytes",

@@ -517,8 +517,8 @@ def test_a_task_that_always_kills(tmp_path):
     """Three deaths at one place end it with a reason and what to do."""
     out, err = pool(tmp_path, "(3,)", always=True).communicate(timeout=600)
     assert out == ""
-    assert "DataError: a worker process died 3 times at the same place: SIGKILL(-9). Often" in err
-    assert "set data.num_prepare_workers lower. What is done is kept: run it again." in err
+    assert "DataError: a worker process died 3 times at the same part: SIGKILL(-9). Often" in err
+    assert "lower data.num_prepare_workers. Finished work is kept: run it again." in err
 
 
 def test_a_worker_that_dies_while_tasks_are_submitted(monkeypatch, caplog):

@@ -192,11 +192,11 @@ def test_a_part_that_kills_each_worker(cluster, workspace):
         list(workers.ordered_map(partial(make, workspace), iter(["always"]), cluster.workers(workspace)))
     text = str(caught.value)
     assert text.startswith(
-        "run.yaml:3: data.workers: 3 workers died at the same place, the last one tcp://127."
+        "run.yaml:3: data.workers: 3 workers died at the same part, the last one tcp://127."
     )
     assert text.endswith(
         "Often a worker's memory is too small: raise data.workers.memory_bytes, or --memory-limit of `dask "
-        "worker`. What is done is kept: run it again."
+        "worker`. Finished work is kept: run it again."
     )
 
 
@@ -241,7 +241,7 @@ def test_a_scheduler_that_vanishes(workspace):
         with pytest.raises(DataError) as caught:
             next(results)
         assert str(caught.value) == (
-            f"run.yaml:3: data.workers: {address} does not answer any more. What is done is kept: run it "
+            f"run.yaml:3: data.workers: {address} no longer answers. Finished work is kept: run it "
             "again when the scheduler is back, or with kind: local."
         )
         cluster.close()
@@ -369,7 +369,7 @@ def test_a_worker_of_another_version(tmp_path):
     here = dask_worker.software()["nbtrain"]
     assert str(caught.value).partition("): ")[2] == (
         f"nbtrain {here} there, 0.0.9 (0123) here. Workers must have the software of this process, or the "
-        "bytes may differ: start them anew with the same Python environment."
+        "bytes may differ: restart them with the same Python environment."
     )
 
 
@@ -377,9 +377,7 @@ def test_a_worker_of_another_file_system(tmp_path, monkeypatch):
     """One that does not see the folder says so; one that begins too late does nothing."""
     monkeypatch.setattr(lease, "_held", None)
     held = lease.Lease(tmp_path)
-    with pytest.raises(
-        DataError, match=r"^Dask worker x: does not see .* file system that the machines share"
-    ):
+    with pytest.raises(DataError, match=r"^Dask worker x: cannot see .* on a shared file system"):
         lease.hold(tmp_path / "other.tmp", held.token, "Dask worker x", wait_seconds=0)
     lease.hold(held.path, held.token, "Dask worker x")
     monkeypatch.setattr(lease, "_looked", -1e9)

@@ -116,7 +116,7 @@ def test_a_brought_tokenizer_is_named(files):
     prepared("demo.yaml")
     tokenizer_dir("demo-300").rename(tokenizer_dir("books"))
     (tokenizer_dir("books") / "manifest.json").unlink()
-    message = "data/tokenizer/books: holds a tokenizer that was brought. This run names no tokenizer, "
+    message = "data/tokenizer/books: holds an imported tokenizer. This run names no tokenizer, "
     assert refusal("books.yaml").startswith(message)
     prepared("books.yaml", "tokenizer.name=books")
     assert refusal("books.yaml", force=True).startswith(message)

@@ -63,8 +63,7 @@ def test_a_shared_tokenizer_is_not_made_anew(make_config):
     assert steps(forced)[0] == (
         "tokenizer",
         "kept",
-        "data/tokenizer/small: 300 entries, trained on these sources; "
-        "not made again, since small is encoded with it",
+        "data/tokenizer/small: 300 entries, trained on these sources; kept, because small is encoded with it",
     )
     assert Tokenizer.load(tokenizer_dir("small")).sha256 == before
     assert refusal(make_config(tokenizer={"vocab_size": 290}), force=True).startswith(
@@ -87,8 +86,8 @@ def test_a_tokenizer_is_not_made_anew_while_another_prepare_encodes(make_config,
     assert steps(forced)[0][1:] == (
         "kept",
         "data/tokenizer/small: 300 entries, trained on these sources; "
-        "not made again, since small (begun; to give it up, remove data/dataset/small/.encode) is encoded "
-        "with it",
+        "kept, because small (unfinished; to discard it, remove data/dataset/small/.encode) is "
+        "encoded with it",
     )
 
     def replaced(self, task):
@@ -126,8 +125,8 @@ def test_a_source_that_changes_while_it_is_read(make_config, workspace, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(Encoder, "__call__", while_reading)
         assert refusal(config) == (
-            "data.sources[0]: texts.jsonl changed while it was read. Let nothing write there, and start "
-            "again."
+            "data.sources[0]: texts.jsonl changed while it was read. Make sure that no process writes "
+            "there, and start again."
         )
     assert not dataset_of(config).manifest_json.exists()
     path.write_bytes(whole)
@@ -165,8 +164,8 @@ def test_a_tokenizer_of_fewer_entries_than_asked_for(make_config, caplog):
     found = Tokenizer.load(tokenizer_dir("small")).vocab_size
     assert found < 1_000
     assert caplog.messages == [
-        f"data/tokenizer/small: {found} entries, for there is nothing more to merge in so little text; the "
-        "model is built for tokenizer.vocab_size = 52,000, and those above are never met. Use more text, or "
+        f"data/tokenizer/small: {found} entries, because so little text allows no more merges; the model is "
+        f"built for tokenizer.vocab_size = 52,000, and it never meets the higher ids. Use more text, or "
         f"set it to {found} and prepare again with --force."
     ]
     caplog.clear()
@@ -206,7 +205,7 @@ def test_a_tokenizer_from_elsewhere(make_config, workspace):
     assert steps(prepare(config))[0] == (
         "tokenizer",
         "used",
-        "data/tokenizer/taken: 300 entries, brought from brought",
+        "data/tokenizer/taken: 300 entries, imported from brought",
     )
     before = everything(data_home())
     assert steps(prepare(config))[0][1] == "kept"
@@ -448,8 +447,8 @@ def test_brought_tokenizer(make_config, workspace, texts):
     (tokenizer_dir("half")).mkdir()
     shutil.copy(tokenizer_dir("small") / "vocab.json", tokenizer_dir("half"))
     assert refusal(make_config(tokenizer={"name": "half"}, data={"name": "half"})) == (
-        "data/tokenizer/half/merges.txt: no such file. A brought tokenizer is vocab.json and merges.txt, or "
-        "a tokenizer.json; put it there, or remove the folder to have one trained."
+        "data/tokenizer/half/merges.txt: no such file. An imported tokenizer consists of vocab.json and "
+        "merges.txt, or of a tokenizer.json; put it there, or remove the folder to have one trained."
     )
 
 
@@ -484,8 +483,8 @@ def test_files_of_others_are_not_removed(make_config, workspace, texts):
         for force in (False, True):
             config = make_config(tokenizer={"name": "mine", "path": path}, data={"name": "mine"})
             assert refusal(config, force=force) == (
-                "data/tokenizer/mine: holds spiece.model without a manifest: nbtrain did not make it. To use "
-                "a tokenizer that lies there, put its tokenizer.json into that folder, set "
+                "data/tokenizer/mine: holds spiece.model without a manifest: nbtrain did not make it. To "
+                "use the tokenizer in that folder, put its tokenizer.json into that folder, set "
                 "tokenizer.name and leave tokenizer.path empty; otherwise move the folder away, or give "
                 "tokenizer.name another value."
             )

@@ -1,4 +1,4 @@
-"""Small runs on small texts, each in a workspace of its own; megatron-core in a process of its own."""
+"""Small runs on small texts, each in a separate workspace, and megatron-core in a separate process."""
 
 import importlib.util
 import json
@@ -20,7 +20,7 @@ from tests.dataset.indexed_writer import IndexedWriter
 WORDS = ["the", "model", "reads", "a", "text", "and", "is", "cut", "into", "tokens", "one", "by"]
 
 
-# Its import takes seconds and warns, so one process answers all tests: a script sets `answer` from `given`.
+# megatron-core takes seconds to import, so one process serves all tests: a script sets `answer` from `given`.
 MEGATRON_CORE = """
 import json, os, sys, traceback, warnings
 warnings.simplefilter("ignore")
@@ -42,7 +42,7 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="session")
 def megatron_core(tmp_path_factory) -> Iterator[Callable[..., Any]]:
-    """A function that runs a script with megatron-core at hand and returns what the script calls `answer`.
+    """Return a function that runs a script with megatron-core and returns the script's `answer`.
 
     megatron-core is not a dependency. Where it is not installed its tests skip;
     NBTRAIN_REQUIRE_MEGATRON_CORE=1 makes that a failure.
@@ -74,7 +74,7 @@ def megatron_core(tmp_path_factory) -> Iterator[Callable[..., Any]]:
             return result["answer"]
 
         yield run
-        process.kill()  # its orderly end takes seconds
+        process.kill()  # its regular shutdown takes seconds
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def texts() -> list[str]:
 
 @pytest.fixture
 def make_config(workspace, texts):
-    """A function from changed sections to a RunConfig over texts.jsonl in the workspace."""
+    """Return a function from changed sections to a RunConfig over texts.jsonl in the workspace."""
     lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
     (workspace / "texts.jsonl").write_text(lines)
 
@@ -118,7 +118,7 @@ def make_config(workspace, texts):
 
 @pytest.fixture
 def write_dataset(workspace) -> Callable[..., DatasetFiles]:
-    """A function that writes a dataset as prepare leaves one: random documents that end in token 0."""
+    """Return a function that writes a dataset as prepare does: random documents that end in token 0."""
 
     def write(
         name: str = "small",

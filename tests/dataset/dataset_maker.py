@@ -1,4 +1,4 @@
-"""A dataset as prepare would leave it, made in a few lines, for tests of what reads datasets."""
+"""Builds a dataset as prepare writes it, in a few lines, for tests of code that reads datasets."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from tests.dataset.indexed_writer import IndexedWriter
 
 
 def make_tokenizer(name: str, texts: Sequence[str], vocab_size: int = 300) -> Tokenizer:
-    """The tokenizer `name`, trained if it does not exist."""
+    """Return the tokenizer `name`, training it if it does not exist."""
     folder = tokenizer_dir(name)
     if not (folder / "manifest.json").is_file():
         save(tokenizer_training.train(texts, vocab_size, train_bytes=1 << 20), folder, {"trained": None})
@@ -33,9 +33,9 @@ def make_dataset(
     sources: Sequence[dict[str, Any]] = (),
     dropped: dict[str, int] | None = None,
 ) -> DatasetManifest:
-    """Each text as a document, or its lines as sequences if the run splits sentences.
+    """Write each text as a document, or its lines as sequences if the run splits sentences.
 
-    `learnt_from` is, for each text, its first learnt token.
+    `learnt_from` is, for each text, its first token in the loss.
     """
     dataset = dataset or dataset_of(config)
     dataset.directory.mkdir(parents=True, exist_ok=True)
@@ -69,5 +69,5 @@ def make_dataset(
 
 
 def stacked(dataset: Any, positions: Iterable[int]) -> np.ndarray:
-    """Samples of several positions, int64 [positions, seq_length + 1]."""
+    """Return samples of several positions, int64 [positions, seq_length + 1]."""
     return np.stack([dataset[position] for position in positions])

@@ -18,12 +18,12 @@ from nbtrain.dataset.indexed_writer import insert_at, write_index
 
 @dataclass(frozen=True)
 class Written:
-    """What a writer has written; bytes and sha256 by file name."""
+    """Result of a writer; bytes and sha256 by file name."""
 
     num_documents: int
     num_tokens: int
     num_empty: int
-    """Documents that had no token and were dropped."""
+    """Documents without tokens that were dropped."""
     files: dict[str, dict[str, int | str]]
     num_sequences: int = 0
 
@@ -33,8 +33,9 @@ class IndexedWriter:
 
     Memory is 4 bytes per sequence, and 8 per document if documents hold several. Use as a context manager: an
     exception leaves no file. `eod_id` is appended to each document and counted; None appends nothing (other
-    data than GPT's). With `loss_mask` the pair <prefix>_loss_mask is written beside it: 1 for each token that
-    is learnt, the EOD always.
+    data than GPT's). With `loss_mask`, the pair <prefix>_loss_mask is written too: 1 for each token in the
+    loss, and always for the EOD.
+
     Raises DataError for a vocabulary that the dtype cannot hold and for an id outside the vocabulary.
     """
 
@@ -58,7 +59,7 @@ class IndexedWriter:
         self.num_tokens = self.num_empty = 0
         self.written: Written | None = None
         self._lengths = array("i")
-        self._documents: array | None = None  # where each document ends; None while each is one sequence
+        self._documents: array | None = None  # the end of each document; None while each is one sequence
         self._digest = hashlib.sha256()
         self._stack = contextlib.ExitStack()
         self._mask: IndexedWriter | None = None
@@ -67,7 +68,7 @@ class IndexedWriter:
             self._mask = IndexedWriter(f"{os.fspath(prefix)}_loss_mask", 2, ends, "uint8")
 
     def __enter__(self) -> "IndexedWriter":
-        # Left in the opposite order: the mask is whole before the .bin gets its name.
+        # Exited in reverse order: the mask is complete before the .bin gets its name.
         self._stream = self._stack.enter_context(files.atomic_writer(bin_path(self.prefix)))
         if self._mask is not None:
             self._stack.enter_context(self._mask)
@@ -88,7 +89,7 @@ class IndexedWriter:
         return len(self._lengths) if self._documents is None else len(self._documents)
 
     def add_document(self, ids: np.ndarray) -> None:
-        """One document, without its EOD."""
+        """Add one document, without its EOD."""
         self.add_batch(np.asarray(ids), np.array([0, len(ids)]))
 
     def add_batch(
@@ -98,11 +99,11 @@ class IndexedWriter:
         document_ends: np.ndarray | None = None,
         learnt: np.ndarray | None = None,
     ) -> None:
-        """Sequences ids[offsets[i]:offsets[i + 1]], without EOD; empty ones are dropped.
+        """Add the sequences ids[offsets[i]:offsets[i + 1]], without EOD; empty ones are dropped.
 
         Each is a document; or document k is the sequences document_ends[k - 1] to document_ends[k] of the
-        batch, and its EOD stands after its last one, as in Megatron. Documents without a token are dropped
-        and counted. `learnt` is bool [tokens] for the loss mask; None learns all.
+        batch, with EOD after the last one, as in Megatron. Documents without a token are dropped and counted.
+        `learnt` is the loss mask, bool [tokens]; None puts all tokens in the loss.
         """
         offsets = np.asarray(offsets, np.int64)
         lengths = np.diff(offsets)
@@ -112,7 +113,7 @@ class IndexedWriter:
             mask = np.ones(len(ids), np.uint8) if learnt is None else np.asarray(learnt, np.uint8)
             self._mask.add_batch(mask, offsets, document_ends)
         kept = lengths[lengths > 0]
-        last_of_document: slice | np.ndarray = slice(None)  # which of the kept sequences end in EOD
+        last_of_document: slice | np.ndarray = slice(None)  # whether each kept sequence ends in EOD
         if document_ends is None:
             self.num_empty += len(lengths) - len(kept)
             if self._documents is not None:
@@ -141,13 +142,13 @@ class IndexedWriter:
         self._stream.write(content)
 
     def _add_documents(self, lengths: np.ndarray, document_ends: np.ndarray) -> np.ndarray:
-        """Note where documents end, and return the kept sequences that are the last of theirs."""
+        """Record where documents end, and return the kept sequences that are the last of their document."""
         ends = np.asarray(document_ends, np.int64)
         if (np.diff(ends) < 0).any() or (int(ends[-1]) if len(ends) else 0) != len(lengths):
             raise ValueError(f"document_ends must rise to {len(lengths)} sequences")
         if self._documents is None:
             self._documents = array("q", range(1, len(self._lengths) + 1))
-        # Counted in kept sequences; a document that keeps none ends where the one before it did.
+        # Counted in kept sequences; a document without any ends where the previous one did.
         kept_ends = np.concatenate([[0], np.cumsum(lengths > 0)])[ends]
         whole = np.unique(kept_ends[kept_ends > 0])
         self.num_empty += len(ends) - len(whole)

@@ -1,4 +1,4 @@
-"""Mutated .bin/.idx pairs: a DataError, or the tokens that the pair had; no crash, nothing from outside."""
+"""Mutated .bin/.idx pairs raise DataError or read the pair's tokens, without a crash or foreign data."""
 
 import contextlib
 import itertools
@@ -24,7 +24,7 @@ EDGES = [0, 1, 2, 3, 2**7, 2**15, 2**16, 2**31 - 1, 2**31, 2**32, 2**61, 2**62, 
 
 
 class Pair:
-    """A valid pair in a folder of its own, and what it holds."""
+    """A valid pair in a separate folder, with its contents."""
 
     def __init__(self, folder, dtype, lengths, documents):
         folder.mkdir()
@@ -41,7 +41,7 @@ class Pair:
 
 
 def expected(index, binary):
-    """The sequences by a second reading of the format, in Python's own integers."""
+    """Return the sequences by a second reader of the format, in Python integers."""
     _, _, code, sequences, entries = HEADER.unpack(index[: HEADER.size])
     dtype = indexed.DTYPES[code]
     lengths = struct.unpack_from(f"<{sequences}i", index, HEADER.size)
@@ -56,7 +56,7 @@ def expected(index, binary):
 
 
 def read_or_refuse(pair, binary, index):
-    """Whether the mutated pair is read; if so every sequence, whole and in parts, is what the bytes say."""
+    """Return whether the mutated pair is read; if so, every sequence must match the bytes."""
     pair.put(binary, index)
     for use in (IndexedDataset, plan_repair):
         try:
@@ -83,7 +83,7 @@ def read_or_refuse(pair, binary, index):
 
 
 def mutate(generator, pair):
-    """One to three changes of header fields, entries, bytes or lengths of the files."""
+    """Make one to three changes to header fields, entries, bytes or lengths of the files."""
     binary, index = bytearray(pair.bin), bytearray(pair.idx)
     for _ in range(generator.randint(1, 3)):
         kind = generator.randrange(8)
@@ -98,22 +98,22 @@ def mutate(generator, pair):
             index[at : at + size] = value.to_bytes(size, "little")
         elif kind == 2 and index:  # a bit
             index[generator.randrange(len(index))] ^= 1 << generator.randrange(8)
-        elif kind == 3:  # cut or lengthened
+        elif kind == 3:  # truncate or extend
             target = generator.choice([binary, index])
             if generator.random() < 0.5 and target:
                 del target[generator.randrange(len(target)) :]
             else:
                 target += generator.randbytes(generator.randint(1, 40))
-        elif kind == 4 and len(index) > 50:  # two entries change places
+        elif kind == 4 and len(index) > 50:  # swap two entries
             one, other = (generator.randrange(HEADER.size, len(index) - 8) for _ in range(2))
             index[one : one + 8], index[other : other + 8] = index[other : other + 8], index[one : one + 8]
-        elif kind == 5:  # a piece taken out of the middle
+        elif kind == 5:  # remove a piece from the middle
             at = generator.randrange(len(index) + 1)
             del index[at : at + generator.choice([1, 4, 8, 12])]
-        elif kind == 6:  # a piece doubled
+        elif kind == 6:  # duplicate a piece
             at = generator.randrange(len(index) + 1)
             index[at:at] = index[at : at + generator.choice([1, 4, 8, 12])]
-        elif kind == 7 and binary:  # tokens are anything
+        elif kind == 7 and binary:  # tokens may have any value
             binary[generator.randrange(len(binary))] = generator.randrange(256)
     return bytes(binary), bytes(index)
 
@@ -132,7 +132,7 @@ def pairs(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("block_bits", [2, 16])
 def test_mutated_pairs(pairs, monkeypatch, block_bits, mutations=400):
-    """Hundreds of seeded mutations, with blocks that opening checks and blocks that it leaves for later."""
+    """Hundreds of seeded mutations, with blocks checked on opening and blocks checked later."""
     if block_bits < 16:
         monkeypatch.setattr(indexed, "BLOCK_BITS", block_bits)
         monkeypatch.setattr(indexed, "BLOCK", 1 << block_bits)
@@ -143,13 +143,13 @@ def test_mutated_pairs(pairs, monkeypatch, block_bits, mutations=400):
         for number in range(num_cases(mutations)):
             pair = pairs[number % len(pairs)]
             read += read_or_refuse(pair, *mutate(generator, pair))
-    # Changed tokens are tokens too: such pairs must be read.
+    # Changed tokens are tokens too, so such pairs must be read.
     assert num_cases(mutations) // 50 < read < num_cases(mutations) // 2
 
 
 @contextlib.contextmanager
 def no_more_memory_than(num_bytes):
-    """A header that lies about sizes asks for gigabytes: allocating them is a MemoryError inside."""
+    """Limit memory: a header with false sizes requests gigabytes, which must raise MemoryError inside."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
     own_pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (own_pages * resource.getpagesize() + num_bytes, limits[1]))
@@ -165,7 +165,7 @@ def no_more_memory_than(num_bytes):
 )
 @given(data=st.data())
 def test_any_index(tmp_path_factory, data):
-    """A header with any numbers before any bytes is read as the bytes say, or refused."""
+    """A header with random numbers before random bytes is read by its bytes, or refused."""
     folder = tmp_path_factory.mktemp("any")
     pair = Pair(folder / "pair", "<u2", [3, 1, 2], None)
     number = st.one_of(st.sampled_from(EDGES), st.integers(0, 8), st.integers(0, 2**64 - 1))
@@ -192,7 +192,7 @@ def test_any_index(tmp_path_factory, data):
     eod=st.sampled_from([None, 99]),
 )
 def test_what_is_written_is_read(tmp_path_factory, documents, dtype, eod):
-    """Documents of any sequences, empty ones among them, come back as their sequences that hold tokens."""
+    """Documents of any sequences, including empty ones, are read back as their sequences with tokens."""
     prefix = tmp_path_factory.mktemp("any") / "x_document"
     sequences = [sequence for document in documents for sequence in document]
     offsets = np.cumsum([0, *map(len, sequences)])

@@ -1,4 +1,4 @@
-"""The .bin/.idx format: golden bytes, round trips, and every kind of damage reported in words."""
+"""The .bin/.idx format: golden bytes, round trips, and readable errors for every kind of damage."""
 
 import hashlib
 import pickle
@@ -31,7 +31,7 @@ def read_bytes(prefix, suffix):
 
 
 def test_golden_bytes(prefix):
-    """Two documents in uint16 are these bytes: what megatron-core and Megatron-DeepSpeed write for them."""
+    """Two documents in uint16 have the bytes that megatron-core and Megatron-DeepSpeed write."""
     write(prefix, [[1, 2, 3], [258]], vocab_size=300)
     assert read_bytes(prefix, ".bin").hex() == "010002000300090002010900"
     assert (
@@ -39,7 +39,7 @@ def test_golden_bytes(prefix):
         == (
             "4d4d494449445800000100000000000000" + "08"  # magic, version 1, uint16
             "0200000000000000" + "0300000000000000"  # 2 sequences, 3 entries of the document array
-            "04000000" + "02000000"  # lengths, EOD counted
+            "04000000" + "02000000"  # lengths, including EOD
             "0000000000000000" + "0800000000000000"  # byte offsets
             "0000000000000000" + "0100000000000000" + "0200000000000000"
         )
@@ -57,7 +57,7 @@ def test_every_dtype_comes_back(prefix, dtype):
 
 
 def test_batches_equal_single_documents(prefix, workspace):
-    """A batch with empty documents gives the bytes of its documents one by one; empty ones are counted."""
+    """A batch has the bytes of its documents added one by one; empty documents are counted."""
     ids, offsets = np.arange(6, dtype=np.uint32), np.array([0, 0, 2, 2, 5, 6, 6])
     with IndexedWriter(prefix, 100, 9) as writer:
         writer.add_batch(ids, offsets)
@@ -80,7 +80,7 @@ def test_dtype_follows_the_vocabulary():
 
 
 def test_part_of_a_sequence_and_pickling(prefix):
-    """get() cuts within a sequence; a pickled dataset maps the files again instead of carrying them."""
+    """get() slices within a sequence, and a pickled dataset maps the files again."""
     write(prefix, [[1, 2, 3, 4], [5, 6]])
     dataset = IndexedDataset(prefix)
     assert dataset.get(0, 1, 2).tolist() == [2, 3]
@@ -100,14 +100,14 @@ def test_sequences_are_not_documents(prefix):
 
 
 def test_an_empty_dataset_is_readable(prefix):
-    """No document gives an empty .bin, which can be opened."""
+    """Writing no documents gives an empty .bin that can be opened."""
     write(prefix, [])
     assert IndexedDataset(prefix).num_tokens == 0
     assert IndexedDataset(prefix).verify(10) == -1
 
 
 def test_failure_leaves_no_file(prefix):
-    """A writer that is left by an exception leaves neither file, nor a temporary one."""
+    """A writer left by an exception leaves no file, not even a temporary one."""
     with pytest.raises(RuntimeError), IndexedWriter(prefix, 100, 9) as writer:
         writer.add_document(np.array([1]))
         raise RuntimeError
@@ -121,7 +121,7 @@ def refuses(message, call, *arguments, **keywords):
 
 
 def test_id_outside_the_vocabulary(prefix):
-    """An id that the vocabulary does not have is refused, not cast."""
+    """An id outside the vocabulary is refused, not cast."""
     refuses(
         "data/text_document.bin: token id 100 is outside the vocabulary of 100 entries. The tokenizer and "
         "its vocab_size do not agree.",
@@ -132,7 +132,7 @@ def test_id_outside_the_vocabulary(prefix):
 
 
 def test_vocabulary_larger_than_dtype(prefix):
-    """uint16 cannot hold 70,000 ids, said before anything is written."""
+    """uint16 cannot hold 70,000 ids, which is reported before anything is written."""
     refuses(
         "data/text_document.bin: a vocabulary of 70,000 has ids up to 69,999, but uint16 holds at most "
         "65,535. Encode again with dtype int32, or use a tokenizer of at most 65,536 entries.",
@@ -166,7 +166,7 @@ def test_truncated_bin(prefix):
 
 
 def test_bin_of_another_pair(prefix):
-    """A .bin that is too long by anything but one token a document belongs to another index."""
+    """A .bin too long by anything but one token per document belongs to another index."""
     write(prefix, [[1, 2, 3], [4]])
     with prefix.with_suffix(".bin").open("ab") as stream:
         stream.write(bytes(2))
@@ -240,7 +240,7 @@ def put(offset, value):
     ],
 )
 def test_damaged_index(prefix, change, message):
-    """Each damage of an .idx has its own sentence with the numbers."""
+    """Each kind of damage to an .idx has its own message with the numbers."""
     damaged_index(prefix, change)
     refuses(message, IndexedDataset, prefix)
 
@@ -258,7 +258,7 @@ def test_verify_finds_ids_of_another_tokenizer(prefix):
 
 
 def test_tokens_in_pieces(prefix, monkeypatch):
-    """Every token once and in order, whatever the size of a piece; verify sees the first one too."""
+    """Chunks return every token once and in order for any size, and verify checks the first one too."""
     write(prefix, [[8, 1, 2], [3], [4, 5]])
     dataset = IndexedDataset(prefix)
     for size in range(1, 11):
@@ -284,7 +284,7 @@ def test_verify_finds_negative_ids(prefix, dtype):
 
 
 def test_missing_file(prefix):
-    """A missing file names the command that makes it."""
+    """The error about a missing file has the command that creates it."""
     refuses(
         "data/text_document.idx: no such file. Make it with `nbtrain prepare RUN.yaml`.",
         IndexedDataset,
@@ -312,7 +312,7 @@ def int64(value):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        # 12 * S is a multiple of 2**64: in 64 bits it would be 0.
+        # 12 * S is a multiple of 2**64, so it would be 0 in 64 bits.
         (put(18, int64(2**62)), r"its header names 4,611,686,018,427,387,904 sequences"),
         (put(18, HUGE), r"its header names 18,446,744,073,709,551,615 sequences"),
         (put(26, HUGE), r"and 18,446,744,073,709,551,615 document entries"),
@@ -335,7 +335,7 @@ def int64(value):
     ],
 )
 def test_hostile_index(prefix, change, message):
-    """Whatever the header, a length, an offset or a document entry says, opening refuses it in words."""
+    """An invalid header, length, offset or document entry is refused on opening with a readable message."""
     damaged_index(prefix, change)
     with pytest.raises(DataError, match=message):
         IndexedDataset(prefix)
@@ -343,7 +343,7 @@ def test_hostile_index(prefix, change, message):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Blocks of 4 entries, of which opening checks one."""
+    """Blocks of 4 entries, one of which is checked on opening."""
     monkeypatch.setattr(indexed, "BLOCK_BITS", 2)
     monkeypatch.setattr(indexed, "BLOCK", 4)
     monkeypatch.setattr(indexed, "OPENED_BLOCKS", 1)
@@ -351,7 +351,7 @@ def small_blocks(monkeypatch):
 
 @pytest.mark.parametrize("entry", range(2, 12))
 def test_every_entry_of_the_document_array_is_compared(prefix, small_blocks, monkeypatch, entry):
-    """One entry below the one before it is found at any place: on opening if the array is short enough."""
+    """An entry below its predecessor is found anywhere: on opening if the array is short enough."""
     write(prefix, [[1]] * 11)
     index = prefix.with_suffix(".idx")
     whole = bytearray(index.read_bytes())
@@ -371,7 +371,7 @@ def test_every_entry_of_the_document_array_is_compared(prefix, small_blocks, mon
 
 
 def test_documents_that_hold_a_sequence_are_counted_over_blocks(prefix, small_blocks):
-    """Each document once, empty ones not, wherever a block ends."""
+    """Each non-empty document is counted once, wherever a block ends."""
     for size in range(1, 14):
         documents = np.repeat(np.arange(size + 1), 1 + np.arange(size + 1) % 3)
         documents = documents[: np.flatnonzero(documents == size)[0] + 1]
@@ -381,7 +381,7 @@ def test_documents_that_hold_a_sequence_are_counted_over_blocks(prefix, small_bl
 
 
 def test_a_block_is_checked_when_it_is_first_read(prefix, small_blocks):
-    """What opening does not read of a large index is checked before the first token comes out of it."""
+    """Blocks of a large index that opening does not read are checked before their first token is returned."""
     documents = [[number] * (number % 5 + 1) for number in range(30)]
     write(prefix, documents)
     index = prefix.with_suffix(".idx")
@@ -395,7 +395,7 @@ def test_a_block_is_checked_when_it_is_first_read(prefix, small_blocks):
     for number in (16, 17, 19, -13):
         with pytest.raises(DataError, match=r"sequence 17 starts at byte 132, must be 130"):
             dataset[number]
-    # Shifted from the edge of a block on: both sides of the edge are held together.
+    # Shifted from the edge of a block on, so that both sides of the edge are compared.
     content = bytearray(whole)
     for number in range(16, 20):
         at = HEADER.size + 4 * 30 + 8 * number
@@ -416,7 +416,7 @@ def test_a_block_is_checked_when_it_is_first_read(prefix, small_blocks):
 
 
 def test_never_fewer_tokens_than_asked_for(prefix):
-    """A part beyond a sequence is refused, not cut short; a sequence beyond the last is an IndexError."""
+    """A slice beyond a sequence is refused, not shortened; a sequence beyond the last is an IndexError."""
     write(prefix, [[1, 2, 3, 4], [5, 6]])
     dataset = IndexedDataset(prefix)
     refuses(
@@ -442,9 +442,9 @@ def test_never_fewer_tokens_than_asked_for(prefix):
 
 
 def test_sentences_of_documents(prefix):
-    """EOD follows the last sequence of a document that has tokens, as in Megatron; empty sequences go."""
+    """EOD follows a document's last sequence that has tokens, as in Megatron; empty ones are dropped."""
     with IndexedWriter(prefix, 100, 9) as writer:
-        # Documents [1 | 2 3 | -], [-], [4], in one batch; then [5 | 6] in another, then [7] as one sequence.
+        # Documents [1 | 2 3 | -], [-], [4] in one batch; then [5 | 6] in another, then [7] as one sequence.
         writer.add_batch(
             np.array([1, 2, 3, 4]), np.array([0, 1, 3, 3, 3, 4]), document_ends=np.array([3, 4, 5])
         )
@@ -459,7 +459,7 @@ def test_sentences_of_documents(prefix):
 
 
 def test_plain_documents_then_sentences(prefix):
-    """Documents before the first batch of sentences keep their places in the document array."""
+    """Documents added before the first batch of sentences keep their positions in the document array."""
     with IndexedWriter(prefix, 100, None) as writer:
         writer.add_batch(np.array([1, 2]), np.array([0, 1, 2]))
         writer.add_batch(np.array([3, 4]), np.array([0, 1, 2]), document_ends=np.array([2]))
@@ -472,14 +472,14 @@ def test_plain_documents_then_sentences(prefix):
     ("offsets", "ends"), [([0, 1], None), ([1, 3], None), ([0, 2, 1, 3], None), ([0, 3], [2])]
 )
 def test_arrays_that_do_not_fit_are_our_own_mistake(prefix, offsets, ends):
-    """Offsets that leave out ids, or document ends that leave out sequences, are a ValueError."""
+    """Offsets or document ends that do not cover all ids or sequences are a ValueError."""
     with pytest.raises(ValueError, match="must rise"), IndexedWriter(prefix, 100, 9) as writer:
         writer.add_batch(np.arange(3), np.array(offsets), None if ends is None else np.array(ends))
     assert list(prefix.parent.iterdir()) == []
 
 
 def test_loss_mask_beside_the_tokens(prefix):
-    """The mask pair has the tokens' lengths and documents; EOD is learnt, and no mask given means all."""
+    """The mask pair has the tokens' lengths and documents; EOD is in the loss, and no mask means all are."""
     with IndexedWriter(prefix, 100, 9, loss_mask=True) as writer:
         writer.add_batch(np.array([1, 2, 3]), np.array([0, 2, 3]), learnt=np.array([False, True, False]))
         writer.add_batch(np.array([4]), np.array([0, 1]))
@@ -492,7 +492,7 @@ def test_loss_mask_beside_the_tokens(prefix):
 
 
 def test_values_that_do_not_fit_are_refused(prefix):
-    """Without a vocabulary the dtype is the limit: nothing is cast to another number."""
+    """Without a vocabulary, the dtype is the limit, and no value is cast."""
     for dtype, value, message in (
         ("uint8", 256, "data/text_document.bin: 256 does not fit uint8 (0 to 255). Choose a larger dtype."),
         ("int16", -32_769, "data/text_document.bin: -32,769 does not fit int16 (-32,768 to 32,767). Choose a "
@@ -504,7 +504,7 @@ def test_values_that_do_not_fit_are_refused(prefix):
 
 
 def test_floats_are_readable_but_no_token_ids(prefix):
-    """A float pair opens and reads; as GPT data it is refused by name."""
+    """A float pair can be opened and read, but is refused as GPT data."""
     with IndexedWriter(prefix, None, None, "float64") as writer:
         writer.add_document(np.array([0.5, np.nan]))
     dataset = IndexedDataset(prefix)
@@ -518,7 +518,7 @@ def test_floats_are_readable_but_no_token_ids(prefix):
 
 
 def test_index_in_pieces(prefix, monkeypatch):
-    """Written in pieces, an index has the bytes that one piece gives."""
+    """An index written in pieces has the same bytes as one written at once."""
     lengths, documents = np.arange(1, 24, dtype=np.int32), np.array([0, 3, 3, 17, 23])
     expected = write_index(prefix.with_suffix(".idx"), np.int32, lengths, documents)
     content = read_bytes(prefix, ".idx")
@@ -529,7 +529,7 @@ def test_index_in_pieces(prefix, monkeypatch):
 
 
 def test_a_negative_length_between_others(prefix):
-    """Offsets that follow a negative length backwards are the running sum, and refused all the same."""
+    """Offsets that match a negative length are refused, though they equal the running sum."""
     write(prefix, [[1, 2], [3, 4], [5]])
     lengths = np.array([5, -1, 4])
     write_index(prefix.with_suffix(".idx"), np.uint16, lengths)
@@ -561,7 +561,7 @@ answer = {
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["uint16", "int32", "uint8", "float64"])
 def test_both_ways_with_megatron_core(prefix, dtype, megatron_core):
-    """megatron-core reads what is written here, and the other way round, with sentences."""
+    """megatron-core reads our files and we read megatron-core's, with sentences too."""
     with IndexedWriter(prefix, None, 9, dtype) as writer:
         writer.add_batch(np.array([1, 2, 3, 4]), np.array([0, 1, 3, 4]), document_ends=np.array([2, 3]))
     theirs = prefix.with_name("theirs")

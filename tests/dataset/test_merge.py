@@ -52,7 +52,7 @@ def content(prefix):
 
 
 def test_merged_is_what_one_writer_writes(folder, monkeypatch):
-    """Three pairs, one of them empty, in pieces: the bytes of a writer that had all documents."""
+    """Three pairs, one of them empty, merged in chunks have the bytes of one writer with all documents."""
     documents = [[1, 2], [3], [4, 5, 6], [7], [8, 8]]
     expected = content(pair(folder, "whole", documents))
     monkeypatch.setattr(indexed_writer, "CHUNK", 2)
@@ -71,7 +71,7 @@ def test_merged_is_what_one_writer_writes(folder, monkeypatch):
 
 
 def several(folder, name, first):
-    """A pair of int32 with documents of two sequences, an empty one, and one of one sequence."""
+    """Return an int32 pair with documents of two sequences, no sequence, and one sequence."""
     prefix = folder / name
     prefix.with_suffix(".bin").write_bytes((np.arange(6, dtype="<i4") + first).tobytes())
     write_index(prefix.with_suffix(".idx"), np.int32, np.array([1, 2, 3]), np.array([0, 2, 2, 3]))
@@ -79,7 +79,7 @@ def several(folder, name, first):
 
 
 def test_documents_keep_their_sequences(folder):
-    """Documents of several sequences and repeated entries of empty ones are moved, not lost."""
+    """Documents of several sequences and repeated entries of empty ones are kept and shifted."""
     merge(folder / "all", [several(folder, "a", 0), several(folder, "b", 100)])
     merged = IndexedDataset(folder / "all")
     assert merged.document_indices.tolist() == [0, 2, 2, 3, 5, 5, 6]
@@ -97,7 +97,7 @@ def test_equals_megatron_core(folder, megatron_core):
 
 
 def test_manifests_and_masks_are_merged(make_config, texts, workspace):
-    """Counts are added, sources moved, a missing mask is ones; the result verifies."""
+    """Counts are added, sources shifted, a missing mask is ones, and the result verifies."""
     config = make_config()
     masked = DatasetFiles.named("masked")
     source = {"kind": "jsonl", "name": "one", "documents": 120, "bytes": 7, "sequences": [0, 120]}
@@ -126,7 +126,7 @@ def test_manifests_and_masks_are_merged(make_config, texts, workspace):
 
 @pytest.mark.parametrize("order", [["prepared", "adopted"], ["adopted", "prepared"]])
 def test_with_an_adopted_dataset_no_sequence_is_left_to_nobody(make_config, texts, order):
-    """It has no sources: the merged manifest says of none where it lies, and packing takes the whole."""
+    """If one dataset has no sources, the merged manifest has no source positions; packing uses it all."""
     config = make_config()
     prepared, adopted = DatasetFiles.named("prepared"), DatasetFiles.named("adopted")
     source = {"kind": "jsonl", "name": "one", "documents": 120, "bytes": 7, "sequences": [0, 120]}
@@ -145,7 +145,7 @@ def refuses(message, *arguments):
 
 
 def test_refusals_write_nothing(folder, monkeypatch):
-    """Another dtype, an output that exists and a full disk are refused before anything is written."""
+    """Another dtype, an existing output and a full disk are refused before anything is written."""
     a, b = pair(folder, "a", [[1, 2]]), pair(folder, "b", [[1]], "int32")
     before = sorted(folder.iterdir())
     refuses(
@@ -165,7 +165,7 @@ def test_refusals_write_nothing(folder, monkeypatch):
 
 
 def test_another_tokenizer_is_refused(make_config, texts):
-    """Ids of two tokenizers are never put into one file."""
+    """Datasets of two tokenizers are never merged."""
     config = make_config()
     make_dataset(config, texts)
     other = make_config(tokenizer={"name": "other", "vocab_size": 280})
@@ -192,7 +192,7 @@ def test_verb(folder, capsys):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
 def test_an_interrupted_merge_leaves_nothing(folder, monkeypatch, error):
-    """A failure in the middle leaves no file; a full disk is reported in words."""
+    """A failure in the middle leaves no file, and a full disk raises a readable error."""
     a = pair(folder, "a", [[1, 2]])
     before = sorted(folder.iterdir())
 
@@ -207,7 +207,7 @@ def test_an_interrupted_merge_leaves_nothing(folder, monkeypatch, error):
 
 
 def test_a_name_that_cannot_be_one(folder):
-    """A word that is no valid name is not taken for a file in the current folder."""
+    """An invalid name is not read as a file in the current folder."""
     with pytest.raises(DataError) as caught:
         merge("bad_NAME", [pair(folder, "one", [[1, 2]]), pair(folder, "two", [[3]])])
     assert str(caught.value) == (
@@ -217,7 +217,7 @@ def test_a_name_that_cannot_be_one(folder):
 
 
 def keyed(make_config, workspace, name, count, keys=("title",), **data):
-    """A prepared dataset of `count` records with a text and a title, the title empty in every third."""
+    """Return a prepared dataset of `count` records with a text and a title, every third title empty."""
     rows = [
         {"text": f"text {number} of {name}.", "title": f"title {number} of {name}" if number % 3 else ""}
         for number in range(count)
@@ -231,7 +231,7 @@ def keyed(make_config, workspace, name, count, keys=("title",), **data):
 
 @pytest.mark.slow
 def test_every_key_is_merged(make_config, workspace, capsys):
-    """Each key has its pair, document k is the same record in both; manifest and terminal name them."""
+    """Each key has a pair in which document k is the same record; manifest and terminal list the keys."""
     rows = keyed(make_config, workspace, "one", 5) + keyed(make_config, workspace, "two", 7)
     assert cli.main(["data", "merge", "all", "one", "two"]) == 0
     shown = capsys.readouterr().out
@@ -255,7 +255,7 @@ def test_every_key_is_merged(make_config, workspace, capsys):
 
 
 def test_a_prefix_is_one_pair(make_config, workspace):
-    """A pair that is named by its prefix is merged alone; the pairs beside it are listed."""
+    """A pair given by its prefix is merged alone, and the pairs in the same folder are listed."""
     keyed(make_config, workspace, "one", 5)
     merged = merge("all", ["data/dataset/one/text_document", "data/dataset/one/text_document.bin"])
     assert DatasetFiles.named("all").require().stems == ["text_document"]
@@ -265,7 +265,7 @@ def test_a_prefix_is_one_pair(make_config, workspace):
 
 
 def test_a_key_of_some_inputs_is_refused(make_config, workspace):
-    """A key that not all inputs have would lose its records or mix them up."""
+    """A key that not all inputs have is refused, because records would be lost or mixed up."""
     keyed(make_config, workspace, "one", 5)
     keyed(make_config, workspace, "two", 5, keys=())
     refuses(
@@ -289,7 +289,7 @@ def test_a_key_of_some_inputs_is_refused(make_config, workspace):
 
 
 def test_levels_are_not_mixed(folder):
-    """Sequences that are documents and sequences that are sentences are not one dataset."""
+    """Datasets whose sequences are documents and those whose sequences are sentences are not merged."""
     documents, sentences = pair(folder, "a_document", [[1, 2]]), pair(folder, "a_sentence", [[1], [2]])
     refuses(
         "data/a_sentence: its sequences are sentences, but data/a_document holds documents. Only pairs of "

@@ -1,4 +1,4 @@
-"""Uncounted end-of-document tokens: found, shown, repaired; every other damage is left alone."""
+"""Uncounted end-of-document tokens: found, shown, repaired; every other damage is left unchanged."""
 
 import json
 
@@ -22,7 +22,7 @@ def prefix(workspace):
 
 
 def uncounted(prefix, documents):
-    """What Megatron-DeepSpeed's --append-eod writes; returns the index that would be right."""
+    """Write a pair as Megatron-DeepSpeed's --append-eod does, and return the correct index."""
     with IndexedWriter(prefix, 100, 9) as writer:
         for document in documents:
             writer.add_document(np.array(document))
@@ -38,7 +38,7 @@ def refuses(message, call, *arguments):
 
 
 def test_detected_and_mended(prefix):
-    """The error names the verb that repairs; the repaired index is the one that prepare would write."""
+    """The error names the command that repairs, and the repaired index equals the one of prepare."""
     right = uncounted(prefix, [[1, 2, 3], [4]])
     before = prefix.with_suffix(".idx").read_bytes()
     refuses(
@@ -59,7 +59,7 @@ def test_detected_and_mended(prefix):
 
 
 def test_documents_of_several_sequences_and_empty_ones(prefix):
-    """One EOD after the last sequence of each document that has one; the document array stays as it was."""
+    """One EOD follows the last sequence of each document that has one; the document array is unchanged."""
     prefix.with_suffix(".bin").write_bytes(np.array([1, 2, 9, 3, 9], "<u2").tobytes())
     write_index(prefix.with_suffix(".idx"), np.uint16, np.array([1, 1, 1]), np.array([0, 2, 2, 3]))
     plan_repair(str(prefix), eod_id=9).apply()
@@ -99,7 +99,7 @@ def test_documents_of_several_sequences_and_empty_ones(prefix):
     ],
 )
 def test_another_damage_is_left_alone(prefix, content, eod_id, message):
-    """Any other damage changes nothing."""
+    """Other damage is left unchanged."""
     uncounted(prefix, [[1, 2, 3], [4]])
     prefix.with_suffix(".bin").write_bytes(np.asarray(content, "<u2").tobytes())
     before = {path.name: path.read_bytes() for path in prefix.parent.iterdir()}
@@ -108,7 +108,7 @@ def test_another_damage_is_left_alone(prefix, content, eod_id, message):
 
 
 def test_half_a_token_is_another_damage(prefix):
-    """A .bin that ends inside a token is not of this pair."""
+    """A .bin that ends inside a token does not belong to this pair."""
     uncounted(prefix, [[1, 2, 3], [4]])
     with prefix.with_suffix(".bin").open("ab") as stream:
         stream.write(b"\0")
@@ -117,7 +117,7 @@ def test_half_a_token_is_another_damage(prefix):
 
 
 def test_manifest_follows(make_config, texts):
-    """The manifest's EOD decides, and its entry of the index is renewed."""
+    """The manifest's EOD decides, and its entry for the index is updated."""
     config = make_config()
     make_dataset(config, texts)
     dataset = dataset_of(config)
@@ -132,7 +132,7 @@ def test_manifest_follows(make_config, texts):
 
 
 def test_verb_shows_first_and_keeps_the_old_index(prefix, capsys):
-    """`data repair` says what it would do, --yes does it; a whole pair or a kept index is reported."""
+    """`data repair` shows the change, --yes makes it; a valid pair or a kept index is reported."""
     right = uncounted(prefix, [[1, 2, 3], [4]])
     assert cli.main(["data", "repair", str(prefix)]) == 0
     assert capsys.readouterr().out == (

@@ -1,4 +1,4 @@
-"""Parts become shards and shards one dataset: the same bytes for any number of workers and after any kill."""
+"""Encoding parts into shards and a dataset: the same bytes for any number of workers and after any kill."""
 
 import contextlib
 import errno
@@ -48,19 +48,19 @@ from tests.corpus import made
 
 
 def content(folder):
-    """{name: bytes} of the pairs of a dataset."""
+    """Return {name: bytes} of a dataset's file pairs."""
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".bin", ".idx")}
 
 
 def assert_hashes_are_right(dataset):
-    """The manifest names the hashes of the files that are there."""
+    """Assert that the manifest has the hashes of the files."""
     said = {name: entry["sha256"] for name, entry in dataset.manifest().files.items()}
     assert said == {name: files.sha256_of(dataset.directory / name) for name in said}
 
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    """Parts of 2 kB: the texts of a test make several."""
+    """Set parts to 2 kB, so that a test's texts span several."""
     for module in (base, source_files, jsonl):
         if hasattr(module, "PART_BYTES"):
             monkeypatch.setattr(module, "PART_BYTES", 2_000)
@@ -73,7 +73,7 @@ def write_jsonl(path, records):
 @pytest.mark.parametrize("num_values", [0, 1, 5, 1000])
 @pytest.mark.parametrize("num_inserted", [0, 1, 4])
 def test_insert_at_equals_numpy(num_values, num_inserted):
-    """Both of its ways give what numpy.insert gives."""
+    """Both code paths of insert_at equal numpy.insert."""
     generator = np.random.default_rng(num_values)
     values = generator.integers(0, 1000, num_values).astype(np.uint32)
     ends = np.sort(generator.integers(0, num_values + 1, num_inserted))
@@ -108,7 +108,7 @@ def test_any_number_of_workers(make_config, small_parts):
 
 
 def test_one_process_joins_as_it_writes(make_config, workspace, small_parts, monkeypatch):
-    """Without duplicates the file it wrote becomes the .bin: nothing is copied, or read to be hashed."""
+    """Without duplicates, the written shard becomes the .bin without being copied or read again."""
     config = make_config(data={"extra_json_keys": ["more"], "json_key": "text"})
     lines = [{"text": f"text {number}", "more": f"more {number} " * 5} for number in range(200)]
     write_jsonl(workspace / "texts.jsonl", lines)
@@ -136,7 +136,7 @@ def test_one_process_joins_as_it_writes(make_config, workspace, small_parts, mon
 
 @pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_shards_of_a_killed_run_are_used(make_config, small_parts, monkeypatch, num_workers):
-    """Whole shards stay; the rest, and a shard cut short, are made; the bytes are those without the kill."""
+    """After a kill, complete shards are reused, truncated ones are rebuilt, and the bytes are the same."""
     config = make_config()
     prepare(config)
     expected = content(dataset_dir("small"))
@@ -169,7 +169,7 @@ def test_shards_of_a_killed_run_are_used(make_config, small_parts, monkeypatch, 
 
 
 def test_another_end_of_document(make_config, workspace, texts, small_parts, monkeypatch):
-    """Shards with the old EOD are not used, nor is the dataset, though tokenizer.json has the same hash."""
+    """Another EOD invalidates shards and dataset, though tokenizer.json has the same hash."""
     built = training.train(texts, 300)
     built.add_special_tokens(["</s>"])
     (workspace / "brought.json").write_text(built.to_str())
@@ -205,7 +205,7 @@ def test_another_end_of_document(make_config, workspace, texts, small_parts, mon
 
 
 def test_shards_out_of_order_are_joined_in_order(make_config, small_parts, monkeypatch):
-    """A shard in the midst that was lost is made again, behind the others."""
+    """A lost shard in the middle is rebuilt after the others and joined in order."""
     config = make_config()
     prepare(config)
     expected = content(dataset_dir("small"))
@@ -227,7 +227,7 @@ def test_shards_out_of_order_are_joined_in_order(make_config, small_parts, monke
 
 
 def test_shards_of_other_inputs_are_not_used(make_config, workspace, small_parts):
-    """A work folder that was begun for another text is emptied."""
+    """A work folder begun for another text is emptied."""
     config = make_config()
     work = DatasetFiles.named("small").work
     work.mkdir(parents=True)
@@ -238,7 +238,7 @@ def test_shards_of_other_inputs_are_not_used(make_config, workspace, small_parts
 
 
 def test_a_forced_prepare_that_fails_leaves_the_dataset(make_config, workspace):
-    """The old dataset gives way only when the new one is there."""
+    """The old dataset is replaced only when the new one is complete."""
     config = make_config()
     prepare(config)
     before = content(dataset_dir("small"))
@@ -250,7 +250,7 @@ def test_a_forced_prepare_that_fails_leaves_the_dataset(make_config, workspace):
 
 
 def test_duplicates_over_parts_and_sources(make_config, workspace, small_parts):
-    """The first of equal texts stays, wherever the others are; counted by source."""
+    """The first of equal texts is kept across parts and sources, and duplicates are counted by source."""
     texts = [f"text number {number}, " * 20 for number in range(12)]
     write_jsonl(workspace / "one.jsonl", [{"text": text} for text in [*texts, texts[0]]])
     write_jsonl(workspace / "two.jsonl", [{"text": texts[5]}, {"text": "a new one"}])
@@ -279,7 +279,7 @@ def test_duplicates_over_parts_and_sources(make_config, workspace, small_parts):
 
 
 def test_near_duplicates_over_parts(make_config, workspace, small_parts):
-    """Of texts that share nearly all words the first stays, over parts too."""
+    """The first of nearly equal texts is kept, across parts too."""
     generator = np.random.default_rng(1)
     words = [f"word{number}" for number in range(500)]
     texts = [" ".join(generator.choice(words, 120)) for _ in range(10)]
@@ -293,7 +293,7 @@ def test_near_duplicates_over_parts(make_config, workspace, small_parts):
 
 
 def test_drops_are_in_the_shards_record(make_config, workspace, small_parts):
-    """What a part left out is counted again when its shard is used a second time."""
+    """Records dropped from a part are counted again when its shard is reused."""
     (workspace / "texts.jsonl").write_text('{"text": ""}\n{"text": "a"}\nbroken\n' * 2)
     source = {"kind": "jsonl", "path": "texts.jsonl", "max_broken_fraction": None}
     config = make_config(data={"sources": [source], "split": "1,0,0"}, evaluation={"eval_iters": 0})
@@ -301,7 +301,7 @@ def test_drops_are_in_the_shards_record(make_config, workspace, small_parts):
 
 
 def test_several_keys(make_config, workspace, small_parts):
-    """Each key has its pair; document k of each is the same record; an empty extra is a lone EOD."""
+    """Each key has its pair, with document k from the same record; an empty extra is a lone EOD."""
     records = [{"text": f"body {number} " * 9, "title": f"title {number}"} for number in range(30)]
     records[4]["title"] = ""
     records.append(records[7])
@@ -323,7 +323,7 @@ def test_several_keys(make_config, workspace, small_parts):
 
 
 def test_long_documents_are_streamed_to_the_same_bytes(make_config, monkeypatch):
-    """What is written piece by piece is what is written whole, near duplicates and extra keys too."""
+    """Streaming long documents writes the same bytes as encoding them at once, with near duplicates too."""
     from nbtrain.corpus.tokenizer import tokenizer
     from nbtrain.dataset.encode import encoder as encode
 
@@ -338,7 +338,7 @@ def test_long_documents_are_streamed_to_the_same_bytes(make_config, monkeypatch)
 
 @pytest.mark.parametrize("eod_from_text", [False, True])
 def test_a_text_that_may_become_eod_is_looked_at_whole(eod_from_text):
-    """Piece by piece the id of EOD would get into a document."""
+    """A text whose pieces could encode to EOD is not streamed."""
     from nbtrain.dataset.encode.encoder import Encoder
 
     tokenizer = SimpleNamespace(cuts_safely=True, manifest={"eod_from_text": eod_from_text})
@@ -347,7 +347,7 @@ def test_a_text_that_may_become_eod_is_looked_at_whole(eod_from_text):
 
 
 def test_sentences(make_config, workspace):
-    """With split_sentences a document is several sequences, EOD behind its last one."""
+    """With split_sentences, a document is several sequences, and EOD follows the last one."""
     write_jsonl(workspace / "s.jsonl", [{"text": "One is here. Two is there. Three?"}, {"text": "Only one."}])
     config = make_config(
         data={"sources": [{"kind": "jsonl", "path": "s.jsonl"}], "split_sentences": "en", "split": "100,0,0"},
@@ -363,7 +363,7 @@ def test_sentences(make_config, workspace):
 
 
 def test_token_ids(make_config, workspace):
-    """Ids go in as they are; labels become the mask; an EOD that is there is not doubled."""
+    """Ids are stored unchanged, labels become the mask, and an existing EOD is not added again."""
     prepare(make_config())
     eod = Tokenizer.load(tokenizer_dir("small")).eod_id
     records = [
@@ -381,7 +381,7 @@ def test_token_ids(make_config, workspace):
     dataset = dataset_of(config)
     indexed, mask = IndexedDataset(dataset.prefix), IndexedDataset(dataset.loss_mask.prefix)
     assert [indexed[k].tolist() for k in range(4)] == [[5, 6, 7, 8, eod], [9, 10, eod], [11, eod], [12, eod]]
-    # An EOD of the record's own keeps its label; one that is put has that of the last token.
+    # An EOD in the record keeps its label; an added one gets the label of the last token.
     assert [mask[k].tolist() for k in range(4)] == [[0, 0, 1, 1, 1], [1, 1, 1], [1, 0], [0, 1]]
     write_jsonl(workspace / "ids.jsonl", [{"input_ids": [5, 300]}])
     high = make_config(data={"sources": [{"kind": "tokens", "path": "ids.jsonl"}], "name": "high"})
@@ -396,7 +396,7 @@ def test_token_ids(make_config, workspace):
 
 
 def test_a_long_record_of_ids_without_a_tokenizer(make_config, workspace, monkeypatch):
-    """It is longer than a text that is encoded in pieces, and needs no tokenizer."""
+    """A record of ids longer than the piece size of texts needs no tokenizer."""
     monkeypatch.setattr(encoder, "LONG_TEXT_CHARS", 3)
     write_jsonl(workspace / "ids.jsonl", [{"input_ids": [5, 6, 7, 8]}])
     source = {"kind": "tokens", "path": "ids.jsonl", "append_eod": False}
@@ -409,7 +409,7 @@ def test_a_long_record_of_ids_without_a_tokenizer(make_config, workspace, monkey
 
 
 def test_where_an_id_is_outside_the_vocabulary(workspace, monkeypatch):
-    """File and line, as of any broken record: in parts of several files, and in a later part of one."""
+    """An id outside the vocabulary is reported by file and line, in grouped files and later parts too."""
     (workspace / "in").mkdir()
     write_jsonl(workspace / "in" / "0.jsonl", [{"input_ids": []}])
     write_jsonl(workspace / "in" / "1.jsonl", [{"input_ids": [5]}] * 4 + [{"input_ids": [5, 10]}])
@@ -427,7 +427,7 @@ def test_where_an_id_is_outside_the_vocabulary(workspace, monkeypatch):
 
 
 def test_ordered_map_in_this_process():
-    """One worker is no pool: `make` is called once, and results come one by one."""
+    """With one worker, `make` is called once in this process, and results arrive one by one."""
     made = []
 
     def make():
@@ -465,7 +465,7 @@ print([task for _, task in results], flush=True)
 
 
 def pool(tmp_path, killed="()", always=False, sleep=0):
-    """Start POOL as a script without a main guard: its workers must not run it again."""
+    """Start POOL as a script without a main guard; its workers must not run the script again."""
     script = tmp_path / "script.py"
     script.write_text(f"KILLED, ALWAYS, SLEEP = {killed}, {always}, {sleep}\n{textwrap.dedent(POOL)}")
     return subprocess.Popen(
@@ -478,7 +478,7 @@ def pool(tmp_path, killed="()", always=False, sleep=0):
 
 @pytest.mark.slow
 def test_a_killed_worker_is_replaced(tmp_path):
-    """kill -9 of two workers: their tasks are done again, in order, and it says so."""
+    """After kill -9 of two workers, their tasks run again in order, and a message reports it."""
     process = pool(tmp_path, "(0, 7)")
     out, err = process.communicate(timeout=600)
     assert out == "[0, 1, 2, 3, 4, 5, 6, 7]\n"
@@ -487,7 +487,7 @@ def test_a_killed_worker_is_replaced(tmp_path):
 
 @pytest.mark.slow
 def test_a_worker_that_cannot_begin(capfd):
-    """What it raised as it began is raised here: no death, and no traceback of its own."""
+    """An exception at the start of a worker is raised here, not reported as a death or a traceback."""
     with pytest.raises(DataError, match=r"^package x is missing$"):
         list(workers.ordered_map(_cannot_begin, iter(range(3)), partial(local_pool.LocalPool, 2)))
     assert "Traceback" not in capfd.readouterr().err
@@ -505,7 +505,7 @@ def _cannot_begin():
     ],
 )
 def test_a_missing_package_is_reported_first(make_config, monkeypatch, package, data):
-    """Before a source is read and a tokenizer is trained."""
+    """A missing package is reported before any source is read or tokenizer trained."""
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(DataError, match=f"needs the package {package}, which is not installed"):
         prepare(make_config(data=data))
@@ -514,7 +514,7 @@ def test_a_missing_package_is_reported_first(make_config, monkeypatch, package, 
 
 @pytest.mark.slow
 def test_a_task_that_always_kills(tmp_path):
-    """Three deaths at one place end it with a reason and what to do."""
+    """A task that kills its worker three times ends the map with a reason and a fix."""
     out, err = pool(tmp_path, "(3,)", always=True).communicate(timeout=600)
     assert out == ""
     assert "DataError: a worker process died 3 times at the same part: SIGKILL(-9). Often" in err
@@ -522,7 +522,7 @@ def test_a_task_that_always_kills(tmp_path):
 
 
 def test_a_worker_that_dies_while_tasks_are_submitted(monkeypatch, caplog):
-    """loky reports a death at the next submit too: no task is lost, and none comes twice."""
+    """A death that loky reports at the next submit loses and repeats no task."""
     from loky.process_executor import BrokenProcessPool
 
     class Pool(ThreadPoolExecutor):
@@ -555,7 +555,7 @@ def test_a_worker_that_dies_while_tasks_are_submitted(monkeypatch, caplog):
 
 @pytest.mark.slow
 def test_workers_die_with_their_parent(tmp_path):
-    """kill -9 of the parent leaves no worker behind."""
+    """kill -9 of the parent leaves no worker running."""
     process = pool(tmp_path, sleep=60)
     import psutil
 
@@ -573,7 +573,7 @@ def test_workers_die_with_their_parent(tmp_path):
 
 @pytest.mark.slow
 def test_a_parent_that_dies_while_workers_start(tmp_path):
-    """A worker that comes up after its parent's death ends by itself: no signal would ever reach it."""
+    """A worker that starts after its parent's death exits by itself, since it would get no signal."""
     import psutil
 
     for delay_seconds in (0.2, 0.35, 0.5, 0.8):
@@ -581,7 +581,7 @@ def test_a_parent_that_dies_while_workers_start(tmp_path):
         time.sleep(delay_seconds)
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=600)  # whoever held the pipe open would keep it waiting
+        process.communicate(timeout=600)  # a process that held the pipe open would keep it waiting
         _, alive = psutil.wait_procs(children, timeout=600)
         assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
 
@@ -601,7 +601,7 @@ prepare(load(sys.argv[1], sys.argv[2:]))
 @pytest.mark.slow
 @pytest.mark.parametrize("delay_seconds", [0.4, 0.9])
 def test_kill_of_the_parent_at_any_moment(make_config, workspace, delay_seconds):
-    """kill -9, then again: the bytes of an undisturbed run, and nothing half-written under a final name."""
+    """kill -9 at any time, then a second run: the same bytes, and no partial file under a final name."""
     from nbtrain.config.load import to_yaml
 
     config = make_config(data={"num_prepare_workers": 2})
@@ -624,7 +624,7 @@ def test_kill_of_the_parent_at_any_moment(make_config, workspace, delay_seconds)
 
 
 def test_settings_travel(tmp_path, make_config):
-    """What a worker gets can be pickled, readers included."""
+    """Settings and readers that are sent to workers can be pickled."""
     import pickle
 
     make_config()
@@ -651,7 +651,7 @@ def small_disk(root, tmp_path):
 @pytest.mark.slow
 @pytest.mark.root
 def test_a_full_disk(make_config, workspace, small_disk, monkeypatch, small_parts):
-    """A full disk while encoding is reported with the fix; what is done is used when there is room."""
+    """A full disk while encoding is reported with the fix, and finished shards are used later."""
     config = make_config(
         data={"name": "full", "cleaning": {"exact_dedup": False}}, tokenizer={"train_bytes": 5_000}
     )
@@ -682,7 +682,7 @@ def test_a_full_disk(make_config, workspace, small_disk, monkeypatch, small_part
 def test_a_disk_that_is_full_while_shards_are_joined(
     make_config, workspace, small_parts, monkeypatch, repeats, place
 ):
-    """Whichever file it meets, no token is encoded twice, and none takes its room twice meanwhile."""
+    """On a disk that fills up while shards are joined, no token is encoded twice or stored twice."""
     config = make_config(data={"extra_json_keys": ["more"]})
     lines = [{"text": f"text {number}", "more": f"more {number} " * 5} for number in range(100)]
     write_jsonl(workspace / "texts.jsonl", lines * repeats)
@@ -692,7 +692,7 @@ def test_a_disk_that_is_full_while_shards_are_joined(
 
     @contextlib.contextmanager
     def filling(path, mode="wb"):
-        # Without duplicates the .bin are moved there, and two .idx and the manifest written; else all five.
+        # Without duplicates, the .bin files are moved, and two .idx and the manifest written; else all five.
         if path.parent == folder:
             if len(made) == place:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -715,7 +715,7 @@ def test_a_disk_that_is_full_while_shards_are_joined(
 
 
 def test_progress_inside_parts(tmp_path):
-    """Reported parts under way are shown, never beyond their size; at the end it is what was done."""
+    """Progress includes parts in work, never beyond their size, and ends at the completed bytes."""
     progress = Progress("encode", 300, "B", io.StringIO())
     account = EncodeProgress(tmp_path, [SourceCounts()], progress)
     for number in range(3):
@@ -734,7 +734,7 @@ def test_progress_inside_parts(tmp_path):
     assert progress.figures.endswith("tokens 120")
 
 
-# However slow the test is, encode is still under way when TERM comes.
+# Encoding is still running when TERM arrives, however slow the test is.
 WAIT_AFTER_FIVE = """
 import time
 from nbtrain.cli.__main__ import main
@@ -751,7 +751,7 @@ EncodeProgress.add = add_and_wait
 
 @pytest.mark.slow
 def test_a_stop_is_orderly(make_config, workspace, small_parts):
-    """TERM, as a batch system sends it: no traceback, workers gone, and what is done is used afterwards."""
+    """TERM, as a batch system sends it, ends workers without a traceback, and finished work is reused."""
     from nbtrain.config.load import to_yaml
 
     lines = "".join(json.dumps({"text": f"{number} " + "word and " * 40}) + "\n" for number in range(3_000))
@@ -796,7 +796,7 @@ UNITS = ["the model reads some words ", "文本分詞模型讀取\uff0c"]
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("vocabulary", ["made", pytest.param("shared", marks=pytest.mark.soak)])
 def test_memory_of_one_document_of_100_mb(make_config, workspace, request, vocabulary, unit):
-    """The whole of prepare stays within 250 MiB and four times the document."""
+    """prepare stays within 250 MiB plus four times a document of 100 MB."""
     from nbtrain.config.load import to_yaml
 
     text = unit * (100_000_000 // len(unit.encode()))

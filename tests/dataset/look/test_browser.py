@@ -1,4 +1,4 @@
-"""Documents straight from .bin: text, pieces, ends and searches."""
+"""Documents read straight from the .bin: text, pieces, ends and searches."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from tests.dataset.indexed_writer import IndexedWriter
 
 
 def test_every_document_decodes(make_config, texts):
-    """Each document is its text, without EOD."""
+    """Each document decodes to its text, without EOD."""
     make_dataset(make_config(), texts)
     browser = Browser("small")
     assert [browser.document(number).text for number in range(120)] == texts
@@ -26,7 +26,7 @@ def test_every_document_decodes(make_config, texts):
 
 
 def test_a_cut_document(make_config, texts):
-    """A long document is cut and marked; its number of tokens is that of the whole."""
+    """A long document is truncated and marked; its number of tokens is the complete one."""
     make_dataset(make_config(), texts)
     browser = Browser("small")
     whole, cut = browser.document(50), browser.document(50, max_tokens=5)
@@ -36,7 +36,7 @@ def test_a_cut_document(make_config, texts):
 
 
 def test_documents_of_several_sequences(make_config):
-    """A document is its sequences together; an empty one is empty."""
+    """A document is the concatenation of its sequences; an empty one is empty."""
     config = make_config(data={"split_sentences": "en"})
     make_dataset(config, ["one.\ntwo.\n", "three.\n"])
     browser = Browser(config)
@@ -46,13 +46,13 @@ def test_documents_of_several_sequences(make_config):
     write_index(dataset.idx, np.uint16, np.array(browser.indexed.lengths), np.array([0, 2, 2, 3]))
     browser = Browser(config)
     assert [browser.document(number).text for number in (1, 2)] == ["", "three.\n"]
-    # Cut inside the second sequence, and at its beginning.
+    # Truncated inside the second sequence, and at its beginning.
     for count in (4, 5, 6, 7):
         assert len(browser._read(browser.indexed, 0, 2, count)) == count
 
 
 def test_learnt_pieces(make_config, texts):
-    """A piece ends where the mask changes; together the pieces are the text."""
+    """A piece ends where the mask changes; the pieces joined are the text."""
     make_dataset(make_config(), texts, learnt_from=[2] * 120)
     document = Browser("small").document(3)
     assert [learnt for _, learnt in document.pieces] == [False, True]
@@ -61,7 +61,7 @@ def test_learnt_pieces(make_config, texts):
 
 
 def test_find(make_config, texts):
-    """The next document that holds a text, whatever its capitals; how far the search came in its time."""
+    """find returns the next document with a text, ignoring case, and how far it searched in its time."""
     make_dataset(make_config(), texts)
     browser = Browser("small")
     assert browser.find("THE MODEL", 0) == (0, 1)
@@ -71,7 +71,7 @@ def test_find(make_config, texts):
 
 
 def test_no_such_document(make_config, texts):
-    """Numbers run from 0 to the last."""
+    """Document numbers run from 0 to the last; others are refused."""
     make_dataset(make_config(), texts)
     with pytest.raises(DataError) as caught:
         Browser("small").document(120)
@@ -97,7 +97,7 @@ def test_foreign_tokenizers(make_config, texts, workspace):
 
 
 def test_ids_in_place_of_text(workspace, monkeypatch):
-    """Without a known tokenizer the ids are shown."""
+    """Without a known tokenizer, the ids are shown."""
     with IndexedWriter(workspace / "x_document", 100, 9) as writer:
         writer.add_document(np.array([1, 2, 3]))
     assert Browser("x_document").document(0, 3).text == "1 2 3 ..."
@@ -106,7 +106,7 @@ def test_ids_in_place_of_text(workspace, monkeypatch):
 
 
 def test_documents_of_every_source(make_config, workspace):
-    """A small source among large ones is shown too, and each document says where it is from."""
+    """A small source among large ones is shown too, and each document names its source."""
     (workspace / "few.jsonl").write_text('{"text": "few and far between"}\n')
     sources = [
         {"kind": "jsonl", "path": "texts.jsonl", "name": "many"},
@@ -121,7 +121,7 @@ def test_documents_of_every_source(make_config, workspace):
 
 
 def test_documents_beside_sentences(make_config, workspace):
-    """The manifest's sources are counted in sentences: documents of another key are of none of them."""
+    """Documents of another key are not assigned to the manifest's sources, which count sentences."""
     lines = ['{"text": "It rains. It pours.", "title": "Rain"}\n', '{"text": "Sun.", "title": "Sun"}\n']
     for name, line in zip(("wet", "dry"), lines):
         (workspace / f"{name}.jsonl").write_text(line)
@@ -137,7 +137,7 @@ def test_documents_beside_sentences(make_config, workspace):
 
 
 def test_names_of_sources_are_text(make_config, texts):
-    """Whoever wrote the manifest, a page shows them letter by letter."""
+    """Names of sources in the manifest are escaped on a page."""
     name = "<script>alert(1)</script>"
     sources = [{"name": name, "sequences": [0, 60]}, {"name": "b", "sequences": [60, 120]}]
     make_dataset(make_config(), texts, sources=sources)
@@ -146,7 +146,7 @@ def test_names_of_sources_are_text(make_config, texts):
 
 
 def test_two_files_of_gpt2(make_config, texts, workspace):
-    """A folder with vocab.json and merges.txt alone decodes, as it does for tokenizer.path."""
+    """A folder with only vocab.json and merges.txt decodes, as for tokenizer.path."""
     make_dataset(make_config(), texts)
     (workspace / "gpt2").mkdir()
     for name in ("vocab.json", "merges.txt"):
@@ -167,7 +167,7 @@ def test_two_files_of_gpt2(make_config, texts, workspace):
 
 
 def test_a_cut_goes_through_no_character(make_config, workspace):
-    """A character whose bytes are tokens (ByteFallback) is left out if the cut splits it."""
+    """A character whose bytes are tokens (ByteFallback) is omitted if truncation splits it."""
     text = "hello \u4e2d\u6587 \U0001f600\U0001f469\u200d\U0001f469"
     byte_fallback_tokenizer(tokenizer_dir("small"))
     make_dataset(make_config(), [text, text], learnt_from=[2, 40])
@@ -183,7 +183,7 @@ def test_a_cut_goes_through_no_character(make_config, workspace):
 
 
 def test_a_foreign_tokenizer_cuts_through_no_character(make_config, workspace):
-    """A tokenizer.json outside the data home leaves out a split character too."""
+    """Truncation omits a split character for a tokenizer.json outside the data directory too."""
     text = "hello \u4e2d\u6587"
     byte_fallback_tokenizer(tokenizer_dir("small"))
     make_dataset(make_config(), [text])

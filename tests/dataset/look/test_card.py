@@ -1,4 +1,4 @@
-"""The data card: right figures, readable text, pictures and pages that need nothing beside them."""
+"""The data card: correct numbers, readable text, pictures, and self-contained pages."""
 
 import json
 import re
@@ -23,7 +23,7 @@ from tests.dataset.indexed_writer import IndexedWriter
 
 
 def test_card_of_a_run(make_config, texts):
-    """Counts, lengths, splits and documents are the dataset's; the samples are its texts."""
+    """Counts, lengths, splits and documents match the dataset; the samples are its texts."""
     config = make_config()
     manifest = make_dataset(config, texts)
     card = data_card(config)
@@ -42,7 +42,7 @@ def test_card_of_a_run(make_config, texts):
 
 
 def test_sentences_of_wikitext(make_config, workspace):
-    """Sentences that are dropped around unknown templates are counted in manifest, report and card."""
+    """Sentences dropped around unknown templates are counted in manifest, report and card."""
     texts = [f"Text {number} is here. It has {{{{unknown|5}}}} words. It ends." for number in range(3)]
     pages = [page(f"Page {number}", text) for number, text in enumerate(texts)]
     (workspace / "dump.xml").write_bytes(dump_xml(pages))
@@ -59,7 +59,7 @@ def test_sentences_of_wikitext(make_config, workspace):
 
 @pytest.mark.slow
 def test_card_shows_itself(make_config):
-    """Text and HTML carry the figures; HTML escapes the documents and is the same every time."""
+    """Text and HTML show the numbers; HTML escapes the documents and is reproducible."""
     config = make_config(data={"split": "1,0,0"})
     make_dataset(config, ["<script>alert(1)</script> text"])
     card = data_card(config)
@@ -70,7 +70,7 @@ def test_card_shows_itself(make_config):
 
 
 def test_documents_command_no_terminal(make_config, workspace):
-    """Cards, inspections and source names show escapes as text; HTML and JSON keep them as they are."""
+    """Cards, inspections and source names escape control sequences; HTML and JSON keep them."""
     text = "one \x1b[31mred\x07 \u202ebackwards\r\nand a line"
     (workspace / "texts.jsonl").write_text(json.dumps({"text": text}) + "\n")
     source = {"kind": "jsonl", "path": "texts.jsonl", "attribution": "me\x1b[2J\nand you"}
@@ -86,14 +86,14 @@ def test_documents_command_no_terminal(make_config, workspace):
 
 
 def test_card_by_name_and_by_prefix(make_config, texts, workspace):
-    """A name in the data home, a prefix and a file of the pair mean the same dataset."""
+    """A name in the data directory, a prefix and a file of the pair select the same dataset."""
     config = make_config()
     make_dataset(config, texts)
     by_name = data_card("small")
     prefix = dataset_of(config).prefix
     for target in (prefix, prefix.with_suffix(".bin"), "data/dataset/small/text_document"):
         assert data_card(str(target)).dataset_sha256 == by_name.dataset_sha256
-    # Elsewhere, with no manifest and no tokenizer, the ids are shown.
+    # Elsewhere, without a manifest and a tokenizer, the ids are shown.
     for suffix in (".bin", ".idx"):
         shutil.copy(prefix.with_suffix(suffix), workspace / f"mine_sentence{suffix}")
     card = data_card("mine_sentence")
@@ -102,7 +102,7 @@ def test_card_by_name_and_by_prefix(make_config, texts, workspace):
 
 
 def test_unknown_dataset(make_config, texts):
-    """The error for an unknown name lists the datasets that exist."""
+    """The error for an unknown name lists the existing datasets."""
     make_dataset(make_config(), texts)
     with pytest.raises(DataError) as caught:
         data_card("smal")
@@ -113,7 +113,7 @@ def test_unknown_dataset(make_config, texts):
 
 
 def test_damaged_manifest(make_config, texts):
-    """A manifest that is no JSON, of another version, or not whole names the way out."""
+    """A manifest that is not JSON, of another version or incomplete is refused with the fix."""
     config = make_config()
     make_dataset(config, texts)
     manifest = dataset_of(config).manifest_json
@@ -135,7 +135,7 @@ def test_damaged_manifest(make_config, texts):
 
 
 def test_epochs_and_the_warning(make_config, texts):
-    """Samples, tokens and epochs of each split; above four epochs a warning with its source."""
+    """Each split has its samples, tokens and epochs; above four epochs there is a warning with its source."""
     config = make_config()
     make_dataset(config, texts)
     card = data_card(config)
@@ -175,7 +175,7 @@ SOURCES = [
 
 
 def test_sources(make_config, texts):
-    """Bytes/token of each source; its tokens are counted if the manifest lacks them; a picture."""
+    """Each source has its bytes per token, counted if the manifest lacks its tokens, and a picture."""
     config = make_config()
     make_dataset(config, texts, sources=SOURCES, dropped={"empty": 3, "duplicate": 2})
     card = data_card("small")
@@ -189,7 +189,7 @@ def test_sources(make_config, texts):
 
 
 def test_duplicates_are_found_in_the_bin(make_config, texts, monkeypatch):
-    """Copies among the documents are counted from their tokens, in all or in a sample of them."""
+    """Duplicate documents are counted from their tokens, in all documents or in a sample."""
     config = make_config()
     make_dataset(config, [*texts, texts[3], texts[3], texts[7]])
     assert data_card("small").duplicates == {"copies": 3, "checked": 123, "documents": 123}
@@ -200,12 +200,12 @@ def test_duplicates_are_found_in_the_bin(make_config, texts, monkeypatch):
     assert f"among {found['checked']} documents drawn at random of 123" in str(data_card("small"))
     monkeypatch.setattr(duplicates, "MAX_HASHED_BYTES", 0)
     monkeypatch.setattr(duplicates, "MAX_DOCUMENTS", 1000)
-    # What cannot be hashed any more does not count as looked at.
+    # Data that can no longer be hashed does not count as examined.
     assert data_card("small").duplicates == {"copies": 0, "checked": 118, "documents": 123}
 
 
 def test_documents_of_several_sequences(make_config, texts):
-    """Lengths are those of whole documents; the number of sequences is shown beside them."""
+    """Lengths are measured per document; the number of sequences is shown too."""
     config = make_config(data={"split_sentences": "en"})
     make_dataset(config, ["one.\ntwo.\n", "three.\n"])
     card = data_card(config)
@@ -216,7 +216,7 @@ def test_documents_of_several_sequences(make_config, texts):
 
 
 def test_learnt_tokens_are_shown(make_config, texts):
-    """With a loss mask the card shows how much is learnt and colours it in the documents."""
+    """With a loss mask, the card shows the share of tokens in the loss and colours them in the documents."""
     config = make_config()
     make_dataset(config, texts, learnt_from=[3] * 120)
     card = data_card(config)
@@ -229,7 +229,7 @@ def test_learnt_tokens_are_shown(make_config, texts):
 
 
 def test_another_pair_beside_it(make_config, texts):
-    """The pair of another key is described without the text figures of the main one."""
+    """The pair of another key is described without the main pair's text statistics."""
     config = make_config()
     whole = make_dataset(config, texts)
     dataset = dataset_of(config)
@@ -244,7 +244,7 @@ def test_another_pair_beside_it(make_config, texts):
 
 
 def test_another_tokenizer_by_name(make_config, texts, workspace):
-    """A tokenizer named by hand decodes; one that is too small, or missing, is refused."""
+    """A tokenizer given by name decodes; one that is too small or missing is refused."""
     config = make_config()
     make_dataset(config, texts)
     make_tokenizer("tiny", ["x"], 257)
@@ -267,7 +267,7 @@ def test_another_tokenizer_by_name(make_config, texts, workspace):
 
 
 def test_page_stands_by_itself(make_config, texts, workspace, capsys):
-    """`data card` writes a whole page in UTF-8 and JSON; nothing in it is fetched."""
+    """`data card` writes a self-contained UTF-8 page, and JSON."""
     config = make_config()
     make_dataset(config, ["naïve café 東京", *texts])
     page, values = workspace / "card.html", workspace / "card.json"
@@ -288,7 +288,7 @@ def test_page_stands_by_itself(make_config, texts, workspace, capsys):
 
 @pytest.mark.slow
 def test_card_of_a_blend(make_config, texts):
-    """Shares by weight, samples and epochs of each dataset, a warning for the one that is read too often."""
+    """The card of a blend has shares by weight, samples and epochs, and a warning about excess epochs."""
     make_dataset(make_config(), texts)
     make_dataset(make_config(), texts[:20], dataset=DatasetFiles.named("few"))
     config = make_config(
@@ -317,7 +317,7 @@ def test_card_of_a_blend(make_config, texts):
 
 @pytest.mark.slow
 def test_card_of_packed_examples(make_config, workspace, caplog):
-    """Its splits and epochs are those that training reads: cut within each source, gone through by weight."""
+    """The card of packed examples has training's splits and epochs: split per source, read by weight."""
     for name, count in (("a", 40), ("b", 10)):
         rows = [
             {"prompt": f"question {number} of {name}", "completion": f"answer {number}"}
@@ -336,7 +336,7 @@ def test_card_of_packed_examples(make_config, workspace, caplog):
     report = prepare(config)
     assert data_card(config).splits == report.splits
     assert {split["documents"] for split in report.splits} == {40, 10}
-    # A split that the card leaves out is named once.
+    # A split that the card omits is named once.
     caplog.clear()
     data_card(load(config, {"data.split": "9999,1,0"}, check=False))
     assert caplog.text.count("leaves none for valid") == 1

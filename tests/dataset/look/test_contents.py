@@ -1,4 +1,4 @@
-"""Files of a dataset that are no longer what its manifest says."""
+"""Detecting dataset files that no longer match their manifest."""
 
 import os
 import re
@@ -24,14 +24,14 @@ def dataset(make_config, texts) -> DatasetFiles:
 
 
 def age(path, seconds: float) -> None:
-    """Write a file's time: seconds from now."""
+    """Set a file's time to seconds from now."""
     moment = time.time() + seconds
     os.utime(path, (moment, moment))
 
 
 @pytest.fixture
 def reads(monkeypatch) -> list[str]:
-    """Names of the files that are read."""
+    """Record the names of the files that are read."""
     seen: list[str] = []
     sha256_of = contents.files.sha256_of
 
@@ -49,7 +49,7 @@ def test_a_dataset_as_prepare_left_it_is_not_read(dataset, reads):
 
 
 def test_a_changed_file_of_the_same_size_is_told(dataset, reads):
-    """Two tokens change places; sizes and largest id stay."""
+    """Swapping two tokens is detected, though sizes and the largest id stay the same."""
     content = bytearray(dataset.bin.read_bytes())
     before = bytes(content)
     content[0:4] = content[2:4] + content[0:2]
@@ -72,7 +72,7 @@ def test_a_changed_file_of_the_same_size_is_told(dataset, reads):
 
 
 def test_a_copied_dataset_is_read_once(dataset, reads):
-    """Files younger than the manifest are read once, and again only if one of them is written again."""
+    """Files newer than the manifest are read once, and again only if one of them is rewritten."""
     age(dataset.idx, 10)
     check_contents(dataset)
     check_contents(dataset)

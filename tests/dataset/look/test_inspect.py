@@ -1,4 +1,4 @@
-"""Inspection and verification: header and documents are shown, every damage is found."""
+"""Inspection and verification: header and documents are shown, and every damage is found."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ def refuses(message, call, *arguments):
 
 
 def test_inspect_and_verify(make_config, texts):
-    """inspect shows the header and three documents; verify lists what it found right."""
+    """inspect shows the header and three documents; verify lists its successful checks."""
     config = make_config()
     tokens = make_dataset(config, texts).counts["tokens"]
     seen = inspect(config)
@@ -46,7 +46,7 @@ def test_inspect_and_verify(make_config, texts):
 
 
 def test_inspect_shows_ids_without_a_tokenizer(workspace):
-    """A pair from elsewhere: empty documents are counted, ids stand for text."""
+    """A pair without a tokenizer shows ids, and empty documents are counted."""
     (workspace / "mine").mkdir()
     prefix = workspace / "mine" / "x_document"
     with IndexedWriter(prefix, 100, 9) as writer:
@@ -59,7 +59,7 @@ def test_inspect_shows_ids_without_a_tokenizer(workspace):
 
 
 def test_empty_documents_and_sources_are_told(make_config, texts):
-    """D > S + 1 means empty documents; each source has its bytes/token."""
+    """Empty documents are reported if D > S + 1, and each source has its bytes per token."""
     config = make_config()
     source = {"kind": "jsonl", "documents": 120, "bytes": 8000, "tokens": 4000}
     make_dataset(config, texts, sources=[source])
@@ -81,14 +81,14 @@ def test_empty_documents_and_sources_are_told(make_config, texts):
 
 
 def renew(dataset, name):
-    """Record in the manifest what a file holds now, as if it had been encoded so."""
+    """Update the manifest to a file's current content, as if it had been encoded so."""
     value = json.loads(dataset.manifest_json.read_text())
     value["files"][name]["sha256"] = hashlib.sha256((dataset.directory / name).read_bytes()).hexdigest()
     dataset.manifest_json.write_text(json.dumps(value))
 
 
 def test_one_changed_byte(make_config, texts):
-    """A token that changed on disk is found by the hash; an EOD that was never written, by its place."""
+    """A changed token is found by the hash, and a missing EOD by its position."""
     config = make_config()
     make_dataset(config, texts)
     binary = dataset_of(config).bin
@@ -136,7 +136,7 @@ def test_documents_that_end_as_they_were_brought(make_config, workspace):
 
 
 def test_a_missing_file_of_the_manifest(make_config, texts):
-    """Every file that the manifest names must exist."""
+    """Every file named in the manifest must exist."""
     config = make_config()
     make_dataset(config, texts, learnt_from=[0] * 120)
     dataset = dataset_of(config)
@@ -152,7 +152,7 @@ def test_a_missing_file_of_the_manifest(make_config, texts):
 
 
 def test_loss_masks_are_verified(make_config, texts):
-    """The mask has the tokens' lengths and holds 0 and 1; verify shows how much is learnt."""
+    """verify checks that the mask has the tokens' lengths and holds 0 and 1, and shows its share."""
     config = make_config()
     make_dataset(config, texts, learnt_from=[2] * 120)
     dataset = dataset_of(config)
@@ -172,7 +172,7 @@ def test_loss_masks_are_verified(make_config, texts):
 
 
 def test_a_mask_of_another_dataset(workspace):
-    """A mask of other lengths is refused: on opening if the sums differ, else by verify."""
+    """A mask of other lengths is refused: on opening if the sums differ, otherwise by verify."""
     prefix = workspace / "x_document"
 
     def write(name, lengths):
@@ -198,7 +198,7 @@ def test_a_mask_of_another_dataset(workspace):
 
 
 def test_all_pairs_of_a_folder(make_config, texts):
-    """A second key's pair is read and compared with the same manifest, whose sources are of the first."""
+    """A second key's pair is compared with the same manifest, whose sources describe the first pair."""
     config = make_config()
     source = {"kind": "jsonl", "documents": 120, "bytes": 8000, "tokens": 4000}
     whole = make_dataset(config, texts, sources=[source])
@@ -226,7 +226,7 @@ def test_all_pairs_of_a_folder(make_config, texts):
 
 
 def test_progress_of_large_files(make_config, texts, monkeypatch, capsys):
-    """Large files have a bar with a rate; its total is the size of all files."""
+    """Large files have a progress bar with a rate, and its total is the size of all files."""
     config = make_config()
     make_dataset(config, texts)
     verify(config)
@@ -246,7 +246,7 @@ def test_verbs_as_json(make_config, texts, capsys):
 
 
 def test_a_blend_has_no_files(make_config):
-    """A run that mixes datasets is not one pair: the error names the datasets."""
+    """A run that blends datasets has no file pair, and the error names the datasets."""
     entries = [{"name": "small", "weight": 1}, {"prefix": "data/x_document", "weight": 3}]
     config = make_config(data={"name": "mix", "sources": [], "blend": entries})
     for call in (inspect, verify):

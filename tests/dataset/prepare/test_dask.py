@@ -1,4 +1,4 @@
-"""Parts made by a Dask cluster: the bytes of the local pool, whoever dies in the middle."""
+"""Parts processed by a Dask cluster: the same bytes as the local pool, even if a process dies."""
 
 import contextlib
 import importlib.util
@@ -39,7 +39,7 @@ def needs_dask():
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    """Parts of 2 kB: the texts of a test make several."""
+    """Set parts to 2 kB, so that a test's texts span several."""
     for module in (base, source_files, jsonl):
         if hasattr(module, "PART_BYTES"):
             monkeypatch.setattr(module, "PART_BYTES", 2_000)
@@ -77,12 +77,12 @@ def cluster(scheduler):
 
 
 def content(folder):
-    """{name: bytes} of the pairs of a dataset."""
+    """Return {name: bytes} of a dataset's file pairs."""
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".bin", ".idx")}
 
 
 def work(folder, task):
-    """The task again; "once" kills its process at the first time, "always" each time."""
+    """Return the task; "once" kills its process the first time, "always" each time."""
     mark = folder / f"{task}.mark"
     if task == "always" or (task == "once" and not mark.exists()):
         mark.touch()
@@ -93,7 +93,7 @@ def work(folder, task):
 
 
 def test_every_worker_of_a_plain_scheduler_is_looked_at():
-    """scheduler_info lists five of them."""
+    """Every worker of a plain scheduler is checked, not just the five in scheduler_info."""
     from nbtrain.corpus.dask_cluster import DaskCluster
 
     here = [f"tcp://127.0.0.1:{port}" for port in range(1000, 1005)]
@@ -121,7 +121,7 @@ def make(folder):
 
 @pytest.mark.slow
 def test_the_bytes_of_the_local_pool(make_config, small_parts, scheduler):
-    """A scheduler with 2 workers, one it starts itself with 1, and 2 local processes: one dataset."""
+    """A running scheduler, a cluster started with 1 worker, and 2 local processes write the same dataset."""
     prepare(make_config(data={"num_prepare_workers": 2}))
     expected, manifest = content(dataset_dir("small")), DatasetFiles.named("small").manifest()
     assert len(expected) == 2
@@ -151,7 +151,7 @@ cluster.close()
 
 @pytest.mark.slow
 def test_a_lost_worker_makes_no_noise(workspace):
-    """Nanny, scheduler and client of a cluster that is ours print nothing; nbtrain's sentence is all."""
+    """A lost worker prints nbtrain's message and nothing of Dask's nanny, scheduler or client."""
     needs_dask()
     done = subprocess.run(
         [sys.executable, "-c", NOISE, workspace], capture_output=True, text=True, timeout=600
@@ -162,7 +162,7 @@ def test_a_lost_worker_makes_no_noise(workspace):
 
 @pytest.mark.slow
 def test_a_worker_killed_in_the_middle(cluster, workspace, caplog):
-    """kill -9: its tasks are done again by others, all results come in order, and it says so."""
+    """After kill -9 of a worker, its tasks run on others, results come in order, and a message reports it."""
     tasks = [0, 1, "once", *range(3, 12), b"x" * (2 << 20), 13]
     results = list(workers.ordered_map(partial(make, workspace), iter(tasks), cluster.workers(workspace)))
     assert results == tasks
@@ -171,7 +171,7 @@ def test_a_worker_killed_in_the_middle(cluster, workspace, caplog):
 
 
 def test_a_result_that_dies_with_its_worker(monkeypatch):
-    """Dask makes it again: until then it is not there yet, and the scheduler is not gone."""
+    """A result lost with its worker is recomputed, and the scheduler does not count as gone."""
     needs_dask()
     monkeypatch.setattr(dask_pool, "LOST_SECONDS", 0)
     pool = object.__new__(dask_pool.DaskPool)
@@ -187,7 +187,7 @@ def test_a_result_that_dies_with_its_worker(monkeypatch):
 
 @pytest.mark.slow
 def test_a_part_that_kills_each_worker(cluster, workspace):
-    """After 3 deaths it ends, with what to do."""
+    """A part that kills three workers ends the map with a fix."""
     with pytest.raises(DataError) as caught:
         list(workers.ordered_map(partial(make, workspace), iter(["always"]), cluster.workers(workspace)))
     text = str(caught.value)
@@ -202,13 +202,13 @@ def test_a_part_that_kills_each_worker(cluster, workspace):
 
 @pytest.mark.slow
 def test_an_error_in_a_part(cluster, workspace):
-    """It is raised here as it is."""
+    """An error in a part is raised here unchanged."""
     with pytest.raises(DataError, match=r"^part 7 is bad$"):
         list(workers.ordered_map(partial(make, workspace), iter([1, "bad"]), cluster.workers(workspace)))
 
 
 def written_address(process, file):
-    """The address in the scheduler's file; Dask makes the file first and writes into it later."""
+    """Return the address in the scheduler's file, which Dask creates before it writes the address."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         assert process.poll() is None
@@ -220,7 +220,7 @@ def written_address(process, file):
 
 @pytest.mark.slow
 def test_a_scheduler_that_vanishes(workspace):
-    """kill -9 of the scheduler: an error with what to do, and no wait without end."""
+    """kill -9 of the scheduler raises an error with the fix instead of waiting forever."""
     needs_dask()
     from nbtrain.corpus.dask_cluster import DaskCluster
 
@@ -258,7 +258,7 @@ echo "Submitted batch job 41"
 
 @pytest.mark.slow
 def test_jobs_of_slurm(make_config, small_parts, tmp_path, monkeypatch):
-    """sbatch gets a job script whose worker joins by TLS and makes the parts."""
+    """sbatch gets a job script whose worker joins by TLS and processes the parts."""
     needs_dask()
     home = tmp_path / "data"
     make_config()
@@ -298,7 +298,7 @@ def test_jobs_of_slurm(make_config, small_parts, tmp_path, monkeypatch):
 
 
 def test_slurm_without_sbatch(monkeypatch):
-    """dask-jobqueue itself would say nothing, and wait."""
+    """A missing sbatch is reported; dask-jobqueue would wait without a message."""
     needs_dask()
     from nbtrain.corpus.dask_cluster import DaskCluster
 
@@ -314,7 +314,7 @@ def test_slurm_without_sbatch(monkeypatch):
 
 @pytest.mark.slow
 def test_slurm_without_a_slurm_conf(make_config, tmp_path, monkeypatch):
-    """The client packages alone: one sentence in place of sbatch's four lines, as submit has."""
+    """With the client packages alone, one sentence replaces sbatch's four lines, as for submit."""
     needs_dask()
     sbatch = tmp_path / "sbatch"
     sbatch.write_text(
@@ -336,7 +336,7 @@ def test_slurm_without_a_slurm_conf(make_config, tmp_path, monkeypatch):
 
 
 def test_without_the_extra(make_config, monkeypatch):
-    """The error names the extra and the way without it; no dataset's folder is left."""
+    """The error names the missing extra and the alternative, and no dataset folder is left."""
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(DataError) as caught:
         prepare(make_config(data={"workers": {"kind": "dask", "cluster": "local"}}))
@@ -347,7 +347,7 @@ def test_without_the_extra(make_config, monkeypatch):
 
 
 def order(folder, **changes):
-    """What a worker gets, for a function that adds 1."""
+    """Return the order that a worker gets, for a function that adds 1."""
     held = lease.Lease(folder)
     fields = {
         "key": held.token,
@@ -361,7 +361,7 @@ def order(folder, **changes):
 
 
 def test_a_worker_of_another_version(tmp_path):
-    """It does not begin, and names what differs on both sides."""
+    """A worker with another version does not start, and the message names the differences."""
     there = {**dask_worker.software(), "nbtrain": "0.0.9 (0123)"}
     _, given = order(tmp_path, software=there)
     with pytest.raises(DataError) as caught:
@@ -374,7 +374,7 @@ def test_a_worker_of_another_version(tmp_path):
 
 
 def test_a_worker_of_another_file_system(tmp_path, monkeypatch):
-    """One that does not see the folder says so; one that begins too late does nothing."""
+    """A worker that cannot see the folder reports it; one that starts too late does nothing."""
     monkeypatch.setattr(lease, "_held", None)
     held = lease.Lease(tmp_path)
     with pytest.raises(DataError, match=r"^Dask worker x: cannot see .* on a shared file system"):

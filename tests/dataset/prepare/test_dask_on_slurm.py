@@ -1,4 +1,4 @@
-"""Parts made by jobs of a real Slurm of two nodes; a part of `make soak`."""
+"""Parts processed by jobs of a real Slurm with two nodes; part of `make soak`."""
 
 import shutil
 import tempfile
@@ -37,12 +37,12 @@ def cluster(monkeypatch):
 
 @pytest.fixture
 def home(workspace, tmp_path, monkeypatch):
-    """A data home whose path a job script can hold."""
+    """A data directory whose path is valid in a job script."""
     monkeypatch.setenv("NBTRAIN_DATA", str(tmp_path / "data"))
 
 
 def made(config):
-    """The bytes of the dataset."""
+    """Return the bytes of the dataset."""
     folder = dataset_dir(config.data.name)
     return {
         path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix in (".bin", ".idx")
@@ -50,7 +50,7 @@ def made(config):
 
 
 def end_first_job(cluster, ended):
-    """scancel the first job of workers once a shard is there, as a preemption would."""
+    """Cancel the first worker job once a shard exists, as a preemption would."""
     while not ended.is_set() and not list(dataset_dir("small").rglob(".encode/*")):
         time.sleep(0.05)
     for number in cluster.call("squeue", "-h", "-t", "R", "-o", "%i").split()[:1]:
@@ -59,7 +59,7 @@ def end_first_job(cluster, ended):
 
 @pytest.mark.usefixtures("home", "small_parts")
 def test_a_job_of_workers_is_lost_and_the_bytes_are_the_same(cluster, make_config):
-    """Two jobs, of which one is cancelled in the middle: another one comes, or the other does it all."""
+    """If one of two worker jobs is cancelled, a new job or the other one finishes with the same bytes."""
     config = make_config(data={"workers": {**WORKERS, "wait_minutes": 5.0}})
     ended = threading.Event()
     killer = threading.Thread(target=end_first_job, args=(cluster, ended))
@@ -98,6 +98,6 @@ def test_a_job_of_workers_is_lost_and_the_bytes_are_the_same(cluster, make_confi
     ],
 )
 def test_why_there_is_no_worker(cluster, make_config, settings, words):
-    """In Slurm's words, without a traceback, and not only after the wait."""
+    """The reason for missing workers is Slurm's own, without a traceback, and reported before the limit."""
     with pytest.raises(DataError, match=words):
         prepare(make_config(data={"workers": {**WORKERS, **settings}}))

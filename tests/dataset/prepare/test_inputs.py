@@ -1,4 +1,4 @@
-"""A dataset made for other inputs: which key differs and where it is set, which file changed and how."""
+"""A dataset prepared from other inputs: the differing key and where it is set, and the changed file."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def refuses(message, *overrides):
 
 
 def test_the_place_of_the_key_that_differs(folder, workspace):
-    """The line or the override that sets the changed key, even if another override sets the sources."""
+    """The message names the line or override that set the changed key, not the one that set the sources."""
     same = "data.sources=[{kind: text, path: texts}]"
     (workspace / "run.yaml").write_text(RUN.replace("min_bytes: 0", "min_bytes: 5"))
     refuses("made with other settings: data.cleaning.min_bytes = 0 there, 5 in run.yaml:9", same)
@@ -81,7 +81,7 @@ def test_the_place_of_the_key_that_differs(folder, workspace):
 
 
 def test_files_that_are_new_gone_and_changed(folder):
-    """Changed files are named before files that were only written again, then how many more there are."""
+    """Changed files are listed before files that were only rewritten, then the number of further ones."""
     where = "run.yaml:6: data.sources[0]"
     write(folder / "c.txt", "third")
     refuses(f"the sources have changed since it was made: {where}: c.txt is new")
@@ -100,7 +100,7 @@ def test_files_that_are_new_gone_and_changed(folder):
 
 
 def test_files_written_again_of_documents_that_became_no_tokens(workspace, make_config):
-    """The documents that were left out are not hashed, and not compared."""
+    """Documents without tokens are not hashed, so rewritten files are compared without them."""
     made = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "<|endoftext|>": 1, "a": 2}, unk_token="[UNK]"))
     made.normalizer, made.pre_tokenizer = normalizers.Replace("z", ""), pre_tokenizers.Whitespace()
     made.save(str(workspace / "small.json"))
@@ -109,14 +109,14 @@ def test_files_written_again_of_documents_that_became_no_tokens(workspace, make_
 
 
 def test_files_written_again_of_ids_outside_the_vocabulary(workspace, make_config):
-    """Broken records were not hashed, and are not compared."""
+    """Broken records are not hashed, so rewritten files are compared without them."""
     lines = [json.dumps({"input_ids": ids}) + "\n" for ids in ([5], [300], [6])]
     source = {"kind": "tokens", "append_eod": False, "max_broken_fraction": 0.5}
     assert_touched(make_config, workspace, lines, source, {"broken_record": 1})
 
 
 def test_files_written_again_with_extra_keys(workspace, make_config):
-    """The same texts are kept; a typo that was corrected in the extra text alone is another text."""
+    """Rewritten files with the same texts are kept; a correction in the extra text alone is a change."""
     source = {"kind": "jsonl", "path": "lines.jsonl"}
     write(workspace / "lines.jsonl", '{"text": "one", "title": "teh one"}\n')
     config = make_config(data={"sources": [source], "extra_json_keys": ["title"]})
@@ -133,7 +133,7 @@ def test_files_written_again_with_extra_keys(workspace, make_config):
 
 
 def assert_touched(make_config, workspace, lines, source, dropped, **tokenizer):
-    """A file that is written again is the same text; with other text of that size it is another."""
+    """Assert that a rewritten file is the same text, and another text of the same size is a change."""
     write(workspace / "lines.jsonl", "".join(lines))
     vocabulary = {"tokenizer": {"name": "small", **tokenizer}} if tokenizer else {}
     config = make_config(data={"sources": [{**source, "path": "lines.jsonl"}]}, **vocabulary)
@@ -150,7 +150,7 @@ def assert_touched(make_config, workspace, lines, source, dropped, **tokenizer):
 
 
 def test_labels_decide_by_the_first_record_whether_there_is_a_mask(workspace, make_config, caplog):
-    """Without a setting the labels of a record are its mask; a mask that comes later is refused by name."""
+    """The first record decides whether a source has a mask; a later mask is refused by name."""
     caplog.set_level("INFO")
     tokenizer = {"name": "small", "vocab_size": 300}
     make_tokenizer("small", ["one two"])
@@ -177,7 +177,7 @@ def test_labels_decide_by_the_first_record_whether_there_is_a_mask(workspace, ma
 
 
 def test_documents_with_other_extra_texts_are_other_documents(workspace, make_config):
-    """Of rows with one main text those stay that differ in another key; the pairs stay row by row alike."""
+    """Records with equal main texts but different extra keys are kept, and the pairs stay aligned."""
     rows = [("q", "a"), ("q", "b"), ("q", "a"), ("r", "a")]
     write(workspace / "rows.jsonl", "".join(json.dumps({"text": q, "answer": a}) + "\n" for q, a in rows))
     source = {"kind": "jsonl", "path": "rows.jsonl"}

@@ -1,4 +1,4 @@
-"""Whose tokenizer a dataset is encoded with: its own, or one that the YAML names, in any order."""
+"""The tokenizer that encodes a dataset: its own, or one that the YAML names, in any order of runs."""
 
 import json
 
@@ -31,7 +31,7 @@ BOOKS = "extends: demo.yaml\nname: books\ndata:\n  sources: [{kind: jsonl, path:
 
 @pytest.fixture
 def files(workspace):
-    """demo.yaml and books.yaml, which extends it, on two texts with other words."""
+    """demo.yaml, and books.yaml which extends it, on two texts with other words."""
     for name, words in (("demo", "def return self import"), ("books", "whale captain harpoon ocean")):
         pairs = [
             f"{word} {other} {number}" for number in range(40) for word in words.split() for other in "ab"
@@ -44,7 +44,7 @@ def files(workspace):
 
 
 def prepared(run, *overrides, **keywords):
-    """(tokens, sha256 of the tokenizer) of a run that is prepared."""
+    """Return (tokens, sha256 of the tokenizer) of a prepared run."""
     config = load(run, list(overrides))
     prepare(config, **keywords)
     manifest = dataset_of(config).manifest()
@@ -58,7 +58,7 @@ def refusal(run, *overrides, **keywords):
 
 
 def test_the_demo_does_not_depend_on_what_was_prepared_before(files, monkeypatch):
-    """Demo first, or after runs that extend it with other text, another vocabulary, or cleaned otherwise."""
+    """The demo's result does not depend on runs that extend it with other text, vocabulary or cleaning."""
     monkeypatch.setenv("NBTRAIN_DATA", str(files / "first"))
     demo, books = prepared("demo.yaml"), prepared("books.yaml")
     assert demo[1] != books[1]
@@ -75,7 +75,7 @@ def test_the_demo_does_not_depend_on_what_was_prepared_before(files, monkeypatch
 
 
 def test_a_tokenizer_of_other_text_is_used_only_if_the_yaml_names_it(files):
-    """Then prepare, plan and data card say so; a run that names none is refused it, also under force."""
+    """A tokenizer of other text is used and reported if the YAML names it, and refused otherwise."""
     prepared("demo.yaml")
     named = ["data.sources.0.path=books.jsonl", "tokenizer.name=demo-300", "data.name=books"]
     config = load("demo.yaml", named)
@@ -91,7 +91,7 @@ def test_a_tokenizer_of_other_text_is_used_only_if_the_yaml_names_it(files):
         assert warning.startswith("data/tokenizer/demo-300 was trained on other text (demo.jsonl): ")
     assert not data_card(load("demo.yaml")).warnings
     assert not [one for one in plan(load("demo.yaml")).findings if one.rule == "tokenizer_is_of_this_text"]
-    # Its own sources are changed in the same file.
+    # The file's own sources are changed.
     (files / "demo.yaml").write_text(DEMO.replace("demo.jsonl", "books.jsonl"))
     message = refusal("demo.yaml")
     assert message.startswith(
@@ -103,7 +103,7 @@ def test_a_tokenizer_of_other_text_is_used_only_if_the_yaml_names_it(files):
 
 
 def test_force_trains_a_changed_text_again(files):
-    """If no other dataset is encoded with the tokenizer of the old text."""
+    """With force, a changed text trains the tokenizer again if no other dataset uses it."""
     _, before = prepared("demo.yaml")
     (files / "demo.yaml").write_text(DEMO.replace("demo.jsonl", "books.jsonl"))
     _, after = prepared("demo.yaml", force=True)
@@ -112,7 +112,7 @@ def test_force_trains_a_changed_text_again(files):
 
 
 def test_a_brought_tokenizer_is_named(files):
-    """One that lies in the folder of the dataset's name belongs to whoever put it there."""
+    """An imported tokenizer in the folder of the dataset's name is used only if it is named."""
     prepared("demo.yaml")
     tokenizer_dir("demo-300").rename(tokenizer_dir("books"))
     (tokenizer_dir("books") / "manifest.json").unlink()
@@ -123,7 +123,7 @@ def test_a_brought_tokenizer_is_named(files):
 
 
 def test_weights_keep_their_tokenizer(files):
-    """A run with init_from has other text and the tokenizer of its model; none is trained for it."""
+    """A run with init_from uses its model's tokenizer for other text; none is trained for it."""
     _, demo = prepared("demo.yaml")
     (files / "tuned.yaml").write_text(BOOKS.replace("name: books", "name: tuned\ninit_from: demo"))
     assert prepared("tuned.yaml")[1] == demo
@@ -137,7 +137,7 @@ def test_weights_keep_their_tokenizer(files):
 
 
 def test_a_blend_has_the_tokenizer_of_its_datasets(files):
-    """An inherited name that is another one's is refused, and the message says which it is."""
+    """A blend that inherits another tokenizer is refused, and the message names the right one."""
     prepared("demo.yaml")
     prepared("books.yaml")
     blend = ["name=mixed", "data.sources=[]", "data.blend=[{name: books, weight: 1}]"]
@@ -147,7 +147,7 @@ def test_a_blend_has_the_tokenizer_of_its_datasets(files):
 
 
 def test_names_of_shipped_runs_are_theirs(files):
-    """Nothing else is made under them: the demo finds its own files or none."""
+    """The names of shipped runs are reserved: no other run can create data under them."""
     message = refusal("demo.yaml", "tokenizer.name=python-docs-1k")
     assert "tokenizer.name = python-docs-1k: is the tokenizer that " in message
     assert "run `nbtrain prepare gpt-tiny` first" in message

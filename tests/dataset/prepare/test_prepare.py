@@ -1,4 +1,4 @@
-"""prepare: does what is missing, says why, refuses to replace, and survives being killed."""
+"""prepare does the missing steps with reasons, refuses to replace data, and survives a kill."""
 
 import dataclasses
 import gzip
@@ -40,7 +40,7 @@ def steps(report):
 
 
 def everything(folder):
-    """{relative path: sha256} of all files below a folder."""
+    """Return {relative path: sha256} of all files below a folder."""
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in folder.rglob("*")
@@ -55,7 +55,7 @@ def refusal(config, **keywords):
 
 
 def test_a_shared_tokenizer_is_not_made_anew(make_config):
-    """Not even under force: the ids of other datasets would no longer mean their text."""
+    """A shared tokenizer is not retrained even with force, because other datasets' ids would be invalid."""
     prepare(make_config())
     prepare(make_config(data={"name": "second"}))
     before = Tokenizer.load(tokenizer_dir("small")).sha256
@@ -72,7 +72,7 @@ def test_a_shared_tokenizer_is_not_made_anew(make_config):
 
 
 def test_a_tokenizer_is_not_made_anew_while_another_prepare_encodes(make_config, monkeypatch):
-    """Nor after it was killed: its shards are kept. If it is replaced all the same, encoding stops."""
+    """A tokenizer is kept while shards encoded with it exist; if it is replaced anyway, encoding stops."""
     prepare(make_config(), through="tokenizer")
 
     def killed(self, task):
@@ -104,7 +104,7 @@ def test_a_tokenizer_is_not_made_anew_while_another_prepare_encodes(make_config,
 
 @pytest.mark.parametrize("change", ["shrunk", "replaced", "edited"])
 def test_a_source_that_changes_while_it_is_read(make_config, workspace, monkeypatch, change):
-    """What was read is neither the old file nor the new one: no dataset, and the next prepare begins anew."""
+    """If a source changes while it is read, no dataset is written, and the next prepare starts again."""
     config = make_config()
     prepare(config, through="tokenizer")
     path = workspace / "texts.jsonl"
@@ -134,7 +134,7 @@ def test_a_source_that_changes_while_it_is_read(make_config, workspace, monkeypa
 
 
 def test_training_tells_its_memory_first(make_config, capsys):
-    """Before the bar: the size of the sample, the memory that training takes and the memory there is."""
+    """Training first reports the sample size, the memory it needs and the memory available."""
     prepare(make_config(), through="tokenizer")
     first, second = capsys.readouterr().err.splitlines()
     assert re.fullmatch(
@@ -145,7 +145,7 @@ def test_training_tells_its_memory_first(make_config, capsys):
 
 
 def test_training_on_compressed_text(make_config, workspace, capsys):
-    """Its size is that of the unpacked text: for the bar, and for the memory that training takes."""
+    """For compressed text, the progress bar and the memory estimate use the unpacked size."""
     config = make_config(data={"sources": [{"kind": "jsonl", "path": "texts.jsonl.gz"}]})
     content = (workspace / "texts.jsonl").read_bytes()
     (workspace / "texts.jsonl.gz").write_bytes(gzip.compress(content))
@@ -153,13 +153,13 @@ def test_training_on_compressed_text(make_config, workspace, capsys):
     first, second = capsys.readouterr().err.splitlines()
     assert f"training on {amounts.size(len(content))} of text" in first
     assert f"/{len(content) / 1000:.3g}kB" in second
-    # No more is unpacked than the sample takes.
+    # No more than the sample is unpacked.
     for train_bytes, expected in ((5_000, 5_000), (10**8, len(content))):
         assert Corpus.open(config.data.sources).unpacked_bytes(train_bytes) == expected
 
 
 def test_a_tokenizer_of_fewer_entries_than_asked_for(make_config, caplog):
-    """The model is built for the configured vocabulary; the warning names a setting that works."""
+    """If a tokenizer has fewer entries than configured, a warning names a setting that works."""
     prepare(make_config(tokenizer={"vocab_size": 52_000}), through="encode")
     found = Tokenizer.load(tokenizer_dir("small")).vocab_size
     assert found < 1_000
@@ -175,7 +175,7 @@ def test_a_tokenizer_of_fewer_entries_than_asked_for(make_config, caplog):
 
 
 def test_a_manifest_of_before_these_settings_existed(make_config):
-    """A dataset of an earlier version is kept: settings that its manifest lacks had the default values."""
+    """A dataset of an earlier version is kept: settings missing in its manifest had the default values."""
     config = make_config()
     prepare(config)
     path = dataset_of(config).manifest_json
@@ -189,14 +189,14 @@ def test_a_manifest_of_before_these_settings_existed(make_config):
 
 
 def test_a_failed_prepare_leaves_no_dataset_folder(make_config, workspace):
-    """An empty folder would look like a dataset."""
+    """A failed prepare leaves no dataset folder, because an empty folder would look like a dataset."""
     (workspace / "texts.jsonl").write_text("")
     assert "empty" in refusal(make_config(data={"name": "nothing"}))
     assert not (data_home() / "dataset" / "nothing").exists()
 
 
 def test_a_tokenizer_from_elsewhere(make_config, workspace):
-    """tokenizer.path is taken over once; another one under the same name is refused with both hashes."""
+    """tokenizer.path is imported once; another one under the same name is refused with both hashes."""
     prepare(make_config())
     shutil.copytree(tokenizer_dir("small"), workspace / "brought")
     (workspace / "brought" / "manifest.json").unlink()
@@ -225,7 +225,7 @@ def test_a_tokenizer_from_elsewhere(make_config, workspace):
 
 
 def test_texts_come_back_from_the_dataset(make_config, texts):
-    """Every document of the source is in the .bin in order, EOD at its end, and decodes to its text."""
+    """Every document of the source is in the .bin in order, ends with EOD, and decodes to its text."""
     config = make_config()
     report = prepare(config)
     indexed = IndexedDataset(dataset_of(config).prefix)
@@ -243,7 +243,7 @@ def test_texts_come_back_from_the_dataset(make_config, texts):
 
 
 def test_second_call_does_nothing_and_says_so(make_config):
-    """The second call changes no byte, and gives a reason for each step."""
+    """A second call changes no byte and gives a reason for each step."""
     config = make_config()
     first = prepare(config)
     before = everything(data_home())
@@ -269,7 +269,7 @@ def test_second_call_does_nothing_and_says_so(make_config):
 
 
 def test_report_shows_itself(make_config):
-    """As text, as HTML with everything escaped, and as JSON values."""
+    """The report is shown as text, as escaped HTML, and as JSON values."""
     report = prepare(make_config())
     assert "tokenizer  made" in str(report)
     assert "data/dataset/small: 120 documents" in str(report)
@@ -283,7 +283,7 @@ def test_report_shows_itself(make_config):
 
 @pytest.mark.slow
 def test_other_settings_under_the_same_name(make_config, workspace):
-    """Another source or tokenizer size is refused with both values; force makes the dataset again."""
+    """Another source or tokenizer size is refused with both values; force rebuilds the dataset."""
     prepare(make_config())
     before = everything(data_home())
     (workspace / "more.jsonl").write_text('{"text": "another text"}\n')
@@ -309,7 +309,7 @@ def test_other_settings_under_the_same_name(make_config, workspace):
 
 @pytest.mark.slow
 def test_changed_source_file(make_config, workspace):
-    """A touched file is compared by its text; a changed file is refused, not silently used or ignored."""
+    """A touched file is compared by its text; a changed file is refused."""
     config = make_config()
     prepare(config)
     source = workspace / "texts.jsonl"
@@ -329,7 +329,7 @@ def test_changed_source_file(make_config, workspace):
 
 @pytest.mark.slow
 def test_extracting_a_dump_that_has_changed(make_config, workspace):
-    """The dataset was made of the old dump: the step is refused as prepare is, and not called done."""
+    """Extraction is refused if the dump of an existing dataset has changed, as prepare is."""
     dump = workspace / "dump.xml"
     dump.write_bytes(dump_xml([page(f"Page {number}", f"Text {number}. " * 9) for number in range(30)]))
     config = make_config(data={"sources": [{"kind": "wiki", "path": "dump.xml"}]})
@@ -344,9 +344,9 @@ def test_extracting_a_dump_that_has_changed(make_config, workspace):
 
 
 def test_sources_that_are_no_longer_there(make_config, workspace, caplog):
-    """A dataset outlives its sources: it is kept with a warning; sources that still exist are compared."""
+    """A dataset outlives its sources with a warning; sources that still exist are compared."""
     (workspace / "more").mkdir()
-    (workspace / "more" / "a.jsonl").write_text('{"text": "and another text of its own"}\n')
+    (workspace / "more" / "a.jsonl").write_text('{"text": "and another text"}\n')
     sources = [{"kind": "jsonl", "path": path} for path in ("texts.jsonl", "more")]
     config = make_config(data={"sources": sources})
     prepare(config)
@@ -379,7 +379,7 @@ def test_sources_that_are_no_longer_there(make_config, workspace, caplog):
 
 @pytest.mark.slow
 def test_upgraded_package_keeps_the_dataset(make_config, monkeypatch):
-    """python-docs of other versions is kept and the versions are reported: nobody asked for other data."""
+    """python-docs of other package versions is kept, and the versions are reported."""
     from nbtrain.corpus.sources import python_docs
 
     config = make_config(data={"sources": [{"kind": "python-docs", "max_bytes": 30_000}]})
@@ -396,7 +396,7 @@ def test_upgraded_package_keeps_the_dataset(make_config, monkeypatch):
 
 
 def test_two_datasets_share_a_tokenizer(make_config, workspace):
-    """A second dataset is encoded with the existing tokenizer; the report says on what it was trained."""
+    """A second dataset uses the existing tokenizer, and the report says on which text it was trained."""
     prepare(make_config())
     (workspace / "more.jsonl").write_text(
         '{"text": "the other text"}\n' * 2 + '{"text": "and one more text"}\n'
@@ -414,7 +414,7 @@ def test_two_datasets_share_a_tokenizer(make_config, workspace):
 
 
 def test_another_tokenizer_under_the_same_name(make_config):
-    """A dataset whose tokenizer was replaced is refused: its ids would be decoded wrongly."""
+    """A dataset whose tokenizer was replaced is refused, because its ids would be decoded wrongly."""
     prepare(make_config())
     shutil.rmtree(tokenizer_dir("small"))
     message = refusal(make_config(tokenizer={"vocab_size": 290}))
@@ -424,7 +424,7 @@ def test_another_tokenizer_under_the_same_name(make_config):
 
 
 def test_brought_tokenizer(make_config, workspace, texts):
-    """vocab.json and merges.txt that somebody puts there are used as they are, also under force."""
+    """A user's vocab.json and merges.txt in the folder are used unchanged, also with force."""
     prepare(make_config())
     for name in ("vocab.json", "merges.txt"):
         (tokenizer_dir("mine")).mkdir(exist_ok=True)
@@ -454,7 +454,7 @@ def test_brought_tokenizer(make_config, workspace, texts):
 
 @pytest.mark.parametrize("also", [(), ("vocab.json", "merges.txt")])
 def test_a_tokenizer_json_that_somebody_put_there(make_config, workspace, texts, also):
-    """It is used, and what came with it is kept: nothing is trained in its place."""
+    """A user's tokenizer.json in the folder is used with its other files instead of training one."""
     save(training.train(texts, 300), workspace / "made", {})
     mine = tokenizer_dir("mine")
     mine.mkdir(parents=True)
@@ -474,7 +474,7 @@ def test_a_tokenizer_json_that_somebody_put_there(make_config, workspace, texts,
 
 
 def test_files_of_others_are_not_removed(make_config, workspace, texts):
-    """A folder that nbtrain did not make gives way to no other tokenizer, trained or brought."""
+    """A folder that nbtrain did not write is not replaced by another tokenizer."""
     mine = tokenizer_dir("mine")
     mine.mkdir(parents=True)
     (mine / "spiece.model").write_text("somebody's")
@@ -493,7 +493,7 @@ def test_files_of_others_are_not_removed(make_config, workspace, texts):
 
 @pytest.mark.parametrize("path", ["data/tokenizer/mine", "data/tokenizer/mine/tokenizer.json"])
 def test_a_path_that_is_the_tokenizers_own_folder(make_config, workspace, texts, path):
-    """What is recorded of it stays, and another EOD is refused."""
+    """If tokenizer.path is the tokenizer's own folder, its record is kept and another EOD is refused."""
     save(training.train(texts, 300), workspace / "made", {})
     (workspace / "made" / "chat_template.jinja").write_text("{{ messages }}")
     adopt(workspace / "made", "<|endoftext|>", tokenizer_dir("mine"), ["<|user|>"])
@@ -514,7 +514,7 @@ def test_a_path_that_is_the_tokenizers_own_folder(make_config, workspace, texts,
 
 
 def test_brought_dataset(make_config):
-    """.bin/.idx without a manifest are used if data.sources is empty, and not written over if it is not."""
+    """.bin/.idx without a manifest are used if data.sources is empty, and never overwritten otherwise."""
     prepared = prepare(make_config()).manifest
     dataset = DatasetFiles.named("small")
     dataset.manifest_json.unlink()
@@ -538,7 +538,7 @@ def test_brought_dataset(make_config):
 @pytest.mark.parametrize("has_tokenizer", [True, False])
 @pytest.mark.parametrize("without", [0, 3, 40])
 def test_a_brought_dataset_whose_documents_have_no_end(make_config, caplog, has_tokenizer, without):
-    """Documents without the end-of-document token are counted in a warning; the files are used."""
+    """Documents without the end-of-document token are counted in a warning, and the files are used."""
     prepare(make_config(), through="encode")
     dataset = DatasetFiles.named("small")
     tokens = IndexedDataset(dataset.prefix)
@@ -567,7 +567,7 @@ def test_a_brought_dataset_whose_documents_have_no_end(make_config, caplog, has_
 
 
 def test_nothing_to_make_data_from(make_config):
-    """No source and no files: the missing file, and which setting is empty."""
+    """With no source and no files, the error names the missing file and the empty setting."""
     assert refusal(make_config(data={"sources": []})) == (
         "data/dataset/small/text_document.bin: no such file. Make it with `nbtrain prepare RUN.yaml`. It "
         "makes data from data.sources, which this run leaves empty."
@@ -575,7 +575,7 @@ def test_nothing_to_make_data_from(make_config):
 
 
 def test_data_home_that_cannot_be_written(make_config, workspace, monkeypatch):
-    """A data home that is not a folder is an error in words."""
+    """A data directory that is not a folder raises a readable error."""
     (workspace / "file").write_text("")
     monkeypatch.setenv("NBTRAIN_DATA", str(workspace / "file"))
     assert refusal(make_config()) == (
@@ -627,7 +627,7 @@ print(point)
 
 @pytest.mark.slow
 def test_kill_9_at_any_moment(make_config, tmp_path):
-    """After kill -9 at each of many moments, the next prepare ends with the bytes of an undisturbed one."""
+    """After kill -9 at any of many moments, the next prepare ends with the same bytes."""
     answer = subprocess.run(
         [sys.executable, "-c", KILLED, make_config().model_dump_json()],
         cwd=tmp_path,
@@ -655,7 +655,7 @@ print(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
 
 @pytest.mark.slow
 def test_memory_does_not_follow_the_corpus(make_config, workspace):
-    """Eight times the text (80 MB instead of 10) takes at most 20 MiB more, and under 250 MiB in all."""
+    """Eight times the text (80 MB instead of 10) needs at most 20 MiB more, and under 250 MiB in all."""
     line = "".join(
         chr(97 + (7 * place + place // 11) % 26) + " " * (place % 6 == 0) for place in range(20_000)
     )
@@ -681,7 +681,7 @@ def test_memory_does_not_follow_the_corpus(make_config, workspace):
 
 
 def test_a_lock_on_a_folder_that_is_gone(workspace, caplog):
-    """A process that waited while the holder removed the folder holds the new one, and reports the wait."""
+    """If the lock's folder is removed while a process waits, it locks the new folder and reports the wait."""
     folder = workspace / "held"
     order = []
     with locked_directory(folder):
@@ -700,7 +700,7 @@ def _held(folder):
 
 
 def test_prepare_opens_each_thing_once(make_config, monkeypatch):
-    """The manifests, the tokenizer and the .bin/.idx are read once, whether made or kept."""
+    """The manifests, the tokenizer and the .bin/.idx are read once, whether built or kept."""
     opened = Counter()
 
     def counted(owner, name):

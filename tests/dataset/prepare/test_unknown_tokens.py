@@ -1,4 +1,4 @@
-"""Text that a taken-over tokenizer cannot write: counted, reported, and refused above a limit."""
+"""Text that an imported tokenizer cannot encode: counted, reported, and refused above a limit."""
 
 import json
 
@@ -17,7 +17,7 @@ from nbtrain.dataset.prepare.prepare import prepare
 
 EOD = "<|endoftext|>"
 KNOWN, UNKNOWN = "a b a b a b", "a \u4e2d b"
-"""6 tokens that are known; 2 that are known and a character that is not."""
+"""6 known tokens; 2 known tokens and an unknown character."""
 
 
 def word_piece():
@@ -27,7 +27,7 @@ def word_piece():
 
 
 def unigram():
-    """Its unknown token is its <pad>, as in some tokenizers made with SentencePiece."""
+    """Return a tokenizer whose unknown token is its <pad>, as in some tokenizers of SentencePiece."""
     vocab = [("<pad>", 0.0), (EOD, 0.0), ("\u2581a", -1.0), ("\u2581b", -1.0), ("\u2581", -3.0)]
     made = tokenizers.Tokenizer(models.Unigram(vocab, unk_id=0, byte_fallback=False))
     made.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -37,7 +37,7 @@ def unigram():
 
 @pytest.fixture(params=[word_piece, unigram])
 def make_run(request, make_config, workspace):
-    """A function from texts of each source to a run with the small tokenizer of the parameter."""
+    """Return a function from the texts of each source to a run with the parameter's small tokenizer."""
     request.param().save(str(workspace / "small.json"))
 
     def make(*sources, **tokenizer):
@@ -45,7 +45,7 @@ def make_run(request, make_config, workspace):
         for number, texts in enumerate(sources):
             lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
             path = workspace / f"{number}.jsonl"
-            if not path.is_file():  # written again, it would be another source
+            if not path.is_file():  # rewriting it would make it another source
                 path.write_text(lines)
             entries.append({"kind": "jsonl", "path": f"{number}.jsonl", "name": f"source-{number}"})
         return make_config(
@@ -57,12 +57,12 @@ def make_run(request, make_config, workspace):
 
 
 def count(texts, words):
-    """`texts` copies of one text, made different by the number of times that a word follows."""
+    """Return copies of one text, made different by the number of times that a word follows."""
     return [f"{words}{' a' * number}" for number in range(texts)]
 
 
 def test_unknown_tokens_are_counted_by_source(make_run, caplog):
-    """Those of the documents that stay are counted, not those of duplicates; card and report show them."""
+    """Unknown tokens are counted by source in kept documents only, and shown in card and report."""
     config = make_run(count(20, KNOWN), [UNKNOWN, UNKNOWN, KNOWN + " b b b"], max_unknown_fraction=0.5)
     report = prepare(config, through="encode")
     manifest = DatasetFiles.named("small").manifest()
@@ -87,7 +87,7 @@ def test_unknown_tokens_are_counted_by_source(make_run, caplog):
 
 @pytest.mark.slow
 def test_a_limit_of_the_run(make_run, caplog):
-    """Above tokenizer.max_unknown_fraction nothing is made; a higher limit uses the encoded parts."""
+    """Above tokenizer.max_unknown_fraction no dataset is built; a higher limit reuses the encoded parts."""
     texts = count(4, UNKNOWN)
     with pytest.raises(DataError) as caught:
         prepare(make_run(texts), through="encode")
@@ -112,7 +112,7 @@ def test_text_that_is_known_says_nothing(make_run, caplog):
 
 
 def test_a_manifest_without_the_count_opens(make_run):
-    """Older datasets and tokenizers lack the key: they open, and no unknown tokens are reported."""
+    """Older datasets and tokenizers without the count open, and report no unknown tokens."""
     prepare(make_run(count(10, KNOWN)), through="encode")
     dataset = DatasetFiles.named("small")
     value = dataset.manifest().to_dict()
@@ -123,7 +123,7 @@ def test_a_manifest_without_the_count_opens(make_run):
 
 
 def test_datasets_made_of_datasets_add_the_counts(make_run):
-    """A merged dataset has the sum, and no count if one of its inputs has none."""
+    """A merged dataset has the sum of the counts, and no count if an input has none."""
     prepare(make_run([UNKNOWN, KNOWN], max_unknown_fraction=None), through="encode")
     one = DatasetFiles.named("small").manifest()
     merge("both", ["small", "small"])

@@ -1,4 +1,4 @@
-"""The nine upstream runs are prepared by one call each, from the dump that their YAML names."""
+"""Each of the nine upstream runs is prepared by one call, from the dump that its YAML names."""
 
 import shutil
 
@@ -14,10 +14,10 @@ from tests.config.conftest import UPSTREAM
 
 @pytest.mark.slow
 def test_the_nine_runs_share_one_dataset_of_english_wikipedia(shared_data, workspace):
-    """One call makes tokenizer and dataset from a sample of the dump, which lies where a download would.
+    """One call builds tokenizer and dataset from a sample of the dump, stored where a download would be.
 
-    Only the vocabulary is smaller, because the sample has no 52,000 different pieces, and the run, whose
-    index of samples would take the test's time. The other eight name the same text, tokenizer and dataset.
+    Only the vocabulary and the run are smaller: the sample does not have 52,000 different pieces, and the
+    index of samples would take too long. The other eight runs use the same text, tokenizer and dataset.
     """
     dump = shared_data / "wiki" / "enwiki-pages-articles-sample.xml.bz2"
     downloads = data_home() / "download"

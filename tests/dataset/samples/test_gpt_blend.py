@@ -1,4 +1,4 @@
-"""Blends: which dataset gives each sample, sizes by both rules, and datasets that do not go together."""
+"""Blends: the dataset of each sample, sizes by both rules, and datasets that do not fit together."""
 
 import math
 import shutil
@@ -40,7 +40,7 @@ WEIGHTS = {
 
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_stretches_walked_side_by_side_are_the_plain_loop(name, monkeypatch):
-    """Every sample, whatever the cut into blocks and stretches."""
+    """Every sample equals the plain loop's, for any division into blocks and stretches."""
     weights = blend_sizes("megatron-core", WEIGHTS[name], 1).weights
     size = 3001
     expected = upstream(weights, size)
@@ -53,7 +53,7 @@ def test_stretches_walked_side_by_side_are_the_plain_loop(name, monkeypatch):
 
 
 def test_sizes_of_both_rules():
-    """1,000 samples of 1 : 2 : 4."""
+    """Sizes of 1,000 samples with weights 1 : 2 : 4 match both projects."""
     sizes = blend_sizes("megatron-deepspeed", [1, 2, 4], 1000)
     shares = [1 / 7, 2 / 7, 4 / 7]
     assert sizes.samples == [math.ceil(1000 * share * 1.005) for share in shares] == [144, 288, 575]
@@ -66,7 +66,7 @@ def test_sizes_of_both_rules():
 
 @pytest.mark.parametrize(("rule", "most"), [("megatron-deepspeed", 254), ("megatron-core", 32_766)])
 def test_more_datasets_than_the_index_can_number(rule, most):
-    """uint8 and int16, with one number kept free, as upstream."""
+    """More datasets than uint8 and int16 can number are refused, with one value reserved as upstream."""
     assert len(blend_sizes(rule, [1.0] * most, 10).weights) == most
     with pytest.raises(DataError) as caught:
         blend_sizes(rule, [1.0] * (most + 1), 10)
@@ -77,7 +77,7 @@ def test_more_datasets_than_the_index_can_number(rule, most):
 
 @pytest.fixture
 def blend(make_config, write_dataset):
-    """A function from changed sections to a RunConfig over the datasets a (weight 1) and b (weight 3)."""
+    """Return a function from changed sections to a RunConfig over datasets a (weight 1) and b (weight 3)."""
     write_dataset("a", documents=150, seed=1)
     write_dataset("b", documents=90, seed=2)
 
@@ -95,7 +95,7 @@ def blend(make_config, write_dataset):
 
 @pytest.mark.parametrize("rule", ["megatron-deepspeed", "megatron-core"])
 def test_samples_of_a_blend_are_those_of_its_datasets(blend, make_config, rule):
-    """Each position is a sample of the dataset that the rule names, in that dataset's own order."""
+    """Each position is a sample of the dataset that the rule selects, in that dataset's own order."""
     config = blend(data={"split_rule": rule})
     datasets = build_datasets(config)
     sizes = blend_sizes(rule, [1.0, 3.0], 120)
@@ -118,7 +118,7 @@ def test_samples_of_a_blend_are_those_of_its_datasets(blend, make_config, rule):
 
 @pytest.mark.parametrize("shuffle", ["megatron", "per_epoch"])
 def test_more_tokens_later_continue_a_blend(blend, shuffle):
-    """With more tokens every earlier position stays, and the mixture goes on past the samples asked for."""
+    """With more tokens, every earlier position is unchanged and the mixture continues."""
     short = build_datasets(blend(data={"shuffle": shuffle}))
     config = blend(data={"shuffle": shuffle}, batch={"train_tokens": 16 * 4 * 400})
     longer = build_datasets(config, short.state.index_samples).train
@@ -134,7 +134,7 @@ def test_more_tokens_later_continue_a_blend(blend, shuffle):
 
 
 def test_a_blend_resumes_on_other_ranks_with_a_skipped_range(blend):
-    """Steps after the third, read by 1 and by 4 ranks, through a checkpoint's JSON."""
+    """Steps after the third, read by 1 and by 4 ranks, are the same after a checkpoint's JSON."""
     datasets = build_datasets(blend())
     state = datasets.state.advanced(24).skipping(30, 37)
     resumed = DataState.from_dict(state.to_dict())
@@ -147,7 +147,7 @@ def test_a_blend_resumes_on_other_ranks_with_a_skipped_range(blend):
 
 
 def test_a_rank_builds_nothing_after_prepare(blend, monkeypatch):
-    """The blend's own index lies in its folder, each dataset's beside that dataset."""
+    """After prepare, a rank builds nothing: the blend and each dataset have an index in their own folder."""
     build_datasets(blend())
     monkeypatch.setattr(gpt_dataset, "build_gpt_index", None)
     monkeypatch.setattr(gpt_blend, "fill_blend_index", None)
@@ -159,7 +159,7 @@ def test_a_rank_builds_nothing_after_prepare(blend, monkeypatch):
 
 
 def test_pairs_by_prefix(blend, workspace):
-    """Somebody's .bin/.idx, with no manifest: the same samples; nothing is written beside it."""
+    """A user's .bin/.idx without a manifest gives the same samples, and nothing is written next to it."""
     expected = build_datasets(blend()).train
     pair = workspace / "brought"
     pair.mkdir()
@@ -172,7 +172,7 @@ def test_pairs_by_prefix(blend, workspace):
         stacked(datasets.train, range(len(expected))), stacked(expected, range(len(expected)))
     )
     assert datasets.names == ("a", "brought")
-    # The other dataset has the same tokenizer and knows how a document ends.
+    # The other dataset has the same tokenizer and records how a document ends.
     sample = next(
         sample for sample in map(datasets.train.sample, range(40)) if sample.dataset and 0 in sample.tokens
     )
@@ -198,13 +198,13 @@ def test_the_hash_of_a_blend(blend):
 
 
 def test_a_dataset_twice_keeps_two_names(blend):
-    """Two entries of one folder name have two names, so that each has a loss of its own."""
+    """Two entries with the same folder name get two names, so that each has a separate loss."""
     entries = [{"name": "a", "weight": 1.0}, {"name": "a", "weight": 3.0}]
     assert build_datasets(blend(data={"blend": entries})).names == ("a", "a#2")
 
 
 def test_an_entry_that_is_not_there(blend):
-    """The missing file is named; without all of it there is no manifest of the blend."""
+    """A missing file of an entry is named, and the blend has no manifest until all files exist."""
     config = blend(data={"blend": [{"name": "a", "weight": 1.0}, {"name": "c", "weight": 1.0}]})
     assert dataset_of(config).manifest() is None
     with pytest.raises(DataError, match=r"^data/dataset/c/text_document.bin: no such file"):
@@ -232,7 +232,7 @@ def test_vocabularies_and_tokenizers_must_go_together(blend, write_dataset):
 
 
 def test_a_split_without_documents_of_one_dataset(blend, write_dataset, caplog):
-    """For training it is an error; for validation the others are blended, with a warning."""
+    """A dataset without documents for a split is an error for training and a warning for validation."""
     write_dataset("short", documents=3)
     entries = [{"name": "a", "weight": 1.0}, {"name": "short", "weight": 1.0}]
     datasets = build_datasets(blend(data={"blend": entries, "split": "90,8,2"}))
@@ -252,7 +252,7 @@ def test_a_split_without_documents_of_one_dataset(blend, write_dataset, caplog):
 
 
 def test_a_blend_that_takes_more_than_there_is(blend, write_dataset):
-    """Many datasets of tiny weight lengthen the blend, so that the large one lacks samples."""
+    """Many datasets of tiny weight enlarge the blend, so that the large dataset has too few samples."""
     for number in range(30):
         write_dataset(f"tiny-{number}", documents=4)
     write_dataset("large", documents=2, tokens=(100, 101))

@@ -1,4 +1,4 @@
-"""Document, sample and shuffle index and the two split rules: golden arrays and a slow twin."""
+"""Document, sample and shuffle index and the two split rules: golden arrays and a slow reference."""
 
 import io
 import threading
@@ -33,7 +33,7 @@ GOLDEN_SHUFFLE = [1, 0, 3, 2, 5, 4, 8, 9, 7, 10, 11, 6]
 
 
 def slow_sample_index(lengths, document_index, num_samples, seq_length):
-    """Megatron's helpers.cpp, transcribed: walk the documents token by token."""
+    """Transcription of Megatron's helpers.cpp: walk the documents token by token."""
     rows, place, offset = [(0, 0)], 0, 0
     for _ in range(num_samples):
         left = seq_length + 1
@@ -41,7 +41,7 @@ def slow_sample_index(lengths, document_index, num_samples, seq_length):
             length = lengths[document_index[place]] - offset
             left -= length
             if left <= 0:
-                # The last token of a sample is the first of the next.
+                # The last token of a sample is the first of the next one.
                 offset += left + length - 1
                 left = 0
             else:
@@ -96,9 +96,9 @@ def test_golden_arrays():
 
 @pytest.mark.parametrize("seed", range(12))
 def test_equals_the_slow_twin(seed):
-    """Random documents, cut, length and epochs: all three arrays equal the loops of upstream."""
+    """For random documents, cuts, lengths and epochs, all three arrays equal upstream's loops."""
     generator = np.random.RandomState(seed)
-    # No empty first document here: the loop of upstream starts inside it, as row 0 of ours does.
+    # The first document is not empty here: upstream's loop starts inside it, as does row 0 of ours.
     lengths = generator.randint(1, 30, size=generator.randint(3, 40)).astype(np.int32)
     first = int(generator.randint(0, len(lengths) - 2))
     arguments = (first, len(lengths), int(generator.randint(1, 25)), int(generator.randint(1, 400)), seed)
@@ -112,7 +112,7 @@ def test_equals_the_slow_twin(seed):
 
 
 def test_every_token_is_read_once_in_an_epoch():
-    """One epoch cuts the shuffled documents into pieces that share one token; a shorter rest is left out."""
+    """One epoch splits the shuffled documents into samples that share a token; a short rest is dropped."""
     lengths = np.array([4, 10, 1, 6, 25], np.int32)
     index = build_gpt_index(lengths, 0, 5, seq_length=8, num_samples=1, seed=3)
     ends = np.concatenate([[0], np.cumsum(lengths[index.document_index])])
@@ -122,8 +122,8 @@ def test_every_token_is_read_once_in_an_epoch():
 
 
 def test_last_epoch_is_separate_below_eighty_percent():
-    """A last epoch needed for under 80 % is shuffled after the others, so that it is cut short evenly."""
-    lengths = np.full(100, 11, np.int32)  # 1,100 tokens, 109 samples of 10 each epoch
+    """A last epoch needed for less than 80 % is shuffled separately, so that it is truncated evenly."""
+    lengths = np.full(100, 11, np.int32)  # 1,100 tokens, 109 samples of 10 per epoch
     short, long = epochs_needed(1100, 10, 109 + 80), epochs_needed(1100, 10, 109 + 100)
     assert (short.num_epochs, short.separate_last_epoch) == (2, True)
     assert (long.num_epochs, long.separate_last_epoch) == (2, False)
@@ -134,14 +134,14 @@ def test_last_epoch_is_separate_below_eighty_percent():
 
 
 def test_documents_without_a_token():
-    """A split without tokens cannot give a sample, and that is said."""
+    """A split without tokens cannot give a sample and raises an error."""
     with pytest.raises(DataError) as caught:
         build_gpt_index(LENGTHS, 2, 3, 4, 1, seed=0)
     assert str(caught.value) == "documents 2 to 3 hold no token: no sample can be cut from them."
 
 
 def test_index_that_would_fill_the_memory():
-    """Thousands of epochs of many documents are refused before they are laid out."""
+    """An index of thousands of epochs of many documents is refused before memory is allocated."""
     with pytest.raises(DataError) as caught:
         build_gpt_index(np.full(100_000, 2, np.int32), 0, 100_000, 2048, 10_000_000, seed=0)
     assert str(caught.value) == (
@@ -153,10 +153,10 @@ def test_index_that_would_fill_the_memory():
 
 
 def test_types_of_the_arrays(monkeypatch):
-    """As narrow as the values allow: places and lengths of documents, and the number of samples."""
+    """Dtypes are as narrow as document positions, lengths and the number of samples allow."""
     # megatron-core's rule, gpt_dataset.py: int64 from iinfo(uint32).max - 1 samples on.
     assert np.iinfo(np.uint32).max == gpt_index.UINT32_SAMPLES + 1
-    lengths = np.array([4, 10, 3], np.int32)  # 17 tokens: two epochs, 6 places, 16 samples of 2 tokens
+    lengths = np.array([4, 10, 3], np.int32)  # 17 tokens: two epochs, 6 positions, 16 samples of 2 tokens
 
     def types():
         index = build_gpt_index(lengths, 0, 3, seq_length=2, num_samples=16, seed=0)
@@ -170,7 +170,7 @@ def test_types_of_the_arrays(monkeypatch):
     for samples, dtype in ((17, np.uint32), (16, np.int64)):
         monkeypatch.setattr(gpt_index, "UINT32_SAMPLES", samples)
         assert types()[2] == dtype
-    lengths = np.array([2, 2, 1], np.int32)  # 5 tokens: 7 epochs, 21 places
+    lengths = np.array([2, 2, 1], np.int32)  # 5 tokens: 7 epochs, 21 positions
     for largest, dtype in ((21, np.int32), (20, np.int64)):
         monkeypatch.setattr(gpt_index, "LARGEST_INT32", largest)
         index = build_gpt_index(lengths, 0, 3, seq_length=2, num_samples=16, seed=0)
@@ -187,8 +187,8 @@ def test_types_of_the_arrays(monkeypatch):
     ],
 )
 def test_numbers_of_documents_beyond_31_bits(first, last, dtype):
-    """They are as they are, in every epoch, and samples lie where they lie with small numbers."""
-    lengths = np.broadcast_to(np.int32(5), (last + 10,))  # a view of one number: no memory
+    """Document numbers beyond 31 bits are kept in every epoch, with the samples of small numbers."""
+    lengths = np.broadcast_to(np.int32(5), (last + 10,))  # a view of one number, without memory
     index = build_gpt_index(lengths, first, last, seq_length=8, num_samples=20, seed=1)
     small = build_gpt_index(lengths, 0, last - first, seq_length=8, num_samples=20, seed=1)
     assert index.document_index.dtype == dtype
@@ -198,7 +198,7 @@ def test_numbers_of_documents_beyond_31_bits(first, last, dtype):
 
 
 def test_the_largest_index_that_is_built(monkeypatch):
-    """4 bytes for each place in the document index: as many as the limit says, and not one more."""
+    """The document index may take exactly the limit at 4 bytes per position, and not one position more."""
     monkeypatch.setattr(gpt_index, "LARGEST_INDEX_BYTES", 6 * 4)
     assert len(build_gpt_index(np.array([4, 10, 3]), 0, 3, 2, 16, seed=0).document_index) == 6
     monkeypatch.setattr(gpt_index, "LARGEST_INDEX_BYTES", 6 * 4 - 1)
@@ -214,18 +214,18 @@ def test_the_largest_index_that_is_built(monkeypatch):
         (101, 10, 11, (2, 20, 10, True)),
         (100, 10, 10, (2, 19, 9, True)),
         (5, 10, 1, (3, 1, 0, False)),
-        # 100 samples an epoch: 79 of the last one are fewer than 80, 80 are not.
+        # 100 samples per epoch: 79 of the last one are fewer than 80, 80 are not.
         (1001, 10, 179, (2, 200, 100, True)),
         (1001, 10, 180, (2, 200, 100, False)),
     ],
 )
 def test_how_many_epochs_are_needed(tokens, seq_length, samples, expected):
-    """The fewest epochs, what they hold, what those before the last hold, and whether the last is apart."""
+    """Return values: the fewest epochs, their samples, those before the last, and whether it is separate."""
     assert tuple(epochs_needed(tokens, seq_length, samples)) == expected
 
 
 def test_split_rules_differ_by_a_document():
-    """Ten documents by 949,50,1: Megatron-DeepSpeed trains on 10, megatron-core on 9."""
+    """With ten documents split 949,50,1, Megatron-DeepSpeed trains on 10 and megatron-core on 9."""
     assert split_bounds("949,50,1", "megatron-deepspeed", 10) == [(0, 10), (10, 10), (10, 10)]
     assert split_bounds("949,50,1", "megatron-core", 10) == [(0, 9), (9, 10), (10, 10)]
 
@@ -233,7 +233,7 @@ def test_split_rules_differ_by_a_document():
 @pytest.mark.slow
 @pytest.mark.parametrize(("split", "expected"), [("949,50,1", 4940), ("98,2,0", 400), ("100,0,0", 0)])
 def test_how_often_the_rules_differ(split, expected):
-    """Over sizes 1 to 20,000 the two rules differ as often as upstream's two functions do."""
+    """Over sizes 1 to 20,000, the two rules differ as often as upstream's two functions."""
     differ = 0
     for size in range(1, 20_001):
         upstream, core = (split_bounds(split, rule, size) for rule in ("megatron-deepspeed", "megatron-core"))
@@ -244,7 +244,7 @@ def test_how_often_the_rules_differ(split, expected):
 
 
 def test_split_texts():
-    """One to three numbers, with commas or slashes; anything else is refused."""
+    """A split is one to three numbers separated by commas or slashes; anything else is refused."""
     assert split_weights("98/2") == [98, 2, 0]
     assert split_weights("1") == [1, 0, 0]
     for bad in ("", "a,b", "1,2,3,4", "-1,2,3", "0,0,0", "nan,1"):
@@ -258,7 +258,7 @@ def test_split_texts():
 
 
 def test_stretches_of_any_size_give_the_same_rows(monkeypatch):
-    """The sample index is the same for every size of the stretches in which it is computed."""
+    """The sample index does not depend on the size of the stretches in which it is computed."""
     lengths = np.random.RandomState(3).randint(0, 40, size=50).astype(np.int32)
     lengths[0], lengths[20] = 3, 500
     whole = build_gpt_index(lengths, 0, 50, 7, 900, seed=4)
@@ -273,7 +273,7 @@ NAMES = ("document_index", "sample_index", "shuffle_index")
 
 
 def test_files_hold_what_numpy_saves_of_arrays_in_memory(tmp_path):
-    """Filled in the mapped file, shuffles included, and written from memory: the same bytes."""
+    """Arrays filled in mapped files, shuffled or not, have the bytes that numpy saves from memory."""
     lengths = np.random.RandomState(1).randint(1, 30, size=80).astype(np.int32)
     arguments = (lengths, 5, 75, 16, 400, 9)
     key = store(tmp_path, {"a": 1}, NAMES, lambda allocate: build_gpt_index(*arguments, allocate))
@@ -289,7 +289,7 @@ def test_files_hold_what_numpy_saves_of_arrays_in_memory(tmp_path):
 
 
 def test_a_build_that_fails_leaves_nothing(tmp_path):
-    """An error while arrays are filled removes what was begun; the next call builds."""
+    """An error while arrays are filled removes the unfinished files, and the next call builds again."""
     lengths = np.full(10, 9, np.int32)
 
     def failing(allocate):
@@ -318,7 +318,7 @@ def test_space_is_taken_before_the_array_is_mapped(tmp_path, monkeypatch):
 
 
 def test_builders_at_one_time_do_not_disturb_each_other(tmp_path):
-    """Four find nothing and start together: each reads whole arrays, and no temporary file stays."""
+    """Four simultaneous builders each read complete arrays and leave no temporary file."""
     lengths = np.random.RandomState(1).randint(1, 30, size=300).astype(np.int32)
     expected = build_gpt_index(lengths, 0, 300, 16, 2000, 9)
     together = threading.Barrier(4)

@@ -1,4 +1,4 @@
-"""megatron-core as the oracle: both read each other's files; samples, blends and masks are the same."""
+"""megatron-core as the oracle: each reads the other's files, and samples, blends and masks are equal."""
 
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from tests.dataset.dataset_maker import stacked
 pytestmark = pytest.mark.slow
 
 SEED = 1234
-# seq_length, split, samples asked of train, valid, test: epochs from 1 to 14, the last one separate and not.
-# No split may be empty that is not asked to be: megatron-core then counts epochs for ever.
+# seq_length, split, samples for train, valid, test: 1 to 14 epochs, with and without a separate last one.
+# No requested split may be empty: megatron-core would then count epochs forever.
 CASES = [
     (32, "80,15,5", (5, 3, 2)),
     (32, "70,20,10", (300, 60, 20)),
@@ -40,7 +40,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatase
 
 ask = given
 out = Path(ask["out"])
-# Its blends ask for the rank even in one process.
+# Its blends query the rank even in one process.
 torch.distributed.init_process_group("gloo", init_method=f"file://{out / 'store'}", rank=0, world_size=1)
 
 
@@ -105,7 +105,7 @@ for dtype in ("uint16", "int32"):
     builder.finalize(str(out / f"theirs-{dtype}.idx"))
 """
 
-# The masks that the model makes of cu_seqlens: computed in a process that has torch already.
+# The model's masks from cu_seqlens, computed in a process that has already imported torch.
 MODEL_MASKS = """
 import torch
 from nbtrain.model.attention import documents_of
@@ -118,7 +118,7 @@ DOCUMENTS = [[1, 2, 3, 0], [7], [5] * 40, [999, 0]]
 
 @pytest.fixture(scope="module")
 def oracle(tmp_path_factory, megatron_core):
-    """The folder with the datasets a, b and c, and the arrays that megatron-core gave for them."""
+    """The folder with the datasets a, b and c, and megatron-core's arrays for them."""
     home = tmp_path_factory.mktemp("oracle")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NBTRAIN_WORKSPACE", str(home))
@@ -141,7 +141,7 @@ def oracle(tmp_path_factory, megatron_core):
 
 
 def write(name: str, documents: int, seed: int) -> None:
-    """As the fixture write_dataset of conftest.py, for a module."""
+    """Write a dataset as the fixture write_dataset of conftest.py does, for a module."""
     from nbtrain.dataset.manifest import DatasetManifest
     from tests.dataset.indexed_writer import IndexedWriter
 
@@ -173,7 +173,7 @@ def load(home: Path, name: str) -> dict[str, np.ndarray]:
 
 
 def split_of(make_config, home: Path, part: str, seq_length: int, split: str, samples: int, **data):
-    """One of our splits, asked for so many samples."""
+    """Return one of our splits with the requested number of samples."""
     config = make_config(
         tokenizer={"vocab_size": 1000},
         model={"seq_length": seq_length},
@@ -192,7 +192,7 @@ def home(oracle, make_config, monkeypatch) -> Path:
 
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_indices_and_samples(home, make_config, number):
-    """Document, sample and shuffle index with their dtypes, and every sample of every split."""
+    """Document, sample and shuffle index have equal dtypes and values, and so does every sample."""
     seq_length, split, sizes = CASES[number]
     compared = 0
     for name, samples in zip(("train", "valid", "test"), sizes, strict=True):
@@ -211,7 +211,7 @@ def test_indices_and_samples(home, make_config, number):
 
 
 def test_a_blend(home, make_config):
-    """Dataset index, positions inside the datasets, and every sample, of all splits."""
+    """Dataset index, positions in the datasets, and every sample of a blend are equal in all splits."""
     entries = [{"name": name, "weight": weight} for name, weight in zip("abc", WEIGHTS)]
     for name, samples in zip(("train", "valid", "test"), BLEND_SAMPLES, strict=True):
         ours = split_of(
@@ -226,7 +226,7 @@ def test_a_blend(home, make_config):
 
 
 def test_the_order_of_a_long_blend(home):
-    """100,000 samples: more than one stretch of ours."""
+    """A blend of 100,000 samples, more than one of our stretches, has the same order."""
     weights = (np.array([0.2, 0.5, 1e-3, 0.1]) / 0.801).tolist()
     index, samples = np.empty(100_000, np.int16), np.empty(100_000, np.int64)
     with pytest.MonkeyPatch.context() as patch:
@@ -238,7 +238,7 @@ def test_the_order_of_a_long_blend(home):
 
 
 def test_masks_and_positions(home, make_config, megatron_core):
-    """If documents end in EOD and hold no other, their bounds give megatron-core's masks and positions."""
+    """If EOD only ends documents, their bounds give megatron-core's masks and positions."""
     ours = split_of(
         make_config,
         home,
@@ -257,12 +257,12 @@ def test_masks_and_positions(home, make_config, megatron_core):
     for position, (sample, mask) in enumerate(zip(samples, masks, strict=True)):
         assert np.array_equal(sample.loss_mask, theirs["loss_mask"][position])
         assert np.array_equal(sample.position_ids, theirs["position_ids"][position])
-        # True is what theirs hides.
+        # True marks a hidden position in megatron-core.
         assert np.array_equal(np.logical_not(mask), theirs["attention_mask"][position])
 
 
 def test_it_reads_what_we_write(home):
-    """Tokens, lengths and documents of our pair as megatron-core's reader has them."""
+    """megatron-core's reader returns the tokens, lengths and documents of our pair."""
     ours, theirs = IndexedDataset(DatasetFiles.named("a").prefix), load(home, "read")
     assert np.array_equal(ours.tokens, theirs["tokens"])
     assert np.array_equal(ours.lengths, theirs["lengths"])
@@ -271,7 +271,7 @@ def test_it_reads_what_we_write(home):
 
 @pytest.mark.parametrize("dtype", ["uint16", "int32"])
 def test_we_read_what_its_builder_writes(home, dtype):
-    """Every document, and a whole-file check."""
+    """Every document that megatron-core's builder writes is read, and the file passes verification."""
     dataset = IndexedDataset(home / f"theirs-{dtype}")
     assert [dataset[number].tolist() for number in range(len(dataset))] == DOCUMENTS
     assert dataset.dtype == np.dtype(dtype)

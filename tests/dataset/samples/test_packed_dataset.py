@@ -1,4 +1,4 @@
-"""Packed samples: what is learnt, that examples stay apart, how sources mix, that positions are fixed."""
+"""Packed samples: tokens in the loss, separate examples, mixed sources, and fixed positions."""
 
 import itertools
 from collections import Counter
@@ -22,7 +22,7 @@ EOD = 0
 
 @pytest.fixture
 def write(workspace):
-    """A function from {name: (weight, [(ids, mask), ...])} to the files and manifest of a dataset."""
+    """Return a function from {name: (weight, [(ids, mask), ...])} to the files and manifest of a dataset."""
 
     def make(sources, with_mask=True, name="tuning"):
         files_ = DatasetFiles.named(name)
@@ -50,7 +50,7 @@ def write(workspace):
 
 
 def example(number: int, prompt: int, completion: int) -> tuple[list[int], list[int]]:
-    """Ids number * 100 + place, then EOD; the completion and EOD are learnt."""
+    """Return ids number * 100 + position, then EOD; the completion and EOD are in the loss."""
     ids = [number * 100 + place for place in range(prompt + completion)] + [EOD]
     return ids, [0] * prompt + [1] * (completion + 1)
 
@@ -60,13 +60,13 @@ def examples(first: int, count: int) -> list[tuple[list[int], list[int]]]:
 
 
 def config(split="1", seed=7, seq_length=SEQ, rule="megatron-deepspeed", sources=()):
-    """The three sections that build_split reads."""
+    """Return the three sections that build_split reads."""
     data = SimpleNamespace(split=split, split_rule=rule, seed=seed, sources=sources)
     return SimpleNamespace(data=data, model=SimpleNamespace(seq_length=seq_length))
 
 
 def opened(written) -> OpenDataset:
-    """The files and manifest of `write` as prepare hands them on."""
+    """Return the files and manifest of `write` as prepare passes them on."""
     files_, manifest = written
     indexed = IndexedDataset(files_.prefix)
     return OpenDataset(files_, manifest, indexed, files_.open_loss_mask(indexed))
@@ -77,7 +77,7 @@ def build(written, num_samples=1, split="train", **settings):
 
 
 def segments(sample):
-    """(tokens, labels, mask, positions) of each part that cu_seqlens names."""
+    """Return (tokens, labels, mask, positions) of each segment in cu_seqlens."""
     bounds = sorted(set(sample.cu_seqlens.tolist()))
     for start, stop in itertools.pairwise(bounds):
         cut = slice(start, stop)
@@ -85,7 +85,7 @@ def segments(sample):
 
 
 def numbers_of(dataset, start, stop) -> Counter:
-    """How often each example stands in samples [start, stop), by its number."""
+    """Count how often each example occurs in samples [start, stop), by its number."""
     return Counter(
         int(tokens[0]) // 100
         for position in range(start, stop)
@@ -100,7 +100,7 @@ def epochs_of(dataset, count):
 
 
 def test_each_segment_is_one_example_and_learns_exactly_its_completion(write):
-    """Labels follow tokens inside the example, the mask is the completion's, positions count from 0."""
+    """Labels follow tokens within the example, the mask covers the completion, and positions start at 0."""
     whole = examples(1, 30)
     dataset = build(write({"a": (1.0, whole)}))
     seen = Counter()
@@ -127,7 +127,7 @@ def test_each_segment_is_one_example_and_learns_exactly_its_completion(write):
 
 
 def test_padding_is_a_segment_of_its_own(write):
-    """One short example: EOD without loss follows, with positions and a segment of its own."""
+    """Padding is a separate segment of EOD outside the loss, with its own positions."""
     sample = build(write({"a": (1.0, [example(1, 2, 3)])})).sample(0)
     assert sample.tokens.tolist() == [100, 101, 102, 103, 104] + [EOD] * 11
     assert sample.labels.tolist() == [101, 102, 103, 104, EOD] + [EOD] * 11
@@ -138,14 +138,14 @@ def test_padding_is_a_segment_of_its_own(write):
 
 
 def test_full_sequence_has_no_padding(write):
-    """An example of seq_length + 1 tokens fills its sequence to the last place."""
+    """An example of seq_length + 1 tokens fills its sequence completely."""
     sample = build(write({"a": (1.0, [example(1, 6, 10)])})).sample(0)
     assert sample.cu_seqlens.tolist() == [0] + [SEQ] * SEQ
     assert sample.labels[-1] == EOD and sample.loss_mask[-1] == 1
 
 
 def test_weights_decide_how_often_an_epoch_sees_an_example(write):
-    """Weight 1 is once, 2 twice, 0.5 one half now and the other half next; ten epochs of 0.3 are 3 rounds."""
+    """Weight 1 is once per epoch, 2 twice, 0.5 alternating halves; ten epochs of 0.3 are 3 rounds."""
     dataset = build(
         write(
             {
@@ -173,7 +173,7 @@ def test_weights_decide_how_often_an_epoch_sees_an_example(write):
 
 
 def test_each_label_knows_its_dataset(write):
-    """dataset_ids name each label's source; sources of one name share a row; padding is 0 without loss."""
+    """dataset_ids give each label's source; sources of one name share a row; padding is 0 without loss."""
     files_, manifest = write(
         {"a": (1.0, examples(1, 8)), "b": (1.0, examples(11, 8)), "c": (1.0, examples(21, 8))}
     )
@@ -194,7 +194,7 @@ def test_each_label_knows_its_dataset(write):
 
 
 def test_too_long_examples(write, caplog):
-    """A long completion is truncated and counted; prompts without room and single tokens are left out."""
+    """A long completion is truncated and counted; prompts without room and single tokens are dropped."""
     written = write(
         {
             "a": (
@@ -227,7 +227,7 @@ def test_too_long_examples(write, caplog):
 
 
 def test_nothing_to_learn_is_an_error(write):
-    """Every prompt longer than the sequence: the message says so with the numbers."""
+    """If every prompt is longer than the sequence, the error has the numbers."""
     with pytest.raises(DataError) as caught:
         build(write({"a": (1.0, [example(1, 40, 5)])}))
     assert str(caught.value) == (
@@ -238,7 +238,7 @@ def test_nothing_to_learn_is_an_error(write):
 
 
 def test_a_validation_split_without_a_token_in_the_loss_is_named(write):
-    """The training split has some: the run can do without the other one."""
+    """A validation split without tokens in the loss is named, and the run can do without it."""
     both, halves = opened(write({"a": (1.0, [example(1, 3, 5), example(2, 40, 5)])})), config(split="50,50,0")
     assert build_split(both, halves, "train", 1, 1) is not None
     with pytest.raises(DataError, match=r"the valid split has nothing in the loss of a: .*eval_iters: 0"):
@@ -247,7 +247,7 @@ def test_a_validation_split_without_a_token_in_the_loss_is_named(write):
 
 @pytest.mark.parametrize("with_mask", [False, True])
 def test_text_is_learnt_everywhere_and_loses_no_label(write, with_mask):
-    """Text becomes pieces without a mask, or with a mask of 1: each token but the first is a label."""
+    """Text is split into pieces without a mask or with ones; each token but the first is a label."""
     ids = [[*range(number * 100, number * 100 + 5 + 7 * number), EOD] for number in range(1, 9)]
     files_, manifest = write({"a": (1.0, [(one, [1] * len(one)) for one in ids])}, with_mask)
     dataset = build((files_, manifest))
@@ -260,7 +260,7 @@ def test_text_is_learnt_everywhere_and_loses_no_label(write, with_mask):
 
 
 def test_names_and_weights_are_the_runs(write):
-    """A run may rename and weigh what is prepared; the number of sources is the dataset's."""
+    """A run may rename and weight prepared sources, but not change their number."""
     written = write({"a": (1.0, examples(1, 8)), "b": (1.0, examples(11, 8))})
     sources = [
         AlpacaSource(kind="alpaca", path="a", weight=2.0),
@@ -280,7 +280,7 @@ def test_names_and_weights_are_the_runs(write):
 
 
 def test_a_dataset_without_places_is_one_source(write):
-    """If the manifest has no places of sources, all is one source with the dataset's name."""
+    """A manifest without positions of sources is read as one source with the dataset's name."""
     files_, manifest = write({"a": (1.0, examples(1, 8))}, with_mask=False)
     del manifest.sources[0]["sequences"]
     dataset = build((files_, manifest))
@@ -289,7 +289,7 @@ def test_a_dataset_without_places_is_one_source(write):
 
 
 def test_more_samples_never_change_earlier_positions(write, monkeypatch):
-    """The order does not depend on the number of samples asked for, nor on the number of passes."""
+    """The order does not depend on the requested number of samples or on the number of passes."""
     monkeypatch.setattr("nbtrain.dataset.samples.packed_index.LEAST_PASS_SAMPLES", 20)
     written = write({"a": (1.0, examples(1, 20)), "b": (0.5, examples(21, 9))})
     short = build(written, 10)
@@ -303,7 +303,7 @@ def test_more_samples_never_change_earlier_positions(write, monkeypatch):
         "a long run would need a file descriptor for each array"
     )
     assert longer.num_samples == 300 and short.num_epochs < longer.num_epochs
-    # Every epoch has its own order, over the ends of passes too.
+    # Every epoch has a different order, across the ends of passes too.
     per_pass = longer.epochs_per_pass
     assert per_pass > 1
     bounds = [0, *longer._pass(0).epoch_ends, *(len(short) + longer._pass(1).epoch_ends)]
@@ -317,7 +317,7 @@ def test_more_samples_never_change_earlier_positions(write, monkeypatch):
 
 
 def test_epochs_are_counted(write):
-    """num_epochs at the last sample of an epoch is whole."""
+    """num_epochs is an integer at the last sample of an epoch."""
     written = write({"a": (1.0, examples(1, 20))})
     per_epoch = int(build(written)._pass(0).epoch_ends[0])
     assert build(written, per_epoch).num_epochs == 1
@@ -332,7 +332,7 @@ def test_seed_decides_the_order(write):
 
 
 def test_cached_passes_are_read_not_built(write, monkeypatch):
-    """A second build builds nothing; arrays without their description are built again, byte for byte."""
+    """A second build builds nothing; arrays without their description are rebuilt byte for byte."""
     written = write({"a": (1.0, examples(1, 20))})
     build(written)
     cache = written[0].index_cache
@@ -356,7 +356,7 @@ def test_cached_passes_are_read_not_built(write, monkeypatch):
 
 
 def test_each_source_is_split_by_the_same_rule(write):
-    """Validation holds a part of every source, the splits share no example, and an empty one is None."""
+    """Validation has a part of every source, the splits share no example, and an empty split is None."""
     written = write({"a": (1.0, examples(1, 20)), "b": (1.0, examples(21, 10))})
     assert build(written, split="valid") is None, "data.split of 1 leaves all to train"
 
@@ -371,7 +371,7 @@ def test_each_source_is_split_by_the_same_rule(write):
 
 
 def test_weights_that_leave_nothing(write):
-    """Less than one example an epoch is refused with the numbers."""
+    """Weights that give less than one example per epoch are refused with the numbers."""
     with pytest.raises(DataError) as caught:
         build(write({"a": (0.05, examples(1, 4)), "b": (0.1, examples(5, 5))}))
     assert str(caught.value) == (

@@ -1,4 +1,4 @@
-"""Pieces and epochs by their definitions, on any lengths, masks and weights."""
+"""Pieces and epochs by their definitions, for any lengths, masks and weights."""
 
 import math
 from collections import Counter
@@ -36,7 +36,7 @@ masks = st.lists(
 
 
 def pair(rows):
-    """What IndexedDataset gives of uint8 sequences."""
+    """Return the part of IndexedDataset that is used, for uint8 sequences."""
     lengths = np.array([len(row) for row in rows], "<i4")
     tokens = np.array([value for row in rows for value in row], np.uint8)
     pointers = np.cumsum(lengths, dtype=np.int64) - lengths
@@ -44,7 +44,7 @@ def pair(rows):
 
 
 def labels_by_definition(rows) -> Counter:
-    """(sequence, place) of each learnt label: of all if all is learnt, else of the first SEQ + 1 tokens."""
+    """Return (sequence, position) of labels in the loss: all of a text, else the first SEQ + 1 tokens."""
     expected: Counter = Counter()
     for sequence, row in enumerate(rows):
         seen = row if all(row) else row[: SEQ + 1]
@@ -56,7 +56,7 @@ def labels_by_definition(rows) -> Counter:
 @given(masks, st.integers(0, 20), st.sampled_from([1, 7, 1 << 22]))
 @settings(deadline=None, max_examples=num_cases(150))
 def test_every_learnt_label_is_in_one_piece(rows, cut, scan_tokens):
-    """However the sources lie and the mask is read, no label is lost or doubled; a sequence counts once."""
+    """No label is lost or doubled for any order of sources and chunks, and each sequence counts once."""
     mask = pair(rows)
     cut = min(cut, len(rows))
     sources = [MixedSource("a", 0, cut), MixedSource("b", cut, len(rows))]
@@ -87,7 +87,7 @@ weights = st.lists(st.sampled_from([0.1, 0.25, 0.3, 0.5, 1.0, 1.5, 2.0, 3.7]), m
 @given(weights, st.data())
 @settings(deadline=None, max_examples=num_cases(60))
 def test_epochs_take_each_source_in_rounds(given_weights, data):
-    """After e epochs a source of n and weight w has given ceil(e w n) examples, evenly to within one."""
+    """After e epochs, a source of n with weight w has given ceil(e w n) examples, evenly to within one."""
     sizes = [data.draw(st.integers(1, 12)) for _ in given_weights]
     lengths = [data.draw(st.integers(2, SEQ + 1)) for _ in range(sum(sizes))]
     ends = np.cumsum(sizes).tolist()
@@ -106,7 +106,7 @@ def test_epochs_take_each_source_in_rounds(given_weights, data):
             counts = np.bincount(taken, minlength=len(slots))[first:last]
             assert counts.sum() == math.ceil(epoch * Fraction(str(weight)) * sizes[number])
             assert counts.max() - counts.min() <= 1
-    # Two passes are the same epochs as one.
+    # Two passes are the same epochs as one pass.
     second = build_pass(pieces, given_weights, SEQ, seed, 3, 3)
     start = index.epoch_ends[2]
     assert np.array_equal(index.items[index.offsets[start] :], second.items)
@@ -114,15 +114,15 @@ def test_epochs_take_each_source_in_rounds(given_weights, data):
 
 
 def test_pieces_and_counts_of_a_few_examples():
-    """Text is cut every SEQ slots, an example truncated after SEQ + 1 tokens; first tokens are no labels."""
+    """Text is split every SEQ slots, examples truncated after SEQ + 1 tokens; a first token is never one."""
     rows = [
         [1] * 20,  # text: 19 slots in three pieces
         [1] * 9,  # exactly full
         [1] * 10,  # one slot more
         [0] * 5 + [1] * 10,  # truncated
-        [0] * 8 + [1],  # its last label is the last that fits
-        [0] * 9 + [1],  # the only learnt label does not fit
-        [1] + [0] * 4,  # only the first token is learnt
+        [0] * 8 + [1],  # its last label is the last one that fits
+        [0] * 9 + [1],  # its only label in the loss does not fit
+        [1] + [0] * 4,  # only the first token is in the loss
         [1],  # a single token
         [],
         [0, 1],
@@ -151,7 +151,7 @@ def test_pieces_and_counts_of_a_few_examples():
 
 
 def test_pieces_of_long_datasets_are_int64():
-    """As soon as a sequence number or a token of a sequence needs more than 31 bits."""
+    """Arrays are int64 once a sequence number or a token of a sequence needs more than 31 bits."""
     largest = np.iinfo(np.int32).max
     for last, dtype in ((largest, np.int32), (largest + 1, np.int64)):
         none = SimpleNamespace(lengths=np.empty(0, "<i4"))
@@ -170,7 +170,7 @@ def configured(**settings) -> SimpleNamespace:
 
 
 def test_sources_have_the_run_s_names_and_weights():
-    """Else the manifest's, else the kind and 1.0; a manifest without places is one source."""
+    """The run's names and weights apply, then the manifest's, then the kind and 1.0."""
     places = ([0, 3], [3, 3], [3, 7])
     mine = [configured(name="a", weight=0.5), configured(name=None, weight=2.0), configured()]
     assert mixed_sources(FILES, manifest_of(*places), mine, 7) == [
@@ -199,14 +199,14 @@ def test_sources_have_the_run_s_names_and_weights():
     ],
 )
 def test_places_that_do_not_fit_are_refused(places, num_configured, message):
-    """Sources must follow each other from 0 to the last sequence, and be as many as the run's."""
+    """Sources must follow one another from 0 to the last sequence, and their number must be the run's."""
     mine = [configured() for _ in range(num_configured)]
     with pytest.raises(DataError, match=message):
         mixed_sources(FILES, manifest_of(*places), mine, 7)
 
 
 def test_weights_must_leave_an_example_an_epoch():
-    """Exactly one is enough."""
+    """Weights must give at least one example per epoch."""
     mask = pair([[1] * 9] * 10)
     pieces = build_pieces(mask, None, [MixedSource("a", 0, 4), MixedSource("b", 4, 10)], SEQ)
     assert epochs_per_pass(pieces, [0.25, 0.0], SEQ) == 1024
@@ -219,18 +219,18 @@ def test_weights_must_leave_an_example_an_epoch():
 
 
 def test_few_examples_make_long_passes():
-    """About 1,024 samples a pass, at least one epoch."""
+    """A pass has about 1,024 samples and at least one epoch."""
     mask = pair([[1] * 9] * 30)
     pieces = build_pieces(mask, None, [MixedSource("a", 0, 30)], SEQ)
     assert epochs_per_pass(pieces, [1.0], SEQ) == 35  # 30 samples each
     assert epochs_per_pass(pieces, [100.0], SEQ) == 1
     assert len(build_pass(pieces, [1.0], SEQ, 0, 0, 35)) == 30 * 35
-    # The seeds of later epochs begin again after the largest that NumPy takes.
+    # The seeds of later epochs wrap around after NumPy's largest seed.
     assert len(build_pass(pieces, [1.0], SEQ, 2**32 - 1, 0, 2)) == 30 * 2
 
 
 def test_the_order_of_a_pass_stays_what_it_was():
-    """Golden arrays of epochs 1 to 3 with seed 7: checkpoints count positions of this order."""
+    """Golden arrays of epochs 1 to 3 with seed 7: checkpoints store positions in this order."""
     lengths, sources = (9, 5, 9, 4, 9, 3), [MixedSource("a", 0, 4), MixedSource("b", 4, 6)]
     pieces = build_pieces(pair([[1] * length for length in lengths]), None, sources, SEQ)
     index = build_pass(pieces, [1.0, 0.5], SEQ, 7, 1, 3)
@@ -241,7 +241,7 @@ def test_the_order_of_a_pass_stays_what_it_was():
 
 
 def test_the_seed_decides_which_examples_an_epoch_takes():
-    """Half of a source: another half for another seed or another source, the same half for the same seed."""
+    """With weight 0.5, another seed or source takes another half, and the same seed the same half."""
     pieces = build_pieces(
         pair([[1] * 9] * 60), None, [MixedSource("a", 0, 30), MixedSource("b", 30, 60)], SEQ
     )
@@ -252,7 +252,7 @@ def test_the_seed_decides_which_examples_an_epoch_takes():
 
 
 def test_a_split_is_taken_from_each_source():
-    """By the same rule on its own size; none of the sequences is in two splits or in none."""
+    """A split takes the same fraction of each source, and every sequence is in exactly one split."""
     sources = [MixedSource("a", 0, 100), MixedSource("b", 100, 107, 0.5), MixedSource("c", 107, 107)]
     parts = [of_split(sources, "70,20,10", "megatron-core", name) for name in ("train", "valid", "test")]
     assert [[(source.first, source.last) for source in part] for part in parts] == [

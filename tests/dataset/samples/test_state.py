@@ -24,7 +24,7 @@ def state(**values):
 
 @pytest.mark.parametrize(("micro", "size"), [(1, 4), (2, 1), (2, 2), (4, 2), (8, 1), (1, 8)])
 def test_the_set_of_a_step_does_not_depend_on_the_layout(micro, size):
-    """All ranks and accumulation steps together read the next 16 positions, each once, for any layout."""
+    """For any layout, all ranks and accumulation steps together read the next 16 positions, each once."""
     positions = state(consumed_samples=32).step_positions(16)
     parts = [rank_positions(positions, micro, rank, size) for rank in range(size)]
     assert all(part.shape == (16 // (micro * size), micro) for part in parts)
@@ -32,16 +32,16 @@ def test_the_set_of_a_step_does_not_depend_on_the_layout(micro, size):
 
 
 def test_ranks_take_equal_parts_of_each_row():
-    """Row m of micro_batch_size * size positions is micro batch m; rank r has its r-th part."""
+    """Row m of micro_batch_size * size positions is micro batch m, and rank r has its r-th part."""
     positions = np.arange(8)
     assert rank_positions(positions, 2, 0, 2).tolist() == [[0, 1], [4, 5]]
     assert rank_positions(positions, 2, 1, 2).tolist() == [[2, 3], [6, 7]]
-    # One rank with the double micro batch has the same micro batches.
+    # One rank with twice the micro batch has the same micro batches.
     assert rank_positions(positions, 4, 0, 1).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_resume_goes_on_where_it_stopped():
-    """The state after k steps, through JSON, gives the positions of the steps after k."""
+    """The state after k steps, saved as JSON, gives the positions of the steps after k."""
     fresh = state(skipped_sample_ranges=((5, 9), (20, 21)))
     straight, current = [], fresh
     for _ in range(6):
@@ -54,14 +54,14 @@ def test_resume_goes_on_where_it_stopped():
 
 
 def test_skipped_ranges_against_the_plain_definition():
-    """Positions are those of 0, 1, 2, ... without the ranges, also for ranges that touch or begin at 0."""
+    """Positions are 0, 1, 2, ... without the skipped ranges, even if ranges touch or begin at 0."""
     for ranges in [((0, 3),), ((0, 1), (1, 4)), ((2, 5), (6, 7), (7, 9)), ()]:
         left = [position for position in range(40) if not any(a <= position < b for a, b in ranges)]
         assert state(skipped_sample_ranges=ranges).step_positions(30).tolist() == left[:30]
 
 
 def test_skipping_what_lies_behind_is_refused():
-    """Only positions that are still to come may be skipped: others would shift what was read."""
+    """Only positions not read yet may be skipped; others would shift the samples already read."""
     current = state(consumed_samples=10)
     assert current.skipping(12, 20).skipping(10, 11).step_positions(3).tolist() == [11, 20, 21]
     with pytest.raises(DataError) as caught:
@@ -88,7 +88,7 @@ def test_a_step_that_does_not_divide():
 
 
 def test_a_state_from_before_there_was_a_choice_is_a_plain_one():
-    """Checkpoints without shuffle and packing were shuffled as Megatron does, and read as a stream."""
+    """Checkpoints without shuffle and packing load as Megatron's shuffle and as a stream."""
     value = state().to_dict()
     del value["shuffle"], value["packing"]
     assert DataState.from_dict(value) == state(shuffle="megatron", packing="stream")

@@ -26,17 +26,20 @@ def doubtful_ends(indexed: IndexedDataset, eod_id: int | None) -> str | None:
     ends = last_tokens(indexed)
     name = display(bin_path(indexed.prefix))
     advice = (
-        "A model learns from them no end of a text, and the text before it continues into the next. Encode "
+        "A model that is trained on them does not learn where a text ends. Encode "
         "them again with that token (Megatron's --append-eod)"
     )
     if eod_id is None:
         if len(np.unique(ends)) <= 1:
             return None
-        return f"{name}: its documents end in different tokens, so that none marks the end of one. {advice}."
+        return (
+            f"{name}: its documents end in different tokens, so no token marks the end of a document. "
+            f"{advice}."
+        )
     without = int(np.count_nonzero(ends != eod_id))
     if not without:
         return None
     return (
-        f"{name}: {without:,} of the {len(ends):,} documents that were looked at do not end in the "
+        f"{name}: {without:,} of the {len(ends):,} checked documents do not end in the "
         f"end-of-document token {eod_id}. {advice}, or set tokenizer.eod_token to the entry that ends them."
     )

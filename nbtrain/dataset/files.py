@@ -135,7 +135,8 @@ class DatasetFiles:
             raise DataError(
                 f"{display(self.loss_mask.idx)}: {found[1]:,} sequences, {found[2]:,} {found[0]} entries; "
                 f"the mask of {display(self.idx)} has {len(dataset):,} sequences, {dataset.num_tokens:,} "
-                "uint8 entries. The two are not of one dataset: copy both again, or prepare it again."
+                "uint8 entries. The two files belong to different datasets: copy both again, or prepare the "
+                "dataset again."
             )
         return mask
 

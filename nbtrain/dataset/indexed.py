@@ -138,7 +138,7 @@ class IndexedDataset:
         if offset < 0 or length < 0 or offset + length > available:
             raise DataError(
                 f"{display(bin_path(self.prefix))}: sequence {sequence:,} holds {available:,} tokens; "
-                f"{length:,} from {offset:,} on were asked for. The cached index was made from other data: "
+                f"{length:,} from {offset:,} on were requested. The cached index was made from other data: "
                 "remove index-cache/."
             )
         start = self.pointers.item(sequence) // self._itemsize + offset
@@ -274,8 +274,8 @@ class IndexedDataset:
         if found > expected:
             raise DataError(
                 f"{display(path)}: {found:,} bytes, but {display(idx_path(self.prefix))} counts "
-                f"{expected:,}: {found - expected:,} bytes too many. The two files are not of one pair: copy "
-                "both again."
+                f"{expected:,}: {found - expected:,} bytes too many. The two files do not belong together: "
+                f"copy both again."
             )
 
     def num_filled_documents(self) -> int:

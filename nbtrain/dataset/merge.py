@@ -61,9 +61,12 @@ class Merged:
     def __str__(self) -> str:
         text = text_table(*self._table())
         if not self.manifest:
-            text += "\nNo manifest: not every input has one. `nbtrain prepare` makes it on use."
+            text += (
+                "\nNo manifest: not every input has one. `nbtrain prepare` writes one when the dataset is "
+                "used."
+            )
         if self.left_out:
-            text += f"\nLeft out, since a prefix names one pair: {', '.join(self.left_out)}."
+            text += f"\nNot merged, because a prefix selects one pair: {', '.join(self.left_out)}."
         return text
 
     __repr__ = __str__
@@ -215,8 +218,8 @@ def _check_keys(inputs: Sequence[DatasetFiles], others: Sequence[list[str]]) -> 
             raise DataError(
                 f"{display(having.pair(stem).prefix)}: "
                 f"{', '.join(display(dataset.prefix) for dataset in lacking)} "
-                f"{'has' if len(lacking) == 1 else 'have'} no {stem} beside it. Every input must have the "
-                "same pairs: encode again with the same data.extra_json_keys, or name one pair of each input "
+                f"{'has' if len(lacking) == 1 else 'have'} no {stem} in the same folder. Every input must "
+                "have the same pairs: encode again with the same data.extra_json_keys, or name one pair of each input "
                 f"by its prefix, e.g. {display(having.prefix)}."
             )
 
@@ -225,9 +228,9 @@ def _check_documents(main: _Group, group: _Group) -> None:
     for dataset, pair, other, wanted in zip(group.inputs, group.pairs, main.inputs, main.pairs):
         if pair.num_documents != wanted.num_documents:
             raise DataError(
-                f"{display(dataset.prefix)}: {pair.num_documents:,} documents, {display(other.prefix)} "
-                f"beside it has {wanted.num_documents:,}. Document k must be the same record in both: encode "
-                "again, or name one pair of each input by its prefix."
+                f"{display(dataset.prefix)}: {pair.num_documents:,} documents, {display(other.prefix)} in "
+                f"the same folder has {wanted.num_documents:,}. Document k must be the same record in both: "
+                "encode again, or name one pair of each input by its prefix."
             )
 
 

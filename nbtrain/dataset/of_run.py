@@ -63,8 +63,8 @@ def find_dataset(target: str | os.PathLike | RunConfig) -> DatasetFiles:
         if target.data.blend:
             names = ", ".join(entry.name or entry.prefix or "" for entry in target.data.blend)
             raise DataError(
-                f"{target.name}: data.blend mixes {len(target.data.blend)} datasets and has no .bin/.idx of "
-                f"its own. Name one of them: {names}."
+                f"{target.name}: data.blend mixes {len(target.data.blend)} datasets and does not have a "
+                f".bin/.idx itself. Name one of them: {names}."
             )
         return dataset_of(target)
     text = os.fspath(target)

@@ -31,7 +31,7 @@ from nbtrain.dataset.of_run import find_dataset
 
 SHOWN_TOKENS = 8
 COPY_BYTES = 1 << 22
-ANOTHER = "This is another damage: make the dataset again."
+ANOTHER = "This is a different kind of damage: make the dataset again."
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Repair:
             f"{self.found_tokens:,}: one uncounted end-of-document token (id {self.eod_id}) for each of "
             f"{self.documents:,} documents.\n"
             + "".join(f"  document {n} would end in {ending}\n" for n, ending in enumerate(self.endings))
-            + f"The repair adds 1 to the length of each; the .bin stays as it is, and the index as it was is "
-            f"kept as {self.kept_idx.name}."
+            + f"The repair adds 1 to the length of each; the .bin does not change, and the old index "
+            f"is kept as {self.kept_idx.name}."
         )
 
     def apply(self) -> None:
@@ -133,6 +133,8 @@ def _repaired_lengths(broken: IndexedDataset) -> tuple[np.ndarray, np.ndarray]:
     last = documents[1:][documents[1:] > documents[:-1]] - 1
     lengths = np.array(broken.lengths)
     if len(lengths) and int(lengths[last].max()) == np.iinfo(np.int32).max:
-        raise DataError(f"{display(broken.prefix)}: a document fills the format's longest length. {ANOTHER}")
+        raise DataError(
+            f"{display(broken.prefix)}: a document already has the format's maximum length. {ANOTHER}"
+        )
     lengths[last] += 1
     return lengths, np.cumsum(lengths, dtype=np.int64)[last] - 1

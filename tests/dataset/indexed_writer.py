@@ -133,7 +133,7 @@ class IndexedWriter:
         if int(kept.max()) > np.iinfo(np.int32).max:
             raise DataError(
                 f"{display(bin_path(self.prefix))}: a document of {int(kept.max()):,} tokens; the format "
-                f"holds at most {np.iinfo(np.int32).max:,}. Cut it into several documents."
+                f"holds at most {np.iinfo(np.int32).max:,}. Split it into several documents."
             )
         self._lengths.frombytes(kept.astype(np.intc).tobytes())
         self.num_tokens += len(flat)

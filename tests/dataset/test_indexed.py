@@ -172,7 +172,7 @@ def test_bin_of_another_pair(prefix):
         stream.write(bytes(2))
     refuses(
         "data/text_document.bin: 14 bytes, but data/text_document.idx counts 12: 2 bytes too many. The two "
-        "files are not of one pair: copy both again.",
+        "files do not belong together: copy both again.",
         IndexedDataset,
         prefix,
     )
@@ -420,7 +420,7 @@ def test_never_fewer_tokens_than_asked_for(prefix):
     write(prefix, [[1, 2, 3, 4], [5, 6]])
     dataset = IndexedDataset(prefix)
     refuses(
-        "data/text_document.bin: sequence 0 holds 5 tokens; 3 from 3 on were asked for. The cached index "
+        "data/text_document.bin: sequence 0 holds 5 tokens; 3 from 3 on were requested. The cached index "
         "was made from other data: remove index-cache/.",
         dataset.get,
         0,

@@ -66,7 +66,7 @@ def test_merged_is_what_one_writer_writes(folder, monkeypatch):
         "data/b            0          0       0\n"
         "data/c            2          2       5\n"
         "data/all          5          5      14\n"
-        "No manifest: not every input has one. `nbtrain prepare` makes it on use."
+        "No manifest: not every input has one. `nbtrain prepare` writes one when the dataset is used."
     )
 
 
@@ -261,7 +261,9 @@ def test_a_prefix_is_one_pair(make_config, workspace):
     assert DatasetFiles.named("all").require().stems == ["text_document"]
     assert merged.beside == []
     assert merged.left_out == ["data/dataset/one/title_document"]
-    assert str(merged).endswith("\nLeft out, since a prefix names one pair: data/dataset/one/title_document.")
+    assert str(merged).endswith(
+        "\nNot merged, because a prefix selects one pair: data/dataset/one/title_document."
+    )
 
 
 def test_a_key_of_some_inputs_is_refused(make_config, workspace):
@@ -269,8 +271,9 @@ def test_a_key_of_some_inputs_is_refused(make_config, workspace):
     keyed(make_config, workspace, "one", 5)
     keyed(make_config, workspace, "two", 5, keys=())
     refuses(
-        "data/dataset/one/title_document: data/dataset/two/text_document has no title_document beside it. "
-        "Every input must have the same pairs: encode again with the same data.extra_json_keys, or name one "
+        "data/dataset/one/title_document: data/dataset/two/text_document has no title_document in the same "
+        "folder. Every input must have the same pairs: encode again with the same data.extra_json_keys, or "
+        "name one "
         "pair of each input by its prefix, e.g. data/dataset/one/text_document.",
         "all",
         ["two", "one"],
@@ -279,7 +282,8 @@ def test_a_key_of_some_inputs_is_refused(make_config, workspace):
     with IndexedWriter(short.prefix, 300, 0) as writer:
         writer.add_document(np.array([1]))
     refuses(
-        "data/dataset/one/title_document: 1 documents, data/dataset/one/text_document beside it has 5. "
+        "data/dataset/one/title_document: 1 documents, data/dataset/one/text_document in the same folder "
+        "has 5. "
         "Document k must be the same record in both: encode again, or name one pair of each input by its "
         "prefix.",
         "all",

@@ -74,20 +74,20 @@ def test_documents_of_several_sequences_and_empty_ones(prefix):
         (
             np.arange(6),
             None,
-            "data/text_document.bin: documents would end in 2 different tokens, not in one EOD. This is "
-            "another damage: make the dataset again.",
+            "data/text_document.bin: documents would end in 2 different tokens, not in one EOD. This is a "
+            "different kind of damage: make the dataset again.",
         ),
         (
             [1, 2, 3, 9, 4, 9],
             8,
-            "data/text_document.bin: documents would end in token 9, but the EOD is 8. This is another "
-            "damage: make the dataset again.",
+            "data/text_document.bin: documents would end in token 9, but the EOD is 8. This is a different "
+            "kind of damage: make the dataset again.",
         ),
         (
             [1, 2, 3, 9, 4, 9, 5],
             None,
             "data/text_document.bin: holds 7 tokens; with one uncounted EOD for each of 2 documents it would "
-            "hold 6. This is another damage: make the dataset again.",
+            "hold 6. This is a different kind of damage: make the dataset again.",
         ),
         (
             [1, 2, 3],
@@ -140,8 +140,8 @@ def test_verb_shows_first_and_keeps_the_old_index(prefix, capsys):
         "9) for each of 2 documents.\n"
         "  document 0 would end in 1 2 3 9\n"
         "  document 1 would end in 4 9\n"
-        "The repair adds 1 to the length of each; the .bin stays as it is, and the index as it was is kept "
-        "as text_document.idx.before-repair.\n"
+        "The repair adds 1 to the length of each; the .bin does not change, and the old index is kept as "
+        "text_document.idx.before-repair.\n"
         "Nothing was changed. Add --yes to write the repair.\n"
     )
     assert prefix.with_suffix(".idx").read_bytes() != right

@@ -70,8 +70,8 @@ class Encoder:
         loaded = Tokenizer.load(settings.tokenizer_directory, settings.engine)
         if (loaded.sha256, loaded.eod_id) != (settings.tokenizer_sha256, settings.eod_id):
             raise DataError(
-                f"{display(loaded.directory)}: another tokenizer has taken its place since this prepare "
-                "began. Let no other prepare replace it, and run this one again."
+                f"{display(loaded.directory)}: it was replaced by another tokenizer after this prepare "
+                f"began. Make sure that no other prepare replaces it, and run this one again."
             )
         return loaded
 

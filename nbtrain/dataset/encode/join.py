@@ -224,7 +224,7 @@ class _Pair:
         while num_bytes:
             piece = self._buffer[: content.readinto(self._buffer[:num_bytes])]  # type: ignore[attr-defined]
             if not piece:
-                raise OSError(None, "a shard has become shorter while it was read", content.name)
+                raise OSError(None, "a shard became shorter while it was read", content.name)
             self.digest.update(piece)
             if stream is not None:
                 stream.write(piece)

@@ -38,7 +38,7 @@ class EncodeSettings:
     sentence_language: str | None = None
     with_mask: bool = False
     unknown_id: int | None = None
-    """Id of text that the tokenizer cannot write; None if there is no such id, and none is counted."""
+    """Id of the unknown token; None if the tokenizer has none, so that nothing is counted."""
     tokenizer_sha256: str | None = None
     """Hash of the tokenizer that the folder must hold."""
 
@@ -279,7 +279,7 @@ class _Shard:
         if len(lengths) and int(lengths.max()) > LARGEST_SEQUENCE_TOKENS:
             raise DataError(
                 f"a document of {int(lengths.max()):,} tokens; the format holds at most "
-                f"{LARGEST_SEQUENCE_TOKENS:,}. Cut it into several documents."
+                f"{LARGEST_SEQUENCE_TOKENS:,}. Split it into several documents."
             )
         self._lengths[index].frombytes(lengths.astype(np.intc).tobytes())
 

@@ -101,14 +101,14 @@ def baselines(config: RunConfig, too_small: str = "refuse") -> Baselines | NoBas
 def _baselines(config: RunConfig) -> Baselines | NoBaselines:
     if config.data.blend:
         return NoBaselines(
-            f"{place(config, 'data.blend')}: baselines are of one dataset, a blend has "
-            f"{len(config.data.blend)}. Ask for those of one entry: a run with data.name set to it and "
-            "without data.blend."
+            f"{place(config, 'data.blend')}: baselines describe one dataset, but the blend has "
+            f"{len(config.data.blend)}. Request them for one entry, with a run that sets data.name to it "
+            f"and has no data.blend."
         )
     if config.dpo is not None:
         return NoBaselines(
-            f"{place(config, 'dpo')}: the loss of pairs of answers is none of a token, with which baselines "
-            "could be compared."
+            f"{place(config, 'dpo')}: the loss of pairs of answers is not a loss per token, so baselines do "
+            f"not apply."
         )
     dataset = dataset_of(config)
     opened = dataset.open(config.tokenizer.vocab_size)
@@ -144,7 +144,7 @@ def _baselines(config: RunConfig) -> Baselines | NoBaselines:
     if not len(target):
         return NoBaselines(
             f"{display(indexed.prefix)}: no label of the {validation_samples(config):,} validation samples "
-            "bears loss. Use more text or another data.split."
+            f"is in the loss. Use more text or another data.split."
         )
     result = compute(train_tokens, context, target, manifest.vocab_size)
     try:

@@ -40,7 +40,7 @@ class Document:
     """Tokens of the whole document, EOD included."""
     sequences: int
     pieces: list[tuple[str, bool]]
-    """Its text in pieces, and whether each is in the loss: one piece if there is no loss mask."""
+    """Its text in pieces, and whether each is in the loss: one piece without a loss mask."""
     cut: bool
     """Whether the document continues after the pieces."""
     masked: bool
@@ -291,8 +291,9 @@ def _named_tokenizer(named: str) -> tuple[Decoder, str]:
         if all((folder / name).is_file() for name in CONTENT_FILES):
             return _ForeignTokenizer(folder), display(folder)
     raise DataError(
-        f"{named}: no tokenizer of this name in {display(data_home() / 'tokenizer')}, and none at this path. "
-        "Name a tokenizer.json, a folder that holds one, or a folder with vocab.json and merges.txt."
+        f"{named}: no tokenizer of this name in {display(data_home() / 'tokenizer')}, and none at this "
+        f"path. Give the path of a tokenizer.json, of a folder that holds one, or of a folder with "
+        f"vocab.json and merges.txt."
     )
 
 

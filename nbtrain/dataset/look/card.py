@@ -130,7 +130,7 @@ class DataCard(_Card):
     splits: list[dict[str, Any]]
     """name, documents, tokens, samples and epochs that the run reads; empty if the card is not of a run."""
     samples: list[dict[str, Any]]
-    """document, tokens, text (its beginning; token ids if there is no tokenizer), and its pieces."""
+    """document, tokens, text (its beginning; token ids without a tokenizer), and its pieces."""
     sequences: int = 0
     empty_documents: int = 0
     learnt_tokens: int | None = None
@@ -195,7 +195,7 @@ class DataCard(_Card):
             ["stored as", self.dtype],
             ["vocabulary", f"{self.vocab_size:,}" if self.vocab_size else "unknown"],
             ["EOD id", str(self.eod_id) if self.eod_id is not None else "unknown"],
-            ["tokenizer", self.tokenizer or "not in the data home"],
+            ["tokenizer", self.tokenizer or "not in the data directory"],
             ["dataset sha256", (self.dataset_sha256 or "no manifest")[:16]],
             *([["exact duplicates", str(Duplicates(**self.duplicates))]] if self.duplicates else []),
             *([["unknown tokens", _share(self.unknown_tokens, self.tokens)]] if self.unknown_tokens else []),
@@ -275,7 +275,7 @@ def _card(target: Any, tokenizer: str | None, config: RunConfig | None) -> DataC
     browser = Browser(target, tokenizer)
     indexed, manifest = browser.indexed, browser.manifest
     if not browser.num_documents or not indexed.num_tokens:
-        raise DataError(f"{display(browser.dataset.prefix)}: holds no document.")
+        raise DataError(f"{display(browser.dataset.prefix)}: contains no documents.")
     lengths = np.diff(indexed.document_bounds())
     # A manifest has text, sources and drops of the training pair, not of the other pairs in its folder.
     own = manifest if manifest and manifest.stem == browser.dataset.stem else None
@@ -369,7 +369,7 @@ def _share(part: int, whole: int, digits: str = ".2%") -> str:
 def _unknown_warnings(manifest: DatasetManifest | None) -> list[str]:
     return [
         f"{source.get('name') or source.get('kind')}: {_share(unknown, tokens)} tokens are the unknown "
-        "token: the tokenizer has no token for that text, which is lost. Take a tokenizer made for it, or "
+        "token: the tokenizer has no token for that text, which is lost. Use a tokenizer made for it, or "
         "train one."
         for source in (manifest.sources if manifest else [])
         if (unknown := source.get("unknown_tokens") or 0)

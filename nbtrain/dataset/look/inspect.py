@@ -210,7 +210,7 @@ def _verify_pair(
     if manifest:
         checks[-1] += f", vocabulary {manifest.vocab_size:,}"
         if any(source.get("append_eod") is False for source in manifest.sources):
-            checks.append("documents end as they were brought (append_eod: false)")
+            checks.append("documents end as in the source (append_eod: false)")
         elif manifest.eod_id is not None:
             checks.append(_check_eod(pair, indexed, manifest.eod_id))
     return checks
@@ -223,8 +223,8 @@ def _check_same_lengths(main: DatasetFiles, tokens: IndexedDataset, mask: Indexe
             at = first + int(differ[0])
             raise DataError(
                 f"{display(main.loss_mask.idx)}: sequence {at:,} has {int(mask.lengths[at]):,} entries, "
-                f"{display(main.idx)} has {int(tokens.lengths[at]):,} tokens there. The two are not of one "
-                "dataset: copy both again, or prepare it again."
+                f"{display(main.idx)} has {int(tokens.lengths[at]):,} tokens there. The two files belong to "
+                f"different datasets: copy both again, or prepare the dataset again."
             )
 
 
@@ -267,7 +267,7 @@ def _check_sha256(
                 f"{entry['sha256'][:16]}: the content has changed. Restore it, or make the dataset again "
                 "with `nbtrain prepare RUN.yaml --force`."
             )
-    return f"sha256 of all {len(manifest.files)} files is the manifest's"
+    return f"sha256 of all {len(manifest.files)} files matches the manifest"
 
 
 def _shown(value: Any) -> str:

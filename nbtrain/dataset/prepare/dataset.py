@@ -96,7 +96,7 @@ def prepare_dataset(
             f"To use it, leave data.sources empty; to replace it, {FORCE}."
         )
     refuse_name_of_shipped_dataset(config)
-    why = "an earlier prepare did not end" if begun else "the dataset is not there"
+    why = "an earlier prepare did not finish" if begun else "the dataset is not there"
     why = why if manifest is None else "force"
     manifest = encoding.run(manifest, workers)
     if encoding.num_kept:
@@ -126,8 +126,8 @@ class _Encoding:
         eod_id = loaded.eod_id if loaded else None
         if eod_id is None and any(getattr(source, "append_eod", False) for source in data.sources):
             raise DataError(
-                f"{corpus.where}: append_eod is true, but there is no tokenizer {config.tokenizer.name} that "
-                "says which token ends a document. Set tokenizer.path, or append_eod: false."
+                f"{corpus.where}: append_eod is true, but the tokenizer {config.tokenizer.name}, which "
+                f"would provide the end-of-document token, does not exist. Set tokenizer.path, or append_eod: false."
             )
         self.settings = EncodeSettings(
             work=dataset.work,
@@ -223,7 +223,7 @@ class _Encoding:
                 tokens.unlink()
 
     def _in_order_bytes(self, name: str) -> int | None:
-        """Return the bytes of all shards in the file that they share; None if there is no such file."""
+        """Return the bytes of all shards in the file that they share; None without such a file."""
         records = [files.read_json(path) or {} for path in self.dataset.work.glob("[0-9]*.json")]
         ends = [
             record["starts"][name] + record["files"][name]
@@ -284,12 +284,12 @@ class _Encoding:
             if limit is not None and unknown > limit * tokens:
                 raise DataError(
                     f"{found} More than the limit of {limit:.2%} "
-                    f"({place(self.config, 'tokenizer.max_unknown_fraction')}). Take a tokenizer made for "
-                    "this text, train one (tokenizer.path: null), or raise the limit: what is encoded is "
-                    "kept."
+                    f"({place(self.config, 'tokenizer.max_unknown_fraction')}). Use a tokenizer made for "
+                    f"this text, train one (tokenizer.path: null), or raise the limit: the encoded parts "
+                    f"are kept."
                 )
             logger.warning(
-                "%s Take a tokenizer made for this text, or train one (tokenizer.path: null).", found
+                "%s Use a tokenizer made for this text, or train one (tokenizer.path: null).", found
             )
 
     @property
@@ -424,5 +424,5 @@ def _check_tokenizer(manifest: DatasetManifest, loaded: Tokenizer | None, datase
         raise DataError(
             f"{display(dataset.directory)}: its documents end in the token {manifest.eod_id}, and "
             f"{display(loaded.directory)} ends them in {loaded.eod_id} ({loaded.eod_token}). Set "
-            f"tokenizer.eod_token to that of the dataset, give data.name another value, or {FORCE}."
+            f"tokenizer.eod_token to the dataset's token, give data.name another value, or {FORCE}."
         )

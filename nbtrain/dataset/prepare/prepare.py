@@ -115,7 +115,7 @@ def _prepare_text(
                     # The encode step, which would refuse other settings, is not reached, so they are refused
                     # here.
                     check_same_inputs(config, dataset, manifest, corpus)
-                say("kept", "nothing to read: tokenizer and dataset are there")
+                say("kept", "nothing to read: tokenizer and dataset exist")
     if "tokenizer" in wanted:
         with _step(report, "tokenizer") as say:
             loaded = prepare_tokenizer(config, corpus, force, say)
@@ -130,7 +130,8 @@ def _prepare_text(
         if config.data.packing is None and config.data.resolved_packing == "stream":
             logger.info(
                 "data.packing is not set: samples are cut from the concatenated documents (stream), across "
-                "examples. Set data.packing=best_fit to keep each example whole and apart from the others."
+                "examples. Set data.packing=best_fit to keep each example complete and separate from the "
+                "others."
             )
         examples = Browser(config, loaded=loaded).spread(NUM_EXAMPLES, EXAMPLE_TOKENS)
         report.examples = [example.to_dict() for example in examples[:NUM_EXAMPLES]]

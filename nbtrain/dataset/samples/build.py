@@ -72,7 +72,9 @@ def build_datasets(
             )
             if name == "train":
                 raise DataError(f"{message} Use more text or another data.split.")
-            logger.warning("%s It is left out; use more text or another data.split.", printable(message))
+            logger.warning(
+                "%s The split is omitted; use more text or another data.split.", printable(message)
+            )
     state = DataState(
         seed=config.data.seed,
         split=config.data.split,
@@ -85,8 +87,8 @@ def build_datasets(
     is_fixed = (config.data.shuffle, config.data.resolved_packing) == ("megatron", "stream")
     if train_samples > index_samples and is_fixed:
         logger.info(
-            "the order of training samples was fixed for %s; positions after them are read on to %s, and "
-            "none before them changes.",
+            "the order of training samples was fixed for %s; the run continues to %s, and earlier "
+            "positions do not change.",
             f"{index_samples:,}",
             f"{train_samples:,}",
         )
@@ -232,9 +234,9 @@ class _BlendBuilder:
             if is_limited and needed > dataset.samples_per_pass:
                 raise DataError(
                     f"{self.files.where}: the {split} blend takes {needed:,} samples of {entry.name}, which "
-                    f"was asked for {dataset.index_samples:,} and holds {dataset.samples_per_pass:,} in "
-                    "whole epochs; megatron-core refuses that. Ask for more samples, or use data.split_rule: "
-                    "megatron-deepspeed, which reads on."
+                    f"was sized for {dataset.index_samples:,} and holds {dataset.samples_per_pass:,} in "
+                    "whole epochs; megatron-core refuses that. Request more samples, or use "
+                    "data.split_rule: megatron-deepspeed, which continues."
                 )
             datasets.append(dataset)
         return BlendedDataset(datasets, present, index, num_samples)

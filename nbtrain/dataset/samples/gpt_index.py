@@ -132,7 +132,7 @@ def build_gpt_index(
     own_lengths = np.asarray(lengths[first:last])
     tokens = int(own_lengths.sum(dtype=np.int64))
     if tokens == 0:
-        raise DataError(f"documents {first:,} to {last:,} hold no token: no sample can be cut from them.")
+        raise DataError(f"documents {first:,} to {last:,} hold no tokens, so they give no sample.")
     epochs = epochs_needed(tokens, seq_length, num_samples)
     entries = epochs.num_epochs * (last - first)
     # Upstream uses int32 here too, where document 2**31 becomes -2**31.
@@ -143,8 +143,8 @@ def build_gpt_index(
             f"{num_samples:,} samples of {seq_length:,} tokens are {epochs.num_epochs:,} epochs of "
             f"{tokens:,} tokens; their document index would take "
             f"{entries * numbers.itemsize / 2**30:,.0f} GiB (at most "
-            f"{LARGEST_INDEX_BYTES >> 30} GiB). Use more text, set data.shuffle: per_epoch, which has one "
-            "epoch's at a time, or set data.index_samples: the order is then built for that many and "
+            f"{LARGEST_INDEX_BYTES >> 30} GiB). Use more text, set data.shuffle: per_epoch, which holds one "
+            f"epoch's index at a time, or set data.index_samples: the order is then built for that many and "
             "repeated with another seed."
         )
     generator = np.random.RandomState(seed)

@@ -56,7 +56,7 @@ def cached_arrays(
     except ValueError as error:
         raise DataError(
             f"{display(folder / key)}-*.npy: a cached index cannot be read ({error}). Remove "
-            f"{display(folder)}; it is built again by itself."
+            f"{display(folder)}; the next run builds it again."
         ) from error
 
 

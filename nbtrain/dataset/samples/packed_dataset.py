@@ -181,7 +181,7 @@ class PackedDataset:
         left_out = _left_out(counts_of(pieces), self.seq_length)
         if not len(pieces.rows):
             raise DataError(
-                f"{display(self.files.prefix)}: the {self.split} split has nothing in the loss of "
+                f"{display(self.files.prefix)}: the {self.split} split has no tokens in the loss in "
                 f"{', '.join(self.dataset_names)}: {left_out}. Raise model.seq_length = {self.seq_length:,}, "
                 f"or fix the sources{self._without_it}."
             )

@@ -90,7 +90,7 @@ class PreferenceDataset(PackedDataset):
                 f"{self._without_it}."
             )
         if left_out:
-            what = f"{left_out:,} pairs of more than {limit} tokens, the prompt counted twice: left out."
+            what = f"{left_out:,} pairs of more than {limit} tokens, the prompt counted twice: skipped."
             logger.warning("%s: %s", printable(display(self.files.prefix)), what)
         return pieces
 
@@ -117,8 +117,9 @@ def pair_pieces(
             counts = np.searchsorted(places, ends) - which
             if (bad := np.flatnonzero(counts != 2)).size:
                 raise DataError(
-                    f"sequence {first + int(bad[0]):,} has {int(counts[bad[0]])} ends of documents, and a "
-                    "pair of answers has 2. Make the dataset again: `nbtrain prepare RUN.yaml --force`."
+                    f"sequence {first + int(bad[0]):,} has {int(counts[bad[0]])} end-of-document tokens, "
+                    f"but a pair of answers has 2. Make the dataset again: `nbtrain prepare RUN.yaml "
+                    f"--force`."
                 )
             middles = places[which] + 1 - begins
             kept = lengths - 2 <= seq_length
@@ -155,7 +156,7 @@ def _sources(opened: OpenDataset, config: RunConfig) -> list[MixedSource]:
     kinds = [source.get("kind") for source in opened.manifest.sources]
     if not kinds or set(kinds) != {KIND}:
         raise DataError(
-            f"{display(opened.files.manifest_json)}: is not made of sources of kind: {KIND}, which dpo "
+            f"{display(opened.files.manifest_json)}: was not made from sources of kind: {KIND}, which dpo "
             "reads. Prepare the dataset of this run: `nbtrain prepare RUN.yaml`."
         )
     return mixed_sources(opened.files, opened.manifest, config.data.sources, len(opened.indexed))

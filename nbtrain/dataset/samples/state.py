@@ -59,7 +59,7 @@ class DataState:
         reached = self.position(self.consumed_samples)
         if first < reached:
             raise DataError(
-                f"positions {first:,} to {last:,} cannot be skipped: the run has come to {reached:,}. "
+                f"positions {first:,} to {last:,} cannot be skipped: the run is already at {reached:,}. "
                 "Resume from a checkpoint before them."
             )
         ranges = sorted((*self.skipped_sample_ranges, (first, last)))

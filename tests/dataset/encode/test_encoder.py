@@ -199,7 +199,7 @@ def test_another_end_of_document(make_config, workspace, texts, small_parts, mon
         prepare(config)
     assert str(caught.value) == (
         f"data/dataset/small: its documents end in the token 300, and data/tokenizer/small ends them in "
-        f"{before.eod_id} (<|endoftext|>). Set tokenizer.eod_token to that of the dataset, give data.name "
+        f"{before.eod_id} (<|endoftext|>). Set tokenizer.eod_token to the dataset's token, give data.name "
         "another value, or make it again with `nbtrain prepare RUN.yaml --force`."
     )
 
@@ -775,7 +775,7 @@ def test_a_stop_is_orderly(make_config, workspace, small_parts):
     assert "Traceback" not in err and "leaked" not in err
     kept = len(list(work.glob("[0-9]*.json")))
     report = prepare(config, through="encode")
-    assert f"an earlier prepare did not end ({kept} of its parts were done)" in report.steps[-1].reason
+    assert f"an earlier prepare did not finish ({kept} of its parts were done)" in report.steps[-1].reason
 
 
 MEMORY = """

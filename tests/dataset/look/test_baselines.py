@@ -129,7 +129,7 @@ def test_nothing_learnt(make_config, texts, monkeypatch):
     monkeypatch.setattr(module, "_validation_labels", lambda *arguments: (none, none))
     assert baselines(config, too_small="explain") == NoBaselines(
         f"data/dataset/small/text_document: no label of the {validation_samples(config)} validation samples "
-        "bears loss. Use more text or another data.split."
+        f"is in the loss. Use more text or another data.split."
     )
 
 
@@ -166,7 +166,7 @@ def test_a_blend_is_refused(make_config, texts):
     with pytest.raises(DataError) as caught:
         baselines(config)
     assert str(caught.value) == (
-        "data.blend: baselines are of one dataset, a blend has 1. Ask for those of one entry: a run with "
-        "data.name set to it and without data.blend."
+        "data.blend: baselines describe one dataset, but the blend has 1. Request them for one entry, with "
+        "a run that sets data.name to it and has no data.blend."
     )
     assert baselines(config, too_small="explain") == NoBaselines(str(caught.value))

@@ -161,8 +161,8 @@ def test_two_files_of_gpt2(make_config, texts, workspace):
     with pytest.raises(DataError) as caught:
         Browser("small", "gpt2")
     assert str(caught.value) == (
-        "gpt2: no tokenizer of this name in data/tokenizer, and none at this path. Name a tokenizer.json, a "
-        "folder that holds one, or a folder with vocab.json and merges.txt."
+        "gpt2: no tokenizer of this name in data/tokenizer, and none at this path. Give the path of a "
+        "tokenizer.json, of a folder that holds one, or of a folder with vocab.json and merges.txt."
     )
 
 

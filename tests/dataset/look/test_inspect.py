@@ -39,7 +39,7 @@ def test_inspect_and_verify(make_config, texts):
         "header, sizes, offsets and document array agree",
         "largest token id 299, vocabulary 300",
         "every document ends in EOD (id 0)",
-        "sha256 of all 2 files is the manifest's",
+        "sha256 of all 2 files matches the manifest",
     ]
     assert "ok: every document ends in EOD (id 0)" in str(seen)
     assert "<table" in seen._repr_html_()
@@ -130,8 +130,8 @@ def test_documents_that_end_as_they_were_brought(make_config, workspace):
     assert verify(config).checks == [
         "header, sizes, offsets and document array agree",
         "largest token id 6, vocabulary 261",
-        "documents end as they were brought (append_eod: false)",
-        "sha256 of all 2 files is the manifest's",
+        "documents end as in the source (append_eod: false)",
+        "sha256 of all 2 files matches the manifest",
     ]
 
 
@@ -140,7 +140,7 @@ def test_a_missing_file_of_the_manifest(make_config, texts):
     config = make_config()
     make_dataset(config, texts, learnt_from=[0] * 120)
     dataset = dataset_of(config)
-    assert verify(config).checks[-1] == "sha256 of all 4 files is the manifest's"
+    assert verify(config).checks[-1] == "sha256 of all 4 files matches the manifest"
     dataset.loss_mask.bin.unlink()
     dataset.loss_mask.idx.unlink()
     refuses(
@@ -184,14 +184,15 @@ def test_a_mask_of_another_dataset(workspace):
     write("x_document_loss_mask", [3, 3])
     refuses(
         "x_document_loss_mask.idx: 2 sequences, 6 uint8 entries; the mask of x_document.idx has 2 sequences, "
-        "5 uint8 entries. The two are not of one dataset: copy both again, or prepare it again.",
+        "5 uint8 entries. The two files belong to different datasets: copy both again, or prepare the "
+        "dataset again.",
         inspect,
         prefix,
     )
     write("x_document_loss_mask", [3, 2])
     refuses(
-        "x_document_loss_mask.idx: sequence 0 has 3 entries, x_document.idx has 2 tokens there. The two are "
-        "not of one dataset: copy both again, or prepare it again.",
+        "x_document_loss_mask.idx: sequence 0 has 3 entries, x_document.idx has 2 tokens there. The two "
+        "files belong to different datasets: copy both again, or prepare the dataset again.",
         verify,
         prefix,
     )
@@ -215,7 +216,7 @@ def test_all_pairs_of_a_folder(make_config, texts):
         "title_document: header, sizes, offsets and document array agree",
         "title_document: largest token id 6, vocabulary 300",
         "title_document: every document ends in EOD (id 0)",
-        "sha256 of all 4 files is the manifest's",
+        "sha256 of all 4 files matches the manifest",
     ]
     assert dataset.require(300).stems == ["text_document", "title_document"]
     assert [entry["tokens"] for entry in inspect("small").sources] == [4000]
@@ -251,7 +252,8 @@ def test_a_blend_has_no_files(make_config):
     config = make_config(data={"name": "mix", "sources": [], "blend": entries})
     for call in (inspect, verify):
         refuses(
-            "small: data.blend mixes 2 datasets and has no .bin/.idx of its own. Name one of them: small, "
+            "small: data.blend mixes 2 datasets and does not have a .bin/.idx itself. Name one of them: "
+            "small, "
             "data/x_document.",
             call,
             config,

@@ -97,8 +97,8 @@ def test_a_tokenizer_is_not_made_anew_while_another_prepare_encodes(make_config,
 
     monkeypatch.setattr(Encoder, "__call__", replaced)
     assert refusal(make_config()) == (
-        "data/tokenizer/small: another tokenizer has taken its place since this prepare began. Let no other "
-        "prepare replace it, and run this one again."
+        "data/tokenizer/small: it was replaced by another tokenizer after this prepare began. Make sure "
+        "that no other prepare replaces it, and run this one again."
     )
 
 
@@ -387,7 +387,7 @@ def test_upgraded_package_keeps_the_dataset(make_config, monkeypatch):
     real = python_docs._version
     monkeypatch.setattr(python_docs, "_version", lambda name: "99.0" if name == "torch" else real(name))
     extract, _, (name, action, reason), _ = steps(prepare(config))
-    assert extract == ("extract", "kept", "nothing to read: tokenizer and dataset are there")
+    assert extract == ("extract", "kept", "nothing to read: tokenizer and dataset exist")
     assert (name, action) == ("encode", "kept")
     assert reason == (
         "same settings; kept though versions differ: sources[0].versions.torch = "

@@ -264,9 +264,9 @@ def test_a_blend_that_takes_more_than_there_is(blend, write_dataset):
     with pytest.raises(DataError) as caught:
         build_datasets(blend(data=core, **sections))
     assert str(caught.value) == (
-        "default: data.blend: the train blend takes 33 samples of large, which was asked for 5 and holds 12 "
-        "in whole epochs; megatron-core refuses that. Ask for more samples, or use data.split_rule: "
-        "megatron-deepspeed, which reads on."
+        "default: data.blend: the train blend takes 33 samples of large, which was sized for 5 and holds 12 "
+        "in whole epochs; megatron-core refuses that. Request more samples, or use data.split_rule: "
+        "megatron-deepspeed, which continues."
     )
     read_on = build_datasets(blend(data={**core, "split_rule": "megatron-deepspeed"}, **sections)).train
     assert stacked(read_on, range(len(read_on))).shape == (len(read_on), 17)

@@ -76,8 +76,8 @@ def test_more_tokens_later_continue_the_order(make_config, write_dataset, caplog
     with caplog.at_level(logging.INFO, "nbtrain.dataset.samples"):
         longer = build_datasets(longer_config, short.state.index_samples).train
     assert [record.getMessage() for record in caplog.records] == [
-        "the order of training samples was fixed for 120; positions after them are read on to 800, and none "
-        "before them changes."
+        "the order of training samples was fixed for 120; the run continues to 800, and earlier positions "
+        "do not change."
     ]
     assert short.state.index_samples == 120
     assert len(longer) >= 800
@@ -197,7 +197,7 @@ def test_empty_splits(make_config, write_dataset, caplog):
         assert build_datasets(config).test is None
     assert [record.getMessage() for record in caplog.records] == [
         "data/dataset/small/text_document: split 1000,50,1 (megatron-deepspeed) of 120 documents leaves none "
-        "for test. It is left out; use more text or another data.split."
+        "for test. The split is omitted; use more text or another data.split."
     ]
     with pytest.raises(DataError) as caught:
         build_datasets(make_config(data={"split": "0,1,0"}))

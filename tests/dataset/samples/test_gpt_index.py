@@ -137,7 +137,7 @@ def test_documents_without_a_token():
     """A split without tokens cannot give a sample and raises an error."""
     with pytest.raises(DataError) as caught:
         build_gpt_index(LENGTHS, 2, 3, 4, 1, seed=0)
-    assert str(caught.value) == "documents 2 to 3 hold no token: no sample can be cut from them."
+    assert str(caught.value) == "documents 2 to 3 hold no tokens, so they give no sample."
 
 
 def test_index_that_would_fill_the_memory():
@@ -146,8 +146,9 @@ def test_index_that_would_fill_the_memory():
         build_gpt_index(np.full(100_000, 2, np.int32), 0, 100_000, 2048, 10_000_000, seed=0)
     assert str(caught.value) == (
         "10,000,000 samples of 2,048 tokens are 102,401 epochs of 200,000 tokens; their document index would "
-        "take 38 GiB (at most 16 GiB). Use more text, set data.shuffle: per_epoch, which has one epoch's at "
-        "a time, or set data.index_samples: the order is then built for that many and repeated with another "
+        "take 38 GiB (at most 16 GiB). Use more text, set data.shuffle: per_epoch, which holds one epoch's "
+        "index at a time, or set data.index_samples: the order is then built for that many and repeated "
+        "with another "
         "seed."
     )
 

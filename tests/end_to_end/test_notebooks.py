@@ -234,7 +234,7 @@ def test_a_dump_of_wikipedia_to_verified_tokens(request, origin, tmp_path, monke
     assert manifest.sources[0]["licence"] == "CC-BY-SA-4.0"
     assert verify("wiki-sample").checks
     assert f"{manifest.counts['documents']:,} documents" in shown
-    assert "ok: sha256 of all 2 files is the manifest" in shown
+    assert "ok: sha256 of all 2 files matches the manifest" in shown
     text = "".join(path.read_text() for path in (tmp_path / "data" / "corpus").glob("*/*.jsonl"))
     residue = re.findall(r"\{\{|\[\[|<ref|\{\||'''|\|thumb", text)
     assert len(residue) <= manifest.counts["documents"] / 100

@@ -127,7 +127,8 @@ class _Encoding:
         if eod_id is None and any(getattr(source, "append_eod", False) for source in data.sources):
             raise DataError(
                 f"{corpus.where}: append_eod is true, but the tokenizer {config.tokenizer.name}, which "
-                f"would provide the end-of-document token, does not exist. Set tokenizer.path, or append_eod: false."
+                f"would provide the end-of-document token, does not exist. Set tokenizer.path, or "
+                f"append_eod: false."
             )
         self.settings = EncodeSettings(
             work=dataset.work,

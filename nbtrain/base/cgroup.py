@@ -113,7 +113,7 @@ def text_of(path: Path | None) -> str:
 
 
 def _quotas() -> list[tuple[float, Path]]:
-    """(cores, file) of each group with a CPU quota."""
+    """Return (cores, file) of each group with a CPU quota."""
     found = []
     for path in group_files("cpu", "cpu.max", "cpu.cfs_quota_us"):
         words = text_of(path).split()

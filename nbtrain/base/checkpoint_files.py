@@ -57,7 +57,7 @@ class LocalSaves(Record):
 
     @classmethod
     def of(cls, run: RunDir) -> "LocalSaves":
-        """The run's list; empty if it has none."""
+        """Return the run's list; empty if it has none."""
         return cls.read(run.local_json) or cls()
 
     def keep(self, run: RunDir) -> None:
@@ -123,13 +123,13 @@ def on_nodes_words(run: RunDir) -> str:
     if (save := only_on_nodes(run)) is None:
         return ""
     return (
-        f"step {save.step} lies on the disks of {', '.join(save.hosts)} alone (checkpoint.local_dir): a "
-        "resume on these nodes continues from it"
+        f"step {save.step} is on the disks of {', '.join(save.hosts)} only (checkpoint.local_dir): a resume "
+        f"on these nodes continues from it"
     )
 
 
 def local_folder(local_dir: str, node: int, host: str) -> Path:
-    """checkpoint.local_dir on one node."""
+    """Return checkpoint.local_dir on one node."""
     return Path(local_dir.replace("{node}", str(node)).replace("{host}", host))
 
 

@@ -88,7 +88,9 @@ class EvaluationRecord:
         except (TypeError, KeyError, AttributeError, ValueError) as error:
             if isinstance(error, RecordError):
                 raise
-            raise RecordError(f"{path}: is no record of an evaluation ({error!r}). Evaluate again.") from None
+            raise RecordError(
+                f"{path}: is not a record of an evaluation ({error!r}). Evaluate again."
+            ) from None
 
 
 def file_name(*parts: str) -> str:
@@ -97,7 +99,7 @@ def file_name(*parts: str) -> str:
 
 
 def evaluation_files(run: RunDir) -> Iterator[tuple[int, Path]]:
-    """(step, file) of every record, by step and name."""
+    """Return (step, file) of every record, by step and name."""
     steps = []
     if run.evaluation.is_dir():
         for folder in run.evaluation.iterdir():
@@ -109,7 +111,7 @@ def evaluation_files(run: RunDir) -> Iterator[tuple[int, Path]]:
 
 
 def newest_evaluations(run: RunDir) -> dict[str, EvaluationRecord]:
-    """{name: the record of the newest step}. Raises RecordError."""
+    """Return {name: the record of the newest step}. Raises RecordError."""
     newest = {path.stem: path for _, path in evaluation_files(run)}
     return {name: EvaluationRecord.read(path) for name, path in sorted(newest.items())}
 

@@ -20,14 +20,14 @@ STALE_TRIES = 5
 
 
 def is_read_only(folder: Path) -> bool:
-    """Whether a folder's file system is mounted read-only."""
+    """Return whether a folder's file system is mounted read-only."""
     # For root, access() succeeds even on a read-only mount.
     return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
 
 
 @contextlib.contextmanager
 def atomic_writer(path: Path, mode: str = "wb") -> Iterator[IO]:
-    """Open a temporary neighbour of `path`; on success fsync it and rename it to `path`.
+    """Open a temporary file next to `path`; on success fsync it and rename it to `path`.
 
     On any exception the temporary file is removed and `path` is left as it was.
     """
@@ -122,7 +122,7 @@ def read_json_unsynced(path: Path) -> Any | None:
 
 
 def read_json(path: Path) -> Any | None:
-    """The JSON value of a file, or None if it does not exist.
+    """Return the JSON value of a file, or None if it does not exist.
 
     Raises RecordError (a ValueError), naming the file, if it may not be read or the content is not JSON.
     """
@@ -138,7 +138,7 @@ def _read_bytes(path: Path) -> bytes | None:
     except PermissionError as error:
         raise RecordError(f"{not_allowed(error)}.") from error
     except IsADirectoryError as error:
-        raise RecordError(f"{path}: is a folder, and must be a file.") from error
+        raise RecordError(f"{path}: is a folder, but must be a file.") from error
 
 
 def _read_current(path: Path) -> bytes:
@@ -164,14 +164,16 @@ def _json_value(path: Path, content: bytes) -> Any:
         what = f"{error.msg.removesuffix(' at')} (column {error.colno})"
         raise RecordError(f"{path}:{error.lineno}: not JSON: {what}") from error
     except RecursionError as error:
-        raise RecordError(f"{path}:1: not JSON: objects and lists are too deep in each other") from error
-    except ValueError as error:  # of Python's integers, which says nothing of the place
+        raise RecordError(f"{path}:1: not JSON: objects and lists are nested too deeply") from error
+    except ValueError as error:  # from Python's integers, without a position
         raise RecordError(f"{path}: {too_many_digits()}") from error
 
 
 def too_many_digits() -> str:
     """Return the message for JSON on which json.loads raises a ValueError other than JSONDecodeError."""
-    return f"a whole number has more than {sys.get_int_max_str_digits():,} digits, which is not read"
+    return (
+        f"a whole number has more than {sys.get_int_max_str_digits():,} digits, which Python does not parse"
+    )
 
 
 def not_allowed(error: OSError) -> str:
@@ -199,7 +201,7 @@ def user_name(uid: int) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """Hex SHA-256 of a file's content."""
+    """Return the hexadecimal SHA-256 of a file's content."""
     # Imported here because half of the commands do not hash anything.
     import hashlib
 

@@ -1,4 +1,4 @@
-"""HTML tables in one style: plan, check, prepare, the data card, a run's static picture.
+"""HTML tables in one style: plan, check, prepare, the data card, a run's static plots.
 
 Styles are attributes, because JupyterLab removes <style> from the outputs of untrusted notebooks. Text has
 the theme's color, dimmed by opacity. The live views get the same style from lab/ui/style.js.

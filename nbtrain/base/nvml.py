@@ -36,7 +36,7 @@ def gpus() -> list[GpuUse]:
 
 
 def utilization_fraction(uuid: str) -> float | None:
-    """Share of the last sample period in which a kernel ran on a GPU; None if it is not reported.
+    """Return the share of the last sample period in which a kernel ran on a GPU; None if it is not reported.
 
     `uuid` is CUDA's, as torch.cuda.get_device_properties(device).uuid prints it: the same GPU, however
     CUDA_VISIBLE_DEVICES numbers it.
@@ -47,7 +47,7 @@ def utilization_fraction(uuid: str) -> float | None:
 
 
 def memory_used_bytes(entry: str) -> int | None:
-    """Memory in use on the GPU that an entry of CUDA_VISIBLE_DEVICES names; None if it is not reported."""
+    """Return the memory in use on the GPU of a CUDA_VISIBLE_DEVICES entry; None if it is not reported."""
     library = _library()
     if library is None:
         return None
@@ -181,9 +181,9 @@ def _gpu(library: ModuleType, index: int) -> GpuUse | None:
 
 
 def _name(library: ModuleType, handle: Any) -> str:
-    """Its name; empty if the driver does not report one."""
+    """Return its name; empty if the driver does not report one."""
     try:
         name = _ask(library, library.nvmlDeviceGetName, handle)
-    except UnicodeDecodeError:  # the package decodes by itself, strictly
+    except UnicodeDecodeError:  # the package decodes strictly and may raise
         return ""
     return str(name or "")

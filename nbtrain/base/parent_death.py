@@ -1,4 +1,4 @@
-"""A process that ends when its parent does. Standard library, Linux; the constant is of linux/prctl.h."""
+"""A process that ends when its parent does. Standard library, Linux; the constant is from linux/prctl.h."""
 
 import ctypes
 import os
@@ -12,12 +12,12 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def prctl(option: int, value: Any) -> None:
-    """Call the system call prctl. Raises OSError."""
+    """Call the prctl system call. Raises OSError."""
     if _LIBC.prctl(option, value, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"prctl({option}, {value}): {os.strerror(number)}")
 
 
 def die_with_parent(number: int = signal.SIGTERM) -> None:
-    """Ask the kernel to send this process the signal `number` when the thread that started it ends."""
+    """Have the kernel send this process the signal `number` when the thread that started it ends."""
     prctl(PR_SET_PDEATHSIG, int(number))

@@ -9,12 +9,12 @@ import time
 LOOPBACK = "127.0.0.1"
 FIRST, LAST = 15_000, 30_000
 TRIES = 100
-# torchrun imports torch before it listens, which a cold disk makes long.
+# torchrun imports torch before it listens, which takes long from a cold disk.
 CLAIM_SECONDS = 120.0
 
-# (when it was made, its descriptor)
+# (time of creation, its descriptor)
 _claims: list[tuple[float, int]] = []
-# A child may close what it inherits, and use the numbers again.
+# A child may close the descriptors that it inherits and reuse their numbers.
 os.register_at_fork(after_in_child=_claims.clear)
 
 
@@ -37,7 +37,7 @@ def port_to_listen_on(address: str = LOOPBACK) -> int:
             else:
                 if _claim(port):
                     return port
-    raise RuntimeError(f"{TRIES} ports between {FIRST:,} and {LAST:,} were tried, and all are in use")
+    raise RuntimeError(f"{TRIES} ports between {FIRST:,} and {LAST:,} were tried, but all are in use")
 
 
 def _claim(port: int) -> bool:

@@ -24,7 +24,7 @@ class Record:
         try:
             return cls(**{name: _nested(known[name], value[name], where) for name in value if name in known})
         except (TypeError, KeyError, AttributeError) as error:
-            raise RecordError(f"{where}: is no {cls.__name__}: {error}") from error
+            raise RecordError(f"{where}: is not a {cls.__name__}: {error}") from error
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
@@ -122,7 +122,7 @@ class Stamped(Record):
 
 @dataclass
 class ProcessIdentity(Record):
-    """A process that cannot be mistaken for a later one with the same pid."""
+    """A process, identified so that a later process with the same pid is not mistaken for it."""
 
     pid: int
     start_ticks: int
@@ -132,9 +132,9 @@ class ProcessIdentity(Record):
 
     @classmethod
     def of(cls, pid: int) -> "ProcessIdentity | None":
-        """The identity of a live process that this user may see, or None. Zombies do not count as alive."""
+        """Return the identity of a live process that this user may see, or None; a zombie is not alive."""
         try:
-            # The command name is in parentheses and may hold anything, so cut after the last one.
+            # The command name is in parentheses and may hold anything: the line is split after the last one.
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             # PermissionError: another user's process where /proc is mounted with hidepid=1.
@@ -157,13 +157,13 @@ class ProcessIdentity(Record):
 
 
 def host_name() -> str:
-    """This host's name, as identities carry it."""
+    """Return this host's name, as identities store it."""
     return os.uname().nodename
 
 
 @functools.cache
 def boot_id() -> str:
-    """The id of this boot of the machine."""
+    """Return the id of this boot of the machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -176,7 +176,7 @@ class AttemptRecord(Record):
     world_size: int
     data_parallel_size: int
     first_step: int | None = None
-    """Step of the checkpoint to load; None if there was no checkpoint when the attempt began."""
+    """Step of the checkpoint to load; None without one when the attempt began."""
     first_tokens: int = 0
     """Tokens that were trained before the attempt began."""
     running_at: float | None = None
@@ -343,7 +343,7 @@ class Heartbeat(Stamped, RenewedRecord):
     progress: TrainingProgress | None = None
     """Progress of the training; rank 0 only."""
     progress_count: int = 0
-    """Rises with every micro batch, phase and collective; stands still in a rank that hangs."""
+    """Rises with every micro batch, phase and collective; does not change in a rank that hangs."""
     collective: Collective | None = None
     host: str = ""
     dumps_stack: bool = False
@@ -355,7 +355,7 @@ class Heartbeat(Stamped, RenewedRecord):
 STACK_SIGNAL = signal.SIGUSR2
 
 PHASES = ("start", "build", "load", "train", "evaluate", "save", "test", "end")
-# Of a rank that was asked to stop, and does it.
+# Phase of a rank that was asked to stop and is stopping.
 LEAVING_PHASES = ("save", "end")
 
 

@@ -70,10 +70,10 @@ from nbtrain.base.terminal import nearest
 from nbtrain.base.workspace import check_name, display, output_root
 
 SCHEMA_VERSION = 1
-# Of a checkpoint; written last (checkpoint/manifest.py), so that a folder without it does not count.
+# File in a checkpoint folder, written last (checkpoint/manifest.py): without it the folder does not count.
 MANIFEST = "manifest.json"
 JOB_ID_PATTERN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
-# In rank 0's event about a checkpoint that a resume passes over, after its name and before the reason.
+# Text in rank 0's event about a checkpoint that a resume skips, between its name and the reason.
 NOT_USED = "is not used"
 CHECKPOINT_PATTERN = re.compile(r"global_step(\d+)")
 
@@ -89,7 +89,7 @@ class _Below:
 
 
 class RunDir:
-    """Owner of every path of one run."""
+    """All paths of one run."""
 
     run_json = _Below("run.json")
     config_yaml = _Below("config.yaml")
@@ -118,7 +118,7 @@ class RunDir:
 
     @classmethod
     def named(cls, name: str) -> "RunDir":
-        """The directory of the run `name` under the output root; it need not exist."""
+        """Return the directory of the run `name` under the output root; it need not exist."""
         return cls(output_root() / check_name(name, "name"))
 
     def __repr__(self) -> str:
@@ -131,7 +131,7 @@ class RunDir:
         return self.checkpoint(step) / MANIFEST
 
     def checkpoint_steps(self) -> list[int]:
-        """Steps of every checkpoint folder, whole or not, ascending."""
+        """Return the steps of every checkpoint folder, complete or not, ascending."""
         if not self.model.is_dir():
             return []
         matches = (CHECKPOINT_PATTERN.fullmatch(entry.name) for entry in self.model.iterdir())
@@ -141,11 +141,11 @@ class RunDir:
         return self.run_json.is_file()
 
     def record(self) -> dict[str, Any] | None:
-        """run.json, or None."""
+        """Return run.json, or None."""
         return files.read_json(self.run_json)
 
     def job_ids(self) -> list[str]:
-        """Job ids, oldest first (an id starts with its UTC time)."""
+        """Return the job ids, oldest first (an id starts with its UTC time)."""
         if not self.jobs.is_dir():
             return []
         return sorted(name for name in os.listdir(self.jobs) if JOB_ID_PATTERN.fullmatch(name))
@@ -154,7 +154,7 @@ class RunDir:
         return JobDir(self, job_id)
 
     def unused_job_id(self) -> str:
-        """A job id that sorts after all others of the run, whatever clocks they were made by."""
+        """Return a job id that sorts after all others of the run, even if another host's clock is ahead."""
         known, job_id = self.job_ids(), new_job_id()
         if not known or job_id > known[-1]:
             return job_id
@@ -166,7 +166,7 @@ class RunDir:
 
     @contextlib.contextmanager
     def locked(self, blocking: bool = True) -> Iterator[bool]:
-        """Hold the run's lock (locks.py). Yields whether it was taken: always, if blocking."""
+        """Hold the run's lock (locks.py). Yields whether it was acquired, which is always so if blocking."""
         descriptor = flock_folder(self.path, blocking)
         try:
             yield descriptor is not None
@@ -176,7 +176,7 @@ class RunDir:
 
 
 class JobDir:
-    """Owner of every path of one job of a run."""
+    """All paths of one job of a run."""
 
     job_json = _Below("job.json")
     config_yaml = _Below("config.yaml")
@@ -212,7 +212,7 @@ class JobDir:
         return self.path / "heartbeat" / f"{rank}.json"
 
     def heartbeats(self) -> list[Path]:
-        """The heartbeats that were written, one for each rank."""
+        """Return the heartbeats that were written, one per rank."""
         folder = self.path / "heartbeat"
         try:
             names = os.listdir(folder)
@@ -241,7 +241,7 @@ class JobDir:
 
 
 def run_names() -> list[str]:
-    """The names of the runs under the output root."""
+    """Return the names of the runs under the output root."""
     root = output_root()
     try:
         names = os.listdir(root)
@@ -252,7 +252,7 @@ def run_names() -> list[str]:
 
 
 def _is_run(run: RunDir) -> bool:
-    # A folder that is closed to this user, such as lost+found, must not hide the others.
+    # A folder that this user may not read, such as lost+found, must not hide the others.
     with contextlib.suppress(PermissionError):
         return run.exists()
     return False
@@ -266,14 +266,14 @@ def runs_like(name: str) -> str:
 
 
 def new_job_id(now: float | None = None) -> str:
-    """UTC time to the second and four random hex digits: sorts by age."""
+    """Return a new id: the UTC time to the second and four random hex digits, so that ids sort by age."""
     moment = time.gmtime(time.time() if now is None else now)
     return time.strftime("%Y%m%d-%H%M%S-", moment) + os.urandom(2).hex()
 
 
 def time_of_job(job_id: str) -> float:
-    """Seconds since the epoch: when a job was submitted, as its id says it."""
-    # Imported here: it loads datetime and locale, 4 ms in all.
+    """Return when a job was submitted, in seconds since the epoch, from its id."""
+    # Imported here, because it loads datetime and locale, 4 ms in all.
     import calendar
 
     return calendar.timegm(time.strptime(job_id[:15], "%Y%m%d-%H%M%S"))

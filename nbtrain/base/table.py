@@ -1,4 +1,4 @@
-"""Tables as text: read from a module, where a row of Python would take a line for each cell; and shown."""
+"""Text tables: parsed from a module's text, one line per row, and printed in aligned columns."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -7,7 +7,7 @@ from itertools import zip_longest
 from nbtrain.base import terminal
 
 GAP = "  "
-# A last column with less room than this goes below its row: sentences would be broken into single words.
+# A last column with less room than this is printed below its row, so that sentences stay readable.
 LEAST_LAST_COLUMNS = 30
 BELOW = "    "
 
@@ -15,7 +15,7 @@ Rows = Sequence[Sequence[str]]
 
 
 def rows(text: str) -> list[list[str]]:
-    """The cells of each row, which | divides; an indented line continues the row above it."""
+    """Return the cells of each row, separated by |; an indented line continues the row above it."""
     lines = re.sub(r"\n +", " ", text.strip()).splitlines()
     return [[cell.strip() for cell in line.split("|")] for line in lines]
 
@@ -70,7 +70,7 @@ def _longest_word(cell: str) -> int:
 
 
 def _narrowed(widths: Sequence[int], least: Sequence[int], width: int) -> list[int]:
-    """Widths that fit, taken from the widest columns; none below its longest word."""
+    """Return column widths that fit, reducing the widest columns; none is below its longest word."""
     narrowed = list(widths)
     while _total(narrowed) > width:
         wider = [at for at, (now, need) in enumerate(zip(narrowed, least)) if now > need]
@@ -81,7 +81,7 @@ def _narrowed(widths: Sequence[int], least: Sequence[int], width: int) -> list[i
 
 
 def _broken(row: Sequence[str], widths: Sequence[int], right: Collection[int]) -> list[str]:
-    """The lines of one row, its cells broken between words."""
+    """Return the lines of one row, with its cells wrapped between words."""
     cells = (
         [cell] if len(cell) <= width else terminal.wrapped(cell, width) for cell, width in zip(row, widths)
     )
@@ -89,7 +89,7 @@ def _broken(row: Sequence[str], widths: Sequence[int], right: Collection[int]) -
 
 
 def _divided(rows: Rows, right: Collection[int], width: int, least: Sequence[int]) -> list[str]:
-    """Several tables, an empty line between them; each begins with the first column."""
+    """Return several tables with an empty line between them; each begins with the first column."""
     parts: list[list[int]] = [[0]]
     for at in range(1, len(least)):
         if len(parts[-1]) > 1 and _total([least[column] for column in (*parts[-1], at)]) > width:

@@ -1,4 +1,4 @@
-"""Text on its way to a terminal: made printable, shortened, and folded to the terminal's width.
+"""Text for a terminal: made printable, shortened, and wrapped to the terminal's width.
 
 An escape sequence in a document or in the name of a file would colour, move or rename the terminal, and a
 mark of direction would show what follows backwards. HTML pages and JSON files have their own escapes.
@@ -13,18 +13,18 @@ columns: int | None = None
 # Harmless characters that str.isprintable() calls unprintable: spaces of every width, and joiners.
 HARMLESS = re.compile("[\n\t\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000\u200c\u200d]")
 
-# Characters of a value that a message quotes.
+# Maximum number of characters of a value that a message quotes.
 MOST_QUOTED_CHARS = 80
 
 
 def shortened(text: str, most: int = MOST_QUOTED_CHARS) -> str:
-    """The text, or its first 77 characters and "..." if it is longer than a message should quote."""
+    """Return the text, or its first 77 characters and "..." if it is too long to quote in a message."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def nearest(word: str, known: Iterable[str], count: int = 1) -> str:
     """Return a sentence, after a space, with the known words most similar to `word`; "" if there are none."""
-    # Imported here: only a word that is wrong needs it.
+    # Imported here, because only a wrong word needs it.
     import difflib
 
     near = difflib.get_close_matches(word, list(known), n=count)
@@ -32,7 +32,7 @@ def nearest(word: str, known: Iterable[str], count: int = 1) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with \\x1b for an escape, \\u202e for a change of direction, ...; line ends and tabs stay."""
+    """Return the text with control characters escaped, such as \\x1b and \\u202e; line ends and tabs stay."""
     if text.isprintable():
         return text
     return "".join(
@@ -41,16 +41,16 @@ def printable(text: str) -> str:
     )
 
 
-# A line's indentation, with the mark of a list's item or with a title that two spaces end.
+# A line's indentation, with the mark of a list item or with a title that ends in two spaces.
 HANGING = re.compile(r" *(?:- |\S+(?: \S+)* {2,})?")
-# A command in a message is broken only where it is longer than a line.
+# A command in a message is wrapped only if it is longer than a line.
 COMMAND = re.compile(r"`[^`\n]+`")
 NO_BREAK = "\x00"
 QUOTE = "  | "
 
 
 def folded(text: str, width: int | None) -> str:
-    """Break lines that are longer than `width` columns at their spaces; None breaks nothing.
+    """Wrap lines that are longer than `width` columns at their spaces; None wraps nothing.
 
     The rest of a line begins under the words after its list mark or its title, else two columns further in.
     Paths and other words that are longer than a line stay whole.
@@ -61,7 +61,7 @@ def folded(text: str, width: int | None) -> str:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Wrap a text without line ends to lines of at most `width` columns, if its words allow it."""
+    """Wrap a text without line ends to lines of at most `width` columns, if no single word is longer."""
     import textwrap
 
     kept = COMMAND.sub(lambda found: _unbroken(found[0], width), text)
@@ -70,7 +70,7 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def _folded_line(line: str, width: int) -> list[str]:
-    # A line of a document that is quoted belongs together: the terminal itself breaks it.
+    # A quoted line of a document is not wrapped here; the terminal wraps it.
     if len(line) <= width or line.startswith(QUOTE):
         return [line]
     hanging = HANGING.match(line)
@@ -78,7 +78,7 @@ def _folded_line(line: str, width: int) -> list[str]:
     start = hanging.end()
     indent = len(line) - len(line.lstrip(" "))
     if start == indent or start > width // 2:
-        # No mark and no title, or a title that leaves too little room after it.
+        # No mark and no title, or a title after which too little room is left.
         start = indent
         first, *_ = wrapped(line[start:], width - start) or [""]
         rest = line[start + len(first) :].lstrip(" ")

@@ -24,11 +24,11 @@ class Topology:
         return self.pipeline_parallel_size * self.data_parallel_size * self.tensor_parallel_size
 
     def coordinate(self, rank: int) -> tuple[int, int, int]:
-        """(pipeline, data, tensor) of a global rank."""
+        """Return (pipeline, data, tensor) of a global rank."""
         rest, tensor = divmod(rank, self.tensor_parallel_size)
         pipeline, data = divmod(rest, self.data_parallel_size)
         return pipeline, data, tensor
 
     def rank(self, pipeline: int, data: int, tensor: int) -> int:
-        """The global rank at a coordinate."""
+        """Return the global rank at a coordinate."""
         return (pipeline * self.data_parallel_size + data) * self.tensor_parallel_size + tensor

@@ -56,11 +56,11 @@ PROCESS_FIGURES = (
 
 @dataclass(frozen=True)
 class Level:
-    """One fineness: a mean and a maximum for each period, the newest `keep` of them."""
+    """One resolution: a mean and a maximum for each period, for the newest `keep` periods."""
 
     seconds: float
     keep: int
-    """Periods kept at least; one segment more at most."""
+    """Minimum number of periods that are kept; one segment more at most."""
     segment: int
     """Periods in one file."""
 
@@ -72,7 +72,7 @@ LEVELS = (
     Level(10800.0, 4096, 512),
 )
 """Two seconds for an hour, a minute for a day, ten minutes for 64 days, three hours for 512 days. Each period
-is a whole multiple of the one before it. At the first level a sample is kept as it is."""
+is a whole multiple of the one before it. The first level stores the samples themselves."""
 
 
 def rank_subject(rank: int) -> str:
@@ -84,6 +84,6 @@ def gpu_subject(index: int) -> str:
 
 
 def number_of(subject: str) -> int | None:
-    """3 of "rank 3" and "gpu 3"; None of "node" and "replica"."""
+    """Return 3 for "rank 3" and "gpu 3", and None for "node" and "replica"."""
     _, _, number = subject.partition(" ")
     return int(number) if number.isdigit() else None

@@ -1,4 +1,4 @@
-"""resources/<node>.<number>.<level>.bin of a job: the files in which one node keeps its resources over time.
+"""Files resources/<node>.<number>.<level>.bin of a job, which hold a node's resource usage over time.
 
 A file is a segment: one line of JSON (its columns, clock and level), then frames of one size:
 
@@ -30,7 +30,7 @@ from nbtrain.base.records import Stamp, host_name
 from nbtrain.base.usage import LEVELS
 
 FORMAT, FORMAT_VERSION = "nbtrain usage", 1
-# Files of one level and node, however short each is: a job may be restarted thousands of times.
+# Maximum number of files per level and node, however short they are, as a job may be restarted very often.
 MOST_FILES = 64
 _NAME = re.compile(r"(\d{1,6})\.(\d{1,9})\.(\d)\.bin")
 _STAMP, _CHECKSUM = struct.Struct("<d"), struct.Struct("<I")
@@ -38,7 +38,7 @@ NAN = math.nan
 
 Sample = Mapping[str, Mapping[str, float | None]]
 Columns = tuple[tuple[str, str], ...]
-"""(subject, figure) of each."""
+"""The (subject, figure) of each column."""
 
 
 def file_name(node: int, number: int, level: int) -> str:
@@ -55,7 +55,7 @@ class _File:
 
 @dataclass
 class _Period:
-    """Samples of a period that has not ended: what its means and maxima will be made of."""
+    """Samples of an unfinished period, from which its means and maxima will be computed."""
 
     number: int
     """Number of periods of this length since boot."""
@@ -68,7 +68,7 @@ class _Period:
         self.stamp = stamp
         self.sums = [one + other for one, other in zip(self.sums, sums)]
         self.counts = [one + other for one, other in zip(self.counts, counts)]
-        # A comparison with NaN is false: `other` is taken unless it is NaN itself or is less.
+        # A comparison with NaN is false, so `other` is used unless it is NaN itself or smaller.
         self.maxima = [
             one if other != other or one > other else other for one, other in zip(self.maxima, maxima)
         ]
@@ -78,7 +78,7 @@ class _Period:
 
 
 class UsageWriter:
-    """Owner of the files of one node of a job. Errors of a full or read-only disk pass over a frame."""
+    """Writes the files of one node of a job. A full or read-only disk loses frames without an error."""
 
     def __init__(self, folder: Path, node: int):
         self._folder, self.node = folder, node
@@ -101,7 +101,7 @@ class UsageWriter:
         stamp: Stamp | None = None,
         now: float | None = None,
     ) -> None:
-        """Keep a sample of now. `about`: what does not change, such as limits, for the head of each file."""
+        """Store a sample of the current values. `about`: constants, e.g. limits, for each file's header."""
         stamp = stamp or Stamp.now()
         about = about or {}
         columns = tuple((subject, name) for subject, figures in sample.items() for name in figures)
@@ -118,7 +118,7 @@ class UsageWriter:
         self._collect(1, stamp.seconds, sums, [int(there) for there in known], values)
 
     def close(self) -> None:
-        """Write the periods that have not ended."""
+        """Write the unfinished periods."""
         for level in range(1, len(LEVELS)):
             self._end_period(level)
         self._open = [None] * len(LEVELS)
@@ -160,7 +160,7 @@ class UsageWriter:
             self._give_up(level)
 
     def _begin(self, level: int, content: bytes) -> tuple[_File, bytes]:
-        """A new file, with its head before the first frame; the oldest ones that are over go."""
+        """Begin a new file, writing its header before the first frame, and remove the oldest excess files."""
         self._folder.mkdir(parents=True, exist_ok=True)
         files, limit = self._files[level], LEVELS[level]
         while files and (sum(file.frames for file in files[1:]) >= limit.keep or len(files) >= MOST_FILES):
@@ -184,7 +184,7 @@ class UsageWriter:
         return file, json.dumps(head, ensure_ascii=False).encode() + b"\n" + content
 
     def _give_up(self, level: int) -> None:
-        """Write no more to the open file; remove it if it holds nothing yet."""
+        """Stop writing to the open file, and remove it if it is empty."""
         file, self._open[level] = self._open[level], None
         if file is not None and file.frames == 0:
             self._files[level].remove(file)
@@ -193,7 +193,7 @@ class UsageWriter:
 
 
 def _by_subject(columns: Columns) -> list[list[Any]]:
-    """[[subject, [figures]], ...]: a fifth of the bytes of the pairs."""
+    """Return [[subject, [figures]], ...], which takes a fifth of the bytes of the pairs."""
     found: list[list[Any]] = []
     for subject, name in columns:
         if not found or found[-1][0] != subject:
@@ -203,7 +203,7 @@ def _by_subject(columns: Columns) -> list[list[Any]]:
 
 
 def packed(values: Iterable[float]) -> bytes:
-    """float32, little-endian."""
+    """Return values as little-endian float32."""
     numbers = array("f", values)
     if sys.byteorder == "big":
         numbers.byteswap()
@@ -212,16 +212,16 @@ def packed(values: Iterable[float]) -> bytes:
 
 @dataclass
 class Segment:
-    """One file as it was read."""
+    """Contents of one file."""
 
     number: int
     level: int
     host: str
     boot_id: str
     clock_offset: float
-    """Seconds since the epoch at boot, by the host's clock when the file was begun."""
+    """Seconds since the epoch at boot, by the host's clock when the file was created."""
     columns: dict[tuple[str, str], int]
-    """{(subject, figure): its place}."""
+    """{(subject, figure): its column index}."""
     about: dict[str, Any]
     stamps: list[float] = field(default_factory=list)
     means: array = field(default_factory=lambda: array("f"))
@@ -229,7 +229,7 @@ class Segment:
 
 
 def listed(folder: Path, node: int | None = None) -> Iterator[tuple[int, int, Path]]:
-    """(number, level, path) of the files of a node, by number; of all nodes without one."""
+    """Return (number, level, path) of a node's files, by number; of all nodes if `node` is None."""
     found = []
     for path in folder.glob("*.bin") if folder.is_dir() else ():
         match = _NAME.fullmatch(path.name)
@@ -239,12 +239,12 @@ def listed(folder: Path, node: int | None = None) -> Iterator[tuple[int, int, Pa
 
 
 def nodes_in(folder: Path) -> list[int]:
-    """The numbers of the nodes that have files."""
+    """Return the numbers of the nodes that have files."""
     return sorted({int(path.name.partition(".")[0]) for _, _, path in listed(folder)})
 
 
 def read_segment(path: Path) -> Segment | None:
-    """A file's whole frames; None if it is gone meanwhile or its head is not whole."""
+    """Return a file's complete frames; None if the file was removed meanwhile or its header is incomplete."""
     try:
         head, newline, body = path.read_bytes().partition(b"\n")
         found = json.loads(head) if newline else {}

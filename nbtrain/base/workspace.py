@@ -28,19 +28,19 @@ NAME_RULE = "must be 1 to 53 lower case letters, digits and inner dashes, e.g. g
 
 
 def valid_name(name: str) -> bool:
-    """Whether `name` may become a folder: lower case letters, digits and inner dashes, at most 53."""
+    """Return whether `name` may become a folder: lower case letters, digits and inner dashes, at most 53."""
     return NAME_PATTERN.fullmatch(name) is not None
 
 
 def check_name(name: str, what: str) -> str:
-    """`name` itself. Raises ConfigError if it may not become a path."""
+    """Return `name`. Raises ConfigError if it may not become a path."""
     if not valid_name(name):
         raise ConfigError(f"{what} = {name!r} {NAME_RULE}.")
     return name
 
 
 def workspace() -> Path:
-    """The folder that relative paths are relative to."""
+    """Return the folder that relative paths are relative to."""
     if configured := os.environ.get("NBTRAIN_WORKSPACE"):
         return typed_path(configured).resolve()
     here = Path.cwd()
@@ -58,18 +58,18 @@ def the_workspace() -> str:
     if (folder / "notebooks").is_dir() and (folder / "examples" / "megatron-gpt").is_dir():
         return f"The workspace is {folder}, found from the current folder."
     return (
-        f"The workspace is {folder}, the current folder, as none at or above it holds notebooks/ and "
-        "examples/megatron-gpt/. Go to the workspace of the run, or set NBTRAIN_WORKSPACE to it."
+        f"The workspace is {folder}, the current folder, because no folder at or above it holds notebooks/ "
+        "and examples/megatron-gpt/. Go to the workspace of the run, or set NBTRAIN_WORKSPACE to it."
     )
 
 
 def output_root() -> Path:
-    """The folder that holds every run directory: $NBTRAIN_OUTPUT, else <workspace>/output."""
+    """Return the folder that holds every run directory: $NBTRAIN_OUTPUT, else <workspace>/output."""
     return _from_environment("NBTRAIN_OUTPUT", "output")
 
 
 def data_home() -> Path:
-    """The folder that holds tokenizers and datasets: $NBTRAIN_DATA, else <workspace>/data."""
+    """Return the folder that holds tokenizers and datasets: $NBTRAIN_DATA, else <workspace>/data."""
     return _from_environment("NBTRAIN_DATA", "data")
 
 
@@ -78,23 +78,23 @@ def queue_folder() -> Path:
     if configured := os.environ.get("NBTRAIN_QUEUE"):
         return resolve(configured)
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
-    # The specification of XDG_STATE_HOME: a relative path is to be ignored.
+    # By the specification of XDG_STATE_HOME, a relative path must be ignored.
     base = state if state.is_absolute() else Path("~/.local/state").expanduser()
     return base / "nbtrain" / "queue" / os.uname().nodename
 
 
 def tokenizer_dir(name: str) -> Path:
-    """data/tokenizer/<name>/: vocab.json, merges.txt, tokenizer.json, manifest.json."""
+    """Return data/tokenizer/<name>/: vocab.json, merges.txt, tokenizer.json, manifest.json."""
     return data_home() / "tokenizer" / check_name(name, "tokenizer.name")
 
 
 def dataset_dir(name: str) -> Path:
-    """data/dataset/<name>/: <key>_document.bin, .idx, manifest.json, index-cache/."""
+    """Return data/dataset/<name>/: <key>_document.bin, .idx, manifest.json, index-cache/."""
     return data_home() / "dataset" / check_name(name, "data.name")
 
 
 def typed_path(path: str | os.PathLike) -> Path:
-    """A path as a person types it: ~ is the home folder.
+    """Return a path as typed by a user, with ~ expanded to the home folder.
 
     Raises ConfigError if this machine does not know that home folder.
     """
@@ -108,7 +108,7 @@ def typed_path(path: str | os.PathLike) -> Path:
 
 
 def resolve(path: str | os.PathLike) -> Path:
-    """An absolute path: as given if absolute, else relative to the workspace."""
+    """Return an absolute path: unchanged if absolute, else relative to the workspace."""
     path = typed_path(path)
     return path if path.is_absolute() else workspace() / path
 
@@ -131,7 +131,7 @@ def example_folders() -> list[Path]:
 
 
 def example_names() -> list[str]:
-    """The names of the example runs."""
+    """Return the names of the example runs."""
     return sorted({path.stem for folder in example_folders() for path in folder.glob("*.yaml")})
 
 

@@ -166,9 +166,7 @@ def lines_of(path: Path) -> Iterator[tuple[str, Any]]:
                         raise DataError(f"{path}: {problem}.") from None
                     raise DataError(f"{where}: not JSON: {error.msg} (column {error.colno}).") from None
                 except RecursionError:
-                    raise DataError(
-                        f"{where}: not JSON: objects and lists are too deep in each other."
-                    ) from None
+                    raise DataError(f"{where}: not JSON: objects and lists are nested too deeply.") from None
                 except ValueError:  # of Python's integers
                     raise DataError(f"{where}: {too_many_digits()}.") from None
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Addresses without what may be a secret."""
+"""Redacting parts of addresses that may be secret."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from nbtrain.base.addresses import redacted, text_without_secrets, without_secre
         ("https://u:p@host:8/a/b?k=v&s#f", "https://***@host:8/a/b?k=***&***"),
         ("https://dumps.wikimedia.org", "https://dumps.wikimedia.org"),
         ("http://[broken", "***"),
-        # Passwords that should have been quoted: they end the host too early.
+        # Passwords with characters that should have been quoted: they end the host too early.
         ("http://u:pa/ss@host/dumps", "http://***@host/dumps"),
         ("http://u:p@a/ss@host", "http://***@host"),
         ("http://u:pa?ss@host", "***"),
@@ -27,12 +27,12 @@ from nbtrain.base.addresses import redacted, text_without_secrets, without_secre
     ],
 )
 def test_redacted(address, shown):
-    """User, password, query values and fragment."""
+    """User, password, query values and fragment are hidden."""
     assert redacted(address) == shown
 
 
 def test_values_without_secrets():
-    """Strings at any depth; a mirror is an address even without https://."""
+    """Strings at any depth are redacted; a mirror counts as an address even without https://."""
     sources = [{"kind": "wiki", "mirror": "me:s3cret@host", "sha1": None}, {"path": "a@b:c"}]
     assert without_secrets({"sources": sources, "number": 5}) == {
         "sources": [{"kind": "wiki", "mirror": "***@host", "sha1": None}, {"path": "a@b:c"}],
@@ -52,5 +52,5 @@ def test_values_without_secrets():
     ],
 )
 def test_text_without_secrets(text, shown):
-    """Too much is hidden rather than too little; text without an address stays."""
+    """Redaction hides too much rather than too little; text without an address is unchanged."""
     assert text_without_secrets(text) == shown

@@ -1,4 +1,4 @@
-"""Control groups of both versions, as files below a folder: whose limits count, what is read beside them."""
+"""Control groups of versions 1 and 2, as files in a folder: limits, usage and kill counts."""
 
 import os
 
@@ -12,7 +12,7 @@ GIB = 1 << 30
 
 @pytest.fixture
 def groups(tmp_path, monkeypatch):
-    """A function that writes what /proc/self/cgroup says, and files by their path below the mount."""
+    """Return a function that writes /proc/self/cgroup and files by their path below the mount."""
 
     def write(own, files):
         (tmp_path / "own").write_text(own)
@@ -28,7 +28,7 @@ def groups(tmp_path, monkeypatch):
 
 
 def test_limits_of_the_groups_above_count(groups):
-    """A job of Slurm: its task's own group says "max", and the job's and the step's have the limits."""
+    """The limits of parent groups count: a Slurm task's group is "max", while job and step have limits."""
     job = "system.slice/slurmstepd.scope/job_7"
     groups(
         f"0::/{job}/step_0/task_0\n",
@@ -55,14 +55,14 @@ def test_limits_of_the_groups_above_count(groups):
 
 @pytest.mark.parametrize("own", ["/docker/0af3", "/", "/../../kubepods/pod7"])
 def test_a_container_shows_its_group_at_the_root_of_the_mount(groups, own):
-    """Whatever the path is that /proc names."""
+    """In a container, the group is at the root of the mount, whatever path /proc gives."""
     groups(f"0::{own}\n", {"cpu.max": "400000 100000", "memory.max": 16 * GIB})
     assert usable_cores() == 4
     assert memory_groups() == [MemoryGroup(16 * GIB, None, None)]
 
 
 def test_version_1_has_a_tree_for_each_controller(groups):
-    """A number near 2**63 is no limit there; seconds of CPU are of the group with the quota."""
+    """In version 1, each controller has a tree, and a limit near 2**63 means no limit."""
     groups(
         "5:memory:/job/task\n4:cpuacct:/job/task\n3:cpu:/job/task\n0::/\n",
         {
@@ -98,6 +98,6 @@ def test_without_groups_the_machine_is_all_there_is(groups):
     ],
 )
 def test_kills_are_counted_by_the_own_group(groups, own, file, text, kills):
-    """None is not zero."""
+    """Kills are counted in the process's own group, and None is distinct from 0."""
     groups(f"{own}\n", {file: text})
     assert oom_kills() == kills

@@ -1,4 +1,4 @@
-"""What lies on the nodes' own disks (model/local.json), as every reader of a run directory understands it."""
+"""Checkpoints on the nodes' own disks (model/local.json), as every reader of a run directory sees them."""
 
 import os
 
@@ -27,7 +27,7 @@ def save(step: int, attempt: int = 0, copied: bool = False) -> LocalSave:
 
 @pytest.fixture
 def run(tmp_path) -> RunDir:
-    """A run whose step 10 counts in model/."""
+    """A run with a complete checkpoint of step 10 in model/."""
     run = RunDir(tmp_path / "run")
     run.checkpoint(10).mkdir(parents=True)
     files.write_json(run.checkpoint_manifest(10), {"schema_version": 2, "files": {}})
@@ -45,38 +45,38 @@ def run(tmp_path) -> RunDir:
     ],
 )
 def test_the_newest_step_that_a_resume_may_find(run, saves, newest):
-    """On the nodes if it is newer than all in model/ and was not copied: its removal there was meant."""
+    """A step on the nodes counts if it is newer than all in model/ and was never copied there."""
     LocalSaves(saves).keep(run)
     assert newest_saved_step(run) == newest
     assert (only_on_nodes(run) is None) == (newest == 10)
 
 
 def test_a_rollback_goes_back_to_what_counts(run):
-    """What the nodes saved before it is void, what they save in a later attempt is not."""
+    """A rollback invalidates earlier saves on the nodes, but not saves of a later attempt."""
     rollback = Rollback(JOB, 1, 0.0, 13, 10, 40, 52, "NaN")
     rollback.append(run.rollbacks_json)
     LocalSaves([save(12, attempt=1)]).keep(run)
     assert only_on_nodes(run) is None and on_nodes_words(run) == ""
     LocalSaves([save(12, attempt=2)]).keep(run)
     assert on_nodes_words(run) == (
-        "step 12 lies on the disks of node-a, node-b alone (checkpoint.local_dir): a resume on these nodes "
+        "step 12 is on the disks of node-a, node-b only (checkpoint.local_dir): a resume on these nodes "
         "continues from it"
     )
 
 
 def test_the_list_is_bounded(run):
-    """The newest stay."""
+    """The list keeps only the newest saves."""
     LocalSaves([save(step) for step in range(20, 200)]).keep(run)
     assert [one.step for one in LocalSaves.of(run).saves] == list(range(200 - LISTED_LOCAL_SAVES, 200))
 
 
 def test_the_folder_of_a_node():
-    """Number and name are filled in."""
+    """The node's number and name are filled in."""
     assert str(local_folder("/nvme/{host}/n{node}", 3, "gpu-7")) == "/nvme/gpu-7/n3"
 
 
 def test_the_longest_save_of_all_jobs_is_remembered(tmp_path):
-    """A stop waits for a save as long as one has taken, in an earlier job too; no heartbeat is no save."""
+    """A stop waits as long as the longest save of any job; a job without a heartbeat has none."""
     run = RunDir(tmp_path / "gpt")
     assert measured_save_seconds(run) == 0.0
     for number, seconds in enumerate((4.5, None, 2.0)):

@@ -1,4 +1,4 @@
-"""How the lines of `dcgmi dmon` are read, with a stand-in for the program."""
+"""Parsing the output of `dcgmi dmon`, with a stand-in for the program."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ HEAD = "#Entity   TENSO\nID\n"
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """program(its shell script): the first dcgmi on the PATH; it writes its arguments and pid to `said`."""
+    """Return a function that installs a shell script as dcgmi; it writes pid and arguments to `said`."""
 
     def make(script: str) -> Path:
         said, path = tmp_path / "said", tmp_path / "dcgmi"
@@ -32,7 +32,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
 
 def gone(said: Path) -> bool:
-    """Whether the program ends; on a slow machine it is ended before it says anything, or a little later."""
+    """Return whether the program has ended; on a slow machine it may be killed before it writes anything."""
     words = said.read_text().split() if said.exists() else []
     deadline = time.monotonic() + 60
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -44,7 +44,7 @@ def gone(said: Path) -> bool:
 
 
 def test_the_newest_value_of_each_gpu_counts_once(program: Callable[[str], Path], tmp_path: Path) -> None:
-    """N/A, heads and values that are no share are no values; a line may come in two pieces."""
+    """N/A, headers and values above 1 are skipped; a line may arrive in two pieces."""
     go_on = tmp_path / "go on"
     said = program(
         f"printf '{HEAD}GPU 1     N/A\\nGPU 0     0.250\\nGPU 1     1.5\\nGPU 3     0.5'\n"
@@ -75,7 +75,7 @@ def test_the_newest_value_of_each_gpu_counts_once(program: Callable[[str], Path]
     ],
 )
 def test_without_engine_or_rights_there_is_no_figure(program: Callable[[str], Path], script: str) -> None:
-    """It ends, or prints N/A for ever; neither is left running."""
+    """Without the service or permissions no value is read, and the program is stopped."""
     said = program(script)
     activity = dcgm.TensorActivity([0], first_seconds=0.5)
     assert not activity.supported and activity.look() == {}
@@ -90,7 +90,7 @@ def test_without_the_program_nothing_is_started(monkeypatch: pytest.MonkeyPatch,
 def test_a_node_asks_it_for_gpus_that_the_driver_does_not_count(
     program: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on an A100: the figure is among the GPU's own, and the program ends with the measurement."""
+    """A node uses dcgmi for GPUs whose driver does not count, as on an A100, and stops it at the end."""
     said = program(f"printf '{HEAD}GPU 0     0.625\\n'; exec sleep 600")
     gpu = GpuUse(0, "NVIDIA A100-SXM4-80GB", 0.9, 1 << 30, 80 << 30, 61, 300.0, 1410)
     monkeypatch.setattr(nvml, "gpus", lambda: [gpu])

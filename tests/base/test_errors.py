@@ -1,10 +1,10 @@
-"""Errors that cross a process: by name, as the class that this process knows."""
+"""Errors that cross a process boundary: raised again by their class's name."""
 
 from nbtrain.base import errors
 
 
 def test_an_error_that_another_process_names_is_raised_here():
-    """By its class's name; a name that is none of these classes is the base, and never another object."""
+    """An error's name selects its class; an unknown name gives the base class, never another object."""
     found = errors.named_error({"error": "CheckpointError", "message": "it is torn"})
     assert (type(found), str(found)) == (errors.CheckpointError, "it is torn")
     for name in ("Mapping", "printable", "KeyError", "", None):

@@ -1,4 +1,4 @@
-"""Records of evaluations: written and read again, and what is said of a damaged one."""
+"""Records of evaluations: written and read, with an error for a damaged one."""
 
 import json
 
@@ -45,8 +45,8 @@ def test_a_name_is_a_file_name():
     "change, said",
     [
         ({"schema_version": 2}, "schema_version = 2 must be 1: the file is of another version of nbtrain."),
-        ({"metrics": None}, "is no record of an evaluation (AttributeError("),
-        ({"more": 1}, "is no record of an evaluation (TypeError("),
+        ({"metrics": None}, "is not a record of an evaluation (AttributeError("),
+        ({"more": 1}, "is not a record of an evaluation (TypeError("),
     ],
 )
 def test_a_damaged_record(tmp_path, change, said):

@@ -1,4 +1,4 @@
-"""The pip command that installs what an extra needs."""
+"""The pip command that installs the packages of an extra."""
 
 import importlib.metadata
 
@@ -6,14 +6,14 @@ from nbtrain.base.extras import install_command
 
 
 def test_command_names_packages_and_never_nbtrain():
-    """An index could hold another project of that name."""
+    """The command never lists nbtrain, because an index could have another project of that name."""
     command = install_command("k8s")
     assert command.startswith("pip install 'kubernetes>=") and "nbtrain" not in command
     assert install_command("data").count("'") == 2 * 7
 
 
 def test_from_sources_that_are_not_installed(monkeypatch):
-    """Without an installation, the extra of the sources is installed."""
+    """Without an installation, the extra is installed from the sources."""
 
     def missing(name):
         raise importlib.metadata.PackageNotFoundError(name)

@@ -1,4 +1,4 @@
-"""A file is whole or it is not there."""
+"""Atomic writes: a file is complete or does not exist."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ from nbtrain.base.errors import RecordError
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path):
-    """An exception inside the writer changes nothing on disk."""
+    """An exception inside the writer changes nothing on the disk."""
     target = tmp_path / "a.json"
     files.write_text(target, "old")
     with pytest.raises(RuntimeError), files.atomic_writer(target) as stream:
@@ -23,7 +23,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path):
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
-    """ENOSPC at fsync: the error is passed on, the old content stays, no file is left."""
+    """After ENOSPC at fsync, the error is raised, the old content remains, and no temporary file is left."""
     target = tmp_path / "a.json"
     files.write_json(target, {"step": 1})
 
@@ -38,7 +38,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 def test_a_named_output_keeps_links_and_devices(tmp_path):
-    """A pipe is written to and stays one; of a link the file that it points to is replaced."""
+    """A pipe is written to and stays a pipe; for a link, the target file is replaced."""
     pipe, link, target = tmp_path / "pipe", tmp_path / "link", tmp_path / "target"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -59,7 +59,7 @@ def test_a_named_output_keeps_links_and_devices(tmp_path):
     ("code", "times", "fails"), [("ESTALE", 4, False), ("ESTALE", 5, True), ("EIO", 1, True)]
 )
 def test_a_file_that_another_host_replaces_is_opened_again(tmp_path, monkeypatch, code, times, fails):
-    """NFS 3 says ESTALE; a file that stays so, or any other error, is passed on."""
+    """ESTALE of NFS 3 is retried; if it persists, or for any other error, it is raised."""
     path = tmp_path / "0.json"
     files.write_json(path, {"step": 1})
     refused, read_bytes = [getattr(errno, code)] * times, Path.read_bytes
@@ -78,7 +78,7 @@ def test_a_file_that_another_host_replaces_is_opened_again(tmp_path, monkeypatch
 
 
 def test_reading_json_tells_missing_from_broken(tmp_path):
-    """A missing file gives None; half a file is an error that names the file."""
+    """A missing JSON file returns None, and a truncated one is an error that names the file."""
     assert files.read_json(tmp_path / "none.json") is None
     with pytest.raises(RecordError, match="is a folder, and must be a file"):
         files.read_json(tmp_path)
@@ -88,7 +88,7 @@ def test_reading_json_tells_missing_from_broken(tmp_path):
         files.read_json(broken)
     broken.write_text("[" * 100_000)
     with pytest.raises(
-        RecordError, match=r"broken\.json:1: not JSON: objects and lists are too deep in each"
+        RecordError, match=r"broken\.json:1: not JSON: objects and lists are nested too deeply"
     ):
         files.read_json(broken)
     broken.write_bytes('{"a": "ä",\n"b": "'.encode() + b'\xe9"}')
@@ -96,13 +96,14 @@ def test_reading_json_tells_missing_from_broken(tmp_path):
         files.read_json(broken)
     broken.write_text('{"a": %s}' % ("9" * 4301))
     with pytest.raises(
-        RecordError, match=r"broken\.json: a whole number has more than 4,300 digits, which is not read$"
+        RecordError,
+        match=r"broken\.json: a whole number has more than 4,300 digits, which Python does not parse$",
     ):
         files.read_json(broken)
 
 
 def test_two_threads_that_write_one_record_leave_a_whole_one(tmp_path):
-    """A short and a long value, renewed at the same time: every read gives one of the two."""
+    """Two threads that write a short and a long value at the same time leave one of them, complete."""
     target, values = tmp_path / "engine.json", ({"said": ""}, {"said": "x" * 5000})
     files.write_json_unsynced(target, values[0])
     with ThreadPoolExecutor(2) as threads:

@@ -1,4 +1,4 @@
-"""A pointer of Git LFS is named as one by every reader, and nothing else is taken for one."""
+"""Git LFS pointers are named by every reader, and no other file is mistaken for one."""
 
 import pytest
 
@@ -29,7 +29,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\n" + OID + b"\nsize 12345
     ],
 )
 def test_forms_of_a_pointer(content):
-    """The specification's form, with extensions, other line ends and the address of older programs."""
+    """The specification's form is recognised, with extensions, other line ends and the old address."""
     assert "is a Git LFS pointer, not the file (12,345 bytes" in str(pointer_problem(content))
 
 
@@ -45,7 +45,7 @@ def test_forms_of_a_pointer(content):
     ],
 )
 def test_what_is_no_pointer(content, tmp_path):
-    """A text about pointers, a file that begins as one, and a longer file are what they are."""
+    """A text about pointers, a file that begins like one, and a longer file are not pointers."""
     assert pointer_problem(content) is None
     (tmp_path / "a").write_bytes(content)
     assert pointer_problem_of(tmp_path / "a") is None
@@ -78,7 +78,7 @@ READERS = {
 
 @pytest.mark.parametrize("name", list(READERS))
 def test_every_reader_names_it(name, workspace):
-    """Weights, records, dumps, tokenizers, datasets and settings: the message says what to run."""
+    """Readers of weights, records, dumps, tokenizers, datasets and settings name the command to run."""
     if name == "model.safetensors":
         (workspace / "config.json").write_text("{}")
     if name == "vocab.json":

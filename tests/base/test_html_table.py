@@ -1,4 +1,4 @@
-"""One look for all tables: sides, escaped cells, and styles that an untrusted notebook keeps."""
+"""The style of HTML tables: alignment, escaped cells, and styles that an untrusted notebook keeps."""
 
 from nbtrain.base.html_table import grouped_table, html_table, words_row
 

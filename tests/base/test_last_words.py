@@ -1,4 +1,4 @@
-"""The last record of a job whose run directory can no longer be written, and who may write it."""
+"""The last record of a job whose run directory cannot be written any more, and who may write it."""
 
 import os
 import tempfile
@@ -13,7 +13,7 @@ from nbtrain.base.rundir import RunDir, new_job_id
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
-    """A temporary folder that others may write to as well."""
+    """A temporary folder that other users may write to as well."""
     folder = tmp_path / "tmp"
     folder.mkdir(mode=0o777)
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -22,7 +22,7 @@ def temporary(tmp_path, monkeypatch):
 
 @pytest.fixture
 def job(workspace):
-    """A job that is RUNNING in job.json, and whose supervisor is gone."""
+    """A job that is RUNNING in job.json, with a dead supervisor."""
     job = RunDir.named("tiny").job(new_job_id())
     job.make_folders()
     gone = ProcessIdentity(os.getpid(), 1, "another boot")
@@ -37,7 +37,7 @@ def ended(job):
 
 
 def test_status_reports_the_last_words(job, temporary):
-    """The recorded end counts, in place of LOST; a newer job of the run removes it."""
+    """status reports the recorded end instead of LOST, until a newer job of the run removes it."""
     assert jobstate.read_state(job, time.time())[0] == "LOST"
     path = last_words.keep(ended(job))
     assert path.parent == temporary / f"nbtrain-{os.getuid()}"
@@ -57,7 +57,7 @@ def test_what_job_json_says_itself_counts_more(job, temporary):
 
 @pytest.mark.parametrize("trap", ["open to others", "a link", "a file"])
 def test_a_folder_that_others_could_have_made_is_not_used(job, temporary, tmp_path, trap):
-    """Such a folder is neither written nor read."""
+    """A folder that other users could have created is neither written nor read."""
     path = last_words.keep(ended(job))
     folder, real = path.parent, tmp_path / "real"
     if trap == "open to others":
@@ -83,7 +83,7 @@ def test_words_about_another_job_and_damaged_ones_are_not_believed(job, temporar
 
 
 def test_a_lost_job_on_a_read_only_disk_says_so(job, temporary, monkeypatch):
-    """The cause of a LOST job names the read-only disk even if there are no last words."""
+    """The cause of a LOST job on a read-only disk names the disk, even without a last record."""
     monkeypatch.setattr(jobstate, "is_read_only", lambda folder: True)
     state, cause = jobstate.read_state(job, time.time())
     assert state == "LOST"

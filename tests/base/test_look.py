@@ -1,4 +1,4 @@
-"""Colours of outputs by their contrast to the grounds of both themes (WCAG 2.2), and what a theme changes."""
+"""Contrast of output colours against the backgrounds of both themes (WCAG 2.2), and style changes."""
 
 import re
 from pathlib import Path
@@ -26,7 +26,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_words_of_a_figure_read_on_white_and_on_black() -> None:
-    """4.2 to both; no colour has 4.5 to white and to JupyterLab's dark ground."""
+    """Text in plots has a contrast of 4.2 on white and on JupyterLab's dark background."""
     assert min(contrast(look.GREY, ground) for ground in (WHITE, DARK)) >= 4.2
     assert (contrast(WHITE, DARK)) ** 0.5 < 4.5
 
@@ -36,7 +36,7 @@ COLORS = sorted({*look.SERIES, *look.PARTS, *look.TIME_PARTS, look.RED, look.LIN
 
 @pytest.mark.parametrize("color", COLORS)
 def test_lines_and_areas_read_on_every_ground(color: str) -> None:
-    """3.0, WCAG's least for what is no text."""
+    """Lines and areas have WCAG's minimum contrast for graphics, 3.0, on every background."""
     assert min(contrast(color, ground) for ground in (WHITE, DARK, DARK_PANEL)) >= 3.0, color
 
 
@@ -46,7 +46,7 @@ def test_the_what_if_page_has_the_same_colours() -> None:
 
 
 def test_a_figure_has_no_ground_and_no_black() -> None:
-    """Title, axes, ticks made later, grid and legend; a label in its curve's colour keeps it."""
+    """A plot has no background and no black; a label in the colour of its curve keeps it."""
     from matplotlib.colors import to_hex
     from matplotlib.figure import Figure
 

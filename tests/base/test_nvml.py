@@ -1,4 +1,4 @@
-"""How the driver's answers are read, with a stand-in for the package that asks the driver."""
+"""Reading the driver's values, with a stand-in for the package that queries it."""
 
 import sys
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ class NVMLError(Exception):
 
 
 class Driver(ModuleType):
-    """Answers as the package does: of three GPUs the second reports only its name, and the third is lost."""
+    """Three GPUs as the package reports them: the second has only a name, and the third is lost."""
 
     NVMLError = NVMLError
     NVML_TEMPERATURE_GPU, NVML_CLOCK_SM = 0, 1
@@ -66,7 +66,7 @@ class Driver(ModuleType):
     def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> Any:
         return self._of_the_first(handle, {1: 1410}[kind])
 
-    # GPM: two samples of the counters give a figure; a sample here is [share of tensor activity since boot].
+    # GPM computes a value from two samples of the counters; a sample here is [tensor activity since boot].
     NVML_GPM_METRICS_GET_VERSION, NVML_GPM_METRIC_ANY_TENSOR_UTIL = 1, 5
 
     def nvmlDeviceGetIndex(self, handle: str) -> int:
@@ -98,7 +98,7 @@ class Driver(ModuleType):
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
-    """The stand-in in place of the package; the cache is cleared afterwards."""
+    """The stand-in instead of the package; the cache is cleared afterwards."""
     driver = Driver()
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     nvml._library.cache_clear()
@@ -107,9 +107,9 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
 
 
 def test_figures_have_units_and_what_is_not_reported_is_none(driver: Driver) -> None:
-    """Per cent becomes a fraction and milliwatts watts.
+    """Percentages become fractions and milliwatts become watts.
 
-    An error leaves a gap and not a zero, a lost GPU no row.
+    An error is a missing value and not zero, and a lost GPU has no row.
     """
     expected = [
         GpuUse(0, NAME, 0.87, 31 << 30, 40 << 30, 61, 312.5, 1410),
@@ -126,7 +126,7 @@ def test_the_use_of_one_gpu_by_the_uuid_that_cuda_has_for_it(driver: Driver) -> 
 
 
 def test_zero_is_reported_as_zero(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The figures of an idle GPU are 0, not missing."""
+    """An idle GPU has the value 0, not a missing value."""
     monkeypatch.setattr(driver, "nvmlDeviceGetUtilizationRates", lambda handle: SimpleNamespace(gpu=0))
     monkeypatch.setattr(driver, "nvmlDeviceGetPowerUsage", lambda handle: 0)
     assert (nvml.gpus()[0].utilization_fraction, nvml.gpus()[0].power_watts) == (0, 0)
@@ -135,7 +135,7 @@ def test_zero_is_reported_as_zero(driver: Driver, monkeypatch: pytest.MonkeyPatc
 def test_a_name_that_is_no_text_or_not_reported_is_the_index(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The package decodes the driver's bytes and raises if it cannot."""
+    """An undecodable or missing name is replaced by the index; the package decodes bytes and raises."""
 
     def name(handle: str) -> str:
         if handle == "handle 0":
@@ -147,7 +147,7 @@ def test_a_name_that_is_no_text_or_not_reported_is_the_index(
 
 
 def test_machine_without_a_driver_has_no_gpus(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No library is an empty list, and so is a driver that does not count."""
+    """Without the driver's library, or with a driver that lists no GPUs, the list is empty."""
 
     def refuse() -> None:
         raise NVMLError("NVML Shared Library Not Found")
@@ -160,13 +160,13 @@ def test_machine_without_a_driver_has_no_gpus(driver: Driver, monkeypatch: pytes
 
 
 def test_machine_without_the_package_has_no_gpus(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run is shown without NVML."""
+    """Without the package, the list is empty and a run can still be shown."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert nvml.gpus() == []
 
 
 def test_tensor_activity_is_between_two_looks(driver: Driver) -> None:
-    """GPUs without the counters are left out; counters that are no longer needed are given back."""
+    """Tensor activity needs two samples; GPUs without counters are skipped, and unused counters freed."""
     activity = nvml.TensorActivity([0, 1, 2])
     assert activity.supported
     assert [activity.look() for _ in range(3)] == [{}, {0: 0.3}, {0: 0.3}]
@@ -189,5 +189,5 @@ def test_tensor_activity_is_between_two_looks(driver: Driver) -> None:
     ],
 )
 def test_gpus_that_cuda_shows(driver: Driver, chosen: str | None, indices: set[int] | None) -> None:
-    """As CUDA reads CUDA_VISIBLE_DEVICES: what follows an invalid entry is hidden."""
+    """CUDA_VISIBLE_DEVICES is read as by CUDA: an invalid entry hides the entries after it."""
     assert nvml.visible_indices(chosen) == indices

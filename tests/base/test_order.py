@@ -1,4 +1,4 @@
-"""The order of names in lists."""
+"""The sort order of names in lists."""
 
 from nbtrain.base.order import natural
 

@@ -1,4 +1,4 @@
-"""A port to listen on: below those that outgoing connections take, and free."""
+"""Choosing a free port below the range of outgoing connections."""
 
 import socket
 import subprocess
@@ -10,30 +10,30 @@ from nbtrain.base import ports
 
 
 def test_no_outgoing_connection_takes_it():
-    """Linux gives those 32768 and more; another choice each time."""
+    """The port is below Linux's range for outgoing connections, from 32768, and chosen at random."""
     found = {ports.port_to_listen_on() for _ in range(20)}
     assert len(found) > 1 and all(15_000 <= port < 32_768 for port in found)
 
 
 def test_a_port_in_use_is_passed_over(monkeypatch):
-    """Of two ports the free one; none of one that is in use."""
+    """A port in use is skipped, and the search fails if all are in use."""
     with socket.socket() as taken:
         taken.bind((ports.LOOPBACK, ports.port_to_listen_on()))
         port = taken.getsockname()[1]
         monkeypatch.setattr(ports, "TRIES", 1)
         monkeypatch.setattr(ports, "FIRST", port)
         monkeypatch.setattr(ports, "LAST", port + 1)
-        with pytest.raises(RuntimeError, match=r"1 ports between .* were tried, and all are in use"):
+        with pytest.raises(RuntimeError, match=r"1 ports between .* were tried, but all are in use"):
             ports.port_to_listen_on()
 
 
 def test_a_port_is_given_to_one_caller_at_a_time(monkeypatch):
-    """Until it is listened on, no other process gets it; a claim ends after CLAIM_SECONDS or its process."""
+    """A claimed port is given to no other caller until CLAIM_SECONDS pass or its process ends."""
     port = ports.port_to_listen_on()
     only = f"ports.TRIES, ports.FIRST, ports.LAST = 1, {port}, {port + 1}; print(ports.port_to_listen_on())"
     command = [sys.executable, "-c", f"from nbtrain.base import ports; {only}"]
     refused = subprocess.run(command, capture_output=True, text=True)
-    assert "were tried, and all are in use" in refused.stderr
+    assert "were tried, but all are in use" in refused.stderr
     monkeypatch.setattr(ports, "CLAIM_SECONDS", -1.0)
     assert ports.port_to_listen_on() != port
     for _ in range(2):

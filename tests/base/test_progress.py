@@ -1,4 +1,4 @@
-"""A bar in a log: whole lines, with rate and ETA."""
+"""Progress bars in a log: complete lines with rate and ETA."""
 
 import io
 
@@ -6,7 +6,7 @@ from nbtrain.base import progress
 
 
 def test_a_log_gets_whole_lines_with_rate_and_eta(monkeypatch):
-    """Every 5 s a line, and one at the end; no carriage return anywhere."""
+    """A log gets a line every 5 s and one at the end, without carriage returns."""
     clock = iter([0.0, 1.0, 5.0, 5.0, 10.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     stream = io.StringIO()
@@ -20,7 +20,7 @@ def test_a_log_gets_whole_lines_with_rate_and_eta(monkeypatch):
 
 
 def test_a_line_of_its_own(monkeypatch):
-    """A message is a line of its own, in a log as above a bar."""
+    """A message is printed on a separate line, in a log and above a bar."""
     for is_terminal in (False, True):
         stream = io.StringIO()
         monkeypatch.setattr(stream, "isatty", lambda here=is_terminal: here)
@@ -30,7 +30,7 @@ def test_a_line_of_its_own(monkeypatch):
 
 
 def test_bytes_are_written_as_people_write_them(monkeypatch):
-    """MB and MB/s, with no blank inside."""
+    """Amounts are shown as MB and rates as MB/s, without a space inside."""
     clock = iter([0.0, 10.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     stream = io.StringIO()
@@ -45,7 +45,7 @@ def test_bytes_are_written_as_people_write_them(monkeypatch):
 
 
 def test_a_painter_shows_the_bar_in_place_of_lines(monkeypatch):
-    """Twice a second, with the fraction; the end is 1 even if less was counted. A terminal keeps tqdm's."""
+    """A painter gets the fraction twice a second, and 1 at the end; a terminal keeps tqdm's bar."""
     clock = iter([0.0, 0.4, 0.6, 0.6, 2.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     shown = []

@@ -1,4 +1,4 @@
-"""Records as other versions of nbtrain wrote them, and files that are no record."""
+"""Records written by other versions of nbtrain, and files that are not records."""
 
 import errno
 import os
@@ -24,14 +24,14 @@ from nbtrain.base.records import (
 
 
 def test_an_order_to_single_ranks_comes_back(tmp_path):
-    """A list of records, or None: an agent asks each process that is named whether it lives."""
+    """An order for single ranks is read back as a list of records, or None for all ranks."""
     orders = SignalOrders([SignalOrder(1, 0, 12, [ProcessIdentity.of(os.getpid())]), SignalOrder(2, 0, 15)])
     orders.write(tmp_path / "signals.json")
     assert SignalOrders.read(tmp_path / "signals.json") == orders
 
 
 def test_a_process_that_this_user_may_not_see_has_no_identity(monkeypatch):
-    """hidepid=1 of /proc: another user's /proc/PID/stat is there and cannot be opened."""
+    """With hidepid=1, another user's process in /proc cannot be read and has no identity."""
 
     def closed(path, *rest, **named):
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
@@ -41,7 +41,7 @@ def test_a_process_that_this_user_may_not_see_has_no_identity(monkeypatch):
 
 
 def test_records_within_records_come_back(tmp_path):
-    """A heartbeat with its process, progress and collective; a job with its attempts."""
+    """Nested records are read back: a heartbeat with process and progress, a job with its attempts."""
     me = ProcessIdentity.of(os.getpid())
     collective = Collective("all_reduce", "data_parallel", [0, 1], 3, 1.0, True)
     beat = Heartbeat(0, 1, me, 1.0, 6, "train", 0.5, TrainingProgress(8, 1024), 3, collective)
@@ -65,17 +65,17 @@ def test_a_key_of_a_newer_version_is_passed_over_and_an_older_record_is_filled_u
 
 @pytest.mark.parametrize("value", [{"rank": 0}, [], 3, "x"])
 def test_what_is_no_record_is_named(tmp_path, value):
-    """The error names the file, so that nobody has to look for the damaged one."""
+    """The error about a damaged record names its file."""
     path = tmp_path / "0.0.json"
     files.write_json(path, value)
-    with pytest.raises(RecordError, match=r"0\.0\.json: is no ExitRecord"):
+    with pytest.raises(RecordError, match=r"0\.0\.json: is not a ExitRecord"):
         ExitRecord.read(path)
 
 
 @pytest.mark.parametrize("record", [Heartbeat, NodeRecord, EngineWord])
 @pytest.mark.parametrize("content", [b"", b"\0" * 300])
 def test_a_renewed_record_that_a_power_cut_has_emptied_counts_as_missing(tmp_path, record, content):
-    """They are written without fsync; of the others no file is ever empty, so that is said."""
+    """An empty file after a power cut counts as missing if the record is rewritten often, else as damaged."""
     path = tmp_path / "0.json"
     path.write_bytes(content)
     assert record.read(path) is None
@@ -99,7 +99,7 @@ def test_what_is_no_record_within_one_is_named(tmp_path):
 
 @pytest.fixture
 def marked():
-    """A job that began, by the wall clock, at 1000 s."""
+    """A job that began at 1000 s of the wall clock."""
     record = JobRecord("20261121-031500-a1b2", "id", "run", "RUNNING", 0.0, 2)
     record.mark("created_at")
     record.mark("ended_at")
@@ -108,7 +108,7 @@ def marked():
 
 
 def test_a_clock_that_was_set_back_changes_no_duration(marked):
-    """An hour passed, while the wall clock was set back by two."""
+    """Setting the wall clock back by two hours does not change the measured hour."""
     marked.stamps["ended_at"].seconds = marked.stamps["created_at"].seconds + 3600
     marked.ended_at = 1000.0 - 3600
     assert marked.seconds_between("created_at", "ended_at") == pytest.approx(3600)
@@ -117,7 +117,7 @@ def test_a_clock_that_was_set_back_changes_no_duration(marked):
 
 
 def test_without_stamps_of_one_boot_the_wall_clock_counts(marked):
-    """Records of nbtrain 0.1, of another machine, and of before the machine was restarted."""
+    """The wall clock is used for records without boot times, of another machine or of an earlier boot."""
     marked.ended_at = 1005.0
     for stamps in ({}, {"created_at": Stamp("another boot", 1.0), "ended_at": marked.stamps["ended_at"]}):
         marked.stamps = stamps

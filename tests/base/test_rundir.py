@@ -1,4 +1,4 @@
-"""The run directory: paths, identities, events, and the state of a job whose supervisor is dead."""
+"""The run directory: paths, identities, events, and the state of a job with a dead supervisor."""
 
 import errno
 import fcntl
@@ -41,26 +41,26 @@ def record(job, **changes) -> JobRecord:
 
 @pytest.mark.parametrize("name", ["../etc", "a/b", "", "A", "-a", "a" * 54, "a b", "a\n"])
 def test_a_name_that_is_no_folder_is_refused(workspace, name):
-    """Names become paths, so they are checked first."""
+    """An invalid run name is refused, because names become paths."""
     with pytest.raises(ConfigError, match="must be 1 to 53 lower case letters, digits and inner dashes"):
         RunDir.named(name)
 
 
 def test_checkpoint_steps_are_numbers_in_order(run):
-    """global_step100 comes after global_step20; other folders do not count."""
+    """Checkpoint steps are sorted as numbers, and other folders are ignored."""
     for name in ("global_step100", "global_step20", "global_step5.tmp", "other"):
         (run.model / name).mkdir(parents=True)
     assert run.checkpoint_steps() == [20, 100]
 
 
 def test_job_ids_sort_by_time():
-    """An id starts with its UTC second."""
+    """A job id starts with its UTC second, so ids sort by time."""
     assert rundir.new_job_id(0).startswith("19700101-000000-")
     assert rundir.new_job_id(1e9) < rundir.new_job_id(1e9 + 1)
 
 
 def test_a_closed_folder_hides_no_name(run, monkeypatch):
-    """lost+found of a volume, or the run of a colleague, beside one's own runs."""
+    """An unreadable folder, such as lost+found or another user's run, hides no other run."""
     files.write_json(run.run_json, {"name": "tiny"})
     (run.path.parent / "lost+found").mkdir()
     real = os.stat
@@ -76,7 +76,7 @@ def test_a_closed_folder_hides_no_name(run, monkeypatch):
 
 
 def test_jobs_of_one_second_and_of_a_clock_that_is_behind_sort_in_order(run):
-    """The newest job is the last one, whatever random digits its id has."""
+    """Jobs of the same second, or of a clock that is behind, sort in order, so that the newest is last."""
     made = []
     for _ in range(12):
         made.append(run.unused_job_id())
@@ -88,7 +88,7 @@ def test_jobs_of_one_second_and_of_a_clock_that_is_behind_sort_in_order(run):
 
 
 def test_the_lock_is_freed_by_death(run):
-    """The run's lock leaves no file, keeps others out, and goes with its holder."""
+    """The run's lock excludes others, leaves no file, and is released when its holder dies."""
     code = (
         "import sys, time; from nbtrain.base.rundir import RunDir\n"
         "with RunDir(sys.argv[1]).locked():\n    print('held', flush=True); time.sleep(60)"
@@ -105,7 +105,7 @@ def test_the_lock_is_freed_by_death(run):
 
 
 def test_an_identity_outlives_no_process():
-    """Alive while it runs; a zombie and a reused pid do not count."""
+    """An identity is alive while its process runs; zombies and reused pids are not."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     identity = ProcessIdentity.of(child.pid)
     assert identity.alive()
@@ -119,7 +119,7 @@ def test_an_identity_outlives_no_process():
 
 
 def test_states_of_a_dead_supervisor(job):
-    """A job with an active state is LOST if its supervisor is gone; a final state stays."""
+    """A job in an active state is LOST if its supervisor is dead; a final state is kept."""
     gone = ProcessIdentity(2**22 + 1, 1, boot_id())
     now = time.time()
     state, cause = jobstate.observed_state(record(job, supervisor=gone), now)
@@ -137,7 +137,7 @@ def test_states_of_a_dead_supervisor(job):
 
 
 def test_a_process_of_another_host_is_neither_alive_nor_gone():
-    """A pid of another host means nothing here; a record without a host is of this host."""
+    """A pid of another host is neither alive nor dead here; a record without a host is of this host."""
     other = ProcessIdentity(2**22 + 1, 1, "its boot", "other")
     assert (other.alive(), other.elsewhere(), other.gone()) == (False, True, False)
     old = ProcessIdentity(2**22 + 1, 1, boot_id())
@@ -150,7 +150,7 @@ def test_a_process_of_another_host_is_neither_alive_nor_gone():
 
 
 def test_a_job_of_another_host_is_not_lost_because_its_pid_is_not_here(job):
-    """Its state counts as long as its supervisor renews job.json on the shared disk."""
+    """A job of another host keeps its state while its supervisor updates job.json on the shared disk."""
     other = ProcessIdentity(2**22 + 1, 1, "its boot", "other")
     record(job, supervisor=other).write(job.job_json)
     now = job.job_json.stat().st_mtime
@@ -164,7 +164,7 @@ def test_a_job_of_another_host_is_not_lost_because_its_pid_is_not_here(job):
 
 
 def test_records_without_a_host_open_as_before(job):
-    """job.json and heartbeats of nbtrain before hosts were known."""
+    """Records from before hosts were stored can still be read."""
     identity = {"pid": os.getpid(), "start_ticks": 1, "boot_id": boot_id()}
     value = asdict(record(job)) | {"supervisor": identity}
     files.write_json(job.job_json, value)
@@ -173,7 +173,7 @@ def test_records_without_a_host_open_as_before(job):
 
 
 def test_records_survive_the_disk(job):
-    """job.json comes back as it was written, the identity included."""
+    """job.json is read back as it was written, including the identity."""
     written = record(job, supervisor=ProcessIdentity.of(os.getpid()))
     written.write(job.job_json)
     assert JobRecord.read(job.job_json) == written
@@ -181,7 +181,7 @@ def test_records_survive_the_disk(job):
 
 
 def test_an_event_that_was_cut_or_holds_ends_of_lines_hides_no_other(job):
-    """A full disk cuts inside of a character; JSON leaves U+2028 and U+0085 in a cause as they are."""
+    """A truncated event, or one with unusual line ends in its cause, hides no other event."""
     cause = "step 3: a\u2028b\u2029c\u0085d"
     first = EventWriter(job, "rank0")
     first.write("error", cause)
@@ -193,7 +193,7 @@ def test_an_event_that_was_cut_or_holds_ends_of_lines_hides_no_other(job):
 
 
 def test_events_go_on_behind_a_torn_line(job):
-    """A writer that was killed in the middle of a line loses that line alone; the numbering goes on."""
+    """After a torn line, numbering continues, and only that line is lost."""
     first = EventWriter(job, "rank0")
     first.write("phase", "built", phase="build", seconds=1.5)
     with first.path.open("a") as stream:
@@ -205,7 +205,7 @@ def test_events_go_on_behind_a_torn_line(job):
 
 
 def test_events_go_on_after_a_full_disk(job):
-    """One writer goes on when there is room again: the event that did not fit is lost alone."""
+    """After a full disk, a writer continues, and only the event that did not fit is lost."""
     writer = EventWriter(job, "supervisor")
     writer.write("state", "a")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -227,7 +227,7 @@ def test_events_go_on_after_a_full_disk(job):
 
 @pytest.fixture
 def no_folder_locks(monkeypatch):
-    """NFS: EBADF for an exclusive lock on a folder."""
+    """Simulate NFS, which refuses an exclusive lock on a folder with EBADF."""
     real = fcntl.flock
 
     def as_nfs(descriptor: int, how: int) -> None:
@@ -239,7 +239,7 @@ def no_folder_locks(monkeypatch):
 
 
 def test_a_lock_file_that_cannot_be_opened_says_why(tmp_path, no_folder_locks, monkeypatch):
-    """The lock file of another user's run: its own error, and each descriptor is closed once."""
+    """A lock file that cannot be opened, such as another user's, raises its own error without leaks."""
     real, open_at_first = os.open, set(os.listdir("/proc/self/fd"))
 
     def as_another_user(path, *words):
@@ -256,7 +256,7 @@ def test_a_lock_file_that_cannot_be_opened_says_why(tmp_path, no_folder_locks, m
 
 
 def test_a_file_system_that_locks_no_folder_gets_a_lock_file(tmp_path, no_folder_locks):
-    """Two holders still exclude each other."""
+    """On a file system that cannot lock folders, a lock file excludes other holders."""
     run = RunDir(tmp_path)
     with run.locked() as first, run.locked(blocking=False) as second:
         assert (first, second) == (True, False)

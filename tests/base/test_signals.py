@@ -1,4 +1,4 @@
-"""A process hears the signals that end it, whatever its starter ignored or blocked."""
+"""Signals that end a process are received, whatever its parent ignored or blocked."""
 
 import ast
 import json
@@ -20,7 +20,7 @@ ignored = [name for name, handler in names.items() if handler == signal.SIG_IGN]
 python = signal.getsignal(signal.SIGINT) is signal.default_int_handler
 print(json.dumps([ignored, sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())), python]))
 """
-# They end within moments, or run where nbtrain is not installed.
+# These end at once, or run where nbtrain is not installed.
 BRIEF = {
     "nbtrain.cli.reference.pages",
     "nbtrain.jobs.backends.hosts.end_job",
@@ -31,21 +31,21 @@ BRIEF = {
 
 
 def deafen() -> None:
-    """As a script starts `nbtrain ... &`, `nohup` starts a command, and a thread of a server may."""
+    """Ignore and block signals as a shell's `&`, `nohup` or a server's thread does."""
     for number in DEAFENED:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
 
 def test_ignored_and_blocked_signals_are_heard_again() -> None:
-    """HUP stays ignored, as `nohup` asks for; Python itself ignores PIPE and XFSZ."""
+    """Ignored and blocked signals are restored, except HUP under `nohup` and the two that Python ignores."""
     said = subprocess.run([sys.executable, "-c", SAY], preexec_fn=deafen, capture_output=True, check=True)
     ignored, blocked, interrupts = json.loads(said.stdout)
     assert set(ignored) == {"SIGHUP", "SIGPIPE", "SIGXFSZ"} and blocked == [] and interrupts
 
 
 def test_every_process_hears_them_first() -> None:
-    """The first statement of what `python -m` runs; the command line does so in main()."""
+    """Modules run by `python -m` restore signals in their first statement; the CLI does so in main()."""
     deaf = set()
     for path in PACKAGE.rglob("*.py"):
         text = path.read_text()

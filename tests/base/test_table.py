@@ -1,4 +1,4 @@
-"""Tables in columns, and fitted to a terminal that is narrower than they are."""
+"""Tables in columns, and tables fitted to a narrow terminal."""
 
 import pytest
 
@@ -19,7 +19,7 @@ RUNS = [
 
 
 def test_a_table_is_one_line_for_each_row_where_it_has_room(monkeypatch):
-    """Without a terminal, and on one that is as wide as the table."""
+    """A table has one line per row without a terminal, or on a wide enough one."""
     lines = aligned(RUNS)
     assert lines[0] == "NAME      STATE      STEP     LOSS  CAUSE"
     assert lines[2] == "gpt-b     FAILED     12/400   6.9   rank 0 failed"
@@ -30,7 +30,7 @@ def test_a_table_is_one_line_for_each_row_where_it_has_room(monkeypatch):
 
 @pytest.mark.parametrize("width", range(20, 120, 7))
 def test_a_fitted_table_keeps_to_its_width_and_loses_no_word(width):
-    """Single words excepted; each row has all of its words, in any number of lines."""
+    """A fitted table keeps its width unless a single word is longer, and loses no word."""
     lines = fitted(RUNS, width=width)
     longest = max(len(word) for row in RUNS for cell in row for word in cell.split())
     assert max(map(len, lines)) <= max(width, longest + len("gpt-tiny  "))
@@ -42,7 +42,7 @@ def test_a_fitted_table_keeps_to_its_width_and_loses_no_word(width):
 
 
 def test_sentences_without_room_go_below_their_row():
-    """The other columns stay as they are."""
+    """Long sentences move below their row, and the other columns stay unchanged."""
     assert fitted(RUNS, width=60) == [
         "NAME      STATE      STEP     LOSS",
         "    CAUSE",
@@ -64,7 +64,7 @@ def test_the_widest_column_is_broken_first():
 
 
 def test_a_table_of_many_columns_is_divided():
-    """Each part begins with the first column, and numbers stay on the right."""
+    """A table with many columns is split into parts that begin with the first column."""
     rows = [("key", *(f"run-{number}" for number in range(8))), ("lr", *("0.00123" for _ in range(8)))]
     assert fitted(rows, range(1, 9), width=42) == [
         "key    run-0    run-1    run-2    run-3",

@@ -1,4 +1,4 @@
-"""No text of a document or a file's name controls the terminal."""
+"""Text of documents and file names cannot control the terminal."""
 
 import pytest
 
@@ -18,12 +18,12 @@ from nbtrain.base.terminal import folded, printable
     ],
 )
 def test_printable(text, shown):
-    """Controls, marks of direction and lone surrogates are escaped; blanks, joiners and line ends stay."""
+    """Control, direction and surrogate characters are escaped; spaces, joiners and newlines are kept."""
     assert printable(text) == (text if shown is None else shown)
 
 
 def test_errors_are_printable():
-    """Messages of errors name files and keys of others."""
+    """Error messages are escaped, because they name files and keys from other people."""
     assert str(DataError("a\x1b]0;x\x07.jsonl\n\u202eb")) == "a\\x1b]0;x\\x07.jsonl\n\\u202eb"
 
 
@@ -43,6 +43,6 @@ def test_errors_are_printable():
     ],
 )
 def test_folded(text, lines):
-    """The rest of a line begins under the words after its mark or title; commands and paths stay whole."""
+    """A folded line is indented below the text after its label; commands and paths are not broken."""
     assert folded(text, 21).split("\n") == lines
     assert folded(text, None) == text

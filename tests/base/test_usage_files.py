@@ -1,4 +1,4 @@
-"""The files of a node's resources over time: levels, torn frames, full disks, and how large they become."""
+"""Files of a node's resource usage over time: levels, torn frames, full disks, and their size."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ EPOCH = 1_800_000_000.0
 
 
 class Node:
-    """A node with a clock that a test moves."""
+    """A node whose clock a test sets."""
 
     def __init__(self, folder: Path, node: int = 0, boot: str = "boot-1", seconds: float = 60_000.0):
         self.folder, self.node, self.boot, self.seconds = folder, node, boot, seconds
@@ -33,14 +33,14 @@ class Node:
 
 
 def test_each_level_keeps_means_and_maxima(tmp_path: Path) -> None:
-    """A minute of two-second samples is one point of the next level; what is not known counts nowhere."""
+    """A minute of two-second samples is one point of the next level, with its mean and maximum."""
     node = Node(tmp_path)
     for number in range(90):
         node.sample(None if number % 3 == 0 else float(number))
     node.writer.close()
     levels = {level: read_segment(path) for _, level, path in listed(tmp_path)}
     assert [len(levels[level].stamps) for level in range(4)] == [90, 4, 1, 1]
-    # The first period holds the samples up to second 60,058: numbers 0 to 28.
+    # The first period has the samples up to second 60,058: numbers 0 to 28.
     known = [number for number in range(29) if number % 3]
     assert levels[1].means[0] == pytest.approx(sum(known) / len(known))
     assert levels[1].maxima[0] == max(known)
@@ -51,7 +51,7 @@ def test_each_level_keeps_means_and_maxima(tmp_path: Path) -> None:
 
 
 def test_the_reader_takes_the_finest_that_is_there(tmp_path: Path) -> None:
-    """After three hours: ten minutes apart at first, then a minute, the last hour two seconds apart."""
+    """The reader uses the finest level available: ten minutes apart, then one minute, then 2 s."""
     node = Node(tmp_path)
     for number in range(3 * 1800):
         node.sample(float(number))
@@ -71,7 +71,7 @@ def test_the_reader_takes_the_finest_that_is_there(tmp_path: Path) -> None:
 
 
 def test_a_torn_or_damaged_frame_does_not_count_and_a_new_owner_goes_on(tmp_path: Path) -> None:
-    """A kill may leave half a frame, and a power cut zeros."""
+    """A torn or zeroed frame, after a kill or a power cut, is skipped, and a new owner continues."""
     node = Node(tmp_path)
     for number in range(5):
         node.sample(float(number))
@@ -84,13 +84,13 @@ def test_a_torn_or_damaged_frame_does_not_count_and_a_new_owner_goes_on(tmp_path
     (tmp_path / "0.7.0.bin").write_bytes(b'{"format": "nbtr')
     again = Node(tmp_path, seconds=node.seconds)
     again.sample(7.0)
-    assert (tmp_path / "0.8.0.bin").exists(), "numbers go on after those that were taken"
+    assert (tmp_path / "0.8.0.bin").exists(), "numbers continue after the existing ones"
     [read] = read_usage(tmp_path)
     assert read.points("replica", "cpu_cores").means == [0.0, 1.0, 2.0, 7.0]
 
 
 def test_order_is_that_of_writing_whatever_the_clock_says(tmp_path: Path) -> None:
-    """A clock that is set back, and a second boot whose stamps begin anew."""
+    """Frames are in the order of writing, even if the clock is set back or a second boot starts again."""
     node = Node(tmp_path)
     node.sample(1.0)
     node.clock_error = -7200.0
@@ -110,7 +110,7 @@ def test_order_is_that_of_writing_whatever_the_clock_says(tmp_path: Path) -> Non
 
 
 def test_a_disk_that_takes_nothing_costs_frames_and_no_file(tmp_path: Path) -> None:
-    """What was kept stays, and no empty files push it out."""
+    """A full disk loses frames, keeps existing ones, and creates no empty files."""
     node = Node(tmp_path / "resources")
     node.sample(1.0)
     node.writer.close()
@@ -139,10 +139,10 @@ def test_a_job_that_restarts_for_ever_keeps_few_files(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 8])
 def test_a_month_of_64_ranks_is_under_100_MB(tmp_path: Path, ranks: int) -> None:
-    """64 nodes of one rank, and 8 nodes of 8, each rank with a GPU and everything that can be measured.
+    """64 nodes with one rank, and 8 nodes with 8, each with a GPU and all values, fit in 100 MB a month.
 
-    One node is written: a sample each ten minutes, in the last day each minute, in the last hour each two
-    seconds. That leaves as many frames at every level as a sample each two seconds all the time.
+    One node is written: a sample every ten minutes, every minute on the last day, and every two seconds in
+    the last hour. Every level then has as many frames as with a sample every two seconds throughout.
     """
     node_figures = [name for name in FIGURES if not name.startswith(("read_", "write_", *GPU_FIGURES))]
     subjects = {"node": node_figures, "replica": PROCESS_FIGURES}

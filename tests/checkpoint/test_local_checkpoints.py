@@ -142,7 +142,7 @@ def test_kill_9_between_the_local_save_and_the_end_of_its_copy(interrupted, node
     host = os.uname().nodename
     assert newest_checkpoint_step(killed) == 3 and only_on_nodes(killed).step == 6
     assert on_nodes_words(killed) == (
-        f"step 6 lies on the disks of {host} alone (checkpoint.local_dir): a resume on these nodes continues "
+        f"step 6 is on the disks of {host} only (checkpoint.local_dir): a resume on these nodes continues "
         "from it"
     )
     nodes.train(killed)

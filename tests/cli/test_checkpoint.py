@@ -110,7 +110,7 @@ def test_no_checkpoint(run, capsys):
     assert cli.main(["checkpoint", "list", "tiny"]) == 0
     assert capsys.readouterr().out == (
         "tiny has no checkpoint in output/tiny/model.\n"
-        "Step 12 lies on the disks of node-a alone (checkpoint.local_dir): a resume on these nodes continues "
+        "Step 12 is on the disks of node-a only (checkpoint.local_dir): a resume on these nodes continues "
         "from it.\n"
     )
     assert cli.main(["checkpoint", "inspect", "tiny"]) == 4

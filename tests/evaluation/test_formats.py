@@ -38,13 +38,13 @@ def test_prompts(tmp_path):
     [
         ("lambada", '{"text" 3}', "not JSON: Expecting ':' delimiter (column 9)."),
         pytest.param(
-            *("lambada", "[" * 100_000, "not JSON: objects and lists are too deep in each other."), id="deep"
+            *("lambada", "[" * 100_000, "not JSON: objects and lists are nested too deeply."), id="deep"
         ),
         pytest.param(
             *(
                 "lambada",
                 '{"text": %s}' % ("9" * 4301),
-                "a whole number has more than 4,300 digits, which is not read.",
+                "a whole number has more than 4,300 digits, which Python does not parse.",
             ),
             id="long",
         ),

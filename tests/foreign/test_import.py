@@ -862,7 +862,7 @@ def test_an_existing_yaml_is_not_written_over(tmp_path):
         pytest.param(
             "a.json",
             '{\n"train_batch_size": %s}' % ("9" * 4301),
-            "a.json:2: not JSON: a whole number has more than 4,300 digits, which is not read.",
+            "a.json:2: not JSON: a whole number has more than 4,300 digits, which Python does not parse.",
             id="a long number in JSON",
         ),
         pytest.param(

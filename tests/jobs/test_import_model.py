@@ -218,7 +218,7 @@ BAD = {
     "a tokenizer_config.json of nothing": (
         lambda folder: (folder / "tokenizer_config.json").write_text("[" * 100_000),
         RecordError,
-        "tokenizer_config.json:1: not JSON: objects and lists are too deep in each other",
+        "tokenizer_config.json:1: not JSON: objects and lists are nested too deeply",
     ),
     "a tokenizer_config.json of another encoding": (
         lambda folder: (folder / "tokenizer_config.json").write_bytes(b'{"eos_token": "\xe9"}'),

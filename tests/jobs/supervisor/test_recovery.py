@@ -515,7 +515,7 @@ def test_what_lies_on_the_nodes_disks_is_not_lost(supervised):
     assert (newest.resumed_from_step, journal.record.attempts[0].lost_tokens) == (4, 5 * 8 * 16)
     journal.end(Verdict("CANCELLED", "stopped"))
     assert JobRecord.read(job.job_json).cause == (
-        "stopped; step 8 lies on the disks of a, b alone (checkpoint.local_dir): a resume on these nodes "
+        "stopped; step 8 is on the disks of a, b only (checkpoint.local_dir): a resume on these nodes "
         "continues from it"
     )
 

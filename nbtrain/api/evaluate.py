@@ -283,7 +283,7 @@ def _tasks(
     names = [task.name for task in wanted]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(
-            f"{', '.join(twice)}: two evaluations of one name; the record of one would replace the other's. "
+            f"{', '.join(twice)}: two evaluations have the same name, so one record would replace the other. "
             "Name each dataset once, and rename files of questions that have one name."
         )
     return wanted

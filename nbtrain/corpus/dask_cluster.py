@@ -108,8 +108,8 @@ class DaskCluster:
     def gone(self) -> DataError:
         """Return the error for a scheduler that no longer answers."""
         return DataError(
-            f"{self.where}: {self.address} no longer answers. Finished work is kept: run it again when "
-            "the scheduler is back, or with kind: local."
+            f"{self.where}: {self.address} no longer answers. Finished work is kept: run it again when the "
+            "scheduler is back, or with kind: local."
         )
 
     def last_word(self, address: str) -> str:

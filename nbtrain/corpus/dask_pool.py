@@ -185,8 +185,8 @@ class DaskPool(Executor):
         """Return the error for a part during which workers died as often as Dask allows."""
         why = self.cluster.last_word(error.last_worker.address)
         return DataError(
-            f"{self.cluster.where}: {error.allowed_failures + 1} workers died at the same part, the last "
-            f"one {error.last_worker.address}: {why or 'their logs say why'}. Often a worker's memory is too "
+            f"{self.cluster.where}: {error.allowed_failures + 1} workers died at the same part, the last one "
+            f"{error.last_worker.address}: {why or 'their logs say why'}. Often a worker's memory is too "
             "small: raise data.workers.memory_bytes, or --memory-limit of `dask worker`. Finished work is "
             "kept: run it again."
         )

@@ -102,8 +102,8 @@ def ordered_map(
                 failures += 1
                 if failures == ATTEMPTS:
                     raise DataError(
-                        f"a worker process died {ATTEMPTS} times at the same part: {lost}. Often the "
-                        f"machine is out of memory: {executor.advice}. Finished work is kept: run it again."
+                        f"a worker process died {ATTEMPTS} times at the same part: {lost}. Often the machine "
+                        f"is out of memory: {executor.advice}. Finished work is kept: run it again."
                     ) from lost
                 logger.warning("A worker process died: %s. Its work is done again.", lost)
                 executor.renew()

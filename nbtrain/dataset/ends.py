@@ -26,8 +26,8 @@ def doubtful_ends(indexed: IndexedDataset, eod_id: int | None) -> str | None:
     ends = last_tokens(indexed)
     name = display(bin_path(indexed.prefix))
     advice = (
-        "A model that is trained on them does not learn where a text ends. Encode "
-        "them again with that token (Megatron's --append-eod)"
+        "A model that is trained on them does not learn where a text ends. Encode them again with that token "
+        "(Megatron's --append-eod)"
     )
     if eod_id is None:
         if len(np.unique(ends)) <= 1:
@@ -40,6 +40,6 @@ def doubtful_ends(indexed: IndexedDataset, eod_id: int | None) -> str | None:
     if not without:
         return None
     return (
-        f"{name}: {without:,} of the {len(ends):,} checked documents do not end in the "
-        f"end-of-document token {eod_id}. {advice}, or set tokenizer.eod_token to the entry that ends them."
+        f"{name}: {without:,} of the {len(ends):,} checked documents do not end in the end-of-document token "
+        f"{eod_id}. {advice}, or set tokenizer.eod_token to the entry that ends them."
     )

@@ -220,8 +220,7 @@ def _check_keys(inputs: Sequence[DatasetFiles], others: Sequence[list[str]]) -> 
                 f"{', '.join(display(dataset.prefix) for dataset in lacking)} "
                 f"{'has' if len(lacking) == 1 else 'have'} no {stem} in the same folder. Every input must "
                 "have the same pairs: encode again with the same data.extra_json_keys, or name one pair of "
-                "each input "
-                f"by its prefix, e.g. {display(having.prefix)}."
+                f"each input by its prefix, e.g. {display(having.prefix)}."
             )
 
 

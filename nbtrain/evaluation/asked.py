@@ -23,7 +23,7 @@ class Scored(NamedTuple):
 
 
 Score = Callable[[Iterable[Asked]], Iterator[tuple[int, list[Scored]]]]
-"""(number of the question, its continuations' scores), in any order; questions are taken when needed."""
+"""(number of the question, its continuations' scores), in any order; questions are built when needed."""
 
 
 class Outcome(NamedTuple):

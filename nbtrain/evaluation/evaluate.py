@@ -54,7 +54,7 @@ class Evaluation(dict[str, EvaluationRecord]):
 
     @property
     def rows(self) -> list[list[str]]:
-        """Rows of the table, one for each metric of each evaluation."""
+        """Return the rows of the table, one for each metric of each evaluation."""
         found = []
         for name, record in self.items():
             for metric, estimate in record.metrics.items():

@@ -56,7 +56,7 @@ class Line:
     def texts(self, name: str, least: int = 2) -> list[str]:
         value = self._get(name)
         if not isinstance(value, list) or not all(isinstance(one, str) and one.strip() for one in value):
-            raise self.wrong(f"{name} is no list of texts that are not empty")
+            raise self.wrong(f"{name} is not a list of non-empty texts")
         if not least <= len(value) <= len(LETTERS):
             raise self.wrong(f"{name} has {len(value)} entries: {least} to {len(LETTERS)} are needed")
         return value
@@ -88,7 +88,7 @@ def _lambada(line: Line) -> Question:
     text = line.text("text")
     context, blank, word = text.rpartition(" ")
     if not blank or not context.strip() or not word:
-        raise line.wrong(f"text = {json.dumps(text)[:80]} must be words with one blank before the last one")
+        raise line.wrong(f"text = {json.dumps(text)[:80]} must be words with one space before the last word")
     return Question(context, [f" {word}"], [len(word)], 0)
 
 
@@ -142,15 +142,15 @@ def read_questions(kind: str, path: Path, limit: int | None = None) -> list[Ques
     Raises DataError with the line's number for a line that is not such a question, and for an empty file.
     """
     if (question_of := FORMATS.get(kind)) is None:
-        raise ConfigError(f"{kind}: no such task. There are: {', '.join(FORMATS)}.{nearest(kind, FORMATS)}")
+        raise ConfigError(f"{kind}: no such task. Known tasks: {', '.join(FORMATS)}.{nearest(kind, FORMATS)}")
     questions = [question_of(Line(value, where)) for where, value in lines_of(path)]
     if not questions:
-        raise DataError(f"{path}: holds no line.")
+        raise DataError(f"{path}: contains no lines.")
     return questions[:limit]
 
 
 def lines_of(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield (file and line, JSON value) of each line that is not blank."""
+    """Yield (file and line, JSON value) of each non-empty line."""
     try:
         with path.open("rb") as stream:
             for number, line in enumerate(stream, 1):
@@ -160,7 +160,7 @@ def lines_of(path: Path) -> Iterator[tuple[str, Any]]:
                 try:
                     yield where, json.loads(line.decode().rstrip())
                 except UnicodeDecodeError as error:
-                    raise DataError(f"{where}: is no text in UTF-8 (byte {error.start}).") from None
+                    raise DataError(f"{where}: is not UTF-8 text (byte {error.start}).") from None
                 except json.JSONDecodeError as error:
                     if problem := pointer_problem_of(path):
                         raise DataError(f"{path}: {problem}.") from None

@@ -52,7 +52,7 @@ class Answers(Protocol):
         """Function that returns log-probabilities of continuations."""
 
     def generate(self, requests: Iterable[dict[str, Any]]) -> Iterator[tuple[int, str]]:
-        """(number, new text) of requests that hold a prompt and fields of config/generation.py."""
+        """Function that yields (number, new text) for requests of a prompt and config/generation.py's fields."""
 
 
 class ChatText(Protocol):
@@ -64,7 +64,7 @@ class ChatText(Protocol):
     """Whether examples may be earlier turns; else they are text of the one question."""
 
     def __call__(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
-        """The text; without add_generation_prompt it ends with the last message, to be continued."""
+        """Return the text; without add_generation_prompt it ends with the last message, to be continued."""
 
 
 class HarnessTask(NamedTuple):
@@ -90,7 +90,7 @@ def load_tasks(names: Sequence[str], include_path: Path | None = None) -> list[H
             from lm_eval.tasks import TaskManager
     except ImportError as error:
         raise missing("lm_eval", "harness", extra="eval") from error
-    # It says at length what it does.
+    # It logs much about its progress.
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     all_local = include_path is not None or all("=" in name for name in names)
     if include_path is not None and not include_path.is_dir():
@@ -118,7 +118,7 @@ def load_tasks(names: Sequence[str], include_path: Path | None = None) -> list[H
     names = [task.name for task in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(
-            f"{', '.join(twice)}: two evaluations of one name; the record of one would replace the other's. "
+            f"{', '.join(twice)}: two evaluations have the same name, so one record would replace the other. "
             "Evaluate them one after the other, each at its own checkpoint, or join their files."
         )
     return found
@@ -147,19 +147,19 @@ def _task_file(name: str, file: Path, folder: Path, include_path: Path | None) -
     if entry is None:
         known = lm_eval.tasks.TaskManager().task_index
         raise ConfigError(
-            f"{name}: lm-evaluation-harness has no task of this name.{nearest(name, known)} Your own task "
-            "files are found in the folder that include_path names."
+            f"{name}: lm-evaluation-harness has no task of this name.{nearest(name, known)} Put your own "
+            f"task files into a folder and set include_path to it."
         )
     if (kind := entry.kind.name) != "TASK":
         what = {"GROUP": "a group of tasks", "TAG": "a tag of several tasks"}.get(kind)
         if what is None:
             raise ConfigError(
-                f"{name}: is a task written in Python, whose code decides which data it reads, and NAME=FILE "
-                f"is for tasks that a YAML file defines. Evaluate it without the file: {name}."
+                f"{name}: is a task written in Python, whose code decides which data it reads; NAME=FILE is "
+                f"only for tasks defined by a YAML file. Evaluate it without the file: {name}."
             )
         raise ConfigError(
-            f"{name}: is {what}, and NAME=FILE is for a single task file. Name one of its tasks, or leave "
-            "the file out."
+            f"{name}: is {what}, and NAME=FILE is for a single task file. Name one of its tasks, or omit the "
+            "file."
         )
     path = folder / f"{name}.yaml"
     # Examples for few-shot prompts come from the same lines, unless the task has its own. The harness
@@ -197,7 +197,7 @@ def _own_entry(name: str, tasks: Path) -> Any:
     written = re.compile(rb"(?<![\w-])" + re.escape(name.encode()) + rb"(?![\w-])")
     folders = {path.parent for path in tasks.rglob("*.yaml") if written.search(path.read_bytes())}
     outermost = [folder for folder in folders if folders.isdisjoint(folder.parents)]
-    # Of two files with one name the first counts, and of two folders the last.
+    # The first of two files with one name counts, and the last of two folders.
     outermost.sort(key=lambda folder: f"{folder.as_posix()}/", reverse=True)
     manager = TaskManager(include_defaults=False, include_path=[str(folder) for folder in outermost])
     return manager.task_index.get(name)
@@ -240,7 +240,7 @@ def ask_harness(
         from lm_eval import simple_evaluate
         from lm_eval.tasks import TaskManager
 
-    # The tasks are already loaded; without a manager the harness would search through all of its own tasks.
+    # The tasks are already loaded; without a manager the harness would search through all its built-in tasks.
     manager = TaskManager(include_defaults=False)
     for task in tasks:
         started = time.time()
@@ -335,7 +335,7 @@ def harness_model(answers: Answers, chat: ChatText | None = None) -> Any:
             return chat(chat_history, add_generation_prompt)
 
         def chat_template(self, chat_template: bool | str = False) -> str:
-            # What the harness notes of it.
+            # Fields that the harness records about it.
             return "" if chat is None else chat([{"role": "user", "content": "{content}"}])
 
         def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:

@@ -83,7 +83,7 @@ class Chats(Protocol):
     """Interface of the judged model."""
 
     def chat(self, conversations: list[Conversation], most_new_tokens: int) -> Iterator[tuple[int, str]]:
-        """(number, the next answer) of conversations, in any order."""
+        """Function that yields (number, next answer) for conversations, in any order."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,9 @@ class Judge:
         if not re.match(r"https?://[^/\s]+", self.url):
             raise ConfigError(f"judge_url = {redacted(self.url)!r} must begin with http:// or https://.")
         if not self.model:
-            raise ConfigError("judge_model is empty: name the model that judges, as its server calls it.")
+            raise ConfigError(
+                "judge_model is empty: set it to the judge's model, by the name that its server uses."
+            )
         self._token()
 
     def _token(self) -> str:
@@ -164,7 +166,7 @@ class Judge:
         try:
             return str(orjson.loads(answer.data)["choices"][0]["message"]["content"] or "")
         except (ValueError, LookupError, TypeError):
-            raise DataError(f"{where}: the answer is no chat completion of OpenAI's interface.") from None
+            raise DataError(f"{where}: the answer is not a chat completion of OpenAI's API.") from None
 
 
 def _message(body: bytes) -> str:
@@ -184,7 +186,7 @@ class JudgedQuestions:
             _question(Line(value, where), number) for number, (where, value) in enumerate(lines_of(path))
         ]
         if not found:
-            raise DataError(f"{path}: holds no line.")
+            raise DataError(f"{path}: contains no lines.")
         self.source_sha256 = files.sha256_of(path)
         self.name = file_name("judged", path.stem)
         self.questions = found[:limit]
@@ -233,7 +235,7 @@ class JudgedQuestions:
         missing = sum(len(one.ratings) for one in self.questions) - len(rated)
         if not rated:
             said = self.questions[0].reasons[0][:200]
-            raise DataError(f"the judge gave no rating in the form [[5]]. It said: {said!r}.")
+            raise DataError(f"the judge gave no rating in the form [[5]]. It answered: {said!r}.")
         metrics = {"score": mean(_means(self.questions))}
         longest = max(len(one.turns) for one in self.questions)
         for turn in range(longest) if longest > 1 else ():

@@ -41,7 +41,7 @@ def task_problems(config: RunConfig) -> Iterator[tuple[str, str, str]]:
             count = len(read_questions(task.task, path))
             if tokenizer is not None:
                 asked = Questions(task.task, path, tokenizer, config.model.seq_length, task.limit)
-                # Encoding is what finds a choice that becomes no token.
+                # Only encoding finds a choice that becomes no separate token.
                 for _ in asked.asked():
                     pass
                 first = names.setdefault(asked.name, number)
@@ -49,20 +49,20 @@ def task_problems(config: RunConfig) -> Iterator[tuple[str, str, str]]:
                     yield (
                         f"{key}.path",
                         f"has the results {asked.name}, and so has evaluation.tasks.{first}",
-                        "Rename one of the files, or take one entry out.",
+                        "Rename one of the files, or remove one entry.",
                     )
         except DataError as error:
-            yield f"{key}.path", f"is no file of {task.task} questions: {error}", _fix(task, path)
+            yield f"{key}.path", f"is not a file of {task.task} questions: {error}", _fix(task, path)
             continue
         if task.limit is not None and task.limit > count:
             yield (
                 f"{key}.limit",
                 f"= {task.limit:,} is more than the {count:,} questions of {display(path)}",
-                f"Set {count} or less, or leave limit out to take them all.",
+                f"Set {count} or less, or remove limit to use all of them.",
             )
 
 
 def _fix(task: TaskConfig, path: Path) -> str:
     if not path.is_file():
-        return "Paths count from the workspace. Correct it, or take the entry out."
+        return "Paths count from the workspace. Correct it, or remove the entry."
     return f"docs/evaluation.md says which fields the lines of {task.task} have."

@@ -1,4 +1,4 @@
-"""Loss of a model on a prepared dataset: perplexity, and bits per byte, which tokenizers can be compared by.
+"""Loss of a model on a prepared dataset: perplexity, and bits per byte for comparisons across tokenizers.
 
 The tokens of a split are read in the order of the .bin file, in windows of as many tokens as the model has
 positions. Each token except the very first is predicted once, from the tokens before it in its window. If the
@@ -56,8 +56,8 @@ class Perplexity:
         _check_tokenizer(opened, tokenizer, config)
         if any(source.get("kind") == "preference" for source in opened.manifest.sources):
             raise DataError(
-                f"{display(dataset.manifest_json)}: holds pairs of answers, one of which is not to be "
-                "likely: they have no perplexity. Name other data (--data)."
+                f"{display(dataset.manifest_json)}: holds pairs of preferred and rejected answers, for which "
+                "perplexity is not defined. Give other data (--data)."
             )
         self.source, names = _source(opened)
         self.source_sha256 = opened.manifest.dataset_sha256
@@ -76,7 +76,7 @@ class Perplexity:
         if not self.total:
             raise DataError(
                 f"{display(dataset.prefix)}: split {split} ({data.split}) of {len(opened.indexed):,} "
-                "sequences has no token to predict. Name another split, or use more data."
+                "sequences has no token to predict. Use another split or more data."
             )
         if opened.manifest.tokenizer_sha256 is None:
             self._check_ids()
@@ -123,7 +123,7 @@ class Perplexity:
         if largest >= entries:
             raise DataError(
                 f"{display(self._opened.files.bin)}: holds token id {largest:,}, but the run's tokenizer has "
-                f"{entries:,} entries: it was encoded by another tokenizer. Name data of the run's own."
+                f"{entries:,} entries: it was encoded by another tokenizer. Use the run's own data."
             )
 
     def _windows(self) -> Iterator[tuple[int, int]]:

@@ -1,6 +1,6 @@
 """Questions with given answers, scored by the model's probability of each answer.
 
-    lambada  acc         fraction of last words that greedy decoding predicts
+    lambada  acc         fraction of final words that greedy decoding predicts
              perplexity  exp of the mean of -ln p(last word)
     others   acc         fraction of questions whose right choice has the largest ln p
              acc_norm    the same, with ln p divided by the characters of the choice
@@ -44,7 +44,7 @@ class Questions:
         self._truncated = 0
 
     def asked(self) -> Iterator[Asked]:
-        """Choices after one context together; a context is another where it was cut for a longer choice."""
+        """Yield choices with their context; one truncated for a longer choice is a separate context."""
         number = self._truncated = 0
         for place, question in enumerate(self._questions):
             together: dict[tuple[int, ...], list[tuple[int, list[int]]]] = {}
@@ -52,8 +52,8 @@ class Questions:
                 context, continuation = encode_pair(self._tokenizer, question.context, text)
                 if not continuation:
                     raise DataError(
-                        f"{self._path}: question {place + 1:,}: choice {choice + 1} becomes no token of its "
-                        "own: the tokenizer joins it to the context. Leave the question out."
+                        f"{self._path}: question {place + 1:,}: choice {choice + 1} does not become a "
+                        f"separate token: the tokenizer joins it to the context. Remove the question."
                     )
                 cut, continuation = fitted(context, continuation, self._positions)
                 self._truncated += len(cut) < len(context)
@@ -64,8 +64,10 @@ class Questions:
                 yield Asked(list(tokens), [continuation for _, continuation in choices])
 
     def take(self, number: int, scored: list[Scored]) -> int:
-        """Scores of some choices of one question; 1 once all are there. What was asked once may be answered
-        again, by a later model."""
+        """Store the scores of some choices of a question; return 1 once all choices have scores, else 0.
+
+        The same question may be answered again by a later model.
+        """
         place, choices = self._asked[number]
         for choice, one in zip(choices, scored, strict=True):
             self._scores[place][choice] = (sum(one.logprobs), one.is_greedy)

@@ -101,17 +101,19 @@ def describe(config: dict[str, Any], path: Path) -> Described:
     family = FAMILIES.get(kind)
     if family is None:
         known = ", ".join(FAMILIES)
-        code = " The folder brings code of its own, which is not run." if config.get("auto_map") else ""
+        code = " The folder contains code, which is not run." if config.get("auto_map") else ""
         raise CheckpointError(
-            f"{display(path)}: model_type = {shortened(kind)}: is no architecture that is read here; these "
-            f"are {known}.{code}"
+            f"{display(path)}: model_type = {shortened(kind)}: is not a supported architecture; these are "
+            f"{known}.{code}"
         )
     for key in QUANTIZED:
         if config.get(key):
             raise keys.refused(key, "quantized weights are not read; get the model in bf16 or fp32")
     found = family.read(family, keys)
     if "auto_map" in config:
-        found.notes.append("auto_map: code in the folder is not run; the architecture is known here.")
+        found.notes.append(
+            "auto_map: code in the folder is not run; nbtrain supports the architecture itself."
+        )
     return found
 
 
@@ -123,19 +125,19 @@ def _read_gpt2(family: Family, keys: Keys) -> Described:
         keys, "activation_function", ("gelu_new", "gelu_pytorch_tanh"), "gelu_new", "GELU in its tanh form"
     )
     keys.must_be(
-        "scale_attn_weights", True, True, "attention weights are scaled by the root of the head size here"
+        "scale_attn_weights", True, True, "attention weights must be scaled by the root of the head size"
     )
     keys.must_be(
-        "scale_attn_by_inverse_layer_idx", False, False, "attention weights have no scale of a layer here"
+        "scale_attn_by_inverse_layer_idx", False, False, "attention weights scaled by layer are not supported"
     )
-    keys.must_be("add_cross_attention", False, False, "there is no cross attention here")
+    keys.must_be("add_cross_attention", False, False, "cross attention is not supported")
     positions = keys.whole("n_positions" if "n_positions" in keys else "n_ctx", 1024)
     dropout = keys.number("resid_pdrop", 0.1)
     notes = []
     if keys.number("embd_pdrop", 0.1) != dropout:
         notes.append(
-            f"embd_pdrop = {keys.number('embd_pdrop', 0.1):g} and resid_pdrop = {dropout:g}: there is one "
-            "dropout here, hidden_dropout, which takes that of resid_pdrop."
+            f"embd_pdrop = {keys.number('embd_pdrop', 0.1):g} and resid_pdrop = {dropout:g}: nbtrain has a "
+            f"single dropout, hidden_dropout, which is set to resid_pdrop."
         )
     fields = {
         "architecture": family.architecture,
@@ -233,7 +235,7 @@ def _rope(family: Family, keys: Keys, positions: int) -> dict[str, Any]:
         # In this case transformers 5 uses only rope_scaling; readers of rope_parameters do not.
         raise keys.refused(
             "rope_scaling",
-            "gives other angles than rope_parameters, and readers differ in which one they take; keep the "
+            "gives other angles than rope_parameters, and programs differ in which one they use; keep the "
             "one that the model was trained with",
         )
     return found[0] if found else {"rotary_base": base, "rope_scaling": None}
@@ -246,7 +248,7 @@ def _scaling(place: Keys, top: Keys, positions: int) -> dict[str, Any] | None:
     kind = place.text(called, "default")
     if kind not in SCALING_KEYS:
         raise place.refused(
-            called, "is a kind of rotary positions that is not here; linear, llama3 and yarn are"
+            called, "is a kind of rotary positions that is not supported; linear, llama3 and yarn are"
         )
     for key, value in place.values.items():
         if key not in (*ROPE_KEYS, *SCALING_KEYS[kind]) and value not in (None, WITHOUT_EFFECT.get(key)):
@@ -265,7 +267,7 @@ def _scaling(place: Keys, top: Keys, positions: int) -> dict[str, Any] | None:
         for key in ("mscale", "mscale_all_dim"):
             if key in place:
                 raise place.refused(
-                    key, "yarn has no such factor here; queries and keys get 0.1 ln(factor) + 1"
+                    key, "yarn does not support such a factor; queries and keys get 0.1 ln(factor) + 1"
                 )
         usual = 0.1 * math.log(factor) + 1.0
         if not math.isclose(place.number("attention_factor", usual), usual, rel_tol=1e-6):
@@ -289,8 +291,8 @@ def _earlier_length(place: Keys, top: Keys, default: int | None = None) -> int:
     if (inside := place.whole(key, length)) != length:
         raise top.refused(
             key,
-            f"is another length than {place.inside}{key} = {inside}, and readers differ in which one they "
-            "take; keep the one that the model was trained with",
+            f"is another length than {place.inside}{key} = {inside}, and programs differ in which one they "
+            f"use; keep the one that the model was trained with",
         )
     return length
 
@@ -317,7 +319,7 @@ def _windows(family: Family, keys: Keys, layers: int) -> dict[str, Any]:
         if kinds is not None and "sliding_attention" in kinds:
             raise keys.refused(
                 "layer_types",
-                "names windows, and there is none without use_sliding_window and sliding_window",
+                "selects windows, which need use_sliding_window and sliding_window",
             )
         return none
     if kinds is None:

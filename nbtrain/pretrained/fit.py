@@ -28,8 +28,8 @@ BOUND = (
 )
 # {what a run may change on purpose, to train on longer sequences: what that means}
 REPORTED = {
-    "rotary_base": "positions turn heads by other angles than in the earlier training",
-    "rope_scaling": "positions turn heads by other angles than in the earlier training",
+    "rotary_base": "positions rotate heads by other angles than in the earlier training",
+    "rope_scaling": "positions rotate heads by other angles than in the earlier training",
     "windows": "queries see other tokens than in the earlier training",
 }
 # {a property of the section: the field that decides it}
@@ -75,7 +75,7 @@ def fit(start: Start, config: RunConfig) -> Fit:
     elif vocab_size < rows:
         found.notes.append(
             f"the vocabulary shrinks from {rows:,} to {vocab_size:,} (tokenizer.vocab_size): the last "
-            f"{rows - vocab_size:,} rows are left out."
+            f"{rows - vocab_size:,} rows are dropped."
         )
     return found
 
@@ -87,8 +87,8 @@ def _trained_rows(before: int, config: RunConfig) -> str:
     named = config.lora.trainable_token_indices or ()
     trained, new = sum(one >= before for one in named), config.tokenizer.vocab_size - before
     if trained == new:
-        return f" Beside adapters all {new:,} are trained (lora.trainable_token_indices)."
-    return f" Beside adapters {trained:,} of {new:,} are trained (lora.trainable_token_indices)."
+        return f" Along with the adapters, all {new:,} are trained (lora.trainable_token_indices)."
+    return f" Along with the adapters, {trained:,} of {new:,} are trained (lora.trainable_token_indices)."
 
 
 def _plain(model: ModelConfig, name: str) -> Any:

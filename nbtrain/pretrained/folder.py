@@ -78,12 +78,12 @@ def open_folder(path: Path) -> ModelFolder:
         return _open_consolidated(path)
     if path.is_file():
         raise CheckpointError(
-            f"{display(path)}: is a file. Name the folder that holds {CONFIG} and the safetensors files, or "
+            f"{display(path)}: is a file. Give the folder that holds {CONFIG} and the safetensors files, or "
             f"a {SUFFIX} that `nbtrain export --to consolidated` has written."
         )
     if not path.is_dir():
         raise CheckpointError(
-            f"{display(path)}: no such folder. Name one with {CONFIG} and safetensors files."
+            f"{display(path)}: no such folder. Give one with {CONFIG} and safetensors files."
         )
     if not (path / CONFIG).is_file():
         if (what := what_it_is(path)) is not None:
@@ -108,8 +108,8 @@ def _open_consolidated(path: Path) -> ModelFolder:
         described = json.loads(header.metadata[OWN])
     except (KeyError, ValueError, TypeError, RecursionError):
         raise CheckpointError(
-            f"{display(path)}: its metadata does not say what the model is. Name the folder with its "
-            f"{CONFIG}; of single files those of `nbtrain export --to consolidated` are read."
+            f"{display(path)}: its metadata does not describe the model. Give the folder with its {CONFIG}; "
+            "single files are read only if `nbtrain export --to consolidated` wrote them."
         ) from None
     return ModelFolder(path, described, header.tensors, True, {}, (header,))
 
@@ -126,15 +126,15 @@ def _single_file(path: Path) -> Path:
     if files:
         raise CheckpointError(
             f"{display(path)}: holds {len(files)} safetensors files ({files[0].name}, ...) and no {INDEX}, "
-            "so that some may be missing. Download the folder again."
+            f"so some may be missing. Download the folder again."
         )
     if pickles := sorted(one.name for pattern in PICKLES for one in path.glob(pattern)):
         raise CheckpointError(
             f"{display(path)}: holds its weights as a pickle ({pickles[0]}), which can run code when it is "
-            "loaded, and is not read. Get the safetensors files of the model, or convert it where you trust "
-            "it: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) of transformers."
+            "loaded and is therefore not read. Get the safetensors files of the model, or convert it where "
+            "you trust it: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) of transformers."
         )
-    raise CheckpointError(f"{display(path)}: holds no safetensors file. Download the folder again.")
+    raise CheckpointError(f"{display(path)}: contains no safetensors files. Download the folder again.")
 
 
 def _open_shards(path: Path) -> tuple[dict[str, Tensor], tuple[Header, ...], bytes]:
@@ -198,5 +198,5 @@ def _read_object(path: Path) -> dict[str, Any]:
             f"{display(path)}: cannot be read as JSON: {error}. Download the folder again."
         ) from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{display(path)}: is no JSON object.")
+        raise CheckpointError(f"{display(path)}: is not a JSON object.")
     return value

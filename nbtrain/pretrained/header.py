@@ -72,15 +72,17 @@ def read_header(path: Path) -> Header:
     if problem := pointer_problem_of(path):
         raise CheckpointError(f"{display(path)}: {problem}.")
     if length < 8 or count > MOST_HEAD_BYTES:
-        raise _damaged(path, "is no safetensors file: it does not begin with the length of a head")
+        raise _damaged(path, "is not a safetensors file: it does not begin with the length of a header")
     if len(content) < count:
-        raise _damaged(path, f"is cut off: {size(length)} are there, and its head alone has {size(count)}")
+        raise _damaged(
+            path, f"is cut off: {size(length)} of it exist, but its header alone has {size(count)}"
+        )
     try:
         described = json.loads(content)
         metadata = described.pop(METADATA, None) or {}
         tensors = {name: _tensor(path, name, entry, 8 + count) for name, entry in described.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise _damaged(path, "is no safetensors file: its head is not the JSON of one") from None
+        raise _damaged(path, "is not a safetensors file: its header is not valid JSON") from None
     _check_data(path, list(tensors.values()), 8 + count, length)
     return Header(tensors, metadata, content)
 
@@ -96,7 +98,7 @@ def _tensor(path: Path, name: str, entry: dict[str, Any], start: int) -> Tensor:
     if wanted is not None and tensor.bytes != wanted * tensor.count:
         raise _damaged(
             path,
-            f"is damaged: its head gives {name} {tensor.bytes:,} bytes, and {dtype} {list(shape)} has "
+            f"is damaged: its header gives {name} {tensor.bytes:,} bytes, and {dtype} {list(shape)} has "
             f"{wanted * tensor.count:,}",
         )
     return tensor
@@ -107,11 +109,11 @@ def _check_data(path: Path, tensors: list[Tensor], start: int, length: int) -> N
     for tensor in sorted(tensors, key=lambda one: (one.begin, one.end)):
         if tensor.begin != reached:
             raise _damaged(
-                path, f"is damaged: by its head, {tensor.name} does not follow the tensor before it"
+                path, f"is damaged: by its header, {tensor.name} does not follow the tensor before it"
             )
         reached = tensor.end
     if length < reached:
-        raise _damaged(path, f"is cut off: {size(length)} are there, and its head says {size(reached)}")
+        raise _damaged(path, f"is cut off: {size(length)} of it exist, but its header says {size(reached)}")
     if length > reached:
         raise _damaged(path, f"is damaged: {length - reached:,} bytes follow its last tensor")
 

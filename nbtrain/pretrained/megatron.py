@@ -74,8 +74,8 @@ def find_tree(path: Path) -> MegatronTree | None:
         )
     if any(ZERO_3_FILE.fullmatch(name) for name in names):
         raise CheckpointError(
-            f"{display(folder)}: was saved with ZeRO 3, whose files hold parts of flat buffers in place of "
-            "weights. Save it once with a lower stage, or join it with DeepSpeed's zero_to_fp32.py."
+            f"{display(folder)}: was saved with ZeRO 3, whose files hold parts of flat buffers instead of "
+            f"weights. Save it once with a lower stage, or join it with DeepSpeed's zero_to_fp32.py."
         )
     files, layers = {}, {}
     for name, file in names.items():
@@ -150,19 +150,19 @@ def _check_whole(tree: MegatronTree) -> None:
 
 # {an argument that changes what a model computes: why a model with it is not read}.
 NOT_HERE = {
-    "apply_residual_connection_post_layernorm": "residuals are taken before the norms here",
-    "apply_layernorm_1p": "weights of norms that are stored less 1 are not read",
-    "layernorm_zero_centered_gamma": "weights of norms that are stored less 1 are not read",
-    "geglu": "this gated activation is not here",
-    "quick_geglu": "this gated activation is not here",
-    "multi_latent_attention": "this attention is not here",
-    "qk_l2_norm": "these norms are not here",
+    "apply_residual_connection_post_layernorm": "residual connections after the norms are not supported",
+    "apply_layernorm_1p": "norm weights stored minus 1 are not supported",
+    "layernorm_zero_centered_gamma": "norm weights stored minus 1 are not supported",
+    "geglu": "this gated activation is not supported",
+    "quick_geglu": "this gated activation is not supported",
+    "multi_latent_attention": "this kind of attention is not supported",
+    "qk_l2_norm": "these norms are not supported",
     "qk_layernorm": "norms of queries and keys are not read from a tree",
     "window_size": "sliding windows are not read from a tree",
     "no_rope_freq": "layers without rotary positions are not read from a tree",
-    "rotary_interleaved": "rotary positions turn halves of a head here, not neighbours",
+    "rotary_interleaved": "only rotary positions that rotate halves of a head are supported, not neighbours",
     "use_rope_scaling": "scaled rotary positions are not read from a tree",
-    "use_mup": "this scaling of a model is not here",
+    "use_mup": "this scaling of the model is not supported",
 }
 
 
@@ -194,7 +194,7 @@ def fields_of_arguments(args: Mapping[str, Any], where: str) -> dict[str, Any]:
         whole_number(args, name, where)
     experts = args.get("num_experts")
     if experts not in (None, 1, [1], 0):
-        raise refuse("num_experts", "mixtures of experts are not here")
+        raise refuse("num_experts", "mixture-of-experts models are not supported")
     heads, hidden = args["num_attention_heads"], args["hidden_size"]
     of_groups = "num_query_groups" if args.get("group_query_attention") else "num_key_value_heads"
     groups = args.get(of_groups)
@@ -202,11 +202,11 @@ def fields_of_arguments(args: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise refuse(of_groups, f"must divide num_attention_heads = {heads}")
     rope = args.get("position_embedding_type") == "rope" or bool(args.get("use_rotary_position_embeddings"))
     if not rope and args.get("position_embedding_type") not in (None, "learned_absolute"):
-        raise refuse("position_embedding_type", "these positions are not here")
+        raise refuse("position_embedding_type", "these positions are not supported")
     normalization = str(args.get("normalization", "LayerNorm"))
     kinds = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
     if normalization.lower() not in kinds:
-        raise refuse("normalization", "this norm is not here")
+        raise refuse("normalization", "this norm is not supported")
     activation = "swiglu" if args.get("swiglu") else "squared_relu" if args.get("squared_relu") else "gelu"
     fields: dict[str, Any] = {
         "num_layers": args["num_layers"],
@@ -240,7 +240,7 @@ def whole_number(args: Mapping[str, Any], name: str, where: str) -> int:
     if type(value) is not int or value < 1:
         said = f"{name} = {shortened(repr(value))}" if name in args else f"no {name}"
         raise CheckpointError(
-            f"{where}: its arguments have {said}: a whole number of at least 1 is needed to know the model."
+            f"{where}: its arguments have {said}: a whole number of at least 1 is required."
         )
     return value
 

@@ -54,7 +54,7 @@ class PretrainedModel:
 
     @property
     def title(self) -> str:
-        """ "Llama"; of a consolidated file "nbtrain"."""
+        """Return "Llama"; for a consolidated file "nbtrain"."""
         return self.described.family.title if self.described.family is not None else "nbtrain"
 
     @property
@@ -80,8 +80,8 @@ def open_model(path: Path) -> PretrainedModel:
     for tensor in (*found.values(), *([twin] if twin is not None else [])):
         if tensor.dtype not in READ:
             raise CheckpointError(
-                f"{display(tensor.path)}: {tensor.name} has the format {tensor.dtype}, which is not read; "
-                f"{', '.join(READ)} are. Get the model in one of them."
+                f"{display(tensor.path)}: {tensor.name} has the format {tensor.dtype}, which is not "
+                f"supported; {', '.join(READ)} are. Get the model in one of them."
             )
     return PretrainedModel(folder, described, known, found, twin)
 
@@ -91,8 +91,8 @@ def model_section(described: Described, path: Path) -> ModelConfig:
     fields = described.fields
     if unknown := [name for name in fields if name not in ModelConfig.model_fields]:
         raise CheckpointError(
-            f"{display(path)}: its model needs {unknown[0]} = {fields[unknown[0]]!r}, which models here do "
-            "not have."
+            f"{display(path)}: its model needs {unknown[0]} = {fields[unknown[0]]!r}, which nbtrain's models "
+            "do not have."
         )
     try:
         return ModelConfig(**fields)
@@ -113,7 +113,7 @@ def _describe_own(folder: ModelFolder) -> Described:
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(
             f"{display(folder.path)}: its metadata is not what this nbtrain writes (schema_version "
-            f"{OWN_SCHEMA}). Export the run again with the nbtrain that is to read it."
+            f"{OWN_SCHEMA}). Export the run again with this version of nbtrain."
         ) from None
 
 
@@ -137,14 +137,15 @@ def _named(folder: ModelFolder, family: Family | None, known: TensorMap) -> dict
 def _compare(folder: ModelFolder, wanted: dict[str, tuple[int, ...]], found: dict[str, Tensor]) -> None:
     """Raise CheckpointError for tensors that are missing, unknown, or of another shape."""
     where = display(folder.path)
-    # What says which model it is, and how one gets the whole.
+    # Where the model is described, and how to get the complete files.
     source = "metadata" if folder.is_own else CONFIG
     again = "Copy the file again." if folder.is_own else "Download the folder again."
     extra = [name for name in found if name not in wanted]
     if unmerged := next((name for name in extra if OF_ADAPTERS.search(name)), None):
         raise CheckpointError(
-            f"{where}: holds adapters beside the weights that they change ({unmerged}). Merge them once with "
-            "merge_and_unload() of peft and save the model, or save the adapters alone, for lora.init_from."
+            f"{where}: holds adapters next to the weights that they change ({unmerged}). Merge them once "
+            "with merge_and_unload() of peft and save the model, or save the adapters alone, for "
+            "lora.init_from."
         )
     if missing := [name for name in wanted if name not in found]:
         what = _some(missing, "is missing", "are missing")
@@ -152,13 +153,13 @@ def _compare(folder: ModelFolder, wanted: dict[str, tuple[int, ...]], found: dic
         if extra:
             names = ", ".join(extra[:SHOWN_NAMES])
             more = " ..." if len(extra) > SHOWN_NAMES else ""
-            there = f" Names that are there and mean none of them: {names}{more}."
+            there = f" Names that match none of them: {names}{more}."
         raise CheckpointError(
             f"{where}: {what}. A model of its {source} has {counted(len(wanted), 'tensor')}; the rest would "
             f"be random numbers.{there} {again}"
         )
     if extra:
-        what = _some(extra, "is no part of the model", "are no parts of the model")
+        what = _some(extra, "is not part of the model", "are not parts of the model")
         raise CheckpointError(
             f"{where}: {what} that its {source} describes, and would be lost. "
             + (again if folder.is_own else f"Is it the right {CONFIG}?")

@@ -73,6 +73,6 @@ def _refuse_two_of_one(meant: Mapping[str, str]) -> None:
     for name, wanted in meant.items():
         if (other := first.setdefault(wanted, name)) != name:
             raise CheckpointError(
-                f"holds {other} and {name}, which are two names of one tensor, and nothing says which one "
-                "counts. Remove one of them, or get another copy of the model."
+                f"holds {other} and {name}, which are two names of one tensor, so it is not clear which one "
+                f"to use. Remove one of them, or get another copy of the model."
             )

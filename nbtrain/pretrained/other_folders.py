@@ -37,7 +37,7 @@ def _of_nbtrain(path: Path) -> str | None:
     run = next((place for place in (path, path.parent.parent) if (place / "run.json").is_file()), None)
     if run is None:
         return None
-    return f"a run of nbtrain: name it as init_from: {display(run)}, and a checkpoint of it as init_step."
+    return f"a run of nbtrain: set init_from: {display(run)}, and a checkpoint of it as init_step."
 
 
 def _adapters(path: Path) -> str | None:
@@ -78,8 +78,8 @@ def _deepspeed(path: Path) -> str | None:
             f"{'holds' if len(parts) == 1 else 'hold'} a part of each weight. {join}"
         )
     return (
-        "a checkpoint of DeepSpeed. `nbtrain import-model` reads one of Megatron, if no config.json is "
-        f"beside it; those of other programs are to be joined. {join}"
+        "a checkpoint of DeepSpeed. `nbtrain import-model` reads one of Megatron, if the folder has no "
+        f"config.json; join checkpoints of other programs first. {join}"
     )
 
 
@@ -92,7 +92,7 @@ def _fsdp(path: Path) -> str | None:
             return None
         return (
             f"a checkpoint of FSDP with {counted(len(ranks), 'file')} of single ranks: join them with the "
-            "program that wrote them, and name the folder that it writes."
+            f"program that wrote them, and give the folder that it writes."
         )
     return (
         "a sharded checkpoint of torch.distributed (FSDP). Join it where accelerate is installed: "

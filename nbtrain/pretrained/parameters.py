@@ -67,7 +67,7 @@ class Sizes:
 
 
 def parameter_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
-    """{canonical name: whole shape}, in the model's order; the vocabulary without padding."""
+    """Return {canonical name: whole shape}, in the model's order; the vocabulary without padding."""
     return dict(_parameters(sizes))
 
 

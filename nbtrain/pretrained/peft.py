@@ -250,7 +250,8 @@ def notes_of(folder: Path, config: RunConfig) -> list[str]:
     if not begun:
         return []
     names = dict.fromkeys(name.rpartition(".")[2] for name in begun)
-    return [f"{display(folder)} has no {what} of {', '.join(names)}: those of the run begin at {begin}."]
+    modules = ", ".join(names)
+    return [f"{display(folder)} has no {what} of {modules}: the run's adapters of them begin at {begin}."]
 
 
 def section_fix(folder: Path, config: RunConfig) -> str:
@@ -274,7 +275,7 @@ def section_fix(folder: Path, config: RunConfig) -> str:
         "use_rslora": bool(found.get("use_rslora")),
     }
     if set(wanted["targets"]) <= set(lora.targets):
-        # More of them begin at zero.
+        # Modules that start at zero.
         del wanted["targets"]
     differ = {name: value for name, value in wanted.items() if value != getattr(lora, name)}
     if not differ:
@@ -319,7 +320,7 @@ class _Scales:
         self.patterns = [self._pattern(key, value) for key, value in (patterns or {}).items()]
 
     def of(self, module: str, rank: int) -> float:
-        # The first one that matches, as get_pattern_key of peft.
+        # The first pattern that matches, as in get_pattern_key of peft.
         alphas = (alpha for pattern, alpha in self.patterns if pattern.match(module))
         alpha = next(alphas, self.alpha)
         return alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
@@ -328,9 +329,9 @@ class _Scales:
         try:
             pattern = re.compile(rf"(.*\.)?({key})$")
         except (re.error, OverflowError, RecursionError) as error:
-            # Without the place, which counts what is put before the pattern here.
+            # Without the position, which would count the prefix added to the pattern here.
             why = error.msg if isinstance(error, re.error) else error
-            raise self._refused("alpha_pattern", key, f"is no regular expression: {why}") from None
+            raise self._refused("alpha_pattern", key, f"is not a regular expression: {why}") from None
         return pattern, self._number(f"alpha_pattern.{key}", value)
 
     def _number(self, key: str, value: Any) -> float:

@@ -85,9 +85,8 @@ def read_settings(folder: Path) -> dict[str, Any]:
         else:
             missing, why = SETTINGS, f" It is {what}" if (what := what_it_is(folder)) else ""
             if not why and (folder / CONFIG).is_file():
-                why = " It holds a whole model, which init_from names."
+                why = " It holds a complete model: set init_from to it."
         raise CheckpointError(
-            f"{display(folder)}: has no {missing}, so that it is no folder of adapters as peft writes "
-            f"it.{why}"
+            f"{display(folder)}: has no {missing}, so it is not a folder of adapters written by peft.{why}"
         )
     return found

@@ -1,12 +1,12 @@
-"""The vectors of IA3 as `peft` has them: adapter_config.json, and one tensor for each module.
+"""IA3 vectors in the format of `peft`: adapter_config.json, and one tensor for each module.
 
     base_model.model.model.layers.0.self_attn.k_proj.ia3_l    [outputs, 1]
     base_model.model.model.layers.0.mlp.down_proj.ia3_l       [1, inputs]
 
-GPT-2 has one module for queries, keys and values: its vector is written with 1 for the queries, and one of
-peft's own must have 1 there.
+GPT-2 has one module for queries, keys and values: its vector is written with 1 for the queries, and a vector
+trained by peft must have 1 there.
 
-Without torch: for both wings (checkpoint/pretrained/ia3.py has the numbers).
+This module does not use torch; checkpoint/pretrained/ia3.py reads and writes the tensors.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ OPENED = "mlp.dense_4h_to_h"
 
 
 class RescaledModule(NamedTuple):
-    """A module of the family's model, and where its numbers are in ours."""
+    """A module of the family's model, and the position of its numbers in ours."""
 
     name: str
     vector: str
@@ -38,7 +38,7 @@ class RescaledModule(NamedTuple):
 
     @property
     def is_input(self) -> bool:
-        """Whether it multiplies what the module reads (peft: a feedforward module)."""
+        """Whether it multiplies the module's input (a feedforward module in peft)."""
         return not self.pieces
 
     @property
@@ -47,7 +47,7 @@ class RescaledModule(NamedTuple):
 
 
 def rescaled_modules(config: RunConfig) -> list[RescaledModule]:
-    """The modules that IA3 multiplies, in order. Raises ConfigError if no family has the model."""
+    """Return the modules that IA3 multiplies, in order. Raises ConfigError if no family has the model."""
     sizes = Sizes.of(config.model, config.tokenizer.vocab_size)
     known = family_of(config).tensors(sizes)
     head = sizes.head_size
@@ -78,12 +78,12 @@ def rescaled_modules(config: RunConfig) -> list[RescaledModule]:
 
 
 def shapes_of(config: RunConfig) -> dict[str, tuple[int, ...]]:
-    """{tensor: shape} of the file that is written."""
+    """Return {tensor: shape} of the file to write."""
     return {module.tensor: module.shape for module in rescaled_modules(config)}
 
 
 def settings_of(config: RunConfig) -> dict[str, Any]:
-    """adapter_config.json of a run."""
+    """Return the content of a run's adapter_config.json."""
     modules = rescaled_modules(config)
     # "attn.c_proj" and "mlp.c_proj" are two modules of GPT-2.
     names = {".".join(module.name.split(".")[-2:]): module for module in modules}

@@ -1,13 +1,12 @@
-"""Trained rows of tokens as `peft` has them: indices in adapter_config.json, and a tensor for each matrix.
+"""Trained token rows in the format of `peft`: trainable_token_indices, and one tensor for each matrix.
 
     base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta    [ids, h]
     base_model.model.lm_head.token_adapter.trainable_tokens_delta               [ids, h], if it is not tied
 
-The key of the indices is trainable_token_indices. The numbers are the rows themselves, in the order of the
-ids, and not what is added to the base's (peft 0.21.2, tuners/trainable_tokens/layer.py). A tied output layer
-follows the embedding.
+The numbers are the rows themselves, in the order of the ids, not differences from the base's rows (peft
+0.21.2, tuners/trainable_tokens/layer.py). A tied output layer follows the embedding.
 
-Without torch, because both sides read it (checkpoint/pretrained/adapters.py has the numbers).
+This module does not use torch; checkpoint/pretrained/adapters.py reads and writes the tensors.
 """
 
 from collections.abc import Mapping
@@ -35,7 +34,7 @@ class TokenModule(NamedTuple):
 
     @property
     def tensor(self) -> str:
-        """Its tensor in the file."""
+        """Name of its tensor in the file."""
         return f"{PREFIX}{self.name}{ENDING}"
 
     @property
@@ -45,12 +44,12 @@ class TokenModule(NamedTuple):
 
 
 def token_modules(config: RunConfig) -> list[TokenModule]:
-    """The modules that a run trains rows of; [] if it trains none."""
+    """Return the modules whose rows a run trains; [] if it trains none."""
     return modules_of_vocabulary(config) if ids_of(config) else []
 
 
 def ids_of(config: RunConfig) -> list[int]:
-    """The ids whose rows a run trains, ascending."""
+    """Return the ids whose rows a run trains, ascending."""
     return sorted((config.lora.trainable_token_indices if config.lora is not None else None) or [])
 
 
@@ -71,15 +70,15 @@ def setting_of(config: RunConfig) -> dict[str, list[int]] | None:
 
 
 def shapes_of(config: RunConfig) -> dict[str, tuple[int, ...]]:
-    """{tensor: shape} of the file that is written."""
+    """Return {tensor: shape} of the file to write."""
     shape = (len(ids_of(config)), config.model.hidden_size)
     return {module.tensor: shape for module in token_modules(config)}
 
 
 def said_by(found: Mapping[str, Any], config: RunConfig) -> dict[str, list[int]]:
-    """{canonical name: ids} of the rows that a file has, by its settings.
+    """Return {canonical name: ids} of the rows in a file, by its settings.
 
-    A list is of the embedding. Raises CheckpointError if the setting cannot be read.
+    A plain list means rows of the embedding. Raises CheckpointError if the setting cannot be read.
     """
     said = found.get(SETTING) or {}
     modules = modules_of_vocabulary(config)
@@ -89,7 +88,7 @@ def said_by(found: Mapping[str, Any], config: RunConfig) -> dict[str, list[int]]
     for name, ids in said.items() if isinstance(said, dict) else [(str(said), None)]:
         module = next((one for one in modules if f".{one.name}".endswith(f".{name}")), None)
         if module is None and name == TIED_OUTPUT and len(modules) == 1:
-            continue  # peft gives it the embedding's rows
+            continue  # peft ties it to the embedding's rows
         if module is None or not isinstance(ids, list) or not all(type(one) is int for one in ids):
             raise CheckpointError(f"{SETTING} is {found[SETTING]!r}, which is not read here")
         if ids:

@@ -33,9 +33,9 @@ class RunStart:
     run: RunDir
     step: int
     config: RunConfig
-    """The other run's."""
+    """Configuration of the other run."""
     manifest: dict[str, Any]
-    """The checkpoint's, as it is on disk."""
+    """Manifest of the checkpoint, as stored on disk."""
 
     @property
     def path(self) -> Path:
@@ -57,7 +57,7 @@ class RunStart:
 
     @property
     def dtypes(self) -> list[str]:
-        """The format of its masters, which are read."""
+        """Number formats of its master weights, which are read."""
         return ["F32"]
 
     @property
@@ -75,19 +75,19 @@ Start = PretrainedModel | RunStart
 
 
 def identity_of(start: Start) -> str:
-    """The hash that tells its weights from others."""
+    """Return the hash that identifies its weights."""
     return start.sha256 if isinstance(start, RunStart) else start.folder.sha256
 
 
 def model_of_start(start: Start) -> ModelConfig:
-    """Its `model` section. Raises CheckpointError for a folder whose model cannot be said here."""
+    """Return its `model` section. Raises CheckpointError for a folder with an unsupported model."""
     if isinstance(start, RunStart):
         return start.config.model
     return model_section(start.described, start.path)
 
 
 def vocab_size_of(start: Start) -> int:
-    """Rows of its vocabulary, without padding."""
+    """Return the rows of its vocabulary, without padding."""
     return start.vocab_size if isinstance(start, RunStart) else start.described.vocab_size
 
 
@@ -106,24 +106,24 @@ def open_start(config: RunConfig, run: RunDir | None = None) -> Start:
 
 
 def is_there(config: RunConfig) -> bool:
-    """Whether what `init_from` names exists, or never will under this name."""
+    """Return whether `init_from` exists, or can never exist under this name."""
     said = config.init_from
     assert said is not None
     return "://" in said or resolve(said).exists() or (valid_name(said) and RunDir.named(said).exists())
 
 
 def names_run(config: RunConfig) -> bool:
-    """Whether `init_from` names a run. Raises CheckpointError if it may mean a run or a folder."""
+    """Return whether `init_from` names a run. Raises CheckpointError if it may mean a run or a folder."""
     return config.init_from is not None and _other_run(config, output_root()) is not None
 
 
 def _other_run(config: RunConfig, root: Path) -> RunDir | None:
-    """The run that `init_from` names; None if it is a folder or a file, there or not."""
+    """Return the run that `init_from` names; None if it is a folder or a file, existing or not."""
     said = config.init_from
     assert said is not None
     if "://" in said:
         raise CheckpointError(
-            f"{said} is an address, and init_from names a run or a folder. `nbtrain import-model {said}` "
+            f"{said} is an address, but init_from must be a run or a folder. `nbtrain import-model {said}` "
             "fetches a model of the Hub (hf://ORGANISATION/MODEL) and writes a run YAML that starts from it."
         )
     path = resolve(said)
@@ -136,12 +136,12 @@ def _other_run(config: RunConfig, root: Path) -> RunDir | None:
         if not path.exists():
             raise CheckpointError(
                 f"there is no run {said} in {display(root)}, and no folder {display(path)}. `nbtrain runs` "
-                "lists the runs; train that one first, or name another."
+                "lists the runs; train it first, or use another one."
             )
         return None
     if path.exists():
         if said == config.name:
-            # No run starts from itself, and this one is there as soon as it is submitted.
+            # A run cannot start from itself, and this one exists as soon as it is submitted.
             return None
         raise CheckpointError(
             f"{said} is a run and also {display(path)}. Write {display(named.path)}, or ./{said} for the "
@@ -166,15 +166,15 @@ def _checkpoint_of(run: RunDir, wanted: int | str) -> RunStart:
         if step is None:
             reasons = "".join(f"; global_step{number}: {reason}" for number, reason in torn)
             raise CheckpointError(
-                f"{display(run.path)}: has no complete checkpoint{reasons}. Train it first, or name another "
-                "run."
+                f"{display(run.path)}: has no complete checkpoint{reasons}. Train it first, or use another "
+                f"run."
             )
     elif wanted == "best":
         step = best_step(run, [one for one in steps if checkpoint_problem(run.checkpoint(one)) is None])
         if step is None:
             raise CheckpointError(
-                f"{display(run.path)}: none of its checkpoints was validated at its own step, so that none "
-                "is the best. Set init_step: newest."
+                f"{display(run.path)}: none of its checkpoints was validated at its own step, so none can be "
+                "the best. Set init_step: newest."
             )
     else:
         assert isinstance(wanted, int)

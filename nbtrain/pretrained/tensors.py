@@ -42,7 +42,7 @@ class TensorMap:
 
     @cached_property
     def users(self) -> dict[str, list[tuple[str, Piece]]]:
-        """{tensor: (canonical name, piece) of everything that it holds}."""
+        """Return {tensor: (canonical name, piece) of every parameter in it}."""
         found: dict[str, list[tuple[str, Piece]]] = {name: [] for name in self.tensors}
         for name, pieces in self.pieces.items():
             for piece in pieces:
@@ -51,7 +51,7 @@ class TensorMap:
 
 
 def own_tensors(sizes: Sizes) -> TensorMap:
-    """A consolidated file: every parameter by its canonical name."""
+    """Return the map of a consolidated file: every parameter by its canonical name."""
     shapes = parameter_shapes(sizes)
     return TensorMap(
         shapes, {name: [Piece(0, shape[0], name)] for name, shape in shapes.items()}, dict(shapes)
@@ -59,17 +59,17 @@ def own_tensors(sizes: Sizes) -> TensorMap:
 
 
 def llama_tensors(sizes: Sizes) -> TensorMap:
-    """Llama, Mistral, Qwen2, Qwen3 and SmolLM3 (modeling_llama.py and its kin in transformers)."""
+    """Return the map of Llama, Mistral, Qwen2, Qwen3 and SmolLM3 (modeling_llama.py and similar files)."""
     found = _map(sizes, "model", "model.layers", LLAMA, _packed_of_three)
     return replace(found, tensors=dict(sorted(found.tensors.items(), key=lambda one: _llama_place(one[0]))))
 
 
 def gpt2_tensors(sizes: Sizes) -> TensorMap:
-    """GPT-2 (modeling_gpt2.py in transformers)."""
+    """Return the map of GPT-2 (modeling_gpt2.py in transformers)."""
     return _map(sizes, "transformer", "transformer.h", GPT2, _packed_of_one, frozenset(TRANSPOSED))
 
 
-# {our module: theirs}, inside a layer and outside of one.
+# {our module: GPT-2's module}, inside a layer and outside of layers.
 LLAMA = {
     "word_embeddings": "embed_tokens",
     "final_layernorm": "norm",
@@ -94,7 +94,7 @@ GPT2 = {
     "mlp.dense_h_to_4h": "mlp.c_fc",
     "mlp.dense_4h_to_h": "mlp.c_proj",
 }
-# The order in which transformers writes a layer's tensors, which decides what is in which file.
+# The order in which transformers writes a layer's tensors, which assigns them to files.
 LLAMA_ORDER = (
     *(f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")),
     *(f"mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")),
@@ -150,7 +150,7 @@ def _llama_place(name: str) -> tuple[int, int, int, bool]:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """("layers.0.mlp.dense_h_to_4h.gate", "weight") for "layers.0.mlp.dense_h_to_4h.gate_weight"."""
+    """Return ("layers.0.mlp.dense_h_to_4h.gate", "weight") for "layers.0.mlp.dense_h_to_4h.gate_weight"."""
     module, _, kind = name.rpartition(".")
     return (f"{module}.gate", kind.removeprefix("gate_")) if kind.startswith("gate_") else (module, kind)
 
@@ -171,7 +171,7 @@ def _rows_of(pieces: list[Piece]) -> dict[str, int]:
 
 
 def _groups(sizes: Sizes) -> Iterator[tuple[int, str, int, int]]:
-    """(first packed row, "q", "k" or "v", its first row there, rows), group after group."""
+    """Yield (first packed row, "q", "k" or "v", its first row there, rows), group by group."""
     size, first = sizes.head_size, 0
     for group in range(sizes.num_query_groups):
         for kind, heads in (("q", sizes.heads_per_group), ("k", 1), ("v", 1)):
@@ -189,7 +189,7 @@ def _packed_of_three(sizes: Sizes, place: str, kind: str) -> list[Piece]:
 
 
 def _packed_of_one(sizes: Sizes, place: str, kind: str) -> list[Piece]:
-    """c_attn, whose outputs are all queries, then all keys, then all values."""
+    """Return the pieces of c_attn, whose outputs are all queries, then all keys, then all values."""
     start = {"q": 0, "k": sizes.query_rows, "v": sizes.query_rows + sizes.key_rows}
     return [
         Piece(first, rows, f"{place}.{kind}", start[part] + there, kind == "weight")

@@ -20,15 +20,15 @@ EXPONENTS = {"F32": ("<u4", 0x7F80_0000), "BF16": ("<u2", 0x7F80), "F16": ("<u2"
 
 
 def check_values(model: PretrainedModel) -> Iterator[int]:
-    """Read all data; yields the bytes of each piece. Raises CheckpointError at the first wrong tensor."""
+    """Read all data, yielding the bytes of each piece. Raises CheckpointError at the first wrong tensor."""
     for name, tensor in model.tensors.items():
         kind, exponent = EXPONENTS[tensor.dtype]
         bits = np.dtype(kind).type(exponent)
         for piece in _pieces(tensor, kind):
             if bool(((piece & bits) == bits).any()):
                 raise CheckpointError(
-                    f"{display(tensor.path)}: {name} holds NaN or Inf, and a model that starts from it would "
-                    "have no loss. Get another copy of the model."
+                    f"{display(tensor.path)}: {name} holds NaN or Inf, so a model that starts from it would "
+                    f"have no valid loss. Get another copy of the model."
                 )
             yield piece.nbytes
     if model.twin is not None:
@@ -44,9 +44,8 @@ def _check_twin(model: PretrainedModel, twin: Tensor) -> Iterator[int]:
         yield theirs.nbytes
     if not same:
         raise CheckpointError(
-            f"{display(twin.path)}: {OUTPUT} is another matrix than the word embedding, and config.json says "
-            "that they are tied. Set tie_word_embeddings to false in config.json if the output has a matrix "
-            "of its own."
+            f"{display(twin.path)}: {OUTPUT} differs from the word embedding, but config.json says that they "
+            "are tied. Set tie_word_embeddings to false in config.json if the output has a separate matrix."
         )
 
 
@@ -58,6 +57,6 @@ def _pieces(tensor: Tensor, kind: str) -> Iterator[np.ndarray]:
         while left:
             content = stream.read(min(left, PIECE_BYTES // size * size))
             if not content:
-                raise CheckpointError(f"{display(tensor.path)}: is shorter now than when it was opened.")
+                raise CheckpointError(f"{display(tensor.path)}: became shorter after it was opened.")
             left -= len(content)
             yield np.frombuffer(content, kind)

@@ -1,7 +1,7 @@
-"""A run's model as config.json: which family can say it, and every key that its readers look for.
+"""A run's model as config.json: the family that can express it, and every key that readers need.
 
-transformers 5 writes rotary positions as `rope_parameters` alone; readers of the earlier rope_theta and
-rope_scaling would take their defaults. Both are written, and are equal. tie_word_embeddings is always
+transformers 5 writes rotary positions only as `rope_parameters`; readers of the earlier rope_theta and
+rope_scaling would use their defaults. Both are written with equal values. tie_word_embeddings is always
 written, as its default differs from class to class. llama.cpp's converter reads n_ctx of GPT-2, and
 original_max_position_embeddings at the top.
 """
@@ -17,14 +17,14 @@ from nbtrain.config.yaml_source import show
 from nbtrain.pretrained.families import FAMILIES, LAYER_TYPES, Family
 
 OWN_SCHEMA = 1
-# In the folder that the GPU side is given.
+# Name of the file in the folder passed to the GPU side.
 GGUF_FILE = "model.gguf"
-# How a model is computed, or was first drawn: no part of what it is.
+# Fields that decide how a model is computed or initialized, and are not part of the exported model.
 NOT_THE_MODEL = (
     *("attention_backend", "cross_entropy_chunk_tokens", "compile", "make_vocab_size_divisible_by", "seed"),
     "seq_length",
 )
-# {format of the weights here: its name in config.json}
+# {format of the weights in nbtrain: its name in config.json}
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -67,7 +67,7 @@ _LIKE_LLAMA = (
     _same("activation", "swiglu"),
     *_NO_CAPS,
 )
-# In the order in which they are tried: the first that says all of a model is its family.
+# In the order of attempts: the first family that can express the whole model is used.
 NEEDS: dict[str, tuple[Need, ...]] = {
     "gpt2": (
         _same("position_embedding_type", "learned_absolute"),
@@ -90,7 +90,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
         _ONE_KIND_OF_BIAS,
         Need("window_size", None, lambda model: not any(model.windows)),
         _ROPE_IN_ALL,
-        # Its configuration refuses other numbers, even with head_dim.
+        # Its configuration class refuses other numbers, even with head_dim.
         Need(
             "num_attention_heads",
             "a divisor",
@@ -118,16 +118,15 @@ NEEDS: dict[str, tuple[Need, ...]] = {
 
 
 def family_of(config: RunConfig) -> Family:
-    """The family that a run's model is written as: the one that it is named for, or the first that can say
-    it.
+    """Return the family that a run's model is written as: its own, or the first that can express it.
 
-    Raises ConfigError, with the field that is in the way, if none can.
+    Raises ConfigError, with the field that prevents it, if no family can.
     """
     named = {"gpt3": "gpt2"}.get(config.model.architecture, config.model.architecture)
     for name in (named, *NEEDS):
         if all(need.met(config.model) for need in NEEDS[name]):
             return FAMILIES[name]
-    # The family whose first lack comes latest is the nearest one.
+    # The nearest family is the one whose first unmet need comes latest.
     unmet = {name: [need.met(config.model) for need in needs].index(False) for name, needs in NEEDS.items()}
     nearest = max(unmet, key=lambda name: (unmet[name] / len(NEEDS[name]), name == named))
     need, key = NEEDS[nearest][unmet[nearest]], f"model.{NEEDS[nearest][unmet[nearest]].field}"
@@ -142,7 +141,7 @@ def family_of(config: RunConfig) -> Family:
 def config_json(
     config: RunConfig, dtype: str, ids: Mapping[str, int | None], vocab_size: int
 ) -> dict[str, Any]:
-    """config.json of a run's model. `ids`: bos_token_id, eos_token_id and pad_token_id.
+    """Return config.json of a run's model. `ids`: bos_token_id, eos_token_id and pad_token_id.
 
     `dtype` is the format of the weights that are written: fp32, bf16 or fp16. Raises ConfigError as
     family_of does.
@@ -154,7 +153,7 @@ def config_json(
         "model_type": family.model_type,
         **described,
         "vocab_size": vocab_size,
-        # LlamaConfig refuses more than 1. Nothing is drawn again in a model that is trained.
+        # LlamaConfig refuses more than 1. A trained model is not initialized again.
         "initializer_range": min(config.model.init_method_std, 1.0),
         "tie_word_embeddings": not config.model.untie_embeddings_and_output_weights,
         "use_cache": True,
@@ -212,10 +211,10 @@ def _llama(config: RunConfig, family: Family) -> dict[str, Any]:
         found["head_dim"] = model.resolved_kv_channels
     if family.has_attention_bias:
         found["attention_bias"] = model.add_bias_linear
-        if not family.qk_norm:  # Qwen3's MLP has none
+        if not family.qk_norm:  # Qwen3's MLP has no bias
             found["mlp_bias"] = model.add_bias_linear
     if family.has_no_rope_layers:
-        # A 1 is a layer that has rotary positions.
+        # A 1 is a layer with rotary positions.
         without = model.layers_without_rope
         found["no_rope_layers"] = [int(layer not in without) for layer in range(model.num_layers)]
     return {**found, **_windows(model, family)}

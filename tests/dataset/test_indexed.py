@@ -420,8 +420,8 @@ def test_never_fewer_tokens_than_asked_for(prefix):
     write(prefix, [[1, 2, 3, 4], [5, 6]])
     dataset = IndexedDataset(prefix)
     refuses(
-        "data/text_document.bin: sequence 0 holds 5 tokens; 3 from 3 on were requested. The cached index "
-        "was made from other data: remove index-cache/.",
+        "data/text_document.bin: sequence 0 holds 5 tokens; 3 from 3 on were requested. The cached index was "
+        "made from other data: remove index-cache/.",
         dataset.get,
         0,
         3,

@@ -273,8 +273,7 @@ def test_a_key_of_some_inputs_is_refused(make_config, workspace):
     refuses(
         "data/dataset/one/title_document: data/dataset/two/text_document has no title_document in the same "
         "folder. Every input must have the same pairs: encode again with the same data.extra_json_keys, or "
-        "name one "
-        "pair of each input by its prefix, e.g. data/dataset/one/text_document.",
+        "name one pair of each input by its prefix, e.g. data/dataset/one/text_document.",
         "all",
         ["two", "one"],
     )
@@ -282,9 +281,8 @@ def test_a_key_of_some_inputs_is_refused(make_config, workspace):
     with IndexedWriter(short.prefix, 300, 0) as writer:
         writer.add_document(np.array([1]))
     refuses(
-        "data/dataset/one/title_document: 1 documents, data/dataset/one/text_document in the same folder "
-        "has 5. "
-        "Document k must be the same record in both: encode again, or name one pair of each input by its "
+        "data/dataset/one/title_document: 1 documents, data/dataset/one/text_document in the same folder has "
+        "5. Document k must be the same record in both: encode again, or name one pair of each input by its "
         "prefix.",
         "all",
         ["one", "one"],

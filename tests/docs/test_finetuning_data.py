@@ -136,8 +136,8 @@ def test_the_example_run_is_prepared(workspace, repository):
         prepare(config)
     assert str(refused.value).endswith(
         "tokenizer.name = python-docs-1k: data/tokenizer/python-docs-1k is not there, and the weights of "
-        "init_from (gpt-tiny) are only valid for the ids of their own tokenizer. Prepare the data of the "
-        "run that they come from first, or set tokenizer.path to their tokenizer."
+        "init_from (gpt-tiny) are only valid for the ids of their own tokenizer. Prepare the data of the run "
+        "that they come from first, or set tokenizer.path to their tokenizer."
     )
     make_tokenizer(config.tokenizer.name, ["What does it return? The number of items of a list."])
     prepare(config)

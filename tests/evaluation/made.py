@@ -76,25 +76,25 @@ QUESTIONS: dict[str, list[dict[str, Any]]] = {
 
 
 def write_lines(path: Path, lines: list[dict[str, Any]]) -> Path:
-    """A file of JSON lines."""
+    """Write a JSON-lines file."""
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return path
 
 
 def files_in(folder: Path) -> dict[str, Path]:
-    """{format: a file of its questions}."""
+    """Write {format: a file of its questions}."""
     return {kind: write_lines(folder / f"{kind}.jsonl", lines) for kind, lines in QUESTIONS.items()}
 
 
 def texts(count: int, seed: int = 3) -> list[str]:
-    """Documents of one word to a few hundred."""
+    """Return documents of one word to a few hundred words."""
     chance = random.Random(seed)
     words = " ".join(text for script in ("latin", "han") for text in corpus.texts(script, 20)).split()
     return [" ".join(chance.choices(words, k=chance.randint(1, 90))) for _ in range(count)]
 
 
 def run_of_pairs(name: str, stems: list[str]) -> RunDir:
-    """A run with a checkpoint that blends pairs of the folder corpus/, which have no manifest."""
+    """Return a run with a checkpoint that blends pairs of corpus/, which have no manifest."""
     blend = [{"prefix": f"corpus/{stem}", "weight": 1} for stem in stems]
     run = saved.save_run(name, {**SPLIT, "data.sources": [], "data.blend": blend})
     config = load_resolved(run.config_yaml)
@@ -108,7 +108,7 @@ def run_of_pairs(name: str, stems: list[str]) -> RunDir:
 def run_with_data(
     name: str = "talks", overrides: dict[str, Any] | None = None, learnt_from: list[int] | None = None
 ) -> RunDir:
-    """A run with a checkpoint and a dataset of 20 documents, whose split has 6 for validation."""
+    """Return a run with a checkpoint and 20 documents, 6 of them for validation."""
     run = saved.save_run(name, {**SPLIT, **(overrides or {})})
     config = load_resolved(run.config_yaml)
     make_dataset(config, texts(20), learnt_from=learnt_from)

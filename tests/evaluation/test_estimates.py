@@ -1,4 +1,4 @@
-"""Standard errors: the textbook's, and those that repeated draws show."""
+"""Standard errors agree with the textbook's and with repeated draws."""
 
 import math
 import statistics
@@ -20,7 +20,7 @@ def test_a_mean_has_the_textbook_error():
 
 
 def test_the_error_of_a_ratio_is_that_of_repeated_draws():
-    """Windows of unequal length whose tokens go together."""
+    """The standard error of a ratio equals repeated draws for windows of unequal, correlated length."""
     chance = np.random.default_rng(5)
     values, errors = [], []
     for _ in range(400):

@@ -1,4 +1,4 @@
-"""nb.evaluate and `nbtrain evaluate`, against transformers on the exported model."""
+"""nb.evaluate and `nbtrain evaluate`, compared with transformers on the exported model."""
 
 import json
 import math
@@ -38,7 +38,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def theirs(run, tmp_path_factory):
-    """The model as transformers loads its export."""
+    """The exported model, loaded by transformers."""
     transformers = pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("export") / "model"
     with pytest.MonkeyPatch.context() as patch:
@@ -48,7 +48,7 @@ def theirs(run, tmp_path_factory):
 
 
 def logprobs_of(model, context, continuation):
-    """(log-probabilities of transformers' model, whether they are its greedy choice)."""
+    """Return (log-probabilities of transformers' model, whether they are its greedy choice)."""
     whole = torch.tensor([[*context, *continuation]])
     with torch.inference_mode():
         logits = model(whole[:, :-1]).logits[0, len(context) - 1 :].double()
@@ -57,7 +57,7 @@ def logprobs_of(model, context, continuation):
 
 
 def test_perplexity_is_that_of_transformers(run, theirs, capsys):
-    """On the same tokens, from the checkpoint itself."""
+    """Perplexity from the checkpoint equals transformers' on the same tokens."""
     found = nb.evaluate(run.path, split="all")
     tokens = np.concatenate(documents(run, "all")).tolist()
     nats = torch.cat(
@@ -70,14 +70,14 @@ def test_perplexity_is_that_of_transformers(run, theirs, capsys):
     assert record.counts["tokens"] == len(nats)
     assert record.metrics["loss"].value == pytest.approx(-float(nats.mean()), abs=1e-5)
     assert record.metrics["perplexity"].value == pytest.approx(math.exp(-float(nats.mean())), rel=1e-5)
-    # A rate and an end: what the bar says.
+    # The bar shows a rate and an end.
     assert "perplexity-small-all: " in capsys.readouterr().err
     assert newest_evaluations(run)["perplexity-small-all"] == record
     assert "perplexity-small-all" in repr(found) and "bits_per_byte" in found._repr_html_()
 
 
 def test_scores_are_those_of_transformers(run, theirs, tmp_path):
-    """Of all formats at once; the model is loaded once for all."""
+    """Scores of all formats equal transformers', with the model loaded once."""
     files = made.files_in(tmp_path)
     found = nb.evaluate(run.path, tasks=files)
     assert list(found) == ["lambada", "hellaswag", "mmlu", "multiple-choice"]
@@ -103,7 +103,7 @@ def test_scores_are_those_of_transformers(run, theirs, tmp_path):
 
 
 def test_the_command_line(run, tmp_path, capsys):
-    """The same records as JSON, and a table; what is wrong is said before a model is loaded."""
+    """The CLI prints a table or the same records as JSON; errors come before a model is loaded."""
     files = made.files_in(tmp_path)
     assert main(["evaluate", str(run.path), "--task", f"mmlu={files['mmlu']}", "--limit", "2", "--json"]) == 0
     [record] = json.loads(capsys.readouterr().out).values()
@@ -143,20 +143,20 @@ def test_what_is_refused_in_python(run):
         (
             {"data": ["small", "small"]},
             ConfigError,
-            "perplexity-small-valid: two evaluations of one name; the record of one would replace the "
-            "other's. Name each dataset once, and rename files of questions that have one name.",
+            "perplexity-small-valid: two evaluations have the same name, so one record would replace the "
+            "other. Name each dataset once, and rename files of questions that have one name.",
         ),
         ({"tasks": {"mmlu": "none.jsonl"}}, DataError, "cannot be read (No such file or directory)."),
     ):
         for follow in (False, True):
-            # Before the first checkpoint is looked for.
+            # Checked before a checkpoint is searched.
             with pytest.raises(kind) as refused:
                 nb.evaluate(run.path, follow=follow, **asked)
             assert said in str(refused.value)
 
 
 def test_a_blend_of_megatrons_own_files(run):
-    """Two pairs of one folder, one of them twice, without a manifest: each has a record, of its valid."""
+    """In a blend of two pairs of one folder, one used twice, each has a record of its valid split."""
     mixed = made.run_of_pairs("mixed", ["web_text_document", "news_text_document", "web_text_document"])
     found = nb.evaluate(mixed.path)
     assert [record.source for record in found.values()] == [

@@ -1,4 +1,4 @@
-"""Files of questions: prompts as lm-evaluation-harness writes them, and what is said of a bad line."""
+"""Files of questions: prompts as in lm-evaluation-harness, and errors about bad lines."""
 
 import json
 import re
@@ -13,12 +13,12 @@ from tests.evaluation import made
 
 
 def test_prompts(tmp_path):
-    """Word for word."""
+    """Prompts equal the harness's word for word."""
     files = made.files_in(tmp_path)
     found = {kind: read_questions(kind, path) for kind, path in files.items()}
     assert found["lambada"][0] == Question("The cat sat on the", [" mat"], [3], 0)
     first, second = found["hellaswag"]
-    # capitalize() makes all other letters small; a heading's mark goes with two blanks left as one.
+    # capitalize() lower-cases the other letters; a heading's mark and two spaces become one space.
     assert first.context == "Roof shingle removal: A man is sitting on a roof. He Starts. pulling"
     assert first.choices[:2] == [" up roofing.", "  is using wrap to wrap a pair."]
     assert (first.gold, second.gold) == (3, 1)
@@ -51,14 +51,14 @@ def test_prompts(tmp_path):
         ("lambada", "[1]", "is a list, not an object."),
         ("lambada", '{"txt": "a b"}', "has no text; its fields are txt."),
         ("lambada", '{"text": 3}', "text is a number, not text."),
-        ("lambada", '{"text": "word"}', 'text = "word" must be words with one blank before the last one.'),
+        ("lambada", '{"text": "word"}', 'text = "word" must be words with one space before the last word.'),
         (
             "lambada",
             '{"text": "ends in "}',
-            'text = "ends in " must be words with one blank before the last one.',
+            'text = "ends in " must be words with one space before the last word.',
         ),
-        ("hellaswag", {"endings": "a"}, "endings is no list of texts that are not empty."),
-        ("hellaswag", {"endings": ["a", ""]}, "endings is no list of texts that are not empty."),
+        ("hellaswag", {"endings": "a"}, "endings is not a list of non-empty texts."),
+        ("hellaswag", {"endings": ["a", ""]}, "endings is not a list of non-empty texts."),
         ("hellaswag", {"endings": ["a"]}, "endings has 1 entries: 2 to 26 are needed."),
         ("hellaswag", {"label": ""}, 'label = "" must be 0 to 3.'),
         ("hellaswag", {"label": 4}, "label = 4 must be 0 to 3."),
@@ -69,7 +69,7 @@ def test_prompts(tmp_path):
     ],
 )
 def test_a_bad_line_is_named(tmp_path, kind, line, said):
-    """With its number; blank lines count."""
+    """A bad line is reported with its number, counting empty lines."""
     good = made.QUESTIONS[kind][0]
     bad = json.dumps({**good, **line}) if isinstance(line, dict) else line
     path = tmp_path / "asked.jsonl"
@@ -81,12 +81,12 @@ def test_a_bad_line_is_named(tmp_path, kind, line, said):
 
 
 def test_other_files(tmp_path):
-    """What is no text, is not there or holds nothing."""
+    """Files that are not text, missing or empty are refused."""
     path = tmp_path / "asked.jsonl"
     path.write_bytes(b'{"text": "a b"}\n{"text": "\xff"}\n')
     for content, said in (
-        (b'{"text": "a b"}\n{"text": "\xff"}\n', f"{path}:2: is no text in UTF-8 (byte 10)."),
-        (b"\n", f"{path}: holds no line."),
+        (b'{"text": "a b"}\n{"text": "\xff"}\n', f"{path}:2: is not UTF-8 text (byte 10)."),
+        (b"\n", f"{path}: contains no lines."),
         (None, f"{path}: cannot be read (No such file or directory)."),
     ):
         path.unlink(missing_ok=True) if content is None else path.write_bytes(content)
@@ -96,10 +96,10 @@ def test_other_files(tmp_path):
     with pytest.raises(ConfigError) as refused:
         read_questions("helaswag", path)
     assert str(refused.value) == (
-        f"helaswag: no such task. There are: {', '.join(FORMATS)}. Nearest: hellaswag."
+        f"helaswag: no such task. Known tasks: {', '.join(FORMATS)}. Nearest: hellaswag."
     )
 
 
 def test_every_format_can_be_asked_while_a_run_trains():
-    """evaluation.tasks and files of questions know the same formats."""
+    """evaluation.tasks and files of questions support the same formats."""
     assert get_args(TaskConfig.model_fields["task"].annotation) == tuple(FORMATS)

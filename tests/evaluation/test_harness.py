@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness: scores are those of the harness's own way to the exported model."""
+"""Tasks of lm-evaluation-harness: scores equal the harness's own evaluation of the exported model."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ from tests.inference.made import beginning_tokenizer_in
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.soak,
-    # Theirs, about each other.
+    # Warnings of the harness's own modules.
     pytest.mark.filterwarnings(
         "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"
     ),
@@ -88,14 +88,14 @@ def place(tmp_path_factory):
 
 
 def export(run, to):
-    """Its folder for transformers, by this process."""
+    """Export the run for transformers in this process, and return the folder."""
     with pytest.MonkeyPatch.context() as here:
         here.setattr(exporting, "stream", lambda module, request: gpu_side.answers(request))
         nb.export(run.path, to, dtype="fp32")
 
 
 def write_tasks(folder, *tasks):
-    """Task files of (task, file of its lines)."""
+    """Write task files from (task, file of its lines)."""
     folder.mkdir()
     for task, file in tasks:
         task = {**task, "dataset_kwargs": {"data_files": {"test": str(file)}}}
@@ -103,7 +103,7 @@ def write_tasks(folder, *tasks):
 
 
 def theirs(model, tasks, include_path, **how):
-    """What the harness finds with its own HFLM."""
+    """Return the harness's results with its own HFLM."""
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
@@ -117,7 +117,7 @@ def theirs(model, tasks, include_path, **how):
 
 
 def test_scores_are_those_of_the_harness_with_transformers(place):
-    """Its own files of lambada_openai and hellaswag, on local lines; text and whole documents too."""
+    """Scores of lambada_openai, hellaswag, generated text and whole documents equal the harness's."""
     run, model, folder = place
     asked = [f"lambada_openai={folder / 'lambada.jsonl'}", f"hellaswag={folder / 'hellaswag.jsonl'}"]
     mine = nb.evaluate(run.path, harness=asked)
@@ -150,7 +150,7 @@ def test_scores_are_those_of_the_harness_with_transformers(place):
 
 
 def answered(run, names, folder, **how):
-    """{task: what nbtrain answers each request of the harness}."""
+    """Return {task: nbtrain's answers to each request of the harness}."""
     from nbtrain.api import evaluate as api
     from nbtrain.evaluation import harness
 
@@ -173,12 +173,12 @@ def answered(run, names, folder, **how):
 
 
 def compare(taken, samples):
-    """Log-probabilities to 1e-3, generated texts letter by letter."""
+    """Compare log-probabilities to 1e-3, and generated texts exactly."""
     for task, ours in taken.items():
         answers = [response for sample in samples[task] for response in sample["resps"]]
         if task == "say":
-            # A character that is not finished is not given out here. And a model that was not trained writes
-            # the byte 0xFF, which is no text: in the export it pads a text, and is not shown.
+            # An unfinished character is not returned here. An untrained model writes the byte 0xFF, which is
+            # never text: the export uses it as padding and does not show it.
             pairs = [
                 (mine.replace("\ufffd", ""), texts[0].replace("\ufffd", ""))
                 for mine, texts in zip(ours, answers, strict=True)
@@ -194,7 +194,7 @@ def compare(taken, samples):
 
 
 def test_log_probabilities_and_texts_are_those_of_the_harness(place):
-    """Of every single choice, to 1e-3; and the generated texts, cut at the same place."""
+    """Log-probabilities of each choice agree to 1e-3, and generated texts stop at the same place."""
     run, model, folder = place
     taken = answered(run, ["say", "words"], folder / "tasks")
     assert set(taken) == {"say", "words"}
@@ -202,7 +202,7 @@ def test_log_probabilities_and_texts_are_those_of_the_harness(place):
 
 
 def test_a_tokenizer_that_puts_a_token_before_a_text(place, monkeypatch, tmp_path):
-    """Contexts, whole documents and prompts begin with <s> as HFLM's do, also without a context."""
+    """Contexts, documents and prompts begin with <s> as with HFLM, also for an empty context."""
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     beginning_tokenizer_in(tokenizer_dir("small"), tmp_path / "theirs")
     run = saved.save_run("llama", {"model.architecture": "llama"})
@@ -218,7 +218,7 @@ def test_a_tokenizer_that_puts_a_token_before_a_text(place, monkeypatch, tmp_pat
     compare(taken, theirs(tmp_path / "model", ["say", "words", "choose"], tmp_path / "tasks")["samples"])
 
 
-# Special tokens of the tokenizer, and a role that is refused, so that the harness leaves it out.
+# Special tokens of the tokenizer, and a role that the template rejects, so that the harness omits it.
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
     "{% endif %}[{{ m.role }}] {{ m.content | trim }}{{ eos_token }}{% endfor %}"
@@ -228,7 +228,7 @@ TEMPLATE = (
 
 @pytest.mark.parametrize("template", [TEMPLATE, TEMPLATE.replace(" | trim", "")], ids=["trim", "blanks"])
 def test_a_chat(template, place, monkeypatch, tmp_path):
-    """Questions, examples as earlier turns, a description, an answer that is begun: HFLM's in its chat."""
+    """Questions, few-shot turns, a description and a started answer render as in HFLM's chat."""
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     beginning_tokenizer_in(tokenizer_dir("small"), tmp_path / "theirs")
     settings = tokenizer_dir("small") / KEPT / "tokenizer_config.json"
@@ -251,7 +251,7 @@ def test_a_chat(template, place, monkeypatch, tmp_path):
 
 
 def test_a_run_of_single_instructions(place, monkeypatch, tmp_path):
-    """Examples are text of its one question; an answer that is begun follows it."""
+    """In a run of instructions, examples are part of the question, and a started answer follows."""
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     alpaca = {"kind": "alpaca", "path": "x.json", "template": "{instruction} => "}
     run = saved.save_run("single", {"model.architecture": "llama", "data.sources": [alpaca]})
@@ -268,7 +268,7 @@ def test_a_run_of_single_instructions(place, monkeypatch, tmp_path):
 
 
 def test_examples_before_the_question(place):
-    """They come from the same file, without the question itself."""
+    """Few-shot examples come from the same file and exclude the question itself."""
     run, _, folder = place
     asked = f"hellaswag={folder / 'hellaswag.jsonl'}"
     found = nb.evaluate(run.path, harness=asked, num_fewshot=1, limit=1)
@@ -277,7 +277,7 @@ def test_examples_before_the_question(place):
     file = folder / "hellaswag.jsonl"
     assert (record.source, record.source_sha256) == ("hellaswag.jsonl", files.sha256_of(file))
     none = nb.evaluate(run.path, harness=asked, limit=1)["harness-hellaswag"]
-    # Of two lines, one is the question: its only example is the other one.
+    # Of two lines, one is the question, so that the other is its only example.
     assert (none.num_fewshot, none.source_sha256) == (0, record.source_sha256)
     with pytest.raises(ConfigError, match="num_fewshot = 2 must be at most 1"):
         nb.evaluate(run.path, harness=asked, num_fewshot=2)
@@ -287,7 +287,7 @@ def test_examples_before_the_question(place):
 
 
 def test_json_alone_is_on_stdout(place, capfd):
-    """lm_eval prints what it bootstraps."""
+    """Only JSON is on stdout, although lm_eval prints its bootstrapping."""
     run, _, folder = place
     assert (
         cli.main(
@@ -301,10 +301,10 @@ def test_json_alone_is_on_stdout(place, capfd):
 
 
 def test_local_completions_of_a_server_are_the_export_s(place, monkeypatch, tmp_path):
-    """60 questions, asked as lm-eval asks any server: echo, logprobs and one new token.
+    """60 questions through lm-eval's local-completions: echo, logprobs and one new token.
 
-    After some of them the model ends the document: the entry of its end must be there, or the last token of
-    the choice is lost.
+    After some choices the model ends the document. Its end must have an entry, or the choice's last token
+    would be lost.
     """
     pytest.importorskip("tenacity")
     tokenizer = Tokenizer.load(tokenizer_dir("small"))
@@ -315,7 +315,7 @@ def test_local_completions_of_a_server_are_the_export_s(place, monkeypatch, tmp_
     ends = []
 
     def ending(weights):
-        """Make the end the next token of those texts that the commonest next token follows now."""
+        """Make EOD the next token of those texts whose next token is currently the most frequent one."""
 
         def following():
             with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""What lm-evaluation-harness asks, in the engine's words; without the harness itself."""
+"""Requests of lm-evaluation-harness, converted for the engine; without the harness itself."""
 
 import json
 import sys
@@ -39,7 +39,7 @@ def test_without_the_extra(monkeypatch):
 
 @pytest.fixture
 def fake_harness(monkeypatch, tmp_path):
-    """A folder for task files, and a harness that indexes them; `asked` has what it is asked to load."""
+    """A folder for task files, and a fake harness that indexes them; `asked` records what it loads."""
     fake, tasks = ModuleType("lm_eval"), ModuleType("lm_eval.tasks")
     tasks.__path__ = [str(tmp_path / "tasks")]
 
@@ -48,7 +48,7 @@ def fake_harness(monkeypatch, tmp_path):
         loaded: ClassVar = {"tasks": {"one": "Task one"}, "groups": {}}
 
         def __init__(self, include_path=None, include_defaults=True):
-            """As the harness: of a folder the first file of a name counts, of folders the last."""
+            """Index task files as the harness does: the first of a name in a folder, the last folder."""
             paths = [include_path] if isinstance(include_path, str) else include_path or []
             self.task_index = {}
             for folder in [*(tasks.__path__ if include_defaults else []), *paths]:
@@ -83,7 +83,7 @@ def fake_harness(monkeypatch, tmp_path):
     ],
 )
 def test_the_task_file_of_a_name(fake_harness, name, found):
-    """That of the harness's own index, however its YAML is written."""
+    """A task's file is found by the harness's index, however its YAML is written."""
     folder, manager = fake_harness
     for path, line in {
         "a/hellaswag.yaml": "task: hellaswag",
@@ -108,7 +108,7 @@ def test_the_task_file_of_a_name(fake_harness, name, found):
     assert loaded == ("one", "Task one", "lines.jsonl", files.sha256_of(lines))
     asked = manager.asked[0]
     assert asked["include"] == str(folder / found)
-    # Only of a test split does the harness leave out the question itself; a task's own examples stay.
+    # The harness excludes the question itself only for a test split; a task's own examples stay.
     assert (asked["test_split"], asked["fewshot_split"]) == ("local", None if name == "prost" else "local")
     with pytest.raises(ConfigError, match=r"^helaswag: .* no task of this name\. Nearest: hellaswag\."):
         harness.load_tasks([f"helaswag={lines}"])
@@ -132,13 +132,13 @@ def test_your_own_task_files_go_before_the_harness_s(fake_harness, tmp_path):
 
 
 def leaf(name: str, examples: int, **settings) -> SimpleNamespace:
-    """A task as the harness has loaded it."""
+    """Return a task as the harness loads it."""
     sampler = SimpleNamespace(fewshot_docs=lambda: [{}] * examples)
     return SimpleNamespace(task_name=name, get_config=settings.get, sampler=sampler)
 
 
 def test_more_examples_than_there_are(caplog):
-    """Before the model is loaded, in a sentence; a question is no example of itself."""
+    """Too many few-shot examples are refused before loading; the question itself is none of them."""
     same = {"fewshot_split": "local", "test_split": "local"}
     for task, shots, most in (
         (leaf("a", 8, **same), 8, 7),
@@ -157,7 +157,7 @@ def test_more_examples_than_there_are(caplog):
 
 
 def test_a_group_of_groups_is_asked_once(fake_harness, monkeypatch):
-    """The harness gives it with the groups inside it."""
+    """A group of groups is loaded once, and the harness returns it with the inner groups."""
     groups = {name: f"Group {name}" for name in ("mmlu", "mmlu_stem", "mmlu_other")}
     _, manager = fake_harness
     monkeypatch.setattr(manager, "loaded", {"tasks": {"mmlu_anatomy": "Task"}, "groups": groups})
@@ -165,7 +165,7 @@ def test_a_group_of_groups_is_asked_once(fake_harness, monkeypatch):
 
 
 def test_choices_of_one_context_are_asked_together():
-    """In the order of the requests, whatever order the answers come in."""
+    """Choices with one context are scored together, and answers come in the order of requests."""
     asked = []
 
     def score(questions):
@@ -184,7 +184,7 @@ def test_choices_of_one_context_are_asked_together():
 
 
 def test_a_request_for_text(tokenizer):
-    """The prompt is cut on the left to leave room."""
+    """The prompt is truncated on the left to leave room for the new tokens."""
     how = {"until": ["\n"], "max_gen_toks": 20, "do_sample": False, "temperature": 0.7}
     request = harness._generation("a text " * 40, how, tokenizer, 96, 48)
     assert (request["max_new_tokens"], request["temperature"], request["stop"]) == (20, 0.0, ("\n",))
@@ -213,12 +213,12 @@ def test_a_request_for_text(tokenizer):
     ],
 )
 def test_draws_as_with_the_harness(tokenizer, how, temperature):
-    """lm_eval.models.utils.normalize_gen_kwargs: a temperature alone asks for them."""
+    """A temperature alone enables sampling, as in normalize_gen_kwargs of lm_eval."""
     assert harness._generation("a", how, tokenizer, 96, 48)["temperature"] == temperature
 
 
 def test_a_text_begins_as_with_the_harness(tokenizer, tmp_path):
-    """With <s> if the tokenizer puts it, and its text has none; a text without context goes after <s>."""
+    """A text begins with <s> if the tokenizer adds it and the text has none; an empty context is <s>."""
     for text in ("", "a text", "<|endoftext|>a"):
         assert harness.tokens_of(tokenizer, text) == tokenizer.encode(text).tolist()
     assert harness.prefix_of(tokenizer) == tokenizer.eod_id
@@ -234,7 +234,7 @@ def test_a_text_begins_as_with_the_harness(tokenizer, tmp_path):
 
 
 def test_a_chat_begins_with_what_its_template_writes(tmp_path):
-    """Special tokens are those of the model's own template; in that of the run's data they are letters."""
+    """Special tokens are tokens in the model's own template, but characters in the run's data template."""
     tokenizer = beginning_tokenizer_in(tmp_path / "mine", tmp_path / "theirs")
     settings = tmp_path / "mine" / KEPT / "tokenizer_config.json"
     template = (
@@ -278,7 +278,7 @@ def test_a_chat_begins_with_what_its_template_writes(tmp_path):
     assert own.takes_turns and theirs.takes_turns
     single = chat_of({"kind": "alpaca", "path": "x"})
     assert not single.takes_turns and "a text" in single([{"role": "system", "content": "s"}, question])
-    # An answer that is begun follows the question.
+    # A started answer follows the question.
     assert single([question, prefix], add_generation_prompt=False) == single([question]) + " So "
     with pytest.raises(ConfigError, match="send one message with the role user"):
         single([question, prefix, question])
@@ -293,7 +293,7 @@ def test_a_chat_begins_with_what_its_template_writes(tmp_path):
 
 
 def test_metrics_and_their_filters():
-    """Names of filters are kept; what is no number is none."""
+    """Metrics keep the names of their filters, and values that are not numbers are dropped."""
     result = {"alias": "x", "acc,none": 0.5, "acc_stderr,none": 0.1, "sample_len": 3}
     result |= {"exact_match,strict": 1, "exact_match_stderr,strict": "N/A"}
     assert harness._metrics(result) == {

@@ -1,4 +1,4 @@
-"""Answers that a judge rates: what is sent, what is made of what it says, and what goes wrong."""
+"""Answers rated by a judge: requests, parsed ratings, and failures."""
 
 import json
 import threading
@@ -28,7 +28,7 @@ SECRET = "token-that-nobody-sees"
 
 
 class Endpoint:
-    """A judge behind HTTP that says what it is told to; `asked` is what came."""
+    """A judge over HTTP with scripted replies; `asked` records the requests."""
 
     def __init__(self, says):
         self.says, self.asked, self.tokens = says, [], []
@@ -65,7 +65,7 @@ class Endpoint:
 
 @pytest.fixture
 def endpoint(monkeypatch) -> Iterator:
-    """Makes endpoints; retries do not wait."""
+    """Return a function that starts endpoints; retries do not wait."""
     opened = []
     monkeypatch.setattr(judging.Retry, "sleep", lambda *_: None)
 
@@ -79,7 +79,7 @@ def endpoint(monkeypatch) -> Iterator:
 
 
 class Parrot:
-    """Answers with the number of messages it was shown and the newest one."""
+    """Answers with the number of messages that it received and the newest one."""
 
     def chat(self, conversations, most_new_tokens):
         for number in reversed(range(len(conversations))):
@@ -100,7 +100,7 @@ def by_words(number, body):
 
 
 def test_turns_follow_each_other_and_each_is_rated(asked, endpoint):
-    """The last rating that is named counts; scores are means of questions."""
+    """Turns follow one another and each is rated; the last rating counts, and scores are means."""
     first = asked.questions[0]
     assert first.answers == ["1 Write a line.", "3 Now shorter."]
     there = endpoint(by_words)
@@ -124,7 +124,7 @@ def test_turns_follow_each_other_and_each_is_rated(asked, endpoint):
 
 
 def test_a_judge_that_is_busy_or_gives_no_rating_is_asked_again(asked, endpoint):
-    """Twice for a rating; then the answer stays unrated and does not count."""
+    """A busy judge or a reply without a rating is retried twice; then the answer counts as unrated."""
 
     def says(number, body):
         if number <= 3:
@@ -142,7 +142,7 @@ def test_what_goes_wrong_is_said_without_the_token(asked, endpoint, monkeypatch)
         (lambda *_: (401, "wrong key."), "/v1/chat/completions: the judge answered 401: wrong key."),
         (lambda *_: (404, "no such model"), "the judge answered 404: no such model."),
         (lambda *_: (500, "down"), "the judge answered 500: down."),
-        (lambda *_: (200, "Good."), "the judge gave no rating in the form [[5]]. It said: 'Good.'."),
+        (lambda *_: (200, "Good."), "the judge gave no rating in the form [[5]]. It answered: 'Good.'."),
     ):
         there = endpoint(says)
         with pytest.raises(DataError) as error:
@@ -158,7 +158,11 @@ def test_what_goes_wrong_is_said_without_the_token(asked, endpoint, monkeypatch)
         asked.judge(Judge(gone.url, "judge"))
     for url, model, said in (
         ("ftp://user:pw@x/v1", "m", "judge_url = 'ftp://***@x/v1' must begin with http:// or https://."),
-        ("http://x/v1", "", "judge_model is empty: name the model that judges, as its server calls it."),
+        (
+            "http://x/v1",
+            "",
+            "judge_model is empty: set it to the judge's model, by the name that its server uses.",
+        ),
     ):
         with pytest.raises(ConfigError) as refused:
             Judge(url, model)
@@ -166,7 +170,7 @@ def test_what_goes_wrong_is_said_without_the_token(asked, endpoint, monkeypatch)
 
 
 def test_a_token_that_no_header_takes_is_not_shown(asked, endpoint, monkeypatch):
-    """Blanks and line ends around one, such as that of a Secret's file, are none of it."""
+    """Spaces and line ends around a token, as in a Secret's file, are stripped; an invalid one is hidden."""
     monkeypatch.setenv("NBTRAIN_JUDGE_TOKEN", f" {SECRET}\n")
     there = endpoint(by_words)
     asked.judge(Judge(there.url, "judge"))
@@ -180,10 +184,10 @@ def test_a_token_that_no_header_takes_is_not_shown(asked, endpoint, monkeypatch)
 
 
 def test_files_of_questions(tmp_path):
-    """Each bad line is named."""
+    """Each bad line of a file of questions is named."""
     for line, said in (
         ({"turns": []}, "turns has 0 entries: 1 to 26 are needed."),
-        ({"turns": "one"}, "turns is no list of texts that are not empty."),
+        ({"turns": "one"}, "turns is not a list of non-empty texts."),
         ({"question_id": 1}, "has no turns; its fields are question_id."),
     ):
         path = made.write_lines(tmp_path / "bad.jsonl", [QUESTIONS[0], line])
@@ -194,7 +198,7 @@ def test_files_of_questions(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_is_judged(workspace, endpoint, monkeypatch, capsys):
-    """From the checkpoint to the record: no file has the token; a run without chats is refused."""
+    """A run is judged from its checkpoint; no file has the token, and a run without chats is refused."""
     monkeypatch.setenv("MY_TOKEN", SECRET)
     chats = {"model.seq_length": 256, "data.sources": [{"kind": "chat", "path": "talk.jsonl"}]}
     run = saved.save_run("talks", chats)
@@ -213,7 +217,7 @@ def test_a_run_is_judged(workspace, endpoint, monkeypatch, capsys):
         assert any(answer for line in lines for answer in json.loads(line)["answers"])
         kept = [one.read_bytes() for one in run.path.rglob("*") if one.is_file()]
         assert not any(SECRET.encode() in content for content in kept)
-        # Answers are kept although the judge is not there.
+        # Answers are kept even if the judge cannot be reached.
         (run.evaluation / "global_step7" / "judged-mt-bench.jsonl").unlink()
         broken = endpoint(lambda *_: (404, "no such model"))
         with pytest.raises(DataError, match="no such model"):
@@ -227,7 +231,7 @@ def test_a_run_is_judged(workspace, endpoint, monkeypatch, capsys):
 
 
 def test_a_long_conversation_gets_an_answer_of_full_length():
-    """It moves on in the window; as many tokens as there was room for could be one."""
+    """A long conversation slides in the window, so that an answer may have the full length."""
     asked: list[dict] = []
 
     def generate(requests):
@@ -241,7 +245,7 @@ def test_a_long_conversation_gets_an_answer_of_full_length():
 
 
 def test_a_second_turn_for_a_run_of_single_instructions():
-    """Refused in a sentence."""
+    """A second turn is refused for a run trained on single instructions."""
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     engine = SimpleNamespace(_template=AlpacaTemplate(None))
     with pytest.raises(ConfigError, match="send one message with the role user"):

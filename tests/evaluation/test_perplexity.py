@@ -1,4 +1,4 @@
-"""Which tokens a perplexity is of: with a model whose probabilities depend on one token, by hand."""
+"""Tokens that perplexity covers, with a model whose probabilities depend on a single token."""
 
 import math
 
@@ -28,7 +28,7 @@ def task_of(run, split="valid", limit=None):
 
 
 def answered(task):
-    """The outcome if -ln p of a token is NATS[token], and every window as it was asked."""
+    """Return the outcome if -ln p of a token is NATS[token], and the requested windows."""
     asked = list(task.asked())
     done = 0
     for number in reversed(range(len(asked))):
@@ -39,7 +39,7 @@ def answered(task):
 
 
 def documents(run, split="valid"):
-    """The token ids of each document of a split."""
+    """Return the token ids of each document of a split."""
     config = load_resolved(run.config_yaml)
     indexed = dataset_of(config).open().indexed
     bounds = split_bounds(config.data.split, config.data.split_rule, len(indexed))
@@ -49,7 +49,7 @@ def documents(run, split="valid"):
 
 @pytest.mark.parametrize("split", ["valid", "test", "all"])
 def test_each_token_is_predicted_once(workspace, split):
-    """In windows that follow each other, in the file's order; ends of documents are in the loss alone."""
+    """Each token is predicted once, in consecutive windows in the file's order, document ends included."""
     run = made.run_with_data()
     outcome, asked = answered(task_of(run, split))
     tokens = np.concatenate(documents(run, split))
@@ -65,7 +65,7 @@ def test_each_token_is_predicted_once(workspace, split):
     bits = NATS[text].sum() / math.log(2) / length
     assert outcome.metrics["bits_per_byte"].value == pytest.approx(bits)
     assert outcome.counts == {"windows": len(windows), "tokens": len(tokens) - 1, "bytes": length}
-    # Bytes are those of the text: all but the first token's.
+    # Bytes of the text, without the first token's.
     first = len(tokenizer.bytes_of(int(tokens[0])))
     whole = b"".join(tokenizer.bytes_of(token) for token in tokens if token != tokenizer.eod_id)
     assert length == len(whole) - first and whole.decode()
@@ -79,7 +79,7 @@ def test_the_first_windows_alone(workspace):
 
 @pytest.mark.parametrize("change", ["data.inter_document_masking", "data.reset_position_ids"])
 def test_documents_apart(workspace, change):
-    """If training kept them apart, so does the evaluation."""
+    """Documents are evaluated separately if training kept them separate."""
     run = made.run_with_data(overrides={change: True})
     outcome, asked = answered(task_of(run))
     own = documents(run)
@@ -91,7 +91,7 @@ def test_documents_apart(workspace, change):
 
 
 def test_what_is_not_learnt_is_not_counted(workspace):
-    """Prompts of fine-tuning data; and what follows the end of a document, with eod_mask_loss."""
+    """Tokens outside the loss are not counted: prompts, and labels after EOD with eod_mask_loss."""
     run = made.run_with_data(overrides={"data.packing": "best_fit"}, learnt_from=[3] * 20)
     outcome, _ = answered(task_of(run))
     expected = np.concatenate([one[max(3, 1) :] for one in documents(run)])
@@ -108,7 +108,7 @@ def test_eod_mask_loss(workspace):
 
 
 def test_what_does_not_fit_the_run(workspace):
-    """Another tokenizer's data, a split that is none, and one without tokens."""
+    """Data of another tokenizer, an unknown split and a split without tokens are refused."""
     run = made.run_with_data()
     config = load_resolved(run.config_yaml)
     with pytest.raises(ConfigError) as refused:
@@ -127,7 +127,7 @@ def test_what_does_not_fit_the_run(workspace):
 
 
 def test_a_pair_without_a_manifest(workspace):
-    """Megatron's own files, whose ids are looked at, as no manifest says whose they are."""
+    """For a pair without a manifest, such as Megatron's own, the ids are checked."""
     run = made.run_with_data()
     config = load_resolved(run.config_yaml)
     own = dataset_of(config)
@@ -144,13 +144,13 @@ def test_a_pair_without_a_manifest(workspace):
         task_of(run, "all")
     entries = Tokenizer.load(tokenizer_dir("small")).vocab_size
     assert str(error.value) == (
-        "data/dataset/small/text_document.bin: holds token id 400, but the run's tokenizer has "
-        f"{entries} entries: it was encoded by another tokenizer. Name data of the run's own."
+        f"data/dataset/small/text_document.bin: holds token id 400, but the run's tokenizer has {entries} "
+        "entries: it was encoded by another tokenizer. Use the run's own data."
     )
 
 
 def test_each_pair_has_a_name_of_its_own(workspace):
-    """One beside that of a dataset, and folders of one name elsewhere."""
+    """Each pair gets a unique name, even if folders or datasets share names."""
     run = made.run_with_data()
     config = load_resolved(run.config_yaml)
     tokenizer, home = Tokenizer.load(tokenizer_dir("small")), dataset_of(config)
@@ -191,5 +191,5 @@ def test_an_empty_split(workspace):
         task_of(run)
     assert str(error.value) == (
         "data/dataset/small/text_document: split valid (100,0,0) of 20 sequences has no token to predict. "
-        "Name another split, or use more data."
+        "Use another split or more data."
     )

@@ -1,4 +1,4 @@
-"""Scores of questions, from log-probabilities that are known."""
+"""Scores of questions, from known log-probabilities."""
 
 import math
 
@@ -17,10 +17,10 @@ def tokenizer(tmp_path_factory):
 
 
 def answered(task: Questions, nats_of):
-    """The outcome if the model's -ln p of a continuation is nats_of(context, continuation)."""
+    """Return the outcome if the model's -ln p of a continuation is nats_of(context, continuation)."""
     asked = list(task.asked())
     done = 0
-    # In another order than they were asked in, as an engine answers.
+    # In another order than requested, as an engine answers.
     for number in reversed(range(len(asked))):
         context, continuations = asked[number]
         scored = [Scored([-nats_of(context, one)], nats_of(context, one) < 1) for one in continuations]
@@ -30,7 +30,7 @@ def answered(task: Questions, nats_of):
 
 
 def test_the_likeliest_choice(tmp_path, tokenizer):
-    """acc takes the sum, acc_norm the sum by characters; in each group too."""
+    """acc uses the sum, acc_norm the sum per character; both are reported for each group too."""
     lines = [
         {"context": "a b", "choices": ["cc", "dddddddd"], "answer": 0, "group": "x"},
         {"context": "a c", "choices": ["cc", "dddddddd"], "answer": 1, "group": "x"},
@@ -41,7 +41,7 @@ def test_the_likeliest_choice(tmp_path, tokenizer):
     task = Questions("multiple_choice", path, tokenizer, 96)
     nats = {" cc": 2.0, " dddddddd": 4.0}
     outcome = answered(task, lambda context, one: nats[tokenizer.decode(one)])
-    # By characters 1.0 and 0.5: the second one. A tie goes to the first one.
+    # Per character 1.0 and 0.5, so the second one. A tie goes to the first one.
     assert (outcome.metrics["acc"].value, outcome.metrics["acc_norm"].value) == (0.5, 0.5)
     assert outcome.groups["x"]["acc"] == {"value": 0.5, "stderr": 0.5}
     assert outcome.groups["y"] == {"examples": 1, "acc": {"value": 0.0, "stderr": None}}
@@ -51,7 +51,7 @@ def test_the_likeliest_choice(tmp_path, tokenizer):
 
 
 def test_last_words(tmp_path, tokenizer):
-    """acc is what greedy decoding says; perplexity is of words, not of tokens."""
+    """acc is the greedy choice; perplexity is per word, not per token."""
     task = Questions("lambada", made.files_in(tmp_path)["lambada"], tokenizer, 96)
     nats = iter([0.5, 2.0, 6.5] * 2)
     kept = {}
@@ -61,14 +61,14 @@ def test_last_words(tmp_path, tokenizer):
 
 
 def test_a_pair_is_cut_where_the_context_ends(tokenizer):
-    """Blanks go to what follows; an empty context is the end of a document."""
+    """Spaces belong to the continuation; an empty context is the end-of-document token."""
     assert encode_pair(tokenizer, "", " yes") == ([tokenizer.eod_id], tokenizer.encode(" yes").tolist())
     before, after = encode_pair(tokenizer, "a text ", "here")
     assert tokenizer.decode(before) == "a text" and tokenizer.decode(after) == " here"
 
 
 def test_what_is_too_long_is_cut_on_the_left(tmp_path, tokenizer):
-    """Context and continuation have one token more than the model has positions, for the last is not read."""
+    """Context and continuation are truncated on the left to one token more than the model's positions."""
     assert fitted([1, 2, 3, 4, 5], [6, 7], 4) == ([3, 4, 5], [6, 7])
     assert fitted([1, 2, 3], [6, 7], 4) == ([1, 2, 3], [6, 7])
     assert fitted([1, 2, 3], [4, 5, 6, 7, 8], 4) == ([3], [5, 6, 7, 8])

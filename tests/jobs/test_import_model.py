@@ -173,7 +173,7 @@ def test_another_size_of_the_vocabulary_is_reported(folder):
     write_tokenizer_files(folder, 12)
     smaller = import_model("models/small", "smaller", ["tokenizer.vocab_size=12"])
     assert smaller.notes[-1] == (
-        "the vocabulary shrinks from 20 to 12 (tokenizer.vocab_size): the last 8 rows are left out."
+        "the vocabulary shrinks from 20 to 12 (tokenizer.vocab_size): the last 8 rows are dropped."
     )
     with pytest.raises(ConfigError) as refused:
         import_model("models/small", "few", ["tokenizer.vocab_size=11"])
@@ -262,7 +262,7 @@ BAD = {
     "no weights": (
         lambda folder: (folder / "model.safetensors").unlink(),
         CheckpointError,
-        "models/small: holds no safetensors file. Download the folder again.",
+        "models/small: contains no safetensors files. Download the folder again.",
     ),
     "another architecture": (
         lambda folder: (folder / "config.json").write_text('{"model_type": "mamba"}'),

@@ -85,7 +85,7 @@ def test_which_checkpoint_is_meant(wanted, step, tiny, base):
 def test_a_name_that_is_no_run(tiny, base, workspace):
     assert said(starting(tiny, init_from="tinny")) == [
         "override init_from=tinny: init_from: there is no run tinny in output, and no folder tinny. `nbtrain "
-        "runs` lists the runs; train that one first, or name another."
+        "runs` lists the runs; train it first, or use another one."
     ]
     (workspace / "tiny").mkdir()
     assert said(starting(tiny)) == [
@@ -108,7 +108,7 @@ def test_check_looks_at_the_weights_that_are_there(tiny, base, workspace):
     address = nb.check(starting(tiny, init_from="hf://a/b"))
     assert not address.works
     assert said(starting(tiny, init_from="hf://a/b")) == [
-        "override init_from=hf://a/b: init_from: hf://a/b is an address, and init_from names a run or a "
+        "override init_from=hf://a/b: init_from: hf://a/b is an address, but init_from must be a run or a "
         "folder. `nbtrain import-model hf://a/b` fetches a model of the Hub (hf://ORGANISATION/MODEL) and "
         "writes a run YAML that starts from it."
     ]
@@ -133,7 +133,7 @@ def test_a_run_without_a_checkpoint_to_start_from(tiny, base):
         files.write_json(base.checkpoint_manifest(step), {**manifest, "evaluated_step": step - 1})
     assert said(starting(tiny, init_step="best")) == [
         "override init_from=tiny: init_from: output/tiny: none of its checkpoints was validated at its own "
-        "step, so that none is the best. Set init_step: newest."
+        "step, so none can be the best. Set init_step: newest."
     ]
     for step in (4, 8, 12):
         (base.checkpoint(step) / "weights").write_bytes(b"12")
@@ -141,7 +141,7 @@ def test_a_run_without_a_checkpoint_to_start_from(tiny, base):
     assert words.startswith(
         "override init_from=tiny: init_from: output/tiny: has no complete checkpoint; global_"
     )
-    assert words.endswith("Train it first, or name another run.")
+    assert words.endswith("Train it first, or use another run.")
     with pytest.raises(CheckpointError, match=r"global_step8: .*weights"):
         open_start(starting(tiny, init_step=8))
 
@@ -302,7 +302,7 @@ def test_plan_and_form_count_the_new_rows(tiny, base):
     [
         ({}, ""),
         ({"lora.kind": "ia3"}, " Beside adapters 0 of 2 are trained (lora.trainable_token_indices)."),
-        ({"lora.rank": 2}, " Beside adapters all 2 are trained (lora.trainable_token_indices)."),
+        ({"lora.rank": 2}, " Along with the adapters, all 2 are trained (lora.trainable_token_indices)."),
         (
             {"lora.trainable_token_indices": [3]},
             " Beside adapters 0 of 2 are trained (lora.trainable_token_indices).",
@@ -324,8 +324,8 @@ def test_a_folder_without_adapters_is_refused(tiny, base, workspace):
     config = starting(tiny, **{"lora.init_from": "adapters"})
     (workspace / "adapters").mkdir()
     assert said(config) == [
-        "override lora.init_from=adapters: lora.init_from: adapters: has no adapter_config.json, so that it "
-        "is no folder of adapters as peft writes it."
+        "override lora.init_from=adapters: lora.init_from: adapters: has no adapter_config.json, so it is "
+        "not a folder of adapters written by peft."
     ]
     settings = {"peft_type": "IA3", "bias": "none"}
     files.write_json(workspace / "adapters" / "adapter_config.json", settings)

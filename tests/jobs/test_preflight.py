@@ -511,16 +511,16 @@ def test_tasks_are_read_before_a_launch(tiny, tmp_path):
     problems = found(tiny(**{"evaluation.tasks": entries}))
     assert {kind for kind, _ in problems} == {"error"}
     said = [re.sub(r"^override .*?: (?=evaluation\.tasks\.\d)", "", text) for _, text in problems]
-    no_file, none = "is no file of mmlu questions", tmp_path / "none.jsonl"
-    rename = "Rename one of the files, or take one entry out."
+    no_file, none = "is not a file of mmlu questions", tmp_path / "none.jsonl"
+    rename = "Rename one of the files, or remove one entry."
     assert said == [
         f"evaluation.tasks.1.path {no_file}: {none}: cannot be read (No such file or directory). Paths count "
-        "from the workspace. Correct it, or take the entry out.",
+        "from the workspace. Correct it, or remove the entry.",
         f'evaluation.tasks.2.path {no_file}: {wrong}:2: answer = "E" must be 0 to 3, or A to D. '
         "docs/evaluation.md says which fields the lines of mmlu have.",
         f"evaluation.tasks.3.path has the results mmlu-right, and so has evaluation.tasks.0. {rename}",
-        f"evaluation.tasks.3.limit = 4 is more than the 3 questions of {right}. Set 3 or less, or leave "
-        "limit out to take them all.",
+        f"evaluation.tasks.3.limit = 4 is more than the 3 questions of {right}. Set 3 or less, or remove "
+        f"limit to use all of them.",
         f"evaluation.tasks.4.path has the results mmlu-right, and so has evaluation.tasks.0. {rename}",
     ]
 

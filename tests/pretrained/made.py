@@ -1,7 +1,6 @@
-"""Folders as transformers writes them, with random weights, for imports; and the losses that it has with
-them.
+"""Folders with random weights as transformers writes them, and transformers' losses with them, for imports.
 
-Nothing is fetched: the models are made from their configuration classes.
+Nothing is downloaded: the models are built from their configuration classes.
 """
 
 import os
@@ -25,7 +24,7 @@ SMALL = {
     "num_hidden_layers": 4,
     "num_attention_heads": 6,
     "max_position_embeddings": 40,
-    # Large enough that a wrong epsilon or angle shows.
+    # Large enough that a wrong epsilon or angle is visible.
     "initializer_range": 0.2,
     "bos_token_id": 1,
     "eos_token_id": 0,
@@ -60,7 +59,7 @@ ROPES: dict[str, dict[str, Any]] = {
         "beta_fast": 4.0, "beta_slow": 1.0,
     },
 }  # fmt: skip
-# Three groups of queries, heads of 80 that are wider together than the hidden states, GPT-2's vocabulary.
+# Three query groups, heads of 80 that together exceed the hidden size, GPT-2's vocabulary.
 ODD = {
     "hidden_size": 96,
     "num_attention_heads": 6,
@@ -70,7 +69,7 @@ ODD = {
     "vocab_size": 50_257,
     "initializer_range": 0.1,
 }
-# {name: (family, what differs from the small model of it)}
+# {name: (family, its differences from the small model)}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {}),
     "gpt2-untied": ("gpt2", {"tie_word_embeddings": False, "n_inner": 100}),
@@ -118,7 +117,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def make_model(kind: str, **changes: Any) -> Any:
-    """A model of transformers, with random weights, norms and biases too, ready to compare."""
+    """Return a transformers model with random weights, norms and biases too, for comparisons."""
     import transformers
 
     family, differing = KINDS[kind]
@@ -136,13 +135,13 @@ def make_model(kind: str, **changes: Any) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
-                # Norms are 1 and biases 0 at first, which hides where they go.
+                # Norms start at 1 and biases at 0, which would hide wrong assignments.
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     return model
 
 
 def write_model(folder: Path, kind: str, dtype: torch.dtype | None = None, **save: Any) -> Any:
-    """Write a model as transformers does; returns it, in the format that it is written in."""
+    """Write a model as transformers does, and return it in the stored number format."""
     model = make_model(kind)
     if dtype is not None:
         model = model.to(dtype)
@@ -151,9 +150,9 @@ def write_model(folder: Path, kind: str, dtype: torch.dtype | None = None, **sav
 
 
 def losses_of(model: Any, config: RunConfig) -> list[float]:
-    """The losses of the first steps of a run, trained by torch's AdamW from the weights of `model`, in fp32.
+    """Return the losses of a run's first steps, trained by torch's AdamW from `model`'s weights in fp32.
 
-    NBTRAIN_DATA names the data home.
+    NBTRAIN_DATA is the data directory.
     """
     model = model.float().train()
     train, schedule, settings = build_datasets(config, None).train, LrSchedule.of(config), config.optimizer

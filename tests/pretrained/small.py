@@ -1,4 +1,4 @@
-"""A folder of a few numbers, made without torch and transformers."""
+"""A tiny model folder, created without torch and transformers."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 
 
 def write_small_folder(folder: Path, layers: int = 2, **changes: Any) -> dict[str, np.ndarray]:
-    """A Llama of a few numbers, without torch: config.json and model.safetensors; its tensors."""
+    """Write config.json and model.safetensors of a tiny Llama without torch, and return its tensors."""
     hidden, inner, vocabulary = 8, 12, 20
     config = {
         "architectures": ["LlamaForCausalLM"],

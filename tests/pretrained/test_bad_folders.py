@@ -1,5 +1,4 @@
-"""Folders that cannot be used: one sentence each, which names the file and what to do; and folders that
-can."""
+"""Folders that are refused, with one sentence that names the file and the fix; and folders that are read."""
 
 import json
 import pickle
@@ -24,7 +23,7 @@ INDEX = "model.safetensors.index.json"
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A whole folder; names in messages are relative to its parent."""
+    """A complete folder; names in messages are relative to its parent."""
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     write_small_folder(tmp_path / "m")
     return tmp_path / "m"
@@ -48,7 +47,7 @@ def change_tensors(folder, change):
 
 
 def split(folder, where=None):
-    """The folder's tensors in two files with an index; `where` changes the weight map."""
+    """Move the folder's tensors to two files with an index; `where` changes the weight map."""
     tensors = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
     names = sorted(tensors)
@@ -63,7 +62,7 @@ def split(folder, where=None):
 
 
 def message(folder):
-    """What is said of a folder; every number of it is read, as an import does."""
+    """Return the error about a folder, reading all of its numbers as an import does."""
     with pytest.raises(CheckpointError) as refused:
         for _ in check_values(open_model(folder)):
             pass
@@ -71,7 +70,7 @@ def message(folder):
 
 
 def test_a_whole_folder_is_read(folder):
-    """Every tensor has its place, and the fields of our model are the config's."""
+    """Every tensor is assigned, and the fields of our model come from config.json."""
     model = open_model(folder)
     assert sum(check_values(model)) == model.folder.bytes == 4 * model.count
     assert model.described.fields["rotary_base"] == 10000.0
@@ -82,7 +81,7 @@ def test_a_whole_folder_is_read(folder):
 
 
 def test_the_hash_names_the_folder(folder):
-    """The same heads and config.json are the same model, wherever they lie; others are not."""
+    """A folder's hash depends on its headers and config.json, not on its location."""
     before = open_model(folder).folder.sha256
     assert open_model(folder).folder.sha256 == before
     change_config(folder, rms_norm_eps=1e-5)
@@ -104,8 +103,8 @@ def test_an_extra_tensor_is_named(folder):
         folder, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": np.ones(8)})
     )
     assert message(folder) == (
-        "m: model.layers.0.self_attn.q_proj.bias is no part of the model that its config.json describes, and "
-        "would be lost. Is it the right config.json?"
+        "m: model.layers.0.self_attn.q_proj.bias is not part of the model that its config.json describes, "
+        "and would be lost. Is it the right config.json?"
     )
 
 
@@ -162,7 +161,7 @@ def test_a_lying_index_is_caught(folder, where, said):
 
 
 def test_one_file_beside_an_index_of_others_is_refused(folder):
-    """As save_pretrained of transformers leaves them, if it writes twice into one folder."""
+    """An index of other files next to model.safetensors is refused; save_pretrained twice leaves that."""
     whole = (folder / WEIGHTS).read_bytes()
     split(folder)
     (folder / WEIGHTS).write_bytes(whole)
@@ -184,8 +183,8 @@ def test_a_tensor_with_and_without_gpt2_s_prefix_is_refused(folder):
     tensors = {name: np.ones((20, 8), np.float32) for name in ("wte.weight", "transformer.wte.weight")}
     save_file(tensors, folder / WEIGHTS)
     assert message(folder) == (
-        "m: holds transformer.wte.weight and wte.weight, which are two names of one tensor, and nothing says "
-        "which one counts. Remove one of them, or get another copy of the model."
+        "m: holds transformer.wte.weight and wte.weight, which are two names of one tensor, so it is not "
+        "clear which one to use. Remove one of them, or get another copy of the model."
     )
 
 
@@ -199,7 +198,7 @@ WRAPPED = [
     lambda name: f"transformer.{name.removeprefix('model.')}",
     lambda name: f"actor.net.{name}",
     lambda name: f"model.{name}",
-    # Of some tensors alone: the roots are transformers' own.
+    # Only for some tensors: transformers itself adds and omits these roots.
     lambda name: name.removeprefix("model.") if "norm" in name else name,
 ]
 
@@ -207,7 +206,7 @@ WRAPPED = [
 @pytest.mark.parametrize("is_tied", [True, False])
 @pytest.mark.parametrize("wrapped", WRAPPED, ids=range(len(WRAPPED)))
 def test_a_wrapped_model_is_read(folder, wrapped, is_tied):
-    """The same numbers, by names that torch.compile, DDP, FSDP, peft and others give them."""
+    """Models saved under the names of torch.compile, DDP, FSDP, peft and others are read unchanged."""
     if not is_tied:
         output = load_file(folder / WEIGHTS)["model.embed_tokens.weight"] + 1
         change_tensors(folder, lambda tensors: tensors.update({"lm_head.weight": output}))
@@ -223,53 +222,53 @@ def test_a_wrapped_model_is_read(folder, wrapped, is_tied):
 
 
 def test_names_that_mean_nothing_here_are_shown(folder):
-    """Another model beside it is never taken for a part of this one."""
+    """Tensors of another model are named and never used as parts of this one."""
     one = np.ones(8, np.float32)
     change_tensors(folder, lambda tensors: tensors.update({"vision.norm.weight": one}))
-    assert message(folder).startswith("m: vision.norm.weight is no part of the model")
+    assert message(folder).startswith("m: vision.norm.weight is not part of the model")
     change_tensors(folder, lambda tensors: tensors.pop("model.norm.weight"))
     assert message(folder).startswith("m: model.norm.weight is missing.")
-    assert "Names that are there and mean none of them: vision.norm.weight. Download" in message(folder)
+    assert "Names that match none of them: vision.norm.weight. Download" in message(folder)
 
 
 def test_adapters_beside_their_base_are_to_be_merged(folder):
     name = "model.layers.0.self_attn.q_proj.lora_A.weight"
     change_tensors(folder, lambda tensors: tensors.update({name: np.ones((2, 8), np.float32)}))
-    assert f"holds adapters beside the weights that they change ({name}). Merge them once" in message(folder)
+    assert f"holds adapters next to the weights that they change ({name}). Merge them once" in message(folder)
 
 
 def test_weights_that_zero_3_left_empty(folder):
-    """save_pretrained without gathering: names are there, numbers are not."""
+    """A model saved under ZeRO 3 without gathering has names without numbers and is refused."""
     change_tensors(folder, lambda tensors: tensors.update({name: np.ones(0, np.float32) for name in tensors}))
     assert "is empty: the model was saved under ZeRO 3" in message(folder)
 
 
 def test_half_a_download_is_caught(folder):
-    """By the size that the head gives, whatever is missing."""
+    """A truncated file is detected by the size in its header, wherever it ends."""
     whole = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(whole[:-1000])
     assert message(folder) == (
-        f"m/{WEIGHTS}: is cut off: {(len(whole) - 1000) / 1024:.1f} KiB are there, and its head says "
+        f"m/{WEIGHTS}: is cut off: {(len(whole) - 1000) / 1024:.1f} KiB of it exist, but its header says "
         f"{len(whole) / 1024:.1f} KiB. Download or copy it again."
     )
     (folder / WEIGHTS).write_bytes(whole[:100])
-    assert "is cut off: 100 B are there, and its head alone has" in message(folder)
+    assert "is cut off: 100 B of it exist, but its header alone has" in message(folder)
     (folder / WEIGHTS).write_bytes(whole + b"\0\0")
     assert "is damaged: 2 bytes follow its last tensor" in message(folder)
     (folder / WEIGHTS).write_bytes(b"")
-    assert "is no safetensors file" in message(folder)
+    assert "is not a safetensors file" in message(folder)
     (folder / WEIGHTS).write_bytes(b"no head at all")
-    assert "is no safetensors file: it does not begin with the length of a head" in message(folder)
+    assert "is not a safetensors file: it does not begin with the length of a header" in message(folder)
 
 
 def test_a_pickle_is_not_read(folder):
-    """What it would run, it does not run."""
+    """A pickle is refused without running its code."""
     (folder / WEIGHTS).unlink()
     ran = folder / "ran"
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(_Code(str(ran))))
     assert message(folder) == (
-        "m: holds its weights as a pickle (pytorch_model.bin), which can run code when it is loaded, and is "
-        "not read. Get the safetensors files of the model, or convert it where you trust it: "
+        "m: holds its weights as a pickle (pytorch_model.bin), which can run code when it is loaded and is "
+        "therefore not read. Get the safetensors files of the model, or convert it where you trust it: "
         "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) of transformers."
     )
     assert not ran.exists()
@@ -289,8 +288,8 @@ def test_nan_weights_are_caught(folder):
 
     change_tensors(folder, spoil)
     assert message(folder) == (
-        f"m/{WEIGHTS}: model.layers.0.mlp.down_proj.weight holds NaN or Inf, and a model that starts from it "
-        "would have no loss. Get another copy of the model."
+        f"m/{WEIGHTS}: model.layers.0.mlp.down_proj.weight holds NaN or Inf, so a model that starts from it "
+        f"would have no valid loss. Get another copy of the model."
     )
 
 
@@ -300,18 +299,17 @@ def test_a_format_that_masters_cannot_hold_is_refused(folder):
 
     change_tensors(folder, widen)
     assert message(folder) == (
-        f"m/{WEIGHTS}: model.norm.weight has the format F64, which is not read; F32, BF16, F16 are. Get the "
-        "model in one of them."
+        f"m/{WEIGHTS}: model.norm.weight has the format F64, which is not supported; F32, BF16, F16 are. Get "
+        "the model in one of them."
     )
 
 
 def test_a_tied_output_must_be_the_word_embedding(folder):
-    """A second copy of it is fine, another matrix is not: readers do not agree on which counts."""
+    """An identical copy of a tied output is accepted, but not another matrix, as programs would differ."""
     change_config(folder, tie_word_embeddings=True)
     assert message(folder) == (
-        f"m/{WEIGHTS}: lm_head.weight is another matrix than the word embedding, and config.json says that "
-        "they are tied. Set tie_word_embeddings to false in config.json if the output has a matrix of its "
-        "own."
+        f"m/{WEIGHTS}: lm_head.weight differs from the word embedding, but config.json says that they are "
+        f"tied. Set tie_word_embeddings to false in config.json if the output has a separate matrix."
     )
 
     def tie(tensors):
@@ -326,20 +324,20 @@ def test_a_tied_output_must_be_the_word_embedding(folder):
 CONFIGS = [
     (
         {"model_type": "mamba"},
-        "m/config.json: model_type = mamba: is no architecture that is read here; these are",
+        "m/config.json: model_type = mamba: is not a supported architecture; these are",
     ),
     (
         {"model_type": "deepseek_v3", "auto_map": {"AutoModel": "modeling_deepseek.Model"}},
-        "The folder brings code of its own, which is not run.",
+        "The folder contains code, which is not run.",
     ),
     (
         {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0}},
         "m/config.json: rope_parameters.rope_type = 'longrope': is a kind of rotary positions that is not "
-        "here; linear, llama3 and yarn are.",
+        "supported; linear, llama3 and yarn are.",
     ),
     (
         {"rope_parameters": ..., "rope_scaling": {"type": "dynamic", "factor": 2.0}},
-        "m/config.json: rope_scaling.type = 'dynamic': is a kind of rotary positions that is not here; "
+        "m/config.json: rope_scaling.type = 'dynamic': is a kind of rotary positions that is not supported; "
         "linear, llama3 and yarn are.",
     ),
     *(
@@ -382,8 +380,8 @@ CONFIGS = [
     ),
     (
         {"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]},
-        "m/config.json: layer_types = ['full_attention', 'sliding_attention']: names windows, and there is "
-        "none without use_sliding_window and sliding_window.",
+        "m/config.json: layer_types = ['full_attention', 'sliding_attention']: selects windows, which need "
+        "use_sliding_window and sliding_window.",
     ),
     (
         {"hidden_act": "gelu"},
@@ -425,7 +423,7 @@ CONFIGS = [
             "original_max_position_embeddings": 4,
         },
         "m/config.json: original_max_position_embeddings = 4: is another length than "
-        "rope_parameters.original_max_position_embeddings = 8, and readers differ in which one they take; "
+        "rope_parameters.original_max_position_embeddings = 8, and programs differ in which one they use; "
         "keep the one that the model was trained with.",
     ),
     (
@@ -462,7 +460,7 @@ def test_what_a_model_cannot_be_is_refused_with_its_key(folder, changes, said):
     ("family", "groups"), [("llama", None), ("mistral", 8), ("qwen2", 32), ("qwen3", 32), ("smollm3", 4)]
 )
 def test_groups_of_queries_that_are_not_said_are_those_of_transformers(tmp_path, family, groups):
-    """The defaults of its configuration classes; a null there is as many as there are heads."""
+    """The number of key and value heads has transformers' default; null means as many as heads."""
     said = {"model_type": family, "hidden_size": 64, "num_attention_heads": 64, "intermediate_size": 8}
     said |= {"num_hidden_layers": 1, "max_position_embeddings": 8, "vocab_size": 9}
     assert describe(said, tmp_path).fields.get("num_query_groups") == groups
@@ -485,7 +483,7 @@ def test_a_consolidated_file_that_is_damaged_speaks_of_its_metadata(tmp_path, mo
         ),
         (
             {**whole, "other": whole[name]},
-            "other is no part of the model that its metadata describes, and would be lost.",
+            "other is not part of the model that its metadata describes, and would be lost.",
         ),
         ({**whole, name: whole[name][:3]}, f"{name} has the shape [3, 256], and [8, 256] by its metadata."),
     ):
@@ -495,18 +493,18 @@ def test_a_consolidated_file_that_is_damaged_speaks_of_its_metadata(tmp_path, mo
 
 def test_paths_that_are_no_folder(folder, tmp_path):
     assert message(folder / "config.json") == (
-        "m/config.json: is a file. Name the folder that holds config.json and the safetensors files, or a "
+        "m/config.json: is a file. Give the folder that holds config.json and the safetensors files, or a "
         ".safetensors that `nbtrain export --to consolidated` has written."
     )
     assert message(tmp_path / "none") == (
-        "none: no such folder. Name one with config.json and safetensors files."
+        "none: no such folder. Give one with config.json and safetensors files."
     )
     assert "its metadata does not say what the model is" in message(folder / WEIGHTS)
     for described in ("[" * 100_000, "{"):
         save_file({}, folder / "own.safetensors", {"nbtrain": described})
         assert "its metadata does not say what the model is" in message(folder / "own.safetensors")
     (folder / "config.json").write_text("[1]")
-    assert message(folder) == "m/config.json: is no JSON object."
+    assert message(folder) == "m/config.json: is not a JSON object."
     (folder / "config.json").write_text("{")
     assert message(folder).startswith("m/config.json: cannot be read as JSON: ")
     (folder / "config.json").write_text("[" * 100_000)
@@ -517,7 +515,7 @@ def test_paths_that_are_no_folder(folder, tmp_path):
 
 
 def test_the_earlier_form_of_rotary_positions_is_read(folder):
-    """rope_theta and rope_scaling at the top; also beside rope_parameters that say the same."""
+    """rope_theta and rope_scaling at the top level are read, also next to equal rope_parameters."""
     scaling = {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     scaling["original_max_position_embeddings"] = 8192
     change_config(folder, rope_parameters=..., rope_theta=5e5, rope_scaling=scaling)
@@ -536,7 +534,7 @@ def test_the_earlier_form_of_rotary_positions_is_read(folder):
 
 
 def test_keys_of_rotary_positions_that_change_nothing(folder):
-    """vLLM's names for what yarn multiplies, with the values that they have without the key."""
+    """vLLM's attention factor of yarn is accepted if it has its default value."""
     yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}
     change_config(folder, rope_parameters=yarn)
     plain = open_model(folder).described.fields
@@ -546,7 +544,7 @@ def test_keys_of_rotary_positions_that_change_nothing(folder):
 
 
 def test_yarn_without_an_original_length_takes_the_model_s(folder):
-    """As transformers does; other frequencies would follow from any other length."""
+    """Without an original length, yarn uses the model's length, as transformers does."""
     change_config(folder, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0})
     assert open_model(folder).described.fields["rope_scaling"] == {
         "kind": "yarn",

@@ -1,4 +1,4 @@
-"""Folders of other programs are named for what they are, with the way to one that is read."""
+"""Folders of other programs are identified, with the way to a readable folder."""
 
 import json
 
@@ -45,7 +45,7 @@ ZERO_3 = ("zero_pp_rank_0_mp_rank_00_model_states.pt", "zero_pp_rank_1_mp_rank_0
             {"latest_checkpointed_iteration.txt": "5"},
             "is a checkpoint of Megatron: `nbtrain import-model m NAME`",
         ),
-        ({"run.json": {}}, "is a run of nbtrain: name it as init_from: m"),
+        ({"run.json": {}}, "is a run of nbtrain: set init_from: m"),
         ({"model_world_size_2_rank_0.pt": "", "model_world_size_2_rank_1.pt": ""}, "of FSDP with 2 files of"),
         ({"config.json": {}, "model.gguf": ""}, "weights of llama.cpp (GGUF) (model.gguf)"),
         ({"config.json": {}, "tf_model.h5": ""}, "weights of TensorFlow (tf_model.h5)"),
@@ -68,9 +68,9 @@ def test_a_folder_that_is_no_model_is_named(files, said, tmp_path, monkeypatch):
             {"checkpoint-7/adapter_config.json": {}},
             "It is the output folder of a Trainer, whose models are in",
         ),
-        ({"config.json": {}, "model.safetensors": ""}, "It holds a whole model, which init_from names."),
+        ({"config.json": {}, "model.safetensors": ""}, "It holds a complete model: set init_from to it."),
         ({"adapter_config.json": {}, "adapter_model.bin": ""}, "adapter_model.bin is a pickle"),
-        ({}, "has no adapter_config.json, so that it is no folder of adapters as peft writes it."),
+        ({}, "has no adapter_config.json, so it is not a folder of adapters written by peft."),
     ],
 )
 def test_a_folder_that_is_no_adapters_is_named(files, said, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Folders of adapters as peft writes them: settings with which the numbers mean something else."""
+"""Adapter folders written by peft, and settings that would change the meaning of their numbers."""
 
 import json
 
@@ -25,7 +25,7 @@ AGAIN = "Write the adapters again, or correct the file."
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    """A run with adapters of all matrices of a small Llama."""
+    """A run with adapters on all matrices of a small Llama."""
     folder = tmp_path_factory.mktemp("base")
     write_small_folder(folder)
     model = model_section(open_model(folder).described, folder)
@@ -45,7 +45,7 @@ def config(tmp_path_factory):
 
 @pytest.fixture
 def problems(config, tmp_path, monkeypatch):
-    """What stands against the run's own adapters, if some settings are others."""
+    """Return a function from changed settings to the problems of the run's own adapters."""
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     (tmp_path / "a").mkdir()
     save_file(
@@ -60,7 +60,7 @@ def problems(config, tmp_path, monkeypatch):
 
 
 def write_tensors(folder, config, named):
-    """The run's own adapters, by `named` of their names; None leaves one out."""
+    """Write the run's own adapters under names from `named`; None omits one."""
     shapes = {named(name): shape for name, shape in shapes_of(config).items()}
     save_file({name: np.ones(shape, "f4") for name, shape in shapes.items() if name}, folder / "a" / WEIGHTS)
 
@@ -84,7 +84,7 @@ def test_adapters_of_a_wrapped_model_are_read(named, config, problems, tmp_path)
 
 
 def test_modules_that_the_folder_does_not_adapt_begin_at_zero(config, problems, tmp_path):
-    """What its settings ask for and the file has not is damage."""
+    """A module in the settings that the file lacks is damage; one outside the settings starts at zero."""
     some = ("q_proj", "v_proj")
     write_tensors(tmp_path, config, lambda name: name if name.split(".")[-3] in some else None)
     for targets in (list(some), r".*\.[qv]_proj", ["self_attn.q_proj", "v_proj"]):
@@ -102,7 +102,7 @@ def test_modules_that_the_folder_does_not_adapt_begin_at_zero(config, problems, 
 
 
 def test_the_section_that_adapters_need(config, problems, tmp_path):
-    """A remedy that works: with it nothing stands against them."""
+    """The lora section in the fix removes all problems."""
     changes = {"r": 2, "lora_alpha": 9, "use_rslora": True}
     found = problems(**changes)
     narrow = load(config, {"model.seq_length": 16, "lora.targets": ["dense"], "lora.rank": 5})
@@ -163,7 +163,7 @@ def test_adapters_that_mean_something_else_are_refused(key, value, plain, proble
         ({"q_proj": 8}, SCALE.format("q_proj", 4)),
         ({".*k_pr.j": 8}, SCALE.format("k_proj", 4)),
         ({"^model.layers.0.self_attn.[vw]_proj": 2}, SCALE.format("v_proj", 1)),
-        # The first one that matches.
+        # The first match.
         ({".*": 4, "q_proj": 8}, ""),
         ({"q_proj": 8, ".*": 4}, SCALE.format("q_proj", 4)),
     ],
@@ -183,11 +183,12 @@ def test_a_pattern_of_scales_is_a_regular_expression(pattern, said, problems):
         ({"alpha_pattern": [1]}, "alpha_pattern = [1]: must be an object"),
         (
             {"alpha_pattern": {"(": 4}},
-            "alpha_pattern = '(': is no regular expression: missing ), unterminated subpattern",
+            "alpha_pattern = '(': is not a regular expression: missing ), unterminated subpattern",
         ),
         (
             {"alpha_pattern": {"a{99999999999}": 4}},
-            "alpha_pattern = 'a{99999999999}': is no regular expression: the repetition number is too large",
+            "alpha_pattern = 'a{99999999999}': is not a regular expression: the repetition number is too "
+            "large",
         ),
     ],
     ids=str,

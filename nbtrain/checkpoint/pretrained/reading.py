@@ -105,8 +105,8 @@ class FolderWeights:
         # aminmax allocates no second tensor, and returns NaN if any number is NaN.
         if out.numel() and not all(map(math.isfinite, map(float, torch.aminmax(out)))):
             raise CheckpointError(
-                f"{display(self.folder)}: {name} holds NaN or Inf, and a model that starts from it would "
-                "have no loss. Get another copy of the model."
+                f"{display(self.folder)}: {name} holds NaN or Inf, so a model that starts from it would have "
+                "no valid loss. Get another copy of the model."
             )
         return out
 

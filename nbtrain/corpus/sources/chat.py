@@ -400,8 +400,8 @@ class ChatReader(ExampleReader):
         known = {**self.config.roles, found[:SHOWN_CHARS]: likely}
         line = ", ".join(f"{_yaml(name)}: {_yaml(role)}" for name, role in known.items())
         return (
-            f"which is not a known role ({', '.join(sorted({*self._roles, *self._names}))}). If it is "
-            f"the {likely}, add to this source: roles: {{{line}}}"
+            f"which is not a known role ({', '.join(sorted({*self._roles, *self._names}))}). If it is the "
+            f"{likely}, add to this source: roles: {{{line}}}"
         )
 
     def _tree_of(self, row: Row) -> tuple[str, str | None]:

@@ -90,8 +90,8 @@ def _refuse_changed_vocabulary(kept: Path, sha256_of_names: Mapping[str, str]) -
         if path.is_file() and known is not None and files.sha256_of(path) != known:
             raise DataError(
                 f"{display(path)}: has changed since the tokenizer was imported. Ids would no longer mean "
-                f"the same text: restore it, or remove {display(kept.parent)} and run "
-                "`nbtrain prepare RUN.yaml`."
+                f"the same text: restore it, or remove {display(kept.parent)} and run `nbtrain prepare "
+                "RUN.yaml`."
             )
 
 

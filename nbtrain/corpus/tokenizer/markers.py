@@ -40,8 +40,8 @@ def markers_sentence(config: RunConfig) -> tuple[str, str] | None:
         f"training encodes the characters, so the model does not see a marker that it may know."
     )
     fix = (
-        "List such markers in tokenizer.added_tokens, with a separate tokenizer for this run; their ids "
-        "stay the same (docs/finetuning.md)."
+        "List such markers in tokenizer.added_tokens, with a separate tokenizer for this run; their ids stay "
+        "the same (docs/finetuning.md)."
     )
     if config.tokenizer.eod_token in found:
         fix += (

@@ -122,7 +122,7 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
             f"{place(config, 'tokenizer.name')} = {config.tokenizer.name}: {display(directory)} is "
             f"{'to be trained again' if manifest else 'not there'}, and the weights of init_from "
             f"({config.init_from}) are only valid for the ids of their own tokenizer. Prepare the data of "
-            f"the run that they come from first, or set tokenizer.path to their tokenizer."
+            "the run that they come from first, or set tokenizer.path to their tokenizer."
         )
     why = "force" if manifest else f"{display(directory)} is not there"
     manifest, note = _train(config, directory, corpus)
@@ -130,8 +130,8 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
     say("made", f"{why}: {loaded.vocab_size:,} entries{note}")
     if loaded.vocab_size < config.tokenizer.vocab_size:
         logger.warning(
-            "%s: %s entries, because so little text allows no more merges; the model is built for %s "
-            "= %s, and it never meets the higher ids. Use more text, or set it to %s and prepare again with "
+            "%s: %s entries, because so little text allows no more merges; the model is built for %s = %s, "
+            "and it never meets the higher ids. Use more text, or set it to %s and prepare again with "
             "--force.",
             display(directory),
             f"{loaded.vocab_size:,}",
@@ -312,8 +312,8 @@ def _holds_files(directory: Path) -> bool:
     if present and len(present) < len(CONTENT_FILES):
         lacking = next(name for name in CONTENT_FILES if name not in present)
         raise DataError(
-            f"{display(directory / lacking)}: no such file. An imported tokenizer consists of vocab.json "
-            f"and merges.txt, or of a {ONE_FILE}; put it there, or remove the folder to have one trained."
+            f"{display(directory / lacking)}: no such file. An imported tokenizer consists of vocab.json and "
+            f"merges.txt, or of a {ONE_FILE}; put it there, or remove the folder to have one trained."
         )
     return bool(present)
 

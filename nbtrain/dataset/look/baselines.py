@@ -102,8 +102,8 @@ def _baselines(config: RunConfig) -> Baselines | NoBaselines:
     if config.data.blend:
         return NoBaselines(
             f"{place(config, 'data.blend')}: baselines describe one dataset, but the blend has "
-            f"{len(config.data.blend)}. Request them for one entry, with a run that sets data.name to it "
-            f"and has no data.blend."
+            f"{len(config.data.blend)}. Request them for one entry, with a run that sets data.name to it and "
+            "has no data.blend."
         )
     if config.dpo is not None:
         return NoBaselines(

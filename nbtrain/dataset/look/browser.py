@@ -291,9 +291,9 @@ def _named_tokenizer(named: str) -> tuple[Decoder, str]:
         if all((folder / name).is_file() for name in CONTENT_FILES):
             return _ForeignTokenizer(folder), display(folder)
     raise DataError(
-        f"{named}: no tokenizer of this name in {display(data_home() / 'tokenizer')}, and none at this "
-        f"path. Give the path of a tokenizer.json, of a folder that holds one, or of a folder with "
-        f"vocab.json and merges.txt."
+        f"{named}: no tokenizer of this name in {display(data_home() / 'tokenizer')}, and none at this path. "
+        "Give the path of a tokenizer.json, of a folder that holds one, or of a folder with vocab.json and "
+        "merges.txt."
     )
 
 

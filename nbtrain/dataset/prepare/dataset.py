@@ -126,9 +126,9 @@ class _Encoding:
         eod_id = loaded.eod_id if loaded else None
         if eod_id is None and any(getattr(source, "append_eod", False) for source in data.sources):
             raise DataError(
-                f"{corpus.where}: append_eod is true, but the tokenizer {config.tokenizer.name}, which "
-                f"would provide the end-of-document token, does not exist. Set tokenizer.path, or "
-                f"append_eod: false."
+                f"{corpus.where}: append_eod is true, but the tokenizer {config.tokenizer.name}, which would "
+                "provide the end-of-document token, does not exist. Set tokenizer.path, or append_eod: "
+                "false."
             )
         self.settings = EncodeSettings(
             work=dataset.work,
@@ -286,8 +286,8 @@ class _Encoding:
                 raise DataError(
                     f"{found} More than the limit of {limit:.2%} "
                     f"({place(self.config, 'tokenizer.max_unknown_fraction')}). Use a tokenizer made for "
-                    f"this text, train one (tokenizer.path: null), or raise the limit: the encoded parts "
-                    f"are kept."
+                    "this text, train one (tokenizer.path: null), or raise the limit: the encoded parts are "
+                    "kept."
                 )
             logger.warning(
                 "%s Use a tokenizer made for this text, or train one (tokenizer.path: null).", found

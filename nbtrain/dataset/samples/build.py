@@ -87,8 +87,8 @@ def build_datasets(
     is_fixed = (config.data.shuffle, config.data.resolved_packing) == ("megatron", "stream")
     if train_samples > index_samples and is_fixed:
         logger.info(
-            "the order of training samples was fixed for %s; the run continues to %s, and earlier "
-            "positions do not change.",
+            "the order of training samples was fixed for %s; the run continues to %s, and earlier positions "
+            "do not change.",
             f"{index_samples:,}",
             f"{train_samples:,}",
         )

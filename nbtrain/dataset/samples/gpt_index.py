@@ -141,11 +141,10 @@ def build_gpt_index(
     if entries * 4 > LARGEST_INDEX_BYTES:
         raise DataError(
             f"{num_samples:,} samples of {seq_length:,} tokens are {epochs.num_epochs:,} epochs of "
-            f"{tokens:,} tokens; their document index would take "
-            f"{entries * numbers.itemsize / 2**30:,.0f} GiB (at most "
-            f"{LARGEST_INDEX_BYTES >> 30} GiB). Use more text, set data.shuffle: per_epoch, which holds one "
-            f"epoch's index at a time, or set data.index_samples: the order is then built for that many and "
-            "repeated with another seed."
+            f"{tokens:,} tokens; their document index would take {entries * numbers.itemsize / 2**30:,.0f} "
+            f"GiB (at most {LARGEST_INDEX_BYTES >> 30} GiB). Use more text, set data.shuffle: per_epoch, "
+            "which holds one epoch's index at a time, or set data.index_samples: the order is then built "
+            "for that many and repeated with another seed."
         )
     generator = np.random.RandomState(seed)
     document_index = allocate("document_index", (entries,), numbers)

@@ -117,9 +117,8 @@ def pair_pieces(
             counts = np.searchsorted(places, ends) - which
             if (bad := np.flatnonzero(counts != 2)).size:
                 raise DataError(
-                    f"sequence {first + int(bad[0]):,} has {int(counts[bad[0]])} end-of-document tokens, "
-                    f"but a pair of answers has 2. Make the dataset again: `nbtrain prepare RUN.yaml "
-                    f"--force`."
+                    f"sequence {first + int(bad[0]):,} has {int(counts[bad[0]])} end-of-document tokens, but "
+                    "a pair of answers has 2. Make the dataset again: `nbtrain prepare RUN.yaml --force`."
                 )
             middles = places[which] + 1 - begins
             kept = lengths - 2 <= seq_length

@@ -332,7 +332,7 @@ def test_trees_that_are_not_whole(model, tmp_path, monkeypatch):
     "more, said",
     [
         ({"apply_layernorm_1p": True}, "apply_layernorm_1p = True: weights of norms that are stored less 1"),
-        ({"num_experts": [8]}, r"num_experts = \[8\]: mixtures of experts are not here"),
+        ({"num_experts": [8]}, r"num_experts = \[8\]: mixture-of-experts models are not supported"),
         ({"position_embedding_type": "alibi"}, "position_embedding_type = 'alibi': these positions are not"),
         ({"layernorm_zero_centered_gamma": True}, "gamma = True: weights of norms that are stored less 1"),
         ({"rotary_interleaved": True}, "rotary_interleaved = True: rotary positions turn halves of a head"),

@@ -228,8 +228,8 @@ def test_a_file_that_becomes_shorter(write, workspace, part_bytes):
     with pytest.raises(DataError) as caught:
         list(reader.read(parts[1], Tally()))
     assert str(caught.value) == (
-        "data.sources[0]: a.jsonl: became shorter while it was read. Make sure that no process writes to "
-        "it, and start again."
+        "data.sources[0]: a.jsonl: became shorter while it was read. Make sure that no process writes to it, "
+        "and start again."
     )
 
 

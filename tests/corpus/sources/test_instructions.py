@@ -198,9 +198,9 @@ def test_what_follows_the_last_learnt_message_is_left_out(read):
         ({"messages": [{"content": "x"}]}, "messages[0] has neither 'role' nor 'from' among 'content'"),
         (
             chat(("user", "Q"), ("bot", "A")),
-            "messages[1].role = 'bot', which is not a known role (assistant, bard, bing, chatgpt, "
-            "developer, function, function_call, gpt, human, model, observation, prompter, system, tool, "
-            "user). If it is the assistant, add to this source: roles: {bot: assistant}",
+            "messages[1].role = 'bot', which is not a known role (assistant, bard, bing, chatgpt, developer, "
+            "function, function_call, gpt, human, model, observation, prompter, system, tool, user). If it "
+            "is the assistant, add to this source: roles: {bot: assistant}",
         ),
         (chat((["user"], "Q")), "messages[0].role is not text but a list"),
         (

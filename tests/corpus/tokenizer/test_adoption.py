@@ -635,8 +635,8 @@ def test_two_files_that_are_no_byte_level_bpe(workspace):
     with pytest.raises(DataError) as caught:
         adopt(workspace, EOD_TOKEN, workspace / "mine")
     assert str(caught.value) == (
-        "vocab.json: has no token <|endoftext|> to end documents with. Set tokenizer.eod_token to one of "
-        "its tokens: </s>."
+        "vocab.json: has no token <|endoftext|> to end documents with. Set tokenizer.eod_token to one of its "
+        "tokens: </s>."
     )
     (workspace / "vocab.json").write_text('{"a": 0, "<|endoftext|>": 1}')
     with pytest.raises(DataError) as caught:

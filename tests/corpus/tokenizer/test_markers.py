@@ -62,9 +62,8 @@ def test_check_and_prepare_say_it(theirs, workspace, caplog):
         "training encodes the characters, so the model does not see a marker that it may know."
     )
     fix = (
-        "List such markers in tokenizer.added_tokens, with a separate tokenizer for this run; their ids "
-        "stay the same (docs/finetuning.md). </s> is tokenizer.eod_token, which no text can hold: set "
-        "another one."
+        "List such markers in tokenizer.added_tokens, with a separate tokenizer for this run; their ids stay "
+        "the same (docs/finetuning.md). </s> is tokenizer.eod_token, which no text can hold: set another one."
     )
     assert markers_sentence(config) == (said, fix)
     (found,) = [one for one in nb.check(config).findings if one.rule == "markers"]

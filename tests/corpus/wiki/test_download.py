@@ -411,8 +411,7 @@ def test_a_disk_that_locks_no_file(mirror, monkeypatch):
     monkeypatch.setattr(downloads.fcntl, "flock", flock)
     assert refusal(mirror) == (
         f"{WHERE}: data/download/.testwiki.lock: the file system does not support file locks (Function not "
-        f"implemented), "
-        f"so two processes could write one dump. Set NBTRAIN_DATA to a folder on another disk."
+        "implemented), so two processes could write one dump. Set NBTRAIN_DATA to a folder on another disk."
     )
 
 

@@ -166,7 +166,7 @@ def test_a_blend_is_refused(make_config, texts):
     with pytest.raises(DataError) as caught:
         baselines(config)
     assert str(caught.value) == (
-        "data.blend: baselines describe one dataset, but the blend has 1. Request them for one entry, with "
-        "a run that sets data.name to it and has no data.blend."
+        "data.blend: baselines describe one dataset, but the blend has 1. Request them for one entry, with a "
+        "run that sets data.name to it and has no data.blend."
     )
     assert baselines(config, too_small="explain") == NoBaselines(str(caught.value))

@@ -253,8 +253,7 @@ def test_a_blend_has_no_files(make_config):
     for call in (inspect, verify):
         refuses(
             "small: data.blend mixes 2 datasets and does not have a .bin/.idx itself. Name one of them: "
-            "small, "
-            "data/x_document.",
+            "small, data/x_document.",
             call,
             config,
         )

@@ -241,8 +241,8 @@ def test_a_scheduler_that_vanishes(workspace):
         with pytest.raises(DataError) as caught:
             next(results)
         assert str(caught.value) == (
-            f"run.yaml:3: data.workers: {address} no longer answers. Finished work is kept: run it "
-            "again when the scheduler is back, or with kind: local."
+            f"run.yaml:3: data.workers: {address} no longer answers. Finished work is kept: run it again "
+            "when the scheduler is back, or with kind: local."
         )
         cluster.close()
 

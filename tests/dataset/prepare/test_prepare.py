@@ -85,9 +85,8 @@ def test_a_tokenizer_is_not_made_anew_while_another_prepare_encodes(make_config,
     forced = prepare(make_config(data={"name": "second"}), force=True)
     assert steps(forced)[0][1:] == (
         "kept",
-        "data/tokenizer/small: 300 entries, trained on these sources; "
-        "kept, because small (unfinished; to discard it, remove data/dataset/small/.encode) is "
-        "encoded with it",
+        "data/tokenizer/small: 300 entries, trained on these sources; kept, because small (unfinished; to "
+        "discard it, remove data/dataset/small/.encode) is encoded with it",
     )
 
     def replaced(self, task):
@@ -97,8 +96,8 @@ def test_a_tokenizer_is_not_made_anew_while_another_prepare_encodes(make_config,
 
     monkeypatch.setattr(Encoder, "__call__", replaced)
     assert refusal(make_config()) == (
-        "data/tokenizer/small: it was replaced by another tokenizer after this prepare began. Make sure "
-        "that no other prepare replaces it, and run this one again."
+        "data/tokenizer/small: it was replaced by another tokenizer after this prepare began. Make sure that "
+        "no other prepare replaces it, and run this one again."
     )
 
 
@@ -125,8 +124,8 @@ def test_a_source_that_changes_while_it_is_read(make_config, workspace, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(Encoder, "__call__", while_reading)
         assert refusal(config) == (
-            "data.sources[0]: texts.jsonl changed while it was read. Make sure that no process writes "
-            "there, and start again."
+            "data.sources[0]: texts.jsonl changed while it was read. Make sure that no process writes there, "
+            "and start again."
         )
     assert not dataset_of(config).manifest_json.exists()
     path.write_bytes(whole)
@@ -165,8 +164,8 @@ def test_a_tokenizer_of_fewer_entries_than_asked_for(make_config, caplog):
     assert found < 1_000
     assert caplog.messages == [
         f"data/tokenizer/small: {found} entries, because so little text allows no more merges; the model is "
-        f"built for tokenizer.vocab_size = 52,000, and it never meets the higher ids. Use more text, or "
-        f"set it to {found} and prepare again with --force."
+        "built for tokenizer.vocab_size = 52,000, and it never meets the higher ids. Use more text, or set "
+        f"it to {found} and prepare again with --force."
     ]
     caplog.clear()
     prepare(make_config(tokenizer={"vocab_size": found}), force=True, through="encode")
@@ -483,10 +482,10 @@ def test_files_of_others_are_not_removed(make_config, workspace, texts):
         for force in (False, True):
             config = make_config(tokenizer={"name": "mine", "path": path}, data={"name": "mine"})
             assert refusal(config, force=force) == (
-                "data/tokenizer/mine: holds spiece.model without a manifest: nbtrain did not make it. To "
-                "use the tokenizer in that folder, put its tokenizer.json into that folder, set "
-                "tokenizer.name and leave tokenizer.path empty; otherwise move the folder away, or give "
-                "tokenizer.name another value."
+                "data/tokenizer/mine: holds spiece.model without a manifest: nbtrain did not make it. To use "
+                "the tokenizer in that folder, put its tokenizer.json into that folder, set tokenizer.name "
+                "and leave tokenizer.path empty; otherwise move the folder away, or give tokenizer.name "
+                "another value."
             )
     assert everything(mine.parent) == {"mine/spiece.model": hashlib.sha256(b"somebody's").hexdigest()}
 

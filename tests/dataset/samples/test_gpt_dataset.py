@@ -76,8 +76,8 @@ def test_more_tokens_later_continue_the_order(make_config, write_dataset, caplog
     with caplog.at_level(logging.INFO, "nbtrain.dataset.samples"):
         longer = build_datasets(longer_config, short.state.index_samples).train
     assert [record.getMessage() for record in caplog.records] == [
-        "the order of training samples was fixed for 120; the run continues to 800, and earlier positions "
-        "do not change."
+        "the order of training samples was fixed for 120; the run continues to 800, and earlier positions do "
+        "not change."
     ]
     assert short.state.index_samples == 120
     assert len(longer) >= 800

@@ -147,9 +147,8 @@ def test_index_that_would_fill_the_memory():
     assert str(caught.value) == (
         "10,000,000 samples of 2,048 tokens are 102,401 epochs of 200,000 tokens; their document index would "
         "take 38 GiB (at most 16 GiB). Use more text, set data.shuffle: per_epoch, which holds one epoch's "
-        "index at a time, or set data.index_samples: the order is then built for that many and repeated "
-        "with another "
-        "seed."
+        "index at a time, or set data.index_samples: the order is then built for that many and repeated with "
+        "another seed."
     )
 
 

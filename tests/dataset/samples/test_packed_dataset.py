@@ -232,9 +232,8 @@ def test_nothing_to_learn_is_an_error(write):
         build(write({"a": (1.0, [example(1, 40, 5)])}))
     assert str(caught.value) == (
         "data/dataset/tuning/text_document: the train split has no tokens in the loss in a: 1 examples "
-        "without "
-        "a token in the loss among their first 17 tokens (seq_length + 1): skipped. Raise model.seq_length = "
-        "16, or fix the sources."
+        "without a token in the loss among their first 17 tokens (seq_length + 1): skipped. Raise "
+        "model.seq_length = 16, or fix the sources."
     )
 
 

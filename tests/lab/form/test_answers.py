@@ -569,7 +569,7 @@ def test_a_mistake_that_only_the_machine_shows_is_at_its_field(workspace: Path) 
     assert found["init_from"]["rule"].startswith("There is no run nowhere in ")
     tasks = found["evaluation.tasks"]
     assert tasks["message"] == tasks["rule"] and tasks["fix"].startswith("Paths count from the workspace.")
-    assert tasks["rule"].startswith("evaluation.tasks.0.path is no file of lambada questions: ")
+    assert tasks["rule"].startswith("evaluation.tasks.0.path is not a file of lambada questions: ")
     (workspace / "mine.yaml").write_text("extends: gpt-tiny\ninit_from: nowhere\n")
     [one] = [one for one in assessed("mine.yaml")["shortages"] if one["key"]]
     assert one["message"].startswith("mine.yaml:2: init_from: there is no run")

@@ -52,7 +52,7 @@ class Answers(Protocol):
         """Function that returns log-probabilities of continuations."""
 
     def generate(self, requests: Iterable[dict[str, Any]]) -> Iterator[tuple[int, str]]:
-        """Function that yields (number, new text) for requests: a prompt, and config/generation.py's fields."""
+        """Function that yields (number, new text) for requests with fields of config/generation.py."""
 
 
 class ChatText(Protocol):

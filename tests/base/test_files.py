@@ -80,7 +80,7 @@ def test_a_file_that_another_host_replaces_is_opened_again(tmp_path, monkeypatch
 def test_reading_json_tells_missing_from_broken(tmp_path):
     """A missing JSON file returns None, and a truncated one is an error that names the file."""
     assert files.read_json(tmp_path / "none.json") is None
-    with pytest.raises(RecordError, match="is a folder, and must be a file"):
+    with pytest.raises(RecordError, match="is a folder, but must be a file"):
         files.read_json(tmp_path)
     broken = tmp_path / "broken.json"
     broken.write_text('{"a": ')

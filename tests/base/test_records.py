@@ -89,7 +89,7 @@ def test_a_renewed_record_that_a_power_cut_has_emptied_counts_as_missing(tmp_pat
 def test_what_is_no_record_within_one_is_named(tmp_path):
     path = tmp_path / "rollbacks.json"
     files.write_json(path, [{"step": 3}])
-    with pytest.raises(RecordError, match=r"rollbacks\.json: is no Rollback"):
+    with pytest.raises(RecordError, match=r"rollbacks\.json: is not a Rollback"):
         Rollback.read_all(path)
     job = asdict(JobRecord("20261121-031500-a1b2", "id", "run", "RUNNING", 0.0, 2)) | {"supervisor": 4}
     files.write_json(path, job)

@@ -25,7 +25,9 @@ def test_an_error_says_which_folder_was_looked_in_and_why(tmp_path, monkeypatch)
     """The error has the absolute path of the searched folder and, outside a workspace, what to do."""
     monkeypatch.delenv("NBTRAIN_WORKSPACE", raising=False)
     monkeypatch.chdir(tmp_path)
-    assert places.the_workspace().startswith(f"The workspace is {tmp_path}, the current folder, as none at")
+    assert places.the_workspace().startswith(
+        f"The workspace is {tmp_path}, the current folder, because no folder at"
+    )
     assert places.the_workspace().endswith("Go to the workspace of the run, or set NBTRAIN_WORKSPACE to it.")
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "examples" / "megatron-gpt").mkdir(parents=True)

@@ -39,7 +39,7 @@ LLAMA = [
 
 @pytest.fixture
 def run_yaml(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a run YAML that extends an example: run_yaml("optimizer:\\n  clip_grad: 2\\n") -> its path.
+    """Return a function that writes a run YAML extending an example: run_yaml("batch:\\n  ...") -> path.
 
     The text starts at line 2.
     """

@@ -1,10 +1,10 @@
-"""The keys that the installed DeepSpeed takes inside the sections of its configuration, as JSON on stdout.
+"""Prints the keys that the installed DeepSpeed accepts in the sections of its configuration, as JSON.
 
     DS_ACCELERATOR=cpu python tests/config/deepspeed_table.py > nbtrain/config/tables/deepspeed-0.19.8.json
 
-Sections with a pydantic model are walked field by field. The others and the keys at the top are read from a
-mapping that notes each key and its default, which is of the key's type; what DeepSpeed does with a key that
-it does not know there is nothing at all, and it converts no value ("exact").
+Sections with a pydantic model are read field by field. The others and the top-level keys are read by a
+mapping that records each key and its default, which has the key's type. DeepSpeed ignores unknown keys
+there and converts no value ("exact").
 """
 
 import enum
@@ -27,7 +27,7 @@ from pydantic import BaseModel
 NAMES = {bool: "bool", int: "int", float: "float", str: "str"}
 LIMITS = {Ge: "ge", Gt: "gt", Le: "le", Lt: "lt"}
 READ = ("aio", "flops_profiler", "autotuning", "activation_checkpointing")
-# Types of keys whose default is None, as the code that reads them takes them.
+# Types of keys whose default is None, by the code that reads them.
 TYPES = {
     "train_batch_size": "int",
     "train_micro_batch_size_per_gpu": "int",
@@ -45,7 +45,7 @@ TYPES = {
 }
 
 
-# The models of the sections; sections inside them are found in their fields.
+# The models of the sections; nested sections are found in their fields.
 MODELS: dict[str, type[BaseModel]] = {
     "zero_optimization": DeepSpeedZeroConfig,
     "fp16": DeepSpeedFP16Config,
@@ -63,7 +63,7 @@ MODELS: dict[str, type[BaseModel]] = {
 
 
 def described(annotation: object) -> tuple[dict[str, object], type[BaseModel] | None]:
-    """A field's type in the words of the table, and its model if it is a section."""
+    """Return a field's type in the table's terms, and its model if it is a section."""
     options = typing.get_args(annotation)
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         others = [one for one in options if one is not type(None)]
@@ -93,7 +93,7 @@ def walk(path: str, model: type[BaseModel], sections: dict[str, dict[str, object
     for name, info in model.model_fields.items():
         found, inner = described(info.annotation)
         if converts and found["type"] == "list":
-            # A function of the model's makes a list of other values.
+            # A validator of the model turns other values into a list.
             found = {"type": "any"}
         for limit in info.metadata:
             if type(limit) in LIMITS:
@@ -110,7 +110,7 @@ def walk(path: str, model: type[BaseModel], sections: dict[str, dict[str, object
 
 
 class Noting(dict):
-    """A mapping that notes which keys are asked for, and their defaults."""
+    """A mapping that records the requested keys and their defaults."""
 
     def __init__(self, **values: object):
         super().__init__(**values)
@@ -130,12 +130,12 @@ class Noting(dict):
         return super().get(key, default)
 
     def entries(self, section: str = "") -> dict[str, dict[str, object]]:
-        """What was noted, as the table writes it; sections of the top are left out."""
+        """Return the recorded keys as the table writes them, without top-level sections."""
         found = {}
         for key, default in sorted(self.read.items()):
             kind = TYPES.get(section + key) or NAMES.get(type(default))
             if kind:
-                # No value at all is false, or as if the key were not there.
+                # A missing value counts as false, or as if the key were absent.
                 null = {"null": True} if default is None or kind == "bool" else {}
                 found[key] = {"type": kind, "exact": True, **null}
             elif section:
@@ -165,7 +165,7 @@ def table() -> dict[str, object]:
 
 
 def as_text(value: dict[str, object]) -> str:
-    """One key to a line."""
+    """Return the table as JSON with one key per line."""
     head = {key: one for key, one in value.items() if key not in ("top", "sections")}
     lines = [f' "{key}": {json.dumps(one)},' for key, one in head.items()]
     top = ",\n".join(f'  "{key}": {json.dumps(one)}' for key, one in value["top"].items())

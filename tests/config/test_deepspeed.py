@@ -33,7 +33,7 @@ def test_batch_clipping_and_zero_come_from_the_run():
     [("fp32", False, None), ("bf16", True, None), ("bf16", False, "bf16"), ("fp16", False, "fp16")],
 )
 def test_precision(dtype, autocast, enabled):
-    """Autocast is the model's business: DeepSpeed holds fp32. 16-bit weights get fp32 gradient sums."""
+    """The model does autocast, so DeepSpeed gets fp32; 16-bit weights get fp32 gradient sums."""
     derived = deepspeed_config(config_of(precision__dtype=dtype, precision__autocast=autocast))
     assert [key for key in ("bf16", "fp16") if key in derived] == ([enabled] if enabled else [])
     assert derived.get("data_types") == ({"grad_accum_dtype": "fp32"} if enabled else None)
@@ -41,7 +41,7 @@ def test_precision(dtype, autocast, enabled):
 
 
 def test_zero_0_with_16_bit_weights_is_refused():
-    """DeepSpeed would train with a wrong bias correction, without a warning."""
+    """ZeRO 0 with 16-bit weights is refused: DeepSpeed would train with a wrong bias correction silently."""
     with pytest.raises(ConfigError) as caught:
         deepspeed_config(config_of(parallel__zero_stage=0, precision__dtype="bf16"))
     assert str(caught.value) == (
@@ -86,7 +86,7 @@ print("read", *sorted(Noting.read))
 
 @pytest.mark.slow
 def test_the_known_keys_are_those_that_deepspeed_reads():
-    """DeepSpeed reads its configuration from a mapping that records each key."""
+    """The known keys are those that DeepSpeed reads, recorded by a mapping."""
     environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", KEYS_READ], env=environment, capture_output=True, text=True
@@ -102,7 +102,7 @@ OFFLOAD = {
     "parallel.offload_optimizer": {"device": "cpu", "pin_memory": True},
     "parallel.offload_param": {"device": "nvme", "nvme_path": "/nvme", "buffer_count": 6},
 }
-# Overrides of gpt-125m-2xdp -> keys of DeepSpeed's configuration that they become; None: not there.
+# Overrides of gpt-125m-2xdp -> the resulting keys of DeepSpeed's configuration; None: absent.
 DERIVED = {
     "Ulysses' ranks are data ranks to DeepSpeed": (
         {"parallel.data_parallel_size": 1, "parallel.ds_sequence_parallel_size": 2},
@@ -217,12 +217,12 @@ def test_each_field_becomes_its_key(case):
 
 @pytest.mark.slow
 def test_deepspeed_knows_every_key():
-    """Its own classes take what is derived; its ZeRO section refuses keys that it does not know."""
+    """DeepSpeed's own classes accept the derived configuration; its ZeRO section rejects unknown keys."""
     configurations = {
         case: deepspeed_config(load("gpt-125m-2xdp", overrides, check=False))
         for case, (overrides, _) in DERIVED.items()
     }
-    # In a process of its own: the notebook side's tests load neither torch nor DeepSpeed.
+    # In a separate process: the notebook side's tests load neither torch nor DeepSpeed.
     asked = subprocess.run(
         [sys.executable, "-c", ASK_DEEPSPEED],
         input=json.dumps(list(configurations.values())),
@@ -266,7 +266,6 @@ print(json.dumps(answers))
     ],
 )
 def test_a_bucket_is_as_large_as_asked_but_no_larger_than_the_model(run, overrides, elements):
-    """DeepSpeed's buffers are as large as configured, whatever the model: 5e8 elements cost a small one
-    gigabytes."""
+    """Buckets are as large as configured, but at most the model: DeepSpeed would allocate gigabytes."""
     zero = deepspeed_config(load(run, overrides, check=False))["zero_optimization"]
     assert (zero["reduce_bucket_size"], zero["allgather_bucket_size"]) == (elements, elements)

@@ -1,4 +1,4 @@
-"""The table of DeepSpeed's keys: against the installed DeepSpeed, and what the check says of values."""
+"""The table of DeepSpeed's keys, compared with the installed DeepSpeed, and the check of values."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from nbtrain.config.deepspeed_keys import (
 )
 
 HERE = Path(__file__).parent
-# Values of every kind, to be taken or refused by DeepSpeed's models and by the table alike.
+# Values of every kind, which DeepSpeed's models and the table must accept or reject alike.
 VALUES = [
     True,
     False,
@@ -77,7 +77,7 @@ print("verdicts", json.dumps(found))
 
 @pytest.fixture(scope="module")
 def installed():
-    """{"table": ..., "verdicts": ...} of the installed DeepSpeed, from a process of its own."""
+    """Return {"table": ..., "verdicts": ...} of the installed DeepSpeed, from a separate process."""
     environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", VERDICTS], env=environment, capture_output=True, text=True
@@ -89,7 +89,7 @@ def installed():
 
 @pytest.mark.slow
 def test_the_table_is_that_of_the_installed_deepspeed(installed):
-    """A new version fails here; tests/config/deepspeed_table.py writes its table."""
+    """The table equals the installed DeepSpeed's; deepspeed_table.py writes one for a new version."""
     assert installed["table"]["version"] == VERSION
     assert installed["table"] == table()
 
@@ -101,7 +101,7 @@ def test_torch_has_the_optimizers_that_are_taken(installed):
 
 @pytest.mark.slow
 def test_a_value_is_taken_if_and_only_if_deepspeed_takes_it(installed):
-    """Every key of every pydantic model, values of every kind; types that the table has no word for aside."""
+    """The table accepts a value exactly if DeepSpeed's pydantic models do, except for unsupported types."""
     refused_here, refused_there = [], set()
     for path, verdicts in installed["verdicts"].items():
         section, _, key = path.rpartition(".")
@@ -114,7 +114,7 @@ def test_a_value_is_taken_if_and_only_if_deepspeed_takes_it(installed):
                 refused_there.add(path)
     assert len(installed["verdicts"]) > 140
     assert refused_here == []
-    # Functions of DeepSpeed's own; precision decides what is in fp16, and no run may set it.
+    # DeepSpeed's own functions. Precision decides the keys in fp16, and no run may set them.
     fp16 = {f"fp16.{key}" for key in ("loss_scale", "loss_scale_window", "min_loss_scale")}
     assert refused_there == {"compile.passes", *fp16}
 
@@ -126,7 +126,7 @@ def test_the_table_is_small_and_ships_with_the_package():
 
 
 def test_keys_are_looked_for_in_every_depth():
-    """Sections inside sections, and the one that has no keys of its own (timers)."""
+    """Keys are checked in nested sections and in the one without its own keys (timers)."""
     values = {
         "zero_optimization": {
             "offload_optimizer": {"devise": "cpu"},
@@ -167,7 +167,7 @@ def test_keys_are_looked_for_in_every_depth():
     ],
 )
 def test_what_deepspeed_reads_without_a_model_has_types_too(values, path, words):
-    """At the top and in four sections DeepSpeed converts nothing: "false" in quotes is true."""
+    """At the top level and in four sections, where DeepSpeed converts nothing, types are checked too."""
     (problem,) = key_problems(values)
     assert (problem.path, problem.words) == (path, words)
 
@@ -201,7 +201,7 @@ def test_values_without_a_model_that_are_taken():
     ],
 )
 def test_the_name_of_an_optimizer(kind, words):
-    """DeepSpeed's own in any case, torch's by their exact names."""
+    """DeepSpeed's optimizers are accepted in any case, torch's only by their exact names."""
     assert unknown_optimizer(kind) == words
 
 

@@ -1,4 +1,4 @@
-"""The same steps on another number of data-parallel ranks."""
+"""The same steps with another number of data-parallel ranks."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def config(tmp_path):
     ("devices", "size"), [(8, 8), (7, 6), (6, 6), (5, 4), (3, 3), (1, 1), (0, None), (11, 8), (100, 24)]
 )
 def test_the_largest_size_that_divides_the_batch(config, devices, size):
-    """24 micro batches of 2 in a step: 7 devices hold 6 ranks of 4, 11 hold 8 of 3."""
+    """With 24 micro batches of 2 per step, 7 devices use 6 ranks of 4, and 11 use 8 of 3."""
     smaller = fitted(config(), [devices])
     assert (smaller and smaller.parallel.data_parallel_size) == size
     if smaller:
@@ -37,7 +37,7 @@ def test_the_largest_size_that_divides_the_batch(config, devices, size):
 
 
 def test_a_copy_of_the_model_is_not_cut_up(config):
-    """Two stages of two tensor-parallel ranks: devices count by fours."""
+    """With two stages of two tensor-parallel ranks, devices are used in groups of four."""
     piped = config(
         **{
             "parallel.data_parallel_size": 4,

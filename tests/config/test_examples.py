@@ -1,4 +1,4 @@
-"""The example YAMLs: that they load and check, and that their figures are the published ones."""
+"""The example YAMLs load, pass the checks, and have the published numbers."""
 
 import re
 
@@ -22,8 +22,8 @@ from .conftest import ASCEND, EXAMPLES, LLAMA, OWN, UPSTREAM
 TINY = ("gpt3-tiny", "llama-tiny")
 ALL = [path.stem for path in sorted(EXAMPLES.glob("*.yaml"))]
 
-# name: nodes, GPUs a node, tensor, pipeline, data, ZeRO, micro, global, micro batches a step, checkpointing,
-# workers, save interval, tokens, warm-up tokens, steps
+# name: nodes, GPUs per node, tensor, pipeline, data, ZeRO, micro, global, micro batches a step,
+# checkpointing, workers, save interval, tokens, warm-up tokens, steps
 GOLDEN = {
     "gpt-125m": (1, 1, 1, 1, 1, 2, 16, 256, 16, "none", 2, 100, 2.5e9, 25e6, 4_769),
     "gpt-125m-2xdp": (1, 2, 1, 1, 2, 2, 16, 256, 8, "none", 4, 100, 2.5e9, 25e6, 4_769),
@@ -38,7 +38,7 @@ GOLDEN = {
 
 
 def test_the_examples_are_tiny_upstreams_ascends_gpt3s_175b_and_llamas():
-    """No file is missing, and none is a base, which cannot run."""
+    """The list of examples is complete and contains no base, which could not run."""
     assert sorted(ALL) == sorted(
         [*UPSTREAM, *ASCEND, *OWN, *LLAMA, "gpt-tiny", "gpt-175b", "gpt-125m-zh", *TINY]
     )
@@ -47,7 +47,7 @@ def test_the_examples_are_tiny_upstreams_ascends_gpt3s_175b_and_llamas():
 @pytest.mark.parametrize(
     ("size", "parameters"),
     [
-        # What transformers counts in a model of each config.json.
+        # transformers' parameter count for each config.json.
         ("135m", 134_515_008),
         ("360m", 361_821_120),
         ("1b", 1_235_814_400),
@@ -56,7 +56,7 @@ def test_the_examples_are_tiny_upstreams_ascends_gpt3s_175b_and_llamas():
     ],
 )
 def test_llamas_have_the_parameters_of_the_published_models(size, parameters):
-    """On every number of GPUs, with 20 tokens for each; each layout fits its GPU and uses all of them."""
+    """Llamas have the published parameters on any number of GPUs and 20 tokens each, and fit their GPUs."""
     for name in (one for one in LLAMA if one.startswith(f"llama-{size}")):
         config = load(name)
         assert count_parameters(config).total == parameters
@@ -79,7 +79,7 @@ def test_llamas_have_the_parameters_of_the_published_models(size, parameters):
     ],
 )
 def test_fine_tuning_of_7b_fits_the_memory_that_it_is_for(name, gpus, gib):
-    """The parameters that transformers counts in the published model; adapters and ZeRO 3 for many GPUs."""
+    """Fine-tuning of 7B has the published model's parameters and fits its GPUs, with adapters or ZeRO 3."""
     config = load(name)
     assert (config.name, config.world_size, count_parameters(config).total) == (name, gpus, 7_615_616_512)
     assert (config.lora is None) == ("sft" in name)
@@ -91,7 +91,7 @@ def test_fine_tuning_of_7b_fits_the_memory_that_it_is_for(name, gpus, gib):
 
 @pytest.mark.parametrize("name", TINY)
 def test_the_demo_with_other_layers(name):
-    """The parameters of gpt-tiny to 3 %, on the data that `make demo` has prepared; AdamW and a cosine."""
+    """The demo with other layers has gpt-tiny's parameters to 3 %, its data, AdamW and a cosine."""
     other, gpt = load(name), load("gpt-tiny")
     assert count_parameters(other).total == pytest.approx(count_parameters(gpt).total, rel=0.03)
     assert (other.data, other.tokenizer) == (gpt.data, gpt.tokenizer)
@@ -103,13 +103,13 @@ def test_the_demo_with_other_layers(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_example_loads_and_checks_and_has_its_own_output_folder(name):
-    """A run has the name of its file, so that no two output folders are the same."""
+    """Each example has the name of its file, so no two share an output folder."""
     assert load(EXAMPLES / f"{name}.yaml").name == name
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_resolved_example_comes_back_equal(name, tmp_path):
-    """config.yaml holds every field and reads back to the same run."""
+    """config.yaml has every field and reads back to the same run."""
     config = load(name)
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(config))
@@ -118,7 +118,7 @@ def test_a_resolved_example_comes_back_equal(name, tmp_path):
 
 @pytest.mark.parametrize("name", UPSTREAM)
 def test_layout_and_schedule_are_upstreams(name):
-    """Each number of the nine upstream files, their ZeRO stage as it can run."""
+    """Each number of the nine upstream files is kept, with their ZeRO stage as it can run."""
     config = load(name)
     found = (
         config.resources.nodes,
@@ -158,7 +158,7 @@ def test_layout_and_schedule_are_upstreams(name):
     ],
 )
 def test_size_initialization_and_rate_are_the_published_ones(name, model):
-    """Layers, hidden size, heads, initial deviation and peak rate."""
+    """Layers, hidden size, heads, initial deviation and peak rate are the published ones."""
     config = load(name)
     found = (
         config.model.num_layers,
@@ -171,8 +171,8 @@ def test_size_initialization_and_rate_are_the_published_ones(name, model):
     assert config.model.seq_length == config.model.resolved_max_position_embeddings == 2048
 
 
-# name: tensor, pipeline, data, layers, hidden, heads, sequence, micro, global, micro batches a step, rate,
-# least rate
+# name: tensor, pipeline, data, layers, hidden, heads, sequence, micro, global, micro batches per step, rate,
+# minimum rate
 GOLDEN_ASCEND = {
     "gpt-345m-4xdp-2xpp": (1, 2, 4, 24, 1024, 16, 1024, 4, 16, 1, 1.5e-4, 1.5e-5),
     "gpt-345m-8xdp": (1, 1, 8, 24, 1024, 16, 1024, 4, 32, 1, 1.5e-4, 1.5e-5),
@@ -184,7 +184,7 @@ GOLDEN_ASCEND = {
 
 @pytest.mark.parametrize("name", ASCEND)
 def test_layout_and_schedule_are_ascends(name):
-    """Each number of the run's script, with ZeRO 1 in place of ZeRO 0 in fp16."""
+    """Each number of the run's script is kept, with ZeRO 1 instead of ZeRO 0 in fp16."""
     config = load(name)
     found = (
         config.parallel.tensor_parallel_size,
@@ -222,8 +222,7 @@ def test_layout_and_schedule_are_ascends(name):
     ],
 )
 def test_the_sizes_of_gpt3_are_the_published_ones(name, golden):
-    """Layers, hidden size, heads, initial deviation, peak rate and batch; 20 tokens per parameter, 1 %
-    warm-up."""
+    """GPT-3 sizes have the published shapes, rates and batches, with 20 tokens per parameter."""
     config = load(name)
     model = config.model
     assert golden == (
@@ -241,12 +240,12 @@ def test_the_sizes_of_gpt3_are_the_published_ones(name, golden):
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_example_fits_its_devices(name):
-    """The planner's verdict for the GPUs that the file names; gpt-tiny trains on this machine."""
+    """The planner finds that each example fits its GPUs; gpt-tiny trains on this machine."""
     assert estimate_memory(load(name)).fits
 
 
 def test_gpt_tiny_is_about_4m_parameters_on_the_cpu():
-    """The demo's size and place."""
+    """gpt-tiny has about 4M parameters and trains on the CPU."""
     config = load("gpt-tiny")
     assert count_parameters(config).total == 3_476_224
     assert (config.resources.device, config.world_size, config.data.sources[0].kind) == (
@@ -260,7 +259,7 @@ def test_gpt_tiny_is_about_4m_parameters_on_the_cpu():
 
 
 def test_gpt_175b_counts_the_ramp():
-    """500,000 steps and a decay of 430,000 with the ramp counted; the warm-up is 0.001 of the decay."""
+    """GPT 175B has 500,000 steps with the ramp counted, a decay of 430,000, and a warm-up of 0.001 of it."""
     config = load("gpt-175b")
     assert (config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size) == (8, 16)
     assert (config.batch.micro_batch_size, config.batch.global_batch_size) == (1, 1536)
@@ -307,20 +306,20 @@ def sized(layers: int, hidden: int, heads: int, seq: int, vocabulary: int, tenso
 
 @pytest.mark.parametrize("size", SIZES)
 def test_parameter_counts_are_the_published_ones(size):
-    """Every size of the GPT-3 family, to the last parameter."""
+    """Every size of the GPT-3 family has the published number of parameters, exactly."""
     *shape, expected = SIZES[size]
     assert count_parameters(sized(*shape)).total == expected
 
 
 @pytest.mark.parametrize("name", ["gpt-1-3b-4xdp-4xpp", "gpt-13b-4xdp-4xpp-4xtp", "gpt-175b"])
 def test_the_ranks_together_hold_the_model_and_the_copies(name):
-    """Stages sum to the model, the second copy of the tied embeddings and what tensor ranks repeat."""
+    """All stages together hold the model, the second copy of tied embeddings, and tensor ranks' repeats."""
     config = load(name)
     tensor, stages = config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
     model, hidden = config.model, config.model.hidden_size
     held = tensor * sum(count_stage_parameters(config, stage).total for stage in range(stages))
     copies = config.padded_vocab_size * hidden
-    # Two row-parallel biases and four LayerNorm vectors a layer, the positions, the final LayerNorm.
+    # Two row-parallel biases and four LayerNorm vectors per layer, the positions, the final LayerNorm.
     repeated = (6 * hidden * model.num_layers + 2048 * hidden + 2 * hidden) * (tensor - 1)
     assert held == count_parameters(config).total + copies + repeated
 
@@ -332,12 +331,12 @@ def test_the_ranks_together_hold_the_model_and_the_copies(name):
     ("samples_per_second", "logged"), [(44.780, 84.02), (44.803, 84.06), (44.855, 84.16)]
 )
 def test_the_logged_formula_gives_the_logged_figures(samples_per_second, logged):
-    """Megatron-DeepSpeed's own formula reproduces the example's log, 125M on one A100."""
+    """Megatron-DeepSpeed's formula reproduces the example's log: 125M on one A100."""
     assert megatron_deepspeed_tflops(load("gpt-125m"), samples_per_second) == pytest.approx(logged, abs=0.005)
 
 
 def test_the_right_figure_is_six_per_cent_above_the_logged_one():
-    """89.5 TFLOP/s and 28.7 % MFU; the log says 84.0: its formula counts the logits a quarter short."""
+    """The correct value is 89.5 TFLOP/s, 28.7 % MFU; the log's 84.0 counts only 3/4 of the logits."""
     config = load("gpt-125m")
     right = model_flops_per_token(config) * 44.780 * 2048 / 1e12
     assert right == pytest.approx(89.52, abs=0.01)
@@ -347,7 +346,7 @@ def test_the_right_figure_is_six_per_cent_above_the_logged_one():
 
 @pytest.mark.parametrize("name", ["gpt-125m", "gpt-13b-4xdp-4xpp"])
 def test_model_flops_are_the_closed_formula(name):
-    """72 L h^2 (1 + s / 6h + V / 12Lh) a token, whether or not activations are recomputed."""
+    """Model FLOPs are 72 L h^2 (1 + s / 6h + V / 12Lh) per token, with or without recomputation."""
     config = load(name)
     layers, hidden = config.model.num_layers, config.model.hidden_size
     closed = 72 * layers * hidden**2
@@ -356,13 +355,13 @@ def test_model_flops_are_the_closed_formula(name):
 
 
 def test_recomputation_adds_one_forward_pass_of_the_layers():
-    """Hardware FLOPs equal model FLOPs without checkpointing, and add the layers' forward pass with it."""
+    """Hardware FLOPs equal model FLOPs without checkpointing, plus the layers' forward pass with it."""
     plain = load("gpt-125m")
     assert hardware_flops_per_token(plain) == model_flops_per_token(plain)
     recomputed = load("gpt-125m", ["parallel.activation_checkpointing.granularity=full"])
     layers = 12 * (24 * 768**2 + 4 * 2048 * 768)
     assert hardware_flops_per_token(recomputed) == model_flops_per_token(plain) + layers
-    # Flash attention keeps no scores: there is nothing to compute again.
+    # Flash attention keeps no scores, so nothing is recomputed.
     selective = "parallel.activation_checkpointing.granularity=selective"
     assert hardware_flops_per_token(load("gpt-125m", [selective])) == model_flops_per_token(plain)
     core = 12 * 4 * 2048 * 768
@@ -378,13 +377,13 @@ def test_recomputation_adds_one_forward_pass_of_the_layers():
 
 @pytest.mark.parametrize(("step", "logged"), [(3920, 4.7586175149639084e-05), (3930, 4.652419139289811e-05)])
 def test_the_logged_learning_rates_come_out_to_the_last_digit(step, logged):
-    """The rate of step n is that of the tokens before it: (n - 1) x 524,288."""
+    """The rate of step n is the rate at the tokens before it: (n - 1) x 524,288."""
     config = load("gpt-125m")
     assert LrSchedule.of(config).learning_rate(config.batch_schedule.tokens_after(step - 1)) == logged
 
 
 def test_every_example_names_its_schema_for_the_editor():
-    """The first line points to docs/run.schema.json, relative to the file, bases included."""
+    """The first line refers to docs/run.schema.json relative to the file, in bases too."""
     for path in EXAMPLES.rglob("*.yaml"):
         first = path.read_text().splitlines()[0]
         marker, _, target = first.partition("$schema=")
@@ -393,7 +392,7 @@ def test_every_example_names_its_schema_for_the_editor():
 
 
 def test_every_number_of_an_upstream_example_has_its_source():
-    """Each line of the files and their bases that sets a number carries a comment, but for the demo's."""
+    """Each line that sets a number has a comment with its source, except in the demo."""
     files = [path for path in EXAMPLES.rglob("*.yaml") if path.stem != "gpt-tiny"]
     bare = [
         f"{path.name}:{number}: {line}"
@@ -401,13 +400,13 @@ def test_every_number_of_an_upstream_example_has_its_source():
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if isinstance(_scalar(line), int | float) and "#" not in line
     ]
-    # The ramp's three numbers have theirs on the line of `rampup:`.
+    # The source of the ramp's three numbers is on the line of `rampup:`.
     ramp = ("start_batch_size", "batch_size_increment", "ramp_samples")
     assert [line for line in bare if not any(word in line for word in ramp)] == []
 
 
 def test_no_example_names_an_image():
-    """Only one with nbtrain in it runs, and upstream's has none: notebook 06 shows that it is to be set."""
+    """No example names an image, because only one with nbtrain runs; notebook 06 shows how to set it."""
     files = [
         path for kind in ("training", "finetuning") for path in EXAMPLES.parent.glob(f"{kind}/**/*.yaml")
     ]

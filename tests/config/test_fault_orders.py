@@ -1,4 +1,4 @@
-"""What NBTRAIN_FAULTS may say."""
+"""Parsing NBTRAIN_FAULTS."""
 
 import json
 
@@ -8,7 +8,7 @@ from nbtrain.config.fault_orders import KINDS, read_orders
 
 
 def test_orders_are_read():
-    """One order of each kind, with the fields that it takes."""
+    """Each kind of fault is parsed with its fields."""
     orders = [{"step": 6, "do": kind, "rank": 1, "attempt": 0} for kind in KINDS]
     for order, field, value in ((1, "factor", 2.5), (3, "signal", 11), (6, "message", "boom")):
         orders[order][field] = value

@@ -1,4 +1,4 @@
-"""Labels of a run: their form, where they are set, and where they arrive."""
+"""Labels of a run: their form, where they are set, and where they are passed on."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ JOB = JobDir(RunDir(Path("/shared/output/gpt-tiny")), "20260101-120000-abcd")
 
 
 def test_labels_are_set_one_by_one_or_together(tmp_path: Path) -> None:
-    """A domain in a key is no section; an override adds to the YAML's; config.yaml brings them back."""
+    """Labels with a domain are not sections; overrides add to the YAML's, and config.yaml keeps them all."""
     config = load("gpt-tiny", ["labels.team=nlp", "labels.example.com/stage=trial"])
     assert config.labels == {"team": "nlp", "example.com/stage": "trial"}
     again = load(config, ["labels={team: vision}"])
@@ -40,13 +40,13 @@ def test_labels_are_set_one_by_one_or_together(tmp_path: Path) -> None:
     ],
 )
 def test_labels_have_the_form_of_kubernetes(override: str, message: str) -> None:
-    """Whatever the backend is: the same run may go to a cluster later."""
+    """Labels follow Kubernetes' rules for every backend, because the run may move to a cluster."""
     with pytest.raises(ConfigError, match=message):
         load("gpt-tiny", [override])
 
 
 def test_an_engine_gets_the_labels() -> None:
-    """Slurm in the comment, by which the job is still known; Kubernetes on the object and its pods."""
+    """Slurm gets labels in the comment next to the job's id, Kubernetes on the object and its pods."""
     config = load("gpt-tiny", ["labels.team=nlp", "labels.stage=trial", "backend.kind=slurm"])
     script = batch_script(config, JOB, {})
     assert f"\n#SBATCH --comment={comment_of(JOB)},team=nlp,stage=trial\n" in script

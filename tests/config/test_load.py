@@ -154,7 +154,7 @@ REFUSED = {
         "backend:\n",
         "my-run.yaml:2: backend = null: must be a section with a kind: write `backend: {kind: slurm}`.",
     ),
-    "a key that is no label": (
+    "a key that is not a label": (
         "backend:\n  kubernetes:\n    node_selector: {a b: a}\n",
         "my-run.yaml:4: backend.kubernetes.node_selector has the key a b: must be at most 63 letters, "
         "digits, dots, dashes and underscores, and begin and end with a letter or digit. A domain may stand "
@@ -201,8 +201,8 @@ REFUSED = {
 }
 
 
-# What torch, numpy or DeepSpeed would refuse later, and what nobody can mean: {override: the rule after "must
-# be"}
+# Values that torch, numpy or DeepSpeed would refuse later, or that make no sense: {override: the rule after
+# "must be"}
 OUT_OF_RANGE = {
     "optimizer.adam_beta1=1": "less than 1",
     "optimizer.adam_beta2=1.0": "less than 1",
@@ -243,8 +243,7 @@ def test_a_field_is_as_strict_as_who_reads_it(override):
 
 
 def _open_ends(schema: dict) -> list[str]:
-    """The branches of a field's JSON Schema that take a number without an upper bound or a text of any
-    length."""
+    """Return the branches of a field's JSON Schema with a number or text without an upper bound."""
     branches = schema.get("anyOf") or schema.get("oneOf") or [schema]
     found = []
     for branch in branches:
@@ -253,7 +252,7 @@ def _open_ends(schema: dict) -> list[str]:
             upper = "exclusiveMaximum" in one or "maximum" in one or "const" in one or "enum" in one
             if one.get("type") in ("integer", "number") and not upper:
                 found.append(str(one))
-            # A pattern without * or + has an end, and so has one of a name.
+            # A pattern without * or + limits the length, and so does a pattern for names.
             endless = "pattern" not in one or set("*+") & set(one["pattern"])
             if one.get("type") == "string" and endless and not {"maxLength", "enum", "const"} & one.keys():
                 found.append(str(one))
@@ -261,7 +260,7 @@ def _open_ends(schema: dict) -> list[str]:
 
 
 def test_every_number_and_text_of_the_schema_has_an_upper_bound():
-    """A key held down or a pasted file is refused at its line, and reaches no allocation."""
+    """A held-down key or a pasted file is refused at its line and causes no allocation."""
     schema = RunConfig.model_json_schema()
     models = {"RunConfig": schema, **schema["$defs"]}
     unbounded = {
@@ -291,7 +290,7 @@ def test_every_number_and_text_of_the_schema_has_an_upper_bound():
     ],
 )
 def test_a_long_value_is_cut_in_the_message(override, message):
-    """The secret is hidden however it was given and whatever is wrong with it."""
+    """A long value is truncated in the message, with secrets hidden."""
     said = message_of("gpt-tiny", override if isinstance(override, dict) else [override])
     assert message in said
     assert len(said) < 500
@@ -303,13 +302,13 @@ def test_a_run_of_a_name_that_no_file_system_takes_is_not_there():
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_bad_value_is_reported_with_its_line(case, run_yaml):
-    """Place, what was found, the rule, and the nearest name if there is one."""
+    """A wrong value is reported with its place, the value, the rule, and the nearest name if any."""
     text, expected = REFUSED[case]
     assert message_of(run_yaml(text)) == expected
 
 
 def test_all_problems_of_a_file_are_reported_at_once(run_yaml):
-    """Unknown keys and wrong values of file and overrides in one error."""
+    """Unknown keys and wrong values in file and overrides are reported in one error."""
     path = run_yaml("foo: 1\nbatch:\n  micro_batch_size: x\n")
     assert message_of(path, ["batch.bar=2", "model.num_layers=0"]).splitlines() == [
         "override batch.bar=2: batch has no key `bar`.",
@@ -320,7 +319,7 @@ def test_all_problems_of_a_file_are_reported_at_once(run_yaml):
 
 
 def test_a_run_without_its_sections_names_what_is_missing(run_yaml):
-    """Sections without a default, in the schema's order."""
+    """Missing sections without a default are listed in the schema's order."""
     assert message_of(run_yaml("name: x\n", base=None)).splitlines() == [
         f"my-run.yaml: {section} is missing; it has no default."
         for section in ("model", "tokenizer", "data", "batch", "lr_schedule")
@@ -328,7 +327,7 @@ def test_a_run_without_its_sections_names_what_is_missing(run_yaml):
 
 
 def test_the_same_word_in_another_section_is_the_nearest():
-    """A right key in a wrong section is the commonest error."""
+    """For a correct key in a wrong section, the message suggests the right section."""
     located = Located({"model": {"zero_stage": 1}}, {"model.zero_stage": "a.yaml:2"})
     assert unknown_keys(located) == ["a.yaml:2: model has no key `zero_stage`. Nearest: parallel.zero_stage."]
 
@@ -337,7 +336,7 @@ def test_the_same_word_in_another_section_is_the_nearest():
 
 
 def test_a_child_wins_and_keeps_what_it_does_not_say(run_yaml):
-    """Mappings merge, values and lists are replaced whole, null takes away."""
+    """Mappings merge, values and lists are replaced as a whole, and null removes."""
     base = load("gpt-tiny")
     text = "name: mine\nmodel:\n  num_layers: 2\ndata:\n  sources: [{kind: mock}]\n"
     config = load(run_yaml(text))
@@ -381,12 +380,12 @@ def test_several_parents_apply_in_order(run_yaml):
     ],
 )
 def test_a_bad_extends_is_reported(text, expected, run_yaml, tmp_path):
-    """A missing parent, a value that is no file name, a circle."""
+    """A missing parent, a value that is not a file name, and a cycle are reported."""
     assert message_of(run_yaml(text, base=None)) == expected.format(folder=tmp_path)
 
 
 def test_a_circle_over_two_folders_is_reported(tmp_path):
-    """Each names the other by .., so that no path comes twice."""
+    """A cycle across two folders is reported, though .. makes every path different."""
     for own, other in (("a/x", "../b/y"), ("b/y", "../a/x")):
         path = tmp_path / f"{own}.yaml"
         path.parent.mkdir()
@@ -396,7 +395,7 @@ def test_a_circle_over_two_folders_is_reported(tmp_path):
 
 
 def test_a_name_with_a_dot_is_extended(run_yaml):
-    """my-1.5b is my-1.5b.yaml, as on the command line; a file of that very name comes first."""
+    """my-1.5b means my-1.5b.yaml, as on the command line, unless a file has exactly that name."""
     parent = run_yaml("name: my-parent\n", name="my-1.5b.yaml")
     child = run_yaml("extends: my-1.5b\n", base=None, name="child.yaml")
     assert load(child).name == "my-parent"
@@ -413,7 +412,7 @@ def test_a_name_that_extends_nothing_has_its_place_and_the_nearest(run_yaml):
 
 
 def test_a_replaced_list_forgets_its_old_lines(run_yaml):
-    """A problem in the child's list is never blamed on the parent's file."""
+    """A problem in the child's list is never reported in the parent's file."""
     parent = run_yaml("data:\n  sources:\n    - kind: text\n      path: x\n", name="parent.yaml")
     child = parent.with_name("child.yaml")
     child.write_text("extends: parent.yaml\ndata:\n  sources:\n    - kind: text\n")
@@ -424,8 +423,7 @@ def test_a_replaced_list_forgets_its_old_lines(run_yaml):
 
 
 def test_every_spelling_of_an_override_is_the_same_run():
-    """CLI words, one string, flow mappings, dotted and nested dicts, and a loaded run give equal
-    configurations."""
+    """CLI words, one string, flow mappings, dotted and nested dicts, and a loaded run are equal."""
     words = [
         "batch.micro_batch_size=4",
         "batch.global_batch_size=8",
@@ -457,7 +455,7 @@ def test_every_spelling_of_an_override_is_the_same_run():
 
 
 def test_an_entry_of_a_list_is_overridden_by_its_number(run_yaml):
-    """What the override does not name stays; an entry's number beyond the list is an error."""
+    """Fields that the override does not name stay; a number beyond the list is an error."""
     path = run_yaml("data:\n  sources:\n    - {kind: mock, seed: 5}\n    - {kind: text, path: a}\n")
     config = load(path, ["data.sources.1.path=b", "data.sources.0.num_documents=7"])
     mock, text = config.data.sources
@@ -475,12 +473,12 @@ def test_an_entry_of_a_list_is_overridden_by_its_number(run_yaml):
 
 @pytest.mark.parametrize("overrides", [None, [], {}, ""])
 def test_no_override_changes_nothing(overrides):
-    """Every form of no overrides."""
+    """Every form of empty overrides changes nothing."""
     assert load("gpt-tiny", overrides) == load("gpt-tiny")
 
 
 def test_a_run_names_the_arguments_that_make_it_again():
-    """RUN as it was given and each override once, the later one; both ways lead to an equal run."""
+    """as_arguments gives RUN unchanged and each override once, the later one, for an equal run."""
     config = load(
         "gpt-tiny", ["batch.max_steps=3", "name=trial", "data.sources=[{kind: mock, num_documents: 9}]"]
     )
@@ -496,7 +494,7 @@ def test_a_run_names_the_arguments_that_make_it_again():
 
 
 def test_a_long_override_is_whole_among_the_arguments():
-    """A message cuts a long override; a command that is offered has all of it."""
+    """A long override is truncated in messages, but complete in commands."""
     path = "/corpora/" + "very/" * 20 + "long.jsonl"
     config = load("gpt-tiny", [f"data.sources=[{{kind: jsonl, path: {path}}}]"])
     assert config.where("data.sources").endswith("...") and len(config.where("data.sources")) < 110
@@ -517,20 +515,20 @@ DOTTED = {
 
 @pytest.mark.parametrize("key", free_form())
 def test_a_name_in_a_mapping_may_hold_dots(key):
-    """As a whole, nested, name by name, and in the command that is offered for the change."""
+    """A name with dots in a mapping works as a whole, nested, by name, and in the suggested command."""
     before, names = load("gpt-tiny"), DOTTED[key]
     nested = functools.reduce(lambda inner, part: {part: inner}, reversed(key.split(".")), names)
     config = load(before, {key: names}, check=False)
     assert functools.reduce(getattr, key.split("."), config) == names
     spellings = [nested, as_overrides(before, config)]
-    if key != "parallel.deepspeed_extra":  # its dots part the levels of a JSON
+    if key != "parallel.deepspeed_extra":  # dots separate the levels of a JSON
         spellings.append([f"{key}.{name}={value}" for name, value in names.items()])
     for overrides in spellings:
         assert load(before, overrides, check=False) == config
 
 
 def test_a_number_for_text_needs_no_quotes_in_a_shell():
-    """Which eats them; the number stays as it was typed."""
+    """A shell removes quotes, so a number for a text field is accepted and kept as typed."""
     config = load(
         "gpt-tiny", ["backend.env.NCCL_P2P_DISABLE=1", "backend.env.A=1_0.50", "backend.env.B= true"]
     )
@@ -540,7 +538,7 @@ def test_a_number_for_text_needs_no_quotes_in_a_shell():
 
 
 def test_the_later_of_two_overrides_wins():
-    """A later override wins, as on every command line."""
+    """The later of two overrides wins, as on every command line."""
     assert load("gpt-tiny", ["model.seed=1", "model.seed=2"]).model.seed == 2
     assert load("gpt-tiny", ["labels={team: a, room: b}", "labels={team: c}"]).labels == {"team": "c"}
 
@@ -580,7 +578,7 @@ def test_the_later_of_two_overrides_wins():
     ],
 )
 def test_a_bad_override_is_reported(overrides, expected):
-    """The message quotes what was typed and says what is wrong with it."""
+    """The message quotes the override and describes the error."""
     assert message_of("gpt-tiny", overrides) == expected
 
 
@@ -602,13 +600,13 @@ SECRET = "http://me:s3cret@127.0.0.1:9/?key=s3cret"
     ],
 )
 def test_no_password_of_an_address_is_reported(overrides):
-    """The password is hidden however the override was given, and whatever is wrong with it."""
+    """A password in an address is hidden, however the override was written and whatever is wrong."""
     said = message_of("gpt-tiny", overrides)
     assert "s3cret" not in said and "***" in said
 
 
 def test_the_place_of_an_override_has_no_password():
-    """The place of an override is in every message about its value, and in the commands that are offered."""
+    """The place of an override, in messages and suggested commands, has no password."""
     config = load("gpt-tiny", [f"data.sources=[{{kind: wiki, mirror: '{SECRET}'}}]"])
     assert config.data.sources[0].mirror == SECRET
     place = "override data.sources=[{kind: wiki, mirror: 'http://***@127.0.0.1:9/?key=***'}]"
@@ -635,7 +633,7 @@ def test_the_place_of_an_override_has_no_password():
     ],
 )
 def test_a_run_that_is_not_there_names_the_near_ones(workspace, run, expected):
-    """The message names the nearest examples and runs, three at most; an override is called one."""
+    """For an unknown run, up to three similar examples and runs are named; overrides are recognised."""
     for name in ("mine-one", "mine-two"):
         RunDir.named(name).path.mkdir(parents=True)
         files.write_json(RunDir.named(name).run_json, {"name": name})
@@ -643,7 +641,7 @@ def test_a_run_that_is_not_there_names_the_near_ones(workspace, run, expected):
 
 
 def test_a_run_that_is_like_no_other_counts_those_that_are_there(workspace):
-    """The names of all examples would hide the sentence."""
+    """A name unlike any other gives the number of runs, because a list would hide the message."""
     RunDir.named("mine").path.mkdir(parents=True)
     files.write_json(RunDir.named("mine").run_json, {"name": "mine"})
     (said,) = re.findall(r" Known are .*", message_of("/nowhere/zzz.yaml"))
@@ -653,7 +651,7 @@ def test_a_run_that_is_like_no_other_counts_those_that_are_there(workspace):
 
 @pytest.mark.parametrize("key", ["name", "data.name", "tokenizer.name"])
 def test_an_empty_name_is_refused_with_its_rule(key):
-    """`name=` is null in YAML: what a name may be, and what to type."""
+    """`name=` is null in YAML, so the message gives the rule for names and an example."""
     assert message_of("gpt-tiny", [f"{key}="]) == (
         f"override {key}=: {key} is empty: a name must be 1 to 53 lower case letters, digits and inner "
         f"dashes. Give one, e.g. {key}=my-run, or leave {key} out to keep the one of the YAML."
@@ -661,7 +659,7 @@ def test_an_empty_name_is_refused_with_its_rule(key):
 
 
 def test_a_submitted_run_is_found_by_its_name(workspace):
-    """Its config.yaml is read, so that `nbtrain plan NAME` plans what was submitted."""
+    """A submitted run is found by name through its config.yaml, so that `nbtrain plan NAME` works."""
     submitted = load("gpt-tiny", ["name=mine", "batch.max_steps=7"])
     folder = RunDir.named("mine").path
     folder.mkdir(parents=True)
@@ -671,7 +669,7 @@ def test_a_submitted_run_is_found_by_its_name(workspace):
 
 
 def test_a_run_is_found_by_name_by_path_and_from_the_workspace(workspace, monkeypatch, run_yaml):
-    """What exists as typed wins over the workspace, the workspace over the examples."""
+    """A path as typed wins over the workspace, and the workspace over the examples."""
     mine = workspace / "examples" / "megatron-gpt" / "training" / "gpt-tiny.yaml"
     mine.parent.mkdir(parents=True)
     mine.write_text(f"extends: {find(run_yaml(''))}\nname: mine\n")
@@ -687,8 +685,7 @@ def test_a_run_is_found_by_name_by_path_and_from_the_workspace(workspace, monkey
 
 
 def test_a_resolved_file_must_say_everything(tmp_path):
-    """A field that is missing or unknown in config.yaml is an error: it is written whole, and never by
-    hand."""
+    """A missing or unknown field in config.yaml is an error, because nbtrain always writes it in full."""
     text = to_yaml(load("gpt-tiny"))
     path = tmp_path / "config.yaml"
     path.write_text(text.replace("  clip_grad: 1.0\n", ""))
@@ -700,7 +697,7 @@ def test_a_resolved_file_must_say_everything(tmp_path):
 
 
 def test_a_run_without_its_resolved_file(tmp_path):
-    """A folder that holds run.json alone: what is missing, and what to do."""
+    """A folder with only run.json is refused with the missing file and the fix."""
     with pytest.raises(
         ConfigError, match=r"config\.yaml: no such file: submit writes it.* Submit the run again"
     ):
@@ -708,7 +705,7 @@ def test_a_run_without_its_resolved_file(tmp_path):
 
 
 def test_text_that_looks_like_a_number_survives_the_round_trip(tmp_path):
-    """Values of env are text, and stay text in config.yaml."""
+    """Values of env are text and stay text in config.yaml."""
     odd = {
         "A": "6e-4",
         "B": "1_000",
@@ -729,7 +726,7 @@ def test_text_that_looks_like_a_number_survives_the_round_trip(tmp_path):
 
 
 def test_equal_runs_are_equal_wherever_their_values_were_written(tmp_path):
-    """Two runs are equal if their values are, wherever those were written."""
+    """Runs are equal if their values are equal, wherever those were written."""
     path = tmp_path / "copy.yaml"
     path.write_text(to_yaml(load("gpt-tiny")))
     assert load(path) == load("gpt-tiny")
@@ -743,7 +740,7 @@ def test_extends_takes_a_name_as_the_command_line_does(run_yaml):
 
 
 def test_what_is_no_path_is_refused():
-    """Wrong types of Python objects get a message too."""
+    """Python objects of wrong types get a message too."""
     with pytest.raises(ConfigError) as error:
         load(None)
     assert str(error.value) == "run = None must be the path of a run YAML, or a name such as gpt-tiny."
@@ -759,18 +756,18 @@ def test_what_is_no_path_is_refused():
     ],
 )
 def test_debug_is_one_switch_or_several(given, switches):
-    """On the command line and in a YAML."""
+    """debug accepts one switch or several, on the command line and in a YAML."""
     assert load("gpt-tiny", [f"backend.debug={given}"]).backend.debug == switches
 
 
 def test_an_unknown_switch_is_refused():
-    """With those that there are."""
+    """An unknown switch is refused with the list of switches."""
     with pytest.raises(ConfigError, match=r"backend\.debug.*anomal.*nccl.*anomaly"):
         load("gpt-tiny", ["backend.debug=[anomal]"])
 
 
 def test_another_backend_keeps_the_rest_of_its_section(run_yaml):
-    """What all kinds share, and the section of the kind that is chosen."""
+    """Changing backend.kind keeps the common fields and the section of the new kind."""
     path = run_yaml("backend:\n  max_restarts: 7\n  env: {MINE: '1'}\n  slurm: {partition: gpu}\n")
     backend = load(path, ["backend.kind=slurm"]).backend
     assert (backend.kind, backend.max_restarts, backend.env) == ("slurm", 7, {"MINE": "1"})
@@ -778,20 +775,20 @@ def test_another_backend_keeps_the_rest_of_its_section(run_yaml):
 
 
 def test_a_kind_that_is_the_default_changes_nothing(run_yaml) -> None:
-    """A section without its kind is of the default one: saying it keeps the section's other keys."""
+    """A section without kind is of the default kind, so setting that kind keeps its other keys."""
     path = run_yaml("init_from: base\nlora: {rank: 8, init_from: a}\ndata: {workers: {num_workers: 3}}\n")
     config = load(path, "lora.kind=lora data.workers.kind=local", check=False)
     assert (config.lora.rank, config.lora.init_from, config.data.workers.num_workers) == (8, "a", 3)
     assert load(path, "lora.kind=ia3", check=False).lora.rank == 16
     kinds = {key: model.model_fields.get("kind") for key, model in field_keys().items() if model}
     given = {key: info.default for key, info in kinds.items() if info and not info.is_required()}
-    # The sections of all backends stay.
+    # The sections of all backends are kept.
     del given["backend"]
     assert given == DEFAULT_KINDS
 
 
 def test_messages_say_which_config_yaml_is_meant(workspace):
-    """By its path, because every run has a file of that name; other YAMLs are called by their names."""
+    """config.yaml is shown by its path, because every run has one; other YAMLs are shown by name."""
     path = workspace / "output" / "mine" / "config.yaml"
     path.parent.mkdir(parents=True)
     path.write_text(to_yaml(load("gpt-tiny")).replace("zero_stage: 0", "zero_stage: 7"))
@@ -810,7 +807,7 @@ def test_messages_say_which_config_yaml_is_meant(workspace):
 
 
 def test_packing_follows_the_sources():
-    """Fine-tuning examples are packed whole unless the run says otherwise; text and ids are a stream."""
+    """Fine-tuning examples are packed by default, while text and token ids are a stream."""
 
     def packing(kind, **data):
         return DataConfig(name="x", sources=[{"kind": kind, "path": "x"}], **data).resolved_packing

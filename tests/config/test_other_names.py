@@ -1,4 +1,4 @@
-"""Names of other training programs, answered with the field that they are here."""
+"""Setting names of other training programs, answered with nbtrain's field."""
 
 import pytest
 
@@ -47,7 +47,7 @@ from nbtrain.config.other_names import FIELD_OF, INSTEAD, other_name
             "many "
             "epochs of the dataset these are.",
         ),
-        # A typing error of a name of our own is still answered by letters.
+        # A typing error in one of our own names is still answered by spelling.
         ("optimizer.weight_decy", "optimizer has no key `weight_decy`. Nearest: optimizer.weight_decay."),
         ("model.zero_stage", "model has no key `zero_stage`. Nearest: parallel.zero_stage."),
     ],
@@ -59,7 +59,7 @@ def test_a_name_of_another_program_is_answered_with_ours(typed, answer):
 
 
 def test_every_row_leads_to_a_field_and_names_no_field():
-    """A name that is a field here, in the section that the row names, would never be asked for."""
+    """Each row refers to an existing field, and no other program's name is a field in that section."""
     known = set(field_keys())
     assert set(FIELD_OF.values()) <= known
     assert not {f"{FIELD_OF[name].rpartition('.')[0]}.{name}" for name in FIELD_OF} & known

@@ -1,4 +1,4 @@
-"""A run that brings its own text has its own dataset and tokenizer, whatever it extends."""
+"""A run with its own text has its own dataset and tokenizer, whatever it extends."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def names(run, overrides=None):
         (f"name: books\ndata:\n{WORDS}", ("books", "books")),
         (f"name: books\ndata:\n  name: library\n{WORDS}", ("library", "library")),
         (f"name: books\ntokenizer: {{name: words}}\ndata:\n{WORDS}", ("books", "words")),
-        # Named on purpose: the demo's tokenizer for other text.
+        # Named explicitly: the demo's tokenizer for other text.
         (f"name: books\ntokenizer: {{name: python-docs-1k}}\ndata:\n{WORDS}", ("books", "python-docs-1k")),
         ("name: wide\ntokenizer: {vocab_size: 2048}\n", ("wide", "wide")),
         ("name: wide\ntokenizer: {vocab_size: 1024}\n", DEMO),
@@ -32,26 +32,26 @@ def names(run, overrides=None):
         ("name: clean\ndata: {cleaning: {min_bytes: 5}}\n", ("clean", "clean")),
         ("name: cut\ndata: {split_sentences: en}\n", ("cut", "python-docs-1k")),
         ("name: mine\ntokenizer: {name: words}\n", ("mine", "words")),
-        # No tokenizer can be trained on ids.
+        # Token ids cannot train a tokenizer.
         (
             "name: ids\ndata: {sources: [{kind: tokens, path: a.jsonl}]}\n",
             ("ids", "python-docs-1k"),
         ),
-        # Data that are there already: they were not encoded with the demo's tokenizer.
+        # Existing data, which was not encoded with the demo's tokenizer.
         ("name: brought\ndata: {name: corpus, sources: []}\n", ("corpus", "corpus")),
         ("name: brought\ndata: {sources: []}\n", DEMO),
-        # Its datasets say which tokenizer they have: prepare compares.
+        # Its datasets record their tokenizer, and prepare compares it.
         (
             "name: mixed\ndata: {sources: [], blend: [{name: a, weight: 1}]}\n",
             ("mixed", "python-docs-1k"),
         ),
-        # The weights know the ids of one tokenizer only.
+        # The weights are valid for the ids of one tokenizer only.
         (f"name: tuned\ninit_from: gpt-tiny\ndata:\n{WORDS}", ("tuned", "python-docs-1k")),
         ("name: tuned\ninit_from: gpt-tiny\ntokenizer: {vocab_size: 1025}\n", DEMO),
     ],
 )
 def test_a_file_inherits_a_name_only_with_what_it_stands_for(run_yaml, text, expected):
-    """Over gpt-tiny: other text or another vocabulary has names of its own; all else has the demo's."""
+    """Over gpt-tiny, other text or another vocabulary gets new names; all other changes keep the demo's."""
     assert names(run_yaml(text)) == expected
 
 
@@ -67,7 +67,7 @@ def test_a_file_inherits_a_name_only_with_what_it_stands_for(run_yaml, text, exp
     ],
 )
 def test_overrides_without_a_name_are_named_by_their_settings(overrides):
-    """The same settings have the same names, others have others, and none has the demo's."""
+    """Overrides without a name get names from their settings: equal for equal settings, never the demo's."""
     dataset, tokenizer = names("gpt-tiny", overrides)
     assert dataset == tokenizer
     assert dataset.startswith("gpt-tiny-") and len(dataset) == len("gpt-tiny-") + 8
@@ -76,7 +76,7 @@ def test_overrides_without_a_name_are_named_by_their_settings(overrides):
 
 
 def test_overrides_with_a_name_are_named_by_it():
-    """Of the run, of the dataset, or of the tokenizer alone."""
+    """Overrides may name the run, the dataset or only the tokenizer, which decides the other names."""
     assert names("gpt-tiny", [BOOKS, "name=books"]) == ("books", "books")
     assert names("gpt-tiny", [BOOKS, "data.name=books"]) == ("books", "books")
     dataset, tokenizer = names("gpt-tiny", [BOOKS, "tokenizer.name=words"])
@@ -84,7 +84,7 @@ def test_overrides_with_a_name_are_named_by_it():
 
 
 def test_chains_of_files(run_yaml, tmp_path):
-    """Each file over the one below: names are those of the file that brings the text."""
+    """In a chain of files, the names come from the file that sets the text."""
     run_yaml(f"name: books\ndata:\n{WORDS}", name="books.yaml")
     (tmp_path / "longer.yaml").write_text(
         "extends: books.yaml\nname: longer\nbatch: {global_batch_size: 16}\n"
@@ -94,12 +94,12 @@ def test_chains_of_files(run_yaml, tmp_path):
         "extends: longer.yaml\nname: other\ndata: {sources: [{kind: text, path: a.txt}]}\n"
     )
     assert names(tmp_path / "other.yaml") == ("other", "other")
-    # A part that is no run, after a run: its text is not encoded with the run's tokenizer.
+    # A file that is not a run, after a run: its text is not encoded with the run's tokenizer.
     (tmp_path / "part.yaml").write_text(f"data:\n  name: library\n{WORDS}")
     run_yaml("", name="base.yaml")
     (tmp_path / "two.yaml").write_text("extends: [base.yaml, part.yaml]\nname: two\n")
     assert names(tmp_path / "two.yaml") == ("library", "library")
-    # Parts give the names of the runs above them.
+    # Such files give names to the runs above them.
     (tmp_path / "shared.yaml").write_text("tokenizer: {name: words, vocab_size: 512}\n")
     (tmp_path / "three.yaml").write_text(
         "extends: [shared.yaml, part.yaml]\nname: three\nmodel: {num_layers: 1, hidden_size: 8, "
@@ -110,7 +110,7 @@ def test_chains_of_files(run_yaml, tmp_path):
 
 
 def test_weights_bring_their_tokenizer(run_yaml, workspace):
-    """A run that starts from another run has its tokenizer, whatever it extends; it may name a longer one."""
+    """A run that starts from another run has its tokenizer, whatever it extends, or names an extended one."""
     start = load("gpt-tiny", [BOOKS, "name=books"])
     for folder in (RunDir.named("books").path, workspace / "elsewhere"):
         folder.mkdir(parents=True)
@@ -128,7 +128,7 @@ def test_weights_bring_their_tokenizer(run_yaml, workspace):
 
 
 def test_names_that_nobody_gives(run_yaml):
-    """The dataset has the run's name, the tokenizer the dataset's; config.yaml holds both."""
+    """The dataset has the run's name by default and the tokenizer the dataset's; config.yaml has both."""
     path = run_yaml(
         "name: alone\nmodel: {num_layers: 1, hidden_size: 8, num_attention_heads: 1, seq_length: 16}\n"
         "tokenizer: {vocab_size: 512}\ndata: {sources: [{kind: mock}]}\n"
@@ -141,12 +141,12 @@ def test_names_that_nobody_gives(run_yaml):
     assert config.where("tokenizer.name") == "default"
     (path.parent / "config.yaml").write_text(to_yaml(config))
     assert load_resolved(path.parent / "config.yaml").names_tokenizer
-    # Another name of the run is another output folder, with the same data.
+    # Another name of the run is another output folder with the same data.
     assert names(config, {"name": "again"}) == ("alone", "alone")
 
 
 def test_who_names_a_tokenizer(run_yaml):
-    """A file or an override does; an inherited name counts while the text is inherited too."""
+    """A tokenizer is named by a file or an override; an inherited name counts if the text is inherited."""
     assert not load("gpt-tiny").names_tokenizer
     assert load("gpt-125m").names_tokenizer
     assert not load("gpt-125m", [BOOKS]).names_tokenizer

@@ -1,4 +1,4 @@
-"""What stands for an image, a volume or machines that a run does not name."""
+"""Placeholders for an image, a volume or machines that a run does not set."""
 
 import pytest
 
@@ -37,7 +37,7 @@ OTHER_MOUNT = "'backend.kubernetes.mounts=[{claim: data, mount_path: /data}]'"
     ],
 )
 def test_what_is_not_named_has_a_placeholder(overrides, expected):
-    """And nothing else has: the run keeps its own settings, and passes the checks."""
+    """Only missing values get placeholders; the run keeps its settings and passes the checks."""
     config = with_placeholders(load("gpt-tiny", overrides, check=False))
     assert placeholders_of(config) == expected
     if OTHER_MOUNT in overrides:
@@ -48,7 +48,7 @@ def test_what_is_not_named_has_a_placeholder(overrides, expected):
 
 
 def test_an_image_with_the_placeholders_name_is_one():
-    """As in a YAML that was copied from a dry run."""
+    """An image with the placeholder's name counts as one, as in a YAML copied from a dry run."""
     config = with_placeholders(load("gpt-tiny", "backend.kind=kubernetes", check=False))
     copied = load(config, {"resources.image": "REPLACE-ME/image:tag"})
     assert [found.partition(" =")[0] for found, _ in placeholders_of(copied)] == [
@@ -57,7 +57,7 @@ def test_an_image_with_the_placeholders_name_is_one():
 
 
 def test_other_broken_rules_are_refused():
-    """No placeholder stands for a mistake."""
+    """A wrong value is refused and not replaced by a placeholder."""
     broken = load("gpt-tiny", "backend.kind=hosts batch.global_batch_size=7", check=False)
     with pytest.raises(ConfigError, match="global_batch_size"):
         with_placeholders(broken)

@@ -1,5 +1,4 @@
-"""What a resume may change; that submit and trainer refuse the rest: tests/jobs/test_submit.py,
-tests/train/test_training.py."""
+"""Settings that a resume may change; tests/jobs and tests/train test that others are refused."""
 
 import pytest
 
@@ -11,7 +10,7 @@ from nbtrain.dataset.samples.state import DataState
 
 
 def recorded(config) -> dict:
-    """The fields of a checkpoint's manifest that show bound fields."""
+    """Return the fields of a checkpoint's manifest that show bound fields."""
     data = DataState(config.data.seed or 7, "969,30,1", "exact", "d" * 64, 100)
     return {
         "architecture": architecture(config),
@@ -23,13 +22,13 @@ def recorded(config) -> dict:
 
 
 def test_the_table_names_fields_of_the_schema():
-    """Every key of the table is a field, so that renaming a field cannot open a hole."""
+    """Every key of the table is a field, so that renaming a field cannot open a gap."""
     keys = set(field_keys())
     assert {row.key for row in BOUND} | set(FREE) | set(WITHOUT_EFFECT) | set(SAME_MATHEMATICS) <= keys
 
 
 def test_no_bound_field_is_said_to_be_without_effect():
-    """A bound field is neither without effect nor the same mathematics."""
+    """No bound field is listed as without effect or as mathematically equal."""
     for key in field_keys():
         if is_bound(key) and key != "model":
             assert not within(key, WITHOUT_EFFECT) and not within(key, SAME_MATHEMATICS), key
@@ -48,7 +47,7 @@ def test_every_row_of_a_checkpoint_is_compared():
         *(
             f"data_state.{name}"
             for name in saved["data_state"]
-            # Where the training stands, not what it trains on.
+            # The training's position, not the data that it trains on.
             if name not in ("consumed_samples", "skipped_sample_ranges")
         ),
     }

@@ -37,5 +37,5 @@ def test_sentencex_missing(monkeypatch):
         sentences.check_dependencies()
     assert str(caught.value) == (
         "data.split_sentences needs the package sentencex, which is not installed. Install it with "
-        f"`{install_command('data')}`, or leave split_sentences out."
+        f"`{install_command('data')}`, or remove split_sentences."
     )

@@ -104,7 +104,7 @@ def test_patterns_and_many_files(workspace, corpus):
         path.write_text(f"{ENGLISH}\n\n{name}\n\n" * 20)
     (found,) = survey(["mixed/*.md"]).sources
     assert (found["path"], found["split"], found["exclude"]) == ("mixed", "all", ["*.txt", "old"])
-    assert "a run YAML names up to 4" in refusal(*parts[::2])
+    assert "a run YAML names at most 4" in refusal(*parts[::2])
 
 
 def test_amounts_of_much_text_are_estimated(workspace, monkeypatch):

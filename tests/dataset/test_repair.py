@@ -112,7 +112,7 @@ def test_half_a_token_is_another_damage(prefix):
     uncounted(prefix, [[1, 2, 3], [4]])
     with prefix.with_suffix(".bin").open("ab") as stream:
         stream.write(b"\0")
-    with pytest.raises(DataError, match=r"5 bytes too many\. The two files are not of one pair"):
+    with pytest.raises(DataError, match=r"5 bytes too many\. The two files do not belong together"):
         plan_repair(prefix)
 
 

@@ -193,7 +193,7 @@ def test_other_data_is_no_pairs(prepared, workspace):
     manifest = json.loads(opened.files.manifest_json.read_text())
     manifest["sources"][0]["kind"] = "chat"
     opened.files.manifest_json.write_text(json.dumps(manifest))
-    with pytest.raises(DataError, match="is not made of sources of kind: preference"):
+    with pytest.raises(DataError, match="was not made from sources of kind: preference"):
         build_split(open_dataset(config), config, "train", 1, 1)
 
 

@@ -116,7 +116,7 @@ def test_the_task_file_of_a_name(fake_harness, name, found):
         harness.load_tasks([f"mmlu_stem={lines}"])
     with pytest.raises(ConfigError, match=r"squadv2: is a task written in Python.* the file: squadv2\."):
         harness.load_tasks([f"squadv2={lines}"])
-    with pytest.raises(ConfigError, match="one: two evaluations of one name"):
+    with pytest.raises(ConfigError, match="one: two evaluations have the same name"):
         harness.load_tasks([f"{name}={lines}"] * 2)
 
 

@@ -267,7 +267,7 @@ BAD = {
     "another architecture": (
         lambda folder: (folder / "config.json").write_text('{"model_type": "mamba"}'),
         CheckpointError,
-        "is no architecture that is read here",
+        "is not a supported architecture",
     ),
 }
 
@@ -353,7 +353,7 @@ def test_paths_and_names(folder, workspace):
         import_model("models/small", "mine", path="nowhere/mine.yaml")
     with pytest.raises(ConfigError, match=r"a run YAML ends in \.yaml or \.yml"):
         import_model("models/small", "mine", path="mine.txt")
-    with pytest.raises(CheckpointError, match=r"config\.json: is a file\. Name the folder"):
+    with pytest.raises(CheckpointError, match=r"config\.json: is a file\. Give the folder"):
         import_model("models/small/config.json", "mine", path="x.yaml")
 
 
@@ -529,7 +529,7 @@ def test_a_run_that_does_not_fit_is_refused_before_launch(folder, workspace):
     )
     (folder / "model.safetensors").unlink()
     said = [str(problem) for problem in initial_weights_fit(config, this_machine())]
-    assert len(said) == 1 and "init_from: models/small: holds no safetensors file." in said[0]
+    assert len(said) == 1 and "init_from: models/small: contains no safetensors files." in said[0]
     nvme = {"parallel.zero_stage": 3, "parallel.offload_optimizer.device": "nvme"}
     with pytest.raises(
         ConfigError, match=r"initial weights are not read into state on NVMe\. Set device: cpu"

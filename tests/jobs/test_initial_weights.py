@@ -104,7 +104,7 @@ def test_check_looks_at_the_weights_that_are_there(tiny, base, workspace):
     assert finding.message.endswith("there is no such checkpoint. Checkpoints there: 4, 8, 12.")
     later = nb.check(starting(tiny, init_from="tinny"))
     (finding,) = [one for one in later.findings if one.key == "init_from"]
-    assert (finding.level, later.works) == ("warning", True) and "train that one first" in finding.message
+    assert (finding.level, later.works) == ("warning", True) and "train it first" in finding.message
     address = nb.check(starting(tiny, init_from="hf://a/b"))
     assert not address.works
     assert said(starting(tiny, init_from="hf://a/b")) == [

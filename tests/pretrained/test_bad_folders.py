@@ -355,7 +355,7 @@ CONFIGS = [
     ),
     (
         {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "mscale": 0.7}},
-        "m/config.json: rope_parameters.mscale = 0.7: yarn has no such factor here",
+        "m/config.json: rope_parameters.mscale = 0.7: yarn does not support such a factor",
     ),
     (
         {"partial_rotary_factor": 0.5},
@@ -364,7 +364,7 @@ CONFIGS = [
     (
         {"rope_scaling": {"type": "linear", "factor": 2.0}},
         "m/config.json: rope_scaling = {'type': 'linear', 'factor': 2.0}: gives other angles than "
-        "rope_parameters, and readers differ in which one they take; keep the one that the model was trained",
+        "rope_parameters, and programs differ in which one they use; keep the one that the model was trained",
     ),
     (
         {"rope_scaling": {"type": "default", "rope_theta": 3e4}},
@@ -499,10 +499,10 @@ def test_paths_that_are_no_folder(folder, tmp_path):
     assert message(tmp_path / "none") == (
         "none: no such folder. Give one with config.json and safetensors files."
     )
-    assert "its metadata does not say what the model is" in message(folder / WEIGHTS)
+    assert "its metadata does not describe the model" in message(folder / WEIGHTS)
     for described in ("[" * 100_000, "{"):
         save_file({}, folder / "own.safetensors", {"nbtrain": described})
-        assert "its metadata does not say what the model is" in message(folder / "own.safetensors")
+        assert "its metadata does not describe the model" in message(folder / "own.safetensors")
     (folder / "config.json").write_text("[1]")
     assert message(folder) == "m/config.json: is not a JSON object."
     (folder / "config.json").write_text("{")

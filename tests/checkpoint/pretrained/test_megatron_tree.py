@@ -331,11 +331,14 @@ def test_trees_that_are_not_whole(model, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "more, said",
     [
-        ({"apply_layernorm_1p": True}, "apply_layernorm_1p = True: weights of norms that are stored less 1"),
+        ({"apply_layernorm_1p": True}, "apply_layernorm_1p = True: norm weights stored minus 1"),
         ({"num_experts": [8]}, r"num_experts = \[8\]: mixture-of-experts models are not supported"),
         ({"position_embedding_type": "alibi"}, "position_embedding_type = 'alibi': these positions are not"),
-        ({"layernorm_zero_centered_gamma": True}, "gamma = True: weights of norms that are stored less 1"),
-        ({"rotary_interleaved": True}, "rotary_interleaved = True: rotary positions turn halves of a head"),
+        ({"layernorm_zero_centered_gamma": True}, "gamma = True: norm weights stored minus 1"),
+        (
+            {"rotary_interleaved": True},
+            "rotary_interleaved = True: only rotary positions that rotate halves of a head",
+        ),
         ({"rotary_seq_len_interpolation_factor": 4}, "interpolation_factor = 4: scaled rotary positions are"),
         ({"window_size": (99, 0)}, r"window_size = \(99, 0\): sliding windows are not read from a tree"),
         ({"num_layers": "4"}, "its arguments have num_layers = '4': a whole number of at least 1 is needed"),

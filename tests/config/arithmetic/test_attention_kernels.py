@@ -1,4 +1,4 @@
-"""What is known of attention's kernel before launch is what the model then chooses."""
+"""The attention kernel predicted before launch is the one that the model chooses."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Steps, samples and tokens from one another, with and without a ramp-up."""
+"""Conversion between steps, samples and tokens, with and without a batch ramp-up."""
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +9,7 @@ from tests.fuzzing import num_cases
 
 
 def test_steps_are_rounded_up():
-    """The last step is whole and may pass train_tokens."""
+    """The last step is complete and may exceed train_tokens."""
     schedule = BatchSchedule(256, 2048, 2_500_000_000)
     assert (schedule.total_steps, schedule.total_samples) == (4769, 4769 * 256)
     assert schedule.tokens_after(4768) < 2_500_000_000 <= schedule.tokens_after(4769)
@@ -19,8 +19,7 @@ def test_steps_are_rounded_up():
 
 
 def test_the_ramp_rises_in_equal_distances():
-    """16, 32, 48 at thirds of 300 samples, then the full batch; every step begins with the size of its first
-    sample."""
+    """The batch is 16, 32, 48 for a third of 300 samples each, then full; a step keeps its first size."""
     schedule = BatchSchedule(64, 1, 1000, Rampup(16, 16, 300))
     sizes, consumed = [], 0
     for _ in range(12):
@@ -40,7 +39,7 @@ def test_the_ramp_rises_in_equal_distances():
 
 
 def test_the_ramp_of_175b():
-    """95 increments over 5,859,375 samples: 19,802 steps, and 12.0B tokens."""
+    """The ramp of 175B: 95 increments over 5,859,375 samples take 19,802 steps and 12.0B tokens."""
     schedule = BatchSchedule(1536, 2048, 10**13, Rampup(16, 16, 5_859_375))
     assert schedule.samples_after(19_801) < 5_859_375 <= schedule.samples_after(19_802)
     assert schedule.tokens_after(19_802) == pytest.approx(12.0e9, rel=1e-3)
@@ -48,7 +47,7 @@ def test_the_ramp_of_175b():
 
 
 def test_a_ramp_of_any_length_costs_nothing():
-    """Nothing is kept for each of its steps: 2.5e11 of them."""
+    """A ramp of 2.5e11 steps needs no memory per step."""
     schedule = BatchSchedule(8, 1, 10**15, Rampup(4, 4, 10**12))
     assert schedule.step_at(10**12) == 25 * 10**10
     assert schedule.samples_after(25 * 10**10 + 1) == 10**12 + 8
@@ -71,7 +70,7 @@ schedules = st.builds(
 @settings(max_examples=num_cases(100), deadline=None)
 @given(schedules, st.integers(0, 300))
 def test_the_three_counts_agree_with_stepping_one_by_one(schedule, step):
-    """samples_after, step_at and total_steps against the plain loop."""
+    """samples_after, step_at and total_steps agree with a plain loop."""
     consumed, reached = [0], None
     while len(consumed) <= max(step + 1, schedule.total_steps):
         if reached is None and consumed[-1] * schedule.seq_length >= schedule.train_tokens:
@@ -87,7 +86,7 @@ def test_the_three_counts_agree_with_stepping_one_by_one(schedule, step):
 
 @pytest.mark.parametrize("start", [8, 12])
 def test_a_ramp_that_does_not_rise_is_the_full_batch(start):
-    """The rules refuse such a ramp; the arithmetic neither divides by zero nor shrinks the batch."""
+    """For a ramp that does not rise, which the rules refuse, the batch is full, without dividing by 0."""
     schedule = BatchSchedule(8, 1, 100, Rampup(start, 4, 50))
     assert [schedule.size_at(at) for at in (0, 49, 50)] == [8, 8, 8]
     assert [schedule.samples_after(step) for step in (0, 1, 7)] == [0, 8, 56]
@@ -95,7 +94,7 @@ def test_a_ramp_that_does_not_rise_is_the_full_batch(start):
 
 
 def test_a_ramp_of_one_increment():
-    """4 until 10 samples, rounded up to whole steps; then 8."""
+    """The batch is 4 up to 10 samples, rounded up to whole steps, then 8."""
     schedule = BatchSchedule(8, 2, 100, Rampup(4, 4, 10))
     assert [schedule.samples_after(step) for step in range(6)] == [0, 4, 8, 12, 20, 28]
     assert [schedule.step_at(at) for at in (0, 3, 4, 11, 12, 19, 20)] == [0, 0, 1, 2, 3, 3, 4]
@@ -103,13 +102,13 @@ def test_a_ramp_of_one_increment():
 
 
 def test_a_batch_never_passes_the_full_one():
-    """The increment does not divide the distance: 5, 8, and then 9 rather than 11."""
+    """If the increment does not divide the range, the sizes are 5, 8, then 9 rather than 11."""
     schedule = BatchSchedule(9, 1, 100, Rampup(5, 3, 30))
     assert [schedule.size_at(at) for at in (0, 29, 30)] == [5, 5, 9]
 
 
 def test_an_increments_end_that_floating_point_rounds_is_where_the_size_changes():
-    """Ramps of up to 200 samples in up to 12 increments, whatever their quotient rounds to."""
+    """For ramps up to 200 samples in up to 12 increments, sizes change exactly at an increment's end."""
     for samples in range(1, 200, 7):
         for increments in range(1, 13):
             schedule = BatchSchedule(1 + increments, 1, 10**6, Rampup(1, 1, samples))
@@ -120,7 +119,7 @@ def test_an_increments_end_that_floating_point_rounds_is_where_the_size_changes(
 
 
 def test_sizes_by_thresholds_agree_with_stepping_one_by_one():
-    """A step that begins before a threshold has the old size; one that begins on it has the new one."""
+    """A step that starts before a threshold has the old size; one that starts at it has the new size."""
     sizes = StepSizes(((0, 2), (5, 3), (9, 4), (30, 8)))
     schedule = BatchSchedule(8, 1, 100, sizes)
     assert sizes.ramp_samples == 30

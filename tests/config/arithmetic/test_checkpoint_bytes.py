@@ -1,4 +1,4 @@
-"""Bytes of a checkpoint by hand; every case of tests/parity compares them with what is written."""
+"""Bytes of a checkpoint computed by hand; tests/parity compares them with the files written."""
 
 import pytest
 
@@ -19,7 +19,7 @@ from nbtrain.config.load import load
     ],
 )
 def test_state_is_weights_masters_and_two_moments(dtype, autocast, zero_stage, bytes_per_parameter):
-    """ZeRO 0 keeps no masters, ZeRO 3 no weights beside them."""
+    """A checkpoint holds weights, masters and two moments; ZeRO 0 has no masters, ZeRO 3 no weights."""
     overrides = {"precision.dtype": dtype, "precision.autocast": autocast, "parallel.zero_stage": zero_stage}
     config = load("gpt3-tiny", overrides)
     assert state_bytes(config) == bytes_per_parameter * count_parameters(config).total
@@ -27,7 +27,7 @@ def test_state_is_weights_masters_and_two_moments(dtype, autocast, zero_stage, b
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 3])
 def test_a_matrix_that_muon_steps_has_one_moment(zero_stage):
-    """Four layers of 12 x 256 x 256 in gpt3-tiny; ZeRO 0 and 3 keep 12 bytes of a parameter, ZeRO 1 16."""
+    """A matrix with Muon has one moment: ZeRO 0 and 3 store 12 bytes per parameter of it, ZeRO 1 16."""
     config = load("gpt3-tiny", {"parallel.zero_stage": zero_stage, "optimizer.type": "Muon"})
     whole = (16 if zero_stage == 1 else 12) * count_parameters(config).total
     assert state_bytes(config) == whole - 4 * 4 * 12 * 256 * 256
@@ -35,12 +35,12 @@ def test_a_matrix_that_muon_steps_has_one_moment(zero_stage):
 
 @pytest.mark.parametrize("zero_stage, each", [(0, 4 + 8), (1, 4 + 4 + 8), (3, 4 + 8)])
 def test_adapters_alone_are_written(zero_stage, each):
-    """Four layers of h = 256, r = 8: queries, keys and values 3 h + 3 h, dense 2 h, the MLP twice 5 h."""
+    """With LoRA only adapters are written: four layers of h = 256, r = 8, with 3 h + 3 h, 2 h, twice 5 h."""
     overrides = {"parallel.zero_stage": zero_stage, "lora.rank": 8, "init_from": "a-run"}
     assert state_bytes(load("gpt3-tiny", overrides)) == each * 4 * 8 * 18 * 256
     overrides["lora.targets"] = ["dense"]
     assert state_bytes(load("gpt3-tiny", overrides)) == each * 4 * 8 * 2 * 256
-    # Three rows, of the embedding and of an output layer of its own.
+    # Three rows of the embedding, and three of an untied output layer.
     overrides["lora.trainable_token_indices"] = [5, 6, 9]
     assert state_bytes(load("gpt3-tiny", overrides)) == each * (4 * 8 * 2 + 3) * 256
     overrides["model.untie_embeddings_and_output_weights"] = True
@@ -48,7 +48,7 @@ def test_adapters_alone_are_written(zero_stage, each):
 
 
 def test_tied_rows_have_moments_on_both_ends_of_a_pipeline():
-    """The last stage steps its copy, and leaves the weights to the first one's file."""
+    """The last stage updates its copy of tied rows, and only the first stage's file has the weights."""
     more = {"init_from": "a-run", "lora.targets": ["dense"], "lora.rank": 8}
     rows = {"lora.trainable_token_indices": [5, 6, 9]}
     plain, found = (state_bytes(load("gpt-13b-4xdp-4xpp-4xtp", {**more, **each})) for each in ({}, rows))
@@ -57,19 +57,18 @@ def test_tied_rows_have_moments_on_both_ends_of_a_pipeline():
 
 
 def test_ranks_write_what_they_hold_alike_each_for_itself():
-    """4 stages of 4 tensor ranks: LayerNorms, positions and row-parallel biases four times, tied embeddings
-    once more."""
+    """4 stages of 4 tensor ranks store LayerNorms, positions and row-parallel biases four times."""
     config = load("gpt-13b-4xdp-4xpp-4xtp")
     model, hidden = config.model, config.model.hidden_size
     alike = model.resolved_max_position_embeddings * hidden + 2 * hidden + model.num_layers * 6 * hidden
     tied = config.padded_vocab_size * hidden
-    # The last stage steps its copy of the embeddings and leaves the weight to the first one's file.
+    # The last stage updates its copy of the embeddings, and only the first stage's file has the weight.
     expected = 14 * (count_parameters(config).total + 3 * alike) + 12 * tied
     assert state_bytes(config) == expected
 
 
 def test_every_model_file_holds_the_random_state_of_every_rank():
-    """ZeRO 3 writes a model file on each rank: 64 ranks write 4,096 random states, 256 ranks 65,536."""
+    """With ZeRO 3, each rank's model file holds all random states: 64 ranks write 4,096, 256 ranks 65,536."""
     few, many = (
         load(
             "gpt-125m",

@@ -44,7 +44,7 @@ from nbtrain.config.arithmetic.devices import DEVICES, find_device, nearest_devi
     ],
 )
 def test_a_device_is_found_by_the_name_that_torch_reports(reported, name):
-    """A device is found by its name in the table too."""
+    """A device is found by torch's name and by its name in the table."""
     assert find_device(reported).name == name
     assert find_device(name).name == name
 
@@ -61,13 +61,13 @@ def test_a_device_is_found_by_the_name_that_torch_reports(reported, name):
     ],
 )
 def test_what_is_not_in_the_table_has_no_peak(reported):
-    """A similar name is another device: no MFU is better than a wrong one."""
+    """A similar name is another device without a peak, because no MFU is better than a wrong one."""
     assert find_device(reported) is None
 
 
 # GiB, GB/s of memory, TFLOP/s of fp32, tf32, 16 bit and fp8 (dense, fp32 accumulation), GB/s between two
-# GPUs, compute capability, watts, generations of flash-attn. From the makers' datasheets and the README of
-# flash-attn, read apart from the table; a figure with sparsity is halved here. GiB of GDDR6 cards with ECC:
+# GPUs, compute capability, watts, generations of flash-attn. From the makers' datasheets and flash-attn's
+# README, transcribed independently of the table; sparse values are halved here. GiB of GDDR6 cards with ECC:
 # 15/16 of the nominal memory.
 DATASHEETS = {
     "V100-16GB": (16, 900, 15.7, None, 125, None, 300, (7, 0), 300, ()),
@@ -108,7 +108,7 @@ DATASHEETS = {
     "Ascend-910B": (64, 1600, 75, None, 313, None, 392, (0, 0), 400, ()),
 }
 WITHOUT_BF16 = {"V100-16GB", "V100-32GB", "V100-PCIe-16GB", "V100-PCIe-32GB", "T4", "Ascend-910A"}
-# GB/s of the NVLink bridge that joins two cards.
+# GB/s of the NVLink bridge between two cards.
 BRIDGES = {
     **dict.fromkeys(("A100-PCIe-40GB", "A100-PCIe-80GB", "H100-PCIe", "H100-NVL"), 600),
     **dict.fromkeys(("A40", "RTX-A6000", "RTX-3090"), 112.5),
@@ -120,7 +120,7 @@ FP4 = {"RTX-5090": 1676, "B200": 9000, "GB200": 10000, "GB300": 15000}
 
 @pytest.mark.parametrize("name", DATASHEETS)
 def test_a_row_is_that_of_the_datasheet(name):
-    """Dense peaks, never the sparse ones, which are twice as high; V100 and T4 have no bf16 and no tf32."""
+    """Peaks are dense, never the sparse ones of twice the value; V100 and T4 have no bf16 or tf32."""
     gib, bandwidth, fp32, tf32, half, fp8, link, capability, watts, flash = DATASHEETS[name]
     device = find_device(name)
     peaks = {"fp32": fp32, "fp16": half, "tf32": tf32, "fp8": fp8, "fp4": FP4.get(name)}
@@ -148,7 +148,7 @@ def test_a_row_is_that_of_the_datasheet(name):
     ],
 )
 def test_the_network_is_that_of_a_usual_machine(names, gigabytes, devices):
-    """The network cards of the vendor's reference machine, one way."""
+    """The network speed is one direction of the network cards in the vendor's reference machine."""
     for name in names:
         device = find_device(name)
         assert device.network_bytes_per_second == gigabytes * 1e9
@@ -161,14 +161,14 @@ def test_every_row_is_compared_once():
 
 
 def test_a_format_without_a_unit_has_no_peak():
-    """V100 and T4 have neither bf16 nor tf32; no GPU of the table is asked for fp64."""
+    """V100 and T4 have no peak for bf16 and tf32, and the table has none for fp64."""
     for name in ("V100-32GB", "T4"):
         assert [find_device(name).peak(dtype) for dtype in ("bf16", "tf32")] == [None, None]
     assert find_device("H100").peak("fp64") is None
 
 
 def test_near_names_are_offered():
-    """Names that begin like the given one come first."""
+    """Suggestions begin with names that start like the given one."""
     assert nearest_device_names("a100") == ["A100-40GB", "A100-80GB", "A100-PCIe-40GB"]
     assert nearest_device_names("V100") == ["V100-16GB", "V100-32GB", "V100-PCIe-16GB"]
     assert nearest_device_names("RTX4090") == ["RTX-4090", "RTX-5090", "RTX-3090"]
@@ -176,5 +176,5 @@ def test_near_names_are_offered():
 
 
 def test_a_device_without_a_name_is_not_known():
-    """resources.gpu_type: null has no device."""
+    """With resources.gpu_type: null no device is known."""
     assert find_device(None) is None

@@ -37,7 +37,7 @@ def small(granularity: str = "none", backend: str = "auto") -> RunConfig:
 
 
 def test_each_product_is_counted_once():
-    """8 h^2 = 128 and 4 h f = 160 for a block, 4 s h = 80 for its attention, 2 h V = 1,024 for the logits."""
+    """8 h^2 = 128 and 4 h f = 160 per block, 4 s h = 80 for its attention, 2 h V = 1,024 for the logits."""
     config = small()
     assert attention_flops_per_token(config) == 80
     assert block_flops_per_token(config) == 128 + 160 + 80
@@ -57,21 +57,20 @@ def test_each_product_is_counted_once():
     ],
 )
 def test_hardware_flops_count_what_is_computed_again(granularity, backend, again):
-    """full: the layers' forward pass; selective: the attention core, if the kernel keeps its scores."""
+    """Recomputation adds the layers' forward pass (full), or the attention core if its scores are kept."""
     config = small(granularity, backend)
     assert model_flops_per_token(config) == model_flops_per_token(small())
     assert hardware_flops_per_token(config) == model_flops_per_token(config) + again
 
 
 def test_on_a_cpu_dropout_keeps_the_scores():
-    """No other kernel than math has dropout there."""
+    """On a CPU, dropout keeps the attention scores, because only the math kernel supports it."""
     config = load(small("selective"), {"model.attention_dropout": 0.1}, check=False)
     assert hardware_flops_per_token(config) == model_flops_per_token(config) + 3 * 80
 
 
 def test_the_formula_of_megatron_deepspeeds_log():
-    """24 f L h^2 (1 + s/6h + V/16Lh) a token, over the ranks: 24 * 3 * 48 * (1 + 5/24 + 128/192), 5 tokens a
-    sample."""
+    """Megatron-DeepSpeed's log counts 24 f L h^2 (1 + s/6h + V/16Lh) per token, over the ranks."""
     per_token = 24 * 3 * 48 * (1 + 5 / 24 + 128 / 192)
     assert megatron_deepspeed_tflops(small(), 7.0) == pytest.approx(per_token * 35 / 1e12, rel=1e-12)
     two = load(small(), ["parallel.data_parallel_size=2"], check=False)

@@ -1,4 +1,4 @@
-"""Learning rates, to the last digit of Megatron-DeepSpeed's logs."""
+"""Learning rates agree with Megatron-DeepSpeed's logs to the last digit."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def rate_of_step(schedule: LrSchedule, step: int, tokens_per_step: int) -> float
 
 
 def test_golden_rates_of_gpt_125m():
-    """The two rates that a run of the upstream file logged: t counts the tokens before the step."""
+    """The two rates logged by the upstream run are reproduced; t counts the tokens before the step."""
     config = load("gpt-125m")
     schedule = LrSchedule.of(config)
     assert config.tokens_per_step == 524_288
@@ -24,7 +24,7 @@ def test_golden_rates_of_gpt_125m():
     [("cosine", 0.5 * (1.0 - 0.1) + 0.1), ("linear", 0.5 * (1.0 - 0.1) + 0.1), ("constant", 1.0)],
 )
 def test_shape(style, middle):
-    """0, up to lr at the end of the warm-up, half way down in the middle, min_lr from the decay's end on."""
+    """The rate rises from 0 to lr, is halfway down in the middle, and is min_lr after the decay."""
     schedule = LrSchedule(lr=1.0, min_lr=0.1, decay_style=style, warmup_tokens=100, decay_tokens=1100)
     assert schedule.learning_rate(0) == 0.0
     assert schedule.learning_rate(50) == 0.5
@@ -41,7 +41,7 @@ def test_without_warm_up_the_first_step_has_the_full_rate():
 
 
 def wsd(style: str) -> LrSchedule:
-    """Up over 100 tokens, flat to 1000, down over 100."""
+    """Warm-up over 100 tokens, constant to 1000, decay over 100."""
     return LrSchedule(
         1.0, 0.1, "WSD", warmup_tokens=100, decay_tokens=1100, wsd_decay_tokens=100, wsd_decay_style=style
     )
@@ -57,7 +57,7 @@ def wsd(style: str) -> LrSchedule:
     ],
 )
 def test_warm_up_stable_decay(style, quarter, middle):
-    """lr up to 100 tokens before the end, then the style's share of lr - min_lr, then min_lr."""
+    """The rate is lr until 100 tokens before the end, then decays in the style to min_lr."""
     schedule = wsd(style)
     assert [schedule.learning_rate(at) for at in (0, 50, 100, 101, 999, 1000)] == [
         0.0,
@@ -74,7 +74,7 @@ def test_warm_up_stable_decay(style, quarter, middle):
 
 
 def test_inverse_square_root():
-    """Half of lr at four times the warm-up, never below min_lr, and min_lr after the decay tokens."""
+    """The rate is half of lr at four times the warm-up, never below min_lr, and min_lr after the decay."""
     schedule = LrSchedule(1.0, 0.1, "inverse-square-root", warmup_tokens=100, decay_tokens=20_000)
     rates = [schedule.learning_rate(at) for at in (50, 100, 400, 900, 10_000, 15_000, 20_001)]
     assert rates == pytest.approx([0.5, 1.0, 0.5, 1 / 3, 0.1, 0.1, 0.1], abs=1e-12)
@@ -93,14 +93,14 @@ def test_inverse_square_root():
     ids=lambda schedule: f"{schedule.decay_style}-{schedule.wsd_decay_style}",
 )
 def test_every_curve_is_continuous(schedule):
-    """No jump between two parts of the curve; 1 - sqrt begins steepest: sqrt(1 / 50,000) = 0.0045."""
+    """Curves have no jumps; 1 - sqrt is steepest at the start: sqrt(1 / 50,000) = 0.0045."""
     for seam in (0, 10_000, 50_000, 100_000):
         for at in range(max(seam - 3, 0), seam + 3):
             assert abs(schedule.learning_rate(at + 1) - schedule.learning_rate(at)) < 5e-3, at
 
 
 def test_without_a_stable_part_wsd_is_the_plain_style():
-    """A last part that begins with the warm-up's end: the same rates, bit for bit."""
+    """If the decay starts at the end of the warm-up, WSD equals the plain style bit for bit."""
     for style in ("linear", "cosine"):
         plain = LrSchedule(6e-4, 1e-6, style, 100, 1100)
         whole = LrSchedule(6e-4, 1e-6, "WSD", 100, 1100, 1000, style)
@@ -110,7 +110,7 @@ def test_without_a_stable_part_wsd_is_the_plain_style():
 
 
 def test_a_warm_up_starts_at_its_first_rate():
-    """The rate rises from warmup_init, not from 0, in a straight line; so does a warm-up of one token."""
+    """The rate rises linearly from warmup_init, not from 0, also for a warm-up of one token."""
     schedule = LrSchedule(1.0, 0.1, "cosine", warmup_tokens=100, decay_tokens=1100, warmup_init=0.2)
     rates = [schedule.learning_rate(at) for at in (0, 25, 50, 100)]
     assert rates == pytest.approx([0.2, 0.4, 0.6, 1.0], abs=1e-12)
@@ -119,14 +119,14 @@ def test_a_warm_up_starts_at_its_first_rate():
 
 
 def test_inverse_square_root_without_warm_up_and_at_its_end():
-    """sqrt(1 / t) from one token on; the last decay token is still on the curve, the next has min_lr."""
+    """The rate is sqrt(1 / t) from one token on; the last decay token is on the curve, then min_lr."""
     schedule = LrSchedule(1.0, 0.1, "inverse-square-root", warmup_tokens=0, decay_tokens=25)
     rates = [schedule.learning_rate(at) for at in (0, 1, 4, 25, 26)]
     assert rates == pytest.approx([1.0, 1.0, 0.5, 0.2, 0.1], abs=1e-12)
 
 
 def test_what_a_run_asks_for_is_its_schedule():
-    """Every field is taken from the run, defaults included."""
+    """Every field of the schedule comes from the run, defaults included."""
     tiny = LrSchedule.of(load("gpt3-tiny"))
     assert tiny == LrSchedule(2e-3, 1e-4, "cosine", 61_440, 1_228_800)
     assert (tiny.wsd_decay_tokens, tiny.wsd_decay_style, tiny.warmup_init) == (0, "exponential", 0.0)
@@ -140,7 +140,7 @@ def test_what_a_run_asks_for_is_its_schedule():
     assert asked == LrSchedule(2e-3, 1e-4, "WSD", 61_440, 1_228_800, 204_800, "linear", 1e-5)
 
 
-# FLOOR + (PEAK - FLOOR) is not PEAK in floating point: which branch gave a rate is seen in its last digit.
+# FLOOR + (PEAK - FLOOR) is not PEAK in floating point, so the last digit shows which branch gave a rate.
 PEAK, FLOOR = 0.9666, 0.46108
 
 

@@ -1,7 +1,7 @@
 """megatron-core as the oracle of the schedules: its batch ramp-up and its learning rates, to the last bit.
 
 It is not a dependency. Where it is not installed these tests skip; NBTRAIN_REQUIRE_MEGATRON_CORE=1 makes that
-a failure. Its import takes seconds and warns, so what it gives is computed once, by a process of its own.
+a failure. Its import takes seconds and warns, so its results are computed once, in a separate process.
 """
 
 import importlib.util
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 # global batch size, start, increment, samples of the ramp
 RAMPS = [(64, 16, 16, 300), (1536, 16, 16, 5_859_375), (96, 32, 8, 1000), (16, 4, 4, 24), (7, 3, 1, 10)]
-# style, style of WSD's last part, tokens of the warm-up, of the decay and of the last part
+# style, style of WSD's decay, tokens of the warm-up, of the decay and of WSD's decay
 STYLES = [
     ("constant", None, 1000, 90_000, None),
     ("linear", None, 1000, 90_000, None),
@@ -63,7 +63,7 @@ print(json.dumps({"steps": steps, "rates": rates}))
 
 @pytest.fixture(scope="module")
 def oracle() -> dict:
-    """What megatron-core says: the batches of 400 steps of each ramp, and each style's rates as hex."""
+    """Return megatron-core's results: batches of 400 steps per ramp, and each style's rates as hex."""
     if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
         reason = "megatron-core is not installed (pip install --no-deps megatron-core)"
         if os.environ.get("NBTRAIN_REQUIRE_MEGATRON_CORE"):

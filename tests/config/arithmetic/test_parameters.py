@@ -1,4 +1,4 @@
-"""Parameters of a model small enough to count by hand, whole and cut."""
+"""Parameters of a model small enough to count by hand, complete and sharded."""
 
 import pytest
 
@@ -38,11 +38,11 @@ def test_each_part_is_counted_once():
 
 
 def test_a_rank_holds_its_stages_layers_and_its_part_of_each():
-    """Two stages of two tensor ranks: row-parallel biases, LayerNorms and positions are on every rank."""
+    """With two stages of two tensor ranks, each rank has row-parallel biases, LayerNorms and positions."""
     config = small(tensor_parallel_size=2, pipeline_parallel_size=2, num_layers=4)
     first, last = (count_stage_parameters(config, stage) for stage in range(2))
     attention, mlp = (64 + 12) // 2 + 4, (80 + 10) // 2 + 4
-    # The logits cost more than a block: the last stage has one layer of four.
+    # The logits cost more than a block, so the last stage has one of four layers.
     assert first == Parameters(256, 20, 3 * attention, 3 * mlp, 3 * 16)
     assert last == Parameters(256, 0, attention, mlp, 16 + 8)
 
@@ -70,5 +70,5 @@ def test_one_stage_is_the_whole_model():
     ids=["embedding", "embedding-cut", "query-key-value", "mlp-cut", "positions-whole"],
 )
 def test_the_largest_parameter(changes, elements):
-    """Every rank has all positions; the tensor-parallel ranks cut everything else."""
+    """Every rank has all positions; tensor-parallel ranks shard everything else."""
     assert largest_parameter(small(**changes)) == elements

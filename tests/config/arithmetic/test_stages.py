@@ -1,4 +1,4 @@
-"""Where a pipeline is cut, against every other cut."""
+"""Pipeline cuts, compared with every other cut."""
 
 import itertools
 
@@ -7,7 +7,7 @@ import pytest
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.load import load
 
-# A block's forward pass is 24 h^2 + 4 s h = 1,024 FLOPs a token, the logits' 2 h V = 8 V.
+# A block's forward pass is 24 h^2 + 4 s h = 1,024 FLOPs per token, the logits' 2 h V = 8 V.
 BASE = load(
     "gpt-1-3b-4xdp-4xpp",
     {
@@ -40,7 +40,7 @@ def config(
 
 
 def slowest_of_the_best(stages: int, layers: int, block: float, logits: float) -> float:
-    """The pace of the best cut, found by trying all."""
+    """Return the time of the slowest stage in the best cut, found by trying all cuts."""
     cuts = (
         [end - begin for begin, end in itertools.pairwise([0, *inner, layers])]
         for inner in itertools.combinations(range(1, layers), stages - 1)
@@ -51,8 +51,7 @@ def slowest_of_the_best(stages: int, layers: int, block: float, logits: float) -
 @pytest.mark.parametrize("granularity, passes", [("none", 3), ("selective", 3), ("full", 4)])
 @pytest.mark.parametrize("blocks_of_logits", [0.01, 0.9, 1.1, 1.4, 2.2, 3.5, 9.0])
 def test_no_cut_has_a_faster_slowest_stage(granularity, passes, blocks_of_logits):
-    """Full recomputation makes a block's forward pass twice: four parts in place of three; logits stay
-    three."""
+    """No cut has a faster slowest stage, also with full recomputation (4 parts per block, logits 3)."""
     vocabulary = round(blocks_of_logits * 1024 / 8)
     for stages, layers in itertools.product((2, 3, 4), range(4, 13)):
         cut = stage_layers(config(stages, layers, vocabulary, granularity))

@@ -1,4 +1,4 @@
-"""The weight decay of a step."""
+"""The weight decay of each step."""
 
 import pytest
 

@@ -1,7 +1,7 @@
-"""Runs as a person might type them, drawn from a seed: shape, layout, ZeRO, precision, and what saves memory.
+"""Random runs as users might write them: shape, layout, ZeRO, precision, and memory-saving techniques.
 
-legal_draws() break no rule. refused_draws() break exactly one, and each is a legal draw with one thing
-changed, so that what the engine makes of it is what the rule is about.
+legal_draws() break no rule. refused_draws() break exactly one, and each is a legal draw with a single change,
+so that any difference in the engine comes from the setting that the rule is about.
 """
 
 import random
@@ -34,7 +34,7 @@ optimizer: {clip_grad: 0.5}
 evaluation: {eval_iters: 0}
 resources: {device: cpu}
 """
-# Ranks draw other numbers, so that with dropout there would be nothing to compare with.
+# Ranks draw different random numbers, so results with dropout could not be compared.
 FIXED: Overrides = {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0}
 
 SIZES = ("tensor", "pipeline", "data", "ds_sequence")
@@ -45,7 +45,7 @@ PRECISIONS: tuple[Overrides, ...] = (
     {"precision.dtype": "fp16"},
 )
 RECOMPUTED = "parallel.activation_checkpointing"
-# Values of a field, the likely ones several times.
+# Values of a field, with frequent ones repeated.
 FIELDS: dict[str, tuple[Any, ...]] = {
     "model.num_layers": (1, 2, 3, 4, 5),
     "model.ffn_hidden_size": (None, None, 96, 36, 33),
@@ -65,8 +65,8 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "parallel.reduce_bucket_size": (500_000_000, 2000),
     "parallel.sub_group_size": (1_000_000_000, 3000),
 }
-# Seldom legal here, or never: tried on refused draws only. Not drawn is model.compile, whose compiler takes a
-# minute.
+# Rarely or never legal here, so tried on refused draws only. model.compile is not drawn, because its compiler
+# takes a minute.
 ODD: dict[str, tuple[Any, ...]] = {
     "model.hidden_size": (34, 50),
     "batch.global_batch_size": (5, 7),
@@ -93,20 +93,20 @@ class Draw:
     name: str
     overrides: Overrides
     rule: str = ""
-    """What rules_against() says; "" if it is legal."""
+    """Name of the rule from rules_against(); "" if the run is legal."""
 
     @property
     def words(self) -> str:
-        """The draw, and what it sets."""
+        """Describe the draw and its settings."""
         return f"{self.name}: {' '.join(f'{key}={value}' for key, value in self.overrides.items())}"
 
     def config(self, source: Path) -> RunConfig:
-        """The run, whatever the rules say of it."""
+        """Return the run, even if rules refuse it."""
         return load(str(source), {"name": self.name, **FIXED, **self.overrides}, check=False)
 
 
 def legal_draws(source: Path, seed: int, count: int) -> list[Draw]:
-    """The first `count` draws that no rule refuses; `source` is a file with the text RUN."""
+    """Return the first `count` draws that no rule refuses; `source` is a file with the text RUN."""
     generator, found = random.Random(seed), []
     while len(found) < count:
         draw = Draw(f"legal-{seed}-{len(found)}", _anything(generator))
@@ -116,7 +116,7 @@ def legal_draws(source: Path, seed: int, count: int) -> list[Draw]:
 
 
 def refused_draws(source: Path, seed: int, each: int, bases: int) -> list[Draw]:
-    """Up to `each` draws for every rule that alone refuses a change of one of `bases` legal draws."""
+    """Return up to `each` draws for every rule that alone refuses a change to one of `bases` legal draws."""
     generator, found = random.Random(seed), dict[str, list[Draw]]()
     for base in legal_draws(source, seed, bases):
         for number in range(CHANGES):
@@ -131,7 +131,7 @@ def refused_draws(source: Path, seed: int, each: int, bases: int) -> list[Draw]:
 
 
 def rules_against(config: RunConfig) -> list[str]:
-    """What refuses a run: names of rules, and for kinds that do not go together both of them."""
+    """Return the names of the rules that refuse a run, or both kinds for an incompatible pair."""
     found = []
     for rule in RULES:
         broken = list(rule(config))
@@ -158,7 +158,7 @@ def _needy(config: RunConfig) -> Iterator[str]:
 
 
 def _anything(generator: random.Random) -> Overrides:
-    """Sizes whose product is at most MOST_RANKS, and a value for every field."""
+    """Draw sizes whose product is at most MOST_RANKS, and a value for every field."""
     sizes = {kind: 1 for kind in SIZES}
     for kind in generator.sample(SIZES, 2):
         most = MOST_RANKS // (sizes["tensor"] * sizes["pipeline"] * sizes["data"] * sizes["ds_sequence"])
@@ -166,7 +166,7 @@ def _anything(generator: random.Random) -> Overrides:
     heads = generator.choice((1, 2, 3, 4, 4, 6, 8))
     micro, steps = generator.choice((1, 2)), generator.choice((1, 2, 3))
     fields = {field: generator.choice(values) for field, values in FIELDS.items()}
-    # ZeRO++'s second copy, seldom but where it can be.
+    # ZeRO++'s secondary partition, rarely except where it is possible.
     if fields["parallel.zero_stage"] == 3 and sizes["data"] * sizes["ds_sequence"] == MOST_RANKS:
         fields["parallel.zero_hpz"] = generator.random() < 0.5
         fields["parallel.zero_hpz_partition_size"] = 2 if fields["parallel.zero_hpz"] else None
@@ -183,7 +183,7 @@ def _anything(generator: random.Random) -> Overrides:
 
 
 def _one_change(generator: random.Random) -> Overrides:
-    """One field, one size or the precision."""
+    """Draw one field, one size or the precision."""
     which = generator.random()
     if which < 0.15:
         return generator.choice(PRECISIONS)

@@ -1,7 +1,7 @@
-"""One rank that makes a few steps of each run, whatever the rules say, and writes what came of them.
+"""One rank that makes a few steps of each run, whatever the rules say, and writes the results.
 
-All steps take the same random tokens, so that the curve falls fast and a wrong step shows. Rank r writes
-{"losses": [...], "norms": [...]} of a run to <answer>.<name of the run>.r; what is missing has failed.
+All steps use the same random tokens, so that the loss falls fast and a wrong step is visible. Rank r writes
+{"losses": [...], "norms": [...]} of a run to <answer>.<name of the run>.r; a missing file means a failure.
 """
 
 import json
@@ -26,7 +26,7 @@ from nbtrain.train.figures.throughput import StepTimer
 from tests.config.rules.drawn import STEPS
 from tests.parity.worker import forget_engines
 
-# A rank that waits for one that has gone another way.
+# A rank whose peer has taken another branch waits this long.
 TIMEOUT_SECONDS = 20
 
 
@@ -35,7 +35,7 @@ def main(answer: str, *paths: str) -> None:
     world = startup.start("cpu", TIMEOUT_SECONDS)
     from deepspeed.accelerator import get_accelerator
 
-    # DeepSpeed asks the processor for fp16 instructions; torch computes without them, slowly.
+    # DeepSpeed requires fp16 instructions of the processor; torch computes without them, slowly.
     get_accelerator().is_fp16_supported = lambda: True
     for path in paths:
         run = RunDir(path)
@@ -63,7 +63,7 @@ def _steps(config: RunConfig, run: RunDir, world: startup.World) -> dict[str, li
 
 
 def _own_sequences(config: RunConfig, place: int) -> list[torch.Tensor]:
-    """The micro batches of a place on the data axis; together all places have every sequence once."""
+    """Return the micro batches of a data rank; together, all ranks have every sequence once."""
     model, batch = config.model, config.batch
     generator = torch.Generator().manual_seed(0)
     size = batch.global_batch_size, model.seq_length + 1
@@ -73,13 +73,13 @@ def _own_sequences(config: RunConfig, place: int) -> list[torch.Tensor]:
 
 
 def _whatever_the_stage(config: RunConfig) -> dict[str, Any]:
-    """DeepSpeed's configuration, also where nbtrain refuses to write one: ZeRO 0 with 16-bit weights."""
+    """Return DeepSpeed's configuration even where nbtrain refuses it: ZeRO 0 with 16-bit weights."""
     try:
         return deepspeed_config(config)
     except ConfigError:
         parallel = config.parallel.model_copy(update={"zero_stage": 1})
         derived = deepspeed_config(config.model_copy(update={"parallel": parallel}))
         derived["zero_optimization"]["stage"] = 0
-        # The fp32 sums are ZeRO's.
+        # Only ZeRO sums in fp32.
         derived.pop("data_types")
         return derived

@@ -1,4 +1,4 @@
-"""The rules that join fields: each message, and that all of them are reported at once."""
+"""The rules between fields: each message, and the report of all problems at once."""
 
 import pytest
 
@@ -15,8 +15,8 @@ TENSOR_2 = ["parallel.tensor_parallel_size=2", "resources.nodes=2"]
 FOUR_BITS = ["lora.load_in_4bit=true", "init_from=a-run"]
 ZERO_3 = ["parallel.zero_stage=3"]
 
-# run, overrides -> the whole message of the one broken rule. "@" stands for the place of the key that
-# follows, or of the first override if none follows.
+# (run, overrides) -> the complete message of the one broken rule. "@" is the place of the key that follows
+# it, or of the first override if no key follows.
 BROKEN = {
     "a batch that does not divide": (
         "gpt-125m-2xdp",
@@ -425,7 +425,7 @@ BROKEN = {
         "override model.window_attn_skip_freq=[1, 0]: model.window_attn_skip_freq = [1, 0]\n"
         "  has 2 entries, but num_layers is 4: a list has one for each layer.",
     ),
-    "a window that every layer leaves out": (
+    "a window that no layer uses": (
         "gpt3-tiny",
         ["model={window_size: 64, window_attn_skip_freq: 1}"],
         "override model.window_attn_skip_freq=1: model.window_attn_skip_freq = 1\n"
@@ -678,7 +678,7 @@ BROKEN = {
         "@: lora.rank = 8\n  is of lora.kind: lora, and kind is ia3, whose vectors stand at keys, values and "
         "the MLP. Leave it out.",
     ),
-    "4 bits that are not asked for": (
+    "4 bits that are not configured": (
         "gpt3-tiny",
         ["lora.bnb_4bit_use_double_quant=true", "init_from=a-run"],
         "@: lora.bnb_4bit_use_double_quant = true\n  is for load_in_4bit: true, but load_in_4bit is false. "
@@ -893,7 +893,7 @@ BROKEN = {
         "@: parallel.deepspeed_extra sets optimizer, which optimizer decides. Remove it from deepspeed_extra "
         "and change the field.",
     ),
-    "a DeepSpeed key that nobody reads": (
+    "a DeepSpeed key that is never read": (
         "gpt-125m",
         ["parallel.deepspeed_extra={foo: 1}"],
         "@: parallel.deepspeed_extra sets foo, which DeepSpeed does not read. Remove it, or correct its "
@@ -922,7 +922,7 @@ BROKEN = {
         "@: parallel.deepspeed_extra sets zero_optimization.stage3_max_reuse_distance, which must be at "
         "least 0, not -1.",
     ),
-    "a section that is no mapping": (
+    "a section that is not a mapping": (
         "gpt-125m",
         ["parallel.deepspeed_extra={aio: 4}"],
         "@: parallel.deepspeed_extra sets aio, which must be a mapping of keys, not 4.",
@@ -1114,13 +1114,13 @@ BROKEN = {
         "@: data.split = 90/10\n"
         "  must be three sizes separated by commas, for training, validation and test, e.g. 949,50,1.",
     ),
-    "a key that is no part of a file's name": (
+    "a key that is not valid in a file's name": (
         "gpt-125m",
         ["data.json_key=../text"],
         "@: data.json_key = ../text\n"
         "  becomes part of a file's name: use letters, digits, '_', '.' and '-' only, e.g. text.",
     ),
-    "an extra key that is no part of a file's name": (
+    "an extra key that is not valid in a file's name": (
         "gpt-125m",
         ["data.extra_json_keys=[title, a/b]", "data.sources=[]"],
         "@: data.extra_json_keys = [title, a/b]\n"
@@ -1170,7 +1170,7 @@ BROKEN = {
         "@: data.extra_json_keys = [title, text]\n"
         "  names text twice (data.json_key(text) included); each key is encoded once.",
     ),
-    "an entry of a blend that is no dataset": (
+    "an entry of a blend that is not a dataset": (
         "gpt-125m",
         ["data.blend=[{weight: 1}]", "data.sources=[]"],
         "override data.blend=[{weight: 1}]: data.blend[0] has neither name nor prefix; give one: name for a "
@@ -1188,7 +1188,7 @@ BROKEN = {
         "override data.blend=[{name: wiki-en, weight: 1}]: data.blend[0].name = wiki-en is data.name too, "
         "the folder that keeps the blend's own index. Give the blend another name.",
     ),
-    "a blend beside sources": (
+    "a blend with sources": (
         "gpt3-tiny",
         ["data.blend=[{name: a, weight: 1}]"],
         "override data.blend=[{name: a, weight: 1}]: data.blend mixes datasets that exist, and data.sources "
@@ -1216,7 +1216,7 @@ BROKEN = {
         "@: data.shuffle = per_epoch\n"
         "  is for packing: stream; best_fit always packs and shuffles each epoch by itself. Leave it out.",
     ),
-    "a weight that nobody reads": (
+    "a weight that is never read": (
         "gpt-125m",
         ["data.sources=[{kind: alpaca, path: x, weight: 2.0}]", "data.packing=stream"],
         "override data.sources=[{kind: alpaca, path: x, weight: 2.0}]: data.sources[0].weight = 2\n"
@@ -1423,7 +1423,7 @@ BROKEN = {
         "@: backend.slurm.time_limit_seconds = 120 leaves no time to train: the ranks are asked to save "
         "signal_before_seconds = 120 before it, and Slurm may be 60 s early. Set at least 240.",
     ),
-    "two ways to go on after the time limit": (
+    "two ways to continue after the time limit": (
         "gpt-125m",
         ["backend.slurm.array=1-4%1", "backend.slurm.resubmissions=3", "backend.kind=slurm"],
         "@: backend.slurm.array = 1-4%1 and resubmissions = 3 both continue after the time limit. Keep one: "
@@ -1444,7 +1444,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_rule_says_where_what_and_how_to_mend_it(case):
-    """The whole text of each message, and no other message."""
+    """Each broken rule has its complete message with place, cause and fix, and no other message appears."""
     run, overrides, expected = BROKEN[case]
     config = load(run, overrides, check=False)
     named = expected.removeprefix("@: ").partition(" = ")[0]
@@ -1453,7 +1453,7 @@ def test_a_broken_rule_says_where_what_and_how_to_mend_it(case):
 
 
 def test_all_problems_of_a_run_are_reported_at_once():
-    """One error with three messages, in the order of the rules."""
+    """Three problems are reported in one error, in the order of the rules."""
     overrides = ["batch.global_batch_size=250", "lr_schedule.min_lr=1", "parallel.zero_stage=0"]
     with pytest.raises(ConfigError) as raised:
         load("gpt-125m-2xdp", overrides)

@@ -1,5 +1,4 @@
-"""The table of kinds: each of its cells against the rules, for runs that have just these two kinds and what
-they need."""
+"""The table of kinds: each cell agrees with the rules, for runs with these two kinds and their settings."""
 
 import itertools
 
@@ -10,7 +9,7 @@ from nbtrain.config.rules.check import find_problems
 from nbtrain.config.rules.combinations import BY_NAME, KINDS, REFUSALS
 from nbtrain.config.rules.pairing import Pairing, pairing
 
-# Nothing that a kind could be at odds with; the settings of a pair come on top.
+# Settings compatible with every kind; the settings of a pair are added.
 PLAIN = {
     "parallel.zero_stage": 1,
     "precision.dtype": "fp32",
@@ -48,7 +47,7 @@ def test_the_rules_say_what_the_table_says(kind):
 
 
 def test_a_kind_without_what_it_needs_is_refused():
-    """find_problems refuses each such kind and names the setting that it needs."""
+    """find_problems refuses each kind without its required setting, and names that setting."""
     for kind in KINDS:
         if not kind.needs:
             continue
@@ -64,8 +63,7 @@ def test_the_table_is_symmetric():
 
 
 def test_what_the_reference_measured_as_right_is_allowed():
-    """TP x PP x DP with sequence parallelism and ZeRO 1; Ulysses, tensor ranks and offloading with every
-    higher stage."""
+    """Combinations that the reference measured as correct are allowed, e.g. TP x PP x DP with ZeRO 1."""
     for names in (
         ("tensor", "pipeline"),
         ("sequence", "pipeline"),
@@ -90,7 +88,7 @@ def test_every_refusal_is_of_known_kinds():
 
 
 def test_a_fix_names_what_is_refused_alone():
-    """Quantized ZeRO++ beside Muon is no reason to offload parameters, and NVMe none to unquantize."""
+    """The fix names only the refused setting: quantized ZeRO++ with Muon does not require offloading."""
     fixes = {refusal.others: refusal.fix for refusal in REFUSALS if refusal.kind == "muon"}
     assert fixes[("qwz", "qgz")] == (
         "Set zero_quantized_weights: false and zero_quantized_gradients: false, or optimizer.type: AdamW."

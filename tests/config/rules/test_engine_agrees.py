@@ -1,9 +1,9 @@
-"""The rules against the engine: what they take trains as one process does, what they refuse does not.
+"""The rules agree with the engine: allowed runs train like a single process, refused runs do not.
 
-Runs are drawn (drawn.py) and make a few steps with real ranks (engine_rank.py). Compared are the losses and
-gradient norms of each step with those of the same model, batch and precision on one rank. A refused run is
-made with its rule bypassed: it must end with an error, wait for ever or have another curve. Rules that
-refuse what the engine could do are in BY_DECISION, with the reason.
+Runs are drawn (drawn.py) and make a few steps with real ranks (engine_rank.py). The losses and gradient norms
+of each step are compared with the same model, batch and precision on one rank. A refused run is made with its
+rule bypassed: it must end with an error, hang or have another curve. Rules that refuse runs which the engine
+could train are in BY_DECISION, with the reason.
 """
 
 import json
@@ -24,15 +24,15 @@ from tests.config.rules.drawn import Draw, legal_draws, refused_draws, rules_aga
 from tests.train import launch
 from tests.train.launch import ForkedRuns
 
-# (of a loss, of a gradient norm relative to its size) by precision: fp32 differs by the order of its sums. In
-# 16 bit the largest of 56 legal draws were 0.004 and 0.015; an Adam that is one step ahead (ZeRO 0 with bf16)
-# makes 0.02 or more.
+# (of a loss, of a gradient norm relative to its size) by precision. In fp32 only the order of sums differs.
+# In 16 bit, the largest of 56 legal draws were 0.004 and 0.015; an Adam one step ahead (ZeRO 0 with bf16)
+# gives 0.02 or more.
 ALLOWED = {"fp32": (2e-4, 1e-3), "bf16": (0.01, 0.03), "autocast": (0.01, 0.03), "fp16": (0.005, 0.01)}
 # For a refused run, whose ranks may wait for one another.
 ALONE_SECONDS = 60
-# Every run makes process groups, whose threads stay until the ranks end.
+# Every run creates process groups, whose threads stay until the ranks end.
 MOST_IN_LAUNCH = 4
-# Draws, draws for each rule, and the legal draws of which these are changes: in the suite, and for `--soak`.
+# Number of draws, of draws per rule, and of legal draws to change: in the suite, and with `--soak`.
 LEGAL, REFUSED, BASES = 10, 6, 20
 ALL_LEGAL, EACH, ALL_BASES = 100, 3, 150
 NO_EFFECT = "the engine does not read it here, and a setting without effect would mislead"
@@ -54,7 +54,7 @@ BY_DECISION = {
     "sequence alone": NO_EFFECT,
     "ulysses + tensor": "right if heads divide by both; not compared with one process at length",
 }
-"""Rules that refuse what the engine trains, at least in some draws: why."""
+"""Rules that refuse some runs that the engine can train, with the reason."""
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ class Engine:
         self.curves: dict[str, dict[str, list[float]]] = {}
 
     def make(self, ranks: int, configs: Sequence[RunConfig]) -> str:
-        """Steps of several runs in one launch, into `curves`; what ended it badly, or ""."""
+        """Run the steps of several runs in one launch, store `curves`, and return the error or ""."""
         paths = {config.name: self._written(config) for config in configs}
         self.launches += 1
         answer = self.root / "answer"
@@ -95,7 +95,7 @@ class Engine:
         return "" if ended.succeeded else ended.last_words(20)
 
     def make_all(self, configs: Iterable[RunConfig]) -> dict[str, str]:
-        """Steps of all runs, with few launches; what is wrong with those that failed."""
+        """Run the steps of all runs with few launches, and return the errors of the failed ones."""
         left: dict[int, list[RunConfig]] = defaultdict(list)
         for config in configs:
             left[config.world_size].append(config)
@@ -106,7 +106,7 @@ class Engine:
                 problem = self.make(ranks, tried)
                 missing = [config for config in tried if config.name not in self.curves]
                 if missing:
-                    # The others come after it.
+                    # The runs after the failed one are tried again.
                     failed[missing.pop(0).name] = problem
                 group = [*missing, *group]
         return failed
@@ -122,7 +122,7 @@ class Engine:
 
 
 def reference(config: RunConfig) -> RunConfig | None:
-    """The same model, batch and precision on one rank; None if the rules refuse that too."""
+    """Return the same model, batch and precision on one rank; None if the rules refuse that too."""
     parallel = ParallelConfig(zero_stage=0 if _format(config) in ("fp32", "autocast") else 1)
     model = config.model.model_copy(update={"attention_backend": "auto", "compile": False})
     changed = {"parallel": parallel, "model": model, "name": f"one-rank-{config.name}"}
@@ -135,7 +135,7 @@ def _format(config: RunConfig) -> str:
 
 
 def verdict(engine: Engine, config: RunConfig) -> str:
-    """How a run's curve differs from its reference's; "" if it does not or there is none."""
+    """Describe how a run's curve differs from its reference's; "" if it does not, or without a reference."""
     alone = f"one-rank-{config.name}"
     if config.name not in engine.curves or alone not in engine.curves:
         return ""
@@ -143,7 +143,7 @@ def verdict(engine: Engine, config: RunConfig) -> str:
 
 
 def difference(config: RunConfig, ours: dict, theirs: dict) -> str:
-    """How two curves differ beyond what the precision explains; "" if they do not."""
+    """Describe how two curves differ beyond the precision's tolerance; "" if they do not."""
     loss, norm = ALLOWED[_format(config)]
     for step, (one, other) in enumerate(zip(ours["losses"], theirs["losses"], strict=True), start=1):
         if not math.isclose(one, other, rel_tol=0, abs_tol=loss):
@@ -155,7 +155,7 @@ def difference(config: RunConfig, ours: dict, theirs: dict) -> str:
 
 
 def wrong_of_legal(engine: Engine, draws: list[Draw], source: Path) -> list[str]:
-    """Legal runs that the engine does not train as one rank does."""
+    """Return the legal runs that the engine does not train like one rank."""
     configs = {draw: draw.config(source) for draw in draws}
     alone = {draw: reference(config) for draw, config in configs.items()}
     assert all(alone.values()), "the same model on one rank is legal too"
@@ -168,7 +168,7 @@ def wrong_of_legal(engine: Engine, draws: list[Draw], source: Path) -> list[str]
 
 
 def trained_of_refused(engine: Engine, draws: list[Draw], source: Path) -> Counter[str]:
-    """How often the engine trained what a rule refuses; what each draw came to is printed."""
+    """Count how often the engine trained runs that a rule refuses, and print the result of each draw."""
     configs = {draw: draw.config(source) for draw in draws}
     engine.make_all(filter(None, map(reference, configs.values())))
     trained = Counter[str]()
@@ -193,7 +193,7 @@ def test_the_engine_trains_what_the_rules_take(engine, source):
 
 @pytest.mark.slow
 def test_the_engine_does_not_train_what_the_rules_refuse(engine, source):
-    """One draw of some rules; BY_DECISION is left out."""
+    """For some rules, one refused draw is run; BY_DECISION is excluded."""
     draws = [draw for draw in refused_draws(source, 1, 1, BASES) if draw.rule not in BY_DECISION]
     assert len(draws) >= REFUSED
     assert +trained_of_refused(engine, draws[:REFUSED], source) == {}
@@ -210,6 +210,6 @@ def test_the_engine_trains_every_legal_draw(engine, source):
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_the_engine_trains_no_refused_draw(engine, source):
-    """Several draws of every rule of a layout. A decision stands for a rule without which a draw trains."""
+    """Several refused draws per layout rule are run; those that train must be listed in BY_DECISION."""
     trained = trained_of_refused(engine, refused_draws(source, 2, EACH, ALL_BASES), source)
     assert set(+trained) == set(BY_DECISION)

@@ -1,4 +1,4 @@
-"""The section backend for kind: kubernetes: names refused by their form, and the rules between its fields."""
+"""The section backend with kind: kubernetes: the form of names, and the rules between its fields."""
 
 import pytest
 from pydantic import ValidationError
@@ -16,12 +16,12 @@ def config():
 
 
 def messages(config, section):
-    """Without the place, which each rule takes from the configuration."""
+    """Return the messages without the place, which each rule takes from the configuration."""
     return [problem.partition(": ")[2] for problem in kubernetes_problems(config, section)]
 
 
 def test_names_have_kubernetes_own_form():
-    """What the API server would refuse, or a launcher read in another way, is refused here."""
+    """Names that the API server would refuse, or a launcher would misread, are refused here."""
     good = {
         "namespace": "team-a",
         "mounts": [MOUNT, {"claim": "a.b", "mount_path": "/c/.d", "sub_path": "x/.y"}],
@@ -52,7 +52,7 @@ def test_names_have_kubernetes_own_form():
 
 
 def test_a_field_without_a_place_in_the_kind_is_refused(config):
-    """It would change nothing in silence."""
+    """A field that the kind cannot use is refused, because it would have no effect."""
 
     def problems(**fields):
         return messages(config, KubernetesConfig(mounts=[MOUNT], **fields))
@@ -76,7 +76,7 @@ def test_a_field_without_a_place_in_the_kind_is_refused(config):
 
 
 def test_the_run_directory_outlives_its_pod(config):
-    """The workspace lies on a volume that can be written, and no path of the operator's is mounted over."""
+    """The workspace must be on a writable volume that no operator path covers."""
 
     def problems(mounts, **fields):
         section = KubernetesConfig(workload="DeepSpeedJob", mounts=mounts, **fields)
@@ -103,7 +103,7 @@ def test_the_run_directory_outlives_its_pod(config):
 
 
 def test_sizes_and_names_go_together(config):
-    """Elastic bounds around resources.nodes; nbtrain's own labels and variables; an image."""
+    """Elastic bounds contain resources.nodes, nbtrain's labels are reserved, and an image is set."""
 
     def problems(config=config, **fields):
         section = KubernetesConfig(workload="PyTorchJob", mounts=[MOUNT], **fields)
@@ -150,14 +150,14 @@ def test_sizes_and_names_go_together(config):
     ],
 )
 def test_a_toleration_is_one_that_kubernetes_takes(config, toleration, words):
-    """Its own validation refuses the pods of a bad one, and the job would wait for them for ever."""
+    """An invalid toleration is refused, because its pods would be rejected and the job would wait forever."""
     section = KubernetesConfig(mounts=[MOUNT], tolerations=[toleration])
     found = [f"backend.kubernetes.tolerations.0 {words}"] if words else []
     assert messages(config, section) == found
 
 
 def test_the_jobs_own_deadline_comes_before_the_operators(config):
-    """It leaves a checkpoint, which takes its time; one of them alone may be anything."""
+    """The job's own deadline must precede the operator's, to leave time for a checkpoint."""
     own = load(config, {"backend.deadline_seconds": 3600})
 
     def problems(config, seconds):
@@ -173,7 +173,7 @@ def test_the_jobs_own_deadline_comes_before_the_operators(config):
 
 
 def test_the_autotuner_takes_data_parallel_runs_alone():
-    """DeepSpeed's counts every rank as one of them, and all of them must be there."""
+    """The autotuner requires data-parallel runs of fixed size, because DeepSpeed's counts every rank."""
     image = {"resources.image": "registry.example.com/nbtrain:0.1.0"}
 
     def problems(run, **fields):
@@ -194,7 +194,7 @@ def test_the_autotuner_takes_data_parallel_runs_alone():
 
 
 def test_shared_memory_holds_what_the_workers_read_ahead():
-    """2 workers, 8 ranks of a pod, micro batches of 4 x 2,048 tokens; null sets no size."""
+    """Shared memory must hold the workers' prefetched batches: 2 workers, 8 ranks, 4 x 2,048 tokens."""
     run = load(
         "gpt-125m",
         {

@@ -1,4 +1,4 @@
-"""The rules of layout.py at their bounds: the last value that passes and the first that does not."""
+"""The rules of layout.py at their limits: the last value that passes and the first that does not."""
 
 import pytest
 
@@ -11,7 +11,7 @@ FULL = "parallel.activation_checkpointing.granularity=full"
 
 
 def messages(rule: str, *overrides: str, run: str = "gpt-125m") -> list[str]:
-    """One rule's messages about a run; 125M has 12 layers of width 768, 12 heads and 2,048 positions."""
+    """Return one rule's messages about a run; 125M has 12 layers of width 768, 12 heads, 2,048 positions."""
     return list(getattr(layout, rule)(load(run, list(overrides), check=False)))
 
 
@@ -20,13 +20,13 @@ def messages(rule: str, *overrides: str, run: str = "gpt-125m") -> list[str]:
     [
         ("heads_divide", ["parallel.tensor_parallel_size=12"]),
         ("heads_divide", ["parallel.ds_sequence_parallel_size=6"]),
-        # Heads of their own size.
+        # Heads of a separate size.
         ("heads_fill_the_width", ["model.kv_channels=80", "model.hidden_size=770"]),
         ("layers_fill_the_stages", [PIPELINE, "model.num_layers=3"]),
         ("layers_fill_the_stages", [PIPELINE, "parallel.pipeline_stage_layers=[1, 1, 10]"]),
         ("recomputed_pieces_fit", [FULL, "parallel.activation_checkpointing.interval_layers=12"]),
         ("recomputed_pieces_fit", ["parallel.activation_checkpointing.interval_layers=99"]),
-        # Another rule says what is wrong with the stages.
+        # Another rule reports the stages.
         (
             "recomputed_pieces_fit",
             [FULL, PIPELINE, "model.num_layers=2", "parallel.activation_checkpointing.interval_layers=9"],
@@ -68,7 +68,7 @@ def messages(rule: str, *overrides: str, run: str = "gpt-125m") -> list[str]:
     ],
 )
 def test_what_just_passes(rule, overrides):
-    """A head of 256, an A100 for flash attention, an H100 for FP8, a stage of one layer, ..."""
+    """Values at the limit pass: a head of 256, an A100 for flash attention, an H100 for FP8, and others."""
     assert messages(rule, *overrides) == []
 
 
@@ -164,13 +164,13 @@ def test_what_just_passes(rule, overrides):
     ],
 )
 def test_what_just_does_not(rule, overrides, words):
-    """One step beyond the bound there is one message."""
+    """One step beyond the limit gives one message."""
     [message] = messages(rule, *overrides)
     assert words in message
 
 
 def test_the_width_of_the_mlp_is_blamed_on_the_field_that_sets_it():
-    """ffn_hidden_size if it is set; otherwise the width is 4 * hidden_size: 4 * 774 = 12 * 258."""
+    """The message names ffn_hidden_size if set; otherwise the width is 4 * hidden_size."""
     two, twelve = ("parallel.tensor_parallel_size=" + size for size in ("2", "12"))
     [message] = messages("heads_divide", two, "model.ffn_hidden_size=3073")
     assert message == (
@@ -237,7 +237,7 @@ def test_only_the_interleaved_pipeline_is_refused():
     ],
 )
 def test_a_layout_that_does_not_fit_comes_with_what_would(overrides, resources, advice):
-    """The advice names more machines, larger machines or another number of copies, if that comes out even."""
+    """The message about a layout that does not fit suggests machines or replicas that would."""
     nodes, gpus = resources
     [message] = messages(
         "layout_fits_resources", *overrides, f"resources={{nodes: {nodes}, gpus_per_node: {gpus}}}"
@@ -264,7 +264,7 @@ def test_processes_spread_evenly_over_machines_without_gpus():
     ],
 )
 def test_head_counts_that_are_named_are_legal(hidden, wanted, shared_by, expected):
-    """Divisors of the width with heads of 32 to 256 in multiples of 8, which the ranks share evenly."""
+    """Suggested head counts are legal: heads of 32 to 256 in multiples of 8, shared evenly by the ranks."""
     assert layout.legal_heads(hidden, wanted, *shared_by) == expected
 
 

@@ -131,7 +131,7 @@ def test_a_name_outside_the_folder(workspace, refusal):
     save(workspace / "set", table(TEXTS))
     (workspace / "set" / "state.json").write_text('{"_data_files": [{"filename": "../other.arrow"}]}')
     (workspace / "other.arrow").write_bytes(b"")
-    assert "names '../other.arrow', which is not there" in refusal(hf("set"))
+    assert "names '../other.arrow', which is missing" in refusal(hf("set"))
 
 
 @pytest.mark.parametrize("size", [1, 10**6])

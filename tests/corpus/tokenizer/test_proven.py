@@ -234,11 +234,11 @@ OBJECTIONS = {
             "pretokenizers": [{"type": "Digits", "individual_digits": True}, proven.GPT2_WORDS],
         }
     ),
-    "added tokens that take spaces with them": added(AddedToken("<|user|>", lstrip=True)),
+    "added tokens with lstrip, rstrip or single_word": added(AddedToken("<|user|>", lstrip=True)),
     "added tokens of which only some are normalized": added(
         AddedToken("<|user|>", normalized=True), AddedToken("<|bot|>", normalized=False)
     ),
-    "added tokens with other ids": document(
+    "added tokens whose ids differ": document(
         added_tokens=[{**token, "id": 99_999} for token in added(AddedToken("<|u|>"))["added_tokens"]]
     ),
 }

@@ -665,8 +665,8 @@ def test_a_full_disk(make_config, workspace, small_disk, monkeypatch, small_part
     with pytest.raises(DataError) as caught:
         prepare(config)
     assert (
-        "No space left on device. Free space, or set NBTRAIN_DATA to a folder that can be written. What is "
-        "done is " in str(caught.value)
+        "No space left on device. Free space, or set NBTRAIN_DATA to a folder that can be written. Finished "
+        "work is kept: run it again." in str(caught.value)
     )
     folder = dataset_dir("full")
     assert not list(folder.glob("*.bin")) and not (folder / "manifest.json").exists()
@@ -702,7 +702,7 @@ def test_a_disk_that_is_full_while_shards_are_joined(
 
     with monkeypatch.context() as patched:
         patched.setattr(files, "atomic_writer", filling)
-        with pytest.raises(DataError, match="What is done is kept"):
+        with pytest.raises(DataError, match="Finished work is kept"):
             prepare(config, through="encode")
     monkeypatch.setattr(Encoder, "__call__", lambda self, task: pytest.fail("a part was encoded again"))
     seen = []

@@ -437,7 +437,7 @@ def test_brought_tokenizer(make_config, workspace, texts):
     assert steps(prepare(config, force=True))[0] == (
         "tokenizer",
         "used",
-        "data/tokenizer/mine: 300 entries, brought",
+        "data/tokenizer/mine: 300 entries, imported",
     )
     assert refusal(make_config(tokenizer={"name": "mine", "vocab_size": 280}, data={"name": "mine"})) == (
         "data/tokenizer/mine: 300 entries, but this run sets tokenizer.vocab_size = 280, for which the model "
@@ -560,7 +560,7 @@ def test_a_brought_dataset_whose_documents_have_no_end(make_config, caplog, has_
         if not without:
             assert said == []
         elif has_tokenizer:
-            assert f"{without} of the {num_documents} documents that were looked at do not end" in said[0]
+            assert f"{without} of the {num_documents} checked documents do not end" in said[0]
         else:
             assert "its documents end in different tokens" in said[0]
 

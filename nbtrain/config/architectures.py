@@ -60,13 +60,13 @@ NAMES: tuple[str, ...] = get_args(ModelConfig.model_fields["architecture"].annot
 
 
 def fields_of(name: str) -> dict[str, Any]:
-    """{field of `model`: value} of a named architecture, all of FIELDS. Raises KeyError for another name."""
+    """Return {field of `model`: value} of a named architecture, all of FIELDS. KeyError for another name."""
     different = _DIFFERENCES[name]
     return {field: different.get(field, ModelConfig.model_fields[field].default) for field in FIELDS}
 
 
 def expanded(layer: Located, base: Located) -> Located:
-    """One layer of a configuration, a file or overrides, over `base`: with what its architecture stands for.
+    """Return a layer (a file or overrides) over `base`, with the fields that its architecture sets.
 
     Changes the layer in place. A name that is not an architecture is left to the schema's check. The default
     does not count as a name that was set.

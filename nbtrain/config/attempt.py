@@ -19,7 +19,7 @@ TAKEN_OVER = (fault_orders.VARIABLE, TRACE)
 def attempt_record(
     config: RunConfig, number: int, first_step: int | None = None, first_tokens: int = 0
 ) -> AttemptRecord:
-    """The record of an attempt that begins now. `first_step`: of the checkpoint that it is to load.
+    """Return the record of a new attempt. `first_step`: step of the checkpoint to load.
 
     Raises ValueError if backend.env orders faults that no rank would understand.
     """
@@ -38,5 +38,5 @@ def attempt_record(
 
 
 def attempt_config(config: RunConfig, record: AttemptRecord) -> RunConfig:
-    """The configuration that the ranks of an attempt train with: backend.elastic may have resized it."""
+    """Return the configuration that an attempt's ranks train with, which backend.elastic may have resized."""
     return resized(config, record.data_parallel_size, record.nodes)

@@ -45,12 +45,12 @@ runpy.run_module("nbtrain.train.tuning", run_name="__main__", alter_sys=True)
 
 
 def mode_of(config: RunConfig) -> str:
-    """none, tune or run: whether the run's job begins with DeepSpeed's autotuner."""
+    """Return none, tune or run: whether the run's job begins with DeepSpeed's autotuner."""
     return config.backend.kubernetes.autotune if config.backend.kind == "kubernetes" else "none"
 
 
 def tuner_json(config: RunConfig, run_path: str) -> dict[str, Any]:
-    """JSON that the tuner starts from: lists of ZeRO stages and micro-batch sizes that the rules allow.
+    """Return the tuner's input: lists of ZeRO stages and micro-batch sizes that the rules allow.
 
     `run_path` is the run directory as the pods see it. Options of the tuner itself are taken from
     parallel.deepspeed_extra.autotuning.
@@ -72,12 +72,12 @@ def tuner_json(config: RunConfig, run_path: str) -> dict[str, Any]:
 
 
 def sequences_of_rank(config: RunConfig) -> int:
-    """Sequences of one step that a data-parallel rank trains on."""
+    """Return the sequences per step that a data-parallel rank trains on."""
     return config.batch.global_batch_size // config.parallel.data_parallel_size
 
 
 def micro_batch_sizes(config: RunConfig) -> list[int]:
-    """The sizes to try, ascending: at most five, each a divisor of a rank's sequences."""
+    """Return at most five sizes to try, ascending, each a divisor of a rank's sequences."""
     size, sequences = config.batch.micro_batch_size, sequences_of_rank(config)
     sizes = {size // 2, *(size * multiple for multiple in MULTIPLES)}
     return sorted(one for one in sizes if one and sequences % one == 0)
@@ -147,9 +147,9 @@ def found_words(run: RunDir, config: RunConfig, mode: str, active: bool) -> str 
         folder = display(run.autotuning_results)
         if active:
             return f"its trials go to {folder}/"
-        return f"no trial ran to its end; look into stderr.log and stdout.log of each in {folder}/"
+        return f"no trial finished; look at stderr.log and stdout.log of each in {folder}/"
     if mode == "run" or not overrides:
-        return f"the best is what this run has now ({where})"
+        return f"the best settings are this run's own ({where})"
     words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
     taken = " ".join(shlex.quote(word) for word in [*words, "backend.kubernetes.autotune=none"])
     return f"{where} has the best; `nbtrain resume {run.name} {taken}` trains with it"
@@ -165,7 +165,7 @@ def write_files(job: JobDir, config: RunConfig) -> None:
 
 
 def read_given(text: str) -> dict[str, Any]:
-    """The JSON in --deepspeed_config: its path, or base64 as the tuner gives it. Raises ConfigError."""
+    """Return the JSON in --deepspeed_config: its path, or base64 from the tuner. Raises ConfigError."""
     try:
         if text.endswith(".json"):
             given = json.loads(Path(text).read_text(encoding="utf-8"))

@@ -44,7 +44,7 @@ Priority = Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
 
 
 def without_slurm_conf(program: str, said: str) -> str | None:
-    """The error to report if a program of Slurm found no cluster; None for any other output.
+    """Return the error to report if a Slurm program found no cluster; None for any other output.
 
     Slurm's own message is four lines about DNS.
     """

@@ -26,5 +26,5 @@ DebugSwitches = Annotated[
 
 
 def debug_variables(switches: list[DebugSwitch]) -> dict[str, str]:
-    """The variables that these switches set."""
+    """Return the environment variables that these switches set."""
     return {name: value for switch in switches for name, value in VARIABLES.get(switch, {}).items()}

@@ -52,7 +52,7 @@ KNOWN_KEYS = tuple(_KNOWN.split())
 
 
 def deepspeed_config(config: RunConfig) -> dict[str, Any]:
-    """The dictionary for deepspeed.initialize.
+    """Return the dictionary for deepspeed.initialize.
 
     Raises ConfigError if parallel.deepspeed_extra sets a key that is derived, or if the run has ZeRO 0
     with 16-bit weights.
@@ -148,7 +148,7 @@ def _offload(offload: OffloadConfig, run: str) -> dict[str, Any]:
 
 
 def nvme_buffer_elements(config: RunConfig) -> int:
-    """Elements of one buffer for parameters on NVMe: a rank's part of the largest parameter."""
+    """Return the elements of one buffer for parameters on NVMe: a rank's part of the largest parameter."""
     return -(-largest_parameter(config) // config.parallel.data_axis_size)
 
 

@@ -78,7 +78,7 @@ def table() -> dict[str, Any]:
 
 
 def key_problems(values: Mapping[str, Any], prefix: str = "") -> Iterator[KeyProblem]:
-    """Everything in a DeepSpeed configuration that the table knows to be wrong, in the file's order.
+    """Return all known problems of a DeepSpeed configuration, in the file's order.
 
     Keys at the top are not compared with a list: config/deepspeed.py has it.
     """
@@ -124,7 +124,7 @@ def _section_problems(section: Section, values: Mapping[str, Any], path: str) ->
 
 
 def unknown_optimizer(kind: object) -> str:
-    """A sentence if DeepSpeed has no optimizer of this name, with the nearest one; "" if it has."""
+    """Return a sentence with the nearest name if DeepSpeed does not know this optimizer; "" if it does."""
     own = table()["optimizers"]
     if kind == AUTO or (isinstance(kind, str) and (kind.lower() in own or kind in TORCH_OPTIMIZERS)):
         return ""
@@ -137,7 +137,7 @@ def unknown_optimizer(kind: object) -> str:
 
 
 def broken_rule(entry: Mapping[str, Any], value: Any) -> str | None:
-    """ "must be at least 0" if a value is not what DeepSpeed's model of the key takes; None if it is."""
+    """Return e.g. "must be at least 0" if DeepSpeed's model would reject a value; None if it accepts it."""
     kind = entry["type"]
     if kind in ("any", "section") or value == AUTO or (value is None and entry.get("null")):
         return None

@@ -14,7 +14,7 @@ from nbtrain.config.schema import RunConfig
 
 
 def resized(config: RunConfig, data_parallel_size: int, nodes: int | None = None) -> RunConfig:
-    """The run with that many data-parallel copies, evenly on `nodes` machines (None: as many as before)."""
+    """Return the run with so many data-parallel replicas, evenly on `nodes` machines (None: unchanged)."""
     resources, nodes = config.resources, nodes or config.resources.nodes
     if (data_parallel_size, nodes) == (config.parallel.data_parallel_size, resources.nodes):
         return config
@@ -31,7 +31,7 @@ def resized(config: RunConfig, data_parallel_size: int, nodes: int | None = None
 
 
 def fitted(config: RunConfig, devices: Sequence[int]) -> RunConfig | None:
-    """The run with the largest data_parallel_size that passes all rules; None if no copy fits.
+    """Return the run with the largest data_parallel_size that passes all rules; None if none does.
 
     `devices`: number of devices of each machine. The first machines are taken, as few as hold all ranks
     evenly.

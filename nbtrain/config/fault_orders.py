@@ -21,7 +21,7 @@ EXAMPLE = '[{"step": 6, "do": "nan"}]'
 
 
 def read_orders(text: str) -> list[dict[str, Any]]:
-    """The orders in the variable's value. Raises ValueError with what was found and the rule."""
+    """Return the orders in the variable's value. Raises ValueError with the value and the rule."""
     try:
         orders = json.loads(text)
     except ValueError as error:

@@ -33,7 +33,7 @@ class ConfigModel(BaseModel):
 
 
 def described(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The fields of a model, with their descriptions."""
+    """Return the fields of a model with their descriptions."""
     for owner in model.__mro__:
         if not issubclass(owner, ConfigModel) or owner is ConfigModel:
             continue
@@ -46,7 +46,7 @@ def described(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 @functools.cache
 def _docstrings(path: str) -> dict[str, dict[str, str]]:
-    """{class: {field: docstring}} of a module's source; empty if the source cannot be read."""
+    """Return {class: {field: docstring}} of a module's source; empty if the source cannot be read."""
     try:
         tree = ast.parse(Path(path).read_text(encoding="utf-8"))
     except OSError:

@@ -104,7 +104,7 @@ class Generation:
         yield "seed", self.seed is None or abs(self.seed) < 1 << 63, "below 2^63, or null"
 
     def _check_beams(self) -> None:
-        """Beams are the likeliest texts: nothing is drawn, and they are known at the end only."""
+        """Refuse options that conflict with beams, whose texts are complete only at the end."""
         if self.n > self.num_beams:
             raise ConfigError(f"n = {self.n} must be at most num_beams = {self.num_beams}.")
         for name in ("stop", "logprobs", "logit_bias", "presence_penalty", "frequency_penalty", "echo"):

@@ -8,7 +8,7 @@ from nbtrain.config.schema import RunConfig
 
 
 def kept_config(path: Path) -> RunConfig:
-    """load_resolved() of a config.yaml. Raises ConfigError if there is none."""
+    """Return load_resolved() of a config.yaml, cached. Raises ConfigError if there is none."""
     return _read(str(path), path.stat().st_mtime_ns if path.exists() else 0)
 
 

@@ -56,7 +56,7 @@ def holds_text(key: str) -> bool:
 
 @functools.cache
 def entry_models() -> Mapping[str, type[BaseModel]]:
-    """{key of a list: the model of each entry}, of lists whose entries are sections."""
+    """Return {key of a list: the model of each entry}, for lists whose entries are sections."""
     models: dict[str, type[BaseModel]] = {}
     for prefix, model in {"": RunConfig, **field_keys()}.items():
         for name, info in model.model_fields.items() if model else ():
@@ -76,7 +76,7 @@ def _section(annotation: Any) -> type[ConfigModel] | None:
 
 
 def unknown_keys(located: Located) -> list[str]:
-    """A message for each key that the schema does not have, with the nearest one that it has."""
+    """Return a message for each key that the schema does not have, with the nearest known key."""
     known = field_keys()
     sections = [key for key, model in known.items() if model is not None]
     problems = []

@@ -25,7 +25,7 @@ def label_problem(key: Any, value: Any) -> str | None:
 
 
 def _broken(text: Any, of_key: bool) -> str | None:
-    """The rule that a key or a value breaks."""
+    """Return the rule that a key or a value breaks."""
     try:
         _adapter(of_key).validate_python(text, strict=True)
     except ValidationError as error:

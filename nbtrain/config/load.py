@@ -53,7 +53,7 @@ Overrides: TypeAlias = Mapping[str, Any] | Iterable[str] | None
 
 
 def load(run: str | Path | RunConfig, overrides: Overrides = None, check: bool = True) -> RunConfig:
-    """The configuration of a run.
+    """Load the configuration of a run.
 
     `run` is a path to a YAML, the name of one in examples/megatron-gpt/training/ (`gpt-tiny`), or a preset
     (`13B`, presets.py). `overrides` is {"batch.micro_batch_size": 4}, nested dictionaries,
@@ -103,17 +103,17 @@ def load_resolved(path: str | Path) -> RunConfig:
 
 
 def to_yaml(config: RunConfig) -> str:
-    """The resolved file: every field, in the schema's order."""
+    """Return the resolved file: every field, in the schema's order."""
     return to_text(config.model_dump())
 
 
 def to_shown_yaml(config: RunConfig) -> str:
-    """The resolved file with passwords in addresses as ***: a copy that is kept outlives its password."""
+    """Return the resolved file with passwords in addresses as ***, because a copy outlives its password."""
     return to_text(without_secrets(config.model_dump()))
 
 
 def find(run: str | Path) -> Path:
-    """The file that `run` means: as typed, below the workspace, a bundled example, a run or a preset."""
+    """Return the file that `run` means: as typed, in the workspace, a bundled example, a run or a preset."""
     if not isinstance(run, str | Path):
         raise ConfigError(
             f"run = {reprlib.repr(run)} must be the path of a run YAML, or a name such as gpt-tiny."
@@ -173,12 +173,12 @@ def _exists(path: Path) -> bool:
 
 
 def read_with_parents(path: Path, seen: tuple[Path, ...] = ()) -> Located:
-    """A YAML over everything it extends, relative to its own folder."""
+    """Read a YAML over everything that it extends, relative to its own folder."""
     # Without "..": a path that alternates between ../a and ../b would be a new path in every round.
     place = path.parent.resolve() / path.name
     if place in seen:
         chain = " -> ".join(entry.name for entry in (*seen, place))
-        raise ConfigError(f"{path.name}: `extends` runs in a circle: {chain}.")
+        raise ConfigError(f"{path.name}: `extends` forms a cycle: {chain}.")
     own = read_yaml(path)
     parents = own.value.pop("extends", None) or []
     if isinstance(parents, str):
@@ -204,7 +204,7 @@ def read_with_parents(path: Path, seen: tuple[Path, ...] = ()) -> Located:
 
 
 def _over(base: Located, layer: Located) -> Located:
-    """A layer over its base: with what its names stand for, and without names of what it makes otherwise."""
+    """Return a layer over its base, with the fields of its names and without names that it contradicts."""
     return with_own_names(base.merged_with(expanded(layer, base)), layer, base)
 
 
@@ -214,7 +214,7 @@ def _is_file_name(path: Path) -> bool:
 
 
 def override_layer(overrides: Overrides) -> Located:
-    """Overrides as one more layer over the YAML; a later one wins over an earlier one.
+    """Return overrides as one more layer over the YAML; a later one wins over an earlier one.
 
     Raises ConfigError if an override is not key=value, or if a key and something inside it are both set.
     """
@@ -275,7 +275,7 @@ def _override_items(overrides: Overrides) -> Iterable[tuple[str, Any]]:
 
 
 def _typed(text: str) -> str:
-    """The text as it was typed, in quotes, without passwords, cut if it is long."""
+    """Return the text as typed, in quotes, without passwords, truncated if it is long."""
     return repr(shortened(text_without_secrets(text)))
 
 
@@ -288,7 +288,7 @@ def _not_overrides(what: str, found: object) -> ConfigError:
 
 
 def flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """{"batch": {"micro_batch_size": 4}} as ("batch.micro_batch_size", 4); fields of free_form stay whole."""
+    """Yield {"batch": {"seq": 4}} as ("batch.seq", 4); fields of free_form are not split."""
     for key, value in mapping.items():
         dotted = f"{prefix}{key}"
         if isinstance(value, Mapping) and value and dotted not in free_form():
@@ -300,7 +300,7 @@ def flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def validate(located: Located, label: str) -> RunConfig:
-    """The schema's word on a merged mapping. Raises ConfigError with every problem."""
+    """Validate a merged mapping against the schema. Raises ConfigError with every problem."""
     located = with_default_names(located)
     problems = unknown_keys(located)
     try:
@@ -322,7 +322,7 @@ def validate(located: Located, label: str) -> RunConfig:
 
 
 def validate_section(located: Located, section: str) -> None:
-    """The schema's word on the keys of one section that are given, before the rest of a run is known.
+    """Validate the given keys of one section, before the rest of a run is known.
 
     Raises ConfigError, in the words of `validate`, which knows what is missing and what has no such name.
     """

@@ -27,7 +27,7 @@ def one_line(config: RunConfig) -> str:
         if without_secrets(value, key.rpartition(".")[2]) != value:
             raise ConfigError(
                 f"{config.where(key).partition('=')[0]}: {key} has an address with a user, password or "
-                "query, any of which may be a secret, and the file would show it. Take that part out, or "
+                "query, any of which may be a secret, and the file would show it. Remove that part, or "
                 "submit the run without a dry run."
             )
     # Kubernetes replaces $(NAME), pdsh %h and its like.
@@ -49,7 +49,7 @@ def _of_yaml(escape: re.Match[str]) -> str:
 
 
 def from_one_line(text: str, variable: str) -> RunConfig:
-    """The run in an environment variable, its rules not checked. Raises ConfigError."""
+    """Return the run from an environment variable, without checking its rules. Raises ConfigError."""
     config = validate(parse_yaml(text, variable), variable)
     # For commands in messages: the file is on the machine where the manifest was written.
     config._run = "RUN.yaml"

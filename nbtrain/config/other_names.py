@@ -116,7 +116,7 @@ INSTEAD = {
     ),
     **dict.fromkeys(
         ("tensorboard_dir", "logging_dir", "log_dir", "wandb_project", "report_to"),
-        "Figures are written to $NBTRAIN_OUTPUT/<name>/tensorboard",
+        "Metrics are written to $NBTRAIN_OUTPUT/<name>/tensorboard",
     ),
     **dict.fromkeys(
         ("num_train_epochs", "max_epochs", "epochs"),
@@ -127,7 +127,7 @@ INSTEAD = {
     ),
     **dict.fromkeys(
         ("expert_model_parallel_size", "expert_parallel_size", "num_experts", "moe_router_topk"),
-        "Mixtures of experts are not trained",
+        "Mixture-of-experts models are not supported",
     ),
 }
 

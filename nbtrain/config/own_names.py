@@ -48,7 +48,7 @@ def leads_names(key: str) -> bool:
 
 
 def with_own_names(merged: Located, layer: Located, base: Located) -> Located:
-    """`merged`, the layer over its base, in which names that the layer does not inherit are replaced.
+    """Return `merged`, a layer over its base, with new names instead of names that it does not inherit.
 
     In place. Values that the schema will refuse are compared as they are written.
     """

@@ -20,7 +20,7 @@ MARK = re.compile(rf"{IMAGE}|{CLAIM}|{HOST}\d+")
 
 
 def with_placeholders(config: RunConfig) -> RunConfig:
-    """`config`, loaded without its checks, with a placeholder for each thing that its backend lacks.
+    """Return `config`, loaded without its checks, with a placeholder for each missing backend setting.
 
     Raises ConfigError for every other broken rule.
     """
@@ -28,7 +28,7 @@ def with_placeholders(config: RunConfig) -> RunConfig:
 
 
 def _missing(config: RunConfig) -> dict[str, Any]:
-    """{dotted key: placeholder}."""
+    """Return {dotted key: placeholder} of the missing settings."""
     found: dict[str, Any] = {}
     pods, hosts = config.backend.kubernetes, config.backend.hosts
     if config.backend.kind == "kubernetes":

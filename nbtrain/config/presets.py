@@ -42,5 +42,5 @@ def size_of(name: str) -> float | None:
 
 
 def nearest_preset(size: float) -> str:
-    """The preset that is nearest by ratio."""
+    """Return the preset that is nearest by ratio."""
     return min(PRESETS, key=lambda name: abs(math.log((size_of(name) or 1.0) / max(size, 1.0))))

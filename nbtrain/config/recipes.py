@@ -49,7 +49,7 @@ _SECTIONS["lr_schedule"] = LrScheduleConfig
 
 
 def fields_of(name: str) -> dict[str, Any]:
-    """{dotted key: value} of a recipe, all of FIELDS. Raises KeyError for another name."""
+    """Return {dotted key: value} of a recipe, all of FIELDS. Raises KeyError for another name."""
     different = _DIFFERENCES[name]
     return {key: different.get(key, _default(key)) for key in FIELDS}
 
@@ -60,7 +60,7 @@ def _default(key: str) -> Any:
 
 
 def expanded(layer: Located, base: Located) -> Located:
-    """One layer of a configuration, a file or overrides, over `base`: with what its names stand for.
+    """Return a layer (a file or overrides) over `base`, with the fields that its names set.
 
     Changes the layer in place. A name that is not a recipe is left to the schema's check. The default does
     not count as a name that was set.

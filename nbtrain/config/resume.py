@@ -125,7 +125,7 @@ def within(key: str, sections: Iterable[str]) -> bool:
 
 
 def misfits(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """A phrase for each bound field that differs between a checkpoint's manifest and the run (`now`)."""
+    """Return a phrase for each bound field that differs between a checkpoint's manifest and `now`."""
     found = []
     for key, recorded in BOUND:
         if recorded is None:

@@ -29,12 +29,12 @@ NO_LENGTH = "{where}: batch.train_tokens is missing: set it, or train_samples or
 
 
 def given_unit(section: ConfigModel, stem: str) -> str | None:
-    """The unit of an amount: "steps" for `lr_warmup` if lr_warmup_steps is set; None if no unit is set."""
+    """Return the unit of an amount: "steps" for `lr_warmup` if lr_warmup_steps is set; None if unset."""
     return next((unit for unit in UNITS if getattr(section, f"{stem}_{unit}") is not None), None)
 
 
 def other_warmups(schedule: ConfigModel) -> list[str]:
-    """Fields that give the warm-up in another unit than tokens; they are refused next to lr_warmup_tokens."""
+    """Return the fields that give the warm-up in another unit; they are refused next to lr_warmup_tokens."""
     fields = (f"lr_warmup_{unit}" for unit in ("samples", "steps", "fraction"))
     return [field for field in fields if getattr(schedule, field) is not None]
 

@@ -281,7 +281,7 @@ class RunConfig(ConfigModel):
         return hash(self.name)
 
     def where(self, key: str) -> str:
-        """The place that set a dotted key: "gpt.yaml:12", "override batch.x=1" or "default"."""
+        """Return the place that set a dotted key: "gpt.yaml:12", "override batch.x=1" or "default"."""
         inside = (place for known, place in self._origins.items() if known.startswith(f"{key}."))
         if key not in self._origins and (place := next(inside, None)) is not None:
             return place
@@ -390,7 +390,7 @@ class RunConfig(ConfigModel):
         return Rampup(**self.batch.rampup.model_dump()) if self.batch.rampup else None
 
     def in_tokens(self, unit: str, amount: int) -> int:
-        """`amount` tokens, samples or steps from the start of the run, in tokens."""
+        """Convert `amount` tokens, samples or steps from the start of the run to tokens."""
         if unit == "steps":
             sizes = BatchSchedule(self.batch.global_batch_size, self.model.seq_length, 1, self.ramp)
             return sizes.tokens_after(amount)

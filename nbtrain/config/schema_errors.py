@@ -63,7 +63,7 @@ NAMES = ("name", "data.name", "tokenizer.name")
 
 
 def worded(entry: Any, located: Located, label: str) -> str:
-    """One of pydantic's errors in our words: where, what was found, the rule."""
+    """Reword one of pydantic's errors: the place, the value, and the rule."""
     location = entry["loc"]
     # In a list of sources pydantic names the kind after the index, of a pattern or a step its form, such as
     # "<each layer>": these are not keys.
@@ -77,7 +77,7 @@ def worded(entry: Any, located: Located, label: str) -> str:
     kind, context = entry["type"], entry.get("ctx", {})
     if kind == "string_type" and entry["input"] is None and dotted in NAMES:
         # name= on the command line.
-        fix = f"Give one, e.g. {dotted}=my-run, or leave {dotted} out to keep the one of the YAML."
+        fix = f"Give one, e.g. {dotted}=my-run, or omit {dotted} to keep the YAML's value."
         rule = NAME_RULE.rpartition(", e.g. ")[0]
         return f"{where.removesuffix('null')}: {dotted} is empty: a name {rule}. {fix}"
     found = f"{where}: {dotted} = {show(entry['input'])}"
@@ -129,5 +129,5 @@ def worded(entry: Any, located: Located, label: str) -> str:
 
 
 def _number(limit: float) -> str:
-    """A bound as a person reads it: 1,000,000; 0.5; 1e-08."""
+    """Format a bound for readers: 1,000,000; 0.5; 1e-08."""
     return f"{int(limit):,}" if float(limit).is_integer() else f"{limit:g}"

@@ -34,14 +34,14 @@ def refuse_name_of_shipped_tokenizer(config: RunConfig) -> None:
         if other.tokenizer.name == name and trains and not makes_same_tokenizer(other, config):
             raise DataError(
                 f"{config.where(TOKENIZER_NAME)}: {TOKENIZER_NAME} = {name}: is the tokenizer that "
-                f"{other.name} trains on its own text, and is not there yet. To use it, run `nbtrain prepare "
-                f"{other.name}` first; to train one on this text, leave {TOKENIZER_NAME} out or give it "
-                "another value."
+                f"{other.name} trains on its own text, and does not exist yet. To use it, run `nbtrain "
+                f"prepare {other.name}` first; to train one on this text, leave {TOKENIZER_NAME} out or give "
+                "it another value."
             )
 
 
 def _runs_that_say(name: str) -> Iterator[RunConfig]:
-    """The example runs, as the workspace has them, if any of their files holds the name."""
+    """Return the workspace's example runs if any of their files contains the name."""
     folders = example_folders()
     files = [path for folder in folders for path in folder.rglob("*.yaml")]
     if not any(f"name: {name}" in path.read_text(encoding="utf-8", errors="replace") for path in files):

@@ -276,7 +276,7 @@ SOURCE_TYPES: tuple[type[SourceModel], ...] = get_args(get_args(Source)[0])
 
 
 def kind_of(source: type[SourceModel]) -> str:
-    """Value of `kind:` that names a source in a YAML."""
+    """Return the value of `kind:` for a source model."""
     return get_args(source.model_fields["kind"].annotation)[0]
 
 
@@ -288,13 +288,16 @@ def address_problem(path: str) -> str | None:
     if "://" not in path:
         return None
     if (match := _OF_HUB.fullmatch(path)) is None:
-        return "is an address, and sources are read from disks. Download it, and name the file or folder."
+        return (
+            "is an address, but sources are read from disk. Download it, and set the path to the file or "
+            "folder."
+        )
     name, revision, _ = match.groups()
     folder = f"corpus/{name.partition('/')[2]}"
     at = f" --revision {revision[1:]}" if revision else ""
     return (
         "is a dataset of the Hugging Face Hub, which is not read from there. Download it with `hf download "
-        f"{name}{at} --repo-type dataset --local-dir {folder}`, and name the folder {folder}."
+        f"{name}{at} --repo-type dataset --local-dir {folder}`, and set the path to {folder}."
     )
 
 

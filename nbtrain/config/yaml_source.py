@@ -65,7 +65,7 @@ class _Loader(yaml.SafeLoader):
         if (tag := getattr(event, "tag", None)) is not None:
             spelled = tag.replace(_TAG, "!!") if tag.startswith(_TAG) else tag
             raise yaml.composer.ComposerError(
-                None, None, f"tags such as {shortened(spelled)} are not read; take it out", event.start_mark
+                None, None, f"tags such as {shortened(spelled)} are not read; remove it", event.start_mark
             )
         return super().compose_node(parent, index)
 
@@ -187,7 +187,7 @@ class OverridePlace(str):
 
     @classmethod
     def of(cls, key: str, value: Any) -> "OverridePlace":
-        """The place of one override. It is shown wherever the value matters, so it holds no passwords."""
+        """Return the place of one override. It appears in messages, so it holds no passwords."""
         text = spelled(value)
         place = cls(f"override {shortened(key)}={shortened(text)}")
         place.argument = f"{key}={text}"
@@ -209,7 +209,7 @@ class Located:
     origins: dict[str, str] = field(default_factory=dict)
 
     def merged_with(self, child: "Located") -> "Located":
-        """`child` over self: mappings merge, everything else is replaced whole, its places too."""
+        """Merge `child` over self: mappings merge, everything else is replaced, including its places."""
         origins = dict(self.origins)
         value = _merge(self.value, child.value, "", origins)
         return Located(value, {**origins, **child.origins})
@@ -274,7 +274,7 @@ def label_of(path: Path) -> str:
 
 
 def read_yaml(path: Path, label: str | None = None) -> Located:
-    """A run YAML with origins, called `label` in messages. Raises ConfigError if it is not a mapping."""
+    """Read a run YAML with origins, called `label` in messages. Raises ConfigError if it is not a mapping."""
     label = label or label_of(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -297,7 +297,7 @@ _LONGEST_KEPT = 1 << 16
 
 @functools.lru_cache(maxsize=64)
 def _composed(text: str) -> yaml.Node | None:
-    """The nodes of a text, which nothing changes: a form reads the file that it shows at every change."""
+    """Return the nodes of a text, which callers must not change; cached, as a form reads it repeatedly."""
     if _QUICK_LOADER and not _NOT_QUICK.search(text):
         with contextlib.suppress(yaml.YAMLError):
             return _QUICK_LOADER(text).get_single_node()
@@ -363,7 +363,7 @@ def _construct(loader: _Loader, node: yaml.Node, prefix: str, label: str, origin
 
 
 def _scalar(loader: _Loader, node: yaml.Node, found: str) -> Any:
-    """The value of a node; `found` is how a message about it begins."""
+    """Return the value of a node; `found` begins a message about it."""
     try:
         return loader.construct_object(node, deep=True)
     except MisleadingValue as error:
@@ -371,7 +371,7 @@ def _scalar(loader: _Loader, node: yaml.Node, found: str) -> Any:
 
 
 def parse_value(text: str) -> Any:
-    """The value of `key=value`. Raises ValueError if it is no YAML, MisleadingValue if it looks different."""
+    """Parse the value of `key=value`. Raises ValueError for invalid YAML, MisleadingValue for other types."""
     # Most overrides are a number, true or false, and PyYAML takes 0.1 ms for each.
     if _WHOLE_NUMBER.fullmatch(text):
         return int(text)
@@ -389,7 +389,7 @@ def parse_value(text: str) -> Any:
 
 
 def to_text(value: Mapping[str, Any]) -> str:
-    """YAML text that read_yaml reads back to the same value."""
+    """Return YAML text that read_yaml reads back to the same value."""
 
     def dump(allow_unicode: bool, dumper: Any = _Dumper) -> str:
         return yaml.dump(dict(value), Dumper=dumper, sort_keys=False, allow_unicode=allow_unicode, width=110)
@@ -402,12 +402,12 @@ def to_text(value: Mapping[str, Any]) -> str:
 
 
 def show(value: Any) -> str:
-    """A value in one line, as a run YAML spells it, without passwords, cut if it is long."""
+    """Return a value in one line, spelled as in a run YAML, without passwords, truncated if it is long."""
     return shortened(spelled(value))
 
 
 def spelled(value: Any) -> str:
-    """A value in one line, as a run YAML spells it, without passwords."""
+    """Return a value in one line, spelled as in a run YAML, without passwords."""
     # Most overrides are one of these, and every override is spelled.
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]

@@ -279,7 +279,7 @@ class IndexedDataset:
             )
 
     def num_filled_documents(self) -> int:
-        """Documents that hold a sequence: Megatron's slow script leaves empty ones as repeated entries."""
+        """Return the number of documents with a sequence; Megatron's slow script leaves empty entries too."""
         documents = self.document_indices
         return sum(
             int((documents[first + 1 : first + BLOCK + 1] > documents[first:-1][:BLOCK]).sum())

@@ -283,7 +283,7 @@ def _scaling(place: Keys, top: Keys, positions: int) -> dict[str, Any] | None:
 
 
 def _earlier_length(place: Keys, top: Keys, default: int | None = None) -> int:
-    """original_max_position_embeddings: inside, or at the top of config.json, which transformers prefers."""
+    """Return original_max_position_embeddings, inside or at the top level, which transformers prefers."""
     key = "original_max_position_embeddings"
     if key not in top:
         return place.whole(key, default)

@@ -71,7 +71,7 @@ def test_what_was_found_is_said_with_the_command_that_takes_it_over(config, work
     folder = "output/gpt/autotuning_results"
     assert found_words(run, config, "tune", active=True) == f"its trials go to {folder}/"
     assert found_words(run, config, "tune", active=False) == (
-        f"no trial ran to its end; look into stderr.log and stdout.log of each in {folder}/"
+        f"no trial finished; look at stderr.log and stdout.log of each in {folder}/"
     )
     run.autotuning_results.mkdir(parents=True)
     best = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 3}}
@@ -81,7 +81,7 @@ def test_what_was_found_is_said_with_the_command_that_takes_it_over(config, work
         "parallel.zero_stage=3 backend.kubernetes.autotune=none` trains with it"
     )
     assert found_words(run, config, "run", active=True) == (
-        f"the best is what this run has now ({folder}/ds_config_optimal.json)"
+        f"the best settings are this run's own ({folder}/ds_config_optimal.json)"
     )
 
 

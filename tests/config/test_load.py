@@ -376,7 +376,7 @@ def test_several_parents_apply_in_order(run_yaml):
         ("extends: 3\n", "my-run.yaml:1: extends must be a file name or a list of them."),
         ("extends: [a.yaml, 3]\n", "my-run.yaml:1: extends must be a file name or a list of them."),
         ("extends: /\n", "my-run.yaml:1: extends /: is a folder; give the path of a run YAML."),
-        ("extends: my-run.yaml\n", "my-run.yaml: `extends` runs in a circle: my-run.yaml -> my-run.yaml."),
+        ("extends: my-run.yaml\n", "my-run.yaml: `extends` forms a cycle: my-run.yaml -> my-run.yaml."),
     ],
 )
 def test_a_bad_extends_is_reported(text, expected, run_yaml, tmp_path):
@@ -390,7 +390,7 @@ def test_a_circle_over_two_folders_is_reported(tmp_path):
         path = tmp_path / f"{own}.yaml"
         path.parent.mkdir()
         path.write_text(f"extends: {other}.yaml\n")
-    expected = "x.yaml: `extends` runs in a circle: x.yaml -> y.yaml -> x.yaml."
+    expected = "x.yaml: `extends` forms a cycle: x.yaml -> y.yaml -> x.yaml."
     assert message_of(tmp_path / "a" / "x.yaml") == expected
 
 

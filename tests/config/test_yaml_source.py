@@ -72,15 +72,15 @@ def test_numbers_are_read_as_people_write_them(text, value):
         ("[1]: 3", "x.yaml:1: the key ? must be text."),
         ("a: [1\nb", "x.yaml:2: not YAML: expected ',' or ']', but got '<stream end>'."),
         ("a: &x {b: *x}", "x.yaml:1: not YAML: anchors and aliases are not read; use `extends:` to share."),
-        ("a: !!str 5", "x.yaml:1: not YAML: tags such as !!str are not read; take it out."),
-        ("a: 1\nb: ! [5]", "x.yaml:2: not YAML: tags such as ! are not read; take it out."),
+        ("a: !!str 5", "x.yaml:1: not YAML: tags such as !!str are not read; remove it."),
+        ("a: 1\nb: ! [5]", "x.yaml:2: not YAML: tags such as ! are not read; remove it."),
         (
             "a: 1\nno: 1",
             "x.yaml:2: the key no: YAML reads this as false. Write false, or 'no' with the quotes for text.",
         ),
         (
             "a: !!python/object:os.system x",
-            "x.yaml:1: not YAML: tags such as !!python/object:os.system are not read; take it out.",
+            "x.yaml:1: not YAML: tags such as !!python/object:os.system are not read; remove it.",
         ),
         ("[" * 2000, "x.yaml: not a run YAML: nested too deeply."),
         ("a: 1\n---\nb: 2", "x.yaml:2: not YAML: but found another document."),

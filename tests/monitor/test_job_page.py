@@ -365,10 +365,7 @@ def test_what_deepspeeds_autotuner_found(failed, workspace):
     failed.record.autotune = "tune"
     failed.record.write(failed.job.job_json)
     text = job_text(job_page(failed.job.run))
-    assert (
-        "\nDeepSpeed's autotuner: no trial ran to its end; look into stderr.log and stdout.log of each"
-        in text
-    )
+    assert "\nDeepSpeed's autotuner: no trial finished; look at stderr.log and stdout.log of each" in text
 
 
 @pytest.mark.parametrize(

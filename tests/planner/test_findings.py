@@ -378,7 +378,7 @@ FOUND = {
         ["backend.env={CUDA_VISIBLE_DEVICES: '0,1'}"],
         "variables_have_one_owner",
         "backend.env.CUDA_VISIBLE_DEVICES",
-        "backend.env.CUDA_VISIBLE_DEVICES = 0,1: the run's GPUs are taken among these.",
+        "backend.env.CUDA_VISIBLE_DEVICES = 0,1: the run's GPUs are chosen from these.",
         "",
         "",
     ),

@@ -1,1 +1,1 @@
-"""Arithmetic that both wings need: parameters, FLOPs, stages, batches, schedules."""
+"""Arithmetic for the notebook side and the GPU side: parameters, FLOPs, stages, batches, schedules."""

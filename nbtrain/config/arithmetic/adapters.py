@@ -15,19 +15,19 @@ from nbtrain.config.schema import RunConfig
 
 
 def count_adapters(config: RunConfig) -> int:
-    """Parameters of all adapters of the whole model."""
+    """Return the number of parameters of all adapters of the whole model."""
     rows = trained_row_elements(config) * (1 if shape_of(config).tied else 2)
     return config.model.num_layers * sum(adapter_sizes(config, 1)) + rows
 
 
 def trained_row_elements(config: RunConfig) -> int:
-    """Elements of one matrix's rows of tokens that are trained together with adapters."""
+    """Return the elements of one matrix's token rows that are trained along with adapters."""
     ids = config.lora.trainable_token_indices if config.lora is not None else None
     return len(ids or ()) * config.model.hidden_size
 
 
 def adapter_sizes(config: RunConfig, tensor: int | None = None) -> tuple[int, ...]:
-    """Elements of each matrix of one block's adapters on one rank, in the model's order; () without any.
+    """Return the elements of each matrix of one block's adapters on one rank, in order; () without any.
 
     `tensor`: number of tensor-parallel ranks; by default the run's.
     """
@@ -49,7 +49,7 @@ def adapter_sizes(config: RunConfig, tensor: int | None = None) -> tuple[int, ..
 
 
 def adapter_activations(config: RunConfig, tensor: int | None = None) -> tuple[int, int]:
-    """(numbers between A and B, dropped-out inputs) that a block keeps of each token on one rank.
+    """Return (numbers between A and B, dropped-out inputs) that a block keeps of each token on one rank.
 
     `tensor`: as of adapter_sizes.
     """

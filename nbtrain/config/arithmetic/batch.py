@@ -39,7 +39,7 @@ class StepSizes:
         return self.parts[-1][0]
 
     def size_at(self, consumed_samples: int) -> int:
-        """Sequences in the step that starts after `consumed_samples`."""
+        """Return the number of sequences in the step that starts after `consumed_samples`."""
         return self.parts[bisect.bisect_right(self.parts, consumed_samples, key=lambda part: part[0]) - 1][1]
 
 
@@ -58,7 +58,7 @@ class BatchSchedule:
     rampup: Rampup | StepSizes | None = None
 
     def size_at(self, consumed_samples: int) -> int:
-        """Sequences in the step that starts after `consumed_samples`."""
+        """Return the number of sequences in the step that starts after `consumed_samples`."""
         ramp = self.rampup
         if ramp is None or consumed_samples >= ramp.ramp_samples:
             return self.global_batch_size
@@ -72,19 +72,19 @@ class BatchSchedule:
         return min(ramp.start_batch_size + passed * ramp.batch_size_increment, self.global_batch_size)
 
     def samples_after(self, step: int) -> int:
-        """Sequences consumed when `step` steps are done."""
+        """Return the number of sequences consumed after `step` steps."""
         steps, samples, sizes = _stretches(self)
         number = bisect.bisect_right(steps, step) - 1
         return samples[number] + (step - steps[number]) * sizes[number]
 
     def step_at(self, consumed_samples: int) -> int:
-        """The inverse of samples_after: whole steps within `consumed_samples`."""
+        """Return the number of complete steps within `consumed_samples`: the inverse of samples_after."""
         steps, samples, sizes = _stretches(self)
         number = bisect.bisect_right(samples, consumed_samples) - 1
         return steps[number] + (consumed_samples - samples[number]) // sizes[number]
 
     def tokens_after(self, step: int) -> int:
-        """Tokens consumed when `step` steps are done."""
+        """Return the number of tokens consumed after `step` steps."""
         return self.samples_after(step) * self.seq_length
 
     @property
@@ -102,7 +102,7 @@ class BatchSchedule:
 
 @functools.lru_cache(maxsize=64)
 def _stretches(schedule: BatchSchedule) -> tuple[list[int], list[int], list[int]]:
-    """First step, samples before it and batch size of each stretch of equal steps; the last has no end.
+    """Yield first step, earlier samples and batch size of each stretch of equal steps; the last is endless.
 
     Not every step has an entry, because a ramp may be arbitrarily long.
     """
@@ -117,7 +117,7 @@ def _stretches(schedule: BatchSchedule) -> tuple[list[int], list[int], list[int]
 
 
 def _end_of_size(schedule: BatchSchedule, ramp: Rampup | StepSizes, consumed_samples: int) -> int:
-    """The least count of samples, beyond `consumed_samples`, at which another size may hold."""
+    """Return the smallest sample count after `consumed_samples` at which the size may change."""
     if isinstance(ramp, StepSizes):
         return min(first for first, _ in ramp.parts if first > consumed_samples)
     # size_at() never falls along a ramp. Asking it, rather than a formula, leaves no rounding to differ.

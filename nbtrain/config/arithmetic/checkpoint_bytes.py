@@ -37,12 +37,12 @@ TENSORS_BESIDE_LAYERS = 5
 
 
 def weight_bytes(config: RunConfig) -> int:
-    """Bytes of one weight as the model holds it."""
+    """Return the bytes of one weight in the model's format."""
     return 4 if config.precision.dtype == "fp32" or config.precision.autocast else 2
 
 
 def state_bytes(config: RunConfig) -> int:
-    """Bytes of all tensors of one checkpoint, over all ranks.
+    """Return the bytes of all tensors of one checkpoint, over all ranks.
 
     Each (pipeline, tensor) rank writes what it holds, so that LayerNorms, which tensor ranks hold alike,
     count once for each of them. The last stage's copy of the tied word embedding has masters and moments but
@@ -66,7 +66,7 @@ def _weight_state_bytes(config: RunConfig) -> int:
 
 
 def _optimizer_state_bytes(config: RunConfig) -> int:
-    """The fp32 masters that every ZeRO stage but 0 keeps, in fp32 too, and fp32 moments."""
+    """Return the bytes of fp32 masters, which every ZeRO stage but 0 keeps, and of fp32 moments."""
     parallel, tensor = config.parallel, config.parallel.tensor_parallel_size
     if config.lora is not None:
         # Tied ones are on the last stage too.
@@ -82,7 +82,7 @@ def _optimizer_state_bytes(config: RunConfig) -> int:
 
 
 def _adapters(config: RunConfig) -> int:
-    """Elements of all adapters, over all (pipeline, tensor) ranks."""
+    """Return the elements of all adapters, over all (pipeline, tensor) ranks."""
     return config.model.num_layers * sum(adapter_sizes(config)) * config.parallel.tensor_parallel_size
 
 
@@ -94,12 +94,12 @@ def _trained_rows(config: RunConfig, tied_copies: int) -> int:
 
 
 def checkpoint_bytes(config: RunConfig) -> int:
-    """Bytes of one checkpoint's files, over all ranks."""
+    """Return the bytes of one checkpoint's files, over all ranks."""
     return state_bytes(config) + _description_bytes(config)
 
 
 def node_checkpoint_bytes(config: RunConfig, nodes: int) -> int:
-    """Most bytes that one of `nodes` nodes writes of one checkpoint to its own disk (checkpoint.local_dir).
+    """Return the most bytes of a checkpoint that one of `nodes` nodes writes (checkpoint.local_dir).
 
     ZeRO cuts the optimizer's state over all data ranks. Weights are written by the first of these alone,
     which may all be on one node; with ZeRO 0 every node writes everything.
@@ -112,7 +112,7 @@ def node_checkpoint_bytes(config: RunConfig, nodes: int) -> int:
 
 
 def checkpoint_room_bytes(config: RunConfig) -> int:
-    """Free bytes without which the trainer begins no checkpoint."""
+    """Return the free bytes that the trainer requires before it begins a checkpoint."""
     return checkpoint_bytes(config) + SPARE_BYTES
 
 

@@ -51,7 +51,7 @@ class Device:
     vendor: str = "NVIDIA"
 
     def peak(self, dtype: str) -> float | None:
-        """Dense peak FLOP/s for fp32, tf32, bf16, fp16, fp8 or fp4; None if the device has no such unit."""
+        """Return the dense peak FLOP/s for fp32, tf32, bf16, fp16, fp8 or fp4; None without such a unit."""
         return self.peak_flops.get(dtype)
 
 
@@ -84,7 +84,7 @@ def _gpu(
     devices_per_node: int = 8,
     link_devices: int = 8,
 ) -> Device:
-    """A GPU of NVIDIA's; `bandwidth`, `link`, `bridge` and `network` in GB/s.
+    """Return an NVIDIA GPU; `bandwidth`, `link`, `bridge` and `network` in GB/s.
 
     `tflops`: of fp16, fp32, tf32, fp8. From compute capability 8.0 on there is bf16, as fast as fp16.
     """
@@ -283,7 +283,7 @@ def find_device(name: str | None) -> Device | None:
 
 
 def nearest_device_names(name: str) -> list[str]:
-    """Table names that look like `name`."""
+    """Return table names similar to `name`."""
     folded = {known.lower(): known for known in BY_NAME}
     starting = [key for key in folded if key.startswith(name.lower())]
     close = difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.5)

@@ -35,12 +35,12 @@ from nbtrain.config.schema import RunConfig
 
 
 def model_flops_per_token(config: RunConfig) -> float:
-    """FLOPs of one token's forward and backward pass without recomputation: the numerator of MFU."""
+    """Return FLOPs of one token's forward and backward pass without recomputation: the numerator of MFU."""
     return model_flops(shape_of(config))
 
 
 def hardware_flops_per_token(config: RunConfig) -> float:
-    """FLOPs of one token's forward and backward pass with recomputation: the numerator of HFU."""
+    """Return FLOPs of one token's forward and backward pass with recomputation: the numerator of HFU."""
     model = config.model
     recomputed = {
         "none": 0.0,
@@ -51,7 +51,7 @@ def hardware_flops_per_token(config: RunConfig) -> float:
 
 
 def megatron_deepspeed_tflops(config: RunConfig, samples_per_second: float) -> float:
-    """The figure that Megatron-DeepSpeed e7bff5ec logs, per device: to compare with its logs, not as MFU.
+    """Return TFLOP/s per device as Megatron-DeepSpeed e7bff5ec logs it, for comparison with its logs.
 
     Source: megatron/utils.py, throughput_calculator; the top of this file explains its error.
     """
@@ -64,37 +64,37 @@ def megatron_deepspeed_tflops(config: RunConfig, samples_per_second: float) -> f
 
 
 def block_flops_per_token(config: RunConfig) -> float:
-    """The forward pass of one transformer block."""
+    """Return FLOPs of the forward pass of one transformer block."""
     return block_forward(shape_of(config))
 
 
 def attention_flops_per_token(config: RunConfig) -> float:
-    """The forward pass of one block's attention core: scores, and their product with the values."""
+    """Return FLOPs of one block's attention core: scores, and their product with the values."""
     return attention_forward(shape_of(config))
 
 
 def logits_flops_per_token(config: RunConfig) -> float:
-    """The forward pass of the output layer."""
+    """Return FLOPs of the forward pass of the output layer."""
     return logits_forward(shape_of(config))
 
 
 def block_forward(shape: Shape) -> float:
-    """FLOPs of one token's forward pass through one block."""
+    """Return FLOPs of one token's forward pass through one block."""
     return 2 * (shape.attention_weights + shape.mlp_weights) + attention_forward(shape)
 
 
 def attention_forward(shape: Shape) -> float:
-    """FLOPs of one token's forward pass through one block's attention core, over all positions."""
+    """Return FLOPs of one token's forward pass through a block's attention core, over all positions."""
     return 4 * shape.seq_length * shape.query_width
 
 
 def logits_forward(shape: Shape) -> float:
-    """FLOPs of one token's forward pass through the output layer."""
+    """Return FLOPs of one token's forward pass through the output layer."""
     return 2 * shape.output_weights
 
 
 def model_flops(shape: Shape) -> float:
-    """FLOPs of one token's forward and backward pass without recomputation."""
+    """Return FLOPs of one token's forward and backward pass without recomputation."""
     return 3 * (shape.num_layers * block_forward(shape) + logits_forward(shape))
 
 
@@ -103,7 +103,7 @@ def _layers_forward(config: RunConfig) -> float:
 
 
 def newton_schulz_flops(rows: int, columns: int, steps: int) -> int:
-    """FLOPs for one matrix in one optimizer step (train/engine/newton_schulz.py)."""
+    """Return FLOPs for one matrix in one optimizer step (train/engine/newton_schulz.py)."""
     least, most = min(rows, columns), max(rows, columns)
     return steps * (4 * least**2 * most + 2 * least**3)
 

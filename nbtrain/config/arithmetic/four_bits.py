@@ -11,7 +11,7 @@ NESTED_BLOCK_ELEMENTS = 256
 
 
 def four_bit_bytes(elements: int, use_double_quant: bool) -> int:
-    """Bytes of a matrix of `elements` numbers."""
+    """Return the bytes of a matrix of `elements` numbers."""
     packed, blocks = -(-elements // 2), -(-elements // BLOCK_ELEMENTS)
     if not use_double_quant:
         return packed + 4 * blocks

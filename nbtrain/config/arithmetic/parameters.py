@@ -28,18 +28,18 @@ class Parameters:
         return sum(vars(self).values())
 
     def to_dict(self) -> dict[str, int]:
-        """Counts by part; without a tied output layer, and without positions if none are learned."""
+        """Return counts by part, without a tied output layer and without positions that are not learned."""
         optional = ("output_layer", "position_embeddings")
         return {part: count for part, count in vars(self).items() if part not in optional or count}
 
 
 def count_parameters(config: RunConfig) -> Parameters:
-    """Parameters of the whole model, tied embeddings once."""
+    """Return the parameters of the whole model, counting tied embeddings once."""
     return count_layers(shape_of(config), config.model.num_layers, first=True, last=True, tensor=1)
 
 
 def count_stage_parameters(config: RunConfig, stage: int) -> Parameters:
-    """Parameters on one rank of pipeline stage `stage`: its layers, cut by tensor parallelism.
+    """Return the parameters on one rank of pipeline stage `stage`: its layers, sharded by tensor parallelism.
 
     Ulysses and Megatron's sequence parallelism cut no parameter. Which layers a stage has: stages.py.
     """
@@ -78,7 +78,7 @@ def count_layers(shape: Shape, layers: int, first: bool, last: bool, tensor: int
 
 
 def block_matrices(shape: Shape, tensor: int) -> tuple[int, int]:
-    """Elements of the matrices of one block on one rank: of attention, and of the MLP."""
+    """Return the elements of one block's matrices on one rank: (attention, MLP)."""
     hidden = shape.hidden_size
     attention = hidden * _qkv_columns(shape, tensor) + shape.query_width * hidden // tensor
     return attention, shape.mlp_weights // tensor
@@ -89,18 +89,18 @@ def _qkv_columns(shape: Shape, tensor: int) -> int:
 
 
 def tensors_of_a_layer(shape: Shape) -> int:
-    """Parameters of a layer as tensors: four matrices and a gate, their biases, and its norms."""
+    """Return the number of parameter tensors of a layer: four matrices and a gate, biases, and norms."""
     biases = shape.qkv_bias + shape.bias * (3 + shape.gated)
     return 4 + shape.gated + biases + shape.norms_of_a_layer * (1 if shape.rmsnorm else 2)
 
 
 def largest_parameter(config: RunConfig) -> int:
-    """Elements of the largest parameter on a tensor-parallel rank."""
+    """Return the elements of the largest parameter on a tensor-parallel rank."""
     return largest_of(shape_of(config), config.parallel.tensor_parallel_size)
 
 
 def largest_of(shape: Shape, tensor: int) -> int:
-    """Elements of the largest parameter on one of `tensor` tensor-parallel ranks."""
+    """Return the elements of the largest parameter on one of `tensor` tensor-parallel ranks."""
     hidden, columns = shape.hidden_size, shape.query_width + 2 * shape.kv_width
     cut = max(shape.output_weights, hidden * columns, hidden * shape.ffn_hidden_size) // tensor
     return max(cut, shape.learned_positions * hidden)

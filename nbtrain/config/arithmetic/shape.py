@@ -118,7 +118,7 @@ class Shape:
 
 
 def shape_of(config: RunConfig) -> Shape:
-    """The shape of a run's model."""
+    """Return the shape of a run's model."""
     model = config.model
     # A window as long as the sequence is none.
     has_window = [window is not None and window < model.seq_length for window in model.windows]

@@ -13,7 +13,7 @@ from nbtrain.config.schema import RunConfig
 
 
 def stage_layers(config: RunConfig) -> list[int]:
-    """Blocks of each pipeline stage, by stage; parallel.pipeline_stage_layers if that is set.
+    """Return the blocks of each pipeline stage; parallel.pipeline_stage_layers if that is set.
 
     At least one each: check.py refuses a pipeline with more stages than blocks.
     """
@@ -24,7 +24,7 @@ def stage_layers(config: RunConfig) -> list[int]:
 
 
 def cut_evenly(shape: Shape, stages: int, recomputed: bool) -> list[int]:
-    """Blocks of each of `stages` stages; `recomputed`: each block's forward pass is made twice."""
+    """Return the blocks of each of `stages` stages; `recomputed`: each forward pass runs twice."""
     layers = shape.num_layers
     if stages == 1:
         return [layers]

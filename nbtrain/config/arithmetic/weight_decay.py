@@ -32,7 +32,7 @@ class WeightDecaySchedule:
         return cls(start, optimizer.weight_decay, optimizer.weight_decay_incr_style, config.train_tokens)
 
     def weight_decay(self, consumed_tokens: int) -> float:
-        """Weight decay of the step that starts after `consumed_tokens`."""
+        """Return the weight decay of the step that starts after `consumed_tokens`."""
         ratio = min(consumed_tokens / self.tokens, 1.0)
         if self.style == "cosine":
             ratio = 0.5 * (math.cos(math.pi * (1 - ratio)) + 1.0)

@@ -49,12 +49,12 @@ def groups_divide(config: RunConfig) -> Problems:
 
 
 def patterns_fit_the_layers(config: RunConfig) -> Problems:
-    """A pattern has a word for each layer, and something that it is the pattern of."""
+    """A pattern has one entry for each layer, and the setting that it applies to."""
     model = config.model
     for key, of in (("window_attn_skip_freq", "window_size"), ("no_rope_freq", None)):
         pattern = getattr(model, key)
         if of is not None and pattern is not None and getattr(model, of) is None:
-            yield f"{found(config, f'model.{key}')}\n  is read with {of} only. Set {of}, or take it out."
+            yield f"{found(config, f'model.{key}')}\n  is read with {of} only. Set {of}, or remove it."
         if isinstance(pattern, list) and len(pattern) != model.num_layers:
             yield (
                 f"{found(config, f'model.{key}')}\n  has {len(pattern)} entries, but num_layers is "
@@ -93,7 +93,7 @@ def fpdt_attends_plainly(config: RunConfig) -> Problems:
             yield (
                 f"{found(config, f'model.{name}')}\n"
                 f"  is not known to FPDT, and parallel.fpdt_chunk_tokens is {chunk}. "
-                "Set fpdt_chunk_tokens: 0, or take it out."
+                "Set fpdt_chunk_tokens: 0, or remove it."
             )
 
 

@@ -43,7 +43,7 @@ OWN_SBATCH_OPTIONS = {
     "--open-mode": "",
     "--comment": "",
 }
-OTHER_FOLDER = "takes the job out of its folder, where its log is. Remove it."
+OTHER_FOLDER = "moves the job out of its folder, where its log is. Remove it."
 OTHER_CLUSTER = (
     "changes the cluster for sbatch alone, and sinfo, scontrol and scancel would ask the default one. Remove "
     "it, and `export SLURM_CLUSTERS=NAME` instead."
@@ -131,7 +131,7 @@ def slurm_options_agree(config: RunConfig) -> Problems:
 
 
 def options_in(words: Iterable[str]) -> Iterator[str]:
-    """The names of the options among the words of one line: of a short one with its value (-N2), -N."""
+    """Return the names of the options in one line; a short one may include its value (-N2), as -N."""
     for word in words:
         if word.startswith("--"):
             yield word.partition("=")[0]

@@ -39,7 +39,7 @@ def check_config(config: RunConfig) -> None:
 
 
 def find_problems(config: RunConfig) -> list[str]:
-    """The messages of all broken rules; empty if the run may be launched."""
+    """Return the messages of all broken rules; empty if the run may be launched."""
     return [problem for rule in RULES for problem in rule(config)]
 
 
@@ -49,7 +49,7 @@ def global_batch_divides(config: RunConfig) -> Problems:
 
 
 def _micro_batches(config: RunConfig) -> tuple[int, str]:
-    """Sequences in a micro batch of every rank, and how a message writes them."""
+    """Return the sequences in one micro batch of every rank, and their wording in a message."""
     micro, data = config.batch.micro_batch_size, config.parallel.data_parallel_size
     return micro * data, f"micro_batch_size({micro}) * data_parallel_size({data}) = {micro * data}"
 
@@ -191,7 +191,7 @@ def decay_style_has_its_amounts(config: RunConfig) -> Problems:
 
 
 def _found_amount(config: RunConfig, stem: str) -> str:
-    """The beginning of a message about an amount of lr_schedule: in its own unit, and in tokens."""
+    """Return the beginning of a message about an amount of lr_schedule: in its own unit, and in tokens."""
     unit, tokens = given_unit(config.lr_schedule, stem) or "fraction", getattr(config, f"{stem}_tokens")
     return found(config, f"lr_schedule.{stem}_{unit}") + (f" = {tokens} tokens" if unit != "tokens" else "")
 
@@ -251,13 +251,14 @@ def tasks_have_validations(config: RunConfig) -> Problems:
         if not evaluation.tasks:
             yield (
                 f"{found(config, 'evaluation.tasks_interval_steps')}\n"
-                "  says when evaluation.tasks are asked, and there are none. Add a task, or take it out."
+                "  sets when evaluation.tasks are evaluated, but there are none. Add a task, or remove it."
             )
     if evaluation.tasks and not evaluation.eval_iters:
         yield (
             f"{found(config, 'evaluation.eval_iters')}\n"
-            "  turns validations off, and evaluation.tasks are asked at validations. Set eval_iters: 1 or "
-            "more, or take the tasks out."
+            "  turns validations off, but evaluation.tasks are evaluated at validations. Set eval_iters: 1 "
+            "or "
+            "more, or remove the tasks."
         )
 
 
@@ -281,7 +282,8 @@ def local_checkpoints_have_a_place(config: RunConfig) -> Problems:
     if unknown := sorted(set(re.findall(r"\{[^{}]*\}|[{}]", folder)) - set(PLACEHOLDERS)):
         yield (
             f"{found(config, key)}\n"
-            f"  has {', '.join(unknown)}; in braces stand {' or '.join(PLACEHOLDERS)}: the node's number or "
+            f"  has {', '.join(unknown)}; the only placeholders are {' or '.join(PLACEHOLDERS)}: the node's "
+            f"number or "
             "name."
         )
     for name in ("offload_optimizer", "offload_param"):

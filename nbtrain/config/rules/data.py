@@ -21,7 +21,7 @@ STREAM_OPTIONS = ("reset_position_ids", "inter_document_masking", "eod_mask_loss
 
 
 def vocabulary_holds_text(config: RunConfig) -> Problems:
-    """A model that knows one token only has nothing to predict."""
+    """A model with a single token has nothing to predict."""
     if config.tokenizer.vocab_size < 2:
         yield (
             f"{found(config, 'tokenizer.vocab_size')}\n"
@@ -56,7 +56,7 @@ def tokens_are_added_to_a_tokenizer(config: RunConfig) -> Problems:
     if config.tokenizer.eod_token in added:
         yield (
             f"{setting}\n  has tokenizer.eod_token({config.tokenizer.eod_token}), which ends documents: a "
-            "text must not hold it. Leave it out."
+            "text must not hold it. Remove it."
         )
 
 
@@ -121,7 +121,7 @@ def text_is_cut_in_one_way(config: RunConfig) -> Problems:
         if isinstance(source, TextSource) and None not in (source.document_separator, source.document_bytes):
             yield (
                 f"{config.where('data.sources')}: data.sources[{index}] has document_separator and "
-                "document_bytes; a file is cut in one way. Leave one of the two out."
+                "document_bytes; a file is cut in one way. Remove one of the two."
             )
 
 
@@ -182,7 +182,7 @@ def packing_goes_with_the_options(config: RunConfig) -> Problems:
     if data.shuffle == "per_epoch":
         yield (
             f"{found(config, 'data.shuffle')}\n"
-            "  is for packing: stream; best_fit always packs and shuffles each epoch by itself. Leave it out."
+            "  is for packing: stream; best_fit always packs and shuffles each epoch by itself. Remove it."
         )
 
 
@@ -195,7 +195,7 @@ def weights_are_read(config: RunConfig) -> Problems:
             yield (
                 f"{config.where('data.sources')}: data.sources[{number}].weight = {source.weight:g}\n"
                 "  is for packing: best_fit; stream goes through all documents once in each epoch. Set "
-                "packing: best_fit, or leave the weight out."
+                "packing: best_fit, or remove the weight."
             )
 
 
@@ -259,7 +259,7 @@ def workers_are_one_kind(config: RunConfig) -> Problems:
         for key in given:
             yield (
                 f"{found(config, f'data.workers.{key}')}\n"
-                "  is of a Dask scheduler, and data.workers.kind is local. Set kind: dask, or leave it out."
+                "  is for a Dask scheduler, but data.workers.kind is local. Set kind: dask, or remove it."
             )
     elif len(given) != 1:
         said = "both address and cluster" if given else "neither address nor cluster"
@@ -271,12 +271,13 @@ def workers_are_one_kind(config: RunConfig) -> Problems:
     elif workers.cluster == "slurm" and not workers.num_workers:
         yield (
             f"{found(config, 'data.workers.num_workers')}\n"
-            "  must be at least 1 with cluster: slurm: the cores of this machine say nothing of it."
+            "  must be at least 1 with cluster: slurm: the number of cores of this machine does not apply "
+            "to a cluster."
         )
     if workers.kind == "dask" and config.data.num_prepare_workers:
         yield (
             f"{found(config, 'data.num_prepare_workers')}\n"
-            "  is of this machine's processes, and data.workers.kind is dask. Leave it out; a cluster that "
+            "  is for this machine's processes, but data.workers.kind is dask. Remove it; a cluster that "
             "is started has data.workers.num_workers."
         )
 

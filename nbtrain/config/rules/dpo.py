@@ -32,8 +32,8 @@ def preferences_are_pairs(config: RunConfig) -> Problems:
     if others or not kinds:
         what = f"data.sources[{others[0]}].kind = {kinds[others[0]]}" if others else "data.sources = []"
         yield (
-            f"{config.where('data.sources')}: {what}\n  with dpo every source has kind: {PAIRS}, and there "
-            "is at least one."
+            f"{config.where('data.sources')}: {what}\n  with dpo, every source must have kind: {PAIRS}, and "
+            f"at least one source is required."
         )
 
 

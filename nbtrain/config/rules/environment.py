@@ -81,7 +81,7 @@ def replaced_values(config: RunConfig) -> list[tuple[str, str, str, bool]]:
 def _visible_gpus(config: RunConfig, value: str) -> tuple[str, str, bool]:
     kind, said = config.backend.kind, f"backend.env.{VISIBLE_GPUS} = {value}:"
     if kind == "local":
-        return f"{said} the run's GPUs are taken among these.", "", False
+        return f"{said} the run's GPUs are chosen from these.", "", False
     if kind == "hosts":
         return f"{said} the ranks of every machine see these GPUs.", "", False
     engine = kind.capitalize()

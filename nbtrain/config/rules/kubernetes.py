@@ -54,7 +54,7 @@ def kubernetes_agrees(config: RunConfig) -> Problems:
 
 
 def kubernetes_problems(config: RunConfig, section: KubernetesConfig) -> Problems:
-    """All broken rules of the section."""
+    """Yield all broken rules of the section."""
     yield from fields_have_a_place(config, section)
     yield from image_is_there(config, section)
     yield from mounts_go_together(config, section)
@@ -116,7 +116,7 @@ def mounts_go_together(config: RunConfig, section: KubernetesConfig) -> Problems
         if count > 1:
             yield (
                 f"{config.where('backend.kubernetes.mounts')}: {path} is mounted {count} times\n"
-                "  each mount_path of mounts and secret_files must be another one."
+                "  each mount_path of mounts and secret_files must be unique."
             )
         for reserved in RESERVED_PATHS[section.workload]:
             if path == reserved or path.startswith(f"{reserved}/"):
@@ -128,7 +128,7 @@ def mounts_go_together(config: RunConfig, section: KubernetesConfig) -> Problems
     if not carriers:
         yield (
             f"{_found(config, section, 'workspace_path')}\n"
-            "  must lie on a volume of mounts: without one the run directory ends with its pod."
+            "  must be on a volume of mounts: without one the run directory ends with its pod."
         )
     elif max(carriers, key=lambda mount: len(mount.mount_path)).read_only:
         yield f"{_found(config, section, 'workspace_path')}\n  is on a mount with read_only: true."
@@ -147,12 +147,12 @@ def tolerations_are_whole(config: RunConfig, section: KubernetesConfig) -> Probl
         if one.written_operator == "Exists" and one.value is not None:
             yield (
                 f"{config.where(key)}: {key} has operator Exists and the value {show(one.value)}\n"
-                "  Exists compares no value: leave the operator or the value out."
+                "  Exists compares no value: remove the operator or the value."
             )
         if one.written_operator == "Equal" and one.key is None:
             yield (
                 f"{config.where(key)}: {key} has operator Equal and no key\n"
-                "  Equal compares the value of one key: set key, or leave operator and value out to accept "
+                "  Equal compares the value of one key: set key, or remove operator and value to accept "
                 "every taint."
             )
 
@@ -168,8 +168,8 @@ def elastic_sizes_are_ordered(config: RunConfig, section: KubernetesConfig) -> P
         yield f"{_found(config, section, 'min_nodes')}\n  must be at most resources.nodes({nodes})."
     if most is not None and most != nodes:
         yield (
-            f"{_found(config, section, 'max_nodes')}\n  must be resources.nodes({nodes}): a job takes no "
-            "more pods than that; raise it instead."
+            f"{_found(config, section, 'max_nodes')}\n  must be resources.nodes({nodes}): a job never uses "
+            f"more pods; raise resources.nodes instead."
         )
     if least is not None and not config.backend.elastic:
         yield (
@@ -192,8 +192,8 @@ def autotuner_fits(config: RunConfig, section: KubernetesConfig) -> Problems:
             )
     if section.min_nodes is not None:
         yield (
-            f"{_found(config, section, 'autotune')}\n  does not go with min_nodes({section.min_nodes}): what "
-            f"is best on {config.resources.nodes} pods need not fit fewer. Leave out one of the two."
+            f"{_found(config, section, 'autotune')}\n  does not go with min_nodes({section.min_nodes}): the "
+            f"best settings on {config.resources.nodes} pods may not fit fewer. Remove one of the two."
         )
 
 
@@ -208,7 +208,7 @@ def deadlines_agree(config: RunConfig, section: KubernetesConfig) -> Problems:
             f"{_found(config, section, 'active_deadline_seconds')}\n"
             f"  must be at least {needs:g}: backend.deadline_seconds({own:g}), after which the job ends with "
             f"a checkpoint, + shutdown_timeout_seconds({config.backend.shutdown_timeout_seconds:g}) + "
-            f"{POD_GRACE_SECONDS} s. Leave one of the two out, or raise it."
+            f"{POD_GRACE_SECONDS} s. Remove one of the two, or raise it."
         )
 
 
@@ -220,7 +220,7 @@ def shared_memory_suffices(config: RunConfig, section: KubernetesConfig) -> Prob
             f"{_found(config, section, 'shared_memory_bytes')}\n"
             f"  must be at least {needed}: data.num_workers({config.data.num_workers}) for each of "
             f"{counted(config.ranks_per_node, 'rank')} of a pod read that many bytes ahead. Set "
-            "data.num_workers: 0, raise it, or leave it out."
+            "data.num_workers: 0, raise it, or remove it."
         )
 
 

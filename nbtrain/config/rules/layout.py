@@ -22,7 +22,7 @@ FP8_MULTIPLE = 16
 
 
 def legal_heads(hidden: int, wanted: int, *shared_by: int) -> list[int]:
-    """The counts around `wanted` that divide `hidden` into heads of a usual size, nearest first.
+    """Return counts around `wanted` that divide `hidden` into heads of a usual size, nearest first.
 
     At most one is below `wanted` and one above; the numbers of ranks in `shared_by` divide both.
     """
@@ -34,7 +34,7 @@ def legal_heads(hidden: int, wanted: int, *shared_by: int) -> list[int]:
 
 
 def _is_usual(head: int) -> bool:
-    """Flash attention takes heads of at most 256, fastest in multiples of 8; smaller than 32 learn little."""
+    """Return whether a head size is usual: flash attention supports at most 256; below 32 is too small."""
     return 32 <= head <= FLASH_HEAD_SIZE and head % 8 == 0
 
 
@@ -157,7 +157,7 @@ def rotary_positions_fit(config: RunConfig) -> Problems:
     if config.parallel.fpdt_chunk_tokens:
         yield (
             f"{found(config, 'parallel.fpdt_chunk_tokens')}\n"
-            "  turns no queries, and model.position_embedding_type is rope. Set fpdt_chunk_tokens: 0."
+            "  does not rotate queries, but model.position_embedding_type is rope. Set fpdt_chunk_tokens: 0."
         )
     if (scaling := model.rope_scaling) is not None:
         yield from _scaling_has_its_fields(config, scaling)

@@ -46,7 +46,7 @@ def trained_tokens_are_there(config: RunConfig) -> Problems:
     if most >= size:
         yield (
             f"{where}\n  names {most:,}, and tokenizer.vocab_size({size:,}) has the ids 0 to {size - 1:,}. "
-            f"Leave it out, or set tokenizer.vocab_size: {most + 1}."
+            f"Remove it, or set tokenizer.vocab_size: {most + 1}."
         )
 
 
@@ -56,7 +56,7 @@ def adapters_can_be_cut(config: RunConfig) -> Problems:
     if config.lora is not None and "query_key_value" in config.lora.targets and groups % tensor:
         yield (
             f"{found(config, 'parallel.tensor_parallel_size')}\n  with lora on query_key_value must divide "
-            f"model.num_query_groups({groups}). Lower it, or leave query_key_value out of lora.targets."
+            f"model.num_query_groups({groups}). Lower it, or remove query_key_value from lora.targets."
         )
 
 
@@ -76,8 +76,8 @@ def ia3_has_no_matrices(config: RunConfig) -> Problems:
     for name, field in LoraConfig.model_fields.items():
         if name not in ("kind", "init_from") and getattr(config.lora, name) != field.default:
             yield (
-                f"{found(config, f'lora.{name}')}\n  is of lora.kind: lora, and kind is ia3, whose vectors "
-                "stand at keys, values and the MLP. Leave it out."
+                f"{found(config, f'lora.{name}')}\n  is for lora.kind: lora, but kind is ia3, whose vectors "
+                f"multiply keys, values and the MLP. Remove it."
             )
 
 
@@ -89,7 +89,7 @@ def four_bits_are_asked_for(config: RunConfig) -> Problems:
         if getattr(config.lora, name) != LoraConfig.model_fields[name].default:
             yield (
                 f"{found(config, f'lora.{name}')}\n  is for load_in_4bit: true, but load_in_4bit is false. "
-                "Set load_in_4bit: true, or leave it out."
+                "Set load_in_4bit: true, or remove it."
             )
 
 

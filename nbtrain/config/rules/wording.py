@@ -13,12 +13,12 @@ Problems = Iterator[str]
 
 
 def value_of(config: RunConfig, key: str) -> Any:
-    """The value of a dotted key."""
+    """Return the value of a dotted key."""
     return functools.reduce(getattr, key.split("."), config)
 
 
 def found(config: RunConfig, key: str) -> str:
-    """ "gpt.yaml:22: batch.global_batch_size = 250"."""
+    """Return e.g. "gpt.yaml:22: batch.global_batch_size = 250"."""
     value = value_of(config, key)
     # A section is shown by what is set in it, as a YAML has it.
     shown = value.model_dump(exclude_defaults=True) if isinstance(value, ConfigModel) else value
@@ -33,7 +33,7 @@ def no_multiple(config: RunConfig, key: str, unit: int, words: str) -> Problems:
 
 
 def no_divisor(config: RunConfig, key: str, whole: int, words: str) -> Problems:
-    """A value that does not divide `whole`, which `words` describe."""
+    """Describe a value that does not divide `whole`, which `words` describe."""
     if whole % (value := value_of(config, key)):
         nearest = join(nearest_divisors(value, whole))
         yield f"{found(config, key)}\n  must divide {words}; nearest: {nearest}."
@@ -46,7 +46,7 @@ def nearest_multiples(value: int, unit: int) -> list[int]:
 
 
 def nearest_divisors(value: int, whole: int) -> list[int]:
-    """The divisors of `whole` around `value`."""
+    """Return the divisors of `whole` around `value`."""
     small = [divisor for divisor in range(1, math.isqrt(whole) + 1) if whole % divisor == 0]
     divisors = sorted({*small, *(whole // divisor for divisor in small)})
     below = [divisor for divisor in divisors if divisor < value]
@@ -55,5 +55,5 @@ def nearest_divisors(value: int, whole: int) -> list[int]:
 
 
 def join(values: Iterable[int]) -> str:
-    """ "224, 256"."""
+    """Return e.g. "224, 256"."""
     return ", ".join(str(value) for value in values)

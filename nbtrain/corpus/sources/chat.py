@@ -405,7 +405,7 @@ class ChatReader(ExampleReader):
         )
 
     def _tree_of(self, row: Row) -> tuple[str, str | None]:
-        """(file, id of the tree that the row belongs to; None if it is not a message of a tree)."""
+        """Return (file, id of the tree that the row belongs to; None if it is not a message of a tree)."""
         if self.config.messages_key is not None or not _is_message(row.record):
             return row.path, None
         return row.path, str(row.record.get("message_tree_id", "one tree"))

@@ -222,7 +222,7 @@ class Unpacked(BlockStream):
     """Contents of a compressed file as a raw, forward-only stream."""
 
     def __init__(self, file: BinaryIO | io.FileIO, path: Path, where: str, packing: str | None = None):
-        """`packing` is the compression; None uses the one that the name of `path` shows."""
+        """Open `path` with the compression `packing`; None uses the one that its name shows."""
         super().__init__()
         self.consumed_bytes = 0
         """Compressed bytes read so far."""

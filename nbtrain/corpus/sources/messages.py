@@ -117,7 +117,7 @@ def spans_of(content: str, details: Any, place: str) -> list[tuple[str, bool]]:
 
 
 def _span(span: Any) -> tuple[int, int, bool]:
-    """(first character, last character, whether in the loss); (-1, -1, False) if it is not a span."""
+    """Return (first character, last character, whether in the loss); (-1, -1, False) for an invalid span."""
     match span:
         case {"begin_offset": int(first), "end_offset": int(last), "train": bool(is_learnt)}:
             return first, last, is_learnt

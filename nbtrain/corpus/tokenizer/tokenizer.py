@@ -325,7 +325,7 @@ class Tokenizer:
         return self._reference.decode(ids, skip_special_tokens=False)
 
     def decode_finished(self, ids: Sequence[int]) -> tuple[str, bool]:
-        """(the text of token ids, whether its last character lacks bytes and is therefore omitted)."""
+        """Return (the text of token ids, whether its last character lacks bytes and is therefore omitted)."""
         return decode_finished(self.decode, lambda token: self._reference.id_to_token(token), ids)
 
     def bytes_of(self, token: int) -> bytes:

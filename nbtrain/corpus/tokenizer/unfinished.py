@@ -18,7 +18,7 @@ MOST_BYTES = 4  # of a character in UTF-8
 def decode_finished(
     decode: Callable[[Sequence[int]], str], token_of: Callable[[int], str | None], ids: Sequence[int]
 ) -> tuple[str, bool]:
-    """(the text of `ids`, whether its last character lacks bytes and is therefore omitted).
+    """Return (the text of `ids`, whether its last character lacks bytes and is therefore omitted).
 
     `token_of` turns an id into its entry. Bytes that cannot begin a character stay, as U+FFFD.
     """

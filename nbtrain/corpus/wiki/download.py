@@ -69,7 +69,7 @@ def _records(language: str, date: str) -> list[Downloaded]:
 
 
 def download(language: str, date: str, mirror: str, sha1: str | None, where: str) -> tuple[Downloaded, bool]:
-    """(the dump, whether it was fetched now). A dump on the disk is kept: "latest" is looked up only once.
+    """Return (the dump, whether it was downloaded now); an existing dump is kept, even for "latest".
 
     Raises DataError if the address, the disk, the connection or the checksum fails; `where` begins messages.
     """

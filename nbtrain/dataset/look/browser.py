@@ -143,7 +143,7 @@ class Browser:
         named: str | None = None,
         loaded: Tokenizer | None = None,
     ):
-        """`loaded` is the dataset's own tokenizer, if it is in memory already."""
+        """Open the dataset; `loaded` is its own tokenizer, if it is already in memory."""
         self.dataset = target if isinstance(target, DatasetFiles) else find_dataset(target)
         self.indexed = IndexedDataset(self.dataset.prefix)
         self.num_documents = self.indexed.num_documents
@@ -266,7 +266,7 @@ class Browser:
 def _find_tokenizer(
     target: Any, manifest: DatasetManifest | None, named: str | None
 ) -> tuple[Decoder | None, str | None]:
-    """(decoder, its folder or file): the named tokenizer, else the one whose hash the manifest holds.
+    """Return (decoder, its folder or file): the named tokenizer, else the one of the manifest's hash.
 
     The run's tokenizer is tried before others in the data directory; (None, None) if none fits. Raises
     DataError.

@@ -199,7 +199,7 @@ class BlendedDataset:
     """One split of several datasets: position k is a position of the dataset that the rule assigns it to."""
 
     def __init__(self, datasets: list[Any], numbers: list[int], index: BlendIndex, num_samples: int):
-        """`numbers`: the entries of data.blend that the `datasets` are."""
+        """Mix `datasets`; `numbers` are their entries in data.blend."""
         self.datasets = datasets
         self.numbers = numbers
         self.index = index

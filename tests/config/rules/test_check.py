@@ -41,8 +41,8 @@ BROKEN = {
     "text that is cut in two ways": (
         "gpt-tiny",
         ["data.sources=[{kind: text, path: books, document_separator: '---', document_bytes: 1000}]"],
-        "@: data.sources[0] has document_separator and document_bytes; a file is cut in one way. Leave one "
-        "of the two out.",
+        "@: data.sources[0] has document_separator and document_bytes; a file is cut in one way. Remove one "
+        "of the two.",
     ),
     "tasks between validations": (
         "gpt3-tiny",
@@ -58,14 +58,15 @@ BROKEN = {
         "gpt-125m",
         ["evaluation.tasks_interval_steps=1000"],
         "@: evaluation.tasks_interval_steps = 1000\n"
-        "  says when evaluation.tasks are asked, and there are none. Add a task, or take it out.",
+        "  sets when evaluation.tasks are evaluated, but there are none. Add a task, or remove it.",
     ),
     "tasks without validations": (
         "gpt-125m",
         ["evaluation.eval_iters=0", "evaluation.tasks=[{task: mmlu, path: mmlu.jsonl}]"],
         "@: evaluation.eval_iters = 0\n"
-        "  turns validations off, and evaluation.tasks are asked at validations. Set eval_iters: 1 or more, "
-        "or take the tasks out.",
+        "  turns validations off, but evaluation.tasks are evaluated at validations. Set eval_iters: 1 or "
+        "more, "
+        "or remove the tasks.",
     ),
     "a ramp that starts at its end": (
         "gpt-175b",
@@ -416,8 +417,7 @@ BROKEN = {
     "a pattern of no window": (
         "gpt3-tiny",
         ["model.window_attn_skip_freq=2"],
-        "@: model.window_attn_skip_freq = 2\n"
-        "  is read with window_size only. Set window_size, or take it out.",
+        "@: model.window_attn_skip_freq = 2\n  is read with window_size only. Set window_size, or remove it.",
     ),
     "a pattern of other layers": (
         "gpt3-tiny",
@@ -454,15 +454,15 @@ BROKEN = {
         "gpt-125m",
         ["parallel.fpdt_chunk_tokens=512", "model={window_size: 64, attention_dropout: 0.0}"],
         "override model.window_size=64: model.window_size = 64\n"
-        "  is not known to FPDT, and parallel.fpdt_chunk_tokens is 512. Set fpdt_chunk_tokens: 0, or take it "
-        "out.",
+        "  is not known to FPDT, and parallel.fpdt_chunk_tokens is 512. Set fpdt_chunk_tokens: 0, or "
+        "remove it.",
     ),
     "FPDT with groups": (
         "gpt-125m",
         ["parallel.fpdt_chunk_tokens=512", "model={num_query_groups: 4, attention_dropout: 0.0}"],
         "override model.num_query_groups=4: model.num_query_groups = 4\n"
-        "  is not known to FPDT, and parallel.fpdt_chunk_tokens is 512. Set fpdt_chunk_tokens: 0, or take it "
-        "out.",
+        "  is not known to FPDT, and parallel.fpdt_chunk_tokens is 512. Set fpdt_chunk_tokens: 0, or "
+        "remove it.",
     ),
     "FP8 beside fp16": (
         "gpt-125m",
@@ -604,7 +604,7 @@ BROKEN = {
         "gpt3-tiny",
         ["tokenizer.added_tokens=[<|endoftext|>]", "tokenizer.path=somewhere"],
         "@: tokenizer.added_tokens = [<|endoftext|>]\n  has tokenizer.eod_token(<|endoftext|>), which ends "
-        "documents: a text must not hold it. Leave it out.",
+        "documents: a text must not hold it. Remove it.",
     ),
     "preferences without weights": (
         "gpt3-tiny",
@@ -621,8 +621,8 @@ BROKEN = {
     "preferences of plain text": (
         "gpt3-tiny",
         ["dpo.beta=0.1", "init_from=a-run", "data.packing=best_fit"],
-        "gpt-tiny.yaml:22: data.sources[0].kind = python-docs\n  with dpo every source has kind: preference, "
-        "and there is at least one.",
+        "gpt-tiny.yaml:22: data.sources[0].kind = python-docs\n  with dpo, every source must have kind: "
+        "preference, and at least one source is required.",
     ),
     "preferences in a stream": (
         "gpt3-tiny",
@@ -659,7 +659,7 @@ BROKEN = {
         "gpt3-tiny",
         ["lora.trainable_token_indices=[7, 1024]", "init_from=a-run"],
         "@: lora.trainable_token_indices\n  names 1,024, and tokenizer.vocab_size(1,024) has the ids 0 to "
-        "1,023. Leave it out, or set tokenizer.vocab_size: 1025.",
+        "1,023. Remove it, or set tokenizer.vocab_size: 1025.",
     ),
     "a row twice": (
         "gpt3-tiny",
@@ -669,20 +669,20 @@ BROKEN = {
     "rows beside IA3": (
         "gpt3-tiny",
         ["lora.kind=ia3", "lora.trainable_token_indices=[7]", "init_from=a-run"],
-        "@: lora.trainable_token_indices = [7]\n  is of lora.kind: lora, and kind is ia3, whose vectors "
-        "stand at keys, values and the MLP. Leave it out.",
+        "@: lora.trainable_token_indices = [7]\n  is for lora.kind: lora, but kind is ia3, whose vectors "
+        "multiply keys, values and the MLP. Remove it.",
     ),
     "matrices of IA3": (
         "gpt3-tiny",
         ["lora.kind=ia3", "lora.rank=8", "init_from=a-run"],
-        "@: lora.rank = 8\n  is of lora.kind: lora, and kind is ia3, whose vectors stand at keys, values and "
-        "the MLP. Leave it out.",
+        "@: lora.rank = 8\n  is for lora.kind: lora, but kind is ia3, whose vectors multiply keys, values "
+        "and the MLP. Remove it.",
     ),
     "4 bits that are not configured": (
         "gpt3-tiny",
         ["lora.bnb_4bit_use_double_quant=true", "init_from=a-run"],
         "@: lora.bnb_4bit_use_double_quant = true\n  is for load_in_4bit: true, but load_in_4bit is false. "
-        "Set load_in_4bit: true, or leave it out.",
+        "Set load_in_4bit: true, or remove it.",
     ),
     "4 bits and ZeRO 3": (
         "gpt-125m",
@@ -720,8 +720,8 @@ BROKEN = {
         "gpt-2-7b-2xdp-2xpp-2xtp",
         ["parallel.tensor_parallel_size=2", "model.num_query_groups=1", "lora.rank=8", "init_from=a-run"],
         "@: parallel.tensor_parallel_size = 2\n"
-        "  with lora on query_key_value must divide model.num_query_groups(1). Lower it, or leave "
-        "query_key_value out of lora.targets.",
+        "  with lora on query_key_value must divide model.num_query_groups(1). Lower it, or remove "
+        "query_key_value from lora.targets.",
     ),
     "adapters and FPDT": (
         "gpt-125m",
@@ -788,7 +788,7 @@ BROKEN = {
         "gpt-125m",
         ["checkpoint.local_dir=/nvme/{rank}/{host}"],
         "@: checkpoint.local_dir = /nvme/{rank}/{host}\n"
-        "  has {rank}; in braces stand {node} or {host}: the node's number or name.",
+        "  has {rank}; the only placeholders are {node} or {host}: the node's number or name.",
     ),
     "swap files on a local disk": (
         "gpt-125m",
@@ -1142,7 +1142,7 @@ BROKEN = {
         "gpt-125m",
         ["data.workers.cluster=local"],
         "@: data.workers.cluster = local\n"
-        "  is of a Dask scheduler, and data.workers.kind is local. Set kind: dask, or leave it out.",
+        "  is for a Dask scheduler, but data.workers.kind is local. Set kind: dask, or remove it.",
     ),
     "Dask without a scheduler": (
         "gpt-125m",
@@ -1155,13 +1155,14 @@ BROKEN = {
         "gpt-125m",
         ["data.workers.num_workers=0", "data.workers.kind=dask", "data.workers.cluster=slurm"],
         "@: data.workers.num_workers = 0\n"
-        "  must be at least 1 with cluster: slurm: the cores of this machine say nothing of it.",
+        "  must be at least 1 with cluster: slurm: the number of cores of this machine does not apply to a "
+        "cluster.",
     ),
     "processes here and on a cluster": (
         "gpt-125m",
         ["data.num_prepare_workers=2", "data.workers.kind=dask", "data.workers.cluster=local"],
         "@: data.num_prepare_workers = 2\n"
-        "  is of this machine's processes, and data.workers.kind is dask. Leave it out; a cluster that is "
+        "  is for this machine's processes, but data.workers.kind is dask. Remove it; a cluster that is "
         "started has data.workers.num_workers.",
     ),
     "a key that is encoded twice": (
@@ -1214,14 +1215,14 @@ BROKEN = {
         "gpt-125m",
         ["data.shuffle=per_epoch", "data.packing=best_fit"],
         "@: data.shuffle = per_epoch\n"
-        "  is for packing: stream; best_fit always packs and shuffles each epoch by itself. Leave it out.",
+        "  is for packing: stream; best_fit always packs and shuffles each epoch by itself. Remove it.",
     ),
     "a weight that is never read": (
         "gpt-125m",
         ["data.sources=[{kind: alpaca, path: x, weight: 2.0}]", "data.packing=stream"],
         "override data.sources=[{kind: alpaca, path: x, weight: 2.0}]: data.sources[0].weight = 2\n"
         "  is for packing: best_fit; stream goes through all documents once in each epoch. Set packing: "
-        "best_fit, or leave the weight out.",
+        "best_fit, or remove the weight.",
     ),
     "an order that depends on no number": (
         "gpt-125m",
@@ -1397,7 +1398,7 @@ BROKEN = {
     "another folder for the batch step": (
         "gpt-125m",
         ["backend.slurm.sbatch_options=[--chdir /tmp]", "backend.kind=slurm"],
-        "@: backend.slurm.sbatch_options: --chdir takes the job out of its folder, where its log is. Remove "
+        "@: backend.slurm.sbatch_options: --chdir moves the job out of its folder, where its log is. Remove "
         "it.",
     ),
     "another cluster for sbatch alone": (
@@ -1437,7 +1438,7 @@ BROKEN = {
             "resources.image=registry.example.com/nbtrain:0.1.0",
         ],
         "@: backend.kubernetes.workspace_path = /work\n"
-        "  must lie on a volume of mounts: without one the run directory ends with its pod.",
+        "  must be on a volume of mounts: without one the run directory ends with its pod.",
     ),
 }
 

@@ -83,7 +83,7 @@ def test_the_run_directory_outlives_its_pod(config):
         return messages(config, section)
 
     without = (
-        "backend.kubernetes.workspace_path = /workspace\n  must lie on a volume of mounts: without one "
+        "backend.kubernetes.workspace_path = /workspace\n  must be on a volume of mounts: without one "
         "the run directory ends with its pod."
     )
     assert problems([]) == [without]
@@ -98,7 +98,7 @@ def test_the_run_directory_outlives_its_pod(config):
         "elsewhere."
     ]
     assert problems([MOUNT, MOUNT]) == [
-        "/workspace is mounted 2 times\n  each mount_path of mounts and secret_files must be another one."
+        "/workspace is mounted 2 times\n  each mount_path of mounts and secret_files must be unique."
     ]
 
 
@@ -111,8 +111,8 @@ def test_sizes_and_names_go_together(config):
 
     assert problems(min_nodes=2, max_nodes=4) == [
         "backend.kubernetes.min_nodes = 2\n  must be at most resources.nodes(1).",
-        "backend.kubernetes.max_nodes = 4\n  must be resources.nodes(1): a job takes no more pods than that; "
-        "raise it instead.",
+        "backend.kubernetes.max_nodes = 4\n  must be resources.nodes(1): a job never uses more pods; raise "
+        "resources.nodes instead.",
         "backend.kubernetes.min_nodes = 2\n  needs backend.elastic = true: without it, a restart waits for "
         "all 1 pods.",
     ]
@@ -139,13 +139,13 @@ def test_sizes_and_names_go_together(config):
         ({}, None),
         (
             {"key": "gpu", "operator": "Exists", "value": "a100"},
-            "has operator Exists and the value a100\n  Exists compares no value: leave the operator or the "
-            "value out.",
+            "has operator Exists and the value a100\n  Exists compares no value: remove the operator or "
+            "the value.",
         ),
         (
             {"value": "a100"},
-            "has operator Equal and no key\n  Equal compares the value of one key: set key, or leave "
-            "operator and value out to accept every taint.",
+            "has operator Equal and no key\n  Equal compares the value of one key: set key, or remove "
+            "operator and value to accept every taint.",
         ),
     ],
 )
@@ -167,7 +167,7 @@ def test_the_jobs_own_deadline_comes_before_the_operators(config):
     assert problems(own, 3689) == [
         "backend.kubernetes.active_deadline_seconds = 3689\n  must be at least 3690: "
         "backend.deadline_seconds(3600), after which the job ends with a checkpoint, + "
-        "shutdown_timeout_seconds(60) + 30 s. Leave one of the two out, or raise it."
+        "shutdown_timeout_seconds(60) + 30 s. Remove one of the two, or raise it."
     ]
     assert problems(own, 3690) == problems(own, None) == problems(config, 1) == []
 
@@ -188,8 +188,8 @@ def test_the_autotuner_takes_data_parallel_runs_alone():
         for field in ("pipeline_parallel_size", "tensor_parallel_size")
     ]
     assert problems("gpt-125m-4xdp", autotune="tune", min_nodes=1) == [
-        "backend.kubernetes.autotune = tune\n  does not go with min_nodes(1): what is best on 1 pods need "
-        "not fit fewer. Leave out one of the two."
+        "backend.kubernetes.autotune = tune\n  does not go with min_nodes(1): the best settings on 1 pods "
+        "may not fit fewer. Remove one of the two."
     ]
 
 

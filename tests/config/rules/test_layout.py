@@ -293,7 +293,10 @@ def test_rotary_positions_that_fit(overrides):
             ["model.rotary_percent=0.001"],
             "turns 0 numbers of each head of 64, and must turn an even number, in pairs; nearest: 2.",
         ),
-        (["parallel.fpdt_chunk_tokens=512"], "turns no queries, and model.position_embedding_type is rope."),
+        (
+            ["parallel.fpdt_chunk_tokens=512"],
+            "does not rotate queries, but model.position_embedding_type is rope.",
+        ),
         ([LLAMA_3, "model.rope_scaling.beta_fast=16"], "is not read with kind: llama3, which has factor, "),
         (["model.rope_scaling={kind: yarn, factor: 4}"], "original_max_position_embeddings is missing"),
         ([LLAMA_3, "model.rope_scaling.low_freq_factor=4"], "must be less than high_freq_factor(4)."),

@@ -521,8 +521,8 @@ def test_a_name_that_is_no_architecture_is_a_problem_at_its_field(workspace: Pat
             [
                 (
                     "lora.rank",
-                    "Is of lora.kind: lora, and kind is ia3, whose vectors stand at keys, values and the "
-                    "MLP. Leave it out.",
+                    "Is for lora.kind: lora, but kind is ia3, whose vectors multiply keys, values and the "
+                    "MLP. Remove it.",
                 )
             ],
         ),
@@ -546,8 +546,8 @@ def test_a_name_that_is_no_architecture_is_a_problem_at_its_field(workspace: Pat
             [
                 (
                     "data.sources",
-                    "data.sources[0].kind = python-docs: with dpo every source has kind: preference, and "
-                    "there is at least one.",
+                    "data.sources[0].kind = python-docs: with dpo, every source must have kind: preference, "
+                    "and at least one source is required.",
                 )
             ],
         ),

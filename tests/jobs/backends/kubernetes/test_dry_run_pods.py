@@ -205,7 +205,7 @@ def test_a_run_that_no_manifest_may_hold_is_refused(manifest, monkeypatch):
         manifest({"backend.env": {"HTTPS_PROXY": "http://me:pass@proxy:3128"}})
     assert str(refused.value) == (
         "override backend.env: backend.env has an address with a user, password or query, any of which may "
-        "be a secret, and the file would show it. Take that part out, or submit the run without a dry run."
+        "be a secret, and the file would show it. Remove that part, or submit the run without a dry run."
     )
     with pytest.raises(SubmitError) as refused:
         manifest({"backend.kubernetes": {"workload": "DeepSpeedJob", "autotune": "tune"}})

@@ -153,7 +153,7 @@ def nvme_buffer_elements(config: RunConfig) -> int:
 
 
 def bucket_elements(config: RunConfig, asked: int) -> int:
-    """A bucket of `asked` elements, but of no more than hold all parameters of the fullest pipeline stage.
+    """Return a bucket size of `asked` elements, limited to the parameters of the fullest pipeline stage.
 
     A bucket that holds all gradients is emptied once, at the end, just as a larger one would be: the sums are
     equal bit by bit.

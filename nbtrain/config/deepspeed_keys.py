@@ -71,7 +71,7 @@ class KeyProblem:
 
 @functools.lru_cache(1)
 def table() -> dict[str, Any]:
-    """The facts: version, optimizers, rejected paths, keys of the top and of sections with types, bounds."""
+    """Return the table: version, optimizers, rejected paths, keys with their types, and bounds."""
     path = PACKAGE / "config" / "tables" / f"deepspeed-{VERSION}.json"
     found: dict[str, Any] = json.loads(path.read_text())
     return found
@@ -160,7 +160,7 @@ def broken_rule(entry: Mapping[str, Any], value: Any) -> str | None:
 
 
 def _is(kind: str, value: Any) -> bool:
-    """Whether pydantic takes a value for a type, conversions included."""
+    """Return whether pydantic accepts a value for a type, conversions included."""
     if kind == "bool":
         return (
             isinstance(value, bool)
@@ -177,7 +177,7 @@ def _is(kind: str, value: Any) -> bool:
 
 
 def _is_exact(kind: str, value: Any) -> bool:
-    """Whether code that converts nothing works with a value: no words or truth values for numbers."""
+    """Return whether code without conversions works with a value: no text or booleans for numbers."""
     if kind == "str":
         return True
     return not isinstance(value, str) and (kind == "bool" or not isinstance(value, bool))

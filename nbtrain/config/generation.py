@@ -45,7 +45,7 @@ class Generation:
     """Divisor of positive logits, and factor of negative ones, of tokens that are in the text already (CTRL,
     arXiv:1909.05858, section 4.1); 1 changes nothing."""
     presence_penalty: float = 0.0
-    """Number that is subtracted once from the logit of a token that the new text has already (OpenAI)."""
+    """Number subtracted once from the logit of each token that the new text already contains (OpenAI)."""
     frequency_penalty: float = 0.0
     """Number that is subtracted from the logit of a token for each time that the new text has it (OpenAI)."""
     logit_bias: tuple[tuple[int, float], ...] = ()

@@ -28,7 +28,7 @@ def field_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Mapping[
 
 @functools.cache
 def free_form() -> Mapping[str, Any]:
-    """{key: the type of its values} of every field that is a mapping, whose names its writer chooses."""
+    """Return {key: type of its values} of every field that is a mapping with user-chosen names."""
     found = {}
     for prefix, model in {"": RunConfig, **field_keys()}.items():
         for name, info in model.model_fields.items() if model else ():
@@ -40,8 +40,11 @@ def free_form() -> Mapping[str, Any]:
 
 
 def parts_of(key: str) -> list[str]:
-    """The parts of a dotted key. Below a mapping of single values is one name, however many dots it has:
-    labels.example.com/team. parallel.deepspeed_extra is nested, as DeepSpeed's JSON is."""
+    """Return the parts of a dotted key.
+
+    Below a mapping of single values, the rest is one name, whatever dots it has (labels.example.com/team);
+    parallel.deepspeed_extra is nested, as DeepSpeed's JSON is.
+    """
     for mapping, values in free_form().items():
         if values is not Any and key.startswith(f"{mapping}."):
             return [*mapping.split("."), key.removeprefix(f"{mapping}.")]
@@ -49,7 +52,7 @@ def parts_of(key: str) -> list[str]:
 
 
 def holds_text(key: str) -> bool:
-    """Whether a dotted key is a name in a mapping whose values are text, as labels.team is."""
+    """Return whether a dotted key is a name in a mapping whose values are text, such as labels.team."""
     section = ".".join(parts_of(key)[:-1])
     return free_form().get(section) is str
 

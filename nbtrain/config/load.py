@@ -209,7 +209,7 @@ def _over(base: Located, layer: Located) -> Located:
 
 
 def _is_file_name(path: Path) -> bool:
-    """Whether `extends` gives a file, and not a name: the .5b of my-1.5b is not a suffix."""
+    """Return whether `extends` gives a file, and not a name: the .5b of my-1.5b is not a suffix."""
     return path.suffix in (".yaml", ".yml") or (bool(path.suffix) and _is_file(path))
 
 

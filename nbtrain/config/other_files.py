@@ -83,7 +83,7 @@ def refuse_other(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def is_price_table(keys: Iterable[object]) -> bool:
-    """Whether these are the top keys of a table of prices."""
+    """Return whether these are the top-level keys of a price table."""
     return any(key in PRICES for key in keys)
 
 

@@ -83,7 +83,7 @@ def with_default_names(located: Located) -> Located:
 
 
 def _has_other_tokenizer(merged: Located, base: Located) -> bool:
-    """Whether the tokenizer that `base` names is not the one that the merged settings make."""
+    """Return whether the merged settings make another tokenizer than the one that `base` names."""
     if not _at(base, TOKENIZER_NAME) or merged.value.get("init_from") is not None:
         return False
     then, now = _tokenizer_of(base), _tokenizer_of(merged)
@@ -104,7 +104,7 @@ def _sources(located: Located) -> list[Any]:
 
 
 def _has_other_dataset(merged: Located, base: Located, other_tokenizer: bool) -> bool:
-    """Whether the dataset that `base` names is not the one that the merged settings make."""
+    """Return whether the merged settings make another dataset than the one that `base` names."""
     if not _at(base, DATA_NAME):
         return False
     if _at(merged, "data.blend"):
@@ -141,7 +141,7 @@ def _tokenizer_of_start(layer: Located) -> str | None:
 
 
 def _is_shared_part(base: Located) -> bool:
-    """Whether a file is not a run and has no text: its names are meant for the runs above it."""
+    """Return whether a file is not a run and has no text, so that its names are for the runs above it."""
     return "name" not in base.value and not _at(base, "data.sources")
 
 

@@ -113,14 +113,14 @@ SAME_MATHEMATICS = ("parallel", "batch.micro_batch_size", *FREE)
 
 
 def is_bound(key: str) -> bool:
-    """Whether a changed field makes another run."""
+    """Return whether a changed field makes it another run."""
     if WEIGHT.fullmatch(key):
         return True
     return within(key, (row.key for row in BOUND)) and key not in FREE
 
 
 def within(key: str, sections: Iterable[str]) -> bool:
-    """Whether a dotted key is one of `sections` or below one."""
+    """Return whether a dotted key is one of `sections` or below one."""
     return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 

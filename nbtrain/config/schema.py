@@ -292,7 +292,7 @@ class RunConfig(ConfigModel):
         return "default"
 
     def sets(self, key: str) -> bool:
-        """Whether a file or an override says the value of a dotted key, or a part of it."""
+        """Return whether a file or an override sets a dotted key, or a part of it."""
         return any(
             (known == key or known.startswith(f"{key}.")) and not isinstance(place, NotWritten)
             for known, place in self._origins.items()

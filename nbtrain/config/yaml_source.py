@@ -261,7 +261,7 @@ def _same_kind(value: dict[str, Any], old: dict[str, Any], key: str) -> bool:
 
 
 def _is_part_of(value: Any, entries: list[Any]) -> bool:
-    """Whether `value` names entries of a list by their numbers."""
+    """Return whether `value` names entries of a list by their numbers."""
     return (
         isinstance(value, dict) and bool(value) and all(key in map(str, range(len(entries))) for key in value)
     )

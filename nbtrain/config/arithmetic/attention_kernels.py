@@ -17,13 +17,13 @@ FLASH_GENERATION = 2
 
 
 def keeps_scores(config: RunConfig) -> bool:
-    """Whether the kernel materializes all scores: `math`, and on CPU any kernel with dropout."""
+    """Return whether the kernel materializes all scores: `math`, and on CPU any kernel with dropout."""
     backend, on_cpu = config.model.attention_backend, config.resources.device == "cpu"
     return backend == "math" or (backend == "auto" and on_cpu and config.model.attention_dropout > 0)
 
 
 def masks_windows(config: RunConfig) -> bool:
-    """Whether windows are a mask to the kernel, which then attends to all pairs of positions."""
+    """Return whether windows are masks for the kernel, which then attends to all pairs of positions."""
     model, on_cpu = config.model, config.resources.device == "cpu"
     if model.window_size is None or model.attn_logit_softcapping is not None:
         return False

@@ -87,8 +87,7 @@ def _adapters(config: RunConfig) -> int:
 
 
 def _trained_rows(config: RunConfig, tied_copies: int) -> int:
-    """Elements of the rows of tokens that are trained together with adapters, over all ranks that hold
-    them."""
+    """Return the elements of token rows trained along with adapters, over all ranks that hold them."""
     copies = tied_copies if shape_of(config).tied else 2
     return trained_row_elements(config) * copies * config.parallel.tensor_parallel_size
 

@@ -272,7 +272,7 @@ BY_NAME = {device.name: device for device in DEVICES}
 
 
 def find_device(name: str | None) -> Device | None:
-    """The row for a table name or for torch's device name, or None.
+    """Return the row for a table name or for torch's device name, or None.
 
     The whole name must match: an A10G is no A10, a MIG slice no whole A100.
     """

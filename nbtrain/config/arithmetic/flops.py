@@ -109,8 +109,10 @@ def newton_schulz_flops(rows: int, columns: int, steps: int) -> int:
 
 
 def muon_flops_by_parameter(shape: Shape, steps: int) -> list[int]:
-    """FLOPs for each matrix parameter of a block in one optimizer step; one parameter packs queries, keys and
-    values."""
+    """Return FLOPs per optimizer step for each matrix parameter of a block.
+
+    Queries, keys and values are packed into one parameter.
+    """
     hidden, ffn = shape.hidden_size, shape.ffn_hidden_size
     packed = [(shape.query_width, hidden), (shape.kv_width, hidden), (shape.kv_width, hidden)]
     alone = [(hidden, shape.query_width), *[(ffn, hidden)] * (1 + shape.gated), (hidden, ffn)]

@@ -63,7 +63,7 @@ class LrSchedule:
         )
 
     def learning_rate(self, consumed_tokens: int) -> float:
-        """The rate of the step that starts after `consumed_tokens`."""
+        """Return the learning rate of the step that starts after `consumed_tokens`."""
         if self.warmup_tokens > 0 and consumed_tokens <= self.warmup_tokens:
             rise = (self.lr - self.warmup_init) * float(consumed_tokens) / float(self.warmup_tokens)
             return self.warmup_init + rise

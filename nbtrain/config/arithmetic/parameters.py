@@ -54,7 +54,7 @@ def count_stage_parameters(config: RunConfig, stage: int) -> Parameters:
 
 
 def count_layers(shape: Shape, layers: int, first: bool, last: bool, tensor: int) -> Parameters:
-    """Parameters of one rank that holds `layers` layers, with the ends of the model if `first` or `last`.
+    """Return the parameters of one rank with `layers` layers, and the model's ends if `first` or `last`.
 
     If stages are cut, the first and the last one each hold a copy of tied word embeddings. Column-parallel
     biases are cut, row-parallel biases, norms and positions are on every rank (arXiv:1909.08053, section 3).

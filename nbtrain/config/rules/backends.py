@@ -61,7 +61,7 @@ REFUSED_SBATCH_OPTIONS = {
 
 
 def backend_has_its_machines(config: RunConfig) -> Problems:
-    """One machine on local; on hosts as many as resources.nodes, each named once, from one place."""
+    """local has one machine; hosts has resources.nodes machines, each named once, from one source."""
     nodes, kind, section = config.resources.nodes, config.backend.kind, config.backend.hosts
     if kind != "hosts":
         return

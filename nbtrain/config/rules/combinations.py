@@ -56,11 +56,11 @@ class Kind:
         return f"{self.key.rpartition('.')[2]}: {values[type(self.value)]}"
 
     def present(self, config: RunConfig) -> bool:
-        """Whether a run has it."""
+        """Return whether a run has this kind."""
         return self.matches(lambda key: value_of(config, key))
 
     def matches(self, value_of_key: Callable[[str], Any]) -> bool:
-        """Whether a run has it whose values by dotted key `value_of_key` gives."""
+        """Return whether a run whose values `value_of_key` returns has this kind."""
         if self.instead and BY_NAME[self.instead].matches(value_of_key):
             return False
         value = value_of_key(self.key)

@@ -213,7 +213,7 @@ def index_samples_decide_something(config: RunConfig) -> Problems:
 
 
 def attention_backend_takes_a_mask(config: RunConfig) -> Problems:
-    """torch's flash kernel has the causal mask and no other."""
+    """torch's flash kernel supports only the causal mask."""
     masked = "data.inter_document_masking" if config.data.inter_document_masking else "data.packing"
     if config.model.attention_backend == "flash" and (
         config.data.inter_document_masking or config.data.resolved_packing == "best_fit"
@@ -227,7 +227,7 @@ def attention_backend_takes_a_mask(config: RunConfig) -> Problems:
 
 
 def wiki_is_local_or_downloaded(config: RunConfig) -> Problems:
-    """date and mirror choose a download, so that they do not go with a path."""
+    """date and mirror choose a download, so they conflict with a path."""
     for number, source in enumerate(config.data.sources):
         if not isinstance(source, WikiSource) or source.path is None:
             continue
@@ -298,7 +298,7 @@ def scheduler_is_safe(config: RunConfig) -> Problems:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a scheduler's address, tcp:// or without scheme, is of this machine alone."""
+    """Return whether a scheduler's address, tcp:// or without a scheme, is on this machine only."""
     _, _, place = address.rpartition("://")
     host = place.rpartition(":")[0].strip("[]")
     if not address.startswith("tcp://") and "://" in address:

@@ -64,7 +64,7 @@ def environment_is_safe(config: RunConfig) -> Problems:
 
 
 def replaced_values(config: RunConfig) -> list[tuple[str, str, str, bool]]:
-    """(variable, what happens, the fix, whether it costs something) of backend.env that nbtrain sets too."""
+    """Yield (variable, effect, fix, whether it costs something) of backend.env values that nbtrain sets."""
     found, by_debug = [], debug_variables(config.backend.debug)
     for name, value in config.backend.env.items():
         takes = f"backend.env.{name} = {value} takes the place of"

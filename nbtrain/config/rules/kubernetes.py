@@ -135,7 +135,7 @@ def mounts_go_together(config: RunConfig, section: KubernetesConfig) -> Problems
 
 
 def carries_workspace(mount: MountConfig, section: KubernetesConfig) -> bool:
-    """Whether the pods' workspace is on the mount's volume."""
+    """Return whether the pods' workspace is on the mount's volume."""
     return f"{section.workspace_path}/".startswith(f"{mount.mount_path}/")
 
 

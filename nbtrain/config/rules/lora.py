@@ -51,7 +51,7 @@ def trained_tokens_are_there(config: RunConfig) -> Problems:
 
 
 def adapters_can_be_cut(config: RunConfig) -> Problems:
-    """The rows of queries, keys and values that a rank holds belong to whole groups."""
+    """Each rank's rows of queries, keys and values are complete groups."""
     groups, tensor = config.model.resolved_num_query_groups, config.parallel.tensor_parallel_size
     if config.lora is not None and "query_key_value" in config.lora.targets and groups % tensor:
         yield (
@@ -61,7 +61,7 @@ def adapters_can_be_cut(config: RunConfig) -> Problems:
 
 
 def adapters_attend_at_once(config: RunConfig) -> Problems:
-    """FPDT multiplies by attention's matrices itself."""
+    """FPDT multiplies by attention's matrices itself, without adapters."""
     if config.lora is not None and config.parallel.fpdt_chunk_tokens:
         yield (
             f"{found(config, 'parallel.fpdt_chunk_tokens')}\n  multiplies by attention's matrices itself, "

@@ -20,7 +20,7 @@ class Pairing:
 
 
 def pairing(first: Kind, second: Kind) -> Pairing:
-    """Whether two kinds go together, each with what it needs."""
+    """Return whether two kinds can be combined, each with its required settings."""
     if first is second or (first.axis and first.axis == second.axis):
         return Pairing(pair=False)
     refused: Pairing | None = None

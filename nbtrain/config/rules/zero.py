@@ -122,7 +122,7 @@ def autocast_is_bf16(config: RunConfig) -> Problems:
 
 
 def loss_scale_has_room(config: RunConfig) -> Problems:
-    """A loss scale starts at or above the least it may fall to."""
+    """The initial loss scale is at least the minimum."""
     scale = config.precision.fp16
     if config.precision.dtype != "fp16":
         return
@@ -170,7 +170,7 @@ def _decided(extra: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 
 def muon_finds_its_matrices(config: RunConfig) -> Problems:
-    """Muon's parts of matrices lie where DeepSpeed puts parameters that it takes in their order."""
+    """Muon needs DeepSpeed to keep parameters in their own order."""
     extra = config.parallel.deepspeed_extra.get("zero_optimization")
     key = "round_robin_gradients"
     if config.optimizer.type == "Muon" and isinstance(extra, dict) and extra.get(key):

@@ -93,7 +93,7 @@ def test_what_is_no_record_within_one_is_named(tmp_path):
         Rollback.read_all(path)
     job = asdict(JobRecord("20261121-031500-a1b2", "id", "run", "RUNNING", 0.0, 2)) | {"supervisor": 4}
     files.write_json(path, job)
-    with pytest.raises(RecordError, match=r"rollbacks\.json: is no ProcessIdentity"):
+    with pytest.raises(RecordError, match=r"rollbacks\.json: is not a ProcessIdentity"):
         JobRecord.read(path)
 
 

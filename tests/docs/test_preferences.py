@@ -185,7 +185,7 @@ def test_whole_conversations_beside_a_prompt_of_text(prepared):
 def test_other_data_is_no_pairs(prepared, workspace):
     """A dataset of text is refused as pairs, and pairs are refused as text."""
     config, opened, tokenizer = prepared([{"prompt": "q", "chosen": "a", "rejected": "b"}])
-    with pytest.raises(DataError, match="have no perplexity"):
+    with pytest.raises(DataError, match="perplexity is not defined"):
         Perplexity(config, tokenizer, opened.files, "all", True)
     assert "the loss of pairs of answers" in str(baselines(config, too_small="explain"))
     plain = build_packed(opened, config, "train", 1, 1)

@@ -197,7 +197,7 @@ def test_a_field_that_the_weights_do_not_have_is_refused(folder, workspace):
     assert tree(workspace) == before
     imported = import_model("models/small", "mine", ["model.rotary_base=5e5"])
     assert (
-        "model.rotary_base is 500000.0 in the run and 10000.0 in models/small: positions turn"
+        "model.rotary_base is 500000.0 in the run and 10000.0 in models/small: positions rotate"
         in imported.notes[0]
     )
 
@@ -257,7 +257,7 @@ BAD = {
     "half a download": (
         lambda folder: os.truncate(folder / "model.safetensors", 3000),
         CheckpointError,
-        "is cut off: 2.9 KiB are there",
+        "is cut off: 2.9 KiB of it exist",
     ),
     "no weights": (
         lambda folder: (folder / "model.safetensors").unlink(),

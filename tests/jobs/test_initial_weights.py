@@ -301,11 +301,14 @@ def test_plan_and_form_count_the_new_rows(tiny, base):
     "more, said_",
     [
         ({}, ""),
-        ({"lora.kind": "ia3"}, " Beside adapters 0 of 2 are trained (lora.trainable_token_indices)."),
+        (
+            {"lora.kind": "ia3"},
+            " Along with the adapters, 0 of 2 are trained (lora.trainable_token_indices).",
+        ),
         ({"lora.rank": 2}, " Along with the adapters, all 2 are trained (lora.trainable_token_indices)."),
         (
             {"lora.trainable_token_indices": [3]},
-            " Beside adapters 0 of 2 are trained (lora.trainable_token_indices).",
+            " Along with the adapters, 0 of 2 are trained (lora.trainable_token_indices).",
         ),
     ],
 )

@@ -315,7 +315,7 @@ def test_trees_that_are_not_whole(model, tmp_path, monkeypatch):
         find_tree(tmp_path / "own")
     for said in ("9" * 5000, "x" * 5000):
         (tmp_path / "own" / "latest_checkpointed_iteration.txt").write_text(said)
-        with pytest.raises(CheckpointError, match=f"names '{said[:40]}', and there is no such folder"):
+        with pytest.raises(CheckpointError, match=f"names '{said[:40]}', but the tree has no such folder"):
             find_tree(tmp_path / "own")
     (step / "zero_pp_rank_0_mp_rank_00_model_states.pt").write_bytes(b"")
     with pytest.raises(CheckpointError, match="was saved with ZeRO 3"):
@@ -341,7 +341,10 @@ def test_trees_that_are_not_whole(model, tmp_path, monkeypatch):
         ),
         ({"rotary_seq_len_interpolation_factor": 4}, "interpolation_factor = 4: scaled rotary positions are"),
         ({"window_size": (99, 0)}, r"window_size = \(99, 0\): sliding windows are not read from a tree"),
-        ({"num_layers": "4"}, "its arguments have num_layers = '4': a whole number of at least 1 is needed"),
+        (
+            {"num_layers": "4"},
+            "its arguments have num_layers = '4': a whole number of at least 1 is required",
+        ),
         ({"padded_vocab_size": None}, "its arguments have padded_vocab_size = None: a whole number of at"),
         (
             {"num_attention_heads": 0},

@@ -654,7 +654,7 @@ def test_an_empty_name_is_refused_with_its_rule(key):
     """`name=` is null in YAML, so the message gives the rule for names and an example."""
     assert message_of("gpt-tiny", [f"{key}="]) == (
         f"override {key}=: {key} is empty: a name must be 1 to 53 lower case letters, digits and inner "
-        f"dashes. Give one, e.g. {key}=my-run, or leave {key} out to keep the one of the YAML."
+        f"dashes. Give one, e.g. {key}=my-run, or omit {key} to keep the YAML's value."
     )
 
 

@@ -35,8 +35,8 @@ BROKEN = {
         ["data.sources=[{kind: hf-dataset, path: 'hf://datasets/stas/openwebtext-10k'}]"],
         "@: data.sources[0].path = hf://datasets/stas/openwebtext-10k\n"
         "  is a dataset of the Hugging Face Hub, which is not read from there. Download it with `hf download "
-        "stas/openwebtext-10k --repo-type dataset --local-dir corpus/openwebtext-10k`, and name "
-        "the folder corpus/openwebtext-10k.",
+        "stas/openwebtext-10k --repo-type dataset --local-dir corpus/openwebtext-10k`, and set the path to "
+        "corpus/openwebtext-10k.",
     ),
     "text that is cut in two ways": (
         "gpt-tiny",

@@ -315,7 +315,7 @@ def test_trees_that_are_not_whole(model, tmp_path, monkeypatch):
         find_tree(tmp_path / "own")
     for said in ("9" * 5000, "x" * 5000):
         (tmp_path / "own" / "latest_checkpointed_iteration.txt").write_text(said)
-        with pytest.raises(CheckpointError, match=f"names '{said[:40]}', but the tree has no such folder"):
+        with pytest.raises(CheckpointError, match=f"names '{said[:40]}', and there is no such folder"):
             find_tree(tmp_path / "own")
     (step / "zero_pp_rank_0_mp_rank_00_model_states.pt").write_bytes(b"")
     with pytest.raises(CheckpointError, match="was saved with ZeRO 3"):

@@ -364,8 +364,8 @@ def test_the_words_of_the_call_are_not_overridden(folder, workspace, override, w
     with pytest.raises(ConfigError) as refused:
         import_model("models/small", "mine", [override])
     assert str(refused.value) == (
-        f"override {override}: {override.partition('=')[0]} is what {word} says. Take the override out, or "
-        f"give another {word}."
+        f"override {override}: {override.partition('=')[0]} is set by {word}. Remove the override, or give "
+        f"another {word}."
     )
     assert tree(workspace) == before
 

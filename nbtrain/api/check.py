@@ -46,7 +46,7 @@ class Checked:
         return {**start, "works": self.works, "findings": findings}
 
     def __str__(self) -> str:
-        return "\n".join([self._heading(), *(line for one in self.findings for line in one.lines())])
+        return "\n".join([self._heading(), *(line for finding in self.findings for line in finding.lines())])
 
     __repr__ = __str__
 
@@ -79,8 +79,8 @@ def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Che
     from nbtrain.planner.findings import finding_of_problem, split_problems
     from nbtrain.planner.plan import plan
 
-    if any(isinstance(one, str | Path) and is_foreign(one) for one in runs):
-        return _check_files([str(one) for one in runs], overrides, program)
+    if any(isinstance(source, str | Path) and is_foreign(source) for source in runs):
+        return _check_files([str(source) for source in runs], overrides, program)
     if len(runs) != 1:
         raise ConfigError(f"{len(runs)} runs are given; nb.check takes one, or files of other programs.")
     if program:

@@ -204,7 +204,7 @@ class _Engine:
         """Yield (number, scores of its continuations) for each request, in any order."""
         from nbtrain.evaluation.asked import Scored
 
-        requests = ({"kind": "score", **one._asdict()} for one in asked)
+        requests = ({"kind": "score", **request._asdict()} for request in asked)
         found: dict[int, list[Scored]] = {}
         for number, event in self._engine.each(requests, self._most):
             if "end" in event:

@@ -78,7 +78,7 @@ def generate(  # type: ignore[misc]  # the overloads omit options that affect no
         raise ConfigError("stream = True is for one prompt, n = 1 and num_beams = 1.")
     # Unlike a server, a notebook may continue beyond the model's positions.
     asked = {**generation.to_dict(), "slides": True}
-    events = _events(run, [{**asked, "prompt": one} for one in prompts], step, dtype, tensor_parallel_size)
+    events = _events(run, [{**asked, "prompt": each} for each in prompts], step, dtype, tensor_parallel_size)
     if stream:
         return (event["text"] for _, event in events if event.get("text"))
     from nbtrain.serving.texts import Texts, collected
@@ -86,7 +86,7 @@ def generate(  # type: ignore[misc]  # the overloads omit options that affect no
     found = collected(list(prompts), generation.n, events)
     if is_one:
         return found[0][0]
-    return Texts(one for several in found for one in several)
+    return Texts(result for several in found for result in several)
 
 
 def _events(
@@ -115,4 +115,4 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
         return (text(name, value),)
     if not isinstance(value, Sequence):
         raise misused(name, value, "text, or a list of texts")
-    return tuple(text(name, one) for one in value)
+    return tuple(text(name, item) for item in value)

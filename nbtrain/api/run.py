@@ -235,7 +235,7 @@ class Run:
         if not text_of("text", text):
             raise ConfigError("the text to search for is empty.")
         ids = [self._job(job_id).job_id] if job_id else reversed(self.directory.job_ids())
-        jobs = [self.directory.job(one) for one in ids]
+        jobs = [self.directory.job(job_id) for job_id in ids]
         return search(jobs, text, whole_or_none("rank", rank, "all ranks"), bool(ignore_case))
 
     def progress_line(self) -> str:

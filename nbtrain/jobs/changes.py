@@ -58,8 +58,8 @@ def as_overrides(before: RunConfig, now: RunConfig, but: Callable[[str], bool] =
     """
     # A section that was removed is null as a whole; a weight is a key of its source.
     own = dict(flatten(now.model_dump()))
-    changes = [one for one in changes_between(before, now) if one.key in own and not but(one.key)]
-    return "".join(f" {shlex.quote(f'{one.key}={spelled(one.now)}')}" for one in changes)
+    changes = [change for change in changes_between(before, now) if change.key in own and not but(change.key)]
+    return "".join(f" {shlex.quote(f'{change.key}={spelled(change.now)}')}" for change in changes)
 
 
 def _says(config: RunConfig, key: str) -> bool:

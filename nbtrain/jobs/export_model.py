@@ -217,7 +217,7 @@ def _bos_before_text(config: RunConfig, bos: int | None) -> int | None:
     if read_manifest(directory) is None:
         return None
     tokenizer = Tokenizer.load(directory)
-    named = {one for one in (tokenizer.bos_id, bos) if type(one) is int}
+    named = {token_id for token_id in (tokenizer.bos_id, bos) if type(token_id) is int}
     before = tokenizer.before_text
     return before[0] if len(before) == 1 and (not named or before[0] in named) else None
 

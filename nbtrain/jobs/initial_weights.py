@@ -61,7 +61,7 @@ def findings_of_weights(config: RunConfig) -> list[Finding]:
     found = [finding_of_problem(str(problem)) for problem in initial_weights_fit(config)]
     if not found or is_there(config):
         return found
-    return [replace(one, level="warning", cost=Cost()) for one in found]
+    return [replace(finding, level="warning", cost=Cost()) for finding in found]
 
 
 def _adapters_fit(config: RunConfig) -> Obstacles:

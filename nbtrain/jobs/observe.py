@@ -69,7 +69,7 @@ def _words(job: JobDir) -> str:
     records = [ExitRecord.read(path) for path in sorted(folder.glob("*.json"))] if folder.is_dir() else []
     known = [record for record in records if record is not None]
     newest = max((record.attempt for record in known), default=0)
-    return "\n".join(f"{one.message}\n{one.detail}" for one in known if one.attempt == newest)
+    return "\n".join(f"{record.message}\n{record.detail}" for record in known if record.attempt == newest)
 
 
 def _out_of_memory(said: str) -> OutOfMemory | None:

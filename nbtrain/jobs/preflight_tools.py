@@ -96,7 +96,7 @@ def local_dir_is_ready(config: RunConfig, machine: Machine) -> Obstacles:
         )
     if config.backend.kind != "local":
         return
-    there = next(one for one in (folder, *folder.parents) if one.exists())
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK) or is_read_only(there):
         yield mistake(f"{found} cannot be created: {there} cannot be written.", "Name a folder that can be.")
         return

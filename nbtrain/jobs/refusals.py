@@ -170,7 +170,7 @@ def more_to_train(run: RunDir, config: RunConfig, asked: RunConfig | None = None
         if bound := [change.key for change in changes if change.bound]:
             others += f", without {', '.join(bound)}, which cannot change on resume"
         keys = ("batch.max_steps", f"batch.train_{config.batch.train_amount[0]}")
-        wanted = [f"{one.key}={show(one.now)}" for one in changes if one.key in keys]
+        wanted = [f"{change.key}={show(change.now)}" for change in changes if change.key in keys]
         if wanted and asked.train_steps > config.train_steps:
             return f"{resume} {' '.join(wanted)}{others}"
     if config.train_steps < config.scheduled_steps:

@@ -141,7 +141,7 @@ def marks(
 
     `records` are the job records, oldest first; `events` those of the newest job.
     """
-    rolled = {(one.job_id, one.attempt) for one in Rollback.read_all(run.rollbacks_json)}
+    rolled = {(rollback.job_id, rollback.attempt) for rollback in Rollback.read_all(run.rollbacks_json)}
     found: list[dict[str, Any]] = []
     for number, record in enumerate(records):
         for before, attempt in zip([None, *record.attempts], record.attempts):

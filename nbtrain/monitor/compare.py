@@ -67,7 +67,7 @@ def compared(runs: Sequence[RunDir]) -> dict[str, Any]:
     read = [_read(run, now) for run in runs]
     return {
         "names": names,
-        "active": any(one.summary.state in ACTIVE for one in read),
+        "active": any(run.summary.state in ACTIVE for run in read),
         "settings": {"heads": ["setting", *names], "rows": settings(read)},
         "figures": {"heads": ["figure", *names], "rows": figures(read)},
     }
@@ -75,7 +75,7 @@ def compared(runs: Sequence[RunDir]) -> dict[str, Any]:
 
 def settings(runs: Sequence[Compared]) -> list[list[str]]:
     """Return [key, value of each run] for every setting in which two runs differ, in the schema's order."""
-    values = [dict(flatten(one.config.model_dump())) if one.config else {} for one in runs]
+    values = [dict(flatten(run.config.model_dump())) if run.config else {} for run in runs]
     keys = dict.fromkeys(key for found in values for key in found)
     # A section that is null in one run is compared by its keys, which other runs have.
     sections = {key[:at] for key in keys for at, letter in enumerate(key) if letter == "."}
@@ -91,13 +91,13 @@ def settings(runs: Sequence[Compared]) -> list[list[str]]:
 
 def figures(runs: Sequence[Compared]) -> list[list[str]]:
     """Return [name, text of each run] for the metrics that at least one run has."""
-    rows = [[name, *(_words(figure, one) for one in runs)] for name, figure in FIGURES.items()]
+    rows = [[name, *(_words(figure, run) for run in runs)] for name, figure in FIGURES.items()]
     return [row for row in rows if set(row[1:]) != {UNKNOWN}] + of_datasets(runs) + evaluations(runs)
 
 
 def of_datasets(runs: Sequence[Compared]) -> list[list[str]]:
     """Return [name, text of each run] for validation loss and perplexity of each dataset of their blends."""
-    losses = [one.progress.validation_losses if one.progress else {} for one in runs]
+    losses = [run.progress.validation_losses if run.progress else {} for run in runs]
     names = sorted({name for found in losses for name in found}, key=natural)
     rows = []
     for name in names:
@@ -113,10 +113,10 @@ def of_datasets(runs: Sequence[Compared]) -> list[list[str]]:
 def evaluations(runs: Sequence[Compared]) -> list[list[str]]:
     """Return [name and metric, text of each run] for the results of `nbtrain evaluate`."""
     keys = {
-        (name, metric) for one in runs for name in one.evaluations for metric in one.evaluations[name].metrics
+        (name, metric) for run in runs for name in run.evaluations for metric in run.evaluations[name].metrics
     }
     return [
-        [f"{name}: {metric}", *(_evaluated(one.evaluations.get(name), metric) for one in runs)]
+        [f"{name}: {metric}", *(_evaluated(run.evaluations.get(name), metric) for run in runs)]
         for name, metric in sorted(keys, key=lambda key: (natural(key[0]), key[1]))
     ]
 

@@ -125,11 +125,11 @@ class Curve:
                 self._walls.extend(wall_times[at:end])
             elif len(part) == size:
                 mean = finite_mean(part)
-                for one in _ends(part):
+                for index in _ends(part):
                     self._means.append(mean)
-                    self._steps.append(steps[at + one])
-                    self._values.append(part[one])
-                    self._walls.append(wall_times[at + one])
+                    self._steps.append(steps[at + index])
+                    self._values.append(part[index])
+                    self._walls.append(wall_times[at + index])
             else:
                 # An incomplete pair.
                 size = 0
@@ -200,7 +200,7 @@ class Curve:
         size = 2 if self.width == 1 else 4
         whole = len(steps) - len(steps) % size
         starts = range(0, whole, size)
-        chosen = [at + one for at in starts for one in _ends(values[at : at + size])]
+        chosen = [at + index for at in starts for index in _ends(values[at : at + size])]
         means = [finite_mean(self._means[at : at + size]) for at in starts]
         rest = list(zip(steps[whole:], values[whole:], walls[whole:]))
         rest_mean = finite_mean(self._means[whole:])

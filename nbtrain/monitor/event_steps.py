@@ -51,15 +51,15 @@ class Shape:
     def __init__(self, content: bytes, records: Sequence[Found], wanted: Callable[[bytes], bool]):
         """Describe the records of a step; `wanted` flags the tags to read. Other tags have only positions."""
         self.first_tag = records[0].tag
-        self._tags = [one.tag for one in records if wanted(one.tag)]
+        self._tags = [record.tag for record in records if wanted(record.tag)]
         # A mask of the bytes that are equal in each step: all but time, step, value and checksum.
         begin, mask, form = records[0].at, bytearray(), "<"
-        for one in records:
-            width, rest = one.step_end - one.step_at, one.end - VALUE_BYTES - one.step_end
+        for record in records:
+            width, rest = record.step_end - record.step_at, record.end - VALUE_BYTES - record.step_end
             mask += b"\xff" * HEAD_BYTES + bytes(WALL_BYTES + width) + b"\xff" * rest
             mask += bytes(VALUE_BYTES + CHECK_BYTES)
             fields = (
-                f"d{width}s{rest}xf" if wanted(one.tag) else f"{WALL_BYTES + width + rest + VALUE_BYTES}x"
+                f"d{width}s{rest}xf" if wanted(record.tag) else f"{WALL_BYTES + width + rest + VALUE_BYTES}x"
             )
             form += f"{HEAD_BYTES}x{fields}{CHECK_BYTES}x"
         self._struct = struct.Struct(form)

@@ -200,7 +200,7 @@ class JobPage:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, list):
-        return [asdict(one) if hasattr(one, "__dataclass_fields__") else one for one in value]
+        return [asdict(item) if hasattr(item, "__dataclass_fields__") else item for item in value]
     return value
 
 
@@ -231,7 +231,7 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
     if config.resources.device == "gpu":
         requests["gpus"] = float(config.resources.gpus_per_node)
     parent = (run.record() or {}).get("parent")
-    codes = [row.exit_code for one in replicas for row in one.ranks if row.phase == "Error"]
+    codes = [row.exit_code for replica in replicas for row in replica.ranks if row.phase == "Error"]
     said_by_engine = reason_of_failure(job) or (engine or {}).get("ended_as")
     reason = (state in ("FAILED", LOST) and said_by_engine) or failure_reason(state, cause, codes)
     return JobPage(
@@ -395,7 +395,7 @@ def _rank(
         step=ended.step if ended and ended.step is not None else beat.step if beat else None,
         exit_code=code,
         message=message,
-        earlier=[_end(one) for one in before if one],
+        earlier=[_end(end) for end in before if end],
         logs=[_log(job, job.log(rank, number), number) for number in logs.get(rank, [])],
         use=uses(node, "replica" if single else rank_subject(rank)),
     )

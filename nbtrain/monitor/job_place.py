@@ -60,10 +60,10 @@ def twin_words(run: RunDir) -> str:
     report = files.read_json(run.path / "twin.json")
     if report is None:
         return f"of {of}: its checks continue; their report comes when all are done"
-    failed = [one for one in report["checks"] if one["outcome"] != "passed"]
+    failed = [check for check in report["checks"] if check["outcome"] != "passed"]
     if not failed:
-        return f"of {of}: PASSED: {', '.join(one['name'] for one in report['checks'])}"
-    return f"of {of}: FAILED: " + "; ".join(f"{one['name']}: {one['message']}" for one in failed)
+        return f"of {of}: PASSED: {', '.join(check['name'] for check in report['checks'])}"
+    return f"of {of}: FAILED: " + "; ".join(f"{check['name']}: {check['message']}" for check in failed)
 
 
 def restart_policy(config: RunConfig) -> str:

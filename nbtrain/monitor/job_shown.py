@@ -88,20 +88,20 @@ def job_shown(run: RunDir, job_id: str | None = None, now: float | None = None) 
             EVENT_HEADS,
             (
                 (
-                    "warning" if one.type == "Warning" else "",
-                    one.time,
-                    (one.type, one.reason, one.object, one.message),
+                    "warning" if event.type == "Warning" else "",
+                    event.time,
+                    (event.type, event.reason, event.object, event.message),
                 )
-                for one in page.events[-MOST_EVENTS:]
+                for event in page.events[-MOST_EVENTS:]
             ),
         ),
-        "replicas": {"heads": [*REPLICA_HEADS], "rows": [_replica(one) for one in page.replicas]},
+        "replicas": {"heads": [*REPLICA_HEADS], "rows": [_replica(replica) for replica in page.replicas]},
         "ranks": {
             "heads": [*RANK_HEADS],
-            "rows": [_rank(one, row) for one in page.replicas for row in one.ranks],
+            "rows": [_rank(replica, row) for replica in page.replicas for row in replica.ranks],
         },
         "figures": _table(
-            FIGURE_HEADS, (("", None, row) for one in page.replicas for row in resource_rows(one))
+            FIGURE_HEADS, (("", None, row) for replica in page.replicas for row in resource_rows(replica))
         ),
         "charts": [drawn(chart, page.created_at) for chart in usage_charts(page, CHART_POINTS)],
         "logs": _logs(page),
@@ -113,11 +113,15 @@ def conditions_shown(page: JobPage) -> dict[str, Any]:
     """Return the table of conditions."""
     rows = (
         (
-            "bad" if one.status and one.type in ("Failed", "Lost") else "" if one.status else "past",
-            one.last_change,
-            (one.type, str(one.status), one.reason, one.message),
+            "bad"
+            if condition.status and condition.type in ("Failed", "Lost")
+            else ""
+            if condition.status
+            else "past",
+            condition.last_change,
+            (condition.type, str(condition.status), condition.reason, condition.message),
         )
-        for one in page.conditions
+        for condition in page.conditions
     )
     return _table(CONDITION_HEADS, rows)
 
@@ -156,7 +160,7 @@ def _jobs(run: RunDir, page: JobPage) -> list[list[str]]:
     ids = run.job_ids()
     newest = [*reversed(ids)][:MOST_JOBS]
     shown = newest if page.job_id in newest else [*newest, page.job_id]
-    return [[one, f"job {one}{', the newest' if one == ids[-1] else ''}"] for one in shown]
+    return [[job_id, f"job {job_id}{', the newest' if job_id == ids[-1] else ''}"] for job_id in shown]
 
 
 def _replica(replica: Replica) -> dict[str, Any]:
@@ -190,7 +194,7 @@ def _gpus(replica: Replica) -> str:
 def _rank(replica: Replica, row: RankRow) -> dict[str, Any]:
     alone = len(replica.ranks) == 1
     use = replica.use if alone and not row.use else row.use
-    failed = [f"attempt {one.attempt}: {one.message}" for one in row.earlier if one.failed]
+    failed = [f"attempt {end.attempt}: {end.message}" for end in row.earlier if end.failed]
     cells = [
         *(f"{row.rank}", replica.pod.pod if replica.pod else replica.name, replica.host or UNKNOWN),
         *(row.phase, row.doing, "" if row.step is None else f"{row.step:,}", f"{row.attempt}"),
@@ -204,8 +208,8 @@ def _rank(replica: Replica, row: RankRow) -> dict[str, Any]:
 
 def _own_logs(replica: Replica) -> list[list[Any]]:
     found: list[list[Any]] = []
-    for one in replica.logs:
-        name = one.path.rpartition("/")[2].removesuffix(".log")
+    for log in replica.logs:
+        name = log.path.rpartition("/")[2].removesuffix(".log")
         found.append([name, None, name if name == SUPERVISOR else f"machine {replica.index}"])
     return found
 
@@ -221,10 +225,10 @@ def _rank_logs(row: RankRow) -> list[list[Any]]:
 
 def _logs(page: JobPage) -> list[list[Any]]:
     """Return the logs: newest attempts of all ranks, then earlier attempts, then supervisor and machines."""
-    by_rank = [_rank_logs(row) for one in page.replicas for row in one.ranks]
+    by_rank = [_rank_logs(row) for replica in page.replicas for row in replica.ranks]
     by_age = itertools.zip_longest(*by_rank)
     ranks = [log for attempts in by_age for log in attempts if log is not None]
-    return [*ranks[:MOST_LOGS], *(log for one in page.replicas for log in _own_logs(one))]
+    return [*ranks[:MOST_LOGS], *(log for replica in page.replicas for log in _own_logs(replica))]
 
 
 def _table(heads: Sequence[str], rows: Iterable[tuple[str, float | None, Sequence[str]]]) -> dict[str, Any]:

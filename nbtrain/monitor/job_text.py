@@ -30,22 +30,30 @@ def job_text(page: "JobPage", num_events: int = NUM_EVENTS) -> str:
     """Return basic facts, conditions, replicas with their ranks, resources, and the newest events."""
     parts = ["\n".join(_basics(page))]
     table = [
-        (one.type, str(one.status), amounts.utc(one.last_change), one.reason, one.message)
-        for one in page.conditions
+        (
+            condition.type,
+            str(condition.status),
+            amounts.utc(condition.last_change),
+            condition.reason,
+            condition.message,
+        )
+        for condition in page.conditions
     ]
     parts.append(_titled("Conditions", ("TYPE", "STATUS", "SINCE (UTC)", "REASON", "MESSAGE"), table))
     parts.append(
-        _titled("Replicas", REPLICA_TITLES, [row for one in page.replicas for row in replica_rows(one)])
+        _titled(
+            "Replicas", REPLICA_TITLES, [row for replica in page.replicas for row in replica_rows(replica)]
+        )
     )
-    if measured := [row for one in page.replicas for row in resource_rows(one)]:
+    if measured := [row for replica in page.replicas for row in resource_rows(replica)]:
         last = "LAST" if page.ended_at else "NOW"
         titles: tuple[str, ...] = ("REPLICA", "FIGURE", last, "MEAN", "PEAK", "REQUEST", "LIMIT")
         parts.append(_titled("Resources", titles, measured))
     events = page.events[-num_events:] if num_events else []
     if events:
-        when = [amounts.utc(one.time) for one in events]
+        when = [amounts.utc(event.time) for event in events]
         if not page.ended_at:
-            when = [f"{amounts.elapsed(time.time() - one.time)} ago" for one in events]
+            when = [f"{amounts.elapsed(time.time() - event.time)} ago" for event in events]
         lines = [(at, one.type, one.reason, one.object, one.message) for at, one in zip(when, events)]
         titles = ("TIME (UTC)" if page.ended_at else "AGE", "TYPE", "REASON", "OBJECT", "MESSAGE")
         left = len(page.events) - len(events)
@@ -100,8 +108,8 @@ def cloned_from(page: "JobPage") -> str:
 
 def replicas_words(page: "JobPage") -> str:
     """Count replicas by role and phase: "2 x worker: 2 Running"."""
-    roles = Counter(one.labels.get("role", "") for one in page.replicas)
-    phases = Counter(one.phase for one in page.replicas)
+    roles = Counter(replica.labels.get("role", "") for replica in page.replicas)
+    phases = Counter(replica.phase for replica in page.replicas)
     states = ", ".join(f"{count} {phase}" for phase, count in phases.items())
     return ", ".join(f"{count} x {role}" for role, count in roles.items()) + f": {states}" if roles else ""
 
@@ -159,9 +167,9 @@ def replica_rows(replica: "Replica") -> list[tuple[str, ...]]:
         doing = f" ({row.doing}, step {row.step or 0:,})" if row.doing else ""
         use = _pair(row.use) if len(replica.ranks) > 1 else ("", "")
         rows.append((f"  rank {row.rank}", "", row.phase + doing, "", *use, row.message))
-        failed = [one for one in row.earlier if one.failed]
-        for one in failed[-MOST_EARLIER:]:
-            rows.append(("", "", f"  attempt {one.attempt}: Error", "", "", "", one.message))
+        failed = [end for end in row.earlier if end.failed]
+        for end in failed[-MOST_EARLIER:]:
+            rows.append(("", "", f"  attempt {end.attempt}: Error", "", "", "", end.message))
     if len(ranks) < len(replica.ranks):
         rows.append((f"  and {len(replica.ranks) - len(ranks)} more ranks", "", "", "", "", "", ""))
     return rows

@@ -113,7 +113,7 @@ def no_log_line(job: JobDir, rank: int | str) -> str:
     why = f": {one_line(cause)}" if cause else ""
     said = f"{name}: {which} in job {job.job_id} is empty; the job is {state}{why}"
     others = (job.run.job(job_id) for job_id in reversed(job.run.job_ids()) if job_id != job.job_id)
-    with_log = (one for one in others if read_log(log_path(one, rank), limit_bytes=1).size_bytes)
+    with_log = (other for other in others if read_log(log_path(other, rank), limit_bytes=1).size_bytes)
     if other := next(with_log, None):
         named = "" if rank == 0 else f" --rank {rank}"
         said += f". Job {other.job_id} has one: `nbtrain logs {name}{named} --job {other.job_id}`"

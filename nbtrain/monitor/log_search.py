@@ -43,7 +43,12 @@ def search(
     """
     for job in jobs:
         ranks = log_attempts(job)
-        paths = [job.log(one, attempt) for one in ranks if rank in (None, one) for attempt in ranks[one]]
+        paths = [
+            job.log(number, attempt)
+            for number in ranks
+            if rank in (None, number)
+            for attempt in ranks[number]
+        ]
         if rank is None:
             nodes = sorted(
                 (job.path / "logs").glob("node*.log"), key=lambda path: (len(path.name), path.name)

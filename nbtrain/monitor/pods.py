@@ -29,9 +29,9 @@ class Pod:
 def pods_of(job: JobDir) -> dict[int, Pod]:
     """Return {node: its pod}; empty on other backends."""
     said = (files.read_json(job.kubernetes_json) or {}).get("replicas") or []
-    known = sorted((one for one in said if one.get("node") is not None), key=lambda one: one["created"])
+    known = sorted((pod for pod in said if pod.get("node") is not None), key=lambda pod: pod["created"])
     names = Pod.__dataclass_fields__
-    return {one["node"]: Pod(**{name: one[name] for name in names}) for one in known}
+    return {pod["node"]: Pod(**{name: pod[name] for name in names}) for pod in known}
 
 
 def cluster_events(job: JobDir) -> list[dict[str, Any]]:
@@ -45,5 +45,9 @@ def reason_of_failure(job: JobDir) -> str | None:
     A reason that only repeats the state, such as PyTorchJobFailed, does not count.
     """
     said = (files.read_json(job.kubernetes_json) or {}).get("conditions") or []
-    words = [one["reason"] for one in said if one["type"].lower() in FAILURES and one["status"] == "True"]
+    words = [
+        condition["reason"]
+        for condition in said
+        if condition["type"].lower() in FAILURES and condition["status"] == "True"
+    ]
     return next((word for word in words if word[:1].isupper() and not word.endswith(SAYS_NOTHING)), None)

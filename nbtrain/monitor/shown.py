@@ -52,7 +52,9 @@ def shown(snapshot: Mapping[str, Any]) -> dict[str, Any]:
     job         [[label, text], ...]
     """
     bad = snapshot["state"] in ("FAILED", "LOST")
-    raised = [one["message"] for one in snapshot["alerts"] if one["raised"]] if snapshot["active"] else []
+    raised = (
+        [alert["message"] for alert in snapshot["alerts"] if alert["raised"]] if snapshot["active"] else []
+    )
     alert = raised[-1] if raised else ""
     num_alerts = len(snapshot["alerts"])
     return {

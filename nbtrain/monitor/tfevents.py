@@ -319,7 +319,7 @@ class ScalarReader:
         shape = self._shape if self._shape and self._shape.first_tag == tag else None
         done = at if shape is None else self._take_shape(shape, content, at)
         # The points of a tag that occurs twice are not in the order of their columns.
-        if ends and done == at and len({one.tag for one in records}) == len(records):
+        if ends and done == at and len({record.tag for record in records}) == len(records):
             self._shape = Shape(content, records, lambda tag: self._by_tag.get(tag) is not None)
             done = self._take_shape(self._shape, content, at)
         if ends or done > at:
@@ -332,7 +332,7 @@ class ScalarReader:
         except ValueError:
             return at
         if self.purges and columns:
-            session = max(one[0] for one in self.purges)
+            session = max(purge[0] for purge in self.purges)
             if min(min(column.wall_times) for column in columns) < session:
                 # Points of an older, slower writer: each point is checked.
                 return at

@@ -87,11 +87,11 @@ class NodeUsage:
 
     def subjects(self) -> list[str]:
         """Return everything that was ever measured, in the order of the newest file."""
-        names = (subject for one in reversed(self._segments) for subject, _ in one.columns)
+        names = (subject for segment in reversed(self._segments) for subject, _ in segment.columns)
         return list(dict.fromkeys(names))
 
     def figures(self, subject: str) -> list[str]:
-        pairs = (pair for one in reversed(self._segments) for pair in one.columns)
+        pairs = (pair for segment in reversed(self._segments) for pair in segment.columns)
         return list(dict.fromkeys(name for found, name in pairs if found == subject))
 
     def points(self, subject: str, figure: str) -> Points:
@@ -165,9 +165,9 @@ def _pieces(segments: list[Segment]) -> Iterator[tuple[Segment, int, float]]:
         chosen: list[tuple[Segment, int, float]] = []
         for level in range(len(LEVELS)):
             same = [segment for segment in own if segment.level == level]
-            counted = [(one, sum(stamp < bound for stamp in one.stamps)) for one in same]
+            counted = [(segment, sum(stamp < bound for stamp in segment.stamps)) for segment in same]
             chosen[:0] = [(one, count, offset) for one, count in counted if count]
-            bound = min([bound, *(one.stamps[0] for one in same)])
+            bound = min([bound, *(segment.stamps[0] for segment in same)])
         yield from chosen
 
 

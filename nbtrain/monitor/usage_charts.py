@@ -86,14 +86,14 @@ class UsageChart:
     @property
     def heading(self) -> str:
         """Return the title with the bounds that are not drawn."""
-        words = [f"{one.word} {axis_label(self.figure, one.value)}" for one in self.far]
+        words = [f"{bound.word} {axis_label(self.figure, bound.value)}" for bound in self.far]
         return ", ".join([self.title, *words])
 
     @property
     def top(self) -> float:
         """Return the greatest value that is drawn."""
         peak = max(max(line.points.maxima) for line in self.lines)
-        return max([peak, *(one.value for one in self.bounds)])
+        return max([peak, *(bound.value for bound in self.bounds)])
 
 
 def usage_charts(page: JobPage, most_points: int = MOST_POINTS) -> list[UsageChart]:
@@ -106,8 +106,10 @@ def usage_charts(page: JobPage, most_points: int = MOST_POINTS) -> list[UsageCha
             figure = next(iter(figures))
             peak = max(max(line.points.maxima) for line in lines)
             bounds = list(_bounds(page, figure))
-            near = [one for one in bounds if one.value <= MOST_ABOVE * peak]
-            found.append(UsageChart(title, figure, lines, near, [one for one in bounds if one not in near]))
+            near = [bound for bound in bounds if bound.value <= MOST_ABOVE * peak]
+            found.append(
+                UsageChart(title, figure, lines, near, [bound for bound in bounds if bound not in near])
+            )
     return found
 
 
@@ -137,7 +139,9 @@ def _label(page: JobPage, node: NodeUsage, subject: str, word: str) -> str:
 def _bounds(page: JobPage, figure: str) -> Iterator[Bound]:
     found = [("request", page.requests.get(figure)), ("limit", page.limits.get(figure))]
     if figure == "gpu_memory_bytes":
-        sizes = [gpu.memory_bytes for one in page.replicas for gpu in one.gpus.values() if gpu.memory_bytes]
+        sizes = [
+            gpu.memory_bytes for replica in page.replicas for gpu in replica.gpus.values() if gpu.memory_bytes
+        ]
         found = [("limit", min(sizes, default=None))]
     if found[0][1] is not None and found[0][1] == found[-1][1] and len(found) > 1:
         # One line, because the second would be hidden under it.
@@ -194,7 +198,7 @@ def drawn(chart: UsageChart, begin: float) -> dict[str, Any]:
         "title": chart.heading,
         "form": FIGURES[chart.figure].unit,
         "begin": begin,
-        "bounds": [{"word": one.word, "value": one.value} for one in chart.bounds],
+        "bounds": [{"word": bound.word, "value": bound.value} for bound in chart.bounds],
         "lines": lines,
         "named": named,
         "curves": curves,
@@ -217,7 +221,7 @@ def value_label(figure: str, value: float) -> str:
 
 def time_ticks(last: float, count: int) -> list[list[Any]]:
     """Return about `count` round times from 0 to `last` seconds, with labels such as "10 min"."""
-    step = next((one for one in TIME_STEPS if last / one <= count), TIME_STEPS[-1])
+    step = next((seconds for seconds in TIME_STEPS if last / seconds <= count), TIME_STEPS[-1])
     size, unit = next((size, unit) for size, unit in TIME_UNITS if step >= size)
     numbers = range(int(last / step) + 1)
     return [

@@ -106,7 +106,7 @@ class RemoteLauncher:
         if self._agents is None or self._agents.poll() is not None or not self._all_fresh():
             if self._agents is not None:
                 self._agents.end()
-            self._watches, self._first_seen = {}, {one.node: one for one in self._known_agents()}
+            self._watches, self._first_seen = {}, {record.node: record for record in self._known_agents()}
             self._agents = self.start_agents(config)
         self._launched_at = time.monotonic()
 
@@ -153,7 +153,7 @@ class RemoteLauncher:
         if left := self.processes_left():
             self._end_agents("its agents did not report the end of their ranks")
         ends = (self._exit_of(node) for node in range(self._config.resources.nodes))
-        return left or any(one.killed_processes for one in ends if one)
+        return left or any(end.killed_processes for end in ends if end)
 
     def close(self) -> None:
         """End the agents, once the job has ended."""
@@ -187,15 +187,15 @@ class RemoteLauncher:
         fullest = max(ends, key=lambda one: one.peak_bytes or 0, default=None)
         # Process ids repeat across machines: only a rank's own machine can have killed it.
         killed = {
-            (one.node, beat.process.pid)
+            (end.node, beat.process.pid)
             for rank in range(self._config.world_size)
             if (beat := self.heartbeat(rank))
-            for one in ends
-            if one.node == self._node_of(rank) and beat.process.pid in one.oom_killed_pids
+            for end in ends
+            if end.node == self._node_of(rank) and beat.process.pid in end.oom_killed_pids
         }
         return HostMemory(
-            _added(one.oom_kills for one in ends),
-            _added(one.machine_oom_kills for one in ends),
+            _added(end.oom_kills for end in ends),
+            _added(end.machine_oom_kills for end in ends),
             fullest.limit_bytes if fullest else None,
             fullest.peak_bytes if fullest else None,
             frozenset(killed),
@@ -237,8 +237,8 @@ class RemoteLauncher:
 
     def _give_order(self) -> int | None:
         records = [self._watches[node].record for node in range(self._config.resources.nodes)]
-        machines = {(one.host, one.agent.boot_id) for one in records}
-        loopback = [one.host for one in records if one.address.startswith("127.")]
+        machines = {(record.host, record.agent.boot_id) for record in records}
+        loopback = [record.host for record in records if record.address.startswith("127.")]
         if len(machines) > 1 and loopback:
             self.last_words = (
                 f"{', '.join(sorted(set(loopback)))}: no network address but loopback, which no other "
@@ -247,7 +247,7 @@ class RemoteLauncher:
             return 1
         self._order = LaunchOrder(
             attempt=self._attempt,
-            agents=[one.agent for one in records],
+            agents=[record.agent for record in records],
             ranks=self._config.ranks_by_node,
             address=records[0].address,
             port=records[0].port,
@@ -275,9 +275,9 @@ class RemoteLauncher:
         nodes = range(len(self._order.agents))
         ends = {node: one for node in nodes if (one := self._exit_of(node))}
         if all(node in ends or self._lost(node) for node in nodes):
-            words = [one.message for one in ends.values() if one.message]
+            words = [end.message for end in ends.values() if end.message]
             self.last_words = "; ".join([*words, *self._gone([node for node in nodes if node not in ends])])
-            codes = [one.exit_code for one in ends.values()]
+            codes = [end.exit_code for end in ends.values()]
             without_word = len(ends) < len(nodes) or None in codes
             return max((abs(code) for code in codes if code), default=int(without_word))
         return None
@@ -289,7 +289,7 @@ class RemoteLauncher:
         nodes = range(len(self._order.agents))
         ends = {node: one for node in nodes if (one := self._exit_of(node))}
         # torchrun's rendezvous would wait in vain for a node that was refused.
-        if refused := [one.message for one in ends.values() if one.exit_code is None]:
+        if refused := [end.message for end in ends.values() if end.exit_code is None]:
             return "; ".join(refused)
         if gone := self._gone([node for node in nodes if node not in ends and self._lost(node)]):
             return gone[0]

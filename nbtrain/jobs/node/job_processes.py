@@ -114,10 +114,10 @@ class JobProcesses:
             return None, False  # gone, or another user's
         if self._marker not in variables:
             return None, False
-        nodes = [one for one in variables if one.startswith(NODE_PREFIX)]
+        nodes = [variable for variable in variables if variable.startswith(NODE_PREFIX)]
         if nodes and self._node is not None and self._node not in nodes:
             return None, False
-        ranks = [one[5:] for one in variables if one.startswith(b"RANK=")]
+        ranks = [variable[5:] for variable in variables if variable.startswith(b"RANK=")]
         return (int(ranks[0]) if ranks and ranks[0].isdigit() else None), True
 
 

@@ -24,8 +24,8 @@ def node_counters() -> dict[str, float]:
     with contextlib.suppress(OSError):
         interfaces = psutil.net_io_counters(pernic=True, nowrap=False)
         outside = [one for name, one in interfaces.items() if name != "lo"]
-        found["network_received_bytes"] = float(sum(one.bytes_recv for one in outside))
-        found["network_sent_bytes"] = float(sum(one.bytes_sent for one in outside))
+        found["network_received_bytes"] = float(sum(interface.bytes_recv for interface in outside))
+        found["network_sent_bytes"] = float(sum(interface.bytes_sent for interface in outside))
     with contextlib.suppress(OSError, RuntimeError, NotImplementedError):
         if disks := psutil.disk_io_counters(nowrap=False):
             found["disk_read_bytes"], found["disk_write_bytes"] = disks.read_bytes, disks.write_bytes

@@ -98,6 +98,6 @@ def resolves(address: str) -> str:
         found = {info[4][0] for info in socket.getaddrinfo(address, None, socket.AF_INET)}
     except OSError as error:
         return f"{address} does not resolve on {socket.gethostname()}: {error}"
-    if all(str(one).startswith("127.") for one in found):
+    if all(str(address).startswith("127.") for address in found):
         return f"{address} resolves to loopback on {socket.gethostname()}"
     return ""

@@ -160,11 +160,11 @@ class NodeLook:
 
 def _sum(all_counters: Iterable[Counters]) -> Counters:
     total = Counters()
-    for one in all_counters:
-        total.cpu_seconds += one.cpu_seconds
-        total.memory_bytes += one.memory_bytes
-        total.num_processes += one.num_processes
-        for key, value in one.io.items():
+    for counters in all_counters:
+        total.cpu_seconds += counters.cpu_seconds
+        total.memory_bytes += counters.memory_bytes
+        total.num_processes += counters.num_processes
+        for key, value in counters.io.items():
             total.io[key] = total.io.get(key, 0) + value
     return total
 

@@ -113,9 +113,9 @@ def _entry(ticket: Ticket, place: int | None, now: float) -> QueueEntry:
 def waiting_before(mine: Ticket, tickets: Sequence[Ticket]) -> list[Ticket]:
     """Return the waiting tickets that come first and may use a device that this one may use."""
     return [
-        one
-        for one in tickets
-        if one.waits and one.order < mine.order and not set(one.slots).isdisjoint(mine.slots)
+        ticket
+        for ticket in tickets
+        if ticket.waits and ticket.order < mine.order and not set(ticket.slots).isdisjoint(mine.slots)
     ]
 
 
@@ -125,7 +125,7 @@ def waiting_words(mine: Ticket, tickets: Sequence[Ticket], before: Sequence[Tick
     if len(mine.slots) < mine.count:
         said += f", and it may have {len(mine.slots)} in all"
     others = _who_has(mine, tickets)
-    others += [f"{_named(one, mine)} ({QUEUED})" for one in before]
+    others += [f"{_named(ticket, mine)} ({QUEUED})" for ticket in before]
     more = len(others) - NAMED_JOBS
     named = ", ".join(others[:NAMED_JOBS]) + (f" and {more} more" if more > 0 else "")
     place = f"; place {len(before) + 1} in the queue" if before else ""
@@ -135,10 +135,10 @@ def waiting_words(mine: Ticket, tickets: Sequence[Ticket], before: Sequence[Tick
 def _who_has(mine: Ticket, tickets: Sequence[Ticket]) -> list[str]:
     """Name the jobs that hold devices which this one may use."""
     found = []
-    for one in tickets:
-        if one.job_id != mine.job_id and (shared := [slot for slot in one.holds if slot in mine.slots]):
-            state = read_state(one.job, time.time())[0]
-            found.append(f"{_named(one, mine)} ({state}, {devices(shared, len(shared))})")
+    for ticket in tickets:
+        if ticket.job_id != mine.job_id and (shared := [slot for slot in ticket.holds if slot in mine.slots]):
+            state = read_state(ticket.job, time.time())[0]
+            found.append(f"{_named(ticket, mine)} ({state}, {devices(shared, len(shared))})")
     return found
 
 

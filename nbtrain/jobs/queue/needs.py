@@ -78,7 +78,7 @@ def gpus_of_hosts_job(config: RunConfig) -> list[str]:
 def _names(entries: list[str], gpus: tuple[Any, ...]) -> list[str]:
     """Drop the first GPU that the driver does not have, and all after it, as CUDA does."""
     names = []
-    for entry in (one.strip() for one in entries):
+    for entry in (text.strip() for text in entries):
         gpu = named_gpu(entry, gpus)
         if gpu is None and gpus:
             break
@@ -184,5 +184,5 @@ def threads_of_shell(config: RunConfig, queue: Queue) -> list[str]:
 
 def warnings_here(config: RunConfig, queue: Queue) -> list[str]:
     """Return a sentence, without its full stop, for each request that this machine cannot fully meet."""
-    asked = [one.text.removesuffix(".") for one in more_than_is_here(config)]
+    asked = [finding.text.removesuffix(".") for finding in more_than_is_here(config)]
     return [*asked, *threads_of_shell(config, queue), *used_by_others(config, queue)]

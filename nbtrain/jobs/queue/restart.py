@@ -54,7 +54,8 @@ def restart(queue: Queue, everything: bool, say: Callable[[str], None]) -> None:
 def still_lost(queue: Queue, job: JobDir) -> Ticket | None:
     """Return the current ticket of a lost job; None if the job is no longer wanted, or has continued."""
     return next(
-        (one for one in queue.lost() if (one.run, one.job_id) == (str(job.run.path), job.job_id)), None
+        (ticket for ticket in queue.lost() if (ticket.run, ticket.job_id) == (str(job.run.path), job.job_id)),
+        None,
     )
 
 

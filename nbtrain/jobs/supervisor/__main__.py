@@ -15,7 +15,7 @@ from nbtrain.jobs.supervisor.supervise import main
 
 if __name__ == "__main__":
     hear_signals()
-    arguments = [one for one in sys.argv[1:] if one != "--foreground"]
+    arguments = [argument for argument in sys.argv[1:] if argument != "--foreground"]
     if len(arguments) != 2:
         sys.exit(
             "usage: python -m nbtrain.jobs.supervisor [--foreground] RUN_DIR JOB_ID   "

@@ -201,7 +201,7 @@ class Attempt:
             stop_now=self._stop_now,
             signalled_at=self._signalled_at,
             failed_at=self._failed_at,
-            hangs=watched and (bool(self._trouble) or any(overdue(one, limit) for one in still)),
+            hangs=watched and (bool(self._trouble) or any(overdue(rank, limit) for rank in still)),
         )
 
     def _note_launcher_end(self, code: int, now: float) -> None:
@@ -225,7 +225,9 @@ class Attempt:
 
     def _dump_stacks(self, live: list[Standstill]) -> None:
         """Have every rank that can write the stacks of its threads to its log; keep the culprits' stacks."""
-        able = {one.rank: one.beat for one in live if one.beat and one.beat.dumps_stack and not one.stopped}
+        able = {
+            rank.rank: rank.beat for rank in live if rank.beat and rank.beat.dumps_stack and not rank.stopped
+        }
         logs = {rank: self._job.log(rank, self._number) for rank in able}
         sizes = _sizes(logs)
         if able:
@@ -235,11 +237,11 @@ class Attempt:
                 time.sleep(STACK_SECONDS)
                 if all(size > sizes[rank] for rank, size in _sizes(logs).items()):
                     break
-        for one in culprits(live):
-            if one.rank in sizes and logs[one.rank].exists():
-                with logs[one.rank].open("rb") as log:
-                    log.seek(sizes[one.rank])
-                    self.stacks[one.rank] = main_stack(log.read().decode(errors="replace"))
+        for rank in culprits(live):
+            if rank.rank in sizes and logs[rank.rank].exists():
+                with logs[rank.rank].open("rb") as log:
+                    log.seek(sizes[rank.rank])
+                    self.stacks[rank.rank] = main_stack(log.read().decode(errors="replace"))
 
     def _kill(self) -> None:
         self.killed_at = self.killed_at or time.time()

@@ -49,9 +49,9 @@ class Standstill:
 def culprits(ranks: Iterable[Standstill]) -> list[Standstill]:
     """Return the ranks that the others wait for; all ranks if that cannot be decided."""
     ranks = list(ranks)
-    longest = max((one.still_seconds for one in ranks), default=0.0)
+    longest = max((rank.still_seconds for rank in ranks), default=0.0)
     # A rank that still made progress when others had long stopped is not to blame.
-    still = [one for one in ranks if 2 * one.still_seconds >= longest]
+    still = [rank for rank in ranks if 2 * rank.still_seconds >= longest]
     for found in (
         [rank for rank in ranks if rank.stopped],
         [rank for rank in ranks if rank.beat is None],
@@ -60,7 +60,7 @@ def culprits(ranks: Iterable[Standstill]) -> list[Standstill]:
         _behind(ranks),
         still,
     ):
-        guilty = [one for one in found if one in still]
+        guilty = [rank for rank in found if rank in still]
         if guilty and len(guilty) < len(ranks):
             return guilty
     return ranks
@@ -69,18 +69,18 @@ def culprits(ranks: Iterable[Standstill]) -> list[Standstill]:
 def _awaited(ranks: list[Standstill]) -> list[Standstill]:
     """Return ranks that others wait for, and that wait for no rank outside their own collective."""
     waits_for: dict[int, set[int]] = {}
-    for one in ranks:
-        here = one.collective
-        waits_for[one.rank] = {
+    for rank in ranks:
+        here = rank.collective
+        waits_for[rank.rank] = {
             other.rank
             for other in ranks
             if here is not None
-            and other is not one
+            and other is not rank
             and other.rank in here.ranks
             and not _together(here, other.collective)
         }
     awaited = set().union(*waits_for.values())
-    return [one for one in ranks if one.rank in awaited and not waits_for[one.rank]]
+    return [rank for rank in ranks if rank.rank in awaited and not waits_for[rank.rank]]
 
 
 def _together(one: Collective, other: Collective | None) -> bool:
@@ -94,16 +94,16 @@ def _together(one: Collective, other: Collective | None) -> bool:
 def _behind(ranks: list[Standstill]) -> list[Standstill]:
     """Return ranks with the fewest collectives of a group (on GPUs none waits), or with the fewest steps."""
     by_group: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
-    for one in ranks:
-        last = one.beat.collective if one.beat else None
+    for rank in ranks:
+        last = rank.beat.collective if rank.beat else None
         if last is not None and last.ranks:
-            by_group.setdefault((last.group, tuple(last.ranks)), {})[one.rank] = last.number
+            by_group.setdefault((last.group, tuple(last.ranks)), {})[rank.rank] = last.number
     for called in by_group.values():
         least = min(called.values())
         if least < max(called.values()):
-            return [one for one in ranks if called.get(one.rank) == least]
-    steps = {one.rank: one.beat.step for one in ranks if one.beat}
-    return [one for one in ranks if steps.get(one.rank) == min(steps.values(), default=0)]
+            return [rank for rank in ranks if called.get(rank.rank) == least]
+    steps = {rank.rank: rank.beat.step for rank in ranks if rank.beat}
+    return [rank for rank in ranks if steps.get(rank.rank) == min(steps.values(), default=0)]
 
 
 def report(ranks: Iterable[Standstill]) -> str:
@@ -112,17 +112,17 @@ def report(ranks: Iterable[Standstill]) -> str:
     guilty = culprits(ranks)
     if gone := _gone_host(ranks, guilty):
         return gone
-    others = [one for one in ranks if one not in guilty]
+    others = [rank for rank in ranks if rank not in guilty]
     if not others and (place := _all_in_one_place(ranks)):
         return place
-    text = "; ".join(f"rank {one.rank} stopped: {whereabouts(one)}" for one in guilty[:4])
+    text = "; ".join(f"rank {rank.rank} stopped: {whereabouts(rank)}" for rank in guilty[:4])
     if len(guilty) > 4:
         text += f"; and {len(guilty) - 4} more"
     places: dict[tuple[bool, str], list[int]] = {}
-    for one in others:
-        where = f"in phase {one.beat.phase} after step {one.beat.step:,}" if one.beat else "silent"
-        where = f"in {_call(one.collective)}" if one.collective else where
-        places.setdefault((one.collective is not None, where), []).append(one.rank)
+    for rank in others:
+        where = f"in phase {rank.beat.phase} after step {rank.beat.step:,}" if rank.beat else "silent"
+        where = f"in {_call(rank.collective)}" if rank.collective else where
+        places.setdefault((rank.collective is not None, where), []).append(rank.rank)
     for (waiting, where), there in places.items():
         many = len(there) > 1
         verb = ("wait" if many else "waits") if waiting else ("are" if many else "is")
@@ -151,15 +151,15 @@ def whereabouts(one: Standstill) -> str:
 def _gone_host(ranks: list[Standstill], guilty: list[Standstill]) -> str:
     """Return text if a node is gone: all ranks of a host are frozen, and a rank of another host is not."""
     hosts: dict[str, list[Standstill]] = {}
-    for one in ranks:
-        if one.beat is not None:
-            hosts.setdefault(one.beat.host, []).append(one)
-    dead = {host: here for host, here in hosts.items() if host and all(one.frozen for one in here)}
-    if not dead or len(dead) == len(hosts) or not all(one.frozen for one in guilty):
+    for rank in ranks:
+        if rank.beat is not None:
+            hosts.setdefault(rank.beat.host, []).append(rank)
+    dead = {host: here for host, here in hosts.items() if host and all(rank.frozen for rank in here)}
+    if not dead or len(dead) == len(hosts) or not all(rank.frozen for rank in guilty):
         return ""
     words = (
         f"node {host} is gone: nothing was heard of its rank{'s' if len(here) > 1 else ''} "
-        f"{numbers([one.rank for one in here])} for {min(one.unwritten_seconds for one in here):.0f} s"
+        f"{numbers([rank.rank for rank in here])} for {min(rank.unwritten_seconds for rank in here):.0f} s"
         for host, here in sorted(dead.items())
     )
     return "; ".join(words)
@@ -167,24 +167,24 @@ def _gone_host(ranks: list[Standstill], guilty: list[Standstill]) -> str:
 
 def _all_in_one_place(ranks: list[Standstill]) -> str:
     """Return text if the ranks of several machines all wait in the same place; "" if one differs."""
-    first, seconds = ranks[0], max((one.still_seconds for one in ranks), default=0.0)
-    if all(one.beat is None for one in ranks) and len(ranks) > 1:
+    first, seconds = ranks[0], max((rank.still_seconds for rank in ranks), default=0.0)
+    if all(rank.beat is None for rank in ranks) and len(ranks) > 1:
         return (
             f"no rank was ever heard of, for {seconds:.0f} s: none was started, or their machines do not "
             "reach each other; see logs/"
         )
-    hosts = sorted({one.beat.host for one in ranks if one.beat and one.beat.host})
+    hosts = sorted({rank.beat.host for rank in ranks if rank.beat and rank.beat.host})
     here = first.collective
-    if here is None or len(hosts) < 2 or any(one.beat is None or one.collective is None for one in ranks):
+    if here is None or len(hosts) < 2 or any(rank.beat is None or rank.collective is None for rank in ranks):
         return ""
     network = f"the network between {', '.join(hosts)} may be down"
-    if all(one.collective and _together(here, one.collective) for one in ranks):
+    if all(rank.collective and _together(here, rank.collective) for rank in ranks):
         return f"all ranks wait in {_call(here)}, for {seconds:.0f} s, and none is behind: {network}"
     # A collective cut off by the network may have ended on some ranks, which now wait in the next one.
     places: dict[str, list[int]] = {}
-    for one in ranks:
-        assert one.collective is not None
-        places.setdefault(_call(one.collective), []).append(one.rank)
+    for rank in ranks:
+        assert rank.collective is not None
+        places.setdefault(_call(rank.collective), []).append(rank.rank)
     words = "; ".join(
         f"rank{'s' if len(there) > 1 else ''} {numbers(there)} in {call}" for call, there in places.items()
     )

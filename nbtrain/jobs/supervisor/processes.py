@@ -61,8 +61,8 @@ def marked_pids(job_ids: Iterable[str], *also: str) -> list[int]:
     Each of `also` is the name of a variable, or NAME=value.
     """
     wanted = {f"{JOB_MARKER}={job_id}".encode() for job_id in job_ids}
-    exact = {one.encode() for one in also if "=" in one}
-    names = [f"{one}=".encode() for one in also if "=" not in one]
+    exact = {variable.encode() for variable in also if "=" in variable}
+    names = [f"{variable}=".encode() for variable in also if "=" not in variable]
     own, found = os.getpid(), []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == own:

@@ -76,7 +76,7 @@ def _after_rollback(config: RunConfig, rollbacks: Sequence[Rollback]) -> Recover
     """Retry at once, unless rollbacks exceed stability.max_skipped_steps in the window, or are in vain."""
     stability = config.stability
     newest, window = rollbacks[-1], stability.loss_spike_window_steps
-    near = [one for one in rollbacks if abs(one.step - newest.step) < window]
+    near = [rollback for rollback in rollbacks if abs(rollback.step - newest.step) < window]
     if len(near) > stability.max_skipped_steps:
         return Recovery(
             f"{len(near)} rollbacks within {amounts.counted(window, 'step')} are more than "
@@ -99,7 +99,7 @@ def in_vain(rollbacks: Sequence[Rollback]) -> int:
     newest = rollbacks[-1]
     place = (newest.job_id, newest.checkpoint_step)
     same = itertools.takewhile(lambda one: (one.job_id, one.checkpoint_step) == place, reversed(rollbacks))
-    steps = [one.step for one in same]
+    steps = [rollback.step for rollback in same]
     steps.reverse()
     return len(steps) - steps.index(max(steps))
 

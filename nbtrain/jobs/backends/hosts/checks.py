@@ -128,12 +128,12 @@ def looked_at(
     config: RunConfig, hosts: list[str], seconds: float
 ) -> list[tuple[str, dict[str, Any], list[Obstacle]]]:
     """Return (host, its probe's output, its problems other than GPUs) of all hosts, checked at once."""
-    folder = next(one for one in (output_root(), *output_root().parents) if one.is_dir())
+    folder = next(parent for parent in (output_root(), *output_root().parents) if parent.is_dir())
     token = folder / f".nbtrain-hosts-{secrets.token_hex(8)}"
     secret = secrets.token_hex(16)
     folders = [str(workspace()), str(folder), str(data_home())]
     asked = {
-        "folders": [one for one in folders if Path(one).is_dir()],
+        "folders": [path for path in folders if Path(path).is_dir()],
         "token": str(token),
         "device": config.resources.device,
         "interface": config.backend.hosts.network_interface,

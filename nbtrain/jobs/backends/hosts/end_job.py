@@ -61,7 +61,7 @@ def main(job_id, grace_seconds, agents_seconds):
     agents = [
         pid
         for pid, (variables, command) in there.items()
-        if LAUNCHER not in command and not any(one.startswith(RANK) for one in variables)
+        if LAUNCHER not in command and not any(variable.startswith(RANK) for variable in variables)
     ]
     if grace_seconds > 0:
         # Agents whose supervisor is gone save their ranks; without an agent the ranks are signalled directly.

@@ -67,7 +67,7 @@ class HostsLauncher(RemoteLauncher):
     def start_agents(self, config: RunConfig) -> Agents:
         """Start DeepSpeed's launcher; a host that cannot be reached fails the attempt, and is named."""
         section, known = config.backend.hosts, super()._known_agents()
-        self._replaced = [one.agent for one in known]
+        self._replaced = [record.agent for record in known]
         try:
             hosts = hosts_of(config)
         except ConfigError as error:
@@ -85,7 +85,7 @@ class HostsLauncher(RemoteLauncher):
         return start_runner(config, self._job, hosts)
 
     def _known_agents(self) -> list[NodeRecord]:
-        return [one for one in super()._known_agents() if one.agent not in self._replaced]
+        return [record for record in super()._known_agents() if record.agent not in self._replaced]
 
 
 def end_predecessor(config: RunConfig, job: JobDir, hosts: Sequence[str]) -> list[str]:
@@ -93,7 +93,7 @@ def end_predecessor(config: RunConfig, job: JobDir, hosts: Sequence[str]) -> lis
 
     Returns a sentence for each host on which processes may still run.
     """
-    before = next((one for one in reversed(job.run.job_ids()) if one < job.job_id), None)
+    before = next((job_id for job_id in reversed(job.run.job_ids()) if job_id < job.job_id), None)
     lost = job.run.job(before) if before else None
     record = JobRecord.read(lost.job_json) if lost else None
     if lost is None or record is None or record.backend != "hosts" or record.state not in ACTIVE:

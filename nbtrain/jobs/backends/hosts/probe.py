@@ -60,7 +60,7 @@ def local_disk(path):
     if path is None:
         return None
     path = Path(path.replace("{host}", socket.gethostname()))
-    folder = next(one for one in (path, *path.parents) if one.is_dir())
+    folder = next(parent for parent in (path, *path.parents) if parent.is_dir())
     writable = os.access(folder, os.W_OK | os.X_OK)
     return {"folder": str(folder), "writable": writable, "free": shutil.disk_usage(folder).free}
 
@@ -96,7 +96,7 @@ def main(asked):
         "writable": os.access(Path(asked["token"]).parent, os.W_OK | os.X_OK),
         "local_disk": local_disk(asked.get("local_dir")),
         # False if none of the requested programs is installed: mpirun would start nothing on this host.
-        "daemon": any(shutil.which(one) for one in asked.get("daemons", ())),
+        "daemon": any(shutil.which(daemon) for daemon in asked.get("daemons", ())),
         "scratch": tempfile.gettempdir(),
         "scratch_free": shutil.disk_usage(tempfile.gettempdir()).free,
     }

@@ -53,7 +53,7 @@ def connect(context: str | None = None, namespace: str | None = None) -> Connect
         if in_pod:
             config.load_incluster_config(client_configuration=configuration)
             return Connection(client.ApiClient(configuration), namespace or own_namespace(), None)
-        path = os.pathsep.join(str(typed_path(one)) for one in files.split(os.pathsep) if one)
+        path = os.pathsep.join(str(typed_path(name)) for name in files.split(os.pathsep) if name)
         # config.list_kube_config_contexts() fails without a current context, even if the run names one.
         kubeconfig = config.kube_config
         merged = kubeconfig.KubeConfigMerger(path)
@@ -88,4 +88,4 @@ def own_namespace() -> str:
 
 
 def _any_file(files: str) -> bool:
-    return any(typed_path(one).is_file() for one in files.split(os.pathsep) if one)
+    return any(typed_path(path).is_file() for path in files.split(os.pathsep) if path)

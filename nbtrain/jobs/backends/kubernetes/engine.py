@@ -85,19 +85,19 @@ def own_uid(item: Manifest | None, job_id: str) -> str:
 def speaker(kind: Kind, replicas: list[dict[str, Any]], node: int) -> str:
     """Return the newest pod whose log holds the output of a node's agent; "" if there is none."""
     if kind.launcher == "launcher":
-        pods = [one for one in replicas if one["node"] is None]
+        pods = [replica for replica in replicas if replica["node"] is None]
     else:
-        pods = [one for one in replicas if one["node"] == (0 if kind.launcher else node)]
+        pods = [replica for replica in replicas if replica["node"] == (0 if kind.launcher else node)]
     return max(pods, key=lambda one: one["created"])["pod"] if pods else ""
 
 
 def keep_last_words(job: JobDir, cluster: Cluster, kind: Kind, replicas: list[dict[str, Any]]) -> None:
     """Keep the log of a pod that ended before its agent could write to the run directory."""
-    for one in replicas:
-        path = job.node_log(one["node"] or 0)
-        if one["exit_code"] and not path.exists():
+    for pod in replicas:
+        path = job.node_log(pod["node"] or 0)
+        if pod["exit_code"] and not path.exists():
             with contextlib.suppress(JobError):
-                lines = cluster.log(one["pod"], kind.container, tail_lines=MOST_LINES)
+                lines = cluster.log(pod["pod"], kind.container, tail_lines=MOST_LINES)
                 files.write_text(path, "".join(f"{line}\n" for line in lines))
 
 

@@ -15,8 +15,8 @@ def variables(work: PodWork) -> list[dict[str, Any]]:
     """Return environment variables; for a Secret only its name and key are written."""
     plain: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in work.variables.items()]
     return plain + [
-        {"name": one.name, "valueFrom": {"secretKeyRef": {"name": one.secret, "key": one.key}}}
-        for one in work.section.secret_variables
+        {"name": variable.name, "valueFrom": {"secretKeyRef": {"name": variable.secret, "key": variable.key}}}
+        for variable in work.section.secret_variables
     ]
 
 
@@ -130,8 +130,8 @@ def placement(work: PodWork) -> dict[str, Any]:
         written["nodeSelector"] = dict(section.node_selector)
     if section.tolerations:
         written["tolerations"] = [
-            {**one.model_dump(exclude_none=True), "operator": one.written_operator}
-            for one in section.tolerations
+            {**toleration.model_dump(exclude_none=True), "operator": toleration.written_operator}
+            for toleration in section.tolerations
         ]
     if section.service_account:
         written["serviceAccountName"] = section.service_account

@@ -92,8 +92,8 @@ def _named(config: RunConfig) -> Iterator[tuple[str, str, str, str, str]]:
     claim = ("persistentvolumeclaims", "PersistentVolumeClaim")
     for name in dict.fromkeys(mount.claim for mount in section.mounts):
         yield "mounts", *claim, name, f"Create it ({WORKSPACE}/workspace-pvc.yaml is one)"
-    secrets = {one.secret: "secret_files" for one in section.secret_files}
-    secrets |= {one.secret: "secret_variables" for one in section.secret_variables}
+    secrets = {secret.secret: "secret_files" for secret in section.secret_files}
+    secrets |= {secret.secret: "secret_variables" for secret in section.secret_variables}
     for name, field in secrets.items():
         yield field, "secrets", "Secret", name, f"Create it (`kubectl create secret generic {name} ...`)"
     for name in dict.fromkeys(section.image_pull_secrets):

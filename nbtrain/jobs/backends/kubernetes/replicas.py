@@ -58,7 +58,7 @@ def node_of(pod: dict[str, Any], has_master: bool) -> int | None:
     if role == "launcher":
         return None
     texts = [str(labels.get(label, "")) for label in INDEX_LABELS]
-    text = next((one for one in texts if one.isdigit()), named[2] if named else "")
+    text = next((candidate for candidate in texts if candidate.isdigit()), named[2] if named else "")
     if not text.isdigit():
         return None
     return int(text) + (has_master and role == "worker")
@@ -67,7 +67,7 @@ def node_of(pod: dict[str, Any], has_master: bool) -> int | None:
 def replica(pod: dict[str, Any], has_master: bool = False) -> Replica:
     """Read a pod, treating fields of another type as absent."""
     status, spec = mapping(pod.get("status")), mapping(pod.get("spec"))
-    containers = [mapping(one) for one in items(status.get("containerStatuses"))]
+    containers = [mapping(container) for container in items(status.get("containerStatuses"))]
     code, ended = _end(containers)
     phase = str(status.get("phase") or "Unknown")
     why = ended or _waits(containers) or _unscheduled(status)
@@ -76,7 +76,7 @@ def replica(pod: dict[str, Any], has_master: bool = False) -> Replica:
         pod=str(mapping(pod.get("metadata")).get("name") or ""),
         host=str(spec.get("nodeName") or ""),
         phase=phase,
-        restarts=sum(number(one.get("restartCount")) for one in containers),
+        restarts=sum(number(container.get("restartCount")) for container in containers),
         exit_code=code,
         reason=why or evicted,
         node=node_of(pod, has_master),
@@ -89,12 +89,12 @@ def failure_words(pods: list[Replica]) -> str:
     for one in sorted(pods, key=lambda pod: pod.pod):
         if one.exit_code:
             return f"{one.pod}{f' on {one.host}' if one.host else ''}: {one.reason}"
-    return next((f"{one.pod}: {one.reason}" for one in pods if one.phase == "Failed" and one.reason), "")
+    return next((f"{pod.pod}: {pod.reason}" for pod in pods if pod.phase == "Failed" and pod.reason), "")
 
 
 def waiting_words(pods: list[Replica]) -> str:
     """Return why the first pending pod that gives a reason does not start; "" if none gives one."""
-    return next((f"{one.pod}: {one.reason}" for one in pods if one.phase == "Pending" and one.reason), "")
+    return next((f"{pod.pod}: {pod.reason}" for pod in pods if pod.phase == "Pending" and pod.reason), "")
 
 
 def exit_words(code: int, reason: str = "") -> str:
@@ -115,9 +115,9 @@ def exit_words(code: int, reason: str = "") -> str:
 def _end(containers: list[dict[str, Any]]) -> tuple[int | None, str]:
     """Return exit code and description of the container that failed worst, now or before its restart."""
     ends: list[tuple[int, str]] = []
-    for one in containers:
+    for container in containers:
         for key in ("state", "lastState"):
-            ended = mapping(mapping(one.get(key)).get("terminated"))
+            ended = mapping(mapping(container.get(key)).get("terminated"))
             if "exitCode" in ended:
                 code = number(ended["exitCode"])
                 ends.append((code, exit_words(code, str(ended.get("reason") or ""))))
@@ -128,8 +128,8 @@ def _end(containers: list[dict[str, Any]]) -> tuple[int | None, str]:
 
 
 def _waits(containers: list[dict[str, Any]]) -> str:
-    for one in containers:
-        waiting = mapping(mapping(one.get("state")).get("waiting"))
+    for container in containers:
+        waiting = mapping(mapping(container.get("state")).get("waiting"))
         if word := str(waiting.get("reason") or ""):
             message = str(waiting.get("message") or "")
             return f"{WAITING.get(word, word)}{f' ({word})' if word in WAITING else ''}" + (
@@ -139,7 +139,8 @@ def _waits(containers: list[dict[str, Any]]) -> str:
 
 
 def _unscheduled(status: dict[str, Any]) -> str:
-    for one in map(mapping, items(status.get("conditions"))):
-        if one.get("type") == "PodScheduled" and one.get("status") == "False":
-            return f"no node takes it: {one.get('message') or one.get('reason') or 'no reason given'}"
+    for condition in map(mapping, items(status.get("conditions"))):
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            why = condition.get("message") or condition.get("reason") or "no reason given"
+            return f"no node takes it: {why}"
     return ""

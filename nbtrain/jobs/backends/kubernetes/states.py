@@ -47,8 +47,8 @@ def object_word(item: dict[str, Any], last: str = QUEUED) -> ObjectWord:
     """Return the state of an object of any kind; `last` is the state known before."""
     status = mapping(item.get("status"))
     conditions = _conditions(status)
-    told = [one for one in conditions if one["status"] == "True"]
-    said = [(WORDS.get(one["type"].lower()), _reason(one)) for one in told]
+    told = [condition for condition in conditions if condition["status"] == "True"]
+    said = [(WORDS.get(condition["type"].lower()), _reason(condition)) for condition in told]
     phase = str(status.get("phase") or "")
     if phase:
         # A phase summarizes the conditions, and they give its reason.
@@ -103,13 +103,13 @@ def task_pods(item: dict[str, Any]) -> list[dict[str, Any]]:
 def _conditions(status: dict[str, Any]) -> list[dict[str, str]]:
     return [
         {
-            "type": str(one.get("type") or ""),
-            "status": str(one.get("status") or "Unknown"),
-            "reason": str(one.get("reason") or ""),
-            "message": str(one.get("message") or ""),
-            "last_change": str(one.get("lastTransitionTime") or ""),
+            "type": str(condition.get("type") or ""),
+            "status": str(condition.get("status") or "Unknown"),
+            "reason": str(condition.get("reason") or ""),
+            "message": str(condition.get("message") or ""),
+            "last_change": str(condition.get("lastTransitionTime") or ""),
         }
-        for one in map(mapping, items(status.get("conditions")))
+        for condition in map(mapping, items(status.get("conditions")))
     ]
 
 
@@ -132,5 +132,5 @@ def _active(status: dict[str, Any]) -> bool:
     """Return whether pods run: a TrainJob's jobs, a DeepSpeedJob's count."""
     if number(mapping(status.get("aggregate")).get("running")):
         return True
-    jobs = [mapping(one) for one in items(status.get("jobsStatus"))]
-    return any(number(one.get("active")) or number(one.get("ready")) for one in jobs)
+    jobs = [mapping(job) for job in items(status.get("jobsStatus"))]
+    return any(number(job.get("active")) or number(job.get("ready")) for job in jobs)

@@ -45,7 +45,7 @@ class TrainerStatus:
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "TrainerStatus | None":
         """Build it from the operator's variables; None without them, or if the address is not HTTPS."""
-        prefix = next((one for one in PREFIXES if f"{one}URL" in environment), PREFIXES[0])
+        prefix = next((known for known in PREFIXES if f"{known}URL" in environment), PREFIXES[0])
         url, token, ca_cert = (environment.get(prefix + name, "") for name in ("URL", "TOKEN", "CA_CERT"))
         # Over http anyone on the way could read the token.
         if not (url.startswith("https://") and token and ca_cert):

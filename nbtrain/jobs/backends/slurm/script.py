@@ -78,7 +78,7 @@ def shown_script(config: RunConfig, job: JobDir, environment: Mapping[str, str])
 def script_alone(config: RunConfig, job: JobDir, environment: Mapping[str, str]) -> str:
     """Return an sbatch script that needs no run directory yet. `environment` holds the run (prepared.py)."""
     # Slurm opens the log before the job's folder exists; the supervisor continues in its own log.
-    options = [one for one in sbatch_options(config, job) if not one.startswith("--output=")]
+    options = [option for option in sbatch_options(config, job) if not option.startswith("--output=")]
     lines = "".join(f"#SBATCH {option}\n" for option in options)
     return (
         "#!/bin/bash\n"
@@ -159,7 +159,7 @@ def _dependencies(lines: Iterable[str]) -> tuple[list[str], list[str]]:
             else:
                 kept.append(word)
         others += [line] if kept == shlex.split(line) else [shlex.join(kept)] if kept else []
-    return [one for one in conditions if one and "?" not in one], others
+    return [condition for condition in conditions if condition and "?" not in condition], others
 
 
 def python_of(config: RunConfig) -> str:

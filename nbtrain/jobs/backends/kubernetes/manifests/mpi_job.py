@@ -16,7 +16,7 @@ SSHD = ["/usr/sbin/sshd", "-De"]
 def mpi_job(work: PodWork, namespace: str | None) -> dict[str, Any]:
     """Return the manifest."""
     restart = work.section.pod_restart_policy
-    names = [one["name"] for one in pods.variables(work)]
+    names = [variable["name"] for variable in pods.variables(work)]
     mpirun = [
         *("mpirun", "--allow-run-as-root", "-np", str(work.nodes)),
         *("--map-by", "ppr:1:node", "--bind-to", "none", "--wdir", work.section.workspace_path),

@@ -32,15 +32,13 @@ class Checked:
 
     @property
     def works(self) -> bool:
-        """Whether the run may be submitted, as far as its files show; if not, `nbtrain check` exits with
-        2."""
+        """Whether the run may be submitted, judging by its files; if not, `nbtrain check` exits with 2."""
         from nbtrain.planner.findings import stops
 
         return self.refused is None and not stops(self.findings)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the findings for JSON: level (error, warning, note), rule, key, place, message, fix,
-        cost."""
+        """Return the findings for JSON: level (error, warning, note), rule, key, place, message, fix."""
         findings = [finding.to_dict() for finding in self.findings]
         start = {"schema_version": CHECK_SCHEMA_VERSION, "what": self.what}
         return {**start, "works": self.works, "findings": findings}

@@ -82,8 +82,7 @@ class Run:
 
     @property
     def state(self) -> str:
-        """State of the newest job, such as QUEUED, RUNNING, SUSPENDED, SUCCEEDED, FAILED, CANCELLED or
-        LOST."""
+        """State of the newest job, such as QUEUED, RUNNING, SUSPENDED, SUCCEEDED, FAILED or LOST."""
         return _status(self.job)[0]
 
     @property
@@ -245,8 +244,7 @@ class Run:
         return progress_line(self.directory)
 
     def log(self, lines: int = LOG_TAIL_LINES, rank: int | str = 0, job_id: str | None = None) -> list[str]:
-        """Return the last lines of a log of the newest job: a rank's, "supervisor" or a machine's
-        ("node0")."""
+        """Return the last lines of a log of the newest job: a rank's, "supervisor" or "node0"."""
         from nbtrain.jobs.backends.base import backend_of_job
 
         lines, rank = whole("lines", lines), self._whose(rank)
@@ -414,8 +412,7 @@ class Run:
         return usage_figure(self.job_page(job_id))
 
     def profile(self) -> "Profiles":
-        """Return the profiler's results: pictures in a cell, text when printed. Raises DataError without
-        any."""
+        """Return the profiler's results: pictures in a cell, text when printed; DataError if it never ran."""
         from nbtrain.monitor.profiles import profiles
 
         return profiles(self.directory)

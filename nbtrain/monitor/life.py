@@ -143,7 +143,7 @@ def _merged(spans: Sequence[Span]) -> list[Span]:
 
 
 def _coarse(spans: Sequence[Span], begin: float, end: float) -> list[Span]:
-    """Return MOST_SPANS equal parts at most, each of the kind that takes most of its time."""
+    """Return at most MOST_SPANS equal parts, each of the kind that fills most of it."""
     width = (end - begin) / MOST_SPANS
     shares: list[dict[str, float]] = [{} for _ in range(MOST_SPANS)]
     for kind, first, last in spans:

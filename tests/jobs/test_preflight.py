@@ -409,7 +409,7 @@ def test_compile_for_gpus_needs_a_c_compiler(tiny, tools):
 
 
 def test_a_ramp_is_trained(tiny):
-    """A batch ramp has no problems."""
+    """A run with a batch ramp passes the checks."""
     ramp = {"start_batch_size": 2, "batch_size_increment": 2, "ramp_samples": 30}
     assert found(tiny(**{"batch.rampup": ramp})) == []
 

@@ -964,7 +964,7 @@ def test_the_place_of_a_default_is_no_line_of_its_section(tiny):
 
 @pytest.mark.parametrize("state", ["RUNNING", "SUCCEEDED"])
 def test_a_quicker_submission_is_joined(tiny, monkeypatch, caplog, state):
-    """A submission that another one overtakes while it is checked joins that one's job."""
+    """A submission that is overtaken by another one during its checks joins the other's job."""
     others = []
 
     def meanwhile(config):

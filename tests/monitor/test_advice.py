@@ -122,7 +122,7 @@ BAD = event("error", step=121, positions=[7680, 7744], bad="nan", ranks=[3])
 
 
 def test_a_bad_step_can_be_skipped_by_a_resume(monkeypatch):
-    """NaN weights need a rollback; a loss scale that is too high, or another end, has no such cure."""
+    """NaN values, NaN weights and a loss spike have different remedies; a fixed loss scale has none."""
     run = RunDir("gpt")
     monkeypatch.setattr(module, "newest_saved_step", lambda run: 100)
     (cure,) = remedies(run, "FAILED", [BAD])
@@ -155,7 +155,7 @@ def test_since_when_a_loss_is_nan(steps, bad, events, words):
 
 
 def test_what_a_job_between_two_attempts_waits_for(tmp_path):
-    """Room on the disk with what is needed and free, else the pause before the next attempt."""
+    """The job waits for disk space, with needed and free bytes, or for the pause before a restart."""
     run = RunDir(tmp_path)
     running, restart = event("state", state="RUNNING"), event("restart", wait_seconds=40.0)
     full = event("warning", needed_bytes=1 << 60, wait_seconds=600.0)

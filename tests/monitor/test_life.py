@@ -28,7 +28,7 @@ EVENTS = [
 
 
 def test_every_second_of_a_job_is_in_one_span():
-    """A restart and a pause end the phases; what no phase covers is of the state."""
+    """A restart and a pause end the phases; time without a phase belongs to the job's state."""
     found = life(EVENTS, 0.0, 100.0)
     assert found["spans"] == [
         ["waiting", 0.0, 10],
@@ -62,7 +62,7 @@ def test_a_long_life_has_few_spans():
 
 
 def test_a_pause_is_named_in_the_elapsed_time():
-    """The head and the basic info count the same time."""
+    """The page's head and the basic info show the same time."""
     assert paused_seconds(EVENTS, 0.0, 100.0) == 30.0
     assert elapsed_words(100.0, 30.0) == "1 min 40 s (30 s paused)"
     assert elapsed_words(100.0, 0.0) == "1 min 40 s"

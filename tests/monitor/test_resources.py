@@ -36,7 +36,7 @@ def test_a_tree_is_counted_with_its_children_and_others_are_not() -> None:
         [child] = psutil.Process(parent.pid).children()
 
         def sampled() -> tuple[dict[str, Any], list[float], list[float]]:
-            """Take a sample; the child's CPU seconds and the time, each before and after it."""
+            """Return a sample with the child's CPU seconds and the time, each before and after it."""
             busy, times = [busy_seconds(child)], [time.monotonic()]
             use = sampler.sample([identity], {0: identity})
             return use, [*busy, busy_seconds(child)], [*times, time.monotonic()]

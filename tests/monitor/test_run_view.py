@@ -307,7 +307,7 @@ def test_a_curve_is_called_what_its_dataset_or_task_is(run: RunDir) -> None:
 
 
 def test_thinning_keeps_the_trend_ends_and_spikes() -> None:
-    """10,000 points become 300 means; the one spike and the one dip are in the ends of their intervals."""
+    """10,000 points become 300 means; the spike and the dip are the extremes of their intervals."""
     values = [math.sin(at / 500) for at in range(10_000)]
     values[4321], values[777] = 50.0, -50.0
     found = band(values, 300)

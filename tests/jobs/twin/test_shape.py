@@ -268,7 +268,7 @@ def test_a_tokenizer_is_shared_by_what_it_is_made_of():
 
 
 def test_examples_with_prompts_stay_such():
-    """Packed fine-tuning stays so, with prompts and completions by weight, in files where the caller says."""
+    """Packed fine-tuning keeps its prompts and completions by weight, in files where the caller says."""
     twin = make_twin(load(EXAMPLES.parent / "finetuning" / "gpt-tiny-instructions.yaml"), folder="somewhere")
     data = twin.config.data
     assert (data.packing, [source.kind for source in data.sources]) == ("best_fit", ["prompt-completion"] * 2)

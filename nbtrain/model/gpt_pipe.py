@@ -139,7 +139,7 @@ def _with_output_matrix(
     return hidden, *(one.view_as(one) for one in held)
 
 
-class _Beside(NamedTuple):
+class _ExtraInputs(NamedTuple):
     position_ids: torch.Tensor | None
     """int64 [b, s], on the first stage; with rotary positions on all of them."""
     numbers: torch.Tensor | None
@@ -157,11 +157,11 @@ class _Program:
         self.config = config
         self.parallel = parallel
 
-    def enter(self, inputs: torch.Tensor | tuple) -> tuple[torch.Tensor, _Beside]:
-        x, *beside = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
+    def enter(self, inputs: torch.Tensor | tuple) -> tuple[torch.Tensor, _ExtraInputs]:
+        x, *extra = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
         # Positions and documents are distinguished by their dtype; the first stage may have no positions.
-        position_ids = next((one for one in beside if one.dtype == torch.int64 and one.numel()), None)
-        numbers = next((one for one in beside if one.dtype == torch.int32), None)
+        position_ids = next((one for one in extra if one.dtype == torch.int64 and one.numel()), None)
+        numbers = next((one for one in extra if one.dtype == torch.int32), None)
         documents = Documents(mask_of(numbers)) if numbers is not None else None
         turned = None
         if self.config.turns:
@@ -169,30 +169,30 @@ class _Program:
             is_cut = x.is_floating_point() and self.parallel.cuts_tokens
             length = x.shape[1] * (self.parallel.tensor.size if is_cut else 1)
             turned = torch.arange(length, device=x.device) if position_ids is None else position_ids
-        return x, _Beside(position_ids, numbers, documents, turned)
+        return x, _ExtraInputs(position_ids, numbers, documents, turned)
 
-    def run(self, layers: Sequence[Callable], x: Any, beside: _Beside) -> Any:
+    def run(self, layers: Sequence[Callable], x: Any, extra: _ExtraInputs) -> Any:
         # Passed only if there are any, so that plain runs do not recompile their layers.
-        apart: dict[str, Any] = {} if beside.documents is None else {"documents": beside.documents}
+        apart: dict[str, Any] = {} if extra.documents is None else {"documents": extra.documents}
         with products_in(self.config, x.device.type):
             for layer in layers:
                 if isinstance(layer, PositionEmbedding):
-                    x = layer(x, position_ids=beside.position_ids)
+                    x = layer(x, position_ids=extra.position_ids)
                 elif isinstance(layer, TransformerLayer):
-                    if beside.turned is not None and "rotation" not in apart:
+                    if extra.turned is not None and "rotation" not in apart:
                         dtype = torch.bfloat16 if self.config.autocast else x.dtype
-                        apart["rotation"] = rotation_of(self.config, beside.turned, dtype)
+                        apart["rotation"] = rotation_of(self.config, extra.turned, dtype)
                     x = layer(x, **apart)
                 else:
                     x = layer(x)
         return x
 
-    def run_again(self, layers: Sequence[Callable], x: torch.Tensor, beside: _Beside) -> Any:
-        return recomputed(self.parallel.stream, self.run, layers, x, beside)
+    def run_again(self, layers: Sequence[Callable], x: torch.Tensor, extra: _ExtraInputs) -> Any:
+        return recomputed(self.parallel.stream, self.run, layers, x, extra)
 
-    def leave(self, x: Any, beside: _Beside) -> torch.Tensor | tuple:
+    def leave(self, x: Any, extra: _ExtraInputs) -> torch.Tensor | tuple:
         # The last stage has a tuple, for the loss.
-        sent = [beside.position_ids if self.config.turns else None, beside.numbers]
+        sent = [extra.position_ids if self.config.turns else None, extra.numbers]
         sent = [one for one in sent if one is not None]
         return x if isinstance(x, tuple) or not sent else (x, *sent)
 

@@ -28,19 +28,19 @@ __all__ = ["LayerSpec", "Pipeline", "Program", "TiedLayerSpec"]
 class Program(Protocol):
     """The steps that a stage runs.
 
-    `beside` is the value that enter() builds from the inputs other than the activations; no layer changes it.
+    `extra` is the value that enter() builds from the inputs other than the activations; no layer changes it.
     """
 
     def enter(self, inputs: torch.Tensor | tuple) -> tuple[torch.Tensor, Any]:
-        """Return (the first layer's input, beside), from a micro batch or the previous stage's output."""
+        """Return (the first layer's input, extra), from a micro batch or the previous stage's output."""
 
-    def run(self, layers: Sequence[Callable], x: torch.Tensor, beside: Any) -> Any:
+    def run(self, layers: Sequence[Callable], x: torch.Tensor, extra: Any) -> Any:
         """Run the layers in order."""
 
-    def run_again(self, layers: Sequence[Callable], x: torch.Tensor, beside: Any) -> Any:
+    def run_again(self, layers: Sequence[Callable], x: torch.Tensor, extra: Any) -> Any:
         """Run the layers in order and keep only x: the backward pass runs them again."""
 
-    def leave(self, x: Any, beside: Any) -> torch.Tensor | tuple:
+    def leave(self, x: Any, extra: Any) -> torch.Tensor | tuple:
         """Return the tensors for the next stage, or on the last stage the input of the loss."""
 
 
@@ -104,15 +104,15 @@ class Pipeline(PipelineModule):
     def forward(self, forward_input: torch.Tensor | tuple) -> torch.Tensor | tuple:
         """Run this stage on one micro batch; DeepSpeed's schedule calls it."""
         program, layers = self.program, self.forward_funcs
-        x, beside = program.enter(forward_input)
+        x, extra = program.enter(forward_input)
         if not self.interval_layers or not torch.is_grad_enabled():
-            return program.leave(program.run(layers, x, beside), beside)
+            return program.leave(program.run(layers, x, extra), extra)
         first = self.own_repeated.start - self._local_start
         last = self.own_repeated.stop - self._local_start
-        x = program.run(layers[:first], x, beside)
+        x = program.run(layers[:first], x, extra)
         for start in range(first, last, self.interval_layers):
-            x = program.run_again(layers[start : min(start + self.interval_layers, last)], x, beside)
-        return program.leave(program.run(layers[last:], x, beside), beside)
+            x = program.run_again(layers[start : min(start + self.interval_layers, last)], x, extra)
+        return program.leave(program.run(layers[last:], x, extra), extra)
 
 
 class _TiedGradient:

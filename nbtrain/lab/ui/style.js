@@ -38,7 +38,7 @@ const CSS = `
 .nbt-root select,.nbt-root input[type=search],.nbt-root input[type=text],.nbt-root input[type=number]{
  max-width:300px;font:inherit;font-size:12px;color:var(--nbt-fg);background:var(--nbt-bg);
  border:1px solid var(--nbt-line);border-radius:4px;padding:2px 6px;min-height:24px}
-.nbt-root .nbt-field{display:inline-flex;align-items:center;gap:4px;font-size:12px;color:var(--nbt-dim)}
+.nbt-root .nbt-field{display:inline-flex;align-items:center;min-height:24px;gap:4px;font-size:12px;color:var(--nbt-dim)}
 .nbt-root .nbt-field input{margin:0}
 .nbt-root .nbt-tools{display:flex;flex-wrap:wrap;align-items:center;gap:6px 8px;margin:4px 0}
 .nbt-root .nbt-room{flex:1}
@@ -199,7 +199,8 @@ const CSS = `
  border-left-width:4px;
  border-radius:6px;background:color-mix(in srgb,var(--nbt-bad) 7%,transparent)}
 .nbtrain-panel .nbt-failed{display:flex;align-items:center;gap:8px;justify-content:space-between}
-.nbtrain-panel .nbt-advice{margin-top:4px;color:var(--nbt-dim)}
+.nbtrain-panel .nbt-advice{margin-top:4px}
+.nbtrain-panel .nbt-failure .nbt-more{color:var(--nbt-fg)}
 .nbtrain-panel .nbt-bar{height:6px;margin:0 14px;border-radius:3px;background:var(--nbt-soft);
  overflow:hidden}
 .nbtrain-panel .nbt-fill{height:100%;transform:scaleX(0);transform-origin:0 0;background:var(--nbt-a)}

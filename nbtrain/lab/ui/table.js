@@ -1,6 +1,6 @@
 // A table of rows {kind, time, cells}: sorted by a click on a column head, with filter, column menu and pages.
 
-import { button, checkbox, element, known, menu, moment, stamp } from "./words.js";
+import { button, checkbox, element, known, menu, moment, stamp, zone } from "./words.js";
 
 const SORTED = { 1: "ascending", "-1": "descending" };
 
@@ -140,8 +140,11 @@ export class DataTable {
   head() {
     const head = element("thead"), row = element("tr");
     if (this.act) row.append(element("td"));
-    this.heads.forEach((title, column) => {
+    const timed = this.time === moment && this.rows.find((one) => known(one.time));
+    this.heads.forEach((name, column) => {
       if (this.hidden.has(column)) return;
+      // Times are shown in the user's time zone.
+      const title = column === 0 && timed ? `${name}, ${zone(timed.time)}` : name;
       const cell = element("th");
       cell.scope = "col";
       const mine = this.order && this.order.column === column;

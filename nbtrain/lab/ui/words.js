@@ -11,11 +11,13 @@ export function moment(time) {
 }
 /** Day, time and zone: "2026-11-23 14:02:11 GMT+1". */
 export function stamp(time) {
-  const then = new Date(time * 1000);
-  const zone = new Intl.DateTimeFormat("en-GB", { timeZoneName: "short" })
-    .formatToParts(then)
-    .find(({ type }) => type === "timeZoneName");
-  return `${then.toLocaleDateString("sv-SE")} ${clock(time)} ${zone ? zone.value : ""}`.trim();
+  return `${new Date(time * 1000).toLocaleDateString("sv-SE")} ${clock(time)} ${zone(time)}`.trim();
+}
+/** The user's time zone at a time: "GMT+1". */
+export function zone(time) {
+  const parts = new Intl.DateTimeFormat("en-GB", { timeZoneName: "short" }).formatToParts(new Date(time * 1000));
+  const found = parts.find(({ type }) => type === "timeZoneName");
+  return found ? found.value : "";
 }
 /** How long ago: "5 s", "12 min", "3 h", "4 d". */
 export function age(seconds) {

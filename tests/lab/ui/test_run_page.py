@@ -54,6 +54,25 @@ def test_every_tab_shows_its_page_by_the_keyboard_alone(job: FakeJob, browser: A
         assert page.get_by_role("tab", name="Overview").get_attribute("aria-selected") == "true"
 
 
+def test_every_menu_is_walked_by_the_keyboard_alone(job: FakeJob, browser: Any) -> None:
+    """Enter opens a menu, Tab goes to its first control, and Escape closes it and returns to its button."""
+    walk = "() => document.activeElement.closest('details') && document.activeElement.tagName"
+    with view_page(browser, routes_of(job.run), MOUNT) as page:
+        page.locator(".nbt-charts polyline").first.wait_for()
+        for tab, menus in (("Overview", 3), ("Replicas", 3)):
+            page.get_by_role("tab", name=tab).click()
+            summaries = page.get_by_role("tabpanel").locator(".nbt-menu > summary:visible")
+            summaries.nth(menus - 1).wait_for()
+            assert summaries.count() == menus
+            for at in range(menus):
+                summaries.nth(at).focus()
+                page.keyboard.press("Enter")
+                page.keyboard.press("Tab")
+                assert page.evaluate(walk) in ("BUTTON", "INPUT"), (tab, at)
+                page.keyboard.press("Escape")
+                assert page.evaluate(walk) == "SUMMARY" and not page.locator("details[open]").count()
+
+
 def test_charts_are_read_zoomed_and_saved(job: FakeJob, browser: Any) -> None:
     """Charts have three labels, integer steps and a shared pointer, and are saved as PNG and CSV."""
     with view_page(browser, routes_of(job.run), MOUNT) as page:
@@ -711,6 +730,9 @@ def test_events_are_filtered_by_their_object(job: FakeJob, browser: Any) -> None
     with view_page(browser, routes_of(job.run), MOUNT) as page:
         events = page.locator("table[aria-label=events]")
         events.locator("td").first.wait_for()
+        # A column of times names the reader's time zone.
+        since = page.locator("table[aria-label=conditions] th").first.inner_text()
+        assert re.fullmatch(r"since, (UTC|GMT.*|[A-Z]+)", since)
         every = events.locator("tbody tr").count()
         choice = page.get_by_label("events of which object")
         names = choice.locator("option").all_inner_texts()

@@ -182,3 +182,22 @@ def test_chart_of_one_point_and_of_gaps() -> None:
     assert one.count("<circle") == 1
     assert "nan" not in one
     assert drawn([1, 2, 3], [1.0, None, 2.0]).count("<circle") == 2
+
+
+def test_a_thinned_curve_is_a_band_and_nan_is_a_marked_gap() -> None:
+    """The range of each interval is shaded; the line ends where the loss was NaN, between two points too."""
+    empty = {"steps": [], "values": []}
+    curves = dict.fromkeys(("validation_loss", "learning_rate", "tokens_per_second"), empty)
+    curves["loss"] = {
+        "steps": [1, 10, 20, 30],
+        "values": [4.0, 3.0, 3.0, 2.0],
+        "low": [4.0, 2.0, 2.5, 2.0],
+        "high": [4.0, 9.0, 3.5, 2.0],
+        "bad": [[12, 15]],
+    }
+    chart = charts(curves)[0]
+    assert chart["y"][1] > 9.0
+    picture = chart_svg(chart, curves, 300, 100)
+    lines = [len(line.split()) for line in re.findall(r'<polyline points="([^"]*)"', picture)]
+    areas = [len(area.split()) for area in re.findall(r'<polygon points="([^"]*)"', picture)]
+    assert (lines, areas, picture.count("<rect")) == ([2, 2, 2, 2], [4, 4], 1)

@@ -144,6 +144,11 @@ class RunDir:
         """Return run.json, or None."""
         return files.read_json(self.run_json)
 
+    @property
+    def run_id(self) -> str | None:
+        """The id of the run in run.json; None if no job was submitted yet."""
+        return (self.record() or {}).get("run_id")
+
     def job_ids(self) -> list[str]:
         """Return the job ids, oldest first (an id starts with its UTC time)."""
         if not self.jobs.is_dir():

@@ -72,7 +72,7 @@ def manifest_of(live: LiveRun, state: TrainState, parameters: dict[str, Any]) ->
     config = live.config
     return {
         "schema_version": SCHEMA_VERSION,
-        "run_id": (live.run.record() or {}).get("run_id"),
+        "run_id": live.run.run_id,
         "step": state.step,
         "consumed_samples": state.data.consumed_samples,
         "consumed_tokens": state.data.consumed_samples * config.model.seq_length,

@@ -97,18 +97,12 @@ def load(
 def check_fits(live: LiveRun, folder: Path, manifest: dict[str, Any], data: DataState) -> None:
     """Raise CheckpointError that names every bound field (config/resume.py) whose value differs."""
     config = live.config
-    vocab_size, saved_vocab_size = config.tokenizer.vocab_size, manifest["vocab_size"]
-    if saved_vocab_size is None:
-        # Version 1 recorded the padded size only, and the padding depends on the layout.
-        multiple = config.model.make_vocab_size_divisible_by * manifest["layout"]["tensor_parallel_size"]
-        saved_vocab_size, vocab_size = manifest["padded_vocab_size"], -(-vocab_size // multiple) * multiple
-    saved = DataState.from_dict(manifest["data_state"]).to_dict()
     found = misfits(
-        {**manifest, "vocab_size": saved_vocab_size, "data_state": saved},
+        manifest,
         {
             "architecture": architecture(config),
             "optimizer": config.optimizer.type,
-            "vocab_size": vocab_size,
+            "vocab_size": config.tokenizer.vocab_size,
             "tokenizer_sha256": live.tokenizer_sha256,
             "data_state": data.to_dict(),
         },

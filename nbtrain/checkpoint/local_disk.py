@@ -66,7 +66,7 @@ class LocalDisk:
         self.host = os.uname().nodename
         # Set by torchrun; a rank that is started manually is on node 0.
         self.node = int(os.environ.get("GROUP_RANK", "0"))
-        run_id = (run.record() or {}).get("run_id", "")
+        run_id = run.run_id or ""
         self.root = local_folder(config.checkpoint.local_dir, self.node, self.host) / f"{run.name}-{run_id}"
         # Two nodes on one machine have separate disks if their folders differ, as with {node}.
         places: list[tuple[str, str, int]] = gather_objects((self.host, str(self.root), self.node))

@@ -32,7 +32,7 @@ def open_checkpoint(run: RunDir, step: int) -> CheckpointStore | MergedWeights:
         return store
     config = load_resolved(run.config_yaml)
     start = open_start(config, run)
-    if (known := store.manifest.get("init_from")) is not None:
+    if (known := store.manifest["init_from"]) is not None:
         refuse_changed(start, known["sha256"])
     base = weights_of(start, config)
     if config.lora is not None and config.lora.load_in_4bit:

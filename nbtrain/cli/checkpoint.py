@@ -121,7 +121,7 @@ def _on_nodes(run: "RunDir") -> str:
         return ""
     if host in save.hosts and run.config_yaml.is_file():
         config = load_resolved(run.config_yaml)
-        name = f"{run.name}-{(run.record() or {}).get('run_id', '')}"
+        name = f"{run.name}-{run.run_id or ''}"
         roots = [
             local_folder(config.checkpoint.local_dir, node, host) / name
             for node in range(config.resources.nodes)
@@ -200,7 +200,7 @@ def inspect(options: argparse.Namespace) -> None:
         show_json(manifest)
         return
     size = sum(entry["bytes"] for entry in manifest["files"].values())
-    parameters = manifest.get("parameters") or {}
+    parameters = manifest["parameters"]
     samples, tokens = manifest["consumed_samples"], manifest["consumed_tokens"]
     lines = [
         (
@@ -212,15 +212,14 @@ def inspect(options: argparse.Namespace) -> None:
         ("layout", layout_text(manifest["layout"])),
         ("versions", ", ".join(f"{name} {number}" for name, number in manifest["versions"].items())),
     ]
-    if parameters:
-        count = sum(math.prod(entry["shape"]) for entry in parameters.values())
-        lines.append(("parameters", f"{count:,} in {len(parameters)} tensors, including vocabulary padding"))
-        lines.append(("optimizer", optimizer_text(parameters)))
-    if manifest.get("validation_loss") is not None:
-        at = manifest.get("evaluated_step")
-        where = "" if at in (None, step) else f", at step {at:,}"
+    count = sum(math.prod(entry["shape"]) for entry in parameters.values())
+    lines.append(("parameters", f"{count:,} in {len(parameters)} tensors, including vocabulary padding"))
+    lines.append(("optimizer", optimizer_text(parameters)))
+    if manifest["validation_loss"] is not None:
+        at = manifest["evaluated_step"]
+        where = "" if at == step else f", at step {at:,}"
         lines.append(("validation loss", f"{manifest['validation_loss']:.4f}{where}"))
-    if manifest.get("next_batch_sha256"):
+    if manifest["next_batch_sha256"]:
         lines.append(("next batch", manifest["next_batch_sha256"]))
     for title, text in lines:
         show(f"{title:<16}{text}")

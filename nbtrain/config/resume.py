@@ -143,4 +143,4 @@ def misfits(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def _look_up(mapping: Mapping[str, Any], dotted: str) -> Any:
     section, _, name = dotted.rpartition(".")
     inner = mapping[section] if section else mapping
-    return inner.get(name)
+    return inner[name]

@@ -1,18 +1,15 @@
 """The settings of a dataset or tokenizer that a YAML requests, as its manifest records them."""
 
-import contextlib
 import platform
 from importlib import metadata
 from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 
 from nbtrain.base.version import __version__
-from nbtrain.config.data_section import DataConfig
 from nbtrain.config.own_names import MAKES_DATASET
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.sources import Source, text_settings
+from nbtrain.config.sources import text_settings
 
 FORCE = "make it again with `nbtrain prepare RUN.yaml --force`"
 
@@ -25,26 +22,14 @@ def settings(config: RunConfig) -> dict[str, Any]:
     return {**made, "sources": sources, "cleaning": data.cleaning.model_dump()}
 
 
-def with_defaults(there: dict[str, Any]) -> dict[str, Any]:
-    """Return a manifest's settings, with defaults for keys that did not exist when it was written."""
-    data = DataConfig(name="x")
-    added = {key: getattr(data, key) for key in ("extra_json_keys", "split_sentences")}
-    cleaning = {**data.cleaning.model_dump(), **there.get("cleaning", {})}
-    filled = {**added, **there, "cleaning": cleaning}
-    # Sources written by a version with other kinds stay unchanged: the comparison names them.
-    with contextlib.suppress(KeyError, ValidationError):
-        sources: TypeAdapter[list[Any]] = TypeAdapter(list[Source])
-        filled["sources"] = [text_settings(source) for source in sources.validate_python(there["sources"])]
-    return filled
+def text_of_settings(recorded: dict[str, Any]) -> dict[str, Any]:
+    """Return the recorded settings that decide a text, without how it is encoded: sources and cleaning."""
+    return {key: recorded[key] for key in ("sources", "cleaning")}
 
 
 def same_text(there: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Return whether the `sources` and `cleaning` of two manifests' records produce the same text.
-
-    `there` may be older than a setting; `wanted` has the form of `settings`.
-    """
-    before = with_defaults({key: there[key] for key in ("sources", "cleaning") if key in there})
-    return all(before.get(key) == wanted[key] for key in ("sources", "cleaning"))
+    """Return whether the `sources` and `cleaning` of two manifests' records produce the same text."""
+    return text_of_settings(there) == text_of_settings(wanted)
 
 
 def software(*distributions: str) -> dict[str, str]:

@@ -16,6 +16,23 @@ from nbtrain.base.workspace import display
 SCHEMA_VERSION = 1
 MASK_SUFFIX = "_loss_mask"
 LEVELS = ("document", "sentence")
+# Keys that every source of a manifest has, besides its settings.
+SOURCE_KEYS = frozenset(
+    [
+        "kind",
+        "name",
+        "licence",
+        "attribution",
+        "fingerprint",
+        "documents",
+        "tokens",
+        "bytes",
+        "unknown_tokens",
+        "dropped",
+        "unread_keys",
+        "sha256",
+    ]
+)
 # BERT's vocabulary has 2.7 % unknown tokens in source code, T5's 6.9 %; in the language for which they were
 # made, almost none.
 UNKNOWN_WARNED_FRACTION = 0.001
@@ -102,6 +119,9 @@ def read_manifest(path: Path) -> DatasetManifest | None:
             raise TypeError("files must hold bytes and sha256 of each")
         if not {"documents", "tokens", "bytes", "dropped"} <= manifest.counts.keys():
             raise TypeError("counts must hold documents, tokens, bytes and dropped")
+        for number, source in enumerate(manifest.sources):
+            if missing := sorted(SOURCE_KEYS - source.keys()):
+                raise TypeError(f"sources[{number}] must hold {missing[0]}")
         return manifest
     except (TypeError, AttributeError) as error:
         raise DataError(

@@ -122,7 +122,7 @@ def fill(model: GPT, store: CheckpointStore | MergedWeights) -> None:
 
 
 def _check_tokenizer(store: CheckpointStore | MergedWeights, tokenizer: Tokenizer) -> None:
-    trained_with = store.manifest.get("tokenizer_sha256")
+    trained_with = store.manifest["tokenizer_sha256"]
     if trained_with not in (None, tokenizer.sha256):
         raise DataError(
             f"{display(tokenizer.directory)} is {tokenizer.sha256[:12]}..., but this run was trained with "

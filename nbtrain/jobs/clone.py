@@ -31,13 +31,12 @@ def clone(run: RunDir, name: str, overrides: Overrides = None) -> RunConfig:
         config = load(config, {"mode": "full"})
     target = RunDir.named(name)
     _refuse_taken(target)
-    identity = run.record() or {}
     make_folder(target)
     with target.locked():
         # Another process may have cloned to this name first.
         _refuse_taken(target)
         try:
-            write_identity(target, identity.get("run_id"))
+            write_identity(target, run.run_id)
             files.write_text(target.config_yaml, to_yaml(config))
         except OSError as error:
             # A clone that is half written would occupy the name.

@@ -159,9 +159,9 @@ def _record(start: Start, config: RunConfig) -> dict[str, Any]:
     if isinstance(start, RunStart):
         return said | {
             "run": start.run.name,
-            "run_id": (start.run.record() or {}).get("run_id"),
+            "run_id": start.run.run_id,
             "step": start.step,
-            "validation_loss": start.manifest.get("validation_loss"),
+            "validation_loss": start.manifest["validation_loss"],
             "tokenizer_sha256": start.tokenizer_sha256,
             "origin": recorded_origin(start.run),
         }

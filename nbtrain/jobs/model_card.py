@@ -117,8 +117,8 @@ def _loss(saved: dict[str, Any]) -> list[str]:
     loss = saved.get("validation_loss")
     if loss is None or not math.isfinite(loss):
         return []
-    at = saved.get("evaluated_step")
-    where = "" if at in (None, saved["step"]) else f", measured at step {at:,}"
+    at = saved["evaluated_step"]
+    where = "" if at == saved["step"] else f", measured at step {at:,}"
     return [f"{loss:.4f} (perplexity {math.exp(min(loss, 700.0)):,.2f}){where}"]
 
 

@@ -102,7 +102,7 @@ def local_dir_is_ready(config: RunConfig, machine: Machine) -> Obstacles:
         return
     # This run's own files there are replaced; the pattern "gpt-*" would match checkpoints of gpt-large, too.
     run = RunDir.named(config.name)
-    own = folder / f"{run.name}-{(run.record() or {}).get('run_id')}"
+    own = folder / f"{run.name}-{run.run_id}"
     taken = sum(path.stat().st_size for path in own.glob("*/*") if path.is_file())
     needed, free = local_bytes(config), shutil.disk_usage(there).free
     if free + taken < needed:

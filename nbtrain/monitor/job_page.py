@@ -211,18 +211,16 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
     record, state, cause = job_with_end(job, now)
     if record is None:
         raise JobError(f"{display(job.path)}: the submission was cut off before job.json was written.")
-    # A job without a configuration file uses the run's.
-    config_yaml = job.config_yaml if job.config_yaml.exists() else run.config_yaml
-    config = kept_config(config_yaml)
+    config = kept_config(job.config_yaml)
     usage = read_usage(job.resources)
     active, said = state in ACTIVE, notes_of(run)
     replicas = _replicas(job, record, config, usage, state)
     begin = "started_at" if record.started_at else "created_at"
     events = read_events(job)
     since = now if active else (record.ended_at or now)
-    engine = files.read_json(job.path / "engine.json")
+    engine = files.read_json_unsynced(job.engine_json)
     if state == "SUSPENDED" and engine:
-        since = engine.get("asked_at", now)
+        since = engine["asked_at"]
     asked = {
         "cpu_cores": config.resources.cpus_per_node,
         "memory_bytes": config.resources.memory_per_node_bytes,
@@ -268,7 +266,7 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
         limits=limits(usage),
         command=record.command,
         folder=display(run.path),
-        yaml=config_yaml.read_text(encoding="utf-8"),
+        yaml=job.config_yaml.read_text(encoding="utf-8"),
         conditions=conditions(events, record.created_at, (state, cause, since, reason)),
         events=job_events(sorted(events + cluster_events(job), key=lambda event: event["time"])),
         replicas=replicas,

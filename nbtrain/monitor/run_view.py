@@ -166,7 +166,7 @@ class RunView:
         value = {
             "schema_version": SNAPSHOT_SCHEMA_VERSION,
             "name": self.name,
-            "run_id": (self.run.record() or {}).get("run_id"),
+            "run_id": self.run.run_id,
             "time": now,
             "state": state,
             "meaning": MEANING.get(state, "no job was submitted"),

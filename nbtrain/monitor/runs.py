@@ -154,20 +154,20 @@ def _ended_summary(folder: str, name: str) -> RunSummary | None:
             beat = _read(f"{job}/heartbeat/0.json")
         except FileNotFoundError:
             beat = {}
-        attempts, saved = record.get("attempts"), record.get("goes_on_from") or {}
+        attempts, saved = record["attempts"], record["goes_on_from"] or {}
         first_step = attempts[-1]["first_step"] if attempts else saved.get("checkpoint_step")
-        step = beat.get("step")
+        step = beat["step"] if beat else None
         if attempts and first_step and beat and not (step and beat["attempt"] == attempts[-1]["attempt"]):
             # JobRecord.placed() has to determine the step.
             return None
-        progress = beat.get("progress") or {} if beat else saved
+        progress = beat["progress"] or {} if beat else saved
         notes = f"{folder}/notes.json"
         # Few runs have notes, and an open() that fails takes five times as long.
         said = RunNotes.of_json(_read(notes)) if os.access(notes, os.F_OK) else NOTHING_SAID
         return RunSummary(
             name=name,
-            run_id=identity.get("run_id"),
-            parent=identity.get("parent"),
+            run_id=identity["run_id"],
+            parent=identity["parent"],
             state=record["state"],
             cause=record["cause"],
             job_id=job_id,
@@ -175,14 +175,14 @@ def _ended_summary(folder: str, name: str) -> RunSummary | None:
             created_at=record["created_at"],
             ended_at=record["ended_at"],
             world_size=record["world_size"],
-            nodes=attempts[-1].get("nodes") if attempts else None,
+            nodes=attempts[-1]["nodes"] if attempts else None,
             backend=record["backend"],
             restarts=record["restarts"],
             step=step if beat else first_step,
             total_steps=progress.get("total_steps"),
             loss=progress.get("loss"),
             validation_loss=progress.get("validation_loss"),
-            labels=said.applied(record.get("labels") or {}),
+            labels=said.applied(record["labels"]),
             notes=said.notes,
             archived=said.archived,
         )

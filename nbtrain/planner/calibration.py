@@ -23,6 +23,8 @@ from nbtrain.base.workspace import data_home, display
 from nbtrain.planner.cpu_rate import cpu_model
 
 SCHEMA_VERSION = 1
+# Fields of a machine's entry.
+KEYS = ("date", "seconds", "device", "disk", "doubts", "figures")
 # Drivers, kernels and other programs of a machine change within months.
 OLDEST_DAYS = 180
 OLDEST_DOUBTED_DAYS = 7
@@ -122,29 +124,18 @@ def read_calibration(today: datetime.date | None = None) -> tuple[Calibration | 
     if entry is None:
         others = "; ".join(f"{key} ({one['date']})" for key, one in machines.items())
         return None, f"{name} is of another machine and is not used: {others}. {measure}."
-    found = _calibration(entry)
-    if (age := found.age_days(today)) > found.oldest_days:
+    try:
+        found = Calibration(machine=machine_key(), **{key: entry[key] for key in KEYS})
+        age = found.age_days(today)
+    except (KeyError, TypeError, ValueError) as error:
+        return None, f"{name}: the entry of this machine is damaged ({error!r}) and is not used. {measure}."
+    if age > found.oldest_days:
         doubted = " in doubt" if found.doubts else ""
         return None, (
             f"{name} is {age} days old (of {found.date}; at most {found.oldest_days} are trusted{doubted}) "
             f"and is not used. {measure} again."
         )
     return found, ""
-
-
-def _calibration(entry: dict[str, Any]) -> Calibration:
-    """Read an entry of this machine."""
-    # Entries without a device measured the GPUs if there are any.
-    device = entry.get("device") or ("gpu" if machine_gpus() else "cpu")
-    return Calibration(
-        machine=machine_key(),
-        date=entry["date"],
-        seconds=entry["seconds"],
-        figures=entry["figures"],
-        disk=entry.get("disk") or {},
-        device=device,
-        doubts=entry.get("doubts") or [],
-    )
 
 
 def write_calibration(calibration: Calibration) -> Path | None:
@@ -164,14 +155,7 @@ def write_calibration(calibration: Calibration) -> Path | None:
     kept: dict[str, Any] = {}
     if isinstance(content, dict) and content.get("schema_version") == SCHEMA_VERSION:
         kept = content
-    entry = {
-        "date": calibration.date,
-        "seconds": calibration.seconds,
-        "device": calibration.device,
-        "disk": calibration.disk,
-        "doubts": calibration.doubts,
-        "figures": calibration.figures,
-    }
+    entry = {key: getattr(calibration, key) for key in KEYS}
     machines = {**kept.get("machines", {}), calibration.machine: entry}
     files.write_json(path, {"schema_version": SCHEMA_VERSION, "machines": machines})
     return path

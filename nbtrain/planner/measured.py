@@ -8,7 +8,7 @@ the two planned step times, and the plan says so. A rate of another machine or d
 
 import os
 import platform
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from nbtrain.base import files
@@ -75,7 +75,7 @@ def measured_rate(config: RunConfig) -> Measured | None:
     try:
         setup = _setup(record["setup"])
     except (KeyError, TypeError):
-        return None  # of another version of the planner
+        return None  # a damaged record
     if record.get("machine") != machine(wanted.on_gpu) or setup.on_gpu != wanted.on_gpu:
         return None
     if setup.device != wanted.device:
@@ -102,16 +102,14 @@ def _differences(found: Setup, wanted: Setup) -> tuple[str, ...]:
 
 
 def _setup(values: dict[str, Any]) -> Setup:
-    """Return the setup of a record; fields added by a newer planner have their defaults."""
-    known = {field.name for field in fields(Setup)}
-    device = values["device"]
-    stages = values["stage_layers"]
-    plain = {name: value for name, value in values.items() if name in known}
-    shape = values["shape"]
-    plain["shape"] = Shape(**{**shape, "window_layers": tuple(shape.get("window_layers", ()))})
-    plain["device"] = None if device is None else BY_NAME[device]
-    for name in ("adapter_sizes", "adapter_activations"):
-        if name in plain:
-            plain[name] = tuple(plain[name])
-    plain["stage_layers"] = None if stages is None else tuple(stages)
-    return replace(Setup(plain["shape"]), **plain)
+    """Return the setup of a record, with tuples where JSON has lists and with the device of that name."""
+    device, stages, shape = values["device"], values["stage_layers"], values["shape"]
+    return Setup(
+        **{
+            **values,
+            "shape": Shape(**{**shape, "window_layers": tuple(shape["window_layers"])}),
+            "device": None if device is None else BY_NAME[device],
+            "stage_layers": None if stages is None else tuple(stages),
+            **{name: tuple(values[name]) for name in ("adapter_sizes", "adapter_activations")},
+        }
+    )

@@ -62,7 +62,7 @@ class RunStart:
 
     @property
     def tokenizer_sha256(self) -> str | None:
-        return self.manifest.get("tokenizer_sha256")
+        return self.manifest["tokenizer_sha256"]
 
     @property
     def sha256(self) -> str:

@@ -181,7 +181,7 @@ class Models:
 
 
 def _run_id(run: RunDir) -> str | None:
-    return (run.record() or {}).get("run_id")
+    return run.run_id
 
 
 def check_run(options: ServeOptions) -> None:

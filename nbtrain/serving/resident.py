@@ -64,7 +64,7 @@ class Resident:
         run = RunDir(loading.run_dir)
         newest = newest_checkpoint_step(run)
         # A run that was deleted and trained again has the same folder and often the same steps.
-        run_id = (run.record() or {}).get("run_id")
+        run_id = run.run_id
         wanted = run_id, replace(loading, step=newest) if loading.step is None else loading
         kept = self.engine
         if kept is not None and kept.is_alive and self._wanted == wanted:

@@ -45,14 +45,15 @@ def test_a_calibration_is_read_back_on_its_machine(machine):
     assert path == calibration_path() and path.name == "calibration.json"
 
 
-@pytest.mark.parametrize("gpus, device", [([], "cpu"), (["NVIDIA H100 80GB HBM3"], "gpu")])
-def test_an_entry_without_a_device_is_of_the_gpus_if_there_are_any(machine, monkeypatch, gpus, device):
-    """An entry without a device belongs to the GPUs if the machine has any, else to the CPU."""
-    monkeypatch.setattr(calibration, "machine_gpus", lambda: gpus)
+@pytest.mark.parametrize("damage", [{"date": "yesterday"}, {"date": None}, None])
+def test_a_damaged_entry_is_named_and_not_used(machine, damage):
+    """An entry with a wrong or missing field is not used, and is written again by the next calibration."""
     content = json.loads(write_calibration(made()).read_text())
-    assert content["machines"]["X"].pop("device") == "cpu"
+    entry = content["machines"]["X"]
+    content["machines"]["X"] = {"date": entry["date"]} if damage is None else {**entry, **damage}
     calibration_path().write_text(json.dumps(content))
-    assert read_calibration(TODAY)[0].device == device
+    found, why = read_calibration(TODAY)
+    assert found is None and "data/calibration.json: the entry of this machine is damaged" in why
     write_calibration(replace(made(), device="gpu"))
     assert read_calibration(TODAY)[0].device == "gpu"
 

@@ -19,7 +19,7 @@ from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import display
-from nbtrain.corpus.tokenizer.beginning import SETTINGS, beginning_with, own_token, settings_of
+from nbtrain.corpus.tokenizer.beginning import SETTINGS, own_token, settings_of
 from nbtrain.corpus.tokenizer.folder import (
     ADDED_LIST,
     CONTENT_FILES,
@@ -51,7 +51,7 @@ def write_tokenizer(
         _refuse_changed_vocabulary(kept, tokenizer.manifest.get("kept") or {})
         shutil.copytree(kept, to, dirs_exist_ok=True)
     if not (to / ONE_FILE).exists():
-        files.write_bytes(to / ONE_FILE, _own_file(tokenizer))
+        files.write_bytes(to / ONE_FILE, (directory / ONE_FILE).read_bytes())
     if not (to / SETTINGS).exists():
         token = tokenizer.eod_token
         settings = {
@@ -70,17 +70,6 @@ def write_tokenizer(
     if give_padding(to, ends, vocab_size) == PADDING or tokenizer.added_tokens:
         _renew_list(to)
     return framing_ids(to, tokenizer.eod_id)
-
-
-def _own_file(tokenizer: Tokenizer) -> bytes:
-    """Return tokenizer.json with the tokens before a text, which older ones made from two files lack."""
-    content = (tokenizer.directory / ONE_FILE).read_bytes()
-    document = json.loads(content)
-    if document.get("post_processor") or not tokenizer.before_text:
-        return content
-    number = tokenizer.before_text[0]
-    token = next(token for token, known in document["model"]["vocab"].items() if known == number)
-    return json.dumps(beginning_with(document, token, number), ensure_ascii=False).encode()
 
 
 def _refuse_changed_vocabulary(kept: Path, sha256_of_names: Mapping[str, str]) -> None:

@@ -26,6 +26,21 @@ EOD_TOKEN = "<|endoftext|>"
 
 SCHEMA_VERSION = 1
 
+# Keys that every manifest has. An imported tokenizer has also source and kept; before_text, and added_tokens
+# with extends, if there are any.
+KEYS = (
+    "schema_version",
+    "vocab_size",
+    "eod_id",
+    "eod_token",
+    "eod_from_text",
+    "unknown_id",
+    "sha256",
+    "files",
+    "trained",
+)
+MADE_AGAIN = "Remove the folder and run `nbtrain prepare RUN.yaml`."
+
 MERGES = "merges.txt"
 VOCABULARY = "vocab.json"
 CONTENT_FILES = (MERGES, VOCABULARY)
@@ -119,10 +134,17 @@ EOD_CANDIDATES = """
 
 def read_manifest(directory: Path) -> dict[str, Any] | None:
     """Return manifest.json of a tokenizer folder, or None. Raises DataError if it is damaged."""
+    path = directory / "manifest.json"
     try:
-        return files.read_json(directory / "manifest.json")
+        manifest = files.read_json(path)
     except ValueError as error:
-        raise DataError(f"{error}. Remove the folder and run `nbtrain prepare RUN.yaml`.") from None
+        raise DataError(f"{error}. {MADE_AGAIN}") from None
+    if manifest is None:
+        return None
+    missing = [key for key in KEYS if not isinstance(manifest, dict) or key not in manifest]
+    if missing:
+        raise DataError(f"{display(path)}: not a tokenizer's manifest: {missing[0]} is missing. {MADE_AGAIN}")
+    return manifest
 
 
 def folder_of(sha256: str, first: Sequence[Path] = ()) -> Path | None:
@@ -173,10 +195,8 @@ def adopt(
     for source in (vocab, merges):
         if not (directory / source.name).exists() or not source.samefile(directory / source.name):
             files.write_bytes(directory / source.name, source.read_bytes())
-    made: dict[str, Any] = {"eod_token": eod_token, "trained": None, "source": display(path), "kept": kept}
-    if before:
-        made["before_text"] = before
-    return save(built, directory, made)
+    more = {"before_text": before} if before else {}
+    return save(built, directory, None, eod_token, source=display(path), kept=kept, **more)
 
 
 def _beside(folder: Path) -> Path:
@@ -204,7 +224,7 @@ def _spelled(document: dict[str, Any]) -> str:
 
 def _is_own(folder: Path) -> bool:
     manifest = read_manifest(folder)
-    return manifest is not None and set(CONTENT_FILES) <= set(manifest.get("files", ()))
+    return manifest is not None and set(CONTENT_FILES) <= set(manifest["files"])
 
 
 def _refuse_other_formats(path: Path, content: bytes) -> None:
@@ -448,12 +468,18 @@ def byte_level(tokenizer: Any) -> Any:
     return tokenizer
 
 
-def save(tokenizer: Any, directory: Path, made: dict[str, Any]) -> dict[str, Any]:
+def save(
+    tokenizer: Any,
+    directory: Path,
+    trained: dict[str, Any] | None,
+    eod_token: str = EOD_TOKEN,
+    **imported: Any,
+) -> dict[str, Any]:
     """Write the four files into `directory`, the manifest last, and return it; an imported vocabulary stays.
 
-    `made` describes the tokenizer's origin for the manifest; its eod_token is EOD_TOKEN if it names none.
+    `trained` records the settings and the text of a training, None of an imported tokenizer; `imported` are
+    further keys of the manifest.
     """
-    eod_token = made.get("eod_token", EOD_TOKEN)
     directory.mkdir(parents=True, exist_ok=True)
     if not all((directory / name).is_file() for name in CONTENT_FILES):
         tokenizer.model.save(str(directory))
@@ -474,7 +500,8 @@ def save(tokenizer: Any, directory: Path, made: dict[str, Any]) -> dict[str, Any
         "unknown_id": None,  # it has all 256 bytes
         "sha256": hashlib.sha256(identity.encode()).hexdigest(),
         "files": entries,
-        **made,
+        "trained": trained,
+        **imported,
     }
     files.write_json(directory / "manifest.json", manifest)
     return manifest

@@ -16,15 +16,8 @@ KEYS = ("config", "generation_config", "tokenizer_sha256")
 
 def recorded_origin(run: RunDir) -> dict[str, Any]:
     """Return {config, generation_config, tokenizer_sha256} from init_from.json; {} if there is none."""
-    seen: set[str] = set()
     record = files.read_json(run.init_from_json) or {}
-    # An older record names the run that it started from, not the folder.
-    while "origin" not in record and record.get("run") not in (None, *seen):
-        seen.add(record["run"])
-        run = RunDir(run.path.parent / record["run"])
-        if (run.record() or {}).get("run_id") != record.get("run_id"):
-            return {}
-        record = files.read_json(run.init_from_json) or {}
+    # A run that started from another run has copied the origin of that run.
     found = record.get("origin", record)
     return {key: found[key] for key in KEYS if key in found}
 

@@ -17,7 +17,8 @@ def other_text_of(directory: Path, wanted: dict[str, Any]) -> str:
     `wanted` holds the sources and the cleaning of a dataset, as corpus/asked.py records them. For a tokenizer
     that was imported or does not exist, the training text is unknown, and "" is returned.
     """
-    trained = (read_manifest(directory) or {}).get("trained")
+    manifest = read_manifest(directory)
+    trained = manifest and manifest["trained"]
     if not trained or not wanted.get("sources") or same_text(trained, wanted):
         return ""
     names = [source.get("path") or source["kind"] for source in trained["sources"]]

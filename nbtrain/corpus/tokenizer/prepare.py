@@ -22,7 +22,7 @@ from nbtrain.corpus.asked import (
     same_text,
     settings,
     software,
-    with_defaults,
+    text_of_settings,
 )
 from nbtrain.corpus.cleaning import Cleaner
 from nbtrain.corpus.corpus import Corpus, empty_error
@@ -31,7 +31,6 @@ from nbtrain.corpus.text_sample import sample_texts
 from nbtrain.corpus.tokenizer import training
 from nbtrain.corpus.tokenizer.folder import (
     CONTENT_FILES,
-    EOD_TOKEN,
     ONE_FILE,
     adopt,
     read_manifest,
@@ -165,9 +164,7 @@ def _check_own(
         return
     found = "holds an imported tokenizer"
     if trained:
-        there = with_defaults({key: trained[key] for key in ("sources", "cleaning") if key in trained})
-        here = {key: settings(config)[key] for key in ("sources", "cleaning")}
-        changed = differences({key: there[key] for key in here}, here, "data")
+        changed = differences(text_of_settings(trained), text_of_settings(settings(config)), "data")
         found = "was trained on other text: " + "; ".join(
             f"{key} = {before} there, {now} in this run" for key, before, now in changed[:NAMED_CHANGES]
         )
@@ -202,7 +199,7 @@ def _brought(
         return loaded
     if (
         manifest is not None
-        and manifest.get("eod_token", eod_token) == eod_token
+        and manifest["eod_token"] == eod_token
         and not config.tokenizer.added_tokens
         and not manifest.get("added_tokens")
         and _same_files(path, manifest)
@@ -226,7 +223,7 @@ def _brought(
                 f"{display(directory)}: {', '.join(others)} would no longer mean text: encoded with the "
                 f"tokenizer that is there ({_named(manifest)}). Give tokenizer.name another value."
             )
-        # A tokenizer that was imported before nbtrain kept the files that come with it.
+        # An import of a single file keeps nothing; an import of its folder adds the files that come with it.
         renewed = not same or (found["kept"] and not (manifest or {}).get("kept"))
         if renewed:
             _put_in_place(made, directory)
@@ -269,7 +266,7 @@ def _refuse_strange(directory: Path, manifest: dict[str, Any] | None) -> None:
 
 def _named(manifest: dict[str, Any]) -> str:
     """Return the words that distinguish one tokenizer from another."""
-    return f"sha256 {manifest['sha256'][:12]}, ends documents in {manifest.get('eod_token', EOD_TOKEN)}"
+    return f"sha256 {manifest['sha256'][:12]}, ends documents in {manifest['eod_token']}"
 
 
 def _encoded_with(manifest: dict[str, Any], config: RunConfig) -> list[str]:
@@ -371,11 +368,11 @@ def _train(config: RunConfig, directory: Path, corpus: Corpus) -> tuple[dict[str
     record = {
         **wanted,
         "sample_bytes": int(progress.done),
-        **{key: settings(config)[key] for key in ("sources", "cleaning")},
+        **text_of_settings(settings(config)),
         "software": {**software(), **training.software(config.tokenizer.trainer)},
     }
     made = directory.with_name(f".{directory.name}.new.tmp")
-    manifest = save(trained, made, {"trained": record, "eod_token": wanted["eod_token"]})
+    manifest = save(trained, made, record, wanted["eod_token"])
     _put_in_place(made, directory)
     is_sampled = unpacked is None or unpacked == train_bytes
     note = f" from {amounts.size(int(progress.done))} of text" if is_sampled else ""

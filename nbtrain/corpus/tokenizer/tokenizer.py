@@ -31,8 +31,8 @@ from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import display
 from nbtrain.corpus import heap
 from nbtrain.corpus.tokenizer import exactness, proven
-from nbtrain.corpus.tokenizer.beginning import bos_id, ids_before_text
-from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, KEPT, ONE_FILE, read_manifest
+from nbtrain.corpus.tokenizer.beginning import bos_id
+from nbtrain.corpus.tokenizer.folder import KEPT, ONE_FILE, read_manifest
 from nbtrain.corpus.tokenizer.unfinished import bytes_of_token, decode_finished
 from nbtrain.corpus.tokenizer.unknown import unwritable_piece
 
@@ -65,7 +65,7 @@ class Tokenizer:
         self.manifest = manifest
         self.vocab_size: int = manifest["vocab_size"]
         self.eod_id: int = manifest["eod_id"]
-        self.eod_token: str = manifest.get("eod_token", EOD_TOKEN)
+        self.eod_token: str = manifest["eod_token"]
         self.sha256: str = manifest["sha256"]
         self.engine = engine or _best_engine()
         self._difference: str | None = None
@@ -151,12 +151,7 @@ class Tokenizer:
     @cached_property
     def before_text(self) -> list[int]:
         """Ids that transformers' default call puts before a text; none if the tokenizer was trained here."""
-        if "before_text" in self.manifest:
-            return self.manifest["before_text"]
-        # Trained here, or the manifest was written before the key existed.
-        if not orjson.loads((self.directory / ONE_FILE).read_bytes()).get("post_processor"):
-            return []
-        return ids_before_text(self._with_special)
+        return self.manifest.get("before_text", [])
 
     @cached_property
     def bos_id(self) -> int | None:
@@ -166,7 +161,7 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return (ids uint32 [tokens], offsets int64 [texts + 1]); text i: ids[offsets[i]:offsets[i + 1]]."""
         ids, offsets = self._surely(self._encode, texts)
-        if self.manifest.get("eod_from_text") and (ids == self.eod_id).any():
+        if self.manifest["eod_from_text"] and (ids == self.eod_id).any():
             rows = [ids[start:stop] for start, stop in pairwise(offsets)]
             rows = [self._without_eod(text, row) for text, row in zip(texts, rows, strict=True)]
             offsets = np.cumsum([0, *map(len, rows)])

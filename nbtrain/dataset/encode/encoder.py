@@ -156,7 +156,7 @@ class Encoder:
             # Ids need no tokenizer, and there may be none.
             return False
         # A text that may become EOD is examined as a whole.
-        is_looked_at = self._tokenizer.manifest.get("eod_from_text")
+        is_looked_at = self._tokenizer.manifest["eod_from_text"]
         return self._tokenizer.cuts_safely and not is_looked_at
 
     def _add_long(self, shard: "_Shard", record: Record) -> None:

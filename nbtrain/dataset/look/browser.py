@@ -206,7 +206,7 @@ class Browser:
     def _sources(self) -> list[tuple[str, int, int]]:
         """Return name and sequences [first, last) of each source, if there are several."""
         named = [
-            (source.get("name") or source.get("kind") or "", *source["sequences"])
+            (source["name"], *source["sequences"])
             for source in (self.manifest.sources if self.manifest else [])
             if source.get("sequences")
         ]

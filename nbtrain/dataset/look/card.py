@@ -175,9 +175,9 @@ class DataCard(_Card):
     def _pictures(self) -> str:
         lengths = histogram_svg(self.histogram["edges"], self.histogram["counts"], self.seq_length)
         pictures = _image(lengths, "documents by length in tokens")
-        tokens = [source.get("tokens") or 0 for source in self.sources]
+        tokens = [source["tokens"] for source in self.sources]
         if len(tokens) > 1 and all(tokens):
-            names = [source.get("name") or source.get("kind") or "" for source in self.sources]
+            names = [source["name"] for source in self.sources]
             pictures += _image(bars_svg(names, tokens, "tokens"), "tokens by source")
         return f"<div>{pictures}</div>"
 
@@ -209,13 +209,13 @@ class DataCard(_Card):
             what = "documents" if self.sequences == self.documents else "sequences"
             tables["Splits"] = splits_table(self.splits, what, "samples read")
         if self.sources:
-            extra = ["unknown tokens"] if any(source.get("unknown_tokens") for source in self.sources) else []
+            extra = ["unknown tokens"] if any(source["unknown_tokens"] for source in self.sources) else []
             rows = [
                 [
                     *row,
-                    *(_share(source.get("unknown_tokens") or 0, source.get("tokens") or 0) for _ in extra),
-                    _licence(source.get("licence")),
-                    source.get("attribution") or "",
+                    *(_share(source["unknown_tokens"], source["tokens"]) for _ in extra),
+                    _licence(source["licence"]),
+                    source["attribution"] or "",
                 ]
                 for row, source in zip(source_rows(self.sources), self.sources)
             ]
@@ -292,7 +292,7 @@ def _card(target: Any, tokenizer: str | None, config: RunConfig | None) -> DataC
         dtype=indexed.dtype.name,
         **{name: getattr(manifest, name, None) for name in ("vocab_size", "eod_id", "dataset_sha256")},
         tokenizer=browser.tokenizer,
-        sources=[_with_tokens(source, indexed) for source in own.sources] if own else [],
+        sources=own.sources if own else [],
         dropped=own.counts["dropped"] if own else {},
         unknown_tokens=own.unknown_tokens if own else None,
         lengths={
@@ -322,14 +322,6 @@ def _loss_tokens(browser: Browser, manifest: DatasetManifest | None) -> int | No
     if manifest is not None and manifest.loss_tokens is not None:
         return manifest.loss_tokens
     return sum(int(np.count_nonzero(chunk)) for chunk in browser.mask.chunks())
-
-
-def _with_tokens(source: dict[str, Any], indexed: IndexedDataset) -> dict[str, Any]:
-    """Return a manifest's source with its tokens, counted by its sequences if the manifest has no count."""
-    first, last = source.get("sequences") or (0, 0)
-    if source.get("tokens") is None and last:
-        return {**source, "tokens": int(indexed.lengths[first:last].sum(dtype=np.int64))}
-    return source
 
 
 def _histogram(lengths: np.ndarray) -> dict[str, list[int]]:
@@ -368,12 +360,11 @@ def _share(part: int, whole: int, digits: str = ".2%") -> str:
 
 def _unknown_warnings(manifest: DatasetManifest | None) -> list[str]:
     return [
-        f"{source.get('name') or source.get('kind')}: {_share(unknown, tokens)} tokens are the unknown "
+        f"{source['name']}: {_share(unknown, tokens)} tokens are the unknown "
         "token: the tokenizer has no token for that text, which is lost. Use a tokenizer made for it, or "
         "train one."
         for source in (manifest.sources if manifest else [])
-        if (unknown := source.get("unknown_tokens") or 0)
-        > UNKNOWN_WARNED_FRACTION * (tokens := source.get("tokens") or 0)
+        if (unknown := source["unknown_tokens"]) > UNKNOWN_WARNED_FRACTION * (tokens := source["tokens"])
     ]
 
 

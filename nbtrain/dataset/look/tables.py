@@ -35,23 +35,21 @@ def unread_rows(sources: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     rows = []
     for source in sources:
         by_count: dict[int, list[str]] = {}
-        for key, count in (source.get("unread_keys") or {}).items():
+        for key, count in source["unread_keys"].items():
             by_count.setdefault(count, []).append(key)
         said = [
             f"{', '.join(sorted(by_count[count]))} ({count:,})" for count in sorted(by_count, reverse=True)
         ]
         if said:
-            rows.append([source.get("name") or source.get("kind") or "", ", ".join(said)])
+            rows.append([source["name"], ", ".join(said)])
     return rows
 
 
 def source_rows(sources: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return SOURCE_COLUMNS of each source of a manifest; "" for a missing figure."""
+    """Return SOURCE_COLUMNS of each source of a manifest."""
     rows = []
     for source in sources:
-        num_bytes, tokens = source.get("bytes"), source.get("tokens")
+        documents, num_bytes, tokens = source["documents"], source["bytes"], source["tokens"]
         rate = f"{num_bytes / tokens:.3f}" if num_bytes and tokens else ""
-        figures = (source.get("documents"), num_bytes, tokens)
-        shown = ["" if figure is None else f"{figure:,}" for figure in figures]
-        rows.append([source.get("name") or source.get("kind") or "", *shown, rate])
+        rows.append([source["name"], f"{documents:,}", f"{num_bytes:,}", f"{tokens:,}", rate])
     return rows

@@ -17,7 +17,7 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.terminal import printable
 from nbtrain.base.workspace import display, resolve, tokenizer_dir
 from nbtrain.config.schema import RunConfig
-from nbtrain.corpus.asked import FORCE, differences, origin, settings, with_defaults
+from nbtrain.corpus.asked import FORCE, differences, origin, settings
 from nbtrain.corpus.cleaning import Cleaner
 from nbtrain.corpus.corpus import Corpus, cleaned, identities, text_of
 from nbtrain.corpus.records import Example, Preference, Record, Tally, TokenIds
@@ -79,7 +79,7 @@ def _is_gone(path: Path) -> bool:
 
 def check_same_settings(config: RunConfig, dataset: DatasetFiles, manifest: DatasetManifest) -> None:
     """Raise DataError if a dataset was made with other settings than the run's; reads no source."""
-    changed = differences(with_defaults(manifest.settings), settings(config), "data")
+    changed = differences(manifest.settings, settings(config), "data")
     if changed:
         raise DataError(
             f"{display(dataset.directory)}: made with other settings: {_changed_settings(config, changed)}. "
@@ -132,7 +132,7 @@ def _same_text(config: RunConfig, corpus: Corpus, manifest: DatasetManifest, wit
         if reader.kind == "tokens":
             records = filter(partial(can_be_kept, manifest.vocab_size, with_mask, tally), records)
         # Documents without a token were not hashed. Only if there were any is the text encoded to find them.
-        without = source.get("dropped", {}).get("no_token", 0)
+        without = source["dropped"].get("no_token", 0)
         tokenizer = Tokenizer.load(tokenizer_dir(config.tokenizer.name)) if without else None
         for record in cleaned(records, cleaner, tally, reader.gives_unicode):
             if without and tokenizer is not None and not _has_tokens(record, tokenizer):

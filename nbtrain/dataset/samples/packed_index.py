@@ -76,7 +76,7 @@ def mixed_sources(
                 f"sequences of {display(files_.idx)}. Make the dataset again."
             )
         end = last
-        sources.append(MixedSource(own.get("name") or own["kind"], first, last, own.get("weight", 1.0)))
+        sources.append(MixedSource(own["name"] or own["kind"], first, last, own.get("weight", 1.0)))
     if end != num_sequences:
         raise DataError(
             f"{display(files_.manifest_json)}: its sources hold {end:,} sequences, {display(files_.idx)} has "

@@ -6,7 +6,7 @@ rank r of d uses the r-th of d equal parts of each row. So the set of a step doe
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,8 @@ class DataState:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> "DataState":
-        return cls(**value)
+        """Return the state that to_dict() wrote. Raises KeyError for a key that is missing."""
+        return cls(**{entry.name: value[entry.name] for entry in fields(cls)})
 
     def advanced(self, num_samples: int) -> "DataState":
         """Return the state after `num_samples` more."""

@@ -149,7 +149,7 @@ def form_submitted(request: Request, anywhere: bool = False) -> dict[str, Any]:
 
         return {"name": start_twin(config), "job_id": None, "twin_of": config.name}
     if draft.clone_of:
-        parent = (RunDir.named(draft.clone_of).record() or {}).get("run_id")
+        parent = RunDir.named(draft.clone_of).run_id
         refuse_taken(RunDir.named(config.name))
     before = active_job(RunDir.named(config.name))
     job = submit(config, parent=parent)

@@ -39,7 +39,7 @@ def view_of(name: str) -> RunView:
     A run that was deleted and created again under the same name is a different run.
     """
     run = run_of(name)
-    return _kept(str(run.path), (run.record() or {}).get("run_id"))
+    return _kept(str(run.path), run.run_id)
 
 
 def run_of(name: str) -> RunDir:

@@ -85,7 +85,7 @@ class RunPanel(anywidget.AnyWidget):
 
     def _replaced(self) -> bool:
         """Return whether the run was deleted and another run has its name; that run is not shown here."""
-        there = (self.view.run.record() or {}).get("run_id")
+        there = self.view.run.run_id
         return bool(self.run_id and there and there != self.run_id)
 
     def _follow(self) -> None:
@@ -186,6 +186,6 @@ def display_run(view: RunView) -> None:
     elif handle is not None and view.state in ACTIVE:
         _PICTURES.setdefault(view.run.path, []).append(handle)
     if watched:
-        run_id = (view.run.record() or {}).get("run_id") or ""
+        run_id = view.run.run_id or ""
         script = RESCUE.format(name=html.escape(view.name), run_id=html.escape(run_id))
         display({"text/html": script, "text/plain": ""}, raw=True)

@@ -209,7 +209,7 @@ def test_added_tokens_are_single_ids(bring, workspace, kind, engine):
 
 def test_tokens_added_to_a_vocabulary_of_two_files(workspace):
     """Added tokens change the sha256 of a two-file vocabulary; files next to a tokenizer.json are kept."""
-    save(training.train(iter(PROSE), 300), workspace / "own", {})
+    save(training.train(iter(PROSE), 300), workspace / "own", None)
     first = adopt(workspace / "own", EOD_TOKEN, workspace / "mine")
     manifest = adopt(workspace / "own", EOD_TOKEN, workspace / "chat", ["<|user|>"])
     assert manifest["sha256"] != first["sha256"] and manifest["vocab_size"] == first["vocab_size"] + 1
@@ -552,7 +552,7 @@ def test_in_place(gpt2_files, workspace):
 
 def test_a_folder_that_nbtrain_made(workspace, texts):
     """A copy of a folder that nbtrain trained is the same tokenizer; without its manifest it is another."""
-    made = save(training.train(texts, 300), workspace / "made", {"trained": {"x": 1}})
+    made = save(training.train(texts, 300), workspace / "made", {"x": 1})
     copied = adopt(workspace / "made", EOD_TOKEN, workspace / "copy")
     assert (copied["sha256"], copied["vocab_size"]) == (made["sha256"], 300)
     (workspace / "made" / "manifest.json").unlink()
@@ -607,7 +607,7 @@ def test_what_was_kept_goes_on_to_the_next(bring, workspace, form):
     """Importing one of nbtrain's tokenizers keeps the model's chat template and settings."""
     theirs = bring("neox").parent
     if form == "two files":
-        save(training.train(iter(PROSE), 300), theirs, {})
+        save(training.train(iter(PROSE), 300), theirs, None)
         for name in ("manifest.json", "tokenizer.json"):
             (theirs / name).unlink()
     (theirs / "chat_template.jinja").write_text("{{ messages }}")

@@ -33,7 +33,7 @@ HARD_TEXTS = [
 @pytest.fixture
 def folder(workspace, texts):
     folder = workspace / "tokenizer"
-    save(training.train(texts, 320), folder, {"trained": None})
+    save(training.train(texts, 320), folder, None)
     return folder
 
 
@@ -162,21 +162,22 @@ def test_a_tokenizer_can_be_sent_to_a_worker(folder):
     assert copy.encode("the model").tolist() == ids
 
 
-def test_a_folder_of_before_still_loads(folder):
-    """A manifest without eod_token, from when there was only one, still loads."""
+@pytest.mark.parametrize("kept", [slice(None, None, 2), slice(0)])
+def test_a_manifest_without_a_key_is_refused(folder, kept):
+    """The message names the file, a missing key and the way to a complete manifest."""
     path = folder / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["eod_token"], manifest["eod_from_text"]
-    path.write_text(json.dumps(manifest))
-    loaded = Tokenizer.load(folder)
-    assert (loaded.eod_token, loaded.eod_id) == (EOD_TOKEN, 0)
-    assert loaded.decode(loaded.encode(EOD_TOKEN)) == EOD_TOKEN
+    entries = list(json.loads(path.read_text()).items())
+    path.write_text(json.dumps(dict(entries[kept])))
+    with pytest.raises(DataError) as refused:
+        Tokenizer.load(folder)
+    assert "tokenizer/manifest.json" in str(refused.value) and "is missing" in str(refused.value)
+    assert "nbtrain prepare RUN.yaml" in str(refused.value)
 
 
 def test_another_eod(workspace, texts):
     """The manifest records another EOD token, and its characters in a text are text."""
     built = training.train(texts, 300, eod_token="</s>")
-    save(built, workspace / "t", {"trained": None, "eod_token": "</s>"})
+    save(built, workspace / "t", None, "</s>")
     for engine in ("fastokens", "tokenizers"):
         loaded = Tokenizer.load(workspace / "t", engine)
         assert (loaded.eod_token, loaded.decode([loaded.eod_id])) == ("</s>", "</s>")

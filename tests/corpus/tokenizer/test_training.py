@@ -41,7 +41,7 @@ def test_training_is_reproducible(trainer, texts):
 def test_the_vocabulary_has_one_form(trainer, texts, workspace):
     """Both trainers' vocabularies are laid out as EOD, bytes, merges, and both engines agree on them."""
     built = train(texts + MIXED, 400, trainer, "<|stop|>")
-    manifest = save(built, workspace / "made", {"trained": {}, "eod_token": "<|stop|>"})
+    manifest = save(built, workspace / "made", {}, "<|stop|>")
     assert (manifest["vocab_size"], manifest["eod_id"], manifest["eod_token"]) == (400, 0, "<|stop|>")
     vocab = json.loads((workspace / "made" / "vocab.json").read_text())
     in_order = sorted(vocab, key=vocab.get)
@@ -120,7 +120,7 @@ def test_rustbpe_encodes_as_itself(workspace):
     learnt = rustbpe.Tokenizer()
     learnt.train_from_iterator(iter(MIXED), 449, pattern=training.GPT2_PATTERN)
     built = train(MIXED, 450, "rustbpe")
-    save(built, workspace / "made", {"trained": {}})
+    save(built, workspace / "made", {})
     bytes_of = {rank: bytes(token) for token, rank in learnt.get_mergeable_ranks()}
     letters = training.byte_letters()
     byte_of = {letter: byte for byte, letter in enumerate(letters)}

@@ -15,7 +15,7 @@ TEXT = "hello \u4e2d\u6587\uff0c\U0001f469\u200d\U0001f469 hello \u00e9\U0001f60
 
 def byte_level_tokenizer(folder):
     """Return a tokenizer whose vocabulary is the 256 bytes and EOD."""
-    save(train(["hello"], 257, train_bytes=1 << 20), folder, {"trained": None})
+    save(train(["hello"], 257, train_bytes=1 << 20), folder, None)
     return Tokenizer.load(folder)
 
 

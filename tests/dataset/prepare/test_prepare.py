@@ -173,20 +173,6 @@ def test_a_tokenizer_of_fewer_entries_than_asked_for(make_config, caplog):
     assert caplog.messages == []
 
 
-def test_a_manifest_of_before_these_settings_existed(make_config):
-    """A dataset of an earlier version is kept: settings missing in its manifest had the default values."""
-    config = make_config()
-    prepare(config)
-    path = dataset_of(config).manifest_json
-    manifest = json.loads(path.read_text())
-    old = {"kind": "jsonl", "path": "texts.jsonl", "text_key": "text", "max_broken_fraction": 0.01}
-    manifest["settings"] = {"sources": [old], "json_key": "text"}
-    path.write_text(json.dumps(manifest))
-    assert steps(prepare(config))[1] == ("encode", "kept", "same settings, same sources")
-    changed = make_config(data={"cleaning": {"min_bytes": 5}})
-    assert "data.cleaning.min_bytes = 0 there, 5 in this run" in refusal(changed)
-
-
 def test_a_failed_prepare_leaves_no_dataset_folder(make_config, workspace):
     """A failed prepare leaves no dataset folder, because an empty folder would look like a dataset."""
     (workspace / "texts.jsonl").write_text("")

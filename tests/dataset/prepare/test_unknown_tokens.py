@@ -111,17 +111,6 @@ def test_text_that_is_known_says_nothing(make_run, caplog):
     assert "unknown tokens" not in str(data_card("small"))
 
 
-def test_a_manifest_without_the_count_opens(make_run):
-    """Older datasets and tokenizers without the count open, and report no unknown tokens."""
-    prepare(make_run(count(10, KNOWN)), through="encode")
-    dataset = DatasetFiles.named("small")
-    value = dataset.manifest().to_dict()
-    del value["counts"]["unknown_tokens"], value["sources"][0]["unknown_tokens"]
-    files.write_json(dataset.manifest_json, value)
-    assert dataset.open(8).manifest.unknown_tokens is None
-    assert data_card("small").unknown_tokens is None
-
-
 def test_datasets_made_of_datasets_add_the_counts(make_run):
     """A merged dataset has the sum of the counts, and no count if an input has none."""
     prepare(make_run([UNKNOWN, KNOWN], max_unknown_fraction=None), through="encode")

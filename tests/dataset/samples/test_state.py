@@ -87,10 +87,11 @@ def test_a_step_that_does_not_divide():
     )
 
 
-def test_a_state_from_before_there_was_a_choice_is_a_plain_one():
-    """Checkpoints without shuffle and packing load as Megatron's shuffle and as a stream."""
-    value = state().to_dict()
-    del value["shuffle"], value["packing"]
-    assert DataState.from_dict(value) == state(shuffle="megatron", packing="stream")
+def test_a_state_is_read_back_whole():
+    """Every setting is read from the checkpoint; a missing one never takes a default."""
     other = state(shuffle="per_epoch", packing="best_fit")
-    assert DataState.from_dict(json.loads(json.dumps(other.to_dict()))) == other
+    value = json.loads(json.dumps(other.to_dict()))
+    assert DataState.from_dict(value) == other
+    for key in value:
+        with pytest.raises(KeyError, match=key):
+            DataState.from_dict({name: value[name] for name in value if name != key})

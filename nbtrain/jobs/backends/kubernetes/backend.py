@@ -58,7 +58,8 @@ class KubernetesBackend(RemoteBackend):
         section = config.backend.kubernetes
         try:
             cluster = Cluster(connect(section.context, section.namespace))
-            run_id = (job.run.record() or {})["run_id"]
+            run_id = job.run.run_id
+            assert run_id is not None  # run.json is written before the job
             manifest = write(work_of(config, section, run_id, job), cluster.namespace)
             name = manifest["metadata"]["name"]
             handle = KubernetesHandle(section.workload, cluster.namespace, name, "", cluster.context)
@@ -71,14 +72,14 @@ class KubernetesBackend(RemoteBackend):
 
     def request_text(self, job: JobDir, config: RunConfig, alone: bool = False) -> str:
         """Return the manifest; `alone`, its pods write the run directory. Raises SubmitError, ConfigError."""
-        section, record = config.backend.kubernetes, job.run.record() or {}
+        section = config.backend.kubernetes
         if alone and section.autotune != "none":
             raise SubmitError(
                 f"{config.where('backend.kubernetes.autotune')}: backend.kubernetes.autotune = "
                 f"{section.autotune}: the tuner starts a script that `nbtrain submit` writes into the job's "
                 "folder, so that kubectl alone cannot start it. Submit the run, or set autotune=none."
             )
-        work = work_of(config, section, record.get("run_id") or new_run_id(), job)
+        work = work_of(config, section, job.run.run_id or new_run_id(), job)
         if alone:
             work = replace(work, run_text=one_line(config))
         return manifest_text(work, write(work, section.namespace))

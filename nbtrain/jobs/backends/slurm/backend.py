@@ -105,7 +105,7 @@ class SlurmBackend(RemoteBackend):
         """Return the batch script; `alone`, its batch step writes the run directory. Raises ConfigError."""
         if not alone:
             return shown_script(config, job, _exported())
-        run_id = (job.run.record() or {}).get("run_id") or new_run_id()
+        run_id = job.run.run_id or new_run_id()
         run = {RUN_YAML: one_line(config), RUN_ID: run_id}
         return script_alone(config, job, {**_exported(), **run})
 

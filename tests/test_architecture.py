@@ -59,7 +59,7 @@ NOTEBOOK_BOXES = {
 
 # box: (boxes of ours, packages of others) that it may import, in addition to base and itself
 ALLOWED = {
-    "base": (set(), {"tqdm", "pynvml"}),
+    "base": (set(), {"tqdm", "pynvml", "IPython"}),
     "config": (set(), {"pydantic", "pydantic_core", "yaml"}),
     "pretrained": ({"config"}, {"pydantic", "numpy"}),
     "corpus": (

@@ -12,13 +12,14 @@ from nbtrain.api.arguments import misused, number, wait_wanted, whole, whole_or_
 from nbtrain.api.arguments import text as text_of
 from nbtrain.base import amounts, jobstate
 from nbtrain.base.errors import ConfigError, JobError, JobFailed
+from nbtrain.base.notebook import is_watched
 from nbtrain.base.records import ResumeCertificate
 from nbtrain.base.rundir import JobDir, RunDir, runs_like
 from nbtrain.base.workspace import display, output_root, resolve, the_workspace
 from nbtrain.config.load import Overrides
 from nbtrain.config.load import load as load_config
 from nbtrain.config.schema import RunConfig
-from nbtrain.lab.widgets.watched import is_watched, note_unfinished
+from nbtrain.lab.widgets.watched import note_unfinished
 
 if TYPE_CHECKING:
     from nbtrain.jobs.queue.listing import QueueList

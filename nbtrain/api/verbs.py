@@ -31,6 +31,7 @@ from nbtrain.api.serve import serve as serve
 from nbtrain.api.twin_run import TwinRun
 from nbtrain.base import jobstate
 from nbtrain.base.errors import ConfigError, JobError, SubmitError
+from nbtrain.base.notebook import is_watched
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import resolve
 from nbtrain.config.load import Overrides
@@ -39,8 +40,6 @@ from nbtrain.config.placeholders import placeholders_of, with_placeholders
 from nbtrain.config.schema import RunConfig
 from nbtrain.lab.parameters import check_parameters as check_parameters
 from nbtrain.lab.parameters import with_source
-from nbtrain.lab.widgets import bar
-from nbtrain.lab.widgets.watched import is_watched
 
 if TYPE_CHECKING:
     from nbtrain.dataset.look.baselines import Baselines, NoBaselines
@@ -61,8 +60,6 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
-
-bar.install()
 
 
 def load(

@@ -5,10 +5,26 @@ and a machine without the driver needs neither.
 """
 
 import functools
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU, or a part of one (MIG) that CUDA_VISIBLE_DEVICES names."""
+
+    name: str
+    memory_bytes: int | None
+    uuid: str = ""
+    """The driver's id of this GPU, such as GPU-3f...; "" if unknown."""
+    index: int | None = None
+    """The driver's number of this GPU; None for a part of a GPU."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +51,45 @@ def gpus() -> list[GpuUse]:
     return [gpu for index in range(count) if (gpu := _gpu(library, index)) is not None]
 
 
+def driver_gpus() -> tuple[Gpu, ...]:
+    """Return every GPU of this machine, in the driver's order; without names if it does not answer."""
+    if (library := _library()) is None:
+        folder = Path("/proc/driver/nvidia/gpus")
+        present = len(list(folder.iterdir())) if folder.is_dir() else 0
+        present = present or len(list(Path("/dev").glob("nvidia[0-9]*")))
+        return tuple(Gpu("NVIDIA GPU", None, index=index) for index in range(present))
+    return tuple(
+        Gpu(gpu.name, gpu.memory_total_bytes, _uuid(library, gpu.index), gpu.index) for gpu in gpus()
+    )
+
+
+def visible_gpus(chosen: str | None = None) -> tuple[Gpu, ...]:
+    """Return the GPUs that `chosen`, by default CUDA_VISIBLE_DEVICES, leaves visible, in its order."""
+    known = driver_gpus()
+    chosen = os.environ.get(CUDA_DEVICES) if chosen is None else chosen
+    if chosen is None or not known:
+        return known
+    visible = []
+    for entry in (part.strip() for part in chosen.split(",")):
+        gpu = named_gpu(entry, known)
+        if gpu is None:
+            break  # CUDA's own rule: what follows an invalid entry is hidden
+        visible.append(gpu)
+    return tuple(visible)
+
+
+def named_gpu(entry: str, known: tuple[Gpu, ...]) -> Gpu | None:
+    """Return the GPU that an entry of CUDA_VISIBLE_DEVICES names: a number, or the beginning of a UUID."""
+    if not entry or entry == "-1":
+        return None
+    if entry.isdigit():
+        return known[int(entry)] if int(entry) < len(known) else None
+    if entry.startswith("GPU-") and all(gpu.uuid for gpu in known):
+        return next((gpu for gpu in known if gpu.uuid.startswith(entry)), None)
+    # A part of a GPU (MIG), or a GPU whose driver reports no UUIDs: the user who set the variable knows it.
+    return Gpu(entry, None, entry) if entry.startswith(("GPU-", "MIG-")) else None
+
+
 def utilization_fraction(uuid: str) -> float | None:
     """Return the share of the last sample period in which a kernel ran on a GPU; None if it is not reported.
 
@@ -56,26 +111,6 @@ def memory_used_bytes(entry: str) -> int | None:
     handle = _ask(library, find, int(entry) if number else entry)
     memory = _ask(library, library.nvmlDeviceGetMemoryInfo, handle) if handle is not None else None
     return memory.used if memory is not None else None
-
-
-def visible_indices(chosen: str | None) -> set[int] | None:
-    """Return the driver's indices of the GPUs in a CUDA_VISIBLE_DEVICES value; None if it is not set.
-
-    The result is also None for parts of GPUs (MIG), which are not measured separately here.
-    """
-    if chosen is None or "MIG-" in chosen:
-        return None
-    library, found = _library(), set()
-    for entry in (part.strip() for part in chosen.split(",")):
-        if entry.isdigit():
-            found.add(int(entry))
-            continue
-        handle = library and _ask(library, library.nvmlDeviceGetHandleByUUID, entry)
-        index = _ask(library, library.nvmlDeviceGetIndex, handle) if library and handle is not None else None
-        if index is None:
-            break  # CUDA's own rule: what follows an invalid entry is hidden
-        found.add(index)
-    return found
 
 
 class TensorActivity:
@@ -178,6 +213,12 @@ def _gpu(library: ModuleType, index: int) -> GpuUse | None:
         power_watts=power / 1000 if power is not None else None,
         sm_clock_mhz=_ask(library, library.nvmlDeviceGetClockInfo, handle, library.NVML_CLOCK_SM),
     )
+
+
+def _uuid(library: ModuleType, index: int) -> str:
+    """Return the driver's id of a GPU; "" if it does not report one."""
+    handle = _ask(library, library.nvmlDeviceGetHandleByIndex, index)
+    return str(_ask(library, library.nvmlDeviceGetUUID, handle) or "") if handle is not None else ""
 
 
 def _name(library: ModuleType, handle: Any) -> str:

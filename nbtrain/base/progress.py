@@ -2,7 +2,7 @@
 
 On a terminal, tqdm redraws one line. Elsewhere (papermill, a file, a pipe) carriage returns would produce one
 endless line, so a complete line with rate and ETA is written every few seconds instead. In a notebook with a
-live front end, `painter` shows a bar in nbtrain's style (base/look.py).
+live front end, one output shows a bar in nbtrain's style (base/look.py).
 """
 
 import sys
@@ -12,15 +12,10 @@ from types import TracebackType
 from typing import TextIO
 
 from nbtrain.base.amounts import count, count_of, elapsed
+from nbtrain.base.notebook import Bar, is_kernel, is_watched
 
 LOG_INTERVAL_SECONDS = 5.0
 PAINT_INTERVAL_SECONDS = 0.5
-
-Paint = Callable[[str, float | None, str], None]
-"""Function that redraws a bar: its name, the completed fraction, the text after the name."""
-
-painter: Callable[[], Paint | None] | None = None
-"""Factory of the function that paints a bar instead of printing lines; the notebook side sets its own."""
 
 
 class Progress:
@@ -33,11 +28,11 @@ class Progress:
         self.done = 0.0
         self.figures = ""
         # A notebook shows output to stderr as an error.
-        self._stream = stream or (sys.stdout if _in_notebook() else sys.stderr)
+        self._stream = stream or (sys.stdout if is_kernel() else sys.stderr)
         self._started = self._last_line = time.monotonic()
         self._lines = 0
         self._bar = None
-        self._paint: Paint | None = None
+        self._paint: Bar | None = None
 
     def __enter__(self) -> "Progress":
         if self._stream.isatty():
@@ -47,7 +42,7 @@ class Progress:
                 desc=self.description, total=self.total, unit=self.unit, unit_scale=True, file=self._stream
             )
         else:
-            self._paint = painter() if painter is not None else None
+            self._paint = Bar() if is_watched() else None
         return self
 
     def __exit__(
@@ -104,12 +99,6 @@ class Progress:
             self._paint(self.description, 1.0 if final else fraction, words)
         else:
             print(f"{self.description}: {words}", file=self._stream, flush=True)
-
-
-def _in_notebook() -> bool:
-    """Return whether this process is a kernel; an import of ipykernel alone does not prove it."""
-    kernel = sys.modules.get("ipykernel.kernelapp")
-    return kernel is not None and kernel.IPKernelApp.initialized()
 
 
 Say = Callable[[str, str], None]

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import psutil
 
+from nbtrain.base.amounts import size
 from nbtrain.base.cgroup import usable_cores
 from nbtrain.base.files import is_read_only
+from nbtrain.base.nvml import driver_gpus
 from nbtrain.base.workspace import data_home, output_root, queue_folder
 
 GIB = 1 << 30
@@ -50,7 +52,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Return every finding, in the order of the report."""
-    gpus = nvidia_gpus()
+    gpus = len(driver_gpus())
     return [
         Finding("ok", "Python", f"{platform.python_version()} ({sys.executable})"),
         *torch_findings(gpus),
@@ -113,7 +115,7 @@ def device_finding(gpus: int) -> Finding:
 
 def memory_finding() -> Finding:
     memory = psutil.virtual_memory()
-    text = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
+    text = f"{size(memory.available)} of {size(memory.total)} free"
     if memory.available < 3 * GIB:
         return Finding("warning", "memory", text, "gpt-tiny and JupyterLab together want about 3 GiB.")
     return Finding("ok", "memory", text)
@@ -145,7 +147,7 @@ def disk_finding(subject: str, path: Path) -> Finding:
         return Finding("error", subject, f"{path} is not writable: {why}", f"Set {variable} elsewhere.")
     existing = next(folder for folder in (path, *path.parents) if folder.exists())
     free = shutil.disk_usage(existing).free
-    text = f"{path}: {free / GIB:.1f} GiB free"
+    text = f"{path}: {size(free)} free"
     if free < 2 * GIB:
         return Finding("warning", subject, text, f"Free some space or set {variable} elsewhere.")
     return Finding("ok", subject, text)
@@ -157,9 +159,9 @@ def shared_memory_finding() -> Finding:
         advice = "Several ranks on one machine need it; mount a tmpfs there."
         return Finding("warning", "/dev/shm", "absent", advice)
     if (free := shutil.disk_usage(path).free) < GIB // 2:
-        text = f"{free / GIB:.2f} GiB free"
+        text = f"{size(free)} free"
         return Finding("warning", "/dev/shm", text, "NCCL and data workers want 1 GiB.")
-    return Finding("ok", "/dev/shm", f"{free / GIB:.1f} GiB free")
+    return Finding("ok", "/dev/shm", f"{size(free)} free")
 
 
 def compiler_finding() -> Finding:
@@ -185,12 +187,6 @@ def has_cuda_build() -> bool:
     """Return whether the installed torch contains CUDA, judged by its files."""
     files = importlib.metadata.files("torch") or []
     return any(file.name == "libtorch_cuda.so" for file in files)
-
-
-def nvidia_gpus() -> int:
-    """Return the GPUs that the NVIDIA driver lists."""
-    folder = Path("/proc/driver/nvidia/gpus")
-    return len(list(folder.iterdir() if folder.is_dir() else Path("/dev").glob("nvidia[0-9]*")))
 
 
 def cpu_has_bf16() -> bool:

@@ -280,6 +280,9 @@ def kind_of(source: type[SourceModel]) -> str:
     return get_args(source.model_fields["kind"].annotation)[0]
 
 
+# Kinds of sources whose records have keys by name, one of which holds a document.
+TEXT_KINDS = tuple(kind_of(source) for source in SOURCE_TYPES if source.has_extra_keys)
+
 _OF_HUB = re.compile(r"hf://(?:datasets/)?([^/@]+/[^/@]+)(@[^/]+)?(/.*)?")
 
 

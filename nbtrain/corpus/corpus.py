@@ -61,18 +61,12 @@ class Corpus:
         extra_keys: tuple[str, ...] = (),
         gone: Collection[int] = (),
     ) -> "Corpus":
-        """Open the corpus of a run. Raises DataError if a package is missing, or a source lacks its keys."""
+        """Open the corpus of a run. Raises DataError if a package is missing."""
         readers = [open_source(source, f"{where}[{n}]", extra_keys) for n, source in enumerate(sources)]
         for number, reader in enumerate(readers):
             if number in gone:
                 continue
             reader.check_dependencies()
-            if extra_keys and not reader.config.has_extra_keys:
-                raise DataError(
-                    f"{reader.where}: data.extra_json_keys = {list(extra_keys)}, but records of kind "
-                    f"{reader.kind} have no keys by name. Leave extra_json_keys empty, or use jsonl, parquet "
-                    f"or hf-dataset."
-                )
         return cls(readers, where, gone)
 
     def tasks(self) -> Iterator[Task]:

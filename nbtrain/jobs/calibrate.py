@@ -17,10 +17,11 @@ from nbtrain.base import amounts
 from nbtrain.base.amounts import counted
 from nbtrain.base.cgroup import usable_cores
 from nbtrain.base.errors import ConfigError, JobError
+from nbtrain.base.nvml import visible_gpus
 from nbtrain.base.progress import Progress
 from nbtrain.base.workspace import display, output_root
 from nbtrain.jobs.gpu_side import stream
-from nbtrain.jobs.machine import lacking_cores, visible_gpus
+from nbtrain.jobs.machine import lacking_cores
 from nbtrain.planner.calibration import Calibration, calibration_path, machine_key, write_calibration
 from nbtrain.planner.calibration_doubts import doubts
 from nbtrain.planner.calibration_view import lines, picture

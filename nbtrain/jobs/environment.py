@@ -18,6 +18,7 @@ from typing import Any
 
 from nbtrain.base.addresses import text_without_secrets
 from nbtrain.base.errors import DataError
+from nbtrain.base.nvml import CUDA_DEVICES
 from nbtrain.base.rundir import SCHEMA_VERSION, JobDir
 from nbtrain.base.version import PACKAGE, __version__
 from nbtrain.base.workspace import data_home, output_root, queue_folder, tokenizer_dir, workspace
@@ -35,14 +36,13 @@ RECORDED_PACKAGES = (
 )
 # Recorded by name or prefix; everything else in the environment may be a secret.
 RECORDED_VARIABLES = (
-    *("CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR", "LD_PRELOAD", "PYTHONPATH"),
+    *(CUDA_DEVICES, "DS_ACCELERATOR", "LD_PRELOAD", "PYTHONPATH"),
     *("GLOO_SOCKET_IFNAME", "LANG", "LC_ALL"),
 )
 RECORDED_PREFIXES = ("OMP_", "KMP_", "MKL_", "NCCL_", "TORCH_", "TORCHINDUCTOR_", "CUBLAS_")
 SECRET_WORDS = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|AUTH", re.IGNORECASE)
 # Variables that a kernel or a server sets for itself; ranks do not need them, and some are secret.
 DROPPED_PREFIXES = ("JPY_", "JUPYTER", "IPYTHON", "NBTRAIN_EXIT", "TORCHELASTIC_")
-CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
 # Set by a supervisor for itself and its ranks: the devices that the queue gave it (queue/place.py).
 HELD_GPUS = "NBTRAIN_GPUS"
 HELD_CORES = "NBTRAIN_CORES"

@@ -1,12 +1,9 @@
 """Resources of this machine: cores, memory and GPUs, within the limits of its control groups."""
 
-import contextlib
 import os
 import platform
 import re
-import shutil
 import socket
-import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +11,7 @@ from pathlib import Path
 import psutil
 
 from nbtrain.base.cgroup import memory_groups, text_of, usable_cores
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """One GPU as the driver shows it."""
-
-    name: str
-    memory_bytes: int | None
-    uuid: str = ""
-    """The driver's id of this GPU, such as GPU-3f...; "" if unknown."""
+from nbtrain.base.nvml import Gpu, visible_gpus
 
 
 @dataclass(frozen=True)
@@ -43,7 +31,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Read the machine's resources. Costs milliseconds, or one call of nvidia-smi if there is a GPU."""
+    """Read the machine's resources. Costs milliseconds."""
     cpu, flags = _cpu()
     memory = psutil.virtual_memory()
     groups = memory_groups()
@@ -67,51 +55,6 @@ def lacking_cores(seconds: float = 0.5) -> float:
             idle += (spent["idle"] + spent.get("iowait", 0.0)) / max(sum(spent.values()), 1e-9)
     # A quota may leave this process fewer cores than the machine has.
     return max(0.0, usable_cores() - idle)
-
-
-def visible_gpus(chosen: str | None = None) -> tuple[Gpu, ...]:
-    """Return the NVIDIA GPUs that `chosen`, by default CUDA_VISIBLE_DEVICES, leaves visible."""
-    gpus = driver_gpus()
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES") if chosen is None else chosen
-    if chosen is None or not gpus:
-        return gpus
-    visible = []
-    for entry in (part.strip() for part in chosen.split(",")):
-        gpu = named_gpu(entry, gpus)
-        if gpu is None:
-            break  # CUDA's own rule: what follows an invalid entry is hidden
-        visible.append(gpu)
-    return tuple(visible)
-
-
-def named_gpu(entry: str, gpus: tuple[Gpu, ...]) -> Gpu | None:
-    """Return the GPU that an entry of CUDA_VISIBLE_DEVICES names: a number, or the beginning of a UUID."""
-    if not entry or entry == "-1":
-        return None
-    if entry.isdigit():
-        return gpus[int(entry)] if int(entry) < len(gpus) else None
-    if entry.startswith("GPU-") and all(gpu.uuid for gpu in gpus):
-        return next((gpu for gpu in gpus if gpu.uuid.startswith(entry)), None)
-    return Gpu(entry, None, entry)  # a part of a GPU (MIG), chosen by the user who set the variable
-
-
-def driver_gpus() -> tuple[Gpu, ...]:
-    """Return the NVIDIA GPUs of this machine, in the driver's order."""
-    folder = Path("/proc/driver/nvidia/gpus")
-    present = len(list(folder.iterdir())) if folder.is_dir() else 0
-    present = present or len(list(Path("/dev").glob("nvidia[0-9]*")))
-    if not present:
-        return ()
-    if tool := shutil.which("nvidia-smi"):
-        query = [tool, "--query-gpu=name,memory.total,uuid", "--format=csv,noheader,nounits"]
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            answer = subprocess.run(query, capture_output=True, text=True, timeout=20)
-            rows = [[part.strip() for part in line.rsplit(",", 2)] for line in answer.stdout.splitlines()]
-            if answer.returncode == 0 and all(len(row) == 3 for row in rows):
-                return tuple(
-                    Gpu(name, int(mib) * 2**20 if mib.isdigit() else None, uuid) for name, mib, uuid in rows
-                )
-    return tuple(Gpu("NVIDIA GPU", None) for _ in range(present))
 
 
 def _cpu() -> tuple[str, frozenset[str]]:

@@ -8,8 +8,6 @@ from nbtrain.base.errors import SubmitError
 from nbtrain.base.workspace import data_home, the_workspace
 from nbtrain.config.schema import RunConfig
 
-GIB = 1 << 30
-
 
 @dataclass(frozen=True)
 class Obstacle:
@@ -28,16 +26,6 @@ class Obstacle:
 
 Obstacles = Iterator[Obstacle]
 mistake, data_problem, shortage = (partial(Obstacle, kind) for kind in ("error", "data", "resource"))
-
-
-def gib(number: int) -> str:
-    """Return "16.0 GiB", for memory."""
-    return f"{number / GIB:,.1f} GiB"
-
-
-def size(number: int) -> str:
-    """Return "0.61 MB" or "1.20 GB", for disks."""
-    return f"{number / 1e9:,.2f} GB" if number >= 1e7 else f"{number / 1e6:,.2f} MB"
 
 
 def refuse_obstacles(config: RunConfig, problems: Sequence[Obstacle], started: bool = False) -> None:

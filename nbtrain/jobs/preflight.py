@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from nbtrain.base.amounts import counted
+from nbtrain.base.amounts import counted, size
 from nbtrain.base.errors import DataError
 from nbtrain.base.files import is_read_only
 from nbtrain.base.rundir import RunDir
@@ -35,7 +35,7 @@ from nbtrain.jobs.backends.base import backend_of
 from nbtrain.jobs.initial_weights import initial_weights_fit
 from nbtrain.jobs.machine import Machine, this_machine
 from nbtrain.jobs.notify import SCHEMES, resolved_program
-from nbtrain.jobs.obstacle import GIB, Obstacle, Obstacles, data_problem, gib, mistake, shortage, size
+from nbtrain.jobs.obstacle import Obstacle, Obstacles, data_problem, mistake, shortage
 from nbtrain.jobs.preflight_tools import (
     compiler_is_there,
     extensions_can_be_built,
@@ -51,6 +51,8 @@ from nbtrain.planner.memory import SPARE_FRACTION, estimate_memory
 # The memory estimate is not a measurement: only a run that exceeds memory by more than this factor is
 # refused.
 ESTIMATE_SLACK = 1.1
+# A smaller part of a rank's memory is not named.
+LEAST_NAMED_BYTES = 50 << 20
 # Space for event files, logs and records of a run.
 SPARE_DISK_BYTES = 64 << 20
 # CPU instructions of which fp16 needs one for matrix products (oneDNN's own requirement).
@@ -137,7 +139,9 @@ def memory_suffices(config: RunConfig, machine: Machine) -> Obstacles:
     """Check the planner's peak of every rank against its GPU, or against the host memory they share."""
     estimate = estimate_memory(config)
     needed = estimate.total_bytes
-    parts = ", ".join(f"{name} {gib(size)}" for name, size in estimate.parts.items() if size >= GIB // 20)
+    parts = ", ".join(
+        f"{name} {size(part)}" for name, part in estimate.parts.items() if part >= LEAST_NAMED_BYTES
+    )
     if config.resources.device == "cpu":
         ranks = config.world_size
         needed, present, where = (
@@ -153,13 +157,13 @@ def memory_suffices(config: RunConfig, machine: Machine) -> Obstacles:
     if needed > ESTIMATE_SLACK * present:
         limit = present // (config.world_size if config.resources.device == "cpu" else 1)
         if remedy := cheapest_remedy(config, SPARE_FRACTION, limit):
-            fix = f"Set {remedy.words}; a rank then needs about {gib(remedy.memory.total_bytes)}."
+            fix = f"Set {remedy.words}; a rank then needs about {size(remedy.memory.total_bytes)}."
         else:
             fix = (
                 "No layout of these devices holds it: use a larger machine, more of them, or a smaller model."
             )
         yield shortage(
-            f"{where} will need about {gib(needed)} of memory and there is {gib(present)}"
+            f"{where} will need about {size(needed)} of memory and there is {size(present)}"
             + (f" (per rank: {parts})." if parts else "."),
             fix,
         )
@@ -170,10 +174,10 @@ def host_memory_suffices(config: RunConfig, machine: Machine) -> Obstacles:
     estimate = estimate_memory(config)
     needed = estimate.total_host_bytes * min(config.ranks_per_node, config.world_size)
     if needed > machine.memory_bytes:
-        parts = ", ".join(f"{name} {gib(size)}" for name, size in estimate.host_parts.items() if size)
+        parts = ", ".join(f"{name} {size(part)}" for name, part in estimate.host_parts.items() if part)
         yield shortage(
-            f"{counted(config.ranks_per_node, 'rank')} on {machine.host} will need about {gib(needed)} of "
-            f"host memory and there is {gib(machine.memory_bytes)} (per rank: {parts}).",
+            f"{counted(config.ranks_per_node, 'rank')} on {machine.host} will need about {size(needed)} of "
+            f"host memory and there is {size(machine.memory_bytes)} (per rank: {parts}).",
             "Offload less (parallel.offload_optimizer, parallel.offload_param), set "
             "checkpoint.async_save=false, or use device=nvme with zero_stage=3.",
         )

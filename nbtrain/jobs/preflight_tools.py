@@ -13,6 +13,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+from nbtrain.base.amounts import size
 from nbtrain.base.checkpoint_files import local_folder
 from nbtrain.base.extras import install_command
 from nbtrain.base.files import is_read_only
@@ -22,7 +23,7 @@ from nbtrain.config.rules.wording import value_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
 from nbtrain.jobs.machine import Machine
-from nbtrain.jobs.obstacle import Obstacles, mistake, shortage, size
+from nbtrain.jobs.obstacle import Obstacles, mistake, shortage
 from nbtrain.planner.disk import local_bytes
 from nbtrain.planner.memory import estimate_memory
 

@@ -90,7 +90,7 @@ def calibration_path() -> Path:
 
 def machine_gpus() -> list[str]:
     """Return the names of this machine's GPUs, as the driver reports them."""
-    return [gpu.name for gpu in nvml.gpus()]
+    return [gpu.name for gpu in nvml.driver_gpus()]
 
 
 @functools.cache

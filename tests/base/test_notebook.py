@@ -1,12 +1,16 @@
-"""The progress bar of long work in a notebook."""
+"""A notebook's bar for long work, and whether a front end shows it."""
+
+import sys
+from types import SimpleNamespace
 
 import pytest
 
-from nbtrain.base import progress
-from nbtrain.lab.widgets import bar
+from nbtrain.base.notebook import Bar, is_watched
 
 
 class Handle:
+    """A displayed output that records its updates."""
+
     def __init__(self, shown: list):
         self.shown = shown
 
@@ -15,15 +19,13 @@ class Handle:
 
 
 def test_a_bar_is_one_output_that_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a live notebook, a bar is one output that is rewritten; elsewhere lines are printed instead."""
+    """The first call displays an output, and later calls update it."""
     import IPython.display
 
     first: list[dict] = []
     again: list[dict] = []
     monkeypatch.setattr(IPython.display, "display", lambda data, **_: first.append(data) or Handle(again))
-    assert bar.bar_if_watched() is None
-    monkeypatch.setattr(bar, "is_watched", lambda: True)
-    paint = bar.bar_if_watched()
+    paint = Bar()
     paint("encode <x>", 0.25, "1 of 4")
     paint("encode <x>", 1.0, "4 of 4")
     assert len(first) == len(again) == 1
@@ -31,7 +33,23 @@ def test_a_bar_is_one_output_that_is_written_again(monkeypatch: pytest.MonkeyPat
     assert again[0]["text/plain"] == "encode <x>: 4 of 4"
 
 
-def test_the_notebooks_functions_install_it() -> None:
-    import nbtrain.api.verbs
+@pytest.mark.parametrize(
+    ("message", "watched"),
+    [
+        ({"content": {"allow_stdin": True}}, True),
+        ({"content": {"allow_stdin": False}}, False),
+        ({"header": {"msg_type": "comm_msg"}}, True),
+        ({}, False),
+    ],
+)
+def test_a_front_end_that_takes_input_watches(
+    monkeypatch: pytest.MonkeyPatch, message: dict, watched: bool
+) -> None:
+    """papermill and nbconvert execute cells without input; a widget's message comes from a live front end."""
+    import IPython
 
-    assert nbtrain.api.verbs and progress.painter is bar.bar_if_watched
+    assert not is_watched(), "this process is not a kernel"
+    kernel = SimpleNamespace(get_parent=lambda: message)
+    monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace())
+    monkeypatch.setattr(IPython, "get_ipython", lambda: SimpleNamespace(kernel=kernel))
+    assert is_watched() is watched

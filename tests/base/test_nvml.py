@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nbtrain.base import nvml
-from nbtrain.base.nvml import GpuUse
+from nbtrain.base.nvml import Gpu, GpuUse
 
 NAME = "NVIDIA A100-SXM4-40GB"
 
@@ -69,8 +69,8 @@ class Driver(ModuleType):
     # GPM computes a value from two samples of the counters; a sample here is [tensor activity since boot].
     NVML_GPM_METRICS_GET_VERSION, NVML_GPM_METRIC_ANY_TENSOR_UTIL = 1, 5
 
-    def nvmlDeviceGetIndex(self, handle: str) -> int:
-        return int(handle.removeprefix("handle "))
+    def nvmlDeviceGetUUID(self, handle: str) -> str:
+        return self._of_the_first(handle, "GPU-0a1b-0")
 
     def nvmlGpmQueryDeviceSupport(self, handle: str) -> Any:
         return SimpleNamespace(isSupportedDevice=handle == "handle 0")
@@ -176,18 +176,34 @@ def test_tensor_activity_is_between_two_looks(driver: Driver) -> None:
     assert older.look() == {}
 
 
+def test_the_gpus_of_the_machine_have_name_memory_and_uuid(driver: Driver) -> None:
+    """What the driver does not report is empty."""
+    assert nvml.driver_gpus() == (Gpu(NAME, 40 << 30, "GPU-0a1b-0", 0), Gpu(NAME, None, "", 1))
+
+
 @pytest.mark.parametrize(
-    ("chosen", "indices"),
+    ("chosen", "names"),
     [
-        (None, None),
-        ("MIG-GPU-1/2/3", None),
-        ("", set()),
-        ("3,1", {1, 3}),
-        ("GPU-0a1b-0", {0}),
-        ("1,GPU-7,2", {1}),
-        ("-1", set()),
+        ("1,0", ["1", "0"]),
+        ("1,9,0", ["1"]),
+        ("", []),
+        ("-1", []),
+        ("any,0", []),
+        ("GPU-0a1b,GPU-7,1", ["0"]),
+        ("MIG-GPU-1/2/3,1", ["MIG-GPU-1/2/3", "1"]),
     ],
 )
-def test_gpus_that_cuda_shows(driver: Driver, chosen: str | None, indices: set[int] | None) -> None:
-    """CUDA_VISIBLE_DEVICES is read as by CUDA: an invalid entry hides the entries after it."""
-    assert nvml.visible_indices(chosen) == indices
+def test_gpus_that_cuda_shows(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, chosen: str, names: list[str]
+) -> None:
+    """Entries are numbers or beginnings of UUIDs; an invalid one hides what follows, as in CUDA."""
+    monkeypatch.setattr(driver, "nvmlDeviceGetUUID", lambda handle: f"GPU-0a1b-{handle[-1]}")
+
+    def shown(gpus: tuple[Gpu, ...]) -> list[str]:
+        return [gpu.name if gpu.index is None else str(gpu.index) for gpu in gpus]
+
+    assert shown(nvml.visible_gpus(chosen)) == names
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    assert shown(nvml.visible_gpus()) == names
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert shown(nvml.visible_gpus()) == ["0", "1"]

@@ -44,12 +44,13 @@ def test_bytes_are_written_as_people_write_them(monkeypatch):
     assert stream.getvalue() == "join: 2/2GB, 2GB/s, 1 s in all\n"
 
 
-def test_a_painter_shows_the_bar_in_place_of_lines(monkeypatch):
-    """A painter gets the fraction twice a second, and 1 at the end; a terminal keeps tqdm's bar."""
+def test_a_watched_notebook_shows_a_bar_instead_of_lines(monkeypatch):
+    """The bar gets the fraction twice a second, and 1 at the end; a terminal keeps tqdm's bar."""
     clock = iter([0.0, 0.4, 0.6, 0.6, 2.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     shown = []
-    monkeypatch.setattr(progress, "painter", lambda: lambda *bar: shown.append(bar))
+    monkeypatch.setattr(progress, "is_watched", lambda: True)
+    monkeypatch.setattr(progress, "Bar", lambda: lambda *bar: shown.append(bar))
     stream = io.StringIO()
     with progress.Progress("encode", 10, "docs", stream) as bar:
         bar.update(3)

@@ -7,7 +7,7 @@ import pytest
 from nbtrain.base.cgroup import MemoryGroup
 from nbtrain.base.rundir import JobDir, RunDir, new_job_id
 from nbtrain.jobs import environment, machine
-from nbtrain.jobs.machine import Gpu, this_machine, visible_gpus
+from nbtrain.jobs.machine import this_machine
 
 
 @pytest.fixture
@@ -108,24 +108,6 @@ def test_the_machine_is_seen():
     assert 1 <= here.cores <= len(os.sched_getaffinity(0))
     assert 0 < here.memory_available_bytes <= here.memory_bytes
     assert here.cpu
-
-
-def test_visible_gpus_follow_cuda(monkeypatch):
-    """CUDA_VISIBLE_DEVICES selects GPUs by number, and an invalid entry hides the rest, as in CUDA."""
-    four = tuple(Gpu(f"gpu{index}", None) for index in range(4))
-    monkeypatch.setattr(machine, "driver_gpus", lambda: four)
-
-    def names(value):
-        if value is None:
-            monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        else:
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-        return [gpu.name for gpu in visible_gpus()]
-
-    assert names(None) == ["gpu0", "gpu1", "gpu2", "gpu3"]
-    assert names("2,0") == ["gpu2", "gpu0"]
-    assert names("1,9,2") == ["gpu1"]
-    assert names("") == names("-1") == []
 
 
 def test_the_memory_is_that_of_the_least_limit(monkeypatch):

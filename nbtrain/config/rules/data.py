@@ -8,12 +8,11 @@ from nbtrain.config.data_section import LANGUAGES
 from nbtrain.config.rules.wording import Problems, found
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sources import (
-    SOURCE_TYPES,
+    TEXT_KINDS,
     FineTuningSourceModel,
     TextSource,
     WikiSource,
     address_problem,
-    kind_of,
 )
 from nbtrain.config.yaml_source import show
 
@@ -84,14 +83,13 @@ def json_keys_name_files(config: RunConfig) -> Problems:
 def extra_keys_are_in_the_records(config: RunConfig) -> Problems:
     """The records of every source have the extra keys by name."""
     data = config.data
-    without = [source.kind for source in data.sources if not source.has_extra_keys]
-    with_keys = ", ".join(kind_of(source) for source in SOURCE_TYPES if source.has_extra_keys)
+    without = [source.kind for source in data.sources if source.kind not in TEXT_KINDS]
     if data.extra_json_keys and without:
         yield (
             f"{found(config, 'data.extra_json_keys')}\n"
             f"  are keys of records, but records of kind {', '.join(dict.fromkeys(without))} in data.sources "
             "have no keys by name.\n"
-            f"  Set extra_json_keys: [], or use {with_keys}."
+            f"  Set extra_json_keys: [], or use {', '.join(TEXT_KINDS)}."
         )
 
 

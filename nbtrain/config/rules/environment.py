@@ -2,6 +2,7 @@
 
 import re
 
+from nbtrain.base.nvml import CUDA_DEVICES
 from nbtrain.config.debug import debug_variables
 from nbtrain.config.rules.wording import Problems
 from nbtrain.config.schema import RunConfig
@@ -33,7 +34,6 @@ OWN_VALUES = {
     "NCCL_SOCKET_IFNAME": "the run's network interface",
     "PYTHONUNBUFFERED": "1, so that logs can be read while ranks run",
 }
-VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def why_reserved(name: str) -> str:
@@ -73,13 +73,13 @@ def replaced_values(config: RunConfig) -> list[tuple[str, str, str, bool]]:
         elif by_debug.get(name, value) != value:
             said = f"{takes} {by_debug[name]}, which backend.debug sets."
             found.append((name, said, "Remove one of the two.", True))
-        elif name == VISIBLE_GPUS and config.resources.device == "gpu":
+        elif name == CUDA_DEVICES and config.resources.device == "gpu":
             found.append((name, *_visible_gpus(config, value)))
     return found
 
 
 def _visible_gpus(config: RunConfig, value: str) -> tuple[str, str, bool]:
-    kind, said = config.backend.kind, f"backend.env.{VISIBLE_GPUS} = {value}:"
+    kind, said = config.backend.kind, f"backend.env.{CUDA_DEVICES} = {value}:"
     if kind == "local":
         return f"{said} the run's GPUs are chosen from these.", "", False
     if kind == "hosts":

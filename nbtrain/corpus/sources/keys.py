@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import orjson
 
+from nbtrain.config.sources import TEXT_KINDS
 from nbtrain.corpus.records import MOST_KEYS, Tally
 from nbtrain.corpus.sources.file_kinds import split_of
 
@@ -557,7 +558,7 @@ PREFERENCE_KEYS = KeyTable(
     message=MESSAGE_KEYS,
 )
 TABLES: dict[str, KeyTable] = {
-    **dict.fromkeys(("jsonl", "parquet", "hf-dataset", "wikiextractor"), TEXT_KEYS),
+    **dict.fromkeys(TEXT_KINDS, TEXT_KEYS),
     "tokens": TOKEN_KEYS,
     "prompt-completion": PROMPT_COMPLETION_KEYS,
     "alpaca": ALPACA_KEYS,

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from nbtrain.config.sources import TEXT_KINDS
 from nbtrain.corpus.sources.keys import holds_value, letters_of
 
 
@@ -90,7 +91,6 @@ SETTINGS = {
     "tokens": {"input_ids": "input_ids_key"},
     "jsonl": {"text": "text_key"},
 }
-TEXT_KINDS = ("jsonl", "parquet", "hf-dataset", "wikiextractor")
 
 
 def way_forward(record: Mapping[str, Any], kind: str) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 
 from nbtrain.base.cgroup import usable_cores
 from nbtrain.base.errors import JobError
+from nbtrain.base.nvml import visible_gpus
 from nbtrain.base.ports import port_to_listen_on
 from nbtrain.base.records import ExitRecord, Heartbeat, ProcessIdentity
 from nbtrain.base.rundir import JobDir
@@ -23,7 +24,6 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import Launcher
 from nbtrain.jobs.backends.supervised_here import SupervisedHere
 from nbtrain.jobs.environment import HELD_CORES, HELD_GPUS, rank_variables
-from nbtrain.jobs.machine import visible_gpus
 from nbtrain.jobs.node.place import LOOPBACK
 from nbtrain.jobs.node.ranks_here import RanksHere, send_to
 from nbtrain.jobs.obstacle import Obstacle, mistake, shortage

@@ -17,11 +17,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nbtrain.base import dcgm, nvml
+from nbtrain.base.nvml import CUDA_DEVICES
 from nbtrain.base.records import host_name
 from nbtrain.base.usage import LEVELS, PROCESS_FIGURES, gpu_subject, rank_subject
 from nbtrain.base.usage_files import UsageWriter
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.environment import CUDA_DEVICES, HELD_GPUS
+from nbtrain.jobs.environment import HELD_GPUS
 from nbtrain.jobs.node.job_processes import Counters, JobProcesses
 from nbtrain.jobs.node.node_counters import node_counters, node_limits
 
@@ -74,9 +75,7 @@ class NodeLook:
         self._processes = JobProcesses(job_id, also=[os.getpid()], node=node)
         self._before: dict[str, dict[str, float]] = {}
         self._looked_at: float | None = None
-        self._gpus = [gpu.index for gpu in nvml.gpus()] if gpus else []
-        if self._gpus and (chosen := nvml.visible_indices(visible)) is not None:
-            self._gpus = [index for index in self._gpus if index in chosen]
+        self._gpus = _measured_gpus(visible) if gpus else []
         self._tensor: nvml.TensorActivity | dcgm.TensorActivity = nvml.TensorActivity(self._gpus)
         if self._gpus and not self._tensor.supported:
             self._tensor = dcgm.TensorActivity(self._gpus)
@@ -167,6 +166,16 @@ def _sum(all_counters: Iterable[Counters]) -> Counters:
         for key, value in counters.io.items():
             total.io[key] = total.io.get(key, 0) + value
     return total
+
+
+def _measured_gpus(chosen: str | None) -> list[int]:
+    """Return the driver's numbers of the GPUs that `chosen` leaves visible; all if it names a part of one.
+
+    Parts of GPUs (MIG) are not measured separately.
+    """
+    measured, visible = [gpu.index for gpu in nvml.gpus()], nvml.visible_gpus(chosen)
+    numbers = {gpu.index for gpu in visible}
+    return measured if None in numbers else [index for index in measured if index in numbers]
 
 
 def requests_of(config: RunConfig) -> dict[str, float]:

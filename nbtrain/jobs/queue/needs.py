@@ -12,12 +12,13 @@ from typing import Any
 from nbtrain.base import amounts, files, nvml
 from nbtrain.base.cgroup import usable_cores
 from nbtrain.base.errors import ConfigError, JobError
+from nbtrain.base.nvml import CUDA_DEVICES, Gpu, driver_gpus, named_gpu
 from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.hosts.hostfile import hosts_of
-from nbtrain.jobs.environment import CUDA_DEVICES, threads_per_rank
-from nbtrain.jobs.machine import driver_gpus, named_gpu, this_machine
+from nbtrain.jobs.environment import threads_per_rank
+from nbtrain.jobs.machine import this_machine
 from nbtrain.jobs.node.place import is_this_machine
 from nbtrain.jobs.queue.folder import Queue
 from nbtrain.planner.findings import Finding, finding_of
@@ -75,7 +76,7 @@ def gpus_of_hosts_job(config: RunConfig) -> list[str]:
     return named[: config.ranks_per_node]
 
 
-def _names(entries: list[str], gpus: tuple[Any, ...]) -> list[str]:
+def _names(entries: list[str], gpus: tuple[Gpu, ...]) -> list[str]:
     """Drop the first GPU that the driver does not have, and all after it, as CUDA does."""
     names = []
     for entry in (text.strip() for text in entries):

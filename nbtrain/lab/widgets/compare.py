@@ -11,10 +11,10 @@ import anywidget
 import traitlets
 
 from nbtrain.base.metrics import BY_NAME
+from nbtrain.base.notebook import is_watched
 from nbtrain.base.rundir import RunDir
 from nbtrain.lab.ui.script import script
 from nbtrain.lab.widgets.mime import bundle, show
-from nbtrain.lab.widgets.watched import is_watched
 from nbtrain.monitor.compare import compared
 from nbtrain.monitor.compare_picture import comparison_html, comparison_text
 from nbtrain.monitor.metrics_range import Asked, whole_metrics

@@ -20,6 +20,7 @@ import anywidget
 import traitlets
 
 from nbtrain.base.errors import ConfigError, NbtrainError
+from nbtrain.base.notebook import is_watched
 from nbtrain.config.load import Overrides
 from nbtrain.config.schema import RunConfig
 from nbtrain.lab.form.answers import MODES, answer, place, yaml_for_others
@@ -27,7 +28,6 @@ from nbtrain.lab.form.draft import Assessment, Draft
 from nbtrain.lab.form.fields import every_field
 from nbtrain.lab.ui.script import script
 from nbtrain.lab.widgets.mime import bundle
-from nbtrain.lab.widgets.watched import is_watched
 
 RESCUE = """<div class="nbtrain-rescue" data-form="{form}" style="display:none">\
 </div><script>

@@ -22,12 +22,12 @@ import traitlets
 
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.jobstate import ACTIVE
+from nbtrain.base.notebook import is_watched
 from nbtrain.lab.run_actions import run_shown
 from nbtrain.lab.run_pages import run_pages
 from nbtrain.lab.ui.script import panel_script
 from nbtrain.lab.widgets.mime import bundle
 from nbtrain.lab.widgets.static import run_html, run_text
-from nbtrain.lab.widgets.watched import is_watched
 from nbtrain.monitor.job_shown import job_shown
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.runs import NO_JOB

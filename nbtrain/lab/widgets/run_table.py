@@ -18,11 +18,11 @@ import traitlets
 
 from nbtrain.base.amounts import utc
 from nbtrain.base.html_table import html_table
+from nbtrain.base.notebook import is_watched
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import output_root
 from nbtrain.lab.ui.script import script
 from nbtrain.lab.widgets.mime import bundle
-from nbtrain.lab.widgets.watched import is_watched
 from nbtrain.monitor.runs import RunSummary, runs_table
 from nbtrain.monitor.watched_runs import WatchedRuns, root_id, row_of
 

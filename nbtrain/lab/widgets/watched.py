@@ -1,32 +1,12 @@
-"""Detection of a live front end at this kernel, in contrast to papermill, nbclient or nbconvert.
-
-By it, api/arguments.py decides whether a call waits for the end of its run.
-"""
+"""Marks in an executed notebook whose run was stopped unfinished, because no live front end watched it."""
 
 import sys
 from typing import Any
 
+from nbtrain.base.notebook import is_watched
+
 # Type of an output that no front end shows: what `nbtrain notebook` ends with another exit code for.
 UNFINISHED = "application/vnd.nbtrain.unfinished+json"
-
-
-def is_watched() -> bool:
-    """Whether a live front end shows this kernel, by the message that is being answered.
-
-    A front end with a person behind it allows input() in the cells it runs; papermill, nbclient and
-    nbconvert do not. A widget's message comes only from a live front end.
-    """
-    if "ipykernel" not in sys.modules:
-        return False
-    from IPython import get_ipython
-
-    kernel = getattr(get_ipython(), "kernel", None)
-    if kernel is None:
-        return False
-    message = kernel.get_parent()
-    if message.get("header", {}).get("msg_type", "").startswith("comm_"):
-        return True
-    return bool(message.get("content", {}).get("allow_stdin"))
 
 
 def note_unfinished(words: str) -> None:

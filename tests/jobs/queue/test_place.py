@@ -17,6 +17,7 @@ from nbtrain.base import files
 from nbtrain.base.cgroup import usable_cores
 from nbtrain.base.errors import ConfigError, JobError, SubmitError
 from nbtrain.base.jobstate import read_state
+from nbtrain.base.nvml import Gpu
 from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.base.workspace import output_root
 from nbtrain.cli.__main__ import main
@@ -24,7 +25,6 @@ from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.jobs import submit
 from nbtrain.jobs.backends.hosts import backend as hosts_backend
 from nbtrain.jobs.control import asked_priority, cancel
-from nbtrain.jobs.machine import Gpu
 from nbtrain.jobs.queue import after_boot, needs, place, restart
 from nbtrain.jobs.queue.folder import Queue, Ticket
 from nbtrain.jobs.queue.listing import QueueEntry, list_queue, move, queue_table, waiting_words

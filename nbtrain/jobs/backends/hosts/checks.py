@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.amounts import counted
+from nbtrain.base.amounts import counted, size
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.version import __version__
 from nbtrain.base.workspace import data_home, display, output_root, resolve, workspace
@@ -20,7 +20,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.hosts.hostfile import hosts_of
 from nbtrain.jobs.backends.hosts.ssh import Answer, last_line, python_of, run_everywhere
 from nbtrain.jobs.environment import package_version
-from nbtrain.jobs.obstacle import Obstacle, mistake, shortage, size
+from nbtrain.jobs.obstacle import Obstacle, mistake, shortage
 from nbtrain.jobs.shared_memory import FIX as SHARED_MEMORY_FIX
 from nbtrain.jobs.shared_memory import too_little
 from nbtrain.planner.disk import local_bytes

@@ -49,10 +49,9 @@ def place(interface):
 
 
 def gpus():
-    from nbtrain.jobs.machine import visible_gpus
+    from nbtrain.base.nvml import driver_gpus
 
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    return [gpu.name for gpu in visible_gpus()]
+    return [gpu.name for gpu in driver_gpus()]
 
 
 def local_disk(path):

@@ -50,7 +50,7 @@ from nbtrain.jobs.backends.slurm.script import (
 from nbtrain.jobs.control import asked_pause
 from nbtrain.jobs.environment import supervisor_environment
 from nbtrain.jobs.node.prepared import RUN_ID, RUN_YAML
-from nbtrain.jobs.obstacle import Obstacle, gib, mistake, shortage
+from nbtrain.jobs.obstacle import Obstacle, mistake, shortage
 from nbtrain.jobs.supervisor import processes
 from nbtrain.jobs.supervisor.journal import Journal
 
@@ -244,7 +244,7 @@ class SlurmBackend(RemoteBackend):
         }
         if len(fit) < resources.nodes:
             asked = [f"{resources.cpus_per_node} cores"] if resources.cpus_per_node else []
-            asked += [gib(memory)] if (memory := resources.memory_per_node_bytes) else []
+            asked += [amounts.size(memory)] if (memory := resources.memory_per_node_bytes) else []
             asked += [f"{gpus} GPUs"] if gpus else []
             each = f" with {', '.join(asked)} each" if asked else ""
             names = ", ".join(sorted({place.name for place in places}))

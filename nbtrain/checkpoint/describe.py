@@ -3,13 +3,16 @@
 import time
 from typing import Any
 
+from pydantic import BaseModel
+
 from nbtrain.base import files
 from nbtrain.base.checkpoint_files import SCHEMA_VERSION
 from nbtrain.checkpoint import certificate
 from nbtrain.checkpoint.live_parts import live_shape
 from nbtrain.checkpoint.live_run import LiveRun, TrainState
 from nbtrain.config.arithmetic.stages import stage_layers
-from nbtrain.config.schema import RunConfig
+from nbtrain.config.markers import Architecture, marked
+from nbtrain.config.schema import ModelConfig, RunConfig
 from nbtrain.model.gpt_pipe import trained_parameters
 from nbtrain.model.names import optimizer_group
 from nbtrain.parallel.agreement import gather_objects
@@ -21,32 +24,11 @@ UNIVERSAL_CHECKPOINT_VERSION = 0.2
 
 def architecture(config: RunConfig) -> dict[str, Any]:
     """Return the settings that decide the shapes and the meaning of the parameters, except the vocabulary."""
-    model = config.model
-    return {
-        "num_layers": model.num_layers,
-        "hidden_size": model.hidden_size,
-        "num_attention_heads": model.num_attention_heads,
-        "ffn_hidden_size": model.resolved_ffn_hidden_size,
-        "max_position_embeddings": model.resolved_max_position_embeddings,
-        "seq_length": model.seq_length,
-        "activation": model.activation,
-        "add_bias_linear": model.add_bias_linear,
-        "add_qkv_bias": model.add_qkv_bias,
-        "normalization": model.normalization,
-        "position_embedding_type": model.position_embedding_type,
-        "rotary_base": model.rotary_base,
-        "rotary_percent": model.rotary_percent,
-        "rope_scaling": model.rope_scaling and model.rope_scaling.model_dump(),
-        "untie_embeddings_and_output_weights": model.untie_embeddings_and_output_weights,
-        "num_query_groups": model.resolved_num_query_groups,
-        "kv_channels": model.resolved_kv_channels,
-        "qk_layernorm": model.qk_layernorm,
-        "window_size": model.window_size,
-        "window_attn_skip_freq": model.window_attn_skip_freq,
-        "no_rope_freq": model.no_rope_freq,
-        "attn_logit_softcapping": model.attn_logit_softcapping,
-        "final_logit_softcapping": model.final_logit_softcapping,
-    }
+    found = {}
+    for name in marked(ModelConfig, Architecture):
+        value = config.model.resolved(name)
+        found[name] = value.model_dump() if isinstance(value, BaseModel) else value
+    return found
 
 
 def layout(config: RunConfig) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from nbtrain.config.fields import (
     Word,
 )
 from nbtrain.config.kubernetes_section import KubernetesConfig
+from nbtrain.config.markers import SbatchOption
 
 # Names of hosts (RFC 1123) and IPv4 addresses; pdsh reads a colon as the way to reach a host.
 HOST_NAME = r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?$"
@@ -82,29 +83,31 @@ class HostsConfig(ConfigModel):
 class SlurmConfig(ConfigModel):
     """A Slurm cluster; nodes, GPUs, CPUs and memory come from `resources`."""
 
-    partition: SlurmWord | None = None
+    partition: Annotated[SlurmWord | None, SbatchOption(("--partition", "-p"))] = None
     """Partition, or several separated by commas; null uses the cluster's default."""
-    account: SlurmWord | None = None
+    account: Annotated[SlurmWord | None, SbatchOption(("--account", "-A"))] = None
     """Account that is charged."""
-    qos: SlurmWord | None = None
+    qos: Annotated[SlurmWord | None, SbatchOption(("--qos", "-q"))] = None
     """Quality of service."""
-    gres: OneLine | None = None
+    gres: Annotated[OneLine | None, SbatchOption(("--gres",))] = None
     """Generic resources of each node, such as gpu:a100:8; null requests gpu:<resources.gpus_per_node>."""
-    constraint: OneLine | None = None
+    constraint: Annotated[OneLine | None, SbatchOption(("--constraint", "-C"))] = None
     """Features that every node must have, in the form of sbatch --constraint."""
-    time_limit_seconds: PositiveSeconds | None = None
+    time_limit_seconds: Annotated[PositiveSeconds | None, SbatchOption(("--time", "-t"))] = None
     """Time limit of one allocation, in seconds; null uses the partition's."""
-    signal_before_seconds: Annotated[int, Field(ge=10, le=65_535)] = 120
+    signal_before_seconds: Annotated[int, Field(ge=10, le=65_535), SbatchOption(("--signal",))] = 120
     """Seconds before the time limit at which the ranks are asked to save and exit. Slurm is up to 60 s
     early."""
     resubmissions: SmallCount = 0
     """Number of times that a run that met its time limit, or lost its allocation, submits itself again."""
-    requeue: bool = True
+    requeue: Annotated[bool, SbatchOption(("--requeue", "--no-requeue"))] = True
     """Whether Slurm requeues the job when a node fails; it continues from its newest checkpoint."""
-    array: Annotated[str, Field(pattern=ARRAY, max_length=15)] | None = None
+    array: Annotated[
+        Annotated[str, Field(pattern=ARRAY, max_length=15)] | None, SbatchOption(("--array", "-a"))
+    ] = None
     """Chain of allocations as an array, such as 1-4%1: each continues where the one before it ended. The
     tasks of an array share the run directory, so they run one at a time (%1)."""
-    exclusive: bool = False
+    exclusive: Annotated[bool, SbatchOption(("--exclusive",))] = False
     """Whether the job gets whole nodes."""
     sbatch_options: list[OneLine] = []
     """Further options of sbatch, such as --mail-type=END; each is one #SBATCH line."""

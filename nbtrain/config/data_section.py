@@ -20,6 +20,7 @@ from nbtrain.config.fields import (
     Word,
     WorkerCount,
 )
+from nbtrain.config.markers import Binds, WithoutEffect
 from nbtrain.config.sources import FineTuningSourceModel, Source, TokensSource
 from nbtrain.config.workers_section import WorkersConfig
 
@@ -52,15 +53,15 @@ AddedToken = Annotated[str, Field(min_length=1, max_length=64)]
 class TokenizerConfig(ConfigModel):
     """A byte-level BPE in data/tokenizer/<name>/: imported from `path`, or trained if it does not exist."""
 
-    name: Name = ""
+    name: Annotated[Name, Binds("tokenizer_sha256")] = ""
     """Folder under data/tokenizer/. Left out, it is data.name. A run that extends another one and has other
     text does not inherit this name: it trains its own tokenizer, unless it has init_from."""
-    vocab_size: VocabularySize
+    vocab_size: Annotated[VocabularySize, Binds("vocab_size")]
     """Number of entries, including the end-of-document token: a trained tokenizer has at most this many, and
     the model exactly this many."""
     path: PathText | None = None
     """Tokenizer to import: a tokenizer.json, or a folder with vocab.json and merges.txt; null trains one."""
-    added_tokens: Annotated[list[AddedToken], Field(max_length=10_000)] = []
+    added_tokens: Annotated[list[AddedToken], Field(max_length=10_000), WithoutEffect()] = []
     """Tokens that are added to the tokenizer at `path`, e.g. markers of a chat template: their characters
     become one id, anywhere in a text. An entry that exists already, such as <|im_start|>, keeps its id."""
     eod_token: Word = "<|endoftext|>"
@@ -72,7 +73,7 @@ class TokenizerConfig(ConfigModel):
     """Bytes of the text sample on which the tokenizer is trained; a smaller corpus is used in full."""
     train_seed: WideSeed = 1234
     """Seed of the text sample on which the tokenizer is trained."""
-    max_unknown_fraction: Fraction | None = 0.1
+    max_unknown_fraction: Annotated[Fraction | None, WithoutEffect()] = 0.1
     """Largest share of unknown tokens in a source, whose text would be lost; more is an error. null sets no
     limit."""
 
@@ -137,42 +138,44 @@ class BlendEntry(ConfigModel):
 class DataConfig(ConfigModel):
     """The dataset in data/dataset/<name>/, and how samples are cut from it."""
 
-    name: Name = ""
+    name: Annotated[Name, Binds("data_state.dataset_sha256")] = ""
     """Folder under data/dataset/. Left out, it is the run's name. A run that extends another one and has
     other text does not inherit this name."""
     sources: list[Source] = []
     """Sources of the text, in order; empty for a blend, or if the .bin and .idx exist already."""
-    blend: list[BlendEntry] = []
+    blend: Annotated[list[BlendEntry], Binds()] = []
     """Datasets that are mixed by weight, instead of one dataset named data.name."""
     cleaning: CleaningConfig = CleaningConfig()
     """Repairs of documents, and documents to drop, before encoding."""
-    json_key: Word = "text"
+    json_key: Annotated[Word, Binds()] = "text"
     """First part of the names of the dataset's files, <json_key>_document.bin and .idx, as in Megatron."""
     extra_json_keys: list[Word] = []
     """Other keys of each record that are encoded too, each into a separate <key>_document.bin and .idx."""
     split_sentences: Annotated[str, Field(pattern=LANGUAGE_CODE)] | None = None
     """Language whose rules split documents into sentences, in <json_key>_sentence; null does not split
     them."""
-    num_prepare_workers: WorkerCount = 0
+    num_prepare_workers: Annotated[WorkerCount, WithoutEffect()] = 0
     """Number of processes that extract and encode; 0 means one per core. The result is the same for any
     number."""
-    workers: WorkersConfig = WorkersConfig()
+    workers: Annotated[WorkersConfig, WithoutEffect()] = WorkersConfig()
     """Place where they run: this machine, or the workers of a Dask scheduler."""
-    split: Word = "949,50,1"
+    split: Annotated[Word, Binds("data_state.split")] = "949,50,1"
     """Relative sizes of training, validation and test."""
-    split_rule: Literal["megatron-deepspeed", "megatron-core"] = "megatron-deepspeed"
+    split_rule: Annotated[Literal["megatron-deepspeed", "megatron-core"], Binds("data_state.split_rule")] = (
+        "megatron-deepspeed"
+    )
     """Program whose rounding decides which documents belong to a split and which samples to a blend. For a
     quarter of all dataset sizes the two differ by one document."""
-    seed: Seed = 1234
+    seed: Annotated[Seed, Binds("data_state.seed")] = 1234
     """Seed of the order of documents and samples."""
-    index_samples: PositiveAmount | None = None
+    index_samples: Annotated[PositiveAmount | None, Binds("data_state.index_samples")] = None
     """Number of training samples for which the order is computed; null means what train_tokens needs at the
     first launch."""
-    shuffle: Literal["megatron", "per_epoch"] = "megatron"
+    shuffle: Annotated[Literal["megatron", "per_epoch"], Binds("data_state.shuffle")] = "megatron"
     """Order of samples. megatron shuffles all epochs together, as Megatron does. per_epoch shuffles
     each epoch separately: the samples differ from Megatron's, and training on more tokens never changes the
     order."""
-    packing: Literal["stream", "best_fit"] | None = None
+    packing: Annotated[Literal["stream", "best_fit"] | None, Binds("data_state.packing")] = None
     """Way in which documents become samples. stream cuts samples from the concatenated documents. best_fit
     packs whole documents, without attention between them and with separate positions. null means best_fit if
     a source holds fine-tuning examples or token ids with a labels_key, else stream."""
@@ -182,7 +185,7 @@ class DataConfig(ConfigModel):
     """With packing: stream, whether attention stays inside a document."""
     eod_mask_loss: bool = False
     """Whether positions whose input is the end-of-document token have no loss."""
-    num_workers: WorkerCount = 0
+    num_workers: Annotated[WorkerCount, WithoutEffect()] = 0
     """Number of processes per rank that read ahead; 0 reads in the training process."""
 
     @property

@@ -15,6 +15,7 @@ from nbtrain.config.fields import (
     PositiveSteps,
     Ranks,
 )
+from nbtrain.config.markers import Binds, WithoutEffect
 
 # Megatron-LM starts there; the scaled loss is an fp32 number, which ends below 2 to the power of 128.
 MOST_SCALE_POWER = 32
@@ -39,9 +40,9 @@ class LossScaleConfig(ConfigModel):
 class PrecisionConfig(ConfigModel):
     """Number format of weights and activations."""
 
-    dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
+    dtype: Annotated[Literal["fp32", "bf16", "fp16"], Binds()] = "bf16"
     """Format of the matrix products. Loss, master weights and moments are always fp32."""
-    autocast: bool = False
+    autocast: Annotated[bool, Binds()] = False
     """Whether the weights stay in fp32 and each product casts them, instead of bf16 weights with fp32
     masters; bf16 only."""
     fp8: bool = False
@@ -141,15 +142,15 @@ class ParallelConfig(ConfigModel):
     """Number format in which gradients are summed between data-parallel ranks."""
     prescale_gradients: bool = False
     """Whether gradients are divided before they are summed instead of after; ZeRO 0 only."""
-    wall_clock_breakdown: bool = False
+    wall_clock_breakdown: Annotated[bool, WithoutEffect()] = False
     """Whether DeepSpeed's own timers are logged. They wait for the device in every part of a step."""
-    steps_per_print: PositiveSteps | None = None
+    steps_per_print: Annotated[PositiveSteps | None, WithoutEffect()] = None
     """Steps between DeepSpeed's own reports; null turns them off, because nbtrain writes its own. With them,
     DeepSpeed waits for the device before and after each micro-batch."""
     elastic_checkpoint: bool = False
     """DeepSpeed's older way to load a checkpoint on other ranks, which is refused: checkpoints of nbtrain
     load into any layout."""
-    process_group_timeout_seconds: Annotated[float, Field(ge=1, le=2_592_000)] = 600.0
+    process_group_timeout_seconds: Annotated[float, Field(ge=1, le=2_592_000), WithoutEffect()] = 600.0
     """Seconds that a collective may wait before its rank ends; at most 30 days."""
     deepspeed_extra: dict[str, Any] = {}
     """DeepSpeed keys that have no field here. Keys that nbtrain sets are refused."""

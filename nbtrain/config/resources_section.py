@@ -1,8 +1,9 @@
 """The machines and devices of a run."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from nbtrain.config.fields import ConfigModel, PathText, PositiveBytes, PositiveSmallCount, SmallCount, Word
+from nbtrain.config.markers import SbatchOption
 
 
 class ResourcesConfig(ConfigModel):
@@ -12,14 +13,14 @@ class ResourcesConfig(ConfigModel):
     """Kind of device that each rank computes on."""
     gpu_type: Word | None = None
     """Name of the GPU in the device table, e.g. A100-40GB: gives the plan its memory and peak FLOP/s."""
-    nodes: PositiveSmallCount = 1
+    nodes: Annotated[PositiveSmallCount, SbatchOption(("--nodes", "-N"))] = 1
     """Number of machines."""
     gpus_per_node: SmallCount = 1
     """Number of GPUs on each machine, one rank each. Not read on device: cpu, whose ranks are distributed
     evenly."""
-    cpus_per_node: PositiveSmallCount | None = None
+    cpus_per_node: Annotated[PositiveSmallCount | None, SbatchOption(("--cpus-per-task", "-c"))] = None
     """Number of CPU cores requested on each machine; null leaves it to the backend."""
-    memory_per_node_bytes: PositiveBytes | None = None
+    memory_per_node_bytes: Annotated[PositiveBytes | None, SbatchOption(("--mem",))] = None
     """Bytes of host memory requested on each machine; null leaves it to the backend."""
     image: PathText | None = None
     """Container image, for backends that start containers."""

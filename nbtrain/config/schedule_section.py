@@ -19,6 +19,7 @@ from nbtrain.config.fields import (
     Rate,
     Ratio,
 )
+from nbtrain.config.markers import Binds, SameMathematics, WithoutEffect
 
 # "0:16 2.4B:320 12B:1536"
 STEP_SIZES = r"^0:[1-9]\d{0,6}( [1-9]\d{0,14}(\.\d{1,15})?[KMBT]?:[1-9]\d{0,6})*$"
@@ -53,9 +54,9 @@ class RampupConfig(ConfigModel):
 class BatchConfig(ConfigModel):
     """Sequences per optimizer step, and the length of the run in tokens, samples or steps."""
 
-    micro_batch_size: BatchSize
+    micro_batch_size: Annotated[BatchSize, SameMathematics()]
     """Sequences in one forward pass of one data-parallel rank."""
-    global_batch_size: BatchSize
+    global_batch_size: Annotated[BatchSize, Binds()]
     """Sequences in one optimizer step, over all ranks and accumulation steps."""
     train_tokens: PositiveAmount | None = None
     """Length of training in tokens. Set exactly one of train_tokens, train_samples and train_steps."""
@@ -63,18 +64,22 @@ class BatchConfig(ConfigModel):
     """Length of training in sequences, instead of train_tokens."""
     train_steps: PositiveAmount | None = None
     """Length of training in optimizer steps, including the steps of a ramp-up, instead of train_tokens."""
-    rampup: RampupConfig | None = None
+    rampup: Annotated[RampupConfig | None, Binds()] = None
     """Batch ramp-up; null trains every step at global_batch_size."""
-    step_batch_size_schedule: Annotated[str, Field(pattern=STEP_SIZES, max_length=10_000)] | None = None
+    step_batch_size_schedule: Annotated[
+        Annotated[str, Field(pattern=STEP_SIZES, max_length=10_000)] | None, Binds()
+    ] = None
     """Batch sizes by tokens, in Megatron-LM's form: "0:16 2.4B:320" trains with 16 sequences until 2.4e9
     tokens and then with 320. The other way to grow the batch is rampup."""
-    max_steps: PositiveSteps | None = None
+    max_steps: Annotated[PositiveSteps | None, WithoutEffect()] = None
     """Number of steps after which the run stops, with all schedules unchanged: a trial of the run. null
     trains to the end."""
-    exit_interval_steps: PositiveSteps | None = None
+    exit_interval_steps: Annotated[PositiveSteps | None, WithoutEffect()] = None
     """Step at whose multiples the job saves and stops, after a validation that is due; `resume` continues
     it."""
-    exit_duration_minutes: Annotated[float, Field(gt=0, le=10 * 365 * 1440)] | None = None
+    exit_duration_minutes: Annotated[
+        Annotated[float, Field(gt=0, le=10 * 365 * 1440)] | None, WithoutEffect()
+    ] = None
     """Minutes, including restarts, after which the job saves and stops at the end of a step; `resume`
     continues it."""
 
@@ -90,7 +95,7 @@ class BatchConfig(ConfigModel):
 class OptimizerConfig(ConfigModel):
     """AdamW, or Muon with AdamW; weight decay applies to matrices and embeddings only (GPT-3, appendix B)."""
 
-    type: Literal["AdamW", "Muon"] = "AdamW"
+    type: Annotated[Literal["AdamW", "Muon"], Binds("optimizer")] = "AdamW"
     """Optimizer. AdamW updates all parameters. Muon orthogonalizes the momentum of the blocks' matrices,
     which are whole matrices in every layout; AdamW then updates embeddings, output layer, norms and biases
     (arXiv:2502.16982)."""

@@ -6,7 +6,7 @@ field is part of its type; a rule that joins two fields is a function in rules/c
 are counted in tokens, even if they are given in samples or steps; periods end in `_interval_steps`.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr
 
@@ -33,6 +33,7 @@ from nbtrain.config.fields import (
 )
 from nbtrain.config.kubernetes_section import LabelKey, LabelValue
 from nbtrain.config.lora_section import LoraConfig
+from nbtrain.config.markers import Architecture, Binds, SameMathematics, WithoutEffect
 from nbtrain.config.notify_section import NotifyConfig
 from nbtrain.config.parallel_section import ParallelConfig, PrecisionConfig
 from nbtrain.config.resources_section import ResourcesConfig
@@ -74,67 +75,77 @@ class RopeScalingConfig(ConfigModel):
     """yarn: like low_freq_factor."""
 
 
+_ROTATION = Architecture("positions rotate heads by other angles than in the earlier training")
+_WINDOWS = Architecture("queries see other tokens than in the earlier training", compared="windows")
+_POSITIONS = Architecture(counts=lambda weights: weights.position_embedding_type == "learned_absolute")
+_QKV_BIAS = Architecture(counts=lambda weights: not weights.add_bias_linear)
+
+
 class ModelConfig(ConfigModel):
     """Decoder-only architecture, by default GPT-3's: learned positions, LayerNorm, GELU, biases, tied
     embeddings (arXiv:2005.14165, section 2.1)."""
 
-    architecture: Literal["gpt3", "llama", "mistral", "qwen2", "qwen3", "smollm3"] = "gpt3"
+    architecture: Annotated[
+        Literal["gpt3", "llama", "mistral", "qwen2", "qwen3", "smollm3"], SameMathematics()
+    ] = "gpt3"
     """Name of a family of models. It sets the fields of `model` that make up its formulas, such as norm,
     positions and activation. A field that a YAML or an override sets keeps its value."""
-    num_layers: Layers
+    num_layers: Annotated[Layers, Architecture()]
     """Number of transformer blocks."""
-    hidden_size: Width
+    hidden_size: Annotated[Width, Architecture()]
     """Width of the residual stream."""
-    num_attention_heads: Width
+    num_attention_heads: Annotated[Width, Architecture()]
     """Number of attention heads; hidden_size must be a multiple of it, unless kv_channels is set."""
-    num_query_groups: Width | None = None
+    num_query_groups: Annotated[Width | None, Architecture()] = None
     """Number of heads of key and value, each shared by the same number of consecutive query heads (grouped
     queries, arXiv:2305.13245; 1: multi-query); null means num_attention_heads."""
-    kv_channels: Width | None = None
+    kv_channels: Annotated[Width | None, Architecture()] = None
     """Size of one head; null means hidden_size / num_attention_heads."""
-    qk_layernorm: bool = False
+    qk_layernorm: Annotated[bool, Architecture()] = False
     """Whether each head's queries and keys are normalized before the rotary positions, as in Qwen3. The norm
     is of the kind `normalization`; the heads of a layer share its weights."""
-    window_size: SequenceTokens | None = None
+    window_size: Annotated[SequenceTokens | None, _WINDOWS] = None
     """Sliding window: the number of tokens that a query attends to, itself included (arXiv:2004.05150); null
     means all tokens before it. Megatron's --window-size does not count the query: it is window_size - 1."""
-    window_attn_skip_freq: LayerPattern | None = None
+    window_attn_skip_freq: Annotated[LayerPattern | None, _WINDOWS] = None
     """Layers with the sliding window. A number N excludes layers N, 2 N, 3 N and so on, counted from 1. A
     list has a 1 for each layer with the window and a 0 for each without. null means all layers."""
-    attn_logit_softcapping: PositiveRatio | None = None
+    attn_logit_softcapping: Annotated[PositiveRatio | None, Architecture()] = None
     """Cap of the attention scores: they become cap * tanh(score / cap), as in Gemma 2 (arXiv:2408.00118);
     null means no cap."""
-    final_logit_softcapping: PositiveRatio | None = None
+    final_logit_softcapping: Annotated[PositiveRatio | None, Architecture()] = None
     """Cap of the logits: they become cap * tanh(logit / cap), as in Gemma 2; null means no cap."""
-    ffn_hidden_size: Width | None = None
+    ffn_hidden_size: Annotated[Width | None, Architecture()] = None
     """Width of the MLP; null means 4 x hidden_size, with swiglu 8/3 x hidden_size rounded down to a multiple
     of 64 (at least 64), as in Megatron."""
-    activation: Literal["gelu", "swiglu", "squared_relu"] = "gelu"
+    activation: Annotated[Literal["gelu", "swiglu", "squared_relu"], Architecture()] = "gelu"
     """Activation of the MLP: gelu (in its tanh form); swiglu, which is silu(gate) * up with two matrices into
     the MLP, as in Llama (arXiv:2002.05202); squared_relu, which is relu(x)^2 (arXiv:2109.08668)."""
-    add_bias_linear: bool = True
+    add_bias_linear: Annotated[bool, Architecture()] = True
     """Whether all linear layers of the blocks have a bias."""
-    add_qkv_bias: bool = False
+    add_qkv_bias: Annotated[bool, _QKV_BIAS] = False
     """Whether query, key and value have a bias even if add_bias_linear is false, as in Qwen2."""
-    seq_length: SequenceTokens = 2048
+    seq_length: Annotated[SequenceTokens, Architecture("ignored")] = 2048
     """Tokens in one training sequence."""
-    max_position_embeddings: SequenceTokens | None = None
+    max_position_embeddings: Annotated[SequenceTokens | None, _POSITIONS] = None
     """Number of learned positions; null means seq_length. With rope, the longest text that generation attends
     to."""
-    position_embedding_type: Literal["learned_absolute", "rope"] = "learned_absolute"
+    position_embedding_type: Annotated[Literal["learned_absolute", "rope"], Architecture()] = (
+        "learned_absolute"
+    )
     """Kind of positions: learned_absolute adds a learned vector per position; rope rotates queries and keys
     (rotary positions, arXiv:2104.09864), as in Llama."""
-    rotary_base: Annotated[float, Field(gt=1, le=1e12)] = 10000.0
+    rotary_base: Annotated[float, Field(gt=1, le=1e12), _ROTATION] = 10000.0
     """rope: base of the angles. The slowest pair of numbers rotates about this many times slower than the
     fastest."""
-    rotary_percent: Annotated[float, Field(gt=0, le=1)] = 1.0
+    rotary_percent: Annotated[float, Field(gt=0, le=1), Architecture()] = 1.0
     """rope: share of each head that is rotated, from 0 to 1."""
-    rope_scaling: RopeScalingConfig | None = None
+    rope_scaling: Annotated[RopeScalingConfig | None, _ROTATION] = None
     """rope: smaller angles for longer sequences; null leaves them."""
-    no_rope_freq: LayerPattern | None = None
+    no_rope_freq: Annotated[LayerPattern | None, Architecture(compared="layers_without_rope")] = None
     """rope: layers without positions (arXiv:2501.18795). A number N means layers N, 2 N, 3 N and so on,
     counted from 1. A list has a 1 for each layer without rope and a 0 for each with it. null means none."""
-    untie_embeddings_and_output_weights: bool = False
+    untie_embeddings_and_output_weights: Annotated[bool, Architecture()] = False
     """Whether the output layer has its own matrix, as in Llama. Otherwise it uses the word embedding."""
     make_vocab_size_divisible_by: PositiveSmallCount = 128
     """Factor of the padding: the vocabulary is padded to a multiple of this times tensor_parallel_size."""
@@ -145,20 +156,24 @@ class ModelConfig(ConfigModel):
     init_method_std: PositiveRate = 0.02
     """Standard deviation of the initial weights; for the projections into the residual stream it is divided
     by sqrt(2 num_layers)."""
-    normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
+    normalization: Annotated[Literal["LayerNorm", "RMSNorm"], Architecture()] = "LayerNorm"
     """Norm before attention and MLP and after the last layer. RMSNorm (arXiv:1910.07467) subtracts no mean
     and has no bias, as in Llama."""
-    norm_epsilon: PositiveRate = 1e-5
+    norm_epsilon: Annotated[PositiveRate, Architecture()] = 1e-5
     """Epsilon that each norm adds to the variance (RMSNorm: to the mean square) before the square root."""
-    attention_backend: Literal["auto", "flash", "efficient", "math"] = "auto"
+    attention_backend: Annotated[Literal["auto", "flash", "efficient", "math"], SameMathematics()] = "auto"
     """Kernel of scaled_dot_product_attention; auto lets PyTorch choose."""
-    cross_entropy_chunk_tokens: ChunkTokens = 1024
+    cross_entropy_chunk_tokens: Annotated[ChunkTokens, SameMathematics()] = 1024
     """Number of tokens whose logits the fused linear + cross entropy holds at one time; 0 means all
     tokens."""
-    compile: bool = False
+    compile: Annotated[bool, SameMathematics()] = False
     """Whether the model is compiled with torch.compile, which needs a C++ compiler on a CPU."""
     seed: WideSeed = 1234
     """Seed of the initial weights and of dropout."""
+
+    def resolved(self, name: str) -> Any:
+        """Return the value of a field; of one that null leaves to others, the value that they give it."""
+        return getattr(self, f"resolved_{name}", getattr(self, name))
 
     @property
     def resolved_num_query_groups(self) -> int:
@@ -209,34 +224,34 @@ class ModelConfig(ConfigModel):
 class RunConfig(ConfigModel):
     """Settings of one run: what is trained, on what, how and where."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Annotated[Literal[1], WithoutEffect()] = 1
     """Version of this schema."""
-    name: Name
+    name: Annotated[Name, WithoutEffect()]
     """Name of the run and of its folder in the output directory."""
-    mode: Literal["full", "perf", "eval"] = "full"
+    mode: Annotated[Literal["full", "perf", "eval"], WithoutEffect()] = "full"
     """Task of a job. full trains. perf measures throughput over max_steps or 20 steps, without evaluation
     and checkpoints. eval measures the validation and test loss of the newest checkpoint; the next resume
     trains again."""
-    recipe: Literal["gpt3", "modern"] = "gpt3"
+    recipe: Annotated[Literal["gpt3", "modern"], WithoutEffect()] = "gpt3"
     """Name of a set of fields of `model`, `optimizer` and `lr_schedule` that work well together. A field that
     a YAML or an override sets keeps its value."""
-    labels: dict[LabelKey, LabelValue] = {}
+    labels: Annotated[dict[LabelKey, LabelValue], WithoutEffect()] = {}
     """Labels to find the run by, e.g. {team: nlp}: on its page, in `nbtrain runs --label team=nlp`, on its
     objects in Kubernetes and in its job's comment in Slurm. They have the format of Kubernetes labels."""
-    init_from: PathText | None = None
+    init_from: Annotated[PathText | None, Binds()] = None
     """Source of the initial weights: another run, by its name or its directory; a folder with
     config.json and safetensors files, as Hugging Face writes it; or a file of `nbtrain export --to
     consolidated`. null draws them at random. It is read at the first start; `nbtrain import-model` writes a
     run YAML with it."""
-    init_step: CheckpointStep = "newest"
+    init_step: Annotated[CheckpointStep, Binds()] = "newest"
     """Checkpoint of the run that init_from names: the newest, the best (with the lowest validation loss,
     among those saved at a step with a validation), or the one of this step."""
-    lora: LoraConfig | None = None
+    lora: Annotated[LoraConfig | None, Binds()] = None
     """Adapters that are trained next to the frozen weights of init_from; null trains all weights."""
-    dpo: DpoConfig | None = None
+    dpo: Annotated[DpoConfig | None, Binds()] = None
     """Training on pairs of a chosen and a rejected answer (sources of kind: preference); null trains on what
     follows each token."""
-    model: ModelConfig
+    model: Annotated[ModelConfig, Binds()]
     """Architecture of the model."""
     tokenizer: TokenizerConfig
     """Vocabulary and tokenizer."""
@@ -250,23 +265,23 @@ class RunConfig(ConfigModel):
     """Learning-rate schedule."""
     precision: PrecisionConfig = PrecisionConfig()
     """Number format of weights and activations."""
-    parallel: ParallelConfig = ParallelConfig()
+    parallel: Annotated[ParallelConfig, SameMathematics()] = ParallelConfig()
     """Sharding of the model and the batch across the ranks."""
-    checkpoint: CheckpointConfig = CheckpointConfig()
+    checkpoint: Annotated[CheckpointConfig, WithoutEffect()] = CheckpointConfig()
     """Steps and places at which checkpoints are saved."""
-    evaluation: EvaluationConfig = EvaluationConfig()
+    evaluation: Annotated[EvaluationConfig, WithoutEffect()] = EvaluationConfig()
     """Steps at which validation and test run."""
     stability: StabilityConfig = StabilityConfig()
     """Reaction to a step that goes wrong."""
-    logging: LoggingConfig = LoggingConfig()
+    logging: Annotated[LoggingConfig, WithoutEffect()] = LoggingConfig()
     """Log lines and alerts."""
-    profile: ProfileConfig = ProfileConfig()
+    profile: Annotated[ProfileConfig, WithoutEffect()] = ProfileConfig()
     """torch.profiler."""
-    notify: NotifyConfig = NotifyConfig()
+    notify: Annotated[NotifyConfig, WithoutEffect()] = NotifyConfig()
     """Command to run or address to call when a job has ended."""
-    resources: ResourcesConfig = ResourcesConfig()
+    resources: Annotated[ResourcesConfig, WithoutEffect()] = ResourcesConfig()
     """Machines and devices."""
-    backend: BackendConfig = BackendConfig()
+    backend: Annotated[BackendConfig, WithoutEffect()] = BackendConfig()
     """Place where the ranks run, and restarts after failures."""
 
     # Where each dotted key was written ("file.yaml:12" or "override a.b=c"); set by load.py.

@@ -1,7 +1,7 @@
 """Settings that determine a GPT's parameters and arithmetic, without the layout."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 
@@ -99,46 +99,28 @@ class GPTConfig:
 
     @classmethod
     def of(cls, config: Any) -> "GPTConfig":
-        """Build the settings from a RunConfig."""
+        """Build the settings from a RunConfig: those of its section `model` by their names."""
         model, recompute = config.model, config.parallel.activation_checkpointing
+        of_model = {
+            entry.name: model.resolved(entry.name) for entry in fields(cls) if hasattr(model, entry.name)
+        }
         return cls(
-            num_layers=model.num_layers,
-            hidden_size=model.hidden_size,
-            num_attention_heads=model.num_attention_heads,
-            ffn_hidden_size=model.resolved_ffn_hidden_size,
-            padded_vocab_size=config.padded_vocab_size,
-            max_position_embeddings=model.resolved_max_position_embeddings,
-            hidden_dropout=model.hidden_dropout,
-            attention_dropout=model.attention_dropout,
-            init_method_std=model.init_method_std,
-            activation=model.activation,
-            add_bias_linear=model.add_bias_linear,
-            add_qkv_bias=model.add_qkv_bias,
-            num_query_groups=model.resolved_num_query_groups,
-            kv_channels=model.resolved_kv_channels,
-            qk_layernorm=model.qk_layernorm,
-            windows=tuple(model.windows),
-            attn_logit_softcapping=model.attn_logit_softcapping,
-            final_logit_softcapping=model.final_logit_softcapping,
-            normalization=model.normalization,
-            norm_epsilon=model.norm_epsilon,
-            untie_embeddings_and_output_weights=model.untie_embeddings_and_output_weights,
-            position_embedding_type=model.position_embedding_type,
-            rotary_base=model.rotary_base,
-            rotary_size=model.rotary_size,
-            rope_scaling=model.rope_scaling,
-            unturned=frozenset(model.layers_without_rope),
-            attention_backend=model.attention_backend,
-            cross_entropy_chunk_tokens=model.cross_entropy_chunk_tokens,
-            seed=model.seed,
-            autocast=config.precision.autocast,
-            checkpoint_interval_layers=recompute.interval_layers if recompute.granularity == "full" else 0,
-            selective_recompute=recompute.granularity == "selective",
-            fp8=config.precision.fp8,
-            fpdt_chunk_tokens=config.parallel.fpdt_chunk_tokens,
-            vocab_size=config.tokenizer.vocab_size,
-            lora=config.lora,
-            dpo=config.dpo,
+            **{
+                **of_model,
+                "windows": tuple(model.windows),
+                "unturned": frozenset(model.layers_without_rope),
+                "padded_vocab_size": config.padded_vocab_size,
+                "vocab_size": config.tokenizer.vocab_size,
+                "autocast": config.precision.autocast,
+                "fp8": config.precision.fp8,
+                "fpdt_chunk_tokens": config.parallel.fpdt_chunk_tokens,
+                "checkpoint_interval_layers": (
+                    recompute.interval_layers if recompute.granularity == "full" else 0
+                ),
+                "selective_recompute": recompute.granularity == "selective",
+                "lora": config.lora,
+                "dpo": config.dpo,
+            }
         )
 
     @property

@@ -5,7 +5,9 @@ import pytest
 from nbtrain.checkpoint.describe import architecture
 from nbtrain.config.keys import field_keys
 from nbtrain.config.load import load
-from nbtrain.config.resume import BOUND, FREE, SAME_MATHEMATICS, WITHOUT_EFFECT, is_bound, misfits, within
+from nbtrain.config.markers import Architecture, marked
+from nbtrain.config.resume import BOUND, SAME_MATHEMATICS, WITHOUT_EFFECT, is_bound, misfits, within
+from nbtrain.config.schema import ModelConfig
 from nbtrain.dataset.samples.state import DataState
 
 
@@ -21,10 +23,23 @@ def recorded(config) -> dict:
     }
 
 
-def test_the_table_names_fields_of_the_schema():
-    """Every key of the table is a field, so that renaming a field cannot open a gap."""
-    keys = set(field_keys())
-    assert {row.key for row in BOUND} | set(FREE) | set(WITHOUT_EFFECT) | set(SAME_MATHEMATICS) <= keys
+# Fields of `model` that decide neither a shape nor the meaning of a weight: what the initial weights are, and
+# what training adds to them.
+NOT_ARCHITECTURE = {
+    "make_vocab_size_divisible_by",
+    "hidden_dropout",
+    "attention_dropout",
+    "init_method_std",
+    "seed",
+}
+
+
+def test_every_field_of_the_model_is_sorted():
+    """A new field of `model` is architecture, the same mathematics or named here; each one has one kind."""
+    architecture = set(marked(ModelConfig, Architecture))
+    same = {key.removeprefix("model.") for key in SAME_MATHEMATICS if key.startswith("model.")}
+    assert architecture | same | NOT_ARCHITECTURE == set(ModelConfig.model_fields)
+    assert len(architecture) + len(same) + len(NOT_ARCHITECTURE) == len(ModelConfig.model_fields)
 
 
 def test_no_bound_field_is_said_to_be_without_effect():
@@ -38,7 +53,7 @@ def test_every_row_of_a_checkpoint_is_compared():
     config = load("gpt-tiny")
     saved = recorded(config)
     assert misfits(saved, recorded(config)) == []
-    compared = {row.recorded: row.key for row in BOUND if row.recorded}
+    compared = {recorded: key for key, recorded in BOUND.items() if recorded}
     assert set(compared) == {
         "vocab_size",
         "tokenizer_sha256",

@@ -4,45 +4,25 @@ import shlex
 from collections.abc import Iterable, Iterator
 
 from nbtrain.base.amounts import counted
+from nbtrain.config.backend_section import SlurmConfig
+from nbtrain.config.markers import SbatchOption, marked
+from nbtrain.config.resources_section import ResourcesConfig
 from nbtrain.config.rules.wording import Problems
 from nbtrain.config.schema import RunConfig
 
 # What nbtrain itself writes into a batch script: a second one would win, or lose, without a word.
 OWN_SBATCH_OPTIONS = {
-    "--nodes": "resources.nodes",
-    "-N": "resources.nodes",
-    "--gres": "backend.slurm.gres",
-    "--cpus-per-task": "resources.cpus_per_node",
-    "-c": "resources.cpus_per_node",
-    "--mem": "resources.memory_per_node_bytes",
-    "--partition": "backend.slurm.partition",
-    "-p": "backend.slurm.partition",
-    "--account": "backend.slurm.account",
-    "-A": "backend.slurm.account",
-    "--qos": "backend.slurm.qos",
-    "-q": "backend.slurm.qos",
-    "--time": "backend.slurm.time_limit_seconds",
-    "-t": "backend.slurm.time_limit_seconds",
-    "--constraint": "backend.slurm.constraint",
-    "-C": "backend.slurm.constraint",
-    "--array": "backend.slurm.array",
-    "-a": "backend.slurm.array",
-    "--signal": "backend.slurm.signal_before_seconds",
-    "--requeue": "backend.slurm.requeue",
-    "--no-requeue": "backend.slurm.requeue",
-    "--exclusive": "backend.slurm.exclusive",
-    "--ntasks": "",
-    "-n": "",
-    "--ntasks-per-node": "",
-    "--job-name": "",
-    "-J": "",
-    "--output": "",
-    "-o": "",
-    "--error": "",
-    "-e": "",
-    "--open-mode": "",
-    "--comment": "",
+    **{
+        option: f"{section}.{field}"
+        for section, model in (("resources", ResourcesConfig), ("backend.slurm", SlurmConfig))
+        for field, marker in marked(model, SbatchOption).items()
+        for option in marker.names
+    },
+    **dict.fromkeys(("--ntasks", "-n", "--ntasks-per-node"), ""),
+    **dict.fromkeys(("--job-name", "-J", "--comment"), ""),
+    **dict.fromkeys(("--output", "-o", "--error", "-e", "--open-mode"), ""),
 }
+"""{option of sbatch that nbtrain writes: the field that decides it, "" if none does}."""
 OTHER_FOLDER = "moves the job out of its folder, where its log is. Remove it."
 OTHER_CLUSTER = (
     "changes the cluster for sbatch alone, and sinfo, scontrol and scancel would ask the default one. Remove "

@@ -10,6 +10,7 @@ import pytest
 
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.load import load
+from nbtrain.config.rules.backends import OWN_SBATCH_OPTIONS, slurm_options_agree
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.slurm.script import batch_script, duration, sbatch_environment
 
@@ -91,6 +92,39 @@ def test_options_follow_the_section(script: Callable[..., str]) -> None:
     assert not any(line.startswith("#SBATCH --time") for line in lines)
     assert f"exec {sys.executable} -m nbtrain.jobs.supervisor" in lines[-1]
     assert "#SBATCH --gres=gpu:a100:2" in script(**{"backend.slurm.gres": "gpu:a100:2"})
+
+
+# Other spellings of the options of a script, and options that contradict them (`man sbatch`).
+OTHER_SPELLINGS = {
+    "--job-name": ["-J"],
+    "--nodes": ["-N"],
+    "--ntasks-per-node": ["--ntasks", "-n"],
+    "--cpus-per-task": ["-c"],
+    "--partition": ["-p"],
+    "--account": ["-A"],
+    "--qos": ["-q"],
+    "--constraint": ["-C"],
+    "--time": ["-t"],
+    "--array": ["-a"],
+    "--output": ["-o", "--error", "-e"],
+}
+
+
+def test_every_option_of_the_script_is_refused_as_a_further_option(script: Callable[..., str]) -> None:
+    """A second one would win, or lose, without a message; only the dependency may be given twice."""
+    settings = {"backend.slurm.sbatch_options": [], "resources.cpus_per_node": 4}
+    chain = {"backend.slurm.array": "1-4%1", "backend.slurm.requeue": False, "backend.slurm.gres": "gpu:1"}
+    written = {
+        line.removeprefix("#SBATCH ").partition("=")[0]
+        for text in (script(**settings), script(**settings, **chain))
+        for line in text.splitlines()
+        if line.startswith("#SBATCH ")
+    }
+    spellings = {option for name, others in OTHER_SPELLINGS.items() for option in (name, *others)}
+    assert set(OTHER_SPELLINGS) <= written
+    assert set(OWN_SBATCH_OPTIONS) == written | spellings
+    config = load("gpt-tiny", {**SETTINGS, "backend.slurm.sbatch_options": sorted(spellings)}, check=False)
+    assert len(list(slurm_options_agree(config))) == len(spellings)
 
 
 @pytest.mark.parametrize(

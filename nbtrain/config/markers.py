@@ -1,0 +1,69 @@
+"""Markers on the fields of the schema, from which every table about fields is derived.
+
+    num_layers: Annotated[Layers, Architecture()]
+    split: Annotated[Word, Binds("data_state.split")] = "949,50,1"
+    compile: Annotated[bool, SameMathematics()] = False
+
+A field without a marker may change when a run is resumed, and the resume report names it. config/resume.py
+reads the markers of a resume, checkpoint/describe.py and pretrained/fit.py those of the architecture, and
+config/rules/backends.py those of sbatch.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+Marker = TypeVar("Marker")
+
+
+@dataclass(frozen=True)
+class Binds:
+    """A field, or a section with all its fields, that a resume may not change."""
+
+    recorded: str | None = None
+    """Place of the value in a checkpoint's manifest; None if only the run's configuration has it."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A field of `model` that decides the shapes or the meaning of the parameters.
+
+    A checkpoint's manifest records it, and a resume may not change it.
+    """
+
+    differs: str = "refused"
+    """What `init_from` does with weights of another value: refused, ignored, or the text of a note."""
+    compared: str = ""
+    """Property of the section that init_from compares; "": the field itself, or resolved_<field>."""
+    counts: Callable[[Any], bool] = lambda section: True
+    """Whether the field is compared at all, by the section of the weights."""
+
+
+@dataclass(frozen=True)
+class SameMathematics:
+    """A field, or a section, that says how the same mathematics is computed; a resume may change it."""
+
+
+@dataclass(frozen=True)
+class WithoutEffect:
+    """A field, or a section, that no number of the training depends on; a resume may change it."""
+
+
+@dataclass(frozen=True)
+class SbatchOption:
+    """A field that is written as an option of sbatch."""
+
+    names: tuple[str, ...]
+    """All spellings of the option, and of options that contradict it."""
+
+
+def marked(section: type[BaseModel], kind: type[Marker]) -> dict[str, Marker]:
+    """Return {field: its marker} of a section's fields that have a marker of this kind."""
+    return {
+        name: marker
+        for name, info in section.model_fields.items()
+        for marker in info.metadata
+        if isinstance(marker, kind)
+    }

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from nbtrain.api.arguments import misused
 from nbtrain.api.run import RunLike, open_run
-from nbtrain.monitor.runs import RunSummary
+from nbtrain.monitor.run_summary import RunSummary
 
 if TYPE_CHECKING:
     from nbtrain.lab.widgets.compare import Comparison

@@ -77,7 +77,7 @@ class Run:
         return job
 
     def _job(self, job_id: str | None) -> JobDir:
-        from nbtrain.monitor.job_page import job_of
+        from nbtrain.monitor.job_facts import job_of
 
         return job_of(self.directory, job_id)
 
@@ -402,7 +402,7 @@ class Run:
 
         It prints like `nbtrain job`; to_dict() returns JSON with the curves.
         """
-        from nbtrain.monitor.job_page import job_page
+        from nbtrain.monitor.job_facts import job_page
 
         return job_page(self.directory, job_id)
 

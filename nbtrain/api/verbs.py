@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from nbtrain.lab.widgets.launcher import LaunchForm
     from nbtrain.lab.widgets.tensorboard import TensorBoardPanel
     from nbtrain.monitor.pictures import ScalarsTable
+    from nbtrain.monitor.run_summary import RunSummary
     from nbtrain.monitor.run_view import RunView
-    from nbtrain.monitor.runs import RunSummary
     from nbtrain.planner.advice import Advice
     from nbtrain.planner.plan import Plan
 

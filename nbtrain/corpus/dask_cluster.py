@@ -18,7 +18,6 @@ import traceback
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,8 @@ from nbtrain.base.workspace import data_home, display, resolve
 from nbtrain.config.backend_section import without_slurm_conf
 from nbtrain.config.rules.data import is_loopback
 from nbtrain.config.workers_section import WorkersConfig
-from nbtrain.corpus.dask_pool import DaskPool
 from nbtrain.corpus.optional import optional
-from nbtrain.corpus.workers import ATTEMPTS, Workers
+from nbtrain.corpus.workers import ATTEMPTS
 
 CONNECT_SECONDS = 30
 # A worker that is silent this long is lost; a part takes seconds, and its worker's other thread answers.
@@ -83,10 +81,6 @@ class DaskCluster:
             self._in_order = False
             self.close()
             raise
-
-    def workers(self, folder: Path) -> Workers:
-        """Return a function that starts a map over this cluster whose parts go into `folder`."""
-        return partial(DaskPool, self, folder)
 
     def close(self) -> None:
         """End the client, and the cluster if nbtrain started it."""

@@ -12,18 +12,16 @@ import threading
 import time
 from concurrent.futures import CancelledError
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nbtrain.base.amounts import elapsed
 from nbtrain.base.errors import DataError
 from nbtrain.base.files import write_bytes
 from nbtrain.base.workspace import data_home, output_root, workspace
+from nbtrain.corpus.dask_cluster import DaskCluster
 from nbtrain.corpus.dask_worker import VARIABLES, Order, software
 from nbtrain.corpus.lease import Lease
 from nbtrain.corpus.workers import TASKS_PER_WORKER, Executor, Make, NotYet
-
-if TYPE_CHECKING:
-    from nbtrain.corpus.dask_cluster import DaskCluster
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +38,7 @@ class DaskPool(Executor):
 
     advice = "give each worker more memory"
 
-    def __init__(self, cluster: "DaskCluster", folder: Path, make: Make):
+    def __init__(self, cluster: DaskCluster, folder: Path, make: Make):
         self.cluster = cluster
         self.client = cluster.client
         self.folder = folder

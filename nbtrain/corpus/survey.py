@@ -22,13 +22,13 @@ from nbtrain.base.progress import Progress
 from nbtrain.base.workspace import display, resolve, typed_path
 from nbtrain.config.data_section import CleaningConfig
 from nbtrain.config.sources import Source, address_problem
-from nbtrain.corpus import dedup
+from nbtrain.corpus import compression, dedup
 from nbtrain.corpus.cleaning import Cleaner
 from nbtrain.corpus.corpus import Corpus, SourceCounts, cleaned
 from nbtrain.corpus.language import language_of
 from nbtrain.corpus.record_kind import first_records, source_of
 from nbtrain.corpus.records import Tally
-from nbtrain.corpus.sources import compression, folder
+from nbtrain.corpus.sources import folder
 from nbtrain.corpus.sources.base import SourceReader, open_source
 from nbtrain.corpus.sources.choice import Choice
 from nbtrain.corpus.sources.file_kinds import COLUMNS, RECORDS, stands_beside_data, suffix_of

@@ -34,9 +34,9 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import HEADER, IndexedDataset
 from nbtrain.dataset.indexed_writer import FileEntry, pieces, write_index_chunks
-from nbtrain.dataset.look.tables import Table, text_table
 from nbtrain.dataset.manifest import LEVELS, DatasetManifest, added_counts, is_mask, manifest_dtype
 from nbtrain.dataset.of_run import find_dataset
+from nbtrain.dataset.tables import Table, text_table
 
 
 @dataclass(frozen=True)

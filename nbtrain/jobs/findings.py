@@ -6,7 +6,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.source_check import source_problems
 from nbtrain.corpus.tokenizer.markers import markers_sentence
 from nbtrain.dataset.of_run import dataset_of
-from nbtrain.jobs.backends.hosts.hostfile import findings_of_hostfile
+from nbtrain.jobs.hostfile import findings_of_hostfile
 from nbtrain.jobs.queue.needs import more_than_is_here
 from nbtrain.jobs.shared_memory import shared_memory_findings
 from nbtrain.planner.findings import Cost, Finding, finding_of

@@ -22,8 +22,8 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.config.kept import kept_config
 from nbtrain.jobs.backends.base import capabilities_of_job
 from nbtrain.jobs.supervisor.phases import patience_seconds
+from nbtrain.monitor.run_summary import NO_JOB
 from nbtrain.monitor.run_view import RunView
-from nbtrain.monitor.runs import NO_JOB
 
 SLOTS = {"pause": ("pause", "resume"), "clone": ("clone",), "delete": ("kill", "delete"), "stop": ("stop",)}
 """Places of the buttons from left to right, with the actions that share a place. Stop is last."""

@@ -4,7 +4,7 @@
 
     build_model(config, parallel)             a GPT with its initial weights, or one rank's part of it
     model(tokens, labels)                     mean loss, fp32; what training calls
-    model(tokens, labels, cu_seqlens=...)     mean loss with documents kept apart (train/batches.py: Batch)
+    model(tokens, labels, cu_seqlens=...)     mean loss with documents kept apart (train/engine/batches.py)
     model(tokens)                             logits of every position
     model(tokens, cache=model.new_cache(1))   logits of tokens that follow those in the cache
 

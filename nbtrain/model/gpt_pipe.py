@@ -91,7 +91,7 @@ def pipeline_inputs(
     token_losses: torch.Tensor | None = None,
     likeliest: torch.Tensor | None = None,
 ) -> Inputs:
-    """Return (inputs of the first stage, inputs of the loss) of a micro batch of train/batches.py.
+    """Return (inputs of the first stage, inputs of the loss) of a micro batch of train/engine/batches.py.
 
     loss_denominator, token_losses and likeliest are the same as in GPT.forward. Either all micro batches of a
     run have documents, or none has: at the first micro batch the stages agree on the tensors that they send.

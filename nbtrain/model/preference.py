@@ -22,7 +22,7 @@ from nbtrain.model.gpt_config import Dpo
 
 
 class Pairs(NamedTuple):
-    """Assignment of tokens to answers (train/batches.py: Batch)."""
+    """Assignment of tokens to answers (train/engine/batches.py: Batch)."""
 
     answers: torch.Tensor
     """int64 [b, s]: 2 p for the chosen, 2 p + 1 for the rejected answer of pair p."""

@@ -24,7 +24,8 @@ from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.load import flatten, load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
-from nbtrain.monitor.runs import NO_JOB, RunSummary, job_with_end, summary_of
+from nbtrain.monitor.run_summary import NO_JOB, RunSummary
+from nbtrain.monitor.runs import job_with_end, summary_of
 
 # Maximum of runs that fit on a screen of 1,400 pixels with distinguishable curves.
 MOST_RUNS = 12

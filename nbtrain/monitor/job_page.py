@@ -1,6 +1,7 @@
 """Job page, the same for every backend: basic facts, conditions, events, replicas, resources.
 
-    job_page(RunDir)  ->  JobPage  ->  to_dict()  ->  `nbtrain job RUN --json`
+    job_facts.job_page(RunDir)  ->  JobPage  ->  to_dict()  ->  `nbtrain job RUN --json`
+                                             ->  job_text() ->  `nbtrain job RUN`
 
 All data comes from the run directory, while the job runs and afterwards: no scheduler is queried. A replica
 is one machine or pod with its ranks.
@@ -35,27 +36,26 @@ from nbtrain.monitor.runs import job_with_end, lost_words
 from nbtrain.monitor.snapshot import finite
 from nbtrain.monitor.usage import NodeUsage, read_usage, usage_part
 
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from nbtrain.base import amounts
+from nbtrain.base.jobstate import ACTIVE, RUNNING
+from nbtrain.base.table import aligned
+from nbtrain.base.terminal import printable
+from nbtrain.base.usage import FIGURES
 PAGE_SCHEMA_VERSION = 1
-# Metrics that are measured only for the whole machine or pod, and shown along with its replica's own.
-OF_NODES = ("network_", "rdma_", "disk_reads_", "disk_writes_")
 # Points of a curve in to_dict(): as many as a chart has room for.
 MOST_POINTS = 240
-PHASES = {
-    "QUEUED": "Pending",
-    "STARTING": "Starting",
-    "RUNNING": "Running",
-    "RESTARTING": "Running",
-    "SUSPENDED": "Suspended",
-    "SUCCEEDED": "Succeeded",
-    "FAILED": "Error",
-    "CANCELLED": "Cancelled",
-    "LOST": "Lost",
-}
-"""Phase of a job's state on a cluster's job page."""
-ENDS = {"finished": "Succeeded"}
-"""Phase of a rank that ended normally. One that was told to leave is Stopped: its job may have failed."""
-WAITING_PHASES = ("Pending", "Starting")
-"""Phases of a rank that has not reported anything yet."""
+NUM_EVENTS = 20
+# More ranks than this are not listed one by one unless they have failed.
+MOST_RANKS = 32
+# Failures of earlier attempts that are shown for each rank.
+MOST_EARLIER = 3
+UNKNOWN = "-"
+REPLICA_TITLES = ("REPLICA", "HOST", "PHASE", "RESTARTS", "CPU", "MEMORY", "MESSAGE")
+# A scheduler is queried every few seconds while a page of its job is open.
+OLD_WORD_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -188,8 +188,6 @@ class JobPage:
         return finite({"schema_version": PAGE_SCHEMA_VERSION, **plain, "resources": curves})
 
     def __repr__(self) -> str:
-        from nbtrain.monitor.job_text import job_text
-
         return job_text(self)
 
     def _repr_html_(self) -> str:
@@ -204,228 +202,197 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -> JobPage:
-    """Return the job page of a run's newest job, or of `job_id`. Raises JobError if there is none."""
-    job = job_of(run, job_id)
-    now = time.time() if now is None else now
-    record, state, cause = job_with_end(job, now)
-    if record is None:
-        raise JobError(f"{display(job.path)}: the submission was cut off before job.json was written.")
-    config = kept_config(job.config_yaml)
-    usage = read_usage(job.resources)
-    active, said = state in ACTIVE, notes_of(run)
-    replicas = _replicas(job, record, config, usage, state)
-    begin = "started_at" if record.started_at else "created_at"
-    events = read_events(job)
-    since = now if active else (record.ended_at or now)
-    engine = files.read_json_unsynced(job.engine_json)
-    if state == "SUSPENDED" and engine:
-        since = engine["asked_at"]
-    asked = {
-        "cpu_cores": config.resources.cpus_per_node,
-        "memory_bytes": config.resources.memory_per_node_bytes,
-    }
-    requests = {name: float(value) for name, value in asked.items() if value is not None}
-    if config.resources.device == "gpu":
-        requests["gpus"] = float(config.resources.gpus_per_node)
-    parent = (run.record() or {}).get("parent")
-    codes = [row.exit_code for replica in replicas for row in replica.ranks if row.phase == "Error"]
-    said_by_engine = reason_of_failure(job) or (engine or {}).get("ended_as")
-    reason = (state in ("FAILED", LOST) and said_by_engine) or failure_reason(state, cause, codes)
-    return JobPage(
-        name=run.name,
-        job_id=job.job_id,
-        run_id=record.run_id,
-        parent=parent,
-        parent_name=name_of(parent, run.path.parent) if parent else None,
-        backend=record.backend,
-        place=place_of(job, config),
-        restart_policy=restart_policy(config),
-        started_from=started_from(run, config),
-        twin=twin_words(run),
-        state=state,
-        phase=PHASES.get(state, state),
-        cause=f"{cause}; {lost_words(job, now)}" if state == LOST else cause,
-        engine=engine,
-        labels=_labels(run, job, record, said),
-        notes=said.notes,
-        archived=said.archived,
-        created_at=record.created_at,
-        started_at=record.started_at,
-        ended_at=record.ended_at,
-        elapsed_seconds=record.seconds_since(begin, now)
-        if active
-        else record.seconds_between(begin, "ended_at"),
-        paused_seconds=paused_seconds(events, record.created_at, now if active else record.ended_at or now),
-        world_size=record.world_size,
-        attempt=record.attempt,
-        restarts=record.restarts,
-        image=config.image,
-        requests=requests,
-        autotuner=found_words(run, config, record.autotune, active),
-        limits=limits(usage),
-        command=record.command,
-        folder=display(run.path),
-        yaml=job.config_yaml.read_text(encoding="utf-8"),
-        conditions=conditions(events, record.created_at, (state, cause, since, reason)),
-        events=job_events(sorted(events + cluster_events(job), key=lambda event: event["time"])),
-        replicas=replicas,
-        life=life(events, record.created_at, now if active else record.ended_at or now, _doing(job, active)),
-        usage=usage,
-    )
-
-
-def _doing(job: JobDir, active: bool) -> tuple[str, float] | None:
-    """Return the unfinished phase of rank 0 and its beginning; None if rank 0 does not run."""
-    heartbeat = Heartbeat.read(job.heartbeat(0)) if active else None
-    if heartbeat is None or heartbeat.process.gone():
-        return None
-    return heartbeat.phase, heartbeat.phase_since
-
-
-def job_of(run: RunDir, job_id: str | None) -> JobDir:
-    """Return the job with an id, by default the newest. Raises JobError if there is none."""
-    ids = run.job_ids()
-    if not ids:
-        raise JobError(f"{display(run.path)} holds no job yet; `nbtrain submit {run.name}` starts one.")
-    if job_id is not None and job_id not in ids:
-        raise JobError(f"{display(run.path)} has no job {job_id!r}; there are: {', '.join(ids)}.")
-    return run.job(job_id or ids[-1])
-
-
-def _labels(run: RunDir, job: JobDir, record: JobRecord, said: RunNotes) -> dict[str, str]:
-    """Return the user's labels of a job; the newest job has the run's labels."""
-    newest = job.job_id == run.job_ids()[-1]
-    return said.applied(record.labels) if newest else dict(record.labels)
-
-
-def _replicas(
-    job: JobDir, record: JobRecord, config: RunConfig, usage: list[NodeUsage], state: str
-) -> list[Replica]:
-    measured = {node.node: node for node in usage}
-    said, pods = _node_records(job), pods_of(job)
-    ranks_of: dict[int, list[int]] = {index: [] for index in pods}
-    ranks_of |= _ranks_of(job, config, measured)
-    logs = log_attempts(job)
-    found = []
-    for index in sorted(ranks_of):
-        node, words, pod = measured.get(index), said.get(index, {}), pods.get(index)
-        single = len(ranks_of[index]) == 1
-        rows = [_rank(job, record, rank, logs, node, single, state) for rank in ranks_of[index]]
-        bad = [row for row in rows if row.phase == "Error"]
-        seen = words.get("host") or (node.host if node else "") or _host(job, rows)
-        # Until a rank reports, the pod is all that is known.
-        waits = all(row.phase in WAITING_PHASES for row in rows)
-        # The machine's name, if the agent knows only its pod's name.
-        host = str((pod.host if pod else "") or seen or "")
-        own_log = job.path / "logs" / f"node{index}.log"
-        first_log = job.supervisor_log if index == 0 else own_log
-        found.append(
-            Replica(
-                index=index,
-                name=f"worker {index}",
-                host=host,
-                address=str(words.get("address") or ""),
-                phase=pod.phase if pod and waits else _replica_phase(rows, state),
-                restarts=record.restarts,
-                message="; ".join(
-                    [f"rank {row.rank}: {row.message}" for row in bad[:3]]
-                    + ([pod.reason] if pod and pod.reason else [])
-                ),
-                labels={"role": "worker", "index": str(index)},
-                image=config.image,
-                ranks=rows,
-                logs=[_log(job, path) for path in dict.fromkeys((first_log, own_log)) if path.exists()],
-                use=uses(node, "replica") | uses(node, "node", OF_NODES),
-                gpus=gpus(node),
-                pod=pod,
-            )
+def job_text(page: JobPage, num_events: int = NUM_EVENTS) -> str:
+    """Return basic facts, conditions, replicas with their ranks, resources, and the newest events."""
+    parts = ["\n".join(_basics(page))]
+    table = [
+        (
+            condition.type,
+            str(condition.status),
+            amounts.utc(condition.last_change),
+            condition.reason,
+            condition.message,
         )
-    return found
-
-
-def _node_records(job: JobDir) -> dict[int, dict[str, Any]]:
-    """Return the records nodes/<k>.json of the node agents, if the backend has any."""
-    paths = (path for path in job.path.glob("nodes/*.json") if path.stem.isdigit())
-    return {int(path.stem): files.read_json(path) or {} for path in paths}
-
-
-def _ranks_of(job: JobDir, config: RunConfig, measured: Mapping[int, NodeUsage]) -> dict[int, list[int]]:
-    """Return {replica: its ranks} from the newest launch order, else from measurements, else as requested."""
-    order = files.read_json(job.path / "control" / "launch.json") or {}
-    found = {index: list(node.about.get("ranks") or []) for index, node in measured.items()}
-    if not order.get("ranks") and any(found.values()):
-        return found
-    found, first = {}, 0
-    for index, count in enumerate(order.get("ranks") or config.ranks_by_node):
-        found[index], first = list(range(first, first + count)), first + count
-    return found
-
-
-def _rank(
-    job: JobDir,
-    record: JobRecord,
-    rank: int,
-    logs: Mapping[int, list[int]],
-    node: NodeUsage | None,
-    single: bool,
-    state: str,
-) -> RankRow:
-    beat = Heartbeat.read(job.heartbeat(rank))
-    attempt = max(beat.attempt if beat else 0, *logs.get(rank, [0]), 0)
-    ended = ExitRecord.read(job.exit_record(rank, attempt))
-    code = None
-    if ended is not None:
-        end = _end(ended)
-        code, message, doing = end.exit_code, end.message, ended.outcome
-        phase = "Error" if end.failed else ENDS.get(ended.outcome, "Stopped")
-    elif beat is None:
-        phase, doing, message = (_phase_unheard(state) if state in ACTIVE else "Gone"), "", ""
-    else:
-        live = state in ACTIVE and beat.attempt == record.attempt and not beat.process.gone()
-        phase, doing, message = ("Running" if live else "Gone"), beat.phase, ""
-    before = (ExitRecord.read(job.exit_record(rank, number)) for number in range(attempt))
-    return RankRow(
-        rank=rank,
-        phase=phase,
-        doing=doing,
-        attempt=attempt,
-        step=ended.step if ended and ended.step is not None else beat.step if beat else None,
-        exit_code=code,
-        message=message,
-        earlier=[_end(end) for end in before if end],
-        logs=[_log(job, job.log(rank, number), number) for number in logs.get(rank, [])],
-        use=uses(node, "replica" if single else rank_subject(rank)),
+        for condition in page.conditions
+    ]
+    parts.append(_titled("Conditions", ("TYPE", "STATUS", "SINCE (UTC)", "REASON", "MESSAGE"), table))
+    parts.append(
+        _titled(
+            "Replicas", REPLICA_TITLES, [row for replica in page.replicas for row in replica_rows(replica)]
+        )
     )
+    if measured := [row for replica in page.replicas for row in resource_rows(replica)]:
+        last = "LAST" if page.ended_at else "NOW"
+        titles: tuple[str, ...] = ("REPLICA", "FIGURE", last, "MEAN", "PEAK", "REQUEST", "LIMIT")
+        parts.append(_titled("Resources", titles, measured))
+    events = page.events[-num_events:] if num_events else []
+    if events:
+        when = [amounts.utc(event.time) for event in events]
+        if not page.ended_at:
+            when = [f"{amounts.elapsed(time.time() - event.time)} ago" for event in events]
+        lines = [(at, one.type, one.reason, one.object, one.message) for at, one in zip(when, events)]
+        titles = ("TIME (UTC)" if page.ended_at else "AGE", "TYPE", "REASON", "OBJECT", "MESSAGE")
+        left = len(page.events) - len(events)
+        title = f"Events, the last {len(events)} of {len(page.events)}" if left else "Events"
+        parts.append(_titled(title, titles, lines))
+    return printable("\n\n".join(parts))
 
 
-def _phase_unheard(state: str) -> str:
-    """Return the phase of a rank of an active job that has written nothing yet."""
-    return PHASES[state] if PHASES[state] in WAITING_PHASES else "Pending"
+def _basics(page: JobPage) -> list[str]:
+    begun = f"submitted {amounts.moment(page.created_at)}"
+    ended = f", ended {amounts.moment(page.ended_at)}" if page.ended_at else ""
+    lines = [
+        f"{page.name} {page.phase}: job {page.job_id} on backend {page.backend}",
+        f"{begun}{ended}, {amounts.elapsed(page.elapsed_seconds)}",
+        f"{amounts.counted(len(page.replicas), 'replica')}, {amounts.counted(page.world_size, 'rank')}, "
+        f"attempt {page.attempt}, {amounts.counted(page.restarts, 'restart')}",
+        f"request per replica: {amounts_text(page.requests) or 'none'}; "
+        f"limit per replica: {amounts_text(page.limits) or 'none'}",
+        f"restarts {page.restart_policy}",
+    ]
+    if page.place:
+        lines.insert(1, ", ".join(f"{label} {text}" for label, text in page.place.items()))
+    if page.cause:
+        lines.insert(1, page.cause)
+    if page.engine:
+        lines.append(engine_words(page.engine, ended=page.ended_at is not None))
+    if page.autotuner:
+        lines.append(f"DeepSpeed's autotuner: {page.autotuner}")
+    if page.image:
+        lines.append(f"image {page.image}")
+    if page.twin:
+        lines.append(f"twin {page.twin}")
+    if page.parent:
+        lines.append(f"cloned from {cloned_from(page)}")
+    if page.started_from:
+        lines.append(f"started from {page.started_from}")
+    if page.labels:
+        lines.append("labels: " + ", ".join(f"{key}={value}" for key, value in page.labels.items()))
+    if page.archived:
+        lines.append("archived: not in `nbtrain runs` without --archived")
+    if page.notes:
+        lines.append("notes: " + page.notes.strip().replace("\n", "\n  "))
+    return lines
 
 
-def _end(record: ExitRecord) -> RankEnd:
-    code = 128 + record.signal if record.signal else record.exit_code
-    failed = record.outcome in ("failed", "killed")
-    message = f"exit code {code}: {record.message}" if failed and code is not None else record.message
-    return RankEnd(record.attempt, record.time, code, failed, message)
+def cloned_from(page: JobPage) -> str:
+    """Return the parent run, by name if it still exists; "" without one."""
+    if page.parent is None:
+        return ""
+    return f"{page.parent_name} (run {page.parent})" if page.parent_name else f"run {page.parent}"
 
 
-def _replica_phase(rows: list[RankRow], state: str) -> str:
-    phases = {row.phase for row in rows}
-    if state in ACTIVE and state not in ("QUEUED", "STARTING", "RUNNING"):
-        return PHASES[state]
-    for phase in ("Error", "Running", "Starting", "Pending", "Gone", "Stopped"):
-        if phase in phases:
-            return phase
-    return "Succeeded" if rows else PHASES.get(state, state)
+def replicas_words(page: JobPage) -> str:
+    """Count replicas by role and phase: "2 x worker: 2 Running"."""
+    roles = Counter(replica.labels.get("role", "") for replica in page.replicas)
+    phases = Counter(replica.phase for replica in page.replicas)
+    states = ", ".join(f"{count} {phase}" for phase, count in phases.items())
+    return ", ".join(f"{count} x {role}" for role, count in roles.items()) + f": {states}" if roles else ""
 
 
-def _host(job: JobDir, rows: list[RankRow]) -> str:
-    beat = Heartbeat.read(job.heartbeat(rows[0].rank)) if rows else None
-    return (beat.host or beat.process.host) if beat else ""
+def engine_words(said: Mapping[str, Any], asked_seconds_ago: float = 0.0, ended: bool = False) -> str:
+    """Return the scheduler's last report and whether it can be reached; none is asked after the end."""
+    engine, reason = said.get("engine") or "the engine", said.get("reason") or ""
+    if ended and said.get("state") in ACTIVE - {RUNNING}:
+        # The reason for waiting does not apply to a job that has ended.
+        return f"{engine}: not asked again since the job ended"
+    if reason.startswith(engine):
+        words = reason
+    else:
+        words = f"{engine}: {said.get('state') or 'does not know the job'}{', ' if reason else ''}{reason}"
+    words += f", expected to start {amounts.moment(said['starts_at'])}" if said.get("starts_at") else ""
+    if ended and said.get("state") in ACTIVE:
+        words += " (its last word before the job's end)"
+    elif said.get("seen") is False:
+        words += f" (engine not seen now: {said.get('trouble') or 'it does not answer'})"
+    elif asked_seconds_ago >= OLD_WORD_SECONDS:
+        words += f" (asked {amounts.elapsed(asked_seconds_ago)} ago)"
+    return words
 
 
-def _log(job: JobDir, path: Any, attempt: int | None = None) -> LogFile:
-    size = path.stat().st_size if path.exists() else 0
-    return LogFile(path.relative_to(job.run.path).as_posix(), size, attempt)
+def amounts_text(found: Mapping[str, float]) -> str:
+    """Format requests or limits: "2 cores, 23.5 GiB of memory"; "" if there are none."""
+    words = []
+    for name, value in found.items():
+        if name == "gpus":
+            words.append(amounts.counted(int(value), "GPU"))
+        elif name == "cpu_cores":
+            words.append(f"{value:g} core{'' if value == 1 else 's'}")
+        else:
+            words.append(f"{shown(name, value)} of memory")
+    return ", ".join(words)
+
+
+def replica_rows(replica: Replica) -> list[tuple[str, ...]]:
+    """Return the rows under REPLICA_TITLES: the replica, then its ranks."""
+    rows: list[tuple[str, ...]] = [
+        (
+            replica.name,
+            replica.host or UNKNOWN,
+            replica.phase,
+            str(replica.restarts)
+            + (f", pod {pod.restarts}" if (pod := replica.pod) and pod.restarts else ""),
+            *_pair(replica.use),
+            replica.message,
+        )
+    ]
+    ranks = [
+        row for row in replica.ranks if len(replica.ranks) <= MOST_RANKS or row.phase in ("Error", "Gone")
+    ]
+    for row in ranks:
+        doing = f" ({row.doing}, step {row.step or 0:,})" if row.doing else ""
+        use = _pair(row.use) if len(replica.ranks) > 1 else ("", "")
+        rows.append((f"  rank {row.rank}", "", row.phase + doing, "", *use, row.message))
+        failed = [end for end in row.earlier if end.failed]
+        for end in failed[-MOST_EARLIER:]:
+            rows.append(("", "", f"  attempt {end.attempt}: Error", "", "", "", end.message))
+    if len(ranks) < len(replica.ranks):
+        rows.append((f"  and {len(replica.ranks) - len(ranks)} more ranks", "", "", "", "", "", ""))
+    return rows
+
+
+def _pair(use: dict[str, Use]) -> tuple[str, str]:
+    """Return the newest CPU and memory use with their limits."""
+    return use_of_limit("cpu_cores", use), use_of_limit("memory_bytes", use)
+
+
+def use_of_limit(name: str, use: dict[str, Use]) -> str:
+    """Return "2.00 of 4.00": the newest value and the limit."""
+    one = use.get(name)
+    if one is None or one.newest is None:
+        return UNKNOWN
+    return shown(name, one.newest) + (f" of {shown(name, one.limit)}" if one.limit else "")
+
+
+def resource_rows(replica: Replica) -> list[tuple[str, ...]]:
+    rows = []
+    gpus = [(f"{subject}, ", gpu.use) for subject, gpu in replica.gpus.items()]
+    for prefix, uses in [("", replica.use), *gpus]:
+        for name, use in uses.items():
+            if use.peak is None:
+                continue
+            figures = (use.newest, use.mean, use.peak, use.request, use.limit)
+            label = prefix + name.removesuffix("_per_second").removesuffix("_bytes").replace("_", " ")
+            rows.append((replica.name, label, *(shown(name, value) for value in figures)))
+    return rows
+
+
+def shown(name: str, value: float | None) -> str:
+    """Format a metric with its unit."""
+    if value is None:
+        return UNKNOWN
+    unit = FIGURES[name].unit if name in FIGURES else ""
+    if unit == "bytes":
+        return amounts.size(value)
+    if unit == "bytes/s":
+        return f"{amounts.size(value)}/s"
+    if unit == "share":
+        return f"{100 * value:.0f} %"
+    if unit == "cores":
+        return f"{value:.2f}" if value < 10 else f"{value:.1f}"
+    number = amounts.count(round(value, 1) if value < 100 else round(value))
+    return f"{number}/s" if unit == "1/s" else f"{number} {unit}".strip()
+
+
+def _titled(title: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join([title, *aligned([titles, *rows], indent="  ")])

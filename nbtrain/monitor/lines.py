@@ -21,7 +21,7 @@ from nbtrain.base.jobstate import (
 from nbtrain.base.records import JobRecord, ResumeCertificate
 from nbtrain.base.rundir import NOT_USED, JobDir, RunDir
 from nbtrain.base.terminal import printable
-from nbtrain.monitor.job_text import engine_words
+from nbtrain.monitor.job_page import engine_words
 from nbtrain.monitor.logs import log_path, read_log
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.runs import lost_words

@@ -8,18 +8,14 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.jobstate import ACTIVE, MEANING
 from nbtrain.base.order import natural
 from nbtrain.base.terminal import nearest, shortened
+from nbtrain.monitor.run_summary import DAMAGED, NO_JOB, RunSummary
 
-if TYPE_CHECKING:
-    from nbtrain.monitor.runs import RunSummary
-
-NO_JOB = "NEW"
-DAMAGED = "DAMAGED"
 STATES = (*MEANING, NO_JOB, DAMAGED)
 GROUPS = {"active": ACTIVE, "ended": frozenset(MEANING) - ACTIVE}
 """Names for groups of states."""
@@ -81,7 +77,7 @@ class RunFilter:
             return fnmatch.fnmatchcase(name, self.name)
         return self.name in name
 
-    def wants(self, run: "RunSummary", now: float) -> bool:
+    def wants(self, run: RunSummary, now: float) -> bool:
         """Return whether the filter accepts a run with a matching name."""
         age = now - run.created_at
         return (
@@ -92,11 +88,11 @@ class RunFilter:
             and all(rule.holds(run.labels) for rule in self.labels)
         )
 
-    def ordered(self, runs: Iterable["RunSummary"]) -> list["RunSummary"]:
+    def ordered(self, runs: Iterable[RunSummary]) -> list[RunSummary]:
         """Return at most `limit` runs in the order of `sort`; runs without a value always come last."""
         field, largest_first = SORTS[self.sort]
 
-        def value_of(run: "RunSummary") -> Any:
+        def value_of(run: RunSummary) -> Any:
             return natural(run.name) if field == "name" else getattr(run, field)
 
         known: list[RunSummary] = []

@@ -21,7 +21,8 @@ from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.monitor import logs
 from nbtrain.monitor.advice import advice, asked_of, marks, nan_words, remedies, waiting
 from nbtrain.monitor.resources import ProcessTable, ResourceSampler
-from nbtrain.monitor.runs import NO_JOB, job_with_end
+from nbtrain.monitor.run_summary import NO_JOB
+from nbtrain.monitor.runs import job_with_end
 from nbtrain.monitor.shown import shown
 from nbtrain.monitor.snapshot import (
     NUM_EVENTS,

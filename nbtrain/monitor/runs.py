@@ -6,12 +6,11 @@ read as records (summary_of), which checks more and takes five times as long.
 
 import contextlib
 import json
-import math
 import os
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,8 @@ from nbtrain.base.table import aligned
 from nbtrain.base.workspace import output_root
 from nbtrain.monitor.advice import asked_of
 from nbtrain.monitor.notes import RunNotes, notes_of
-from nbtrain.monitor.run_filter import DAMAGED as DAMAGED
 from nbtrain.monitor.run_filter import EVERY_RUN, RunFilter
-from nbtrain.monitor.run_filter import NO_JOB as NO_JOB
+from nbtrain.monitor.run_summary import DAMAGED, NO_JOB, RunSummary
 
 # One or two sentences of a cause; the job page has all of it.
 CAUSE_LENGTH = 140
@@ -39,46 +37,6 @@ RECORD_BYTES = 64 << 10
 # A rank renews its heartbeat once a second; a rank on another host that did so recently still runs.
 RANK_SILENCE_SECONDS = 10.0
 NOTHING_SAID = RunNotes()
-
-
-@dataclass(frozen=True)
-class RunSummary:
-    """One line of `nbtrain runs`."""
-
-    name: str
-    state: str
-    """State of the newest job; NEW before the first, DAMAGED if `cause` names an unreadable record."""
-    cause: str | None
-    num_jobs: int
-    created_at: float
-    """Time when the newest job was created, or the run if it has no job; seconds since the epoch."""
-    run_id: str | None = None
-    parent: str | None = None
-    job_id: str | None = None
-    ended_at: float | None = None
-    world_size: int | None = None
-    nodes: int | None = None
-    """Machines or pods of the newest attempt; None before the first."""
-    backend: str | None = None
-    restarts: int = 0
-    step: int | None = None
-    total_steps: int | None = None
-    loss: float | None = None
-    validation_loss: float | None = None
-    eta_seconds: float | None = None
-    """Seconds until the end; only for a run whose job is RUNNING."""
-    asked: str | None = None
-    """Request that an active job has not carried out yet: stop, pause or None."""
-    labels: dict[str, str] = field(default_factory=dict)
-    notes: str = ""
-    archived: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a JSON object, with None for NaN, which JSON does not have."""
-        return {
-            key: None if isinstance(value, float) and not math.isfinite(value) else value
-            for key, value in vars(self).items()
-        }
 
 
 class RunList(list[RunSummary]):

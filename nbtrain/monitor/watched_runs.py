@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 from nbtrain.base import amounts
 from nbtrain.base.jobstate import ACTIVE, FINAL, LOST, MEANING
 from nbtrain.base.workspace import display
-from nbtrain.monitor.runs import RunSummary, summary_in
+from nbtrain.monitor.run_summary import RunSummary
+from nbtrain.monitor.runs import summary_in
 from nbtrain.monitor.shown import UNKNOWN, pill
 from nbtrain.monitor.snapshot import encoded
 

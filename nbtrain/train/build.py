@@ -38,12 +38,12 @@ from nbtrain.parallel.groups import MegatronUnits, ParallelGroups
 from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.random import TensorParallelStream, seed_rank
 from nbtrain.parallel.startup import World, quiet, wait_for_all
-from nbtrain.train.attempt import find_job, this_attempt_number
 from nbtrain.train.engine.engine import TrainEngine
 from nbtrain.train.engine.optimizer import bind_optimizer, build_optimizer
 from nbtrain.train.engine.patches import install_patches
 from nbtrain.train.engine.pipeline_engine import PipelineEngine
 from nbtrain.train.engine.plain_engine import PlainEngine
+from nbtrain.train.health.attempt import find_job, this_attempt_number
 from nbtrain.train.health.stability import StepGuard
 
 

@@ -26,7 +26,7 @@ from nbtrain.dataset.samples.preference_dataset import PreferenceDataset, all_pa
 from nbtrain.dataset.samples.reference import description_of, keep_reference, known_reference
 from nbtrain.model.preference import Pairs, answer_log_probabilities, rewards
 from nbtrain.parallel.agreement import gather_objects
-from nbtrain.train.batches import Batch, Batches
+from nbtrain.train.engine.batches import Batch, Batches
 from nbtrain.train.engine.engine import TrainEngine
 
 logger = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from nbtrain.evaluation.evaluate import Evaluation
 from nbtrain.evaluation.of_run import tasks_of_run
 from nbtrain.evaluation.questions import Questions
 from nbtrain.parallel.agreement import gather_objects
-from nbtrain.train.batches import Batch, Batches
+from nbtrain.train.engine.batches import Batch, Batches
 from nbtrain.train.engine.engine import TrainEngine
 
 # Rows of a rank in one pass of the engine, whose losses stay on the device until the end of the pass.

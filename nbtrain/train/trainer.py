@@ -20,12 +20,12 @@ from nbtrain.checkpoint.save import Saved, add_validation
 from nbtrain.config.schema import RunConfig
 from nbtrain.parallel.agreement import LEAVE, NOTHING, STOP, Agreement
 from nbtrain.parallel.startup import World
-from nbtrain.train.attempt import this_attempt
-from nbtrain.train.batches import Batches, DatasetLosses, training_rows
 from nbtrain.train.build import Built, build
+from nbtrain.train.engine.batches import Batches, DatasetLosses, training_rows
 from nbtrain.train.figures.report import Report
 from nbtrain.train.figures.stragglers import Stragglers
 from nbtrain.train.figures.throughput import PerfClock
+from nbtrain.train.health.attempt import this_attempt
 from nbtrain.train.health.finite_weights import bad_weights
 from nbtrain.train.health.heartbeat import HeartbeatWriter
 from nbtrain.train.preferences import PairFigures, Rewards

@@ -13,8 +13,8 @@ from nbtrain.config.arithmetic.lr_schedule import LrSchedule
 from nbtrain.config.arithmetic.weight_decay import WeightDecaySchedule
 from nbtrain.config.schema import RunConfig
 from nbtrain.parallel.startup import World
-from nbtrain.train.batches import Batches, DatasetLosses
 from nbtrain.train.build import Built
+from nbtrain.train.engine.batches import Batches, DatasetLosses
 from nbtrain.train.engine.engine import MicroBatch, StepWork
 from nbtrain.train.engine.optimizer import set_batch_size, set_rates
 from nbtrain.train.figures.communication import CommunicationTimer

@@ -7,7 +7,7 @@ import pytest
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.load import load, load_resolved, to_yaml
-from nbtrain.jobs.backends.kubernetes.work import work_of
+from nbtrain.jobs.backends.kubernetes.manifests.work import work_of
 from nbtrain.jobs.backends.slurm.backend import _own
 from nbtrain.jobs.backends.slurm.engine import read_scontrol
 from nbtrain.jobs.backends.slurm.script import batch_script, comment_of

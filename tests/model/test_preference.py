@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from nbtrain.dataset.samples.sample import Sample
 from nbtrain.model.gpt import GPT, GPTConfig
-from nbtrain.train.batches import _stack
+from nbtrain.train.engine.batches import _stack
 
 SEQ, VOCABULARY = 40, 64
 DPO = SimpleNamespace(beta=0.3, label_smoothing=0.1)

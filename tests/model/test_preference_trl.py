@@ -12,7 +12,7 @@ from nbtrain.checkpoint.pretrained.whole import WholeWeights
 from nbtrain.config.load import load
 from nbtrain.model.gpt import GPT, GPTConfig
 from nbtrain.pretrained.model import open_model
-from nbtrain.train.batches import _stack
+from nbtrain.train.engine.batches import _stack
 from tests.model.test_preference import made_pairs, sample_of
 from tests.pretrained import made
 from tests.train import launch

@@ -14,10 +14,10 @@ from nbtrain.base.files import write_json, write_text
 from nbtrain.base.records import ExitRecord, Heartbeat
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import load, load_resolved, to_yaml
-from nbtrain.monitor.job_page import job_page
+from nbtrain.monitor.job_facts import job_page
+from nbtrain.monitor.job_page import job_text
 from nbtrain.monitor.job_place import restart_policy
 from nbtrain.monitor.job_shown import basics
-from nbtrain.monitor.job_text import job_text
 from nbtrain.monitor.usage_picture import usage_figure
 from tests.lab.widgets.fake_run import GIB, FakeJob, measure
 

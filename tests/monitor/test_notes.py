@@ -8,7 +8,7 @@ from nbtrain.base.locks import flock_folder
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import RunDir
 from nbtrain.cli import __main__ as cli
-from nbtrain.monitor.job_page import job_page
+from nbtrain.monitor.job_facts import job_page
 from nbtrain.monitor.notes import MOST_NOTES_CHARS, change_notes, labels_of, notes_of
 from nbtrain.monitor.run_filter import run_filter
 from nbtrain.monitor.runs import list_runs

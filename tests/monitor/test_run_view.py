@@ -17,7 +17,7 @@ from nbtrain.base import files, last_words
 from nbtrain.base.records import AttemptRecord, ExitRecord, Heartbeat, ProcessIdentity, ResumeCertificate
 from nbtrain.base.rundir import NOT_USED, RunDir
 from nbtrain.monitor import run_view
-from nbtrain.monitor.job_page import job_page
+from nbtrain.monitor.job_facts import job_page
 from nbtrain.monitor.lines import progress_line, resume_lines, status_text
 from nbtrain.monitor.metrics_range import Asked, metrics
 from nbtrain.monitor.run_view import RunView

@@ -6,7 +6,7 @@ import pytest
 
 from nbtrain.base.rundir import RunDir
 from nbtrain.monitor.chart_data import byte_ticks
-from nbtrain.monitor.job_page import job_page
+from nbtrain.monitor.job_facts import job_page
 from nbtrain.monitor.job_shown import job_shown
 from nbtrain.monitor.usage import Points
 from nbtrain.monitor.usage_charts import Line, UsageChart, drawn, time_ticks, usage_charts

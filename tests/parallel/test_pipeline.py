@@ -30,7 +30,7 @@ ALLOWED = rounding(training_terms(STEPS, LAYERS["num_layers"]))
 
 
 class Batch(NamedTuple):
-    """Batch with the fields of the batch in train/batches.py."""
+    """Batch with the fields of the batch in train/engine/batches.py."""
 
     tokens: torch.Tensor
     labels: torch.Tensor

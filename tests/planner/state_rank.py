@@ -18,8 +18,8 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.parallel import startup
 from nbtrain.parallel.four_bits import FourBitMatrix
 from nbtrain.parallel.groups import ParallelGroups
-from nbtrain.train.batches import Batch
 from nbtrain.train.build import build_engine
+from nbtrain.train.engine.batches import Batch
 from nbtrain.train.engine.engine import MicroBatch, StepWork
 from nbtrain.train.figures.throughput import StepTimer
 from tests.parity.worker import forget_engines

@@ -168,7 +168,7 @@ def _stage_passes(setup: Setup, model: Any, stage: int) -> Iterator[torch.Tensor
 
 
 class _Batch(NamedTuple):
-    """Batch with the fields of the batch in train/batches.py."""
+    """Batch with the fields of the batch in train/engine/batches.py."""
 
     tokens: torch.Tensor
     labels: torch.Tensor

@@ -16,7 +16,7 @@ from nbtrain.dataset.manifest import DatasetManifest
 from nbtrain.dataset.samples.packed_dataset import build_split
 from nbtrain.model.gpt import GPT, GPTConfig
 from nbtrain.pretrained.model import open_model
-from nbtrain.train.batches import Batches
+from nbtrain.train.engine.batches import Batches
 from tests.dataset.indexed_writer import IndexedWriter
 from tests.pretrained import made
 from tests.train import launch

@@ -14,7 +14,7 @@ from nbtrain.base import files
 from nbtrain.base.records import ControlRequest
 from nbtrain.base.rundir import RunDir
 from nbtrain.parallel.agreement import NOTHING, SAVE, STOP
-from nbtrain.train.attempt import report_outcome
+from nbtrain.train.health.attempt import report_outcome
 from nbtrain.train.requests import Requests
 
 

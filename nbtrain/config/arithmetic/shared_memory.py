@@ -9,7 +9,7 @@ from nbtrain.config.schema import RunConfig
 
 PAGE_BYTES = 4096
 PREFETCH_FACTOR = 2
-"""torch's default, which train/batches.py keeps."""
+"""torch's default, which train/engine/batches.py keeps."""
 LOADER_SEMAPHORES = 8
 WORKER_SEMAPHORES = 3
 TOKEN_BYTES = 8

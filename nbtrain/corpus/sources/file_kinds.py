@@ -12,7 +12,7 @@ A suffix only chooses files of a folder. The first bytes decide how a file is re
 import re
 from pathlib import PurePosixPath
 
-from nbtrain.corpus.sources.compression import PACKED_SUFFIXES, SUFFIXES, advice
+from nbtrain.corpus.compression import PACKED_SUFFIXES, SUFFIXES, advice
 
 RECORDS = (".jsonl", ".ndjson", ".json")
 COLUMNS = (".parquet", ".parq", ".pq")

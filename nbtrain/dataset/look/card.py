@@ -28,8 +28,12 @@ from nbtrain.dataset.look import marked
 from nbtrain.dataset.look.browser import Browser, samples_html, samples_text
 from nbtrain.dataset.look.card_pictures import bars_svg, histogram_svg
 from nbtrain.dataset.look.duplicates import Duplicates, find_duplicates
+from nbtrain.dataset.look.prepare_report import split_rows, splits_table
 from nbtrain.dataset.look.sequences import sequences_html, sequences_of
-from nbtrain.dataset.look.tables import (
+from nbtrain.dataset.manifest import UNKNOWN_WARNED_FRACTION, DatasetManifest, dropped_sentences
+from nbtrain.dataset.samples.build import GPTDatasets, build_datasets
+from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES, split_bounds
+from nbtrain.dataset.tables import (
     SOURCE_COLUMNS,
     UNREAD_COLUMNS,
     Table,
@@ -38,10 +42,6 @@ from nbtrain.dataset.look.tables import (
     text_table,
     unread_rows,
 )
-from nbtrain.dataset.manifest import UNKNOWN_WARNED_FRACTION, DatasetManifest, dropped_sentences
-from nbtrain.dataset.prepare.report import split_rows, splits_table
-from nbtrain.dataset.samples.build import GPTDatasets, build_datasets
-from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES, split_bounds
 
 NUM_SAMPLES = 12
 NAMED_TEMPLATES = 10

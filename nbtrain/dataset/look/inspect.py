@@ -22,7 +22,9 @@ from nbtrain.dataset.indexed import BLOCK, IndexedDataset
 from nbtrain.dataset.look import marked
 from nbtrain.dataset.look.browser import Browser, samples_html, samples_text
 from nbtrain.dataset.look.sequences import sequences_html, sequences_of, sequences_text
-from nbtrain.dataset.look.tables import (
+from nbtrain.dataset.manifest import MASK_SUFFIX, DatasetManifest
+from nbtrain.dataset.of_run import find_dataset
+from nbtrain.dataset.tables import (
     SOURCE_COLUMNS,
     UNREAD_COLUMNS,
     Table,
@@ -30,8 +32,6 @@ from nbtrain.dataset.look.tables import (
     text_table,
     unread_rows,
 )
-from nbtrain.dataset.manifest import MASK_SUFFIX, DatasetManifest
-from nbtrain.dataset.of_run import find_dataset
 
 SAMPLE_TOKENS = 80
 PROGRESS_BYTES = 64 << 20

@@ -32,10 +32,10 @@ from nbtrain.dataset.blend import BlendFiles, OpenBlend
 from nbtrain.dataset.ends import doubtful_ends
 from nbtrain.dataset.files import DatasetFiles, OpenDataset
 from nbtrain.dataset.look.browser import Browser
+from nbtrain.dataset.look.prepare_report import EXAMPLE_TOKENS, NUM_EXAMPLES, PrepareReport, Step, split_rows
 from nbtrain.dataset.of_run import dataset_of, open_dataset
 from nbtrain.dataset.prepare.dataset import prepare_dataset
 from nbtrain.dataset.prepare.inputs import check_same_inputs, gone_sources
-from nbtrain.dataset.prepare.report import EXAMPLE_TOKENS, NUM_EXAMPLES, PrepareReport, Step, split_rows
 from nbtrain.dataset.prepare.workers import ChosenWorkers
 
 logger = logging.getLogger(__name__)

@@ -52,11 +52,12 @@ class ChosenWorkers:
         """Return the workers for a source of that size, which write into `folder`. Raises DataError."""
         data = self.config.data
         if data.workers.kind == "dask":
-            if self._cluster is None:
-                from nbtrain.corpus.dask_cluster import DaskCluster
+            from nbtrain.corpus.dask_cluster import DaskCluster
+            from nbtrain.corpus.dask_pool import DaskPool
 
+            if self._cluster is None:
                 self._cluster = DaskCluster(data.workers, place(self.config, "data.workers"))
-            return self._cluster.workers(folder)
+            return partial(DaskPool, self._cluster, folder)
         if data.num_prepare_workers:
             return local(data.num_prepare_workers)
         least = PARALLEL_FROM_BYTES_WHEN_SLOW if is_slow else PARALLEL_FROM_BYTES

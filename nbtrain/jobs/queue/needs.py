@@ -16,8 +16,8 @@ from nbtrain.base.nvml import CUDA_DEVICES, Gpu, driver_gpus, named_gpu
 from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.backends.hosts.hostfile import hosts_of
 from nbtrain.jobs.environment import threads_per_rank
+from nbtrain.jobs.hostfile import hosts_of
 from nbtrain.jobs.machine import this_machine
 from nbtrain.jobs.node.place import is_this_machine
 from nbtrain.jobs.queue.folder import Queue

@@ -22,7 +22,7 @@ def job_named(run: RunDir, job_id: str | None) -> JobDir:
     """Return the run's job with an id, by default the newest. Raises NoRun, and OutsideError for a link."""
     ids = run.job_ids()
     if not ids or (job_id is not None and job_id not in ids):
-        from nbtrain.monitor.job_page import job_of
+        from nbtrain.monitor.job_facts import job_of
 
         try:
             job_of(run, job_id)
@@ -75,7 +75,7 @@ class JobPartHandler(NbtrainHandler):
 
 
 def _part(run: RunDir, job: JobDir, part: str, since: float | None) -> dict[str, Any]:
-    from nbtrain.monitor.job_page import job_page
+    from nbtrain.monitor.job_facts import job_page
 
     page = job_page(run, job.job_id).to_dict()
     found = page[part]

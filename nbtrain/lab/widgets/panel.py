@@ -29,8 +29,8 @@ from nbtrain.lab.ui.script import panel_script
 from nbtrain.lab.widgets.mime import bundle
 from nbtrain.lab.widgets.static import run_html, run_text
 from nbtrain.monitor.job_shown import job_shown
+from nbtrain.monitor.run_summary import NO_JOB
 from nbtrain.monitor.run_view import RunView
-from nbtrain.monitor.runs import NO_JOB
 
 PUSH_SECONDS = 1.0
 

@@ -23,7 +23,8 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import output_root
 from nbtrain.lab.ui.script import script
 from nbtrain.lab.widgets.mime import bundle
-from nbtrain.monitor.runs import RunSummary, runs_table
+from nbtrain.monitor.run_summary import RunSummary
+from nbtrain.monitor.runs import runs_table
 from nbtrain.monitor.watched_runs import WatchedRuns, root_id, row_of
 
 PUSH_SECONDS = 2.0

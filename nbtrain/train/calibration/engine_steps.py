@@ -18,9 +18,9 @@ import torch
 
 from nbtrain.config.schema import RunConfig
 from nbtrain.parallel.groups import ParallelGroups
-from nbtrain.train.batches import Batch
 from nbtrain.train.build import build_engine
 from nbtrain.train.calibration.stopwatch import Stopwatch, ranks
+from nbtrain.train.engine.batches import Batch
 from nbtrain.train.engine.engine import MicroBatch, StepWork, TrainEngine
 from nbtrain.train.engine.optimizer import set_batch_size
 from nbtrain.train.figures.throughput import StepTimer

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.sample import Samples
 from nbtrain.parallel.groups import ParallelGroups
-from nbtrain.train.batches import Batch, Batches, evaluation_rows
+from nbtrain.train.engine.batches import Batch, Batches, evaluation_rows
 from nbtrain.train.figures.throughput import StepTimer
 
 
@@ -30,7 +30,7 @@ class MicroBatch(NamedTuple):
 
 
 class TokenLosses(Protocol):
-    """Receiver of the loss of each token of a batch, as the model computes it (train/batches.py)."""
+    """Receiver of the loss of each token of a batch, as the model computes it (train/engine/batches.py)."""
 
     def of(self, batch: Batch) -> torch.Tensor:
         """Return the tensor, fp32 [b, s], that the model fills. Called before the forward pass."""

@@ -16,9 +16,9 @@ import torch
 from deepspeed.runtime.pipe import schedule
 
 from nbtrain.model.gpt_pipe import pipeline_inputs
-from nbtrain.train.batches import Batches
+from nbtrain.train.engine.batches import Batches
 from nbtrain.train.engine.engine import Noted, StepLoss, StepWork, TrainEngine, summed
-from nbtrain.train.engine.replaced import replaced
+from nbtrain.train.figures.replaced import replaced
 from nbtrain.train.figures.throughput import StepTimer
 
 PART_OF = {

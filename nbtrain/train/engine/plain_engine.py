@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from nbtrain.parallel.random import preserved
-from nbtrain.train.batches import Batch, Batches
+from nbtrain.train.engine.batches import Batch, Batches
 from nbtrain.train.engine.engine import Noted, StepLoss, StepWork, TrainEngine, summed
 from nbtrain.train.health.discard import gradient_norm
 

@@ -20,7 +20,7 @@ from deepspeed.runtime.zero import stage_1_and_2
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
 from nbtrain.config.schema import RunConfig
-from nbtrain.train.engine.replaced import replaced
+from nbtrain.train.figures.replaced import replaced
 
 
 def may_run_ahead(config: RunConfig) -> bool:

@@ -20,7 +20,7 @@ import torch.distributed as torch_distributed
 from deepspeed.comm import comm as deepspeed_comm
 
 from nbtrain.parallel.startup import World
-from nbtrain.train.engine.replaced import replaced
+from nbtrain.train.figures.replaced import replaced
 from nbtrain.train.figures.throughput import StepTimer, settle
 
 COLLECTIVES = (

@@ -37,7 +37,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.config.watch_section import StabilityConfig
 from nbtrain.parallel.agreement import gather_objects
 from nbtrain.parallel.startup import World
-from nbtrain.train.attempt import this_attempt, this_attempt_number
+from nbtrain.train.health.attempt import this_attempt, this_attempt_number
 from nbtrain.train.health.discard import discard_gradients, finish_own_skip, gradient_norm
 from nbtrain.train.health.faults import Faults
 from nbtrain.train.health.finite_weights import bad_weights, local_part

@@ -8,9 +8,9 @@ from nbtrain.config.autotune import overrides_of
 from nbtrain.config.load import load
 from nbtrain.config.schema import RunConfig
 from nbtrain.parallel import startup
-from nbtrain.train.attempt import find_job
-from nbtrain.train.batches import Batches, training_rows
 from nbtrain.train.build import Built, build, refuse_unsupported
+from nbtrain.train.engine.batches import Batches, training_rows
+from nbtrain.train.health.attempt import find_job
 from nbtrain.train.health.heartbeat import HeartbeatWriter
 from nbtrain.train.training_step import TrainingStep
 

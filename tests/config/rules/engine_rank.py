@@ -19,7 +19,7 @@ from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.parallel import startup
 from nbtrain.train import build as building
-from nbtrain.train.batches import Batch
+from nbtrain.train.engine.batches import Batch
 from nbtrain.train.engine.engine import MicroBatch, StepWork
 from nbtrain.train.engine.optimizer import set_rates
 from nbtrain.train.figures.throughput import StepTimer

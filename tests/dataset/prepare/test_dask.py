@@ -140,11 +140,13 @@ from pathlib import Path
 from nbtrain.config.workers_section import WorkersConfig
 from nbtrain.corpus import workers
 from nbtrain.corpus.dask_cluster import DaskCluster
+from nbtrain.corpus.dask_pool import DaskPool
 from tests.dataset.prepare.test_dask import make
 
 folder = Path(sys.argv[1])
 cluster = DaskCluster(WorkersConfig(kind="dask", cluster="local", num_workers=2), "data.workers")
-print(list(workers.ordered_map(partial(make, folder), iter([0, "once", 2]), cluster.workers(folder))))
+pool = partial(DaskPool, cluster, folder)
+print(list(workers.ordered_map(partial(make, folder), iter([0, "once", 2]), pool)))
 cluster.close()
 """
 
@@ -164,7 +166,11 @@ def test_a_lost_worker_makes_no_noise(workspace):
 def test_a_worker_killed_in_the_middle(cluster, workspace, caplog):
     """After kill -9 of a worker, its tasks run on others, results come in order, and a message reports it."""
     tasks = [0, 1, "once", *range(3, 12), b"x" * (2 << 20), 13]
-    results = list(workers.ordered_map(partial(make, workspace), iter(tasks), cluster.workers(workspace)))
+    results = list(
+        workers.ordered_map(
+            partial(make, workspace), iter(tasks), partial(dask_pool.DaskPool, cluster, workspace)
+        )
+    )
     assert results == tasks
     assert re.search(r"Dask worker tcp://127\S+ is gone. Its work is done again.", caplog.text)
     assert [path.name for path in workspace.iterdir()] == ["once.mark"], "leases and large tasks are gone"
@@ -189,7 +195,11 @@ def test_a_result_that_dies_with_its_worker(monkeypatch):
 def test_a_part_that_kills_each_worker(cluster, workspace):
     """A part that kills three workers ends the map with a fix."""
     with pytest.raises(DataError) as caught:
-        list(workers.ordered_map(partial(make, workspace), iter(["always"]), cluster.workers(workspace)))
+        list(
+            workers.ordered_map(
+                partial(make, workspace), iter(["always"]), partial(dask_pool.DaskPool, cluster, workspace)
+            )
+        )
     text = str(caught.value)
     assert text.startswith(
         "run.yaml:3: data.workers: 3 workers died at the same part, the last one tcp://127."
@@ -204,7 +214,11 @@ def test_a_part_that_kills_each_worker(cluster, workspace):
 def test_an_error_in_a_part(cluster, workspace):
     """An error in a part is raised here unchanged."""
     with pytest.raises(DataError, match=r"^part 7 is bad$"):
-        list(workers.ordered_map(partial(make, workspace), iter([1, "bad"]), cluster.workers(workspace)))
+        list(
+            workers.ordered_map(
+                partial(make, workspace), iter([1, "bad"]), partial(dask_pool.DaskPool, cluster, workspace)
+            )
+        )
 
 
 def written_address(process, file):
@@ -236,7 +250,10 @@ def test_a_scheduler_that_vanishes(workspace):
         address = written_address(process, file)
         cluster = DaskCluster(WorkersConfig(kind="dask", address=address), "run.yaml:3: data.workers")
         results = workers.ordered_map(
-            partial(make, workspace), iter(range(9)), cluster.workers(workspace), process.kill
+            partial(make, workspace),
+            iter(range(9)),
+            partial(dask_pool.DaskPool, cluster, workspace),
+            process.kill,
         )
         with pytest.raises(DataError) as caught:
             next(results)

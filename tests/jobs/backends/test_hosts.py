@@ -21,7 +21,6 @@ from nbtrain.config.elastic import fitted
 from nbtrain.config.load import to_yaml
 from nbtrain.jobs.backends.hosts import checks, end_job
 from nbtrain.jobs.backends.hosts import launcher as launcher_module
-from nbtrain.jobs.backends.hosts.hostfile import read_hostfile
 from nbtrain.jobs.backends.hosts.launcher import (
     AGENT_END_SECONDS,
     AGENT_MARKER,
@@ -33,6 +32,7 @@ from nbtrain.jobs.backends.hosts.launcher import (
 from nbtrain.jobs.backends.hosts.on_host import as_word, job_of
 from nbtrain.jobs.backends.hosts.ssh import Answer, run_everywhere
 from nbtrain.jobs.dry_run import request_text
+from nbtrain.jobs.hostfile import read_hostfile
 
 JOB_ID = "20261121-031500-a1b2"
 

@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.monitor.runs import RunSummary
+from nbtrain.monitor.run_summary import RunSummary
 from nbtrain.monitor.watched_runs import row_of
 from tests.lab.ui.pages import Answer
 

@@ -11,7 +11,8 @@ from nbtrain.api.shown_runs import ShownRuns
 from nbtrain.base.rundir import RunDir
 from nbtrain.lab.widgets import run_table
 from nbtrain.lab.widgets.run_table import MOST_STATIC_ROWS, RunTable, display_runs, runs_html
-from nbtrain.monitor.runs import RunSummary, runs_table
+from nbtrain.monitor.run_summary import RunSummary
+from nbtrain.monitor.runs import runs_table
 from tests.lab.widgets.fake_run import FakeJob
 
 

@@ -15,9 +15,9 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import Launcher
 from nbtrain.jobs.backends.hosts.checks import obstacles
 from nbtrain.jobs.backends.hosts.dry_text import dry_text
-from nbtrain.jobs.backends.hosts.hostfile import hosts_of
 from nbtrain.jobs.backends.hosts.launcher import HostsHandle, HostsLauncher, end_lost, end_marked, why
 from nbtrain.jobs.backends.supervised_here import SupervisedHere
+from nbtrain.jobs.hostfile import hosts_of
 from nbtrain.jobs.obstacle import Obstacle
 
 

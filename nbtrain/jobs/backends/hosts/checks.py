@@ -17,9 +17,9 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.version import __version__
 from nbtrain.base.workspace import data_home, display, output_root, resolve, workspace
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.backends.hosts.hostfile import hosts_of
 from nbtrain.jobs.backends.hosts.ssh import Answer, last_line, python_of, run_everywhere
 from nbtrain.jobs.environment import package_version
+from nbtrain.jobs.hostfile import hosts_of
 from nbtrain.jobs.obstacle import Obstacle, mistake, shortage
 from nbtrain.jobs.shared_memory import FIX as SHARED_MEMORY_FIX
 from nbtrain.jobs.shared_memory import too_little

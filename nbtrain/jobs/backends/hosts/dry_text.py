@@ -6,7 +6,6 @@ import sys
 from nbtrain.base.amounts import counted
 from nbtrain.base.rundir import JobDir
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.backends.hosts.hostfile import hostfile_text
 from nbtrain.jobs.backends.hosts.launcher import (
     AGENT_MARKER,
     agent_environment,
@@ -15,6 +14,7 @@ from nbtrain.jobs.backends.hosts.launcher import (
 )
 from nbtrain.jobs.backends.hosts.ssh import python_of
 from nbtrain.jobs.environment import supervisor_environment
+from nbtrain.jobs.hostfile import hostfile_text
 
 # Variables of the launcher's environment that differ from the submitting shell's.
 SET = ("DS_ENV_FILE", "PDSH_SSH_ARGS_APPEND", "FANOUT", "DS_ACCELERATOR", "OMPI_ALLOW_RUN_AS_ROOT")

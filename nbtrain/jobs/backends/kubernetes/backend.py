@@ -32,10 +32,10 @@ from nbtrain.jobs.backends.kubernetes.engine import (
 )
 from nbtrain.jobs.backends.kubernetes.handle import KubernetesHandle
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, Manifest, write
+from nbtrain.jobs.backends.kubernetes.manifests.names import object_name
 from nbtrain.jobs.backends.kubernetes.manifests.text import manifest_text
-from nbtrain.jobs.backends.kubernetes.names import object_name
+from nbtrain.jobs.backends.kubernetes.manifests.work import work_of
 from nbtrain.jobs.backends.kubernetes.refusals import Unanswered
-from nbtrain.jobs.backends.kubernetes.work import work_of
 from nbtrain.jobs.backends.remote import Agents, RemoteLauncher
 from nbtrain.jobs.backends.remote_backend import EngineUnseen, RemoteBackend
 from nbtrain.jobs.control import asked_pause

@@ -15,7 +15,13 @@ from typing import Any
 from nbtrain.base.errors import JobError, SubmitError
 from nbtrain.jobs.backends.kubernetes.connect import Connection, library
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, Kind, Manifest
-from nbtrain.jobs.backends.kubernetes.names import JOB_ID, RUN_ID, checked, checked_namespace, is_ours
+from nbtrain.jobs.backends.kubernetes.manifests.names import (
+    JOB_ID,
+    RUN_ID,
+    checked,
+    checked_namespace,
+    is_ours,
+)
 from nbtrain.jobs.backends.kubernetes.refusals import Refused, Unanswered, refusal
 from nbtrain.jobs.backends.kubernetes.tolerant import mapping
 

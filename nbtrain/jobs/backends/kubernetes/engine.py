@@ -18,7 +18,7 @@ from nbtrain.base.rundir import JobDir
 from nbtrain.jobs.backends.kubernetes.cluster import Cluster, event_time
 from nbtrain.jobs.backends.kubernetes.handle import KubernetesHandle
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, Kind, Manifest
-from nbtrain.jobs.backends.kubernetes.names import JOB_ID
+from nbtrain.jobs.backends.kubernetes.manifests.names import JOB_ID
 from nbtrain.jobs.backends.kubernetes.refusals import Refused
 from nbtrain.jobs.backends.kubernetes.replicas import failure_words, replica, waiting_words
 from nbtrain.jobs.backends.kubernetes.states import conditions_table, object_word, restarts

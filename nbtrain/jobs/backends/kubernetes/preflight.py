@@ -15,8 +15,8 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.kubernetes.cluster import Cluster
 from nbtrain.jobs.backends.kubernetes.connect import connect
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, write
+from nbtrain.jobs.backends.kubernetes.manifests.work import work_of
 from nbtrain.jobs.backends.kubernetes.refusals import Refused, Unanswered
-from nbtrain.jobs.backends.kubernetes.work import work_of
 from nbtrain.jobs.obstacle import Obstacles, mistake, shortage
 
 # A user waits, and a form checks at each change of a field.

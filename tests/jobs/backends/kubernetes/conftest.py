@@ -15,7 +15,7 @@ import pytest
 from nbtrain.config.kubernetes_section import KubernetesConfig
 from nbtrain.jobs.backends.kubernetes.cluster import Cluster
 from nbtrain.jobs.backends.kubernetes.connect import connect
-from nbtrain.jobs.backends.kubernetes.work import PodWork
+from nbtrain.jobs.backends.kubernetes.manifests.work import PodWork
 from tests.jobs.backends.kubernetes.strict_schemas import CRDS, errors
 from tests.jobs.backends.kubernetes.stub_server import StubServer
 

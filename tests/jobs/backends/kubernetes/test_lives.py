@@ -25,8 +25,8 @@ from nbtrain.jobs.backends.kubernetes.cluster import Cluster
 from nbtrain.jobs.backends.kubernetes.connect import connect
 from nbtrain.jobs.backends.kubernetes.handle import KubernetesHandle
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, write
-from nbtrain.monitor.job_page import job_page
-from nbtrain.monitor.job_text import job_text
+from nbtrain.monitor.job_facts import job_page
+from nbtrain.monitor.job_page import job_text
 from tests.jobs.backends.kubernetes.conftest import JOB_ID, PLAIN, RUN_ID
 
 PODS = "/api/v1/namespaces/research/pods"

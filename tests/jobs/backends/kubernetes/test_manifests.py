@@ -9,7 +9,7 @@ import yaml
 from nbtrain.config.kubernetes_section import KubernetesConfig
 from nbtrain.config.load import load
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, write
-from nbtrain.jobs.backends.kubernetes.work import own_folder
+from nbtrain.jobs.backends.kubernetes.manifests.work import own_folder
 from tests.jobs.backends.kubernetes.strict_schemas import errors
 
 AGENT = (

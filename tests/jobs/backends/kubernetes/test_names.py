@@ -3,7 +3,12 @@
 import pytest
 
 from nbtrain.base.errors import SubmitError
-from nbtrain.jobs.backends.kubernetes.names import checked, checked_namespace, object_name, own_labels
+from nbtrain.jobs.backends.kubernetes.manifests.names import (
+    checked,
+    checked_namespace,
+    object_name,
+    own_labels,
+)
 
 JOB = "20261121-031500-a1b2"
 

@@ -28,7 +28,7 @@ from nbtrain.config.load import load, to_yaml
 from nbtrain.jobs.backends.slurm.backend import BACKEND, SlurmHandle
 from nbtrain.jobs.refusals import active_job
 from nbtrain.jobs.submit import write_identity
-from nbtrain.monitor.job_page import job_page
+from nbtrain.monitor.job_facts import job_page
 from tests.jobs.conftest import TINY
 
 AWAY = "scontrol is not installed on this machine"

@@ -7,8 +7,8 @@ between `env` and the command, which localRank: false prevents.
 
 from typing import Any
 
-from nbtrain.jobs.backends.kubernetes import pods
-from nbtrain.jobs.backends.kubernetes.work import PodWork
+from nbtrain.jobs.backends.kubernetes.manifests import pods
+from nbtrain.jobs.backends.kubernetes.manifests.work import PodWork
 
 CLEAN_UP = {"none": "None", "unfinished": "Unfinished", "all": "All"}
 

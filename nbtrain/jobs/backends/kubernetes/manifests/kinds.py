@@ -8,7 +8,7 @@ from nbtrain.jobs.backends.kubernetes.manifests.deepspeed_job import deepspeed_j
 from nbtrain.jobs.backends.kubernetes.manifests.mpi_job import mpi_job
 from nbtrain.jobs.backends.kubernetes.manifests.pytorch_job import pytorch_job
 from nbtrain.jobs.backends.kubernetes.manifests.train_job import train_job
-from nbtrain.jobs.backends.kubernetes.work import PodWork
+from nbtrain.jobs.backends.kubernetes.manifests.work import PodWork
 
 Manifest = dict[str, Any]
 

@@ -6,9 +6,9 @@ process that sshd starts lacks the container's variables, so mpirun exports each
 
 from typing import Any
 
-from nbtrain.jobs.backends.kubernetes import pods
+from nbtrain.jobs.backends.kubernetes.manifests import pods
 from nbtrain.jobs.backends.kubernetes.manifests.run_policy import run_policy
-from nbtrain.jobs.backends.kubernetes.work import PodWork
+from nbtrain.jobs.backends.kubernetes.manifests.work import PodWork
 
 SSHD = ["/usr/sbin/sshd", "-De"]
 

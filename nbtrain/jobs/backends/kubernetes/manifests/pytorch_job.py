@@ -6,9 +6,9 @@ pods read their number from their own label.
 
 from typing import Any
 
-from nbtrain.jobs.backends.kubernetes import pods
+from nbtrain.jobs.backends.kubernetes.manifests import pods
 from nbtrain.jobs.backends.kubernetes.manifests.run_policy import run_policy
-from nbtrain.jobs.backends.kubernetes.work import PodWork
+from nbtrain.jobs.backends.kubernetes.manifests.work import PodWork
 
 # The operator treats the container of this name as the one that trains.
 CONTAINER = "pytorch"

@@ -3,7 +3,7 @@
 import yaml
 
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, Manifest
-from nbtrain.jobs.backends.kubernetes.work import PodWork
+from nbtrain.jobs.backends.kubernetes.manifests.work import PodWork
 from nbtrain.jobs.node.prepared import RUN_YAML
 
 

@@ -6,8 +6,8 @@ capabilities) are a patch of the runtime's replicated job `node`.
 
 from typing import Any
 
-from nbtrain.jobs.backends.kubernetes import pods
-from nbtrain.jobs.backends.kubernetes.work import PodWork
+from nbtrain.jobs.backends.kubernetes.manifests import pods
+from nbtrain.jobs.backends.kubernetes.manifests.work import PodWork
 
 GROUP = "trainer.kubeflow.org"
 # Names of the replicated job and its container in the stock runtimes.

@@ -7,7 +7,7 @@ from nbtrain.base.rundir import JobDir
 from nbtrain.config.kubernetes_section import KubernetesConfig
 from nbtrain.config.rules.kubernetes import POD_GRACE_SECONDS
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.backends.kubernetes.names import checked_namespace, object_name, own_labels
+from nbtrain.jobs.backends.kubernetes.manifests.names import checked_namespace, object_name, own_labels
 from nbtrain.jobs.node.prepared import RUN_ID, RUN_YAML
 
 AGENT = "nbtrain.jobs.node"

@@ -9,9 +9,9 @@ from nbtrain.base.terminal import printable
 from nbtrain.base.workspace import display
 from nbtrain.dataset.look import marked
 from nbtrain.dataset.look.browser import samples_html, samples_text
-from nbtrain.dataset.look.tables import UNREAD_COLUMNS, Table, text_table, unread_rows
 from nbtrain.dataset.manifest import DatasetManifest, dropped_sentences
 from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES
+from nbtrain.dataset.tables import UNREAD_COLUMNS, Table, text_table, unread_rows
 
 if TYPE_CHECKING:
     from nbtrain.dataset.samples.build import GPTDatasets

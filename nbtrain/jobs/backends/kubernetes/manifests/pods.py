@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from nbtrain.jobs.backends.kubernetes.work import PodWork
+from nbtrain.jobs.backends.kubernetes.manifests.work import PodWork
 
 SHARED_MEMORY = "shared-memory"
 LOCAL_CHECKPOINTS = "local-checkpoints"

@@ -12,7 +12,7 @@ import torch
 from nbtrain.config.arithmetic.batch import BatchSchedule, Rampup
 from nbtrain.dataset.samples.sample import Sample
 from nbtrain.dataset.samples.state import DataState
-from nbtrain.train.batches import Batches, evaluation_rows, training_rows
+from nbtrain.train.engine.batches import Batches, evaluation_rows, training_rows
 
 STATE = DataState(
     seed=1, split="1,0,0", split_rule="megatron-core", dataset_sha256="0" * 64, index_samples=1000

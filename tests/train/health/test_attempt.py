@@ -6,7 +6,7 @@ from nbtrain.base.errors import JobError
 from nbtrain.base.records import AttemptRecord, JobRecord
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import load, to_yaml
-from nbtrain.train.attempt import find_job, this_attempt
+from nbtrain.train.health.attempt import find_job, this_attempt
 
 JOBS = ("20261121-031500-a1b2", "20261121-031501-a1b2")
 

@@ -1,0 +1,278 @@
+"""Reads the facts of a job page from the run directory, without querying a scheduler."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from html import escape
+from typing import Any
+
+from nbtrain.base import files
+from nbtrain.base.errors import JobError
+from nbtrain.base.events import read_events
+from nbtrain.base.jobstate import ACTIVE, LOST
+from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
+from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.usage import rank_subject
+from nbtrain.base.workspace import display
+from nbtrain.config.autotune import found_words
+from nbtrain.config.kept import kept_config
+from nbtrain.config.schema import RunConfig
+from nbtrain.monitor.conditions import Condition, JobEvent, conditions, failure_reason, job_events
+from nbtrain.monitor.job_place import place_of, restart_policy, started_from, twin_words
+from nbtrain.monitor.job_use import Gpu, Use, gpus, limits, uses
+from nbtrain.monitor.life import life, paused_seconds
+from nbtrain.monitor.logs import log_attempts
+from nbtrain.monitor.notes import RunNotes, notes_of
+from nbtrain.monitor.pods import Pod, cluster_events, pods_of, reason_of_failure
+from nbtrain.monitor.run_ids import name_of
+from nbtrain.monitor.runs import job_with_end, lost_words
+from nbtrain.monitor.snapshot import finite
+from nbtrain.monitor.usage import NodeUsage, read_usage, usage_part
+
+from nbtrain.monitor.job_page import JobPage, LogFile, RankEnd, RankRow, Replica
+
+# Metrics that are measured only for the whole machine or pod, and shown along with its replica's own.
+OF_NODES = ("network_", "rdma_", "disk_reads_", "disk_writes_")
+PHASES = {
+    "QUEUED": "Pending",
+    "STARTING": "Starting",
+    "RUNNING": "Running",
+    "RESTARTING": "Running",
+    "SUSPENDED": "Suspended",
+    "SUCCEEDED": "Succeeded",
+    "FAILED": "Error",
+    "CANCELLED": "Cancelled",
+    "LOST": "Lost",
+}
+"""Phase of a job's state on a cluster's job page."""
+ENDS = {"finished": "Succeeded"}
+"""Phase of a rank that ended normally. One that was told to leave is Stopped: its job may have failed."""
+WAITING_PHASES = ("Pending", "Starting")
+"""Phases of a rank that has not reported anything yet."""
+
+
+def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -> JobPage:
+    """Return the job page of a run's newest job, or of `job_id`. Raises JobError if there is none."""
+    job = job_of(run, job_id)
+    now = time.time() if now is None else now
+    record, state, cause = job_with_end(job, now)
+    if record is None:
+        raise JobError(f"{display(job.path)}: the submission was cut off before job.json was written.")
+    config = kept_config(job.config_yaml)
+    usage = read_usage(job.resources)
+    active, said = state in ACTIVE, notes_of(run)
+    replicas = _replicas(job, record, config, usage, state)
+    begin = "started_at" if record.started_at else "created_at"
+    events = read_events(job)
+    since = now if active else (record.ended_at or now)
+    engine = files.read_json_unsynced(job.engine_json)
+    if state == "SUSPENDED" and engine:
+        since = engine["asked_at"]
+    asked = {
+        "cpu_cores": config.resources.cpus_per_node,
+        "memory_bytes": config.resources.memory_per_node_bytes,
+    }
+    requests = {name: float(value) for name, value in asked.items() if value is not None}
+    if config.resources.device == "gpu":
+        requests["gpus"] = float(config.resources.gpus_per_node)
+    parent = (run.record() or {}).get("parent")
+    codes = [row.exit_code for replica in replicas for row in replica.ranks if row.phase == "Error"]
+    said_by_engine = reason_of_failure(job) or (engine or {}).get("ended_as")
+    reason = (state in ("FAILED", LOST) and said_by_engine) or failure_reason(state, cause, codes)
+    return JobPage(
+        name=run.name,
+        job_id=job.job_id,
+        run_id=record.run_id,
+        parent=parent,
+        parent_name=name_of(parent, run.path.parent) if parent else None,
+        backend=record.backend,
+        place=place_of(job, config),
+        restart_policy=restart_policy(config),
+        started_from=started_from(run, config),
+        twin=twin_words(run),
+        state=state,
+        phase=PHASES.get(state, state),
+        cause=f"{cause}; {lost_words(job, now)}" if state == LOST else cause,
+        engine=engine,
+        labels=_labels(run, job, record, said),
+        notes=said.notes,
+        archived=said.archived,
+        created_at=record.created_at,
+        started_at=record.started_at,
+        ended_at=record.ended_at,
+        elapsed_seconds=record.seconds_since(begin, now)
+        if active
+        else record.seconds_between(begin, "ended_at"),
+        paused_seconds=paused_seconds(events, record.created_at, now if active else record.ended_at or now),
+        world_size=record.world_size,
+        attempt=record.attempt,
+        restarts=record.restarts,
+        image=config.image,
+        requests=requests,
+        autotuner=found_words(run, config, record.autotune, active),
+        limits=limits(usage),
+        command=record.command,
+        folder=display(run.path),
+        yaml=job.config_yaml.read_text(encoding="utf-8"),
+        conditions=conditions(events, record.created_at, (state, cause, since, reason)),
+        events=job_events(sorted(events + cluster_events(job), key=lambda event: event["time"])),
+        replicas=replicas,
+        life=life(events, record.created_at, now if active else record.ended_at or now, _doing(job, active)),
+        usage=usage,
+    )
+
+
+def _doing(job: JobDir, active: bool) -> tuple[str, float] | None:
+    """Return the unfinished phase of rank 0 and its beginning; None if rank 0 does not run."""
+    heartbeat = Heartbeat.read(job.heartbeat(0)) if active else None
+    if heartbeat is None or heartbeat.process.gone():
+        return None
+    return heartbeat.phase, heartbeat.phase_since
+
+
+def job_of(run: RunDir, job_id: str | None) -> JobDir:
+    """Return the job with an id, by default the newest. Raises JobError if there is none."""
+    ids = run.job_ids()
+    if not ids:
+        raise JobError(f"{display(run.path)} holds no job yet; `nbtrain submit {run.name}` starts one.")
+    if job_id is not None and job_id not in ids:
+        raise JobError(f"{display(run.path)} has no job {job_id!r}; there are: {', '.join(ids)}.")
+    return run.job(job_id or ids[-1])
+
+
+def _labels(run: RunDir, job: JobDir, record: JobRecord, said: RunNotes) -> dict[str, str]:
+    """Return the user's labels of a job; the newest job has the run's labels."""
+    newest = job.job_id == run.job_ids()[-1]
+    return said.applied(record.labels) if newest else dict(record.labels)
+
+
+def _replicas(
+    job: JobDir, record: JobRecord, config: RunConfig, usage: list[NodeUsage], state: str
+) -> list[Replica]:
+    measured = {node.node: node for node in usage}
+    said, pods = _node_records(job), pods_of(job)
+    ranks_of: dict[int, list[int]] = {index: [] for index in pods}
+    ranks_of |= _ranks_of(job, config, measured)
+    logs = log_attempts(job)
+    found = []
+    for index in sorted(ranks_of):
+        node, words, pod = measured.get(index), said.get(index, {}), pods.get(index)
+        single = len(ranks_of[index]) == 1
+        rows = [_rank(job, record, rank, logs, node, single, state) for rank in ranks_of[index]]
+        bad = [row for row in rows if row.phase == "Error"]
+        seen = words.get("host") or (node.host if node else "") or _host(job, rows)
+        # Until a rank reports, the pod is all that is known.
+        waits = all(row.phase in WAITING_PHASES for row in rows)
+        # The machine's name, if the agent knows only its pod's name.
+        host = str((pod.host if pod else "") or seen or "")
+        own_log = job.path / "logs" / f"node{index}.log"
+        first_log = job.supervisor_log if index == 0 else own_log
+        found.append(
+            Replica(
+                index=index,
+                name=f"worker {index}",
+                host=host,
+                address=str(words.get("address") or ""),
+                phase=pod.phase if pod and waits else _replica_phase(rows, state),
+                restarts=record.restarts,
+                message="; ".join(
+                    [f"rank {row.rank}: {row.message}" for row in bad[:3]]
+                    + ([pod.reason] if pod and pod.reason else [])
+                ),
+                labels={"role": "worker", "index": str(index)},
+                image=config.image,
+                ranks=rows,
+                logs=[_log(job, path) for path in dict.fromkeys((first_log, own_log)) if path.exists()],
+                use=uses(node, "replica") | uses(node, "node", OF_NODES),
+                gpus=gpus(node),
+                pod=pod,
+            )
+        )
+    return found
+
+
+def _node_records(job: JobDir) -> dict[int, dict[str, Any]]:
+    """Return the records nodes/<k>.json of the node agents, if the backend has any."""
+    paths = (path for path in job.path.glob("nodes/*.json") if path.stem.isdigit())
+    return {int(path.stem): files.read_json(path) or {} for path in paths}
+
+
+def _ranks_of(job: JobDir, config: RunConfig, measured: Mapping[int, NodeUsage]) -> dict[int, list[int]]:
+    """Return {replica: its ranks} from the newest launch order, else from measurements, else as requested."""
+    order = files.read_json(job.path / "control" / "launch.json") or {}
+    found = {index: list(node.about.get("ranks") or []) for index, node in measured.items()}
+    if not order.get("ranks") and any(found.values()):
+        return found
+    found, first = {}, 0
+    for index, count in enumerate(order.get("ranks") or config.ranks_by_node):
+        found[index], first = list(range(first, first + count)), first + count
+    return found
+
+
+def _rank(
+    job: JobDir,
+    record: JobRecord,
+    rank: int,
+    logs: Mapping[int, list[int]],
+    node: NodeUsage | None,
+    single: bool,
+    state: str,
+) -> RankRow:
+    beat = Heartbeat.read(job.heartbeat(rank))
+    attempt = max(beat.attempt if beat else 0, *logs.get(rank, [0]), 0)
+    ended = ExitRecord.read(job.exit_record(rank, attempt))
+    code = None
+    if ended is not None:
+        end = _end(ended)
+        code, message, doing = end.exit_code, end.message, ended.outcome
+        phase = "Error" if end.failed else ENDS.get(ended.outcome, "Stopped")
+    elif beat is None:
+        phase, doing, message = (_phase_unheard(state) if state in ACTIVE else "Gone"), "", ""
+    else:
+        live = state in ACTIVE and beat.attempt == record.attempt and not beat.process.gone()
+        phase, doing, message = ("Running" if live else "Gone"), beat.phase, ""
+    before = (ExitRecord.read(job.exit_record(rank, number)) for number in range(attempt))
+    return RankRow(
+        rank=rank,
+        phase=phase,
+        doing=doing,
+        attempt=attempt,
+        step=ended.step if ended and ended.step is not None else beat.step if beat else None,
+        exit_code=code,
+        message=message,
+        earlier=[_end(end) for end in before if end],
+        logs=[_log(job, job.log(rank, number), number) for number in logs.get(rank, [])],
+        use=uses(node, "replica" if single else rank_subject(rank)),
+    )
+
+
+def _phase_unheard(state: str) -> str:
+    """Return the phase of a rank of an active job that has written nothing yet."""
+    return PHASES[state] if PHASES[state] in WAITING_PHASES else "Pending"
+
+
+def _end(record: ExitRecord) -> RankEnd:
+    code = 128 + record.signal if record.signal else record.exit_code
+    failed = record.outcome in ("failed", "killed")
+    message = f"exit code {code}: {record.message}" if failed and code is not None else record.message
+    return RankEnd(record.attempt, record.time, code, failed, message)
+
+
+def _replica_phase(rows: list[RankRow], state: str) -> str:
+    phases = {row.phase for row in rows}
+    if state in ACTIVE and state not in ("QUEUED", "STARTING", "RUNNING"):
+        return PHASES[state]
+    for phase in ("Error", "Running", "Starting", "Pending", "Gone", "Stopped"):
+        if phase in phases:
+            return phase
+    return "Succeeded" if rows else PHASES.get(state, state)
+
+
+def _host(job: JobDir, rows: list[RankRow]) -> str:
+    beat = Heartbeat.read(job.heartbeat(rows[0].rank)) if rows else None
+    return (beat.host or beat.process.host) if beat else ""
+
+
+def _log(job: JobDir, path: Any, attempt: int | None = None) -> LogFile:
+    size = path.stat().st_size if path.exists() else 0
+    return LogFile(path.relative_to(job.run.path).as_posix(), size, attempt)

@@ -53,14 +53,12 @@ def gpus() -> list[GpuUse]:
 
 def driver_gpus() -> tuple[Gpu, ...]:
     """Return every GPU of this machine, in the driver's order; without names if it does not answer."""
-    if (library := _library()) is None:
-        folder = Path("/proc/driver/nvidia/gpus")
-        present = len(list(folder.iterdir())) if folder.is_dir() else 0
-        present = present or len(list(Path("/dev").glob("nvidia[0-9]*")))
-        return tuple(Gpu("NVIDIA GPU", None, index=index) for index in range(present))
-    return tuple(
-        Gpu(gpu.name, gpu.memory_total_bytes, _uuid(library, gpu.index), gpu.index) for gpu in gpus()
-    )
+    if found := gpus():
+        return tuple(Gpu(gpu.name, gpu.memory_total_bytes, _uuid(gpu.index), gpu.index) for gpu in found)
+    folder = Path("/proc/driver/nvidia/gpus")
+    present = len(list(folder.iterdir())) if folder.is_dir() else 0
+    present = present or len(list(Path("/dev").glob("nvidia[0-9]*")))
+    return tuple(Gpu("NVIDIA GPU", None, index=index) for index in range(present))
 
 
 def visible_gpus(chosen: str | None = None) -> tuple[Gpu, ...]:
@@ -215,8 +213,10 @@ def _gpu(library: ModuleType, index: int) -> GpuUse | None:
     )
 
 
-def _uuid(library: ModuleType, index: int) -> str:
+def _uuid(index: int) -> str:
     """Return the driver's id of a GPU; "" if it does not report one."""
+    if (library := _library()) is None:
+        return ""
     handle = _ask(library, library.nvmlDeviceGetHandleByIndex, index)
     return str(_ask(library, library.nvmlDeviceGetUUID, handle) or "") if handle is not None else ""
 

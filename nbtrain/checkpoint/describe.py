@@ -3,8 +3,6 @@
 import time
 from typing import Any
 
-from pydantic import BaseModel
-
 from nbtrain.base import files
 from nbtrain.base.checkpoint_files import SCHEMA_VERSION
 from nbtrain.checkpoint import certificate
@@ -24,11 +22,7 @@ UNIVERSAL_CHECKPOINT_VERSION = 0.2
 
 def architecture(config: RunConfig) -> dict[str, Any]:
     """Return the settings that decide the shapes and the meaning of the parameters, except the vocabulary."""
-    found = {}
-    for name in marked(ModelConfig, Architecture):
-        value = config.model.resolved(name)
-        found[name] = value.model_dump() if isinstance(value, BaseModel) else value
-    return found
+    return {name: config.model.recorded(name) for name in marked(ModelConfig, Architecture)}
 
 
 def layout(config: RunConfig) -> dict[str, Any]:

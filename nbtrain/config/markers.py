@@ -34,7 +34,7 @@ class Architecture:
     """
 
     differs: str = "refused"
-    """What `init_from` does with weights of another value: refused, ignored, or the text of a note."""
+    """Reaction of `init_from` to weights of another value: "refused", "ignored", or the text of a note."""
     compared: str = ""
     """Property of the section that init_from compares; "": the field itself, or resolved_<field>."""
     counts: Callable[[Any], bool] = lambda section: True

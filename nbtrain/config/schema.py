@@ -175,6 +175,11 @@ class ModelConfig(ConfigModel):
         """Return the value of a field; of one that null leaves to others, the value that they give it."""
         return getattr(self, f"resolved_{name}", getattr(self, name))
 
+    def recorded(self, name: str) -> Any:
+        """Return resolved() as JSON has it: a section as a dict."""
+        value = self.resolved(name)
+        return value.model_dump() if isinstance(value, ConfigModel) else value
+
     @property
     def resolved_num_query_groups(self) -> int:
         return self.num_query_groups or self.num_attention_heads

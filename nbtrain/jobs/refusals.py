@@ -249,11 +249,11 @@ def refuse_without_whole_checkpoint(run: RunDir, config: RunConfig) -> None:
 def refuse_other_data(run: RunDir, config: RunConfig) -> None:
     """Raise SubmitError if the dataset was rebuilt since the newest checkpoint, since its order differs."""
     step, now = newest_checkpoint_step(run), dataset_sha256(config)
-    manifest = None if step is None else files.read_json(run.checkpoint_manifest(step))
-    if manifest is None or now is None:
+    if step is None or now is None:
         return
-    then = manifest["data_state"]["dataset_sha256"]
-    if then != now:
+    manifest = files.read_json(run.checkpoint_manifest(step)) or {}
+    then = manifest.get("data_state", {}).get("dataset_sha256")
+    if then not in (None, now):
         raise SubmitError(
             f"{display(run.path)} was trained on dataset {config.data.name} {then[:12]}..., which has been "
             f"rebuilt since then and is {now[:12]}...: the checkpoint of step {step:,} cannot continue with "

@@ -1,8 +1,6 @@
 """Check that the weights that `init_from` names fit a run's `model` section and vocabulary."""
 
-from typing import Any, NamedTuple
-
-from pydantic import BaseModel
+from typing import NamedTuple
 
 from nbtrain.config.markers import Architecture, marked
 from nbtrain.config.schema import ModelConfig, RunConfig
@@ -29,7 +27,7 @@ def fit(start: Start, config: RunConfig) -> Fit:
         if marker.differs == "ignored" or decided_by in compared or not marker.counts(theirs):
             continue
         compared.add(decided_by)
-        if (wanted := _plain(theirs, decided_by)) == (has := _plain(ours, decided_by)):
+        if (wanted := theirs.recorded(decided_by)) == (has := ours.recorded(decided_by)):
             continue
         key, differs = f"model.{name}", f"is {show(has)} in the run and {show(wanted)} in {config.init_from}"
         if marker.differs == "refused":
@@ -59,8 +57,3 @@ def _trained_rows(before: int, config: RunConfig) -> str:
     if trained == new:
         return f" Along with the adapters, all {new:,} are trained (lora.trainable_token_indices)."
     return f" Along with the adapters, {trained:,} of {new:,} are trained (lora.trainable_token_indices)."
-
-
-def _plain(model: ModelConfig, name: str) -> Any:
-    value = model.resolved(name)
-    return value.model_dump() if isinstance(value, BaseModel) else value

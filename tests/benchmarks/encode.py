@@ -248,7 +248,7 @@ def vocabulary(workspace: Path, text: Path) -> tuple[Path, int]:
 
     folder = workspace / "trained"
     trained = tokenizer_training.train(given_texts(text), 50_257, "tokenizers", train_bytes=20_000_000)
-    save(trained, folder, {"trained": {}})
+    save(trained, folder, {})
     (folder / "manifest.json").unlink()
     return folder, trained.get_vocab_size()
 

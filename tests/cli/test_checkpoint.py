@@ -18,6 +18,8 @@ from nbtrain.jobs import gpu_side
 
 MANIFEST = {
     "schema_version": 2,
+    "validation_loss": None,
+    "evaluated_step": None,
     "created_at": 0.0,
     "consumed_samples": 80,
     "consumed_tokens": 2560,

@@ -35,17 +35,6 @@ def test_parts_are_numbered_over_all_sources(workspace):
     assert Corpus.open([source, source]).total_bytes() == 28
 
 
-def test_extra_keys_need_keys(workspace):
-    """A source without named keys refuses extra_json_keys."""
-    with pytest.raises(DataError) as caught:
-        Corpus.open([MockSource(kind="mock")], "run.yaml:3: data.sources", ("title",))
-    assert str(caught.value) == (
-        "run.yaml:3: data.sources[0]: data.extra_json_keys = ['title'], but records of kind mock have no "
-        "keys by name. "
-        "Leave extra_json_keys empty, or use jsonl, parquet or hf-dataset."
-    )
-
-
 def test_what_stays_and_what_tells_it_from_others():
     """Empty and invalid Unicode records are dropped and counted; each kind is hashed by its bytes."""
     records = [

@@ -16,12 +16,28 @@ from nbtrain.dataset.manifest import DatasetManifest, manifest_dtype
 from nbtrain.dataset.of_run import dataset_of
 from tests.dataset.indexed_writer import IndexedWriter
 
+# Keys of a manifest's source that a test does not care about.
+SOURCE: dict[str, Any] = {
+    "kind": "jsonl",
+    "name": "jsonl",
+    "licence": None,
+    "attribution": None,
+    "fingerprint": {},
+    "documents": 0,
+    "tokens": 0,
+    "bytes": 0,
+    "unknown_tokens": 0,
+    "dropped": {},
+    "unread_keys": {},
+    "sha256": "",
+}
+
 
 def make_tokenizer(name: str, texts: Sequence[str], vocab_size: int = 300) -> Tokenizer:
     """Return the tokenizer `name`, training it if it does not exist."""
     folder = tokenizer_dir(name)
     if not (folder / "manifest.json").is_file():
-        save(tokenizer_training.train(texts, vocab_size, train_bytes=1 << 20), folder, {"trained": None})
+        save(tokenizer_training.train(texts, vocab_size, train_bytes=1 << 20), folder, None)
     return Tokenizer.load(folder)
 
 
@@ -51,7 +67,7 @@ def make_dataset(
     assert writer.written is not None
     manifest = DatasetManifest(
         json_key=config.data.json_key,
-        sources=list(sources),
+        sources=[{**SOURCE, **source} for source in sources],
         counts={
             "documents": writer.written.num_documents,
             "tokens": writer.written.num_tokens,

@@ -255,7 +255,7 @@ def test_a_local_dir_that_cannot_serve(tiny, tmp_path, monkeypatch):
 
     monkeypatch.setattr(tools_checks.shutil, "disk_usage", with_free)
     [(kind, message)] = found(tiny(**{"checkpoint.local_dir": f"{tmp_path}/n"}))
-    assert kind == "resource" and "the disk has 0.00 MB free, and the checkpoints on it need 1." in message
+    assert kind == "resource" and "the disk has 1000 B free, and the checkpoints on it need 1." in message
 
 
 def test_checkpoints_of_this_run_make_room_for_its_new_ones(tiny, tmp_path, monkeypatch):
@@ -296,7 +296,7 @@ def test_nvme_without_room(tiny, tools, nvme, monkeypatch):
     [(kind, message)] = found(tiny(**nvme[1]))
     assert kind == "resource"
     assert re.search(
-        r"nvme: the disk has 0\.00 MB free, and the state that is offloaded to NVMe needs 0\.\d\d MB\.",
+        r"nvme: the disk has 1000 B free, and the state that is offloaded to NVMe needs \d+\.\d KiB\.",
         message,
     )
 
@@ -441,8 +441,8 @@ def test_a_disk_too_small_for_the_checkpoints(tiny, monkeypatch):
     [(kind, message)] = found(tiny())
     assert kind == "resource"
     assert message == (
-        "output: the disk has 3.00 MB free, but 3 checkpoints of 0.65 MB (keep_last and the one being "
-        "written) and logs need 0.07 GB. Free space, lower checkpoint.keep_last, or set NBTRAIN_OUTPUT to a "
+        "output: the disk has 2.9 MiB free, but 3 checkpoints of 638.1 KiB (keep_last and the one being "
+        "written) and logs need 65.9 MiB. Free space, lower checkpoint.keep_last, or set NBTRAIN_OUTPUT to a "
         "larger disk."
     )
 

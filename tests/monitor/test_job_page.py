@@ -153,10 +153,8 @@ def test_labels_replace_no_word_of_nbtrain(failed: FakeJob) -> None:
 )
 def test_a_fine_tuned_run_says_what_it_started_from(failed: FakeJob, changes, taken, words) -> None:
     """A fine-tuned run shows the checkpoint that it was submitted with, not the other run's newest."""
-    write_text(
-        failed.run.config_yaml,
-        to_yaml(load(load_resolved(failed.run.config_yaml), changes, check=False)),
-    )
+    config = load(load_resolved(failed.run.config_yaml), changes, check=False)
+    write_text(failed.job.config_yaml, to_yaml(config))
     if taken:
         write_json(failed.run.init_from_json, taken)
     page = job_page(failed.run)
@@ -256,7 +254,8 @@ def test_a_job_that_waits_shows_its_replicas_and_their_image(tmp_path: Path) -> 
         "backend.kubernetes.image": "registry.example.com/own:1",
     }
     changes |= {"resources.nodes": 2, "resources.image": "registry.example.com/other:1"}
-    write_text(job.run.config_yaml, to_yaml(load(load_resolved(job.run.config_yaml), changes, check=False)))
+    config = load(load_resolved(job.run.config_yaml), changes, check=False)
+    write_text(job.job.config_yaml, to_yaml(config))
     pod = {"node": 1, "created": "1", "pod": "p-1", "host": "n1", "phase": "Running", "restarts": 0}
     write_json(job.job.kubernetes_json, {"replicas": [{**pod, "exit_code": None, "reason": ""}]})
     page = job_page(job.run)

@@ -104,7 +104,7 @@ def inspect(target: str | os.PathLike | RunConfig, tokenizer: str | None = None)
     samples = [browser.document(number, SAMPLE_TOKENS).to_dict() for number in numbers]
     facts = _facts(browser.dataset, browser.indexed, browser.manifest, browser.tokenizer)
     names = ("name", "kind", "documents", "bytes", "tokens", "unread_keys")
-    sources = [{name: source.get(name) for name in names} for source in browser.sources]
+    sources = [{name: source[name] for name in names} for source in browser.sources]
     sequences, problem = sequences_of(target, browser)
     if problem:
         facts["training sequences"] = f"none: {problem}"

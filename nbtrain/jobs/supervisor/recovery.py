@@ -122,7 +122,7 @@ def rollback_of(verdict: Verdict, job: JobDir, attempt: int) -> Rollback:
     step = newest_checkpoint_step(job.run) or 0
     manifest = files.read_json(job.run.checkpoint_manifest(step)) if step else None
     first = 0
-    if manifest:
+    if manifest and "data_state" in manifest:
         state = DataState.from_dict(manifest["data_state"])
         first = state.position(state.consumed_samples)
     return Rollback(

@@ -38,7 +38,7 @@ def written(folder, tmp_path, dtype=torch.float32, **changes):
     source.write_text(launch.TINY)
     fields = {f"model.{key}": value for key, value in model.described.fields.items()}
     config = load(str(source), {**fields, "tokenizer.vocab_size": model.described.vocab_size, **changes})
-    save(training.train(TEXTS, 300), tmp_path / "tokenizer", {"trained": None})
+    save(training.train(TEXTS, 300), tmp_path / "tokenizer", None)
     shutil.copy(tmp_path / "tokenizer" / "tokenizer.json", folder / "tokenizer.json")
     weights = WholeWeights(FolderWeights(model, model.described.vocab_size), dtype)
     path = tmp_path / "gguf" / "model.gguf"

@@ -57,24 +57,6 @@ def test_ids_of_another_tokenizer_say_nothing(between, tokenizer, tmp_path):
     assert end_ids(run, tokenizer) == {tokenizer.eod_id}
 
 
-def test_a_record_that_names_a_run_alone(tokenizer, tmp_path):
-    """In old records that name only a run, the folder is that run's, if the run still has the same id."""
-    sha256 = files.sha256_of(tmp_path / "theirs" / "tokenizer.json")
-    run_from(tmp_path, {**OTHER, "tokenizer_sha256": sha256}, "base")
-    for name, base, run_id in (("second", "base", "a"), ("third", "second", "b"), ("other", "base", "x")):
-        (tmp_path / name).mkdir()
-        record = {"run": base, "run_id": run_id, "tokenizer_sha256": "1" * 64}
-        files.write_json(RunDir(tmp_path / name).init_from_json, record)
-    for name, run_id in (("base", "a"), ("second", "b")):
-        described = {"schema_version": 1, "run_id": run_id, "name": name, "parent": None}
-        files.write_json(RunDir(tmp_path / name).run_json, described)
-    for name, ids in (("second", {7}), ("third", {7}), ("other", set())):
-        assert end_ids(RunDir(tmp_path / name), tokenizer) == ids | {tokenizer.eod_id}
-    # The base run was deleted and recreated from a run that had started from it.
-    files.write_json(RunDir(tmp_path / "base").init_from_json, {"run": "second", "run_id": "b"})
-    assert end_ids(RunDir(tmp_path / "third"), tokenizer) == {tokenizer.eod_id}
-
-
 def test_a_tokenizer_with_tokens_more(tokenizer, tmp_path):
     """Added tokens do not change the recorded end-of-text ids, even after a second import."""
     sha256 = files.sha256_of(tmp_path / "theirs" / "tokenizer.json")

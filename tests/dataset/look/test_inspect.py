@@ -65,8 +65,8 @@ def test_empty_documents_and_sources_are_told(make_config, texts):
     make_dataset(config, texts, sources=[source])
     seen = inspect(config)
     assert seen.sources == [
-        {"name": None, "kind": "jsonl", "documents": 120, "bytes": 8000, "tokens": 4000}
-        | {"unread_keys": None}
+        {"name": "jsonl", "kind": "jsonl", "documents": 120, "bytes": 8000, "tokens": 4000}
+        | {"unread_keys": {}}
     ]
     assert "jsonl         120  8,000   4,000        2.000" in str(seen)
     assert re.search(r"source +documents +bytes +tokens +bytes/token\n", str(seen))

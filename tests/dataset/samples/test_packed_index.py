@@ -159,7 +159,7 @@ def test_pieces_of_long_datasets_are_int64():
 
 
 def manifest_of(*places) -> SimpleNamespace:
-    return SimpleNamespace(sources=[{"kind": "chat", "sequences": place} for place in places])
+    return SimpleNamespace(sources=[{"kind": "chat", "name": "chat", "sequences": place} for place in places])
 
 
 FILES = SimpleNamespace(directory=Path("mine"), manifest_json=Path("/m.json"), idx=Path("/x.idx"))
@@ -172,7 +172,7 @@ def configured(**settings) -> SimpleNamespace:
 def test_sources_have_the_run_s_names_and_weights():
     """The run's names and weights apply, then the manifest's, then the kind and 1.0."""
     places = ([0, 3], [3, 3], [3, 7])
-    mine = [configured(name="a", weight=0.5), configured(name=None, weight=2.0), configured()]
+    mine = [configured(name="a", weight=0.5), configured(name=None, weight=2.0), configured(name=None)]
     assert mixed_sources(FILES, manifest_of(*places), mine, 7) == [
         MixedSource("a", 0, 3, 0.5),
         MixedSource("alpaca", 3, 3, 2.0),

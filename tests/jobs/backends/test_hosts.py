@@ -332,10 +332,10 @@ def answer_of(host: str, asked: list[str], /, **changes: Any) -> Answer:
         ),
         (
             {"local_disk": {"folder": "/nvme", "writable": True, "free": 10**4}},
-            "b has 0.01 MB free on /nvme, and its checkpoints need 0.85 MB. Free space there",
+            "b has 9.8 KiB free on /nvme, and its checkpoints need 825.4 KiB. Free space there",
         ),
         ({"shared_memory": 65536}, "and /dev/shm of b has 64.0 KiB free. Set data.num_workers=0"),
-        ({"scratch_free": 10**7}, "b: the disk of /tmp has 0.01 GB free, and a run needs 0.25 GB for"),
+        ({"scratch_free": 10**7}, "b: the disk of /tmp has 9.5 MiB free, and a run needs 238.4 MiB for"),
         (
             {"place": {"address": "127.0.0.1", "port": 1}},
             "b has no IPv4 address but loopback, which no other",

@@ -81,6 +81,7 @@ class FakeJob:
             write_text(run.config_yaml, to_yaml(run_config(run.name, steps, world_size)))
         self.job: JobDir = run.job(run.unused_job_id())
         self.job.make_folders()
+        write_text(self.job.config_yaml, run.config_yaml.read_text())
         self.record = JobRecord(
             job_id=self.job.job_id,
             run_id=run.record()["run_id"],

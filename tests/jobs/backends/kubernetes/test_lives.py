@@ -65,7 +65,8 @@ def job(workspace):
     identity = {"schema_version": 1, "run_id": RUN_ID, "name": run.name, "parent": None, "created_at": 1}
     files.write_json(run.run_json, identity)
     backend = {"kind": "kubernetes", "kubernetes": PLAIN}
-    files.write_text(run.config_yaml, to_yaml(load("gpt-125m-4xdp", {"backend": backend})))
+    for path in (run.config_yaml, job.config_yaml):
+        files.write_text(path, to_yaml(load("gpt-125m-4xdp", {"backend": backend})))
     record = JobRecord(JOB_ID, RUN_ID, run.name, QUEUED, time.time() - 3600, 8, backend="kubernetes")
     record.write(job.job_json)
     return job
@@ -300,7 +301,8 @@ def submitted(stub, cluster, job, monkeypatch):
 
     def submit(**fields):
         backend = {"kind": "kubernetes", "kubernetes": {**PLAIN, **fields}}
-        files.write_text(job.run.config_yaml, to_yaml(load("gpt-125m-4xdp", {"backend": backend})))
+        for path in (job.run.config_yaml, job.config_yaml):
+            files.write_text(path, to_yaml(load("gpt-125m-4xdp", {"backend": backend})))
         monkeypatch.setattr(module, "_cluster", lambda handle, *_: cluster)
         KubernetesBackend().submit(job)
         return KubernetesHandle.read(job.handle_json)
@@ -408,7 +410,8 @@ def test_a_job_that_only_tunes_ends_by_its_engines_word(life, job, stub, capsys)
     """A job with autotune: tune has no supervisor: its operator ends it, and a command uses the result."""
     section = {**PLAIN, "workload": "DeepSpeedJob", "autotune": "tune"}
     config = load("gpt-125m-4xdp", {"backend": {"kind": "kubernetes", "kubernetes": section}})
-    files.write_text(job.run.config_yaml, to_yaml(config))
+    for path in (job.run.config_yaml, job.config_yaml):
+        files.write_text(path, to_yaml(config))
     write_files(job, config)
     record = JobRecord.read(job.job_json)
     record.autotune = "tune"

@@ -47,6 +47,7 @@ def job(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
     run.config_yaml.write_text(to_yaml(config))
     job = run.job("20260101-120000-abcd")
     job.make_folders()
+    job.config_yaml.write_text(to_yaml(config))
     SlurmHandle(["12"]).write(job.handle_json)
     return job
 

@@ -2,8 +2,6 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from html import escape
 from typing import Any
 
 from nbtrain.base import files
@@ -17,19 +15,17 @@ from nbtrain.base.workspace import display
 from nbtrain.config.autotune import found_words
 from nbtrain.config.kept import kept_config
 from nbtrain.config.schema import RunConfig
-from nbtrain.monitor.conditions import Condition, JobEvent, conditions, failure_reason, job_events
+from nbtrain.monitor.conditions import conditions, failure_reason, job_events
+from nbtrain.monitor.job_page import JobPage, LogFile, RankEnd, RankRow, Replica
 from nbtrain.monitor.job_place import place_of, restart_policy, started_from, twin_words
-from nbtrain.monitor.job_use import Gpu, Use, gpus, limits, uses
+from nbtrain.monitor.job_use import gpus, limits, uses
 from nbtrain.monitor.life import life, paused_seconds
 from nbtrain.monitor.logs import log_attempts
 from nbtrain.monitor.notes import RunNotes, notes_of
-from nbtrain.monitor.pods import Pod, cluster_events, pods_of, reason_of_failure
+from nbtrain.monitor.pods import cluster_events, pods_of, reason_of_failure
 from nbtrain.monitor.run_ids import name_of
 from nbtrain.monitor.runs import job_with_end, lost_words
-from nbtrain.monitor.snapshot import finite
-from nbtrain.monitor.usage import NodeUsage, read_usage, usage_part
-
-from nbtrain.monitor.job_page import JobPage, LogFile, RankEnd, RankRow, Replica
+from nbtrain.monitor.usage import NodeUsage, read_usage
 
 # Metrics that are measured only for the whole machine or pod, and shown along with its replica's own.
 OF_NODES = ("network_", "rdma_", "disk_reads_", "disk_writes_")

@@ -8,42 +8,23 @@ is one machine or pod with its ranks.
 """
 
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any
 
-from nbtrain.base import files
-from nbtrain.base.errors import JobError
-from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import ACTIVE, LOST
-from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
-from nbtrain.base.rundir import JobDir, RunDir
-from nbtrain.base.usage import rank_subject
-from nbtrain.base.workspace import display
-from nbtrain.config.autotune import found_words
-from nbtrain.config.kept import kept_config
-from nbtrain.config.schema import RunConfig
-from nbtrain.monitor.conditions import Condition, JobEvent, conditions, failure_reason, job_events
-from nbtrain.monitor.job_place import place_of, restart_policy, started_from, twin_words
-from nbtrain.monitor.job_use import Gpu, Use, gpus, limits, uses
-from nbtrain.monitor.life import life, paused_seconds
-from nbtrain.monitor.logs import log_attempts
-from nbtrain.monitor.notes import RunNotes, notes_of
-from nbtrain.monitor.pods import Pod, cluster_events, pods_of, reason_of_failure
-from nbtrain.monitor.run_ids import name_of
-from nbtrain.monitor.runs import job_with_end, lost_words
-from nbtrain.monitor.snapshot import finite
-from nbtrain.monitor.usage import NodeUsage, read_usage, usage_part
-
-import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from nbtrain.base import amounts
 from nbtrain.base.jobstate import ACTIVE, RUNNING
 from nbtrain.base.table import aligned
 from nbtrain.base.terminal import printable
 from nbtrain.base.usage import FIGURES
+from nbtrain.monitor.conditions import Condition, JobEvent
+from nbtrain.monitor.job_use import Gpu, Use
+from nbtrain.monitor.pods import Pod
+from nbtrain.monitor.snapshot import finite
+from nbtrain.monitor.usage import NodeUsage, usage_part
+
 PAGE_SCHEMA_VERSION = 1
 # Points of a curve in to_dict(): as many as a chart has room for.
 MOST_POINTS = 240

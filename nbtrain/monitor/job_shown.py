@@ -12,7 +12,18 @@ from nbtrain.base import amounts
 from nbtrain.base.jobstate import ACTIVE
 from nbtrain.base.rundir import RunDir
 from nbtrain.monitor.job_facts import job_page
-from nbtrain.monitor.job_page import UNKNOWN, JobPage, RankRow, Replica, amounts_text, cloned_from, engine_words, replicas_words, resource_rows, use_of_limit
+from nbtrain.monitor.job_page import (
+    UNKNOWN,
+    JobPage,
+    RankRow,
+    Replica,
+    amounts_text,
+    cloned_from,
+    engine_words,
+    replicas_words,
+    resource_rows,
+    use_of_limit,
+)
 from nbtrain.monitor.life import elapsed_words
 from nbtrain.monitor.logs import SUPERVISOR
 from nbtrain.monitor.usage_charts import drawn, usage_charts

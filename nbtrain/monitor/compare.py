@@ -1,31 +1,40 @@
 """Comparison of runs: the settings in which they differ, and the results of each.
 
-    compared([RunDir, ...])  ->  {"names", "active", "settings": {"heads", "rows"}, "figures": {...}}
+    compared([RunDir, ...])  ->  {"names", "active", "settings": {"heads", "rows"}, "figures": {...}, ...}
 
-Each table has one row for a setting or metric and one column for each run, as text. The curves of runs come
-from metrics_range.metrics(), one run at a time.
+    settings, figures  one row for a setting or metric and one column for each run, as text
+    same               of the settings: [key, value] of those that all runs share
+    values, better     of the figures: the numbers behind the texts; which number is better: low, high or ""
+    scales             what turns the tokens of a run into FLOPs, and its time into money
+    refused            {name: reason} of runs that cannot be compared
+
+The curves of runs come from metrics_range.metrics(), one run at a time.
 """
 
 import contextlib
+import itertools
 import math
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nbtrain.base import amounts
+from nbtrain.base import amounts, files
 from nbtrain.base.errors import ConfigError, NbtrainError, RecordError
 from nbtrain.base.evaluation_files import EvaluationRecord, newest_evaluations
 from nbtrain.base.jobstate import ACTIVE
 from nbtrain.base.order import natural
 from nbtrain.base.records import AttemptRecord, Heartbeat, JobRecord, TrainingProgress
 from nbtrain.base.rundir import RunDir
+from nbtrain.config.arithmetic.devices import find_device
+from nbtrain.config.arithmetic.flops import model_flops_per_token
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.load import flatten, load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
 from nbtrain.monitor.run_summary import NO_JOB, RunSummary
-from nbtrain.monitor.runs import job_with_end, summary_of
+from nbtrain.monitor.runs import job_with_end, summary_or_damage
 
 # Maximum of runs that fit on a screen of 1,400 pixels with distinguishable curves.
 MOST_RUNS = 12
@@ -33,6 +42,16 @@ UNKNOWN = "\N{EN DASH}"
 # A run's own name differs by definition.
 NOT_COMPARED = ("name", "schema_version", "extends")
 HOUR_SECONDS = 3600.0
+# Metrics of an evaluation of which the lower number is better; of all others, the higher one is.
+LOWER_IS_BETTER = re.compile(r"loss|perplexity|bits_per|ppl")
+
+
+@dataclass(frozen=True)
+class DevicePrice:
+    """Usual price of one device for an hour."""
+
+    usual: float
+    currency: str
 
 
 @dataclass(frozen=True)
@@ -47,6 +66,12 @@ class Compared:
     """Seconds of training over all attempts of all jobs."""
     device_seconds: float
     """Seconds of training times the ranks of each attempt."""
+    devices: int
+    """Ranks of the newest attempt; 0 before the first."""
+    price: DevicePrice | None
+    """Price of a device for an hour, by the plan made at the submission; None if no price is known."""
+    kwh_per_hour: float | None
+    """Energy of a device in an hour, by the same plan; None if the device is not known."""
     evaluations: dict[str, EvaluationRecord]
     """Evaluations by name, each at the newest step that has one."""
 
@@ -64,62 +89,127 @@ def compared(runs: Sequence[RunDir]) -> dict[str, Any]:
             f"{', '.join(twice)}: runs of one name in different folders; a comparison tells runs apart "
             "by name. Give one of the folders another name."
         )
-    now = time.time()
-    read = [_read(run, now) for run in runs]
+    return tables(runs)
+
+
+def tables(runs: Sequence[RunDir], refused: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the tables of any number of runs, and why each run in `refused` is not among them."""
+    names, now = [run.name for run in runs], time.time()
+    read = [read_compared(run, now) for run in runs]
+    rows = figures(read)
     return {
         "names": names,
         "active": any(run.summary.state in ACTIVE for run in read),
-        "settings": {"heads": ["setting", *names], "rows": settings(read)},
-        "figures": {"heads": ["figure", *names], "rows": figures(read)},
+        "refused": dict(refused or {}),
+        "scales": {run.name: _scale(one) for run, one in zip(runs, read)},
+        "settings": {"heads": ["setting", *names], "rows": settings(read), "same": same_settings(read)},
+        "figures": {
+            "heads": ["figure", *names],
+            "rows": [[row.name, *row.words] for row in rows],
+            "values": [list(row.values) for row in rows],
+            "better": [row.better for row in rows],
+        },
     }
 
 
 def settings(runs: Sequence[Compared]) -> list[list[str]]:
     """Return [key, value of each run] for every setting in which two runs differ, in the schema's order."""
+    configured = [run.config is not None for run in runs]
+    return [row for row in _all_settings(runs) if len(set(itertools.compress(row[1:], configured))) > 1]
+
+
+def same_settings(runs: Sequence[Compared]) -> list[list[str]]:
+    """Return [key, value] for every setting that all runs with a configuration share."""
+    configured = [run.config is not None for run in runs]
+    rows = ((row[0], set(itertools.compress(row[1:], configured))) for row in _all_settings(runs))
+    return [[key, *values] for key, values in rows if len(values) == 1]
+
+
+def _all_settings(runs: Sequence[Compared]) -> Iterator[list[str]]:
     values = [dict(flatten(run.config.model_dump())) if run.config else {} for run in runs]
     keys = dict.fromkeys(key for found in values for key in found)
     # A section that is null in one run is compared by its keys, which other runs have.
     sections = {key[:at] for key in keys for at, letter in enumerate(key) if letter == "."}
-    rows = []
     for key in keys:
-        if key in NOT_COMPARED or key in sections:
-            continue
-        cells = [show(found[key]) if key in found else UNKNOWN for found in values]
-        if len({cell for cell, one in zip(cells, runs) if one.config}) > 1:
-            rows.append([key, *cells])
-    return rows
+        if key not in NOT_COMPARED and key not in sections:
+            yield [key, *(show(found[key]) if key in found else UNKNOWN for found in values)]
 
 
-def figures(runs: Sequence[Compared]) -> list[list[str]]:
-    """Return [name, text of each run] for the metrics that at least one run has."""
-    rows = [[name, *(_words(figure, run) for run in runs)] for name, figure in FIGURES.items()]
-    return [row for row in rows if set(row[1:]) != {UNKNOWN}] + of_datasets(runs) + evaluations(runs)
+def _scale(run: Compared) -> dict[str, Any]:
+    """Return what turns a run's tokens into model FLOPs, and its seconds into money."""
+    price = run.price
+    return {
+        "flops_per_token": model_flops_per_token(run.config) if run.config else None,
+        "money_per_second": price.usual * run.devices / HOUR_SECONDS if price and run.devices else None,
+        "currency": price.currency if price else None,
+    }
 
 
-def of_datasets(runs: Sequence[Compared]) -> list[list[str]]:
-    """Return [name, text of each run] for validation loss and perplexity of each dataset of their blends."""
-    losses = [run.progress.validation_losses if run.progress else {} for run in runs]
-    names = sorted({name for found in losses for name in found}, key=natural)
+@dataclass(frozen=True)
+class Row:
+    """One metric of each run."""
+
+    name: str
+    words: Sequence[str]
+    """Text for each run; UNKNOWN if the run does not have the metric."""
+    values: Sequence[float | None]
+    """Number for each run; None if the run does not have it or if the metric is text."""
+    better: str = ""
+    """Which number is better: low, high, or "" for a metric that does not rank runs."""
+
+
+def figures(runs: Sequence[Compared]) -> list[Row]:
+    """Return the metrics that at least one run has."""
+    rows = [figure.row(runs) for figure in FIGURES]
+    rows = [row for row in rows if set(row.words) != {UNKNOWN}]
+    return rows + costs(runs) + of_datasets(runs) + evaluations(runs)
+
+
+def costs(runs: Sequence[Compared]) -> list[Row]:
+    """Return the money that the runs' device hours cost, one row for each currency."""
     rows = []
-    for name in names:
-        own = [found.get(name) for found in losses]
-        finite = [loss if loss is not None and math.isfinite(loss) else None for loss in own]
-        cells = [UNKNOWN if loss is None else f"{loss:.4f}" for loss in finite]
-        rows.append([f"validation loss, {name}", *cells])
-        cells = [UNKNOWN if loss is None else f"{math.exp(min(loss, 20)):,.2f}" for loss in finite]
-        rows.append([f"validation perplexity, {name}", *cells])
+    for currency in sorted({run.price.currency for run in runs if run.price and run.device_seconds}):
+        values = [
+            run.price.usual * run.device_seconds / HOUR_SECONDS
+            if run.price and run.device_seconds and run.price.currency == currency
+            else None
+            for run in runs
+        ]
+        words = [UNKNOWN if value is None else f"{value:,.2f}" for value in values]
+        rows.append(Row(f"cost, {currency}", words, values, "low"))
     return rows
 
 
-def evaluations(runs: Sequence[Compared]) -> list[list[str]]:
-    """Return [name and metric, text of each run] for the results of `nbtrain evaluate`."""
+def of_datasets(runs: Sequence[Compared]) -> list[Row]:
+    """Return validation loss and perplexity of each dataset of the runs' blends."""
+    losses = [run.progress.validation_losses if run.progress else {} for run in runs]
+    rows = []
+    for name in sorted({name for found in losses for name in found}, key=natural):
+        own = [_finite(found.get(name)) for found in losses]
+        words = [UNKNOWN if loss is None else f"{loss:.4f}" for loss in own]
+        rows.append(Row(f"validation loss, {name}", words, own, "low"))
+        perplexities = [None if loss is None else _perplexity_of(loss) for loss in own]
+        words = [UNKNOWN if value is None else f"{value:,.2f}" for value in perplexities]
+        rows.append(Row(f"validation perplexity, {name}", words, perplexities, "low"))
+    return rows
+
+
+def evaluations(runs: Sequence[Compared]) -> list[Row]:
+    """Return the results of `nbtrain evaluate`."""
     keys = {
         (name, metric) for run in runs for name in run.evaluations for metric in run.evaluations[name].metrics
     }
-    return [
-        [f"{name}: {metric}", *(_evaluated(run.evaluations.get(name), metric) for run in runs)]
-        for name, metric in sorted(keys, key=lambda key: (natural(key[0]), key[1]))
-    ]
+    rows = []
+    for name, metric in sorted(keys, key=lambda key: (natural(key[0]), key[1])):
+        records = [run.evaluations.get(name) for run in runs]
+        values = [
+            _finite(record.metrics[metric].value) if record and metric in record.metrics else None
+            for record in records
+        ]
+        words = [_evaluated(record, metric) for record in records]
+        better = "low" if LOWER_IS_BETTER.search(metric) else "high"
+        rows.append(Row(f"{name}: {metric}", words, values, better))
+    return rows
 
 
 def _evaluated(record: EvaluationRecord | None, metric: str) -> str:
@@ -129,67 +219,128 @@ def _evaluated(record: EvaluationRecord | None, metric: str) -> str:
     return f"{record.metrics[metric]} (step {record.step:,}{limit})"
 
 
-def _words(figure: Callable[[Compared], str | None], one: Compared) -> str:
-    return figure(one) or UNKNOWN
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
-def _of_config(words: Callable[[RunConfig], str]) -> Callable[[Compared], str | None]:
-    return lambda one: words(one.config) if one.config else None
-
-
-def _of_progress(key: str, words: Callable[[float], str]) -> Callable[[Compared], str | None]:
-    def figure(one: Compared) -> str | None:
-        value = getattr(one.progress, key, None)
-        return words(value) if value is not None and math.isfinite(value) else None
-
-    return figure
-
-
-def _perplexity(one: Compared) -> str | None:
-    """Return the perplexity as text; None for a preference run, whose loss is not a loss over tokens."""
-    if one.config is not None and one.config.dpo is not None:
-        return None
+def _perplexity_of(loss: float) -> float:
     # exp(20) is larger than the vocabulary of any tokenizer: such a run has learned nothing.
-    return _of_progress("validation_loss", lambda value: f"{math.exp(min(value, 20)):,.2f}")(one)
+    return math.exp(min(loss, 20))
 
 
-def _steps(one: Compared) -> str | None:
-    step, total = one.summary.step, one.summary.total_steps
+@dataclass(frozen=True)
+class Figure:
+    """A metric of a run: its number, and how the number is shown."""
+
+    name: str
+    value: Callable[[Compared], float | None]
+    words: Callable[[float], str]
+    better: str = ""
+
+    def row(self, runs: Sequence[Compared]) -> Row:
+        values = [_finite(self.value(run)) for run in runs]
+        return Row(
+            self.name,
+            [UNKNOWN if value is None else self.words(value) for value in values],
+            values,
+            self.better,
+        )
+
+
+@dataclass(frozen=True)
+class TextFigure:
+    """A metric of a run that is not a single number."""
+
+    name: str
+    text: Callable[[Compared], str | None]
+
+    def row(self, runs: Sequence[Compared]) -> Row:
+        return Row(self.name, [self.text(run) or UNKNOWN for run in runs], [None] * len(runs))
+
+
+def _of_config(value: Callable[[RunConfig], float]) -> Callable[[Compared], float | None]:
+    return lambda run: value(run.config) if run.config else None
+
+
+def _of_progress(key: str) -> Callable[[Compared], float | None]:
+    return lambda run: getattr(run.progress, key, None)
+
+
+def _perplexity(run: Compared) -> float | None:
+    """Return the perplexity; None for a preference run, whose loss is not a loss over tokens."""
+    if run.config is not None and run.config.dpo is not None:
+        return None
+    loss = _finite(run.progress.validation_loss) if run.progress else None
+    return None if loss is None else _perplexity_of(loss)
+
+
+def _steps(run: Compared) -> str | None:
+    step, total = run.summary.step, run.summary.total_steps
     return None if step is None else f"{step:,} / {total:,}" if total else f"{step:,}"
 
 
-def _device_hours(one: Compared) -> str | None:
-    if not one.device_seconds:
+def _hours_on(device: str) -> Callable[[Compared], float | None]:
+    def hours(run: Compared) -> float | None:
+        own = "gpu" if run.config and run.config.resources.device == "gpu" else "cpu"
+        return run.device_seconds / HOUR_SECONDS if run.device_seconds and own == device else None
+
+    return hours
+
+
+def _mfu(run: Compared) -> float | None:
+    """Return the mean share of the devices' peak; None for a device without a known peak, such as a CPU."""
+    speed = run.progress and run.progress.mean_tokens_per_second
+    if run.config is None or not speed or not run.devices:
         return None
-    device = "GPU" if one.config and one.config.resources.device == "gpu" else "CPU process"
-    hours = one.device_seconds / HOUR_SECONDS
-    return f"{f'{hours:,.0f}' if hours >= 100 else f'{hours:.3g}'} {device} hours"
+    device = find_device(run.config.resources.gpu_type)
+    peak = device.peak(run.config.precision.dtype) if device else None
+    return speed * model_flops_per_token(run.config) / (run.devices * peak) if peak else None
 
 
-FIGURES: dict[str, Callable[[Compared], str | None]] = {
-    "state": lambda one: one.summary.state,
-    "parameters": _of_config(lambda config: amounts.count(count_parameters(config).total)),
-    "sequence length": _of_config(lambda config: f"{config.model.seq_length:,} tokens"),
-    "steps": _steps,
-    "trained tokens": _of_progress("consumed_tokens", amounts.count),
-    "loss": _of_progress("loss", lambda value: f"{value:.4f}"),
-    "validation loss": _of_progress("validation_loss", lambda value: f"{value:.4f}"),
-    "validation perplexity": _perplexity,
-    "best validation loss": _of_progress("best_validation_loss", lambda value: f"{value:.4f}"),
-    "test loss": _of_progress("test_loss", lambda value: f"{value:.4f}"),
+def _energy_kwh(run: Compared) -> float | None:
+    if run.kwh_per_hour is None or not run.device_seconds:
+        return None
+    return run.kwh_per_hour * run.device_seconds / HOUR_SECONDS
+
+
+def _four_decimals(value: float) -> str:
+    return f"{value:.4f}"
+
+
+def _hours(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+FIGURES: tuple[Figure | TextFigure, ...] = (
+    TextFigure("state", lambda run: run.summary.state),
+    Figure("parameters", _of_config(lambda config: count_parameters(config).total), amounts.count),
+    Figure("sequence length", _of_config(lambda config: config.model.seq_length), "{:,} tokens".format),
+    TextFigure("steps", _steps),
+    Figure("trained tokens", _of_progress("consumed_tokens"), amounts.count),
+    Figure("loss", _of_progress("loss"), _four_decimals, "low"),
+    Figure("validation loss", _of_progress("validation_loss"), _four_decimals, "low"),
+    Figure("validation perplexity", _perplexity, "{:,.2f}".format, "low"),
+    Figure("best validation loss", _of_progress("best_validation_loss"), _four_decimals, "low"),
+    Figure("test loss", _of_progress("test_loss"), _four_decimals, "low"),
     # Both are means, because one slow step, such as the last one, is not representative.
-    "tokens/s, mean of 100 steps": _of_progress("mean_tokens_per_second", lambda value: f"{value:,.0f}"),
-    "samples/s, mean of 100 steps": _of_progress("samples_per_second", lambda value: f"{value:,.1f}"),
-    "peak memory": _of_progress("memory_bytes", amounts.size),
-    "training time": lambda one: amounts.elapsed(one.train_seconds) if one.train_seconds else None,
-    "GPU or CPU-process hours": _device_hours,
-    "restarts": lambda one: f"{one.summary.restarts:,}" if one.summary.state != NO_JOB else None,
-}
-"""Functions that format a metric of a run; None if the run does not have it."""
+    Figure("tokens/s, mean of 100 steps", _of_progress("mean_tokens_per_second"), "{:,.0f}".format, "high"),
+    Figure("samples/s, mean of 100 steps", _of_progress("samples_per_second"), "{:,.1f}".format, "high"),
+    Figure("MFU, mean of 100 steps", _mfu, "{:.1%}".format, "high"),
+    Figure("peak memory", _of_progress("memory_bytes"), amounts.size, "low"),
+    Figure("training time", lambda run: run.train_seconds or None, amounts.elapsed, "low"),
+    Figure("GPU hours", _hours_on("gpu"), _hours, "low"),
+    Figure("CPU process hours", _hours_on("cpu"), _hours, "low"),
+    Figure("energy", _energy_kwh, lambda value: f"about {_hours(value)} kWh", "low"),
+    Figure(
+        "restarts", lambda run: None if run.summary.state == NO_JOB else run.summary.restarts, "{:,}".format
+    ),
+)
+"""Metrics of a run, in the order of the table."""
 
 
-def _read(run: RunDir, now: float) -> Compared:
-    summary = summary_of(run, now)
+def read_compared(run: RunDir, now: float) -> Compared:
+    """Return a run's data; a part that is damaged or missing is empty."""
+    summary = summary_or_damage(run, now)
     config = None
     # A run that is damaged or of a later version still has a state and metrics.
     with contextlib.suppress(NbtrainError, OSError):
@@ -200,7 +351,7 @@ def _read(run: RunDir, now: float) -> Compared:
         beat = Heartbeat.read(job.heartbeat(0)) if job else None
         newest = JobRecord.read(job.job_json) if job and beat is None else None
         progress = beat.progress if beat else newest.goes_on_from if newest else None
-    seconds = device_seconds = 0.0
+    seconds, device_seconds, devices = 0.0, 0.0, 0
     for job_id in run.job_ids():
         with contextlib.suppress(RecordError):
             record, state, _ = job_with_end(run.job(job_id), now)
@@ -211,10 +362,23 @@ def _read(run: RunDir, now: float) -> Compared:
                 lasted = _seconds(attempt, until)
                 seconds += lasted
                 device_seconds += lasted * attempt.world_size
+                devices = attempt.world_size
     found: dict[str, EvaluationRecord] = {}
     with contextlib.suppress(RecordError):
         found = newest_evaluations(run)
-    return Compared(summary, config, progress, seconds, device_seconds, found)
+    price, kwh_per_hour = _planned_price(run)
+    return Compared(summary, config, progress, seconds, device_seconds, devices, price, kwh_per_hour, found)
+
+
+def _planned_price(run: RunDir) -> tuple[DevicePrice | None, float | None]:
+    """Return the price of a device and its energy per hour, as the plan of the run has them."""
+    try:
+        cost = (files.read_json(run.plan_json) or {}).get("cost") or {}
+    except RecordError:
+        return None, None
+    hours, energy, price = cost.get("device_hours"), cost.get("energy_kwh"), cost.get("price")
+    kwh_per_hour = energy / hours if hours and energy is not None else None
+    return DevicePrice(price["usual"], price["currency"]) if price else None, kwh_per_hour
 
 
 def _seconds(attempt: AttemptRecord, until: float | None) -> float:

@@ -23,7 +23,7 @@ from nbtrain.base.jobstate import ACTIVE, ENGINES, FINAL, LOST, read_job, second
 from nbtrain.base.records import Heartbeat, JobRecord
 from nbtrain.base.rundir import JOB_ID_PATTERN, JobDir, RunDir
 from nbtrain.base.table import aligned
-from nbtrain.base.workspace import output_root
+from nbtrain.base.workspace import display, output_root
 from nbtrain.monitor.advice import asked_of
 from nbtrain.monitor.notes import RunNotes, notes_of
 from nbtrain.monitor.run_filter import EVERY_RUN, RunFilter
@@ -76,15 +76,18 @@ def summary_in(root: Path, name: str, now: float) -> RunSummary | None:
         return ended
     if not os.access(f"{root}/{name}/run.json", os.F_OK):
         return _closed(root, name)
-    run = RunDir(root / name)
+    return summary_or_damage(RunDir(root / name), now)
+
+
+def summary_or_damage(run: RunDir, now: float) -> RunSummary:
+    """Return the line of one run, DAMAGED if a record cannot be read: it must not hide the other runs."""
     try:
         return summary_of(run, now)
     except (RecordError, PermissionError) as error:
-        # One damaged file, or another user's file, must not hide every other run.
         cause = f"{files.not_allowed(error)}." if isinstance(error, PermissionError) else str(error)
-        with contextlib.suppress(PermissionError):
-            return RunSummary(name, DAMAGED, cause, len(run.job_ids()), run.run_json.stat().st_mtime)
-        return RunSummary(name, DAMAGED, cause, 0, run.path.stat().st_mtime)
+        with contextlib.suppress(PermissionError, FileNotFoundError):
+            return RunSummary(run.name, DAMAGED, cause, len(run.job_ids()), run.run_json.stat().st_mtime)
+        return RunSummary(run.name, DAMAGED, cause, 0, run.path.stat().st_mtime)
 
 
 def _closed(root: Path, name: str) -> RunSummary | None:
@@ -165,8 +168,13 @@ def _read(path: str) -> Any:
 
 def summary_of(run: RunDir, now: float) -> RunSummary:
     """Return the line of one run."""
-    identity = run.record() or {}
-    job = run.newest_job()
+    identity, job = run.record(), run.newest_job()
+    if job is None and (not isinstance(identity, dict) or "run_id" not in identity):
+        raise RecordError(
+            f"{display(run.run_json)}: has no run_id, so the folder is not a run. Move it out of the output "
+            "directory."
+        )
+    identity = identity if isinstance(identity, dict) else {}
     record, state, cause = job_with_end(job, now) if job else (None, NO_JOB, None)
     beat = Heartbeat.read(job.heartbeat(0)) if job else None
     beat = record.placed(beat) if record and beat else beat

@@ -74,6 +74,13 @@ class WatchedRuns:
         about = json.dumps({"root": display(self.root), "run_root_id": root_id(self.root)})
         return f'{{"runs":[{",".join(row.text for row in rows)}],{about[1:]}'
 
+    def names(self) -> list[str]:
+        """Return the names of the runs at the last answer."""
+        with self._lock:
+            if not self._rows:
+                self._read()
+            return list(self._rows)
+
     def expire(self) -> None:
         """Make the next answer read the runs again, because one has changed."""
         self._read_at = -math.inf
@@ -100,14 +107,14 @@ class WatchedRuns:
 
     def _row(self, name: str, now: float) -> Row | None:
         known = self._rows.get(name)
-        if known and known.stamps is not None and known.stamps == _stamps(known.folder, known.job):
+        if known and known.stamps is not None and known.stamps == folder_stamps(known.folder, known.job):
             return known
         folder = str(self.root / name)
         if (run := summary_in(self.root, name, now)) is None:
             return None
         value = row_of(run)
         settled = run.state in FINAL and run.state != LOST
-        stamps = _stamps(folder, run.job_id) if settled else None
+        stamps = folder_stamps(folder, run.job_id) if settled else None
         if stamps and max(stamps) > 1e9 * (now - SETTLED_SECONDS):
             stamps = None
         text = encoded(value).decode()
@@ -115,7 +122,8 @@ class WatchedRuns:
         return Row(text, run.archived, active, run.created_at, folder, run.job_id, stamps)
 
 
-def _stamps(folder: str, job: str | None) -> tuple[int, ...] | None:
+def folder_stamps(folder: str, job: str | None) -> tuple[int, ...] | None:
+    """Return the modification stamps of a run's folder, its jobs and a job; None if one is missing."""
     try:
         paths = (folder, f"{folder}/jobs", f"{folder}/jobs/{job}")
         # Creating a Path for each would take longer than the call.

@@ -10,6 +10,7 @@ PUT  /api                     Megatron-LM's (POST too)
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -23,6 +24,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from nbtrain.base.errors import NbtrainError
 from nbtrain.config.generation import Generation
 from nbtrain.serving import megatron, openai_requests
 from nbtrain.serving.dispatch import Answer
@@ -103,7 +105,11 @@ class Routes:
         names = await asyncio.to_thread(self.models.names)
         if name not in names:
             raise unknown_model(name, f"Models that are served here: {', '.join(names) or 'none'}.")
-        return JSONAnswer(self._described(name, names[name]))
+        described = self._described(name, names[name])
+        # A model whose configuration cannot be read is refused when it is used.
+        with contextlib.suppress(NbtrainError, OSError):
+            described["chat"] = await asyncio.to_thread(self.models.can_chat, name)
+        return JSONAnswer(described)
 
     def _described(self, name: str, step: int) -> dict[str, Any]:
         found = {"id": name, "object": "model", "created": 0, "owned_by": "nbtrain", "step": step}

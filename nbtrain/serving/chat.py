@@ -239,6 +239,13 @@ def template_of(config: RunConfig, file: str | None, tokenizer: Path, eod_token:
     return RunTemplate(talks.template, learnt_roles(talks), known_roles(talks), talks.roles)
 
 
+def has_template(config: RunConfig, file: str | None, tokenizer: Path) -> bool:
+    """Return whether template_of() finds a usable template, without the model being loaded."""
+    if file is not None or talks_of(config.data.sources) is not None:
+        return True
+    return not isinstance(_template_of_tokenizer(tokenizer, ""), NoTemplate)
+
+
 class ChatText:
     """A run's conversations as one text, for programs that handle plain text only."""
 

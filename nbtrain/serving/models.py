@@ -13,7 +13,7 @@ from nbtrain.base.order import natural
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display, output_root, tokenizer_dir
 from nbtrain.config.load import load_resolved
-from nbtrain.serving.chat import ChatTemplate, template_of
+from nbtrain.serving.chat import ChatTemplate, NoTemplate, has_template, template_of
 from nbtrain.serving.dispatch import Dispatcher, status_of
 from nbtrain.serving.engine_process import Loading
 from nbtrain.serving.metrics import Metrics
@@ -71,6 +71,13 @@ class Models:
             ) is not None:
                 found[folder.name] = step
         return found
+
+    def can_chat(self, name: str) -> bool:
+        """Return whether a run of names() has a chat template. Raises NbtrainError if it cannot be read."""
+        if self.loaded is not None and self.loaded.name == name:
+            return not isinstance(self.loaded.template, NoTemplate)
+        config = load_resolved(RunDir(output_root() / name).config_yaml)
+        return has_template(config, self.options.chat_template, tokenizer_dir(config.tokenizer.name))
 
     async def get(self, name: str | None) -> Served:
         """Return the loaded model that a request names; None means the only one. Raises Refusal."""

@@ -145,7 +145,7 @@ def compare(page: Any, lab: Lab) -> None:
     alone(page)
     host(page, f"openCompare(['gpt-done', 'gpt-stopped', '{LONG_NAME}'])")
     page.locator(".nbtrain-CompareView polyline").nth(2).wait_for()
-    page.locator(".nbtrain-CompareView table[aria-label='settings that differ'] td").first.wait_for()
+    page.locator(".nbtrain-CompareView table[aria-label='settings of the runs'] td").first.wait_for()
 
 
 def form(page: Any, lab: Lab) -> None:
@@ -175,6 +175,13 @@ def board(page: Any, lab: Lab) -> None:
     frame = page.frame_locator(".nbtrain-TensorBoard iframe").frame_locator("iframe[title=TensorBoard]")
     frame.locator("card-view").first.wait_for()
     frame.locator("card-view svg").first.wait_for()
+
+
+def models(page: Any, lab: Lab) -> None:
+    """The page without a model: the recorded runs have no checkpoint."""
+    alone(page)
+    page.evaluate("() => void window.jupyterapp.commands.execute('nbtrain:models')")
+    page.frame_locator("iframe[src*=nbtrain-models]").get_by_text("No run has a checkpoint yet.").wait_for()
 
 
 CELLS = {
@@ -227,5 +234,6 @@ STATIONS = (
     Station("form-problems", form_problems, (".nbtrain-FormView",)),
     # The frame contains TensorBoard's own page.
     Station("tensorboard", board, ()),
+    Station("models", models, ()),
     *(Station(f"notebook-{key}", notebook(key), OUTPUT, ".jp-OutputArea") for key in CELLS),
 )

@@ -1,5 +1,6 @@
 """Comparing runs: the settings that differ, the metrics of each run, and what is refused."""
 
+import json
 import os
 import time
 from dataclasses import replace
@@ -52,9 +53,16 @@ def test_what_differs_and_what_came_of_it(workspace):
     assert figures["tokens/s, mean of 100 steps"] == ["\N{EN DASH}", "1,280"]
     assert figures["samples/s, mean of 100 steps"] == ["\N{EN DASH}", "10.0"]
     assert figures["steps"] == ["20 / 20", "20 / 20"]
-    assert figures["GPU or CPU-process hours"] == ["2.5 CPU process hours", "0.025 CPU process hours"]
+    assert figures["CPU process hours"] == ["2.5", "0.025"]
     assert figures["training time"] == ["1 h 30 min", "1 min 30 s"]
     assert "test loss" not in figures
+    assert ["batch.global_batch_size", "8"] in found["settings"]["same"]
+    numbers = {
+        row[0]: [*more]
+        for row, *more in zip(*(found["figures"][key] for key in ("rows", "values", "better")))
+    }
+    assert numbers["loss"] == [[2.5, 2.25], "low"]
+    assert numbers["tokens/s, mean of 100 steps"] == [[None, 1280.0], "high"]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +72,7 @@ def test_many_hours_are_shown_in_full(workspace, seconds, words):
     """From 100 hours on, hours are shown as a whole number, never as a power of ten."""
     runs = [made(workspace, name, {}, [(1, seconds)], loss=2.5) for name in ("one", "two")]
     figures = {row[0]: row[1:] for row in compared(runs)["figures"]["rows"]}
-    assert figures["GPU or CPU-process hours"] == [f"{words} CPU process hours"] * 2
+    assert figures["CPU process hours"] == [words] * 2
 
 
 def test_a_lost_job_trained_until_its_last_sign_of_life(workspace):
@@ -80,10 +88,7 @@ def test_a_lost_job_trained_until_its_last_sign_of_life(workspace):
     os.utime(job.job_json, (job.heartbeat(0).stat().st_mtime,) * 2)
     figures = {row[0]: row[1:] for row in compared([one, two])["figures"]["rows"]}
     assert figures["state"][0] == "LOST"
-    assert (figures["training time"][0], figures["GPU or CPU-process hours"][0]) == (
-        "30 min 0 s",
-        "1 CPU process hours",
-    )
+    assert (figures["training time"][0], figures["CPU process hours"][0]) == ("30 min 0 s", "1")
     later = one.job(new_job_id(time.time()))
     later.make_folders()
     resumed = JobRecord(later.job_id, "one", "one", "CANCELLED", time.time(), 2, "stopped")
@@ -137,6 +142,32 @@ def test_a_run_whose_configuration_is_damaged_is_compared_by_its_figures(workspa
     found = compared([one, two])
     assert found["settings"]["rows"] == []
     assert ["loss", "2.5000", "2.2500"] in found["figures"]["rows"]
+
+
+def test_a_run_with_a_damaged_record_does_not_hide_the_others(workspace):
+    one, two = (made(workspace, name, {}, [(1, 60)], loss=2.5) for name in ("one", "two"))
+    two.newest_job().job_json.write_text("{")
+    figures = {row[0]: row[1:] for row in compared([one, two])["figures"]["rows"]}
+    assert figures["state"] == ["SUCCEEDED", "DAMAGED"] and figures["loss"][0] == "2.5000"
+
+
+def test_money_energy_and_mfu_follow_the_devices_that_ran(workspace):
+    """The plan has the price of a device, and the attempts have the hours."""
+    on_gpu = {"resources.device": "gpu", "resources.gpu_type": "A100-SXM4-40GB", "precision.dtype": "bf16"}
+    speed = {"samples_per_second": 100.0, "consumed_samples": 20}
+    runs = [made(workspace, name, on_gpu, [(2, 3600)], loss=2.5, **speed) for name in ("one", "two")]
+    cost = {"device_hours": 10.0, "energy_kwh": 5.0, "price": {"usual": 1.5, "currency": "USD"}}
+    runs[0].plan_json.write_text(json.dumps({"cost": cost}))
+    runs[1].plan_json.write_text("{")  # damaged
+    found = compared(runs)
+    figures = {row[0]: row[1:] for row in found["figures"]["rows"]}
+    assert figures["GPU hours"] == ["2", "2"]
+    assert figures["cost, USD"] == ["3.00", "\N{EN DASH}"]
+    assert figures["energy"] == ["about 1 kWh", "\N{EN DASH}"]
+    scale = found["scales"]["one"]
+    assert scale["money_per_second"] == pytest.approx(3.0 / 3600)
+    share = 100.0 * 128 * scale["flops_per_token"] / (2 * 312e12)
+    assert figures["MFU, mean of 100 steps"] == [f"{share:.1%}"] * 2
 
 
 def test_what_is_refused(workspace):

@@ -10,7 +10,6 @@ with (as in nb.submit, or a JSON object as text), `typed` is {key: text} of the 
 `clone` names a run whose configuration is used instead of the YAML; the new run becomes its child.
 """
 
-import itertools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -36,7 +35,13 @@ from nbtrain.lab.form.fields import (
     run_yamls,
 )
 from nbtrain.lab.form.problems import findings_by_key, problems_by_key, shortages_by_key
-from nbtrain.lab.form.same_name import not_applied, problems_of_name, refuse_taken
+from nbtrain.lab.form.same_name import (
+    free_name,
+    name_taken,
+    not_applied,
+    problems_of_name,
+    refuse_taken,
+)
 from nbtrain.monitor.notes import own_labels_of
 
 Request = Mapping[str, Any]
@@ -48,8 +53,6 @@ TWIN_WORDS = (
     "with other layouts. This takes a few minutes and does not need the run's data or GPUs."
 )
 SUGGESTIONS = 6
-LONGEST_STEM = 48
-"""Characters kept of a clone's name, so that a number fits within the 53 that are allowed."""
 
 
 def answer(path: str, request: Request, anywhere: bool = False) -> dict[str, Any]:
@@ -200,6 +203,7 @@ def _assessed(draft: Draft, request: Request) -> dict[str, Any]:
         "changes": [_change(draft, key) for key in draft.changes],
         "following": {key: _following(draft, every_field()[key]) for key in following()},
         "name": draft.value("name"),
+        "taken": None if twin else name_taken(str(draft.value("name"))),
         "line": draft.call(function),
         "cell": draft.cell(function, "twin" if twin else "job", more),
     }
@@ -216,9 +220,7 @@ def _as_clone(draft: Draft) -> None:
     if not draft.clone_of:
         return
     if "name" not in draft.changes:
-        stem = draft.base.name[:LONGEST_STEM].rstrip("-")
-        names = (f"{stem}-{number}" for number in itertools.count(2))
-        draft.set("name", next(name for name in names if not RunDir.named(name).exists()))
+        draft.set("name", free_name(draft.base.name))
     if draft.base.mode == "eval":
         draft.set("mode", "full")
     if "labels" not in draft.changes:

@@ -27,6 +27,8 @@ _PRODUCT = {
 _AND = re.compile(r"^\s+and (override .*?: |\S+:\d+: )?(?P<found>[a-z_.]+ = .*)$", re.MULTILINE)
 # "data.sources[0].kind = jsonl", the first line of a rule about something inside a field.
 _FIRST_LINE = re.compile(r"\A\S+ = [^\n:]*(?=\n)")
+# "Set lr_schedule.lr: 0.0001.", the whole fix of a finding.
+_SET = re.compile(r"Set (?P<key>[a-z_.]+): (?P<value>\S+)\.")
 # " = 250", between the key and the rule.
 _VALUE = re.compile(r" = (?P<value>.*?)(?P<end>\n\s*|: )", re.DOTALL)
 
@@ -134,12 +136,24 @@ def shortages_by_key(
 
 
 def findings_by_key(findings: Iterable[Finding]) -> list[dict[str, Any]]:
-    """Return {key, level, label, message, fix} of each finding of the plan."""
+    """Return {key, level, label, message, fix, typed} of each finding of the plan.
+
+    `typed` is {key: text} if the fix is to set one field to a value, else None.
+    """
     found = []
     for one in findings:
         at = field_at(one.key)
         key = at.key if at else None
+        match = _SET.fullmatch(one.fix)
+        typed = {match["key"]: match["value"]} if match and match["key"] in every_field() else None
         found.append(
-            {"key": key, "level": one.level, "label": one.label, "message": one.message, "fix": one.fix}
+            {
+                "key": key,
+                "level": one.level,
+                "label": one.label,
+                "message": one.message,
+                "fix": one.fix,
+                "typed": typed,
+            }
         )
     return found

@@ -1,19 +1,25 @@
 """Checks of a draft's name against an existing run of that name. They change nothing."""
 
+import itertools
+import os
+from collections.abc import Callable
 from typing import Any
 
+from nbtrain.base import amounts
 from nbtrain.base.errors import NbtrainError, SubmitError
 from nbtrain.base.jobstate import at_rest
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
 from nbtrain.jobs.backends.base import status_of
-from nbtrain.jobs.changes import Change, typed_changes
+from nbtrain.jobs.changes import Change, changes_between, typed_changes
 from nbtrain.jobs.control import asked_pause
 from nbtrain.jobs.refusals import (
     active_job,
+    finished_config,
     refuse_finished,
     refuse_foreign,
     refuse_less_than_done,
@@ -24,27 +30,113 @@ from nbtrain.jobs.refusals import (
 )
 from nbtrain.lab.form.fields import field_at
 
+LONGEST_STEM = 48
+"""Characters kept of a name, so that a number fits within the 53 that are allowed."""
+# Settings that a sentence names.
+MOST_CHANGES = 3
+
 
 def problems_of_name(config: RunConfig, clone_of: str = "") -> list[dict[str, Any]]:
-    """Return why submit() would refuse the run, or not apply changes, because a run of this name exists."""
+    """Return why submit() would refuse the run, or not apply changes, because a run of this name exists.
+
+    The `message` of a problem is one sentence, because the form has buttons for what can be done; `full` is
+    the refusal of submit(), which names commands.
+    """
     run = RunDir.named(config.name)
+    if clone_of and (problem := _refused(f"There is already a run {run.name}.", refuse_taken, run)):
+        return problem
+    if problem := _refused(f"{display(run.path)} is not a run of this name.", refuse_foreign, run):
+        return problem
+    job = active_job(run)
+    if job and not _is_paused(job):
+        return _of_active(job, config)
+    return _of_ended(run, config) if job is None else _of_paused(run, config)
+
+
+def _of_ended(run: RunDir, config: RunConfig) -> list[dict[str, Any]]:
+    before = finished_config(run)
+    steps = f" in {amounts.counted(before.train_steps, 'step')}" if before else ""
+    return _refused(
+        f"{run.name} has already been trained{steps}.", refuse_finished, run, config
+    ) or _of_saved(run, config)
+
+
+def _of_paused(run: RunDir, config: RunConfig) -> list[dict[str, Any]]:
+    differing = f"{run.name} is paused, with other settings{_named_changes(run, config, bound=False)}."
+    return _of_saved(run, config) or _refused(differing, refuse_paused, run, config)
+
+
+def _of_saved(run: RunDir, config: RunConfig) -> list[dict[str, Any]]:
+    """Return why the run's checkpoints would not be continued with `config`."""
+    return (
+        _refused(
+            f"{run.name} was trained with other settings{_named_changes(run, config, bound=True)}.",
+            refuse_other_training,
+            run,
+            config,
+        )
+        or _refused(
+            f"{run.name} has no complete checkpoint to continue from.",
+            refuse_without_whole_checkpoint,
+            run,
+            config,
+        )
+        or _refused(
+            f"{run.name} has already trained for more than {amounts.counted(config.train_steps, 'step')}.",
+            refuse_less_than_done,
+            run,
+            config,
+        )
+    )
+
+
+def _refused(sentence: str, check: Callable[..., Any], *about: Any) -> list[dict[str, Any]]:
+    """Return the problem if `check(*about)` raises; an error other than a refusal is shown as it is."""
     try:
-        if clone_of:
-            refuse_taken(run)
-        refuse_foreign(run)
-        job = active_job(run)
-        if job and not _is_paused(job):
-            return _of_active(job, config)
-        if job is None:
-            refuse_finished(run, config)
-        refuse_other_training(run, config)
-        refuse_without_whole_checkpoint(run, config)
-        refuse_less_than_done(run, config)
-        if job:
-            refuse_paused(run, config)
+        check(*about)
+    except SubmitError as error:
+        return [_problem(sentence, full=str(error))]
     except NbtrainError as error:
         return [_problem(str(error))]
     return []
+
+
+def _named_changes(run: RunDir, config: RunConfig, bound: bool) -> str:
+    """Return the first settings that differ, or the first that cannot change on resume if `bound`.
+
+    For example ": optimizer.lr 0.1, not 0.2; and 3 more".
+    """
+    try:
+        all_changes = changes_between(load_resolved(run.config_yaml), config)
+    except (NbtrainError, OSError):
+        return ""
+    changes = [change for change in all_changes if change.bound or not bound]
+    words = [
+        f"{change.key} {show(change.before)}, not {show(change.now)}" for change in changes[:MOST_CHANGES]
+    ]
+    more = f"; and {len(changes) - MOST_CHANGES} more" if len(changes) > MOST_CHANGES else ""
+    return f": {'; '.join(words)}{more}" if words else ""
+
+
+def free_name(name: str) -> str:
+    """Return the first of name-2, name-3, ... that no run in the output directory has."""
+    stem, _, number = name.rpartition("-")
+    # gpt-tiny-2 is a later gpt-tiny; gpt-13 is a name like any other.
+    is_numbered = stem and number.isdigit() and RunDir.named(stem).exists()
+    stem = (stem if is_numbered else name)[:LONGEST_STEM].rstrip("-")
+    names = (f"{stem}-{number}" for number in itertools.count(2))
+    return next(name for name in names if not os.path.lexists(RunDir.named(name).path))
+
+
+def name_taken(name: str) -> dict[str, Any] | None:
+    """Return {"name", "is_run", "free"} if the output directory has such an entry, else None."""
+    try:
+        run = RunDir.named(name)
+    except NbtrainError:
+        return None
+    if not os.path.lexists(run.path):
+        return None
+    return {"name": name, "is_run": run.exists(), "free": free_name(name)}
 
 
 def refuse_taken(run: RunDir) -> None:
@@ -78,5 +170,5 @@ def _is_paused(job: JobDir) -> bool:
     return asked_pause(job) or bool(record and at_rest(record))
 
 
-def _problem(text: str, also: list[str] | None = None) -> dict[str, Any]:
-    return {"key": "name", "message": " ".join(text.split()), "full": text, "also": also or []}
+def _problem(text: str, also: list[str] | None = None, full: str = "") -> dict[str, Any]:
+    return {"key": "name", "message": " ".join(text.split()), "full": full or text, "also": also or []}

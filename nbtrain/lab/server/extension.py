@@ -17,6 +17,7 @@ NAME = "([^/]+)"
 ROUTES = {
     "runs": runs.RunsHandler,
     "compare": runs.CompareHandler,
+    "columns": runs.ColumnsHandler,
     f"run/{NAME}": runs.RunHandler,
     f"run/{NAME}/job": jobs.JobHandler,
     f"run/{NAME}/({'|'.join(jobs.PARTS)})": jobs.JobPartHandler,

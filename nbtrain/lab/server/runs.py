@@ -6,10 +6,12 @@ GET runs  ->  monitor/watched_runs.py      GET run/<name>  ->  RunView.snapshot(
 import time
 from typing import Any
 
+from nbtrain.base import amounts
+from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import output_root
 from nbtrain.lab.server.pace import PACE
 from nbtrain.lab.server.requests import AHEAD, NbtrainHandler, Refusal
-from nbtrain.lab.server.views import changed, forget, run_of, view_of, watched
+from nbtrain.lab.server.views import NoRun, OutsideError, changed, columns, forget, run_of, view_of, watched
 from nbtrain.monitor.notes import change_notes, labels_of
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.snapshot import encoded
@@ -31,7 +33,10 @@ def _load_the_rest() -> None:
 
 
 class CompareHandler(NbtrainHandler):
-    """GET compare?runs=a,b: the settings that differ and the figures of each, monitor/compare.py."""
+    """GET compare?runs=a,b: the settings that differ and the figures of each, monitor/compare.py.
+
+    A run that does not exist or may not be shown is reported in `refused`; the others are compared.
+    """
 
     async def get(self) -> None:
         names = [name for name in self.get_argument("runs", "").split(",") if name]
@@ -39,9 +44,32 @@ class CompareHandler(NbtrainHandler):
 
 
 def _compared(names: list[str]) -> dict[str, Any]:
-    from nbtrain.monitor.compare import compared
+    from nbtrain.monitor.compare import MOST_RUNS, tables
 
-    return compared([run_of(name) for name in names])
+    if not 1 <= len(names) <= MOST_RUNS:
+        raise ConfigError(f"{amounts.counted(len(names), 'run')}: a comparison takes 2 to {MOST_RUNS}.")
+    runs, refused = [], {}
+    for name in dict.fromkeys(names):
+        try:
+            runs.append(run_of(name))
+        except (NoRun, OutsideError) as error:
+            refused[name] = str(error)
+    return tables(runs, refused)
+
+
+class ColumnsHandler(NbtrainHandler):
+    """GET columns?key=a&key=b: these settings and results of every run, and the keys that there are."""
+
+    async def get(self) -> None:
+        # The name of a result may have a comma.
+        self.answer(await self.read(_columns, self.get_arguments("key")))
+
+
+def _columns(keys: list[str]) -> dict[str, Any]:
+    from nbtrain.lab.form.fields import every_field
+
+    root = output_root()
+    return columns(root).answer(keys, watched(root).names(), [key for key in every_field() if key != "name"])
 
 
 def _look(name: str) -> tuple[RunView, bytes]:

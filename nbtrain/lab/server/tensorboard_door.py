@@ -7,16 +7,19 @@ loopback port, and only while they are used. jupyter-server-proxy starts a comma
 ended, no later request would start it again. Proxy and TensorBoard end together with the process that started
 the proxy, however it ends.
 
-The proxy of `nbtrain tensorboard` also serves /nbtrain/, the page that keeps TensorBoard live.
+The proxy itself answers /nbtrain-runs?run=NAME: it has that run shown, or every run if NAME is all, and tells
+how many are. The one of `nbtrain tensorboard` also serves /nbtrain/, the page that keeps TensorBoard live.
 """
 
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
 import time
+import urllib.parse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -34,6 +37,7 @@ LINK_SECONDS = 5.0
 END_SECONDS = 10.0
 PIECE_BYTES = 1 << 16
 PAGE_PATH = "/nbtrain/"
+RUNS_PATH = "/nbtrain-runs"
 
 NOT_STARTED = b"HTTP/1.0 502 Bad Gateway\r\nContent-Type: text/plain\r\n\r\nTensorBoard did not start.\n"
 
@@ -90,6 +94,8 @@ class Door:
         if (process := self._process) is None:
             return
         self._process = None
+        if self._links is not None:
+            self._links.forget()
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
         try:
@@ -101,16 +107,14 @@ class Door:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open += 1
         try:
-            if self.page is not None:
-                with contextlib.suppress(asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-                    line = await reader.readuntil(b"\r\n")
-                    if line.startswith(b"GET " + PAGE_PATH.encode()):
-                        writer.write(_html(self.page))
-                        await writer.drain()
-                        return
+            # TensorBoard closes each connection after its answer, so a connection has one request.
+            with contextlib.suppress(asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+                line = await reader.readuntil(b"\r\n")
+                if (own := self._own_answer(line)) is None:
                     await self._forward(line, reader, writer)
-                return
-            await self._forward(b"", reader, writer)
+                else:
+                    writer.write(own)
+                    await writer.drain()
         except (ConnectionError, OSError):
             pass  # one side has gone: so does the other
         finally:
@@ -119,6 +123,23 @@ class Door:
             writer.close()
             with contextlib.suppress(ConnectionError, OSError):
                 await writer.wait_closed()
+
+    def _own_answer(self, line: bytes) -> bytes | None:
+        """Return the answer to a request of which `line` is the first line; None for TensorBoard's own."""
+        method, _, rest = line.partition(b" ")
+        if method != b"GET":
+            return None
+        address = urllib.parse.urlsplit(rest.partition(b" ")[0].decode("ascii", "replace"))
+        if self.page is not None and address.path.startswith(PAGE_PATH):
+            return _answer_of("text/html; charset=utf-8", self.page)
+        if self._links is None or address.path != RUNS_PATH:
+            return None
+        for name in urllib.parse.parse_qs(address.query).get("run", ()):
+            self._links.ask(name)
+        with contextlib.suppress(OSError):
+            self._links.refresh()
+        counts = {"shown": len(self._links.shown), "runs": self._links.number_of_runs}
+        return _answer_of("application/json", json.dumps(counts).encode())
 
     async def _forward(
         self, first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -177,9 +198,9 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
         writer.write_eof()
 
 
-def _html(page: bytes) -> bytes:
-    head = "HTTP/1.0 200 OK\r\nContent-Type: text/html; charset=utf-8\r\nCache-Control: no-cache\r\n"
-    return f"{head}Content-Length: {len(page)}\r\n\r\n".encode() + page
+def _answer_of(kind: str, content: bytes) -> bytes:
+    head = f"HTTP/1.0 200 OK\r\nContent-Type: {kind}\r\nCache-Control: no-cache\r\n"
+    return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

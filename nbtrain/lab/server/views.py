@@ -7,6 +7,7 @@ import functools
 import os
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.base.rundir import JobDir, RunDir
@@ -14,6 +15,9 @@ from nbtrain.base.workspace import display, output_root
 from nbtrain.monitor.metrics_range import curve_view
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.watched_runs import WatchedRuns
+
+if TYPE_CHECKING:
+    from nbtrain.monitor.run_columns import RunColumns
 
 # A view holds the thinned curves of one run: 2 MB at most.
 MOST_VIEWS = 16
@@ -106,6 +110,15 @@ def catch_up(view: RunView) -> None:
 def watched(root: Path) -> WatchedRuns:
     """Return the list of the runs in the output directory."""
     return WatchedRuns(root)
+
+
+@functools.lru_cache(1)
+def columns(root: Path) -> "RunColumns":
+    """Return the columns of the runs in the output directory."""
+    # Most lists have none of them, and a server starts without the modules of a comparison.
+    from nbtrain.monitor.run_columns import RunColumns
+
+    return RunColumns(root)
 
 
 def changed() -> None:

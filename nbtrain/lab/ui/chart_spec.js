@@ -67,7 +67,7 @@ export const usageSpec = (chart) => ({
 });
 
 const MOST_NAMED = 8;
-const X_FORMS = { step: "whole", tokens: "count", time: "seconds" };
+const X_FORMS = { step: "whole", tokens: "count", time: "seconds", flops: "count", cost: "number" };
 
 /**
  * The spec of a chart from an answer of the route metrics (monitor/metric_charts.py).

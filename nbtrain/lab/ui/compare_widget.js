@@ -8,8 +8,8 @@ import { hostElsewhere, makeHost, notebookHost, ownKeys } from "./host.js";
 import { serverHere } from "./server.js";
 import { element } from "./words.js";
 
-export function mountComparison(root, { names, host = makeHost() }) {
-  return mountCompare(root, { server: serverHere(), names, host });
+export function mountComparison(root, { names, host = makeHost(), changed }) {
+  return mountCompare(root, { server: serverHere(), names, host, changed });
 }
 
 export default {

@@ -187,7 +187,32 @@ class Form extends FormHeld {
       this.yaml.value = described.yaml;
     }
     this.refill();
-    this.take(described.assessment);
+    const { assessment } = described;
+    this.proposeName(assessment.taken);
+    // With another name, the problem of this one is over.
+    const problems = assessment.problems.filter(({ key }) => key !== "name" || !this.proposal);
+    this.take({ ...assessment, problems });
+    if (this.proposal) this.touched();
+  }
+
+  /** Give a run whose name is taken the first free name, unless a notebook or the user chose the name. */
+  proposeName(taken) {
+    const { typed } = this.state;
+    this.proposal = null;
+    if (!taken || this.start.mode || this.lost || ("name" in typed && typed.name !== this.state.proposed)) return;
+    this.proposal = taken;
+    this.state.proposed = taken.free;
+    this.hold("name", taken.free);
+    this.refill();
+  }
+
+  /** [sentence, actions] about the proposed name; ["", []] without one. */
+  proposed() {
+    if (!this.proposal) return ["", []];
+    const { name, is_run: isRun, free } = this.proposal, actions = [];
+    if (isRun && this.host.openRun) actions.push([`Open ${name}`, () => this.host.openRun(name)]);
+    actions.push([`Use the name ${name}`, () => this.use({ name }, `the name ${name}`)]);
+    return [`The name ${name} is taken, so this run is called ${free}.`, actions];
   }
 
   // --- what the user does ---
@@ -206,7 +231,8 @@ class Form extends FormHeld {
       actions.push(["Undo", () => this.put(before)]);
     }
     if (this.described.given.length) actions.push(["Drop the overrides", () => this.dropGiven()]);
-    this.say(parts.join(" "), "", actions);
+    const [sentence, others] = this.proposed();
+    this.say([...parts, sentence].filter(Boolean).join(" "), "", [...actions, ...others]);
   }
 
   /** Request the description of the new state; if the YAML cannot be read, restore the state `before`. */
@@ -287,6 +313,8 @@ class Form extends FormHeld {
     try {
       const found = await this.ask("submit", { name: this.text("name") });
       const shown = this.showRun(found.name);
+      // A form in a separate tab has done its work; in a notebook, the reader's place is kept.
+      if (!this.ofKernel && !found.twin_of && this.host.openRun) this.host.openRun(found.name);
       this.answer.took(found, this.asks.source === "server" ? this.server : null, shown);
     } catch (error) {
       this.answer.say(error.message, "error");
@@ -413,7 +441,8 @@ class Form extends FormHeld {
     }
     const left = this.described.left_out;
     if (left) return this.say(`Some of the notebook's overrides were not applied: ${left}`, "bad");
-    this.say(this.asks.words);
+    const [sentence, actions] = this.proposed();
+    this.say([this.asks.words, sentence].filter(Boolean).join(" "), "", actions);
   }
 
   /** Take values that the kernel (form.set in a cell) or another view of this form has changed. Returns whether

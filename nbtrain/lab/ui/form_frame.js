@@ -19,7 +19,11 @@ export class FormFrame {
     addStyle("nbtrain-form-style", FORM_CSS);
     this.root.classList.add("nbt-root", "nbtrain-form");
     this.pages = new FormPages(this);
-    this.side = new FormSide((key) => this.go(key));
+    this.side = new FormSide({
+      go: (key) => this.go(key),
+      use: (texts, words) => this.use(texts, words),
+      openRun: this.host.openRun,
+    });
     this.layouts = new FormLayouts(this);
     this.notice = element("div", "nbf-notice");
     this.notice.setAttribute("role", "status");

@@ -8,9 +8,13 @@ const TILES = [["fits", "Fits"], ["time", "Time"], ["disk", "Disk"]];
 const counted = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
 
 export class FormSide {
-  /** `go(key)` scrolls to a field. */
-  constructor(go) {
-    this.go = go;
+  /**
+   * go(key)           scrolls to a field
+   * use(texts, words) sets the texts of fields
+   * openRun(name)     opens a run; null if the page cannot
+   */
+  constructor({ go, use, openRun }) {
+    Object.assign(this, { go, use, openRun });
     this.node = element("div", "nbf-side");
     const tiles = element("div", "nbt-tiles");
     this.tiles = {};
@@ -77,9 +81,12 @@ export class FormSide {
     if (shortages.length) this.verdict.classList.add("nbf-tight");
   }
 
-  showFound({ problems, shortages, words, ready, unprepared }) {
+  showFound({ problems, shortages, findings, words, unprepared, taken }) {
+    const warnings = findings.filter(({ level }) => level !== "note");
+    const isReady = !problems.length && !shortages.length && !warnings.length;
     const fields = new Set(problems.map(({ key }) => key)).size;
-    this.verdict.className = `nbf-verdict ${problems.length ? "nbf-error" : ready ? "nbf-good" : ""}`;
+    this.verdict.className = `nbf-verdict ${problems.length ? "nbf-error" : isReady ? "nbf-good" : ""}`;
+    this.verdict.classList.toggle("nbf-warning", !problems.length && !words && warnings.length > 0);
     if (problems.length) {
       const where = fields > 1 ? ` in ${counted(fields, "field")}` : "";
       this.verdict.textContent = `${counted(problems.length, "problem")}${where}`;
@@ -87,6 +94,7 @@ export class FormSide {
       for (const { key, message } of problems) {
         const row = element("li");
         row.append(key ? this.link(key, element("b", "", key), ` ${message}`) : message);
+        if (key === "name" && taken) row.append(...this.otherNames(taken));
         list.append(row);
       }
       this.found.replaceChildren(list);
@@ -95,6 +103,11 @@ export class FormSide {
     if (words) {
       this.verdict.textContent = "Ready to try at small scale";
       this.found.replaceChildren(element("p", "", words));
+      return;
+    }
+    if (!shortages.length && warnings.length) {
+      this.verdict.textContent = `Can be submitted, with ${counted(warnings.length, "warning")}`;
+      this.found.replaceChildren(...warnings.map((finding) => this.warning(finding)));
       return;
     }
     if (!shortages.length) {
@@ -115,7 +128,24 @@ export class FormSide {
       ...(unprepared && found.every(({ kind }) => kind === "data")
         ? [element("p", "", "The cell that you can insert or copy below prepares the data first.")]
         : []),
-    ]));
+    ]), ...warnings.map((finding) => this.warning(finding)));
+  }
+
+  /** Buttons for a name that another run has. */
+  otherNames({ name, is_run: isRun, free }) {
+    const other = button(`Use the name ${free}`, "", () => this.use({ name: free }, `the name ${free}`));
+    const open = isRun && this.openRun ? [button(`Open ${name}`, "", () => this.openRun(name))] : [];
+    return [" ", other, ...open.flatMap((node) => [" ", node])];
+  }
+
+  /** A warning of the plan with its fix, which a button carries out if it sets one field. */
+  warning({ key, message, fix, typed }) {
+    const row = element("p");
+    row.append(key ? this.link(key, element("b", "", key), ` ${message}`) : message, " ");
+    const [[field, text] = []] = typed ? Object.entries(typed) : [];
+    if (field) row.append(button(`Set ${field} to ${text}`, "", () => this.use(typed, `${field} = ${text}`)));
+    else row.append(fix);
+    return row;
   }
 
   /** A link that scrolls to a field. */

@@ -2,7 +2,7 @@
 // is not shown.
 //
 //   openRun(name), openRuns(), openCompare(names), openForm({yaml, overrides, clone}),
-//   openTensorBoard(name), insertCell(text), notify(text, kind)
+//   openTensorBoard(name), openModel(name), linkTo(names), insertCell(text), notify(text, kind)
 
 /** A host with the actions `able`; the others are null. */
 export const makeHost = (able = {}) => ({
@@ -11,6 +11,8 @@ export const makeHost = (able = {}) => ({
   openCompare: null,
   openForm: null,
   openTensorBoard: null,
+  openModel: null,
+  linkTo: null,
   insertCell: null,
   notify: null,
   ...able,

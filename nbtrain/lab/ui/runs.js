@@ -5,12 +5,14 @@
 // hidden list sends no requests. Without the server extension, the trait `rows` of a widget's model is drawn.
 
 import { hostElsewhere, makeHost } from "./host.js";
+import { forEachRun, runsCounted } from "./runs_bulk.js";
+import { RunColumns, columnValue } from "./runs_columns.js";
 import { runsFeed } from "./runs_feed.js";
 import { RUNS_ON_A_PAGE, RunsFrame } from "./runs_frame.js";
 import { runEditor, runQuestion } from "./runs_menu.js";
 import { STATE_GROUPS, filteredRuns, sortedRuns, tagChoices } from "./runs_order.js";
-import { RUN_COLUMNS, RunRow } from "./runs_row.js";
-import { askedWords, button, choices, element } from "./words.js";
+import { RunRow } from "./runs_row.js";
+import { askedWords, button, choices, download, element } from "./words.js";
 
 const RUNS_POLL_MS = 2000;
 const RUNS_IDLE_MS = 6000;
@@ -19,6 +21,8 @@ const RUNS_STOP_MS = 15000;
 const RUNS_OF_KERNEL =
   "Asked the kernel to stop the job; it does so when its running cell finishes.";
 const LARGEST_FIRST = ["created", "step"];
+// Added columns are read less often than the states of the runs.
+const COLUMNS_MS = 15000;
 
 // {id of a table: its views in this page that need rows from the kernel}; either all of them get rows or none.
 const needing = new Map();
@@ -49,7 +53,9 @@ class RunsList extends RunsFrame {
     this.extra = null;
     this.page = 0;
     this.only = model && model.get("names").length ? model.get("names") : null;
-    this.order = this.only ? { key: "given", direction: 1 } : { key: "created", direction: -1 };
+    this.orders = [this.only ? { key: "given", direction: 1 } : { key: "created", direction: -1 }];
+    this.columnsAt = 0;
+    this.columns = new RunColumns({ changed: () => this.otherColumns(), opened: () => this.readColumns() });
     this.visible = false;
     this.feed = null;
     this.build();
@@ -57,10 +63,43 @@ class RunsList extends RunsFrame {
 
   // --- what is shown ---
 
-  sort(key) {
-    const first = LARGEST_FIRST.includes(key) ? -1 : 1;
-    this.order = { key, direction: this.order.key === key ? -this.order.direction : first };
+  /** Sort by a column; if `further`, runs that are equal in the columns before. */
+  sort(key, further = false) {
+    const direction = LARGEST_FIRST.includes(key) ? -1 : 1;
+    const known = this.orders.find((order) => order.key === key), alone = this.orders.length === 1;
+    if (known && (further || alone)) known.direction = -known.direction;
+    else if (further) this.orders.push({ key, direction });
+    else this.orders = [{ key, direction }];
     this.filtered();
+  }
+
+  /** Draw the table again, because the user chose other columns. */
+  otherColumns() {
+    this.rows.forEach((row) => row.node.remove());
+    this.rows.clear();
+    this.close();
+    this.rebuildHead();
+    this.draw();
+    this.readColumns();
+  }
+
+  /** Read the values of added columns, and the names of those that can be added. */
+  async readColumns() {
+    if (!this.server || this.compact || this.readingColumns) return;
+    this.readingColumns = true;
+    const keys = this.columns.asked;
+    try {
+      const found = await this.server.call(`columns?${new URLSearchParams(keys.map((key) => ["key", key]))}`);
+      this.more = found.runs;
+      this.columns.offer(found.known);
+      if (this.given) this.show(this.given);
+    } catch (error) {
+      if (keys.length) this.say(`The added columns cannot be read: ${error.message}`, "error");
+    } finally {
+      this.readingColumns = false;
+      this.columnsAt = Date.now();
+    }
+    if (keys.join() !== this.columns.asked.join()) this.readColumns();
   }
 
   filterTag(tag) {
@@ -85,7 +124,7 @@ class RunsList extends RunsFrame {
       if (this.archived || wanted) return (!wanted || wanted.has(run.name)) && (!this.archived || run.archived);
       return !run.archived || run.active || Boolean(this.model && this.model.get("archived"));
     };
-    this.runs = runs.filter(isMeant);
+    this.runs = runs.filter(isMeant).map((run) => (this.more && this.more[run.name] ? { ...run, more: this.more[run.name] } : run));
     if (this.only) {
       const place = new Map(this.only.map((name, at) => [name, at]));
       this.runs.forEach((run) => (run.given = place.get(run.name)));
@@ -109,7 +148,7 @@ class RunsList extends RunsFrame {
   draw() {
     if (!this.runs) return;
     const filter = { text: this.text.value, state: this.state.value, tag: this.tag.value };
-    const found = sortedRuns(filteredRuns(this.runs, filter), this.order);
+    const found = (this.found = sortedRuns(filteredRuns(this.runs, filter), this.orders));
     const pages = Math.max(1, Math.ceil(found.length / RUNS_ON_A_PAGE));
     this.page = Math.min(this.page, pages - 1);
     const begin = this.page * RUNS_ON_A_PAGE, inSight = found.slice(begin, begin + RUNS_ON_A_PAGE);
@@ -192,7 +231,7 @@ class RunsList extends RunsFrame {
 
   open(name, node) {
     const row = element("tr"), cell = element("td");
-    cell.colSpan = this.compact ? 2 : RUN_COLUMNS.length + 2;
+    cell.colSpan = this.compact ? 2 : this.columns.shown.length + 2;
     cell.append(node);
     row.append(cell);
     this.close();
@@ -232,7 +271,7 @@ class RunsList extends RunsFrame {
   async archive(names, archived) {
     try {
       await this.patch(names, { archived });
-      const which = names.length === 1 ? names[0] : `${names.length} runs`;
+      const which = names.length === 1 ? names[0] : runsCounted(names.length);
       this.say(archived ? `Archived: ${which}.` : `Restored from the archive: ${which}.`);
       this.choose(names, false);
     } catch (error) {
@@ -240,30 +279,88 @@ class RunsList extends RunsFrame {
     }
   }
 
-  async act(run, action) {
-    const { key } = action, { name } = run, path = `run/${encodeURIComponent(name)}`;
-    if (key === "clone") return this.host.openForm({ clone: name });
-    if (action.ask && !(await this.confirm(run, action.ask, action.words))) return;
+  // --- several runs at once ---
+
+  /** Show a question or an editor about the chosen runs below their bar. */
+  openBulk(node) {
+    this.bulkPlace.replaceChildren(node);
+    node.first.focus();
+  }
+
+  closeBulk() {
+    const within = this.bulkPlace.contains(document.activeElement);
+    this.bulkPlace.replaceChildren();
+    const first = this.bar.querySelector("button");
+    if (within && first) first.focus();
+  }
+
+  ask(question, verb, act) {
+    this.openBulk(runQuestion(question, verb, (value) => {
+      this.closeBulk();
+      if (value) act();
+    }));
+  }
+
+  async bulk(names, done, act) {
+    const { words, failures } = await forEachRun(names, done, act, (text) => this.say(text));
+    this.say(words, failures.length ? "error" : "");
+    this.answered = "";
+    this.look();
+  }
+
+  /** Show a request as pending until the list shows its result. */
+  pending(name, key) {
     this.busy.set(name, key);
     this.draw();
+    setTimeout(() => this.busy.get(name) === key && this.busy.delete(name) && this.draw(), RUNS_STOP_MS);
+  }
+
+  /** Send one request about one run; rejects if the server refuses it. */
+  async request(name, key, body = {}) {
+    const path = `run/${encodeURIComponent(name)}`;
+    if (key === "tag") return this.server.call(path, "PATCH", body);
+    this.pending(name, key);
     try {
-      if (!this.server) this.model.send({ kind: "stop", name });
-      else if (key === "delete") await this.server.call(`${path}?confirm=${encodeURIComponent(name)}`, "DELETE");
-      else if (key === "kill") await this.server.call(`${path}/stop`, "POST", { now: true });
-      else await this.server.call(`${path}/${key}`, "POST", {});
+      if (key === "delete") return await this.server.call(`${path}?confirm=${encodeURIComponent(name)}`, "DELETE");
+      if (key === "kill") return await this.server.call(`${path}/stop`, "POST", { now: true });
+      return await this.server.call(`${path}/${key}`, "POST", body);
+    } catch (error) {
+      this.busy.delete(name);
+      this.draw();
+      throw error;
+    }
+  }
+
+  /** Save the runs that match the filter, with the shown columns, as CSV. */
+  saveCsv() {
+    const columns = this.columns.shown, quoted = (value) => {
+      const text = String(value ?? "");
+      return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+    };
+    const value = (run, key) => key === "created" ? new Date(1000 * run.created).toISOString() : columnValue(run, key);
+    const rows = this.found.map((run) => columns.map(([key]) => value(run, key)));
+    const lines = [columns.map(([, head]) => head), ...rows].map((cells) => cells.map(quoted).join(","));
+    download("runs.csv", `${lines.join("\n")}\n`, "text/csv");
+  }
+
+  async act(run, action) {
+    const { key } = action, { name } = run;
+    if (key === "clone") return this.host.openForm({ clone: name });
+    if (action.ask && !(await this.confirm(run, action.ask, action.words))) return;
+    try {
+      if (this.server) await this.request(name, key);
+      else {
+        this.pending(name, key);
+        this.model.send({ kind: "stop", name });
+      }
       // The kernel receives it when it is idle.
       const said = this.server ? askedWords(key, run.state) : RUNS_OF_KERNEL;
       this.say(`${name}: ${key === "delete" ? "deleted." : said}`);
       // The message stays until the list shows the result.
       this.answered = key === "delete" ? "" : name;
     } catch (error) {
-      this.busy.delete(name);
       this.say(`${name}: ${key}: ${error.message}`, "error");
     }
-    // A stop is shown as pending until the list shows it.
-    if (key !== "stop") this.busy.delete(name);
-    else setTimeout(() => this.busy.delete(name) && this.draw(), RUNS_STOP_MS);
-    this.draw();
     this.look();
   }
 
@@ -306,6 +403,7 @@ class RunsList extends RunsFrame {
     this.setServed(true);
     this.given = value.runs;
     this.show(value.runs);
+    if (this.columns.asked.length && Date.now() - this.columnsAt > COLUMNS_MS) this.readColumns();
   }
 
   failed(error) {

@@ -1,8 +1,9 @@
 // The frame of the list of runs: filters, the bar for chosen runs, column heads and pages.
 
+import { MOST_COMPARED } from "./compare_chips.js";
+import { bulkButtons } from "./runs_bulk.js";
 import { RunMenu } from "./runs_menu.js";
 import { STATE_GROUPS } from "./runs_order.js";
-import { RUN_COLUMNS } from "./runs_row.js";
 import { RUNS_CSS } from "./runs_style.js";
 import { addStyle } from "./style.js";
 import { button, choices, element } from "./words.js";
@@ -49,6 +50,11 @@ export class RunsFrame {
     this.tools.append(this.text, this.state, this.tag);
     if (this.compact) this.tools.append(this.sortChoice());
     this.tools.append(element("span", "nbt-room"), this.count);
+    if (!this.compact) {
+      const about = "Save the runs that match the filter, with these columns";
+      this.tools.append(this.columns.node, button("CSV", about, () => this.saveCsv()));
+    }
+    this.bulkPlace = element("div");
     this.bar = element("div", "nbt-tools nbt-chosen");
     this.bar.hidden = true;
     this.message = element("div", "nbt-note");
@@ -58,15 +64,16 @@ export class RunsFrame {
     const scroll = element("div", "nbt-scroll"), table = element("table");
     table.setAttribute("aria-label", "Runs");
     this.body = element("tbody");
-    if (!this.compact) table.append(this.head());
+    this.table = table;
     table.append(this.body);
+    if (!this.compact) this.rebuildHead();
     scroll.append(table);
     this.empty = element("p", "nbt-empty", "Looking...");
     this.pager = element("div", "nbt-pager");
     this.pager.hidden = true;
     this.menu = new RunMenu(this);
     this.body.addEventListener("keydown", (event) => this.key(event));
-    const parts = [this.tools, this.bar, this.message, this.live, scroll, this.empty, this.pager];
+    const parts = [this.tools, this.bar, this.bulkPlace, this.message, this.live, scroll, this.empty, this.pager];
     root.replaceChildren(...parts, this.menu.node);
   }
 
@@ -83,20 +90,30 @@ export class RunsFrame {
     return node;
   }
 
+  rebuildHead() {
+    const before = this.table.querySelector("thead");
+    if (before) before.remove();
+    this.table.prepend(this.head());
+    this.root.classList.toggle("nbt-own-columns", this.columns.isOwn);
+  }
+
   head() {
     const head = element("thead"), row = element("tr"), pick = element("th", "nbt-pick");
     this.all = element("input");
     this.all.type = "checkbox";
     this.all.setAttribute("aria-label", "Choose all runs of this page");
     this.all.addEventListener("change", () => this.choose(this.shown, this.all.checked));
-    pick.append(this.all);
+    const target = element("label");
+    target.append(this.all);
+    pick.append(target);
     row.append(pick);
     this.heads = {};
-    for (const [key, title, className] of RUN_COLUMNS) {
+    for (const [key, title, className] of this.columns.shown) {
       const cell = element("th", className);
       cell.scope = "col";
       cell.dataset.column = key;
-      cell.append(button(title, `sort by ${title}`, () => this.sort(key)));
+      const about = `sort by ${title}; with Shift, sort equal runs of the columns before`;
+      cell.append(button(title, about, (event) => this.sort(key, event.shiftKey)));
       this.heads[key] = cell;
       row.append(cell);
     }
@@ -107,32 +124,42 @@ export class RunsFrame {
 
   drawHead() {
     if (this.compact) return;
-    for (const [key, cell] of Object.entries(this.heads))
-      cell.setAttribute("aria-sort", this.order.key === key ? RUNS_SORTED[this.order.direction] : "none");
+    for (const [key, cell] of Object.entries(this.heads)) {
+      const place = this.orders.findIndex((order) => order.key === key), order = this.orders[place];
+      cell.setAttribute("aria-sort", order ? RUNS_SORTED[order.direction] : "none");
+      cell.dataset.place = order && this.orders.length > 1 ? place + 1 : "";
+    }
     const chosen = this.shown.filter((name) => this.chosen.has(name)).length;
     this.all.checked = chosen > 0 && chosen === this.shown.length;
     this.all.indeterminate = chosen > 0 && chosen < this.shown.length;
   }
 
   drawBar() {
-    const names = [...this.chosen];
-    const archived = this.runs.filter((run) => this.chosen.has(run.name)).every((run) => run.archived);
-    const state = `${names} ${this.server} ${archived}`;
+    const runs = this.runs.filter((run) => this.chosen.has(run.name)), names = [...this.chosen];
+    const all = this.found.filter((run) => !this.chosen.has(run.name)).length ? this.found.length : 0;
+    const state = JSON.stringify([names, Boolean(this.server), all, runs.map((run) => [run.active, run.archived])]);
     this.bar.hidden = !names.length;
+    if (!names.length) this.bulkPlace.replaceChildren();
     if (!names.length || state === this.barState) return;
     this.barState = state;
     const parts = [element("span", "", `${names.length} chosen`)];
     if (this.host.openCompare) {
       const open = () => this.host.openCompare(names);
       const compare = button("Compare", "Curves and settings side by side", open, "nbt-primary");
-      compare.disabled = names.length < 2;
-      if (compare.disabled) compare.title = "Choose a second run to compare with.";
-      parts.push(compare);
+      compare.disabled = names.length < 2 || names.length > MOST_COMPARED;
+      if (names.length < 2) compare.title = "Choose a second run to compare with.";
+      else if (compare.disabled) {
+        const reason = `A comparison shows at most ${MOST_COMPARED} runs: choose fewer.`;
+        compare.title = reason;
+        parts.push(compare, element("span", "nbt-word", reason));
+      }
+      if (!parts.includes(compare)) parts.push(compare);
     }
-    if (this.server) {
-      const words = archived ? "Restore from the archive" : "Archive";
-      parts.push(button(words, "", () => this.archive(names, !archived)));
-    }
+    if (this.server) parts.push(...bulkButtons(this, runs));
+    // The box in the head chooses the runs of this page.
+    if (all > this.shown.length && this.shown.every((name) => this.chosen.has(name)))
+      parts.push(button(`Choose all ${all.toLocaleString("en")}`, "Choose every run that matches the filter", () =>
+        this.choose(this.found.map(({ name }) => name), true)));
     parts.push(button("Clear", "Choose none", () => this.choose(names, false)));
     this.bar.replaceChildren(...parts);
   }
@@ -145,6 +172,7 @@ export class RunsFrame {
     const to = (page) => () => {
       this.page = page;
       this.draw();
+      this.table.parentNode.scrollTop = 0;
       this.root.scrollIntoView({ block: "nearest" });
     };
     const back = button("\u2039", "previous page", to(this.page - 1));

@@ -52,6 +52,13 @@ export class RunMenu {
     if (host.openRun) add("Open", "", () => host.openRun(run.name));
     if (host.openTensorBoard)
       add("TensorBoard", "Its curves in TensorBoard", () => host.openTensorBoard(run.name));
+    if (host.openModel && run.step)
+      add("Try the model", "Generate text with its newest checkpoint", () => host.openModel(run.name));
+    if (host.linkTo)
+      add("Copy link", "An address that opens this run in JupyterLab", async () => {
+        await copyText(host.linkTo([run.name]));
+        list.say(`Copied: ${host.linkTo([run.name])}`);
+      });
     add("Copy nb.open_run line", "", async () => {
       await copyText(`nb.open_run(${JSON.stringify(run.name)})`);
       list.say(`Copied: nb.open_run(${JSON.stringify(run.name)})`);

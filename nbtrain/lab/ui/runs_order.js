@@ -1,5 +1,6 @@
 // The filter of a list of runs (text, state, tag) and its order (by a column, or as given).
 
+import { columnValue } from "./runs_columns.js";
 import { known } from "./words.js";
 
 /** Choices of the filter by state: [value, label]; the states that occur follow them. */
@@ -36,16 +37,17 @@ export function filteredRuns(runs, { text, state, tag }) {
   });
 }
 
-/** Sort by `key`; runs without a value come last in either direction. */
-export function sortedRuns(runs, { key, direction }) {
-  const value = (run) => (key === "about" ? run.notes || run.cause || null : run[key]);
-  const compared = (one, two) => {
-    const [a, b] = [value(one), value(two)];
+/** Sort by the first of `orders`, [{key, direction}, ...], runs that are equal there by the next one.
+ *  Runs without a value come last in either direction. */
+export function sortedRuns(runs, orders) {
+  const compared = (one, two, { key, direction }) => {
+    const [a, b] = [columnValue(one, key), columnValue(two, key)];
     if (!known(a) || !known(b)) return known(a) ? -1 : known(b) ? 1 : 0;
     if (typeof a === "number" && typeof b === "number") return direction * (a - b);
     return direction * String(a).localeCompare(String(b), "en", { numeric: true });
   };
-  return [...runs].sort(compared);
+  const first = (one, two) => orders.reduce((before, order) => before || compared(one, two, order), 0);
+  return [...runs].sort(first);
 }
 
 /** [[tag, words with its count], ...] of all runs, the most frequent first. */

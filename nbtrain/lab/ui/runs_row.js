@@ -4,18 +4,8 @@ import { pill } from "./run_head.js";
 import { tagsOf } from "./runs_order.js";
 import { age, button, element, known, moment, stamp } from "./words.js";
 
-/** Columns of the full form: [key, head, class]. */
-export const RUN_COLUMNS = [
-  ["name", "Run", "nbt-name-cell"],
-  ["state", "State", ""],
-  ["backend", "Backend", ""],
-  ["step", "Step", "nbt-num"],
-  ["loss", "Loss", "nbt-num"],
-  ["validation_loss", "Validation", "nbt-num"],
-  ["eta_seconds", "Time left", "nbt-num"],
-  ["created", "Submitted", ""],
-  ["about", "Notes and cause", "nbt-wide"],
-];
+/** A run's state from the user's click until the list shows its result. */
+const BUSY_WORDS = { stop: "Stopping...", pause: "Pausing...", resume: "Resuming...", kill: "Killing...", delete: "Deleting..." };
 
 export class RunRow {
   /** `list` is the controller of runs.js. */
@@ -29,7 +19,9 @@ export class RunRow {
     box.setAttribute("aria-label", `Choose ${name}`);
     box.addEventListener("change", () => list.choose([name], box.checked));
     this.box = box;
-    pick.append(box);
+    const target = element("label");
+    target.append(box);
+    pick.append(target);
     this.open = list.host.openRun
       ? button(name, `Open ${name}`, () => list.host.openRun(name), "nbt-open")
       : element("b", "nbt-open", name);
@@ -51,10 +43,12 @@ export class RunRow {
 
   fullCells() {
     this.cells = {};
-    return RUN_COLUMNS.map(([key, , className]) => {
+    this.texts = [];
+    return this.list.columns.shown.map(([key, , className, text]) => {
       const cell = element("td", className);
       cell.dataset.column = key;
       this.cells[key] = cell;
+      if (text) this.texts.push([cell, text]);
       if (key === "name") cell.append(this.open, this.tags, this.under);
       if (key === "state") cell.append(this.state);
       if (key === "backend" || key === "created") {
@@ -94,8 +88,7 @@ export class RunRow {
     if (state === this.drawn) return;
     this.drawn = state;
     this.node.dataset.state = run.state;
-    const stopping = busy === "stop" && run.active;
-    const [words, tone] = stopping ? ["Stopping...", "wait"] : run.pill || [run.state, ""];
+    const [words, tone] = BUSY_WORDS[busy] ? [BUSY_WORDS[busy], "wait"] : run.pill || [run.state, ""];
     this.state.replaceChildren(pill(words, tone, run.cause || run.meaning || ""));
     this.node.classList.toggle("nbt-archived", Boolean(run.archived));
     this.drawTags(run);
@@ -114,18 +107,27 @@ export class RunRow {
     this.stop.title = run.state === "QUEUED" ? "Remove the job from the queue."
       : "The ranks save a checkpoint at the next step and exit; Resume continues from it.";
     if (this.list.compact) return this.drawLine(run, now);
-    this.steps.textContent = run.words.step;
-    for (const key of ["loss", "validation_loss"]) this.cells[key].textContent = run.words[key];
-    this.cells.eta_seconds.textContent = (run.active && run.words.eta) || "";
-    this.backend.forEach((node, at) => (node.textContent = [run.backend, run.words.size][at] || ""));
-    const ago = `${age(now - run.created)} ago`;
-    this.created.forEach((node, at) => (node.textContent = [moment(run.created), ago][at]));
-    this.cells.created.title = known(run.ended)
-      ? `submitted ${stamp(run.created)}, ended ${stamp(run.ended)}`
-      : `submitted ${stamp(run.created)}`;
+    this.drawCells(run, now);
+    if (!this.notes) return;
     this.notes.textContent = this.notes.title = note;
     this.cause.textContent = this.cause.title = cause;
     this.cause.classList.toggle("nbt-error", bad);
+  }
+
+  /** Fill the cells of the columns that are shown. */
+  drawCells(run, now) {
+    const { cells } = this;
+    for (const [cell, text] of this.texts) cell.textContent = text(run);
+    if (this.steps) this.steps.textContent = run.words.step;
+    for (const key of ["loss", "validation_loss"]) if (cells[key]) cells[key].textContent = run.words[key];
+    if (cells.eta_seconds) cells.eta_seconds.textContent = (run.active && run.words.eta) || "";
+    if (this.backend) this.backend.forEach((node, at) => (node.textContent = [run.backend, run.words.size][at] || ""));
+    if (!this.created) return;
+    const ago = `${age(now - run.created)} ago`;
+    this.created.forEach((node, at) => (node.textContent = [moment(run.created), ago][at]));
+    cells.created.title = known(run.ended)
+      ? `submitted ${stamp(run.created)}, ended ${stamp(run.ended)}`
+      : `submitted ${stamp(run.created)}`;
   }
 
   drawLine(run, now) {

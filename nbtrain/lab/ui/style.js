@@ -272,6 +272,27 @@ const CSS = `
   grid-template-columns:minmax(0,2fr) minmax(0,1fr)}
  .nbtrain-panel .nbt-facts{border-left:1px solid var(--nbt-line)}}
 
+.nbtrain-compare .nbt-chip-list,.nbtrain-compare .nbt-reasons{display:flex;flex-wrap:wrap;gap:6px 8px;margin:0;
+ padding:0;list-style:none}
+.nbtrain-compare .nbt-reasons{display:block;font-size:12px;color:var(--nbt-warned)}
+.nbtrain-compare .nbt-chip{display:inline-flex;align-items:center;min-height:26px;border:1px solid var(--nbt-line);
+ border-radius:5px}
+.nbt-root.nbtrain-compare .nbt-chip button{border:0;min-height:24px;padding:2px 7px}
+.nbtrain-compare .nbt-chip-name{padding:2px 2px;font-size:12px;overflow-wrap:anywhere}
+.nbtrain-compare .nbt-look i{display:block;width:22px;height:3px;background:var(--c)}
+.nbtrain-compare .nbt-look i.nbt-dashed{background:repeating-linear-gradient(90deg,var(--c) 0 var(--dash),
+ transparent var(--dash) calc(var(--dash) + 3px))}
+.nbtrain-compare .nbt-hidden-run .nbt-chip-name{text-decoration:line-through;color:var(--nbt-dim)}
+.nbtrain-compare .nbt-hidden-run .nbt-look i{background:var(--nbt-line)}
+.nbtrain-compare .nbt-offers{display:grid}
+.nbt-root.nbtrain-compare .nbt-scroll td:first-child,.nbt-root.nbtrain-compare .nbt-scroll th:first-child{
+ position:sticky;left:0;background:var(--nbt-bg)}
+.nbtrain-compare td.nbt-best{font-weight:700}
+.nbtrain-compare td.nbt-best::before{content:"\\2605";margin-right:3px;color:var(--nbt-good)}
+.nbtrain-compare td small{font-weight:400;color:var(--nbt-dim)}
+.nbtrain-compare td small.nbt-better{color:color-mix(in srgb,var(--nbt-good) 60%,var(--nbt-fg))}
+.nbtrain-compare td small.nbt-worse{color:var(--nbt-failed)}
+.nbtrain-compare input[type=range]{width:110px}
 .nbtrain-compare .nbt-usage{display:grid;gap:8px 16px;
  grid-template-columns:repeat(auto-fit,minmax(min(380px,100%),1fr))}
 

@@ -1,4 +1,5 @@
 // A table of rows {kind, time, cells}: sorted by a click on a column head, with filter, column menu and pages.
+// A cell is text, an element, or {text, title, className, note, tone}: `note` follows the text in small type.
 
 import { button, checkbox, element, known, menu, moment, stamp, zone } from "./words.js";
 
@@ -182,6 +183,8 @@ export class DataTable {
       else if (cell && typeof cell === "object") {
         own.textContent = cell.text;
         if (cell.title) own.title = cell.title;
+        if (cell.className) own.classList.add(cell.className);
+        if (cell.note) own.append(" ", element("small", cell.tone, cell.note));
         if (column === 0 && known(row.time)) this.times.push([own, row.time]);
       } else own.textContent = cell ?? "";
       node.append(own);

@@ -364,10 +364,9 @@ def test_a_paused_run_of_the_name_stands_against_other_settings(workspace: Path)
     job = run_as_submitted("mine").job
     ask_pause(job, True)
     [problem] = assessed(name="mine", batch__max_steps="250")["problems"]
-    assert (
-        problem["key"] == "name"
-        and "`nbtrain resume mine batch.max_steps=250` ends it;" in problem["message"]
-    )
+    assert problem["key"] == "name"
+    assert problem["message"] == "mine is paused, with other settings: batch.max_steps 300, not 250."
+    assert "`nbtrain resume mine batch.max_steps=250` ends it;" in problem["full"]
     request = {"yaml": "gpt-tiny", "typed": {"batch.max_steps": "250"}, "name": "mine"}
     with pytest.raises(SubmitError, match="its job is paused, and the submitted run has other settings"):
         answer("submit", request)
@@ -380,9 +379,22 @@ def test_a_run_of_the_name_that_is_done_stands_against_it(workspace: Path) -> No
     found = assessed(name="mine", batch__max_steps="300")
     [problem] = found["problems"]
     assert problem["key"] == "name" and not found["may_submit"]
-    assert "this run has succeeded (300 steps). To train on: `nbtrain resume mine" in problem["message"]
-    assert "under another name: `nbtrain clone mine NEWNAME`" in problem["message"]
-    assert assessed(name="other")["may_submit"]
+    assert problem["message"] == "mine has already been trained in 300 steps."
+    assert "To train on: `nbtrain resume mine" in problem["full"]
+    assert found["taken"] == {"name": "mine", "is_run": True, "free": "mine-2"}
+    run_as_submitted("mine-2")
+    assert assessed(name="mine-2")["taken"]["free"] == "mine-3"
+    RunDir.named("other").path.mkdir()
+    assert assessed(name="other")["taken"] == {"name": "other", "is_run": False, "free": "other-2"}
+    assert assessed(name="third")["may_submit"] and assessed(name="third")["taken"] is None
+
+
+def test_a_warning_whose_fix_is_one_value_carries_it(workspace: Path) -> None:
+    """For a button; the learning rate 1000 may be submitted, with a warning."""
+    found = assessed(lr_schedule__lr="1000")
+    [warning] = [one for one in found["findings"] if one["key"] == "lr_schedule.lr"]
+    assert warning["level"] == "warning" and warning["typed"] == {"lr_schedule.lr": "0.0001"}
+    assert found["may_submit"]
 
 
 def test_a_server_reads_run_yamls_of_the_workspace_only(workspace: Path, tmp_path: Path) -> None:

@@ -33,6 +33,28 @@ def test_runs_and_a_run(server: Server, run: RunDir) -> None:
     assert snapshot["curves"]["loss"]["num_points"] == 20
 
 
+def test_a_comparison_goes_without_a_run_that_is_gone(server: Server, run: RunDir) -> None:
+    """The runs that exist are compared; the answer says why the others are not."""
+    found = server.get("compare?runs=gpt-done,gpt-gone,..%2Foutside")
+    assert found["names"] == ["gpt-done"]
+    assert found["refused"]["gpt-gone"] == "there is no run 'gpt-gone' under output."
+    assert "../outside" in found["refused"]
+    assert server.ask("compare?runs=").status == 422
+
+
+def test_settings_and_results_are_columns(server: Server, run: RunDir) -> None:
+    """Without a key, what there is; the name of a result may have a comma."""
+    found = server.get("columns")
+    assert {"lr_schedule.lr", "MFU, mean of 100 steps"} <= set(found["known"]) and found["runs"] == {}
+    found = server.get("columns?key=model.num_layers&key=tokens/s,%20mean%20of%20100%20steps&key=nothing")
+    cells = found["runs"]["gpt-done"]
+    assert set(cells) == {"model.num_layers", "tokens/s, mean of 100 steps"}
+    assert cells["model.num_layers"]["text"] == str(cells["model.num_layers"]["value"])
+    assert server.get("columns?key=model.num_layers")["runs"]["gpt-done"] == {
+        "model.num_layers": cells["model.num_layers"]
+    }
+
+
 def test_what_is_noted_of_a_run(server: Server) -> None:
     """Labels, notes and archive are changed one by one and listed; an invalid label gets a message with the
     right form."""

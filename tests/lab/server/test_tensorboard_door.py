@@ -2,6 +2,7 @@
 TensorBoard."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -88,6 +89,25 @@ def test_the_page_is_the_doors_own_and_all_else_is_tensorboards() -> None:
         task, port = await opened(Door(COMMAND, 3600, b"<p>the page</p>"))
         assert await look(port, "/nbtrain/?run=gpt") == b"<p>the page</p>"
         assert (await look(port, "/data/runs")).isdigit()
+        await closed(task)
+
+    asyncio.run(story())
+
+
+def test_a_page_has_a_run_shown_or_all(tmp_path: Path) -> None:
+    """The door answers how many of the runs are shown, and asks TensorBoard nothing for it."""
+    for number in range(12):
+        (tmp_path / f"gpt-{number}" / "tensorboard").mkdir(parents=True)
+        os.utime(tmp_path / f"gpt-{number}" / "tensorboard", (number, number))
+
+    async def story() -> None:
+        door = Door(COMMAND, 3600, root=tmp_path)
+        task, port = await opened(door)
+        assert json.loads(await look(port, "/nbtrain-runs")) == {"shown": 10, "runs": 12}
+        assert json.loads(await look(port, "/nbtrain-runs?run=gpt-0")) == {"shown": 11, "runs": 12}
+        assert json.loads(await look(port, "/nbtrain-runs?run=all")) == {"shown": 12, "runs": 12}
+        assert door._process is None
+        assert (await look(port, "/nbtrain-runs-of-tensorboard")).isdigit()
         await closed(task)
 
     asyncio.run(story())

@@ -1,8 +1,9 @@
 """The folder that TensorBoard reads: a link for each run."""
 
+import os
 from pathlib import Path
 
-from nbtrain.lab.server.tensorboard_runs import RunLinks
+from nbtrain.lab.server.tensorboard_runs import ALL_RUNS, RunLinks
 
 
 def test_a_run_is_one_entry_by_its_name(tmp_path: Path) -> None:
@@ -29,6 +30,31 @@ def test_a_run_is_one_entry_by_its_name(tmp_path: Path) -> None:
     assert {link.name for link in links.folder.iterdir()} == {"twin", "new"}
     links.remove()
     assert not links.folder.exists() and (root / "new" / "tensorboard").is_dir()
+
+
+def test_of_many_runs_the_newest_are_linked_and_others_when_they_are_asked_for(tmp_path: Path) -> None:
+    """Linked runs stay when newer ones come; a TensorBoard that is started again has the newest."""
+    for number in range(30):
+        folder = tmp_path / f"gpt-{number}" / "tensorboard"
+        folder.mkdir(parents=True)
+        os.utime(folder, (number, number))
+    links = RunLinks(tmp_path)
+    links.refresh()
+    assert links.shown == {f"gpt-{number}" for number in range(20, 30)} and links.number_of_runs == 30
+    links.ask("gpt-3")
+    links.ask("../outside")
+    links.refresh()
+    assert links.shown == {"gpt-3", *(f"gpt-{number}" for number in range(20, 30))}
+    os.utime(tmp_path / "gpt-0" / "tensorboard")
+    links.refresh()
+    assert links.shown == {"gpt-0", "gpt-3", *(f"gpt-{number}" for number in range(20, 30))}
+    links.ask(ALL_RUNS)
+    links.refresh()
+    assert len(links.shown) == 30
+    links.forget()
+    links.refresh()
+    assert links.shown == {"gpt-0", *(f"gpt-{number}" for number in range(21, 30))}
+    links.remove()
 
 
 def test_an_output_root_that_is_not_there_yet_has_no_run(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ class ListServer:
         self.rows = [row_of(summary) for summary in summaries(count)]
         self.looks = 0
         self.routes: dict[str, Answer] = {"runs": self._runs}
+        self.routes["columns"] = self._columns
         for row in self.rows[:20]:
             name = row["name"]
             self.routes[f"run/{name}"] = lambda query, body, name=name: self._run(name, query, body)
@@ -62,6 +63,15 @@ class ListServer:
     def _runs(self, _query: dict[str, str], _: Any) -> Any:
         self.looks += 1
         return {"runs": self.rows, "root": "output", "run_root_id": "root-of-this-server"}
+
+    def _columns(self, query: dict[str, str], _: Any) -> Any:
+        """The learning rate of each run but the first."""
+        rates = {row["name"]: 0.001 * number for number, row in enumerate(self.rows) if number}
+        wanted = "key" in query
+        cells = {
+            name: {"lr_schedule.lr": {"text": f"{rate:.1e}", "value": rate}} for name, rate in rates.items()
+        }
+        return {"known": ["GPU hours", "lr_schedule.lr", "model.num_layers"], "runs": cells if wanted else {}}
 
     def _run(self, name: str, query: dict[str, str], body: Any) -> Any:
         row = self.row(name)

@@ -73,8 +73,11 @@ def view_page(
     width: int = 1000,
     module: str = "panel",
     still: bool = False,
+    exports: tuple[str, ...] = (),
 ) -> Iterator[Any]:
     """Return a page in which `mount`, JavaScript with `ui` (the `module`) and `root`, was run.
+
+    `exports` are names that the module only imports.
 
     Its errors fail the test. With `still`, its clock advances only by page.clock.run_for(milliseconds); then
     answered(page) delivers the answers.
@@ -103,9 +106,8 @@ def view_page(
             route.fulfill(json=value)
 
     page.route(f"{BASE}nbtrain/**", answer)
-    page.route(
-        f"{BASE}ui.js", lambda route: route.fulfill(body=script(module), content_type="text/javascript")
-    )
+    text = script(module) + (f"\nexport {{ {', '.join(exports)} }};\n" if exports else "")
+    page.route(f"{BASE}ui.js", lambda route: route.fulfill(body=text, content_type="text/javascript"))
     page.route(f"{BASE}view.html", lambda route: route.fulfill(body=HTML, content_type="text/html"))
     if still:
         page.clock.install(time=0)

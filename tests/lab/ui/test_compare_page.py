@@ -1,13 +1,14 @@
 """The comparison in a browser, without a server or a kernel: one line per run, tables, axes."""
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nbtrain.base.errors import ConfigError
 from nbtrain.base.rundir import RunDir
-from nbtrain.monitor.compare import compared
+from nbtrain.lab.ui.script import script
+from nbtrain.monitor.compare import MOST_RUNS, compared, tables
 from nbtrain.monitor.metrics_range import Asked, metrics
 from nbtrain.monitor.run_view import RunView
 from tests.lab.server.conftest import ended_run
@@ -35,22 +36,34 @@ def half(part: dict[str, Any]) -> dict[str, Any]:
     return {key: part[key][: len(part[key]) // 2] for key in ("step", "time", "tokens", "value")}
 
 
+HOST = "{openRun: (name) => (window.opened = name)}"
+CHANGED = "(names) => (window.names = names)"
+
+
+def mounted(names: list[str]) -> str:
+    """The page of a comparison with `names`."""
+    return f"ui.mountComparison(root, {{names: {names}, host: {HOST}, changed: {CHANGED}}})"
+
+
+def chip(page: Any, name: str) -> Any:
+    return page.locator(f".nbt-chip[data-run={name}]")
+
+
 def test_runs_side_by_side(tmp_path: Path, browser: Any) -> None:
     """Each chart has both runs in their colors, another axis moves them, and a name opens its run."""
     runs = [ended_run(tmp_path, name, steps) for name, steps in (("gpt-a", 12), ("gpt-b", 8))]
     routes = {"compare": lambda query, body: compared(runs)}
     routes |= {f"run/{run.name}/metrics": curves_of(run) for run in runs}
-    host = "{openRun: (name) => (window.opened = name)}"
-    mount = f"ui.mountComparison(root, {{names: ['gpt-a', 'gpt-b'], host: {host}}})"
+    mount = f"ui.mountComparison(root, {{names: ['gpt-a', 'gpt-b'], host: {HOST}}})"
     with view_page(browser, routes, mount, module="compare_widget") as page:
         charts = page.locator(".nbtrain-compare .nbt-chart")
         charts.first.locator("polyline").first.wait_for()
         # A finished run is read to its end.
         charts.first.locator(".nbt-x", has_text="12").wait_for()
         assert page.locator(".nbtrain-compare [aria-live]").inner_text() == ""
-        # The buttons with the names show each run's color for all charts.
-        named = page.locator(".nbtrain-compare .nbt-tools button", has_text=re.compile("^gpt-"))
-        colors = named.evaluate_all("nodes => nodes.map((node) => getComputedStyle(node).borderLeftColor)")
+        # The chips say which colour is whose, for all charts.
+        looks = page.locator(".nbt-chip .nbt-look i")
+        colors = looks.evaluate_all("nodes => nodes.map((node) => getComputedStyle(node).backgroundColor)")
         lines = charts.first.locator("polyline:not(.nbt-raw)")
         assert lines.evaluate_all("nodes => nodes.map((node) => getComputedStyle(node).stroke)") == colors
         assert len(set(colors)) == 2 and charts.first.locator(".nbt-legend i").count() == 0
@@ -60,8 +73,80 @@ def test_runs_side_by_side(tmp_path: Path, browser: Any) -> None:
         assert charts.count() > shown
         page.get_by_label("axis of the charts").select_option("time")
         assert charts.first.locator(".nbt-x").last.text_content().startswith("time ")
-        page.get_by_role("button", name="gpt-b").click()
+        page.get_by_role("button", name="Open gpt-b").or_(chip(page, "gpt-b").get_by_text("gpt-b")).click()
         assert page.evaluate("window.opened") == "gpt-b"
+
+
+def test_a_comparison_survives_a_deleted_run_and_is_changed_by_its_user(tmp_path: Path, browser: Any) -> None:
+    """A run that is gone keeps its chip with the reason and is removed there; runs are hidden and added, a
+    baseline gives distances, and tables are copied."""
+    runs = {
+        name: ended_run(tmp_path, name, steps) for name, steps in (("gpt-a", 12), ("gpt-b", 8), ("gpt-c", 5))
+    }
+    asked: list[list[str]] = []
+
+    def answer(query: dict[str, str], _: Any) -> Any:
+        names = query["runs"].split("%2C")
+        asked.append(names)
+        gone = {name: f"there is no run '{name}' under output." for name in names if name not in runs}
+        return tables([runs[name] for name in names if name in runs], gone)
+
+    def metrics_that_fail(query: dict[str, str], _: Any) -> Any:
+        raise ConfigError("the event file is damaged.")
+
+    routes = {"compare": answer, "run/gpt-c/metrics": metrics_that_fail}
+    routes |= {f"run/{name}/metrics": curves_of(runs[name]) for name in ("gpt-a", "gpt-b")}
+    routes["runs"] = lambda query, body: {"runs": [{"name": name} for name in runs]}
+    with view_page(browser, routes, mounted(["gpt-a", "gpt-gone", "gpt-b"]), module="compare_widget") as page:
+        page.get_by_text("gpt-gone is not shown: there is no run 'gpt-gone' under output.").wait_for()
+        results = page.get_by_label("results of the runs")
+        heads = results.locator("th")
+        assert heads.all_inner_texts() == ["figure", "gpt-a", "gpt-b"]
+        # By the keyboard: the focus stays among the chips.
+        page.get_by_role("button", name="Remove gpt-gone from the comparison").press("Enter")
+        page.wait_for_function("() => window.names && !window.names.includes('gpt-gone')")
+        assert chip(page, "gpt-gone").count() == 0 and asked[-1] == ["gpt-a", "gpt-b"]
+        assert page.get_by_text("is not shown").count() == 0
+
+        # The lower loss is the best; against the baseline it has a sign.
+        row = results.locator("tr", has=page.get_by_role("cell", name="trained tokens"))
+        page.get_by_label("baseline").select_option("gpt-a")
+        assert row.locator("td").nth(2).inner_text().endswith("\u221233.3 %")
+        assert results.locator(".nbt-best").count() >= 1
+        page.get_by_role("button", name="Hide gpt-b").click()
+        assert heads.all_inner_texts() == ["figure", "gpt-a"]
+        assert page.locator(".nbt-chart").first.locator("polyline:not(.nbt-raw)").count() == 1
+        page.get_by_role("button", name="Show gpt-b").click()
+        before = results.locator("tr").count()
+        results_tools = page.locator(".nbt-tools", has=page.get_by_role("heading", name="Results"))
+        results_tools.get_by_label("only what differs").check()
+        assert results.locator("tr").count() < before
+        settings = page.locator(".nbt-tools", has=page.get_by_role("heading", name="Settings"))
+        settings.get_by_label("only what differs").uncheck()
+        assert (
+            page.get_by_label("settings of the runs").get_by_role("cell", name="model.num_layers").count()
+            == 1
+        )
+
+        # A run whose curves cannot be read is in the tables.
+        page.get_by_text("Add a run").click()
+        page.get_by_role("button", name="gpt-c").click()
+        page.get_by_text("The curves of gpt-c cannot be read: the event file is damaged.").wait_for()
+        assert heads.all_inner_texts() == ["figure", "gpt-a", "gpt-b", "gpt-c"]
+        assert page.evaluate("window.names") == ["gpt-a", "gpt-b", "gpt-c"]
+        page.evaluate("() => { document.execCommand = () => (window.text = document.activeElement.value); }")
+        for form, begins in (
+            ("Markdown", "| figure | gpt-a |"),
+            ("CSV", "figure,gpt-a"),
+            ("LaTeX", "\\begin{tabular}{lrrr}"),
+        ):
+            results_tools.locator("summary").click()
+            page.get_by_role("button", name=f"As {form}").click()
+            page.wait_for_function("(begins) => (window.text || '').startsWith(begins)", arg=begins)
+
+
+def test_the_page_and_the_server_take_equally_many_runs() -> None:
+    assert f"MOST_COMPARED = {MOST_RUNS};" in script("compare")
 
 
 def test_runs_that_the_server_does_not_have_are_not_opened_there(browser: Any) -> None:
@@ -75,6 +160,7 @@ def test_runs_that_the_server_does_not_have_are_not_opened_there(browser: Any) -
     routes = {"runs": lambda query, body: {"runs": [], "run_root_id": "this"}}
     with view_page(browser, routes, mount, module="compare_widget") as page:
         page.get_by_text("this page cannot reach a Jupyter server that has these runs").wait_for()
-        names = page.locator(".nbtrain-compare .nbt-tools").first
-        assert names.locator("span").all_inner_texts() == ["gpt-a", "gpt-b"]
-        assert names.locator("button").count() == 0
+        names = page.locator(".nbt-chip-name")
+        assert names.all_inner_texts() == ["gpt-a", "gpt-b"]
+        assert page.locator("button.nbt-chip-name").count() == 0
+        assert not page.get_by_text("Add a run").is_visible()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from nbtrain.lab.form.answers import answer
+from tests.lab.form.test_answers import run_as_submitted
 from tests.lab.ui.pages import view_page
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
@@ -33,6 +34,53 @@ def test_only_what_was_submitted_is_called_so(browser: Any) -> None:
         "kind": "warning",
     }
     assert same["kind"] == "info" and same["text"].endswith("which has these settings.")
+
+
+def test_a_new_run_gets_a_free_name_and_buttons_that_do_what_they_say(workspace: Path, browser: Any) -> None:
+    """Once gpt-tiny was trained, New Run opens with gpt-tiny-2 and without an error.
+
+    A learning rate of 1000 is a warning, whose button sets the usual one; a submitted run is opened.
+    """
+    run_as_submitted("gpt-tiny").finish("SUCCEEDED", "all steps are done")
+    routes: dict[str, Any] = {
+        path: lambda query, body, path=path: answer(path, body) for path in ("form", "form/assess")
+    }
+    routes["submit"] = lambda query, body: {"name": body["name"], "job_id": "j1"}
+    routes["runs"] = lambda query, body: {"runs": []}
+    host = "{openRun: (name) => (window.opened = name)}"
+    mount = (
+        f"ui.mountForm(root, {{server: ui.serverHere(), host: {host}, start: {{yaml: 'gpt-tiny'}}, id: 'f'}})"
+    )
+    mount = f"(window.again = () => {{ window.end(); window.end = {mount}; }}, {mount})"
+    with view_page(browser, routes, mount, module="form", exports=("serverHere",)) as page:
+        name, notice = page.get_by_label("name", exact=True), page.locator(".nbf-notice")
+        notice.get_by_text("The name gpt-tiny is taken, so this run is called gpt-tiny-2.").wait_for()
+        assert name.input_value() == "gpt-tiny-2"
+        notice.get_by_role("button", name="Open gpt-tiny").click()
+        assert page.evaluate("window.opened") == "gpt-tiny"
+
+        # The other way: the sentence has no command, and its buttons give the name back.
+        notice.get_by_role("button", name="Use the name gpt-tiny").click()
+        found = page.locator(".nbf-found")
+        found.get_by_text("gpt-tiny has already been trained in 300 steps.").wait_for()
+        assert "`" not in found.inner_text()
+        found.get_by_role("button", name="Use the name gpt-tiny-2").click()
+        found.get_by_text("has already been trained").wait_for(state="detached")
+
+        verdict = page.locator(".nbf-verdict")
+        page.locator("[data-key='lr_schedule.lr'] input").first.fill("1000")
+        found.get_by_text("often diverges").wait_for()
+        assert "Ready" not in verdict.inner_text()
+        found.get_by_role("button", name="Set lr_schedule.lr to 0.0001").click()
+        found.get_by_text("often diverges").wait_for(state="detached")
+        page.get_by_role("button", name="Submit", exact=True).click()
+        page.wait_for_function("() => window.opened === 'gpt-tiny-2'")
+
+        # That name is taken by now: the form that is opened next has another one.
+        run_as_submitted("gpt-tiny-2").finish("SUCCEEDED", "all steps are done")
+        page.evaluate("window.again()")
+        notice.get_by_text("The name gpt-tiny-2 is taken, so this run is called gpt-tiny-3.").wait_for()
+        assert name.input_value() == "gpt-tiny-3"
 
 
 RUN = {

@@ -3,10 +3,12 @@
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.end_to_end.accessible import axe_script, findings
 from tests.lab.ui.listed import ListServer
 from tests.lab.ui.pages import answered, view_page
 
@@ -38,6 +40,10 @@ OPEN_MENU = """(button) => {
   button.click();
   window.first = document.querySelector('.nbt-run-menu button');
 }"""
+SMALL_TARGETS = """() => [...document.querySelectorAll('tbody button, tbody label, .nbt-tools button')]
+    .filter((node) => node.offsetWidth && !node.matches('.nbt-open'))
+    .filter((node) => Math.min(node.offsetWidth, node.offsetHeight) < 24)
+    .map((node) => node.outerHTML)"""
 SECOND = """() => {
   const place = document.createElement('div');
   document.body.append(place);
@@ -144,6 +150,98 @@ def test_a_person_works_with_the_list(server: ListServer, browser: Any) -> None:
         page.get_by_label("which states").select_option("archived")
         page.locator("tr[data-run=gpt-0003]").wait_for()
         assert sorted(names(page)) == ["gpt-0003", "gpt-0004"]
+
+
+def test_columns_order_and_csv_are_the_users(browser: Any) -> None:
+    """A setting becomes a column, Shift sorts by a second one, CSV has both; the choice comes back."""
+    with listing(browser, ListServer(9)) as page:
+        page.get_by_text("9 runs, 1 active").wait_for()
+        page.get_by_text("Columns", exact=True).click()
+        page.get_by_label("Backend").uncheck()
+        page.get_by_label("search settings and results to add as columns").fill("lr")
+        page.get_by_role("button", name="lr_schedule.lr").click()
+        cell = page.locator("tr[data-run=gpt-0002] td[data-column='lr_schedule.lr']")
+        cell.get_by_text("2.0e-03").wait_for()
+        assert page.locator("th[data-column=backend]").count() == 0
+        page.keyboard.press("Escape")
+        page.get_by_title("sort by State").click()
+        page.get_by_title("sort by lr_schedule.lr").click(modifiers=["Shift"])
+        page.get_by_title("sort by lr_schedule.lr").click(modifiers=["Shift"])
+        states = page.locator("tr.nbt-run td[data-column=state]").all_inner_texts()
+        assert states == sorted(states) and names(page)[:2] == ["gpt-0003", "gpt-0002"]
+        succeeded = [name for name, state in zip(names(page), states) if state == "SUCCEEDED"]
+        assert len(succeeded) > 2 and succeeded == sorted(succeeded, reverse=True)
+        with page.expect_download() as download:
+            page.get_by_role("button", name="CSV").click()
+        lines = Path(download.value.path()).read_text().splitlines()
+        assert lines[0] == "Run,State,Step,Loss,Validation,Time left,Submitted,lr_schedule.lr,Notes and cause"
+        assert len(lines) == 10 and lines[2].startswith("gpt-0002,FAILED,122,3.498,")
+        assert lines[2].endswith(
+            ",0.002,rank 1 failed at step 120: CUDA out of memory. Tried to allocate 2.00 GiB"
+        )
+        page.evaluate("() => { window.end(); window.end = window.mounted(root, false); }")
+        cell.get_by_text("2.0e-03").wait_for()
+        page.get_by_text("Columns", exact=True).click()
+        page.get_by_role("button", name="Usual columns").click()
+        page.locator("th[data-column=backend]").wait_for()
+        assert page.locator("th[data-column='lr_schedule.lr']").count() == 0
+
+
+def test_several_runs_are_tagged_stopped_and_deleted_with_one_question(browser: Any) -> None:
+    """By the keyboard too; what the server refuses is named; all that match can be chosen."""
+    server = ListServer(150)
+    with listing(browser, server) as page:
+        page.get_by_text("150 runs, 1 active").wait_for()
+        bar = page.locator(".nbt-chosen")
+        page.get_by_label("Choose all runs of this page").check()
+        bar.get_by_text("100 chosen").wait_for()
+        # A comparison of so many is not offered.
+        assert bar.get_by_role("button", name="Compare").is_disabled()
+        bar.get_by_text("A comparison shows at most 12 runs: choose fewer.").wait_for()
+        bar.get_by_role("button", name="Choose all 150").click()
+        bar.get_by_text("150 chosen").wait_for()
+        bar.get_by_role("button", name="Clear").click()
+
+        for name in ("gpt-0000", "gpt-0001", "gpt-0002"):
+            page.get_by_label(f"Choose {name}", exact=True).check()
+        bar.get_by_role("button", name="Tag...").click()
+        editor = page.get_by_role("form", name="Tags of 3 runs")
+        editor.get_by_label("Add tags").fill("paper=2026")
+        editor.get_by_label("team").check()
+        page.keyboard.press("Tab")
+        editor.get_by_role("button", name="Save").press("Enter")
+        page.get_by_text("Tagged: 3 runs.").wait_for()
+        assert page.locator("tr[data-run=gpt-0002] .nbt-tag").all_text_contents() == ["paper=2026"]
+        assert page.locator("tr[data-run=gpt-0003] .nbt-tag").first.text_content() == "team=vision"
+
+        bar.get_by_role("button", name="Stop 1 run...").click()
+        question = page.get_by_role("alertdialog")
+        question.get_by_text("Stop gpt-0000?").wait_for()
+        question.get_by_role("button", name="Stop").press("Enter")
+        page.locator("tr[data-run=gpt-0000]", has_text="Stopping...").wait_for()
+        assert ("POST", "run/gpt-0000/stop", {}) in page.asked
+
+        del server.routes["run/gpt-0002"]
+        bar.get_by_role("button", name="Delete 2 runs...").click()
+        question.get_by_text("Delete gpt-0001, gpt-0002 with all their files?").wait_for()
+        page.keyboard.press("Escape")
+        assert "gpt-0001" in names(page)
+        bar.get_by_role("button", name="Delete 2 runs...").press("Enter")
+        question.get_by_role("button", name="Delete").press("Enter")
+        page.get_by_text("Deleted: gpt-0001. Not deleted: gpt-0002: HTTP 404").wait_for()
+        page.locator("tr[data-run=gpt-0001]").wait_for(state="detached")
+
+
+def test_a_hovered_row_is_readable_and_targets_are_large_enough(server: ListServer, browser: Any) -> None:
+    """At 1024 pixels nothing is cut; axe-core finds nothing in a hovered row; targets have 24 pixels."""
+    with listing(browser, server, width=1024) as page:
+        page.get_by_text("5 runs, 1 active").wait_for()
+        page.locator("tr[data-run=gpt-0001]").hover()
+        fits = "node => node.scrollWidth <= node.clientWidth"
+        assert page.locator(".nbt-scroll").evaluate(fits)
+        assert findings(page, axe_script(), ["#root"]) == []
+        small = page.evaluate(SMALL_TARGETS)
+        assert small == []
 
 
 def test_archived_runs_are_in_a_table_that_was_asked_for_them(server: ListServer, browser: Any) -> None:

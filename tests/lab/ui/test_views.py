@@ -34,6 +34,54 @@ def test_all_curves_of_a_compared_run_begin_at_one_time(tmp_path: Path) -> None:
     assert in_node("compare", code, tmp_path) == [[0, 10, 20], [20]]
 
 
+def test_runs_that_differ_only_in_their_seed_are_one_line_with_a_band(tmp_path: Path) -> None:
+    """The mean where two runs have a point; another learning rate is another line."""
+    code = """
+    const heads = ["setting", "a", "b", "c"];
+    const rows = [["seed", "1", "2", "1"], ["lr_schedule.lr", "0.1", "0.1", "0.2"]];
+    const groups = ui.seedGroups({ settings: { heads, rows } }, ["a", "b", "c"]);
+    const line = (name, y) => ({ name, x: y.map((_, at) => at), y });
+    return [groups, ui.seedBands([line("c", [5]), line("a", [1, 2, 4]), line("b", [3, NaN, 6])], groups)];
+    """
+    groups, lines = in_node("compare", code, tmp_path)
+    assert groups == [["a", "b"]] and [line["name"] for line in lines] == ["c", "a"]
+    band = {key: lines[1][key] for key in ("x", "y", "low", "high", "note")}
+    assert band == {"x": [0, 2], "y": [2, 5], "low": [1, 4], "high": [3, 6], "note": "mean of 2 seeds: a, b"}
+
+
+def test_flops_and_cost_are_axes_of_a_comparison(tmp_path: Path) -> None:
+    """From tokens and time; a run without a price has no curve by cost."""
+    code = f"""{COMPARED}
+    const scales = {{ a: {{ flops_per_token: 6, money_per_second: 0.5, currency: "USD" }} }};
+    const shown = (axis, scales) => ({{ axis, smoothing: 0, all: false, scales }});
+    const spec = (...given) => ui.comparedSpecs(["a"], curves, shown(...given))[0][1];
+    const x = (axis) => [spec(axis, scales).xName, spec(axis, scales).lines[0].x];
+    return [x("flops"), x("cost"), spec("cost", {{}}).lines.length];
+    """
+    flops, cost, without = in_node("compare", code, tmp_path)
+    assert flops == ["FLOPs", [600, 660, 720]] and cost == ["cost, USD", [0, 5, 10]] and without == 0
+
+
+def test_a_comparison_is_copied_as_a_table(tmp_path: Path) -> None:
+    """Best values and distances to the baseline; special characters of each format are kept."""
+    code = """
+    const rows = [["loss", "2.0", "2.5"], ["a_b|c", "50 %", "1,000"]];
+    const heads = ["figure", "one", "two"], values = [[2, 2.5], [null, null]], better = ["low", ""];
+    const how = { baseline: "one", different: false };
+    const table = ui.comparedResults({ figures: { heads, rows, values, better } }, ["one", "two"], how);
+    const texts = ui.TABLE_FORMATS.map((format) => ui.tablesText(format, [table]));
+    return [table.rows[0].cells.slice(1), ...texts];
+    """
+    cells, markdown, comma, latex = in_node("compare_tables", code, tmp_path)
+    assert [(cell["className"], cell["note"], cell["tone"]) for cell in cells] == [
+        ("nbt-best", "", ""),
+        ("", "+25.0 %", "nbt-worse"),
+    ]
+    assert markdown.splitlines()[2:] == ["| loss | 2.0 | 2.5 (+25.0 %) |", "| a_b\\|c | 50 % | 1,000 |"]
+    assert comma.splitlines() == ["figure,one,two", "loss,2.0,2.5 (+25.0 %)", 'a_b|c,50 %,"1,000"']
+    assert r"a\_b|c & 50 \% & 1,000 \\" in latex.splitlines()
+
+
 def test_in_a_notebook_tensorboard_opens_with_the_run(tmp_path: Path) -> None:
     """In a notebook, TensorBoard opens with the run by the page's ?run= parameter, which uses TensorBoard's
     name for the run."""

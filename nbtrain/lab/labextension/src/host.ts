@@ -2,6 +2,7 @@
 
 import type { JupyterFrontEnd } from "@jupyterlab/application";
 import { Notification } from "@jupyterlab/apputils";
+import { PageConfig } from "@jupyterlab/coreutils";
 import { NotebookActions, type INotebookTracker, type NotebookPanel } from "@jupyterlab/notebook";
 
 import { ids } from "./names";
@@ -19,6 +20,9 @@ export interface Host {
   openCompare(names: string[]): void;
   openForm(start?: FormArguments): void;
   openTensorBoard(name?: string): void;
+  openModel(name: string): void;
+  /** The address at which JupyterLab opens a run, or a comparison of several. */
+  linkTo(names: string[]): string;
   insertCell: ((text: string) => Promise<void>) | null;
   notify(text: string, kind?: string): void;
 }
@@ -31,10 +35,22 @@ export function makeHost(app: JupyterFrontEnd, notebooks: INotebookTracker | nul
     openCompare: (names) => execute(ids.compare, { names }),
     openForm: (start = {}) => execute(ids.newRun, start),
     openTensorBoard: (name) => execute(ids.tensorBoard, name ? { name } : {}),
+    openModel: (name) => execute(ids.models, { name }),
+    linkTo,
     insertCell: notebooks && ((text) => insertCell(app, notebooks, text)),
     notify: (text, kind = "info") => void notify(text, kind),
   };
 }
+
+const RUN_PARAMETER = "nbtrain-run";
+
+function linkTo(names: string[]): string {
+  const query = new URLSearchParams(names.map((name) => [RUN_PARAMETER, name]));
+  return new URL(`${PageConfig.getBaseUrl()}lab?${query}`, window.location.href).href;
+}
+
+/** The runs that the page's address names, by linkTo(). */
+export const linkedRuns = () => new URLSearchParams(window.location.search).getAll(RUN_PARAMETER);
 
 export function notify(text: string, kind: string, openRun?: () => void): void {
   const type = (["info", "success", "warning", "error"].includes(kind) ? kind : "info") as "info";

@@ -11,7 +11,7 @@ import { IStatusBar } from "@jupyterlab/statusbar";
 import type { ReadonlyPartialJSONObject } from "@lumino/coreutils";
 
 import { Server, pageConfig } from "../../ui/server.js";
-import { makeHost, notify } from "./host";
+import { linkedRuns, makeHost, notify } from "./host";
 import { modelsIcon, newRunIcon, runsIcon, tensorBoardIcon } from "./icons";
 import { CATEGORY, PLUGIN, SIDEBAR_ID, ids } from "./names";
 import { addToRunning } from "./running";
@@ -103,7 +103,7 @@ function activate(
     label: (args) => comparedWords(names(args)),
     caption: (args) => `Compare ${names(args).join(", ")}`,
     own: (args) => only(args, "names"),
-    content: (args) => compareView(server, host, names(args)),
+    content: (args, _, changed) => compareView(server, host, names(args), (now) => changed({ names: now })),
   });
   const boards = new Tabs(app, {
     command: ids.tensorBoard,
@@ -117,9 +117,9 @@ function activate(
     command: ids.models,
     namespace: "nbtrain-models",
     icon: modelsIcon,
-    label: () => "Try a model",
-    own: () => ({}),
-    content: () => modelsFrame(),
+    label: (args) => (args.name ? `Try ${text(args, "name")}` : "Try a model"),
+    own: (args) => only(args, "name"),
+    content: (args) => modelsFrame(text(args, "name")),
   });
 
   commands.addCommand(ids.showRuns, {
@@ -185,9 +185,9 @@ function activate(
   });
   commands.addCommand(ids.models, {
     label: "Try a model",
-    caption: "Ask the model of a run for text",
+    caption: "Generate text with the model of a run",
     icon: modelsIcon,
-    execute: () => models.open({}),
+    execute: (args) => models.open(args as any),
   });
 
   const list = runsView(server, host, true);
@@ -214,6 +214,10 @@ function activate(
   if (running) addToRunning(running, watch, host, (name) => void act(name, "stop"));
   const status = new Status(watch, () => shell.activateById(SIDEBAR_ID));
   if (bar) status.addTo(bar);
+
+  // A link to runs, such as a colleague's.
+  const linked = linkedRuns();
+  if (linked.length) void app.restored.then(() => (linked.length > 1 ? host.openCompare(linked) : host.openRun(linked[0])));
 
   let notifyWhen = "ended";
   watch.ended.connect((_, run) => {

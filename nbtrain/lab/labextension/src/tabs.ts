@@ -18,8 +18,8 @@ export interface TabKind {
   caption?(args: ReadonlyJSONObject): string;
   /** The arguments that distinguish a tab from others of its kind, and restore it after a reload. */
   own(args: ReadonlyJSONObject): ReadonlyJSONObject;
-  /** `id`: the tab's. */
-  content(args: ReadonlyJSONObject, id: string): Widget;
+  /** `id`: the tab's. `changed`: for a view that changes the arguments of its tab. */
+  content(args: ReadonlyJSONObject, id: string, changed: (args: ReadonlyJSONObject) => void): Widget;
 }
 
 export class Tabs {
@@ -33,7 +33,8 @@ export class Tabs {
   restore(restorer: ILayoutRestorer): void {
     void restorer.restore(this._tracker, {
       command: this.kind.command,
-      args: (widget) => this._args.get(widget) ?? {},
+      // A tab whose arguments have changed keeps its place in the layout by its id.
+      args: (widget) => ({ ...this._args.get(widget), id: widget.id }),
       name: (widget) => widget.id,
     });
   }
@@ -42,17 +43,16 @@ export class Tabs {
   open(args: ReadonlyJSONObject): MainAreaWidget {
     // The launcher adds its folder to the arguments.
     const own = this.kind.own(args);
-    const id = [this.kind.namespace, ...Object.values(own).map(wordOf)].join("-");
-    let widget = this._tracker.find((one) => one.id === id);
+    let widget = this._tracker.find((one) => wordOf(this._args.get(one)) === wordOf(own));
     if (!widget) {
-      widget = new MainAreaWidget({ content: this.kind.content(own, id) });
+      const id = typeof args.id === "string" ? args.id : this._freeId(own);
+      const content = this.kind.content(own, id, (changed) => this._change(id, changed));
+      widget = new MainAreaWidget({ content });
       widget.id = id;
-      widget.title.label = this.kind.label(own);
-      widget.title.caption = this.kind.caption?.(own) ?? widget.title.label;
       widget.title.icon = this.kind.icon;
       widget.title.closable = true;
       widget.toolbar.hide();
-      this._args.set(widget, own);
+      this._describe(widget, own);
       void this._tracker.add(widget);
     }
     // Notebook 7 has one document in its main area, so everything else goes below.
@@ -61,6 +61,27 @@ export class Tabs {
     this.app.shell.activateById(widget.id);
     if (below) giveHeight(widget);
     return widget;
+  }
+
+  /** An id made of the arguments. A tab with this id may show something else by now. */
+  private _freeId(own: ReadonlyJSONObject): string {
+    const wanted = [this.kind.namespace, ...Object.values(own).map(wordOf)].join("-");
+    let id = wanted;
+    for (let number = 2; this._tracker.find((one) => one.id === id); number += 1) id = `${wanted}-${number}`;
+    return id;
+  }
+
+  private _change(id: string, args: ReadonlyJSONObject): void {
+    const widget = this._tracker.find((one) => one.id === id);
+    if (!widget) return;
+    this._describe(widget, this.kind.own(args));
+    void this._tracker.save(widget);
+  }
+
+  private _describe(widget: MainAreaWidget, own: ReadonlyJSONObject): void {
+    this._args.set(widget, own);
+    widget.title.label = this.kind.label(own);
+    widget.title.caption = this.kind.caption?.(own) ?? widget.title.label;
   }
 
   private readonly _tracker: WidgetTracker<MainAreaWidget>;
@@ -90,8 +111,9 @@ export function tensorBoardFrame(name: string): Widget {
 }
 
 /** The page to try the models of the runs: serving/page.html, behind jupyter-server-proxy. */
-export function modelsFrame(): Widget {
-  return pageFrame("nbtrain-models/", "Try a model");
+export function modelsFrame(name: string): Widget {
+  const query = name ? `?${new URLSearchParams({ model: name })}` : "";
+  return pageFrame(`nbtrain-models/${query}`, name ? `Try the model of ${name}` : "Try a model");
 }
 
 /** A page of this server. */

@@ -23,7 +23,7 @@ declare module "*/ui/runs_feed.js" {
 declare module "*/ui/compare.js" {
   export function mountCompare(
     root: HTMLElement,
-    options: { server: unknown; host: unknown; names: string[] },
+    options: { server: unknown; host: unknown; names: string[]; changed?: (names: string[]) => void },
   ): () => void;
 }
 

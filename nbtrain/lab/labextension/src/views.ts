@@ -47,8 +47,9 @@ export class View extends Widget {
   private _end: Mounted | null = null;
 }
 
-export const compareView = (server: Server, host: Host, names: string[]) =>
-  new View("Compare", (root) => mountCompare(root, { server, host, names }));
+/** `changed`: called with the names when the user adds or removes a run. */
+export const compareView = (server: Server, host: Host, names: string[], changed: (names: string[]) => void) =>
+  new View("Compare", (root) => mountCompare(root, { server, host, names, changed }));
 
 export const formView = (server: Server, host: Host, start: object, id: string) =>
   new View("Form", (root) => {
@@ -58,7 +59,10 @@ export const formView = (server: Server, host: Host, start: object, id: string) 
 
 /** `compact`: for the sidebar. */
 export const runsView = (server: Server, host: Host, compact: boolean) =>
-  new View("Runs", (root) => mountRuns(root, { server, host, compact }));
+  new View("Runs", (root) => {
+    if (!compact) root.classList.add("nbt-fills");
+    return mountRuns(root, { server, host, compact });
+  });
 
 export const runView = (server: Server, host: Host, name: string) =>
   new View("Run", (root) => {

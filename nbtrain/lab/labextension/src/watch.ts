@@ -20,6 +20,18 @@ export interface RunEntry {
 type Feed = ReturnType<ReturnType<typeof runsFeed>["join"]>;
 
 const LONGEST_MS = 300_000;
+// The runs that were active when this page last heard of them, so that an end during a reload is reported after it.
+const ACTIVE_KEY = "nbtrain:active-runs";
+
+function savedActive(root: string): Set<string> {
+  try {
+    const { root: saved, names } = JSON.parse(sessionStorage.getItem(ACTIVE_KEY) ?? "{}");
+    return new Set(saved === root ? (names as string[]) : []);
+  } catch {
+    // No storage, or an entry that is not ours.
+    return new Set();
+  }
+}
 
 export class RunsWatch {
   constructor(readonly server: Server) {
@@ -63,12 +75,19 @@ export class RunsWatch {
     return Math.min(LONGEST_MS, this._interval * 2 ** this._failures);
   }
 
-  took(value: { runs: RunEntry[] }): void {
+  took(value: { runs: RunEntry[]; run_root_id: string }): void {
     this._runs = value.runs;
     this._failures = 0;
-    const ended = this._runs.filter((run) => this._wasActive.has(run.name) && !run.active);
+    this._wasActive ??= savedActive(value.run_root_id);
+    const wasActive = this._wasActive;
+    const ended = this._runs.filter((run) => wasActive.has(run.name) && !run.active);
     // Keep the list while the server does not answer, so that runs that end meanwhile are noticed afterwards.
     this._wasActive = new Set(this.active.map((run) => run.name));
+    try {
+      sessionStorage.setItem(ACTIVE_KEY, JSON.stringify({ root: value.run_root_id, names: [...this._wasActive] }));
+    } catch {
+      /* the storage is full or disabled: an end during a reload is not reported */
+    }
     ended.forEach((run) => this._ended.emit(run));
     this._changed.emit();
   }
@@ -81,7 +100,8 @@ export class RunsWatch {
 
   private _feed: Feed | null = null;
   private _runs: RunEntry[] = [];
-  private _wasActive = new Set<string>();
+  /** Runs that were active at the last poll; null before the first. */
+  private _wasActive: Set<string> | null = null;
   private _interval = 5000;
   private _failures = 0;
   private readonly _changed = new Signal<this, void>(this);

@@ -175,7 +175,7 @@ def arguments_for(path: Path, root: Path) -> list[list[str]]:
     # Only files at the top of tests/; the folders below belong to packages.
     every = [folder] if box else sorted(folder.glob("test_*.py"))
     own = sorted(folder.rglob(f"test_{path.stem}*.py")) if path.stem.strip("_") else []
-    return [[str(one.relative_to(root)) for one in some] for some in (own, every) if some]
+    return [[str(path.relative_to(root)) for path in some] for some in (own, every) if some]
 
 
 class Copy:
@@ -250,7 +250,7 @@ def main() -> int:
     options = parser.parse_args()
 
     paths = [path.resolve().relative_to(REPOSITORY) for path in options.files]
-    every = [one for path in paths for one in mutations_of(path, (REPOSITORY / path).read_bytes())]
+    every = [mutation for path in paths for mutation in mutations_of(path, (REPOSITORY / path).read_bytes())]
     chosen = random.Random(options.seed).sample(every, min(options.number, len(every)))
     chosen.sort(key=lambda mutation: (str(mutation.path), mutation.begin))
     if options.list:

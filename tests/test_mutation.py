@@ -25,7 +25,10 @@ def twice(value: list[int], é="é", on=True) -> int | None:
 
 def test_every_operator_and_number_is_changed_in_its_place():
     """Annotations, decorators, assertions, texts and their joins are skipped; columns count bytes."""
-    found = [(one.line, one.before, one.after) for one in mutations_of(Path("x.py"), SOURCE.encode())]
+    found = [
+        (mutation.line, mutation.before, mutation.after)
+        for mutation in mutations_of(Path("x.py"), SOURCE.encode())
+    ]
     assert sorted(found) == [
         (7, "3", "(2)"),
         (7, "3", "(4)"),

@@ -226,6 +226,8 @@ def _job_rows(snapshot: Mapping[str, Any]) -> list[list[str]]:
         rows.append(["backend", f"{job['backend']}, {ranks}, attempt {job['attempt']}, {restarts}"])
         if job["command"]:
             rows.append(["command", " ".join(job["command"])])
-    for one in reversed(snapshot["jobs"]):
-        rows.append(["job", f"{one['job_id']}  {one['state']}{': ' + one['cause'] if one['cause'] else ''}"])
+    for entry in reversed(snapshot["jobs"]):
+        rows.append(
+            ["job", f"{entry['job_id']}  {entry['state']}{': ' + entry['cause'] if entry['cause'] else ''}"]
+        )
     return rows + [["warning", warning] for warning in snapshot["warnings"]]

@@ -80,7 +80,7 @@ def test_the_list_tells_which_are_whole_and_why_others_are_not(run, capsys):
     ]
     assert cli.main(["checkpoint", "list", "tiny", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert [one["step"] for one in listed] == [10, 20, 1000, 2000]
+    assert [checkpoint["step"] for checkpoint in listed] == [10, 20, 1000, 2000]
     assert listed[1]["problem"] is None and listed[1]["validation_loss"] == 3.25
 
 
@@ -138,7 +138,7 @@ def test_every_step_that_stays_on_the_nodes_is_listed_with_its_hosts(run, capsys
     ]
     assert cli.main(["checkpoint", "list", "tiny", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert [(one["step"], one["hosts"]) for one in listed] == [
+    assert [(checkpoint["step"], checkpoint["hosts"]) for checkpoint in listed] == [
         (20, []),
         (22, ["a", "b"]),
         (24, ["a", "b"]),
@@ -146,7 +146,7 @@ def test_every_step_that_stays_on_the_nodes_is_listed_with_its_hosts(run, capsys
     ]
     Rollback(first, 0, 0.0, 25, 20, 0, 1, "NaN").append(run.rollbacks_json)
     assert cli.main(["checkpoint", "list", "tiny", "--json"]) == 0
-    assert [one["step"] for one in json.loads(capsys.readouterr().out)] == [20, 26]
+    assert [checkpoint["step"] for checkpoint in json.loads(capsys.readouterr().out)] == [20, 26]
 
 
 def test_inspect_tells_where_the_training_stood(run, capsys):

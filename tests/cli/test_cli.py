@@ -202,7 +202,7 @@ def test_a_line_of_prompts_ends_at_a_line_end_alone(tmp_path):
     """Prompts are split at newlines only, since JSON may contain U+2028 and U+0085."""
     path = tmp_path / "prompts.jsonl"
     prompts = ["one\u2028two", "three\x85four"]
-    lines = [json.dumps({"prompt": one}, ensure_ascii=False) for one in prompts]
+    lines = [json.dumps({"prompt": prompt}, ensure_ascii=False) for prompt in prompts]
     path.write_text("\r\n".join([*lines, "five\x0csix", ""]), encoding="utf-8")
     assert serve._prompts_of(str(path)) == [*prompts, "five\x0csix"]
     path.write_text("\n".join([*lines, '{"prompt"']), encoding="utf-8")

@@ -143,7 +143,9 @@ def compared(ours: Attended, plain: Attended, exact: Attended, kernels: list[str
     }
     for what, (own, theirs, true) in pairs.items():
         error, usual = _largest_error(own, true), _largest_error(theirs, true)
-        least = LAST_PLACES * torch.finfo(own[0].dtype).eps * max(float(one.abs().max()) for one in true)
+        least = (
+            LAST_PLACES * torch.finfo(own[0].dtype).eps * max(float(tensor.abs().max()) for tensor in true)
+        )
         values[what] = f"{error:.1e} (plain {usual:.1e})"
         # Written so that NaN exceeds the limit.
         if not error <= max(FACTORS[what] * usual, least):

@@ -60,10 +60,10 @@ def _find(place: Place, kernels: str, chunks: int) -> Finding:
 
 def compared(ours: Step, plain: Step, exact: Step) -> Finding:
     """Return the errors next to the errors of the GPT in bf16 without chunks."""
-    losses = [abs(one[0] - exact[0]) for one in (ours, plain)]
+    losses = [abs(run[0] - exact[0]) for run in (ours, plain)]
     gradients = [
-        max(float((own - true).norm() / true.norm()) for own, true in zip(one[1], exact[1]) if true.dim() > 1)
-        for one in (ours, plain)
+        max(float((own - true).norm() / true.norm()) for own, true in zip(run[1], exact[1]) if true.dim() > 1)
+        for run in (ours, plain)
     ]
     # A loss of 6 in bf16 may be right by chance.
     loss_limit, gradient_limit = max(FACTOR * losses[1], 2.0**-9), FACTOR * gradients[1]

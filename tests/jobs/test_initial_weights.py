@@ -99,11 +99,11 @@ def test_check_looks_at_the_weights_that_are_there(tiny, base, workspace):
     """Check compares the weights that exist; a start run that is not trained yet is not an error."""
     assert nb.check(starting(tiny)).works
     wrong = nb.check(starting(tiny, init_step=5))
-    (finding,) = [one for one in wrong.findings if one.key == "init_from"]
+    (finding,) = [entry for entry in wrong.findings if entry.key == "init_from"]
     assert (finding.level, wrong.works) == ("error", False)
     assert finding.message.endswith("there is no such checkpoint. Checkpoints there: 4, 8, 12.")
     later = nb.check(starting(tiny, init_from="tinny"))
-    (finding,) = [one for one in later.findings if one.key == "init_from"]
+    (finding,) = [entry for entry in later.findings if entry.key == "init_from"]
     assert (finding.level, later.works) == ("warning", True) and "train it first" in finding.message
     address = nb.check(starting(tiny, init_from="hf://a/b"))
     assert not address.works
@@ -365,7 +365,7 @@ def test_tokens_added_for_a_chat(tiny, base, tiny_data, workspace, monkeypatch):
     prepare(config)
     assert read_manifest(tokenizer_dir("chat"))["added_tokens"] == marks
     ids = open_dataset(config).indexed.get(0).tolist()
-    assert [one for one in ids if one >= size] == [size, size + 1] and ids[0] == size
+    assert [token_id for token_id in ids if token_id >= size] == [size, size + 1] and ids[0] == size
     assert said(config) == []
     with pytest.raises(DataError, match="are added to, and runs may refer to it"):
         prepare(starting(tiny, **{**settings, "tokenizer.name": "mock", "tokenizer.vocab_size": size + 2}))

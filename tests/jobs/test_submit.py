@@ -136,7 +136,7 @@ def test_the_next_job_keeps_the_priority_that_the_queue_was_told(tiny):
     for again in (lambda: resume(run), lambda: submit(tiny())):
         job = again()
         assert asked_priority(job) == 9
-        assert "keeps priority 9 of `nbtrain queue`" in [one["message"] for one in read_events(job)]
+        assert "keeps priority 9 of `nbtrain queue`" in [event["message"] for event in read_events(job)]
         end(job, "CANCELLED")
     for again in (
         lambda: resume(run, {"backend.priority": 0}),

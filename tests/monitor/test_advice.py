@@ -65,7 +65,7 @@ def test_marks_are_where_curves_begin_anew(tmp_path: Path) -> None:
         *(AttemptRecord(0, 5.0, 1, 1, first_step=8), AttemptRecord(1, 6.0, 1, 1, first_step=12)),
         AttemptRecord(2, 9.0, 1, 1, first_step=12),
     )
-    assert [(one["step"], one["time"], one["kind"]) for one in marks(run, [first, second])] == [
+    assert [(mark["step"], mark["time"], mark["kind"]) for mark in marks(run, [first, second])] == [
         (4, 2.0, "restart"),
         (8, 5.0, "resume"),
         (12, 6.0, "restart"),
@@ -80,9 +80,9 @@ def test_an_alert_holds_until_its_figure_is_back_or_a_new_attempt_begins() -> No
         {"kind": "alert", "time": 2.0, "writer": "rank0", "message": "memory", "alert": "max_memory"},
         {"kind": "alert_over", "time": 3.0, "writer": "rank0", "message": "step 136", "alert": "min_mfu"},
     ]
-    assert [one["raised"] for one in alerts_part(events)] == [False, True]
+    assert [alert["raised"] for alert in alerts_part(events)] == [False, True]
     restart = {"kind": "state", "time": 4.0, "state": "RESTARTING"}
-    assert [one["raised"] for one in alerts_part([*events, restart])] == [False, False]
+    assert [alert["raised"] for alert in alerts_part([*events, restart])] == [False, False]
 
 
 def test_a_stale_alert_is_in_the_list_and_not_in_the_head(tmp_path: Path) -> None:

@@ -32,7 +32,9 @@ STORY = [
 def test_each_state_is_a_condition_with_its_last_change() -> None:
     """Each state is a condition with its last change; one that no longer holds names its successor."""
     found = conditions(STORY, 9.0, ("RUNNING", None, 50.0, None))
-    assert [(one.type, one.status, one.last_change, one.reason) for one in found] == [
+    assert [
+        (condition.type, condition.status, condition.last_change, condition.reason) for condition in found
+    ] == [
         ("Submitted", True, 9.0, "Submitted"),
         ("Queued", False, 12, "Starting"),
         ("Restarting", False, 35, "Starting"),
@@ -47,7 +49,7 @@ def test_each_state_is_a_condition_with_its_last_change() -> None:
 def test_what_only_a_reader_knows_comes_last() -> None:
     """LOST and SUSPENDED, which no event records, come last; a failure's exit code is in the records."""
     lost = conditions(STORY, 9.0, ("LOST", "its supervisor died", 99.0, None))
-    assert [(one.type, one.status, one.last_change) for one in lost[-2:]] == [
+    assert [(condition.type, condition.status, condition.last_change) for condition in lost[-2:]] == [
         ("Running", False, 99.0),
         ("Lost", True, 99.0),
     ]
@@ -91,7 +93,7 @@ def test_events_have_type_reason_and_object() -> None:
             "message": "0/4 nodes are available",
         },
     ]
-    assert [(one.type, one.reason, one.object) for one in job_events(events)] == [
+    assert [(event.type, event.reason, event.object) for event in job_events(events)] == [
         ("Normal", "Running", "job"),
         ("Warning", "Alert", "rank 3"),
         ("Warning", "Hang", "rank 5"),

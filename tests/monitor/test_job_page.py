@@ -231,11 +231,13 @@ def test_replicas_of_several_nodes_have_their_own_ranks(tmp_path: Path) -> None:
     write_json(job.job.path / "engine.json", word)
     measure(job, node=1, ranks=(2,), gpu=True)
     page = job_page(job.run)
-    assert [(one.host, one.address, [row.rank for row in one.ranks]) for one in page.replicas] == [
+    assert [
+        (replica.host, replica.address, [row.rank for row in replica.ranks]) for replica in page.replicas
+    ] == [
         ("alpha", "10.0.0.0", [0, 1]),
         ("beta", "10.0.0.1", [2]),
     ]
-    assert [one.phase for one in page.replicas] == ["Running", "Running"]
+    assert [replica.phase for replica in page.replicas] == ["Running", "Running"]
     assert page.replicas[0].use == {}
     assert page.replicas[1].ranks[0].use["cpu_cores"].newest == 2.0, "one rank: the replica's figures"
     assert page.replicas[1].gpus["gpu 0"].use["gpu_memory_bytes"].limit == 80 * GIB
@@ -259,9 +261,9 @@ def test_a_job_that_waits_shows_its_replicas_and_their_image(tmp_path: Path) -> 
     pod = {"node": 1, "created": "1", "pod": "p-1", "host": "n1", "phase": "Running", "restarts": 0}
     write_json(job.job.kubernetes_json, {"replicas": [{**pod, "exit_code": None, "reason": ""}]})
     page = job_page(job.run)
-    assert [[row.rank for row in one.ranks] for one in page.replicas] == [[0, 1], [2, 3]]
-    assert [one.phase for one in page.replicas] == ["Pending", "Running"]
-    assert {page.image, *(one.image for one in page.replicas)} == {"registry.example.com/own:1"}
+    assert [[row.rank for row in replica.ranks] for replica in page.replicas] == [[0, 1], [2, 3]]
+    assert [replica.phase for replica in page.replicas] == ["Pending", "Running"]
+    assert {page.image, *(replica.image for replica in page.replicas)} == {"registry.example.com/own:1"}
     job.tensorboard.close()
 
 

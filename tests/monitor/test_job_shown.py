@@ -43,7 +43,7 @@ def test_a_rank_says_how_it_ended_and_has_all_its_logs(job: FakeJob) -> None:
     job.finish("FAILED", "rank 1 failed: boom")
     shown = job_shown(job.run)
     ranks = [dict(zip(RANK_HEADS, row["cells"], strict=True)) for row in shown["ranks"]["rows"]]
-    assert [(one["rank"], one["phase"], one["step"], one["exit code"]) for one in ranks[:1]] == [
+    assert [(rank["rank"], rank["phase"], rank["step"], rank["exit code"]) for rank in ranks[:1]] == [
         ("0", "Error", "3", "1")
     ]
     assert shown["ranks"]["rows"][0]["kind"] == "bad"

@@ -184,7 +184,7 @@ class RemoteLauncher:
     def memory(self) -> HostMemory:
         """Return the memory of all nodes: their kills added up, limit and peak of the fullest node."""
         ends = [one for node in range(self._config.resources.nodes) if (one := self._exit_of(node))]
-        fullest = max(ends, key=lambda one: one.peak_bytes or 0, default=None)
+        fullest = max(ends, key=lambda end: end.peak_bytes or 0, default=None)
         # Process ids repeat across machines: only a rank's own machine can have killed it.
         killed = {
             (end.node, beat.process.pid)

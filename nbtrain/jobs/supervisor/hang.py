@@ -108,7 +108,7 @@ def _behind(ranks: list[Standstill]) -> list[Standstill]:
 
 def report(ranks: Iterable[Standstill]) -> str:
     """Return one sentence: which ranks stopped, where and since when, and where the others wait."""
-    ranks = sorted(ranks, key=lambda one: one.rank)
+    ranks = sorted(ranks, key=lambda rank: rank.rank)
     guilty = culprits(ranks)
     if gone := _gone_host(ranks, guilty):
         return gone

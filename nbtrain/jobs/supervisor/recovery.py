@@ -98,7 +98,9 @@ def in_vain(rollbacks: Sequence[Rollback]) -> int:
     """Count the newest rollbacks of one job to one checkpoint, from the first that got furthest."""
     newest = rollbacks[-1]
     place = (newest.job_id, newest.checkpoint_step)
-    same = itertools.takewhile(lambda one: (one.job_id, one.checkpoint_step) == place, reversed(rollbacks))
+    same = itertools.takewhile(
+        lambda rollback: (rollback.job_id, rollback.checkpoint_step) == place, reversed(rollbacks)
+    )
     steps = [rollback.step for rollback in same]
     steps.reverse()
     return len(steps) - steps.index(max(steps))

@@ -147,7 +147,7 @@ class Scene:
 
     def seconds(self) -> str:
         """Return the seconds from the fault until ranks train again, "" if they never do."""
-        again = [one.running_at for one in self.record.attempts if one.running_at]
+        again = [attempt.running_at for attempt in self.record.attempts if attempt.running_at]
         later = [at for at in again if self.fault_at and at > self.fault_at]
         return f"{later[0] - self.fault_at:.0f}" if later and self.fault_at else ""
 
@@ -280,7 +280,7 @@ class Tables:
             ended = status_of(job)[0]
             cells = [
                 "; ".join(f"{_span(who)}: {code}" for code, who in ranks.items()),
-                ", ".join("no record" if one is None else str(one.exit_code) for one in nodes),
+                ", ".join("no record" if node is None else str(node.exit_code) for node in nodes),
                 self.engine_code(scene, job),
                 f"{ended}, {0 if ended == SUCCEEDED else 7}",
             ]

@@ -80,7 +80,7 @@ class Scene(fault_tables.Scene):
 
     def causes(self) -> list[str]:
         """Return why each attempt ended."""
-        return [one.cause or "" for one in self.record.attempts]
+        return [attempt.cause or "" for attempt in self.record.attempts]
 
 
 def ordered(do: str, step: int = 12, **more: Any) -> dict[str, str]:

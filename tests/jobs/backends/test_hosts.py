@@ -134,8 +134,8 @@ def test_a_host_that_no_name_server_knows_is_a_mistake(
     """A host name that does not resolve is an error, not a shortage that a notebook may skip."""
     words = "ssh: Could not resolve hostname a: Name or service not known"
     monkeypatch.setattr(checks, "run_everywhere", lambda *rest: [Answer("a", 255, "", words)])
-    found = [one for one in checks.obstacles(config()) if "nothing here resolves" in str(one)]
-    assert [one.kind for one in found] == ["error"]
+    found = [obstacle for obstacle in checks.obstacles(config()) if "nothing here resolves" in str(obstacle)]
+    assert [obstacle.kind for obstacle in found] == ["error"]
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ def test_a_restart_takes_the_machines_that_answer(
     assert launcher._known_agents() == []
     new = ProcessIdentity(8, 1, "boot of b", "b")
     NodeRecord(0, new, "b", "10.0.0.2", 5000, 1.0).write(job.node(0))
-    assert [one.agent for one in launcher._known_agents()] == [new]
+    assert [record.agent for record in launcher._known_agents()] == [new]
     monkeypatch.setattr(launcher_module, "usable_devices", lambda config: {})
     assert launcher.devices(whole) is None, "a full disk says nothing of machines"
 
@@ -231,7 +231,7 @@ def test_a_dry_run_shows_files_and_commands_without_values(
     [launcher] = [line for line in lines if "deepspeed.launcher.runner" in line]
     assert shlex.split(launcher)[1].endswith("/deepspeed.env") and "ServerAliveInterval=10" in launcher
     assert "NCCL_DEBUG" in text and "MY_VARIABLE" in text
-    assert not any(one in text for one in ("its-value", "my-value", "s3cret", "NCCL_AUTH_TOKEN"))
+    assert not any(secret in text for secret in ("its-value", "my-value", "s3cret", "NCCL_AUTH_TOKEN"))
     assert not RunDir.named("tiny").exists()
 
 

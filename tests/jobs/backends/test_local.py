@@ -36,7 +36,11 @@ def test_a_job_of_another_host_is_asked_by_a_file(job):
     for ask in (lambda: there.save(job), lambda: there.cancel(job, False), lambda: there.cancel(job, True)):
         assert ask()
         asked.append(Ask.read(job.control_ask))
-    assert [(one.number, one.action) for one in asked] == [(1, "save"), (2, "stop"), (3, "stop_now")]
+    assert [(request.number, request.action) for request in asked] == [
+        (1, "save"),
+        (2, "stop"),
+        (3, "stop_now"),
+    ]
     with pytest.raises(JobError, match="a job is active"):
         control.clean(job.run)
 

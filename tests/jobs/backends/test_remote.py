@@ -228,7 +228,7 @@ def test_a_wrong_clock_does_not_change_who_failed_first(cluster: Cluster, ahead:
     ExitRecord(0, 0, first, 1, None, "failed").write(cluster.job.exit_record(0, 0))
     ExitRecord(2, 0, first + 2 + ahead, 1, None, "failed").write(cluster.job.exit_record(2, 0))
     records = [cluster.launcher.exit_record(rank) for rank in (0, 2)]
-    times = [one.time - first for one in records if one]
+    times = [record.time - first for record in records if record]
     assert times[0] == 0 and 1 <= times[1] <= 3
 
 
@@ -278,7 +278,7 @@ def test_orders_rise_over_supervisors(cluster: Cluster) -> None:
     other.signal(9)
     orders = SignalOrders.read(cluster.job.control_signals)
     assert orders is not None
-    assert [(one.number, one.attempt, one.signal) for one in orders.orders] == [(3, 1, 9)]
+    assert [(order.number, order.attempt, order.signal) for order in orders.orders] == [(3, 1, 9)]
 
 
 def identity(rank: int) -> ProcessIdentity:
@@ -323,7 +323,7 @@ def test_a_hang_on_another_node_names_its_rank(cluster: Cluster, monkeypatch: py
     assert "ranks 0-2 wait in all_reduce no. 13 of data_parallel ranks 0-3" in attempt.hang
     orders = SignalOrders.read(job.control_signals)
     assert orders is not None
-    assert [(one.signal, one.processes) for one in orders.orders] == [
+    assert [(order.signal, order.processes) for order in orders.orders] == [
         (STACK_SIGNAL, [identity(rank) for rank in range(4)]),
         (signal.SIGKILL, None),
     ]

@@ -14,7 +14,7 @@ from nbtrain.jobs.node.place import NUMBER_VARIABLES, node_number, own_address, 
 @pytest.mark.parametrize("name", NUMBER_VARIABLES)
 def test_whoever_starts_the_agent_numbers_it(name: str) -> None:
     """The most reliable variable sets the node's number; a value that is not a number is skipped."""
-    later = {one: "0" for one in NUMBER_VARIABLES[NUMBER_VARIABLES.index(name) + 1 :]}
+    later = {variable: "0" for variable in NUMBER_VARIABLES[NUMBER_VARIABLES.index(name) + 1 :]}
     assert node_number(4, {name: "3", **later}) == 3
     assert node_number(1, {name: ""}) == 0
 

@@ -190,7 +190,7 @@ def test_a_job_that_is_cancelled_while_others_are_started_again_stays_so(holders
     monkeypatch.setattr(restart, "start_again", start_again)
     restart.restart(holders.queue, everything=False, say=lambda line: None)
     assert started == ["first", "third"]
-    assert [(one.name, one.refused) for one in holders.queue.tickets()] == [("third", "no room")]
+    assert [(ticket.name, ticket.refused) for ticket in holders.queue.tickets()] == [("third", "no room")]
     files.write_text(jobs["first"].run.config_yaml, to_yaml(holders.config("first")))
     monkeypatch.setattr(submit, "preflight", lambda config: [])
     monkeypatch.setattr(submit, "refuse_other_data", lambda run, config: None)
@@ -260,7 +260,7 @@ def test_causes_are_of_the_order_that_is_shown(holders, cause_of):
     assert cause_of(jobs["qb"]) == ""
     move(jobs["qc"], priority=9)
     said = "waits for 2 cores; 1 is free; before it: qa (QUEUED, 1 core)"
-    assert [(one.name, one.cause) for one in list_queue()[1:]] == [
+    assert [(entry.name, entry.cause) for entry in list_queue()[1:]] == [
         ("qc", said),
         ("qb", f"{said}, qc (QUEUED); place 2 in the queue"),
     ]
@@ -370,7 +370,7 @@ def test_a_job_of_hosts_goes_on_after_a_boot_of_its_supervisors_machine(holders,
         resumed.append(wanted())
 
     monkeypatch.setattr(submit, "resume", resume)
-    monkeypatch.setattr(restart, "start_again", lambda one: restart.go_on(one.run, one.job_id))
+    monkeypatch.setattr(restart, "start_again", lambda ticket: restart.go_on(ticket.run, ticket.job_id))
     restart.restart(holders.queue, False, said.append)
     [(name, config, wanted), again] = resumed
     assert (name, config.backend.kind, config.backend.priority) == ("far", "hosts", 4)
@@ -545,8 +545,8 @@ def test_a_job_of_another_workspace_is_named_with_its_folder(holders, tmp_path, 
     assert said == f"waits for 1 GPU; 0 are free; before it: {theirs}, near (QUEUED); place 2 in the queue"
     monkeypatch.delenv("NBTRAIN_OUTPUT")
     entries = [
-        QueueEntry(1, one.name, one.run, one.job_id, "QUEUED", "1 GPU", [], 0, 0.0, None)
-        for one in (far, mine)
+        QueueEntry(1, job.name, job.run, job.job_id, "QUEUED", "1 GPU", [], 0, 0.0, None)
+        for job in (far, mine)
     ]
     assert queue_table(entries).endswith(f"\n\nfar is a run of another workspace: {tmp_path}/theirs/far")
 

@@ -39,7 +39,7 @@ def test_the_rank_outside_the_collective_is_named():
         rank(2, inside(range(4), 12, waiting=False), still=30.4),
         rank(3, inside(range(4)), still=31),
     ]
-    assert [one.rank for one in culprits(everyone)] == [2]
+    assert [culprit.rank for culprit in culprits(everyone)] == [2]
     assert report(everyone) == (
         "rank 2 stopped: last heard of at step 6, 30 s ago, in phase train, outside any collective (last: "
         "all_reduce no. 12 of data_parallel ranks 0-3); ranks 0, 1, 3 wait in all_reduce no. 13 of "
@@ -55,13 +55,13 @@ def test_waiting_is_followed_to_its_end():
         rank(2, inside([2, 3])),
         rank(3, inside([1, 3], name="send (to rank 1)", waiting=False)),
     ]
-    assert [one.rank for one in culprits(everyone)] == [3]
+    assert [culprit.rank for culprit in culprits(everyone)] == [3]
 
 
 def test_another_collective_of_the_same_group_is_another_place():
     """Ranks in different calls of one group never match, and the rank that is behind is named."""
     everyone = [rank(0, inside([0, 1], 12)), rank(1, inside([0, 1], 13, name="broadcast"))]
-    assert [one.rank for one in culprits(everyone)] == [0]
+    assert [culprit.rank for culprit in culprits(everyone)] == [0]
 
 
 def test_a_sender_and_its_receiver_are_together():
@@ -70,7 +70,7 @@ def test_a_sender_and_its_receiver_are_together():
         rank(0, inside([0, 1], 4, "send (to rank 1)")),
         rank(1, inside([0, 1], 4, "recv (from rank 0)")),
     ]
-    assert [one.rank for one in culprits(everyone)] == [0, 1]
+    assert [culprit.rank for culprit in culprits(everyone)] == [0, 1]
 
 
 def test_a_link_between_machines_is_suspected_if_nothing_tells_the_ranks_apart():
@@ -106,31 +106,31 @@ def test_a_link_that_was_cut_within_a_collective_that_one_rank_had_ended():
 def test_ranks_that_are_all_in_one_collective_wait_for_none_of_its_own():
     """Ranks that share a collective that does not end are named, not the rank that waits for them."""
     everyone = [rank(0, inside([0, 1], 5)), rank(1, inside([0, 1], 5)), rank(2, inside(range(3), 9))]
-    assert [one.rank for one in culprits(everyone)] == [0, 1]
+    assert [culprit.rank for culprit in culprits(everyone)] == [0, 1]
 
 
 def test_a_rank_that_went_on_until_lately_is_not_to_blame():
     """A rank that is a step behind but moved within half of the others' silence is not blamed."""
     others = [rank(0, step=7, still=100), rank(1, step=7, still=100)]
-    assert [one.rank for one in culprits([*others, rank(2, step=6, still=49)])] == [0, 1]
-    assert [one.rank for one in culprits([*others, rank(2, step=6, still=50)])] == [2]
+    assert [culprit.rank for culprit in culprits([*others, rank(2, step=6, still=49)])] == [0, 1]
+    assert [culprit.rank for culprit in culprits([*others, rank(2, step=6, still=50)])] == [2]
 
 
 def test_a_rank_that_never_spoke_is_named_before_one_that_waits_for_nobody():
     """A rank that never reported is named before a rank outside any collective."""
-    assert [one.rank for one in culprits([rank(0, step=5), rank(1, spoke=False)])] == [1]
+    assert [culprit.rank for culprit in culprits([rank(0, step=5), rank(1, spoke=False)])] == [1]
 
 
 def test_on_a_gpu_the_count_tells():
     """On a GPU, where calls return before their collectives end, the rank with fewer calls is behind."""
     everyone = [rank(0, inside(range(3), 40, waiting=False)), rank(1, inside(range(3), 39, waiting=False))]
     everyone.append(rank(2, inside(range(3), 40, waiting=False)))
-    assert [one.rank for one in culprits(everyone)] == [1]
-    assert [one.rank for one in culprits([rank(0, step=6), rank(1, step=5)])] == [1]
-    assert [one.rank for one in culprits([rank(0), rank(1)])] == [0, 1]
+    assert [culprit.rank for culprit in culprits(everyone)] == [1]
+    assert [culprit.rank for culprit in culprits([rank(0, step=6), rank(1, step=5)])] == [1]
+    assert [culprit.rank for culprit in culprits([rank(0), rank(1)])] == [0, 1]
     # Equal call counts in a group do not tell its ranks apart.
     level = [rank(number, inside([0, 1], 40, waiting=False)) for number in (0, 1)]
-    assert [one.rank for one in culprits([*level, rank(2, step=5)])] == [2]
+    assert [culprit.rank for culprit in culprits([*level, rank(2, step=5)])] == [2]
 
 
 def test_groups_of_the_same_ranks_count_apart():
@@ -139,8 +139,10 @@ def test_groups_of_the_same_ranks_count_apart():
         rank(0, inside([0, 1], 40, waiting=False), step=7),
         rank(1, inside([0, 1], 8, waiting=False, group="3")),
     ]
-    assert [one.rank for one in culprits(everyone)] == [1]
-    assert [one.rank for one in culprits([everyone[0], rank(1, everyone[1].beat.collective, step=8)])] == [0]
+    assert [culprit.rank for culprit in culprits(everyone)] == [1]
+    assert [
+        culprit.rank for culprit in culprits([everyone[0], rank(1, everyone[1].beat.collective, step=8)])
+    ] == [0]
 
 
 def test_a_stopped_process_is_reported(monkeypatch):
@@ -165,7 +167,7 @@ def test_of_ranks_that_are_all_stopped_by_a_signal_the_awaited_one_is_named(monk
     """If a signal has stopped every rank, the one that the others wait for is named."""
     monkeypatch.setattr(processes, "process_state", lambda pid: "T")
     everyone = [rank(0, inside([0, 1])), rank(1, inside([0, 1], 12, waiting=False))]
-    assert [one.rank for one in culprits(everyone)] == [1]
+    assert [culprit.rank for culprit in culprits(everyone)] == [1]
 
 
 @pytest.mark.parametrize(("unwritten", "frozen"), [(0.5, False), (9.5, False), (10.0, False), (10.5, True)])
@@ -180,7 +182,7 @@ def test_a_sender_and_a_rank_in_another_call_are_not_together():
         rank(1, inside([0, 1], 4)),
         rank(2, inside([0, 2], 9)),
     ]
-    assert [one.rank for one in culprits(everyone)] == [0, 1, 2]
+    assert [culprit.rank for culprit in culprits(everyone)] == [0, 1, 2]
 
 
 def test_where_the_others_are_is_said_of_one_and_of_many(monkeypatch):

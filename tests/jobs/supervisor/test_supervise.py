@@ -365,7 +365,7 @@ def test_a_killed_rank_leaves_no_half_written_file(fake, start):
     assert temporaries(job.run) == []
     said = [event["message"] for event in read_events(job) if event["message"].startswith("removed ")]
     # The wrapper's reserve file for its record is removed silently.
-    assert said and not any("reserve" in one for one in said)
+    assert said and not any("reserve" in line for line in said)
 
 
 SECOND = """

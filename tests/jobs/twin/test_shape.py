@@ -190,10 +190,12 @@ def test_a_twin_has_the_layers_of_its_run(name):
         (one.parallel.tensor_parallel_size, one.parallel.ds_sequence_parallel_size) for one in (config, twin)
     )
     assert [size > 1 for size in tensor] == [size > 1 for size in ulysses]
-    groups = [(one.num_query_groups or 0) for one in (ours, small)]
+    groups = [(model.num_query_groups or 0) for model in (ours, small)]
     assert (groups[0] < tensor[0]) == (groups[1] < ulysses[0])
     assert (groups[0] % tensor[1] > 0) == (groups[1] % ulysses[1] > 0)
-    wide = [one.resolved_kv_channels * one.num_attention_heads / one.hidden_size for one in (ours, small)]
+    wide = [
+        model.resolved_kv_channels * model.num_attention_heads / model.hidden_size for model in (ours, small)
+    ]
     assert (wide[0] > 1, wide[0] < 1) == (wide[1] > 1, wide[1] < 1)
     for field in ("qk_layernorm", "normalization", "attn_logit_softcapping", "final_logit_softcapping"):
         assert getattr(ours, field) == getattr(small, field)
@@ -262,7 +264,7 @@ def test_amounts_keep_their_unit_and_their_share(unit, length):
 def test_a_tokenizer_is_shared_by_what_it_is_made_of():
     """Twins share a tokenizer if its training data are the same: documents and prompts do not."""
     of = {name: make_twin(load(name)).config for name in ("gpt-tiny", "gpt-125m", "gpt-tiny-instructions")}
-    documents, same, prompts = ((one.tokenizer.name, one.data.name) for one in of.values())
+    documents, same, prompts = ((config.tokenizer.name, config.data.name) for config in of.values())
     assert documents == same
     assert not set(documents) & set(prompts)
 
@@ -294,8 +296,10 @@ def test_a_blend_is_one_of_two():
     )
     twin = make_twin(config)
     assert [entry.weight for entry in twin.config.data.blend] == [3.0, 1.0]
-    assert [one.data.name for one in twin.datasets] == [entry.name for entry in twin.config.data.blend]
-    assert all(one.data.sources for one in twin.datasets)
+    assert [dataset.data.name for dataset in twin.datasets] == [
+        entry.name for entry in twin.config.data.blend
+    ]
+    assert all(dataset.data.sources for dataset in twin.datasets)
 
 
 def test_what_is_done_to_text_is_not_proven():

@@ -88,7 +88,7 @@ def speaker(kind: Kind, replicas: list[dict[str, Any]], node: int) -> str:
         pods = [replica for replica in replicas if replica["node"] is None]
     else:
         pods = [replica for replica in replicas if replica["node"] == (0 if kind.launcher else node)]
-    return max(pods, key=lambda one: one["created"])["pod"] if pods else ""
+    return max(pods, key=lambda pod: pod["created"])["pod"] if pods else ""
 
 
 def keep_last_words(job: JobDir, cluster: Cluster, kind: Kind, replicas: list[dict[str, Any]]) -> None:

@@ -86,9 +86,9 @@ def replica(pod: dict[str, Any], has_master: bool = False) -> Replica:
 
 def failure_words(pods: list[Replica]) -> str:
     """Name the first pod that failed, with its exit code; "" if none did."""
-    for one in sorted(pods, key=lambda pod: pod.pod):
-        if one.exit_code:
-            return f"{one.pod}{f' on {one.host}' if one.host else ''}: {one.reason}"
+    for failed in sorted(pods, key=lambda pod: pod.pod):
+        if failed.exit_code:
+            return f"{failed.pod}{f' on {failed.host}' if failed.host else ''}: {failed.reason}"
     return next((f"{pod.pod}: {pod.reason}" for pod in pods if pod.phase == "Failed" and pod.reason), "")
 
 

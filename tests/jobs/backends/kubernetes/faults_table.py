@@ -96,9 +96,9 @@ class Scene(fault_tables.Scene):
         pod = self.pods[node]
         if number == signal.SIGKILL:
             # When the pod ends, all its processes end at once.
-            for one in [*psutil.Process(pod.pid).children(recursive=True), psutil.Process(pod.pid)]:
+            for process in [*psutil.Process(pod.pid).children(recursive=True), psutil.Process(pod.pid)]:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    one.kill()
+                    process.kill()
         else:
             pod.send_signal(number)
         code = pod.wait(600)

@@ -23,7 +23,7 @@ FILES = {
 def strict(schema: Any) -> Any:
     """Return a copy of the schema in which an object with properties accepts no other properties."""
     if isinstance(schema, list):
-        return [strict(one) for one in schema]
+        return [strict(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     copy = {key: strict(value) for key, value in schema.items()}

@@ -130,7 +130,7 @@ class StubServer:
             if (path, name) in self.objects:
                 return 409, {"reason": "AlreadyExists", "message": f'jobs "{name}" already exists'}
             if self._validate and (wrong := self._validate(item["kind"], item)):
-                causes = [dict(zip(("field", "message"), one.split(": ", 1))) for one in wrong]
+                causes = [dict(zip(("field", "message"), error.split(": ", 1))) for error in wrong]
                 words = f'{item["kind"]} "{name}" is invalid'
                 return 422, {"reason": "Invalid", "message": words, "details": {"causes": causes}}
             return 201, self._keep((path, name), item, "ADDED") if keep else item
@@ -164,10 +164,10 @@ class StubServer:
                     yield {"type": kind, "object": item}
 
     def take_fault(self, method: str, path: str) -> dict[str, Any]:
-        for one in self._faults:
-            if one[0] == method and re.search(one[1], path):
-                self._faults.remove(one)
-                return one[2]
+        for fault in self._faults:
+            if fault[0] == method and re.search(fault[1], path):
+                self._faults.remove(fault)
+                return fault[2]
         return {}
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
@@ -204,7 +204,7 @@ class StubServer:
                 if log:
                     return self.stream(self.log_lines(name, query), fault)
                 if "watch" in query:
-                    return self.stream((json.dumps(one) for one in stub.changes(where, query)), fault)
+                    return self.stream((json.dumps(change) for change in stub.changes(where, query)), fault)
                 if self.command == "POST":
                     status, item = stub.create(where, body, query.get("dryRun") != "All")
                     if fault.get("lose_answer"):
@@ -245,7 +245,7 @@ class StubServer:
                     sent += len(lines)
                     if "tailLines" in query and sent == len(lines):
                         lines = lines[-int(query["tailLines"]) :]
-                    yield from (one for one in lines if one.split(" ")[0] >= query.get("sinceTime", ""))
+                    yield from (line for line in lines if line.split(" ")[0] >= query.get("sinceTime", ""))
                     if "follow" not in query or not stub.following:
                         return
                     time.sleep(0.01)
@@ -286,8 +286,8 @@ def _selected(item: dict[str, Any], query: dict[str, str]) -> bool:
         ("labelSelector", labels.get),
         ("fieldSelector", lambda key: item["metadata"].get(key.removeprefix("metadata."))),
     ):
-        for one in filter(None, query.get(selector, "").split(",")):
-            key, _, value = one.partition("=")
+        for rule in filter(None, query.get(selector, "").split(",")):
+            key, _, value = rule.partition("=")
             if value_of(key) != value:
                 return False
     return True

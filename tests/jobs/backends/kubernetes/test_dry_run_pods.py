@@ -90,7 +90,7 @@ def prepare(monkeypatch):
 
 
 def variables_of(manifest):
-    return {one["name"]: one["value"] for one in manifest["spec"]["trainer"]["env"]}
+    return {variable["name"]: variable["value"] for variable in manifest["spec"]["trainer"]["env"]}
 
 
 def job_of(manifest):
@@ -133,7 +133,7 @@ def test_kubectl_alone_takes_a_run_to_its_end(manifest, pod, prepare, volume, wa
 def test_a_run_that_has_trained_is_resumed_and_another_job_in_the_way_is_named(manifest, prepare):
     """A second manifest is refused while the first one's job is active, and resumes the run afterwards."""
     older, written, newer = manifest(), manifest(), manifest()
-    ids = sorted([older, written, newer], key=lambda one: job_of(one).job_id)
+    ids = sorted([older, written, newer], key=lambda manifest: job_of(manifest).job_id)
     older, written, newer = ids
     assert prepare(written)
     job = job_of(written)

@@ -124,7 +124,7 @@ def test_a_life_that_ends_with_exit_code_137(kind, life, job, stub, wait_until, 
     assert backend.status(job) == ("QUEUED", f"{pod}: {nowhere}")
     page = job_page(job.run)
     assert (page.phase, page.replicas[0].phase, page.replicas[0].message) == ("Pending", "Pending", nowhere)
-    seen = [(one.type, one.reason, one.object, one.writer) for one in page.events]
+    seen = [(event.type, event.reason, event.object, event.writer) for event in page.events]
     assert seen == [("Warning", "FailedScheduling", f"Pod/{pod}", "kubernetes")]
 
     printed = []
@@ -286,7 +286,7 @@ def test_events_and_debug_mode(life, job, stub):
     event = {"metadata": {"name": "e"}, "involvedObject": about, "reason": "FailedScheduling"}
     stub.put(EVENTS, {**event, "message": "no node", "lastTimestamp": "2026-11-21T03:15:00Z"})
     found = backend.events(job)
-    assert [(one["message"], one["object"], one["time"]) for one in found] == [
+    assert [(event["message"], event["object"], event["time"]) for event in found] == [
         ("FailedScheduling: no node", f"Pod/{name}-worker-0", 1795230900.0)
     ]
     stub.objects[path, name]["spec"]["runMode"] = {"debug": {"enabled": True}}
@@ -389,7 +389,7 @@ def test_the_engine_is_asked_while_somebody_looks(life, job, stub, wait_until, m
     from nbtrain.lab.engine_watch import look_after
 
     def askers():
-        return [one for one in threading.enumerate() if one.name == "nbtrain-engine"]
+        return [thread for thread in threading.enumerate() if thread.name == "nbtrain-engine"]
 
     _, path, name = life("MPIJob")
     monkeypatch.setattr(remote_backend, "ASK_SECONDS", 1e6)

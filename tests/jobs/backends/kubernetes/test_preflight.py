@@ -33,7 +33,8 @@ def refusals(stub, workspace, monkeypatch):
     def found(**fields):
         section = {"kind": "kubernetes", "kubernetes": {**PLAIN, **fields}}
         return [
-            str(one) for one in KubernetesBackend().obstacles(load("gpt-125m-4xdp", {"backend": section}))
+            str(obstacle)
+            for obstacle in KubernetesBackend().obstacles(load("gpt-125m-4xdp", {"backend": section}))
         ]
 
     return found

@@ -40,8 +40,8 @@ def test_the_body_is_what_the_kind_takes(work_with):
     unknown = trainer_status(TrainingProgress(10, 0, eta_seconds=math.inf, loss=math.nan), 0)
     from nbtrain.jobs.backends.kubernetes.manifests.kinds import write
 
-    for one in (status, unknown):
-        assert errors("TrainJob", {**write(work_with("TrainJob")), "status": {"trainerStatus": one}}) == []
+    for body in (status, unknown):
+        assert errors("TrainJob", {**write(work_with("TrainJob")), "status": {"trainerStatus": body}}) == []
 
 
 def test_no_place_to_report_to():

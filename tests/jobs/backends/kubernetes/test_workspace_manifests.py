@@ -95,7 +95,7 @@ def without_empty(value):
     """Remove empty lists and mappings, which the client drops."""
     if isinstance(value, dict):
         return {key: without_empty(inner) for key, inner in value.items() if inner not in ({}, [], None)}
-    return [without_empty(one) for one in value] if isinstance(value, list) else value
+    return [without_empty(item) for item in value] if isinstance(value, list) else value
 
 
 def test_the_image_has_what_is_pinned_and_what_the_kinds_need(repository):

@@ -119,7 +119,7 @@ def _hold_back(scene: Scene, job: JobDir, stop: threading.Event) -> None:
 
 def _handed_over(job: JobDir) -> str:
     said = [event["message"] for event in read_events(job) if event.get("state") == QUEUED]
-    return next(one for one in said if "saved at" in one).partition("QUEUED: ")[2]
+    return next(line for line in said if "saved at" in line).partition("QUEUED: ")[2]
 
 
 def array_chain(scene: Scene) -> Row:

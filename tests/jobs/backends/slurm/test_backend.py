@@ -328,7 +328,7 @@ def test_what_can_never_start_is_refused_at_submit(
 ) -> None:
     """A request that can never start is refused; nodes that are down or busy count as available."""
     slurm["sinfo"] = SINFO
-    found = [str(one) for one in BACKEND.obstacles(config(**settings))]
+    found = [str(obstacle) for obstacle in BACKEND.obstacles(config(**settings))]
     assert (words in found[0]) if words else found == []
 
 

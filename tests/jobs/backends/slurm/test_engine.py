@@ -199,7 +199,7 @@ def test_nodes_of_partitions_are_counted() -> None:
         "gpu*|n0|64|515000|gpu:a100:8(S:0-1)\ngpu*|n1|64+|515000+|gpu:2,shard:16\ndebug|n0|64|515000|(null)\n"
     )
     places = read_sinfo(text)
-    assert [(one.name, one.default, one.node, one.cpus, one.gpus) for one in places] == [
+    assert [(place.name, place.default, place.node, place.cpus, place.gpus) for place in places] == [
         ("gpu", True, "n0", 64, 8),
         ("gpu", True, "n1", 64, 2),
         ("debug", False, "n0", 64, 0),

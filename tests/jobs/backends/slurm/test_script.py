@@ -141,8 +141,8 @@ def test_a_resubmission_waits_for_the_allocation_before_it_and_for_what_the_run_
 ) -> None:
     """A resubmission joins both dependencies in one --dependency, since sbatch uses only the last one."""
     given = {"backend.slurm.sbatch_options": lines}
-    options = [one.removeprefix("#SBATCH ") for one in script("11", **given).splitlines()]
-    assert [one for one in options if "depend" in one] == [f"--dependency={dependency}"]
+    options = [line.removeprefix("#SBATCH ") for line in script("11", **given).splitlines()]
+    assert [option for option in options if "depend" in option] == [f"--dependency={dependency}"]
     end = options.index("--open-mode=append") + 1
     assert options[end : options.index("")] == others
     assert all(f"#SBATCH {line}\n" in script(**given) for line in lines)

@@ -226,7 +226,7 @@ class DaskCluster:
         )
         if shutil.which("sbatch") is None:
             raise DataError(
-                f"{self.where}: cluster is slurm, but there is no sbatch on this machine's PATH. Run it on a "
+                f"{self.where}: cluster is slurm, but sbatch is not on this machine's PATH. Run it on a "
                 "login node, or set cluster: local."
             )
         folder = data_home() / LOGS

@@ -263,7 +263,7 @@ def tasks_have_validations(config: RunConfig) -> Problems:
 
 
 def local_checkpoints_have_a_place(config: RunConfig) -> Problems:
-    """A folder that is each node's own, by an absolute path, for state that is written in files of ranks."""
+    """checkpoint.local_dir is an absolute path to a folder on each node, for state in files of ranks."""
     checkpoint, key = config.checkpoint, "checkpoint.local_dir"
     if (folder := checkpoint.local_dir) is None:
         for name in ("local_save_interval_steps", "local_copy_bytes_per_second"):

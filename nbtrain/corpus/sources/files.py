@@ -57,7 +57,7 @@ class FileReader(base.SourceReader):
         return [path / name for name in self._choice(path).read]
 
     def _choice(self, root: Path) -> Choice:
-        """Return the files of the folder to read. Raises DataError if there is no folder or no such file."""
+        """Return the files of the folder to read. Raises DataError if it is missing or none matches."""
         where = f"{self.where}: path = {self.config.path!r}"
         if not folder.is_folder(root, self.where):
             if root.is_symlink():

@@ -324,7 +324,7 @@ def test_slurm_without_sbatch(monkeypatch):
     with pytest.raises(DataError) as caught:
         DaskCluster(config, "run.yaml:3: data.workers")
     assert str(caught.value) == (
-        "run.yaml:3: data.workers: cluster is slurm, but there is no sbatch on this machine's PATH. Run "
+        "run.yaml:3: data.workers: cluster is slurm, but sbatch is not on this machine's PATH. Run "
         "it on a login node, or set cluster: local."
     )
 

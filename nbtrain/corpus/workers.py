@@ -105,7 +105,7 @@ def ordered_map(
                         f"a worker process died {ATTEMPTS} times at the same part: {lost}. Often the machine "
                         f"is out of memory: {executor.advice}. Finished work is kept: run it again."
                     ) from lost
-                logger.warning("A worker process died: %s. Its work is done again.", lost)
+                logger.warning("A worker process died: %s. Its work is repeated.", lost)
                 executor.renew()
                 tickets.clear()
                 continue

@@ -482,7 +482,7 @@ def test_a_killed_worker_is_replaced(tmp_path):
     process = pool(tmp_path, "(0, 7)")
     out, err = process.communicate(timeout=600)
     assert out == "[0, 1, 2, 3, 4, 5, 6, 7]\n"
-    assert err.count("A worker process died: SIGKILL(-9). Its work is done again.") == 2
+    assert err.count("A worker process died: SIGKILL(-9). Its work is repeated.") == 2
 
 
 @pytest.mark.slow
@@ -550,7 +550,7 @@ def test_a_worker_that_dies_while_tasks_are_submitted(monkeypatch, caplog):
         range(9)
     )
     assert Pool.broken == 2
-    assert caplog.messages == ["A worker process died: SIGKILL(-9). Its work is done again."] * 2
+    assert caplog.messages == ["A worker process died: SIGKILL(-9). Its work is repeated."] * 2
 
 
 @pytest.mark.slow

@@ -159,7 +159,7 @@ def test_a_lost_worker_makes_no_noise(workspace):
         [sys.executable, "-c", NOISE, workspace], capture_output=True, text=True, timeout=600
     )
     assert done.stdout == "[0, 'once', 2]\n", done.stderr
-    assert re.fullmatch(r"Dask worker tls://\S+ is gone. Its work is done again.\n", done.stderr)
+    assert re.fullmatch(r"Dask worker tls://\S+ is gone. Its work is repeated.\n", done.stderr)
 
 
 @pytest.mark.slow
@@ -172,7 +172,7 @@ def test_a_worker_killed_in_the_middle(cluster, workspace, caplog):
         )
     )
     assert results == tasks
-    assert re.search(r"Dask worker tcp://127\S+ is gone. Its work is done again.", caplog.text)
+    assert re.search(r"Dask worker tcp://127\S+ is gone. Its work is repeated.", caplog.text)
     assert [path.name for path in workspace.iterdir()] == ["once.mark"], "leases and large tasks are gone"
 
 

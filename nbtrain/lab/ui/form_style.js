@@ -24,7 +24,7 @@ export const FORM_CSS = `
 .nbtrain-form .nbf-part{margin:8px 0 2px;font-size:12px;font-weight:600;color:var(--nbt-fg);
  grid-column:1/-1}
 .nbtrain-form .nbf-field{border-left:3px solid transparent;padding:2px 0 2px 8px;min-width:0}
-.nbtrain-form .nbf-head{display:flex;align-items:center;gap:6px;min-height:20px}
+.nbtrain-form .nbf-head{display:flex;align-items:center;gap:6px;min-height:24px}
 .nbtrain-form .nbf-label{font-size:12px;font-weight:500;color:var(--nbt-fg);overflow-wrap:anywhere}
 .nbtrain-form .nbf-label i{font-style:normal;font-weight:400;color:var(--nbt-dim)}
 .nbtrain-form .nbf-meta{font-size:11px;line-height:1.35;min-height:1.35em;color:var(--nbt-dim);

@@ -196,7 +196,9 @@ class _Candidate:
         tokens = MOST_EPOCHS * unique
         if seconds is not None:
             # Validations and checkpoints take a few percent.
-            rate = estimate_duration(run, use_measured=not place.gpus).tokens_per_second or 0.0
+            # `run` has the name of SMALL_BASE, whose own last job says nothing about this one.
+            duration = estimate_duration(run, use_measured=not place.gpus, last_job=False)
+            rate = duration.tokens_per_second or 0.0
             tokens = min(tokens, 0.95 * seconds * rate)
         else:
             tokens = min(tokens, USUAL_TOKENS * parameters)

@@ -55,16 +55,17 @@ class DurationEstimate:
 
 
 def estimate_duration(
-    config: RunConfig, use_measured: bool = True, engine: str = "nbtrain"
+    config: RunConfig, use_measured: bool = True, engine: str = "nbtrain", last_job: bool = True
 ) -> DurationEstimate:
     """Estimate the time for the steps that this run makes; batch.max_steps limits them.
 
     With `use_measured` the rate of the run's last job is used, scaled if that job had another setup; without
     such a job, a CPU run uses the rate of this machine's cores. Without `use_measured` the answer is the same
-    on every machine. `engine` is the program that trains, a key of engines.py.
+    on every machine. `last_job=False` ignores only the run's last job. `engine` is the program that trains, a
+    key of engines.py.
     """
     setup = replace(setup_of(config), engine=engine)
-    found = measured_rate(config) if use_measured else None
+    found = measured_rate(config) if use_measured and last_job else None
     rates = rates_of_run(config, use_measured, measure_cores=found is None)
     step = estimate_step(setup, rates) if rates else None
     if rates is None or step is None:

@@ -90,6 +90,12 @@ def test_the_choice_for_books_on_two_cores():
     assert longer > count_parameters(chosen(books(2.93e7), minutes=2)[1]).total
 
 
+def test_an_earlier_run_of_the_base_changes_nothing(monkeypatch):
+    """The choice does not depend on whether gpt-tiny was trained here before."""
+    monkeypatch.setattr(duration, "measured_rate", lambda config: pytest.fail("a last job was looked for"))
+    chosen(books(3_000_000))
+
+
 @pytest.mark.parametrize("num_bytes", [3e5, 3e7, 3e9, 3e11])
 @pytest.mark.parametrize("place", [Place(2), Place(64), A100, Place(8, 64, "H100", 8)])
 def test_every_choice_is_a_run(num_bytes, place):

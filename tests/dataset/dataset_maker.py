@@ -15,22 +15,7 @@ from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.manifest import DatasetManifest, manifest_dtype
 from nbtrain.dataset.of_run import dataset_of
 from tests.dataset.indexed_writer import IndexedWriter
-
-# Keys of a manifest's source that a test does not care about.
-SOURCE: dict[str, Any] = {
-    "kind": "jsonl",
-    "name": "jsonl",
-    "licence": None,
-    "attribution": None,
-    "fingerprint": {},
-    "documents": 0,
-    "tokens": 0,
-    "bytes": 0,
-    "unknown_tokens": 0,
-    "dropped": {},
-    "unread_keys": {},
-    "sha256": "",
-}
+from tests.dataset.manifest_source import SOURCE
 
 
 def make_tokenizer(name: str, texts: Sequence[str], vocab_size: int = 300) -> Tokenizer:

@@ -26,6 +26,7 @@ from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.manifest import DatasetManifest
 from tests.dataset.indexed_writer import IndexedWriter
+from tests.dataset.manifest_source import SOURCE
 
 if TYPE_CHECKING:
     from nbtrain.proof.fork_client import Ended, ForkServer
@@ -110,8 +111,8 @@ def make_packed(home: Path) -> None:
             mask.add_document(np.arange(len(ids)) >= len(ids) // 2)
     assert tokens.written is not None and mask.written is not None
     sources = [
-        {"kind": "chat", "name": "talk", "sequences": [0, 100], "weight": 1.0},
-        {"kind": "alpaca", "sequences": [100, 300], "weight": 0.5},
+        SOURCE | {"kind": "chat", "name": "talk", "sequences": [0, 100], "weight": 1.0},
+        SOURCE | {"kind": "alpaca", "name": "alpaca", "sequences": [100, 300], "weight": 0.5},
     ]
     counts = {"documents": 300, "tokens": tokens.written.num_tokens, "bytes": None, "dropped": {}}
     written = tokens.written.files | mask.written.files
@@ -143,7 +144,7 @@ def make_pairs(home: Path, pairs: int = 120) -> None:
             tokens.add_document(np.array(ids))
             mask.add_document(np.array(learnt))
     assert tokens.written is not None and mask.written is not None
-    sources = [{"kind": "preference", "sequences": [0, pairs], "weight": 1.0}]
+    sources = [SOURCE | {"kind": "preference", "name": "preference", "sequences": [0, pairs], "weight": 1.0}]
     counts = {"documents": pairs, "tokens": tokens.written.num_tokens, "bytes": None, "dropped": {}}
     written = tokens.written.files | mask.written.files
     manifest = DatasetManifest("text", sources, counts, VOCAB_SIZE, tokens.dtype.name, 0, "0" * 64, written)

@@ -115,6 +115,6 @@ def top_word_fraction(text: str) -> float:
 
 
 def longest_word(kinds: np.ndarray) -> int:
-    """Return the length of the longest run without a space or unspaced character in kinds_of(text)."""
+    """Return the length of the longest run in kinds_of(text) that has neither SPACE nor UNSPACED."""
     ends = np.flatnonzero((kinds == characters.SPACE) | (kinds == characters.UNSPACED))
     return int(np.diff(ends, prepend=-1, append=len(kinds)).max()) - 1

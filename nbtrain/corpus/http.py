@@ -258,8 +258,8 @@ class MirrorClient:
         missing = (part.total or 0) - part.bytes
         if free < missing + SPARE_BYTES:
             raise DataError(
-                f"{self.where}: {display(folder())}: {size(missing)} are still missing and "
-                f"{size(SPARE_BYTES)} must stay free, but {size(free)} are free. Free space, or set "
+                f"{self.where}: {display(folder())}: {size(missing)} are still to be downloaded "
+                f"and {size(SPARE_BYTES)} must stay free, but only {size(free)} are free. Free space, or set "
                 f"NBTRAIN_DATA to a folder on another disk."
             )
 

@@ -110,7 +110,8 @@ def survey(paths: Sequence[str | Path]) -> Survey:
     if len({_is_plain(kind) for kind in found.kinds}) > 1:
         listed = ", ".join(f"{source['path']} ({source['kind']})" for source in found.sources)
         raise DataError(
-            f"--text: plain text and fine-tuning examples do not make one run: {listed}. Name one of the two."
+            f"--text: plain text and fine-tuning examples cannot be mixed in one run: {listed}. Name only "
+            "one of the two kinds."
         )
     readers = _readers(found.sources)
     if _is_whole_text(found.sources) and _counted_files(readers) < LEAST_DOCUMENTS:

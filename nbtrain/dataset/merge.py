@@ -228,9 +228,9 @@ def _check_documents(main: _Group, group: _Group) -> None:
     for dataset, pair, other, wanted in zip(group.inputs, group.pairs, main.inputs, main.pairs):
         if pair.num_documents != wanted.num_documents:
             raise DataError(
-                f"{display(dataset.prefix)}: {pair.num_documents:,} documents, {display(other.prefix)} in "
-                f"the same folder has {wanted.num_documents:,}. Document k must be the same record in both: "
-                "encode again, or name one pair of each input by its prefix."
+                f"{display(dataset.prefix)}: {pair.num_documents:,} documents, but {display(other.prefix)} "
+                f"in the same folder has {wanted.num_documents:,}. Document k must be the same record in "
+                "both: encode again, or merge only one pair of each input by giving its prefix."
             )
 
 
@@ -278,8 +278,8 @@ def _output_files(output: str | os.PathLike, stem: str, others: Sequence[str]) -
         target = DatasetFiles(path.parent, stem=path.name)
     if target.stem in others:
         raise DataError(
-            f"{display(target.prefix)}: another pair of the inputs has this name. Merge to another prefix, "
-            f"e.g. {display(target.pair(stem).prefix)}."
+            f"{display(target.prefix)}: the inputs have another .bin/.idx pair of this name. Merge to "
+            f"another prefix, e.g. {display(target.pair(stem).prefix)}."
         )
     _check_free([target, *(target.pair(other) for other in others)])
     return target

@@ -106,7 +106,8 @@ def _until_stopped(
 ) -> tuple[str, str | None]:
     """Return (state, cause) once the state is not in `while_in`, or after `wait_seconds`.
 
-    None waits as long as the supervisor may give the ranks to save, and longer while they do.
+    If `wait_seconds` is None, it waits as long as the supervisor allows the ranks for saving, and longer if
+    they are still saving then.
     """
     backend, heartbeats = backend_of_job(job), job.heartbeats()
     if wait_seconds is None:

@@ -102,7 +102,7 @@ def _hits(
 
 
 def _shown(block: bytes, found: int, end: int) -> str:
-    """Return the shown part of a line: from the last redrawing before the text to the next one."""
+    """Return the part of a line to show: between the carriage returns (progress bars) around the match."""
     start = max(block.rfind(b"\n", 0, found), block.rfind(b"\r", 0, found)) + 1
     redrawn = block.find(b"\r", found, end)
     end = end if redrawn < 0 else redrawn

@@ -102,7 +102,7 @@ def _closed(root: Path, name: str) -> RunSummary | None:
 
 
 def _ended_summary(folder: str, name: str) -> RunSummary | None:
-    """Return what summary_of returns for a run whose newest job has written its end; None for others."""
+    """Return what summary_of returns if the newest job has recorded that it ended; None otherwise."""
     try:
         identity = _read(f"{folder}/run.json")
         job_ids = [entry for entry in _entries(f"{folder}/jobs") if JOB_ID_PATTERN.fullmatch(entry)]

@@ -53,7 +53,10 @@ class _LowRank(nn.Module):
         self.sequence_parallel = sequence_parallel and group.size > 1
 
     def _whole(self, weight: torch.Tensor) -> torch.Tensor:
-        """Mark a matrix that ranks hold whole but, with sequence parallelism, apply to their own tokens."""
+        """Return a matrix that every rank holds whole; with sequence parallelism, ranks sum its gradients.
+
+        Each rank applies it only to its own tokens then.
+        """
         if not self.sequence_parallel:
             return weight
         (weight,) = mappings.copy_parameters_to_sequence_parallel_region(weight, group=self.group)

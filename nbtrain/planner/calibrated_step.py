@@ -52,7 +52,7 @@ def calibrated_step(setup: Setup, calibration: Calibration) -> dict[str, float] 
     """Return the seconds of a step by part (PARTS); None if the calibration does not apply to the setup.
 
     It applies to a CPU run on one machine in fp32 or bf16, without offloading, Ulysses, LoRA or preference
-    pairs (dpo): the measured steps train all weights, and have three products of the output layer.
+    pairs (dpo): the measured steps train all weights, and the output layer runs three matmuls in each.
     """
     measured = calibration.of("block", dtype=setup.dtype)
     if setup.on_gpu or not measured or setup.nodes > 1 or setup.offload_optimizer != "none":

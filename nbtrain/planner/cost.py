@@ -91,7 +91,7 @@ def _money(hours: float, price: Price) -> str:
 
 
 def _rounded(amount: float) -> str:
-    """Round to two digits below 10, and to whole numbers from there on."""
+    """Round amounts below 10 to two significant digits, and others to whole numbers."""
     return f"{amount:,.0f}" if amount >= 10 else f"{amount:.2g}"
 
 

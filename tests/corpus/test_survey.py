@@ -174,7 +174,7 @@ def test_files_of_columns_and_datasets(workspace):
 def test_what_is_refused(workspace, corpus):
     """Unusable input is refused with what it is and what to do."""
     lines(workspace / "talks.jsonl", [TALK] * 30)
-    assert "do not make one run" in refusal("talks.jsonl", "corpus/a.jsonl")
+    assert "cannot be mixed in one run" in refusal("talks.jsonl", "corpus/a.jsonl")
     assert refusal("nowhere.txt").startswith("nowhere.txt: no such file or folder")
     assert "hf download org/name --repo-type dataset" in refusal("hf://datasets/org/name")
     (workspace / "b.pdf").write_bytes(b"%PDF")

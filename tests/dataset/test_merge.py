@@ -247,8 +247,8 @@ def test_every_key_is_merged(make_config, workspace, capsys):
         "away.",
         "all", ["one", "two"])  # fmt: skip
     refuses(
-        "data/title_document: another pair of the inputs has this name. Merge to another prefix, e.g. "
-        "data/text_document.",
+        "data/title_document: the inputs have another .bin/.idx pair of this name. Merge to another "
+        "prefix, e.g. data/text_document.",
         workspace / "data" / "title_document",
         ["one", "two"],
     )
@@ -281,9 +281,9 @@ def test_a_key_of_some_inputs_is_refused(make_config, workspace):
     with IndexedWriter(short.prefix, 300, 0) as writer:
         writer.add_document(np.array([1]))
     refuses(
-        "data/dataset/one/title_document: 1 documents, data/dataset/one/text_document in the same folder has "
-        "5. Document k must be the same record in both: encode again, or name one pair of each input by its "
-        "prefix.",
+        "data/dataset/one/title_document: 1 documents, but data/dataset/one/text_document in the same folder "
+        "has 5. Document k must be the same record in both: encode again, or merge only one pair of each "
+        "input by giving its prefix.",
         "all",
         ["one", "one"],
     )

@@ -157,7 +157,7 @@ def test_broken_records_are_named(prepared, workspace):
         "pairs.jsonl:5: 'rejected' is empty",
         "pairs.jsonl:6: no key 'prompt' among 'chosen', 'rejected', and the two answers do not begin with a "
         "common prompt",
-        "pairs.jsonl:7: 'chosen' holds no message of assistant that the other answer lacks",
+        "pairs.jsonl:7: 'chosen' has no message with role assistant that the other answer lacks",
         "pairs.jsonl:8: 'prompt' is neither text nor messages but a number",
         found[-1],
     ]

@@ -366,7 +366,7 @@ def test_no_nodes_are_no_number_of_ranks(tmp_path):
     ],
 )
 def test_a_warm_up_is_a_share_of_the_samples_beside_a_decay_in_tokens(length, tokens, tmp_path):
-    """Megatron-DeepSpeed applies a warm-up fraction to samples before its scheduler uses tokens."""
+    """A warm-up fraction is of the samples or iterations, even if Megatron-DeepSpeed's decay is in tokens."""
     without = ("--train-samples", "--lr-warmup-tokens")
     found = import_flags(tmp_path, *length, "--lr-warmup-fraction=0.01", without=without)
     assert found.config.lr_warmup_tokens == found.config.lr_schedule.lr_warmup_tokens == tokens

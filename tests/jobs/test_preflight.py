@@ -119,9 +119,9 @@ ON_GPU = {"resources.device": "gpu", "resources.gpus_per_node": 1}
     ],
 )
 def test_a_gpu_without_the_kernels(tiny, name, overrides, expected):
-    """The installed GPU decides whether it has kernels, whatever resources.gpu_type says.
+    """Settings are checked against the installed GPU's compute capability, not against resources.gpu_type.
 
-    A GPU that no table lists is left to the rank.
+    A GPU that no table lists passes here; the rank checks it.
     """
     config = tiny(**ON_GPU, **overrides)
     assert found(config, replace(MACHINE, gpus=(Gpu(name, 16 * GIB),))) == [("resource", expected)]

@@ -211,7 +211,7 @@ def test_page_as_json_holds_logs_and_thinned_curves(failed: FakeJob) -> None:
 
 
 def test_replicas_of_several_nodes_have_their_own_ranks(tmp_path: Path) -> None:
-    """Replicas are hosts from the agents' records with ranks of the launch order, also without metrics."""
+    """Replicas have hosts from the agents' records and ranks from the launch, even without metrics."""
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=40, world_size=3)
     job.one_step()
     (job.job.path / "nodes").mkdir(exist_ok=True)

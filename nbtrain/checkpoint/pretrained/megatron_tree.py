@@ -230,8 +230,8 @@ class MegatronWeights:
         model = state.get("model") or state.get("module")
         if "model0" in state or not isinstance(model, dict):
             raise CheckpointError(
-                f"{display(path)}: holds no model in one piece (interleaved pipeline stages?), which is not "
-                "read."
+                f"{display(path)}: the model is not stored in one piece (interleaved pipeline stages?); such "
+                "files are not supported."
             )
         language = _inner(model, "language_model") or model
         found = _flat(_inner(language, "embedding"))

@@ -165,7 +165,7 @@ def turned(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.T
 
 
 def frequencies_of(rope: dict[str, Any], size: int) -> tuple[torch.Tensor, float]:
-    """Return (radians per position of each pair of numbers, [d / 2]; the factor of cosines and sines)."""
+    """Return (the RoPE frequencies in radians per position, [d / 2]; the factor that scales cos and sin)."""
     base = rope["rope_theta"]
     plain = torch.tensor([base ** (-2 * pair / size) for pair in range(size // 2)], dtype=torch.float64)
     kind = rope["rope_type"]

@@ -140,7 +140,7 @@ class PreferenceReader(ChatReader):
             example = self._example(turns, num_shared)
             if example is None:
                 learnt = ", ".join(sorted(self._learnt))
-                raise BrokenExample(f"{key!r} holds no message of {learnt} that the other answer lacks")
+                raise BrokenExample(f"{key!r} has no message with role {learnt} that the other answer lacks")
             examples.append(example)
         return Preference(*examples)
 

@@ -134,7 +134,10 @@ def locked(path: Path, where: str) -> Iterator[None]:
 
 
 def _choose(fetch: MirrorClient, language: str, date: str, sha1: str | None) -> tuple[str, str, str]:
-    """Return (name, date, SHA-1) of the dump: the one of `sha1`, else multistream, read in parallel."""
+    """Return (name, date, SHA-1) of the dump with this `sha1`.
+
+    Without `sha1`, a multistream dump is preferred, because it can be read in parallel.
+    """
     wiki = database(language)
     address = f"{wiki}/{date}/{wiki}-{date}-sha1sums.txt"
     listed: dict[str, str] = {}

@@ -389,7 +389,7 @@ def _adopt(config: RunConfig, dataset: DatasetFiles, loaded: Tokenizer | None) -
     for path in (dataset.bin, dataset.idx):
         if not path.is_file():
             raise DataError(
-                f"{missing(path)} It makes data from data.sources, which {origin(config, 'data.sources')} "
+                f"{missing(path)} That command needs data.sources, which {origin(config, 'data.sources')} "
                 "leaves empty."
             )
     indexed = IndexedDataset(dataset.prefix)

@@ -199,7 +199,7 @@ class BlendedDataset:
     """One split of several datasets: position k is a position of the dataset that the rule assigns it to."""
 
     def __init__(self, datasets: list[Any], numbers: list[int], index: BlendIndex, num_samples: int):
-        """Mix `datasets`; `numbers` are their entries in data.blend."""
+        """Mix `datasets`; `numbers` are the indices of their entries in data.blend."""
         self.datasets = datasets
         self.numbers = numbers
         self.index = index

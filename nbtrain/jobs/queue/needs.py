@@ -123,7 +123,7 @@ def too_few(config: RunConfig, queue: Queue) -> str:
 
 
 def used_by_others(config: RunConfig, queue: Queue) -> list[str]:
-    """Return a sentence for each GPU that the run may get but that programs outside the queue fill."""
+    """Return a sentence for each GPU that the run may get and programs outside the queue use."""
     if config.backend.kind != "local" or config.resources.device != "gpu":
         return []
     slots, _ = needs_of(config, queue)

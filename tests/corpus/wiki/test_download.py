@@ -250,8 +250,8 @@ def test_full_disk(mirror, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(http.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 1 << 20))
         assert refusal(mirror) == (
-            f"{WHERE}: data/download: 293.0 KiB are still missing and 256.0 MiB must stay free, but 1.0 MiB "
-            f"are free. Free space, or set NBTRAIN_DATA to a folder on another disk."
+            f"{WHERE}: data/download: 293.0 KiB are still to be downloaded and 256.0 MiB must stay free, but "
+            f"only 1.0 MiB are free. Free space, or set NBTRAIN_DATA to a folder on another disk."
         )
     with monkeypatch.context() as patch:
         # Fails after 40,000 bytes, as if the disk filled up meanwhile.

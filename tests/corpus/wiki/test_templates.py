@@ -144,7 +144,7 @@ ARGUMENTS = [
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_no_argument_is_an_error(language):
-    """Rules and functions accept any arguments; unreadable ones are a gap, never an exception."""
+    """Template rules and parser functions return a text or None for any arguments, and never raise."""
     wiki = Wiki(language, title="Page")
     for name, rule in tables(language).rules.items():
         for arguments in ARGUMENTS:

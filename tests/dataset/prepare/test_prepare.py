@@ -554,8 +554,8 @@ def test_a_brought_dataset_whose_documents_have_no_end(make_config, caplog, has_
 def test_nothing_to_make_data_from(make_config):
     """With no source and no files, the error names the missing file and the empty setting."""
     assert refusal(make_config(data={"sources": []})) == (
-        "data/dataset/small/text_document.bin: no such file. Make it with `nbtrain prepare RUN.yaml`. It "
-        "makes data from data.sources, which this run leaves empty."
+        "data/dataset/small/text_document.bin: no such file. Make it with `nbtrain prepare RUN.yaml`. "
+        "That command needs data.sources, which this run leaves empty."
     )
 
 

@@ -141,7 +141,7 @@ def oracle(tmp_path_factory, megatron_core):
 
 
 def write(name: str, documents: int, seed: int) -> None:
-    """Write a dataset as the fixture write_dataset of conftest.py does, for a module."""
+    """Write a dataset as write_dataset of conftest.py does, which a module-scoped fixture cannot use."""
     from nbtrain.dataset.manifest import DatasetManifest
     from tests.dataset.indexed_writer import IndexedWriter
 

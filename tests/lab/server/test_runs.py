@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_runs_and_a_run(server: Server, run: RunDir) -> None:
-    """The list has a row for each run, and a run is its snapshot."""
+    """The list has a row for each run, and a request for one run returns its snapshot."""
     listed = server.get("runs")
     (row,) = [row for row in listed["runs"] if row["name"] == "gpt-done"]
     assert (row["state"], row["active"], row["step"], row["max_steps"]) == ("SUCCEEDED", False, 20, 20)

@@ -68,7 +68,7 @@ def test_extension_names_itself_and_importing_it_is_cheap() -> None:
 def test_routes_are_loaded_without_the_schema_and_the_planner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The routes load without the schema and the planner, which only plans, forms and job pages need.
+    """The routes import neither the schema nor the planner: only plans, forms and job pages need them.
 
     A request for a running run, with its buttons, loads the schema but neither numpy nor an engine.
     """

@@ -56,9 +56,10 @@ class Cluster:
         self._read_seconds = read_seconds
 
     def create(self, manifest: Manifest) -> Manifest:
-        """Create the object, or find it: the same job never has two.
+        """Create the object, or return the one that this job has already created.
 
-        Raises SubmitError if another job's object has its name, Refused with the server's message.
+        Raises SubmitError if another job's object has this name, and Refused, with the server's message, if
+        the server rejects the object.
         """
         kind = KINDS[manifest["kind"]]
         labels, name = manifest["metadata"]["labels"], checked(manifest["metadata"]["name"])

@@ -165,8 +165,8 @@ class SlurmBackend(RemoteBackend):
             call("scontrol", "uhold", number)
         except (JobError, EngineUnseen) as error:
             raise JobError(
-                f"{display(job.run.path)}: Slurm does not hold its job {number}: {error}. It pauses as soon "
-                f"as its ranks run; if Slurm has suspended it, `scontrol resume {number}` lets them."
+                f"{display(job.run.path)}: Slurm job {number} could not be held: {error}. It pauses as soon "
+                f"as its ranks run; if Slurm has suspended it, `scontrol resume {number}` lets them run."
             ) from error
         self.engine_word(job, at_once=True)
 

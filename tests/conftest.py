@@ -105,13 +105,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Durations(), "nbtrain-durations")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the first failure of each test that was tried twice; pytest itself prints only the second."""
-    for report in terminalreporter.stats.get("rerun", []):
-        terminalreporter.section(f"failed once, then tried again: {report.nodeid}")
-        terminalreporter.line(report.longreprtext)
-
-
 @pytest.fixture
 def repository() -> Path:
     return REPOSITORY

@@ -329,7 +329,7 @@ def test_there_is_no_circle():
 
 
 def folder_of(module: str) -> str:
-    """Return the folder that a module lies in, as a dotted name."""
+    """Return the folder of a module, as a dotted name."""
     return module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
 
 

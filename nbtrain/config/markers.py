@@ -5,8 +5,8 @@
     compile: Annotated[bool, SameMathematics()] = False
 
 A field without a marker may change when a run is resumed, and the resume report names it. config/resume.py
-reads the markers of a resume, checkpoint/describe.py and pretrained/fit.py those of the architecture, and
-config/rules/backends.py those of sbatch.
+reads Binds, SameMathematics and WithoutEffect; checkpoint/describe.py, pretrained/fit.py and the model's
+GPTConfig read Architecture; config/rules/backends.py reads SbatchOption.
 """
 
 from collections.abc import Callable

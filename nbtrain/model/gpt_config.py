@@ -99,7 +99,7 @@ class GPTConfig:
 
     @classmethod
     def of(cls, config: Any) -> "GPTConfig":
-        """Build the settings from a RunConfig: those of its section `model` by their names."""
+        """Build the settings from a RunConfig; its section `model` sets the fields of the same names."""
         model, recompute = config.model, config.parallel.activation_checkpointing
         of_model = {
             entry.name: model.resolved(entry.name) for entry in fields(cls) if hasattr(model, entry.name)

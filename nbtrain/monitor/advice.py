@@ -139,7 +139,7 @@ def marks(
 ) -> list[dict[str, Any]]:
     """Return [{"step", "time", "kind": resume, restart, rollback or nan, "words"}] by time.
 
-    `records` are the job records, oldest first; `events` those of the newest job.
+    `records` are the run's job records, oldest first; `events` are the newest job's events.
     """
     rolled = {(rollback.job_id, rollback.attempt) for rollback in Rollback.read_all(run.rollbacks_json)}
     found: list[dict[str, Any]] = []

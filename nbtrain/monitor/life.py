@@ -118,14 +118,18 @@ def _with_phases(states: Sequence[Span], phases: Sequence[Span]) -> list[Span]:
     """Put the phases on top of the states in which the ranks run; neighbours of one kind become one span."""
     found: list[Span] = []
     phases = sorted(phases, key=lambda span: span[1])
+    number = 0
     for kind, begin, end in states:
         at = begin
-        if kind in ("starting", "training"):
-            for phase, first, last in phases:
-                first, last = max(first, at), min(last, end)
-                if last > first:
-                    found += [(kind, at, first), (phase, first, last)]
-                    at = last
+        while number < len(phases) and phases[number][1] < end:
+            phase, first, last = phases[number]
+            first, until = max(first, at), min(last, end)
+            if until > first and kind in ("starting", "training"):
+                found += [(kind, at, first), (phase, first, until)]
+                at = until
+            if last > end:
+                break  # the rest of it is in the next state
+            number += 1
         found.append((kind, at, end))
     return _merged(found)
 

@@ -3,8 +3,8 @@
     RunColumns(root).answer(["lr_schedule.lr", "MFU, mean of 100 steps"])
         ->  {"known": [key, ...], "runs": {name: {key: {"text", "value"}}}}
 
-The results are those of a comparison (compare.py). The values of an ended run are kept while its folders have
-the same time stamps.
+The results are the rows of a comparison (compare.py). The values of an ended run are cached until the time
+stamp of one of its folders changes.
 """
 
 import threading

@@ -177,7 +177,7 @@ def test_tensor_activity_is_between_two_looks(driver: Driver) -> None:
 
 
 def test_the_gpus_of_the_machine_have_name_memory_and_uuid(driver: Driver) -> None:
-    """What the driver does not report is empty."""
+    """Name, memory and UUID come from the driver; those that it does not report are empty."""
     assert nvml.driver_gpus() == (Gpu(NAME, 40 << 30, "GPU-0a1b-0", 0), Gpu(NAME, None, "", 1))
 
 

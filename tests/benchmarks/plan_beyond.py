@@ -1,7 +1,7 @@
 """Rows of two sources that are not among the cases: whether each fitted, and the plan.
 
 All rows of tr3m-1B3.md, and the 52B rows of gpt2.md with ZeRO 3 on 64 GPUs, as far as they are not a case or
-differ from one by more than speed (bigscience-workshop/bigscience, experiments; micro batches of 64 stand in
+differ from one by more than speed (bigscience-workshop/bigscience, experiments; micro batches of 64 are from
 gpt2-meg-ds-zero/meg_ds_zero_gpt2_perf_n16.slurm). No constant and no rule was chosen for them.
 """
 

@@ -193,7 +193,7 @@ def test_t7_deepspeed_is_not_told_of_ulysses(runner, zero):
 
     The gradients of stages 0 to 2 and of stage 3 then differ by the number of Ulysses ranks, which the update
     hides. Without that knowledge a Ulysses rank is a data-parallel rank, and every stage takes the mean: the
-    norms are those of one process, with the same loss on both sides of the seam between the stages.
+    norms equal the norms of one process, with the same loss on both sides of the seam between the stages.
     """
     loss, norm = first_steps(runner, Case(us=2, zero=zero))
     assert loss <= 2e-6 and norm <= 4e-6

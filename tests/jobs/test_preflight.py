@@ -576,7 +576,7 @@ def test_data_of_other_settings(tiny, own_data):
 
 
 def test_missing_data_without_sources(tiny, own_data):
-    """A run without sources and data is told to copy the data, since prepare cannot make them."""
+    """Without sources and data, the message says to copy the data, since prepare cannot make them."""
     shutil.rmtree(own_data / "dataset")
     [(kind, message)] = found(tiny(**{"data.sources": []}))
     assert kind == "data"

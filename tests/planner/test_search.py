@@ -317,7 +317,7 @@ def test_a_shape_is_searched_without_a_run(tmp_path):
 
 
 def test_a_calibration_of_this_machine_is_used(monkeypatch):
-    """Rates from this machine's calibration replace those of the table, for a step and for the whole run."""
+    """Rates from this machine's calibration replace the table's rates, for a step and for the whole run."""
     from dataclasses import replace
 
     from nbtrain.planner import search as module

@@ -151,8 +151,8 @@ def entry(token: str, logprob: float, offset: int, *top: tuple[str, float]) -> d
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize(("is_chat", "echo"), [(False, False), (False, True), (True, False)])
 def test_the_token_that_ends_a_text_has_its_entry(is_stream, is_chat, echo):
-    """The token that ends a text has an entry, because lm-eval drops the last entry as that of one new
-    token."""
+    """The token that ends a text has an entry, because lm-eval drops the last entry: it
+    expects one new token there."""
     begin = 2 if echo else 0
 
     async def events():

@@ -172,7 +172,7 @@ def test_peft_on_transformers_4_bits_has_its_logits(double, forked, tmp_path):
     training.
 
     Matrices are equal bit for bit. With double quantization, packed queries, keys and values differ: their
-    blocks of 256 constants and the mean are different. The difference is small compared with that of 4 bits.
+    blocks of 256 constants and the mean are different. It is small compared with the error of 4 bits.
     """
     from bitsandbytes.functional import dequantize_4bit
     from bitsandbytes.nn import Linear4bit

@@ -3,8 +3,8 @@
 At the output root itself an entry would be named RUN/tensorboard, and the runs inside a twin's folder, which
 prove its layout, would be entries too. Nothing is copied.
 
-TensorBoard reads every run before it draws the first card: of 311 runs, for 45 s. So the folder has the
-newest runs, and others when a page asks for them.
+TensorBoard reads every run before it draws the first card: 7 to 22 s for 311 runs of 200 steps on two cores.
+So the folder holds the newest runs, and a page can request the others.
 """
 
 import shutil
@@ -13,7 +13,7 @@ from pathlib import Path
 
 FIRST_RUNS = 10
 ALL_RUNS = "all"
-"""Name by which a page asks for every run; a run may have this name too."""
+"""Name with which a page requests every run; a run may have this name too."""
 
 
 class RunLinks:

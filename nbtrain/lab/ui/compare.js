@@ -230,7 +230,7 @@ class Compare {
         if (turn !== this.turn) return false;
         this.curves.set(name, answer);
       } catch (error) {
-        // A server that does not answer is the page's problem, and not that of one run.
+        // If the server does not answer, all runs fail alike: the page reports it, and no single run is blamed.
         if (!error.status) throw error;
         unreadable.push([name, error.message]);
       }
@@ -347,7 +347,7 @@ export function comparedSpecs(names, curves, options) {
     const spec = metricSpec({ title, of: tag, names: having }, answer, { axis, begin: 0, smoothing });
     const currencies = new Set(having.map((name) => scale(name).currency).filter(Boolean));
     const xName = axis === "cost" ? `cost, ${[...currencies].join(" or ")}` : AXIS_NAMES[axis] || spec.xName;
-    // A curve that covers another one has dashes of its own.
+    // Curves that would cover each other get different dashes.
     const lines = toldApart(spec.lines).map((line) =>
       ({ ...line, ...looks(line.name), ...(line.dash ? { dash: line.dash } : {}) }));
     const shape = { xName, named: true, namedAbove: true, begin: undefined, where: undefined };

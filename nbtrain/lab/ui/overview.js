@@ -59,7 +59,7 @@ export class Overview {
     const titled = (title, node) => [element("h4", "", title), node];
     happened.append(this.lifeTitle, this.life.node, ...titled("Events", this.events.node));
     facts.append(...titled("Basic info", this.basics), ...titled("Conditions", this.conditions.node));
-    // Curves and events first, facts beside them, or below in a narrow panel.
+    // Curves and events on the left, facts on the right; in a narrow panel, the facts come below.
     const columns = element("div", "nbt-columns"), first = element("div", "nbt-first-column");
     first.append(charts, happened);
     columns.append(first, facts);

@@ -65,7 +65,7 @@ export class RunColumns {
     return [...RUN_COLUMNS.slice(0, -1), ...chosen, ...more, about].filter(([key]) => !this.hidden.has(key));
   }
 
-  /** Keys of the shown columns whose values the server is asked for. */
+  /** Keys of the shown columns whose values are requested from the server. */
   get asked() {
     return this.added.filter(isOfServer);
   }

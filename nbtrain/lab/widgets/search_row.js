@@ -5,7 +5,7 @@ function render({ model, el }) {
   const row = document.createElement("div"), label = document.createElement("label");
   const text = document.createElement("input"), next = document.createElement("button");
   const answer = document.createElement("span");
-  // The classes of ipywidgets' own text and button, beside which the row stands.
+  // With the classes of ipywidgets' text and button, the row looks like the widgets above it.
   row.className = "jupyter-widgets widget-inline-hbox widget-text";
   row.style.width = "auto";
   label.className = "widget-label";

@@ -20,9 +20,10 @@ from nbtrain.corpus.tokenizer.unfinished import byte_letters, letter_bytes
 EOD = "<|endoftext|>"
 LETTERS = byte_letters()
 POINTS = [chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000]
-# Each character between letters of either case, digits, symbols, spaces and newlines, doubled, and after an
-# apostrophe. The neighbours take two bytes or more, so that each border next to them is visible whatever
-# happens at the other one. Each order of merges shows one of the two borders of an apostrophe.
+# Every character is tried between upper-case and lower-case letters, digits, symbols, spaces and newlines,
+# doubled, and after an apostrophe. The neighbours take two bytes or more, so that each border next to them is
+# visible whatever happens at the other one. Each order of merges shows one of the two borders of an
+# apostrophe.
 PLACES = "\u00e9{}\u00e9\u00c9{}\u00c9\u0663{}\u0663\u3002{}\u3002 {} {}{}\n{}\u00e9'{}\u00e9"
 APOSTROPHES = "\u00e9'{}\u00e9'{}{}\u3002"
 

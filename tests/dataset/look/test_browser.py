@@ -36,7 +36,7 @@ def test_a_cut_document(make_config, texts):
 
 
 def test_documents_of_several_sequences(make_config):
-    """A document's text is that of its sequences, joined; without sequences it is empty."""
+    """A document's text is its sequences, joined; a document without sequences has an empty text."""
     config = make_config(data={"split_sentences": "en"})
     make_dataset(config, ["one.\ntwo.\n", "three.\n"])
     browser = Browser(config)

@@ -161,7 +161,7 @@ class Row:
     seconds: str
     """Seconds from the fault until ranks train again; "" if they do not by themselves."""
     after: str
-    """What happened after the fault, in a sentence."""
+    """The reaction to the fault, in one sentence."""
 
 
 @dataclass(frozen=True)

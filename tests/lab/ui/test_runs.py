@@ -188,7 +188,7 @@ def test_columns_order_and_csv_are_the_users(browser: Any) -> None:
 
 
 def test_several_runs_are_tagged_stopped_and_deleted_with_one_question(browser: Any) -> None:
-    """By the keyboard too; what the server refuses is named; all that match can be chosen."""
+    """Chosen runs change together, by mouse or keyboard; a run that the server refuses to change is named."""
     server = ListServer(150)
     with listing(browser, server) as page:
         page.get_by_text("150 runs, 1 active").wait_for()

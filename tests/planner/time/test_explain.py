@@ -93,8 +93,7 @@ def test_chunks_pass_the_host_once_for_each_forward_and_backward_pass(recompute,
 
 
 def test_the_formulas_of_a_gpus_products_and_sums_name_what_else_they_take():
-    """The formulas of a GPU's products name the memory's bandwidth, and those of sums the part that is not
-    hidden."""
+    """The formula of products names the memory's bandwidth; the formula of sums, the part not hidden."""
     formulas = {term.name: term.formula for term in explain(setup("tensor"))}
     assert any(formula.endswith(", and the matrices at 1.73 TB/s)") for formula in formulas.values())
     assert formulas["tensor"].endswith(" 4 sums of 8.39 MB at 234 GB/s")

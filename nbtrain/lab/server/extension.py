@@ -18,6 +18,7 @@ ROUTES = {
     "runs": runs.RunsHandler,
     "compare": runs.CompareHandler,
     "columns": runs.ColumnsHandler,
+    "sparklines": runs.SparklinesHandler,
     f"run/{NAME}": runs.RunHandler,
     f"run/{NAME}/job": jobs.JobHandler,
     f"run/{NAME}/({'|'.join(jobs.PARTS)})": jobs.JobPartHandler,

@@ -3,6 +3,7 @@
 GET runs  ->  monitor/watched_runs.py      GET run/<name>  ->  RunView.snapshot()
 """
 
+import contextlib
 import time
 from typing import Any
 
@@ -11,10 +12,23 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import output_root
 from nbtrain.lab.server.pace import PACE
 from nbtrain.lab.server.requests import AHEAD, NbtrainHandler, Refusal
-from nbtrain.lab.server.views import NoRun, OutsideError, changed, columns, forget, run_of, view_of, watched
+from nbtrain.lab.server.views import (
+    NoRun,
+    OutsideError,
+    changed,
+    columns,
+    forget,
+    run_of,
+    sparklines,
+    view_of,
+    watched,
+)
 from nbtrain.monitor.notes import change_notes, labels_of
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.snapshot import encoded
+
+# A page of the list.
+MOST_SPARKLINES = 100
 
 
 class RunsHandler(NbtrainHandler):
@@ -70,6 +84,25 @@ def _columns(keys: list[str]) -> dict[str, Any]:
 
     root = output_root()
     return columns(root).answer(keys, watched(root).names(), [key for key in every_field() if key != "name"])
+
+
+class SparklinesHandler(NbtrainHandler):
+    """GET sparklines?name=a&name=b: the loss of these runs in few points; a run without one is not in it."""
+
+    async def get(self) -> None:
+        names = self.get_arguments("name")
+        if len(names) > MOST_SPARKLINES:
+            raise Refusal(400, f"name is given {len(names):,} times; at most {MOST_SPARKLINES} are allowed.")
+        self.answer(await self.read(_sparklines, names))
+
+
+def _sparklines(names: list[str]) -> dict[str, Any]:
+    lines = {}
+    for name in names:
+        # A run may have been deleted since the page listed it.
+        with contextlib.suppress(NoRun, OutsideError):
+            lines[name] = sparklines().of(run_of(name))
+    return {"runs": {name: line for name, line in lines.items() if line is not None}}
 
 
 def _look(name: str) -> tuple[RunView, bytes]:

@@ -18,6 +18,7 @@ from nbtrain.monitor.watched_runs import WatchedRuns
 
 if TYPE_CHECKING:
     from nbtrain.monitor.run_columns import RunColumns
+    from nbtrain.monitor.sparklines import Sparklines
 
 # A view holds the thinned curves of one run: 2 MB at most.
 MOST_VIEWS = 16
@@ -119,6 +120,14 @@ def columns(root: Path) -> "RunColumns":
     from nbtrain.monitor.run_columns import RunColumns
 
     return RunColumns(root)
+
+
+@functools.lru_cache(1)
+def sparklines() -> "Sparklines":
+    """Return the sampled losses of the runs in the list."""
+    from nbtrain.monitor.sparklines import Sparklines
+
+    return Sparklines()
 
 
 def changed() -> None:

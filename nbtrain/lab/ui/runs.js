@@ -6,12 +6,13 @@
 
 import { hostElsewhere, makeHost } from "./host.js";
 import { forEachRun, runsCounted } from "./runs_bulk.js";
-import { RunColumns, columnValue } from "./runs_columns.js";
+import { RunColumns, columnValue, isSortable } from "./runs_columns.js";
 import { runsFeed } from "./runs_feed.js";
 import { RUNS_ON_A_PAGE, RunsFrame } from "./runs_frame.js";
 import { runEditor, runQuestion } from "./runs_menu.js";
 import { STATE_GROUPS, filteredRuns, sortedRuns, tagChoices } from "./runs_order.js";
 import { RunRow } from "./runs_row.js";
+import { RunSparklines } from "./runs_sparklines.js";
 import { askedWords, button, choices, download, element } from "./words.js";
 
 const RUNS_POLL_MS = 2000;
@@ -56,6 +57,7 @@ class RunsList extends RunsFrame {
     this.orders = [this.only ? { key: "given", direction: 1 } : { key: "created", direction: -1 }];
     this.columnsAt = 0;
     this.columns = new RunColumns({ changed: () => this.otherColumns(), opened: () => this.readColumns() });
+    this.sparklines = new RunSparklines(this);
     this.visible = false;
     this.feed = null;
     this.build();
@@ -75,8 +77,7 @@ class RunsList extends RunsFrame {
 
   /** Draw the table again, because the user chose other columns. */
   otherColumns() {
-    this.rows.forEach((row) => row.node.remove());
-    this.rows.clear();
+    this.removeRows([...this.rows.keys()]);
     this.close();
     this.rebuildHead();
     this.draw();
@@ -181,11 +182,7 @@ class RunsList extends RunsFrame {
   drawRows(runs) {
     const now = Date.now() / 1000, wanted = new Set(this.shown);
     const focused = this.body.contains(document.activeElement) ? document.activeElement : null;
-    for (const [name, row] of this.rows)
-      if (!wanted.has(name)) {
-        row.node.remove();
-        this.rows.delete(name);
-      }
+    this.removeRows([...this.rows.keys()].filter((name) => !wanted.has(name)));
     const nodes = [];
     for (const run of runs) {
       if (!this.rows.has(run.name)) this.rows.set(run.name, new RunRow(this, run.name));
@@ -200,6 +197,14 @@ class RunsList extends RunsFrame {
     });
     // A row that moved has lost the focus.
     if (focused && focused !== document.activeElement && focused.isConnected) focused.focus();
+  }
+
+  removeRows(names) {
+    for (const name of names) {
+      this.rows.get(name).node.remove();
+      this.rows.delete(name);
+      this.sparklines.forget(name);
+    }
   }
 
   /** Move between runs with the arrow keys. */
@@ -333,7 +338,7 @@ class RunsList extends RunsFrame {
 
   /** Save the runs that match the filter, with the shown columns, as CSV. */
   saveCsv() {
-    const columns = this.columns.shown, quoted = (value) => {
+    const columns = this.columns.shown.filter(([key]) => isSortable(key)), quoted = (value) => {
       const text = String(value ?? "");
       return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
     };
@@ -391,8 +396,7 @@ class RunsList extends RunsFrame {
       this.asked = null;
       // The host's actions would open that server's run of the same name.
       this.host = hostElsewhere(this.host);
-      this.rows.forEach((row) => row.node.remove());
-      this.rows.clear();
+      this.removeRows([...this.rows.keys()]);
       this.barState = null;
       this.setServed(false);
       this.draw();
@@ -403,6 +407,7 @@ class RunsList extends RunsFrame {
     this.setServed(true);
     this.given = value.runs;
     this.show(value.runs);
+    this.sparklines.plan();
     if (this.columns.asked.length && Date.now() - this.columnsAt > COLUMNS_MS) this.readColumns();
   }
 
@@ -457,6 +462,7 @@ class RunsList extends RunsFrame {
     this.ended = true;
     if (this.feed) this.feed.leave();
     this.watcher.disconnect();
+    this.sparklines.end();
     if (!this.model) return;
     this.model.off("change:rows", this.onRows);
     this.need(false);

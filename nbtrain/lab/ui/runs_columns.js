@@ -12,11 +12,15 @@ export const RUN_COLUMNS = [
   ["backend", "Backend", ""],
   ["step", "Step", "nbt-num"],
   ["loss", "Loss", "nbt-num"],
+  ["curve", "Loss curve", ""],
   ["validation_loss", "Validation", "nbt-num"],
   ["eta_seconds", "Time left", "nbt-num"],
   ["created", "Submitted", ""],
   ["about", "Notes and cause", "nbt-wide"],
 ];
+
+/** A curve has no order. */
+export const isSortable = (key) => key !== "curve";
 
 const wholeWords = (value) => (known(value) ? value.toLocaleString("en") : "");
 

@@ -2,6 +2,7 @@
 
 import { MOST_COMPARED } from "./compare_chips.js";
 import { bulkButtons } from "./runs_bulk.js";
+import { isSortable } from "./runs_columns.js";
 import { RunMenu } from "./runs_menu.js";
 import { STATE_GROUPS } from "./runs_order.js";
 import { RUNS_CSS } from "./runs_style.js";
@@ -113,7 +114,7 @@ export class RunsFrame {
       cell.scope = "col";
       cell.dataset.column = key;
       const about = `sort by ${title}; with Shift, sort equal runs of the columns before`;
-      cell.append(button(title, about, (event) => this.sort(key, event.shiftKey)));
+      cell.append(isSortable(key) ? button(title, about, (event) => this.sort(key, event.shiftKey)) : title);
       this.heads[key] = cell;
       row.append(cell);
     }
@@ -126,7 +127,7 @@ export class RunsFrame {
     if (this.compact) return;
     for (const [key, cell] of Object.entries(this.heads)) {
       const place = this.orders.findIndex((order) => order.key === key), order = this.orders[place];
-      cell.setAttribute("aria-sort", order ? RUNS_SORTED[order.direction] : "none");
+      if (isSortable(key)) cell.setAttribute("aria-sort", order ? RUNS_SORTED[order.direction] : "none");
       cell.dataset.place = order && this.orders.length > 1 ? place + 1 : "";
     }
     const chosen = this.shown.filter((name) => this.chosen.has(name)).length;

@@ -51,6 +51,7 @@ export class RunRow {
       if (text) this.texts.push([cell, text]);
       if (key === "name") cell.append(this.open, this.tags, this.under);
       if (key === "state") cell.append(this.state);
+      if (key === "curve") this.list.sparklines.watch(this.name, cell);
       if (key === "backend" || key === "created") {
         const lines = [element("div"), element("div", "nbt-about")];
         this[key] = lines;

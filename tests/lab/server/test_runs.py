@@ -55,6 +55,17 @@ def test_settings_and_results_are_columns(server: Server, run: RunDir) -> None:
     }
 
 
+def test_the_loss_of_a_run_is_a_small_curve(server: Server, run: RunDir) -> None:
+    """A run that is gone is not in the answer; one request has at most a page of names."""
+    found = server.get("sparklines?name=gpt-done&name=gpt-gone&name=..%2Foutside")["runs"]
+    assert list(found) == ["gpt-done"]
+    line = found["gpt-done"]
+    assert (line["steps"][0], line["steps"][-1]) == (1, 20) and line["values"][0] > line["values"][-1]
+    assert line["label"].startswith("loss ") and line["label"].endswith(" at step 20")
+    assert server.get("sparklines") == {"runs": {}}
+    assert server.ask("sparklines?" + "name=a&" * 101).status == 400
+
+
 def test_what_is_noted_of_a_run(server: Server) -> None:
     """Labels, notes and archive are changed one by one and listed; an invalid label gets a message with the
     right form."""

@@ -51,6 +51,8 @@ class ListServer:
         self.looks = 0
         self.routes: dict[str, Answer] = {"runs": self._runs}
         self.routes["columns"] = self._columns
+        self.curves_of: list[str] = []
+        self.routes["sparklines"] = self._sparklines
         for row in self.rows[:20]:
             name = row["name"]
             self.routes[f"run/{name}"] = lambda query, body, name=name: self._run(name, query, body)
@@ -63,6 +65,12 @@ class ListServer:
     def _runs(self, _query: dict[str, str], _: Any) -> Any:
         self.looks += 1
         return {"runs": self.rows, "root": "output", "run_root_id": "root-of-this-server"}
+
+    def _sparklines(self, query: dict[str, str], _: Any) -> Any:
+        """The loss of the named runs, of which this server keeps only the last name; NaN in the middle."""
+        self.curves_of.append(query["name"])
+        line = {"steps": [1, 50, 60, 120], "values": [8.0, 4.0, None, 3.5], "label": "loss 8 at step 1"}
+        return {"runs": {row["name"]: line for row in self.rows if row["name"] != "gpt-0004"}}
 
     def _columns(self, query: dict[str, str], _: Any) -> Any:
         """The learning rate of each run but the first."""

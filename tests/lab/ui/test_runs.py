@@ -91,6 +91,11 @@ def test_a_person_works_with_the_list(server: ListServer, browser: Any) -> None:
         assert all(words in running.inner_text() for words in ("RUNNING", "120 / 600", "3.5000", "12 min"))
         assert running.locator("[data-column=backend]").inner_text() == "slurm\n2 replicas, 16 ranks"
         assert running.locator("[data-column=created]").inner_text().endswith("\n10 min ago")
+        # The loss as a curve with a gap for NaN, and in words; a run without points has none.
+        curve = running.get_by_role("img", name="loss 8 at step 1")
+        curve.wait_for()
+        assert curve.locator("path").get_attribute("d").count("M") == 2
+        assert page.locator("tr[data-run=gpt-0004] svg").count() == 0 and len(server.curves_of) == 1
         words = page.get_by_label("show only runs that contain this text")
         words.fill("out of memory")
         assert names(page) == ["gpt-0002"]

@@ -1,5 +1,6 @@
-"""Shared parts of the tests of generation: a small vocabulary, and a model whose texts do not repeat
-themselves."""
+"""Helpers shared by the generation tests: a small tokenizer, and a model that does not generate repetitive
+text.
+"""
 
 import json
 from pathlib import Path
@@ -22,14 +23,16 @@ POSITIONS = 96
 
 
 def tokenizer_in(folder: Path) -> Tokenizer:
-    """Create a byte-level BPE of 320 entries for several scripts."""
+    """Train a byte-level BPE tokenizer with 320 entries on text in several scripts."""
     texts = [text for script in ("latin", "han", "gothic") for text in made.texts(script, 20)]
     tokenizer_folder.save(train(texts, VOCAB_SIZE), folder, {"trainer": "tokenizers"})
     return Tokenizer.load(folder)
 
 
 def beginning_tokenizer_in(folder: Path, source: Path) -> Tokenizer:
-    """Create one of 320 entries, imported from `source`, which puts <s> before a text like Llama 3's."""
+    """Train a tokenizer with 320 entries in `source` and import it; like Llama 3's, it puts <s> before a
+    text.
+    """
     source.mkdir()
     texts = [text for script in ("latin", "han", "gothic") for text in made.texts(script, 20)]
     built = train(texts, VOCAB_SIZE - 1)
@@ -48,8 +51,9 @@ def beginning_tokenizer_in(folder: Path, source: Path) -> Tokenizer:
 
 
 def model(**changes) -> GPT:
-    """Create a model with a separate output matrix: with a tied one, so few layers would repeat their
-    input."""
+    """Create a model whose output matrix is not tied: with so few layers, a tied model would repeat its
+    input.
+    """
     values = {
         "num_layers": 2,
         "hidden_size": 32,
@@ -77,7 +81,10 @@ def requests_of(prompts, generation: Generation, slides: bool = False) -> list[R
 
 
 def run(engine: Engine, requests: list[Request], joining: int = 10**9) -> dict[tuple[str, int], list[dict]]:
-    """Return {(request, choice): its events}; some requests join at the beginning, then one at each step."""
+    """Run the requests and return {(request, choice): its events}.
+
+    The first `joining` requests are added at the start, and then one more before each step.
+    """
     found: dict[tuple[str, int], list[dict]] = {}
     waiting = list(requests)
     for request in waiting[:joining]:
@@ -96,7 +103,7 @@ def tokens_of(events: list[dict]) -> list[int]:
 
 
 def without_cache(model: GPT, prompt, count: int) -> list[int]:
-    """Return greedy tokens by full forward passes."""
+    """Generate tokens greedily with a full forward pass for each token, without a cache."""
     tokens = list(prompt)
     with torch.inference_mode():
         for _ in range(count):

@@ -1,4 +1,6 @@
-"""A run with a checkpoint and a tokenizer, made without training, whose texts do not repeat themselves."""
+"""A run with a checkpoint and a tokenizer, created without training; its generated texts do not repeat
+themselves.
+"""
 
 import shutil
 from collections.abc import Callable
@@ -95,7 +97,7 @@ def write_checkpoint(run: RunDir, config: Any, model: torch.nn.Module, tokenizer
 
 
 def damage(run: RunDir, step: int) -> None:
-    """Write a newer checkpoint with a file that differs from its manifest."""
+    """Write a newer checkpoint in which one file does not match the manifest."""
     shutil.copytree(run.checkpoint(STEP), run.checkpoint(step))
     torn = run.checkpoint(step) / "mp_rank_00_model_states.pt"
     content = bytearray(torn.read_bytes())

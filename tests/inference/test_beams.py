@@ -1,4 +1,4 @@
-"""Beam search finds the same texts and scores as transformers, in a batch with other requests."""
+"""Beam search returns the same texts and scores as transformers, also with other requests in the batch."""
 
 import pytest
 import torch
@@ -13,13 +13,13 @@ from tests.inference.made import VOCAB_SIZE, engine_of, greedy, run, tokens_of
 from tests.model.test_llama import as_ours
 
 PROMPT = [5, 17, 300, 41]
-# Short texts get the better score.
+# A length penalty with which short texts score better.
 SHORT = {"length_penalty": -0.5, "repetition_penalty": 1.3}
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    """Return (our model, transformers' with the same weights, a tokenizer)."""
+    """Return (our model, the transformers model with the same weights, a tokenizer)."""
     sizes = {"num_attention_heads": 4, "hidden_size": 32, "max_position_embeddings": 64}
     torch.manual_seed(2)
     config = LlamaConfig(
@@ -51,7 +51,7 @@ def both(tmp_path_factory):
     ours = build_model(run_config).eval().requires_grad_(False)
     ours.load_state_dict(as_ours(theirs.state_dict(), run_config))
     tokenizer = made.tokenizer_in(tmp_path_factory.mktemp("tokenizer"))
-    # A token that beams choose ends a document.
+    # A token that some beams choose is made the end-of-document token.
     free = run(
         engine_of(ours, tokenizer, 4),
         [Request("a", PROMPT, Generation(num_beams=4, max_new_tokens=9), False)],
@@ -88,7 +88,7 @@ def test_texts_and_scores_are_transformers(both, changes, more_ends):
         return_dict_in_generate=True,
         output_scores=True,
     )
-    # Other requests join and leave, and want its slots.
+    # Other requests join, leave and compete for its slots.
     engine = engine_of(ours, tokenizer, slots=6, end_ids=frozenset(others))
     engine.add(Request("first", [9, 8, 7], greedy(max_new_tokens=5), False))
     engine.add(Request("second", [9, 8, 6, 5], greedy(max_new_tokens=9), False))
@@ -108,7 +108,7 @@ def test_texts_and_scores_are_transformers(both, changes, more_ends):
 
 
 def test_an_end_among_the_beams_was_compared(both):
-    """The comparison above includes beams that end, so that it covers the end of a text."""
+    """Some beams in the comparison above end with the end-of-document token, so the comparison covers it."""
     ours, _, tokenizer = both
     found = run(
         engine_of(ours, tokenizer, 4),

@@ -1,4 +1,6 @@
-"""Texts in a batch equal the texts generated alone, however requests join, leave, share prompts and wait."""
+"""A batched text equals the text that is generated alone, whichever requests join, leave, share a prompt or
+wait.
+"""
 
 import random
 
@@ -29,7 +31,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def alone(model):
-    """Return greedy tokens of each prompt alone, without a cache."""
+    """Return the greedy tokens for each prompt, generated alone and without a cache."""
     found = [made.without_cache(model, prompt, COUNT) for prompt in PROMPTS]
     distinct = len({token for tokens in found for token in tokens})
     # A model that repeats itself would pass whatever the batch does.
@@ -45,14 +47,16 @@ def together(engine, joining: int = 10**9) -> list[list[int]]:
 @pytest.mark.parametrize("slots", [1, 4, 16])
 @pytest.mark.parametrize("joining", [10**9, 2])
 def test_texts_of_a_batch_are_those_of_each_prompt_alone(model, tokenizer, alone, slots, joining):
-    """Texts of a batch equal each prompt's text alone, with unequal lengths read 16 tokens at a time, and
-    more prompts than slots."""
+    """Each prompt in a batch gets the same text as alone, with prompts of unequal lengths, prefill in chunks
+    of 16 tokens, and more prompts than slots.
+    """
     assert together(engine_of(model, tokenizer, slots, prefill_tokens=16), joining) == alone
 
 
 def test_padded_keys_are_masked_and_the_test_would_notice_if_not(model, tokenizer, alone, monkeypatch):
-    """Padded keys are masked when all single tokens run in one call, as on a GPU; without the mask the
-    comparison fails."""
+    """When all single tokens run in one call, as on a GPU, padded keys are masked. Without the mask, the
+    texts differ from those generated alone.
+    """
     monkeypatch.setattr(kv_cache, "PADDED_SHARE", 1.0)
     engine = engine_of(model, tokenizer, 16)
     # Keys of other texts are stored where a row has none.
@@ -86,7 +90,9 @@ def test_other_models_too(tokenizer, changes):
 
 
 def test_draws_do_not_depend_on_the_batch(model, tokenizer):
-    """Random choices depend on the seed and their number, and not on the batch."""
+    """Sampled tokens depend on the request's seed and the index of the text, not on the other requests in the
+    batch.
+    """
     how = {"temperature": 1.0, "top_k": 0, "max_new_tokens": 15, "ignore_eod": True}
     generation = Generation(**how, n=3, seed=7)
     many = run(engine_of(model, tokenizer, 5), requests_of(PROMPTS, generation))
@@ -102,8 +108,9 @@ def test_draws_do_not_depend_on_the_batch(model, tokenizer):
 
 
 def test_a_common_beginning_is_read_once(model, tokenizer, alone, monkeypatch):
-    """A common beginning is read once, by several texts of a prompt and by a prompt that continues an earlier
-    text."""
+    """A common prefix is read only once: by several texts of one prompt, and by a prompt that continues an
+    earlier text.
+    """
     engine, read = engine_of(model, tokenizer, 4), []
     plain = engine.runner.read
     monkeypatch.setattr(
@@ -125,8 +132,9 @@ def test_a_common_beginning_is_read_once(model, tokenizer, alone, monkeypatch):
 
 
 def test_a_text_goes_on_past_the_window(model, tokenizer):
-    """A text continues past the window by reading its newest 48 tokens again; a prompt that is too long loses
-    its beginning."""
+    """When the window is full, a text continues from its newest 48 tokens, which are read again. The
+    beginning of a prompt that is too long is dropped.
+    """
     prompt = PROMPTS[9] * 2
     engine = engine_of(model, tokenizer, 2)
     found = run(engine, [Request("a", prompt, greedy(max_new_tokens=60), slides=True)])
@@ -150,7 +158,7 @@ def test_what_comes_before_a_text_stays_before_the_window(model, tokenizer):
 
 
 def test_the_end_of_a_document_ends_a_text(model, tokenizer, alone):
-    """The end-of-document token ends a text, and is neither part of it nor counted."""
+    """The end-of-document token ends a text; it is not part of the text and is not counted."""
     last_id = alone[0][5]
     count = alone[0].index(last_id)
     tokenizer.eod_id, kept = last_id, tokenizer.eod_id
@@ -176,7 +184,9 @@ def test_the_end_of_a_document_ends_a_text(model, tokenizer, alone):
 
 
 def test_any_of_several_tokens_ends_a_text(model, tokenizer, alone):
-    """Several tokens can end a text, as in Llama 3 Instruct, in addition to the tokenizer's own."""
+    """Several tokens can end a text, as in Llama 3 Instruct, in addition to the tokenizer's end-of-document
+    token.
+    """
     text = alone[1]
     third, fifth = text[2], text[4]
     assert (text.index(third), text.index(fifth)) == (2, 4) and tokenizer.eod_id not in text
@@ -189,7 +199,9 @@ def test_any_of_several_tokens_ends_a_text(model, tokenizer, alone):
 
 
 def test_a_stop_string_ends_a_text_before_it(model, tokenizer, alone):
-    """A text ends before a stop string, of which nothing is returned even if it is split over tokens."""
+    """A text ends before a stop string. No part of the stop string is returned, even if it spans several
+    tokens.
+    """
     whole = "".join(event["text"] for event in run_one(model, tokenizer, 0, greedy()))
     stop = whole[7:10]
     assert len(stop) == 3
@@ -203,7 +215,9 @@ def run_one(model, tokenizer, number: int, generation: Generation) -> list[dict]
 
 
 def test_log_probabilities_are_the_models(model, tokenizer, alone):
-    """Log-probabilities are the model's, before temperature and cuts, and with echo also of the prompt."""
+    """Log-probabilities are computed from the model's logits before temperature, top-k and top-p are applied;
+    with echo, the prompt's are returned too.
+    """
     prompt = PROMPTS[3]
     generation = greedy(logprobs=2, echo=True, n=2, max_new_tokens=6)
     found = run(engine_of(model, tokenizer, prefill_tokens=8), [Request("a", prompt, generation, False)])

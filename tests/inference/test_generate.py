@@ -1,5 +1,6 @@
-"""The process that loads a model once and answers with lines of JSON: called here, and as a separate
-process."""
+"""The process that loads a model once and answers requests as lines of JSON, tested in this process and as a
+subprocess.
+"""
 
 import json
 import queue
@@ -52,8 +53,9 @@ def answers_to(service, *commands) -> list[dict]:
 
 @pytest.mark.slow
 def test_a_prompt_is_text_ids_or_pieces_that_are_encoded_one_by_one(run):
-    """A prompt is text, ids or pieces that are encoded separately; an invalid request is refused alone, and
-    others are answered."""
+    """A prompt is a text, token ids, or pieces that are encoded separately. Only the invalid request is
+    rejected; the others are answered.
+    """
     service = generate.Service(asked(run, max_batch=3))
     ready = {"kind": "ready", "step": saved.STEP, "dtype": "fp32", "device": "CPU", "positions": 96}
     ready |= {"tensor_parallel_size": 1, "max_batch": 3, "vocab_size": 320, "eod": "<|endoftext|>"}
@@ -90,8 +92,9 @@ def test_a_prompt_is_text_ids_or_pieces_that_are_encoded_one_by_one(run):
 
 @pytest.mark.slow
 def test_a_text_begins_as_with_transformers(workspace, monkeypatch):
-    """A text gets the tokenizer's <s> as in transformers; ids and separate pieces, as of a chat, get no
-    prefix."""
+    """The tokenizer's <s> is added before a text, as in transformers. Token ids and separate pieces, as in a
+    chat, get no prefix.
+    """
     transformers = pytest.importorskip("transformers")
     mine = made.beginning_tokenizer_in(tokenizer_dir("small"), workspace / "theirs")
     run = saved.save_run("begins", {"model.architecture": "llama"})
@@ -143,8 +146,9 @@ def test_a_text_begins_as_with_transformers(workspace, monkeypatch):
 
 
 def test_what_stays_before_a_window(workspace):
-    """The tokenizer's prefix stays before a moved window, whether the tokenizer or the client put it into the
-    prompt."""
+    """The tokenizer's prefix stays in front when the window moves, whether the tokenizer added it or it was
+    in the client's prompt.
+    """
     tokenizer = made.beginning_tokenizer_in(tokenizer_dir("small"), workspace / "theirs")
     for prompt, kept, before_text in (
         ("One day", 1, 1),
@@ -160,7 +164,9 @@ def test_what_stays_before_a_window(workspace):
 
 @pytest.mark.slow
 def test_a_text_ends_as_with_transformers(workspace, monkeypatch):
-    """A text ends at each eos_token_id of the imported folder, and the export lists them too."""
+    """A text ends at any eos_token_id of the imported model folder, and the exported model lists the same
+    ids.
+    """
     transformers = pytest.importorskip("transformers")
     made.beginning_tokenizer_in(tokenizer_dir("small"), workspace / "theirs")
     run = saved.save_run("ends", {"model.architecture": "llama"})
@@ -193,8 +199,9 @@ def test_a_text_ends_as_with_transformers(workspace, monkeypatch):
 
 
 def test_what_is_taken_or_refused_is_said_before_the_step():
-    """A request is accepted or refused before the next step, which may take a second that a stream's header
-    would wait."""
+    """A request is accepted or rejected before the next step runs. A step may take a second, and the header
+    of a streamed response would have to wait for it.
+    """
     steps: list[int] = []
 
     def step() -> list[dict]:
@@ -219,7 +226,9 @@ def test_a_torn_checkpoint_is_passed_over_with_its_reason(run):
 
 
 def test_another_tokenizer_is_refused(run):
-    """A tokenizer other than the training's is refused, because its ids would mean other text."""
+    """A tokenizer that differs from the one used in training is rejected, because its ids would stand for
+    other text.
+    """
     path = run.checkpoint_manifest(saved.STEP)
     files.write_json(path, {**files.read_json(path), "tokenizer_sha256": "a" * 64})
     with pytest.raises(DataError, match=r"but this run was trained with aaaaaaaaaaaa...: ids would mean"):
@@ -227,7 +236,7 @@ def test_another_tokenizer_is_refused(run):
 
 
 def test_weights_in_bf16(run):
-    """Logits with bf16 weights are close to fp32 and not equal."""
+    """With bf16 weights, the logits are close to those in fp32 but not equal to them."""
     wide, narrow = load(run).model, load(run, dtype="bf16").model
     tokens = torch.tensor([[5, 6, 7, 8]])
     with torch.no_grad():
@@ -240,7 +249,7 @@ def test_weights_in_bf16(run):
 
 @pytest.mark.parametrize("activation", ["gelu", "swiglu"])
 def test_packed_weights_give_the_same_logits(activation):
-    """Packed weights give the same logits for one, some and many rows."""
+    """Packed weights give the same logits for one row, a few rows and many rows."""
     packed, plain = made.model(activation=activation), made.model(activation=activation)
     assert pack(packed), "weights were not packed"
     for shape in ((1, 1), (1, 5), (3, 40)):
@@ -250,7 +259,9 @@ def test_packed_weights_give_the_same_logits(activation):
 
 
 def test_how_many_gpus_and_texts_at_once():
-    """The fewest GPUs that hold the weights and one text are used, then as many texts as fit."""
+    """A model uses the fewest GPUs that can hold its weights and one text, and then as many texts at a time
+    as fit.
+    """
     gigabyte = 1 << 30
     needs = Needed(weights=30 * gigabyte, slot=gigabyte, groups=8)
     assert fit(needs, [80 * gigabyte] * 4, [1, 2, 4], most_slots=64) == (1, 42)
@@ -292,7 +303,8 @@ def test_a_model_that_cannot_be_cut_is_refused(run):
 
 @pytest.mark.slow
 def test_the_process_and_its_ranks(run):
-    """Two ranks have the log-probabilities of one to 1e-5, and end when the first rank's stdin closes.
+    """Two ranks return the same log-probabilities as one, to 1e-5, and both end when the first rank's stdin
+    is closed.
 
     tests/serving/test_openai.py covers a process without other ranks.
     """

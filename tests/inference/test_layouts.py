@@ -1,4 +1,4 @@
-"""Generation from a checkpoint of any layout has the logits of a run trained by one process."""
+"""A checkpoint saved in any layout gives the same logits as the checkpoint of a single process."""
 
 from types import SimpleNamespace
 
@@ -35,8 +35,9 @@ def model_from(place: Place, layout: str):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_logits_are_those_of_one_process(place, layout):
-    """Logits equal one process's to 1e-5 in fp32 without the vocabulary's padding, and the text with a cache
-    is the same."""
+    """In fp32, logits equal those of a single process to 1e-5, ignoring the vocabulary's padding; text
+    generated with a cache is identical.
+    """
     one, model = model_from(place, "z1"), model_from(place, layout)
     with torch.inference_mode():
         expected, found = (each(TOKENS)[..., : launch.VOCAB_SIZE] for each in (one, model))

@@ -1,4 +1,4 @@
-"""Sampling of the next token: greedy, with every cut and penalty, and with the right probabilities."""
+"""Sampling of the next token: greedy decoding, every filter and penalty, and the resulting probabilities."""
 
 import dataclasses
 
@@ -26,8 +26,9 @@ def test_zero_temperature_takes_the_likeliest():
 
 @pytest.mark.parametrize("top_k", [0, 2])
 def test_a_temperature_near_zero_takes_the_likeliest(top_k):
-    """A temperature near zero chooses the likeliest token, although logits divided by it are infinite in
-    fp32."""
+    """A temperature near zero chooses the most likely token, although the logits divided by it overflow in
+    fp32.
+    """
     generation = dataclasses.replace(PLAIN, temperature=1e-40, top_k=top_k)
     assert choose(LOGITS, generation, torch.tensor([0.9], dtype=torch.float64)).tolist() == [0]
 
@@ -37,8 +38,9 @@ def test_top_k_keeps_k_tokens_in_their_proportions():
 
 
 def test_top_p_0_takes_the_likeliest():
-    """top_p 0 chooses the likeliest token, as in OpenAI's API and transformers, also if a second equal one
-    would be drawn."""
+    """With top_p 0, the most likely token is chosen, as in OpenAI's API and transformers, even if sampling
+    would draw another token of equal probability.
+    """
     logits = torch.tensor([[0.0, 3.0, 3.0, 1.0]])
     for changes in ({"top_p": 0.0}, {"top_p": 0.0, "temperature": 2.0, "top_k": 3}, {"top_k": 1}):
         generation = Generation(**{"temperature": 1.0, "top_k": 0, **changes})
@@ -47,14 +49,17 @@ def test_top_p_0_takes_the_likeliest():
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_the_share():
-    """top_p keeps the smallest set that reaches the share: of 0.644, 0.237, ..., 0.6 needs one token and 0.7
-    needs two."""
+    """top_p keeps the smallest set of tokens whose probabilities reach it: with probabilities of 0.644,
+    0.237, ..., 0.6 keeps one token and 0.7 keeps two.
+    """
     assert (shares(top_p=0.6) > 0).tolist() == [True, False, False, False]
     assert (shares(top_p=0.7) > 0).tolist() == [True, True, False, False]
 
 
 def test_min_p_keeps_what_is_likely_enough_beside_the_likeliest():
-    """min_p keeps tokens by their ratio to the likeliest one; the ratios are 0.368, 0.135 and 0.050."""
+    """min_p keeps each token whose probability, relative to the most likely token's, is at least min_p; here
+    the ratios are 0.368, 0.135 and 0.050.
+    """
     assert (shares(min_p=0.1) > 0).tolist() == [True, True, True, False]
     assert (shares(min_p=0.2) > 0).tolist() == [True, True, False, False]
     assert float(shares(min_p=0.2).sum()) == pytest.approx(1)
@@ -71,7 +76,9 @@ def test_min_p_keeps_what_is_likely_enough_beside_the_likeliest():
     ],
 )
 def test_the_cuts_are_transformers(changes):
-    """All cuts equal transformers', on flat and steep vocabularies larger than the first search."""
+    """Every combination of filters gives the probabilities that transformers computes, for flat and peaked
+    distributions, with vocabularies larger than the number of candidates that are searched first.
+    """
     from transformers.generation import logits_process as theirs
 
     generation = dataclasses.replace(PLAIN, **changes)
@@ -100,15 +107,16 @@ def test_draws_follow_the_distribution():
 
 
 def test_what_was_cut_is_never_drawn():
-    """A token that was cut is never drawn, even with the largest and smallest random number."""
+    """A filtered token is never drawn, neither with the smallest nor with the largest random number."""
     generation = dataclasses.replace(PLAIN, top_k=3, min_p=0.2)
     drawn = torch.tensor([0.0, 1 - 1e-16], dtype=torch.float64)
     assert choose(LOGITS.expand(2, -1), generation, drawn).tolist() == [0, 1]
 
 
 def test_penalties():
-    """CTRL's penalty applies to prompt and text as in transformers, OpenAI's only to new text, and biases are
-    added."""
+    """CTRL's penalty counts the tokens of prompt and text, as in transformers; OpenAI's penalties count only
+    the generated text. Biases are added to the logits.
+    """
     from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
     logits, there = torch.tensor([2.0, 1.0, -1.0, -2.0]), torch.tensor([0, 3])
@@ -144,7 +152,7 @@ def test_penalties():
     ],
 )
 def test_values_out_of_range_are_refused(changes, message):
-    """A value out of range is refused with the value and the rule."""
+    """A value that is out of range is rejected with a message that states the value and the rule."""
     with pytest.raises(ConfigError) as error:
         Generation(**changes)
     assert str(error.value) == message

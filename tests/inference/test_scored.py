@@ -1,4 +1,6 @@
-"""Log-probabilities of given texts equal those from full forward passes, whatever else the engine does."""
+"""Log-probabilities of given continuations equal those of full forward passes, whatever the engine generates
+at the same time.
+"""
 
 import random
 
@@ -50,7 +52,9 @@ def expected(model, context, continuation) -> tuple[list[float], bool]:
 
 
 def scored(engine, asked=ASKED, others=()) -> dict[tuple[str, int], dict]:
-    """Return {(request, continuation): its event}, while texts of `others` are generated at the same time."""
+    """Return {(request, continuation): its event}, scored while the engine generates text for the requests in
+    `others`.
+    """
     for request in others:
         engine.add(request)
     for number, (context, continuations) in enumerate(asked):
@@ -69,8 +73,9 @@ def scored(engine, asked=ASKED, others=()) -> dict[tuple[str, int], dict]:
 
 @pytest.mark.parametrize("slots, budget", [(1, 1024), (4, 16), (16, 1024)])
 def test_scores_are_those_of_full_passes(model, tokenizer, slots, budget):
-    """Scores equal full passes in one slot and in many, read at once or 16 tokens at a time, during other
-    generation."""
+    """Scores equal those of full forward passes with one slot and with many, with small and large token
+    budgets, while other texts are generated.
+    """
     engine = engine_of(model, tokenizer, slots, prefill_tokens=16)
     engine.scored_tokens = budget
     prompts = [tokens(7), tokens(25)]
@@ -84,7 +89,7 @@ def test_scores_are_those_of_full_passes(model, tokenizer, slots, budget):
 
 
 def test_what_the_model_would_say_is_greedy(model, tokenizer):
-    """A continuation is greedy if the model would generate it, and is not greedy if one token differs."""
+    """A continuation is marked greedy only if greedy decoding would produce exactly these tokens."""
     context = tokens(10)
     text = made.without_cache(model, context, 6)
     other = [*text[:3], (text[3] + 1) % VOCAB_SIZE, *text[4:]]
@@ -93,7 +98,9 @@ def test_what_the_model_would_say_is_greedy(model, tokenizer):
 
 
 def test_a_context_is_read_once(model, tokenizer, monkeypatch):
-    """A context is read once for all continuations, and so is the beginning that two contexts share."""
+    """A context is read once for all its continuations, and a prefix shared by two contexts is read once for
+    both.
+    """
     engine, read = engine_of(model, tokenizer, 1), []
     plain = engine.runner.read
     monkeypatch.setattr(
@@ -113,7 +120,9 @@ def test_a_context_is_read_once(model, tokenizer, monkeypatch):
 
 
 def test_the_likeliest_of_equal_logits_is_the_first():
-    """The first of equal logits is the likeliest, as in argmax, also in rows after the first block."""
+    """Of several tokens with the same highest logit, the first one counts as the most likely, as in argmax,
+    also in rows after the first block.
+    """
     logits = torch.zeros(600, 7)
     logits[:, 3] = logits[:, 5] = 2.0
     labels = [(3, 5, 0)[row % 3] for row in range(600)]

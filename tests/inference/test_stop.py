@@ -1,4 +1,4 @@
-"""Stop strings anywhere across the pieces of a text."""
+"""Stop strings are found wherever a streamed text is split."""
 
 import random
 
@@ -24,8 +24,9 @@ def pieces(text: str, cuts: list[int]) -> list[str]:
     ],
 )
 def test_nothing_of_a_stop_string_comes_out(text, stops, expected):
-    """Nothing of a stop string is returned, and all text before it is returned once, however the text is
-    split."""
+    """However the text is split, everything before the stop string is returned exactly once, and no part of
+    the stop string is returned.
+    """
     chance = random.Random(1)
     for _ in range(200):
         cuts = sorted(chance.sample(range(len(text) + 1), chance.randint(0, len(text))))

@@ -1,4 +1,6 @@
-"""Text from a stream of tokens: complete characters only, spaces between words kept, each piece once."""
+"""Text from a stream of tokens: it has only complete characters, keeps the spaces between words, and returns
+each piece once.
+"""
 
 import pytest
 
@@ -16,7 +18,7 @@ def tokenizer(tmp_path):
 
 
 def test_the_pieces_are_the_text(tokenizer):
-    """The pieces together equal the text of all tokens, and no piece holds a part of a character."""
+    """The pieces join to the text of all tokens, and no piece ends within a character."""
     stream = TextStream(tokenizer)
     pieces = [stream.add(token) for token in tokenizer.encode(TEXT).tolist()]
     assert "".join(pieces) == TEXT
@@ -26,7 +28,7 @@ def test_the_pieces_are_the_text(tokenizer):
 
 @pytest.mark.parametrize("count", range(1, 12))
 def test_the_pieces_follow_the_prompt(tokenizer, count):
-    """The space before the first new word is kept, wherever the prompt ends."""
+    """The space before the first new word is kept, at whichever token the prompt ends."""
     ids = tokenizer.encode(TEXT).tolist()
     stream = TextStream(tokenizer, ids[:count])
     prompt = tokenizer.decode_finished(ids[:count])[0]
@@ -34,15 +36,16 @@ def test_the_pieces_follow_the_prompt(tokenizer, count):
 
 
 def test_what_is_never_finished_does_not_come_out(tokenizer):
-    """An incomplete character at the end of all tokens is dropped."""
+    """If the tokens end within a character, the incomplete character is dropped."""
     stream = TextStream(tokenizer)
     ids = tokenizer.encode("hello \u4e2d\U0001f600").tolist()
     assert "".join(stream.add(token) for token in ids[:-1]) == "hello \u4e2d"
 
 
 def test_where_the_tokens_of_an_echoed_prompt_begin(tokenizer):
-    """Each token of an echoed prompt has its position: the leading space is dropped, and a character of
-    several tokens counts once."""
+    """Each token of an echoed prompt has the character offset at which it starts; the tokens of a multi-byte
+    character share one offset.
+    """
     text = "hello \U0001f600 hello"
     ids = tokenizer.encode(text).tolist()
     generation = Generation(echo=True, logprobs=0)
@@ -58,7 +61,7 @@ def test_where_the_tokens_of_an_echoed_prompt_begin(tokenizer):
 
 
 def test_wrong_bytes_cost_themselves_alone(tokenizer):
-    """Bytes that are not UTF-8 become U+FFFD, and the text before and after them is read."""
+    """Each byte that is not valid UTF-8 becomes U+FFFD, and the text around it is unchanged."""
     stream = TextStream(tokenizer)
     lead, middle, last = tokenizer.encode("\u4e2d").tolist()[-3:]
     hello = tokenizer.encode("hello").tolist()

@@ -15,7 +15,9 @@ from nbtrain.model.attention import (
 
 
 def gradients(dtype: torch.dtype, tokens: int, backend: str):
-    """Return output and gradient of one packed query-key-value tensor, as the layer has it."""
+    """Return the output and the gradient of one packed query-key-value tensor, laid out as in the attention
+    layer.
+    """
     generator = torch.Generator().manual_seed(0)
     packed = torch.randn(2, tokens, 3, 48, generator=generator).to(dtype).transpose(1, 2).requires_grad_()
     upstream = torch.randn(2, 3, tokens, 16, generator=generator).to(dtype)
@@ -26,8 +28,9 @@ def gradients(dtype: torch.dtype, tokens: int, backend: str):
 
 @pytest.mark.parametrize("tokens", [1, 2, 127, 128, 129, 300])
 def test_bf16_on_cpu_has_the_gradients_of_fp32(tokens):
-    """bf16 on a CPU has the gradients of fp32, with at most 1.5 times the root mean square error of torch's
-    bf16 kernel."""
+    """In bf16 on a CPU, output and gradients are close to those of fp32: the root mean square error is at
+    most 1.5 times that of torch's bf16 kernel.
+    """
     output, gradient = gradients(torch.bfloat16, tokens, "auto")
     assert output.dtype == gradient.dtype == torch.bfloat16
     exact = [tensor.double() for tensor in gradients(torch.float32, tokens, "math")]
@@ -38,7 +41,7 @@ def test_bf16_on_cpu_has_the_gradients_of_fp32(tokens):
 
 
 def test_the_blocked_backward_is_used_where_it_serves():
-    """The blocked backward pass is used for bf16 training on a CPU; an explicit backend is used as named."""
+    """The blocked backward pass is used for bf16 on a CPU, unless another backend is requested explicitly."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention._BlockedAttention, "apply", None)
         gradients(torch.float32, 8, "auto")
@@ -49,8 +52,9 @@ def test_the_blocked_backward_is_used_where_it_serves():
 
 @pytest.mark.parametrize("queries, keys", [(1, 7), (3, 7), (7, 7)])
 def test_queries_stand_at_the_end_of_the_keys(queries, keys):
-    """Queries are aligned to the end of the keys: the last query sees every key, the one before it all but
-    one."""
+    """The last query is aligned with the last key: it attends to every key, and the query before it to all
+    keys but the last.
+    """
     generator = torch.Generator().manual_seed(0)
     key, value = torch.randn(2, 1, 2, keys, 8, generator=generator)
     query = torch.randn(1, 2, queries, 8, generator=generator)
@@ -61,7 +65,7 @@ def test_queries_stand_at_the_end_of_the_keys(queries, keys):
 
 
 def plain(query, key, value, window=None, softcap=None, documents=None):
-    """Return attention written out: query head i has key head i // (n/g)."""
+    """Compute attention step by step; query head i uses key head i // (n / g)."""
     group = torch.arange(query.shape[1]) // (query.shape[1] // key.shape[1])
     scores = query @ key[:, group].mT * query.shape[-1] ** -0.5
     if softcap is not None:
@@ -74,7 +78,9 @@ def plain(query, key, value, window=None, softcap=None, documents=None):
 
 
 def heads_of(queries: int, keys: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    """Return two sequences with six query heads in two groups of size 16, and an upstream gradient."""
+    """Return queries, keys, values and an upstream gradient for two sequences, with six query heads in two
+    groups and heads of size 16.
+    """
     generator = torch.Generator().manual_seed(6)
     shapes = ((6, queries), (2, keys), (2, keys), (6, queries))
     drawn = [torch.randn(2, *shape, 16, generator=generator) for shape in shapes]
@@ -87,8 +93,9 @@ WINDOWS = (1, 2, 5, 127, 128, 129, 200, 299, None)
 @pytest.mark.parametrize("softcap", [None, 0.7])
 @pytest.mark.parametrize("window", WINDOWS)
 def test_windows_and_caps_are_their_formulas(window, softcap, monkeypatch):
-    """Windows and caps equal their formulas in output and gradients, for blocks inside and outside the
-    window, and a short last block."""
+    """Output and gradients with a window or a logit cap equal the formula, for blocks inside and outside the
+    window and a short last block.
+    """
     for backend, tokens, block in (("auto", 300, 128), ("auto", 70, 32), ("math", 130, 128)):
         if backend == "math" and softcap is not None:
             continue
@@ -134,8 +141,9 @@ def test_a_cache_is_seen_through_the_window(how, queries):
 @pytest.mark.parametrize("how", [{}, {"window": 40}, {"softcap": 1.5}])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_groups_in_16_bits_have_the_gradients_of_fp32(how, dtype):
-    """Groups in 16 bits have the gradients of fp32 within rounding, as no sum over a group's queries is in 16
-    bits."""
+    """Grouped attention in 16 bits has the gradients of fp32 up to rounding, because the sum over a group's
+    queries is not computed in 16 bits.
+    """
     found = []
     for of_type in (dtype, torch.float32):
         *inputs, upstream = heads_of(150, 150, of_type)
@@ -160,7 +168,9 @@ def test_a_capped_score_has_no_dropout():
 
 
 def test_a_window_with_dropout_keeps_its_weights_and_draws():
-    """With dropout, the window is the math kernel's mask, and positions outside have no weight."""
+    """With dropout, the window is applied as a mask to the math kernel, and positions outside the window get
+    no weight.
+    """
     query, key, value = (torch.ones(1, 2, 12, 12) for _ in range(3))
     value = torch.eye(12).expand(1, 2, 12, 12)
     torch.manual_seed(0)
@@ -177,8 +187,9 @@ CU_SEQLENS = torch.tensor([0, 5, 6, 12, 12, 20, 24], dtype=torch.int32)
 
 
 def test_a_mask_of_documents_is_causal_and_block_diagonal():
-    """A mask of documents is causal and block-diagonal for two sequences of 12, an empty document, and
-    padding entries."""
+    """The mask of documents is causal and block-diagonal, for two sequences of 12 tokens with an empty
+    document and padding entries.
+    """
     documents = documents_of(CU_SEQLENS, 8, 2, 12, as_lengths=False)
     expected = torch.zeros(2, 1, 12, 12, dtype=torch.bool)
     for first, last in [(0, 5), (5, 6), (6, 12)]:
@@ -193,7 +204,7 @@ def test_a_mask_of_documents_is_causal_and_block_diagonal():
 @pytest.mark.parametrize("backend", ["auto", "math"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_documents_attend_as_if_alone(backend, dtype):
-    """Output and gradients of each document equal attention over that document alone."""
+    """For each document, output and gradients equal those of attention over that document alone."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = (
         torch.randn(2, 3, 12, 16, generator=generator).to(dtype).requires_grad_() for _ in range(3)
@@ -230,8 +241,9 @@ def test_documents_attend_as_if_alone(backend, dtype):
     ],
 )
 def test_lengths_are_for_what_the_kernel_can_do(change, can, monkeypatch):
-    """Document lengths are passed only to a kernel that supports them (16 bits on CUDA without dropout);
-    others get a mask."""
+    """Document lengths are passed only to a kernel that supports them (16 bits on CUDA without dropout); in
+    every other case a mask is used.
+    """
     monkeypatch.setattr(attention, "_has_flash", lambda: True)
     how = {"device": "cuda", "dtype": torch.bfloat16, "head_size": 64, "dropout": 0.0, "backend": "auto"}
     assert takes_lengths(**how | change) == can
@@ -246,7 +258,7 @@ def test_flash_is_there_from_ampere_on(capability, has, monkeypatch):
 
 
 class OnCuda:
-    """The tensor properties that are read before a kernel is chosen."""
+    """A stand-in for a CUDA tensor, with the properties that are read to choose a kernel."""
 
     is_cuda = True
 
@@ -281,7 +293,7 @@ def test_keys_of_groups_are_repeated_for_kernels_without_groups(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_lengths_give_what_the_mask_gives():
-    """torch's kernel for varying lengths equals the mask, forward and backward, in bf16 on CUDA."""
+    """In bf16 on CUDA, torch's variable-length kernel gives the same output and gradients as a mask."""
     generator = torch.Generator("cuda").manual_seed(0)
     inputs = [
         torch.randn(2, 3, 12, 64, generator=generator, device="cuda", dtype=torch.bfloat16).requires_grad_()
@@ -310,8 +322,9 @@ def test_a_backend_that_can_serve_has_no_problem(backend, dropout, documents, ot
 
 @pytest.mark.parametrize(("backend", "dropout"), [("efficient", 0.0), ("flash", 0.1)])
 def test_a_backend_that_cannot_serve_is_told_before_training(backend, dropout):
-    """An unsupported backend is refused before training: a CPU has no efficient kernel, and no dropout in its
-    flash kernel."""
+    """An unsupported backend is rejected before training: a CPU has no efficient kernel, and its flash kernel
+    has no dropout.
+    """
     assert "kernel" in backend_problem("cpu", torch.bfloat16, backend, dropout).lower()
 
 

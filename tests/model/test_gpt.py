@@ -1,4 +1,4 @@
-"""The model: names, initial weights, causality, cache, recomputation."""
+"""The GPT model: parameter names, initial weights, causality, key-value cache and recomputation."""
 
 import math
 import shutil
@@ -28,8 +28,9 @@ def tokens():
 
 
 def test_parameters_have_canonical_names():
-    """Parameters have their canonical names, which every checkpoint contains: a change makes old ones
-    unreadable."""
+    """Parameters have their canonical names. Every checkpoint contains these names, so a change would make
+    older checkpoints unreadable.
+    """
     assert {name: tuple(value.shape) for name, value in GPT(CONFIG).named_parameters()} == {
         "word_embeddings.weight": (64, 32),
         "position_embeddings.weight": (16, 32),
@@ -57,7 +58,7 @@ def test_parameters_have_canonical_names():
 
 
 def test_count_is_the_planners():
-    """The planner and the model have the same number of parameters, padding included."""
+    """The planner counts as many parameters as the model has, including the vocabulary's padding."""
     config = load("gpt-tiny", {"tokenizer.vocab_size": 1000, "model.hidden_size": 64, "model.num_layers": 3})
     assert config.padded_vocab_size == 1024
     assert sum(value.numel() for value in build_model(config).parameters()) == count_parameters(config).total
@@ -80,8 +81,9 @@ def test_initial_weights():
 
 
 def test_initial_weights_depend_on_seed_and_name_only():
-    """Initial weights depend only on seed and name: a deeper model with the same scale has the same first
-    layers."""
+    """Initial weights depend only on the seed and the parameter's name, so a deeper model with the same scale
+    starts with the same first layers.
+    """
     one, again, other = GPT(CONFIG), GPT(CONFIG), GPT(GPTConfig(**{**vars(CONFIG), "seed": 5}))
     for name, value in one.named_parameters():
         assert torch.equal(value, again.get_parameter(name))
@@ -114,8 +116,9 @@ def test_no_position_sees_a_later_one(tokens):
 @pytest.mark.parametrize("pieces", [[16], [1] * 16, [5, 4, 1, 6]])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_cache_gives_the_logits_of_the_whole_sequence(tokens, pieces, autocast):
-    """A cache gives the logits of the whole sequence up to the last bits, with the prompt at once, by token,
-    or in chunks."""
+    """With a cache, the logits equal those of the whole sequence up to rounding, whether the prompt is read
+    at once, token by token, or in chunks.
+    """
     model = GPT(GPTConfig(**{**vars(CONFIG), "autocast": autocast})).eval()
     with torch.no_grad():
         whole = model(tokens[:, :16])
@@ -151,7 +154,9 @@ def test_more_tokens_than_positions_are_refused(tokens):
 
 @pytest.mark.parametrize("interval", [1, 2])
 def test_recomputation_changes_no_bit(tokens, interval):
-    """Recomputation changes no bit with dropout, as the second forward pass draws the same numbers."""
+    """Recomputation does not change a single bit with dropout, because the second forward pass draws the same
+    random numbers.
+    """
     results = []
     for setting in (0, interval):
         config = {**vars(CONFIG), "hidden_dropout": 0.2, "attention_dropout": 0.2}
@@ -172,8 +177,9 @@ def test_attention_backends_agree(tokens, backend):
 
 
 def test_packed_rows_lie_head_by_head(tokens):
-    """Packed rows are stored head by head: half of the heads' rows, with their projection columns, are one of
-    two ranks' part."""
+    """Packed query-key-value rows are stored head by head: one half of the rows, with the matching projection
+    columns, is the shard of one of two ranks.
+    """
     whole = GPT(CONFIG).layers[0].attention
     x = torch.randn(2, 6, 32, generator=torch.Generator().manual_seed(0))
     halves = []
@@ -204,8 +210,9 @@ def changed_first_document(tokens):
 @pytest.mark.parametrize("backend", ["auto", "math"])
 @pytest.mark.parametrize("options", [APART, APART | RESET])
 def test_changing_a_document_leaves_the_others_logits_unchanged(tokens, backend, options):
-    """Changing a document leaves the other documents' logits bit-identical in fp32, but not without
-    bounds."""
+    """Changing one document leaves the logits of the other documents bit-identical in fp32; without document
+    bounds, the logits change.
+    """
     model = GPT(GPTConfig(**{**vars(CONFIG), "attention_backend": backend})).eval()
     changed = changed_first_document(tokens)
     with torch.no_grad():
@@ -225,7 +232,9 @@ def test_resetting_positions_alone_does_not_keep_documents_apart(tokens):
 
 
 def test_a_document_apart_is_a_document_alone(tokens):
-    """With bounds and positions, the second document has the logits of a separate sequence."""
+    """With document bounds and reset positions, the second document has the same logits as when it is a
+    separate sequence.
+    """
     model = GPT(CONFIG).eval()
     with torch.no_grad():
         packed = model(tokens[:, :16], **APART, **RESET)[0, 6:]
@@ -234,7 +243,7 @@ def test_a_document_apart_is_a_document_alone(tokens):
 
 
 def gradients_of(model, tokens, **options):
-    """Return loss and gradients if only the last document of the first sequence is in the loss."""
+    """Return the loss and gradients when only the last document of the first sequence is in the loss."""
     mask = torch.zeros(2, 16)
     mask[0, 6:] = 1
     torch.manual_seed(7)
@@ -243,7 +252,9 @@ def gradients_of(model, tokens, **options):
 
 
 def test_gradients_do_not_know_of_other_documents(tokens):
-    """The second document's gradient depends on earlier text only without bounds."""
+    """With document bounds, the gradient of the second document does not depend on earlier text; without them
+    it does.
+    """
     model = GPT(CONFIG)
     changed = torch.cat([changed_first_document(tokens), tokens[:, 16:]], dim=1)
     for options, same in ((APART | RESET, True), (RESET, False)):
@@ -268,7 +279,9 @@ def test_recomputation_with_documents_changes_no_bit(tokens, interval):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.slow
 def test_compiled_layers_take_documents(tokens):
-    """A compiled model runs two batches with different bounds, equal up to the last bits."""
+    """A compiled model accepts batches with different document bounds, and its gradients equal the uncompiled
+    model's up to rounding.
+    """
     if not (shutil.which("g++") or shutil.which("clang++")):
         pytest.skip("no C++ compiler on this machine")
     plain, compiled = GPT(CONFIG), GPT(CONFIG)
@@ -283,8 +296,9 @@ def test_compiled_layers_take_documents(tokens):
 
 
 def test_plain_bounds_change_nothing(tokens):
-    """Bounds of whole sequences with ascending positions give the loss of a plain batch, up to the order of
-    additions."""
+    """Bounds around whole sequences with ascending positions give the same loss as a plain batch, up to the
+    order of additions.
+    """
     model = GPT(CONFIG).eval()
     plain = model(tokens[:, :16], tokens[:, 1:])
     said = model(

@@ -42,7 +42,9 @@ def tokens_of(config):
 
 
 def moved(model):
-    """Return the model with norm weights and biases that differ from the initial ones and zeros."""
+    """Return the model after changing its norm weights and biases, so that they differ from their initial
+    ones and zeros.
+    """
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -52,7 +54,7 @@ def moved(model):
 
 
 def both(config):
-    """Return (loss, {name: gradient}) of our model and of the plain one, with equal weights."""
+    """Return (loss, {name: gradient}) of our model and of the reference model, with equal weights."""
     tokens, labels = tokens_of(config)
     ours, plain = moved(build_model(config)), plain_model(config)
     weights = ours.state_dict()
@@ -69,7 +71,9 @@ def both(config):
 
 @pytest.mark.parametrize("kind", [*KINDS, "epsilon"])
 def test_loss_and_gradients_are_those_of_the_formula(kind, config_of):
-    """Loss and gradients equal the formula's with the same weights, and differ from another formula's."""
+    """Loss and gradients equal those of the formula with the same weights, and differ from those of another
+    formula.
+    """
     config = config_of(KINDS.get(kind, OTHER_EPSILON))
     (loss, gradients), (expected, of_formula) = both(config)
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
@@ -83,7 +87,9 @@ def test_loss_and_gradients_are_those_of_the_formula(kind, config_of):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_count_is_the_planners(kind, config_of):
-    """The planner counts parameters by part, tensors of a layer, and decaying parameters like the model."""
+    """The planner's parameter counts equal the model's: per part, per tensor of a layer, and for weight
+    decay.
+    """
     config = config_of(KINDS[kind])
     held = dict(build_model(config).named_parameters())
     assert sum(value.numel() for value in held.values()) == count_parameters(config).total
@@ -110,7 +116,9 @@ def test_recomputation_changes_no_bit(kind, recompute, config_of):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cache_gives_the_logits_of_the_whole_sequence(kind, config_of):
-    """A cache gives the logits of the whole sequence, with the prompt in chunks, then token by token."""
+    """With a cache, the logits equal those of the whole sequence, with the prompt read in chunks and then
+    token by token.
+    """
     config = config_of(KINDS[kind])
     model, (tokens, _) = moved(build_model(config)).eval(), tokens_of(config)
     with torch.no_grad():
@@ -125,8 +133,9 @@ APART = {"cu_seqlens": torch.tensor([0, 13, 32, 64, 96], dtype=torch.int32), "ma
 
 
 def test_rotary_positions_of_a_packed_sequence(config_of):
-    """A packed document equals the document alone: scores depend only on distances, unless it sees other
-    documents."""
+    """A packed document has the same logits as the document alone. Absolute positions only matter if a
+    document attends to another one.
+    """
     config = config_of(MODELS["rope-llama3"])
     model, (tokens, _) = moved(build_model(config)).eval(), tokens_of(config)
     with torch.no_grad():
@@ -139,7 +148,9 @@ def test_rotary_positions_of_a_packed_sequence(config_of):
 
 
 def test_angles_are_those_of_the_formulas():
-    """Angles equal the formulas at real sizes: Llama 3.1's pairs, and a yarn of four times 32,768 tokens."""
+    """Rotary angles equal the formulas at real sizes: Llama 3.1's scaling, and yarn with four times 32,768
+    tokens.
+    """
     llama3 = {"kind": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     llama3["original_max_position_embeddings"] = 8192
     yarn = {"kind": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0}
@@ -154,7 +165,7 @@ def test_angles_are_those_of_the_formulas():
 
 
 def test_the_width_of_a_gated_mlp_is_megatrons(config_of):
-    """The width of a gated MLP is Megatron's int(4 h * 2/3 / 64) * 64, but never 0."""
+    """The width of a gated MLP is int(4 h * 2/3 / 64) * 64, as in Megatron, but at least 64."""
     for hidden, width in ((64, 128), (768, 2048), (2048, 5440), (4096, 10880), (20, 64)):
         values = {"model.activation": "swiglu", "model.hidden_size": hidden}
         assert config_of(values).model.resolved_ffn_hidden_size == width
@@ -170,7 +181,7 @@ def test_the_width_of_a_gated_mlp_is_megatrons(config_of):
     ],
 )
 def test_activations_are_their_formulas(ours, plain, count, dtype):
-    """Activations equal their formulas forward and backward, by gradcheck in fp64."""
+    """Activation functions equal their formulas, and gradcheck confirms their gradients in fp64."""
     generator = torch.Generator().manual_seed(2)
     x = [torch.randn(2, 5, 12, generator=generator) for _ in range(count + 1)]
     found = []
@@ -186,7 +197,7 @@ def test_activations_are_their_formulas(ours, plain, count, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rms_norm_is_torchs(dtype):
-    """RMSNorm equals torch's forward and backward; in bf16 torch's composite rounds more often."""
+    """RMSNorm equals torch's, forward and backward. In bf16, torch's composite version rounds more often."""
     generator = torch.Generator().manual_seed(1)
     x, weight, grad = (torch.randn(*shape, generator=generator) for shape in ((2, 5, 48), (48,), (2, 5, 48)))
     found = []

@@ -1,4 +1,4 @@
-"""Sequences of different lengths in one cache: each is read as if it were alone."""
+"""Sequences of different lengths in one cache give the same logits as each sequence alone."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def sequences(count: int) -> torch.Tensor:
 
 
 def read(model: GPT, cache, tokens: torch.Tensor, parts: dict[int, tuple[int, int]]) -> list[torch.Tensor]:
-    """Read tokens[slot, start:end] of each slot in one pass, and return the logits of each."""
+    """Read tokens[slot, start:end] for each slot in one forward pass, and return the logits of each slot."""
     counts = [end - start for start, end in parts.values()]
     cache.place(list(parts), counts)
     placed = torch.cat([tokens[slot, start:end] for slot, (start, end) in parts.items()])
@@ -69,8 +69,9 @@ def test_logits_are_those_of_each_sequence_alone(passes, kind):
 
 
 def test_the_check_above_bites(monkeypatch):
-    """Without the mask of unequal lengths the check above fails, as a sequence then reads other sequences'
-    keys."""
+    """Without the mask for unequal lengths, the comparison above fails, because a sequence attends to keys of
+    other sequences.
+    """
     monkeypatch.setattr(Singles, "mask", lambda self, window: None)
     model, tokens = model_of({}), sequences(4)
     cache = model.new_cache(4)
@@ -85,8 +86,9 @@ def test_the_check_above_bites(monkeypatch):
 
 
 def test_slots_are_copied_and_exchanged():
-    """Slots can be copied and exchanged: a text continues in its new slot, and all sources are read before
-    any write."""
+    """Slots can be copied and swapped: all sources are read before any slot is written, and a text continues
+    in its new slot.
+    """
     model, tokens = model_of({}), sequences(2)
     cache = model.new_cache(3)
     with torch.no_grad():
@@ -102,7 +104,9 @@ def test_slots_are_copied_and_exchanged():
 
 
 def test_what_cannot_be_read_on_alike_is_refused():
-    """Slots of unequal length without positions, and more tokens than positions, are refused."""
+    """A pass over slots of unequal length needs explicit positions, and more tokens than the model has
+    positions are rejected.
+    """
     model, tokens = model_of({}), sequences(2)
     cache = model.new_cache(2)
     with torch.no_grad():

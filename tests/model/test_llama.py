@@ -1,4 +1,4 @@
-"""Each named architecture compared with transformers' class of that name, with the same weights."""
+"""Each supported architecture gives the same results as its transformers class with the same weights."""
 
 import math
 from typing import Any, NamedTuple
@@ -17,10 +17,10 @@ SCALINGS = {"linear": {"factor": 2.0}, "llama3": LLAMA_3, "yarn": YARN}
 
 
 class Family(NamedTuple):
-    """A model of ours and its name in transformers."""
+    """A model architecture and the name of its class in transformers."""
 
     name: str
-    """Name of its class and configuration without ForCausalLM and Config."""
+    """Name of the transformers class and configuration, without ForCausalLM or Config."""
     ours: dict[str, Any]
     theirs: dict[str, Any] | None = None
 
@@ -67,7 +67,7 @@ FAMILIES = {
 
 
 def as_ours(theirs: dict[str, torch.Tensor], config: Any) -> dict[str, torch.Tensor]:
-    """Return the weights of transformers' model by our names, with zeros as padding rows."""
+    """Return the weights of a transformers model under our names, with zeros as padding rows."""
     model, rows = config.model, config.padded_vocab_size
     groups, found = model.resolved_num_query_groups, {}
     for name, ours in ENDS.items():
@@ -113,7 +113,7 @@ NAMES = {
 
 
 def both(family: Family, tmp_path) -> tuple[Any, Any, Any]:
-    """Return (configuration, our model, transformers') with the same weights."""
+    """Return (configuration, our model, the transformers model) with the same weights."""
     transformers = pytest.importorskip("transformers")
     source = tmp_path / "tiny.yaml"
     source.write_text(launch.TINY)
@@ -158,8 +158,9 @@ def both(family: Family, tmp_path) -> tuple[Any, Any, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_and_losses_are_those_of_transformers(name, tmp_path):
-    """Logits and losses equal transformers' in fp32 up to the order of sums; a wrong formula differs by
-    tenths."""
+    """In fp32, logits and losses equal those of transformers up to the order of additions; a wrong formula
+    changes them by tenths.
+    """
     config, ours, theirs = both(FAMILIES[name], tmp_path)
     vocabulary = config.tokenizer.vocab_size
     tokens = torch.randint(vocabulary, (2, 33), generator=torch.Generator().manual_seed(3))

@@ -13,7 +13,9 @@ UNTIED = GPT(GPTConfig(3, 16, 2, 32, 32, 8, untie_embeddings_and_output_weights=
 
 
 def test_matrices_and_embeddings_decay_biases_and_layernorms_do_not():
-    """The split by name into decaying and other parameters equals the split by number of dimensions."""
+    """Splitting the parameters by name gives the same weight-decay groups as splitting them by number of
+    dimensions.
+    """
     for name, value in MODEL.named_parameters():
         assert optimizer_group(name) == ("decay" if value.dim() > 1 else "no_decay"), name
 

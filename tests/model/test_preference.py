@@ -1,4 +1,4 @@
-"""DPO's loss compared with a plain implementation of the formula on answers that are read alone."""
+"""DPO's loss equals a plain implementation of the formula that reads each answer alone."""
 
 import itertools
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ DPO = SimpleNamespace(beta=0.3, label_smoothing=0.1)
 
 
 def made_pairs(generator, count):
-    """Return (prompt, chosen, rejected) of random tokens."""
+    """Return random pairs (prompt, chosen, rejected) of token lists."""
     found = []
     for _ in range(count):
         sizes = generator.randint(1, 5), *(2 + generator.randint(0, 4, 2))
@@ -26,7 +26,7 @@ def made_pairs(generator, count):
 
 
 def sample_of(pairs, reference):
-    """Return a sample as preference_dataset.py makes it, with padding at its end."""
+    """Return a padded sample in the format of preference_dataset.py."""
     tokens, labels, mask, answers, starts = [], [], [], [], []
     for number, (prompt, *both) in enumerate(pairs):
         for side, answer in enumerate(both):
@@ -48,7 +48,9 @@ def sample_of(pairs, reference):
 
 
 def plain_loss(model, pairs, reference):
-    """Return equation 7 of arXiv:2305.18290 with the smoothed labels of cDPO, and the log-probabilities."""
+    """Compute equation 7 of arXiv:2305.18290 with cDPO's smoothed labels; return the loss and the
+    log-probabilities.
+    """
     losses, found = [], []
     for (prompt, *both), known in zip(pairs, reference, strict=True):
         logps = []
@@ -65,7 +67,9 @@ def plain_loss(model, pairs, reference):
 
 @pytest.fixture
 def case():
-    """Return (the model, pairs of two samples, their reference, the batch)."""
+    """Return (the model, five pairs, their reference log-probabilities, a batch of two samples with these
+    pairs).
+    """
     torch.manual_seed(1)
     generator = np.random.RandomState(2)
     pairs, reference = made_pairs(generator, 5), generator.normal(-9, 2, (5, 2)).astype(np.float32)
@@ -84,8 +88,9 @@ def ours(model, batch, **more):
 
 
 def test_loss_and_gradients_are_those_of_the_formula(case):
-    """Loss and gradients equal the formula's for pairs packed into two samples of a batch, one of them
-    padded."""
+    """Loss and gradients equal the formula's for a batch of two samples, each with several packed pairs, one
+    of them padded.
+    """
     model, pairs, reference, batch = case
     assert batch.pairs.tolist() == [0, 1, 0, 1, 2] and int(batch.answers.max()) == 9
     loss = ours(model, batch)
@@ -103,8 +108,7 @@ def test_loss_and_gradients_are_those_of_the_formula(case):
 
 
 def test_the_losses_of_tokens_give_the_log_probabilities(case):
-    """The token losses give the log-probabilities for rewards and reference, and the same loss without
-    gradients."""
+    """The per-token losses give each answer's log-probability, and the loss is the same without gradients."""
     from nbtrain.model.preference import Pairs, answer_log_probabilities
 
     model, pairs, reference, batch = case

@@ -28,7 +28,9 @@ BETA = 0.3
 
 @pytest.fixture
 def models(tmp_path):
-    """Return (a Llama of transformers, the same one here, its folder)."""
+    """Return (a Llama model of transformers, its opened folder, the configuration of the same model in
+    nbtrain).
+    """
     pytest.importorskip("transformers")
     pytest.importorskip("trl", reason="needs trl: pip install trl")
     theirs = made.write_model(tmp_path / "llama", "llama")
@@ -50,7 +52,7 @@ def built(opened, config):
 
 
 def tokenizer():
-    """Return a tokenizer of words `w0` to `w502`, for trainers that require one."""
+    """Return a tokenizer with the words `w0` to `w502`, because TRL's trainers require a tokenizer."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -61,7 +63,7 @@ def tokenizer():
 
 
 def compared(ours, theirs, opened):
-    """Return every gradient of both models."""
+    """Assert that the gradients of both models are equal."""
     found = WholeWeights(SimpleNamespace(
         parameters={name: parameter.grad for name, parameter in ours.named_parameters()},
         vocab_size=made.VOCAB_SIZE, dtype=torch.float32,
@@ -73,7 +75,7 @@ def compared(ours, theirs, opened):
 
 
 def test_dpo(models, tmp_path):
-    """DPO equals TRL's with a reference other than the model, so that margins are not 0."""
+    """DPO equals TRL's; the reference model differs from the policy, so that the margins are not 0."""
     from datasets import Dataset
     from trl import DPOConfig, DPOTrainer
 
@@ -131,8 +133,9 @@ def test_dpo(models, tmp_path):
 
 
 def test_sft(models, tmp_path):
-    """Supervised fine-tuning equals TRL's for examples packed into one row, with positions and without a
-    mask."""
+    """Supervised fine-tuning equals TRL's for examples that are packed into one row, with positions and
+    without an attention mask.
+    """
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 

@@ -31,7 +31,7 @@ def text():
 
 
 class Made(TorchDispatchMode):
-    """Records every storage that is created; `kept` counts the bytes of those still alive."""
+    """A mode that records each new tensor storage; `kept` is the number of bytes that are still allocated."""
 
     def __init__(self):
         super().__init__()
@@ -51,7 +51,7 @@ class Made(TorchDispatchMode):
 
 
 def kept_bytes(model: GPT, **options) -> int:
-    """Return the bytes that a forward pass creates and keeps for the backward pass."""
+    """Return the bytes that a forward pass allocates and keeps for the backward pass."""
     tokens, labels = text()
     with Made() as made:
         loss = model(tokens, labels, **options)
@@ -76,14 +76,17 @@ def test_not_a_bit_changes(way, options, changes):
 
 
 def test_the_activations_output_is_not_kept():
-    """The activation's output of each layer, [b, s, f] in fp32, is not kept; without dropout no attention
-    weights are kept."""
+    """Selective recomputation drops the activation's output [b, s, f] of each layer (fp32); without dropout,
+    there are no attention weights to drop.
+    """
     plain, selective = (kept_bytes(GPT(GPTConfig(**CONFIG, **WAYS[way]))) for way in ("none", "selective"))
     assert plain - selective == LAYERS * B * S * FFN * 4
 
 
 def test_attention_weights_are_not_kept():
-    """With dropout, attention weights before and after it and the mask, [b, n, s, s] each, are not kept."""
+    """With dropout, selective recomputation drops the attention weights before and after dropout and the
+    mask, [b, n, s, s] each.
+    """
     plain, selective = (
         kept_bytes(GPT(GPTConfig(**CONFIG, attention_dropout=0.2, **WAYS[way])))
         for way in ("none", "selective")
@@ -92,14 +95,17 @@ def test_attention_weights_are_not_kept():
 
 
 def test_whole_layers_keep_their_inputs_only():
-    """Two of three layers' inputs are kept when whole layers are recomputed in two groups; selective keeps
-    more, and none most."""
+    """Full recomputation in groups of layers keeps the fewest bytes, then full, selective, and no
+    recomputation.
+    """
     kept = {way: kept_bytes(GPT(GPTConfig(**CONFIG, **DROPOUT, **WAYS[way]))) for way in WAYS}
     assert kept["full in pairs"] < kept["full"] < kept["selective"] < kept["none"]
 
 
 def test_nothing_is_recomputed_where_nothing_is_kept():
-    """Evaluation recomputes nothing, because it keeps nothing: each product runs once."""
+    """Evaluation recomputes nothing, because it keeps no activations; the result is that of a model without
+    recomputation.
+    """
     model = GPT(GPTConfig(**CONFIG, **WAYS["selective"])).eval()
     with torch.no_grad():
         assert torch.equal(model(*text()), GPT(GPTConfig(**CONFIG)).eval()(*text()))

@@ -1,4 +1,5 @@
-"""Folders with random weights as transformers writes them, and transformers' losses with them, for imports.
+"""Model folders with random weights, written by transformers, and the losses that transformers computes with
+them.
 
 Nothing is downloaded: the models are built from their configuration classes.
 """
@@ -117,7 +118,9 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def make_model(kind: str, **changes: Any) -> Any:
-    """Return a transformers model with random weights, norms and biases too, for comparisons."""
+    """Return a transformers model with random weights, also in norms and biases, so that a comparison covers
+    them.
+    """
     import transformers
 
     family, differing = KINDS[kind]
@@ -141,7 +144,9 @@ def make_model(kind: str, **changes: Any) -> Any:
 
 
 def write_model(folder: Path, kind: str, dtype: torch.dtype | None = None, **save: Any) -> Any:
-    """Write a model as transformers does, and return it in the stored number format."""
+    """Save a model in a folder with transformers, and return it in the number format of the stored
+    weights.
+    """
     model = make_model(kind)
     if dtype is not None:
         model = model.to(dtype)
@@ -150,7 +155,7 @@ def write_model(folder: Path, kind: str, dtype: torch.dtype | None = None, **sav
 
 
 def losses_of(model: Any, config: RunConfig) -> list[float]:
-    """Return the losses of a run's first steps, trained by torch's AdamW from `model`'s weights in fp32.
+    """Train `model` in fp32 with torch's AdamW on the run's data, and return the loss of each step.
 
     NBTRAIN_DATA is the data directory.
     """

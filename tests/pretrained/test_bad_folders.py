@@ -1,4 +1,4 @@
-"""Folders that are refused, with one sentence that names the file and the fix; and folders that are read."""
+"""Bad model folders are rejected with one sentence that names the file and the fix; good ones are read."""
 
 import json
 import pickle
@@ -47,7 +47,7 @@ def change_tensors(folder, change):
 
 
 def split(folder, where=None):
-    """Move the folder's tensors to two files with an index; `where` changes the weight map."""
+    """Split the folder's tensors into two files with an index; `where` changes the index's weight map."""
     tensors = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
     names = sorted(tensors)
@@ -62,7 +62,7 @@ def split(folder, where=None):
 
 
 def message(folder):
-    """Return the error about a folder, reading all of its numbers as an import does."""
+    """Return the error message about a folder after reading all its numbers, as an import does."""
     with pytest.raises(CheckpointError) as refused:
         for _ in check_values(open_model(folder)):
             pass
@@ -70,7 +70,7 @@ def message(folder):
 
 
 def test_a_whole_folder_is_read(folder):
-    """Every tensor is assigned, and the fields of our model come from config.json."""
+    """In a complete folder, every tensor is used, and the fields of our model are read from config.json."""
     model = open_model(folder)
     assert sum(check_values(model)) == model.folder.bytes == 4 * model.count
     assert model.described.fields["rotary_base"] == 10000.0
@@ -161,7 +161,9 @@ def test_a_lying_index_is_caught(folder, where, said):
 
 
 def test_one_file_beside_an_index_of_others_is_refused(folder):
-    """An index of other files next to model.safetensors is refused; save_pretrained twice leaves that."""
+    """A model.safetensors next to an index that names other files is rejected. Calling save_pretrained twice
+    can leave such a folder.
+    """
     whole = (folder / WEIGHTS).read_bytes()
     split(folder)
     (folder / WEIGHTS).write_bytes(whole)
@@ -206,7 +208,9 @@ WRAPPED = [
 @pytest.mark.parametrize("is_tied", [True, False])
 @pytest.mark.parametrize("wrapped", WRAPPED, ids=range(len(WRAPPED)))
 def test_a_wrapped_model_is_read(folder, wrapped, is_tied):
-    """Models saved under the names of torch.compile, DDP, FSDP, peft and others are read unchanged."""
+    """Models whose parameter names were prefixed by torch.compile, DDP, FSDP, peft and others are read
+    without changes.
+    """
     if not is_tied:
         output = load_file(folder / WEIGHTS)["model.embed_tokens.weight"] + 1
         change_tensors(folder, lambda tensors: tensors.update({"lm_head.weight": output}))
@@ -222,7 +226,7 @@ def test_a_wrapped_model_is_read(folder, wrapped, is_tied):
 
 
 def test_names_that_mean_nothing_here_are_shown(folder):
-    """Tensors of another model are named and never used as parts of this one."""
+    """Tensors with unknown names are listed in the message and are never used as parts of the model."""
     one = np.ones(8, np.float32)
     change_tensors(folder, lambda tensors: tensors.update({"vision.norm.weight": one}))
     assert message(folder).startswith("m: vision.norm.weight is not part of the model")
@@ -238,13 +242,15 @@ def test_adapters_beside_their_base_are_to_be_merged(folder):
 
 
 def test_weights_that_zero_3_left_empty(folder):
-    """A model saved under ZeRO 3 without gathering has names without numbers and is refused."""
+    """A model that was saved under ZeRO 3 without gathering has parameter names but no numbers, and is
+    rejected.
+    """
     change_tensors(folder, lambda tensors: tensors.update({name: np.ones(0, np.float32) for name in tensors}))
     assert "is empty: the model was saved under ZeRO 3" in message(folder)
 
 
 def test_half_a_download_is_caught(folder):
-    """A truncated file is detected by the size in its header, wherever it ends."""
+    """A truncated file is detected by the sizes in its header, wherever it was cut off."""
     whole = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(whole[:-1000])
     assert message(folder) == (
@@ -262,7 +268,7 @@ def test_half_a_download_is_caught(folder):
 
 
 def test_a_pickle_is_not_read(folder):
-    """A pickle is refused without running its code."""
+    """A pickle is rejected without executing its code."""
     (folder / WEIGHTS).unlink()
     ran = folder / "ran"
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(_Code(str(ran))))
@@ -305,7 +311,9 @@ def test_a_format_that_masters_cannot_hold_is_refused(folder):
 
 
 def test_a_tied_output_must_be_the_word_embedding(folder):
-    """An identical copy of a tied output is accepted, but not another matrix, as programs would differ."""
+    """A separate output matrix in a tied model is accepted only if it equals the word embedding, because
+    programs would otherwise read different models.
+    """
     change_config(folder, tie_word_embeddings=True)
     assert message(folder) == (
         f"m/{WEIGHTS}: lm_head.weight differs from the word embedding, but config.json says that they are "
@@ -460,7 +468,9 @@ def test_what_a_model_cannot_be_is_refused_with_its_key(folder, changes, said):
     ("family", "groups"), [("llama", None), ("mistral", 8), ("qwen2", 32), ("qwen3", 32), ("smollm3", 4)]
 )
 def test_groups_of_queries_that_are_not_said_are_those_of_transformers(tmp_path, family, groups):
-    """The number of key and value heads has transformers' default; null means as many as heads."""
+    """If the number of key and value heads is missing, transformers' default applies; null means one for each
+    attention head.
+    """
     said = {"model_type": family, "hidden_size": 64, "num_attention_heads": 64, "intermediate_size": 8}
     said |= {"num_hidden_layers": 1, "max_position_embeddings": 8, "vocab_size": 9}
     assert describe(said, tmp_path).fields.get("num_query_groups") == groups
@@ -515,7 +525,9 @@ def test_paths_that_are_no_folder(folder, tmp_path):
 
 
 def test_the_earlier_form_of_rotary_positions_is_read(folder):
-    """rope_theta and rope_scaling at the top level are read, also next to equal rope_parameters."""
+    """The older keys rope_theta and rope_scaling at the top level are read, also next to rope_parameters with
+    the same values.
+    """
     scaling = {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     scaling["original_max_position_embeddings"] = 8192
     change_config(folder, rope_parameters=..., rope_theta=5e5, rope_scaling=scaling)
@@ -534,7 +546,7 @@ def test_the_earlier_form_of_rotary_positions_is_read(folder):
 
 
 def test_keys_of_rotary_positions_that_change_nothing(folder):
-    """vLLM's attention factor of yarn is accepted if it has its default value."""
+    """Keys of yarn that change nothing at their default values, such as vLLM's attn_factor, are accepted."""
     yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}
     change_config(folder, rope_parameters=yarn)
     plain = open_model(folder).described.fields

@@ -1,4 +1,4 @@
-"""Folders of other programs are identified, with the way to a readable folder."""
+"""Folders in the formats of other programs are recognized, and the message says how to convert them."""
 
 import json
 

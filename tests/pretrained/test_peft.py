@@ -1,4 +1,4 @@
-"""Adapter folders written by peft, and settings that would change the meaning of their numbers."""
+"""Adapter folders written by peft, and settings that would change what their weights mean."""
 
 import json
 
@@ -25,7 +25,7 @@ AGAIN = "Write the adapters again, or correct the file."
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    """A run with adapters on all matrices of a small Llama."""
+    """Return the configuration of a run with adapters on all matrices of a small Llama."""
     folder = tmp_path_factory.mktemp("base")
     write_small_folder(folder)
     model = model_section(open_model(folder).described, folder)
@@ -45,7 +45,9 @@ def config(tmp_path_factory):
 
 @pytest.fixture
 def problems(config, tmp_path, monkeypatch):
-    """Return a function from changed settings to the problems of the run's own adapters."""
+    """Return a function that changes settings in the run's own adapter folder and returns the problems that
+    are found.
+    """
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     (tmp_path / "a").mkdir()
     save_file(
@@ -60,7 +62,7 @@ def problems(config, tmp_path, monkeypatch):
 
 
 def write_tensors(folder, config, named):
-    """Write the run's own adapters under names from `named`; None omits one."""
+    """Write the run's own adapters, each renamed by `named`, which returns None for one to omit."""
     shapes = {named(name): shape for name, shape in shapes_of(config).items()}
     save_file({name: np.ones(shape, "f4") for name, shape in shapes.items() if name}, folder / "a" / WEIGHTS)
 
@@ -84,7 +86,9 @@ def test_adapters_of_a_wrapped_model_are_read(named, config, problems, tmp_path)
 
 
 def test_modules_that_the_folder_does_not_adapt_begin_at_zero(config, problems, tmp_path):
-    """A module in the settings that the file lacks is damage; one outside the settings starts at zero."""
+    """A module that the settings name but the file lacks is reported as damage; a module that they do not
+    name starts at zero.
+    """
     some = ("q_proj", "v_proj")
     write_tensors(tmp_path, config, lambda name: name if name.split(".")[-3] in some else None)
     for targets in (list(some), r".*\.[qv]_proj", ["self_attn.q_proj", "v_proj"]):
@@ -102,7 +106,7 @@ def test_modules_that_the_folder_does_not_adapt_begin_at_zero(config, problems, 
 
 
 def test_the_section_that_adapters_need(config, problems, tmp_path):
-    """The lora section in the fix removes all problems."""
+    """With the lora section that the message suggests, no problems remain."""
     changes = {"r": 2, "lora_alpha": 9, "use_rslora": True}
     found = problems(**changes)
     narrow = load(config, {"model.seq_length": 16, "lora.targets": ["dense"], "lora.rank": 5})

@@ -1,4 +1,4 @@
-"""A server of a small run that was trained on conversations, and a request to it."""
+"""A server of a small run that was trained on conversations, and a helper that sends it requests."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -14,7 +14,9 @@ CHAT = {"model.seq_length": 256, "data.sources": [{"kind": "chat", "path": "talk
 
 @pytest.fixture(scope="package")
 def served(tmp_path_factory) -> Iterator[SimpleNamespace]:
-    """Return (server, run): a server process with at most 4 texts at once and 8 waiting."""
+    """Start a server that runs at most 4 texts at once and queues 8; yield the server, its run and its
+    workspace.
+    """
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("served workspace")
         patch.setenv("NBTRAIN_WORKSPACE", str(folder))

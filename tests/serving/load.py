@@ -1,5 +1,4 @@
-"""Sixty-four clients at once, some of them bad: the answers that each gets, and the server's state
-afterwards.
+"""Sixty-four clients at once, some of them bad: each client's answers, and the server's state afterwards.
 
     python -m tests.serving.load [--seconds 120] [--size 14M]       prints docs/evidence/serving-load.md
 
@@ -49,18 +48,18 @@ NO_HTTP = (
 
 @dataclass
 class Seen:
-    """The answers that the clients received."""
+    """Counts of the answers that the clients received."""
 
     good: Counter = field(default_factory=Counter)
-    """Number of "ok", "wrong text", or of an error's class, for the clients that behave correctly."""
+    """Number of answers to well-behaved clients by result: "ok", "wrong text", or the class of the error."""
     statuses: Counter = field(default_factory=Counter)
-    """Statuses of the answers to bad requests."""
+    """Number of answers to bad requests by HTTP status."""
     left: int = 0
     slow: int = 0
     raw: int = 0
     tokens: int = 0
     first: list[float] = field(default_factory=list)
-    """Seconds to the first text of a stream."""
+    """Seconds until each stream returned its first text."""
     seconds: float = 0.0
     grown_bytes: int = 0
 
@@ -76,7 +75,7 @@ class Seen:
 
 
 async def load(server: Server, seconds: float) -> Seen:
-    """Run all clients at once for this time."""
+    """Run all clients at the same time, for the given number of seconds."""
     seen, chance = Seen(), random.Random(0)
     limits = httpx.Limits(max_connections=None)
     process = psutil.Process(server._process.pid)
@@ -107,7 +106,7 @@ async def load(server: Server, seconds: float) -> Seen:
                 clients.create_task(raw(server.url, seen, end, chance))
         seen.seconds = time.monotonic() - started
         seen.grown_bytes = process.memory_info().rss - before
-        # The server is back in its first state.
+        # The server is in its initial state again.
         for number, prompt in enumerate(PROMPTS[:4]):
             answer = await client.completions.create(**asked(prompt, TOKENS[number % len(TOKENS)]))
             seen.good["ok" if answer.choices[0].text == alone[number] else "wrong text"] += 1
@@ -120,8 +119,9 @@ def asked(prompt: list[int], count: int) -> dict:
 
 
 async def good(client, seen: Seen, alone: dict[int, str], end: float, streams: bool, chance) -> None:
-    """Send requests until the end, and until one got a text: a busy server refuses for a while, but not
-    indefinitely."""
+    """Send requests until the time is over and at least one has been answered: a busy server may reject
+    requests for a while, but not indefinitely.
+    """
     answered = False
     while time.monotonic() < end or not answered:
         number = chance.randrange(len(PROMPTS))
@@ -138,7 +138,7 @@ async def good(client, seen: Seen, alone: dict[int, str], end: float, streams: b
             else:
                 text = answer.choices[0].text
         except openai.APIError as error:
-            # A failed connection reports nothing more; its cause does.
+            # The error of a failed connection has no details, but its cause has.
             cause = f" ({error.__cause__!r})" if error.__cause__ is not None else ""
             seen.good[type(error).__name__ + cause] += 1
             await asyncio.sleep(0.2)
@@ -196,8 +196,7 @@ async def raw(url: str, seen: Seen, end: float, chance) -> None:
 
 
 def figures(server: Server) -> dict[str, float]:
-    """Return the current values of /metrics, such as nbtrain_running_texts; values of several labels are
-    added up."""
+    """Return the current values of /metrics, such as nbtrain_running_texts, summed over their labels."""
     headers = {"authorization": f"Bearer {server.token}"}
     found: Counter = Counter()
     for line in httpx.get(f"{server.url}/metrics", headers=headers).raise_for_status().text.splitlines():

@@ -1,5 +1,6 @@
-"""Prompts of conversations by the run's template, Alpaca's, a file's, or Jinja; and what is stripped from an
-answer."""
+"""The prompt of a conversation, built with the run's template, Alpaca's, or a Jinja file, and the suffix that
+is stripped from an answer.
+"""
 
 import random
 
@@ -30,7 +31,7 @@ def config_of(*sources: dict):
 
 
 def test_the_prompt_is_what_training_saw_before_the_answer():
-    """The prompt equals the training pieces of the same conversation without its answer."""
+    """The prompt equals the pieces that training saw before the answer in the same conversation."""
     config = config_of({"kind": "chat", "path": "x.jsonl"})
     template = template_of(config, None, None, "<eod>")
     found = template.prompt(TALK)
@@ -97,8 +98,9 @@ JINJA = (
 
 
 def test_jinja_and_special_tokens(tmp_path):
-    """Special tokens become their ids, as in transformers; a template can refuse, and cannot reach Python
-    objects."""
+    """Special tokens become their ids, as in transformers. A template can reject messages, and it cannot
+    access Python objects.
+    """
     tokens = [{"content": "<|im_start|>", "id": 7, "special": True}]
     tokens += [{"content": "<|im_end|>", "id": 8, "special": True}]
     (tmp_path / ONE_FILE).write_bytes(orjson.dumps({"added_tokens": tokens}))
@@ -114,7 +116,9 @@ def test_jinja_and_special_tokens(tmp_path):
 
 @pytest.mark.parametrize("written", ["<s>", {"content": "<s>", "special": True}, None])
 def test_jinja_begins_with_the_imported_tokenizer_s_token(tmp_path, written):
-    """Llama 3's and Mistral's templates begin with bos_token; a tokenizer trained here has none."""
+    """Templates of Llama 3 and Mistral write bos_token first; a tokenizer that was trained with nbtrain has
+    no such token.
+    """
     special = {"added_tokens": [{"content": "<s>", "id": 1, "special": True}]}
     (tmp_path / ONE_FILE).write_bytes(orjson.dumps(special))
     template = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
@@ -126,8 +130,9 @@ def test_jinja_begins_with_the_imported_tokenizer_s_token(tmp_path, written):
 
 
 def test_jinja_sees_every_special_token_that_the_tokenizer_names(tmp_path):
-    """Jinja templates see every special token of both tokenizer files, as in transformers; an undefined one
-    is empty."""
+    """Jinja templates can use every special token of both tokenizer files, as in transformers; an undefined
+    token is empty.
+    """
     folder = imported(tmp_path / "mine", {"pad_token": {"content": "<p>"}, "image_token": "<i>"})
     (folder / KEPT / "special_tokens_map.json").write_bytes(
         orjson.dumps({"unk_token": "<u>", "pad_token": "<old>"})
@@ -139,7 +144,7 @@ def test_jinja_sees_every_special_token_that_the_tokenizer_names(tmp_path):
 
 
 def imported(folder, settings: dict, jinja: str | None = None):
-    """Import a tokenizer's folder with these settings next to it."""
+    """Write an imported tokenizer's folder with these settings and, if given, a chat template."""
     (folder / KEPT).mkdir(parents=True)
     special = {"added_tokens": [{"content": "<s>", "id": 1, "special": True}]}
     (folder / ONE_FILE).write_bytes(orjson.dumps(special))
@@ -150,8 +155,9 @@ def imported(folder, settings: dict, jinja: str | None = None):
 
 
 def test_an_imported_tokenizer_s_template_is_the_last_choice(tmp_path):
-    """A file's template takes precedence over the run's data, which takes precedence over the imported
-    tokenizer's."""
+    """The template in --chat-template is preferred to the one of the run's data, and that one to the imported
+    tokenizer's.
+    """
     settings = {"bos_token": "<s>", "eos_token": "</s>"}
     own = "{{ bos_token }}own {{ messages[0].content }}{{ eos_token }}"
     folder = imported(tmp_path / "mine", settings, own)
@@ -178,8 +184,9 @@ def test_an_imported_tokenizer_s_template_is_the_last_choice(tmp_path):
     ],
 )
 def test_a_template_in_tokenizer_config_json(tmp_path, written, pieces):
-    """A template in tokenizer_config.json may be one text or the default of several; chat_template.jinja
-    takes precedence, as in transformers."""
+    """In tokenizer_config.json, chat_template is a text or a list with a default. chat_template.jinja takes
+    precedence over both, as in transformers.
+    """
     folder = imported(tmp_path / "mine", {"chat_template": written})
     template = template_of(config_of({"kind": "mock"}), None, folder, "")
     if pieces is None:
@@ -199,8 +206,9 @@ def test_a_template_in_tokenizer_config_json(tmp_path, written, pieces):
     ],
 )
 def test_an_imported_template_that_is_none_stops_no_server(tmp_path, jinja, said):
-    """An invalid imported template does not stop the server: texts can be continued, and a chat is refused
-    with the reason."""
+    """With an invalid imported template, the server still starts and continues texts; a chat is rejected with
+    the reason.
+    """
     folder = imported(tmp_path / "mine", {}, "")
     (folder / KEPT / "chat_template.jinja").write_bytes(jinja)
     template = template_of(config_of({"kind": "mock"}), None, folder, "")
@@ -210,8 +218,9 @@ def test_an_imported_template_that_is_none_stops_no_server(tmp_path, jinja, said
 
 
 def test_jinja_has_what_transformers_gives_it(tmp_path):
-    """Jinja templates have transformers' extensions: marks of training text, loop controls, JSON without HTML
-    escapes, the date."""
+    """Jinja templates have the extensions of transformers: generation blocks, loop controls, JSON without
+    HTML escapes, and the date.
+    """
     source = (
         "{{ strftime_now('%Y') | length }} {% for m in messages %}{% generation %}{{ m | tojson }}"
         "{% endgeneration %}{% break %}{% endfor %}{{ messages[0].none.none }}"
@@ -234,8 +243,9 @@ TEMPLATES = [
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["first", "always", "never", "normalizer"])
 def test_a_chat_s_tokens_are_those_of_transformers(workspace, scheme):
-    """A chat has the same tokens as in transformers, also with a SentencePiece tokenizer that prepends a
-    space to the first word."""
+    """A chat is encoded into the same tokens as in transformers, also by a SentencePiece tokenizer that adds
+    a space before the first word.
+    """
     transformers = pytest.importorskip("transformers")
     from nbtrain.inference.generate import request_of
 
@@ -272,7 +282,9 @@ def test_a_chat_s_tokens_are_those_of_transformers(workspace, scheme):
 
 
 def test_what_follows_an_answer_is_taken_off():
-    """Text that the template puts after an answer is stripped from its end, however the stream is split."""
+    """The suffix that the template appends to an answer is stripped from the answer's end, wherever the
+    stream is split.
+    """
     chance = random.Random(1)
     for text, suffix in (("a\nb\n", "\n"), ("x [/] y [/]", " [/]"), ("plain", "\n"), ("\n\n", "\n")):
         for _ in range(50):

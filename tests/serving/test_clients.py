@@ -1,5 +1,6 @@
-"""The reaction of other libraries to the server's refusals, if installed: openai, litellm,
-langchain-openai."""
+"""How the client libraries openai, litellm and langchain-openai react to the server's errors, for those that
+are installed.
+"""
 
 import openai
 import pytest

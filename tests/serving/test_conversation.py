@@ -1,4 +1,4 @@
-"""`nbtrain chat`: a conversation has the same answers as a server gives to these messages."""
+"""`nbtrain chat` gives the same answers to a conversation as a server."""
 
 import io
 
@@ -27,8 +27,9 @@ def in_workspace(served, monkeypatch):
 
 
 def test_each_answer_follows_all_messages_before_it(in_workspace):
-    """Each answer follows all earlier messages, as on a server; an answer that is stopped keeps its text so
-    far."""
+    """Each answer is based on all earlier messages, as on a server. An answer that is interrupted keeps the
+    text so far.
+    """
     server, run = in_workspace.server, in_workspace.run
     client = openai.OpenAI(base_url=server.base_url, api_key=server.token)
     generation = Generation(temperature=0, max_new_tokens=8)
@@ -49,7 +50,7 @@ def test_each_answer_follows_all_messages_before_it(in_workspace):
 
 
 def chat(monkeypatch, capsys, text: str, *words: str) -> tuple[str, str]:
-    """Return (answers, stderr) of `nbtrain chat` with messages from a pipe."""
+    """Run `nbtrain chat` with messages from a pipe and return (answers, stderr)."""
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
     assert cli.main(["chat", *words, "-n", "8", "--temperature", "0"]) == 0
     shown = capsys.readouterr()
@@ -57,8 +58,9 @@ def chat(monkeypatch, capsys, text: str, *words: str) -> tuple[str, str]:
 
 
 def test_messages_from_a_pipe(in_workspace, monkeypatch, capsys):
-    """Messages from a pipe are one per line, /new starts over, and a run without conversations says so and
-    continues each text."""
+    """Each line of a pipe is a message, and /new starts a new conversation. For a run without conversations,
+    chat prints a note and continues each text.
+    """
     one, said = chat(monkeypatch, capsys, "One\n", "talks")
     assert "talks, step 7, seed 1234." in said and "was not trained on conversations" not in said
     answers, _ = chat(monkeypatch, capsys, "One\nTwo\n\n/new\nOne\n", "talks")

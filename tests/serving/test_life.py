@@ -1,4 +1,6 @@
-"""The life of a model: kept for a notebook, served one at a time, and how each ends."""
+"""When a model is loaded and unloaded: kept for a notebook, or one at a time on a server, and how its process
+ends.
+"""
 
 import asyncio
 import json
@@ -57,8 +59,9 @@ time.sleep(600)
 
 
 def test_a_notebook_keeps_its_model(workspace):
-    """A notebook's model is kept for the next call until a newer checkpoint exists, it was idle, or the
-    notebook ends."""
+    """A notebook's model stays loaded until a newer checkpoint exists, it has been idle too long, or the
+    notebook ends.
+    """
     saved.save_run("talks")
     repository = Path(__file__).parents[2]
     kernel = subprocess.Popen(
@@ -80,7 +83,7 @@ def test_a_notebook_keeps_its_model(workspace):
 
 
 def test_errors_of_the_loading_process_are_named(workspace):
-    """Errors of loading are reported: no checkpoint before a process starts, other errors by the process."""
+    """A missing checkpoint is reported before a process is started."""
     run = saved.save_run("talks")
     run.checkpoint_manifest(saved.STEP).unlink()
     for call in (lambda: nb.serve("talks"), lambda: nb.generate("talks", "a")):
@@ -89,8 +92,9 @@ def test_errors_of_the_loading_process_are_named(workspace):
 
 
 def test_a_model_is_idle_from_the_end_of_its_last_answer(monkeypatch):
-    """A model is idle from the end of its last answer: with an end at 100 s and checks every 5 s, 10 idle
-    seconds end at 105."""
+    """Idle time counts from the end of the last answer: with an answer that ends at 100 s, checks every 5 s
+    and a limit of 10 s, the model is unloaded at 105 s.
+    """
     now, unloaded = 0.0, []
 
     async def sleep(seconds):
@@ -120,8 +124,9 @@ def test_a_model_is_idle_from_the_end_of_its_last_answer(monkeypatch):
 
 @pytest.fixture
 def serving(workspace):
-    """Start `nbtrain serve` on a free port; yield (the first lines of its output, its address) and the
-    process."""
+    """Start `nbtrain serve` on a free port; yield its process, the first lines of its output, and its
+    address.
+    """
     saved.save_run("talks", CHAT)
     command = [sys.executable, "-m", "nbtrain", "serve", "talks", "--port", "0", "--threads", "1"]
     process = subprocess.Popen(
@@ -149,8 +154,9 @@ def streaming(url: str, **more):
 
 
 def test_sigterm_ends_streams_with_an_error(serving):
-    """After the grace period SIGTERM ends streams with an error event, so that none looks complete; a token
-    from a variable is not shown."""
+    """After the grace period, SIGTERM ends streams with an error event, so that no stream looks complete. A
+    token from an environment variable is not printed.
+    """
     process, lines, url = serving
     assert lines[0] == "talks, step 7, fp32 on CPU: 2 texts at once, of at most 256 tokens\n"
     assert lines[1] == "chat template: of the run's data\n"
@@ -168,8 +174,9 @@ def test_sigterm_ends_streams_with_an_error(serving):
 
 
 def test_a_model_whose_process_dies_ends_the_server(serving):
-    """If the model's process dies, running requests and whatever restarts the server get the reason, and the
-    server ends."""
+    """If the model's process dies, the server exits. Running requests receive the reason, and so does
+    whatever restarts the server.
+    """
     process, _, url = serving
     iterator = iter(streaming(url, n=64))
     next(iterator)
@@ -185,8 +192,9 @@ def test_a_model_whose_process_dies_ends_the_server(serving):
 
 
 def test_any_run_by_turns_on_a_socket(workspace, tmp_path):
-    """JupyterLab's tile starts a server of all runs on a socket: no token, one model at a time, unloaded when
-    idle."""
+    """JupyterLab's launcher tile starts a server for all runs on a Unix socket, without a token. One model is
+    loaded at a time, and it is unloaded when idle.
+    """
     import httpx
 
     for name in ("one", "two"):

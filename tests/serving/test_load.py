@@ -1,4 +1,6 @@
-"""Under load the server answers correctly or refuses, and recovers afterwards; the soak runs longer."""
+"""Under load, the server answers correctly or rejects requests, and recovers afterwards. A longer test is
+part of the soak.
+"""
 
 import asyncio
 
@@ -14,7 +16,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("seconds", [3, pytest.param(300, marks=pytest.mark.soak)])
 def test_sixty_four_clients_some_of_them_bad(workspace, seconds):
-    """Sixty-four clients, some of them bad, cause no wrong text, no status 500 and no leftover requests."""
+    """Sixty-four clients, some of them bad, cause no wrong text and no status 500, and no request is left
+    over.
+    """
     run = saved.save_run("loaded")
     options = ServeOptions(run=str(run.path), port=0, max_batch=16, max_queue=40, threads=1)
     with Server(options) as server:

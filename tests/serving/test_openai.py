@@ -1,4 +1,6 @@
-"""OpenAI's client with a real server: every kind of answer, refusals, disconnected and slow clients."""
+"""OpenAI's client with a real server: every kind of answer, errors, and clients that disconnect or read
+slowly.
+"""
 
 import concurrent.futures
 import contextlib
@@ -31,7 +33,7 @@ def client(served):
 
 @pytest.fixture(scope="module")
 def reference(served):
-    """Return (the model in this process, its tokenizer)."""
+    """Return (the served model, loaded in this process, and its tokenizer)."""
     loaded = load(served.run)
     return loaded.model, loaded.tokenizer
 
@@ -90,8 +92,7 @@ def test_a_completion_is_what_the_model_writes(client, reference):
 
 
 def test_the_client_without_a_single_option(client):
-    """Without options the client sends only model and prompt or messages, and the server applies all
-    defaults."""
+    """If the client sends only the model and a prompt or messages, the server's defaults apply."""
     answer = client.completions.create(model="talks", prompt="One day")
     assert answer.usage.completion_tokens <= 16
     assert client.chat.completions.create(model="talks", messages=[{"role": "user", "content": "Hi"}]).choices
@@ -107,7 +108,9 @@ def test_several_prompts_are_numbered_through(client, reference, prompt):
 
 
 def test_a_stream_is_the_same_text(client, reference):
-    """A stream is the same text; every choice ends with its reason, and usage comes last without choices."""
+    """A stream returns the same text; each choice ends with its finish_reason, and usage follows in a last
+    chunk without choices.
+    """
     stream = client.completions.create(
         model="talks", prompt="One day", n=2, stream=True, stream_options={"include_usage": True}, **GREEDY
     )
@@ -121,8 +124,9 @@ def test_a_stream_is_the_same_text(client, reference):
 
 
 def test_a_chat_uses_the_runs_template(client, reference):
-    """A chat uses the run's template and encodes answers separately, as in training; the answer is stripped
-    of its line end."""
+    """A chat uses the run's template and encodes earlier answers separately, as in training; the trailing
+    newline of the answer is stripped.
+    """
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "How "}, {"type": "text", "text": "are you?"}]},
@@ -159,8 +163,9 @@ def test_stop_and_seed(client):
 
 
 def test_logprobs_of_completions_and_echo(client, reference):
-    """Logprobs of completions have the model's tokens, offsets and alternatives; the very first token has no
-    logprob."""
+    """Logprobs of completions contain the tokens, their offsets and the alternatives; the first token of the
+    prompt has no logprob.
+    """
     model, tokenizer = reference
     answer = client.completions.create(model="talks", prompt="One day", echo=True, logprobs=2, **GREEDY)
     (choice,) = answer.choices
@@ -200,8 +205,7 @@ def test_logprobs_of_a_chat(client, reference):
 
 
 def test_texts_at_once_are_those_alone(client, reference):
-    """Twelve texts on four slots equal the texts generated alone, in fp32 with a model that does not repeat
-    itself."""
+    """Twelve texts on four slots equal the texts that are generated alone."""
     prompts = [f"{word} {number} and" for number in range(4) for word in ("One", "A long walk over", "x")]
     texts = [expected(reference, prompt) for prompt in prompts]
     assert len(set(texts)) == len(prompts)
@@ -214,7 +218,7 @@ def test_texts_at_once_are_those_alone(client, reference):
 
 
 def test_megatrons_clients(served, reference):
-    """Megatron's clients use PUT /api, with the token in the address because they set no header."""
+    """Megatron's clients can use PUT /api with the token in the address, because they cannot set a header."""
     path = f"/api?token={served.server.token}"
     body = {"prompts": ["One day", "The next"], "tokens_to_generate": 12, "top_k": 1, "logprobs": True}
     status, answer = send(served, path, body, "PUT", token=False)
@@ -253,7 +257,7 @@ def test_megatrons_clients(served, reference):
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_bad_requests_say_what_is_wrong(client, changes, message, stream):
-    """A bad request gets status 400, which the client does not retry, before a stream begins."""
+    """A bad request is answered with status 400 before a stream begins, and the client does not retry it."""
     with pytest.raises(openai.BadRequestError) as error:
         client.completions.create(model="talks", stream=stream, **changes)
     assert message in str(error.value)
@@ -291,7 +295,7 @@ def test_chat_messages_that_have_no_place(client):
 
 
 def test_the_token_is_asked_for(served):
-    """A token is required everywhere except /health, and a wrong token is refused like a missing one."""
+    """Every path except /health requires the token; a wrong token is rejected like a missing one."""
     for path in ("/", "/metrics", "/v1/models", "/api"):
         status, answer = send(served, path, token=False)
         assert status == 401 and "Authorization: Bearer TOKEN" in answer
@@ -329,7 +333,7 @@ def test_malformed_and_oversized_bodies(served, body, status, message):
 
 
 def test_other_routes_methods_and_types(served):
-    """Unknown routes, methods and content types have the same form of error."""
+    """Unknown paths, methods and content types are answered with an error in OpenAI's format."""
     for path, method, headers, status in (
         ("/v2", "GET", {}, 404),
         ("/v1/completions", "GET", {}, 405),
@@ -340,7 +344,9 @@ def test_other_routes_methods_and_types(served):
 
 
 def test_more_than_can_wait_is_refused_at_once(client, served):
-    """With four running and eight waiting, further requests get 429, which the client may retry."""
+    """With four texts running and eight waiting, further requests are answered with 429, which the client may
+    retry.
+    """
     with engine_held(served, FULL):
         with pytest.raises(openai.RateLimitError) as error:
             client.completions.create(model="talks", prompt="a")
@@ -369,15 +375,15 @@ def connected(served, body: dict, path: str = "/v1/completions") -> http.client.
     return connection
 
 
-# All that may run or wait: at least a second of work.
+# As many texts as may run or wait, which is at least a second of work.
 FULL = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "n": 12}
 
 
 @contextlib.contextmanager
 def engine_held(served, body: dict):
-    """Return the connection of a request whose texts are running in an engine that is stopped.
+    """Suspend the engine while a request is running, and yield the request's connection.
 
-    On a slow machine all texts may have finished before the engine is stopped: then the request is sent
+    On a slow machine, all texts may be finished before the engine is suspended; the request is then sent
     again.
     """
     (engine,) = psutil.Process(served.server._process.pid).children()
@@ -406,7 +412,7 @@ def engine_held(served, body: dict):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_is_noticed(served, stream):
-    """The text of a client that disconnects is cancelled, and others continue."""
+    """When a client disconnects, its text is cancelled and the others continue."""
     made_before = figure(served, "nbtrain_new_tokens_total")
     with engine_held(served, {**FULL, "stream": stream}) as connection:
         before = figure(served, "nbtrain_dropped_clients_total")
@@ -418,7 +424,7 @@ def test_a_client_that_leaves_is_noticed(served, stream):
 
 
 def test_a_slow_reader_stalls_nobody(served, client, reference):
-    """A client that reads nothing of its stream does not delay other clients."""
+    """A client that does not read its stream does not delay other clients."""
     body = {"prompt": "a", "max_tokens": 200, "stream": True, "ignore_eos": True, "n": 2, "logprobs": 20}
     slow = connected(served, body)
     slow.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
@@ -434,8 +440,9 @@ def test_a_slow_reader_stalls_nobody(served, client, reference):
 
 
 def test_half_a_request_is_none(served):
-    """A client that never sends the rest of its body, and one that sends no HTTP, do not disturb the
-    server."""
+    """A client that never sends the rest of its body and a client that does not speak HTTP leave the server
+    working.
+    """
     host, port = served.server.url.removeprefix("http://").split(":")
     for words in (
         b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{",

@@ -1,4 +1,4 @@
-"""The page for trying a model, in a browser: it follows JupyterLab's theme and shows new checkpoints."""
+"""The page for trying a model, in a browser: it follows JupyterLab's theme and lists new checkpoints."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ BASE = "http://lab.test/models/"
 
 
 def opened(browser: Any, routes: dict[str, Any], address: str = BASE) -> Any:  # noqa: F811
-    """The page in a tab, with `routes` {path: handler} answered."""
+    """Open the page in a tab; requests to `routes`, {path: handler}, are answered by the test."""
     page = browser.new_page()
     page.route("http://lab.test/", lambda route: route.fulfill(body=LAB, content_type="text/html"))
     html = PAGE.read_text()
@@ -31,7 +31,7 @@ def opened(browser: Any, routes: dict[str, Any], address: str = BASE) -> Any:  #
 
 
 def described(models: list[dict[str, Any]]) -> dict[str, Any]:
-    """The routes that list models and describe one."""
+    """Return the routes that list the models and describe one of them."""
 
     def one(route: Any) -> None:
         name = route.request.url.rpartition("/")[2]
@@ -44,8 +44,9 @@ def described(models: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_the_page_in_a_tile(browser: Any) -> None:  # noqa: F811
-    """In JupyterLab's tile, the page follows the theme, offers a model that was saved later, and keeps the
-    choice."""
+    """In JupyterLab, the page follows the theme, lists a model that is saved later, and keeps the selected
+    model.
+    """
     models: list[dict[str, Any]] = []
     page = opened(browser, described(models), "http://lab.test/")
     tile = page.frame_locator("iframe")
@@ -73,7 +74,9 @@ def test_the_page_in_a_tile(browser: Any) -> None:  # noqa: F811
 
 
 def test_chat_is_offered_to_models_that_can_and_tokens_have_their_probability(browser: Any) -> None:  # noqa: F811
-    """The page opens with the run of its address; two models write in turn; axe-core finds nothing."""
+    """The page opens with the run named in its address, two models answer one after the other, and axe-core
+    finds no problem.
+    """
     models = [{"id": "gpt-a", "step": 20, "chat": False}, {"id": "gpt-b", "step": 40, "chat": True}]
     asked: list[dict[str, Any]] = []
 

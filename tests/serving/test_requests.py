@@ -1,4 +1,6 @@
-"""Parsing of requests, tokens and options without a server; events of an unread answer are merged."""
+"""Parsing of requests, tokens and options without a server, and the queue of events that a client has not
+read yet.
+"""
 
 import asyncio
 import contextlib
@@ -132,8 +134,9 @@ def test_refusals_of_chats(body, param, code):
     ],
 )
 def test_a_prompt_that_is_too_long_has_openais_words(numbers, is_chat, words):
-    """A prompt that is too long has OpenAI's message: LiteLLM searches for its words, LangChain for the
-    code."""
+    """A prompt that is too long is rejected in OpenAI's own words and with its code: LiteLLM searches the
+    message, and LangChain the code.
+    """
     counts = dict(zip(("positions", "prompt_tokens", "max_new_tokens"), numbers))
     refusal = refused({"error": "ContextLengthError", "message": "too long", **counts}, is_chat)
     found = refusal.body()["error"]
@@ -143,7 +146,7 @@ def test_a_prompt_that_is_too_long_has_openais_words(numbers, is_chat, words):
 
 
 def entry(token: str, logprob: float, offset: int, *top: tuple[str, float]) -> dict:
-    """Return a token's entry as the engine sends it."""
+    """Return the log-probability entry of a token in the format of the engine."""
     likely = [{"token": text, "logprob": value, "bytes": [1]} for text, value in top]
     return {"token": token, "logprob": logprob, "bytes": [1], "offset": offset, "top": likely}
 
@@ -151,8 +154,9 @@ def entry(token: str, logprob: float, offset: int, *top: tuple[str, float]) -> d
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize(("is_chat", "echo"), [(False, False), (False, True), (True, False)])
 def test_the_token_that_ends_a_text_has_its_entry(is_stream, is_chat, echo):
-    """The token that ends a text has an entry, because lm-eval drops the last entry: it
-    expects one new token there."""
+    """The token that ends a text has an entry too: lm-eval drops the last entry, because it expects an
+    additional token there.
+    """
     begin = 2 if echo else 0
 
     async def events():
@@ -188,8 +192,9 @@ def test_the_token_that_ends_a_text_has_its_entry(is_stream, is_chat, echo):
 
 
 def test_which_prompts_the_tokenizer_begins():
-    """The tokenizer's prefix is added to text prompts, by inference/generate.py, but not to ids, chats, or
-    Megatron's without add_BOS."""
+    """The tokenizer's prefix is added to text prompts, but not to token ids, chats, or Megatron's prompts
+    without add_BOS.
+    """
     seen: list = []
 
     def submit(commands: list[dict], is_chat: bool = False) -> None:
@@ -218,8 +223,9 @@ def test_which_prompts_the_tokenizer_begins():
     [(True, 503, {"status": "loading"}), (False, 200, {"status": "ok", "loaded": False})],
 )
 def test_a_server_is_not_healthy_while_its_one_model_loads(is_single, status, said):
-    """A server of one run is unhealthy while its model loads; a server of any run loads a model when a
-    request names it."""
+    """A server of one run is unhealthy while its model is loading. A server of all runs is healthy, and loads
+    a model when a request names it.
+    """
     models = SimpleNamespace(is_ending=False, loaded=None, is_single=is_single)
     answer = TestClient(Routes(ServeOptions(), models, Metrics()).app(None, contextlib.nullcontext)).get(
         "/health"
@@ -238,7 +244,7 @@ def test_the_offsets_of_an_echoed_prompt_are_the_engine_s():
 
 
 def test_a_message_without_its_text_is_refused():
-    """A message without content is refused, except an assistant's, as with OpenAI."""
+    """Only an assistant's message may have no content, as in OpenAI's API; any other is rejected."""
     asked = read(ChatRequest, {"messages": [{"role": "assistant"}, {"role": "user", "content": ""}]})
     texts = [message.as_text(number)["content"] for number, message in enumerate(asked.messages)]
     assert texts == ["", ""]
@@ -280,8 +286,9 @@ def test_megatrons_words():
 
 
 def test_megatrons_beam_of_one():
-    """A Megatron beam of one is greedy, with the prompt and a score that counts the end token, as in
-    inference/beams.py."""
+    """Megatron's beam search of width 1 is greedy; the answer includes the prompt and a score that counts the
+    end token, as in inference/beams.py.
+    """
     body = {"prompts": ["a"], "beam_width": 1, "temperature": 0.7, "length_penalty": 2.0}
     prompts, generation = megatron.read(body)
     assert (generation.temperature, generation.num_beams, generation.n) == (0.0, 1, 1)
@@ -299,7 +306,9 @@ def test_megatrons_beam_of_one():
 
 
 def test_where_the_token_is_from(tmp_path, monkeypatch):
-    """A token file that others may read and a short token are refused; without a token one is generated."""
+    """A token file that other users can read and a token that is too short are rejected; without a token, the
+    server generates one.
+    """
     monkeypatch.delenv(VARIABLE, raising=False)
     made, source = token_of(None)
     assert len(made) == 48 and source is None and token_of(None)[0] != made
@@ -321,7 +330,7 @@ def test_where_the_token_is_from(tmp_path, monkeypatch):
 
 
 def test_bytes_that_are_no_text_are_no_token():
-    """Invalid bytes in a header or an address are refused as a wrong token, and the server continues."""
+    """Invalid bytes in a header or an address count as a wrong token, and do not stop the server."""
     for headers, query in (
         ([(b"authorization", b"Bearer \xff\xfe")], b""),
         ([(b"authorization", b"")], b"token=%ff&token"),
@@ -349,7 +358,7 @@ def test_options_out_of_range():
 
 
 class Process:
-    """An engine process that only receives lines."""
+    """A stand-in for an engine process that records the lines it receives."""
 
     def __init__(self, *arguments):
         self.sent: list[dict] = []
@@ -365,7 +374,9 @@ class Process:
 
 @pytest.fixture
 def dispatcher(monkeypatch):
-    """A dispatcher for it, created inside a running loop."""
+    """Return a function that creates a dispatcher for that process; it must be called inside a running event
+    loop.
+    """
     from nbtrain.serving import dispatch
     from nbtrain.serving.metrics import Metrics
 
@@ -378,7 +389,7 @@ def event(text: str, **more) -> dict:
 
 
 def test_what_nobody_takes_is_joined(dispatcher):
-    """A thousand unread events are merged into 256 without losing a character."""
+    """If the client does not read, a thousand events are merged into 256 without losing a character."""
 
     async def play() -> list[dict]:
         answer = dispatcher().submit([{"n": 1}])
@@ -396,8 +407,9 @@ def test_what_nobody_takes_is_joined(dispatcher):
 
 
 def test_no_more_may_wait_than_the_queue_holds(dispatcher):
-    """With two slots and three waiting, more is refused; what can never fit gets a 400, which clients do not
-    retry."""
+    """With two slots and three places in the queue, a sixth text is rejected. A request that could never fit
+    gets status 400, which clients do not retry.
+    """
 
     async def play() -> None:
         made = dispatcher()
@@ -439,7 +451,7 @@ def test_a_request_that_cannot_be_sent_takes_no_place(dispatcher):
 
 
 def test_an_answer_ends_with_what_went_wrong(dispatcher):
-    """An answer that fails delivers its earlier text before the error."""
+    """If an answer fails, the text generated so far is delivered before the error."""
 
     async def play() -> list[str]:
         answer = dispatcher().submit([{"n": 1}])
@@ -469,8 +481,9 @@ def test_a_refused_request_is_known_before_a_stream_begins(dispatcher):
 
 
 def test_an_engine_that_is_closed_lets_nobody_wait(monkeypatch, tmp_path):
-    """Closing an engine releases everything that waits for it: a loading model in another thread, and an
-    answer."""
+    """Closing an engine wakes up everything that waits for it: a thread that loads a model, and a running
+    answer.
+    """
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nexec cat >/dev/null\n")
     program.chmod(0o755)
@@ -486,7 +499,7 @@ def test_an_engine_that_is_closed_lets_nobody_wait(monkeypatch, tmp_path):
 
 
 class AnyRun(Models):
-    """The models of a server of any run, none of which is really loaded."""
+    """The models of a server of all runs, with a stand-in that loads nothing."""
 
     def __init__(self, step: int):
         super().__init__(ServeOptions(), Metrics(), print)
@@ -508,7 +521,9 @@ class AnyRun(Models):
 
 
 def test_a_model_whose_process_has_ended_is_loaded_again():
-    """A model whose process ended is loaded again, also for requests without a name, like Megatron's."""
+    """A model whose process has ended is loaded again, also for requests that name no model, such as
+    Megatron's.
+    """
 
     async def play() -> None:
         models = AnyRun(step=100)
@@ -521,8 +536,9 @@ def test_a_model_whose_process_has_ended_is_loaded_again():
 
 
 def test_a_newer_checkpoint_is_loaded_once():
-    """A newer checkpoint is loaded once, even if it is torn and an earlier one is used; after a rollback, an
-    older one is loaded."""
+    """A newer checkpoint is loaded once, even if it is torn and an earlier one is used instead. After a
+    rollback, the older one is loaded.
+    """
 
     async def play() -> None:
         models = AnyRun(step=100)
@@ -538,8 +554,9 @@ def test_a_newer_checkpoint_is_loaded_once():
 
 
 def test_a_run_that_was_trained_anew_is_another_model(workspace, monkeypatch):
-    """A run that was deleted and trained again under its name is another model, so a server and a notebook
-    reload it."""
+    """A run that was deleted and trained again under the same name counts as another model, so a server or
+    notebook reloads it.
+    """
     run = RunDir.named("one")
     run.path.mkdir(parents=True)
 
@@ -573,7 +590,9 @@ def test_a_run_that_was_trained_anew_is_another_model(workspace, monkeypatch):
 
 
 class Answers(BaseHTTPRequestHandler):
-    """A server that echoes a request's body, or answers without JSON."""
+    """An HTTP server that echoes the body of a completion request, and answers any other path with an error
+    that is not JSON.
+    """
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
@@ -585,8 +604,9 @@ class Answers(BaseHTTPRequestHandler):
 
 
 def test_a_notebooks_server_is_asked_without_a_proxy(monkeypatch):
-    """A notebook's request to its server ignores the environment's proxy, which could not reach it and would
-    see the token."""
+    """A notebook's request to its own server ignores the environment's proxy: the proxy could not reach the
+    server, and would see the token.
+    """
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
@@ -647,8 +667,9 @@ def test_a_server_removes_its_own_socket_alone(monkeypatch, tmp_path, is_replace
 
 @pytest.mark.parametrize("is_by_jupyter", [False, True])
 def test_only_jupyters_server_ends_with_its_parent(monkeypatch, is_by_jupyter):
-    """Only the server that Jupyter starts ends with its parent: `nohup nbtrain serve --uds PATH &` outlives
-    its shell."""
+    """A server started by Jupyter ends with its parent process. A server that a user starts, as in `nohup
+    nbtrain serve --uds PATH &`, outlives its shell.
+    """
     asked = []
     monkeypatch.setattr(parent_death, "die_with_parent", lambda: asked.append("end"))
     monkeypatch.setattr(server, "serve", lambda options, token, say: asked.append(options.uds) or 0)

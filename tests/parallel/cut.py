@@ -1,4 +1,6 @@
-"""Shared parts of tests of tensor-parallel layers: the group, equal tensors on all ranks, and comparisons."""
+"""Helpers for tests of tensor-parallel layers: the process group, equal tensors on all ranks, and
+comparisons.
+"""
 
 import torch
 import torch.distributed as dist
@@ -10,7 +12,7 @@ from tests.parallel.rounding import ONE_SUM
 
 
 def world() -> Group:
-    """Return all ranks of this launch as one tensor-parallel group."""
+    """Return a tensor-parallel group of all ranks."""
     return Group(tuple(range(dist.get_world_size())), dist.get_rank(), dist.group.WORLD)
 
 
@@ -20,14 +22,17 @@ def draw(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def assert_close(ours: torch.Tensor, expected: torch.Tensor, relative: float = ONE_SUM) -> None:
-    """Assert equality up to `relative` of the largest number, as sums are computed in another order
-    (rounding.py)."""
+    """Assert that two tensors differ by at most `relative` times the largest number, because sums are
+    computed in another order (rounding.py).
+    """
     assert ours.shape == expected.shape, (ours.shape, expected.shape)
     tolerance = relative * float(expected.detach().abs().max())
     torch.testing.assert_close(ours, expected, rtol=relative, atol=tolerance)
 
 
 def assert_gradient(parameter: torch.nn.Parameter, whole: torch.Tensor, group: Group) -> None:
-    """Assert that the parameter's gradient is its part of `whole`, or all of it."""
+    """Assert that the gradient of a sharded parameter is this rank's part of `whole`, and that of a
+    replicated one all of it.
+    """
     expected = whole if (dim := partition_dim(parameter)) is None else own_part(whole, dim, group)
     assert_close(parameter.grad, expected)

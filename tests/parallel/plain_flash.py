@@ -1,4 +1,4 @@
-"""Plain attention with the signatures of flash-attn 2.7's kernels, for FPDT without flash-attn.
+"""Plain attention with the signatures of flash-attn 2.7's kernels, for tests of FPDT without flash-attn.
 
 Shapes: b sequences, s tokens, n heads, d head size. Computed in fp32, in one piece: for small sequences.
 """
@@ -7,22 +7,21 @@ import torch
 
 
 def scores(query: torch.Tensor, key: torch.Tensor, scale: float, causal: bool) -> torch.Tensor:
-    """Return the scores [b, n, s, s] of [b, s, n, d]."""
+    """Return the attention scores [b, n, s, s] of queries and keys [b, s, n, d]."""
     products = torch.einsum("bqnd,bknd->bnqk", query.float(), key.float()) * scale
     later = torch.ones(products.shape[-2:], dtype=torch.bool, device=query.device).triu_(1)
     return products.masked_fill(later, -torch.inf) if causal else products
 
 
 def forward(query, key, value, dropout, scale, causal, **_):
-    """Return (output [b, s, n, d], log of the sums of exponentials [b, n, s], ...) in the format of
-    flash-attn 2.7."""
+    """Return (output [b, s, n, d], log of the softmax denominators [b, n, s], ...) like flash-attn 2.7."""
     products = scores(query, key, scale, causal)
     output = torch.einsum("bnqk,bknd->bqnd", products.softmax(-1), value.float())
     return output.to(query.dtype), products.logsumexp(-1), None, None
 
 
 def backward(grad, query, key, value, output, log_sums, dq, dk, dv, dropout, scale, causal, *_, **__):
-    """Compute the gradients into dq, dk, dv."""
+    """Write the gradients to dq, dk and dv."""
     grad = grad.float()
     weights = (scores(query, key, scale, causal) - log_sums.unsqueeze(-1)).exp()
     dv.copy_(torch.einsum("bnqk,bqnd->bknd", weights, grad))

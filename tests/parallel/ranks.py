@@ -1,8 +1,9 @@
-"""Checks that need several ranks: many per launch, because a launch takes longer than they do.
+"""Checks that need several ranks. Many checks share one launch, because starting ranks takes longer than the
+checks.
 
-A test file has functions check_<what>(). Each runs on every rank of one gloo process group, in the order of
-the file, and a failure on any rank is that check's. The ranks are forked from a process that has loaded torch
-and DeepSpeed but has computed nothing (the fixture fork_server).
+A test file defines functions check_<behavior>(). They run on every rank of one gloo process group, in the
+order of the file; a check fails if it fails on any rank. The ranks are forked from a process that has loaded
+torch and DeepSpeed but has computed nothing (the fixture fork_server).
 """
 
 import importlib
@@ -22,15 +23,16 @@ TIMEOUT_SECONDS = 600
 
 
 def names(module: dict) -> list[str]:
-    """Return the names of the checks in a test file's globals()."""
+    """Return the names of the check functions in the globals() of a test file."""
     return [name for name in module if name.startswith("check_")]
 
 
 def launch(
     server: ForkServer, test_file: str, size: int, folder: Path, checks: Sequence[str]
 ) -> dict[str, str]:
-    """Return {check: "" or the traceback of each rank if it failed}; raise with the log if ranks ended
-    otherwise."""
+    """Run the checks and return {check: ""}, or the tracebacks by rank of a check that failed, or the end of
+    the log if a check did not run.
+    """
     module = ".".join(Path(test_file).relative_to(REPOSITORY).with_suffix("").parts)
     ended = server.run(
         size,

@@ -1,4 +1,6 @@
-"""A small GPT and its text for tests of layouts, with odd sizes so that nothing fits by chance."""
+"""A small GPT and its text for tests of layouts. The sizes are odd, so that nothing divides evenly by
+accident.
+"""
 
 import torch
 
@@ -37,7 +39,9 @@ KINDS = (
 
 
 def gpt_config(padded_vocab_size: int = 52, **changes) -> GPTConfig:
-    """Return the configuration; the loss ignores the padding, so that it does not depend on it."""
+    """Return the model's configuration. The loss ignores the vocabulary's padding and so does not depend on
+    its size.
+    """
     # A large standard deviation, so that attention and softmax are far from uniform.
     values = {
         "num_layers": 2,
@@ -54,5 +58,5 @@ def gpt_config(padded_vocab_size: int = 52, **changes) -> GPTConfig:
 
 
 def text(batch: int = B, seed: int = 4) -> torch.Tensor:
-    """Return (tokens, labels), [2, batch, S]."""
+    """Return (tokens, labels), [2, batch, S] each."""
     return torch.randint(VOCAB, (2, batch, S), generator=torch.Generator().manual_seed(seed))

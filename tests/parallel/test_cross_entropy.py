@@ -1,4 +1,4 @@
-"""The loss over a sharded vocabulary, compared with torch's and with one process."""
+"""The loss over a vocabulary sharded across ranks, compared with torch's loss and with one process."""
 
 import pytest
 import torch
@@ -17,8 +17,9 @@ VOCAB, PADDED = 50, 64
 
 
 def inputs(dtype: torch.dtype = torch.float32):
-    """Return whole hidden states, a weight with padding rows, and labels at both ends of every rank's
-    rows."""
+    """Return the hidden states, a weight with padding rows, and labels from the first and last row of every
+    rank's shard.
+    """
     hidden, weight = draw(B, S, H, seed=1).to(dtype), draw(PADDED, H, seed=2).to(dtype)
     labels = torch.randint(VOCAB, (B, S), generator=torch.Generator().manual_seed(3))
     labels[0, :6] = torch.tensor([0, 15, 16, 31, 32, VOCAB - 1])
@@ -26,7 +27,7 @@ def inputs(dtype: torch.dtype = torch.float32):
 
 
 def on_this_rank(hidden, weight, labels, chunk_tokens=5, sequence_parallel=False, **keywords):
-    """Return (loss, gradient of this rank's hidden states, gradient of its rows); the loss is scaled by 8."""
+    """Return (loss, gradient of this rank's hidden states, gradient of its rows) of 8 times the loss."""
     group = world()
     own = own_part(hidden.detach(), 1, group) if sequence_parallel else hidden.detach()
     hidden, weight = (
@@ -65,8 +66,9 @@ def check_loss_and_gradients_are_those_of_cross_entropy():
 
 
 def check_padding_takes_no_part():
-    """Padding rows are excluded from the softmax and have no gradient, even on ranks that hold nothing
-    else."""
+    """Padding rows are excluded from the softmax and get no gradient, even on ranks that have only padding
+    rows.
+    """
     for sequence_parallel in (False, True):
         for vocabulary in (VOCAB, PADDED // world().size, PADDED):
             hidden, weight, labels = inputs()
@@ -99,7 +101,7 @@ def check_masks_denominators_and_token_losses_are_as_of_one_process():
 
 
 def check_every_rank_has_the_same_bits():
-    """All ranks compute the same loss bit for bit, because otherwise they could decide differently."""
+    """All ranks compute the same loss bit for bit; otherwise ranks could take different decisions."""
     group = world()
     loss, hidden_gradient, _ = on_this_rank(*inputs())
     for one in (loss, hidden_gradient):
@@ -108,7 +110,7 @@ def check_every_rank_has_the_same_bits():
 
 
 def check_large_logits_neither_overflow_nor_vanish():
-    """Logits of several thousands, far apart on different ranks, neither overflow nor vanish."""
+    """Logits of several thousand that are far apart on different ranks neither overflow nor vanish."""
     hidden, weight, labels = inputs()
     hidden = (hidden.detach() * 1000).requires_grad_()
     expected = F.cross_entropy((hidden @ weight.T).flatten(0, 1), labels.flatten())
@@ -118,8 +120,9 @@ def check_large_logits_neither_overflow_nor_vanish():
 
 
 def check_the_softmax_is_in_fp32_with_16_bit_weights():
-    """The softmax is in fp32 with 16-bit weights: only the rounding of products and gradients remains, 2^-8
-    or 2^-11."""
+    """With 16-bit weights, the softmax is still in fp32: only products and gradients are rounded, to 2^-8 or
+    2^-11.
+    """
     for dtype in (torch.bfloat16, torch.float16):
         hidden, weight, labels = inputs(dtype)
         exact = [one.detach().float().requires_grad_() for one in (hidden, weight)]
@@ -142,7 +145,9 @@ def check_autocast_takes_products_in_bf16_and_keeps_fp32_gradients():
 
 
 def check_no_logits_are_sent():
-    """No logits are sent: only two numbers per token, whatever the vocabulary, also without gradients."""
+    """Logits are never sent between ranks. Only two numbers per token are sent, whatever the size of the
+    vocabulary, also without gradients.
+    """
     sent = []
     kept = mappings.Gathering.__init__
 
@@ -173,7 +178,9 @@ def test_alone_it_is_the_loss_of_one_process(chunk_tokens):
 
 
 def test_small_gradients_do_not_underflow_in_fp16():
-    """Small gradients do not underflow in fp16, because 1/n is applied after the products."""
+    """Small gradients do not underflow in fp16, because the division by the number of tokens comes after the
+    products.
+    """
     hidden, weight, labels = inputs(torch.float16)
     loss = linear_cross_entropy(hidden, weight, labels, 0)
     (gradient,) = torch.autograd.grad(loss * 2.0**11, hidden)

@@ -1,4 +1,6 @@
-"""Frozen matrices in 4 bits have the products, gradients and bytes of bitsandbytes' Linear4bit."""
+"""Frozen 4-bit matrices use the same bytes as bitsandbytes' Linear4bit and give the same products and
+gradients.
+"""
 
 import itertools
 import re
@@ -23,8 +25,9 @@ bitsandbytes = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not i
     list(itertools.product(("nf4", "fp4"), (False, True), (torch.float32, torch.bfloat16))),
 )
 def test_a_product_is_linear4bits(kind, double, dtype):
-    """A product and the gradient of x equal Linear4bit's bit for bit, also with a partial last block of 64
-    numbers."""
+    """The product and the gradient of its input equal Linear4bit's bit for bit, also if the last block has
+    fewer than 64 numbers.
+    """
     torch.manual_seed(1)
     weight = 0.02 * torch.randn(383, 127, dtype=dtype)
     weight[5] = 0
@@ -60,7 +63,9 @@ def test_block_sizes_are_those_of_the_planner():
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    """A missing bitsandbytes package is reported, as when generating from a run on a machine without it."""
+    """If bitsandbytes is missing, the message names it, for example when text is generated on another
+    machine.
+    """
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     four_bits.bitsandbytes.cache_clear()
     with pytest.raises(ConfigError, match=re.escape(f"Install it: {install_command('qlora')}.")):

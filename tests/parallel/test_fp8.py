@@ -1,4 +1,4 @@
-"""Products in FP8 by the CPU's _scaled_mm, compared with products of the rounded numbers and with bf16."""
+"""FP8 products with the CPU's _scaled_mm, compared with products of the rounded numbers and with bf16."""
 
 import pytest
 import torch
@@ -24,7 +24,9 @@ def tensors():
 
 
 def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return x rounded to FP8 with a scale that maps its largest number to the format's."""
+    """Return x rounded to an FP8 format, scaled so that its largest number becomes the format's largest
+    number.
+    """
     scale = x.abs().max().float() / torch.finfo(dtype).max
     return (x.float() / scale).to(dtype).float() * scale
 
@@ -34,8 +36,9 @@ def relative_error(ours: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def test_products_are_those_of_the_rounded_numbers():
-    """Products equal products of numbers rounded to e4m3 (gradients e5m2), up to the result's rounding to
-    bf16."""
+    """FP8 products equal products of numbers rounded to e4m3 (gradients: e5m2), up to rounding the result to
+    bf16.
+    """
     x, weight, grad = tensors()
     x8, weight8 = (rounded(one, torch.float8_e4m3fn) for one in (x, weight))
     grad8 = rounded(grad, torch.float8_e5m2)
@@ -51,7 +54,9 @@ def test_products_are_those_of_the_rounded_numbers():
 
 
 def test_products_are_near_those_of_bf16():
-    """Products are near bf16's: roundings of at most 2^-4 and 2^-3 average out over the sums."""
+    """FP8 products are close to bf16 products, because rounding errors of at most 2^-4 and 2^-3 average out
+    in the sums.
+    """
     x, weight, grad = tensors()
     assert relative_error(fp8.linear(x, weight), x.float() @ weight.float().T) < 0.05
     assert relative_error(fp8.input_gradient(grad, weight), grad.float() @ weight.float()) < 0.08
@@ -60,7 +65,7 @@ def test_products_are_near_those_of_bf16():
 
 @pytest.mark.parametrize("factor", [0.0, 1e-30, 1.0, 1e30])
 def test_the_scale_follows_the_numbers(factor):
-    """The relative error does not depend on the size of the numbers, and zeros stay zeros."""
+    """The relative error does not depend on the scale of the numbers, and zeros remain zeros."""
     x, weight, _ = tensors()
     product = fp8.linear(x * factor, weight)
     assert torch.isfinite(product).all()
@@ -87,7 +92,7 @@ def test_sizes_that_the_kernel_cannot_take_are_refused():
 
 
 def step(parallel=WHOLE, **changes):
-    """Return (loss, gradients, number of FP8 products) of one step in bf16."""
+    """Run one step in bf16 and return (loss, gradients, number of FP8 products)."""
     model = GPT(gpt_config(64, **SIZES, **changes), parallel).bfloat16()
     calls, taken = [], torch._scaled_mm
     torch._scaled_mm = lambda *arguments, **keywords: calls.append(1) or taken(*arguments, **keywords)
@@ -130,7 +135,7 @@ def test_under_autocast_too():
 
 
 def test_read_in_fp32_it_computes_in_fp32():
-    """A CPU can generate text in fp32 from a run that was trained in FP8."""
+    """A model trained in FP8 gives its fp32 logits on a CPU."""
     with torch.no_grad():
         tokens = text()[0]
         exact = GPT(gpt_config(64, **SIZES))(tokens)
@@ -138,7 +143,9 @@ def test_read_in_fp32_it_computes_in_fp32():
 
 
 def check_cut_layers_take_their_products_in_fp8():
-    """Sharded layers compute their products in FP8, also the rows of a group that ranks share."""
+    """Sharded layers compute their products in FP8, including the key and value heads that several ranks
+    share.
+    """
     for sequence_parallel in (False, True):
         parallel = ModelParallel(world(), sequence_parallel)
         assert_near(step(parallel, fp8=True), step(parallel))

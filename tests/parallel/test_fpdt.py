@@ -1,4 +1,6 @@
-"""FPDT between our layers and DeepSpeed's, with plain attention instead of flash-attn's kernels."""
+"""FPDT (DeepSpeed's chunked attention) in our layers, with plain attention instead of flash-attn's
+kernels.
+"""
 
 import pytest
 import torch
@@ -16,8 +18,9 @@ from tests.parallel.small import HEADS, LLAMA, H, S, gpt_config, text
 
 
 def check_a_gpt_in_chunks_is_that_of_one_process():
-    """A GPT in two and four chunks, shared by the ranks, has the losses, gradients and token order of one
-    process."""
+    """A GPT that runs in chunks of two or four tokens, shared by several ranks, has the losses, gradients and
+    token order of one process.
+    """
     import deepspeed
     from deepspeed.sequence import fpdt_layer
 
@@ -77,8 +80,9 @@ def test_documents_are_refused():
 
 
 def test_the_mlp_of_a_chunk_at_a_time_is_the_same():
-    """An MLP that runs one chunk at a time gives the same results, up to the order of sums in the weights'
-    gradients."""
+    """An MLP that runs chunk by chunk gives the same results, up to the order of additions in the weights'
+    gradients.
+    """
     mlps = [GPT(gpt_config(fpdt_chunk_tokens=chunk)).layers[0].mlp for chunk in (0, 2)]
     x = torch.randn(2, S, H, generator=torch.Generator().manual_seed(0))
     outputs = [mlp(x) for mlp in mlps]
@@ -92,7 +96,7 @@ def test_the_mlp_of_a_chunk_at_a_time_is_the_same():
 
 
 def test_generation_goes_by_its_cache():
-    """A run that was trained with FPDT generates text from its cache on any machine."""
+    """A model that was trained with FPDT generates text with an ordinary key-value cache, on any machine."""
     model = GPT(gpt_config(fpdt_chunk_tokens=4)).eval()
     with torch.no_grad():
         logits = model(text()[0], cache=model.new_cache(2))

@@ -1,4 +1,4 @@
-"""The groups of every layout up to 8 ranks, and the ranks of each group."""
+"""The process groups of every layout with up to 8 ranks, and the ranks in each group."""
 
 import itertools
 
@@ -39,8 +39,9 @@ def test_every_rank_is_in_one_group_of_each_kind_of_the_right_size(topology, seq
 
 
 def test_the_groups_of_two_stages_two_replicas_and_two_tensor_ranks():
-    """Two stages, two replicas and two tensor ranks have the groups of DeepSpeed's
-    PipeModelDataParallelTopology(2, 2, 2)."""
+    """Two stages, two replicas and two tensor-parallel ranks have the groups of DeepSpeed's
+    PipeModelDataParallelTopology(2, 2, 2).
+    """
     groups = group_ranks(Topology(2, 2, 2))
     assert groups["tensor_model_parallel"] == [(0, 1), (2, 3), (4, 5), (6, 7)]
     assert groups["data_parallel"] == groups["sequence_data_parallel"] == [(0, 2), (1, 3), (4, 6), (5, 7)]
@@ -79,8 +80,9 @@ def check_each_group_adds_up_its_own_ranks():
 
 
 def check_a_group_of_one_is_real_and_equal_groups_are_shared():
-    """A group of one rank is a real group, as torch and DeepSpeed treat None as the world; equal groups are
-    shared."""
+    """A group of one rank is a real process group, because torch and DeepSpeed treat None as the world.
+    Groups with the same ranks are one object.
+    """
     groups = ParallelGroups.create(Topology(tensor_parallel_size=4))
     assert dist.get_world_size(groups.data_parallel.process_group) == 1
     assert groups.data_parallel.process_group is groups.pipeline_model_parallel.process_group

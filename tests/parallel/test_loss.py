@@ -1,4 +1,4 @@
-"""The fused linear + cross entropy, compared with torch's own."""
+"""The fused linear layer and cross entropy, compared with torch's separate functions."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def tensors(dtype: torch.dtype = torch.float32):
 
 @pytest.mark.parametrize("chunk_tokens", [0, 1, 7, 30, 1000])
 def test_loss_and_gradients_are_those_of_cross_entropy(chunk_tokens):
-    """Loss and gradients equal cross_entropy's with any chunk size, up to the last bits of fp32 sums."""
+    """With any chunk size, loss and gradients equal cross_entropy's up to fp32 rounding."""
     hidden, weight, labels = tensors()
     loss = linear_cross_entropy(hidden, weight, labels, chunk_tokens)
     expected = F.cross_entropy(hidden @ weight.T, labels)
@@ -33,8 +33,9 @@ def test_loss_and_gradients_are_those_of_cross_entropy(chunk_tokens):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_loss_is_fp32_with_16_bit_weights(dtype):
-    """The softmax is in fp32 with 16-bit weights; logits and gradients have the rounding of products, 2^-8 or
-    2^-11."""
+    """With 16-bit weights, the softmax is in fp32. Logits and gradients are rounded as the products are, to
+    2^-8 or 2^-11.
+    """
     hidden, weight, labels = tensors(dtype)
     loss = linear_cross_entropy(hidden, weight, labels, 7)
     assert loss.dtype == torch.float32
@@ -51,7 +52,9 @@ def test_loss_is_fp32_with_16_bit_weights(dtype):
 
 
 def test_small_gradients_do_not_underflow_in_fp16():
-    """Small gradients do not underflow in fp16, because 1/n is applied after the products."""
+    """Small gradients do not underflow in fp16, because the division by the number of tokens comes after the
+    products.
+    """
     hidden, weight, labels = tensors(torch.float16)
     loss = linear_cross_entropy(hidden, weight, labels, 0)
     (gradient,) = torch.autograd.grad(loss * 2.0**11, hidden)
@@ -77,7 +80,9 @@ def test_no_gradient_is_computed_under_no_grad():
 
 
 def test_logits_of_one_chunk_only_exist_at_a_time():
-    """The largest tensor of a forward and backward pass is one chunk's logits."""
+    """At any time, logits exist for one chunk only: they are the largest tensor of a forward and backward
+    pass.
+    """
     hidden, weight, labels = tensors()
     largest = 0
 
@@ -96,7 +101,9 @@ def test_logits_of_one_chunk_only_exist_at_a_time():
 
 @pytest.mark.parametrize("chunk_tokens", [0, 7])
 def test_a_masked_loss_is_the_mean_over_learnt_tokens(chunk_tokens):
-    """A masked loss and its gradients equal torch's with ignored labels; a mask of ones changes no bit."""
+    """A masked loss and its gradients equal torch's with ignored labels; a mask of ones gives the same bits
+    as no mask.
+    """
     hidden, weight, labels = tensors()
     mask = (torch.arange(TOKENS) % 3 > 0).float()
     loss = linear_cross_entropy(hidden, weight, labels, chunk_tokens, mask)
@@ -112,8 +119,9 @@ def test_a_masked_loss_is_the_mean_over_learnt_tokens(chunk_tokens):
 
 
 def test_micro_batches_with_a_common_denominator_add_up():
-    """Micro batches with few, all and no unmasked tokens sum to the mean over all tokens, with its
-    gradient."""
+    """With a common denominator, micro batches with few, all or no unmasked tokens add up to the mean over
+    all tokens and its gradient.
+    """
     hidden, weight, labels = tensors()
     mask = (torch.arange(TOKENS) < 13).float()
     mask[:8] = (torch.arange(8) % 3 == 0).float()
@@ -130,7 +138,9 @@ def test_micro_batches_with_a_common_denominator_add_up():
 
 
 def test_the_likeliest_token_is_left_where_it_is_asked_for():
-    """The likeliest token is filled in if requested: of equal logits the smallest id, without padding."""
+    """If requested, the most likely token of each position is returned: of equal logits the smallest id, and
+    never a padding row.
+    """
     hidden, weight, _ = tensors()
     with torch.no_grad():
         weight[9] = weight[4]
@@ -152,7 +162,7 @@ def test_nothing_learnt_is_a_loss_of_zero():
 
 
 def test_each_tokens_loss_is_left_where_it_is_asked_for():
-    """Each token's loss is filled in if requested, masked or not, without an effect on the loss itself."""
+    """If requested, the loss of each token is returned, masked or not, and the total loss does not change."""
     hidden, weight, labels = tensors()
     left = torch.full((TOKENS,), -1.0)
     mask = (torch.arange(TOKENS) < 5).float()

@@ -1,4 +1,4 @@
-"""Each boundary function, forward and backward, compared with its definition."""
+"""Each tensor-parallel mapping, forward and backward, compared with its definition."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ B, S, H = 2, 8, 16
 
 
 def of_ranks(*shape: int) -> list[torch.Tensor]:
-    """Return a different tensor for each rank, of small integers, so that sums are exact in any order."""
+    """Return a tensor of small integers that differs between ranks; sums of them are exact in any order."""
     return [draw(*shape, seed=rank).mul(4).round() for rank in range(world().size)]
 
 
@@ -61,8 +61,9 @@ def check_tokens_are_gathered_and_summed():
 
 
 def check_a_gradient_that_two_branches_share_is_not_changed():
-    """A gradient that two branches share is unchanged: for y = x + copy_to(x), autograd passes one tensor to
-    both."""
+    """A gradient that two branches share is not modified: for y = x + copy_to(x), autograd passes the same
+    tensor to both.
+    """
     group = world()
     grads = of_ranks(B, S, H)
     x = draw(B, S, H).requires_grad_()
@@ -89,7 +90,7 @@ def check_parameters_are_summed_in_one_message():
 
 
 def check_16_bit_collectives_run():
-    """16-bit collectives run, which gloo has not supported in every release of torch."""
+    """Collectives run in 16 bits, which some releases of torch do not support with gloo."""
     group = world()
     for dtype in (torch.bfloat16, torch.float16):
         x = torch.full((B, S, H), group.rank + 1.0, dtype=dtype)

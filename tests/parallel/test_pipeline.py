@@ -1,4 +1,6 @@
-"""DeepSpeed's pipeline over our layers trains like one process: losses, norms, weights, evaluation."""
+"""DeepSpeed's pipeline with our layers trains like one process: losses, gradient norms, weights and
+evaluation.
+"""
 
 import contextlib
 import functools
@@ -24,7 +26,7 @@ from tests.parallel.rounding import rounding, training_terms
 from tests.parallel.small import S, gpt_config, text
 
 STEPS, MICRO_BATCHES, CLIP, RATE = 4, 4, 0.5, 1e-2
-# More blocks than stages, and an odd number of them.
+# More layers than stages, and an odd number of them.
 LAYERS = {"num_layers": 5}
 ALLOWED = rounding(training_terms(STEPS, LAYERS["num_layers"]))
 
@@ -43,8 +45,9 @@ class Batch(NamedTuple):
 
 
 def batches(step: int, apart: bool) -> list[Batch]:
-    """Return the micro batches of a step, of two sequences; with `apart` they have documents, positions and
-    masks."""
+    """Return the micro batches of a step, with two sequences each; with `apart`, they have document bounds,
+    positions and masks.
+    """
     made = []
     for number in range(MICRO_BATCHES):
         tokens, labels = text(seed=100 * step + number)
@@ -97,7 +100,9 @@ def adamw(named_parameters) -> torch.optim.Optimizer:
 
 @functools.cache
 def of_one_process(apart: bool):
-    """Return ([(loss, gradient norm before clipping)] of each step, loss of an evaluation, final weights)."""
+    """Train in one process and return ([(loss, gradient norm before clipping)] of the steps, evaluation loss,
+    final weights).
+    """
     model = GPT(gpt_config(**LAYERS))
     optimizer, curve = adamw(model.named_parameters()), []
     for step in range(STEPS):
@@ -184,12 +189,16 @@ def check_two_stages_of_two_replicas():
 
 
 def check_two_stages_of_two_replicas_with_documents_and_masks():
-    """The documents' numbers are sent from stage to stage with the activations, and have no gradient."""
+    """Document bounds and positions are sent from stage to stage together with the activations, without a
+    gradient.
+    """
     assert_trains_as_one(*engine_of(Topology(2, 2, 1), [3, 2]), apart=True)
 
 
 def check_four_stages_with_recomputation_and_documents():
-    """Only blocks are recomputed, two at a time within a stage; the embedding's integers never are."""
+    """Transformer layers are recomputed in groups of two within a stage; the embedding, whose inputs are
+    integers, is not.
+    """
     made = engine_of(Topology(4, 1, 1), [1, 1, 2, 1], checkpoint_interval_layers=2)
     assert_trains_as_one(*made, apart=True)
 
@@ -204,8 +213,9 @@ def check_two_stages_of_two_tensor_ranks_with_sequence_parallelism():
 
 
 def check_recomputation_changes_no_bit_with_dropout():
-    """Recomputation changes no bit with dropout from both streams, as each rank has different tokens and
-    heads."""
+    """Recomputation changes no bit with dropout from both random streams, one per rank's tokens and one per
+    rank's heads.
+    """
     curves = []
     for interval in (0, 1, 2):
         torch.manual_seed(3 + dist.get_rank() // 2)
@@ -254,8 +264,9 @@ def check_autograd_does_not_warn_of_the_tied_embedding():
 
 
 def check_a_stage_holds_its_own_layers_by_their_names():
-    """A stage has its layers by name with the initial weights of one process; only the word embedding is on
-    two stages."""
+    """Each stage has its layers under their canonical names, with the initial weights of one process. Only
+    the word embedding is on two stages.
+    """
     groups, model = model_of(Topology(4, 1, 1), [1, 1, 2, 1])
     whole = dict(GPT(gpt_config(**LAYERS)).named_parameters())
     here = dict(canonical_parameters(model))

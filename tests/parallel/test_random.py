@@ -1,4 +1,4 @@
-"""Random states: different by rank, restored exactly, and unaffected by other code."""
+"""Random states differ between ranks, are restored exactly, and are not affected by other code."""
 
 import random
 
@@ -22,7 +22,9 @@ def draw() -> tuple[float, float, float]:
 
 
 def test_a_saved_state_repeats_its_numbers(tmp_path):
-    """A saved state repeats its numbers after going through a file that torch reads as plain data."""
+    """A state gives the same random numbers again after it was saved in a file that torch loads with
+    weights_only.
+    """
     states.seed_rank(1, 0)
     draw()
     torch.save(states.get_state(), tmp_path / "state.pt")
@@ -51,8 +53,9 @@ def test_preserved_leaves_no_trace_even_of_an_error():
 
 
 def test_inside_a_fork_tensor_ranks_differ_and_outside_they_agree():
-    """Inside a fork tensor ranks differ; outside they agree and continue as if nothing had been drawn
-    inside."""
+    """Inside a fork, tensor-parallel ranks draw different numbers. Outside, they draw the same ones,
+    unaffected by the fork.
+    """
     inside, outside = [], []
     for tensor_rank in (0, 1):
         states.seed_rank(1234, 0)
@@ -68,7 +71,7 @@ def test_inside_a_fork_tensor_ranks_differ_and_outside_they_agree():
 
 
 def test_a_stream_goes_on_from_fork_to_fork_and_after_a_resume(tmp_path):
-    """A stream continues from fork to fork and after a resume, also after an error inside."""
+    """A stream continues from one fork to the next, also after an error inside a fork and after a resume."""
     stream = states.TensorParallelStream(1, 0, 0)
     with stream.fork():
         whole = torch.rand(6)
@@ -109,7 +112,9 @@ def test_making_a_stream_leaves_the_generators_alone():
 
 @pytest.mark.parametrize("recomputed", [True, False])
 def test_recomputation_repeats_the_dropped(recomputed):
-    """Recomputation repeats dropout inside and outside of forks, and the stream ends at the same state."""
+    """Recomputation draws the same dropout inside and outside of forks, and leaves the stream in the same
+    state.
+    """
 
     def piece(x):
         with stream.fork():

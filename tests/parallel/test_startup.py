@@ -1,4 +1,4 @@
-"""Start and end of training on a rank, as far as one process shows it."""
+"""How training starts and ends on a rank, as far as one process can show."""
 
 import pytest
 import torch.distributed as dist
@@ -8,7 +8,7 @@ from nbtrain.parallel import startup
 
 @pytest.mark.parametrize(("ranks", "barriers"), [(1, 0), (2, 1)])
 def test_a_gpu_alone_waits_for_nobody(monkeypatch, ranks, barriers):
-    """A single GPU does not wait at a barrier, because NCCL's warning would add three lines to each log."""
+    """A single GPU skips the barrier, because NCCL would write a warning of three lines to each log."""
     waited = []
     monkeypatch.setattr(dist, "get_world_size", lambda: ranks)
     monkeypatch.setattr(dist, "get_backend", lambda: "nccl")

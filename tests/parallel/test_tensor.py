@@ -1,4 +1,4 @@
-"""Tensor-parallel layers compared with one process: outputs, gradients of inputs and of weights."""
+"""Tensor-parallel layers compared with one process: outputs, and gradients of inputs and weights."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ INIT = Initializer(seed=7, std=0.3, num_layers=2)
 
 
 def whole_linear(inputs: int, outputs: int, name: str = "linear"):
-    """Return (weight, bias) of one process, with a bias that is not 0."""
+    """Return (weight, bias) of an unsharded layer, with a bias that is not 0."""
     return INIT.normal(f"{name}.weight", outputs, inputs), nn.Parameter(draw(outputs, seed=9))
 
 
@@ -54,8 +54,9 @@ def check_column_layers():
 
 
 def check_row_layers():
-    """In row layers, the bias is added once, and its gradient is complete on every rank, whichever tokens it
-    has."""
+    """A row-parallel layer adds its bias once, and the bias has its full gradient on every rank, whichever
+    tokens the rank has.
+    """
     group = world()
     weight, bias = whole_linear(FFN, H)
     x, grad = draw(B, S, FFN, seed=1).requires_grad_(), draw(B, S, H, seed=2)
@@ -106,7 +107,9 @@ def check_frozen_weights_and_inputs_without_gradient():
 
 
 def check_autocast_computes_in_bf16_forward_and_backward():
-    """Autocast computes in bf16 forward and backward; gradients are in fp32 and near an fp32 model's."""
+    """Under autocast, forward and backward passes run in bf16; gradients are in fp32 and close to those of an
+    fp32 model.
+    """
     group = world()
     for sequence_parallel in (False, True):
         column = ColumnParallelLinear("column", H, FFN, INIT, group, sequence_parallel)
@@ -126,7 +129,9 @@ def check_autocast_computes_in_bf16_forward_and_backward():
 
 
 def check_recomputation_repeats_the_collectives():
-    """Recomputation under torch's checkpoint repeats the collectives, and the gradients are bit-identical."""
+    """torch's checkpoint runs the collectives again for the backward pass, and the gradients are
+    bit-identical.
+    """
     group = world()
     for sequence_parallel in (False, True):
         column = ColumnParallelLinear("column", H, FFN, INIT, group, sequence_parallel)
@@ -144,8 +149,9 @@ def check_recomputation_repeats_the_collectives():
 
 
 def check_only_the_part_of_a_sequence_is_kept_for_backward():
-    """With sequence parallelism only this rank's part is kept: gathered inputs are dropped and gathered
-    again."""
+    """With sequence parallelism, only this rank's part of the input is kept for the backward pass; the
+    gathered input is not.
+    """
     group = world()
     column = ColumnParallelLinear("column", H, FFN, INIT, group, True)
     kept = []
@@ -155,8 +161,7 @@ def check_only_the_part_of_a_sequence_is_kept_for_backward():
 
 
 def check_a_compiled_layer_is_the_same():
-    """A compiled layer is the same; its graph ends at the collectives, and `eager` runs without a C++
-    compiler."""
+    """A compiled layer gives the same gradients; the `eager` backend needs no C++ compiler."""
     group = world()
     column = ColumnParallelLinear("column", H, FFN, INIT, group, True)
     row = RowParallelLinear("row", FFN, H, INIT, group, True)
@@ -172,8 +177,9 @@ def check_a_compiled_layer_is_the_same():
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_cut_weights_are_those_of_one_process(size):
-    """Sharded weights equal parts of one process's weights and are marked with their dimension; whole
-    parameters are not."""
+    """The shards together equal the weight of one process, and each records the dimension that is sharded; a
+    replicated parameter records none.
+    """
     hidden, unit = H, 3 * H // HEADS
     layers = {
         "qkv": (lambda g: ColumnParallelLinear("qkv", hidden, 3 * hidden, INIT, g, unit=unit), 0),
@@ -195,7 +201,9 @@ def test_cut_weights_are_those_of_one_process(size):
 
 
 def test_each_rank_holds_whole_heads():
-    """Rank r of 2 holds query, key and value of heads 2 r and 2 r + 1, in the packed order of one process."""
+    """Rank r of 2 has the query, key and value rows of heads 2 r and 2 r + 1, in the order of the packed
+    weight.
+    """
     size = H // HEADS
     packed = INIT.normal("qkv.weight", 3 * H, H).view(HEADS, 3, size, H)
     for rank in range(2):
@@ -204,7 +212,9 @@ def test_each_rank_holds_whole_heads():
 
 
 def test_a_head_is_never_split():
-    """A head is never split: 6 ranks could split 48 rows evenly, but only through the heads."""
+    """A head is never split: 48 rows could be divided by 6 ranks, but only by splitting heads, so this is an
+    error.
+    """
     with pytest.raises(
         ValueError,
         match="qkv: 48 outputs in units of 12 cannot be sharded across 6 tensor-parallel ranks: must be a "
@@ -223,7 +233,7 @@ def test_uneven_rows_and_vocabularies_are_refused():
 
 
 def test_more_padding_leaves_the_true_rows_as_they_are():
-    """More ranks cause more padding, but leave the true rows and their initial values unchanged."""
+    """More ranks mean more padding rows; the real rows and their initial values do not change."""
     rows = [INIT.normal("words.weight", padded, H)[:VOCAB] for padded in (50, 52, 56, 64)]
     assert all(torch.equal(rows[0], other) for other in rows[1:])
 

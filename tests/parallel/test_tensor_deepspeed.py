@@ -1,4 +1,4 @@
-"""DeepSpeed trains the tensor-parallel layers like one process: losses, gradient norms, clipping."""
+"""DeepSpeed trains tensor-parallel layers like one process: losses, gradient norms and clipping."""
 
 import contextlib
 import functools
@@ -27,7 +27,7 @@ def adamw(model) -> torch.optim.Optimizer:
 
 @functools.cache
 def curve_of_one_process() -> list[tuple[float, float]]:
-    """Return (loss, gradient norm before clipping) of each step."""
+    """Train in one process and return (loss, gradient norm before clipping) of each step."""
     model = GPT(gpt_config())
     optimizer, curve = adamw(model), []
     for _ in range(STEPS):
@@ -111,8 +111,9 @@ def check_zero_3_with_sequence_parallelism():
 
 
 def check_without_the_marks_the_norm_is_wrong_in_silence():
-    """Without the marks on parameters the norm is wrong without an error: DeepSpeed counts only rank 0's
-    shards."""
+    """If sharded parameters are not marked, the gradient norm is wrong without an error, because DeepSpeed
+    counts only rank 0's shards.
+    """
     (loss, norm), *_ = curve_of_deepspeed(1, False, unmarked=True)
     expected_loss, expected_norm = curve_of_one_process()[0]
     assert abs(loss - expected_loss) < 1e-5

@@ -1,4 +1,4 @@
-"""The model over tensor-parallel ranks equals one process: losses, gradients, logits, dropout."""
+"""The model on tensor-parallel ranks equals one process: losses, gradients, logits and dropout."""
 
 import dataclasses
 import functools
@@ -49,8 +49,9 @@ def assert_gradients(model: GPT, one: GPT) -> None:
 
 
 def check_loss_and_gradients_are_those_of_one_process():
-    """Loss and gradients equal one process's from the same initial weights, plain and with documents, masks
-    and positions."""
+    """Loss and gradients equal one process's with the same initial weights, for plain batches and with
+    documents, masks and positions.
+    """
     tokens, labels = text()
     mask = (torch.arange(2 * S).view(2, S) % 3 > 0).float()
     for options in ({}, {**DOCUMENTS, "loss_mask": mask, "loss_denominator": torch.tensor(5.0)}):
@@ -68,8 +69,9 @@ def check_loss_and_gradients_are_those_of_one_process():
 
 
 def check_other_layers_are_those_of_one_process():
-    """Other layers equal one process: norms, activations, biases, shared and whole groups, head sizes,
-    windows, caps."""
+    """Models with other kinds of layers equal one process: norms, activations, biases, grouped heads, head
+    sizes, windows and caps.
+    """
     tokens, labels = text()
     for kind in KINDS:
         one = GPT(gpt_config(VOCAB, **kind))
@@ -86,8 +88,9 @@ def check_other_layers_are_those_of_one_process():
 
 
 def check_logits_are_those_of_one_process():
-    """Gathered logits equal one process's, with -inf for padding; a cache holds this rank's groups, at least
-    one."""
+    """Gathered logits equal one process's, with -inf for padding. A rank's cache has its own key and value
+    heads, at least one.
+    """
     tokens = text()[0]
     for kind, groups in (({}, 4), (GROUPED, 2), ({"num_query_groups": 1}, 1)):
         with torch.no_grad():
@@ -105,7 +108,9 @@ def check_logits_are_those_of_one_process():
 
 
 def losses_of_dropped(sequence_parallel: bool, hidden: float, attention: float, **changes):
-    """Return (loss, gradients) of one step with dropout, seeded as in training, the same on every call."""
+    """Run one step with dropout, seeded as in training, and return (loss, gradients); every call gives the
+    same result.
+    """
     torch.manual_seed(3)
     model = cut_model(
         sequence_parallel, stream=True, hidden_dropout=hidden, attention_dropout=attention, **changes
@@ -116,7 +121,9 @@ def losses_of_dropped(sequence_parallel: bool, hidden: float, attention: float, 
 
 
 def check_replicated_activations_are_dropped_alike():
-    """Without sequence parallelism, the residual stream and its gradients are equal on all ranks."""
+    """Without sequence parallelism, the hidden states between layers and their gradients are equal on all
+    ranks.
+    """
     loss, gradients = losses_of_dropped(False, 0.5, 0.5)
     names = [name for name, _ in GPT(gpt_config()).named_parameters()]
     whole = gradients[names.index("final_layernorm.weight")]
@@ -127,7 +134,7 @@ def check_replicated_activations_are_dropped_alike():
 
 
 def check_cut_activations_are_dropped_apart():
-    """Tokens of a rank and heads of a rank have different dropout on each rank."""
+    """Dropout differs between ranks, for the tokens that a rank has and for its heads."""
     group = world()
     for sequence_parallel, name in ((True, "hidden_dropout"), (False, "attention_dropout")):
         model = cut_model(sequence_parallel, stream=True, **{name: 0.5})
@@ -159,8 +166,9 @@ def check_recomputation_changes_no_bit_with_dropout_of_both_streams():
 
 
 def check_parameters_of_own_tokens_are_marked():
-    """Whole parameters that are applied to a part of the tokens are marked: LayerNorms, positions, biases of
-    row layers."""
+    """With sequence parallelism, every replicated parameter is marked, such as LayerNorms, positions and
+    row-parallel biases: each rank applies it to its own tokens only.
+    """
     for sequence_parallel in (False, True):
         model = cut_model(sequence_parallel)
         marked = {
@@ -184,7 +192,9 @@ def check_autocast_keeps_fp32_gradients():
 
 
 def check_compiled_layers_are_the_same():
-    """Compiled layers are the same up to the last bits; graphs end at collectives and random streams."""
+    """Compiled layers, with graph breaks at collectives and random streams, give the same gradients up to
+    rounding.
+    """
     if not (shutil.which("g++") or shutil.which("clang++")):
         return
     tokens, labels = text()
@@ -209,7 +219,9 @@ def test_ranks_that_cannot_share_groups_are_refused():
 
 
 def test_more_padding_changes_no_loss():
-    """The padding depends on the number of ranks, but not the loss, because the softmax excludes it."""
+    """More ranks need more vocabulary padding, but the loss does not change, because the softmax excludes the
+    padding.
+    """
     for chunk in (0, 5):
         config = gpt_config(VOCAB, cross_entropy_chunk_tokens=chunk)
         losses = []
@@ -230,8 +242,9 @@ OF_FOUR = [
 
 @pytest.fixture(scope="module")
 def outcomes(fork_server, tmp_path_factory):
-    """Return outcomes(size), which launches the checks of that many ranks once; tests of one size start no
-    other."""
+    """Return a function that runs the checks on a number of ranks. Each number is launched once, when the
+    first test needs it.
+    """
     # On four ranks only checks that could differ from two.
     checks = {2: ranks.names(globals()), 4: OF_FOUR}
 

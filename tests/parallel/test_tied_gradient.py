@@ -1,4 +1,6 @@
-"""The gradient of a parameter shared by stages is the tensor that ZeRO will use, wherever it is kept."""
+"""The gradient of a parameter that two stages share is summed in the tensor that ZeRO reads, wherever that
+is.
+"""
 
 import torch
 from torch import nn
@@ -7,8 +9,9 @@ from nbtrain.parallel.pipeline import _TiedGradient
 
 
 def test_the_accumulated_gradient_is_the_one_that_is_summed():
-    """The accumulated gradient is summed in place: with ZeRO 1 and fp16 weights, `grad` is None after the
-    backward pass."""
+    """The accumulated gradient itself is summed: with ZeRO 1 and fp16 weights, `grad` is None after the
+    backward pass.
+    """
     weight = nn.Parameter(torch.zeros(3, dtype=torch.float16))
     tied = _TiedGradient(weight)
     assert tied.grad is None

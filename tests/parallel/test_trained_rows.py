@@ -1,4 +1,4 @@
-"""Trained rows instead of a frozen matrix's rows give the same results as if the matrix held them."""
+"""Trainable rows on top of a frozen matrix give the same results as if the matrix contained them."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from tests.parallel.cut import assert_close, draw, world
 from tests.parallel.rounding import ONE_SUM
 
 B, S, H, VOCAB, PADDED = 2, 16, 16, 50, 64
-# Both ends of the parts of two ranks; none in a third part of four.
+# Rows at both ends of the shards of two ranks; 49 is the last row before the padding.
 IDS = (0, 3, 31, 32, 49)
 
 
@@ -93,8 +93,9 @@ def test_a_rank_has_the_rows_of_its_part():
 
 
 def check_ranks_have_the_gradient_of_one_process():
-    """Ranks have the gradient of one process with and without sequence parallelism, for the embedding, the
-    output, and both."""
+    """Every rank has the same gradient as one process, with and without sequence parallelism, for rows used
+    in the embedding and the output.
+    """
     group = world()
     for sequence_parallel in (False, True):
         rows, weight, tokens = inputs()

@@ -1,4 +1,6 @@
-"""Ranks that share sequences train like one process: the mean of their gradients is the whole's gradient."""
+"""Ranks that share sequences train like one process: the mean of their gradients is the gradient of the whole
+sequence.
+"""
 
 import contextlib
 import functools
@@ -37,7 +39,7 @@ def mean(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check_tokens_are_traded_for_heads_and_back():
-    """A rank gets its heads of every rank's tokens by value, and the gradient is exchanged back."""
+    """Each rank receives its own heads for all tokens, and the gradient is sent back the same way."""
     group = world()
     whole = draw(2, S, HEADS, 6)
     own = own_part(whole, 1, group).clone().requires_grad_()
@@ -50,8 +52,9 @@ def check_tokens_are_traded_for_heads_and_back():
 
 
 def check_losses_and_gradients_are_those_of_one_process():
-    """Losses and gradients equal one process's: plain, with documents and positions, with masks and a
-    computed or given denominator."""
+    """Losses and gradients equal one process's: for plain batches, with documents and positions, and with
+    masks and a denominator that is computed or given.
+    """
     tokens, labels = text()
     size = world().size
     # A given denominator divides one rank's sum: the mean over the ranks is then the sum over the whole.
@@ -81,7 +84,9 @@ def check_losses_and_gradients_are_those_of_one_process():
 
 
 def check_other_layers_are_those_of_one_process():
-    """Other layers equal one process: whole and repeated groups, windows, caps, rotary positions."""
+    """Models with other kinds of layers equal one process: whole and repeated key-value groups, windows, caps
+    and rotary positions.
+    """
     for kind in KINDS:
         one, model = GPT(gpt_config(**kind)), model_of(**kind)
         expected, loss = one(*text(), **DOCUMENTS), model(*text(), **DOCUMENTS)
@@ -95,7 +100,9 @@ def check_other_layers_are_those_of_one_process():
 
 
 def check_ranks_drop_apart_and_recomputation_changes_no_bit():
-    """Each rank draws dropout by its own seed for its heads and tokens, and recomputation changes no bit."""
+    """Each rank draws the dropout of its heads and tokens with a separate seed, and recomputation changes no
+    bit.
+    """
     results = []
     for interval in (0, 1):
         torch.manual_seed(world().rank)
@@ -135,8 +142,9 @@ def curve_of_one_process() -> list[tuple[float, float]]:
 
 
 def check_deepspeed_trains_as_one_process():
-    """DeepSpeed trains like one process: it knows only data parallelism, and the mean over ranks is right in
-    every stage."""
+    """In every ZeRO stage, DeepSpeed trains like one process. It treats the ranks as data-parallel, and the
+    mean of their gradients is correct.
+    """
     import deepspeed
 
     for stage in (1, 2, 3):

@@ -1,4 +1,5 @@
-"""DeepSpeed's own tensor parallelism (AutoTP) on plain_gpt.py: a second implementation to compare ours with.
+"""DeepSpeed's own tensor parallelism (AutoTP) applied to plain_gpt.py: a second implementation to compare
+ours with.
 
 AutoTP replaces the linear layers with its own and shards their weights; embeddings and logits stay whole on
 every rank.
@@ -25,7 +26,9 @@ SPECS = [
 
 
 def main(path: str, answer: str) -> None:
-    """Train the run in its layout (tp, dp, ZeRO stage); rank 0 writes [[loss, norm] ...] to `answer`."""
+    """Train the run in its layout (tp, dp, ZeRO stage). Rank 0 writes [[loss, norm], ...] to the file
+    `answer`.
+    """
     world = startup.start("cpu", 600)
     import deepspeed
 

@@ -1,4 +1,5 @@
-"""Runs whose curves are compared: layout, ZeRO stage, precision, data, and other settings that change a step.
+"""Training runs whose curves are compared: layout, ZeRO stage, precision, data, and other settings that
+change a step.
 
 All train the same small model from the same weights on the same samples in the same order, without dropout
 (which differs between ranks), so that there is one curve for each kind of data, whatever the layout.
@@ -146,7 +147,7 @@ OFFLOAD: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Largest allowed deviations from one process; test_parity.py explains them."""
+    """The largest allowed deviations from one process; test_parity.py explains them."""
 
     loss: float
     grad_norm: float
@@ -164,7 +165,7 @@ TOLERANCES = {"fp32": FP32, "bf16": FP16, "autocast": FP16, "fp16": FP16}
 
 @dataclass(frozen=True)
 class Case:
-    """One way to train the run; the values of its fields are keys of the tables above, or sizes."""
+    """One way to train the run; each field is a key of the tables above or a size."""
 
     dp: int = 1
     tp: int = 1
@@ -180,9 +181,9 @@ class Case:
     optimizer: str = "adamw"
     hpz: int = 0
     extra: dict[str, Any] = field(default_factory=dict, hash=False)
-    """Further overrides."""
+    """Additional overrides of the configuration."""
     note: str = ""
-    """Description of the overrides in the name."""
+    """Word for these overrides in the case's name."""
 
     @cached_property
     def name(self) -> str:
@@ -201,7 +202,7 @@ class Case:
 
     @property
     def layout(self) -> str:
-        """The layout without the other parts of the name."""
+        """The part of the name that describes the layout."""
         return Case(self.dp, self.tp, self.sp, self.pp, self.us, self.zero).name
 
     @property
@@ -214,8 +215,9 @@ class Case:
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """Overrides of launch.TINY. Every rank runs several micro batches a step, also in the first steps of
-        a ramp."""
+        """Return the overrides of launch.TINY. Every rank runs several micro batches per step, also in the
+        first steps of a batch-size ramp.
+        """
         accumulation_steps = 4 if self.data == "ramp" or self.pp > 2 else 2
         micro = max(GLOBAL_BATCH // (self.dp * accumulation_steps), 1)
         hpz = {"parallel.zero_hpz": True, "parallel.zero_hpz_partition_size": self.hpz} if self.hpz else {}
@@ -240,8 +242,9 @@ class Case:
 
 
 def parity_cases() -> list[Case]:
-    """Return every combination of layouts on up to 8 ranks, and each other choice with each kind of
-    layout."""
+    """Return every combination of layouts with up to 8 ranks, and every other choice with each kind of
+    layout.
+    """
     cases = [Case()]
     # Data parallelism, alone and with every kind of model parallelism.
     cases += [Case(dp=dp, zero=zero) for dp in (1, 2, 4, 8) for zero in (0, 1, 2, 3)]

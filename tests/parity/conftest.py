@@ -1,4 +1,4 @@
-"""A runner that trains cases on forked ranks."""
+"""A fixture that trains cases on forked ranks."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def runner(fork_server: "ForkServer", tmp_path_factory: pytest.TempPathFactory) -> "Runner":
-    """A runner that trains cases in a separate folder and data directory."""
+    """Return a runner that trains cases in a temporary folder with a separate data directory."""
     from tests.parity.runner import Runner, make_datasets
 
     root = tmp_path_factory.mktemp("parity")

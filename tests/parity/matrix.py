@@ -43,7 +43,7 @@ Record = dict[str, Any]
 
 
 class Results:
-    """A file of JSON lines: the results of one state of the sources."""
+    """A file of JSON lines with the results for one version of the sources."""
 
     def __init__(self, folder: Path):
         self.path = folder / f"results-{sources_sha256()[:16]}.jsonl"
@@ -112,7 +112,7 @@ def _first_of(runner: Runner, origin: Case) -> RunDir:
 
 
 def jobs_of(table: str, runner: Runner, done: Callable[[str], bool]) -> Iterator[tuple[str, Job[Record]]]:
-    """Return (name, job) of each case that is not done yet."""
+    """Return (name, job) of each case that has no result yet."""
     if table == "reshape":
         for cases in (
             reshape_cases(),

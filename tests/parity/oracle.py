@@ -1,4 +1,5 @@
-"""The curve of one process in fp32: a plain loop around plain_gpt.py with torch's AdamW, without DeepSpeed.
+"""The reference curve: one process in fp32 that trains plain_gpt.py in a plain loop with torch's AdamW,
+without DeepSpeed.
 
 With optimizer.type: Muon the blocks' matrices are stepped by plain_muon.py.
 
@@ -22,7 +23,7 @@ from tests.parity.plain_muon import PlainMuon
 
 @dataclass(frozen=True)
 class Curve:
-    """The results of a run in one process."""
+    """The results of a run that was trained in one process."""
 
     losses: np.ndarray
     """Loss of each step."""
@@ -33,12 +34,15 @@ class Curve:
     weights: dict[str, torch.Tensor]
     """Final weights by canonical name; the word embedding has no padding."""
     moments: dict[str, dict[str, torch.Tensor]]
-    """Final moments, {kind: {name: tensor}}. Adam's exp_avg, and Muon's momentum_buffer of its matrices, are
-    linear in every gradient, so that a wrong gradient shows by its name; Adam's exp_avg_sq is included."""
+    """Final moments of the optimizer, {kind: {name: tensor}}.
+
+    Adam's exp_avg and Muon's momentum_buffer are linear in every gradient, so a wrong gradient shows under
+    its parameter's name. Adam's exp_avg_sq is included.
+    """
 
 
 def plain_model(config: RunConfig) -> PlainGPT:
-    """Return the plain model with the run's initial weights."""
+    """Return the reference model with the run's initial weights."""
     model, vocabulary = config.model, config.tokenizer.vocab_size
     turns, amplitude = (), 1.0
     if model.position_embedding_type == "rope":
@@ -89,8 +93,9 @@ def plain_model(config: RunConfig) -> PlainGPT:
 
 
 def _pattern(freq: Any, layers: int, at_multiples: int) -> list[int]:
-    """Return Megatron's pattern of layers: a list, or N for `at_multiples` in layers N, 2 N and so on, from
-    1."""
+    """Expand Megatron's pattern of layers: a list with a value for each layer, or N, which gives
+    `at_multiples` to layers N, 2 N, ... counted from 1.
+    """
     if isinstance(freq, list):
         return freq
     return [
@@ -99,7 +104,7 @@ def _pattern(freq: Any, layers: int, at_multiples: int) -> list[int]:
 
 
 def batch_of(dataset: Any, positions: range) -> tuple[torch.Tensor | None, ...]:
-    """Return (tokens, labels, positions, visible, mask) of some samples, as PlainGPT accepts them."""
+    """Return (tokens, labels, positions, visible, mask) of these samples, as PlainGPT expects them."""
     samples = [dataset.sample(position) for position in positions]
     length = len(samples[0].tokens)
     tokens = torch.tensor(np.stack([sample.tokens for sample in samples]), dtype=torch.int64)
@@ -123,7 +128,7 @@ def batch_of(dataset: Any, positions: range) -> tuple[torch.Tensor | None, ...]:
 
 
 def curve(config: RunConfig) -> Curve:
-    """Train the run of `config` in this process, whatever its layout.
+    """Train the run of `config` in this process and return its curve, whatever layout it is configured for.
 
     NBTRAIN_DATA is the data directory.
     """

@@ -1,4 +1,4 @@
-"""docs/evidence/parity.md: the tables of `make parity`'s results."""
+"""Text of docs/evidence/parity.md: the tables with the results of `make parity`."""
 
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -71,7 +71,7 @@ largest deviation of the loss in the steps after loading.
 
 
 def text(results: dict[str, list[Record]], stamp: str) -> str:
-    """Return the whole page."""
+    """Return the text of the whole page."""
     records = results["reshape"]
     parts = [
         HEAD,
@@ -102,7 +102,7 @@ def text(results: dict[str, list[Record]], stamp: str) -> str:
 
 
 def _wrapped(text: str, **values: Any) -> str:
-    """Fill in the fields of `text` and wrap its paragraphs to the width of a page."""
+    """Fill in the fields of `text` and wrap its paragraphs at the page's width."""
     paragraphs = text.format(**values).strip("\n").split("\n\n")
     return "\n\n".join(textwrap.fill(part, WIDTH, break_on_hyphens=False) for part in paragraphs)
 

@@ -1,4 +1,6 @@
-"""A small set of cases that covers every two compatible choices, because most faults need only two."""
+"""A small set of cases that covers every pair of compatible choices, because most faults need only two
+choices.
+"""
 
 import itertools
 import random
@@ -28,14 +30,16 @@ TRIES = 150
 
 
 def case_of(row: Row) -> Case:
-    """Return the case of a row of CHOICES; a missing entry is the first of its choices."""
+    """Return the case for a row of CHOICES. A missing choice gets the first value in its list."""
     whole = {key: choices[0] for key, choices in CHOICES.items()} | {"zero": 1} | row
     tp, sp = whole.pop("tensor")
     return Case(tp=tp, sp=sp, **whole)
 
 
 def goes_together(row: Row) -> bool:
-    """Return whether nbtrain trains such a row; test_parity.py compares this with config/rules/check.py."""
+    """Return whether nbtrain accepts this combination of choices; test_parity.py compares the answer with
+    config/rules/check.py.
+    """
     case = case_of(row)
     return not (
         (case.zero == 0 and (case.precision == "bf16" or case.tp > 1 or case.pp > 1))
@@ -53,7 +57,7 @@ def pairs_of(row: Row) -> set[Pair]:
 
 @cache
 def all_pairs() -> frozenset[Pair]:
-    """Return every two choices that can occur in a compatible row."""
+    """Return every pair of choices that occurs in some compatible row."""
     found = set()
     for (first, ones), (second, others) in itertools.combinations(CHOICES.items(), 2):
         for one, other in itertools.product(ones, others):
@@ -65,7 +69,7 @@ def all_pairs() -> frozenset[Pair]:
 
 @cache
 def cover() -> tuple[Case, ...]:
-    """Return a small set of cases that covers all_pairs(), the same at each call."""
+    """Return a small set of cases that together cover all_pairs(); every call returns the same set."""
     generator, missing, rows = random.Random(42), set(all_pairs()), []
     while missing:
         seed = dict(min(missing, key=lambda pair: sorted(map(repr, pair))))
@@ -81,7 +85,7 @@ def cover() -> tuple[Case, ...]:
 
 
 def _completed(part: Row, generator: random.Random, tries: int = TRIES) -> Row | None:
-    """Return a random compatible row with these choices; None if none was found."""
+    """Return a random compatible row that contains these choices, or None if `tries` attempts find none."""
     for _ in range(tries):
         row = {key: generator.choice(choices) for key, choices in CHOICES.items()} | part
         if goes_together(row):

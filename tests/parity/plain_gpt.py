@@ -1,4 +1,4 @@
-"""GPT-3 and related models in plain torch, written from the papers without nbtrain's code: the reference of
+"""GPT-3 and related models in plain torch, written from the papers without nbtrain's code: the reference for
 every layout.
 
 Attention is written out, logits are whole, and the loss is torch's. The modules have nbtrain's canonical
@@ -16,7 +16,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Kind:
-    """The formulas of a model; the defaults are GPT-3's."""
+    """The formulas that define a model; the defaults are those of GPT-3."""
 
     rms_norm: bool = False
     epsilon: float = 1e-5
@@ -25,21 +25,23 @@ class Kind:
     qkv_bias: bool = True
     tied: bool = True
     width: int = 0
-    """Width of the MLP; 0 means 4h."""
+    """Width of the MLP; 0 means 4 h."""
     angles: tuple[float, ...] = ()
-    """Rotary positions: radians of each pair for one position; () for learned positions."""
+    """Rotary angles in radians per position, one for each pair; () for learned positions."""
     amplitude: float = 1.0
-    """Factor by which rotary positions multiply queries and keys."""
+    """Factor that multiplies rotated queries and keys."""
     groups: int = 0
     """Number of key and value heads; 0 means one for each query head."""
     head: int = 0
-    """Size of a head; 0 means h / heads."""
+    """Size of a head; 0 means the hidden size divided by the number of heads."""
     normed_heads: bool = False
-    """Whether each head's queries and keys are normed."""
+    """Whether the queries and keys of each head are normalized."""
     windows: tuple[int, ...] = ()
-    """Number of tokens that a query of each layer sees, itself included; 0 or () means all earlier ones."""
+    """Attention window of each layer in tokens, including the query itself; 0 or () means all earlier
+    tokens.
+    """
     unturned: tuple[int, ...] = ()
-    """Layers, from 0, without rotary positions."""
+    """Indices of layers without rotary positions, from 0."""
     score_cap: float = 0.0
     logit_cap: float = 0.0
 
@@ -48,7 +50,7 @@ GPT_3 = Kind()
 
 
 class RMSNorm(nn.Module):
-    """RMSNorm (arXiv:1910.07467, equation 4), with the epsilon of its authors' code."""
+    """RMSNorm (arXiv:1910.07467, equation 4), with epsilon as in the authors' code."""
 
     def __init__(self, hidden: int, epsilon: float):
         super().__init__()
@@ -60,8 +62,9 @@ class RMSNorm(nn.Module):
 
 
 def angles(size: int, base: float, scaling: dict | None) -> tuple[tuple[float, ...], float]:
-    """Return the angles of the pairs of `size` numbers, and the amplitude (arXiv:2104.09864, 2306.15595,
-    2309.00071)."""
+    """Return the rotary angles for a head with `size` rotated numbers, and the amplitude (arXiv:2104.09864,
+    2306.15595, 2309.00071).
+    """
     plain = [base ** (-2 * pair / size) for pair in range(size // 2)]
     if scaling is None:
         return tuple(plain), 1.0
@@ -92,7 +95,7 @@ def angles(size: int, base: float, scaling: dict | None) -> tuple[tuple[float, .
 
 
 def turned(x: torch.Tensor, positions: torch.Tensor, kind: Kind) -> torch.Tensor:
-    """Multiply [b, n, s, d] as complex numbers by e^(i position angle)."""
+    """Rotate [b, n, s, d]: multiply its pairs, as complex numbers, by e^(i position angle)."""
     half = len(kind.angles)
     phase = positions[:, None, :, None] * torch.tensor(kind.angles, dtype=torch.float32)
     pairs = torch.complex(x[..., :half], x[..., half : 2 * half]) * torch.polar(torch.ones_like(phase), phase)
@@ -101,12 +104,14 @@ def turned(x: torch.Tensor, positions: torch.Tensor, kind: Kind) -> torch.Tensor
 
 
 def norm(hidden: int, kind: Kind) -> nn.Module:
-    """Return one norm over the last dimension."""
+    """Return the model's kind of norm over the last dimension."""
     return RMSNorm(hidden, kind.epsilon) if kind.rms_norm else nn.LayerNorm(hidden, kind.epsilon)
 
 
 class Attention(nn.Module):
-    """Causal attention; each group's query heads, key and value are adjacent (arXiv:2305.13245)."""
+    """Causal attention. In the packed weight, the query heads, key and value of a group are adjacent
+    (arXiv:2305.13245).
+    """
 
     def __init__(self, index: int, hidden: int, heads: int, kind: Kind):
         super().__init__()
@@ -144,7 +149,7 @@ class Attention(nn.Module):
 
 
 class GatedLinear(nn.Linear):
-    """Gated linear layer with biases: swish(x Wg + bg) * (x W + b), arXiv:2002.05202, equation 5."""
+    """Gated linear layer with biases, swish(x Wg + bg) * (x W + b), arXiv:2002.05202, equation 5."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool):
         super().__init__(inputs, outputs, bias)
@@ -158,7 +163,7 @@ class GatedLinear(nn.Linear):
 
 
 class MLP(nn.Module):
-    """MLP with GELU in its tanh form, ReLU squared, or SwiGLU."""
+    """MLP with GELU (tanh approximation), squared ReLU, or SwiGLU."""
 
     def __init__(self, hidden: int, kind: Kind):
         super().__init__()
@@ -177,7 +182,7 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """Pre-LN transformer layer."""
+    """Transformer layer with pre-LayerNorm."""
 
     def __init__(self, index: int, hidden: int, heads: int, kind: Kind):
         super().__init__()
@@ -192,7 +197,7 @@ class Layer(nn.Module):
 
 
 class PlainGPT(nn.Module):
-    """GPT that returns the loss of b sequences of s tokens."""
+    """GPT that returns the loss for b sequences of s tokens."""
 
     def __init__(
         self, layers: int, hidden: int, heads: int, vocabulary: int, positions: int, kind: Kind = GPT_3
@@ -214,8 +219,9 @@ class PlainGPT(nn.Module):
         visible: torch.Tensor | None = None,
         learnt: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the mean over the tokens, or over those in the mask. All are [b, s]; visible is bool [b, s,
-        s]: query, key."""
+        """Return the mean loss over all tokens, or over the unmasked ones. All arguments are [b, s], except
+        visible: bool [b, s, s], indexed by query and key.
+        """
         batch, length = tokens.shape
         causal = torch.ones(batch, length, length, dtype=torch.bool).tril()
         visible = causal if visible is None else causal & visible

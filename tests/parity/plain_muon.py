@@ -1,4 +1,4 @@
-"""Muon in plain torch, one matrix after the other in fp32, without nbtrain's code: the reference of every
+"""Muon in plain torch, one matrix after the other in fp32, without nbtrain's code: the reference for every
 layout.
 
 Written from the algorithm's own page (kellerjordan.github.io/posts/muon) and arXiv:2502.16982, section 2.2;
@@ -14,7 +14,7 @@ from tests.parity.plain_gpt import PlainGPT
 
 
 def orthogonal(matrix: torch.Tensor, iterations: int) -> torch.Tensor:
-    """Return approximately U V^T of the matrix's singular value decomposition."""
+    """Approximate U V^T of the matrix's singular value decomposition."""
     x = matrix / max(matrix.pow(2).sum().sqrt().item(), 1e-7)
     if x.shape[0] > x.shape[1]:
         x = x.T
@@ -25,7 +25,7 @@ def orthogonal(matrix: torch.Tensor, iterations: int) -> torch.Tensor:
 
 
 class PlainMuon:
-    """Optimizer for the matrices of a model's layers."""
+    """Optimizer for the matrices of a model's transformer layers."""
 
     def __init__(self, model: PlainGPT, config: Any):
         self.settings, self.groups = config.optimizer, config.model.resolved_num_query_groups
@@ -40,7 +40,9 @@ class PlainMuon:
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
-        """Step with the clipped gradients; `lr` is the schedule's learning rate."""
+        """Update the weights with the clipped gradients; `lr` is the learning rate that the schedule
+        gives.
+        """
         settings, lr = self.settings, lr * self.factor
         for name, value in self.held.items():
             gradient, mean = value.grad, settings.muon_momentum

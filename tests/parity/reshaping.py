@@ -1,5 +1,5 @@
-"""Checkpoints that one layout writes and another loads: their contents stay the same, and the curve
-continues.
+"""Checkpoints that are written in one layout and loaded in another: their contents stay the same, and the
+loss curve continues.
 
 The second layout saves what it has loaded before its first step: masters, moments and Adam's step of every
 parameter must equal the first layout's byte for byte (except for the vocabulary's padding, which depends on
@@ -27,25 +27,28 @@ OVERRIDES = {"checkpoint.keep_last": STEPS}
 
 @dataclass(frozen=True)
 class Reshaped:
-    """The results of continuing a checkpoint in another layout; its contents were byte-equal, or an error was
-    raised."""
+    """The result of continuing a checkpoint in another layout, after its contents were found to be
+    byte-equal.
+    """
 
     loss: float
-    """Largest deviation from one process (bf16: from the run that wrote it) in the steps after the load."""
+    """Largest deviation of the loss after the load, compared with one process (in bf16: with the run that
+    wrote the checkpoint).
+    """
     grad_norm: float
     tensors: int
-    """Number of parameters whose weight, master, moments and step were compared."""
+    """Number of parameters whose weight, master weight, moments and step were compared."""
 
 
 def first_half(runner: Runner, case: Case) -> Job[RunDir]:
-    """Train a run in `case` up to the checkpoint of step AT and from there to the end."""
+    """Train a run in the layout of `case` to its end, with a checkpoint at step AT."""
     run = runner.make_run(case, f"{case.name}-first", OVERRIDES | {"checkpoint.save_interval_steps": AT})
     yield from runner.train(run, case)
     return run
 
 
 def reshaped(runner: Runner, first: RunDir, case: Case) -> Job[Reshaped]:
-    """Continue the checkpoint of `first` in the layout of `case`."""
+    """Continue the checkpoint of `first` in the layout of `case`, and compare the results."""
     name = f"{first.name}-to-{case.name}"
     run, copy = (runner.make_run(case, f"{name}{suffix}", OVERRIDES) for suffix in ("", "-copy"))
     shutil.copytree(first.checkpoint(AT), run.checkpoint(AT))
@@ -64,8 +67,9 @@ def reshaped(runner: Runner, first: RunDir, case: Case) -> Job[Reshaped]:
 
 
 def _continue(runner: Runner, run: RunDir, copy: RunDir, case: Case, step: int) -> Job[int]:
-    """Load, save the loaded state in `copy`, and train; return the number of parameters that are byte-equal
-    in both."""
+    """Load the checkpoint, save the loaded state in `copy`, and train. Return how many parameters are
+    byte-equal in both.
+    """
     before = contents(run.checkpoint(step))
     ended = yield runner.start(run, case.ranks, "tests.parity.suffering:reshaped", str(copy.path))
     if not ended.succeeded:
@@ -77,10 +81,11 @@ def _continue(runner: Runner, run: RunDir, copy: RunDir, case: Case, step: int) 
 
 
 def chained(runner: Runner, cases: Sequence[Case], name: str) -> Job[Reshaped]:
-    """Train the run `name` through all of `cases`, which have one precision, with another layout after every
-    step."""
+    """Train the run `name` through all of `cases`, changing the layout after every step. All cases have the
+    same precision.
+    """
     precision = cases[0].precision
-    # The last layout runs the remaining steps.
+    # The last layout trains the remaining steps.
     ends = [*range(1, len(cases)), STEPS]
     assert len(cases) <= STEPS
     run = runner.make_run(cases[0], name, OVERRIDES)
@@ -104,7 +109,7 @@ def chained(runner: Runner, cases: Sequence[Case], name: str) -> Job[Reshaped]:
 
 
 def reshape_cases() -> list[Case]:
-    """Return layouts of every kind; each is loaded into each other."""
+    """Return one layout of each kind. A checkpoint of each is loaded in every other layout."""
     return [
         Case(zero=0),
         Case(dp=2),
@@ -121,21 +126,23 @@ def reshape_cases() -> list[Case]:
 
 
 def reshape_cases_all() -> list[Case]:
-    """Return half of them, with every field of the layers; tensor ranks share the single group."""
+    """Return half of these layouts with a model that uses all fields of the layers; the tensor-parallel ranks
+    share its only key-value group.
+    """
     return [replace(case, model="all") for case in reshape_cases()[1::2]]
 
 
 def reshape_cases_muon() -> list[Case]:
-    """Return half of them, with every stage and kind of layout, with Muon."""
+    """Return half of these layouts with the Muon optimizer, including every ZeRO stage and kind of layout."""
     cases = [replace(case, optimizer="muon", offload="none") for case in reshape_cases()]
     return [cases[index] for index in (0, 3, 4, 8, 10)]
 
 
 def reshape_cases_bf16() -> list[Case]:
-    """Return the layouts that support bf16 weights."""
+    """Return the layouts that can train with bf16 weights."""
     return [replace(case, precision="bf16") for case in reshape_cases() if case.zero]
 
 
 def turns(cases: Sequence[Case]) -> list[Case]:
-    """Return all of them once, in an order in which neighbors are far apart in the list."""
+    """Return the first STEPS cases in an order in which neighbors are far apart in the original list."""
     return [*cases[::2], *reversed(cases[1::2])][:STEPS]

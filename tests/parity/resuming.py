@@ -1,4 +1,4 @@
-"""A run that is interrupted in three ways, one after the other, equals an uninterrupted run bit for bit.
+"""A run that is interrupted three times, each time in another way, equals an uninterrupted run bit for bit.
 
     SIGTERM to one rank in the middle of a step      all ranks save and stop in order
     SIGKILL of one rank in the middle of a step      the others follow; the newest checkpoint is an older one
@@ -34,17 +34,23 @@ OVERRIDES = {
 
 @dataclass(frozen=True)
 class Resumed:
-    """The interruptions of a run whose reports and checkpoints all equalled the uninterrupted run's."""
+    """How a run was interrupted, and how much was compared with the uninterrupted run and found equal."""
 
     interruptions: list[str]
     steps: int
-    """Steps whose loss and gradient norm were compared; a step that was trained twice counts twice."""
+    """Number of steps whose loss and gradient norm were compared; a step that was trained twice counts
+    twice.
+    """
     tensors: int
-    """Parameters whose weight, master weight and moments in the last checkpoint have equal SHA-256."""
+    """Number of parameters whose weight, master weight and moments have equal SHA-256 hashes in the last
+    checkpoint.
+    """
 
 
 def resumed(runner: Runner, case: Case) -> Job[Resumed]:
-    """Interrupt and resume a run. Raises AssertionError or RunFailed unless it equals the straight run."""
+    """Interrupt and resume a run. Raises AssertionError or RunFailed if it differs from the uninterrupted
+    run.
+    """
     draw = random.Random(case.name)
     straight = runner.make_run(case, f"{case.name}-straight", OVERRIDES)
     yield from runner.train(straight, case)
@@ -104,7 +110,7 @@ def _expect_killed(ended: Ended, rank: int) -> None:
 
 
 def _assert_certified(run: RunDir, step: int) -> None:
-    """Assert that the newest job continued from `step`, and that its resume report lists no changes."""
+    """Assert that the newest job continued from `step`, and that its resume report says "bit-exact"."""
     job = run.newest_job()
     certificate = ResumeCertificate.read(job.resume_json)
     assert certificate is not None, f"{run.name}: {job.job_id} has no certificate"
@@ -112,7 +118,9 @@ def _assert_certified(run: RunDir, step: int) -> None:
 
 
 def _assert_equal(straight: RunDir, cut: RunDir) -> tuple[int, int]:
-    """Return how many (steps, parameters) were compared. Raises AssertionError at the first difference."""
+    """Compare two runs and return the number of (steps, parameters) compared. Raises AssertionError at the
+    first difference.
+    """
     expected = launch.trace(straight)
     assert sorted(expected) == list(range(1, STEPS + 1))
     made = [
@@ -135,7 +143,9 @@ def _assert_equal(straight: RunDir, cut: RunDir) -> tuple[int, int]:
 
 
 def resume_cases() -> list[Case]:
-    """Return every ZeRO stage, every layout, and every other choice that carries state from step to step."""
+    """Return cases for every ZeRO stage, every layout, and every other choice that keeps state between
+    steps.
+    """
     cases = [Case(dp=dp, zero=zero) for dp in (1, 2) for zero in (0, 1, 2, 3)]
     cases += [Case(tp=2, zero=zero) for zero in (1, 2, 3)]
     cases += [Case(tp=2, sp=True, dp=2, zero=zero) for zero in (1, 2, 3)]
@@ -177,7 +187,9 @@ def resume_cases() -> list[Case]:
 
 
 def resume_cases_of_ci() -> list[Case]:
-    """Return a few cases that cover every kind of layout, ZeRO stage and saving once."""
+    """Return a few cases that together cover every kind of layout, every ZeRO stage and every way of
+    saving.
+    """
     return [
         Case(zero=0, data="masked"),
         Case(dp=2, zero=3, precision="bf16", data="ramp"),

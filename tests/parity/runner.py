@@ -1,4 +1,4 @@
-"""Training of cases in forked ranks, and comparison of their results with one process.
+"""Training of cases on forked ranks, and comparison of the results with one process.
 
 A job is a generator that yields launches and returns its result; a few jobs run at the same time. Every
 launch forks new ranks, because DeepSpeed keeps state of one engine for the next, and a fork takes less time
@@ -41,11 +41,13 @@ Job = Generator[Launch, Ended, Found]
 
 
 class RunFailed(Exception):
-    """Ranks ended in an unexpected way."""
+    """The ranks of a run ended in an unexpected way."""
 
 
 def make_datasets(home: Path) -> None:
-    """Create the datasets that cases name: `test`, `short` (several documents in a sequence) and `packed`."""
+    """Create the datasets that the cases use: `test`, `short` (several documents in a sequence) and
+    `packed`.
+    """
     launch.make_dataset(home)
     launch.make_dataset(home, "short", document_tokens=(3, 20))
     launch.make_packed(home)
@@ -53,29 +55,30 @@ def make_datasets(home: Path) -> None:
 
 @dataclass(frozen=True)
 class Deviation:
-    """Deviation of a run from one process: the maximum over all steps or elements."""
+    """Deviation of a run from one process: the maximum over all steps or parameters."""
 
     loss: float
     grad_norm: float
     validation_loss: float
     weights: float
-    """Largest deviation of any weight at the end."""
+    """Largest deviation of a single weight at the end of training."""
     weights_mean: float
-    """Mean over the weights of the worst parameter."""
+    """Mean deviation of the weights of one parameter, for the parameter in which it is largest."""
     exp_avg: float
-    """Deviation of a parameter's first moments, including Muon's momentum, relative to their norm: shows a
-    missing or scaled gradient."""
+    """Deviation of a parameter's first moment or Muon momentum, relative to its norm; a missing or wrongly
+    scaled gradient shows here.
+    """
     exp_avg_sq: float
-    """Deviation of a parameter's second moments, relative to their norm."""
+    """Deviation of a parameter's second moment, relative to its norm."""
 
     def worst(self, other: "Deviation") -> "Deviation":
-        """Return the larger of each value."""
+        """Return a deviation with the larger value of each field."""
         pairs = zip(asdict(self).values(), asdict(other).values())
         return Deviation(*(max(pair) for pair in pairs))
 
 
 class Runner:
-    """Runs below `root`, by name; `home` is their data directory."""
+    """Trains named runs in folders below `root`; `home` is their data directory."""
 
     def __init__(self, server: ForkServer, root: Path, home: Path):
         self.server, self.root, self.home = server, root, home
@@ -84,11 +87,13 @@ class Runner:
     # --- launches -----------------------------------------------------------------------------------------
 
     def make_run(self, case: Case, name: str, overrides: dict[str, Any] | None = None) -> RunDir:
-        """Create a run as submit does. Raises ConfigError if its layout is refused."""
+        """Create a run's folder in the same way as submit. Raises ConfigError if its layout is not
+        allowed.
+        """
         return launch.make_run(self.root, {**case.overrides, **(overrides or {})}, self.run_dir(name).name)
 
     def run_dir(self, name: str) -> RunDir:
-        """Return the folder of the run `name`, shortened if it is longer than a run's name may be."""
+        """Return the folder of the run `name`; a name that is too long is shortened."""
         if len(name) > NAME_LENGTH:
             name = f"{name[: NAME_LENGTH - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
         return RunDir(self.root / "output" / name)
@@ -101,7 +106,7 @@ class Runner:
         *arguments: Any,
         **options: Any,
     ) -> Launch:
-        """Start ranks for the run's newest job."""
+        """Start the ranks of the run's newest job."""
         job = run.newest_job()
         assert job is not None
         return self.server.start(
@@ -116,7 +121,7 @@ class Runner:
         )
 
     def train(self, run: RunDir, case: Case) -> Job[None]:
-        """Train to the end. Raises RunFailed with the log's last lines."""
+        """Train the run to its end. Raises RunFailed with the last lines of the log."""
         # DeepSpeed guesses which processors can compute in fp16; torch computes without their instructions,
         # slowly.
         function = "tests.parity.worker:main" if case.precision == "fp16" else TRAIN
@@ -125,7 +130,7 @@ class Runner:
             raise RunFailed(f"{run.name}: exit codes {ended.exit_codes}\n{ended.last_words(30)}")
 
     def run(self, job: Job[Found]) -> Found:
-        """Run one job to its end, and return its result."""
+        """Run a single job to its end and return its result."""
         state = self._advance(job, None)
         while isinstance(state, Launch):
             state = self._advance(job, self.server.wait(state))
@@ -134,7 +139,9 @@ class Runner:
     def finish(
         self, jobs: Iterable[tuple[str, Job[Found]]], at_once: int = 2
     ) -> Iterator[tuple[str, Found | str]]:
-        """Run all jobs, and yield (name, result) of each, or the reason of its failure."""
+        """Run all jobs, `at_once` at a time, and yield (name, result) of each. A job that failed has the
+        reason as its result.
+        """
         waiting, running = iter(jobs), []
         while True:
             while len(running) < at_once and (entry := next(waiting, None)) is not None:
@@ -164,7 +171,7 @@ class Runner:
     # --- comparison with one process ----------------------------------------------------------------------
 
     def reference(self, data: str, model: str = "gpt", optimizer: str = "adamw") -> Curve:
-        """Return the curve of one process on a kind of data."""
+        """Return the curve of one process for this data, model and optimizer."""
         key = (data, model, optimizer)
         if key not in self._references:
             overrides = Case(data=data, model=model, optimizer=optimizer, zero=0).overrides
@@ -174,14 +181,14 @@ class Runner:
         return self._references[key]
 
     def parity(self, case: Case) -> Job[Deviation]:
-        """Train the case and compare it."""
+        """Train the case and return its deviation from one process."""
         run = self.make_run(case, case.name)
         yield from self.train(run, case)
         check_size(run)
         return deviation(run, self.reference(case.data, case.model, case.optimizer))
 
     def autotp(self, case: Case) -> Job[tuple[float, float]]:
-        """Return the largest difference in (loss, gradient norm) between DeepSpeed's own tensor parallelism
+        """Return the largest differences in (loss, gradient norm) between DeepSpeed's own tensor parallelism
         and ours.
 
         `case` is a layout and ZeRO stage that both support, and has been trained.
@@ -198,7 +205,9 @@ class Runner:
 
 
 def check_size(run: RunDir) -> None:
-    """Raise AssertionError unless the newest checkpoint has the bytes that checkpoint_bytes.py predicts."""
+    """Raise AssertionError unless the newest checkpoint has the size in bytes that checkpoint_bytes.py
+    predicts.
+    """
     step, config = max(run.checkpoint_steps()), load_resolved(run.config_yaml)
     entries = launch.manifest(run, step)["files"]
     held = sum(_tensor_bytes(load_file(run.checkpoint(step) / name, mmap=True)) for name in entries)
@@ -210,7 +219,7 @@ def check_size(run: RunDir) -> None:
 
 
 def _tensor_bytes(value: Any) -> int:
-    """Return the bytes of all tensors except the random states, which are stored with the trainer's state."""
+    """Return the bytes of all tensors except the random states, which are part of the trainer's state."""
     if isinstance(value, torch.Tensor):
         return value.nbytes
     if isinstance(value, dict):
@@ -219,7 +228,7 @@ def _tensor_bytes(value: Any) -> int:
 
 
 def deviation(run: RunDir, reference: Curve) -> Deviation:
-    """Return the deviation of a finished run from a curve."""
+    """Return how far a finished run deviates from a reference curve."""
     steps = len(reference.losses)
     step = max(run.checkpoint_steps())
     assert step == steps, f"{run.name} ended at step {step}"
@@ -247,7 +256,7 @@ def deviation(run: RunDir, reference: Curve) -> Deviation:
 
 
 def values(run: RunDir, steps: range) -> tuple[np.ndarray, np.ndarray]:
-    """Return losses and gradient norms of these steps, which the run must have made."""
+    """Return (losses, gradient norms) of these steps. Fails if the run did not train one of them."""
     trace = launch.trace(run)
     missing = [step for step in steps if step not in trace]
     assert not missing, f"{run.name}: no trace of steps {missing}"
@@ -256,7 +265,9 @@ def values(run: RunDir, steps: range) -> tuple[np.ndarray, np.ndarray]:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each parameter's state in a checkpoint of any layout, without the padding."""
+    """Return the SHA-256 of each parameter's state in a checkpoint of any layout, excluding the vocabulary's
+    padding.
+    """
     store, hashes = CheckpointStore(folder), {}
     for name in store.parameters:
         rows = store.vocab_size if name in ("word_embeddings.weight", "output_layer.weight") else None
@@ -271,7 +282,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def exceeds(found: Deviation, case: Case) -> str:
-    """Describe the deviations that exceed the case's tolerance; "" if there are none."""
+    """Describe the deviations that are larger than the case's tolerance allows; "" if there are none."""
     allowed = case.tolerance
     exceeded = [
         f"{entry.name} {getattr(found, entry.name):.2g} > {getattr(allowed, entry.name):g}"

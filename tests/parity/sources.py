@@ -1,4 +1,4 @@
-"""The sources that a committed page of measurements holds for: a hash of their code, and library versions.
+"""The sources behind a committed page of measurements: a hash of the code, and the library versions.
 
 The hash covers the modules that a page's entry points import, directly or through others and wherever the
 import statement is, and the tests' own files that choose and compare. No other module can change a result: an
@@ -23,18 +23,19 @@ LIBRARIES = ("torch", "deepspeed")
 
 @dataclass(frozen=True)
 class Evidence:
-    """One page and the sources of its numbers."""
+    """A page of measurements and the sources of its numbers."""
 
     page: Path
     command: str
     """Command that writes the page."""
     entry_points: tuple[str, ...]
-    """Modules that run; what they import is counted too."""
+    """Modules that are run; the modules that they import are counted too."""
     tests: tuple[str, ...]
-    """Files that choose and compare, relative to the repository; what they import is not counted."""
+    """Test files that select and compare, relative to the repository; their imports are not counted."""
     without: tuple[str, ...] = ("nbtrain.corpus",)
-    """Imported packages that do not affect the numbers: of corpus, only names of files and the hash of a
-    tokenizer are used."""
+    """Imported packages that do not affect the numbers. Of corpus, for example, only file names and the hash
+    of a tokenizer are used.
+    """
 
 
 PARITY = Evidence(
@@ -64,7 +65,8 @@ FAULTS = Evidence(
 
 
 def modules(entry_points: Iterable[str], root: Path = REPOSITORY, without: Iterable[str] = ()) -> list[Path]:
-    """Return the files of these modules and of all modules that they import, relative to `root`.
+    """Return the files of these modules and of all modules that they import, directly or not, relative to
+    `root`.
 
     Raises ValueError if an entry point does not exist.
     """
@@ -95,7 +97,7 @@ def _file(name: str, root: Path) -> Path | None:
 # Pages share most of their files, so each text is parsed and tokenized once.
 @functools.cache
 def _imported(source: str) -> tuple[str, ...]:
-    """Yield names that may be modules of the package, and the packages around them."""
+    """Yield names that may be modules of the package, with the packages that contain them."""
     return tuple(_names_imported(ast.parse(source)))
 
 
@@ -118,7 +120,7 @@ def _names_imported(tree: ast.Module) -> Iterator[str]:
 
 @functools.cache
 def code_of(source: str) -> str:
-    """Return a Python file without comments, docstrings, empty lines and trailing spaces."""
+    """Return a Python file without comments, docstrings, empty lines and trailing whitespace."""
     tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
     gone = [token for token in tokens if token.type == tokenize.COMMENT]
     tokens = [token for token in tokens if token.type not in (tokenize.COMMENT, tokenize.NL)]
@@ -137,7 +139,7 @@ def code_of(source: str) -> str:
 
 
 def sources_sha256(evidence: Evidence = PARITY, root: Path = REPOSITORY) -> str:
-    """Return the hash of names and code of every file that affects the page's numbers."""
+    """Return a hash of the names and the code of all files that affect the page's numbers."""
     digest = hashlib.sha256()
     for path in (*modules(evidence.entry_points, root, evidence.without), *map(Path, evidence.tests)):
         text = (root / path).read_text()
@@ -147,14 +149,14 @@ def sources_sha256(evidence: Evidence = PARITY, root: Path = REPOSITORY) -> str:
 
 
 def stamp(evidence: Evidence = PARITY) -> str:
-    """Return the line of a page that names its sources."""
+    """Return the line in a page that names the sources of its numbers."""
     # Without a build's suffix, such as +cpu.
     versions = ", ".join(f"{library} {version(library).partition('+')[0]}" for library in LIBRARIES)
     return f"Sources: sha256 `{sources_sha256(evidence)}`, {versions}."
 
 
 def staleness(evidence: Evidence = PARITY) -> str:
-    """Return why the page's numbers do not come from these sources; "" if they do."""
+    """Return the reason why the page's numbers are out of date; "" if they are not."""
     name = f"docs/evidence/{evidence.page.name}"
     if not evidence.page.exists():
         return f"{name} is not there: `{evidence.command}` writes it"

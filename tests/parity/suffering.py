@@ -1,4 +1,4 @@
-"""Ranks that are interrupted while they train, called through the fork server."""
+"""Training functions for the fork server in which a rank is interrupted or the checkpoint is copied."""
 
 import os
 import signal
@@ -10,8 +10,9 @@ from nbtrain.train.health.heartbeat import HeartbeatWriter
 
 
 def hit(path: str, number: int, rank: int, step: int, beats: int) -> int:
-    """Train; rank `rank` sends itself signal `number` in the middle of a step, `beats` heartbeats after
-    `step`."""
+    """Train; rank `rank` sends itself the signal `number` in the middle of a step, `beats` heartbeats after
+    the end of `step`.
+    """
     beat, left = HeartbeatWriter.beat, [None]
 
     def counted(self, done=None):
@@ -30,7 +31,9 @@ def hit(path: str, number: int, rank: int, step: int, beats: int) -> int:
 
 
 def killed_in_save(path: str, rank: int, step: int, file: int) -> int:
-    """Train; `rank` is killed when its `file`-th file of the save at `step` is written but not yet named."""
+    """Train; at the save of `step`, `rank` is killed after writing its file number `file` and before renaming
+    it into place.
+    """
     replace, seen = os.replace, [0]
 
     def counted(source, target, **options):
@@ -46,7 +49,7 @@ def killed_in_save(path: str, rank: int, step: int, file: int) -> int:
 
 
 def reshaped(path: str, copy: str) -> int:
-    """Train; what was loaded is saved again in the run `copy` before the first step."""
+    """Train; the state that was loaded is first saved again in the run `copy`."""
     load = Built.load
 
     def load_and_save(self, *beat):

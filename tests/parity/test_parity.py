@@ -56,7 +56,7 @@ def test_a_layout_follows_one_process(runner, name):
 
 @pytest.mark.slow
 def test_the_reference_learns(runner):
-    """The reference's loss changes by more than any tolerance, with every kind of data."""
+    """The reference's loss falls by much more than any tolerance, with every kind of data."""
     for data in ("stream", "documents", "masked", "packed", "ramp"):
         losses = runner.reference(data).losses
         assert 6.1 < losses[0] < 6.3, data
@@ -65,8 +65,9 @@ def test_the_reference_learns(runner):
 
 @pytest.mark.slow
 def test_deepspeeds_own_tensor_parallelism_agrees(runner):
-    """DeepSpeed's AutoTP, on a separate model in 2 x 2 ranks with ZeRO 2, has the same losses and norms as
-    ours."""
+    """DeepSpeed's AutoTP, applied to the reference model on 2 x 2 ranks with ZeRO 2, has the same losses and
+    gradient norms as ours.
+    """
     case = Case(tp=2, dp=2, zero=2)
 
     def job():
@@ -79,8 +80,9 @@ def test_deepspeeds_own_tensor_parallelism_agrees(runner):
 
 @pytest.mark.slow
 def test_the_cover_holds_every_pair_that_may_be_trained(tmp_path):
-    """The cover holds every pair of choices that may be trained, and user-facing rules refuse all other
-    pairs."""
+    """The set of cases covers every pair of choices that can be trained, and the configuration rules reject
+    all other pairs.
+    """
     tiny = tmp_path / "tiny.yaml"
     tiny.write_text(launch.TINY)
     met = set()

@@ -1,4 +1,6 @@
-"""A run continues through layouts of every kind, each loading what the previous one saved (reshaping.py)."""
+"""A run continues in layouts of every kind, each of which loads the checkpoint that the previous one saved
+(reshaping.py).
+"""
 
 import pytest
 

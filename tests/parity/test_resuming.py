@@ -1,4 +1,4 @@
-"""A run that was stopped, killed, and killed while saving equals an uninterrupted one (resuming.py)."""
+"""A run that was stopped, killed, and killed while saving equals an uninterrupted run (resuming.py)."""
 
 import pytest
 

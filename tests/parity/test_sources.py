@@ -1,4 +1,4 @@
-"""The committed pages of measurements name their sources, and the tests report when they are stale."""
+"""Committed pages of measurements name their sources, and the tests report pages that are out of date."""
 
 import dataclasses
 import re
@@ -17,13 +17,13 @@ MODULE = (
 @pytest.mark.slow
 @PAGES
 def test_the_page_holds_for_these_sources(evidence):
-    """A stale page skips this test with the reason in pytest's summary, because measuring it takes long."""
+    """If a page is out of date, this test is skipped with the reason, because measuring again takes long."""
     if reason := staleness(evidence):
         pytest.skip(reason)
 
 
 def test_the_page_counts_no_failure():
-    """A committed page is complete, whether stale or not."""
+    """A committed page is complete and lists no failure, even if it is out of date."""
     assert "FAILED" not in PARITY.page.read_text()
 
 
@@ -40,8 +40,9 @@ def test_a_changed_source_makes_the_page_stale(tmp_path):
 
 @pytest.fixture
 def package(tmp_path):
-    """A package in which nbtrain.a imports nbtrain.b, which has late and type-only imports; no module imports
-    nbtrain.cli."""
+    """Create a package with direct, late and type-only imports. Only imports that do not count lead to
+    nbtrain.cli.
+    """
     for name, content in {
         "__init__": "",
         "a": MODULE,
@@ -71,7 +72,7 @@ def test_the_hash_is_of_the_names_and_the_code_of_what_is_counted(package):
     seen = [sources_sha256(evidence, package)]
 
     def write(name: str, content: str) -> bool:
-        """Write the file, and return whether the hash changed."""
+        """Write a file and return whether the hash changed."""
         (package / name).write_text(content)
         seen.append(sources_sha256(evidence, package))
         return seen[-1] != seen[-2]
@@ -99,7 +100,7 @@ def test_boxes_above_the_engine_are_not_counted(evidence):
 
 @pytest.mark.slow
 def test_a_training_process_imports_nothing_that_is_not_counted(tmp_path):
-    """A training process imports only counted modules, by Python's own list of imports."""
+    """Every module that a training process imports, by Python's own list, is counted."""
     run = launch.make_run(tmp_path)
     launch.make_dataset(tmp_path)
     log = launch.train(run, tmp_path, PYTHONPROFILEIMPORTTIME="1")

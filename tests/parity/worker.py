@@ -1,4 +1,5 @@
-"""A rank that trains several runs, one after the other, in one process group, so that it starts only once.
+"""A rank that trains several runs one after the other in the same process group, so that ranks start only
+once.
 
 python worker.py RUN_DIR ..., or worker:main of forked ranks (nbtrain/proof/fork_client.py). Each run is
 trained like `python -m nbtrain.train` trains it, except for start and end.
@@ -27,7 +28,7 @@ from nbtrain.train.health.heartbeat import HeartbeatWriter
 from nbtrain.train.requests import Requests
 from nbtrain.train.trainer import train_run
 
-# The initial state of what deepspeed/utils/groups.py keeps of an engine for the next one.
+# Initial values of the state that deepspeed/utils/groups.py keeps from one engine for the next.
 _UNUSED = {
     name: value
     for name, value in vars(deepspeed_groups).items()
@@ -36,14 +37,14 @@ _UNUSED = {
 
 
 def forget_engines() -> None:
-    """Release the last run's engine, and the state that DeepSpeed would pass on to the next one."""
+    """Release the engine of the last run, and the state that DeepSpeed would pass on to the next engine."""
     gc.collect()
     for name, value in _UNUSED.items():
         setattr(deepspeed_groups, name, value)
 
 
 def train(path: str, world: World) -> str:
-    """Train one run, and return "finished" or "stopped"."""
+    """Train a run and return "finished" or "stopped"."""
     run = RunDir(path)
     job = run.newest_job()
     config = load_resolved(run.config_yaml)

@@ -1,1 +1,1 @@
-"""A package, so that no other folder called `tests` on the path comes before this one."""
+"""Makes `tests` a package, so that no other folder called `tests` on the import path is used instead."""

@@ -1,4 +1,5 @@
-"""Print the functions that a function may call: every function of nbtrain, by file, branches included.
+"""Print the functions that a function may call, directly or not: every function of nbtrain on any branch, by
+file.
 
     python -m tests.call_path nbtrain.jobs.submit.submit
 
@@ -25,7 +26,9 @@ Place = tuple[int, int, int | None, int | None]
 
 @dataclass
 class Module:
-    """A file with its functions, its imported names, and the classes of its expressions by their place."""
+    """A file of nbtrain: its functions, its imported names, and the classes of its expressions by
+    position.
+    """
 
     tree: ast.Module
     classes_at: Mapping[Place, tuple[str, ...]]
@@ -34,7 +37,7 @@ class Module:
 
 
 def checked() -> build.BuildResult:
-    """Return mypy's result for all of nbtrain, with the type of every expression."""
+    """Run mypy on all of nbtrain and return its result, which has the type of every expression."""
     options = Options()
     options.export_types = options.preserve_asts = options.check_untyped_defs = True
     options.incremental = False
@@ -46,7 +49,7 @@ def checked() -> build.BuildResult:
 
 
 def classes_of(found: types.Type | None) -> Iterator[str]:
-    """Yield the full names of the classes that a value of this type may have."""
+    """Yield the full names of the classes that a value of this type may belong to."""
     proper = types.get_proper_type(found) if found else None
     if isinstance(proper, types.Instance):
         yield proper.type.fullname
@@ -82,7 +85,7 @@ def modules(result: build.BuildResult) -> dict[str, Module]:
 
 
 def imported(tree: ast.AST, known: Mapping[str, Module]) -> dict[str, str]:
-    """Return {local name: full name} of what a file or a function imports from nbtrain."""
+    """Return {local name: full name} of the names that a file or a function imports from nbtrain."""
     names = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("nbtrain"):
@@ -92,7 +95,7 @@ def imported(tree: ast.AST, known: Mapping[str, Module]) -> dict[str, str]:
 
 
 class Calls:
-    """The callable names of nbtrain: functions, methods and classes."""
+    """Everything in nbtrain that can be called: functions, methods and classes."""
 
     def __init__(self, result: build.BuildResult):
         self.modules = modules(result)
@@ -115,7 +118,7 @@ class Calls:
         }
 
     def named_in(self, function: str) -> Iterator[str]:
-        """Yield the full names that a function mentions."""
+        """Yield the full names of the functions that a function mentions."""
         name, node = self.functions[function]
         module = self.modules[name]
         local = imported(module.tree, self.modules)
@@ -136,7 +139,7 @@ class Calls:
                             break
 
     def path(self, start: str) -> dict[str, list[str]]:
-        """Return {module: its functions} of everything that `start` may call."""
+        """Return {module: its functions} for every function that `start` may call, directly or not."""
         if start not in self.functions:
             raise SystemExit(f"{start} is not a function of nbtrain.")
         seen: set[str] = set()
@@ -158,7 +161,7 @@ class Calls:
 
 
 def main() -> None:
-    """Print the functions on the path by module, and how many files and functions there are."""
+    """Print these functions by module, and the number of files and functions."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Fixtures for every test: a separate workspace, and skips that CI turns into failures."""
+"""Fixtures for all tests, such as a temporary workspace, and skips that become failures in CI."""
 
 import contextlib
 import gc
@@ -64,7 +64,7 @@ ALL_SLOW = re.compile(r"^pytestmark = (\[[^\]]*)?pytest\.mark\.slow\b", re.MULTI
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Skip files with only slow tests in `make check`, without loading them."""
+    """In `make check`, skip files that contain only slow tests, without importing them."""
     if config.option.markexpr != "not slow" or not collection_path.name.startswith("test_"):
         return None
     return bool(ALL_SLOW.search(collection_path.read_text(encoding="utf-8"))) or None
@@ -89,7 +89,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Exclude imported objects, a million of them, from garbage collection during the tests."""
+    """Exclude the objects that imports create, about a million, from garbage collection during the tests."""
     gc.disable()
     try:
         return (yield)
@@ -112,7 +112,7 @@ def repository() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def queue_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Provide a separate queue, so that jobs of tests never wait for other jobs of this machine."""
+    """Use a separate job queue, so that jobs of the tests never wait for other jobs on this machine."""
     folder = tmp_path_factory.mktemp("queue")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NBTRAIN_QUEUE", str(folder))
@@ -121,7 +121,7 @@ def queue_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_fsync() -> Iterator[None]:
-    """Replace fsync, which takes 15 ms for each of thousands of files on a busy disk."""
+    """Replace fsync, which takes 15 ms per file on a busy disk, and the tests write thousands of files."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -129,7 +129,7 @@ def no_fsync() -> Iterator[None]:
 
 @pytest.fixture
 def workspace(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Create an empty workspace with a space and a quote in its path, for output/, data/ and queue/."""
+    """Create an empty workspace for output/, data/ and queue/; its path contains a space and a quote."""
     folder = tmp_path_factory.mktemp("it's a workspace")
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(folder))
     monkeypatch.delenv("NBTRAIN_OUTPUT", raising=False)
@@ -140,7 +140,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Return the folder of real text next to the repository."""
+    """Return the folder of real text next to the repository, or skip the test without it."""
     if not (SHARED / "data").is_dir():
         pytest.skip("no ../shared/data next to the repository")
     return SHARED / "data"
@@ -148,7 +148,9 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session", params=["made", "shared"])
 def gpt2_files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with vocab.json and merges.txt: a small generated vocabulary, and GPT-2's own."""
+    """Return a folder with vocab.json and merges.txt, once with a small generated vocabulary and once with
+    GPT-2's.
+    """
     if request.param == "shared":
         return request.getfixturevalue("shared_data") / "gpt2"
     from tests.corpus import made
@@ -157,7 +159,7 @@ def gpt2_files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def skip_or_fail(variable: str, reason: str) -> None:
-    """Skip with a reason; fail instead where `variable` is set, as CI does."""
+    """Skip the test with a reason, or fail it if the environment variable `variable` is set, as in CI."""
     if os.environ.get(variable):
         pytest.fail(f"{reason}, and {variable} is set")
     pytest.skip(reason)
@@ -165,7 +167,9 @@ def skip_or_fail(variable: str, reason: str) -> None:
 
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator["ForkServer"]:
-    """Start one process with torch loaded that forks the ranks of every test, on CPU without a supervisor."""
+    """Start one process that has torch loaded and forks the ranks of all tests, on CPU and without a
+    supervisor.
+    """
     from nbtrain.proof.fork_client import ForkServer
 
     with ForkServer() as server:
@@ -184,7 +188,7 @@ def data_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def forked(fork_server: "ForkServer", data_home: Path) -> "ForkedRuns":
-    """Return a runner that trains on the data of `data_home` with forked ranks."""
+    """Return a runner that trains with forked ranks on the data in `data_home`."""
     from tests.train.launch import ForkedRuns
 
     return ForkedRuns(fork_server, data_home)
@@ -199,7 +203,7 @@ def root() -> None:
 
 @pytest.fixture
 def another_user(root: None) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Return a context in which this process has the rights of a user with no files and no processes."""
+    """Return a context manager in which this process runs as a user who owns no files and no processes."""
 
     @contextlib.contextmanager
     def rights() -> Iterator[None]:
@@ -214,7 +218,7 @@ def another_user(root: None) -> Callable[[], contextlib.AbstractContextManager[N
 
 @pytest.fixture
 def open_output(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Create an output directory that every user may read, unlike pytest's own folders."""
+    """Create an output directory that every user can read, unlike pytest's temporary folders."""
     umask = os.umask(0o022)
     try:
         with tempfile.TemporaryDirectory() as folder:

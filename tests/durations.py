@@ -1,4 +1,4 @@
-"""The cost of the tests: the slowest tests, the longest files and the seconds of each folder, after a run.
+"""The time that the tests take: the slowest tests and files, and the seconds per folder, printed after a run.
 
 A test's seconds are the sum of its set-up, its call and its tear-down, so the first test that uses a shared
 fixture pays for it. With several workers (pytest-xdist) the sums are over all of them and exceed the run's
@@ -19,13 +19,15 @@ CLUSTERS = tuple(f"tests/jobs/backends/{name}" for name in ("slurm", "kubernetes
 
 
 def folder_of(node_id: str) -> str:
-    """Return a test's folder: tests/data for tests/data/sources/test_x.py, tests for tests/test_x.py."""
+    """Return the folder that a test counts for: tests/data for tests/data/sources/test_x.py, tests for
+    tests/test_x.py.
+    """
     return "/".join(node_id.partition("::")[0].split("/")[:-1][:2])
 
 
 @dataclass(eq=False)
 class Durations:
-    """A pytest plugin that sums the reports of all workers and prints them."""
+    """A pytest plugin that adds up the durations reported by all workers and prints them."""
 
     seconds: Counter[str] = field(default_factory=Counter)
     """Seconds by test."""
@@ -50,21 +52,21 @@ class Durations:
             terminalreporter.line(line)
 
     def slowest(self, number: int = NUM_SLOWEST) -> list[str]:
-        """Yield a line for each test, the slowest first."""
+        """Yield a line for each test, slowest first."""
         return [
             f"{seconds:8.1f} s  (set-up {self.setup_seconds[test]:6.1f} s)  {test}"
             for test, seconds in self.seconds.most_common(number)
         ]
 
     def longest_files(self, number: int = NUM_FILES) -> list[str]:
-        """Yield a line for each file, the longest first."""
+        """Yield a line for each file, slowest first."""
         seconds: Counter[str] = Counter()
         for test, of_test in self.seconds.items():
             seconds[test.partition("::")[0]] += of_test
         return [f"{sum_:8.1f} s  {name}" for name, sum_ in seconds.most_common(number)]
 
     def folders(self) -> list[str]:
-        """Yield a line for each folder, the slowest first, and one for all."""
+        """Yield a line for each folder, slowest first, and one for all folders together."""
         seconds: Counter[str] = Counter()
         tests: defaultdict[str, int] = defaultdict(int)
         for test, of_test in self.seconds.items():
@@ -74,6 +76,8 @@ class Durations:
         return [*lines, f"{seconds.total():8.1f} s  {len(self.seconds):6,} tests  in all"]
 
     def clusters(self) -> list[str]:
-        """Return one line with the seconds of the tests that need a Slurm, two hosts or an API server."""
+        """Return a line with the seconds of the tests that need Slurm, two hosts or a Kubernetes API
+        server.
+        """
         found = [seconds for test, seconds in self.seconds.items() if test.startswith(CLUSTERS)]
         return [f"{sum(found):8.1f} s  {len(found):6,} tests  of these on clusters: at most 180 s"]

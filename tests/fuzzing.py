@@ -1,4 +1,4 @@
-"""The number of cases in tests of arbitrary input: few in `make test`, many times as many in `make soak`."""
+"""Number of cases in fuzz tests: few in `make test`, many more in `make soak`."""
 
 import os
 
@@ -6,5 +6,5 @@ FACTOR_VARIABLE = "NBTRAIN_FUZZ_FACTOR"
 
 
 def num_cases(number: int) -> int:
-    """Return `number`, times NBTRAIN_FUZZ_FACTOR if that is set."""
+    """Return `number`, multiplied by NBTRAIN_FUZZ_FACTOR if that variable is set."""
     return number * int(os.environ.get(FACTOR_VARIABLE, "1"))

@@ -1,6 +1,6 @@
-"""Print every module of a folder with the first line of its docstring: python -m tests.map [FOLDER].
+"""Print each module of a folder with the first line of its docstring: python -m tests.map [FOLDER].
 
-Of a script in JavaScript, the first comment is printed.
+For a JavaScript file, the first comment is printed.
 """
 
 import ast
@@ -9,7 +9,9 @@ from pathlib import Path
 
 
 def first_line(path: Path) -> str:
-    """Return the first line of a module's docstring, or of a script's first comment, or an empty text."""
+    """Return the first line of a module's docstring or of a script's first comment, or "" if there is
+    none.
+    """
     if path.suffix == ".js":
         return next((line[3:] for line in path.open(encoding="utf-8") if line.startswith("// ")), "").strip()
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
@@ -17,7 +19,7 @@ def first_line(path: Path) -> str:
 
 
 def main(folder: Path) -> None:
-    """Print the modules of a folder and of those below it, each folder under its own heading."""
+    """Print the modules of a folder and its subfolders, each folder under a separate heading."""
     modules = [path for path in folder.rglob("*.*") if path.suffix in (".py", ".js")]
     modules = [path for path in modules if not {"_bundled", "prebuilt", "node_modules"} & set(path.parts)]
     for directory in sorted({path.parent for path in modules}):

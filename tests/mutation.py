@@ -66,7 +66,7 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
 
 @dataclass(frozen=True)
 class Mutation:
-    """A changed expression or statement of a file."""
+    """A single change to an expression or statement of a file."""
 
     path: Path
     """Path of the file, from the top of the repository."""
@@ -94,7 +94,7 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def _changed(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the node with one change, for each possible change."""
+    """Yield copies of the node, each with one of the possible changes."""
     match node:
         case ast.Compare(left, operators, others):
             for place, operator in enumerate(operators):
@@ -119,7 +119,9 @@ def _changed(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _negated(node: ast.AST) -> Iterator[ast.expr]:
-    """Yield conditions that are names or calls, which have no operator to change."""
+    """Yield conditions that consist of a name or a call; they have no operator to change, so they are
+    negated.
+    """
     if isinstance(node, ast.If | ast.IfExp | ast.While) and isinstance(
         node.test, ast.Name | ast.Call | ast.Attribute
     ):
@@ -127,14 +129,16 @@ def _negated(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def _is_type(node: ast.AST) -> bool:
-    """Return whether a list is a type, such as in Callable[[int], str]."""
+    """Return whether a list is part of a type, as in Callable[[int], str]."""
     return (
         isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id[:1].isupper()
     )
 
 
 def _visible(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield all nodes except annotations, decorators, assertions, texts and code for type checkers."""
+    """Yield all nodes except annotations, decorators, assertions, texts and code that only type checkers
+    read.
+    """
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list") or (name == "slice" and _is_type(node)):
             continue
@@ -148,7 +152,7 @@ def _visible(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def mutations_of(path: Path, source: bytes) -> list[Mutation]:
-    """Yield every mutation of a file, in the order of its text."""
+    """Yield every mutation of a file, in the order of its source text."""
     text = source.decode()
     line_starts = [0]
     for line in source.splitlines(keepends=True):
@@ -169,7 +173,7 @@ def mutations_of(path: Path, source: bytes) -> list[Mutation]:
 
 
 def arguments_for(path: Path, root: Path) -> list[list[str]]:
-    """Yield lists of arguments for pytest: the tests of the file, then the tests of its package."""
+    """Yield argument lists for pytest: first the tests of the file, then all tests of its package."""
     *box, _ = path.relative_to("nbtrain").parts
     folder = root / "tests" / box[0] if box else root / "tests"
     # Only files at the top of tests/; the folders below belong to packages.
@@ -179,7 +183,7 @@ def arguments_for(path: Path, root: Path) -> list[list[str]]:
 
 
 class Copy:
-    """A copy of the repository in which one file is wrong at a time."""
+    """A copy of the repository in which one file is mutated at a time."""
 
     def __init__(self, folder: Path, tests: list[str]):
         self.root = folder / "nbtrain"
@@ -197,11 +201,13 @@ class Copy:
         subprocess.run(compile_, cwd=self.root, check=True)
 
     def arguments_for(self, path: Path) -> list[list[str]]:
-        """Return lists of arguments for pytest: self.tests, or the tests that belong to the file."""
+        """Return the argument lists for pytest: those given with --tests, or the tests that belong to the
+        file.
+        """
         return [self.tests] if self.tests else arguments_for(path, self.root)
 
     def passes(self, arguments: list[str], limit_seconds: float | None = None) -> bool:
-        """Return whether the fast tests pass; False too if they take longer than the limit."""
+        """Return whether the fast tests pass; tests that exceed the time limit count as failed."""
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", "--hypothesis-seed=0"]
         process = subprocess.Popen(
             [*command, "-p", "no:cacheprovider", *arguments],

@@ -1,4 +1,4 @@
-"""Pictures for README, docs and notebooks, taken in Chromium from real runs: make pictures.
+"""Pictures for the README, docs and notebooks, taken in Chromium from real runs: make pictures.
 
     python -m tests.pictures [--only live-light plan-13b]
 
@@ -60,7 +60,7 @@ BUILT = ("prebuilt", "__pycache__", "node_modules")
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture: how to open what it shows, and a description."""
+    """A picture: its description, and a function that opens the page it shows."""
 
     name: str
     shows: str
@@ -75,7 +75,7 @@ class Picture:
     """Whether the run LIVE has to be training."""
 
     def sources_sha256(self) -> str:
-        """Return the hash of all files that determine the picture."""
+        """Return the hash of all files that affect the picture."""
         digest = hashlib.sha256()
         for pattern in sorted(self.sources):
             for path in sorted(REPOSITORY.glob(pattern)):
@@ -85,7 +85,9 @@ class Picture:
 
 
 def run_tab(name: str, tab: str, sign: str) -> Callable[[Any, Lab], None]:
-    """Return a function that opens a tab of a run next to the list of runs; `sign` appears last."""
+    """Return a function that opens a tab of a run, with the list of runs in the sidebar; `sign` is the
+    element that appears last.
+    """
     open_tab = stations.run_tab(name, tab, sign)
 
     def show(page: Any, lab: Lab) -> None:
@@ -98,7 +100,7 @@ def run_tab(name: str, tab: str, sign: str) -> Callable[[Any, Lab], None]:
 
 
 def alone(show: Callable[[Any, Lab], None]) -> Callable[[Any, Lab], None]:
-    """Return a function that opens a place without the sidebar."""
+    """Return a function that opens the same page without the sidebar."""
 
     def show_alone(page: Any, lab: Lab) -> None:
         stations.alone(page)
@@ -123,7 +125,9 @@ def form(page: Any, lab: Lab) -> None:
 
 
 def output_of(key: str, line: str, sign: str) -> Callable[[Any, Lab], None]:
-    """Return a function that runs one line in a notebook; `sign` is an element of its output."""
+    """Return a function that runs one line in a notebook; the picture is taken when `sign` appears in the
+    output.
+    """
 
     def show(page: Any, lab: Lab) -> None:
         name = f"{key}.ipynb"
@@ -246,7 +250,7 @@ def board(page: Any) -> None:
 
 
 def train_runs(environment: dict[str, str]) -> None:
-    """Train the runs that the pictures show, each once."""
+    """Train the runs that the pictures show, unless they exist."""
     profile = [
         "mode=perf",
         "profile.enabled=true",
@@ -271,7 +275,7 @@ def train_runs(environment: dict[str, str]) -> None:
 
 
 def command(environment: dict[str, str], *words: str) -> None:
-    """Run a command of nbtrain, and raise if it fails."""
+    """Run an nbtrain command, and raise an error if it fails."""
     print("$ nbtrain", *words, flush=True)
     subprocess.run(
         [sys.executable, "-m", "nbtrain", *words],
@@ -284,7 +288,7 @@ def command(environment: dict[str, str], *words: str) -> None:
 
 @contextmanager
 def live_run(lab: Lab) -> Iterator[None]:
-    """Have the run LIVE train, and be between LIVE_STEPS; it is deleted afterwards."""
+    """Train the run LIVE while pictures are taken between the steps LIVE_STEPS; delete the run afterwards."""
     directory = RunDir(lab.output / LIVE)
     if directory.exists():
         command(lab.environment, "delete", LIVE, "--yes", "--force")
@@ -299,14 +303,14 @@ def live_run(lab: Lab) -> Iterator[None]:
 
 
 def step_of(directory: RunDir) -> int:
-    """Return the newest step of a run by its first rank's heartbeat; 0 if there is none."""
+    """Return the newest step in the heartbeat of a run's first rank; 0 if there is none."""
     beats = list(directory.path.glob("jobs/*/heartbeat/0.json"))
     record = files.read_json(beats[-1]) if beats else None
     return int((record or {}).get("step") or 0)
 
 
 def take(page: Any, lab: Lab, picture: Picture) -> bytes:
-    """Return a picture as PNG with few colors, smaller than MOST_BYTES."""
+    """Take a picture and return it as a PNG with few colors, smaller than MOST_BYTES."""
     from PIL import Image
 
     stations.choose_theme(page, "Dark" if picture.dark else "Light")
@@ -331,7 +335,7 @@ def take(page: Any, lab: Lab, picture: Picture) -> bytes:
 
 
 def main() -> None:
-    """Take the pictures that are named, or all."""
+    """Take the pictures named on the command line, or all of them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -367,7 +371,7 @@ def main() -> None:
 
 
 def write(taken: list[tuple[Picture, bytes]]) -> None:
-    """Write pictures, then their entries in the manifest."""
+    """Write the pictures, and then their entries in the manifest."""
     manifest = files.read_json(MANIFEST) if MANIFEST.exists() else {}
     for picture, content in taken:
         path = PICTURES / f"{picture.name}.png"

@@ -1,4 +1,4 @@
-"""A pytest plugin (-p tests.plain_cpu) that has torch report no hardware support for 16-bit formats.
+"""A pytest plugin (-p tests.plain_cpu) that makes torch report no hardware support for 16-bit formats.
 
 That holds in the test process and in every Python that it starts (plain_cpu_site/sitecustomize.py). With
 ATEN_CPU_CAPABILITY=avx2 and ONEDNN_MAX_CPU_ISA=AVX2 in the environment, torch uses the kernels for a

@@ -1,4 +1,4 @@
-"""The command `make site`: documentation and executed notebooks as static pages, in build/site/html.
+"""The command `make site`: documentation and executed notebooks as static pages in build/site/html.
 
     python -m tests.site [--to DIR] [--notebooks DIR]     in seconds: runs nothing
     python -m tests.site --run 00_quickstart ...          first runs these notebooks into the folder of copies
@@ -41,7 +41,7 @@ NOT_EXECUTED = "*This copy was not executed: the cells are shown without their o
 
 
 def gather(source: Path, copies: Path) -> None:
-    """Write the sources of all pages to the empty folder `source`."""
+    """Write the sources of all pages to `source`, which must be an empty folder."""
     for name in ("README.md", "README.zh-CN.md", "LICENSE", *DEVELOPMENT):
         shutil.copyfile(REPOSITORY / name, source / name)
     for folder in ("docs", "examples"):
@@ -61,7 +61,9 @@ def gather(source: Path, copies: Path) -> None:
 
 
 def navigation(source: Path) -> str:
-    """Return hidden tables of contents for the left side: the groups of docs/README.md, then the rest."""
+    """Return hidden tables of contents for the sidebar: the groups in docs/README.md, then all other
+    pages.
+    """
     index = source / "docs" / "README.md"
     _, *groups = re.split(r"^##+ ", index.read_text(encoding="utf-8"), flags=re.MULTILINE)
     listed = {group.partition("\n")[0]: list(_pages(group, index, source)) for group in groups}
@@ -85,7 +87,7 @@ def navigation(source: Path) -> str:
 
 
 def _pages(text: str, page: Path, source: Path) -> Iterator[str]:
-    """Yield the names of the pages that a text links to, as Sphinx names them, each once."""
+    """Yield the pages that a text links to, by their Sphinx names and without duplicates."""
     seen = set()
     for file, _ in links(text):
         path = (page.parent / file).resolve()
@@ -95,7 +97,7 @@ def _pages(text: str, page: Path, source: Path) -> Iterator[str]:
 
 
 def notebook_page(path: Path, folder: Path) -> str:
-    """Return a notebook as Markdown; pictures of its outputs are written to `folder`.
+    """Return a notebook as Markdown, and write the pictures in its outputs to `folder`.
 
     A widget is shown by the HTML or the picture in its output, as in a page of `nbtrain notebook`.
     """
@@ -120,7 +122,7 @@ def notebook_page(path: Path, folder: Path) -> str:
 
 
 def _shown(output: Any, name: str, folder: Path) -> Iterator[str]:
-    """Return one output of a cell as Markdown: a picture, HTML or text."""
+    """Return one output of a cell as Markdown, from its picture, HTML or text."""
     from nbconvert.filters import strip_ansi
 
     data = output.get("data", {})
@@ -138,14 +140,14 @@ def _shown(output: Any, name: str, folder: Path) -> Iterator[str]:
 
 
 def _fence(language: str, text: str) -> str:
-    """Return a fenced block whose fence is longer than any in the text."""
+    """Return a fenced code block; its fence is longer than any fence in the text."""
     longest = max((len(run) for run in re.findall(r"^`{3,}", text, re.MULTILINE)), default=2)
     fence = "`" * (longest + 1)
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
 def build(to: Path, copies: Path = COPIES) -> Path:
-    """Build the site below `to` and return the folder of its pages.
+    """Build the site in the folder `to` and return the folder with the HTML pages.
 
     Raises CalledProcessError if Sphinx prints a warning, which is on stderr.
     """
@@ -164,7 +166,9 @@ def build(to: Path, copies: Path = COPIES) -> Path:
 
 
 def run_notebooks(names: Sequence[str], copies: Path = COPIES) -> None:
-    """Run these notebooks with their own parameters in one new workspace, and keep the copies."""
+    """Run these notebooks with their default parameters in one new workspace, and keep the executed
+    copies.
+    """
     copies.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="site-") as workspace:
         nbtrain = [sys.executable, "-m", "nbtrain.cli"]

@@ -50,7 +50,7 @@ FUZZED = (
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the soak: a command, a description, and what its result depends on."""
+    """A part of the soak: a command, its description, and the sources that its result depends on."""
 
     name: str
     shows: str
@@ -61,7 +61,7 @@ class Part:
 
     @property
     def has_page(self) -> bool:
-        """Return whether the part writes its results to a separate page with a separate stamp."""
+        """Return whether the part has its own results page with its own stamp."""
         return self.evidence.page != PAGE
 
 
@@ -76,7 +76,7 @@ def _evidence(
 
 
 def _files(*patterns: str) -> list[str]:
-    """Return paths in the repository, sorted."""
+    """Return the matching paths in the repository, sorted."""
     found = (path for pattern in patterns for path in REPOSITORY.glob(pattern))
     return sorted(str(path.relative_to(REPOSITORY)) for path in found)
 
@@ -631,7 +631,7 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Result:
-    """A row of the page."""
+    """One row of the results page."""
 
     passed: bool
     words: str
@@ -640,14 +640,16 @@ class Result:
 
 
 def key_of(part: Part) -> str:
-    """Return the hash of what the part depends on, and the libraries, in one word for a table."""
+    """Return the hash of the sources that the part depends on, and the library versions, as text for a
+    table.
+    """
     found = re.search(r"`([0-9a-f]{16})[0-9a-f]*`, (.*)\.$", stamp(part.evidence))
     assert found is not None
     return f"`{found[1]}`, {found[2]}"
 
 
 def read_page(page: Path) -> dict[str, Result]:
-    """Return the results on the page, by part."""
+    """Return the results that are on the page, by part."""
     if not page.exists():
         return {}
     rows = re.findall(
@@ -660,7 +662,7 @@ def read_page(page: Path) -> dict[str, Result]:
 
 
 def page_text(results: Mapping[str, Result]) -> str:
-    """Return the whole page; parts with a separate page are named without a result."""
+    """Return the text of the page; parts with their own page are listed without a result."""
     lines = []
     for part in PARTS:
         if part.has_page:
@@ -685,7 +687,7 @@ changed, the part is run again.
 
 
 def why_not_done(part: Part, results: Mapping[str, Result]) -> str:
-    """Return why the part has to be run; "" if it was, on this code."""
+    """Return the reason why the part has to be run; "" if it has already passed with this code."""
     if part.has_page:
         return staleness(part.evidence)
     found = results.get(part.name)
@@ -697,7 +699,7 @@ def why_not_done(part: Part, results: Mapping[str, Result]) -> str:
 
 
 def run(part: Part) -> Result:
-    """Run the part's command; its last line is the result."""
+    """Run the part's command. The last line of its output is the result."""
     LOGS.mkdir(parents=True, exist_ok=True)
     path = LOGS / f"{part.name}.log"
     environment = {"OMP_NUM_THREADS": "1", **os.environ, **part.environment}

@@ -1,4 +1,6 @@
-"""ARCHITECTURE.md's dependency rules: allowed imports, what loads torch, the cost of `import nbtrain`."""
+"""The dependency rules in ARCHITECTURE.md: which imports are allowed, which modules load torch, and how long
+`import nbtrain` takes.
+"""
 
 import ast
 import functools
@@ -132,7 +134,7 @@ DOORS = {
 
 
 def modules() -> dict[str, Path]:
-    """Return {dotted name: file} of all of nbtrain."""
+    """Return {dotted name: file} for all modules of nbtrain."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         if "_bundled" in path.parts:
@@ -149,7 +151,7 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def imports_of(path: Path) -> Iterator[str]:
-    """Return the dotted names that a file imports, in functions too, except for type checking."""
+    """Return the dotted names that a file imports, also inside functions, but not for type checking only."""
 
     def walk(node: ast.AST) -> Iterator[str]:
         # Visit statements only: no expression holds one, and most nodes are expressions.
@@ -174,19 +176,21 @@ MODULES = modules()
 
 
 def room(module: str) -> str:
-    """Return the box of a module; "__init__" for the package's own two files."""
+    """Return the box (top-level package) that a module belongs to; "__init__" for nbtrain's __init__.py and
+    __main__.py.
+    """
     parts = module.split(".")
     return parts[1] if len(parts) > 1 and parts[1] != "__main__" else "__init__"
 
 
 @functools.cache
 def arrows() -> tuple[tuple[str, str], ...]:
-    """Yield (module, imported dotted name) for every import of nbtrain, including those inside functions."""
+    """Yield (module, imported dotted name) for every import in nbtrain, including those inside functions."""
     return tuple((module, imported) for module, path in MODULES.items() for imported in imports_of(path))
 
 
 def strings_of(path: Path) -> Iterator[str]:
-    """Return every string constant of a file except docstrings."""
+    """Return every string constant in a file except docstrings."""
     nodes = list(ast.walk(tree_of(path)))
     said = {
         id(node.value)
@@ -199,23 +203,23 @@ def strings_of(path: Path) -> Iterator[str]:
 
 
 def may_import(box: str) -> set[str]:
-    """Return the boxes that a box may import; the package's own two files may import any."""
+    """Return the boxes that a box may import; nbtrain's __init__.py and __main__.py may import any."""
     return set(ORDER) if box == "__init__" else {"base", box, *ALLOWED[box][0]}
 
 
 def architecture(heading: str) -> str:
-    """Return a section of ARCHITECTURE.md."""
+    """Return the text of a section of ARCHITECTURE.md."""
     text = (REPOSITORY / "ARCHITECTURE.md").read_text(encoding="utf-8")
     return text.partition(f"## {heading}")[2].partition("\n## ")[0]
 
 
 def test_every_box_has_its_row():
-    """Every box is listed here and in ARCHITECTURE.md."""
+    """Every box is listed in this file and in ARCHITECTURE.md."""
     assert {room(module) for module in MODULES} == {"__init__", *ALLOWED} and set(ORDER) == set(ALLOWED)
 
 
 def test_the_table_is_that_of_the_architecture():
-    """ARCHITECTURE.md's table allows each box the same boxes as ALLOWED."""
+    """The table in ARCHITECTURE.md allows each box the same imports as ALLOWED."""
     text = architecture("Dependency rules").partition("\n- ")[0]
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     everything = {"everything on the notebook side": NOTEBOOK_BOXES}
@@ -230,7 +234,7 @@ def test_the_table_is_that_of_the_architecture():
 
 
 def test_the_files_to_open_are_there():
-    """Every path that ARCHITECTURE.md names exists."""
+    """Every path that ARCHITECTURE.md mentions exists."""
     text = (REPOSITORY / "ARCHITECTURE.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`((?:nbtrain|tests|docs|examples)/[^`*<]*)`", text))
     assert len(named) >= 80
@@ -238,7 +242,7 @@ def test_the_files_to_open_are_there():
 
 
 def test_nobody_imports_across_a_wall():
-    """Each import of each file, including late ones, is allowed by the table."""
+    """The table allows every import in every file, including imports inside functions."""
     crossings = []
     for module, imported in arrows():
         top, here = imported.split(".")[0], room(module)
@@ -256,13 +260,15 @@ def test_nobody_imports_across_a_wall():
 
 
 def test_no_arrow_runs_upward():
-    """A box imports only boxes before it in the order."""
+    """A box imports only boxes that come before it in the order."""
     for box, (ours, _) in ALLOWED.items():
         assert {other for other in ours if ORDER.index(other) >= ORDER.index(box)} == set(), box
 
 
 def test_a_name_of_a_module_in_a_string_is_an_import():
-    """A module name in a string exists, and is in the same box or one of the listed exceptions."""
+    """A string that names a module counts as an import of it: the module exists, and the import is allowed or
+    a listed exception.
+    """
     wrong = []
     for module, path in MODULES.items():
         for text in strings_of(path):
@@ -277,7 +283,9 @@ def test_a_name_of_a_module_in_a_string_is_an_import():
 
 
 def test_files_of_the_package_are_found_beside_the_file_that_reads_them():
-    """Only base/version.py locates the package; every other file reads data from its own folder."""
+    """Data files are read from the folder of the module that reads them; only base/version.py locates the
+    package.
+    """
     climbs = [
         module
         for module, path in MODULES.items()
@@ -292,7 +300,7 @@ RIDDLE = re.compile(r"(Of|What|Whose|As)\b")
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield the line and text of each docstring, also below fields and constants."""
+    """Yield the line and text of each docstring, including those below fields and constants."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             for statement in node.body:
@@ -315,7 +323,7 @@ def test_docstrings_begin_with_a_verb_or_a_noun():
 
 
 def test_there_is_no_circle():
-    """Boxes and modules form no import circle, even with late imports."""
+    """Neither boxes nor modules import each other in a circle, also counting imports inside functions."""
     boxes: dict[str, set[str]] = {}
     for module, imported in arrows():
         if imported.startswith("nbtrain.") and room(imported) != room(module) and room(module) != "__init__":
@@ -356,7 +364,9 @@ MUTUAL = {
 
 
 def test_no_two_folders_of_a_box_import_each_other():
-    """Late imports count. A pair that no longer does so must be removed from the list."""
+    """No two folders of a box import each other, except the listed pairs. A pair that no longer does so must
+    be removed from the list.
+    """
     found = {
         (folder_of(module), folder_of(imported))
         for module, imported in arrows()
@@ -367,7 +377,7 @@ def test_no_two_folders_of_a_box_import_each_other():
 
 
 def test_no_circle_for_types():
-    """Two modules do not need each other's types: imports under TYPE_CHECKING count here."""
+    """No modules import each other in a circle if imports under TYPE_CHECKING count too."""
     loading: dict[str, set[str]] = {module: set() for module in MODULES}
     for module, imported in arrows():
         loading[module].add(imported)
@@ -385,7 +395,7 @@ def test_no_circle_for_types():
 
 
 def run_python(code: str, workspace: Path | None = None) -> dict:
-    """Return the JSON that a fresh interpreter prints last."""
+    """Run code in a new interpreter and return the JSON that it prints last."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if workspace:
         environment.update(NBTRAIN_WORKSPACE=str(workspace), NBTRAIN_OUTPUT="", NBTRAIN_DATA="")
@@ -403,7 +413,9 @@ def run_python(code: str, workspace: Path | None = None) -> dict:
 
 
 def test_import_nbtrain_costs_nothing():
-    """Importing nbtrain loads only the standard library and its first file, in under 0.1 s of CPU."""
+    """`import nbtrain` loads only the standard library and nbtrain/__init__.py, in less than 0.1 s of CPU
+    time.
+    """
     answer = run_python(
         """
         import json, sys, time
@@ -423,7 +435,9 @@ def test_import_nbtrain_costs_nothing():
 
 @pytest.mark.slow
 def test_the_notebook_side_never_loads_torch():
-    """Importing all notebook-side modules loads no torch, no deepspeed, and no GPU-side module."""
+    """Importing all modules of the notebook side loads neither torch nor deepspeed nor any module of the GPU
+    side.
+    """
     names = [module for module in MODULES if room(module) not in GPU_SIDE and not module.endswith("__main__")]
     answer = run_python(
         f"""
@@ -443,7 +457,9 @@ def test_the_notebook_side_never_loads_torch():
 
 @pytest.mark.slow
 def test_every_public_name_can_be_called_when_all_modules_are_loaded(workspace):
-    """No submodule hides a public name: importing `nbtrain.x` would set the attribute x of the package."""
+    """Every public function can still be called after all modules were imported: importing a submodule
+    nbtrain.x would replace the function nbtrain.x.
+    """
     (workspace / "examples").symlink_to(REPOSITORY / "examples")
     answer = run_python(
         f"""

@@ -1,4 +1,4 @@
-"""The tables at the end of a run of the tests."""
+"""The tables of durations that are printed after a test run."""
 
 from types import SimpleNamespace
 
@@ -7,7 +7,7 @@ from .durations import Durations, folder_of
 
 
 def test_the_slowest_tests_and_the_sum_of_each_folder():
-    """A test's seconds include set-up and tear-down; subfolders of tests/x count for tests/x."""
+    """A test's seconds include its set-up and tear-down, and subfolders of tests/x count for tests/x."""
     durations = Durations()
     for test, when, seconds in [
         ("tests/data/test_a.py::test_one", "setup", 2.0),
@@ -38,5 +38,7 @@ def test_folders_of_tests():
 
 
 def test_the_files_that_start_first_are_there():
-    """Every file in LONGEST exists; a renamed one would start last and leave other processes idle."""
+    """Every file in LONGEST exists. A file that was renamed would start last, while other workers are
+    idle.
+    """
     assert [name for name in LONGEST if not (REPOSITORY / "tests" / name).is_file()] == []

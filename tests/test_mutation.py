@@ -1,4 +1,4 @@
-"""The mutations that tests/mutation.py makes of a file: every operator, in its place, and nothing else."""
+"""tests/mutation.py changes every operator of a file, in the right place, and nothing else."""
 
 import ast
 from pathlib import Path
@@ -24,7 +24,7 @@ def twice(value: list[int], é="é", on=True) -> int | None:
 
 
 def test_every_operator_and_number_is_changed_in_its_place():
-    """Annotations, decorators, assertions, texts and their joins are skipped; columns count bytes."""
+    """Annotations, decorators, assertions and texts are not changed; column numbers count bytes."""
     found = [
         (mutation.line, mutation.before, mutation.after)
         for mutation in mutations_of(Path("x.py"), SOURCE.encode())

@@ -1,4 +1,4 @@
-"""The page of `make soak` is read back, and a part is repeated only for a reason."""
+"""The results page of `make soak` can be read back, and a part is repeated only for a reason."""
 
 import dataclasses
 
@@ -11,7 +11,9 @@ DEMO = next(part for part in PARTS if part.name == "demo")
 
 
 def test_the_committed_page_is_what_its_rows_make():
-    """The page is what its rows make, and has rows of existing parts only, all passed."""
+    """The committed page equals the page generated from its rows; every row is an existing part that
+    passed.
+    """
     results = read_page(PAGE)
     assert set(results) <= {part.name for part in PARTS}
     assert PAGE.read_text() == page_text(results)
@@ -37,7 +39,9 @@ def test_a_part_is_run_if_it_failed_or_its_code_has_changed(tmp_path, monkeypatc
 
 
 def test_what_the_parts_run_and_depend_on_is_there():
-    """Every file that a part runs or depends on exists, which would otherwise show after ninety minutes."""
+    """Every file that a part runs or depends on exists; otherwise the soak would fail after ninety
+    minutes.
+    """
     for part in PARTS:
         for argument in (*part.arguments, *part.evidence.tests):
             if argument.startswith(("tests/", "examples/")):
@@ -48,7 +52,7 @@ def test_what_the_parts_run_and_depend_on_is_there():
 
 
 def test_every_soak_test_is_run_by_a_part():
-    """Every file with soak tests belongs to a part, since otherwise it would never be run."""
+    """Every file with soak tests belongs to a part; otherwise its tests would never run."""
     named = {argument.partition("::")[0] for part in PARTS for argument in part.arguments}
     files = (path for path in (soak.REPOSITORY / "tests").rglob("test_*.py") if path.name != "test_soak.py")
     marked = [path for path in files if "pytest.mark.soak" in path.read_text(encoding="utf-8")]

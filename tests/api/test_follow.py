@@ -1,4 +1,4 @@
-"""Following the checkpoints of a run that trains, until it ends."""
+"""Following the checkpoints of a run while it trains, until it ends."""
 
 import pytest
 
@@ -8,7 +8,9 @@ from nbtrain.base.rundir import RunDir
 
 
 def followed(tmp_path, looks, act=lambda step: step):
-    """Return (results of `act`, waits) for a run whose successive states are `looks`."""
+    """Follow a run that reports the states `looks` one after another; return the results of `act` and the
+    waits.
+    """
     waits = []
     seen = iter(looks)
     steps = each_checkpoint(RunDir(tmp_path / "run"), act, lambda run: next(seen), waits.append)
@@ -16,7 +18,9 @@ def followed(tmp_path, looks, act=lambda step: step):
 
 
 def test_each_checkpoint_once_and_the_last_one_after_the_end(tmp_path):
-    """Each checkpoint is visited once, only the newest of several, and the last one after the end."""
+    """Each checkpoint is visited once. Of several new ones only the newest is, and the last one after the run
+    ends.
+    """
     looks = [(True, None), (True, 10), (True, 10), (True, 40), (False, 50), (False, 50)]
     assert followed(tmp_path, looks) == ([10, 40, 50], [LOOK_SECONDS] * 2)
 
@@ -35,7 +39,7 @@ def test_a_checkpoint_that_was_pruned_meanwhile_is_passed_over(tmp_path):
 
 
 def test_other_errors_are_raised(tmp_path):
-    """An unreadable newest checkpoint is an error, and so is a run that never saved one."""
+    """An unreadable newest checkpoint raises an error, and so does a run that never saved one."""
 
     def act(step):
         raise CheckpointError("torn")

@@ -1,4 +1,4 @@
-"""The public functions: arguments of the wrong type are refused in one sentence."""
+"""The public functions; arguments of the wrong type are refused with a one-sentence message."""
 
 import json
 import re
@@ -51,7 +51,7 @@ def run(workspace):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Record the requests that the generating process would get."""
+    """Record the requests that the generating process would receive."""
     requests = []
 
     def answer(loading, *wanted):
@@ -119,7 +119,7 @@ def test_generate(run, asked, arguments, message):
 
 
 def test_generate_takes_the_numbers_of_numpy(run, asked):
-    """NumPy's numbers reach the process as numbers of JSON."""
+    """NumPy numbers reach the generating process as JSON numbers."""
     text = nb.generate(
         run, "a", max_new_tokens=np.int64(3), temperature=np.float32(0.5), top_k=np.int32(4), top_p=1
     )
@@ -137,7 +137,7 @@ def test_generate_takes_the_numbers_of_numpy(run, asked):
 
 
 def test_generate_gives_strings_that_a_cell_shows(run, asked):
-    """Generate returns one string for a prompt and a list for several, and escapes markup in a cell."""
+    """generate() returns one string for a prompt and a list for several, and escapes markup in a cell."""
     text = nb.generate(run, "<b>a")
     assert (text, text.prompt, text.new_text, text.tokens) == ("<b>a!", "<b>a", "!", [7])
     assert "&lt;b&gt;a</span>!" in text._repr_html_() and "1 token, maximum length" in text._repr_html_()
@@ -211,7 +211,7 @@ def test_a_run_asked_in_the_wrong_way(run):
 
 @pytest.mark.slow
 def test_curves_and_scalars_of_a_run_and_of_any_folder_of_event_files(run, tmp_path):
-    """A run opens by name, folder or Run, and another folder by its path; all else is refused."""
+    """curves() and scalars() accept a run's name, its folder, a Run, or a path to a folder of event files."""
     for folder in (run.directory.tensorboard, tmp_path / "other"):
         EventFile(folder, 100).scalar(7, 2.5, 107, scalar("loss").tag)
     for source in ("mine", str(run.directory.path), run, str(tmp_path / "other"), tmp_path / "other"):
@@ -224,7 +224,7 @@ def test_curves_and_scalars_of_a_run_and_of_any_folder_of_event_files(run, tmp_p
 
 
 def test_a_source_of_text_in_place_of_the_runs_own():
-    """A source of text replaces the run's own, whatever form the overrides have."""
+    """A text source given to load() replaces the run's own sources, whatever form the overrides have."""
     for overrides in (None, "batch.max_steps=3", ["batch.max_steps=3"], {"batch.max_steps": 3}):
         config = nb.load("gpt-tiny", overrides, "{kind: jsonl, path: a b.jsonl}", "mine")
         assert [source.path for source in config.data.sources] == ["a b.jsonl"]
@@ -234,7 +234,7 @@ def test_a_source_of_text_in_place_of_the_runs_own():
 
 @pytest.mark.slow
 def test_what_a_loaded_configuration_and_its_plan_show():
-    """A plan's picture and DeepSpeed's keys need no import of the modules that make them."""
+    """The plan's picture and DeepSpeed's configuration are available without importing further modules."""
     config = nb.load("gpt-tiny")
     assert nb.deepspeed_config(config)["train_batch_size"] == config.batch.global_batch_size
     assert nb.plan_picture(nb.plan(config))._repr_png_().startswith(b"\x89PNG")
@@ -249,14 +249,14 @@ def test_what_is_no_dataset(call):
 
 
 def test_a_long_value_is_shown_short():
-    """A long value is shortened in a message, so that a table given by mistake does not fill the screen."""
+    """A long value is shortened in a message, so that a table passed by mistake does not fill the screen."""
     with pytest.raises(ConfigError) as caught:
         open_run(list(range(100_000)))
     assert str(caught.value).startswith("run = [0, 1, 2, 3, 4, 5, ...] (list) must be")
 
 
 def test_a_run_of_which_no_rank_began_shows_the_supervisors_log(run, capsys):
-    """If no rank began, `nbtrain logs` and the failure begin with the last traceback of any log."""
+    """If no rank started, `nbtrain logs` and failure() begin with the last traceback found in any log."""
     job = run.directory.job("20260101-000000-0000")
     job.make_folders()
     cause = "the launcher ended before any rank had left a record: torchrun ended with code 1"
@@ -276,7 +276,7 @@ def test_a_run_of_which_no_rank_began_shows_the_supervisors_log(run, capsys):
 
 
 def test_the_log_of_a_full_disk_is_no_part_of_the_failure(run):
-    """After a full disk the failure omits the log, which has TensorBoard's error; others show it."""
+    """failure() omits the end of the log after a full disk, because only TensorBoard's error is there."""
     job = run.directory.job("20260101-000000-0000")
     job.make_folders()
     job.log(0, 0).write_text("Exception in thread Thread-7:\n  File event_file_writer.py, line 1\n")
@@ -305,7 +305,7 @@ def test_wait_prints_what_a_resume_kept_and_passed_over(run, capsys):
 
 
 def test_wait_says_a_line_once(run, monkeypatch):
-    """wait prints each line once, however often it looks; `say` replaces print."""
+    """wait() prints each status line once, however often it polls; `say` replaces print."""
     job = run.directory.job("20260101-000000-0000")
     job.make_folders()
     JobRecord(job.job_id, "id", "mine", "RUNNING", 0.0, world_size=1).write(job.job_json)
@@ -346,7 +346,9 @@ UNFINISHED = (
 
 @pytest.mark.parametrize("notebook", ["04_monitor", "05_generate"])
 def test_a_notebook_says_first_that_its_run_was_cancelled(cancelled, notebook, capsys):
-    """A notebook says before its curves that its run was cancelled, and nothing of other runs."""
+    """A notebook reports before its curves that its run was cancelled, and reports nothing for a finished
+    run.
+    """
     cells = json.loads(notebook_runner.find_notebook(notebook).read_text())["cells"]
     source = next(source for cell in cells if "unfinished" in (source := "".join(cell["source"])))
     given = {"run": "mine", "overrides": "", "tensorboard_folder": ""}
@@ -360,7 +362,7 @@ def test_a_notebook_says_first_that_its_run_was_cancelled(cancelled, notebook, c
 
 
 def test_a_demo_whose_run_was_cancelled_has_failed(cancelled, monkeypatch, capsys, tmp_path):
-    """A demo whose run was cancelled fails, says so first, and repeats notebooks 03 to 05 next time."""
+    """A demo whose run was cancelled fails and says so first; the next call repeats notebooks 03 to 05."""
     config = SimpleNamespace(name="mine", model_dump_json=lambda: "{}")
     executed = []
     monkeypatch.setattr(api, "load", lambda *arguments: config)
@@ -390,7 +392,7 @@ def test_a_demo_whose_run_was_cancelled_has_failed(cancelled, monkeypatch, capsy
     ("state", "code", "last"), [("CANCELLED", 7, "done"), ("FAILED", 7, ""), ("SUCCEEDED", 0, "done")]
 )
 def test_a_notebook_ends_as_the_wait_for_its_run(cancelled, tmp_path, capfd, state, code, last):
-    """A notebook fails after all cells if its run was cancelled, at its cell if it failed."""
+    """A notebook fails at the waiting cell if its run failed, and after the last cell if it was cancelled."""
     record = JobRecord.read(cancelled.job.job_json)
     record.state = state
     record.write(cancelled.job.job_json)
@@ -417,7 +419,7 @@ def test_a_notebook_ends_as_the_wait_for_its_run(cancelled, tmp_path, capfd, sta
 
 
 def test_a_submit_that_is_refused_prepares_nothing(workspace):
-    """A run that cannot start here is refused before data is prepared for it."""
+    """A run that cannot start on this machine is refused before its data is prepared."""
     (workspace / "texts.jsonl").write_text(json.dumps({"text": "some words of a text"}) + "\n")
     config = RunConfig.model_validate(
         {
@@ -442,7 +444,9 @@ def test_a_submit_that_is_refused_prepares_nothing(workspace):
 
 
 def test_the_log_of_a_failed_run_begins_with_the_traceback_of_the_rank_that_failed(run, capsys):
-    """The log of a failed run begins with the failed rank's traceback; a search covers all ranks."""
+    """The log of a failed run begins with the failed rank's traceback; --grep searches the logs of all ranks,
+    and options that exclude each other are refused.
+    """
     job = run.directory.job("20260101-000000-0000")
     job.make_folders()
     files.write_text(run.directory.config_yaml, to_yaml(nb.load("gpt-125m-2xdp")))
@@ -506,7 +510,7 @@ def test_the_log_of_a_failed_run_begins_with_the_traceback_of_the_rank_that_fail
 
 
 def test_a_dry_run_trains_no_twin(workspace):
-    """Notebook 06 with dry_run = True submits nothing, whatever its mode."""
+    """Notebook 06 with mode = "twin" and dry_run = True is refused, because a twin trains on this machine."""
     with pytest.raises(
         ConfigError, match=r'^mode = "twin" trains on this machine, dry_run = True submits noth'
     ):
@@ -515,7 +519,7 @@ def test_a_dry_run_trains_no_twin(workspace):
 
 
 def test_a_demo_that_launches_nothing_says_why(workspace, monkeypatch, capsys):
-    """Notebook 03 without a launch ends without an error, and a cell shows NotLaunched with the reason."""
+    """Notebook 03 ends without an error if it launched nothing; a cell shows NotLaunched with the reason."""
     made = lambda name, parameters, output: output.parent.mkdir(parents=True, exist_ok=True)  # noqa: E731
     monkeypatch.setattr(demo, "run_notebook", made)
     sizes = ["resources.gpus_per_node", "parallel.data_parallel_size", "batch.global_batch_size"]
@@ -535,7 +539,7 @@ def test_a_demo_that_launches_nothing_says_why(workspace, monkeypatch, capsys):
     ],
 )
 def test_a_backend_whose_place_is_not_named_is_shown_and_never_submitted(workspace, backend, missing, shown):
-    """Notebook 06 without image, volume or machines says what to set, with placeholders in the text."""
+    """Without an image or hosts, notebook 06 lists the missing settings and shows placeholders for them."""
     config = api.load("gpt-tiny", f"backend.kind={backend}", placeholders=True)
     said = str(api.launch(config))
     why = f"gpt-tiny was not launched: backend {backend} needs settings that the run does not have."

@@ -1,4 +1,4 @@
-"""Redacting parts of addresses that may be secret."""
+"""Redaction of the parts of an address that may be secret."""
 
 import pytest
 
@@ -27,7 +27,7 @@ from nbtrain.base.addresses import redacted, text_without_secrets, without_secre
     ],
 )
 def test_redacted(address, shown):
-    """User, password, query values and fragment are hidden."""
+    """The user, the password, the query values and the fragment are hidden."""
     assert redacted(address) == shown
 
 
@@ -52,5 +52,5 @@ def test_values_without_secrets():
     ],
 )
 def test_text_without_secrets(text, shown):
-    """Redaction hides too much rather than too little; text without an address is unchanged."""
+    """When in doubt, redaction hides the text; text without an address is unchanged."""
     assert text_without_secrets(text) == shown

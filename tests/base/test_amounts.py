@@ -33,12 +33,12 @@ def test_counts_are_short(value, words):
     [(4, "4 s"), (200, "3.3 min"), (28_800, "8.0 h"), (4_700_000, "54 d"), (1.5e8, "4.8 years")],
 )
 def test_times_are_short(seconds, words):
-    """An estimated time has no more digits than its precision."""
+    """An estimated time is shown with no more digits than its precision."""
     assert amounts.duration(seconds) == words
 
 
 def test_sizes_are_short():
-    """Sizes are in units of 1024 bytes."""
+    """Sizes are shown in units of powers of 1024 bytes."""
     assert [amounts.size(value) for value in (0, 1023, 2**20, 40 * 2**30)] == [
         "0 B",
         "1023 B",
@@ -59,7 +59,7 @@ def test_sizes_are_short():
     ],
 )
 def test_measured_times_have_two_units(seconds, words):
-    """A measured time has two units, as on a clock; a negative one is 0 s."""
+    """A measured time is shown in two units, such as minutes and seconds; a negative time is 0 s."""
     assert amounts.elapsed(seconds) == words
 
 
@@ -77,7 +77,7 @@ def test_a_steps_time_has_no_powers_of_ten(seconds, text):
 
 
 def test_a_part_has_the_unit_of_its_whole():
-    """A part has the unit of its total: 0.95M of 8.44M, not 950k."""
+    """A part is shown in the unit of its total: 0.95M of 8.44M, not 950k."""
     count_of = amounts.count_of
     assert count_of(7.99e6, 8.44e6) == "7.99/8.44M"
     assert count_of(950e3, 8.44e6) == "0.95/8.44M"
@@ -85,7 +85,7 @@ def test_a_part_has_the_unit_of_its_whole():
 
 
 def test_times_are_utc_and_say_so(monkeypatch):
-    """Times are in UTC and marked so, whatever the machine's time zone."""
+    """Times are in UTC and labelled UTC, whatever the machine's time zone."""
     try:
         with monkeypatch.context() as patch:
             patch.setenv("TZ", "Asia/Kathmandu")
@@ -97,7 +97,7 @@ def test_times_are_utc_and_say_so(monkeypatch):
 
 
 def test_no_other_module_writes_times():
-    """Only base/amounts.py formats times, except for formats that others prescribe, such as an API's."""
+    """Only base/amounts.py formats times, except for formats that an API or another program prescribes."""
     package = Path(amounts.__file__).parents[1]
     writers = {
         path.relative_to(package).as_posix()

@@ -1,4 +1,4 @@
-"""Control groups of versions 1 and 2, as files in a folder: limits, usage and kill counts."""
+"""Control groups of versions 1 and 2, simulated as files in a folder: limits, usage and kill counts."""
 
 import os
 
@@ -12,7 +12,7 @@ GIB = 1 << 30
 
 @pytest.fixture
 def groups(tmp_path, monkeypatch):
-    """Return a function that writes /proc/self/cgroup and files by their path below the mount."""
+    """Return a function that writes /proc/self/cgroup and the given files below the mount point."""
 
     def write(own, files):
         (tmp_path / "own").write_text(own)
@@ -28,7 +28,7 @@ def groups(tmp_path, monkeypatch):
 
 
 def test_limits_of_the_groups_above_count(groups):
-    """The limits of parent groups count: a Slurm task's group is "max", while job and step have limits."""
+    """The limits of parent groups apply: a Slurm task's limit is "max", but its job and step have limits."""
     job = "system.slice/slurmstepd.scope/job_7"
     groups(
         f"0::/{job}/step_0/task_0\n",
@@ -62,7 +62,7 @@ def test_a_container_shows_its_group_at_the_root_of_the_mount(groups, own):
 
 
 def test_version_1_has_a_tree_for_each_controller(groups):
-    """In version 1, each controller has a tree, and a limit near 2**63 means no limit."""
+    """In version 1, each controller has a separate tree, and a limit near 2**63 means no limit."""
     groups(
         "5:memory:/job/task\n4:cpuacct:/job/task\n3:cpu:/job/task\n0::/\n",
         {
@@ -98,6 +98,6 @@ def test_without_groups_the_machine_is_all_there_is(groups):
     ],
 )
 def test_kills_are_counted_by_the_own_group(groups, own, file, text, kills):
-    """Kills are counted in the process's own group, and None is distinct from 0."""
+    """Kills are counted in the process's own group; None (unknown) is distinct from 0."""
     groups(f"{own}\n", {file: text})
     assert oom_kills() == kills

@@ -1,4 +1,4 @@
-"""Checkpoints on the nodes' own disks (model/local.json), as every reader of a run directory sees them."""
+"""Checkpoints on the nodes' own disks (model/local.json), as the readers of a run directory see them."""
 
 import os
 
@@ -27,7 +27,7 @@ def save(step: int, attempt: int = 0, copied: bool = False) -> LocalSave:
 
 @pytest.fixture
 def run(tmp_path) -> RunDir:
-    """A run with a complete checkpoint of step 10 in model/."""
+    """Create a run with a complete checkpoint of step 10 in model/."""
     run = RunDir(tmp_path / "run")
     run.checkpoint(10).mkdir(parents=True)
     files.write_json(run.checkpoint_manifest(10), {"schema_version": 2, "files": {}})
@@ -45,7 +45,7 @@ def run(tmp_path) -> RunDir:
     ],
 )
 def test_the_newest_step_that_a_resume_may_find(run, saves, newest):
-    """A step on the nodes counts if it is newer than all in model/ and was never copied there."""
+    """A step on the nodes counts if it is newer than every step in model/ and was not copied there."""
     LocalSaves(saves).keep(run)
     assert newest_saved_step(run) == newest
     assert (only_on_nodes(run) is None) == (newest == 10)
@@ -71,12 +71,12 @@ def test_the_list_is_bounded(run):
 
 
 def test_the_folder_of_a_node():
-    """The node's number and name are filled in."""
+    """The folder's pattern is filled in with the node's number and name."""
     assert str(local_folder("/nvme/{host}/n{node}", 3, "gpu-7")) == "/nvme/gpu-7/n3"
 
 
 def test_the_longest_save_of_all_jobs_is_remembered(tmp_path):
-    """A stop waits as long as the longest save of any job; a job without a heartbeat has none."""
+    """The longest measured save of all jobs is returned; a job that measured none is ignored."""
     run = RunDir(tmp_path / "gpt")
     assert measured_save_seconds(run) == 0.0
     for number, seconds in enumerate((4.5, None, 2.0)):

@@ -19,7 +19,9 @@ HEAD = "#Entity   TENSO\nID\n"
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Return a function that installs a shell script as dcgmi; it writes pid and arguments to `said`."""
+    """Return a function that installs a shell script as dcgmi; the script writes its pid and arguments to
+    `said`.
+    """
 
     def make(script: str) -> Path:
         said, path = tmp_path / "said", tmp_path / "dcgmi"
@@ -44,7 +46,9 @@ def gone(said: Path) -> bool:
 
 
 def test_the_newest_value_of_each_gpu_counts_once(program: Callable[[str], Path], tmp_path: Path) -> None:
-    """N/A, headers and values above 1 are skipped; a line may arrive in two pieces."""
+    """Each GPU's newest value is returned once; N/A, headers and values above 1 are skipped, and split lines
+    joined.
+    """
     go_on = tmp_path / "go on"
     said = program(
         f"printf '{HEAD}GPU 1     N/A\\nGPU 0     0.250\\nGPU 1     1.5\\nGPU 3     0.5'\n"
@@ -75,7 +79,7 @@ def test_the_newest_value_of_each_gpu_counts_once(program: Callable[[str], Path]
     ],
 )
 def test_without_engine_or_rights_there_is_no_figure(program: Callable[[str], Path], script: str) -> None:
-    """Without the service or permissions no value is read, and the program is stopped."""
+    """Without the DCGM service or the permission to read it there is no value, and dcgmi is stopped."""
     said = program(script)
     activity = dcgm.TensorActivity([0], first_seconds=0.5)
     assert not activity.supported and activity.look() == {}
@@ -90,7 +94,9 @@ def test_without_the_program_nothing_is_started(monkeypatch: pytest.MonkeyPatch,
 def test_a_node_asks_it_for_gpus_that_the_driver_does_not_count(
     program: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node uses dcgmi for GPUs whose driver does not count, as on an A100, and stops it at the end."""
+    """dcgmi supplies the activity of GPUs whose driver has no counters, such as an A100, and is stopped at
+    the end.
+    """
     said = program(f"printf '{HEAD}GPU 0     0.625\\n'; exec sleep 600")
     gpu = GpuUse(0, "NVIDIA A100-SXM4-80GB", 0.9, 1 << 30, 80 << 30, 61, 300.0, 1410)
     monkeypatch.setattr(nvml, "gpus", lambda: [gpu])

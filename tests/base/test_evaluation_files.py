@@ -1,4 +1,4 @@
-"""Records of evaluations: written and read, with an error for a damaged one."""
+"""Writing and reading the records of evaluations; a damaged record is an error."""
 
 import json
 

@@ -6,14 +6,16 @@ from nbtrain.base.extras import install_command
 
 
 def test_command_names_packages_and_never_nbtrain():
-    """The command never lists nbtrain, because an index could have another project of that name."""
+    """The command never names nbtrain itself, because a package index could have another project of that
+    name.
+    """
     command = install_command("k8s")
     assert command.startswith("pip install 'kubernetes>=") and "nbtrain" not in command
     assert install_command("data").count("'") == 2 * 7
 
 
 def test_from_sources_that_are_not_installed(monkeypatch):
-    """Without an installation, the extra is installed from the sources."""
+    """If nbtrain is not installed, the extra's packages are read from the source tree."""
 
     def missing(name):
         raise importlib.metadata.PackageNotFoundError(name)

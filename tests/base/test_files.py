@@ -1,4 +1,4 @@
-"""Atomic writes: a file is complete or does not exist."""
+"""Atomic writes: a file is either complete or absent."""
 
 import errno
 import os
@@ -23,7 +23,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path):
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
-    """After ENOSPC at fsync, the error is raised, the old content remains, and no temporary file is left."""
+    """ENOSPC at fsync is raised as an error; the old content remains, and no temporary file is left."""
     target = tmp_path / "a.json"
     files.write_json(target, {"step": 1})
 
@@ -38,7 +38,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 def test_a_named_output_keeps_links_and_devices(tmp_path):
-    """A pipe is written to and stays a pipe; for a link, the target file is replaced."""
+    """write_output() writes to an existing pipe, and replaces the target of a link while keeping the link."""
     pipe, link, target = tmp_path / "pipe", tmp_path / "link", tmp_path / "target"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -59,7 +59,7 @@ def test_a_named_output_keeps_links_and_devices(tmp_path):
     ("code", "times", "fails"), [("ESTALE", 4, False), ("ESTALE", 5, True), ("EIO", 1, True)]
 )
 def test_a_file_that_another_host_replaces_is_opened_again(tmp_path, monkeypatch, code, times, fails):
-    """ESTALE of NFS 3 is retried; if it persists, or for any other error, it is raised."""
+    """ESTALE of NFS 3 is retried a few times and then raised; other errors are raised immediately."""
     path = tmp_path / "0.json"
     files.write_json(path, {"step": 1})
     refused, read_bytes = [getattr(errno, code)] * times, Path.read_bytes
@@ -103,7 +103,9 @@ def test_reading_json_tells_missing_from_broken(tmp_path):
 
 
 def test_two_threads_that_write_one_record_leave_a_whole_one(tmp_path):
-    """Two threads that write a short and a long value at the same time leave one of them, complete."""
+    """Two threads that write a short and a long value to one file at the same time leave one of them,
+    complete.
+    """
     target, values = tmp_path / "engine.json", ({"said": ""}, {"said": "x" * 5000})
     files.write_json_unsynced(target, values[0])
     with ThreadPoolExecutor(2) as threads:

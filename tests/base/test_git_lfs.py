@@ -1,4 +1,4 @@
-"""Git LFS pointers are named by every reader, and no other file is mistaken for one."""
+"""Every reader reports a Git LFS pointer as such, and no other file is mistaken for one."""
 
 import pytest
 
@@ -29,7 +29,9 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\n" + OID + b"\nsize 12345
     ],
 )
 def test_forms_of_a_pointer(content):
-    """The specification's form is recognised, with extensions, other line ends and the old address."""
+    """A pointer is recognised with extensions, with other line ends, and with the old address of the
+    specification.
+    """
     assert "is a Git LFS pointer, not the file (12,345 bytes" in str(pointer_problem(content))
 
 
@@ -45,7 +47,7 @@ def test_forms_of_a_pointer(content):
     ],
 )
 def test_what_is_no_pointer(content, tmp_path):
-    """A text about pointers, a file that begins like one, and a longer file are not pointers."""
+    """A text about pointers, a file that only begins like a pointer, and a longer file are not pointers."""
     assert pointer_problem(content) is None
     (tmp_path / "a").write_bytes(content)
     assert pointer_problem_of(tmp_path / "a") is None
@@ -78,7 +80,9 @@ READERS = {
 
 @pytest.mark.parametrize("name", list(READERS))
 def test_every_reader_names_it(name, workspace):
-    """Readers of weights, records, dumps, tokenizers, datasets and settings name the command to run."""
+    """Readers of weights, records, dumps, tokenizers, datasets and settings print the command that gets the
+    file.
+    """
     if name == "model.safetensors":
         (workspace / "config.json").write_text("{}")
     if name == "vocab.json":

@@ -1,4 +1,4 @@
-"""The style of HTML tables: alignment, escaped cells, and styles that an untrusted notebook keeps."""
+"""HTML tables: alignment, escaped cells, and styles that JupyterLab keeps in an untrusted notebook."""
 
 from nbtrain.base.html_table import grouped_table, html_table, words_row
 

@@ -1,4 +1,6 @@
-"""The state of a job on a scheduler: from its own records, the scheduler's last report, and its silence."""
+"""The state of a job on a scheduler, from its records, the scheduler's last report and the time since its
+heartbeat.
+"""
 
 import os
 import time
@@ -42,7 +44,7 @@ def word_of(said: str, seen: bool = True) -> EngineWord | None:
 
 
 def seen_as(state: str, said: str, silent: float, seen: bool = True, asked: float | None = None) -> str:
-    """Return the state; `asked` is the silence when the scheduler was queried, by default `silent`."""
+    """Return the state; `asked` is the age of the scheduler's report in seconds, by default `silent`."""
     known = silent if asked is None and said != NEVER else asked
     return state_with_engine(record_of(state), word_of(said, seen), silent, known)[0]
 
@@ -53,13 +55,17 @@ SAID = (QUEUED, RUNNING, SUSPENDED, SUCCEEDED, FAILED, CANCELLED, UNKNOWN, NEVER
 @pytest.mark.parametrize("said", SAID)
 @pytest.mark.parametrize("state", sorted(FINAL - {LOST}))
 def test_what_the_job_says_of_its_own_end_counts(state: str, said: str) -> None:
-    """A final state in the job's record is kept, whatever the scheduler reports and however old it is."""
+    """A final state in the job's record is kept, whatever the scheduler reports and however old the record
+    is.
+    """
     assert {seen_as(state, said, silent) for silent in (0, 100, 1e6)} == {state}
 
 
 @pytest.mark.parametrize("state", [STARTING, RUNNING, RESTARTING])
 def test_a_supervisor_that_is_heard_of_is_believed(state: str) -> None:
-    """A recent heartbeat counts (30 s, or 15 minutes if the scheduler is silent) unless suspended."""
+    """A job keeps its state for 30 s after a heartbeat, or 15 minutes if the scheduler is silent, unless
+    suspended.
+    """
     for said in SAID:
         assert seen_as(state, said, 29) == (SUSPENDED if said == SUSPENDED else state)
     assert seen_as(state, RUNNING, 1e6) == state
@@ -86,7 +92,7 @@ def test_a_supervisor_that_is_heard_of_is_believed(state: str) -> None:
 def test_the_engine_speaks_for_a_silent_supervisor(
     said: str, seen: bool, silent: float, expected: str
 ) -> None:
-    """The scheduler decides about a silent supervisor, and an unrecorded end is never a success."""
+    """Without a heartbeat the scheduler's report decides, and a job with no recorded end never succeeded."""
     assert seen_as(RUNNING, said, silent, seen) == expected
 
 
@@ -105,32 +111,32 @@ def test_the_engine_speaks_for_a_silent_supervisor(
     ],
 )
 def test_before_its_supervisor_the_engine_decides(said: str, silent: float, expected: str) -> None:
-    """Before the supervisor starts, the scheduler decides, and a job may wait for weeks."""
+    """Before the supervisor starts, the scheduler's report decides, and a job may wait for weeks."""
     assert seen_as(QUEUED, said, silent) == expected
 
 
 @pytest.mark.parametrize("ahead", [-600.0, 600.0])
 def test_a_wrong_clock_loses_no_live_job(ahead: float) -> None:
-    """With a clock 10 minutes off, only the difference between the two files counts."""
+    """A clock that is off by 10 minutes does no harm, because only two file times are compared."""
     for said in (UNKNOWN, FAILED, QUEUED):
         assert seen_as(RUNNING, said, ahead, asked=3) == RUNNING
         assert seen_as(RUNNING, said, ahead, asked=31) != RUNNING
 
 
 def test_who_was_heard_of_after_the_engine_is_not_suspended_any_more() -> None:
-    """A heartbeat after the scheduler's report of a suspension means that the job runs again."""
+    """A heartbeat that is newer than the scheduler's report of a suspension means that the job runs again."""
     assert seen_as(RUNNING, SUSPENDED, 2, asked=-20) == SUSPENDED
     assert seen_as(RUNNING, SUSPENDED, 2, asked=-31) == RUNNING
 
 
 def test_an_old_word_is_no_answer() -> None:
-    """An old report of the scheduler does not show that the job still runs."""
+    """An old report of the scheduler is no evidence that the job still runs."""
     assert seen_as(RUNNING, RUNNING, 3600, asked=5) == LOST
     assert seen_as(RUNNING, RUNNING, 3600, asked=3590) == RUNNING
 
 
 def test_the_words_of_every_state() -> None:
-    """Each state has a cause that the user reads first."""
+    """Each state comes with a cause, which is shown to the user."""
 
     def cause(state: str, said: str, reason: str = "", silent: float = 40, seen: bool = True) -> str | None:
         word = word_of(said, seen)
@@ -164,7 +170,9 @@ def test_the_words_of_every_state() -> None:
 
 
 def test_the_silence_is_read_from_the_time_stamps_of_the_disk(tmp_path) -> None:
-    """The silence is the difference of file times, which come from the same disk's clock."""
+    """The time since the heartbeat is the difference of two file times, which come from the same disk's
+    clock.
+    """
     job = JobDir(RunDir(tmp_path), "20260101-120000-abcd")
     job.path.mkdir(parents=True)
     record_of(RUNNING).write(job.job_json)
@@ -178,7 +186,7 @@ def test_the_silence_is_read_from_the_time_stamps_of_the_disk(tmp_path) -> None:
 
 
 def test_a_job_that_only_tunes_has_no_supervisor_and_succeeds_without_one() -> None:
-    """A job that only autotunes succeeds without a supervisor; one that then trains does not."""
+    """A job that only autotunes succeeds without a supervisor; a job that is to train afterwards does not."""
     record = record_of(QUEUED)
     record.autotune = "tune"
     assert state_with_engine(record, word_of(RUNNING), 0.0) == (
@@ -195,7 +203,7 @@ def test_a_job_that_only_tunes_has_no_supervisor_and_succeeds_without_one() -> N
 
 
 def test_a_job_that_is_being_submitted_is_not_lost(tmp_path):
-    """A folder without job.json is a submission in progress, or an interrupted one once it is old."""
+    """A folder without job.json is a submission in progress, and an interrupted submission once it is old."""
     job = RunDir(tmp_path / "tiny").job("20260101-120000-abcd")
     assert read_state(job, time.time())[0] == LOST
     job.make_folders()

@@ -1,4 +1,4 @@
-"""The last record of a job whose run directory cannot be written any more, and who may write it."""
+"""The final record of a job whose run directory became unwritable, and who may write it."""
 
 import os
 import tempfile
@@ -13,7 +13,7 @@ from nbtrain.base.rundir import RunDir, new_job_id
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
-    """A temporary folder that other users may write to as well."""
+    """Create a temporary folder that other users can write to, like /tmp."""
     folder = tmp_path / "tmp"
     folder.mkdir(mode=0o777)
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -22,7 +22,7 @@ def temporary(tmp_path, monkeypatch):
 
 @pytest.fixture
 def job(workspace):
-    """A job that is RUNNING in job.json, with a dead supervisor."""
+    """Create a job whose job.json says RUNNING and whose supervisor is dead."""
     job = RunDir.named("tiny").job(new_job_id())
     job.make_folders()
     gone = ProcessIdentity(os.getpid(), 1, "another boot")
@@ -37,7 +37,7 @@ def ended(job):
 
 
 def test_status_reports_the_last_words(job, temporary):
-    """status reports the recorded end instead of LOST, until a newer job of the run removes it."""
+    """The status is the recorded end instead of LOST, until a newer job of the run removes the record."""
     assert jobstate.read_state(job, time.time())[0] == "LOST"
     path = last_words.keep(ended(job))
     assert path.parent == temporary / f"nbtrain-{os.getuid()}"
@@ -57,7 +57,7 @@ def test_what_job_json_says_itself_counts_more(job, temporary):
 
 @pytest.mark.parametrize("trap", ["open to others", "a link", "a file"])
 def test_a_folder_that_others_could_have_made_is_not_used(job, temporary, tmp_path, trap):
-    """A folder that other users could have created is neither written nor read."""
+    """A folder that another user could have created is neither written to nor read."""
     path = last_words.keep(ended(job))
     folder, real = path.parent, tmp_path / "real"
     if trap == "open to others":
@@ -83,7 +83,7 @@ def test_words_about_another_job_and_damaged_ones_are_not_believed(job, temporar
 
 
 def test_a_lost_job_on_a_read_only_disk_says_so(job, temporary, monkeypatch):
-    """The cause of a LOST job on a read-only disk names the disk, even without a last record."""
+    """The cause of a LOST job mentions that its disk is read-only, even without a final record."""
     monkeypatch.setattr(jobstate, "is_read_only", lambda folder: True)
     state, cause = jobstate.read_state(job, time.time())
     assert state == "LOST"

@@ -1,4 +1,4 @@
-"""Contrast of output colours against the backgrounds of both themes (WCAG 2.2), and style changes."""
+"""Contrast of output colours against the backgrounds of both themes (WCAG 2.2)."""
 
 import re
 from pathlib import Path
@@ -26,7 +26,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_words_of_a_figure_read_on_white_and_on_black() -> None:
-    """Text in plots has a contrast of 4.2 on white and on JupyterLab's dark background."""
+    """Text in plots has a contrast of at least 4.2 on white and on JupyterLab's dark background."""
     assert min(contrast(look.GREY, ground) for ground in (WHITE, DARK)) >= 4.2
     assert (contrast(WHITE, DARK)) ** 0.5 < 4.5
 
@@ -36,7 +36,7 @@ COLORS = sorted({*look.SERIES, *look.PARTS, *look.TIME_PARTS, look.RED, look.LIN
 
 @pytest.mark.parametrize("color", COLORS)
 def test_lines_and_areas_read_on_every_ground(color: str) -> None:
-    """Lines and areas have WCAG's minimum contrast for graphics, 3.0, on every background."""
+    """Lines and areas have at least WCAG's contrast for graphics, 3.0, on every background."""
     assert min(contrast(color, ground) for ground in (WHITE, DARK, DARK_PANEL)) >= 3.0, color
 
 
@@ -46,7 +46,7 @@ def test_the_what_if_page_has_the_same_colours() -> None:
 
 
 def test_a_figure_has_no_ground_and_no_black() -> None:
-    """A plot has no background and no black; a label in the colour of its curve keeps it."""
+    """A plot's background is transparent and no text is black; a coloured label keeps its colour."""
     from matplotlib.colors import to_hex
     from matplotlib.figure import Figure
 

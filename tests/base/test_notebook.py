@@ -1,4 +1,4 @@
-"""A notebook's bar for long work, and whether a front end shows it."""
+"""A notebook's progress bar, and whether a front end is there to show it."""
 
 import sys
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ from nbtrain.base.notebook import Bar, is_watched
 
 
 class Handle:
-    """A displayed output that records its updates."""
+    """A display handle that records its updates."""
 
     def __init__(self, shown: list):
         self.shown = shown
@@ -19,7 +19,7 @@ class Handle:
 
 
 def test_a_bar_is_one_output_that_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first call displays an output, and later calls update it."""
+    """The first call displays an output, and later calls update the same output."""
     import IPython.display
 
     first: list[dict] = []
@@ -45,7 +45,9 @@ def test_a_bar_is_one_output_that_is_written_again(monkeypatch: pytest.MonkeyPat
 def test_a_front_end_that_takes_input_watches(
     monkeypatch: pytest.MonkeyPatch, message: dict, watched: bool
 ) -> None:
-    """papermill and nbconvert execute cells without input; a widget's message comes from a live front end."""
+    """papermill and nbconvert allow no input, so no front end is assumed; a widget's message proves a live
+    one.
+    """
     import IPython
 
     assert not is_watched(), "this process is not a kernel"

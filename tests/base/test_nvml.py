@@ -1,4 +1,4 @@
-"""Reading the driver's values, with a stand-in for the package that queries it."""
+"""Reading GPU values from the driver, with a stand-in for the NVML package."""
 
 import sys
 from collections.abc import Iterator
@@ -98,7 +98,7 @@ class Driver(ModuleType):
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
-    """The stand-in instead of the package; the cache is cleared afterwards."""
+    """Replace the package with the stand-in, and clear the cache afterwards."""
     driver = Driver()
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     nvml._library.cache_clear()
@@ -109,7 +109,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
 def test_figures_have_units_and_what_is_not_reported_is_none(driver: Driver) -> None:
     """Percentages become fractions and milliwatts become watts.
 
-    An error is a missing value and not zero, and a lost GPU has no row.
+    A value that the driver cannot report is missing, not zero, and a lost GPU has no row.
     """
     expected = [
         GpuUse(0, NAME, 0.87, 31 << 30, 40 << 30, 61, 312.5, 1410),
@@ -126,7 +126,7 @@ def test_the_use_of_one_gpu_by_the_uuid_that_cuda_has_for_it(driver: Driver) -> 
 
 
 def test_zero_is_reported_as_zero(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An idle GPU has the value 0, not a missing value."""
+    """An idle GPU is reported with the value 0, not with a missing value."""
     monkeypatch.setattr(driver, "nvmlDeviceGetUtilizationRates", lambda handle: SimpleNamespace(gpu=0))
     monkeypatch.setattr(driver, "nvmlDeviceGetPowerUsage", lambda handle: 0)
     assert (nvml.gpus()[0].utilization_fraction, nvml.gpus()[0].power_watts) == (0, 0)
@@ -135,7 +135,7 @@ def test_zero_is_reported_as_zero(driver: Driver, monkeypatch: pytest.MonkeyPatc
 def test_a_name_that_is_no_text_or_not_reported_is_the_index(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An undecodable or missing name is replaced by the index; the package decodes bytes and raises."""
+    """A name that is missing, or that the package cannot decode, is replaced by the GPU's index."""
 
     def name(handle: str) -> str:
         if handle == "handle 0":
@@ -147,7 +147,7 @@ def test_a_name_that_is_no_text_or_not_reported_is_the_index(
 
 
 def test_machine_without_a_driver_has_no_gpus(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the driver's library, or with a driver that lists no GPUs, the list is empty."""
+    """Without the driver's library, or with a driver that lists no GPUs, the list of GPUs is empty."""
 
     def refuse() -> None:
         raise NVMLError("NVML Shared Library Not Found")
@@ -160,13 +160,13 @@ def test_machine_without_a_driver_has_no_gpus(driver: Driver, monkeypatch: pytes
 
 
 def test_machine_without_the_package_has_no_gpus(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the package, the list is empty and a run can still be shown."""
+    """Without the package, the list of GPUs is empty, and a run can still be shown."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert nvml.gpus() == []
 
 
 def test_tensor_activity_is_between_two_looks(driver: Driver) -> None:
-    """Tensor activity needs two samples; GPUs without counters are skipped, and unused counters freed."""
+    """Tensor activity needs two samples of a GPU's counters; GPUs without counters are skipped."""
     activity = nvml.TensorActivity([0, 1, 2])
     assert activity.supported
     assert [activity.look() for _ in range(3)] == [{}, {0: 0.3}, {0: 0.3}]
@@ -177,7 +177,7 @@ def test_tensor_activity_is_between_two_looks(driver: Driver) -> None:
 
 
 def test_the_gpus_of_the_machine_have_name_memory_and_uuid(driver: Driver) -> None:
-    """Name, memory and UUID come from the driver; those that it does not report are empty."""
+    """Name, memory and UUID come from the driver; a value that it does not report is empty."""
     assert nvml.driver_gpus() == (Gpu(NAME, 40 << 30, "GPU-0a1b-0", 0), Gpu(NAME, None, "", 1))
 
 
@@ -196,7 +196,9 @@ def test_the_gpus_of_the_machine_have_name_memory_and_uuid(driver: Driver) -> No
 def test_gpus_that_cuda_shows(
     driver: Driver, monkeypatch: pytest.MonkeyPatch, chosen: str, names: list[str]
 ) -> None:
-    """Entries are numbers or beginnings of UUIDs; an invalid one hides what follows, as in CUDA."""
+    """Entries of CUDA_VISIBLE_DEVICES are indices or UUID prefixes; entries after an invalid one are ignored,
+    as in CUDA.
+    """
     monkeypatch.setattr(driver, "nvmlDeviceGetUUID", lambda handle: f"GPU-0a1b-{handle[-1]}")
 
     def shown(gpus: tuple[Gpu, ...]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Choosing a free port below the range of outgoing connections."""
+"""Choosing a free port below the range that the system uses for outgoing connections."""
 
 import socket
 import subprocess
@@ -10,13 +10,13 @@ from nbtrain.base import ports
 
 
 def test_no_outgoing_connection_takes_it():
-    """The port is below Linux's range for outgoing connections, from 32768, and chosen at random."""
+    """The port is chosen at random below Linux's range for outgoing connections, which starts at 32768."""
     found = {ports.port_to_listen_on() for _ in range(20)}
     assert len(found) > 1 and all(15_000 <= port < 32_768 for port in found)
 
 
 def test_a_port_in_use_is_passed_over(monkeypatch):
-    """A port in use is skipped, and the search fails if all are in use."""
+    """A port in use is skipped; if all ports are in use, the search fails."""
     with socket.socket() as taken:
         taken.bind((ports.LOOPBACK, ports.port_to_listen_on()))
         port = taken.getsockname()[1]
@@ -28,7 +28,9 @@ def test_a_port_in_use_is_passed_over(monkeypatch):
 
 
 def test_a_port_is_given_to_one_caller_at_a_time(monkeypatch):
-    """A claimed port is given to no other caller until CLAIM_SECONDS pass or its process ends."""
+    """A claimed port is given to no other caller until CLAIM_SECONDS have passed or the claiming process has
+    ended.
+    """
     port = ports.port_to_listen_on()
     only = f"ports.TRIES, ports.FIRST, ports.LAST = 1, {port}, {port + 1}; print(ports.port_to_listen_on())"
     command = [sys.executable, "-c", f"from nbtrain.base import ports; {only}"]

@@ -20,7 +20,7 @@ def test_a_log_gets_whole_lines_with_rate_and_eta(monkeypatch):
 
 
 def test_a_line_of_its_own(monkeypatch):
-    """A message is printed on a separate line, in a log and above a bar."""
+    """A message is printed on a line of its own, in a log and above a bar in a terminal."""
     for is_terminal in (False, True):
         stream = io.StringIO()
         monkeypatch.setattr(stream, "isatty", lambda here=is_terminal: here)
@@ -30,7 +30,7 @@ def test_a_line_of_its_own(monkeypatch):
 
 
 def test_bytes_are_written_as_people_write_them(monkeypatch):
-    """Amounts are shown as MB and rates as MB/s, without a space inside."""
+    """Amounts are shown as MB and rates as MB/s, without a space inside the unit."""
     clock = iter([0.0, 10.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     stream = io.StringIO()
@@ -45,7 +45,7 @@ def test_bytes_are_written_as_people_write_them(monkeypatch):
 
 
 def test_a_watched_notebook_shows_a_bar_instead_of_lines(monkeypatch):
-    """The bar gets the fraction twice a second, and 1 at the end; a terminal keeps tqdm's bar."""
+    """The notebook's bar receives the fraction twice a second and 1 at the end; a terminal has tqdm's bar."""
     clock = iter([0.0, 0.4, 0.6, 0.6, 2.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     shown = []

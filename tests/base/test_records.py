@@ -24,14 +24,14 @@ from nbtrain.base.records import (
 
 
 def test_an_order_to_single_ranks_comes_back(tmp_path):
-    """An order for single ranks is read back as a list of records, or None for all ranks."""
+    """A signal order is read back unchanged, with a list of processes for some ranks or None for all."""
     orders = SignalOrders([SignalOrder(1, 0, 12, [ProcessIdentity.of(os.getpid())]), SignalOrder(2, 0, 15)])
     orders.write(tmp_path / "signals.json")
     assert SignalOrders.read(tmp_path / "signals.json") == orders
 
 
 def test_a_process_that_this_user_may_not_see_has_no_identity(monkeypatch):
-    """With hidepid=1, another user's process in /proc cannot be read and has no identity."""
+    """A process that /proc hides (another user's, with hidepid=1) has no identity."""
 
     def closed(path, *rest, **named):
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
@@ -75,7 +75,9 @@ def test_what_is_no_record_is_named(tmp_path, value):
 @pytest.mark.parametrize("record", [Heartbeat, NodeRecord, EngineWord])
 @pytest.mark.parametrize("content", [b"", b"\0" * 300])
 def test_a_renewed_record_that_a_power_cut_has_emptied_counts_as_missing(tmp_path, record, content):
-    """An empty file after a power cut counts as missing if the record is rewritten often, else as damaged."""
+    """If a power cut empties a file, a record that is rewritten often counts as missing, and any other as
+    damaged.
+    """
     path = tmp_path / "0.json"
     path.write_bytes(content)
     assert record.read(path) is None
@@ -99,7 +101,7 @@ def test_what_is_no_record_within_one_is_named(tmp_path):
 
 @pytest.fixture
 def marked():
-    """A job that began at 1000 s of the wall clock."""
+    """Create a job that started at 1000 s of the wall clock."""
     record = JobRecord("20261121-031500-a1b2", "id", "run", "RUNNING", 0.0, 2)
     record.mark("created_at")
     record.mark("ended_at")
@@ -108,7 +110,7 @@ def marked():
 
 
 def test_a_clock_that_was_set_back_changes_no_duration(marked):
-    """Setting the wall clock back by two hours does not change the measured hour."""
+    """A measured hour stays an hour if the wall clock is set back by two hours meanwhile."""
     marked.stamps["ended_at"].seconds = marked.stamps["created_at"].seconds + 3600
     marked.ended_at = 1000.0 - 3600
     assert marked.seconds_between("created_at", "ended_at") == pytest.approx(3600)
@@ -117,7 +119,7 @@ def test_a_clock_that_was_set_back_changes_no_duration(marked):
 
 
 def test_without_stamps_of_one_boot_the_wall_clock_counts(marked):
-    """The wall clock is used for records without boot times, of another machine or of an earlier boot."""
+    """Durations use the wall clock if a record has no boot time or is from another machine or boot."""
     marked.ended_at = 1005.0
     for stamps in ({}, {"created_at": Stamp("another boot", 1.0), "ended_at": marked.stamps["ended_at"]}):
         marked.stamps = stamps

@@ -1,4 +1,4 @@
-"""The run directory: paths, identities, events, and the state of a job with a dead supervisor."""
+"""The run directory: paths, process identities, events, and the state of a job with a dead supervisor."""
 
 import errno
 import fcntl
@@ -41,26 +41,26 @@ def record(job, **changes) -> JobRecord:
 
 @pytest.mark.parametrize("name", ["../etc", "a/b", "", "A", "-a", "a" * 54, "a b", "a\n"])
 def test_a_name_that_is_no_folder_is_refused(workspace, name):
-    """An invalid run name is refused, because names become paths."""
+    """A name that is not valid for a folder is refused, because run names become paths."""
     with pytest.raises(ConfigError, match="must be 1 to 53 lower case letters, digits and inner dashes"):
         RunDir.named(name)
 
 
 def test_checkpoint_steps_are_numbers_in_order(run):
-    """Checkpoint steps are sorted as numbers, and other folders are ignored."""
+    """Checkpoint steps are sorted as numbers, and folders that are not checkpoints are ignored."""
     for name in ("global_step100", "global_step20", "global_step5.tmp", "other"):
         (run.model / name).mkdir(parents=True)
     assert run.checkpoint_steps() == [20, 100]
 
 
 def test_job_ids_sort_by_time():
-    """A job id starts with its UTC second, so ids sort by time."""
+    """A job id starts with its time in UTC, so that ids sort by time."""
     assert rundir.new_job_id(0).startswith("19700101-000000-")
     assert rundir.new_job_id(1e9) < rundir.new_job_id(1e9 + 1)
 
 
 def test_a_closed_folder_hides_no_name(run, monkeypatch):
-    """An unreadable folder, such as lost+found or another user's run, hides no other run."""
+    """An unreadable folder, such as lost+found or another user's run, does not hide the other runs."""
     files.write_json(run.run_json, {"name": "tiny"})
     (run.path.parent / "lost+found").mkdir()
     real = os.stat
@@ -76,7 +76,7 @@ def test_a_closed_folder_hides_no_name(run, monkeypatch):
 
 
 def test_jobs_of_one_second_and_of_a_clock_that_is_behind_sort_in_order(run):
-    """Jobs of the same second, or of a clock that is behind, sort in order, so that the newest is last."""
+    """Jobs created in the same second, or after the clock was set back, still sort with the newest last."""
     made = []
     for _ in range(12):
         made.append(run.unused_job_id())
@@ -88,7 +88,7 @@ def test_jobs_of_one_second_and_of_a_clock_that_is_behind_sort_in_order(run):
 
 
 def test_the_lock_is_freed_by_death(run):
-    """The run's lock excludes others, leaves no file, and is released when its holder dies."""
+    """The run's lock excludes other holders, leaves no file, and is released when its holder dies."""
     code = (
         "import sys, time; from nbtrain.base.rundir import RunDir\n"
         "with RunDir(sys.argv[1]).locked():\n    print('held', flush=True); time.sleep(60)"
@@ -105,7 +105,7 @@ def test_the_lock_is_freed_by_death(run):
 
 
 def test_an_identity_outlives_no_process():
-    """An identity is alive while its process runs; zombies and reused pids are not."""
+    """An identity is alive only while its process runs; a zombie or a reused pid is not alive."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     identity = ProcessIdentity.of(child.pid)
     assert identity.alive()
@@ -119,7 +119,7 @@ def test_an_identity_outlives_no_process():
 
 
 def test_states_of_a_dead_supervisor(job):
-    """A job in an active state is LOST if its supervisor is dead; a final state is kept."""
+    """An active job is LOST if its supervisor is dead; a job in a final state keeps it."""
     gone = ProcessIdentity(2**22 + 1, 1, boot_id())
     now = time.time()
     state, cause = jobstate.observed_state(record(job, supervisor=gone), now)
@@ -137,7 +137,7 @@ def test_states_of_a_dead_supervisor(job):
 
 
 def test_a_process_of_another_host_is_neither_alive_nor_gone():
-    """A pid of another host is neither alive nor dead here; a record without a host is of this host."""
+    """A process of another host counts as neither alive nor dead; a record without a host is of this host."""
     other = ProcessIdentity(2**22 + 1, 1, "its boot", "other")
     assert (other.alive(), other.elsewhere(), other.gone()) == (False, True, False)
     old = ProcessIdentity(2**22 + 1, 1, boot_id())
@@ -150,7 +150,7 @@ def test_a_process_of_another_host_is_neither_alive_nor_gone():
 
 
 def test_a_job_of_another_host_is_not_lost_because_its_pid_is_not_here(job):
-    """A job of another host keeps its state while its supervisor updates job.json on the shared disk."""
+    """A job on another host keeps its state while its supervisor updates job.json on the shared disk."""
     other = ProcessIdentity(2**22 + 1, 1, "its boot", "other")
     record(job, supervisor=other).write(job.job_json)
     now = job.job_json.stat().st_mtime
@@ -164,7 +164,7 @@ def test_a_job_of_another_host_is_not_lost_because_its_pid_is_not_here(job):
 
 
 def test_records_without_a_host_open_as_before(job):
-    """Records from before hosts were stored can still be read."""
+    """Records that were written before hosts were stored can still be read."""
     identity = {"pid": os.getpid(), "start_ticks": 1, "boot_id": boot_id()}
     value = asdict(record(job)) | {"supervisor": identity}
     files.write_json(job.job_json, value)
@@ -173,7 +173,7 @@ def test_records_without_a_host_open_as_before(job):
 
 
 def test_records_survive_the_disk(job):
-    """job.json is read back as it was written, including the identity."""
+    """job.json is read back exactly as it was written, including the process identity."""
     written = record(job, supervisor=ProcessIdentity.of(os.getpid()))
     written.write(job.job_json)
     assert JobRecord.read(job.job_json) == written
@@ -181,7 +181,7 @@ def test_records_survive_the_disk(job):
 
 
 def test_an_event_that_was_cut_or_holds_ends_of_lines_hides_no_other(job):
-    """A truncated event, or one with unusual line ends in its cause, hides no other event."""
+    """A truncated event, or a cause with unusual line ends, does not hide other events."""
     cause = "step 3: a\u2028b\u2029c\u0085d"
     first = EventWriter(job, "rank0")
     first.write("error", cause)
@@ -193,7 +193,7 @@ def test_an_event_that_was_cut_or_holds_ends_of_lines_hides_no_other(job):
 
 
 def test_events_go_on_behind_a_torn_line(job):
-    """After a torn line, numbering continues, and only that line is lost."""
+    """After a torn line the numbering of events continues, and only that line is lost."""
     first = EventWriter(job, "rank0")
     first.write("phase", "built", phase="build", seconds=1.5)
     with first.path.open("a") as stream:
@@ -205,7 +205,7 @@ def test_events_go_on_behind_a_torn_line(job):
 
 
 def test_events_go_on_after_a_full_disk(job):
-    """After a full disk, a writer continues, and only the event that did not fit is lost."""
+    """After the disk was full, a writer continues, and only the event that did not fit is lost."""
     writer = EventWriter(job, "supervisor")
     writer.write("state", "a")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -227,7 +227,7 @@ def test_events_go_on_after_a_full_disk(job):
 
 @pytest.fixture
 def no_folder_locks(monkeypatch):
-    """Simulate NFS, which refuses an exclusive lock on a folder with EBADF."""
+    """Simulate NFS, which refuses to lock a folder exclusively (EBADF)."""
     real = fcntl.flock
 
     def as_nfs(descriptor: int, how: int) -> None:
@@ -239,7 +239,7 @@ def no_folder_locks(monkeypatch):
 
 
 def test_a_lock_file_that_cannot_be_opened_says_why(tmp_path, no_folder_locks, monkeypatch):
-    """A lock file that cannot be opened, such as another user's, raises its own error without leaks."""
+    """A lock file that cannot be opened raises the system's error, and no file stays open."""
     real, open_at_first = os.open, set(os.listdir("/proc/self/fd"))
 
     def as_another_user(path, *words):

@@ -1,4 +1,4 @@
-"""Signals that end a process are received, whatever its parent ignored or blocked."""
+"""Processes receive the signals that end them, even if their parent ignored or blocked these."""
 
 import ast
 import json
@@ -31,14 +31,14 @@ BRIEF = {
 
 
 def deafen() -> None:
-    """Ignore and block signals as a shell's `&`, `nohup` or a server's thread does."""
+    """Ignore and block signals, as a shell's `&`, `nohup` or a server's thread does."""
     for number in DEAFENED:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
 
 def test_ignored_and_blocked_signals_are_heard_again() -> None:
-    """Ignored and blocked signals are restored, except HUP under `nohup` and the two that Python ignores."""
+    """Default handling is restored for all signals but HUP under `nohup` and two that Python ignores."""
     said = subprocess.run([sys.executable, "-c", SAY], preexec_fn=deafen, capture_output=True, check=True)
     ignored, blocked, interrupts = json.loads(said.stdout)
     assert set(ignored) == {"SIGHUP", "SIGPIPE", "SIGXFSZ"} and blocked == [] and interrupts

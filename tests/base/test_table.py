@@ -1,4 +1,4 @@
-"""Tables in columns, and tables fitted to a narrow terminal."""
+"""Tables in aligned columns, and tables that are fitted to a narrow terminal."""
 
 import pytest
 
@@ -19,7 +19,7 @@ RUNS = [
 
 
 def test_a_table_is_one_line_for_each_row_where_it_has_room(monkeypatch):
-    """A table has one line per row without a terminal, or on a wide enough one."""
+    """A table has one line per row if the terminal is wide enough or if there is no terminal."""
     lines = aligned(RUNS)
     assert lines[0] == "NAME      STATE      STEP     LOSS  CAUSE"
     assert lines[2] == "gpt-b     FAILED     12/400   6.9   rank 0 failed"
@@ -30,7 +30,7 @@ def test_a_table_is_one_line_for_each_row_where_it_has_room(monkeypatch):
 
 @pytest.mark.parametrize("width", range(20, 120, 7))
 def test_a_fitted_table_keeps_to_its_width_and_loses_no_word(width):
-    """A fitted table keeps its width unless a single word is longer, and loses no word."""
+    """A fitted table keeps to its width, unless a single word is longer, and omits no word."""
     lines = fitted(RUNS, width=width)
     longest = max(len(word) for row in RUNS for cell in row for word in cell.split())
     assert max(map(len, lines)) <= max(width, longest + len("gpt-tiny  "))
@@ -42,7 +42,7 @@ def test_a_fitted_table_keeps_to_its_width_and_loses_no_word(width):
 
 
 def test_sentences_without_room_go_below_their_row():
-    """Long sentences move below their row, and the other columns stay unchanged."""
+    """Long sentences move below their row, and the other columns are unchanged."""
     assert fitted(RUNS, width=60) == [
         "NAME      STATE      STEP     LOSS",
         "    CAUSE",

@@ -1,4 +1,4 @@
-"""Text of documents and file names cannot control the terminal."""
+"""Text from documents and file names cannot control the terminal."""
 
 import pytest
 
@@ -18,12 +18,14 @@ from nbtrain.base.terminal import folded, printable
     ],
 )
 def test_printable(text, shown):
-    """Control, direction and surrogate characters are escaped; spaces, joiners and newlines are kept."""
+    """Control characters, text-direction characters and surrogates are escaped; spaces, joiners and newlines
+    are kept.
+    """
     assert printable(text) == (text if shown is None else shown)
 
 
 def test_errors_are_printable():
-    """Error messages are escaped, because they name files and keys from other people."""
+    """Error messages are escaped, because they quote file names and keys that other people wrote."""
     assert str(DataError("a\x1b]0;x\x07.jsonl\n\u202eb")) == "a\\x1b]0;x\\x07.jsonl\n\\u202eb"
 
 

@@ -1,4 +1,4 @@
-"""Files of a node's resource usage over time: levels, torn frames, full disks, and their size."""
+"""Files with the resource usage of a node over time: levels, torn frames, full disks, and file sizes."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ EPOCH = 1_800_000_000.0
 
 
 class Node:
-    """A node whose clock a test sets."""
+    """A node whose clock is set by the test."""
 
     def __init__(self, folder: Path, node: int = 0, boot: str = "boot-1", seconds: float = 60_000.0):
         self.folder, self.node, self.boot, self.seconds = folder, node, boot, seconds
@@ -33,7 +33,7 @@ class Node:
 
 
 def test_each_level_keeps_means_and_maxima(tmp_path: Path) -> None:
-    """A minute of two-second samples is one point of the next level, with its mean and maximum."""
+    """One minute of two-second samples becomes one point of the next level, with its mean and maximum."""
     node = Node(tmp_path)
     for number in range(90):
         node.sample(None if number % 3 == 0 else float(number))
@@ -51,7 +51,9 @@ def test_each_level_keeps_means_and_maxima(tmp_path: Path) -> None:
 
 
 def test_the_reader_takes_the_finest_that_is_there(tmp_path: Path) -> None:
-    """The reader uses the finest level available: ten minutes apart, then one minute, then 2 s."""
+    """The reader uses the finest level that exists for each time: points every ten minutes, then every
+    minute, then 2 s.
+    """
     node = Node(tmp_path)
     for number in range(3 * 1800):
         node.sample(float(number))
@@ -71,7 +73,7 @@ def test_the_reader_takes_the_finest_that_is_there(tmp_path: Path) -> None:
 
 
 def test_a_torn_or_damaged_frame_does_not_count_and_a_new_owner_goes_on(tmp_path: Path) -> None:
-    """A torn or zeroed frame, after a kill or a power cut, is skipped, and a new owner continues."""
+    """A frame that a kill tore or a power cut zeroed is skipped, and a new writer continues after it."""
     node = Node(tmp_path)
     for number in range(5):
         node.sample(float(number))
@@ -90,7 +92,7 @@ def test_a_torn_or_damaged_frame_does_not_count_and_a_new_owner_goes_on(tmp_path
 
 
 def test_order_is_that_of_writing_whatever_the_clock_says(tmp_path: Path) -> None:
-    """Frames are in the order of writing, even if the clock is set back or a second boot starts again."""
+    """Frames are read in the order of writing, even after the clock was set back or the machine rebooted."""
     node = Node(tmp_path)
     node.sample(1.0)
     node.clock_error = -7200.0
@@ -110,7 +112,7 @@ def test_order_is_that_of_writing_whatever_the_clock_says(tmp_path: Path) -> Non
 
 
 def test_a_disk_that_takes_nothing_costs_frames_and_no_file(tmp_path: Path) -> None:
-    """A full disk loses frames, keeps existing ones, and creates no empty files."""
+    """While nothing can be written, samples are lost; existing frames are kept, and no empty file appears."""
     node = Node(tmp_path / "resources")
     node.sample(1.0)
     node.writer.close()

@@ -9,7 +9,7 @@ from nbtrain.base.errors import ConfigError
 
 
 def test_the_workspace_is_found_from_below(tmp_path, monkeypatch):
-    """The workspace is found from folders below it, where JupyterLab and papermill start kernels."""
+    """The workspace is found from any folder below it, where JupyterLab and papermill start kernels."""
     for variable in ("NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "NBTRAIN_DATA"):
         monkeypatch.delenv(variable, raising=False)
     (tmp_path / "notebooks" / "deep").mkdir(parents=True)
@@ -22,7 +22,7 @@ def test_the_workspace_is_found_from_below(tmp_path, monkeypatch):
 
 
 def test_an_error_says_which_folder_was_looked_in_and_why(tmp_path, monkeypatch):
-    """The error has the absolute path of the searched folder and, outside a workspace, what to do."""
+    """The error gives the absolute path that was searched and, outside a workspace, how to fix it."""
     monkeypatch.delenv("NBTRAIN_WORKSPACE", raising=False)
     monkeypatch.chdir(tmp_path)
     assert places.the_workspace().startswith(
@@ -47,7 +47,7 @@ def test_a_home_folder_is_meant_by_a_tilde(monkeypatch):
 
 
 def test_the_environment_moves_output_and_data(workspace, monkeypatch, tmp_path):
-    """An absolute NBTRAIN_OUTPUT is used unchanged, a relative one is below the workspace."""
+    """An absolute NBTRAIN_OUTPUT is used unchanged, and a relative one is below the workspace."""
     monkeypatch.setenv("NBTRAIN_OUTPUT", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("NBTRAIN_DATA", "shared-data")
     assert places.output_root() == tmp_path / "elsewhere"
@@ -55,7 +55,7 @@ def test_the_environment_moves_output_and_data(workspace, monkeypatch, tmp_path)
 
 
 def test_a_folder_without_marks_is_its_own_workspace(tmp_path, monkeypatch):
-    """Outside any workspace, output and data are in the working directory."""
+    """Outside any workspace, output and data are stored below the working directory."""
     monkeypatch.delenv("NBTRAIN_WORKSPACE", raising=False)
     monkeypatch.chdir(tmp_path)
     assert places.workspace() == tmp_path

@@ -1,4 +1,4 @@
-"""Encoding of the same text by local processes and by a Dask cluster on this machine, in turn.
+"""Encode the same text with local processes and with a Dask cluster on this machine, alternating.
 
 python tests/benchmarks/dask_workers.py [--text FILE.jsonl] [--megabytes 400] [--workers 1 2 4] [--rounds 3]
 

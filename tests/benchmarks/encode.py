@@ -1,4 +1,4 @@
-"""Encoding of text: our pipeline with each tokenizer engine instead of fastokens, run in turn in one call.
+"""Encode text with each tokenizer engine in turn, in one call; the rest of the pipeline is the same.
 
     python tests/benchmarks/encode.py [--text FILE.jsonl] [--sizes 100 250] [--rounds 2] [--memory-mb 1000]
 
@@ -121,7 +121,7 @@ def write_text(path: Path, texts: Iterator[str], num_bytes: int) -> int:
 
 
 def use_engine(engine: str) -> None:
-    """Replace fastokens with `engine`."""
+    """Make the pipeline use `engine` instead of fastokens."""
     import numpy as np
 
     from nbtrain.corpus.tokenizer import tokenizer as module
@@ -170,7 +170,7 @@ def use_engine(engine: str) -> None:
 
 
 def child(engine: str, run: str) -> None:
-    """Make one dataset; the process is measured as a whole."""
+    """Encode one dataset in a process of its own, which is measured as a whole."""
     if engine == "datatrove":
         return child_datatrove(run)
     from nbtrain.cli import __main__ as cli
@@ -216,7 +216,7 @@ def child_datatrove(run: str) -> None:
 
 
 def measure(engine: str, argument: str, workspace: Path) -> dict:
-    """Return the CPU seconds of a contender, child processes included, and its output."""
+    """Return a contender's output and its CPU seconds, child processes included."""
     environment = {**os.environ, "NBTRAIN_WORKSPACE": str(workspace), "NBTRAIN_DATA": str(workspace / "data")}
     # The warm-up run leaves compiled modules, as an installation does.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -239,8 +239,9 @@ def measure(engine: str, argument: str, workspace: Path) -> dict:
 
 
 def vocabulary(workspace: Path, text: Path) -> tuple[Path, int]:
-    """Return GPT-2's vocabulary if the reference data exists, else one of 50,257 entries trained on the
-    text."""
+    """Return GPT-2's vocabulary if the reference data exists; otherwise train one of
+    50,257 entries on the text.
+    """
     shared = Path(__file__).resolve().parents[3] / "shared" / "data" / "gpt2"
     if shared.is_dir():
         return shared, 50_257

@@ -1,11 +1,11 @@
-"""Tokens per second of decoding on a CPU: this engine and transformers' generate, same sizes, in one call.
+"""Tokens per second of decoding on a CPU: this engine compared with transformers' generate at equal sizes.
 
     python tests/benchmarks/generate_cpu.py [14M 124M] [--batches 1 8] [--dtype fp32] [--threads 1]
     python tests/benchmarks/generate_cpu.py 14M --clients 1 4 16      through `nbtrain serve`, over HTTP
 
-Both decode greedily after a prompt of 128 tokens, each with random weights. A step's time is the CPU time
-between two tokens, the median of a run. Runs of both alternate (A B A B), and each ratio compares two
-neighboring runs, because other programs of the machine slow both down. Prints a Markdown table.
+Both use random weights and decode greedily after a prompt of 128 tokens. The time of a step is the CPU time
+between two tokens; a run's result is the median. Runs of the two alternate (A B A B), and each ratio compares
+two neighboring runs, because other programs on the machine slow both down. Prints a Markdown table.
 """
 
 import argparse
@@ -33,7 +33,7 @@ PROMPT_TOKENS = 128
 
 
 class NoText:
-    """A tokenizer for texts that are never read."""
+    """A tokenizer for runs whose text is never read."""
 
     eod_id = -1
 
@@ -68,7 +68,7 @@ def theirs(name: str, dtype: torch.dtype):
 
 
 def step_of_ours(model: GPT, batch: int, count: int) -> float:
-    """Return the seconds of a step: the median of the steps after the prompts were read."""
+    """Return the median seconds of a step of our engine, without the steps that read the prompts."""
     engine = Engine(Runner(model, batch), NoText(), prefill_tokens=batch * PROMPT_TOKENS)
     generation = Generation(max_new_tokens=count, temperature=0.0, ignore_eod=True)
     for number in range(batch):
@@ -131,7 +131,9 @@ def decoding(names: list[str], batches: list[int], dtype: str, repeats: int) -> 
 
 
 def serving(name: str, clients: list[int], threads: int, repeats: int) -> None:
-    """Return the new tokens per CPU second of the model's process, with this many clients at once."""
+    """Print the new tokens per CPU second of the server and the model's process,
+    for each number of clients.
+    """
     from nbtrain.serving.launched import Server
     from nbtrain.serving.options import ServeOptions
     from tests.inference import saved
@@ -160,8 +162,10 @@ def serving(name: str, clients: list[int], threads: int, repeats: int) -> None:
 
 
 def rate_of(server, clients: int) -> float:
-    """Return tokens per CPU second, including prompts of 16 to 127 tokens; each client sends one request for
-    64 new tokens."""
+    """Return the new tokens per CPU second, including the time for the prompts.
+
+    Each client sends one request for 64 tokens; prompts have 16 to 127 tokens.
+    """
     before = cpu_seconds_below(server)
 
     def ask(number: int) -> int:
@@ -175,7 +179,7 @@ def rate_of(server, clients: int) -> float:
 
 
 def cpu_seconds_below(server) -> float:
-    """Return the CPU seconds of the server and of the model's process."""
+    """Return the CPU seconds that the server and the model's process have used."""
     import psutil
 
     parent = psutil.Process(server._process.pid)

@@ -2,19 +2,22 @@
 
     python tests/benchmarks/gpt_dataset.py [--documents 1000000] [--tokens 200] [--epochs 20] [--rounds 3]
 
-Build: (a) ours, nbtrain.dataset.samples.gpt_dataset, as prepare does it: arrays filled inside their files,
-fsync included. (b) numpy as upstream writes it: numpy.mgrid, whole arrays, numpy.save. (c) megatron-core's
-GPTDataset with its cache, where it is installed, without its import. (d) ours with shuffle per_epoch: the
-first epoch alone. Blend: CPU seconds to choose the datasets of 10,000,000 samples by weight, of 2, 5 and 20
-datasets: ours compared with megatron-core's C++ loop. Read: microseconds a sample at seeded random positions,
-after one round that is not counted: (a) dataset[i], (e) dataset.sample(i) with positions, document bounds and
-EOD mask, (c) megatron-core's dataset[i] without masks.
+Build: (a) is nbtrain.dataset.samples.gpt_dataset as prepare calls it; arrays are filled inside their files,
+and fsync is included. (b) is NumPy code as upstream writes it: numpy.mgrid, whole arrays, numpy.save. (c) is
+megatron-core's GPTDataset with its cache, if it is installed; its import is not counted. (d) is (a) with
+shuffle per_epoch: the first epoch alone.
 
-Each way runs in a separate process, in turn, round after round; prints medians. Memory is what the process
-adds during the measurement: "own" is anonymous memory, which only the process can free; "resident" also
-counts mapped pages of the index files, which the system reclaims when it needs them. Token files are sparse
-zeros that building does not read. Asserts that (a), (b) and (c) give the same arrays, by their hash, and that
-blends are equal.
+Blend: CPU seconds to choose the datasets of 10,000,000 samples by weight, from 2, 5 and 20 datasets, compared
+with megatron-core's C++ loop.
+
+Read: microseconds per sample at seeded random positions, after one uncounted round: (a) dataset[i], (e)
+dataset.sample(i) with positions, document bounds and EOD mask, (c) megatron-core's dataset[i] without masks.
+
+Every variant runs in a separate process. The variants alternate in each round, and medians are printed.
+Memory is what the process adds during the measurement: "own" is anonymous memory, which only the process can
+free; "resident" also counts mapped pages of the index files, which the system reclaims when it needs them.
+Token files are sparse files of zeros, because building does not read them. Asserts that (a), (b) and (c) give
+the same arrays, by their hash, and that the blends are equal.
 """
 
 import argparse
@@ -40,7 +43,7 @@ ARRAYS = ("document_index", "sample_index", "shuffle_index")
 
 
 class Memory:
-    """Maximum anonymous and resident memory that this process added, sampled every 2 ms."""
+    """The maximum anonymous and resident memory that this process has added, sampled every 2 ms."""
 
     def __enter__(self) -> "Memory":
         gc.collect()
@@ -73,7 +76,7 @@ class Memory:
 
 
 def make_data(folder: Path, documents: int, mean_tokens: int) -> None:
-    """Make a dataset with document lengths 1 .. 2 * mean, whose token file is sparse."""
+    """Write a dataset whose documents have 1 to 2 * mean tokens and whose token file is sparse."""
     from nbtrain.dataset.indexed_writer import write_index
 
     lengths = np.random.default_rng(0).integers(1, 2 * mean_tokens, documents).astype(np.int32)
@@ -83,7 +86,9 @@ def make_data(folder: Path, documents: int, mean_tokens: int) -> None:
 
 
 def num_samples(folder: Path, epochs: int) -> int:
-    """Return a number of samples that needs half of the last epoch, which is then shuffled separately."""
+    """Return the samples of `epochs` epochs less half a one, so that the last, partial
+    epoch is shuffled separately.
+    """
     from nbtrain.dataset.indexed import IndexedDataset
 
     tokens = int(IndexedDataset(folder / "x_document").lengths.sum(dtype=np.int64))
@@ -101,8 +106,10 @@ def ours(folder: Path, cache: Path, samples: int, shuffle: str = "megatron", mas
 
 
 def numpy_build(folder: Path, cache: Path, samples: int) -> dict[str, np.ndarray]:
-    """Build the indices as upstream's _build_document_index and _build_shuffle_index do; the sample index by
-    a search over all documents."""
+    """Build the indices as upstream's _build_document_index and _build_shuffle_index do.
+
+    The sample index is found by a search over all documents.
+    """
     from nbtrain.dataset.indexed import IndexedDataset
     from nbtrain.dataset.samples.gpt_index import epochs_needed
 
@@ -166,7 +173,7 @@ def core_dataset(folder: Path, cache: Path, samples: int) -> Any:
 
 
 def child(way: str, folder: Path, cache: Path, samples: int) -> dict[str, Any]:
-    """Measure one build, or one reading of an existing index."""
+    """Measure one build, or one pass over an existing index."""
     is_core = way.startswith("core")
     warnings.simplefilter("ignore")
     if is_core:
@@ -208,7 +215,7 @@ def child(way: str, folder: Path, cache: Path, samples: int) -> dict[str, Any]:
 
 
 def blend(is_core: bool) -> dict[str, Any]:
-    """Return the CPU seconds by number of datasets, and the hash of all choices."""
+    """Return the CPU seconds for each number of datasets, and the hash of all choices."""
     seconds, digest = {}, hashlib.blake2b()
     for datasets in BLENDS:
         weights = np.random.default_rng(datasets).random(datasets) + 0.1

@@ -2,9 +2,10 @@
 
     python tests/benchmarks/list_runs.py [--runs 1000] [--rounds 7]
 
-It is compared with the minimum that any list must do: a Python process that finds the newest job of each run
-and loads its job.json with json.load. One run in a hundred is active and one is LOST; both are read
-completely. Modules are compiled in advance, as pip does: compiling them at each call takes 20 ms.
+The result is compared with the minimum that any listing must do: a Python process that finds the newest job
+of each run and loads its job.json with json.load. One run in a hundred is active and one is LOST; both are
+read completely. Modules are compiled in advance, as pip does, because compiling them in each call takes 20
+ms.
 """
 
 import argparse
@@ -37,7 +38,7 @@ CAUSE = (
 
 
 def make_run(root: Path, number: int) -> None:
-    """Write a run with two jobs, as supervisors and ranks write them."""
+    """Write a run with two jobs, in the form that supervisors and ranks write."""
     run = RunDir(root / f"gpt-{number % 40}-try-{number:05}")
     alive = ProcessIdentity.of(os.getpid())
     assert alive is not None

@@ -1,9 +1,10 @@
-"""Cost of opening one of our notebooks: CPU until its first cells have run, and the front end's files.
+"""Cost of opening one of nbtrain's notebooks: CPU seconds of its first cells, and the front end's files.
 
     python tests/benchmarks/notebook_cost.py [--rounds 5]
 
-Each in a fresh process with IPython's shell, which is not counted: the cell of parameters and the next one,
-which loads the run. The least of the rounds: other work on the machine only adds.
+The first cells are the parameters and the cell that loads the run. Each round runs them in a fresh process
+with IPython's shell, whose start is not counted. The minimum of the rounds is reported, because other work on
+the machine can only add to it.
 """
 
 import argparse
@@ -32,13 +33,13 @@ print(time.process_time() - begin)
 
 
 def first_cells(notebook: Path) -> list[str]:
-    """Return the cell with a notebook's parameters, and the code cell after it."""
+    """Return a notebook's first two code cells: the parameters, and the cell that loads the run."""
     cells = [one for one in json.loads(notebook.read_text())["cells"] if one["cell_type"] == "code"]
     return ["".join(one["source"]) for one in cells[:2]]
 
 
 def cpu_seconds(cells: list[str], environment: dict[str, str], rounds: int) -> float:
-    """Return the least CPU time of these cells."""
+    """Return the minimum CPU time of these cells over the rounds."""
     command = [sys.executable, "-c", CELLS, json.dumps(cells)]
     said = (
         subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout

@@ -1,12 +1,12 @@
-"""Packing: CPU seconds and fill of best-fit-decreasing and of two simpler ways, on the same lengths.
+"""Packing: CPU seconds and fill of best-fit-decreasing and of simpler methods, on the same lengths.
 
     python tests/benchmarks/packing.py [--sequences 200000] [--capacity 2048] [--rounds 3]
 
-(a) ours: nbtrain.dataset.samples.packing, which prepare and training call. (b) first-fit-decreasing: longest
-first, each into the first bin that holds it, with a tree of maxima, so that it too looks at few bins. (c)
-next-fit: whole examples one after the other, a new sequence where one does not fit. (d) one example a
-sequence. Lengths are log-normal (median 245, 1.0), cut at the capacity. Each round runs all of them in turn;
-prints the medians; asserts nothing.
+(a) is nbtrain.dataset.samples.packing, which prepare and training call. (b) is first-fit-decreasing: the
+longest example first, each into the first bin with enough space; a tree of maxima finds that bin quickly. (c)
+is next-fit: whole examples in order, with a new sequence when the next example does not fit. (d) is one
+example per sequence. Lengths are log-normal (median 245, sigma 1.0) and cut at the capacity. The methods
+alternate in each round. Prints the medians; asserts nothing.
 """
 
 import argparse
@@ -24,8 +24,10 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> int:
 
 
 def first_fit_decreasing(lengths: np.ndarray, capacity: int) -> int:
-    """Return the number of bins. Node k of the tree holds the largest space of nodes 2 k and 2 k + 1; leaves
-    are bins."""
+    """Return the number of bins.
+
+    Node k of the tree holds the largest free space of nodes 2 k and 2 k + 1; the leaves are bins.
+    """
     leaves = 1 << max(1, len(lengths) - 1).bit_length()
     tree = [capacity] * (2 * leaves)
     used = 0

@@ -1,8 +1,9 @@
-"""Rows of two sources that are not among the cases: whether each fitted, and the plan.
+"""Published rows that are not among the cases: whether each run fitted, and whether the plan agrees.
 
-All rows of tr3m-1B3.md, and the 52B rows of gpt2.md with ZeRO 3 on 64 GPUs, as far as they are not a case or
-differ from one by more than speed (bigscience-workshop/bigscience, experiments; micro batches of 64 are from
-gpt2-meg-ds-zero/meg_ds_zero_gpt2_perf_n16.slurm). No constant and no rule was chosen for them.
+They are all rows of tr3m-1B3.md, and the 52B rows of gpt2.md with ZeRO 3 on 64 GPUs, except rows that are a
+case already or differ from one only in speed (bigscience-workshop/bigscience, experiments; micro batches of
+64 are from gpt2-meg-ds-zero/meg_ds_zero_gpt2_perf_n16.slurm). No constant or rule was chosen with these rows
+in view.
 """
 
 import dataclasses
@@ -52,7 +53,7 @@ ROWS: tuple[tuple[str, dict[str, Any], bool], ...] = (
 
 
 def shares(cases: list[Published]) -> list[tuple[bool, float]]:
-    """Return for each row whether it fitted, and the planned fraction of its device."""
+    """Return, for each row, whether the run fitted and the fraction of its device that the plan needs."""
     by_id = {case.id: case for case in cases}
     found = []
     for name, changes, fitted in ROWS:
@@ -62,7 +63,9 @@ def shares(cases: list[Published]) -> list[tuple[bool, float]]:
 
 
 def sentence(cases: list[Published]) -> str:
-    """Say how many verdicts are right, and how far above their cards the wrongly refused runs are planned."""
+    """Describe how many verdicts are right, and by how much the plan exceeds the cards
+    of fitting runs it refuses.
+    """
     found = shares(cases)
     failed = [share > 1 for fitted, share in found if not fitted]
     fits = [share for fitted, share in found if fitted]

@@ -1,11 +1,11 @@
-"""The plan compared with 216 published runs: writes docs/evidence/plan-accuracy.md and its picture.
+"""Compare the plan with 216 published runs; write docs/evidence/plan-accuracy.md and its picture.
 
     python tests/benchmarks/plan_cases.py [--cases CASES.json] [--out docs]
 
-No case is omitted and nothing is fitted to a case: published.py turns every case into a setup by one rule
-for each source or program, and plan_speed.py, plan_memory.py, plan_fragmentation.py and plan_beyond.py
-compare. A few seconds, pure arithmetic. With another --cases file of the same form, published runs that the
-constants have never seen can be tried: --cases new.json --out /tmp.
+No case is omitted and nothing is fitted to a single case: published.py turns every case into a setup by one
+rule for each source or program. plan_speed.py, plan_memory.py, plan_fragmentation.py and plan_beyond.py
+compare. Takes a few seconds and is pure arithmetic. Use --cases with a file of the same form to try published
+runs that were not used to choose the constants: --cases new.json --out /tmp.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def text(cases: list[published.Published]) -> str:
-    """Return the page."""
+    """Return the text of the page."""
     lines = [
         *INTRODUCTION.splitlines(),
         "",
@@ -76,7 +76,7 @@ def text(cases: list[published.Published]) -> str:
 
 
 def constants() -> list[str]:
-    """Return the tables of constants."""
+    """Return the tables of the planner's constants."""
     lines = [
         "## Constants",
         "",
@@ -104,7 +104,7 @@ def constants() -> list[str]:
 
 
 def picture(rows: list[Row]) -> "Figure":
-    """Draw planned over published seconds of a step by family, with the band of 20 %."""
+    """Draw the ratio of planned to published step times by family, with the band of 20 %."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 

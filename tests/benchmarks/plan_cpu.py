@@ -3,14 +3,14 @@
     python tests/benchmarks/plan_cpu.py [--calibrate 180] [--rounds 5] [--seconds 12] [--models gpt3-tiny 14M]
                                         [--layouts one dp2-zero1] [--write] [--clock cpu]
 
-Fifteen runs that calibration never sees: three models (gpt3-tiny, 14M, 50M) in five layouts each: one rank,
-two data-parallel ranks with ZeRO 1, two tensor-parallel ranks, two pipeline stages, two data-parallel ranks
-with ZeRO 3 and full recomputation. Each is trained as a user trains it, under torchrun, by the trainer. All
-contenders of a model are started once and stopped (SIGSTOP); in each round, each runs alone for some seconds,
-in turn, so that a slow minute of the machine affects all. A run's result is the median over the rounds of the
-median time between its finished steps. Asserts nothing; prints the table, and with --write puts it into
-docs/evidence/plan-accuracy.md. Needs an idle machine. --clock cpu is for trials on a busy one: it compares
-CPU seconds of the slowest rank with a calibration by CPU time, and both exclude waiting.
+The fifteen runs are not used in calibration: three models (gpt3-tiny, 14M, 50M) in five layouts each: one
+rank, two data-parallel ranks with ZeRO 1, two tensor-parallel ranks, two pipeline stages, two data-parallel
+ranks with ZeRO 3 and full recomputation. Each is trained as a user trains it, under torchrun, by the trainer.
+All contenders of a model are started once and stopped (SIGSTOP). In each round they run one after the other,
+alone, for some seconds each, so that a slow minute of the machine affects all of them. A run's result is the
+median over the rounds of the median time of its steps. Asserts nothing; prints the table, and with --write
+puts it into docs/evidence/plan-accuracy.md. Needs an idle machine. For trials on a busy one, --clock cpu
+compares the CPU seconds of the slowest rank with a calibration by CPU time; both exclude waiting.
 """
 
 import argparse
@@ -113,8 +113,10 @@ class Contender:
 
 
 def overrides(model: str, layout: str) -> dict[str, Any]:
-    """Return the overrides of a model in a layout: two data-parallel ranks share a step's sequences, stages
-    take four micro batches."""
+    """Return the overrides for a model in a layout.
+
+    Two data-parallel ranks divide a step's sequences; pipeline stages process four micro batches.
+    """
     sizes = MODELS[model]
     data = LAYOUTS[layout].get("parallel.data_parallel_size", 1)
     micro = sizes["batch"] // data // (4 if layout == "pp2" else 1)
@@ -143,7 +145,7 @@ def overrides(model: str, layout: str) -> dict[str, Any]:
 
 
 def predicted_seconds(contender: Contender, calibration: Any) -> float:
-    """Return the planner's seconds for a step of this run."""
+    """Return the step time in seconds that the planner predicts for this run."""
     from nbtrain.config.load import load_resolved
     from nbtrain.planner.calibrated_step import calibrated_step
     from nbtrain.planner.setup import setup_of
@@ -154,7 +156,7 @@ def predicted_seconds(contender: Contender, calibration: Any) -> float:
 
 
 def contest(options: argparse.Namespace) -> list[tuple[str, float, float, float]]:
-    """Return (name, predicted, measured, spread) of every run; calibration comes first."""
+    """Calibrate, then return (name, predicted, measured, spread) of every run."""
     from nbtrain.jobs.calibrate import calibrate
     from nbtrain.planner.calibration import Calibration
     from tests.train import launch
@@ -230,7 +232,7 @@ def summary(rows: list[tuple[str, float, float, float]]) -> str:
 
 
 def write(rows: list[tuple[str, float, float, float]], options: argparse.Namespace) -> None:
-    """Put the section into the page: between the two marks, or at its end."""
+    """Insert the section into the page between its two marks, or append it."""
     command = f"python tests/benchmarks/plan_cpu.py {' '.join(sys.argv[1:])}".replace(" --write", "")
     section = "\n".join(
         [

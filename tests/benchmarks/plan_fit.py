@@ -1,12 +1,12 @@
-"""The fit of the plan's time constants to the training half of the published runs, and to no other run.
+"""Fit of the plan's time constants to the training half of the published runs, and to no other run.
 
     python tests/benchmarks/plan_fit.py [--rounds 3]
 
-Each constant (a share of a generation of devices, a trait of a program) is moved up and down within the
-bounds that its meaning and the vendors' figures set, one after the other, as long as the loss falls. The loss
-of a case is the logarithm of planned over published seconds, at most 0.6, and 0.15 more beyond 20 %, so that
-one bad measurement has little influence on a constant. Prints each constant's current value, which is
-rounded, and the result of a search that starts there. Changes no file. Takes half a minute.
+The constants are the rates of a generation of devices and the properties of a program. Each in turn is moved
+up and down, within bounds that its meaning and the vendors' data set, as long as the loss falls. The loss of
+a case is the absolute logarithm of planned over published seconds, at most 0.6, plus 0.15 beyond 20 %, so
+that one bad measurement has little influence. Prints each constant's current, rounded value and the result of
+a search that starts there. Changes no file. Takes half a minute.
 """
 
 import argparse
@@ -25,7 +25,7 @@ MOST_LOSS, MISS_FROM, MISS_LOSS = 0.6, 0.18, 0.15
 
 @dataclass(frozen=True)
 class Constant:
-    """One constant, with its bounds and the functions that read and set it."""
+    """A constant of the planner, with its bounds and the functions that read and set it."""
 
     name: str
     low: float
@@ -35,7 +35,7 @@ class Constant:
 
 
 def share(kind: str, field: str, low: float, high: float) -> Constant:
-    """Return a fraction of the datasheet's rate, for one generation of devices."""
+    """Return the constant for the fraction of the datasheet's rate that a generation of devices reaches."""
 
     def put(value: float) -> None:
         rates.SHARES[kind] = dataclasses.replace(rates.SHARES[kind], **{field: value})
@@ -45,7 +45,7 @@ def share(kind: str, field: str, low: float, high: float) -> Constant:
 
 
 def trait(engine: str, field: str, low: float, high: float) -> Constant:
-    """Return a constant of one program."""
+    """Return the constant that describes a property of a program."""
 
     def put(value: float) -> None:
         ENGINES[engine] = dataclasses.replace(ENGINES[engine], **{field: value})
@@ -54,7 +54,7 @@ def trait(engine: str, field: str, low: float, high: float) -> Constant:
 
 
 def kernel(name: str, low: float, high: float) -> Constant:
-    """Return a constant of attention that keeps its scores."""
+    """Return a constant of the attention kernel that writes its scores to memory."""
     put: Callable[[float], None] = lambda value: setattr(compute, name, value)  # noqa: E731
     return Constant(name, low, high, lambda: getattr(compute, name), put)
 

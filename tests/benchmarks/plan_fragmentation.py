@@ -1,6 +1,6 @@
 """Rules that would detect the run that failed only because of fragmentation: docs/evidence/plan-accuracy.md.
 
-None is adopted. The section says why, with the verdicts that each one would give; nothing of it is in a plan.
+None of them is adopted, so no plan uses them. The section explains why, with the verdicts of each rule.
 """
 
 import dataclasses
@@ -25,7 +25,9 @@ GROUPS: tuple[tuple[str, Applies], ...] = (
 
 
 def share_with(case: Published, fragmentation: float) -> float:
-    """Return the planned fraction of the device if this fraction of what torch reserves is lost."""
+    """Return the planned fraction of the device if `fragmentation` of the memory
+    that torch reserves is lost.
+    """
     setup = _setup_of(case)
     found = estimate(setup)
     if not found.device_bytes:
@@ -35,8 +37,9 @@ def share_with(case: Published, fragmentation: float) -> float:
 
 
 def outcome(cases: list[Published], applies: Applies, fragmentation: float) -> tuple[int, int, list[str]]:
-    """Return the runs that fitted and are planned to fit, detected out-of-memory runs, and fitting runs that
-    are newly refused."""
+    """Return the counts of recognised fitting and failed runs, and the fitting runs
+    that a rule newly refuses.
+    """
     fitted, recognised, refused = 0, 0, []
     for verdict in plan_memory.verdicts(cases):
         case = verdict.case
@@ -114,7 +117,7 @@ def section(cases: list[Published]) -> list[str]:
 
 
 def _setup_of(case: Published) -> Setup:
-    """Return the setup as plan_memory.verdicts does, with a micro batch of 1 if the source gives none."""
+    """Return the setup that plan_memory.verdicts uses, with a micro batch of 1 if the source gives none."""
     setup = plan_memory.setup_of(case)
     return dataclasses.replace(setup, micro_batch_size=1) if case.raw["batch"]["micro"] is None else setup
 

@@ -1,4 +1,4 @@
-"""The plan's memory compared with published peaks, and whether runs fitted: docs/evidence/plan-accuracy.md.
+"""Compare planned memory with published peaks, and with whether runs fitted: docs/evidence/plan-accuracy.md.
 
 Rules for values that sources do not give, each for a program or a source, never for a case:
 
@@ -140,13 +140,13 @@ MISSES = (
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """One published peak and the plan's."""
+    """A published memory peak and the planned one."""
 
     case: Published
     published_gib: float
     planned_gib: float
     kind: str
-    """"device", "reserved" or "allocated"."""
+    """Memory that the peak counts: "device", "reserved" or "allocated"."""
 
     @property
     def ratio(self) -> float:
@@ -160,7 +160,7 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a run fitted, and the plan's answer."""
+    """A case with the plan's verdict on whether it fits."""
 
     case: Published
     planned: bool
@@ -189,7 +189,7 @@ def setup_of(case: Published) -> Setup:
 
 
 def peaks(cases: list[Published]) -> list[Peak]:
-    """Return all cases that give a peak."""
+    """Return published and planned peak of every case that reports one."""
     found = []
     for case in cases:
         published, kind = _published(case.raw)
@@ -199,7 +199,9 @@ def peaks(cases: list[Published]) -> list[Peak]:
 
 
 def verdicts(cases: list[Published]) -> list[Verdict]:
-    """Return a verdict for each case; points of a series, which give no batch, are only compared by speed."""
+    """Return a verdict for each case, except points of a series: without a batch, only
+    their speed can be compared.
+    """
     found_verdicts = []
     for case in cases:
         if "series" in str(case.raw.get("kind", "")):
@@ -225,7 +227,7 @@ def _share_of_card(cases: list[Published], name: str) -> str:
 
 
 def explanation(name: str) -> str | None:
-    """Return why a case is missed."""
+    """Return the reason why the plan misses a case."""
     return next((why for prefix, why in MISSES if name.startswith(prefix)), None)
 
 
@@ -291,9 +293,9 @@ UPSTREAM = (
 
 
 def upstream_parts(run: str) -> dict[str, int]:
-    """Return the bytes by part of an upstream run in Megatron-DeepSpeed; its reserve is all free blocks.
+    """Return the bytes by part of an upstream run in Megatron-DeepSpeed; the reserve is all free blocks.
 
-    The stage that is fullest with these parts counts, which is not always the fullest without them.
+    The parts are those of the stage with the largest sum, free blocks included.
     """
     setup = dataclasses.replace(setup_of_run(load(run)), engine="megatron-deepspeed")
     stages = []
@@ -341,12 +343,12 @@ def _share(found: list[Peak], limit: float) -> str:
 
 
 def share_within(found: list[Peak], limit: float) -> float:
-    """Return the fraction of peaks that the plan meets within `limit`."""
+    """Return the fraction of peaks whose relative error is at most `limit`."""
     return sum(peak.off <= limit for peak in found) / max(len(found), 1)
 
 
 def _published(raw: dict[str, Any]) -> tuple[float | None, str]:
-    """Return the GiB of the peak and what they count."""
+    """Return the published peak in GiB and the kind of memory it counts."""
     result = raw["result"]
     if size := result.get("memory_peak_bytes"):
         return size / GIB, "allocated"
@@ -370,8 +372,9 @@ def _planned(case: Published, kind: str) -> float:
 
 
 def counted_bytes(setup: Setup, parts: dict[str, int], kind: str, stage: int) -> int:
-    """Return the bytes of a stage's parts that "device" (nvidia-smi), "reserved" or "allocated" (torch)
-    counts."""
+    """Return the bytes of a stage that `kind` counts: "device" (nvidia-smi),
+    "reserved" or "allocated" (torch).
+    """
     allocated = sum(parts.values()) - parts["runtime"] - parts["reserve"]
     free = buffers.free_block_bytes(setup, stage_of(setup, stage), allocated) if kind != "allocated" else 0
     return allocated + free + (parts["runtime"] if kind == "device" else 0)
@@ -389,5 +392,5 @@ def moved_to_host(case: Published, setup: Setup) -> float:
 
 
 def _host_is_full(found: MemoryEstimate, raw: dict[str, Any]) -> bool:
-    """Return whether host memory is full; only one case ran out of it, with a limit of 40 GB for each GPU."""
+    """Return whether the plan exceeds host memory; one case ran out of it, with a limit of 40 GB per GPU."""
     return "out of host memory" in (raw.get("note") or "") and found.total_host_bytes > 40e9

@@ -1,8 +1,8 @@
 """Planned and published speed: rows, counts by family and half, and a reason for every miss.
 
-A case counts as met if the planned seconds of a step are within 20 % of the published ones. A series (two
-sources print curves, without batch or micro batch) is one case of the file: its points are listed apart and
-do not enter the counts.
+A case is met if the planned seconds per step are within 20 % of the published ones. A series (two sources
+print curves without batch or micro batch) is a single case of the file; its points are listed separately and
+are not counted.
 """
 
 import statistics
@@ -102,14 +102,14 @@ MISSES = (
 
 @dataclass(frozen=True)
 class Row:
-    """One published speed and its plan."""
+    """A published speed and the planned one."""
 
     case: Published
     step: StepTime
 
     @property
     def ratio(self) -> float:
-        """Planned over published seconds."""
+        """Planned seconds divided by published seconds."""
         assert self.case.step_seconds is not None
         return self.step.seconds / self.case.step_seconds
 
@@ -134,13 +134,13 @@ def rows(cases: Iterable[Published]) -> list[Row]:
 
 
 def explanation(row: Row) -> str | None:
-    """Return the reason for a missed case: the entry with the longest beginning of its id."""
+    """Return the reason for a missed case, from the entry with the longest matching prefix of its id."""
     fitting = [(prefix, why) for prefix, why in MISSES if row.case.id.startswith(prefix)]
     return max(fitting, key=lambda pair: len(pair[0]))[1] if fitting else None
 
 
 def share_met(of: list[Row]) -> str:
-    """Return e.g. "90 of 100 (90 %)"."""
+    """Return the number of met rows as text, e.g. "90 of 100 (90 %)"."""
     if not of:
         return "none"
     met = sum(row.met for row in of)

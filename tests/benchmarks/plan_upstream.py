@@ -1,7 +1,7 @@
 """Two sections of docs/evidence/plan-accuracy.md: the upstream example's times, and a published LoRA run.
 
-The published LoRA run: Falcon 180B on 8 A100-80GB with DeepSpeed's ZeRO 3, adapters and flash attention, 15
-thousand instructions in 3 epochs, batch 64, sequences of 2048: 153 minutes.
+The LoRA run fine-tuned Falcon 180B on 8 A100-80GB with DeepSpeed's ZeRO 3, adapters and flash attention: 15
+thousand instructions in 3 epochs, batch 64, sequences of 2048. It took 153 minutes.
 """
 
 from pathlib import Path
@@ -37,7 +37,7 @@ PACKED = 1_500
 
 
 def upstream(name: str, *overrides: str) -> DurationEstimate:
-    """Return the plan of one of the upstream example's runs, the same on every machine."""
+    """Return the planned duration of an upstream example run, without measurements of this machine."""
     return estimate_duration(
         load(str(RUNS / f"{name}.yaml"), list(overrides)), use_measured=False, engine="upstream"
     )
@@ -68,7 +68,7 @@ def falcon_minutes(sequences: int, micro_batch_size: int = 4) -> float:
 
 
 def section() -> list[str]:
-    """Return the lines of the page."""
+    """Return the lines of the two sections."""
     lines = [
         "## The upstream example",
         "",

@@ -1,13 +1,13 @@
-"""Host memory of a rank while it loads its parts of a model's folder.
+"""Host memory of a rank while it loads its shards of a model's folder.
 
     python tests/benchmarks/pretrained_memory.py [--layers 16]
 
-A Llama of 271M parameters (160M with 8 layers) in bf16, four files. The ranks of each layout build their
-engine and then load, in separate processes. A machine must have the anonymous memory (RssAnon); pages of the
-mapped files (RssFile) are released when memory is short. The first three columns exclude the process after
-its imports. "Beyond both" is the maximum during the load, less the larger of before and after; the load also
-touches memory that the engine had only reserved. On a CPU the memory of the engine and its optimizer is host
-memory too.
+The model is a Llama of 271M parameters (160M with 8 layers) in bf16, in four files. The ranks of each layout
+build their engine and then load the weights, in separate processes. A machine must provide the anonymous
+memory (RssAnon); pages of the mapped files (RssFile) are released when memory is short. The first three
+columns exclude what the process uses after its imports. "Beyond both" is the maximum during the load minus
+the larger of the values before and after; the load also touches memory that the engine had only reserved. On
+a CPU, the engine and its optimizer use host memory too.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def memory() -> dict[str, int]:
 
 
 class Watch:
-    """Tracks the maximum anonymous memory and mapped pages inside the block."""
+    """A context manager that tracks the maximum of anonymous memory and of mapped pages."""
 
     def __enter__(self) -> "Watch":
         self.before, self.most, self.done = memory(), memory(), threading.Event()

@@ -1,22 +1,23 @@
 """216 published training runs as setups to test the planner with: ../shared/reference/planner/cases.json.
 
-Values that a source does not give follow one rule for each source or program, never for one case:
+A value that a source does not give follows one rule for its source or program, never a rule for one case:
 
-    micro batch    with a pipeline 1, for torchtitan its default, as many micro batches as stages; else the
-                   largest of 4, 2 and 1 that divides a rank's share of the batch
-    global batch   the printed batch of a data-parallel rank, times the ranks; else one micro batch a rank
+    micro batch    with a pipeline 1, or torchtitan's default, as many micro batches as stages; without one
+                   the largest of 4, 2 and 1 that divides a rank's share of the batch
+    global batch   the printed batch of a data-parallel rank times the ranks, else one micro batch per rank
     ZeRO           1 (Megatron's distributed optimizer) for Megatron Core, else 0
     recomputation  full for ColossalAI (its printed TFLOP/s count it), else none
-    tensor size    1; sequence parallelism: off
-    fabric         what the text says; else the device table's
-    stages         as even as can be, the first and the last one smaller; nanotron's by cost
-    interleaving   2 if the source describes an interleaved schedule without its degree: torchtitan's, Llama
-                   3's, and Megatron Core's with overlapped pipeline traffic, which needs one
-    overlap        of tensor-parallel traffic: Megatron-Bridge's default; else if the source says so
-    node           as many GPUs as stated
+    tensor size    1, with sequence parallelism off
+    fabric         as the text says, else as the device table says
+    stages         as even as possible, with smaller first and last stages; nanotron balances them by cost
+    interleaving   2 if the source describes an interleaved schedule without its degree: torchtitan, Llama 3,
+                   and Megatron Core with overlapped pipeline traffic, which needs an interleaved schedule
+    overlap        of tensor-parallel traffic: Megatron-Bridge's default, else only if the source says so
+    node           the number of GPUs per node that the source states
 
-The programs, and which sources the planner's constants are fitted to (`train`) or only held against (`test`):
-SOURCES. Speeds become seconds per step; figures in TFLOP/s count what the source counts.
+SOURCES lists the programs, and which sources the planner's constants are fitted to (`train`) or only tested
+on (`test`). Speeds become seconds per step. Values in TFLOP/s are converted with the FLOPs that the source
+counts.
 """
 
 import functools
@@ -47,7 +48,7 @@ class Source:
     engine: str
     half: Literal["train", "test"]
     counts: Counted = "model"
-    """FLOPs that a printed TFLOP/s value counts: `causal` excludes half of the attention's products."""
+    """FLOPs that a printed TFLOP/s value counts; "causal" excludes half of attention's products."""
 
 
 SOURCES = (
@@ -144,9 +145,9 @@ class Published:
     raw: dict[str, Any]
     """The case as read from the file."""
     step_seconds: float | None
-    """Seconds of a step from whichever speed the source gives; None if it gives none."""
+    """Seconds per step, from whichever speed the source reports; None if it reports none."""
     given: str
-    """The value that step_seconds is computed from, in the source's unit."""
+    """The published value from which step_seconds is computed, in the source's unit."""
 
     @property
     def fits(self) -> bool:
@@ -155,14 +156,15 @@ class Published:
 
 
 def load_cases(path: Path = CASES) -> list[Published]:
-    """Return all cases of the file; a series becomes one case for each of its points."""
+    """Return all cases of the file; every point of a series becomes a case."""
     cases = json.loads(path.read_text(encoding="utf-8"))["cases"]
     return [published for case in cases for published in _read(case)]
 
 
 def source_of(case: dict[str, Any]) -> Source:
-    """Return the source with the longest prefix of the case's id; for an unknown one, a source made from its
-    text."""
+    """Return the source with the longest matching prefix of the case's id, or a new
+    source made from its text.
+    """
     known = [source for source in SOURCES if case["id"].startswith(source.prefix)]
     if known:
         return max(known, key=lambda source: len(source.prefix))
@@ -180,8 +182,10 @@ def _read(case: dict[str, Any]) -> list[Published]:
 
 
 def _points(case: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the cases of a series: by data-parallel size, or by tensor size with the largest batch that
-    fits."""
+    """Return the points of a series as cases.
+
+    The points are data-parallel sizes, or tensor-parallel sizes with the largest batch that fits.
+    """
     series, points = case["result"]["series"], []
     if "gpus" in series:
         for count, rate in zip(series["gpus"], series["tokens_per_s_per_gpu"]):
@@ -287,8 +291,9 @@ def shape_of_case(case: dict[str, Any]) -> Shape:
 
 @functools.cache
 def device_of_case(kind: str) -> Device:
-    """Return the row of the device table; for a kind that is not in DEVICES, the row with the same or nearest
-    name."""
+    """Return the row of the device table, or the row with the most similar name if
+    the kind is not in DEVICES.
+    """
     bare = re.sub(r"-?SXM\d?|\s.*", "", kind)
     names = (DEVICES.get(kind, kind), bare, bare.rpartition("-")[0], *nearest_device_names(bare))
     device = next((found for name in names if (found := find_device(name))), None)
@@ -325,8 +330,7 @@ def _fabric(text: str | None) -> float | None:
 
 
 def _keeps_scores(attention: str) -> bool:
-    """Return whether the kernel writes all scores to memory: any that is not called flash or fused
-    attention."""
+    """Return whether the attention kernel writes all scores to memory, judged by its name."""
     return "no flash" in attention or "softmax" in attention
 
 
@@ -344,8 +348,10 @@ def counted_flops(shape: Shape, counts: Counted) -> float:
 
 
 def _step_seconds(result: dict[str, Any], setup: Setup, source: Source) -> tuple[str, float | None]:
-    """Return the value that was read, and seconds per step. A measured rate takes precedence over one
-    computed from FLOPs."""
+    """Return the published value and the seconds per step that it gives.
+
+    A measured rate takes precedence over a value computed from FLOPs.
+    """
     tokens = setup.tokens_per_step / setup.world_size
     if rate := result.get("tokens_per_s_per_gpu"):
         return f"{rate:,.0f} tokens/s/GPU", tokens / rate

@@ -5,14 +5,14 @@
     python -m tests.benchmarks.recipes --page      docs/evidence/recipes.{json,md,png} out of the records
     python -m tests.benchmarks.recipes --speed     CPU seconds a token of both, alternating
 
-Each arm is trained at four learning rates with one seed, at more of them as long as the best one is the
-lowest or the highest, and at its best rate with two seeds more. Then the modern one is trained on shorter
-lengths, each with its own schedule, for the tokens that it needs to the loss that GPT-3's reaches.
+Each recipe is trained at four learning rates with one seed. While the best rate is the lowest or the highest,
+another rate is added. The best rate is then trained with two more seeds. Finally the modern recipe is trained
+for shorter lengths, each with its own schedule, to find the tokens at which it reaches GPT-3's final loss.
 
-Every run is a process with one thread, started like a user's run (torchrun, DeepSpeed, data from disk). Its
-record is a JSON file in --folder, written at its end; a run that was stopped resumes from its checkpoint. So
-the same command, called again, does what is left. It works on a busy machine too: CPU seconds, which depend
-on the load, are measured separately (--speed).
+Every run is a process with one thread, started like a user's run (torchrun, DeepSpeed, data from disk). It
+writes its record, a JSON file in --folder, when it ends. A run that was stopped resumes from its checkpoint,
+so the same command, called again, does what is left. It works on a busy machine too: CPU seconds, which
+depend on the load, are measured separately (--speed).
 """
 
 import argparse
@@ -67,7 +67,7 @@ resources: {{{resources}}}
 
 @dataclass(frozen=True)
 class Size:
-    """A model's size and its text."""
+    """A model's size, its learning rates, and the text it is trained on."""
 
     layers: int
     hidden: int
@@ -78,14 +78,14 @@ class Size:
     tokens: int
     """Tokens of a full run."""
     ffn_hidden_size: int
-    """Width of the modern recipe's MLP, with which it has as many parameters as GPT-3's, within 1 %."""
+    """Width of the modern recipe's MLP, chosen so that its parameters match GPT-3's within 1 %."""
     rates: dict[str, tuple[float, ...]]
-    """Learning rates of the search, by arm."""
+    """Learning rates to try, by recipe."""
     text_bytes: int
-    """Bytes of Python's documentation, which is used without another text."""
+    """Bytes of Python's documentation to train on if --text is not given."""
     split: str = "900,70,30"
     takes_text: bool = False
-    """Whether it is trained on --text."""
+    """Whether the file of --text is used for this size."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -105,8 +105,10 @@ ARMS = ("gpt3", "modern")
 
 
 def settings_of(arm: str, size: Size, lr: float) -> dict[str, Any]:
-    """Return the overrides of an arm: GPT-3's appendix B with gpt3-tiny's deep decay, or the recipe, both
-    with one learning rate."""
+    """Return the overrides of a recipe at one learning rate.
+
+    The recipes are GPT-3's appendix B with gpt3-tiny's deep decay, and the modern one.
+    """
     found: dict[str, Any] = {"recipe": arm, "lr_schedule.lr": lr, "lr_schedule.lr_warmup_fraction": 0.05}
     if arm == "gpt3":
         # No dropout: no text is seen more than 1.3 times.
@@ -117,7 +119,7 @@ def settings_of(arm: str, size: Size, lr: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of the comparison."""
+    """A run of the comparison."""
 
     size: str
     arm: str
@@ -131,7 +133,7 @@ class Trial:
 
 
 class Bench:
-    """The records of a folder, and the runs that produce them."""
+    """The folder with the records of all runs, which trains those that are missing."""
 
     def __init__(
         self, folder: Path, text: Path | None, device: str = "cpu", precision: str = "fp32", jobs: int = 1
@@ -140,7 +142,7 @@ class Bench:
         folder.mkdir(parents=True, exist_ok=True)
 
     def run_all(self, trials: Sequence[Trial]) -> list[dict[str, Any]]:
-        """Return the records of trials, `jobs` of which are trained at once."""
+        """Return the records of trials, training up to `jobs` of them at once."""
         if self.jobs == 1:
             return [self.run(trial) for trial in trials]
         with ThreadPoolExecutor(self.jobs) as pool:
@@ -151,7 +153,7 @@ class Bench:
         return json.loads(path.read_text()) if path.exists() else None
 
     def run(self, trial: Trial) -> dict[str, Any]:
-        """Return the record of a trial, training it first if there is none."""
+        """Return the record of a trial; train it first if it has no record."""
         if (known := self.record(trial)) is not None:
             return known
         run = self._run_dir(trial)
@@ -212,7 +214,7 @@ class Bench:
         return [json.loads(path.read_text()) for path in sorted(self.folder.glob("*.json"))]
 
     def yaml(self, name: str) -> Path:
-        """Return the run YAML of a size, without an arm."""
+        """Return the run YAML of a size, without the overrides of a recipe."""
         size, path = SIZES[name], self.folder / f"{name}.yaml"
         with_text = size.takes_text and self.text is not None
         data = f"{'text' if with_text else 'python-docs'}-{size.vocab}"
@@ -236,7 +238,9 @@ class Bench:
 
 
 def search(bench: Bench, size: str) -> dict[str, float]:
-    """Find each arm's best learning rate with one seed, trying more rates while the best one is at an end."""
+    """Find the best learning rate of each recipe with one seed, adding rates while
+    the best one is at an end.
+    """
     losses: dict[str, dict[float, float]] = {arm: {} for arm in ARMS}
     wanted = {arm: list(SIZES[size].rates[arm]) for arm in ARMS}
     for _ in range(WIDENINGS):
@@ -252,8 +256,7 @@ def search(bench: Bench, size: str) -> dict[str, float]:
 
 
 def beyond(losses: dict[float, float]) -> list[float]:
-    """Return the next learning rate if the best one is the lowest or the highest; [] if it is between
-    others."""
+    """Return the next learning rate to try if the best one is the lowest or the highest, else []."""
     best = min(losses, key=losses.__getitem__)
     if best == max(losses):
         return [2 * best]
@@ -261,7 +264,7 @@ def beyond(losses: dict[float, float]) -> list[float]:
 
 
 def further(size: str, best: dict[str, float]) -> list[Trial]:
-    """Train the best rates with other seeds, then the modern recipe's shorter runs."""
+    """Train the best rates with the other seeds, then the modern recipe's shorter runs."""
     tokens, step = SIZES[size].tokens, SIZES[size].tokens_per_step
     whole = [Trial(size, arm, best[arm], seed, tokens) for seed in SEEDS[1:] for arm in ARMS]
     lengths = [int(tokens * share) // step * step for share in SHARES]
@@ -271,7 +274,7 @@ def further(size: str, best: dict[str, float]) -> list[Trial]:
 
 
 def measure_speed(bench: Bench, size: str) -> None:
-    """Measure CPU seconds per token of both arms, alternating: each is stopped while the other one trains."""
+    """Measure the CPU seconds per token of both recipes, which run alternately."""
     contenders = {arm: Contender(bench, size, arm) for arm in ARMS}
     rates: dict[str, list[float]] = {arm: [] for arm in ARMS}
     try:
@@ -288,7 +291,7 @@ def measure_speed(bench: Bench, size: str) -> None:
 
 
 class Contender:
-    """A run that is continued for a few steps at a time."""
+    """A run that is resumed for a few steps at a time and stopped in between."""
 
     def __init__(self, bench: Bench, size: str, arm: str):
         overrides = {
@@ -315,8 +318,7 @@ class Contender:
             process.send_signal(number)
 
     def make_steps(self, steps: int) -> float:
-        """Return the CPU seconds of each of the next `steps` steps; the run is stopped before and
-        afterwards."""
+        """Resume the run for `steps` steps, stop it again, and return the CPU seconds of each step."""
         self._signal(signal.SIGCONT)
         first, before = self._wait(self._steps() + 1), self._cpu_seconds()
         last = self._wait(first + steps)

@@ -106,7 +106,7 @@ def on_gpu(record: Record) -> bool:
 
 
 def _shows(by_size: dict[str, list[Record]]) -> str:
-    """Return the last section, which lists only what the records have."""
+    """Return the last section; it describes only what the records contain."""
     more = "".join(unfinished(size, records) for size, records in by_size.items())
     found = [one for records in by_size.values() for one in records]
     more += LENGTHS * any(
@@ -120,8 +120,9 @@ def _shows(by_size: dict[str, list[Record]]) -> str:
 
 
 def unfinished(size: str, records: Sequence[Record]) -> str:
-    """Return what the command still has to do for a size, and which results depend on it; "" if nothing is
-    left."""
+    """Describe the runs that are still missing for a size and the results that need
+    them; "" if none is missing.
+    """
     words, rates_left, seeds_left = [], False, False
     for arm in ARMS:
         runs = [one for one in whole(records, arm) if one["seed"] == SEEDS[0]]
@@ -145,13 +146,13 @@ def _held_out(size: str) -> str:
 
 
 def whole(records: Sequence[Record], arm: str) -> list[Record]:
-    """Return the runs of full length of an arm."""
+    """Return a recipe's runs of full length."""
     tokens = SIZES[records[0]["size"]].tokens
     return [one for one in records if one.get("arm") == arm and one["tokens"] == tokens]
 
 
 def best_rate(records: Sequence[Record], arm: str) -> float:
-    """Return the learning rate with the lowest loss with the first seed."""
+    """Return the learning rate with the lowest loss among the runs with the first seed."""
     searched = [one for one in whole(records, arm) if one["seed"] == SEEDS[0]]
     return min(searched, key=lambda one: one["loss"])["lr"]
 
@@ -163,7 +164,7 @@ def at_best(records: Sequence[Record], arm: str) -> list[Record]:
 
 
 def losses_by_length(records: Sequence[Record]) -> dict[int, list[float]]:
-    """Return {tokens: losses} of the modern recipe at its best rate."""
+    """Return the losses of the modern recipe at its best rate, by the length of the run in tokens."""
     rate, found = best_rate(records, "modern"), {}
     for one in records:
         if one.get("arm") == "modern" and one["lr"] == rate:
@@ -172,8 +173,11 @@ def losses_by_length(records: Sequence[Record]) -> dict[int, list[float]]:
 
 
 def tokens_to(records: Sequence[Record], loss: float) -> float | None:
-    """Return the tokens of a modern run that ends at `loss`; None unless lengths on both sides of it were
-    run."""
+    """Return the length in tokens at which a modern run would end at `loss`,
+    interpolated between measured lengths.
+
+    None if the measured lengths do not enclose it.
+    """
     points = [(tokens, statistics.mean(found)) for tokens, found in losses_by_length(records).items()]
     for (few, high), (many, low) in itertools.pairwise(points):
         if high >= loss >= low:
@@ -283,9 +287,9 @@ def _lengths(records: list[Record], found: dict[str, list[Record]]) -> str:
 
 
 def passed(found: dict[str, list[Record]], seconds: dict[str, float]) -> str:
-    """Return when the modern recipe's curves reach the final loss of GPT-3's; "" if one of them never does.
+    """Describe when the modern recipe's curves pass GPT-3's final loss; "" if one of them never does.
 
-    `seconds` are the seconds per token by arm, if they were measured.
+    `seconds` has the seconds per token by recipe, if they were measured.
     """
     theirs, ours = found["gpt3"], found["modern"]
     goal, whole_tokens = statistics.mean(one["loss"] for one in theirs), theirs[0]["tokens"]

@@ -1,10 +1,10 @@
-"""The layout search and the what-if page: CPU seconds.
+"""CPU seconds of the layout search and of the what-if page.
 
     python tests/benchmarks/search.py [--rounds 5]
 
-Searches 13B on 64 and 175B on 1,024 A100-80GB, once in a fresh process (its imports not counted) and then
-`--rounds` times; changes a what-if page by a walk over all controls. Prints the first call, the median and
-the longest; asserts nothing.
+Searches layouts of 13B on 64 and of 175B on 1,024 A100-80GB, once in a fresh process (imports not counted)
+and then `--rounds` times, and changes every control of a what-if page in turn. Prints the times of the first
+call, the median and the longest; asserts nothing.
 """
 
 import argparse

@@ -1,12 +1,13 @@
-"""Cost of nbtrain's Jupyter Server extension: start, memory, and CPU with 10 open panels over 1,000 runs.
+"""Cost of nbtrain's Jupyter Server extension: start-up, memory, and CPU with 10 open panels over 1,000 runs.
 
     python tests/benchmarks/server_cost.py [--runs 1000] [--panels 10] [--points 1000000] [--seconds 60]
 
-Eight panels show runs that train, a step a second after 300 quick ones; one shows a run of a million scalar
-points, one a run that has ended. They send requests as often as the page does: at the interval in the answer,
-at most once a second; for ended runs and the sidebar every five seconds; for the job page every three. CPU
-and memory are measured on the server's process; nbtrain's cost is the difference from a server without it.
-The first seconds are reported separately, because they read the million points and load the modules.
+Eight panels show runs that train, one step a second after 300 quick ones. One panel shows a run with a
+million scalar points, and one a run that has ended. They send requests as often as the page does: at the
+interval that the answer gives, at most once a second; every five seconds for ended runs and the sidebar;
+every three for the job page. CPU and memory are measured on the server's process; nbtrain's cost is the
+difference from a server without it. The first seconds are reported separately, because the server then reads
+the million points and loads modules.
 """
 
 import argparse
@@ -92,8 +93,9 @@ def mib(num_bytes: float) -> str:
 
 
 def make_long_run(folder: Path, points: int) -> None:
-    """Write a run whose event file holds this many scalars: 20 tags, and half as many again by tokens and
-    samples."""
+    """Write a run whose event file has this many scalars: 20 tags, and half as many
+    again by tokens and samples.
+    """
     run = RunDir(folder)
     job = FakeJob(run, 20)
     job.one_step()
@@ -109,7 +111,7 @@ def make_long_run(folder: Path, points: int) -> None:
 
 
 def record(wall_time: float, step: int, tag: bytes, value: float) -> bytes:
-    """Encode a scalar event as TensorBoard does."""
+    """Encode a scalar event in TensorBoard's format."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -144,7 +146,7 @@ while True:
 
 @contextmanager
 def training(output: Path, count: int) -> Iterator[list[str]]:
-    """Run processes that make a step a second, one per run."""
+    """Start a process for each of `count` runs; each finishes one step a second."""
     names = [f"gpt-live-{number}" for number in range(count)]
     jobs = [subprocess.Popen([sys.executable, "-c", TRAINING, str(output / name)]) for name in names]
     try:
@@ -158,7 +160,7 @@ def training(output: Path, count: int) -> Iterator[list[str]]:
 
 
 def measured(root: Path, use: Callable[[str], Any], *options: str) -> tuple[int, float]:
-    """Return (resident bytes at the end, CPU seconds meanwhile) of a server during `use`."""
+    """Return the server's resident bytes after `use`, and the CPU seconds that it needed meanwhile."""
     with jupyter_server(root, "jupyter_server", *options, NBTRAIN_WORKSPACE=str(root)) as (base, _):
         pid = server_pid(base)
         time.sleep(2)
@@ -191,8 +193,9 @@ def resident(pid: int) -> int:
 def look(
     base: str, names: list[str], seconds: float, looks: dict[str, list[float]], shares: list[float]
 ) -> None:
-    """Send requests as open pages do, each from a thread; record the fraction of a core, at first and
-    later."""
+    """Send requests as open pages do, in a thread for each page; record the server's
+    CPU use at first and later.
+    """
     pid, end = server_pid(base), time.monotonic() + WARM_SECONDS + seconds
 
     def ask(path: str) -> Any:

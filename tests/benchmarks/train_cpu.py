@@ -4,23 +4,27 @@
                                          [--trainer] [--precision masters] [--threads 2] [--dropout 0]
     python tests/benchmarks/train_cpu.py --in-turn [--model llama] [--rounds 20]
 
-(a) bare: our model in a bare PyTorch loop. (b) transformers: GPT2LMHeadModel or, with --model llama or
-llama-tiny, LlamaForCausalLM in the same loop. (c) with --trainer, transformers' Trainer with DeepSpeed (ZeRO
-1), which needs the package accelerate. (d) with --layouts, ours on two ranks of one thread: data, tensor,
-Ulysses and pipeline parallel. gpt and llama have 14M parameters (6 layers, hidden 384, vocabulary 8192,
-sequences of 512), llama-tiny is the shape of that run; batches of 8, AdamW (fused), gradient clipping; in
-fp32, in bf16 autocast and in bf16 weights with fp32 masters. Ours runs under torchrun with DeepSpeed, data
-from disk and all its records. A pipeline splits the batch into four micro batches, so a fifth of the time of
-two stages is the bubble; two data-parallel ranks take four sequences each.
+The contenders are (a) bare: our model in a bare PyTorch loop; (b) transformers: GPT2LMHeadModel or, with
+--model llama or llama-tiny, LlamaForCausalLM in the same loop; (c) with --trainer, transformers' Trainer with
+DeepSpeed (ZeRO 1), which needs the package accelerate; (d) with --layouts, ours on two ranks of one thread
+each: data, tensor, Ulysses and pipeline parallel.
 
-Every contender is started once and then stopped (SIGSTOP); in each round, each runs alone for some seconds,
-in turn, so that a slow minute of the machine affects all. A round's result is tokens over the time, and over
-the CPU seconds, between the ends of its first and last step. Prints the medians over the rounds and the
-ratios to the bare loop and to the fastest transformers, and the gains of bf16 and of compiling compared with
-the bare loop's gains. Asserts nothing. Needs an idle machine: check the load first. A stopped contender keeps
-its memory: with --layouts, one --precision at a time fits in 24 GiB. On a busy machine, tokens per CPU second
-and their ratios are usable with --threads 1, and so is --in-turn: (a) and (b) in one process with one thread
-in fp32, alternating step by step, and the ratios of their CPU seconds.
+gpt and llama have 14M parameters (6 layers, hidden 384, vocabulary 8192, sequences of 512); llama-tiny has
+the shape of the run with that name. All use batches of 8, AdamW (fused) and gradient clipping, in fp32, in
+bf16 autocast, and with bf16 weights and fp32 masters. Ours runs under torchrun with DeepSpeed, reads data
+from disk and writes all its records. A pipeline splits the batch into four micro batches, so a fifth of the
+time of two stages is the bubble. Two data-parallel ranks take four sequences each.
+
+Every contender is started once and then stopped (SIGSTOP). In each round they run one after the other, alone,
+for some seconds each, so that a slow minute of the machine affects all of them. A round's result is the
+number of tokens divided by the time, and by the CPU seconds, between the ends of its first and last step.
+Prints the medians over the rounds, the ratios to the bare loop and to the fastest transformers, and the gains
+of bf16 and of compiling next to the bare loop's gains. Asserts nothing.
+
+Needs an idle machine: check the load first. A stopped contender keeps its memory: with --layouts, one
+--precision at a time fits in 24 GiB. On a busy machine, tokens per CPU second and their ratios are usable
+with --threads 1. So are the results of --in-turn, which alternates steps of (a) and (b) in one process with
+one thread in fp32 and prints the ratios of their CPU seconds.
 """
 
 import argparse
@@ -45,7 +49,7 @@ BATCH = 8
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's sizes; it is a Llama if it has groups, tied like small Llamas."""
+    """A model's sizes; with `groups` it is a Llama."""
 
     layers: int
     hidden: int
@@ -132,7 +136,7 @@ def loop(kind: str, shape: Shape, precision: str, compiled: bool, dropout: float
 
 
 def in_turn(options: argparse.Namespace) -> None:
-    """Return CPU seconds of a step of our model and of transformers', alternating, by part."""
+    """Return the CPU seconds per step of our model and of transformers', by part; their steps alternate."""
     import torch
 
     torch.manual_seed(0)
@@ -232,8 +236,9 @@ def transformers_model(shape: Shape, dropout: float):
 
 
 def trainer(shape: Shape, precision: str, compiled: bool, dropout: float, log: Path) -> None:
-    """Run transformers' Trainer with DeepSpeed, ZeRO 1, as its documentation sets it up; write steps to
-    `log`."""
+    """Run transformers' Trainer with DeepSpeed and ZeRO 1, set up as its
+    documentation says; log steps to `log`.
+    """
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     from nbtrain.base.ports import port_to_listen_on
     from nbtrain.parallel.startup import prepare_deepspeed
@@ -323,7 +328,9 @@ class Contender:
         return sum(sum(process.cpu_times()[:2]) for process in self.tree())
 
     def run_for(self, seconds: float, steps: int) -> None:
-        """Run from the end of a step to the end of another, for at least this time and this many steps."""
+        """Run for at least `seconds` and `steps`, and measure from the end of one step
+        to the end of another.
+        """
         self.signal(signal.SIGCONT)
         first = self.wait(len(self.finished_steps()) + 1)
         cpu, began = self.cpu_seconds(), time.monotonic()
@@ -502,8 +509,7 @@ def contest(options: argparse.Namespace, root: Path) -> None:
 
 
 def with_trainer(options: argparse.Namespace, precision: str) -> bool:
-    """Return whether transformers' Trainer takes part: if requested, and if it has an equivalent
-    precision."""
+    """Return whether transformers' Trainer is requested and has an equivalent of this precision."""
     if not options.trainer or precision == "autocast":
         return False
     if importlib.util.find_spec("accelerate") is None:
@@ -539,7 +545,7 @@ def report(contenders: list[Contender], options: argparse.Namespace) -> None:
 
 
 def cpu_ratios(contenders: list[Contender]) -> None:
-    """Return our tokens per CPU second over the others' of the same round and precision."""
+    """Return the ratios of our tokens per CPU second to the others', in the same round and precision."""
     print()
     of = {contender.name: contender.cpu_rates for contender in contenders}
     for name, rates in of.items():

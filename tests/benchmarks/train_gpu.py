@@ -2,18 +2,18 @@
 
     python tests/benchmarks/train_gpu.py [--sizes 125m 1.3b] [--steps 16] [--compiled] [--transformers]
     [--zero-stage 1]
-    python tests/benchmarks/train_gpu.py --smoke       the same on a CPU with a tiny model: only that it runs
+    python tests/benchmarks/train_gpu.py --smoke       checks on a CPU with a tiny model that it runs
 
-bf16, sequences of 2048, no dropout, no recomputation. Ours is `mode: perf` under torchrun with DeepSpeed,
-data from disk and its records. The bare loop has bf16 weights with fp32 masters, gradients summed in fp32,
-clipping, torch's fused AdamW. Both skip the first quarter of the steps. MFU is model FLOPs over the
-datasheet peak; the fraction of the measured rate is over one large bf16 product on this very GPU, measured in
-the same call. The targets are 45 % of the measured rate for 125M and 50 % for 1.3B. Memory is the maximum
-that torch allocated, next to the planned value.
+All use bf16 and sequences of 2048, without dropout and recomputation. Ours is `mode: perf` under torchrun
+with DeepSpeed; it reads data from disk and writes its records. The bare loop has bf16 weights with fp32
+masters, gradients summed in fp32, clipping, and torch's fused AdamW. Both skip the first quarter of the
+steps. MFU is model FLOPs divided by the datasheet peak. The fraction of the measured rate is relative to one
+large bf16 product on the same GPU in the same call; its targets are 45 % for 125M and 50 % for 1.3B. Memory
+is the maximum that torch allocated, next to the planned value.
 
-Contenders run one after the other, each alone on the GPU. Prints figures and asserts nothing; without a GPU
-it says so and ends. A tree that is not installed runs it with PYTHONPATH set to the tree and to a folder with
-DeepSpeed.
+Contenders run one after the other, each alone on the GPU. Prints the results and asserts nothing; without a
+GPU it prints that and ends. To run it from a tree that is not installed, set PYTHONPATH to the tree and to a
+folder with DeepSpeed.
 """
 
 import argparse
@@ -130,8 +130,10 @@ def ours(name: str, options: argparse.Namespace, device: str) -> dict[str, Any]:
 
 
 def loop(kind: str, name: str, options: argparse.Namespace, device: str) -> dict[str, Any]:
-    """Run a loop with bf16 weights, fp32 masters and gradients, clipping, and fused AdamW; batches are on the
-    device already."""
+    """Train in a plain loop with bf16 weights, fp32 masters and gradients, clipping, and fused AdamW.
+
+    Batches are on the device already.
+    """
     import torch
 
     size, on_gpu = SIZES[name], device == "gpu"
@@ -237,8 +239,10 @@ def transformers_model(size: Size):
 
 
 def contender(kind: str, name: str, options: argparse.Namespace) -> dict[str, Any] | None:
-    """Run a contender in a separate process, so that its memory is separate; None if it failed, after
-    printing its last lines."""
+    """Run a contender in a process of its own, which separates its memory; on failure print its last lines.
+
+    Returns None if it failed.
+    """
     command = [sys.executable, __file__, "--contender", kind, "--sizes", name, "--steps", str(options.steps)]
     command += ["--zero-stage", str(options.zero_stage), "--timeout", str(options.timeout)]
     command += ["--compiled"] * options.compiled + ["--smoke"] * options.smoke

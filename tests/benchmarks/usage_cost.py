@@ -1,7 +1,6 @@
-"""Cost of measuring a node: python tests/benchmarks/usage_cost.py
+"""Cost of measuring a node's resource usage: python tests/benchmarks/usage_cost.py
 
-Starts sleeping processes with a job's marker, and measures the CPU time of reading their usage and of writing
-it.
+Starts sleeping processes with a job's marker, and measures the CPU time to read their usage and to write it.
 """
 
 import os
@@ -19,7 +18,9 @@ LOOKS = 100
 
 
 def measure(ranks: int, processes_per_rank: int) -> str:
-    """Return a row of the table in docs/evidence/benchmarks.md."""
+    """Measure the cost for this many ranks and processes, and return a row for
+    docs/evidence/benchmarks.md.
+    """
     started = [
         subprocess.Popen(
             ["sleep", "600"], env={"PATH": os.environ["PATH"], "NBTRAIN_JOB": JOB, "RANK": str(rank)}

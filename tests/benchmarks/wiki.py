@@ -1,12 +1,12 @@
-"""Wikipedia text: our extraction compared with wikiextractor, articles per CPU second and leftover markup.
+"""Wikipedia text: our extraction compared with wikiextractor, by articles per CPU second and leftover markup.
 
     python tests/benchmarks/wiki.py DUMP.xml.bz2 [--rounds 5] [--wikiextractor PYTHON]
 
-Both read the same .xml.bz2 and write the text of its articles, each as one whole process (start-up and
-children included), in turn in one call. wikiextractor (AGPL-3.0; no part of nbtrain) is run by the Python
-that is given, or by this one where it can be imported; without it our figures stand alone. Prints medians and
-their ratio; asserts nothing. Where a sample is small, start-up counts: --repeat writes its pages several
-times into one dump (both get the same), which shows the rate of a long one.
+Both read the same .xml.bz2 and write the text of its articles. Each is measured as a whole process, including
+start-up and children, and they alternate in one call. wikiextractor (AGPL-3.0; not part of nbtrain) is run by
+the Python of --wikiextractor, or by this one if it can import it; otherwise only our results are printed.
+Prints medians and their ratio; asserts nothing. For a small sample, start-up dominates: --repeat writes its
+pages several times into one dump for both, which shows the rate of a long dump.
 """
 
 import argparse
@@ -39,7 +39,7 @@ RESIDUE = {
 
 
 def ours(dump: str, output: str) -> None:
-    """Run one process from the dump to one JSON object per line."""
+    """Extract a dump in one process, writing one JSON object per line."""
     from nbtrain.config.sources import WikiSource
     from nbtrain.corpus.sources.base import open_source
 
@@ -49,7 +49,7 @@ def ours(dump: str, output: str) -> None:
 
 
 def cpu_seconds(command: list[str]) -> float:
-    """Return the CPU seconds of a process with its children."""
+    """Run a process and return its CPU seconds, children included."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -57,15 +57,16 @@ def cpu_seconds(command: list[str]) -> float:
 
 
 def texts(path: Path) -> list[str]:
-    """Yield all texts of a file, or of the folder that wikiextractor writes; it keeps redirects as empty
-    articles."""
+    """Yield all texts of a file or of the folder that wikiextractor writes, where
+    redirects are empty articles.
+    """
     paths = sorted(path.rglob("wiki_*")) if path.is_dir() else [path]
     read = [json.loads(line)["text"] for one in paths for line in one.read_text().splitlines()]
     return [text for text in read if text.strip()]
 
 
 def repeated(dump: Path, times: int, folder: Path) -> Path:
-    """Write the dump with its pages several times."""
+    """Write a dump in which the pages occur several times."""
     content = bz2.decompress(dump.read_bytes())
     begin, end = content.index(b"<page>"), content.rindex(b"</mediawiki>")
     path = folder / f"repeated-{times}.xml.bz2"

@@ -1,11 +1,11 @@
-"""Parsers of wikitext compared with ours: right values of templates, and CPU seconds for articles.
+"""Wikitext parsers compared with ours: how they expand templates, and CPU seconds for articles.
 
     python tests/benchmarks/wiki_parsers.py DUMP.xml.bz2 --parsers PYTHON [--rounds 3]
 
 PYTHON has mwparserfromhell and wikitextparser (pip install them into a separate environment; they are not
-part of nbtrain). A form is right if the sentence around it becomes what a reader sees, or is dropped where
-that cannot be told: tests/corpus/wiki/template_forms.txt. Run in turn in one call; prints medians, asserts
-nothing.
+part of nbtrain). A template form is right if the sentence around it becomes what a reader of the page sees,
+or is dropped if that cannot be known: tests/corpus/wiki/template_forms.txt. The parsers alternate in one
+call. Prints medians; asserts nothing.
 """
 
 import argparse
@@ -22,7 +22,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 
 def load(name: str):
-    """Return a parser's function from wikitext to plain text; only ours knows the language."""
+    """Return a parser's function from wikitext to plain text; only our parser uses the language."""
     if name == "nbtrain":
         from nbtrain.corpus.sentences import segments
         from nbtrain.corpus.wiki.templates.call import Wiki
@@ -50,7 +50,7 @@ def load(name: str):
 
 
 def run(name: str, folder: Path) -> None:
-    """Run one process, which prints the number of right forms and the CPU seconds for all articles."""
+    """Print the number of template forms that a parser gets right, and its CPU seconds for all articles."""
     text = load(name)
     right = 0
     for language, wikitext, expected in json.loads((folder / "forms.json").read_text()):

@@ -1,5 +1,4 @@
-"""checkpoint.async_save: files are written while training continues, and count only once they are
-complete."""
+"""checkpoint.async_save: files are written during training, and a checkpoint counts once it is complete."""
 
 import os
 import signal
@@ -30,7 +29,7 @@ RUN = {
 
 
 class Ranks:
-    """Starts and stops the ranks of runs in the fork server's processes."""
+    """Starts and stops the ranks of runs as processes of the fork server."""
 
     def __init__(self, server, data_home: Path):
         self.server, self.data_home = server, data_home
@@ -64,10 +63,10 @@ def events(run: RunDir, kind: str) -> list[dict]:
 
 
 def test_a_run_that_saves_in_the_background_is_the_same_run(tmp_path, ranks):
-    """A run that saves in the background has bit-identical losses and state, keeps the best checkpoint, and
-    times pause and writing.
+    """Saving in the background changes no loss and no state, and reports the times of
+    the pause and of the writing.
 
-    Its disk is so slow that further steps run while each checkpoint is written.
+    The disk is so slow that training makes further steps while each checkpoint is written.
     """
     overrides = {**RUN, "parallel.data_parallel_size": 2, "parallel.zero_stage": 2, "precision.dtype": "bf16"}
     runs = {
@@ -94,8 +93,9 @@ def test_a_run_that_saves_in_the_background_is_the_same_run(tmp_path, ranks):
 
 
 def test_kill_9_while_it_is_being_written_leaves_the_one_before_in_force(tmp_path, ranks):
-    """Training continues while a checkpoint hangs on the disk; after kill -9 the run resumes bit-exactly from
-    the previous one."""
+    """Training continues while a checkpoint hangs; after kill -9 the run resumes bit-exactly from the
+    previous one.
+    """
     straight = launch.make_run(tmp_path, RUN, "straight")
     ranks.train(straight)
     run = launch.make_run(tmp_path, {**RUN, "checkpoint.async_save": True}, "killed")
@@ -121,8 +121,9 @@ def test_kill_9_while_it_is_being_written_leaves_the_one_before_in_force(tmp_pat
 
 
 def test_a_full_disk_fails_the_run_with_its_cause_and_keeps_what_was_saved(tmp_path, ranks):
-    """A full disk fails the run on all ranks at the next step with the system's message; the incomplete
-    folder is removed."""
+    """A full disk fails all ranks at the next step with the system's message; the
+    incomplete folder is removed.
+    """
     overrides = {**RUN, "parallel.data_parallel_size": 2, "checkpoint.async_save": True}
     run = launch.make_run(tmp_path, overrides, "full")
     started = ranks.start(run, 2, "full", 4)

@@ -1,4 +1,4 @@
-"""Resume reports: what a resume states about its exactness."""
+"""Resume reports, which state how exactly a resumed run continues."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ STATE = DataState(7, "969,30,1", "exact", "d" * 64, 100, consumed_samples=8)
 
 
 class Counting:
-    """A dataset of 20 samples in which sample n holds n, n + 1, ..."""
+    """A dataset of 20 samples; sample n contains n, n + 1, ..."""
 
     def __init__(self, shift: int = 0):
         self.shift = shift
@@ -115,8 +115,7 @@ def test_a_new_seed_of_dropout_is_stated_if_there_is_dropout():
 
 
 def test_a_next_batch_that_no_hash_stands_for_is_not_claimed():
-    """The next batch is not called equal if the order of the data ended before it, so that there is no
-    hash."""
+    """If the checkpoint has no hash of the next batch, the report does not call the batch equal."""
     config = load("gpt-tiny")
     made = certified(manifest(config, next_batch_sha256=None), config)
     assert made.kind == "data-exact"
@@ -124,8 +123,9 @@ def test_a_next_batch_that_no_hash_stands_for_is_not_claimed():
 
 
 def test_a_layout_is_named_in_the_words_of_the_yaml():
-    """Layout changes are named by their YAML keys; derived entries, such as each stage's layers, only if they
-    change alone."""
+    """Layout changes are reported by their YAML keys; derived values, such as a
+    stage's layers, only on their own.
+    """
     plain = layout(load("gpt-tiny"))
     piped = {**plain, "pipeline_parallel_size": 2, "stage_layers": [2, 2]}
     shared = {**plain, "zero_stage": 3, "sub_group_size": 10**9, "offload_param": "cpu"}
@@ -154,7 +154,7 @@ def test_every_part_of_a_layout_has_a_key_of_the_yaml():
 
 
 def test_the_hash_is_of_positions_and_tokens():
-    """The hash is equal for the same batch, and differs for another size, position, order or token."""
+    """The hash is equal for equal batches; another size, position, order or token changes it."""
     first = certificate.next_batch_sha256(Counting(), STATE, 4)
     assert first == certificate.next_batch_sha256(Counting(), STATE, 4)
     others = [
@@ -178,7 +178,7 @@ def test_the_record_is_read_as_it_was_written(tmp_path):
 
 
 def test_a_layout_that_changed_alone_is_not_bit_exact():
-    """A layout that changed under the same YAML, by another stage split, is not reported as bit-exact."""
+    """A resume with other pipeline stages under the same YAML is not reported as bit-exact."""
     config = load("gpt-tiny")
     made = certified(manifest(config, layout={**layout(config), "stage_layers": [2, 2]}), config)
     assert made.kind == "data-exact" and "stage_layers" in " ".join(made.reasons)

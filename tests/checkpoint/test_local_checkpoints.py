@@ -1,4 +1,6 @@
-"""checkpoint.local_dir: checkpoints on the nodes' disks first; a resume uses the newest complete one."""
+"""checkpoint.local_dir: checkpoints go to the nodes' disks first, and a resume
+uses the newest complete one.
+"""
 
 import contextlib
 import os
@@ -31,7 +33,7 @@ RUN = {
 
 
 class Nodes:
-    """Two ranks on separate nodes, each with a folder as its disk."""
+    """Two ranks on separate nodes, each with a folder that stands for its local disk."""
 
     def __init__(self, server, data_home: Path, root: Path):
         self.server, self.data_home, self.root = server, data_home, root
@@ -44,11 +46,11 @@ class Nodes:
         return launch.make_run(self.root, {**RUN, **local, **overrides}, name)
 
     def local(self, run: RunDir, node: int) -> Path:
-        """Return the folder of a run on a node's disk."""
+        """Return the run's folder on a node's disk."""
         return self.root / "local" / str(node) / f"{run.name}-{run.record()['run_id']}"
 
     def steps(self, run: RunDir, node: int) -> set[int]:
-        """Return the steps with a record of the node's rank."""
+        """Return the steps for which the node's rank has a record."""
         records = self.local(run, node).glob(f"global_step*/parts/{node}.json")
         return {int(path.parents[1].name.removeprefix("global_step")) for path in records}
 
@@ -69,9 +71,9 @@ class Nodes:
         assert ended.succeeded, ended.last_words(40)
 
     def kill(self, run: RunDir, step: int, kept: set[int]) -> None:
-        """Train until the copy of `step` hangs and both nodes hold the steps `kept`; then kill -9.
+        """Train until the copy of `step` hangs and both nodes have the steps `kept`, then kill with -9.
 
-        Training hangs in the step after the last of these.
+        Training is blocked in the step after the last of these.
         """
         launch.order_faults(run, {"step": max(kept) + 1, "do": "sleep", "rank": 0})
         started = self.start(run, "hang", step)
@@ -94,9 +96,10 @@ def nodes(fork_server, data_home, tmp_path) -> Nodes:
 
 @pytest.fixture(scope="module")
 def interrupted(fork_server, data_home, tmp_path_factory):
-    """Return (the losses of an uninterrupted run, the folder of a run that was killed after step 6).
+    """Return the losses of an uninterrupted run, and the folder of a run that was killed after step 6.
 
-    It was killed with -9 while step 6 was being copied: both nodes hold 5 and 6, the run directory holds 3.
+    The run was killed while step 6 was being copied: both nodes have steps 5 and 6, the run directory has
+    step 3.
     """
     nodes = Nodes(fork_server, data_home, tmp_path_factory.mktemp("killed"))
     straight = launch.make_run(nodes.root, RUN, "straight")
@@ -108,7 +111,7 @@ def interrupted(fork_server, data_home, tmp_path_factory):
 
 @pytest.fixture
 def killed(interrupted, nodes) -> RunDir:
-    """Return a copy of the killed run and of its nodes' disks, with a new job."""
+    """Copy the killed run and its nodes' disks, and create a new job."""
     _, before = interrupted
     shutil.copytree(before, nodes.root, dirs_exist_ok=True)
     run = RunDir(nodes.root / "output" / "run")
@@ -137,8 +140,11 @@ def damage(path: Path) -> None:
 
 
 def test_kill_9_between_the_local_save_and_the_end_of_its_copy(interrupted, nodes, killed):
-    """After kill -9 between a local save and its copy, each node uses its part, copies it later, and the run
-    is bit-exact."""
+    """After kill -9 between a local save and its copy, each node reads its own part,
+    and the resume is bit-exact.
+
+    The part is copied to the run directory later.
+    """
     host = os.uname().nodename
     assert newest_checkpoint_step(killed) == 3 and only_on_nodes(killed).step == 6
     assert on_nodes_words(killed) == (
@@ -163,8 +169,9 @@ def test_kill_9_between_the_local_save_and_the_end_of_its_copy(interrupted, node
 
 
 def test_an_evaluation_takes_the_newest_of_the_nodes_and_leaves_the_rest_to_a_resume(nodes, killed):
-    """An evaluation copies step 6 completely from the nodes and reads it; it stays listed, so that a resume
-    continues from it."""
+    """An evaluation copies step 6 from the nodes and reads it; the step stays
+    listed, so a resume can use it.
+    """
     text = killed.config_yaml.read_text()
     for before, now in (("mode: full", "mode: eval"), ("eval_iters: 0", "eval_iters: 1")):
         assert before in text
@@ -179,7 +186,9 @@ def test_an_evaluation_takes_the_newest_of_the_nodes_and_leaves_the_rest_to_a_re
 
 
 def test_an_evaluation_of_an_older_step_keeps_what_the_nodes_may_have(nodes, killed):
-    """An evaluation of step 3 while the nodes' disks are absent keeps step 6 usable for a later resume."""
+    """If the nodes' disks are absent, an evaluation reads step 3 and keeps step 6
+    listed for a later resume.
+    """
     listed = LocalSaves.of(killed).saves
     (nodes.root / "local").rename(nodes.root / "elsewhere")
     text = killed.config_yaml.read_text()
@@ -192,8 +201,9 @@ def test_an_evaluation_of_an_older_step_keeps_what_the_nodes_may_have(nodes, kil
 
 
 def test_a_lost_node_sends_the_resume_to_the_run_directory(interrupted, nodes, killed):
-    """If a node is lost with its part, the resume uses the newest complete checkpoint that was copied, and
-    gives the reason."""
+    """If a node is lost with its part, the resume uses the newest copied
+    checkpoint and reports the reason.
+    """
     shutil.rmtree(nodes.root / "local" / "1")
     nodes.train(killed)
     straight, _ = interrupted
@@ -212,8 +222,10 @@ def test_a_lost_node_sends_the_resume_to_the_run_directory(interrupted, nodes, k
 
 
 def test_parts_count_on_whichever_node_they_lie(interrupted, nodes, killed):
-    """Parts count on any node: with swapped node numbers each pushes what the other needs, and damaged parts
-    do not count."""
+    """Parts can be on any node: if node numbers are swapped, each node sends what the other needs.
+
+    Damaged parts do not count.
+    """
     local = nodes.root / "local"
     for before, now in ((0, "x"), (1, 0), ("x", 1)):
         (local / str(before)).rename(local / str(now))
@@ -229,7 +241,7 @@ def test_parts_count_on_whichever_node_they_lie(interrupted, nodes, killed):
 
 
 def test_another_layout_reads_them_too(nodes, killed):
-    """Another layout, one rank on a node that sees both parts, copies everything before reading it."""
+    """With another layout, a node that sees both parts copies them to the run directory before reading."""
     both = nodes.root / "local"
     shutil.copytree(both / "1", both / "0", dirs_exist_ok=True)
     text = killed.config_yaml.read_text()
@@ -243,7 +255,9 @@ def test_another_layout_reads_them_too(nodes, killed):
 
 
 def test_with_zero_0_one_node_is_enough(nodes):
-    """With ZeRO 0 one node is enough, as each holds a complete copy, also with background saves."""
+    """With ZeRO 0, one node is enough for a resume, because each has a complete
+    copy, also with async saves.
+    """
     overrides = {"parallel.zero_stage": 0, "checkpoint.async_save": True, "checkpoint.save_interval_steps": 5}
     run = nodes.make("copies", **overrides)
     nodes.kill(run, 5, {5, 6})
@@ -258,8 +272,9 @@ def test_with_zero_0_one_node_is_enough(nodes):
 
 
 def test_a_full_local_disk_sends_the_files_to_the_run_directory(interrupted, nodes):
-    """A full local disk warns and redirects only that node's files to the run directory, or skips a save that
-    was to stay local."""
+    """If a node's disk is full, its files go to the run directory; a save meant only
+    for local disks is skipped.
+    """
     run = nodes.make("full")
     nodes.train(run, "full", 4)
     straight, _ = interrupted
@@ -272,7 +287,7 @@ def test_a_full_local_disk_sends_the_files_to_the_run_directory(interrupted, nod
 
 
 def test_a_stop_waits_for_the_copy(nodes):
-    """A stop waits for the copy of the last step, although the next local save was not due to be copied."""
+    """Stopping waits until the last step is copied, even if its local save was not due to be copied."""
     run = nodes.make("stopped", **{"checkpoint.local_copy_bytes_per_second": 2_000_000})
     launch.order_faults(run, {"step": 3, "do": "kill", "rank": 0, "signal": int(signal.SIGTERM)})
     nodes.train(run)

@@ -1,4 +1,4 @@
-"""A node's own disk and which of its checkpoints may be used; starts no ranks."""
+"""A node's own disk, and which of its checkpoints may be used; no ranks are started."""
 
 import hashlib
 import shutil
@@ -22,7 +22,7 @@ JOB = "20261121-031500-a1b2"
 
 @pytest.fixture
 def disk(tmp_path, monkeypatch) -> LocalDisk:
-    """The disk of node 1 of two nodes with two ranks each, as its first rank sees it."""
+    """Return the disk of the second of two nodes with two ranks each, as the node's first rank sees it."""
     run = launch.make_run(
         tmp_path, {"checkpoint.local_dir": f"{tmp_path}/{{node}}", "checkpoint.keep_last": 1}
     )
@@ -38,7 +38,7 @@ def disk(tmp_path, monkeypatch) -> LocalDisk:
 
 
 def part(disk: LocalDisk, step: int, rank: int = 2, **changes) -> Part:
-    """Write a part with one file of 4 bytes to the disk."""
+    """Write one rank's part, a file of 4 bytes, to the disk."""
     folder = disk.checkpoint(step)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{rank}.pt").write_bytes(b"made")
@@ -51,14 +51,14 @@ def part(disk: LocalDisk, step: int, rank: int = 2, **changes) -> Part:
 
 
 def test_who_shares_the_disk(disk, tmp_path):
-    """Ranks with the same folder on the same host share a disk, and the first of them acts for the node."""
+    """Ranks with the same folder on the same host share a disk, and the first of them acts for all."""
     run_id = disk.run.record()["run_id"]
     assert disk.root == tmp_path / "1" / f"tiny-{run_id}"
     assert (disk.ranks_here, disk.nodes, disk.lead_of, disk.is_lead) == ([2, 3], 2, [0, 0, 2, 2], True)
 
 
 def test_a_part_without_a_record_or_of_another_size_does_not_count(disk):
-    """A part without a record or with another size, torn by a kill, a full disk or a user, does not count."""
+    """A part without a record, or of another size than its record says, does not count."""
     whole = part(disk, 4)
     part(disk, 8)
     (disk.checkpoint(8) / "2.pt").write_bytes(b"mad")
@@ -71,7 +71,7 @@ def test_a_part_without_a_record_or_of_another_size_does_not_count(disk):
 
 
 def test_a_disk_that_takes_nothing_is_said_in_words(disk, monkeypatch):
-    """A disk without space or write permission is reported in words instead of an exception."""
+    """A disk without space or write permission is reported in a sentence and not raised."""
     free = shutil.disk_usage("/")._replace(free=1_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
     said = disk.make_room(4)
@@ -83,7 +83,9 @@ def test_a_disk_that_takes_nothing_is_said_in_words(disk, monkeypatch):
 
 
 def test_whole_over_all_nodes():
-    """A checkpoint is complete if every rank's part is on some node, or if one part is complete by itself."""
+    """A checkpoint is complete if the nodes together have every rank's part, or if one
+    part is complete by itself.
+    """
     parts = {rank: Part(rank, 4, 8, "id", JOB, 1, [0, rank, 0], {"x": {}}) for rank in range(4)}
     holders = {0: [0], 1: [0], 2: [2], 3: [2]}
     assert Candidate(8, "id", parts, holders).missing() == ""
@@ -95,8 +97,9 @@ def test_whole_over_all_nodes():
 
 
 def test_what_must_not_be_used_although_it_is_whole(disk):
-    """A complete checkpoint is not used after a rollback, after another resume, or if its copy was
-    deleted."""
+    """A complete checkpoint is not used after a rollback, after a resume from another,
+    or once its copy was deleted.
+    """
     run = disk.run
     candidate = Candidate(8, "id8", {2: part(disk, 8)}, {2: [2]})
     assert _why_void(run, candidate) == ""
@@ -116,16 +119,18 @@ def test_what_must_not_be_used_although_it_is_whole(disk):
 
 
 def test_a_resume_from_an_older_step_forgets_newer_ones(disk):
-    """A resume from an older step removes newer ones from the list, and a new save of the same step replaces
-    the old one."""
+    """A resume from an older step removes newer steps from the list; a new save of the
+    same step replaces the old.
+    """
     LocalSaves([LocalSave(step, f"old{step}", ["a"], JOB, 0, 0.0) for step in (4, 8, 12)]).keep(disk.run)
     note_local(disk, 8, "new8", copied=False)
     assert [one.save_id for one in LocalSaves.of(disk.run).saves] == ["old4", "new8"]
 
 
 def test_the_view_leads_to_what_is_here_and_else_to_the_run_directory(disk):
-    """The view links to sound local files, and to the run directory for damaged files and files of another
-    save."""
+    """The view links to sound local files, and to the run directory for damaged
+    files and other saves' files.
+    """
     part(disk, 8)
     (disk.checkpoint(8) / "0.pt").write_bytes(b"rotten")
     view = disk.view(8, ["2.pt", "0.pt"], {"2.pt"})
@@ -134,7 +139,7 @@ def test_the_view_leads_to_what_is_here_and_else_to_the_run_directory(disk):
 
 
 def test_a_copy_is_hashed_and_paced(tmp_path, monkeypatch):
-    """A copy is hashed and rate-limited; a source that differs from its record leaves no file."""
+    """A copy is hashed and rate-limited; if the source differs from its record, no file is left."""
     source, target = tmp_path / "a", tmp_path / "b"
     source.write_bytes(b"x" * 3000)
     expected = {"bytes": 3000, "sha256": hashlib.sha256(b"x" * 3000).hexdigest()}

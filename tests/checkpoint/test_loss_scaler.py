@@ -1,4 +1,4 @@
-"""The loss scale of fp16 on a resume: the run's settings and the saved scale."""
+"""The loss scale of fp16 after a resume: the run's settings apply to the saved scale."""
 
 from types import SimpleNamespace
 
@@ -27,7 +27,7 @@ def test_equal_settings_go_on_as_they_were():
 
 
 def test_the_scale_halves_as_the_field_says(monkeypatch):
-    """With precision.fp16.hysteresis, overflows are counted in a row or in total until the scale doubles."""
+    """With hysteresis 2 the scale halves at every second overflow, counted until the scale doubles again."""
     monkeypatch.setattr("deepspeed.comm.get_rank", lambda: 1)  # rank 0 logs it
     scaler, scales = dynamic(64.0, window=2), []
     for overflow in (True, False, True, False, True, False, False, False, True, True):

@@ -1,4 +1,4 @@
-"""Which checkpoints count, and which are kept."""
+"""Which checkpoints count as complete, and which are kept."""
 
 import errno
 import json
@@ -89,8 +89,7 @@ def test_a_manifest_of_another_form_is_reported(run, content):
 
 
 def test_a_rejected_checkpoint_counts_no_more_and_keeps_its_files(run):
-    """A rejected checkpoint keeps its files but counts no longer for readers of sizes or for pruning; a good
-    copy counts again."""
+    """A rejected checkpoint keeps its files but counts no longer, until it is saved again."""
     for step in (10, 20, 30):
         write(run, step)
     manifests.reject(run.checkpoint(30), "its weights rot")
@@ -105,7 +104,7 @@ def test_a_rejected_checkpoint_counts_no_more_and_keeps_its_files(run):
 
 
 class RunsCode:
-    """A class whose pickle calls os.mkdir when it is loaded."""
+    """A class that runs os.mkdir when its pickle is loaded."""
 
     def __init__(self, folder):
         self.folder = str(folder)
@@ -118,7 +117,9 @@ class RunsCode:
     "options", [{}, {"pickle_protocol": 4}, {"_use_new_zipfile_serialization": False}], ids=str
 )
 def test_a_checkpoint_that_holds_code_is_not_loaded(run, tmp_path, options):
-    """A checkpoint with code is refused even if its manifest is right, without torch's advice to allow it."""
+    """A checkpoint that contains code is refused even if its manifest is right; torch's
+    advice to allow it is omitted.
+    """
     write(run, 10)
     write(run, 20)
     path = run.checkpoint(20) / "mp_rank_00_model_states.pt"
@@ -137,7 +138,7 @@ def test_a_checkpoint_that_holds_code_is_not_loaded(run, tmp_path, options):
 
 
 def test_a_step_that_was_never_saved(run):
-    """A step that was never saved has another message than one with an interrupted save."""
+    """A step that was never saved is reported differently from an interrupted save."""
     assert manifests.problem(run.checkpoint(7)) == "there is no such checkpoint"
 
 
@@ -163,8 +164,9 @@ def test_pruning_keeps_the_newest_and_the_multiples(run, keep_last, keep_every_s
 
 
 def test_a_folder_that_somebody_reads_does_not_undo_the_new_checkpoint(run, monkeypatch):
-    """A new checkpoint counts although its predecessor's folder cannot be removed while a process reads it,
-    as on NFS."""
+    """A pruned checkpoint counts no longer, even if its folder cannot be removed
+    because a process reads it over NFS.
+    """
     for step in (10, 20):
         write(run, step)
     remove = shutil.rmtree
@@ -183,7 +185,7 @@ def test_a_folder_that_somebody_reads_does_not_undo_the_new_checkpoint(run, monk
 
 
 def test_the_best_one_stays(run):
-    """The checkpoint with the lowest loss measured at its own step is kept; NaN does not count."""
+    """The checkpoint with the lowest loss measured at its own step is kept; a loss of NaN does not count."""
     for step, loss, at in (
         (10, 2.0, 8),
         (20, 3.0, 20),
@@ -201,8 +203,7 @@ def test_the_best_one_stays(run):
 
 
 def test_pruning_leaves_newer_folders_alone(run):
-    """Pruning keeps newer folders after a resume from an older step; a torn newer checkpoint is overwritten
-    when its step comes."""
+    """Pruning keeps folders of newer steps, which a run that resumed from an older step overwrites later."""
     write(run, 10)
     run.checkpoint(30).mkdir()
     assert manifests.prune(run, 10, 1, None) == []

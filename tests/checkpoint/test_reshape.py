@@ -1,8 +1,8 @@
-"""A checkpoint of any layout is loaded into any other: bit-identical after loading, with the same losses
-afterwards.
+"""A checkpoint of any layout can be loaded into any other: its state is
+bit-identical and the losses are the same.
 
-A source is trained to half of its steps. Each target loads its checkpoint, saves it again immediately, so
-that both can be compared tensor by tensor, and trains to the end.
+A source run is trained for half of its steps. Each target loads its checkpoint, saves it again immediately,
+so that both can be compared tensor by tensor, and trains to the end.
 """
 
 import pytest
@@ -58,8 +58,9 @@ HALF_PAIRS = [
 
 @pytest.mark.parametrize("source, target", PAIRS, ids=[f"{a} - {b}" for a, b in PAIRS])
 def test_fp32_goes_on_where_it_was(place, source, target):
-    """In fp32, a loaded checkpoint is bit-identical, and the following losses match an uninterrupted run to
-    1e-5."""
+    """In fp32, the loaded state is bit-identical, and the following losses match an
+    uninterrupted run within 1e-5.
+    """
     straight = launch.losses(place.source("z1", STEPS))
     saved = place.source(source)
     run = place.target(saved, target)
@@ -82,8 +83,10 @@ def test_fp32_goes_on_where_it_was(place, source, target):
 
 @pytest.mark.parametrize("source, target", HALF_PAIRS, ids=[f"{a} - {b}" for a, b in HALF_PAIRS])
 def test_16_bit_masters_and_moments_are_kept_bit_for_bit(place, source, target):
-    """In 16 bit, masters and moments are bit-identical, weights are rounded masters, and losses match up to
-    rounding."""
+    """With 16-bit weights, masters and moments are bit-identical, the weights are the masters rounded.
+
+    The following losses match up to rounding.
+    """
     saved = place.source(source)
     run = place.target(saved, target)
     ranks = layout(target)[0]
@@ -99,8 +102,7 @@ def test_16_bit_masters_and_moments_are_kept_bit_for_bit(place, source, target):
 
 @pytest.mark.parametrize("name", ["z0", "d2 z3", "t2 p2 z1", "d2 z2 bf16"])
 def test_a_checkpoint_takes_no_more_than_is_reckoned(place, name):
-    """A checkpoint takes at most the bytes estimated before writing; tests/parity/runner.py checks every
-    layout and tensor."""
+    """A checkpoint is no larger than estimated before writing; tests/parity/runner.py checks every layout."""
     run = place.source(name)
     written = sum(entry["bytes"] for entry in launch.manifest(run, HALF)["files"].values())
     reckoned = checkpoint_bytes(load_resolved(run.config_yaml))

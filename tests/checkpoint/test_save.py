@@ -1,4 +1,4 @@
-"""Conditions for writing a checkpoint."""
+"""Conditions under which a checkpoint is written."""
 
 import collections
 import errno
@@ -42,7 +42,7 @@ def test_a_torn_folder_of_the_same_step_makes_room(run):
 
 
 def test_no_collective_waits_for_a_slow_copy(monkeypatch):
-    """Ranks synchronize every few seconds during a slow copy, so that no process group times out."""
+    """Ranks synchronize every few seconds during a slow copy, so that no collective operation times out."""
     answers, asked = [False, False, True], []
     saving = SimpleNamespace(
         is_written=lambda seconds: answers.pop(0), wait_published=lambda: None, error=None, folder=None
@@ -57,7 +57,7 @@ def test_no_collective_waits_for_a_slow_copy(monkeypatch):
 
 
 def test_a_leftover_that_cannot_be_removed_is_a_message(run, monkeypatch):
-    """If rank 0 cannot remove an old folder, all ranks get the message instead of waiting for it."""
+    """If rank 0 cannot remove an old folder, all ranks receive the error instead of waiting."""
     folder = run.checkpoint(10)
     folder.mkdir(parents=True)
 
@@ -72,7 +72,7 @@ def test_a_leftover_that_cannot_be_removed_is_a_message(run, monkeypatch):
 
 @pytest.mark.parametrize("counts", [False, True])
 def test_what_counts_is_not_removed_by_an_error_that_comes_later(run, counts, monkeypatch):
-    """A checkpoint whose manifest was written is kept if a later operation fails."""
+    """A checkpoint that already has its manifest is kept if a later operation fails; any other is removed."""
     folder = run.checkpoint(10)
     folder.mkdir(parents=True)
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Reading by canonical name: any part of a tensor from any sharding."""
+"""Reading parameters by canonical name: any part of a tensor, however it was sharded when saved."""
 
 import pytest
 import torch
@@ -12,7 +12,9 @@ WHOLE = torch.arange(ROWS * COLUMNS, dtype=torch.float32).view(ROWS, COLUMNS)
 
 
 def store(partition_dim: int | None, ranks: int, cuts: int, stored: torch.Tensor = WHOLE) -> CheckpointStore:
-    """Return a store with a matrix of `ranks` tensor ranks, each part in `cuts` pieces of unequal length."""
+    """Create a store of a matrix on `ranks` tensor ranks, each part split into
+    `cuts` chunks of unequal length.
+    """
     found = CheckpointStore.__new__(CheckpointStore)
     found.folder = "global_step4"
     found.tensor_parallel_size = ranks
@@ -32,8 +34,7 @@ def store(partition_dim: int | None, ranks: int, cuts: int, stored: torch.Tensor
 @pytest.mark.parametrize("ranks, cuts", [(1, 1), (1, 3), (2, 1), (2, 5), (4, 2)])
 @pytest.mark.parametrize("partition_dim", [None, 0, 1])
 def test_any_range_of_any_part_of_any_cut(partition_dim, ranks, cuts):
-    """Every range of every part equals a slice of the whole, for every number of new ranks, every dimension
-    and many ranges.
+    """A read returns the same elements as slicing the whole tensor, for every sharding of writer and reader.
 
     A parameter that its writer did not shard can be sharded across the reader's ranks.
     """
@@ -53,8 +54,9 @@ def test_any_range_of_any_part_of_any_cut(partition_dim, ranks, cuts):
 
 
 def test_more_rows_than_are_stored_end_with_the_stored_ones():
-    """A read of more rows than are stored ends with the stored ones: of 16 rows over two ranks, the second
-    gets 4 of its 8."""
+    """Rows beyond the stored ones are not returned: of 16 rows on two ranks, with 12
+    stored, the second gets 4.
+    """
     read = store(0, 1, 3)
     assert torch.equal(read.read("w", "fp32", TensorPart(0, 2, 0), rows=16), WHOLE[:8].reshape(-1))
     assert torch.equal(read.read("w", "fp32", TensorPart(1, 2, 0), rows=16), WHOLE[8:].reshape(-1))
@@ -81,7 +83,7 @@ def test_a_parameter_that_was_never_stepped_has_moments_of_zero():
 
 
 def test_nothing_is_read_that_is_not_asked_for(monkeypatch):
-    """A read touches only the requested elements, here one row of a matrix sharded by columns."""
+    """A read touches only the requested elements, here one row of a matrix that is sharded by columns."""
     read, touched = store(1, 2, 1), []
     local = CheckpointStore._local
 

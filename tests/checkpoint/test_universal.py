@@ -1,4 +1,4 @@
-"""DeepSpeed's universal format: independent of the layout it is made from, and read by DeepSpeed's loader."""
+"""DeepSpeed's universal format: independent of the source's layout, and loadable by DeepSpeed."""
 
 import json
 
@@ -37,9 +37,9 @@ def written(run, to) -> list[dict]:
     ],
 )
 def test_deepspeed_reads_what_is_written_of_any_layout(place, source, target):
-    """DeepSpeed reads masters, moments and steps bit for bit from the universal form of any layout.
+    """DeepSpeed loads masters, moments and steps bit for bit from the universal form of any layout.
 
-    DeepSpeed fills rows without a token with 0.
+    Vocabulary rows without a token are filled with 0.
     """
     saved = place.source(source)
     to = place.root / f"{source} {target}" / "universal" / "global_step2"
@@ -53,8 +53,9 @@ def test_deepspeed_reads_what_is_written_of_any_layout(place, source, target):
 
 
 def test_its_files_hold_whole_tensors_without_padding(place):
-    """Files hold whole tensors without padding, also for a tensor-parallel vocabulary; a pipeline's names
-    link to them."""
+    """The files contain whole tensors without padding; names that DeepSpeed uses in a
+    pipeline are links to them.
+    """
     saved = place.source("t2 z1")
     to = place.root / "files" / "global_step2"
     end = written(saved, to)[-1]
@@ -73,8 +74,9 @@ def test_its_files_hold_whole_tensors_without_padding(place):
 
 
 def test_a_vocabulary_that_is_not_tied_has_two_matrices_without_padding(place):
-    """An untied vocabulary of a sharded pipeline has two matrices without padding, and the weights generate
-    text."""
+    """An untied vocabulary on a pipeline has two matrices without padding, from
+    which text can be generated.
+    """
     saved = place.source("p2 t2 z1 llama")
     to = place.root / "untied" / "global_step2"
     written(saved, to)

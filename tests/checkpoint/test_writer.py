@@ -1,4 +1,4 @@
-"""Checkpoint files are hashed while written, from a copy of the live state; a thread reports errors."""
+"""Checkpoint files are written by a thread from a copy of the live state, hashed, and errors are reported."""
 
 import collections
 import hashlib
@@ -46,14 +46,14 @@ def test_of_a_view_only_its_part_is_written(tmp_path):
 
 
 class Scaler:
-    """An object that changes over time, like DeepSpeed's loss scaler."""
+    """An object whose state changes over time, like DeepSpeed's loss scaler."""
 
     def __init__(self):
         self.cur_scale = 2.0
 
 
 def test_a_copy_holds_nothing_of_the_live_state(tmp_path):
-    """A file holds the state at save(), whatever happens later to weights, views, counts and objects."""
+    """A file contains the state at save(), whatever changes later in weights, views, counts and objects."""
     flat = torch.arange(5000, dtype=torch.float32)
     parameter = torch.nn.Parameter(flat[1000:2000])
     scaler = Scaler()
@@ -94,7 +94,7 @@ def test_memory_of_copies_is_taken_once(tmp_path):
 
 
 def test_a_full_disk_is_reported_in_the_systems_words(tmp_path, small_disk):
-    """A full disk is reported in the system's words, and no incomplete file remains under any name."""
+    """A full disk is reported with the system's message, and no incomplete file is left."""
     with pytest.raises(CheckpointError, match=r"a\.pt: could not be written: .*File too large"):
         write_file(tmp_path / "a.pt", {"weight": torch.zeros(100_000)})
     assert list(tmp_path.iterdir()) == []
@@ -109,7 +109,9 @@ def background(folder: Path, rank: int, size: int, publish, weight=1000) -> Back
 
 
 def test_it_is_published_when_every_rank_has_written(tmp_path):
-    """Rank 0 publishes the checkpoint with all ranks' files, once the last rank has reported."""
+    """Rank 0 publishes the checkpoint, with all ranks' files, once every rank has
+    reported that it has written.
+    """
     folder, published, done = tmp_path / "global_step4", [], threading.Event()
 
     def publish(shares):

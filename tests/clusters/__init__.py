@@ -1,1 +1,1 @@
-"""Real clusters of one machine for tests: Slurm's daemons, and hosts in network namespaces."""
+"""Real clusters on one machine for tests: Slurm's daemons, and hosts in network namespaces."""

@@ -68,7 +68,7 @@ Host *
 
 
 def missing() -> str:
-    """Return why hosts cannot be created here; "" if they can."""
+    """Return the reason why hosts cannot be created on this machine; "" if they can."""
     if os.getuid() != 0:
         return "network namespaces need root"
     absent = [name for name in PROGRAMS if not shutil.which(name, path=_path())]
@@ -84,7 +84,9 @@ def missing() -> str:
 
 
 class HostPair:
-    """The hosts hosta and hostb, reached by ssh with the configuration `ssh_config`; each can be lost."""
+    """The hosts hosta and hostb, which ssh reaches with the configuration
+    `ssh_config`; each can be switched off.
+    """
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -94,7 +96,7 @@ class HostPair:
         self._hosts: dict[str, subprocess.Popen] = {}
 
     def start(self) -> "HostPair":
-        """Create bridge, namespaces and keys; start both sshd and wait until they answer."""
+        """Create the bridge, the namespaces and keys; start sshd on both hosts and wait until it answers."""
         remove_leftovers()
         self.folder.mkdir(parents=True, exist_ok=True)
         PRIVILEGES.mkdir(exist_ok=True)
@@ -113,9 +115,10 @@ class HostPair:
         return f"{self._net}.{NAMES.index(name) + 2}"
 
     def start_host(self, name: str, over: Mapping[str, str] | None = None, group: str = "") -> None:
-        """Boot a host: a separate process tree with sshd as its first process.
+        """Boot a host: a separate process tree whose first process is sshd.
 
-        `over` mounts folders over others, for this host only; `group` is a control group for all of it.
+        `over` mounts folders over others for this host only; `group` is a control group for all its
+        processes.
         """
         mounts = [part for place, folder in (over or {}).items() for part in (folder, place)]
         with (self.folder / f"sshd-{name}.out").open("ab") as log:
@@ -133,13 +136,13 @@ class HostPair:
             )
 
     def kill_host(self, name: str) -> None:
-        """Switch a host off: all its processes end at once."""
+        """Switch a host off: all its processes are killed at once."""
         host = self._hosts.pop(name)
         host.kill()
         host.wait()
 
     def link(self, name: str, up: bool) -> None:
-        """Plug a host's cable in or out."""
+        """Connect or disconnect a host's network link."""
         _ip("link", "set", self._namespace(name), "up" if up else "down")
 
     def wait_for(self, name: str) -> None:
@@ -158,13 +161,15 @@ class HostPair:
         return _call("ssh", "-F", str(self.ssh_config), "-o", "BatchMode=yes", name, *arguments)
 
     def config_with(self, **changes: str) -> Path:
-        """Write another ssh configuration: `key` and `known` name files with the keys of user and hosts."""
+        """Write another ssh configuration; `key` and `known` name the files with the user's key and the
+        hosts' keys.
+        """
         path = self.folder / f"ssh_config-{'-'.join(changes.values())}"
         path.write_text(self._ssh_text(**changes))
         return path
 
     def stop(self) -> None:
-        """Switch both hosts off and remove every trace."""
+        """Switch both hosts off and remove everything that start() created."""
         for name in list(self._hosts):
             self.kill_host(name)
         _remove(self._bridge)
@@ -213,7 +218,7 @@ class HostPair:
 
 
 def remove_leftovers() -> None:
-    """Remove what pairs of ended processes have left."""
+    """Remove what host pairs of ended processes have left behind."""
     known = {entry.name for entry in Path("/sys/class/net").iterdir()}
     for folder in (ETC, Path("/run/netns")):
         known |= {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
@@ -233,7 +238,7 @@ def _remove(bridge: str) -> None:
 
 
 def _path() -> str:
-    """Return a PATH with sshd and ip, which are often not on a user's."""
+    """Return a PATH that includes sshd and ip, which are often missing from a user's PATH."""
     return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 

@@ -55,7 +55,7 @@ PartitionName=closed Nodes=n0,n1 State=DOWN
 
 
 def missing() -> str:
-    """Return why Slurm cannot be started here; "" if it can."""
+    """Return the reason why Slurm cannot be started on this machine; "" if it can."""
     if os.getuid() != 0:
         return "Slurm's daemons need root"
     absent = [name for name in PROGRAMS if not shutil.which(name)]
@@ -97,7 +97,7 @@ class SlurmCluster:
         self._start(node, ["slurmd", "-D", "-N", node, "-f", str(self.conf)])
 
     def kill(self, name: str) -> None:
-        """Kill slurmctld or a node's slurmd with -9; processes of jobs continue."""
+        """Kill slurmctld or a node's slurmd with -9; the processes of jobs keep running."""
         daemon = self._daemons.pop(name)
         daemon.kill()
         daemon.wait()

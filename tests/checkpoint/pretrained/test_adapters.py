@@ -1,4 +1,4 @@
-"""Adapters in peft's files: peft opens ours with equal logits, and we open peft's."""
+"""Adapters in peft's file format: peft opens ours with equal logits, and we open peft's."""
 
 import json
 
@@ -66,7 +66,7 @@ def base(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(base, forked):
-    """Return (the folder of the base, a trained run with adapters on it)."""
+    """Return the folder of the base model, and a run with trained adapters on it."""
     run = launch.make_run(base.parent, overrides_of(base), "adapted")
     forked.train(run)
     return base, run
@@ -74,7 +74,7 @@ def trained(base, forked):
 
 @pytest.fixture(scope="module")
 def with_rows(base, forked):
-    """Return the same with trained rows of tokens in addition to the adapters."""
+    """Return the base model and a run that trained some tokens' rows in addition to the adapters."""
     run = launch.make_run(base.parent, overrides_of(base) | ROWS, "with-rows")
     forked.train(run)
     return base, run
@@ -89,8 +89,7 @@ def logits_here(run, step, tokens=TOKENS):
 
 
 def grown_base(base):
-    """Return the base with room for added tokens, as a user of peft creates it; transformers initializes the
-    new rows."""
+    """Return the base model with more embedding rows, as a user of peft enlarges it for added tokens."""
     import transformers
 
     theirs = transformers.AutoModelForCausalLM.from_pretrained(base).eval()
@@ -102,7 +101,9 @@ WITH_NEW = torch.cat([TOKENS, torch.tensor([[GROWN - 1, 7, GROWN - 2], [7, 7, GR
 
 
 def test_peft_opens_what_is_written(trained, tmp_path):
-    """peft opens our adapters with the logits of our merged model, which differ from the base's."""
+    """peft opens exported adapters with the logits of the merged model, which
+    differ from the base model's.
+    """
     import peft
     import transformers
 
@@ -119,7 +120,7 @@ def test_peft_opens_what_is_written(trained, tmp_path):
 
 
 def test_a_tokenizer_lies_beside_adapters(trained, tmp_path, monkeypatch):
-    """An adapter folder also has the tokenizer, as trainers of adapters write it."""
+    """An exported adapter folder also contains the tokenizer, as other trainers of adapters write it."""
     import transformers
 
     # The process of an export would do this; another test starts it.
@@ -138,7 +139,7 @@ def test_a_tokenizer_lies_beside_adapters(trained, tmp_path, monkeypatch):
 
 
 def test_what_peft_writes_is_a_start(trained, forked, tmp_path):
-    """A run starts from random adapters of peft, and its first checkpoint has their logits."""
+    """A run can start from random adapters that peft wrote; its first checkpoint has their logits."""
     import peft
     import transformers
 
@@ -178,10 +179,9 @@ def test_what_peft_writes_is_a_start(trained, forked, tmp_path):
 
 
 def test_fewer_modules_than_the_run_adapts(trained, tmp_path):
-    """A run that adapts more modules than peft's defaults in one layer, from a compiled model, has peft's
-    logits.
+    """A run starts from peft's adapters of one layer and fewer modules, and has peft's logits.
 
-    The other adapters start as in a new run, so that they learn.
+    The adapters that the file does not have start as in a new run.
     """
     import peft
     import transformers
@@ -232,8 +232,9 @@ def test_fewer_modules_than_the_run_adapts(trained, tmp_path):
     ids=str,
 )
 def test_settings_are_refused_if_peft_s_logits_are_others(changes, base, tmp_path):
-    """Settings with which peft has other logits are refused, although the numbers in the file are the
-    same."""
+    """Settings that make peft's logits differ from the run's are refused, although
+    the tensors are the same.
+    """
     import peft
     import transformers
 
@@ -258,8 +259,9 @@ def test_settings_are_refused_if_peft_s_logits_are_others(changes, base, tmp_pat
 
 
 def test_peft_opens_rows_of_tokens(with_rows, tmp_path):
-    """peft opens rows of added and of existing tokens, if the base has room for them, whatever its rows
-    contain."""
+    """peft opens trained rows of added and of existing tokens, if the base model
+    has been enlarged for them.
+    """
     import peft
 
     base, run = with_rows
@@ -292,7 +294,9 @@ def test_the_exports_have_the_rows(with_rows, tmp_path):
 
 
 def test_rows_that_peft_writes_are_a_start(with_rows, forked, tmp_path):
-    """A run starts from rows of tokens in peft's order of ids, and its first checkpoint has them."""
+    """A run can start from token rows that peft wrote in the order of their ids; its
+    first checkpoint has them.
+    """
     import peft
 
     base, run = with_rows

@@ -1,4 +1,4 @@
-"""Exported folders: transformers loads them with our logits and our greedy text, from any layout."""
+"""Exported folders: transformers loads them and gives our logits and our greedy text, for any layout."""
 
 import errno
 import json
@@ -38,7 +38,7 @@ PROMPT = "the cat sat"
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, fork_server):
-    """Runs on a dataset with a tokenizer."""
+    """Create a place for runs whose dataset has a tokenizer."""
     pytest.importorskip("transformers")
     root = tmp_path_factory.mktemp("it's an export")
     with pytest.MonkeyPatch.context() as patch:
@@ -53,13 +53,13 @@ def place(tmp_path_factory, fork_server):
 
 @pytest.fixture(autouse=True)
 def here(place, monkeypatch):
-    """Answer requests to the GPU side in this process, which has loaded torch already."""
+    """Answer requests to the GPU side in this process, where torch is loaded already."""
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(place.root))
     monkeypatch.setattr(exporting, "stream", lambda module, request: gpu_side.answers(request))
 
 
 def theirs_of(folder):
-    """Return the model as transformers loads it, with no missing and no unexpected tensors."""
+    """Load the model with transformers; assert that no tensors are missing or unexpected."""
     import transformers
 
     model, told = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
@@ -68,7 +68,7 @@ def theirs_of(folder):
 
 
 def ours_of(run, dtype=torch.float32, masters=False):
-    """Return the model for text generation, in fp32."""
+    """Return the run's model for text generation, in fp32."""
     config = load_resolved(run.config_yaml)
     model = build_model(config).eval()
     weights = load_model_weights(run.path, masters=masters, padded_vocab_size=config.padded_vocab_size)
@@ -84,8 +84,10 @@ MORE = ["z0", "d2 z2", "s2 z2 llama", "p2 z1 bf16", "d2 t2 z3 llama", "z1 fp16 l
     "words", [*EXPORTS, *(pytest.param(words, marks=pytest.mark.soak) for words in MORE)]
 )
 def test_transformers_gives_our_logits_and_our_text(words, place, tmp_path):
-    """transformers has our logits and our greedy text from a checkpoint of any layout, exported without
-    padding rows."""
+    """From a checkpoint of any layout, transformers gives our logits and our greedy text.
+
+    The export has no padding rows.
+    """
     run, folder = place.source(words), tmp_path / "exported"
     exported = export_model(run, folder)
     theirs, ours = theirs_of(folder), ours_of(run)
@@ -108,7 +110,7 @@ def test_transformers_gives_our_logits_and_our_text(words, place, tmp_path):
 
 
 def test_masters_are_exported_in_fp32(place, tmp_path):
-    """`dtype` selects the fp32 masters or the bf16 weights of a bf16 run."""
+    """`dtype` selects whether a bf16 run exports its fp32 masters or its bf16 weights."""
     run = place.source("t2 z1 bf16 llama")
     exported = export_model(run, tmp_path / "masters", dtype="fp32", max_shard_bytes=100_000)
     theirs = theirs_of(tmp_path / "masters")
@@ -121,8 +123,9 @@ def test_masters_are_exported_in_fp32(place, tmp_path):
 
 
 def test_the_folder_says_what_it_is(place, tmp_path):
-    """The exported folder has every file that readers look for, except a license, which is the user's
-    choice."""
+    """The exported folder has every file that readers look for, except a license,
+    which the user must choose.
+    """
     run, folder = place.source("d2 z3 llama"), tmp_path / "exported"
     export_model(run, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -148,7 +151,7 @@ def test_the_folder_says_what_it_is(place, tmp_path):
 
 
 def test_the_gpu_side_writes_it_as_a_process(place, tmp_path, monkeypatch):
-    """An export runs as a separate process; an error has the original message, and no files are left."""
+    """An export runs in a separate process; its error has the original message, and it leaves no files."""
     from nbtrain.jobs.gpu_side import stream
 
     monkeypatch.setattr(exporting, "stream", stream)
@@ -161,7 +164,7 @@ def test_the_gpu_side_writes_it_as_a_process(place, tmp_path, monkeypatch):
 
 
 def _wrong_config(**changes):
-    """Return a PlainModel that reads config.json with another value."""
+    """Return a patch with which PlainModel reads other values from config.json."""
     plain = PlainModel.__init__
 
     def spoiled(self, folder):
@@ -174,7 +177,7 @@ def _wrong_config(**changes):
 
 
 def _swapped(one, other):
-    """Return a PlainModel that swaps two tensors."""
+    """Return a patch with which PlainModel swaps two tensors."""
     get = PlainModel.get
 
     def spoiled(self, name):
@@ -193,8 +196,7 @@ WRONG = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_what_was_written_wrong_is_not_kept(what, place, tmp_path, monkeypatch):
-    """An export with wrong tensors is detected by its logits and removed, as a reader would take it for a
-    model."""
+    """An export with wrong tensors is detected by its logits and removed."""
     run = place.source("d2 z3 llama")
     monkeypatch.setattr(PlainModel, *WRONG[what]())
     with pytest.raises(CheckpointError, match=r"has other logits than the run: .*they diverge at"):
@@ -217,8 +219,9 @@ REFUSED = [
 
 @pytest.mark.parametrize("changes, said", REFUSED, ids=[next(iter(changes)) for changes, _ in REFUSED])
 def test_a_model_that_no_family_has_is_refused(changes, said, place, tmp_path):
-    """A model that no family has is refused with the field, its value and the fix before anything is
-    written."""
+    """A model outside every supported family is refused before writing, with the
+    field, its value and the fix.
+    """
     run = launch.make_run(tmp_path, {**layout("z1 llama")[1], **changes})
     with pytest.raises(ConfigError) as refused:
         export_model(run, tmp_path / "exported")
@@ -240,8 +243,9 @@ def test_nothing_is_written_over(place, tmp_path):
 
 
 def test_an_export_that_names_no_place_goes_into_its_run(workspace):
-    """An export without a destination is written into its run, in a folder named by step and target; it needs
-    a checkpoint."""
+    """An export without a destination goes to a folder of its run named by step and
+    target, and needs a checkpoint.
+    """
     run = RunDir.named("mine")
     with pytest.raises(
         CheckpointError, match=r"^output/mine/model has no checkpoint yet: train the run first\.$"
@@ -255,7 +259,7 @@ def test_an_export_that_names_no_place_goes_into_its_run(workspace):
 
 @pytest.mark.parametrize("code, kind", [(errno.ENOSPC, CheckpointError), (errno.EIO, OSError)])
 def test_a_disk_that_gets_full_meanwhile(code, kind, place, tmp_path, monkeypatch):
-    """A full disk is reported in a sentence; an unexpected error keeps its traceback."""
+    """A full disk is reported in one sentence, while an unexpected error keeps its traceback."""
 
     def fails(*_):
         raise OSError(code, os.strerror(code))
@@ -273,8 +277,7 @@ def test_a_disk_that_gets_full_meanwhile(code, kind, place, tmp_path, monkeypatc
 
 
 def test_what_a_killed_export_left_is_removed(place, tmp_path):
-    """Files of a killed export are removed; an export that still writes holds its folder's lock and is left
-    alone."""
+    """Files of a killed export are removed; a running export holds its folder's lock and is left alone."""
     (tmp_path / ".exported.dead.tmp").mkdir()
     export_model(place.source("d2 z3 llama"), tmp_path / "exported")
     assert [path.name for path in tmp_path.iterdir()] == ["exported"]
@@ -296,8 +299,7 @@ def test_another_tokenizer_is_refused(place, tmp_path):
 
 
 def folder_of_transformers(folder, kind, dtype):
-    """Return the folder of a model with its tokenizer, as save_pretrained writes it, with a chat template and
-    an added token."""
+    """Write a model and its tokenizer as save_pretrained does, with a chat template and an added token."""
     import transformers
 
     made.write_model(folder, kind, dtype)
@@ -313,10 +315,9 @@ def folder_of_transformers(folder, kind, dtype):
 
 @pytest.mark.parametrize("words", ["bf16 z1", "bf16 t2 z1"])
 def test_a_round_trip_changes_nothing(words, place, tmp_path, monkeypatch):
-    """A model that is imported, checkpointed without a step and exported is unchanged in every tensor and
-    file.
+    """A model that is imported, saved without a step and exported is unchanged in every tensor and file.
 
-    config.json is written from scratch with the same meaning; README.md is the run's.
+    config.json is written anew with the same meaning, and README.md describes the run.
     """
     monkeypatch.chdir(tmp_path)
     folder = folder_of_transformers(tmp_path / "theirs", "qwen3", torch.bfloat16)
@@ -364,8 +365,9 @@ def test_a_round_trip_changes_nothing(words, place, tmp_path, monkeypatch):
 
 
 def test_one_file_by_our_names_of_a_model_that_no_family_has(place, tmp_path, monkeypatch):
-    """A model that no family has is exported as one file with our names, from which a run of any layout can
-    start."""
+    """A model outside every family is exported as one file with nbtrain's names, from
+    which other runs can start.
+    """
     run = place.source("d2 z3 squared")
     export_model(run, tmp_path / "own.safetensors", "consolidated")
     assert [path.name for path in tmp_path.iterdir()] == ["own.safetensors"]
@@ -383,6 +385,6 @@ def test_one_file_by_our_names_of_a_model_that_no_family_has(place, tmp_path, mo
 
 
 def test_gguf_of_a_run(place, tmp_path):
-    """A GGUF export goes through the same steps: a file is written and compared."""
+    """A GGUF export writes one file and compares its logits with the run's."""
     exported = export_model(place.source("t2 z1 bf16 llama"), tmp_path / "own.gguf", "gguf")
     assert [path.name for path in tmp_path.iterdir()] == ["own.gguf"] and exported.difference < 1e-5

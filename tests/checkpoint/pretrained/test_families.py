@@ -1,4 +1,4 @@
-"""Each family's files from transformers are read exactly and written back unchanged."""
+"""Files of each model family, as transformers writes them, are read exactly and written back unchanged."""
 
 import json
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 
 def run_of(folder, tmp_path, **changes):
-    """Return the run of a folder, in fp32."""
+    """Return a run that starts from a model folder, in fp32."""
     model = open_model(folder)
     source = tmp_path / "tiny.yaml"
     source.write_text(launch.TINY)
@@ -40,7 +40,7 @@ def tokens_of(vocab_size):
 
 @pytest.mark.parametrize("kind", made.KINDS)
 def test_a_family_is_read_and_written_exactly(kind, tmp_path):
-    """A family is read with logits within 1e-5 of transformers in fp32, and written back with the same bytes.
+    """A family's model has transformers' logits within 1e-5 in fp32, and is written back byte for byte.
 
     The config.json that we write gives the same logits in transformers.
     """
@@ -80,7 +80,7 @@ def test_a_family_is_read_and_written_exactly(kind, tmp_path):
 
 
 def _same_config(ours, theirs):
-    """Assert that every key of the class is equal, except those without effect on the arithmetic."""
+    """Assert that all keys are equal, except those without effect on the computation."""
     said = {
         "architectures",
         "_name_or_path",
@@ -101,8 +101,7 @@ def _same_config(ours, theirs):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_shards_in_16_bits_are_written_as_they_were(dtype, tmp_path):
-    """16-bit shards are written back unchanged with the index, with transformers' order and distribution of
-    tensors."""
+    """16-bit shards are written back unchanged, with transformers' index and order of tensors."""
     pytest.importorskip("transformers")
     folder, again = tmp_path / "theirs", tmp_path / "ours"
     made.write_model(folder, "qwen3", dtype, max_shard_size=40_000)
@@ -118,8 +117,9 @@ def test_shards_in_16_bits_are_written_as_they_were(dtype, tmp_path):
 
 
 def test_gpt2_without_its_prefix_and_with_masks(tmp_path):
-    """The first GPT-2's files are read, with names such as `h.0...` without a prefix and causal masks among
-    the tensors."""
+    """The original GPT-2 files are read: names such as `h.0...` have no prefix, and causal masks are among
+    the tensors.
+    """
     pytest.importorskip("transformers")
     from safetensors.torch import load_file, save_file
 
@@ -134,8 +134,7 @@ def test_gpt2_without_its_prefix_and_with_masks(tmp_path):
 
 
 def test_llama_s_configuration_refuses_some_heads_and_mistral_s_does_not(tmp_path):
-    """LLaMA's configuration refuses head sizes that do not divide the width; Mistral's accepts them with the
-    same arithmetic."""
+    """Head sizes that do not divide the width are refused for LLaMA and accepted for Mistral."""
     transformers = pytest.importorskip("transformers")
     odd = {"model.num_attention_heads": 5, "model.kv_channels": 8, "model.num_query_groups": None}
     made.write_model(tmp_path, "llama")

@@ -1,4 +1,4 @@
-"""Files written a tensor at a time equal the output of the safetensors library byte for byte."""
+"""Files written one tensor at a time equal the output of the safetensors library byte for byte."""
 
 import json
 
@@ -30,7 +30,7 @@ def test_a_file_is_that_of_the_library(dtype, metadata, tmp_path):
 
 
 def test_tensors_that_are_no_row_after_row_are_written_right(tmp_path):
-    """A transposed view is written correctly, although its numbers are in another order in memory."""
+    """A transposed view is written in row-major order, although its memory is in another order."""
     whole = torch.arange(12.0).view(3, 4).T
     list(write_file(tmp_path / "ours", {"a": (4, 3)}, torch.float32, lambda name: whole, {}))
     with safe_open(tmp_path / "ours", "pt") as read:
@@ -38,8 +38,10 @@ def test_tensors_that_are_no_row_after_row_are_written_right(tmp_path):
 
 
 def test_shards_are_filled_in_order_and_indexed(tmp_path):
-    """Shards are filled in order up to the size limit, which only a single larger tensor exceeds, and the
-    index lists all."""
+    """Shards are filled in order up to the size limit, and the index lists all tensors.
+
+    A single tensor above the limit gets a shard of its own.
+    """
     tensors = {"a": torch.zeros(30), "b": torch.zeros(200), "c": torch.zeros(60), "d": torch.zeros(50)}
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     list(write_sharded(tmp_path, shapes, torch.float32, tensors.__getitem__, 400))

@@ -1,4 +1,4 @@
-"""GGUF files: transformers reads them with the same logits, and so does our own plain reader."""
+"""GGUF files: transformers and our own independent reader give the same logits."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ TEXTS = ["the cat sat on the mat, it's the 3rd cat of 12345 cats\n\n  and   more
 
 
 def written(folder, tmp_path, dtype=torch.float32, **changes):
-    """Return (the file, its weights, its run) for a folder of transformers, with a tokenizer of ours."""
+    """Write a GGUF file from a model folder; return the file, the model's weights and its run."""
     model = open_model(folder)
     source = tmp_path / "tiny.yaml"
     source.write_text(launch.TINY)
@@ -62,7 +62,7 @@ READ_BY_TRANSFORMERS = {
 
 @pytest.mark.parametrize("kind", READ_BY_TRANSFORMERS)
 def test_transformers_reads_it_back(kind, tmp_path):
-    """transformers reads the file with the same logits to 1e-5 and the same token ids."""
+    """transformers reads the file and gives the same logits within 1e-5 and the same token ids."""
     transformers = pytest.importorskip("transformers")
     theirs = made.make_model(kind, **READ_BY_TRANSFORMERS[kind])
     theirs.save_pretrained(tmp_path / "m")
@@ -82,8 +82,9 @@ OTHERS = ["gpt2-untied", "llama-biases", "llama-linear", "llama-llama3", "llama-
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_the_file_is_the_model_as_llama_cpp_reads_it(kind, tmp_path):
-    """Our reader uses llama.cpp's keys for angles, scaling, head sizes and layers without positions, also in
-    bf16."""
+    """Models that transformers cannot read from GGUF have the same logits in our
+    reader of llama.cpp's keys.
+    """
     pytest.importorskip("transformers")
     made.write_model(tmp_path / "m", kind)
     path, weights, config = written(tmp_path / "m", tmp_path)
@@ -97,8 +98,9 @@ def test_the_file_is_the_model_as_llama_cpp_reads_it(kind, tmp_path):
 
 
 def test_rows_in_another_order_are_noticed(tmp_path, monkeypatch):
-    """Rows in another order than llama.cpp's rotary pairs are detected by the logits, since no shape shows
-    them."""
+    """Rows in another order than llama.cpp's rotary pairs have the same shape, and
+    are detected by the logits.
+    """
     pytest.importorskip("transformers")
     made.write_model(tmp_path / "m", "llama")
     monkeypatch.setattr(gguf_file, "neighbours", lambda rows, heads: rows)
@@ -108,7 +110,9 @@ def test_rows_in_another_order_are_noticed(tmp_path, monkeypatch):
 
 
 def test_what_llama_cpp_has_not_is_refused(tmp_path, monkeypatch):
-    """A model that llama.cpp does not support is refused in llama.cpp's terms before anything is written."""
+    """A model that llama.cpp does not support is refused before anything is written, with llama.cpp's name
+    for the cause.
+    """
     pytest.importorskip("transformers")
     for kind, said in (
         ("mistral", "model.window_size = 5 is smaller than max_position_embeddings"),
@@ -151,8 +155,9 @@ def test_what_llama_cpp_has_not_is_refused(tmp_path, monkeypatch):
 def test_the_bos_is_put_before_a_text_if_the_tokenizer_puts_it(
     frame, named, expected, workspace, monkeypatch
 ):
-    """The file tells llama.cpp to prepend the BOS token if the tokenizer prepends only that, even under
-    another name."""
+    """The file tells llama.cpp to prepend BOS only if the tokenizer adds exactly one
+    such token before a text.
+    """
     folder = workspace / "theirs"
     beginning_tokenizer_in(workspace / "mine", folder)
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -184,7 +189,7 @@ LLAMA_3 = (
 
 
 def test_rules_for_words_have_llama_cpp_s_names():
-    """Pre-tokenizer patterns are mapped to llama.cpp's names only if they match exactly."""
+    """A pre-tokenizer gets llama.cpp's name only if its patterns match exactly."""
 
     def split(pattern):
         steps = [
@@ -207,8 +212,7 @@ def test_rules_for_words_have_llama_cpp_s_names():
 
 
 def test_a_tokenizer_that_normalizes_says_so(workspace, monkeypatch):
-    """A normalizer, which llama.cpp skips, is noted if it changes few texts, and refused if it changes
-    most."""
+    """llama.cpp skips normalizers, so one that changes few texts gets a note, and others are refused."""
     folder = workspace / "theirs"
     beginning_tokenizer_in(workspace / "mine", folder)
     file = folder / "tokenizer.json"
@@ -235,7 +239,7 @@ def test_a_tokenizer_that_normalizes_says_so(workspace, monkeypatch):
 
 
 def test_tokenizers_of_other_forms(tmp_path):
-    """Older tokenizer files without a model type and with lists of templates are read."""
+    """Older tokenizer files, without a model type or with lists of templates, can be read."""
     tokenizer_in(tmp_path)
     document = json.loads((tmp_path / "tokenizer.json").read_text())
     expected = gguf_file.read_tokenizer(tmp_path, 320)

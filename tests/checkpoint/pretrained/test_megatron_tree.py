@@ -1,4 +1,6 @@
-"""Checkpoint trees of Megatron-LM and Megatron-DeepSpeed, joined to the weights that they were made from."""
+"""Checkpoint trees of Megatron-LM and Megatron-DeepSpeed, joined back into the
+weights they were made from.
+"""
 
 import argparse
 import contextlib
@@ -41,8 +43,7 @@ LLAMA = {
 
 @pytest.fixture
 def model(tmp_path):
-    """Return a function that makes (configuration, weights by canonical name) of a model, with biases and
-    norms."""
+    """Return a function that makes a model's configuration and its weights by canonical name."""
 
     def make(changes):
         source = tmp_path / "tiny.yaml"
@@ -56,7 +57,7 @@ def model(tmp_path):
 
 
 def arguments(config, **more):
-    """Return Megatron's arguments that determine the model, and some that only occur in the pickle."""
+    """Return the arguments that Megatron stores: those that determine the model, and some that do not."""
     own = config.model
     rope = own.position_embedding_type == "rope"
     return argparse.Namespace(
@@ -85,7 +86,7 @@ def arguments(config, **more):
 
 
 def cut(config, weights, ranks, order="groups", version=3.0):
-    """Return {name: tensor} for each tensor rank, with Megatron's row orders."""
+    """Shard the weights over tensor ranks in Megatron's row orders; return {name: tensor} for each rank."""
     own = config.model
     heads, groups, size = own.num_attention_heads, own.resolved_num_query_groups, own.resolved_kv_channels
     found = [{} for _ in range(ranks)]
@@ -118,7 +119,7 @@ def cut(config, weights, ranks, order="groups", version=3.0):
 
 
 def language_model(part, layers):
-    """Return the weights of some layers, nested as Megatron saves them and numbered from 0."""
+    """Return the weights of some layers as Megatron nests them, numbered from 0."""
     first, last = layers
     found = {"embedding": {}, "encoder": {}}
     for name, tensor in part.items():
@@ -137,7 +138,7 @@ def language_model(part, layers):
 
 
 def write_own(root, config, weights, tensor, pipeline, version=3.0, args=None):
-    """Write Megatron's own tree: iter_*/mp_rank_TT[_PPP]/model_optim_rng.pt."""
+    """Write Megatron-LM's tree: iter_*/mp_rank_TT[_PPP]/model_optim_rng.pt."""
     folder = root / "iter_0000040"
     layers = config.model.num_layers // pipeline
     for rank, part in enumerate(cut(config, weights, tensor, version=version)):
@@ -168,8 +169,9 @@ def write_own(root, config, weights, tensor, pipeline, version=3.0, args=None):
 
 
 def write_deepspeed(root, config, weights, tensor, order, piped=False):
-    """Write Megatron-DeepSpeed's tree: global_step*/mp_rank_TT_model_states.pt, and for a pipeline one file
-    per layer."""
+    """Write Megatron-DeepSpeed's tree: global_step*/mp_rank_TT_model_states.pt, or one
+    file per layer of a pipeline.
+    """
     folder = root / "global_step40"
     folder.mkdir(parents=True)
     args = arguments(config, deepspeed=True, deepspeed_config="ds_config.json")
@@ -213,7 +215,7 @@ def assert_joined(root, weights, order="groups"):
 
 @pytest.mark.parametrize("tensor, pipeline", [(1, 1), (2, 1), (1, 2), (2, 2), (4, 4)])
 def test_ranks_are_joined(tensor, pipeline, model, tmp_path):
-    """Tensor ranks are joined by rows or columns, and the layers of each stage count from 0."""
+    """Shards of tensor ranks are joined by rows or columns; each stage numbers its layers from 0."""
     config, weights = model(GPT)
     write_own(tmp_path / "tree", config, weights, tensor, pipeline)
     read = assert_joined(tmp_path / "tree", weights)
@@ -225,8 +227,7 @@ def test_ranks_are_joined(tensor, pipeline, model, tmp_path):
 
 @pytest.mark.parametrize("version", [0, 1.0, 2.0])
 def test_earlier_orders_of_query_key_and_value_are_read(version, model, tmp_path):
-    """Earlier row orders of query, key and value are read as Megatron converts them when loading an earlier
-    version."""
+    """Row orders of query, key and value from earlier versions are converted as Megatron converts them."""
     config, weights = model(GPT)
     write_own(tmp_path / "tree", config, weights, 2, 1, version=version)
     assert_joined(tmp_path / "tree", weights)
@@ -248,14 +249,14 @@ def test_trees_of_deepspeed(order, changes, piped, model, tmp_path):
 
 
 def test_with_one_group_on_each_rank_there_is_one_order(model, tmp_path):
-    """With one group on each rank both row orders are equal, so no order needs to be given."""
+    """With one query group per rank, both row orders are the same, so the user need not choose one."""
     config, weights = model({**LLAMA, "model.num_query_groups": 2})
     write_deepspeed(tmp_path / "tree", config, weights, 2, "thirds")
     assert not assert_joined(tmp_path / "tree", weights, "groups").is_ambiguous
 
 
 def test_code_is_not_run_and_enums_are_looked_through(model, tmp_path, monkeypatch):
-    """A tree cannot run code: only Megatron's own classes are allowed by name, and enums are replaced."""
+    """Reading a tree runs no code: only Megatron's own classes are allowed, and enums become plain values."""
     config, weights = model(GPT)
 
     class AttnMaskType(enum.Enum):
@@ -445,8 +446,9 @@ def test_damaged_pickles(model, tmp_path):
 
 
 def test_the_folder_of_a_model_is_no_tree(tmp_path):
-    """A model folder with DeepSpeed's files and `latest` from transformers' Trainer is not taken for a
-    tree."""
+    """A model folder with DeepSpeed's files and `latest`, as transformers' Trainer
+    writes it, is not taken for a tree.
+    """
     (tmp_path / "global_step500").mkdir()
     (tmp_path / "global_step500" / "zero_pp_rank_0_mp_rank_00_model_states.pt").write_bytes(b"")
     (tmp_path / "latest").write_text("global_step500")
@@ -464,7 +466,9 @@ def in_this_process(monkeypatch, workspace):
 
 
 def test_a_run_is_made_of_a_tree(in_this_process, model):
-    """A tree becomes one file in the data directory, bit for bit; an ambiguous row order must be given."""
+    """A tree is imported as one bit-identical file in the data directory; an
+    ambiguous row order must be chosen.
+    """
     workspace = in_this_process
     config, weights = model(LLAMA)
     write_deepspeed(workspace / "tree", config, weights, 2, "thirds")
@@ -508,8 +512,9 @@ def test_a_run_is_made_of_a_tree(in_this_process, model):
 
 
 def test_room_is_asked_for_the_weights_alone(in_this_process, model, monkeypatch):
-    """Disk space is needed only for the weights, although Megatron's files also hold fp32 masters and two
-    moments."""
+    """An import requires disk space for the weights only, although Megatron's files
+    also have optimizer state.
+    """
     workspace = in_this_process
     config, weights = model({"model.num_layers": 1})
     write_own(workspace / "tree", config, weights, 1, 1)
@@ -535,8 +540,9 @@ def test_room_is_asked_for_the_weights_alone(in_this_process, model, monkeypatch
 
 @pytest.mark.slow
 def test_the_order_is_chosen_by_the_loss_of_a_text(in_this_process, model, tmp_path):
-    """An ambiguous row order is chosen by the loss of a text, on a model that has learned to use earlier
-    tokens."""
+    """An ambiguous row order is chosen by the loss on a text; the test's model has
+    learned to use earlier tokens.
+    """
     workspace = in_this_process
     words = [" alpha", " beta", " gamma", " delta", " epsilon", " zeta", " eta", " theta"]
     tokenizer = make_tokenizer("greek", ["".join(words) * 20], 300)

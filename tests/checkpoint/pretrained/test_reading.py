@@ -1,4 +1,4 @@
-"""Reading of parameters from a folder: any elements of any sharded part, and a vocabulary of another size."""
+"""Reading parameters from a model folder: any range of any sharded part, and a vocabulary of another size."""
 
 import dataclasses
 import random
@@ -35,7 +35,7 @@ def weights(tmp_path):
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_shapes_are_those_of_the_model(kind, tmp_path):
-    """The names and shapes computed without torch equal the model's, in its order."""
+    """The names and shapes that are computed without torch equal the model's, in the model's order."""
     source = tmp_path / "tiny.yaml"
     source.write_text(launch.TINY)
     config = load(
@@ -49,8 +49,9 @@ def test_shapes_are_those_of_the_model(kind, tmp_path):
 
 @pytest.mark.parametrize("family", [llama_tensors, gpt2_tensors])
 def test_pieces_cover_every_row_of_parameters_and_tensors_once(family):
-    """The chunks cover every row of parameters and tensors once, also for packed query, key and value of
-    three groups."""
+    """The chunks cover every row of parameters and tensors once, also for packed
+    query, key and value rows.
+    """
     sizes = SIZES
     if family is gpt2_tensors:
         plain = {
@@ -77,7 +78,7 @@ def test_pieces_cover_every_row_of_parameters_and_tensors_once(family):
 
 
 def test_a_group_is_its_queries_its_key_and_its_value():
-    """A group has (n/g + 2) d rows: its queries, its key and its value, in Megatron's order."""
+    """A query group has (n/g + 2) d rows: its queries, its key and its value, in Megatron's order."""
     pieces = llama_tensors(SIZES).pieces["layers.0.attention.query_key_value.weight"]
     rows = [(piece.first, piece.count, piece.tensor.split(".")[-2], piece.there) for piece in pieces]
     assert rows[:3] == [(0, 4, "q_proj", 0), (4, 2, "k_proj", 0), (6, 2, "v_proj", 0)]
@@ -102,8 +103,9 @@ def test_any_part_of_any_cut_is_read(weights):
 
 
 def test_padding_rows_are_left_to_the_run(weights):
-    """Padding rows are not read from the folder: of 20 rows padded to 24 over two ranks, the second rank
-    reads 8."""
+    """Padding rows are not read from the folder: with 20 rows padded to 24 on two
+    ranks, the second rank reads 8.
+    """
     whole = weights.read("word_embeddings.weight").view(20, 8)
     found = weights.read("word_embeddings.weight", MASTER, TensorPart(1, 2, 0), 0, None, 24)
     assert torch.equal(found.view(-1, 8), whole[12:])
@@ -111,8 +113,10 @@ def test_padding_rows_are_left_to_the_run(weights):
 
 
 def test_new_rows_are_the_mean_of_the_old_ones(weights):
-    """New vocabulary rows are the mean of the old ones, as in transformers' resize_token_embeddings; a
-    smaller vocabulary keeps the first rows."""
+    """New vocabulary rows are the mean of the old ones, as in transformers' resize_token_embeddings.
+
+    A smaller vocabulary keeps the first rows.
+    """
     whole = weights.read("word_embeddings.weight").view(20, 8)
     larger = FolderWeights(weights.model, 23)
     assert larger.parameters["word_embeddings.weight"].shape == (23, 8)
@@ -127,7 +131,7 @@ def test_new_rows_are_the_mean_of_the_old_ones(weights):
 
 
 def test_nan_is_caught_while_it_is_read(tmp_path):
-    """A NaN is detected while reading a folder that was never imported or has changed since."""
+    """NaN is detected while reading a folder that was never imported or has changed since."""
     tensors = write_small_folder(tmp_path / "m")
     tensors["model.layers.1.self_attn.k_proj.weight"][2, 3] = float("nan")
     from safetensors.numpy import save_file

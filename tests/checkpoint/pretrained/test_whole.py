@@ -1,4 +1,4 @@
-"""Weights with NaN or Inf are not written, and NaN logits never count as equal."""
+"""Weights with NaN or Inf are never written, and NaN logits never count as equal."""
 
 import types
 
@@ -51,7 +51,7 @@ def test_weights_that_are_no_numbers(number, dtype, said, tmp_path, monkeypatch)
 
 @pytest.mark.slow
 def test_logits_that_are_no_numbers_do_not_agree(tmp_path, monkeypatch):
-    """NaN in only one part of the vocabulary counts as different logits."""
+    """Logits that are NaN in only a part of the vocabulary count as different."""
     pytest.importorskip("transformers")
     made.write_model(tmp_path / "m", "llama")
     model = open_model(tmp_path / "m")

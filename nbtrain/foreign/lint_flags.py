@@ -5,7 +5,8 @@ import re
 from collections.abc import Callable, Iterator
 
 from nbtrain.base import amounts
-from nbtrain.config.rules.wording import join, nearest_divisors, nearest_multiples
+from nbtrain.config.arithmetic.divisors import nearest_divisors, nearest_multiples
+from nbtrain.config.rules.wording import join
 from nbtrain.foreign.flags import Setting
 from nbtrain.foreign.sides import Reading
 from nbtrain.foreign.words import Value

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nbtrain.base.terminal import nearest
+from nbtrain.config.arithmetic.divisors import nearest_multiples
 from nbtrain.config.deepspeed import KNOWN_KEYS
 from nbtrain.config.deepspeed_keys import key_problems, unknown_optimizer
-from nbtrain.config.rules.wording import join, nearest_multiples
+from nbtrain.config.rules.wording import join
 from nbtrain.foreign.deepspeed_keys import field_of, two_formats
 from nbtrain.foreign.json_comments import Document
 from nbtrain.foreign.lint_flags import FATAL, data_parallel_size, number

@@ -2,9 +2,8 @@
 
 The search and the what-if page change a layout: how model and batch are sharded, ZeRO, recomputation and
 offloading. Everything else is fixed by the run (`Space`). The settings that can be combined are read from the
-table in config/rules/combinations.py. The divisibility rules repeat config/rules/layout.py and check.py on
-plain numbers, because checking a whole run takes milliseconds; tests/planner/test_legal.py compares both in
-both directions.
+table in config/rules/combinations.py, and the limits of sizes are the functions of config/rules/limits.py,
+which the rules call too. Both work on plain numbers, because checking a complete run takes milliseconds.
 """
 
 import functools
@@ -18,15 +17,16 @@ from nbtrain.base.amounts import counted
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.arithmetic.adapters import adapter_activations, adapter_sizes
 from nbtrain.config.arithmetic.batch import Rampup, StepSizes
+from nbtrain.config.arithmetic.divisors import divisors
 from nbtrain.config.arithmetic.parameters import count_layers, largest_of
 from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.config.arithmetic.stages import cut_evenly
 from nbtrain.config.deepspeed import BUCKET_MULTIPLE
 from nbtrain.config.load import load
+from nbtrain.config.rules import limits
 from nbtrain.config.rules.combinations import KINDS, clashes
-from nbtrain.config.rules.layout import FP8_MULTIPLE
+from nbtrain.config.rules.limits import Broken
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner.legal_sections import cut_problems_of_sections, stage_problems_of_sections
 from nbtrain.planner.setup import Place, Recompute, Setup, setup_of
 
 RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -270,62 +270,59 @@ def batch_limit(space: Space) -> str | None:
 
 def cut_problems(space: Space, cut: Cut) -> Iterator[str]:
     """Yield the reasons why the trainer refuses the sizes of a cut, a clause each."""
-    shape, (tensor, pipeline, ulysses, data) = space.base.shape, cut
-    heads, ffn, tokens = shape.num_attention_heads, shape.ffn_hidden_size, shape.seq_length
     if (world := math.prod(cut)) != space.world_size:
-        yield f"it takes {counted(world, 'GPU')}, and there are {space.world_size:,}"
-    groups, rows = shape.num_query_groups, shape.query_width + 2 * shape.kv_width
-    if heads % tensor:
-        yield f"tensor_parallel_size({tensor}) does not divide num_attention_heads({heads})"
-    elif groups % tensor and tensor % groups:
+        yield f"it uses {counted(world, 'GPU')}, and there are {space.world_size:,}"
+    yield from (broken.clause for broken in _broken_by_cut(space, cut))
+    if space.batch_unit % cut.data:
         yield (
-            f"tensor_parallel_size({tensor}) must divide num_query_groups({groups}) or be a multiple of it"
-        )
-    elif rows % tensor:
-        yield f"tensor_parallel_size({tensor}) does not divide the {rows} rows of query, key and value"
-    if heads % ulysses:
-        yield f"ds_sequence_parallel_size({ulysses}) does not divide num_attention_heads({heads})"
-    if ffn % tensor:
-        yield f"tensor_parallel_size({tensor}) does not divide the MLP's width({ffn})"
-    if pipeline > shape.num_layers:
-        yield f"pipeline_parallel_size({pipeline}) is more than num_layers({shape.num_layers})"
-    if tokens % ulysses:
-        yield f"ds_sequence_parallel_size({ulysses}) does not divide seq_length({tokens})"
-    if space.base.fpdt_chunk_tokens % ulysses:
-        yield f"ds_sequence_parallel_size({ulysses}) does not divide fpdt_chunk_tokens"
-    if space.batch_unit % data:
-        yield (
-            f"data_parallel_size({data}) does not divide every batch size (greatest common divisor "
+            f"data_parallel_size({cut.data}) does not divide every batch size (greatest common divisor "
             f"{space.batch_unit})"
         )
-    sides = shape.hidden_size, ffn, shape.query_width, rows
-    if space.base.fp8 and any(side // tensor % FP8_MULTIPLE for side in sides):
-        yield f"FP8 needs matrices whose sides are multiples of {FP8_MULTIPLE} after tensor parallelism"
-    if space.config is not None:
-        yield from cut_problems_of_sections(space.config, shape, tensor, pipeline, ulysses)
     if not combinations(cut.flags, space.kept):
         yield from kind_problems(cut.flags, PLAIN, space.kept)
+
+
+def _broken_by_cut(space: Space, cut: Cut) -> Iterator[Broken]:
+    """Yield the limits of config/rules/limits.py that the sizes of a cut break."""
+    shape, (tensor, pipeline, ulysses, _) = space.base.shape, cut
+    yield from limits.heads(shape, tensor, ulysses)
+    yield from limits.query_groups(shape, tensor)
+    yield from limits.mlp_width(shape, tensor)
+    yield from limits.stages(shape, pipeline)
+    yield from limits.sequence(shape, ulysses, space.base.fpdt_chunk_tokens)
+    if space.base.fp8:
+        yield from limits.fp8_sides(shape, tensor)
+    if space.config is None:
+        return
+    if space.config.dpo is not None:
+        yield from limits.preference_answers(ulysses)
+    if (lora := space.config.lora) is not None:
+        yield from limits.adapter_groups(lora, shape, tensor)
+        yield from limits.four_bit_stages(lora, pipeline, 0)
+        yield from limits.four_bit_blocks(lora, shape, tensor)
 
 
 def option_problems(space: Space, cut: Cut, options: Options) -> Iterator[str]:
     """Yield the reasons why the trainer refuses the options of a layout with this cut, a clause each."""
     yield from kind_problems(cut.flags, options, space.kept)
-    yield from _size_problems(space, cut, options)
+    yield from (broken.clause for broken in _broken_by_options(space, cut, options))
 
 
-def _size_problems(space: Space, cut: Cut, options: Options) -> Iterator[str]:
-    tokens = space.base.shape.seq_length
-    if options.sequence_parallel and tokens % cut.tensor:
-        yield f"tensor_parallel_size({cut.tensor}) does not divide seq_length({tokens}), and SP shards it"
-    if options.hpz and space.hpz_partition and (cut.data * cut.ulysses) % space.hpz_partition:
-        yield f"zero_hpz_partition_size({space.hpz_partition}) does not divide the data-parallel ranks"
-    if space.config is not None:
-        yield from stage_problems_of_sections(space.config, options.zero_stage)
+def _broken_by_options(space: Space, cut: Cut, options: Options) -> Iterator[Broken]:
+    """Yield the limits of config/rules/limits.py that options break with the sizes of a cut."""
+    if options.sequence_parallel:
+        yield from limits.sharded_sequence(space.base.shape, cut.tensor)
+    if options.hpz and space.hpz_partition:
+        yield from limits.hpz_partition(space.hpz_partition, cut.data * cut.ulysses)
+    if space.config is not None and space.config.lora is not None:
+        yield from limits.four_bit_stages(space.config.lora, 1, options.zero_stage)
+    if space.config is not None and space.config.parallel.prescale_gradients:
+        data_type = space.config.parallel.communication_data_type
+        yield from limits.prescaled_gradients(options.zero_stage, data_type)
     interval, layers = space.base.recompute_interval, space.base.shape.num_layers
     if options.recompute == "full" and interval > 1 and cut.pipeline <= layers:
         most = max(cut_evenly(space.shape(cut.tensor), cut.pipeline, recomputed=True))
-        if interval > most:
-            yield f"interval_layers({interval}) is more than a stage's {most} layers"
+        yield from limits.recomputed_layers(interval, most, cut.pipeline)
 
 
 def micro_batch_problems(space: Space, cut: Cut, micro: int) -> Iterator[str]:
@@ -335,9 +332,11 @@ def micro_batch_problems(space: Space, cut: Cut, micro: int) -> Iterator[str]:
             f"micro_batch_size({micro}) * data_parallel_size({cut.data}) does not divide every batch size "
             f"(greatest common divisor {space.batch_unit})"
         )
-    length = space.base.fpdt_chunk_tokens or space.base.shape.seq_length
-    if space.base.fp8 and (micro * length // cut.ulysses) % FP8_MULTIPLE:
-        yield f"FP8 needs a multiple of {FP8_MULTIPLE} tokens in a micro batch"
+    if space.base.fp8:
+        chunk = space.base.fpdt_chunk_tokens
+        length, name = (chunk, "fpdt_chunk_tokens") if chunk else (space.base.shape.seq_length, "seq_length")
+        broken = limits.fp8_tokens(micro, length, cut.ulysses, name)
+        yield from (limit.clause for limit in broken)
 
 
 def problems(space: Space, layout: Layout) -> list[str]:
@@ -349,7 +348,7 @@ def problems(space: Space, layout: Layout) -> list[str]:
 def legal_options(space: Space, cut: Cut) -> list[Options]:
     """Return the options that a legal cut may have."""
     known = combinations(cut.flags, space.kept)
-    return [options for options in known if not any(_size_problems(space, cut, options))]
+    return [options for options in known if not any(_broken_by_options(space, cut, options))]
 
 
 def micro_batches(space: Space, cut: Cut) -> list[int]:
@@ -375,9 +374,3 @@ def kind_problems(
     values = Layout(Cut(tensor, pipeline, ulysses, data), 1, options).settings
     present = {kind.name for kind in KINDS if kind.key in values and kind.matches(values.__getitem__)}
     return tuple(clashes(present | kept))
-
-
-def divisors(number: int) -> list[int]:
-    """Return all divisors of a positive number, smallest first."""
-    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
-    return sorted({*small, *(number // divisor for divisor in small)})

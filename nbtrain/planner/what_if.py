@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.arithmetic.devices import BY_NAME
+from nbtrain.config.arithmetic.divisors import divisors
 from nbtrain.config.arithmetic.flops import model_flops
 from nbtrain.config.arithmetic.parameters import count_layers
 from nbtrain.config.load import Overrides
@@ -27,7 +28,6 @@ from nbtrain.planner.legal import (
     batch_limit,
     combinations,
     cuts,
-    divisors,
     micro_batches,
     option_problems,
     problems,

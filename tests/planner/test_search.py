@@ -136,7 +136,7 @@ def test_why_not_answers_for_any_layout(small):
     the best one."""
     result = small.result
     assert small.why_not(tensor_parallel_size=3).startswith(
-        "The trainer refuses it: it takes 15 GPUs, and there"
+        "The trainer refuses it: it uses 15 GPUs, and there"
     )
     big = Layout(Cut(1, 1, 1, 16), 32, PLAIN)
     assert why_not(result, big).startswith("It does not fit: it needs ")

@@ -1,9 +1,11 @@
 """Rules of attention's fields: groups of queries, windows, layers without rope, caps of scores."""
 
-import math
 from collections.abc import Callable
 
-from nbtrain.config.rules.wording import Problems, found, join, no_divisor
+from nbtrain.config.arithmetic.shape import shape_of
+from nbtrain.config.rules import limits
+from nbtrain.config.rules.limits import no_divisor, problems_of
+from nbtrain.config.rules.wording import Problems, found
 from nbtrain.config.schema import RunConfig
 
 # What FPDT's kernel, DeepSpeed's, does not do with queries, keys and scores: {field: its plain value}.
@@ -18,34 +20,12 @@ PLAIN_IN_FPDT = {
 
 def groups_divide(config: RunConfig) -> Problems:
     """All groups have equally many queries; tensor ranks have whole groups, or equal parts of one."""
-    model, tensor, key = config.model, config.parallel.tensor_parallel_size, "model.num_query_groups"
-    heads, groups = model.num_attention_heads, model.resolved_num_query_groups
-    if model.num_query_groups is None:
+    heads = config.model.num_attention_heads
+    if config.model.num_query_groups is None:
         return
-    yield from no_divisor(config, key, heads, f"num_attention_heads({heads})")
-    if heads % groups or heads % tensor:
-        return
-    if groups % tensor and tensor % groups:
-        sizes = [size for size in range(1, heads + 1) if heads % size == 0]
-        legal = [size for size in sizes if groups % size == 0 or size % groups == 0]
-        near = [
-            *[size for size in legal if size < tensor][-1:],
-            *[size for size in legal if size > tensor][:1],
-        ]
-        yield (
-            f"{found(config, 'parallel.tensor_parallel_size')}\n"
-            f"  must be a multiple or a divisor of num_query_groups({groups}): each rank has whole groups, "
-            f"or an equal part of one; nearest: {join(near)}."
-        )
-    elif (rows := (heads + 2 * groups) * model.resolved_kv_channels) % tensor:
-        unit = tensor // math.gcd(tensor, heads + 2 * groups)
-        yield (
-            f"{found(config, 'parallel.tensor_parallel_size')}\n"
-            f"  must divide the rows of query, key and value, (num_attention_heads({heads}) + 2 * "
-            f"num_query_groups({groups})) * head size({model.resolved_kv_channels}) = {rows}: with fewer "
-            "groups than ranks they are cut evenly. Set another tensor_parallel_size, or a multiple of "
-            f"{unit} as kv_channels."
-        )
+    yield from no_divisor(config, "model.num_query_groups", heads, f"num_attention_heads({heads})")
+    broken = limits.query_groups(shape_of(config), config.parallel.tensor_parallel_size)
+    yield from problems_of(config, broken)
 
 
 def patterns_fit_the_layers(config: RunConfig) -> Problems:

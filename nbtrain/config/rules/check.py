@@ -17,6 +17,7 @@ from nbtrain.base.addresses import redacted
 from nbtrain.base.checkpoint_files import PLACEHOLDERS
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.arithmetic.batch import StepSizes
+from nbtrain.config.arithmetic.divisors import nearest_multiples
 from nbtrain.config.fields import MOST_TOKENS
 from nbtrain.config.rules.attention import ATTENTION_RULES
 from nbtrain.config.rules.backends import BACKEND_RULES
@@ -25,8 +26,9 @@ from nbtrain.config.rules.dpo import DPO_RULES
 from nbtrain.config.rules.environment import SECRET_VALUES, environment_is_safe
 from nbtrain.config.rules.kubernetes import kubernetes_agrees
 from nbtrain.config.rules.layout import LAYOUT_RULES
+from nbtrain.config.rules.limits import no_divisor, no_multiple
 from nbtrain.config.rules.lora import LORA_RULES
-from nbtrain.config.rules.wording import Problems, found, join, nearest_multiples, no_divisor, no_multiple
+from nbtrain.config.rules.wording import Problems, found, join
 from nbtrain.config.rules.zero import ZERO_RULES
 from nbtrain.config.schedule_section import UNITS, OptimizerConfig, given_unit
 from nbtrain.config.schema import RunConfig

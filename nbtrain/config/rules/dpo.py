@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from nbtrain.config.rules.limits import preference_answers, problems_of
 from nbtrain.config.rules.wording import Problems, found
 from nbtrain.config.schema import RunConfig
 
@@ -48,12 +49,8 @@ def preferences_are_packed(config: RunConfig) -> Problems:
 
 def answers_are_not_cut(config: RunConfig) -> Problems:
     """The log-probability of an answer is a sum over its tokens, which Ulysses' ranks share."""
-    if config.dpo is not None and config.parallel.ds_sequence_parallel_size > 1:
-        yield (
-            f"{found(config, 'parallel.ds_sequence_parallel_size')}\n  with dpo must be 1: the "
-            "log-probability of an answer is not summed over ranks that share its sequence. Use "
-            "tensor_parallel_size or pipeline_parallel_size."
-        )
+    if config.dpo is not None:
+        yield from problems_of(config, preference_answers(config.parallel.ds_sequence_parallel_size))
 
 
 DPO_RULES: tuple[Callable[[RunConfig], Problems], ...] = (

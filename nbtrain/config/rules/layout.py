@@ -4,21 +4,16 @@ from collections.abc import Callable
 
 from nbtrain.config.arithmetic.attention_kernels import FLASH_GENERATION, FLASH_HEAD_SIZE, lengths_problem
 from nbtrain.config.arithmetic.devices import DEVICES, find_device, nearest_device_names
+from nbtrain.config.arithmetic.divisors import nearest_divisors, nearest_multiples
+from nbtrain.config.arithmetic.shape import shape_of
 from nbtrain.config.arithmetic.stages import stage_layers
-from nbtrain.config.rules.wording import (
-    Problems,
-    found,
-    join,
-    nearest_divisors,
-    nearest_multiples,
-    no_divisor,
-    no_multiple,
-)
+from nbtrain.config.rules import limits
+from nbtrain.config.rules.limits import no_multiple, problems_of
+from nbtrain.config.rules.wording import Problems, found, join
 from nbtrain.config.schema import RopeScalingConfig, RunConfig
 
-# FP8 as the schema promises it: from Hopper on; cuBLAS wants every side of a product to be a multiple of 16.
+# FP8 as the schema promises it: from Hopper on.
 FP8_CAPABILITY = (9, 0)
-FP8_MULTIPLE = 16
 
 
 def legal_heads(hidden: int, wanted: int, *shared_by: int) -> list[int]:
@@ -40,18 +35,11 @@ def _is_usual(head: int) -> bool:
 
 def heads_divide(config: RunConfig) -> Problems:
     """All tensor-parallel or Ulysses ranks have the same number of heads, and the same part of the MLP."""
-    model, tensor = config.model, config.parallel.tensor_parallel_size
-    heads, words = model.num_attention_heads, f"num_attention_heads({model.num_attention_heads})"
-    for key in ("tensor_parallel_size", "ds_sequence_parallel_size"):
-        yield from no_divisor(config, f"parallel.{key}", heads, words)
-    ffn = model.resolved_ffn_hidden_size
-    if ffn % tensor:
-        key = "model.ffn_hidden_size" if model.ffn_hidden_size else "model.hidden_size"
-        yield (
-            f"{config.where(key)}: the MLP's width = {ffn}\n"
-            f"  must be a multiple of tensor_parallel_size({tensor}); nearest: "
-            f"{join(nearest_multiples(ffn, tensor))}."
-        )
+    shape, parallel, model = shape_of(config), config.parallel, config.model
+    tensor = parallel.tensor_parallel_size
+    yield from problems_of(config, limits.heads(shape, tensor, parallel.ds_sequence_parallel_size))
+    key = "model.ffn_hidden_size" if model.ffn_hidden_size else "model.hidden_size"
+    yield from problems_of(config, limits.mlp_width(shape, tensor, key))
 
 
 def heads_fill_the_width(config: RunConfig) -> Problems:
@@ -88,11 +76,8 @@ def layers_fill_the_stages(config: RunConfig) -> Problems:
                 f"{found(config, 'parallel.pipeline_stage_layers')}\n"
                 f"  adds up to {sum(cut)} layers, but num_layers is {layers}. Set null to cut by cost."
             )
-    elif layers < pipeline:
-        yield (
-            f"{found(config, 'parallel.pipeline_parallel_size')}\n"
-            f"  must be at most num_layers({layers}): each stage holds at least one layer."
-        )
+    else:
+        yield from problems_of(config, limits.stages(shape_of(config), pipeline))
 
 
 def pipeline_is_not_interleaved(config: RunConfig) -> Problems:
@@ -111,14 +96,9 @@ def recomputed_pieces_fit(config: RunConfig) -> Problems:
     checkpointing = config.parallel.activation_checkpointing
     if checkpointing.granularity != "full" or any(layers_fill_the_stages(config)):
         return
-    most = max(stage_layers(config))
-    if checkpointing.interval_layers > most:
-        stages = config.parallel.pipeline_parallel_size
-        of = f"the largest of {stages} pipeline stages" if stages > 1 else "the model"
-        yield (
-            f"{found(config, 'parallel.activation_checkpointing.interval_layers')}\n"
-            f"  must be at most {most}, the layers of {of}."
-        )
+    most, pipeline = max(stage_layers(config)), config.parallel.pipeline_parallel_size
+    broken = limits.recomputed_layers(checkpointing.interval_layers, most, pipeline)
+    yield from problems_of(config, broken)
 
 
 def sequence_fits_positions(config: RunConfig) -> Problems:
@@ -190,16 +170,11 @@ def _scaling_has_its_fields(config: RunConfig, scaling: RopeScalingConfig) -> Pr
 
 def sequence_divides(config: RunConfig) -> Problems:
     """Ranks that share a sequence have equal parts of it; with FPDT, equal parts of each chunk."""
-    parallel, key = config.parallel, "model.seq_length"
-    tensor, chunk = parallel.tensor_parallel_size, parallel.fpdt_chunk_tokens
-    ulysses, shared = parallel.ds_sequence_parallel_size, "ds_sequence_parallel_size"
+    parallel, shape = config.parallel, shape_of(config)
     if parallel.sequence_parallel:
-        yield from no_multiple(config, key, tensor, f"tensor_parallel_size({tensor}) with sequence_parallel")
-    yield from no_multiple(config, key, ulysses, f"{shared}({ulysses})")
-    if chunk:
-        yield from no_multiple(config, key, chunk, f"fpdt_chunk_tokens({chunk})")
-    words = f"{shared}({ulysses}): ranks share each chunk"
-    yield from no_multiple(config, "parallel.fpdt_chunk_tokens", ulysses, words)
+        yield from problems_of(config, limits.sharded_sequence(shape, parallel.tensor_parallel_size))
+    ulysses, chunk = parallel.ds_sequence_parallel_size, parallel.fpdt_chunk_tokens
+    yield from problems_of(config, limits.sequence(shape, ulysses, chunk))
 
 
 def fpdt_has_its_kernels(config: RunConfig) -> Problems:
@@ -350,36 +325,13 @@ def fp8_has_its_units(config: RunConfig) -> Problems:
             f"  needs a GPU from Hopper on (compute capability 9.0), but resources.gpu_type {device.name} "
             f"{has}. Set fp8: false."
         )
-    model, tensor = config.model, config.parallel.tensor_parallel_size
-    heads, size = model.num_attention_heads, model.resolved_kv_channels
-    sides = {
-        "model.hidden_size": model.hidden_size // tensor,
-        "model.ffn_hidden_size": model.resolved_ffn_hidden_size // tensor,
-    }
-    if model.kv_channels is not None:
-        sides["model.kv_channels"] = heads * size // tensor
-    if model.num_query_groups is not None:
-        sides["model.num_query_groups"] = (heads + 2 * model.num_query_groups) * size // tensor
-    for key, side in sides.items():
-        if side % FP8_MULTIPLE:
-            yield (
-                f"{config.where(key)}: {key}: FP8 products need matrices whose sides are multiples of "
-                f"{FP8_MULTIPLE}, and this side divided by tensor_parallel_size({tensor}) is {side}. Set "
-                "fp8: false, or another size."
-            )
-    ulysses = config.parallel.ds_sequence_parallel_size
+    parallel, shape = config.parallel, shape_of(config)
+    yield from problems_of(config, limits.fp8_sides(shape, parallel.tensor_parallel_size))
     # FPDT's MLP multiplies a chunk at a time.
-    chunk = config.parallel.fpdt_chunk_tokens
-    length, key = (chunk, "fpdt_chunk_tokens") if chunk else (model.seq_length, "seq_length")
-    tokens = config.batch.micro_batch_size * length // ulysses
-    if tokens % FP8_MULTIPLE:
-        yield (
-            f"{found(config, 'precision.fp8')}\n"
-            f"  needs a multiple of {FP8_MULTIPLE} tokens, and "
-            f"micro_batch_size({config.batch.micro_batch_size}) * "
-            f"{key}({length}) / ds_sequence_parallel_size({ulysses}) = {tokens}. Set fp8: "
-            f"false, or another {key}."
-        )
+    name = "fpdt_chunk_tokens" if parallel.fpdt_chunk_tokens else "seq_length"
+    length = parallel.fpdt_chunk_tokens or shape.seq_length
+    micro, ulysses = config.batch.micro_batch_size, parallel.ds_sequence_parallel_size
+    yield from problems_of(config, limits.fp8_tokens(micro, length, ulysses, name))
 
 
 LAYOUT_RULES: tuple[Callable[[RunConfig], Problems], ...] = (

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from nbtrain.config.arithmetic.four_bits import BLOCK_ELEMENTS
 from nbtrain.config.arithmetic.shape import shape_of
 from nbtrain.config.lora_section import LoraConfig
+from nbtrain.config.rules.limits import adapter_groups, four_bit_blocks, four_bit_stages, problems_of
 from nbtrain.config.rules.wording import Problems, found, value_of
 from nbtrain.config.schema import RunConfig
 
@@ -52,12 +52,9 @@ def trained_tokens_are_there(config: RunConfig) -> Problems:
 
 def adapters_can_be_cut(config: RunConfig) -> Problems:
     """Each rank's rows of queries, keys and values are complete groups."""
-    groups, tensor = config.model.resolved_num_query_groups, config.parallel.tensor_parallel_size
-    if config.lora is not None and "query_key_value" in config.lora.targets and groups % tensor:
-        yield (
-            f"{found(config, 'parallel.tensor_parallel_size')}\n  with lora on query_key_value must divide "
-            f"model.num_query_groups({groups}). Lower it, or remove query_key_value from lora.targets."
-        )
+    if config.lora is not None:
+        tensor = config.parallel.tensor_parallel_size
+        yield from problems_of(config, adapter_groups(config.lora, shape_of(config), tensor))
 
 
 def adapters_attend_at_once(config: RunConfig) -> Problems:
@@ -98,18 +95,8 @@ def four_bits_are_whole(config: RunConfig) -> Problems:
     if config.lora is None or not config.lora.load_in_4bit:
         return
     parallel = config.parallel
-    if parallel.zero_stage == 3:
-        yield (
-            f"{found(config, 'parallel.zero_stage')}\n  cuts each parameter over the ranks, and matrices in "
-            "4 bits (lora.load_in_4bit) are whole on each rank. Set zero_stage: 2, or load_in_4bit: false to "
-            "divide the frozen weights."
-        )
-    if parallel.pipeline_parallel_size > 1:
-        yield (
-            f"{found(config, 'parallel.pipeline_parallel_size')}\n  cuts the model into stages, for which "
-            "matrices in 4 bits (lora.load_in_4bit) are not made. Set pipeline_parallel_size: 1, or "
-            "load_in_4bit: false."
-        )
+    broken = four_bit_stages(config.lora, parallel.pipeline_parallel_size, parallel.zero_stage)
+    yield from problems_of(config, broken)
     for key in ("precision.fp8", "model.compile"):
         if value_of(config, key):
             yield (
@@ -120,28 +107,9 @@ def four_bits_are_whole(config: RunConfig) -> Problems:
 
 def four_bits_are_cut_between_blocks(config: RunConfig) -> Problems:
     """Every layout has the same bits, because tensor-parallel ranks do not split a block of 64 numbers."""
-    tensor = config.parallel.tensor_parallel_size
-    if config.lora is None or not config.lora.load_in_4bit or tensor == 1:
-        return
-    if config.lora.bnb_4bit_use_double_quant:
-        yield (
-            f"{found(config, 'lora.bnb_4bit_use_double_quant')}\n  takes one mean over a whole matrix, which "
-            f"tensor_parallel_size({tensor}) cuts apart. Set bnb_4bit_use_double_quant: false, which takes "
-            "0.373 bits a weight more, or tensor_parallel_size: 1."
-        )
-    shape = shape_of(config)
-    inputs = {
-        "hidden_size": (shape.hidden_size, 1),
-        "num_attention_heads * kv_channels": (shape.query_width, tensor),
-        "ffn_hidden_size": (shape.ffn_hidden_size, tensor),
-    }
-    for words, (width, ranks) in inputs.items():
-        if width % (BLOCK_ELEMENTS * ranks):
-            yield (
-                f"{found(config, 'parallel.tensor_parallel_size')}\n  with lora.load_in_4bit cuts matrices "
-                f"between blocks of {BLOCK_ELEMENTS} numbers, and {words}({width}) is not a multiple of "
-                f"{BLOCK_ELEMENTS * ranks}. Set tensor_parallel_size: 1."
-            )
+    if config.lora is not None:
+        tensor = config.parallel.tensor_parallel_size
+        yield from problems_of(config, four_bit_blocks(config.lora, shape_of(config), tensor))
 
 
 LORA_RULES: tuple[Callable[[RunConfig], Problems], ...] = (

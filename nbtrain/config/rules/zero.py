@@ -13,7 +13,8 @@ from nbtrain.config.deepspeed_keys import key_problems
 from nbtrain.config.parallel_section import ParallelConfig
 from nbtrain.config.rules.combinations import kinds_go_together, kinds_have_what_they_need
 from nbtrain.config.rules.layout import layers_fill_the_stages
-from nbtrain.config.rules.wording import Problems, found, no_divisor
+from nbtrain.config.rules.limits import hpz_partition, prescaled_gradients, problems_of
+from nbtrain.config.rules.wording import Problems, found
 from nbtrain.config.schema import RunConfig
 
 # An optimizer's group in NVMe's buffers: parameters, their gradients and Adam's two moments.
@@ -73,9 +74,8 @@ def hpz_divides(config: RunConfig) -> Problems:
             "  is for zero_hpz: true, but zero_hpz is false. Set it to null, or set zero_hpz: true."
         )
     # null means a machine's ranks, which divide unless another rule is broken, which reports it.
-    if parallel.zero_hpz and parallel.zero_hpz_partition_size is not None:
-        words = f"data_parallel_size * ds_sequence_parallel_size = {parallel.data_axis_size}"
-        yield from no_divisor(config, "parallel.zero_hpz_partition_size", parallel.data_axis_size, words)
+    if parallel.zero_hpz and (size := parallel.zero_hpz_partition_size) is not None:
+        yield from problems_of(config, hpz_partition(size, parallel.data_axis_size))
 
 
 def quantized_gradients_are_scattered(config: RunConfig) -> Problems:
@@ -91,13 +91,10 @@ def quantized_gradients_are_scattered(config: RunConfig) -> Problems:
 
 def prescale_is_without_zero(config: RunConfig) -> Problems:
     """ZeRO divides gradients after their sum only."""
-    stage = config.parallel.zero_stage
-    if config.parallel.prescale_gradients and stage:
-        yield (
-            f"{found(config, 'parallel.prescale_gradients')}\n"
-            f"  is for zero_stage: 0, but zero_stage is {stage}. Set prescale_gradients: false; gradients "
-            f"are summed in communication_data_type({config.parallel.communication_data_type}) either way."
-        )
+    parallel = config.parallel
+    if parallel.prescale_gradients:
+        broken = prescaled_gradients(parallel.zero_stage, parallel.communication_data_type)
+        yield from problems_of(config, broken)
 
 
 def elastic_checkpoint_is_not_needed(config: RunConfig) -> Problems:

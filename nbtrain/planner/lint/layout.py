@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from nbtrain.base import amounts
 from nbtrain.config.arithmetic.devices import find_device
+from nbtrain.config.arithmetic.divisors import divisors
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.duration import bubble_fraction, rates_of_run
 from nbtrain.planner.findings import Cost, Finding, finding_of
-from nbtrain.planner.legal import divisors
 from nbtrain.planner.lint.remedies import MICRO_BATCH, with_changes
 from nbtrain.planner.lint.subject import Subject
 from nbtrain.planner.memory import estimate

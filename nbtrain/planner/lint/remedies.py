@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbtrain.config.arithmetic.devices import find_device
+from nbtrain.config.arithmetic.divisors import divisors
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
-from nbtrain.planner.legal import divisors
 from nbtrain.planner.memory import MemoryEstimate, estimate_memory
 
 RECOMPUTE = "parallel.activation_checkpointing.granularity"

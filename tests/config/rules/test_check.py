@@ -386,9 +386,9 @@ BROKEN = {
             "precision.dtype=bf16",
             "resources.gpu_type=H100",
         ],
-        "override model.ffn_hidden_size=3080: model.ffn_hidden_size: FP8 products need matrices whose sides "
-        "are multiples of 16, and this side divided by tensor_parallel_size(1) is 3080. Set fp8: false, or "
-        "another size.",
+        "override model.ffn_hidden_size=3080: model.ffn_hidden_size = 3080\n  gives matrices a side of "
+        "3080 on a rank of tensor_parallel_size(1), and FP8 needs multiples of 16. Set fp8: false, or another"
+        " size.",
     ),
     "groups that do not divide the heads": (
         "gpt3-tiny",
@@ -687,15 +687,15 @@ BROKEN = {
     "4 bits and ZeRO 3": (
         "gpt-125m",
         [*FOUR_BITS, *ZERO_3],
-        "@: parallel.zero_stage = 3\n  cuts each parameter over the ranks, and matrices in 4 bits "
-        "(lora.load_in_4bit) are whole on each rank. Set zero_stage: 2, or load_in_4bit: false to divide the "
-        "frozen weights.",
+        "@: parallel.zero_stage = 3\n  shards each parameter across the ranks, and matrices in 4 bits "
+        "(lora.load_in_4bit) are complete on each rank. Set zero_stage: 2, or load_in_4bit: false to shard "
+        "the frozen weights.",
     ),
     "4 bits and a pipeline": (
         "gpt-2-7b-2xdp-2xpp-2xtp",
         [*FOUR_BITS, "parallel.tensor_parallel_size=1", "parallel.data_parallel_size=4"],
-        "@: parallel.pipeline_parallel_size = 2\n  cuts the model into stages, for which matrices in 4 bits "
-        "(lora.load_in_4bit) are not made. Set pipeline_parallel_size: 1, or load_in_4bit: false.",
+        "@: parallel.pipeline_parallel_size = 2\n  splits the model into stages, which do not support "
+        "matrices in 4 bits (lora.load_in_4bit). Set pipeline_parallel_size: 1, or load_in_4bit: false.",
     ),
     "4 bits and the compiler": (
         "gpt3-tiny",
@@ -706,14 +706,14 @@ BROKEN = {
     "4 bits twice, cut": (
         "gpt-125m",
         [*FOUR_BITS, "lora.bnb_4bit_use_double_quant=true", *TENSOR_2],
-        "@: lora.bnb_4bit_use_double_quant = true\n  takes one mean over a whole matrix, which "
-        "tensor_parallel_size(2) cuts apart. Set bnb_4bit_use_double_quant: false, which takes 0.373 bits a "
-        "weight more, or tensor_parallel_size: 1.",
+        "@: lora.bnb_4bit_use_double_quant = true\n  needs one mean over a complete matrix, which "
+        "tensor_parallel_size(2) shards. Set bnb_4bit_use_double_quant: false, which needs 0.373 bits more "
+        "for each weight, or tensor_parallel_size: 1.",
     ),
     "4 bits that are cut apart": (
         "gpt-125m",
         [*FOUR_BITS, "model.ffn_hidden_size=3136", *TENSOR_2],
-        "@: parallel.tensor_parallel_size = 2\n  with lora.load_in_4bit cuts matrices between blocks of 64 "
+        "@: parallel.tensor_parallel_size = 2\n  with lora.load_in_4bit shards matrices between blocks of 64 "
         "numbers, and ffn_hidden_size(3136) is not a multiple of 128. Set tensor_parallel_size: 1.",
     ),
     "adapters of a shared group": (

@@ -121,14 +121,12 @@ def test_what_just_passes(rule, overrides):
         (
             "fp8_has_its_units",
             [*FP8, "model={kv_channels: 66}"],
-            "model.kv_channels: FP8 products need matrices whose sides are multiples of 16, and this side "
-            "divided by tensor_parallel_size(1) is 792.",
+            "model.kv_channels = 66\n  gives matrices a side of 792 on a rank of tensor_parallel_size(1)",
         ),
         (
             "fp8_has_its_units",
             [*FP8, "model={kv_channels: 68, num_query_groups: 1}"],
-            "model.num_query_groups: FP8 products need matrices whose sides are multiples of 16, and this "
-            "side divided by tensor_parallel_size(1) is 952.",
+            "model.num_query_groups = 1\n  gives matrices a side of 952 on a rank of tensor_parallel_size(1)",
         ),
         (
             "fp8_has_its_units",
@@ -138,12 +136,12 @@ def test_what_just_passes(rule, overrides):
                 "parallel.tensor_parallel_size=2",
                 "model.hidden_size=784",
             ],
-            "divided by tensor_parallel_size(2) is 392.",
+            "gives matrices a side of 392 on a rank of tensor_parallel_size(2), and FP8 needs",
         ),
         (
             "fp8_has_its_units",
             [*FP8, "parallel.tensor_parallel_size=2", "model.ffn_hidden_size=3088"],
-            "multiples of 16, and this side divided by tensor_parallel_size(2) is 1544.",
+            "gives matrices a side of 1544 on a rank of tensor_parallel_size(2),",
         ),
         (
             "attention_backend_serves",

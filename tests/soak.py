@@ -37,7 +37,7 @@ ENGINE = (
 OUTSIDE_ENGINE = ("nbtrain.corpus", "nbtrain.lab", "nbtrain.cli", "nbtrain.monitor")
 FUZZED = (
     "tests/dataset/test_fuzz_idx.py",
-    "tests/corpus/wiki/test_walker.py",
+    "tests/corpus/wiki/article/test_walker.py",
     "tests/corpus/sources/test_jsonl.py",
     "tests/corpus/sources/test_keys.py",
     "tests/corpus/sources/test_text.py",
@@ -618,7 +618,7 @@ PARTS = (
                 "nbtrain.dataset.indexed",
                 "nbtrain.dataset.indexed_writer",
                 "nbtrain.dataset.samples.packed_index",
-                "nbtrain.corpus.wiki.walker",
+                "nbtrain.corpus.wiki.article.walker",
                 "nbtrain.corpus.sources.base",
                 "nbtrain.config.yaml_source",
             ),

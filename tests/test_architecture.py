@@ -348,7 +348,6 @@ MUTUAL = {
     ("config", "config.arithmetic"),
     ("config", "config.rules"),
     ("corpus", "corpus.sources"),
-    ("corpus.wiki", "corpus.wiki.templates"),
     ("jobs", "jobs.backends"),
     ("jobs", "jobs.queue"),
     ("jobs", "jobs.supervisor"),

@@ -25,8 +25,8 @@ def load(name: str):
     """Return a parser's function from wikitext to plain text; only our parser uses the language."""
     if name == "nbtrain":
         from nbtrain.corpus.sentences import segments
+        from nbtrain.corpus.wiki.article.walker import Walker
         from nbtrain.corpus.wiki.templates.call import Wiki
-        from nbtrain.corpus.wiki.walker import Walker
 
         walkers: dict[str, Walker] = {}
 

@@ -1,6 +1,6 @@
 """A Wikipedia dump: its articles as plain text, title first.
 
-    title, an empty line, text        one document per article (walker.py says what the text keeps)
+    title, an empty line, text        one document per article (wiki/article/walker.py says what the text keeps)
 
 Redirects, other namespaces and pages that are not wikitext are dropped by rule, pages without a word as
 empty. A multistream .bz2 and an .xml are read in parallel. A .bz2 of one stream, UTF-16, and max_articles
@@ -22,8 +22,8 @@ from nbtrain.corpus.records import MOST_TEMPLATES, SourcePart, Tally
 from nbtrain.corpus.sources.base import SourceReader
 from nbtrain.corpus.sources.folder import is_file
 from nbtrain.corpus.wiki import dump
+from nbtrain.corpus.wiki.article.walker import Walker
 from nbtrain.corpus.wiki.templates.call import Wiki
-from nbtrain.corpus.wiki.walker import Walker
 
 if TYPE_CHECKING:
     from nbtrain.corpus.http import Downloaded

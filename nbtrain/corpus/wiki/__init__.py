@@ -1,1 +1,1 @@
-"""Wikipedia dumps: download.py fetches, dump.py reads pages, walker.py turns wikitext into text."""
+"""Wikipedia dumps: download.py fetches, dump.py reads pages, article/walker.py turns wikitext into text."""

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from nbtrain.corpus.sentences import segments
+from nbtrain.corpus.wiki.article.walker import Walker
 from nbtrain.corpus.wiki.markup import GAP
 from nbtrain.corpus.wiki.templates.call import Call, Wiki
 from nbtrain.corpus.wiki.templates.functions import FUNCTIONS
 from nbtrain.corpus.wiki.templates.library import LANGUAGES, tables
-from nbtrain.corpus.wiki.walker import Walker
 
 FORMS = Path(__file__).with_name("template_forms.txt")
 

@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Mapping
 
 from nbtrain.corpus.wiki import markup
-from nbtrain.corpus.wiki.gaps import Segment, drop_sentences, without_notes
+from nbtrain.corpus.wiki.article.gaps import Segment, drop_sentences, without_notes
+from nbtrain.corpus.wiki.article.prefixes import FILE_ENDINGS, SISTERS, invisible_prefixes, normalized
 from nbtrain.corpus.wiki.markup import ASIDE, BAR, DROPPED, GAP, JOINT, LESS_THAN, LINE_BREAK
-from nbtrain.corpus.wiki.prefixes import FILE_ENDINGS, SISTERS, invisible_prefixes, normalized
 from nbtrain.corpus.wiki.templates.call import Wiki
 from nbtrain.corpus.wiki.templates.library import Library
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from nbtrain.corpus.sentences import segments
 from nbtrain.corpus.wiki import dump
+from nbtrain.corpus.wiki.article.walker import Walker
 from nbtrain.corpus.wiki.templates.call import Wiki
-from nbtrain.corpus.wiki.walker import Walker
 from tests.benchmarks.wiki import RESIDUE
 from tests.corpus import made
 from tests.fuzzing import num_cases

@@ -358,7 +358,6 @@ MUTUAL = {
     ("planner", "planner.lint"),
     ("planner", "planner.memory"),
     ("planner", "planner.time"),
-    ("train", "train.figures"),
 }
 
 

@@ -85,7 +85,7 @@ class Built:
 
     def _load_reference(self, is_fresh: bool, beat: Callable[[], None]) -> None:
         from nbtrain.checkpoint.initial import load_initial
-        from nbtrain.train.preferences import load_reference
+        from nbtrain.train.preference_reference import load_reference
 
         live = self.saver.live
 

@@ -22,16 +22,18 @@ from nbtrain.parallel.agreement import LEAVE, NOTHING, STOP, Agreement
 from nbtrain.parallel.startup import World
 from nbtrain.train.build import Built, build
 from nbtrain.train.engine.batches import Batches, DatasetLosses, training_rows
+from nbtrain.train.engine.preference_pairs import PairFigures
 from nbtrain.train.figures.report import Report
+from nbtrain.train.figures.rewards import Rewards
+from nbtrain.train.figures.step_result import StepResult
 from nbtrain.train.figures.stragglers import Stragglers
 from nbtrain.train.figures.throughput import PerfClock
 from nbtrain.train.health.attempt import this_attempt
 from nbtrain.train.health.finite_weights import bad_weights
 from nbtrain.train.health.heartbeat import HeartbeatWriter
-from nbtrain.train.preferences import PairFigures, Rewards
 from nbtrain.train.profile.profiler import profiling
 from nbtrain.train.requests import ExitLimits, Requests, job_age_seconds
-from nbtrain.train.training_step import StepResult, TrainingStep
+from nbtrain.train.training_step import TrainingStep
 
 if TYPE_CHECKING:
     from nbtrain.train.tasks import Tasks

@@ -3,7 +3,6 @@
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -17,41 +16,11 @@ from nbtrain.train.build import Built
 from nbtrain.train.engine.batches import Batches, DatasetLosses
 from nbtrain.train.engine.engine import MicroBatch, StepWork
 from nbtrain.train.engine.optimizer import set_batch_size, set_rates
+from nbtrain.train.engine.preference_pairs import PairFigures
 from nbtrain.train.figures.communication import CommunicationTimer
+from nbtrain.train.figures.step_result import StepResult
 from nbtrain.train.figures.throughput import StepTimer
 from nbtrain.train.health.heartbeat import HeartbeatWriter
-from nbtrain.train.preferences import PairFigures
-
-
-@dataclass
-class StepResult:
-    """Result of one step for the report; tensors may still be computing."""
-
-    step: int
-    batch_size: int
-    """Sequences of this step."""
-    consumed_samples: int
-    """Sequences trained on, this step's included."""
-    learning_rate: float
-    loss: torch.Tensor
-    """Mean over this step's tokens in the loss, of all micro batches and ranks."""
-    grad_norm: torch.Tensor | float | None
-    loss_scale: float
-    """Loss scale after this step."""
-    timer: StepTimer = field(repr=False)
-    wall_seconds: float = 0.0
-    logged: bool = False
-    """Whether a log line is due."""
-    tokens_in_loss: torch.Tensor | None = None
-    """Number of tokens, or pairs, in the mean loss; 0 if the step has no loss, None for all tokens."""
-    dataset_losses: torch.Tensor | None = None
-    """[named datasets, 2], over all ranks: each dataset's sum of losses and number of tokens in the loss."""
-    pair_sums: torch.Tensor | None = None
-    """Sums of preference pairs over all ranks, with dpo: train/preferences.py."""
-    overflowed_scale: float | None = None
-    """Loss scale at which fp16 overflowed, so that the weights were not updated; None without an overflow."""
-    stability_counts: dict[str, int] = field(default_factory=dict)
-    """Bad steps of the run so far, by their names in metrics.py; empty while there are none."""
 
 
 class TrainingStep:

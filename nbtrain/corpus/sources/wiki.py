@@ -1,6 +1,6 @@
 """A Wikipedia dump: its articles as plain text, title first.
 
-    title, an empty line, text        one document per article (wiki/article/walker.py says what the text keeps)
+    title, an empty line, text        one document per article (what it keeps: wiki/article/walker.py)
 
 Redirects, other namespaces and pages that are not wikitext are dropped by rule, pages without a word as
 empty. A multistream .bz2 and an .xml are read in parallel. A .bz2 of one stream, UTF-16, and max_articles

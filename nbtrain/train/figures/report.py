@@ -25,11 +25,11 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.parallel.startup import World
 from nbtrain.train.figures.alerts import Alerts, device_utilization
 from nbtrain.train.figures.metrics_writer import MetricsWriter
+from nbtrain.train.figures.rewards import Rewards
+from nbtrain.train.figures.step_result import StepResult
 from nbtrain.train.figures.stragglers import Spread
 from nbtrain.train.figures.throughput import Pauses, Rate, Speedometer, Throughput, TimeSplit, host_memory
 from nbtrain.train.health.heartbeat import HeartbeatWriter
-from nbtrain.train.preferences import Rewards
-from nbtrain.train.training_step import StepResult
 
 if TYPE_CHECKING:
     from nbtrain.evaluation.evaluate import Evaluation

@@ -18,10 +18,10 @@ from nbtrain.monitor.tfevents import read_scalars
 from nbtrain.parallel.startup import World
 from nbtrain.train.figures.alerts import Alerts
 from nbtrain.train.figures.report import Report
+from nbtrain.train.figures.step_result import StepResult
 from nbtrain.train.figures.stragglers import Spread
 from nbtrain.train.figures.throughput import StepTimer, TimeSplit
 from nbtrain.train.health.heartbeat import HeartbeatWriter
-from nbtrain.train.training_step import StepResult
 
 CPU = torch.device("cpu")
 

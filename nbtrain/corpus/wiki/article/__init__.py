@@ -1,1 +1,1 @@
-"""An article as text: walker.py turns its wikitext into paragraphs, gaps.py drops sentences with unknown text."""
+"""Wikitext -> text: walker.py reads an article, gaps.py drops sentences whose text is unknown."""

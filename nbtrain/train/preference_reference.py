@@ -1,7 +1,4 @@
-"""Preference pairs in training: their rewards, and the reference that is computed before the first step.
-
-    PairFigures        the log-probabilities of answers, from the token losses that the model fills in
-    load_reference     the reference of all pairs from the data's index cache, computed first if it is missing
+"""The reference of preference pairs: taken from the data's index cache, or computed before the first step.
 
 The reference is the model that the run starts from. Every layout computes it like a validation: each rank
 computes its share of the samples, without dropout.
@@ -9,8 +6,7 @@ computes its share of the samples, without dropout.
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -18,88 +14,20 @@ import torch
 from nbtrain.base.amounts import counted
 from nbtrain.base.progress import Progress
 from nbtrain.checkpoint.live_run import LiveRun
-from nbtrain.config.dpo_section import DpoConfig
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.files import OpenDataset
 from nbtrain.dataset.of_run import open_dataset
 from nbtrain.dataset.samples.preference_dataset import PreferenceDataset, all_pairs
 from nbtrain.dataset.samples.reference import description_of, keep_reference, known_reference
-from nbtrain.model.preference import Pairs, answer_log_probabilities, rewards
 from nbtrain.parallel.agreement import gather_objects
-from nbtrain.train.engine.batches import Batch, Batches
+from nbtrain.train.engine.batches import Batches
 from nbtrain.train.engine.engine import TrainEngine
+from nbtrain.train.engine.preference_pairs import PairFigures
 
 logger = logging.getLogger(__name__)
 
 # Batches of the reference per update of the progress bar.
 BATCHES_AT_ONCE = 8
-
-
-class Rewards(NamedTuple):
-    """Means over pairs; a reward is beta times the log-probability difference from the reference."""
-
-    chosen: float
-    rejected: float
-    accuracy: float
-    """Fraction of the pairs whose chosen answer has the higher reward."""
-
-    @property
-    def margin(self) -> float:
-        return self.chosen - self.rejected
-
-    @classmethod
-    def of(cls, sums: torch.Tensor) -> "Rewards":
-        """Return the rewards from the result of PairFigures.sums()."""
-        chosen, rejected, better, pairs = sums.tolist()
-        return cls(*(total / max(pairs, 1.0) for total in (chosen, rejected, better)))
-
-
-class PairFigures:
-    """Log-probabilities of the answers of micro batches, computed from their tokens' losses."""
-
-    def __init__(self, dpo: DpoConfig, device: torch.device):
-        self._dpo, self._device = dpo, device
-        self._noted: list[tuple[Batch, torch.Tensor]] = []
-
-    def of(self, batch: Batch) -> torch.Tensor:
-        """Return zeros, fp32 [b, s], that the model fills with each token's loss."""
-        token_losses = torch.zeros(batch.labels.shape, device=self._device)
-        self._noted.append((batch, token_losses))
-        return token_losses
-
-    @property
-    def noted(self) -> "_Noted":
-        """Return a receiver that fills these figures in a validation."""
-        return _Noted(self)
-
-    def log_probabilities(self) -> Iterator[tuple[Batch, torch.Tensor]]:
-        """Yield (micro batch, float64 [P, 2]) for each micro batch."""
-        for batch, token_losses in self._noted:
-            assert batch.loss_mask is not None
-            yield batch, answer_log_probabilities(token_losses, batch.loss_mask, _pairs_of(batch))
-
-    def sums(self, ulysses_ranks: int = 1) -> torch.Tensor:
-        """Return float64 [4]: sums of chosen and rejected rewards, pairs ranked correctly, and all pairs."""
-        assert ulysses_ranks == 1
-        total = torch.zeros(4, dtype=torch.float64, device=self._device)
-        for batch, found in self.log_probabilities():
-            own = rewards(found, _pairs_of(batch), self._dpo)
-            total[:2] += own.sum(0)
-            total[2] += (own[:, 0] > own[:, 1]).sum()
-            total[3] += len(own)
-        return total
-
-
-class _Noted(NamedTuple):
-    figures: PairFigures
-
-    def of(self, batch: Batch) -> dict[str, torch.Tensor]:
-        return {"token_losses": self.figures.of(batch)}
-
-
-def _pairs_of(batch: Batch) -> Pairs:
-    assert batch.answers is not None and batch.reference is not None
-    return Pairs(batch.answers, batch.reference)
 
 
 def load_reference(

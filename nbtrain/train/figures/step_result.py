@@ -1,0 +1,38 @@
+"""Result of one optimizer step, from which the report writes a log line and scalars."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from nbtrain.train.figures.throughput import StepTimer
+
+
+@dataclass
+class StepResult:
+    """Result of one step for the report; tensors may still be computing."""
+
+    step: int
+    batch_size: int
+    """Sequences of this step."""
+    consumed_samples: int
+    """Sequences trained on, this step's included."""
+    learning_rate: float
+    loss: torch.Tensor
+    """Mean over this step's tokens in the loss, of all micro batches and ranks."""
+    grad_norm: torch.Tensor | float | None
+    loss_scale: float
+    """Loss scale after this step."""
+    timer: StepTimer = field(repr=False)
+    wall_seconds: float = 0.0
+    logged: bool = False
+    """Whether a log line is due."""
+    tokens_in_loss: torch.Tensor | None = None
+    """Number of tokens, or pairs, in the mean loss; 0 if the step has no loss, None for all tokens."""
+    dataset_losses: torch.Tensor | None = None
+    """[named datasets, 2], over all ranks: each dataset's sum of losses and number of tokens in the loss."""
+    pair_sums: torch.Tensor | None = None
+    """Sums of preference pairs over all ranks, with dpo: PairFigures.sums()."""
+    overflowed_scale: float | None = None
+    """Loss scale at which fp16 overflowed, so that the weights were not updated; None without an overflow."""
+    stability_counts: dict[str, int] = field(default_factory=dict)
+    """Bad steps of the run so far, by their names in metrics.py; empty while there are none."""

@@ -2,9 +2,9 @@
 
     index-cache/<key>-reference.npy    float32 [sequences, 2]: chosen, rejected; NaN for a dropped pair
 
-They come from the weights that a run starts from, computed before its first step by train/preference_reference.py.
-The key identifies the pairs, the weights and how they are computed. So runs that differ in beta, learning rate or
-layout share them, and a resume reads what its first start has written.
+They come from the weights that a run starts from: train/preference_reference.py computes them before the
+first step. The key identifies the pairs, the weights and how they are computed. So runs that differ in beta,
+learning rate or layout share them, and a resume reads what its first start has written.
 """
 
 from pathlib import Path

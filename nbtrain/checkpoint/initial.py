@@ -15,12 +15,12 @@ from nbtrain.base.errors import CheckpointError
 from nbtrain.base.workspace import display, resolve
 from nbtrain.checkpoint import manifest as manifests
 from nbtrain.checkpoint import reshape
+from nbtrain.checkpoint.folder_weights import PIECE_ELEMENTS
 from nbtrain.checkpoint.four_bits import load_four_bits
 from nbtrain.checkpoint.live_run import LiveRun
 from nbtrain.checkpoint.masters import MadeWhole, Weights
 from nbtrain.checkpoint.opened import refuse_changed, weights_of
-from nbtrain.checkpoint.pretrained.adapters import read_adapters
-from nbtrain.checkpoint.pretrained.reading import PIECE_ELEMENTS
+from nbtrain.checkpoint.peft_adapters import read_adapters
 from nbtrain.checkpoint.store import MASTER, WHOLE, StoredParameter
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.names import OF_VOCABULARY, trained_rows_of

@@ -11,10 +11,10 @@ import torch
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display
+from nbtrain.checkpoint.folder_weights import PIECE_ELEMENTS, FolderWeights
 from nbtrain.checkpoint.four_bits import FourBitWeights
 from nbtrain.checkpoint.masters import Weights
 from nbtrain.checkpoint.merged import MergedWeights
-from nbtrain.checkpoint.pretrained.reading import PIECE_ELEMENTS, FolderWeights
 from nbtrain.checkpoint.store import MASTER, WHOLE, CheckpointStore, StoredParameter, TensorPart
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig

@@ -6,7 +6,8 @@
 GPT-2 has one module for queries, keys and values: its vector is written with 1 for the queries, and a vector
 trained by peft must have 1 there.
 
-This module does not use torch; checkpoint/pretrained/ia3.py reads and writes the tensors.
+This module does not use torch; checkpoint/peft_vectors.py reads the tensors, and
+checkpoint/pretrained/ia3.py writes them.
 """
 
 from pathlib import Path

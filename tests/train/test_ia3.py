@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nbtrain.checkpoint.opened import open_checkpoint
-from nbtrain.checkpoint.pretrained.adapters import read_adapters
+from nbtrain.checkpoint.peft_adapters import read_adapters
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.config.load import load, load_resolved
 from nbtrain.inference.loaded import fill, model_of

@@ -9,7 +9,7 @@ import torch
 
 from nbtrain.base import files
 from nbtrain.base.events import read_events
-from nbtrain.checkpoint.pretrained.reading import FolderWeights
+from nbtrain.checkpoint.folder_weights import FolderWeights
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.jobs.initial_weights import record_initial

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from nbtrain.checkpoint.pretrained.reading import FolderWeights
+from nbtrain.checkpoint.folder_weights import FolderWeights
 from nbtrain.checkpoint.pretrained.whole import WholeWeights
 from nbtrain.config.load import load
 from nbtrain.dataset.files import DatasetFiles, OpenDataset

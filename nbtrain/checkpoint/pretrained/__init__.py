@@ -1,1 +1,1 @@
-"""Weights of other programs: reading into a run, writing from a checkpoint, and comparison."""
+"""Weights in other programs' formats: written from a checkpoint, converted, and compared."""

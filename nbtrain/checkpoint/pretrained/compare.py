@@ -15,8 +15,8 @@ from torch import nn
 
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.workspace import display
+from nbtrain.checkpoint.folder_weights import PIECE_ELEMENTS
 from nbtrain.checkpoint.pretrained.plain import PlainModel
-from nbtrain.checkpoint.pretrained.reading import PIECE_ELEMENTS
 from nbtrain.checkpoint.pretrained.whole import WholeWeights
 from nbtrain.config.schema import RunConfig
 from nbtrain.model.gpt import GPT

@@ -16,10 +16,10 @@ from nbtrain.base.checkpoint_files import in_work
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display
+from nbtrain.checkpoint.folder_weights import FolderWeights
 from nbtrain.checkpoint.manifest import whole_step
 from nbtrain.checkpoint.opened import open_checkpoint, weights_of
 from nbtrain.checkpoint.pretrained.files import write_file, write_sharded
-from nbtrain.checkpoint.pretrained.reading import FolderWeights
 from nbtrain.checkpoint.pretrained.whole import WholeWeights
 from nbtrain.checkpoint.store import DTYPES
 from nbtrain.config.schema import RunConfig

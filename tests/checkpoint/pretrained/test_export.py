@@ -11,9 +11,9 @@ from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import tokenizer_dir
+from nbtrain.checkpoint.folder_weights import FolderWeights
 from nbtrain.checkpoint.pretrained import __main__ as gpu_side
 from nbtrain.checkpoint.pretrained.plain import PlainModel
-from nbtrain.checkpoint.pretrained.reading import FolderWeights
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.checkpoint.weights import load_model_weights
 from nbtrain.config.load import load_resolved, to_yaml

@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
+from nbtrain.checkpoint.folder_weights import FolderWeights
 from nbtrain.checkpoint.pretrained.compare import compare
 from nbtrain.checkpoint.pretrained.export import write_folder
 from nbtrain.checkpoint.pretrained.plain import PlainModel
-from nbtrain.checkpoint.pretrained.reading import FolderWeights
 from nbtrain.checkpoint.pretrained.whole import WholeWeights
 from nbtrain.config.load import load
 from nbtrain.config.schema import ModelConfig

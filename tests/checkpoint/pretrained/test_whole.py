@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from nbtrain.base.errors import CheckpointError
+from nbtrain.checkpoint.folder_weights import FolderWeights
 from nbtrain.checkpoint.pretrained.compare import compare
 from nbtrain.checkpoint.pretrained.plain import PlainModel
-from nbtrain.checkpoint.pretrained.reading import FolderWeights
 from nbtrain.checkpoint.pretrained.whole import WholeWeights
 from nbtrain.config.load import load
 from nbtrain.pretrained.model import open_model

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nbtrain.base.errors import CheckpointError
-from nbtrain.checkpoint.pretrained.reading import FolderWeights
+from nbtrain.checkpoint.folder_weights import FolderWeights
 from nbtrain.checkpoint.store import MASTER, TensorPart
 from nbtrain.config.load import load
 from nbtrain.model.gpt import build_model

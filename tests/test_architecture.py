@@ -343,7 +343,6 @@ def folder_of(module: str) -> str:
 
 # Pairs of folders of one box that import each other today. The list may only become shorter.
 MUTUAL = {
-    ("cli", "cli.reference"),
     ("config", "config.arithmetic"),
     ("config", "config.rules"),
     ("corpus", "corpus.sources"),

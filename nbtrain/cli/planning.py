@@ -192,7 +192,7 @@ def init(options: argparse.Namespace) -> None:
     """Copy notebooks, examples and documentation."""
     from nbtrain.base import files
     from nbtrain.cli.init import copy_workspace
-    from nbtrain.cli.reference.pages import editor_schema
+    from nbtrain.config.editor_schema import editor_schema
 
     for path in copy_workspace(options.folder):
         show(path)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nbtrain.base.metrics import SCALARS
-from nbtrain.cli.reference.pages import editor_schema, generated, runs_table, with_table
+from nbtrain.cli.reference.pages import generated, runs_table, with_table
+from nbtrain.config.editor_schema import editor_schema
 from nbtrain.config.fields import described
 from nbtrain.config.keys import field_keys
 from nbtrain.config.load import load, to_yaml

@@ -30,7 +30,7 @@ from nbtrain.cli.reference import commands, flag_tables, parallelism, record_key
 from nbtrain.config import architectures, recipes
 from nbtrain.config.arithmetic.adapters import count_adapters
 from nbtrain.config.arithmetic.parameters import count_parameters
-from nbtrain.config.data_section import BlendEntry
+from nbtrain.config.editor_schema import editor_schema
 from nbtrain.config.fields import described
 from nbtrain.config.load import load
 from nbtrain.config.presets import PRESETS
@@ -325,29 +325,6 @@ def metrics_page() -> str:
         twice = "yes" if scalar.by_tokens else ""
         lines.append(f"| `{scalar.name}` | `{scalar.tag}` | {scalar.unit} | {scalar.meaning} | {twice} |")
     return "\n".join(lines) + "\n"
-
-
-def editor_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a run YAML as users write it: with `extends`, and no required field."""
-    schema = RunConfig.model_json_schema()
-    file_names = {"type": "string"}
-    schema["properties"] = {
-        "extends": {
-            "anyOf": [file_names, {"type": "array", "items": file_names}],
-            "description": "Run YAMLs to take everything from first, relative to this file.",
-        },
-        **schema["properties"],
-    }
-    items = {BlendEntry.__name__, *(source.__name__ for source in SOURCE_TYPES)}
-    for name, model in (("", schema), *schema["$defs"].items()):
-        # A list is replaced as a whole, so its entries must be complete; a file may omit any other field.
-        if name not in items:
-            model.pop("required", None)
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "nbtrain run",
-        **{key: value for key, value in schema.items() if key != "title"},
-    }
 
 
 def main(arguments: list[str]) -> None:

@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.checkpoint.opened import open_checkpoint
-from nbtrain.checkpoint.pretrained import __main__ as gpu_side
 from nbtrain.checkpoint.peft_adapters import PeftAdapters
+from nbtrain.checkpoint.pretrained import __main__ as gpu_side
 from nbtrain.checkpoint.pretrained.adapters import check_adapters, write_adapters
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.config.load import load, load_resolved

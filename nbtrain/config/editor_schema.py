@@ -1,0 +1,30 @@
+"""JSON Schema of a run YAML, with which editors complete and check it."""
+
+from typing import Any
+
+from nbtrain.config.data_section import BlendEntry
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.sources import SOURCE_TYPES
+
+
+def editor_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a run YAML as users write it: with `extends`, and no required field."""
+    schema = RunConfig.model_json_schema()
+    file_names = {"type": "string"}
+    schema["properties"] = {
+        "extends": {
+            "anyOf": [file_names, {"type": "array", "items": file_names}],
+            "description": "Run YAMLs to take everything from first, relative to this file.",
+        },
+        **schema["properties"],
+    }
+    items = {BlendEntry.__name__, *(source.__name__ for source in SOURCE_TYPES)}
+    for name, model in (("", schema), *schema["$defs"].items()):
+        # A list is replaced as a whole, so its entries must be complete; a file may omit any other field.
+        if name not in items:
+            model.pop("required", None)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "nbtrain run",
+        **{key: value for key, value in schema.items() if key != "title"},
+    }

@@ -30,6 +30,7 @@ from nbtrain.cli.reference import commands, flag_tables, parallelism, record_key
 from nbtrain.config import architectures, recipes
 from nbtrain.config.arithmetic.adapters import count_adapters
 from nbtrain.config.arithmetic.parameters import count_parameters
+from nbtrain.config.data_section import BlendEntry
 from nbtrain.config.editor_schema import editor_schema
 from nbtrain.config.fields import described
 from nbtrain.config.load import load

@@ -13,7 +13,7 @@ from nbtrain.config.load import Overrides
 from nbtrain.config.load import load as load_config
 
 if TYPE_CHECKING:
-    from nbtrain.planner.findings import Finding
+    from nbtrain.base.findings import Finding
 
 CHECK_SCHEMA_VERSION = 1
 
@@ -33,7 +33,7 @@ class Checked:
     @property
     def works(self) -> bool:
         """Whether the run may be submitted, judging by its files; if not, `nbtrain check` exits with 2."""
-        from nbtrain.planner.findings import stops
+        from nbtrain.base.findings import stops
 
         return self.refused is None and not stops(self.findings)
 
@@ -49,7 +49,7 @@ class Checked:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from nbtrain.planner.findings import findings_html
+        from nbtrain.base.findings import findings_html
 
         return f"<p><b>{html.escape(self._heading())}</b></p>{findings_html(self.findings, places=True)}"
 
@@ -71,10 +71,10 @@ def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Che
     `program` names the program and version of their flags ("megatron-lm@040eac94"). A run that would be
     refused raises nothing: its problems are findings of the level error.
     """
+    from nbtrain.config.findings import finding_of_problem, split_problems
     from nbtrain.foreign.read import is_foreign
     from nbtrain.jobs.findings import findings_here
     from nbtrain.jobs.initial_weights import findings_of_weights, with_new_tokens
-    from nbtrain.planner.findings import finding_of_problem, split_problems
     from nbtrain.planner.plan import plan
 
     if any(isinstance(source, str | Path) and is_foreign(source) for source in runs):

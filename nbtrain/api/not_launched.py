@@ -96,7 +96,7 @@ def not_launched(config: RunConfig, shortages: list[str]) -> NotLaunched:
     """Return a NotLaunched for these shortages, or for a dry run; placeholders are listed first."""
     from nbtrain.jobs.dry_run import request_text
 
-    shortages = [f"{found} is a placeholder. {fix}" for found, fix in placeholders_of(config)] + shortages
+    shortages = [finding.text for finding in placeholders_of(config)] + shortages
 
     command = f"nbtrain submit {shlex.join(config.as_arguments)}"
     return NotLaunched(config, shortages, command, request_text(config))

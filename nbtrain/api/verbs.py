@@ -226,7 +226,7 @@ def submit(
             # An active job has passed these checks, and holds the memory that they would look for.
             return Run(submit_job(config).run)
     problems = preflight(config) if too_small == "explain" else []
-    if {"error", "resource"} & {problem.kind for problem in problems} == {"resource"}:
+    if {problem.lacks for problem in problems if problem.lacks != "data"} == {"resource"}:
         return not_launched(config, [str(problem) for problem in problems])
     if not prepared:
         refuse_hopeless(config)
@@ -260,7 +260,7 @@ def launch(run: RunLike, mode: str = "full", dry_run: bool = False) -> Run | Not
     if dry_run or placeholders_of(config):
         # Reasons why this machine cannot run it; no scheduler is asked.
         here = preflight(config) if config.backend.kind == "local" else []
-        return not_launched(config, [str(problem) for problem in here if problem.kind == "resource"])
+        return not_launched(config, [str(problem) for problem in here if problem.lacks == "resource"])
     return submit(run, finished="open", too_small="explain", prepared=False)
 
 

@@ -17,9 +17,10 @@ In a notebook and in the CLI these print as their message alone, never as a trac
 the base class, and IPython asks `_render_traceback_`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from nbtrain.base.findings import Finding
 from nbtrain.base.terminal import printable
 
 
@@ -27,6 +28,8 @@ class NbtrainError(Exception):
     """Base of every error that the user can fix."""
 
     exit_code = 1
+    findings: Sequence[Finding] = ()
+    """The findings that the message consists of, if refuse raised the error."""
 
     def __str__(self) -> str:
         # The message names files, keys and values of other programs.
@@ -110,6 +113,22 @@ class RollbackError(StabilityError):
         super().__init__(message)
         self.step = step
         self.positions = positions
+
+
+def refuse(
+    findings: Iterable[Finding], kind: type[NbtrainError], heading: str = "", ending: str = ""
+) -> None:
+    """Raise an error of class `kind` with all findings of level error; do nothing if there is none.
+
+    With a heading, the findings follow it in indented lines. The error carries them in its attribute
+    `findings`.
+    """
+    errors = [finding for finding in findings if finding.level == "error"]
+    if errors:
+        lines = [f"  {finding}" if heading else str(finding) for finding in errors]
+        refusal = kind("\n".join(part for part in (heading, *lines, ending) if part))
+        refusal.findings = errors
+        raise refusal
 
 
 def named_error(answer: Mapping[str, Any]) -> NbtrainError:

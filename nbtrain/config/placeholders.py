@@ -6,6 +6,8 @@ A run with placeholders can be planned, and its manifest or commands shown; pref
 import re
 from typing import Any
 
+from nbtrain.base.findings import Finding
+from nbtrain.config.findings import mistake
 from nbtrain.config.load import load
 from nbtrain.config.rules.kubernetes import carries_workspace
 from nbtrain.config.schema import RunConfig
@@ -43,19 +45,22 @@ def _missing(config: RunConfig) -> dict[str, Any]:
     return found
 
 
-def placeholders_of(config: RunConfig) -> list[tuple[str, str]]:
-    """Return each placeholder that the run's backend would use: (`key = value`, the fix)."""
+def placeholders_of(config: RunConfig) -> list[Finding]:
+    """Return a finding for each placeholder that the run's backend would use."""
     found = []
     pods, hosts = config.backend.kubernetes, config.backend.hosts
     if config.backend.kind == "kubernetes":
-        what = "a container image with nbtrain in it"
-        for key, image in (("backend.kubernetes", pods.image), ("resources", config.resources.image)):
+        fix = "Set it to a container image with nbtrain in it."
+        for section, image in (("backend.kubernetes", pods.image), ("resources", config.resources.image)):
             if image == IMAGE:
-                found.append((f"{key}.image = {IMAGE}", f"Set it to {what}."))
+                key = f"{section}.image"
+                found.append(mistake(config, key, f"{key} = {IMAGE} is a placeholder.", fix))
         if any(mount.claim == CLAIM for mount in pods.mounts):
-            what = f"a PersistentVolumeClaim that every pod can write, for {pods.workspace_path}"
-            found.append((f"backend.kubernetes.mounts: claim = {CLAIM}", f"Set it to {what}."))
+            key = "backend.kubernetes.mounts"
+            fix = f"Set it to a PersistentVolumeClaim that every pod can write, for {pods.workspace_path}."
+            found.append(mistake(config, key, f"{key}: claim = {CLAIM} is a placeholder.", fix))
     if config.backend.kind == "hosts" and (named := [name for name in hosts.hosts if name.startswith(HOST)]):
-        what = "machines that ssh reaches without a password, or set backend.hosts.hostfile"
-        found.append((f"backend.hosts.hosts = [{', '.join(named)}]", f"Set it to {what}."))
+        key = "backend.hosts.hosts"
+        fix = "Set it to machines that ssh reaches without a password, or set backend.hosts.hostfile."
+        found.append(mistake(config, key, f"{key} = [{', '.join(named)}] is a placeholder.", fix))
     return found

@@ -10,8 +10,10 @@ from typing import Any
 
 from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.findings import Cost, Finding, by_cost
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes
 from nbtrain.config.arithmetic.devices import find_device
+from nbtrain.config.findings import finding_of_problem
 from nbtrain.config.load import Overrides, flatten, override_layer, validate
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
@@ -22,7 +24,6 @@ from nbtrain.foreign.lint_json import JSON_RULES
 from nbtrain.foreign.read import read_files
 from nbtrain.foreign.rows_model import GPT2_VOCABULARY
 from nbtrain.foreign.sides import Reading
-from nbtrain.planner.findings import Cost, Finding, by_cost, finding_of_problem
 
 FATAL = Cost(fatal=True)
 RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (*FLAG_RULES, *JSON_RULES)

@@ -5,12 +5,12 @@ import re
 from collections.abc import Callable, Iterator
 
 from nbtrain.base import amounts
+from nbtrain.base.findings import Cost, Finding
 from nbtrain.config.arithmetic.divisors import nearest_divisors, nearest_multiples
 from nbtrain.config.rules.wording import join
 from nbtrain.foreign.flags import Setting
 from nbtrain.foreign.sides import Reading
 from nbtrain.foreign.words import Value
-from nbtrain.planner.findings import Cost, Finding
 
 FATAL = Cost(fatal=True)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from nbtrain.base.findings import Cost, Finding
 from nbtrain.base.terminal import nearest
 from nbtrain.config.arithmetic.divisors import nearest_multiples
 from nbtrain.config.deepspeed import KNOWN_KEYS
@@ -13,7 +14,6 @@ from nbtrain.foreign.json_comments import Document
 from nbtrain.foreign.lint_flags import FATAL, data_parallel_size, number
 from nbtrain.foreign.rows_layout import DEEPSPEED_SCALE, other_format
 from nbtrain.foreign.sides import Reading
-from nbtrain.planner.findings import Cost, Finding
 
 STAGE = "zero_optimization.stage"
 

@@ -1,15 +1,15 @@
 """Problems of a run that only this machine can find, for `nbtrain check` and the form."""
 
-import socket
-
+from nbtrain.base.findings import Cost, Finding
+from nbtrain.config.findings import finding_of, run_checks
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.source_check import source_problems
 from nbtrain.corpus.tokenizer.markers import markers_sentence
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.jobs.hostfile import findings_of_hostfile
+from nbtrain.jobs.machine import this_machine
 from nbtrain.jobs.queue.needs import more_than_is_here
-from nbtrain.jobs.shared_memory import shared_memory_findings
-from nbtrain.planner.findings import Cost, Finding, finding_of
+from nbtrain.jobs.shared_memory import shared_memory_suffices
 
 
 def findings_here(config: RunConfig) -> list[Finding]:
@@ -17,8 +17,9 @@ def findings_here(config: RunConfig) -> list[Finding]:
     found = [
         *findings_of_hostfile(config),
         *more_than_is_here(config),
-        *shared_memory_findings(config, socket.gethostname()),
     ]
+    if config.backend.kind == "local":
+        found += run_checks([shared_memory_suffices], config, this_machine())
     if dataset_of(config).manifest() is None:
         cost = Cost(words="a prepare that fails")
         for problem in source_problems(config):

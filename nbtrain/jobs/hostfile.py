@@ -5,10 +5,11 @@ from pathlib import Path
 
 from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.findings import Cost, Finding
 from nbtrain.base.workspace import resolve
 from nbtrain.config.backend_section import HOST_RULE
+from nbtrain.config.findings import finding_of
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner.findings import Cost, Finding, finding_of
 
 # A line that DeepSpeed's launcher reads, with a name that its shell commands and pdsh pass on unchanged.
 LINE = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?)\s+slots=(\d+)\s*(?:#.*)?")
@@ -16,15 +17,27 @@ LINE = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?)\s+slots=(\
 
 def findings_of_hostfile(config: RunConfig) -> list[Finding]:
     """Return the problems of the run's hostfile, as submit reads it; [] if it is not on this machine."""
-    key, given = "backend.hosts.hostfile", config.backend.hosts.hostfile
+    given = config.backend.hosts.hostfile
     if config.backend.kind != "hosts" or given is None or not resolve(given).is_file():
         return []
     try:
         hosts_of(config)
     except ConfigError as error:
-        said = str(error).removeprefix(f"{config.where(key)}: ")
-        return [finding_of(config, "hostfile", key, said, cost=Cost(fatal=True), level="error")]
+        return [hostfile_finding(config, error)]
     return []
+
+
+def hostfile_finding(config: RunConfig, error: ConfigError) -> Finding:
+    """Return the finding about the hostfile for an error of hosts_of."""
+    key = "backend.hosts.hostfile"
+    return finding_of(
+        config,
+        "hostfile",
+        key,
+        str(error).removeprefix(f"{config.where(key)}: "),
+        cost=Cost(fatal=True),
+        level="error",
+    )
 
 
 def hosts_of(config: RunConfig) -> list[str]:

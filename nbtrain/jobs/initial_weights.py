@@ -4,38 +4,38 @@ A run that has a checkpoint continues from it: `init_from` is no longer read, an
 with adapters needs these weights at every start; its first submission recorded which they are.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.checkpoint_files import newest_saved_step
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError
+from nbtrain.base.findings import Cost, Finding
 from nbtrain.base.rundir import SCHEMA_VERSION, RunDir
 from nbtrain.base.workspace import display, resolve, tokenizer_dir
+from nbtrain.config.findings import mistake
 from nbtrain.config.load import load, load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.extension import ids_differ
 from nbtrain.corpus.tokenizer.folder import ONE_FILE, read_manifest
 from nbtrain.corpus.tokenizer.origin import recorded_origin
 from nbtrain.jobs.machine import Machine
-from nbtrain.jobs.obstacle import Obstacles, mistake
-from nbtrain.planner.findings import Cost, Finding, finding_of_problem
 from nbtrain.pretrained.fit import fit
 from nbtrain.pretrained.peft import adapter_problems, notes_of, section_fix
 from nbtrain.pretrained.start import RunStart, Start, identity_of, is_there, open_start, vocab_size_of
 
 
-def initial_weights_fit(config: RunConfig, machine: Machine | None = None) -> Obstacles:
+def initial_weights_fit(config: RunConfig, machine: Machine | None = None) -> Iterator[Finding]:
     """Check that init_from's weights are complete, fit the run's model, and have its tokenizer."""
     run = RunDir.named(config.name)
     if not needs_initial(run, config):
         return
-    where = f"{config.where('init_from')}: init_from"
     try:
         start = open_start(config, None if _begins(run) else run)
         problems = fit(start, config).problems
     except CheckpointError as error:
-        yield mistake(f"{where}: {error}", "")
+        yield mistake(config, "init_from", f"init_from: {error}")
         return
     yield from _adapters_fit(config)
     for key, words in problems:
@@ -44,10 +44,12 @@ def initial_weights_fit(config: RunConfig, machine: Machine | None = None) -> Ob
             if isinstance(start, RunStart)
             else "`nbtrain import-model` writes a run YAML that fits its folder."
         )
-        yield mistake(f"{config.where(key)}: {key} {words}: the weights do not fit.", fix)
+        yield mistake(config, key, f"{key} {words}: the weights do not fit.", fix)
     if difference := other_ids(start, config):
         yield mistake(
-            f"{config.where('tokenizer.name')}: tokenizer.name = {config.tokenizer.name}: {difference}.",
+            config,
+            "tokenizer.name",
+            f"tokenizer.name = {config.tokenizer.name}: {difference}.",
             "The run's token ids would mean other text than in the training of the weights. Name the "
             "tokenizer of the weights, or one that has all its tokens with their ids.",
         )
@@ -58,25 +60,25 @@ def findings_of_weights(config: RunConfig) -> list[Finding]:
 
     A run may be checked before the run that it starts from is trained.
     """
-    found = [finding_of_problem(str(problem)) for problem in initial_weights_fit(config)]
+    found = list(initial_weights_fit(config))
     if not found or is_there(config):
         return found
     return [replace(finding, level="warning", cost=Cost()) for finding in found]
 
 
-def _adapters_fit(config: RunConfig) -> Obstacles:
+def _adapters_fit(config: RunConfig) -> Iterator[Finding]:
     lora = config.lora
     if lora is None or lora.init_from is None or not _begins(RunDir.named(config.name)):
         return
-    where = f"{config.where('lora.init_from')}: lora.init_from"
+    key = "lora.init_from"
     try:
         found = adapter_problems(resolve(lora.init_from), config)
     except (CheckpointError, ConfigError) as error:
-        yield mistake(f"{where}: {error}", "")
+        yield mistake(config, key, f"{key}: {error}")
         return
     fix = section_fix(resolve(lora.init_from), config) if found else ""
     for words in found:
-        yield mistake(f"{where}: {lora.init_from}: {words}.", fix)
+        yield mistake(config, key, f"{key}: {lora.init_from}: {words}.", fix)
 
 
 def other_ids(start: Start, config: RunConfig) -> str:

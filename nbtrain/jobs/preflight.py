@@ -7,18 +7,20 @@ each says whether it is a mistake to fix or a machine that is too small.
 import os
 import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from nbtrain.base.amounts import counted, size
-from nbtrain.base.errors import DataError
+from nbtrain.base.errors import DataError, SubmitError, refuse
 from nbtrain.base.files import is_read_only
+from nbtrain.base.findings import Finding
 from nbtrain.base.rundir import RunDir
-from nbtrain.base.workspace import display, output_root, tokenizer_dir
+from nbtrain.base.workspace import data_home, display, output_root, the_workspace, tokenizer_dir
 from nbtrain.config.arithmetic.attention_kernels import FLASH_GENERATION
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.fault_orders import VARIABLE, read_orders
+from nbtrain.config.findings import missing_data, mistake, run_checks, shortage
 from nbtrain.config.placeholders import placeholders_of
 from nbtrain.config.rules.layout import FP8_CAPABILITY
 from nbtrain.config.rules.wording import value_of
@@ -35,7 +37,6 @@ from nbtrain.jobs.backends.base import backend_of
 from nbtrain.jobs.initial_weights import initial_weights_fit
 from nbtrain.jobs.machine import Machine, this_machine
 from nbtrain.jobs.notify import SCHEMES, resolved_program
-from nbtrain.jobs.obstacle import Obstacle, Obstacles, data_problem, mistake, shortage
 from nbtrain.jobs.preflight_tools import (
     compiler_is_there,
     extensions_can_be_built,
@@ -59,34 +60,47 @@ SPARE_DISK_BYTES = 64 << 20
 FP16_FLAGS = ("avx512_fp16", "amx_fp16", "fphp", "asimdhp")
 
 
-def preflight(config: RunConfig, machine: Machine | None = None) -> list[Obstacle]:
+def preflight(config: RunConfig, machine: Machine | None = None) -> list[Finding]:
     """Return every problem that would stop this run where it is to run; empty if it can start."""
     checks = CHECKS if config.backend.kind == "local" else SHARED_CHECKS
     looked_at = this_machine() if machine is None else machine
-    found = [problem for check in checks for problem in check(config, looked_at)]
+    found = run_checks(checks, config, looked_at)
     if config.backend.kind == "local" and machine is not None:
         return found  # the run goes to another machine, whose queue cannot be checked from here
-    return [*found, *backend_of(config.backend.kind).obstacles(config)]
+    return [*found, *run_checks([backend_of(config.backend.kind).findings], config)]
 
 
-def preflight_in_allocation(config: RunConfig) -> list[Obstacle]:
+def preflight_in_allocation(config: RunConfig) -> list[Finding]:
     """Run preflight's checks for a job that its scheduler has started, without asking the scheduler."""
-    return [problem for check in SHARED_CHECKS for problem in check(config, this_machine())]
+    return run_checks(SHARED_CHECKS, config, this_machine())
 
 
-def nothing_is_a_placeholder(config: RunConfig, machine: Machine) -> Obstacles:
+def refuse_to_start(config: RunConfig, findings: Sequence[Finding], started: bool = False) -> None:
+    """Raise SubmitError with preflight's findings, if any; `started`: inside a started allocation."""
+    end = "Nothing was started and nothing written."
+    if any(finding.lacks == "data" for finding in findings):
+        machines = "pods" if config.backend.kind == "kubernetes" else "nodes"
+        end = (
+            f"Data must be in {data_home()} of the {machines}: prepare it where that is mounted. {end}"
+            if started
+            else f"Data is looked for in {data_home()}. {the_workspace()}\n{end}"
+        )
+    refuse(findings, SubmitError, f"{config.name} cannot start here:", end)
+
+
+def nothing_is_a_placeholder(config: RunConfig, machine: Machine) -> Iterator[Finding]:
     """Refuse placeholders for an image, a volume or machines, such as notebook 06 shows."""
-    for found, fix in placeholders_of(config):
-        yield mistake(f"{found} is a placeholder.", fix)
+    yield from placeholders_of(config)
 
 
-def devices_suffice(config: RunConfig, machine: Machine) -> Obstacles:
+def devices_suffice(config: RunConfig, machine: Machine) -> Iterator[Finding]:
     """Check that one machine has a GPU for each rank, or a CPU."""
     resources = config.resources
     if resources.nodes > 1:
         yield shortage(
-            f"{config.where('resources.nodes')}: the run needs {resources.nodes} machines; backend `local` "
-            "has 1.",
+            config,
+            "resources.nodes",
+            f"the run needs {resources.nodes} machines; backend `local` has 1.",
             "Set backend.kind to hosts, slurm or kubernetes, or resources.nodes=1 and a layout that fits.",
         )
     if resources.device == "gpu":
@@ -95,27 +109,32 @@ def devices_suffice(config: RunConfig, machine: Machine) -> Obstacles:
             hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
             note = f" (CUDA_VISIBLE_DEVICES={hidden})" if hidden is not None else ""
             yield shortage(
-                f"{config.where('resources.gpus_per_node')}: the run needs {counted(needed, 'GPU')}; "
-                f"{machine.host} has {present}{note}.",
+                config,
+                "resources.gpus_per_node",
+                f"the run needs {counted(needed, 'GPU')}; {machine.host} has {present}{note}.",
                 "Use a machine that has them, a smaller layout, or resources.device=cpu for a trial.",
             )
         return
     if config.precision.dtype == "fp16" and machine.cpu_flags and machine.cpu_flags.isdisjoint(FP16_FLAGS):
         yield shortage(
-            f"{config.where('precision.dtype')}: precision.dtype = fp16 on a CPU needs one of "
+            config,
+            "precision.dtype",
+            f"precision.dtype = fp16 on a CPU needs one of "
             f"{', '.join(FP16_FLAGS)}; {machine.cpu} has none of them.",
             "Set precision.dtype=bf16 or fp32.",
         )
     ranks = config.world_size
     if ranks > 4 * machine.cores:
         yield shortage(
+            config,
+            "",
             f"the run starts {ranks} ranks; {machine.host} has {machine.cores} cores, and more than 4 ranks "
             "on a core wait for each other.",
             "Use a machine with more cores, or a smaller parallel.data_parallel_size.",
         )
 
 
-def gpus_have_the_kernels(config: RunConfig, machine: Machine) -> Obstacles:
+def gpus_have_the_kernels(config: RunConfig, machine: Machine) -> Iterator[Finding]:
     """Check that the GPUs support the run's format and attention; ranks check GPUs that no table knows."""
     if config.resources.device != "gpu":
         return
@@ -131,11 +150,11 @@ def gpus_have_the_kernels(config: RunConfig, machine: Machine) -> Obstacles:
             ("model.attention_backend", "flash", without_flash, "Ampere on (8.0)", "auto"),
         ):
             if lacks and value_of(config, key) == value:
-                needs = f"{config.where(key)}: {key} = {show(value)} needs a GPU from {oldest}; {has}."
-                yield shortage(needs, f"Set {key}={instead}.")
+                needs = f"{key} = {show(value)} needs a GPU from {oldest}; {has}."
+                yield shortage(config, key, needs, f"Set {key}={instead}.")
 
 
-def memory_suffices(config: RunConfig, machine: Machine) -> Obstacles:
+def memory_suffices(config: RunConfig, machine: Machine) -> Iterator[Finding]:
     """Check the planner's peak of every rank against its GPU, or against the host memory they share."""
     estimate = estimate_memory(config)
     needed = estimate.total_bytes
@@ -163,19 +182,23 @@ def memory_suffices(config: RunConfig, machine: Machine) -> Obstacles:
                 "No layout of these devices holds it: use a larger machine, more of them, or a smaller model."
             )
         yield shortage(
+            config,
+            "",
             f"{where} will need about {size(needed)} of memory and there is {size(present)}"
             + (f" (per rank: {parts})." if parts else "."),
             fix,
         )
 
 
-def host_memory_suffices(config: RunConfig, machine: Machine) -> Obstacles:
+def host_memory_suffices(config: RunConfig, machine: Machine) -> Iterator[Finding]:
     """Check that host memory holds what all ranks offload and save asynchronously."""
     estimate = estimate_memory(config)
     needed = estimate.total_host_bytes * min(config.ranks_per_node, config.world_size)
     if needed > machine.memory_bytes:
         parts = ", ".join(f"{name} {size(part)}" for name, part in estimate.host_parts.items() if part)
         yield shortage(
+            config,
+            "",
             f"{counted(config.ranks_per_node, 'rank')} on {machine.host} will need about {size(needed)} of "
             f"host memory and there is {size(machine.memory_bytes)} (per rank: {parts}).",
             "Offload less (parallel.offload_optimizer, parallel.offload_param), set "
@@ -183,7 +206,7 @@ def host_memory_suffices(config: RunConfig, machine: Machine) -> Obstacles:
         )
 
 
-def notification_is_possible(config: RunConfig, machine: Machine) -> Obstacles:
+def notification_is_possible(config: RunConfig, machine: Machine) -> Iterator[Finding]:
     """Check that notify.command's program exists, and the variable that notify.url_variable names is set.
 
     With hosts the supervisor runs here; Slurm passes this environment on to it. A pod has its image's
@@ -194,61 +217,71 @@ def notification_is_possible(config: RunConfig, machine: Machine) -> Obstacles:
         return
     if notify.command and shutil.which(resolved_program(notify.command[0])) is None:
         yield mistake(
-            f"{config.where('notify.command')}: notify.command: the program {notify.command[0]!r} was not "
-            "found.",
+            config,
+            "notify.command",
+            f"notify.command: the program {notify.command[0]!r} was not found.",
             "Give its path, from the workspace on, or put it on PATH and make it executable.",
         )
     address = os.environ.get(notify.url_variable or "", "")
     if notify.url_variable and urlsplit(address).username is not None:
         yield mistake(
-            f"{config.where('notify.url_variable')}: the address in {notify.url_variable} has a user name "
-            "before its @, which is not sent.",
+            config,
+            "notify.url_variable",
+            f"the address in {notify.url_variable} has a user name before its @, which is not sent.",
             "Use an address whose path or query holds the secret, as webhooks have, or notify.command.",
         )
     elif notify.url_variable and not address.startswith(SCHEMES):
         yield mistake(
-            f"{config.where('notify.url_variable')}: the environment variable {notify.url_variable} is not "
+            config,
+            "notify.url_variable",
+            f"the environment variable {notify.url_variable} is not "
             "set here to an address that begins with https:// or http://.",
             f"Set it in the shell or kernel that submits: export {notify.url_variable}=https://...",
         )
 
 
-def fault_orders_are_understood(config: RunConfig, machine: Machine) -> Obstacles:
+def fault_orders_are_understood(config: RunConfig, machine: Machine) -> Iterator[Finding]:
     """Check that ranks can parse NBTRAIN_FAULTS, and that it names existing ranks."""
     if (text := config.backend.env.get(VARIABLE)) is None:
         return
-    where = f"{config.where(f'backend.env.{VARIABLE}')}: backend.env.{VARIABLE}"
+    key = f"backend.env.{VARIABLE}"
     fix = "Correct it, or remove it to train without faults; docs/try-a-fault.md lists the faults."
     try:
         orders = read_orders(text)
     except ValueError as error:
-        yield mistake(f"{where} {error}.", fix)
+        yield mistake(config, key, f"{key} {error}.", fix)
         return
     ranks = config.world_size
     if strange := sorted({order["rank"] for order in orders if order.get("rank", 0) >= ranks}):
         names = ", ".join(map(str, strange))
-        yield mistake(f"{where} names rank {names}; the run has {ranks}, 0 to {ranks - 1}.", fix)
+        yield mistake(config, key, f"{key} names rank {names}; the run has {ranks}, 0 to {ranks - 1}.", fix)
 
 
-def output_is_writable(config: RunConfig, machine: Machine) -> Obstacles:
+def output_is_writable(config: RunConfig, machine: Machine) -> Iterator[Finding]:
     """Check that the run directory can be created, or written to."""
     run = RunDir.named(config.name)
     folder = _existing(run.path)
     if not folder.is_dir():
-        yield mistake(f"{display(folder)} is a file, not a folder.", "Set NBTRAIN_OUTPUT to a folder.")
+        yield mistake(
+            config, "", f"{display(folder)} is a file, not a folder.", "Set NBTRAIN_OUTPUT to a folder."
+        )
     elif is_read_only(folder):
         yield mistake(
+            config,
+            "",
             f"{display(run.path)} cannot be written: {display(folder)} is on a read-only disk.",
             "Mount the disk for writing, or set NBTRAIN_OUTPUT to a folder that can be written.",
         )
     elif not os.access(folder, os.W_OK | os.X_OK):
         yield mistake(
+            config,
+            "",
             f"{display(run.path)} cannot be written: the permissions of {display(folder)} forbid it.",
             "Set NBTRAIN_OUTPUT to a folder that can be written, or change the permissions.",
         )
 
 
-def disk_holds_checkpoints(config: RunConfig, machine: Machine) -> Obstacles:
+def disk_holds_checkpoints(config: RunConfig, machine: Machine) -> Iterator[Finding]:
     """Check for room for every checkpoint that stays and the one being written."""
     run = RunDir.named(config.name)
     folder = _existing(run.path)
@@ -261,6 +294,8 @@ def disk_holds_checkpoints(config: RunConfig, machine: Machine) -> Obstacles:
     if free < needed:
         there = f", {size(present)} of them there already" if present else ""
         yield shortage(
+            config,
+            "",
             f"{display(output_root())}: the disk has {size(free)} free, but {estimate.num_checkpoints} "
             f"checkpoints of {size(estimate.checkpoint_bytes)} (keep_last and the one being written{there}) "
             f"and logs need {size(needed)}.",
@@ -277,7 +312,7 @@ MAKE_IT = " Make it with `nbtrain prepare RUN.yaml`."
 NO_SOURCES = "Copy the dataset there; or name text in data.sources, and `nbtrain prepare` makes it."
 
 
-def data_is_whole(config: RunConfig, machine: Machine) -> Obstacles:
+def data_is_whole(config: RunConfig, machine: Machine) -> Iterator[Finding]:
     """Check the .bin/.idx: present, of their index's size, this vocabulary, their manifest's contents."""
     tokenizer = manifest = None
     prepare = f"`nbtrain prepare {shlex.join(config.as_arguments)}` makes what is missing."
@@ -286,7 +321,7 @@ def data_is_whole(config: RunConfig, machine: Machine) -> Obstacles:
     except DataError as error:
         # Data that another program prepared needs no tokenizer for training.
         if config.data.sources:
-            yield data_problem(str(error).replace(MAKE_IT, ""), prepare)
+            yield missing_data(config, "", str(error).replace(MAKE_IT, ""), prepare)
     try:
         dataset = dataset_of(config)
         manifest = dataset.require(config.tokenizer.vocab_size)
@@ -300,10 +335,12 @@ def data_is_whole(config: RunConfig, machine: Machine) -> Obstacles:
         # Only missing data is prepared: for other problems, such as damaged files, the message has the fix.
         said = str(error).replace(MAKE_IT, "")
         make_it = prepare if config.data.sources or config.data.blend else NO_SOURCES
-        yield data_problem(said, "" if said == str(error) else make_it)
+        yield missing_data(config, "", said, "" if said == str(error) else make_it)
     if tokenizer and tokenizer.vocab_size > config.tokenizer.vocab_size:
         yield mistake(
-            f"{config.where('tokenizer.vocab_size')}: tokenizer.vocab_size = "
+            config,
+            "tokenizer.vocab_size",
+            f"tokenizer.vocab_size = "
             f"{config.tokenizer.vocab_size:,}, but "
             f"{display(tokenizer.directory)} has {tokenizer.vocab_size:,} entries.",
             f"Set tokenizer.vocab_size={tokenizer.vocab_size} or more, or name another tokenizer.",
@@ -312,9 +349,11 @@ def data_is_whole(config: RunConfig, machine: Machine) -> Obstacles:
         try:
             dataset.check_tokenizer(config)
         except DataError as error:
-            yield mistake(str(error), "")
+            yield mistake(config, "", str(error))
     elif tokenizer and manifest and manifest.tokenizer_sha256 not in (None, tokenizer.sha256):
         yield mistake(
+            config,
+            "",
             f"dataset {config.data.name} was encoded with the tokenizer {manifest.tokenizer_sha256[:12]}..., "
             "but "
             f"{display(tokenizer.directory)} is {tokenizer.sha256[:12]}...: ids would mean other text.",
@@ -323,13 +362,13 @@ def data_is_whole(config: RunConfig, machine: Machine) -> Obstacles:
         )
 
 
-def tasks_are_readable(config: RunConfig, machine: Machine) -> Obstacles:
+def tasks_are_readable(config: RunConfig, machine: Machine) -> Iterator[Finding]:
     """Check that the files of evaluation.tasks exist, and that all their lines are questions."""
     for key, words, fix in task_problems(config):
-        yield mistake(f"{config.where(key)}: {key} {words.rstrip('.')}.", fix)
+        yield mistake(config, key, f"{key} {words.rstrip('.')}.", fix)
 
 
-CHECKS: tuple[Callable[[RunConfig, Machine], Obstacles], ...] = (
+CHECKS: tuple[Callable[[RunConfig, Machine], Iterator[Finding]], ...] = (
     devices_suffice,
     gpus_have_the_kernels,
     memory_suffices,

@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,18 +18,19 @@ from nbtrain.base.amounts import size
 from nbtrain.base.checkpoint_files import local_folder
 from nbtrain.base.extras import install_command
 from nbtrain.base.files import is_read_only
+from nbtrain.base.findings import Finding
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display, output_root
+from nbtrain.config.findings import mistake, shortage
 from nbtrain.config.rules.wording import value_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
 from nbtrain.jobs.machine import Machine
-from nbtrain.jobs.obstacle import Obstacles, mistake, shortage
 from nbtrain.planner.disk import local_bytes
 from nbtrain.planner.memory import estimate_memory
 
 
-def compiler_is_there(config: RunConfig, machine: Machine) -> Obstacles:
+def compiler_is_there(config: RunConfig, machine: Machine) -> Iterator[Finding]:
     """Check for the compiler: torch.compile calls a C++ compiler on CPU, Triton a C compiler for GPUs."""
     if not config.model.compile:
         return
@@ -37,7 +39,9 @@ def compiler_is_there(config: RunConfig, machine: Machine) -> Obstacles:
         device, variable, language, *names = ("CPU", "CXX", "C++", "g++", "clang++")
     if not has_compiler(variable, *names):
         yield mistake(
-            f"{config.where('model.compile')}: model.compile = true needs a {language} compiler on {device}, "
+            config,
+            "model.compile",
+            f"model.compile = true needs a {language} compiler on {device}, "
             f"and neither ${variable} nor {' nor '.join(names)} was found.",
             f"Install one (Debian: apt-get install {names[0]}), or set model.compile=false.",
         )
@@ -48,25 +52,29 @@ REMOTE = re.compile(r"nfs\d?|cifs|smb\w*|lustre|ceph|beegfs|gpfs|glusterfs|afs|9
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 
 
-def nvme_is_ready(config: RunConfig, machine: Machine) -> Obstacles:
+def nvme_is_ready(config: RunConfig, machine: Machine) -> Iterator[Finding]:
     """Check that the offloading folders exist, are writable, are on a local disk and have room."""
     keys = [f"parallel.{name}.nvme_path" for name in _on_nvme(config)]
     for key in keys:
         folder = Path(str(value_of(config, key)))
-        found = f"{config.where(key)}: {key} = {folder}"
+        found = f"{key} = {folder}"
         if not folder.is_dir():
-            yield mistake(f"{found} is not a folder.", "Create it, on a local NVMe disk.")
+            yield mistake(config, key, f"{found} is not a folder.", "Create it, on a local NVMe disk.")
             continue
         if not os.access(folder, os.W_OK | os.X_OK) or is_read_only(folder):
-            yield mistake(f"{found} cannot be written.", "Name a folder that can be.")
+            yield mistake(config, key, f"{found} cannot be written.", "Name a folder that can be.")
         kind = _file_system(folder)
         if kind in MEMORY_FILE_SYSTEMS:
             yield mistake(
+                config,
+                key,
                 f"{found} is in host memory ({kind}), which offloading should save.",
                 "Name a folder on a local NVMe disk, or set device=cpu.",
             )
         elif kind and REMOTE.fullmatch(kind):
             yield mistake(
+                config,
+                key,
                 f"{found} is on a file system of another machine ({kind}): every step would wait for it.",
                 "Name a folder on a local NVMe disk.",
             )
@@ -78,20 +86,25 @@ def nvme_is_ready(config: RunConfig, machine: Machine) -> Obstacles:
         needed = estimate_memory(config).nvme_bytes * min(config.ranks_per_node, config.world_size)
         if (free := shutil.disk_usage(folder).free) < needed:
             yield shortage(
+                config,
+                "",
                 f"{folder}: the disk has {size(free)} free, and the state that is offloaded to NVMe needs "
                 f"{size(needed)}.",
                 "Free space, or name a folder on a larger disk.",
             )
 
 
-def local_dir_is_ready(config: RunConfig, machine: Machine) -> Obstacles:
+def local_dir_is_ready(config: RunConfig, machine: Machine) -> Iterator[Finding]:
     """Check that checkpoint.local_dir is outside the output directory, can be created here, and has room."""
     if (local_dir := config.checkpoint.local_dir) is None or config.mode != "full":
         return
     folder = local_folder(local_dir, 0, machine.host)
-    found = f"{config.where('checkpoint.local_dir')}: checkpoint.local_dir = {local_dir}"
+    key = "checkpoint.local_dir"
+    found = f"{key} = {local_dir}"
     if folder.is_relative_to(output_root()):
         yield mistake(
+            config,
+            key,
             f"{found} is in {display(output_root())}, where the checkpoints are copied to.",
             "Name a folder on a local disk of each node.",
         )
@@ -99,7 +112,12 @@ def local_dir_is_ready(config: RunConfig, machine: Machine) -> Obstacles:
         return
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK) or is_read_only(there):
-        yield mistake(f"{found} cannot be created: {there} cannot be written.", "Name a folder that can be.")
+        yield mistake(
+            config,
+            key,
+            f"{found} cannot be created: {there} cannot be written.",
+            "Name a folder that can be.",
+        )
         return
     # This run's own files there are replaced; the pattern "gpt-*" would match checkpoints of gpt-large, too.
     run = RunDir.named(config.name)
@@ -108,6 +126,8 @@ def local_dir_is_ready(config: RunConfig, machine: Machine) -> Obstacles:
     needed, free = local_bytes(config), shutil.disk_usage(there).free
     if free + taken < needed:
         yield shortage(
+            config,
+            key,
             f"{found}: the disk has {size(free)} free, and the checkpoints on it need {size(needed)}.",
             "Free space, name a folder on a larger disk, or lower checkpoint.local_keep_last.",
         )
@@ -141,7 +161,7 @@ INCLUDE_FOLDERS = ("/usr/include", "/usr/local/include")
 CUDA_FOLDER = "/usr/local/cuda"
 
 
-def extensions_can_be_built(config: RunConfig, machine: Machine) -> Obstacles:
+def extensions_can_be_built(config: RunConfig, machine: Machine) -> Iterator[Finding]:
     """Check the tools with which DeepSpeed compiles its NVMe access and its quantization on first use."""
     nvme = [f"parallel.{name}.device" for name in _on_nvme(config)]
     names = ("zero_quantized_weights", "zero_quantized_gradients")
@@ -157,7 +177,9 @@ def extensions_can_be_built(config: RunConfig, machine: Machine) -> Obstacles:
             tools[f"CUDA's compiler nvcc (in $CUDA_HOME/bin, PATH or {CUDA_FOLDER}/bin)"] = has_nvcc()
         if lacking := [what for what, there in tools.items() if not there]:
             yield mistake(
-                f"{config.where(key)}: {key} = {show(value_of(config, key))} makes DeepSpeed compile an "
+                config,
+                key,
+                f"{key} = {show(value_of(config, key))} makes DeepSpeed compile an "
                 f"extension, and this is missing: {', '.join(lacking)}.",
                 "Install it, or leave the field at its default.",
             )
@@ -198,18 +220,21 @@ def _words(flags: str) -> list[str]:
         return flags.split()
 
 
-def packages_are_there(config: RunConfig, machine: Machine) -> Obstacles:
+def packages_are_there(config: RunConfig, machine: Machine) -> Iterator[Finding]:
     """Check for the separate packages that FPDT's kernels and 4-bit matrices need; nbtrain brings neither."""
     four_bits = config.lora is not None and config.lora.load_in_4bit
     if four_bits and importlib.util.find_spec("bitsandbytes") is None:
         yield mistake(
-            f"{config.where('lora.load_in_4bit')}: lora.load_in_4bit = true needs the package bitsandbytes, "
-            "which is not installed.",
+            config,
+            "lora.load_in_4bit",
+            "lora.load_in_4bit = true needs the package bitsandbytes, which is not installed.",
             f"Install it ({install_command('qlora')}), or set lora.load_in_4bit=false.",
         )
     if config.parallel.fpdt_chunk_tokens and importlib.util.find_spec("flash_attn") is None:
         yield mistake(
-            f"{config.where('parallel.fpdt_chunk_tokens')}: parallel.fpdt_chunk_tokens = "
+            config,
+            "parallel.fpdt_chunk_tokens",
+            f"parallel.fpdt_chunk_tokens = "
             f"{config.parallel.fpdt_chunk_tokens} needs the package flash-attn, which is not installed.",
             "Install it (pip install flash-attn --no-build-isolation), or set parallel.fpdt_chunk_tokens=0.",
         )

@@ -48,8 +48,7 @@ from nbtrain.jobs.changes import changes_between, typed_changes
 from nbtrain.jobs.control import ask_priority, asked_pause, asked_priority, cancel, end_cut_off, unpause
 from nbtrain.jobs.environment import environment_record
 from nbtrain.jobs.initial_weights import record_initial, with_new_tokens
-from nbtrain.jobs.obstacle import refuse_obstacles
-from nbtrain.jobs.preflight import preflight, preflight_in_allocation
+from nbtrain.jobs.preflight import preflight, preflight_in_allocation, refuse_to_start
 from nbtrain.jobs.queue.folder import Queue
 from nbtrain.jobs.queue.needs import warnings_here
 from nbtrain.jobs.refusals import (
@@ -127,7 +126,7 @@ def refuse_hopeless(config: RunConfig) -> None:
     refuse_foreign(run)
     refuse_finished(run, config := with_new_tokens(config))
     _refuse(run, config)
-    refuse_obstacles(config, [problem for problem in preflight(config) if problem.kind != "data"])
+    refuse_to_start(config, [finding for finding in preflight(config) if finding.lacks != "data"])
 
 
 def resume(
@@ -238,7 +237,7 @@ def _after_pause(job: JobDir, config: RunConfig, new_job: bool) -> JobDir | None
         refuse_paused(job.run, config)
     # Every check runs before the paused job is ended for a new one.
     refuse_other_data(job.run, config)
-    refuse_obstacles(config, preflight(config))
+    refuse_to_start(config, preflight(config))
     said = f"resumed with other settings while it was paused: {'; '.join(map(str, changes))}"
     EventWriter(job, "submit").write("state", f"{said}. This job ends, and a new one follows")
     cancel(job)
@@ -292,7 +291,7 @@ def _launch(
             f"only the newest may train. To continue the run, {AGAIN}."
         )
     problems = preflight_in_allocation(config) if started else preflight(config)
-    refuse_obstacles(config, problems, started=started is not None)
+    refuse_to_start(config, problems, started=started is not None)
     plan = make_plan(config)
     if config.backend.kind == "local" and not config.backend.share_devices:
         Queue().make()

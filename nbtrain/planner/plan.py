@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.base import amounts
+from nbtrain.base.findings import Finding, findings_html
 from nbtrain.base.html_table import grouped_table, words_row
 from nbtrain.config.arithmetic.adapters import count_adapters
 from nbtrain.config.arithmetic.flops import model_flops_per_token
@@ -19,7 +20,6 @@ from nbtrain.planner.actual import rows as compared_rows
 from nbtrain.planner.cost import CostEstimate, estimate_cost
 from nbtrain.planner.disk import DiskEstimate, estimate_disk
 from nbtrain.planner.duration import DurationEstimate, estimate_duration
-from nbtrain.planner.findings import Finding, findings_html
 from nbtrain.planner.lint.rules import findings_of
 from nbtrain.planner.lint.subject import Subject
 from nbtrain.planner.memory import MemoryEstimate, estimate_memory

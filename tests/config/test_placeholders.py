@@ -9,15 +9,18 @@ from nbtrain.config.placeholders import placeholders_of, with_placeholders
 pytestmark = pytest.mark.usefixtures("workspace")
 
 IMAGE = (
-    "backend.kubernetes.image = REPLACE-ME/image:tag",
+    "backend.kubernetes.image",
+    "backend.kubernetes.image = REPLACE-ME/image:tag is a placeholder.",
     "Set it to a container image with nbtrain in it.",
 )
 CLAIM = (
-    "backend.kubernetes.mounts: claim = replace-me",
+    "backend.kubernetes.mounts",
+    "backend.kubernetes.mounts: claim = replace-me is a placeholder.",
     "Set it to a PersistentVolumeClaim that every pod can write, for /workspace.",
 )
 HOSTS = (
-    "backend.hosts.hosts = [REPLACE-ME-0]",
+    "backend.hosts.hosts",
+    "backend.hosts.hosts = [REPLACE-ME-0] is a placeholder.",
     "Set it to machines that ssh reaches without a password, or set backend.hosts.hostfile.",
 )
 OTHER_MOUNT = "'backend.kubernetes.mounts=[{claim: data, mount_path: /data}]'"
@@ -39,7 +42,8 @@ OTHER_MOUNT = "'backend.kubernetes.mounts=[{claim: data, mount_path: /data}]'"
 def test_what_is_not_named_has_a_placeholder(overrides, expected):
     """Only missing values get placeholders; the run keeps its settings and passes the checks."""
     config = with_placeholders(load("gpt-tiny", overrides, check=False))
-    assert placeholders_of(config) == expected
+    found = placeholders_of(config)
+    assert [(finding.key, finding.message, finding.fix) for finding in found] == expected
     if OTHER_MOUNT in overrides:
         assert [mount.claim for mount in config.backend.kubernetes.mounts] == ["data", "replace-me"]
     if expected:
@@ -51,8 +55,8 @@ def test_an_image_with_the_placeholders_name_is_one():
     """An image with the placeholder's name counts as one, as in a YAML copied from a dry run."""
     config = with_placeholders(load("gpt-tiny", "backend.kind=kubernetes", check=False))
     copied = load(config, {"resources.image": "REPLACE-ME/image:tag"})
-    assert [found.partition(" =")[0] for found, _ in placeholders_of(copied)] == [
-        *("backend.kubernetes.image", "resources.image", "backend.kubernetes.mounts: claim")
+    assert [finding.key for finding in placeholders_of(copied)] == [
+        *("backend.kubernetes.image", "resources.image", "backend.kubernetes.mounts")
     ]
 
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.findings import Finding
 from nbtrain.foreign.importing import import_files
 from nbtrain.foreign.lint import lint
-from nbtrain.planner.findings import Finding
 
 from .upstream import NINE, deepspeed_json, flags_of, manifest, script_175b, write
 

@@ -35,7 +35,7 @@ NAMES = {"data.name": "mock", "tokenizer.name": "mock"}
 
 
 def found(config, machine=MACHINE):
-    return [(problem.kind, str(problem)) for problem in preflight(config, machine)]
+    return [(problem.lacks or "error", str(problem)) for problem in preflight(config, machine)]
 
 
 def test_a_run_that_fits_has_no_problem(tiny):

@@ -3,11 +3,11 @@
 import os
 
 from nbtrain.base.files import write_text
+from nbtrain.base.findings import stops
 from nbtrain.jobs import shared_memory
 from nbtrain.jobs.findings import findings_here
 from nbtrain.jobs.preflight import preflight
 from nbtrain.jobs.shared_memory import free_shared_memory
-from nbtrain.planner.findings import stops
 
 # Two semaphores more than 64 KiB hold: 8 + 2 * (3 + 2 * 2) pages of 4 KiB.
 NEEDED = 22 * 4096
@@ -19,10 +19,11 @@ def test_check_and_submit_name_it(tiny, monkeypatch):
     monkeypatch.setattr(shared_memory, "free_shared_memory", lambda: 64 << 10)
     [obstacle] = preflight(config)
     [finding] = findings_here(config)
-    for text in (str(obstacle), finding.text):
-        assert "at least 88.0 KiB of shared memory, and /dev/shm of" in text and "has 64.0 KiB free" in text
-        assert "Set data.num_workers=0" in text and "--shm-size" in text
-    assert obstacle.message.startswith("override data.num_workers=2: data.num_workers = 2 for each of 1 rank")
+    assert finding == obstacle
+    text = str(finding)
+    assert "at least 88.0 KiB of shared memory, and /dev/shm of" in text and "has 64.0 KiB free" in text
+    assert "Set data.num_workers=0" in text and "--shm-size" in text
+    assert str(obstacle).startswith("override data.num_workers=2: data.num_workers = 2 for each of 1 rank")
     assert stops([finding])
     assert preflight(tiny()) == [] and findings_here(tiny()) == []
     monkeypatch.setattr(shared_memory, "free_shared_memory", lambda: NEEDED)

@@ -20,6 +20,7 @@ from nbtrain.base.records import Heartbeat, JobRecord, ProcessIdentity, Training
 from nbtrain.base.rundir import SCHEMA_VERSION, RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.cli.__main__ import main
+from nbtrain.config.findings import mistake, shortage
 from nbtrain.config.load import load, load_resolved
 from nbtrain.config.yaml_source import show
 from nbtrain.jobs.backends.local import LocalBackend
@@ -27,7 +28,6 @@ from nbtrain.jobs.changes import changes_between
 from nbtrain.jobs.clone import clone
 from nbtrain.jobs.control import ask_pause, ask_priority, asked_pause, asked_priority, cancel
 from nbtrain.jobs.environment import dataset_sha256
-from nbtrain.jobs.obstacle import mistake, shortage
 from nbtrain.jobs.refusals import refuse_foreign
 from nbtrain.jobs.submit import resume, submit
 from nbtrain.jobs.supervisor.summary import write_summary
@@ -591,11 +591,11 @@ def test_an_active_run_is_not_joined_from_another_backend(tiny):
 
 def test_a_launch_explains_a_shortage_and_refuses_a_mistake(tiny, monkeypatch):
     """nb.launch explains a shortage of devices without an error; a mistake next to it is an error."""
-    problems = [shortage("the run needs 8 GPUs.", "")]
+    problems = [shortage(tiny(), "", "the run needs 8 GPUs.")]
     for module in ("preflight", "submit"):
         monkeypatch.setattr(f"nbtrain.jobs.{module}.preflight", lambda config: problems)
     assert isinstance(nb.launch(tiny()), NotLaunched)
-    problems.append(mistake("host a is a name that nothing resolves.", "Correct the name."))
+    problems.append(mistake(tiny(), "", "host a is a name that nothing resolves.", "Correct the name."))
     with pytest.raises(SubmitError) as refused:
         nb.launch(tiny())
     assert "host a is a name that nothing resolves. Correct the name." in str(refused.value)
@@ -924,7 +924,7 @@ def test_a_paused_run_that_is_submitted_changed_says_what_differs(tiny, workspac
 def test_a_paused_job_is_not_ended_for_one_that_could_not_start(tiny, monkeypatch):
     """A paused job is not cancelled for a new job that cannot start."""
     ask_pause(job := submit(tiny()), True)
-    found = [mistake("./typo.sh was not found.", "Correct notify.command.")]
+    found = [mistake(tiny(), "", "./typo.sh was not found.", "Correct notify.command.")]
     monkeypatch.setattr("nbtrain.jobs.submit.preflight", lambda config: found)
     monkeypatch.setattr("nbtrain.jobs.submit.cancel", lambda job: pytest.fail("it was cancelled"))
     with pytest.raises(SubmitError) as refused:

@@ -1,7 +1,6 @@
 """Findings: each rule's message, fix and cost; their order; check and plan give one list."""
 
 import re
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,10 +9,10 @@ from nbtrain.base import amounts
 from nbtrain.base.records import Heartbeat
 from nbtrain.base.rundir import RunDir
 from nbtrain.cli.__main__ import main
+from nbtrain.config.findings import finding_of_problem
 from nbtrain.config.load import load
 from nbtrain.config.rules.check import find_problems
 from nbtrain.lab.form.fields import run_yamls
-from nbtrain.planner.findings import Cost, Finding, by_cost, finding_of_problem
 from nbtrain.planner.lint import machine
 from nbtrain.planner.lint.rules import RULES
 from nbtrain.planner.plan import plan
@@ -788,33 +787,6 @@ def test_the_fix_of_fragmentation_keeps_what_the_allocator_was_told():
 )
 def test_no_word_of_fragmentation_where_there_is_room_or_the_fix(overrides):
     assert "fragmentation_leaves_room" not in {one.rule for one in findings("gpt-125m", overrides)}
-
-
-def test_the_dearest_comes_first():
-    """Findings that prevent a run come first, then GPU hours, bytes, and findings without a number.
-
-    Among equals, errors come before notes.
-    """
-    costs = [
-        Cost(True, num_bytes=2),
-        Cost(True),
-        Cost(gpu_hours=20, hours=10),
-        Cost(hours=10),
-        Cost(num_bytes=2**40),
-        Cost(words="a worse model"),
-        Cost(),
-    ]
-    made = [Finding("warning", f"rule {at}", "", "", "", "", cost) for at, cost in enumerate(costs)]
-    made[1] = replace(made[1], level="error")
-    assert [one.rule for one in by_cost(reversed(made))] == [f"rule {at}" for at in (1, 0, 2, 3, 4, 5, 6)]
-
-
-def test_costs_are_read_as_amounts():
-    assert Cost().text == ""
-    assert Cost(True).text == "cannot run"
-    assert Cost(True, num_bytes=341 * 2**30).text == "cannot run: 341.0 GiB too little"
-    assert Cost(hours=1008, gpu_hours=16128).text == "costs 42 d, 16,128 GPU hours"
-    assert Cost(num_bytes=2**40, words="a full disk").text == "costs 1.0 TiB, a full disk"
 
 
 def test_a_broken_rule_is_a_finding_too():

@@ -13,11 +13,11 @@ from typing import Any, Protocol, TypeVar
 
 from nbtrain.base.errors import JobError
 from nbtrain.base.events import read_events
+from nbtrain.base.findings import Finding
 from nbtrain.base.jobstate import read_state
 from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.obstacle import Obstacle
 from nbtrain.jobs.supervisor.host_memory import HostMemory
 from nbtrain.monitor.logs import follow, log_path, tail_lines
 
@@ -152,7 +152,7 @@ class Backend:
         """Return all events of the job, by time."""
         return read_events(job)
 
-    def obstacles(self, config: RunConfig) -> Iterator[Obstacle]:
+    def findings(self, config: RunConfig) -> Iterator[Finding]:
         """Yield what would stop the run in this place, found without starting anything."""
         yield from ()
 

@@ -16,17 +16,18 @@ from collections.abc import Iterable, Iterator
 
 from nbtrain.base.cgroup import usable_cores
 from nbtrain.base.errors import JobError
+from nbtrain.base.findings import Finding
 from nbtrain.base.nvml import visible_gpus
 from nbtrain.base.ports import port_to_listen_on
 from nbtrain.base.records import ExitRecord, Heartbeat, ProcessIdentity
 from nbtrain.base.rundir import JobDir
+from nbtrain.config.findings import mistake, shortage
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import Launcher
 from nbtrain.jobs.backends.supervised_here import SupervisedHere
 from nbtrain.jobs.environment import HELD_CORES, HELD_GPUS, rank_variables
 from nbtrain.jobs.node.place import LOOPBACK
 from nbtrain.jobs.node.ranks_here import RanksHere, send_to
-from nbtrain.jobs.obstacle import Obstacle, mistake, shortage
 from nbtrain.jobs.queue.folder import Queue
 from nbtrain.jobs.queue.needs import too_few
 from nbtrain.jobs.supervisor import processes
@@ -110,17 +111,17 @@ class LocalLauncher:
 class LocalBackend(SupervisedHere):
     """Jobs as processes of this machine."""
 
-    def obstacles(self, config: RunConfig) -> Iterator[Obstacle]:
-        """Yield an obstacle if the queue can never give the run its devices; preflight.py checks the rest."""
+    def findings(self, config: RunConfig) -> Iterator[Finding]:
+        """Check that the queue can give the run its devices; preflight.py checks the rest."""
         if config.backend.share_devices:
             return
         try:
             lacking = too_few(config, Queue())
         except JobError as error:
-            yield mistake(str(error), "")
+            yield mistake(config, "", str(error))
             return
         if lacking:
-            yield shortage(lacking, "Allow it more, or choose a smaller layout.")
+            yield shortage(config, "", lacking, "Allow it more, or choose a smaller layout.")
 
     def end_ranks(self, job: JobDir, grace_seconds: float) -> None:
         """End the ranks by the job's marker."""

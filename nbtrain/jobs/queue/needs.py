@@ -12,16 +12,17 @@ from typing import Any
 from nbtrain.base import amounts, files, nvml
 from nbtrain.base.cgroup import usable_cores
 from nbtrain.base.errors import ConfigError, JobError
+from nbtrain.base.findings import Finding
 from nbtrain.base.nvml import CUDA_DEVICES, Gpu, driver_gpus, named_gpu
 from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import display
+from nbtrain.config.findings import finding_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.environment import threads_per_rank
 from nbtrain.jobs.hostfile import hosts_of
 from nbtrain.jobs.machine import this_machine
 from nbtrain.jobs.node.place import is_this_machine
 from nbtrain.jobs.queue.folder import Queue
-from nbtrain.planner.findings import Finding, finding_of
 
 THREADS = "OMP_NUM_THREADS"
 # A GPU with more bytes in use counts as filled: a desktop and a notebook's CUDA context use less.

@@ -184,7 +184,7 @@ def _assessed(draft: Draft, request: Request) -> dict[str, Any]:
     if found.config and not problems and not twin:
         problems = problems_of_name(found.config, draft.clone_of)
     # As in notebook 03, missing data is prepared first.
-    unprepared = any(one.kind == "data" for one in found.shortages)
+    unprepared = any(finding.lacks == "data" for finding in found.shortages)
     function, more = ("nb.twin", "") if twin else ("nb.submit", "prepared=False" if unprepared else "")
     return {
         "ready": found.ready and not problems,
@@ -192,7 +192,7 @@ def _assessed(draft: Draft, request: Request) -> dict[str, Any]:
         "unprepared": unprepared and not twin,
         "words": TWIN_WORDS if twin else "",
         "problems": problems,
-        "shortages": [] if twin else shortages_by_key(draft, found.shortages, found.config),
+        "shortages": [] if twin else shortages_by_key(found.shortages),
         "findings": findings_by_key([*findings_here(found.config), *plan.findings])
         if plan and found.config
         else [],

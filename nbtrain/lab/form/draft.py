@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.base.addresses import text_without_secrets, without_secrets
 from nbtrain.base.errors import ConfigError, NbtrainError
 from nbtrain.config import architectures, recipes
+from nbtrain.config.findings import split_problems
 from nbtrain.config.load import Overrides, load
 from nbtrain.config.own_names import OWN_NAMES, leads_names
 from nbtrain.config.rules.check import find_problems
@@ -32,10 +33,9 @@ from nbtrain.lab.form.fields import (
     following,
     kind_of,
 )
-from nbtrain.planner.findings import split_problems
 
 if TYPE_CHECKING:
-    from nbtrain.jobs.preflight import Obstacle
+    from nbtrain.base.findings import Finding
     from nbtrain.planner.plan import Plan
 
 WIDTH = 88
@@ -50,7 +50,7 @@ class Assessment:
     """None if a value does not fit the schema."""
     problems: list[str]
     """Reasons why it cannot be submitted, each with place, rule and fix."""
-    shortages: list["Obstacle"]
+    shortages: list["Finding"]
     """Resources and data that this machine lacks for it."""
     plan: "Plan | None"
     """None if there are problems."""

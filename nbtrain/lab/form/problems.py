@@ -4,12 +4,12 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from nbtrain.base.findings import Finding
+from nbtrain.config.findings import finding_of_problem
 from nbtrain.config.load import override_layer
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.obstacle import Obstacle
 from nbtrain.lab.form.draft import Draft
 from nbtrain.lab.form.fields import Field, every_field, field_at
-from nbtrain.planner.findings import Finding, finding_of_problem
 
 # "override batch.max_steps=5", the place of a message that names no key.
 _OVERRIDE = re.compile(r"override (?P<key>[a-z_]+(\.[A-Za-z0-9_-]+)*)")
@@ -117,21 +117,30 @@ def _one_paragraph(text: str) -> str:
     return words if re.match(r"\S+[._(/]\S", words) else words[:1].upper() + words[1:]
 
 
-def shortages_by_key(
-    draft: Draft, shortages: Iterable[Obstacle], config: RunConfig | None
-) -> list[dict[str, Any]]:
+def shortages_by_key(shortages: Iterable[Finding]) -> list[dict[str, Any]]:
     """Return {key, kind, message, rule, fix} of each shortage of this machine; the field shows `rule`."""
     found = []
-    for one in shortages:
-        place, rest, exact, at = _parts(draft, one.message, config)
-        # The field already shows the value of an override.
-        message = rest if place.startswith("override ") else one.message
-        if one.fix:
+    for finding in shortages:
+        field, message = field_at(finding.key), finding.message
+        if finding.fix:
             # The message's command has a placeholder for the run; the fix names the run.
             message = message.replace(" Make it with `nbtrain prepare RUN.yaml`.", "")
-        rule = _rule(rest, exact, at is not None and at.key == exact)
-        key = at.key if at else None
-        found.append({"key": key, "kind": one.kind, "message": message, "rule": rule, "fix": one.fix})
+        rule = _rule(message, finding.key, field is not None and field.key == finding.key)
+        # The field already shows the value of an override.
+        shown = (
+            message
+            if not finding.place or finding.place.startswith("override ")
+            else f"{finding.place}: {message}"
+        )
+        found.append(
+            {
+                "key": field.key if field else None,
+                "kind": finding.lacks or "error",
+                "message": shown,
+                "rule": rule,
+                "fix": finding.fix,
+            }
+        )
     return found
 
 

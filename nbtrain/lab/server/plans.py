@@ -44,10 +44,11 @@ class CheckHandler(NbtrainHandler):
 
 
 def _check(request: dict[str, Any]) -> dict[str, Any]:
+    from nbtrain.base.findings import stops
+    from nbtrain.config.findings import finding_of_problem, split_problems
     from nbtrain.config.load import load
     from nbtrain.jobs.initial_weights import with_new_tokens
     from nbtrain.lab.form.answers import overrides_of, run_of
-    from nbtrain.planner.findings import finding_of_problem, split_problems, stops
     from nbtrain.planner.plan import plan
 
     run = run_of(request, anywhere=False)

@@ -4,13 +4,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from nbtrain.base import amounts
+from nbtrain.base.findings import Cost, Finding
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.divisors import divisors
 from nbtrain.config.arithmetic.stages import stage_layers
+from nbtrain.config.findings import finding_of
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.duration import bubble_fraction, rates_of_run
-from nbtrain.planner.findings import Cost, Finding, finding_of
 from nbtrain.planner.lint.remedies import MICRO_BATCH, with_changes
 from nbtrain.planner.lint.subject import Subject
 from nbtrain.planner.memory import estimate

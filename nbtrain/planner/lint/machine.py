@@ -9,13 +9,14 @@ from pathlib import Path
 
 from nbtrain.base import amounts
 from nbtrain.base.checkpoint_files import local_folder
+from nbtrain.base.findings import Cost, Finding
 from nbtrain.base.workspace import display, output_root
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.parameters import count_parameters
+from nbtrain.config.findings import finding_of
 from nbtrain.config.rules.environment import replaced_values
 from nbtrain.config.rules.kubernetes import POD_GRACE_SECONDS
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner.findings import Cost, Finding, finding_of
 from nbtrain.planner.lint.subject import Subject
 
 # A machine of eight H100 has two CPUs of 56 cores, each with two threads.

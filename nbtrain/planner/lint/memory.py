@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from nbtrain.base import amounts
+from nbtrain.base.findings import Cost, Finding
+from nbtrain.config.findings import finding_of
 from nbtrain.planner.advice_rules import with_expandable_segments
-from nbtrain.planner.findings import Cost, Finding, finding_of
 from nbtrain.planner.lint.remedies import RECOMPUTE, Remedy, cheapest_remedy, host_remedy, with_changes
 from nbtrain.planner.lint.subject import Subject
 from nbtrain.planner.memory import AVERAGE_FRAGMENTATION, SPARE_FRACTION, estimate_memory, fragmented_bytes

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from nbtrain.planner.findings import Finding, by_cost
+from nbtrain.base.findings import Finding, by_cost
 from nbtrain.planner.lint.layout import LAYOUT_RULES
 from nbtrain.planner.lint.machine import MACHINE_RULES
 from nbtrain.planner.lint.memory import MEMORY_RULES

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 
 from nbtrain.base import amounts
 from nbtrain.base.errors import DataError
+from nbtrain.base.findings import Cost, Finding
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.parameters import count_parameters
+from nbtrain.config.findings import finding_of
 from nbtrain.config.schedule_section import given_unit, other_warmups
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.of_run import other_text_of_tokenizer
-from nbtrain.planner.findings import Cost, Finding, finding_of
 from nbtrain.planner.lint.subject import Subject
 
 # More than four passes over the same text add little: arXiv:2305.16264, section 5.

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from nbtrain.base.findings import Cost
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.cost import CostEstimate
 from nbtrain.planner.disk import DiskEstimate
 from nbtrain.planner.duration import DurationEstimate
-from nbtrain.planner.findings import Cost
 from nbtrain.planner.memory import MemoryEstimate
 
 

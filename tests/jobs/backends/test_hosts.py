@@ -134,8 +134,8 @@ def test_a_host_that_no_name_server_knows_is_a_mistake(
     """A host name that does not resolve is an error, not a shortage that a notebook may skip."""
     words = "ssh: Could not resolve hostname a: Name or service not known"
     monkeypatch.setattr(checks, "run_everywhere", lambda *rest: [Answer("a", 255, "", words)])
-    found = [obstacle for obstacle in checks.obstacles(config()) if "nothing here resolves" in str(obstacle)]
-    assert [obstacle.kind for obstacle in found] == ["error"]
+    found = [finding for finding in checks.findings(config()) if "nothing here resolves" in str(finding)]
+    assert [finding.lacks for finding in found] == [""]
 
 
 @pytest.fixture
@@ -359,7 +359,7 @@ def test_each_problem_of_a_host_is_named(
 
     monkeypatch.setattr(checks, "run_everywhere", answers)
     local = {"checkpoint.local_dir": "/nvme/x", "data.num_workers": 2}
-    found = [str(problem) for problem in checks.obstacles(config(**local))]
+    found = [str(problem) for problem in checks.findings(config(**local))]
     assert len(found) == (3 if changes.get("versions") == {} else bool(changes)), found
     assert words in "\n".join(found)
     assert not list(checks.workspace().glob(".nbtrain-hosts-*"))
@@ -378,7 +378,7 @@ def test_mpirun_needs_its_daemon_on_every_host(
 
     monkeypatch.setattr(checks, "run_everywhere", answers)
     run = config(**{"backend.hosts.launcher": launcher})
-    found = [str(problem) for problem in checks.obstacles(run)]
+    found = [str(problem) for problem in checks.findings(run)]
     if launcher == "pdsh":
         assert (found, asked_for) == ([], [[]])
         return

@@ -9,16 +9,16 @@ from dataclasses import asdict
 
 from nbtrain.base import files
 from nbtrain.base.errors import JobError
+from nbtrain.base.findings import Finding
 from nbtrain.base.rundir import JobDir
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import Launcher
-from nbtrain.jobs.backends.hosts.checks import obstacles
+from nbtrain.jobs.backends.hosts.checks import findings
 from nbtrain.jobs.backends.hosts.dry_text import dry_text
 from nbtrain.jobs.backends.hosts.launcher import HostsHandle, HostsLauncher, end_lost, end_marked, why
 from nbtrain.jobs.backends.supervised_here import SupervisedHere
 from nbtrain.jobs.hostfile import hosts_of
-from nbtrain.jobs.obstacle import Obstacle
 
 
 class HostsBackend(SupervisedHere):
@@ -51,9 +51,9 @@ class HostsBackend(SupervisedHere):
                 "their supervisor."
             )
 
-    def obstacles(self, config: RunConfig) -> Iterator[Obstacle]:
+    def findings(self, config: RunConfig) -> Iterator[Finding]:
         """Yield what would stop the run on this machine or on any host."""
-        return obstacles(config)
+        return findings(config)
 
     def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
         """Return DeepSpeed's launcher, with one agent per host."""

@@ -14,14 +14,14 @@ from typing import Any
 
 from nbtrain.base.amounts import counted, size
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.findings import Finding
 from nbtrain.base.version import __version__
 from nbtrain.base.workspace import data_home, display, output_root, resolve, workspace
+from nbtrain.config.findings import mistake, shortage
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.hosts.ssh import Answer, last_line, python_of, run_everywhere
 from nbtrain.jobs.environment import package_version
-from nbtrain.jobs.hostfile import hosts_of
-from nbtrain.jobs.obstacle import Obstacle, mistake, shortage
-from nbtrain.jobs.shared_memory import FIX as SHARED_MEMORY_FIX
+from nbtrain.jobs.hostfile import hostfile_finding, hosts_of
 from nbtrain.jobs.shared_memory import too_little
 from nbtrain.planner.disk import local_bytes
 
@@ -43,39 +43,44 @@ PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+=:@-]+")
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 
-def obstacles(config: RunConfig) -> Iterator[Obstacle]:
-    """Yield the obstacles on this machine; the hosts are checked only if there are none."""
+def findings(config: RunConfig) -> Iterator[Finding]:
+    """Yield the problems of this machine; the hosts are checked only if there are none."""
     found = list(here(config))
     try:
         hosts = hosts_of(config)
     except ConfigError as error:
-        found.append(mistake(str(error), ""))
+        found.append(hostfile_finding(config, error))
     yield from found
     if not found:
         yield from on_hosts(config, hosts)
 
 
-def here(config: RunConfig) -> Iterator[Obstacle]:
-    """Yield obstacles for programs and files that this machine lacks to reach the others."""
+def here(config: RunConfig) -> Iterator[Finding]:
+    """Check the programs and files with which this machine reaches the others."""
     section = config.backend.hosts
     program, package = PROGRAMS[section.launcher]
     for name, debian in ((program, package), ("ssh", "openssh-client")):
         if shutil.which(name) is None:
             yield mistake(
-                f"{config.where('backend.hosts.launcher')}: {name} is not installed here; it starts the "
-                "run on its hosts.",
+                config,
+                "backend.hosts.launcher",
+                f"{name} is not installed here; it starts the run on its hosts.",
                 f"Install it (Debian: {debian})"
                 + (", or set backend.hosts.launcher to the other one." if name == program else "."),
             )
     if section.ssh_config is not None and not resolve(section.ssh_config).is_file():
         yield mistake(
-            f"{config.where('backend.hosts.ssh_config')}: {section.ssh_config} does not exist.",
+            config,
+            "backend.hosts.ssh_config",
+            f"{section.ssh_config} does not exist.",
             "Correct backend.hosts.ssh_config, or remove it to use ~/.ssh/config.",
         )
     python = python_of(section)
     if not os.access(python, os.X_OK):
         yield mistake(
-            f"{config.where('backend.hosts.python')}: {python} is not here. DeepSpeed's launcher takes "
+            config,
+            "backend.hosts.python",
+            f"{python} is not here. DeepSpeed's launcher takes "
             "the same Python on the machine that submits and on every host.",
             "Install it under the same path here, or set backend.hosts.python to one that all have.",
         )
@@ -85,8 +90,9 @@ def here(config: RunConfig) -> Iterator[Obstacle]:
     for key, path in paths:
         if not PLAIN_PATH.fullmatch(path):
             yield mistake(
-                f"{config.where(key)}: {key} = {path!r} contains spaces or characters that pdsh cannot "
-                "pass on.",
+                config,
+                key,
+                f"{key} = {path!r} contains spaces or characters that pdsh cannot pass on.",
                 "Use a path of letters, digits and . _ - + = : @ /.",
             )
 
@@ -106,7 +112,7 @@ def usable_devices(config: RunConfig) -> dict[str, int]:
     return found
 
 
-def on_hosts(config: RunConfig, hosts: list[str]) -> Iterator[Obstacle]:
+def on_hosts(config: RunConfig, hosts: list[str]) -> Iterator[Finding]:
     """Yield the problems of each host, and of two names for one machine."""
     known: dict[str, str] = {}
     for host, found, problems in looked_at(config, hosts, PROBE_SECONDS):
@@ -117,7 +123,9 @@ def on_hosts(config: RunConfig, hosts: list[str]) -> Iterator[Obstacle]:
         machine = f"{found['host']} {found['boot_id']}"
         if machine in known:
             yield mistake(
-                f"{_named_by(config)}: {known[machine]} and {host} are two names of one "
+                config,
+                _hosts_key(config),
+                f"{_hosts_key(config)}: {known[machine]} and {host} are two names of one "
                 f"machine ({found['host']}).",
                 "Name each machine once; its agent starts all its ranks.",
             )
@@ -126,7 +134,7 @@ def on_hosts(config: RunConfig, hosts: list[str]) -> Iterator[Obstacle]:
 
 def looked_at(
     config: RunConfig, hosts: list[str], seconds: float
-) -> list[tuple[str, dict[str, Any], list[Obstacle]]]:
+) -> list[tuple[str, dict[str, Any], list[Finding]]]:
     """Return (host, its probe's output, its problems other than GPUs) of all hosts, checked at once."""
     folder = next(parent for parent in (output_root(), *output_root().parents) if parent.is_dir())
     token = folder / f".nbtrain-hosts-{secrets.token_hex(8)}"
@@ -164,33 +172,34 @@ def looked_at(
             else [
                 *_software(config, answer.host, found),
                 *_daemon(config, answer.host, found),
-                *_folders(answer.host, found, secret, token.parent),
+                *_folders(config, answer.host, found, secret, token.parent),
                 *_network(config, answer.host, found),
                 *_local_disk(config, answer.host, found),
                 *_shared_memory(config, answer.host, found),
-                *_clock(answer.host, found, before, after),
+                *_clock(config, answer.host, found, before, after),
             ]
         )
         looked.append((answer.host, found, problems))
     return looked
 
 
-def _named_by(config: RunConfig) -> str:
-    """Return the file, line and field in which the run names its machines."""
-    key = "backend.hosts.hostfile" if config.backend.hosts.hostfile else "backend.hosts.hosts"
-    return f"{config.where(key)}: {key}"
+def _hosts_key(config: RunConfig) -> str:
+    """Return the field in which the run names its machines."""
+    return "backend.hosts.hostfile" if config.backend.hosts.hostfile else "backend.hosts.hosts"
 
 
-def _read(config: RunConfig, answer: Answer) -> tuple[dict[str, Any], Obstacle | None]:
+def _read(config: RunConfig, answer: Answer) -> tuple[dict[str, Any], Finding | None]:
     """Return what the probe printed, or why it printed nothing."""
-    where = _named_by(config)
+    key = _hosts_key(config)
     words, fix = answer.trouble
     if words:
-        return {}, mistake(f"{where}: {words}.", fix)
+        return {}, mistake(config, key, f"{key}: {words}.", fix)
     python = python_of(config.backend.hosts)
     if answer.code in (NOT_FOUND, NOT_EXECUTABLE):
         return {}, mistake(
-            f"{where}: {answer.host} has no {python}. Every host needs the Python that submits, under the "
+            config,
+            key,
+            f"{key}: {answer.host} has no {python}. Every host needs the Python that submits, under the "
             "same path.",
             "Put it on a shared disk, install it there, or set backend.hosts.python to one that all have.",
         )
@@ -199,12 +208,14 @@ def _read(config: RunConfig, answer: Answer) -> tuple[dict[str, Any], Obstacle |
     except (ValueError, IndexError):
         said = last_line(answer.errors or answer.output)
         return {}, mistake(
-            f"{where}: {answer.host} could not be checked: {said} (exit code {answer.code}).",
+            config,
+            key,
+            f"{key}: {answer.host} could not be checked: {said} (exit code {answer.code}).",
             f"Try `ssh {answer.host} {python} --version` by hand; nothing may be printed at log-in.",
         )
 
 
-def _software(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Obstacle]:
+def _software(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Finding]:
     here = {
         "Python": platform.python_version(),
         "torch": package_version("torch"),
@@ -216,7 +227,9 @@ def _software(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[O
         if there.get(name) != version:
             has = f"has {name} {there[name]}" if there.get(name) else f"has no {name}"
             yield mistake(
-                f"{_named_by(config)}: {host} {has}, and this machine has {name} {version}. All "
+                config,
+                _hosts_key(config),
+                f"{_hosts_key(config)}: {host} {has}, and this machine has {name} {version}. All "
                 "ranks of a run must be of one version.",
                 "Use one environment on a shared disk, or install the same versions there.",
             )
@@ -230,10 +243,12 @@ def _daemons(config: RunConfig) -> list[str]:
     return [*OPEN_MPI_DAEMONS, *(str(folder / name) for name in OPEN_MPI_DAEMONS)]
 
 
-def _daemon(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Obstacle]:
+def _daemon(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Finding]:
     if _daemons(config) and found.get("daemon") is False:
         yield mistake(
-            f"{config.where('backend.hosts.launcher')}: backend.hosts.launcher = openmpi: {host} has neither "
+            config,
+            "backend.hosts.launcher",
+            f"backend.hosts.launcher = openmpi: {host} has neither "
             f"{' nor '.join(OPEN_MPI_DAEMONS)} in the PATH of `ssh {host} env`, and mpirun starts the run by "
             "it.",
             "Install Open MPI there (Debian: openmpi-bin) and put its bin/ into that PATH, or set "
@@ -241,84 +256,104 @@ def _daemon(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Obs
         )
 
 
-def _folders(host: str, found: dict[str, Any], secret: str, folder: Path) -> Iterator[Obstacle]:
+def _folders(
+    config: RunConfig, host: str, found: dict[str, Any], secret: str, folder: Path
+) -> Iterator[Finding]:
     fix = (
         "Mount the shared disk there under the same path, or set NBTRAIN_WORKSPACE to a folder that all see."
     )
     for path in found["missing"]:
-        yield mistake(f"{host} does not see the folder {path}, which the run uses.", fix)
+        yield mistake(config, "", f"{host} does not see the folder {path}, which the run uses.", fix)
     if str(folder) in found["missing"]:
         return
     if found["token"] != secret:
         yield mistake(
+            config,
+            "",
             f"{host} has a separate folder {folder}: a file written here does not appear there, and the "
             "ranks share their run directory.",
             fix,
         )
     elif not found["writable"]:
         yield mistake(
-            f"{host} may not write to {display(folder)}.", "Change its permissions, or mount it for writing."
+            config,
+            "",
+            f"{host} may not write to {display(folder)}.",
+            "Change its permissions, or mount it for writing.",
         )
     if found["scratch_free"] < SCRATCH_BYTES:
         yield shortage(
+            config,
+            "",
             f"{host}: the disk of {found['scratch']} has {size(found['scratch_free'])} free, and a run needs "
             f"{size(SCRATCH_BYTES)} for temporary files.",
             "Free space there, or set TMPDIR there to a larger disk.",
         )
 
 
-def _network(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Obstacle]:
+def _network(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Finding]:
     place = found.get("place", {})
     if trouble := place.get("trouble"):
         # The agent's message often begins with the machine's name.
         said = trouble if trouble.startswith(f"{host}:") else f"{host}: {trouble}"
-        yield mistake(f"{config.where('backend.hosts.network_interface')}: {said}", "")
+        yield mistake(config, "backend.hosts.network_interface", said)
     elif config.resources.nodes > 1 and place.get("address", "").startswith("127."):
         yield mistake(
+            config,
+            "",
             f"{host} has no IPv4 address but loopback, which no other machine reaches.",
             "Bring its network up, or name its interface in backend.hosts.network_interface.",
         )
 
 
-def _gpus(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Obstacle]:
+def _gpus(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Finding]:
     gpus = found.get("gpus")
     if gpus is not None and len(gpus) < config.ranks_per_node:
         yield shortage(
-            f"{config.where('resources.gpus_per_node')}: the run needs "
-            f"{counted(config.ranks_per_node, 'GPU')} on each machine; {host} has {len(gpus)}.",
+            config,
+            "resources.gpus_per_node",
+            f"the run needs {counted(config.ranks_per_node, 'GPU')} on each machine; {host} has {len(gpus)}.",
             "Use machines that have them, or lower resources.gpus_per_node.",
         )
 
 
-def _shared_memory(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Obstacle]:
-    """Yield an obstacle if the host's /dev/shm does not hold the batches of the data workers."""
-    free_bytes = found.get("shared_memory")
-    if free_bytes is not None and (said := too_little(config, free_bytes, host)):
-        yield shortage(f"{config.where('data.num_workers')}: {said}", SHARED_MEMORY_FIX)
+def _shared_memory(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Finding]:
+    """Check that the host's /dev/shm holds the batches of the data workers."""
+    if (free_bytes := found.get("shared_memory")) is not None:
+        yield from too_little(config, free_bytes, host)
 
 
-def _local_disk(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Obstacle]:
-    """Yield an obstacle if checkpoint.local_dir cannot be written on the host, or its disk lacks room."""
+def _local_disk(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Finding]:
+    """Check that checkpoint.local_dir can be written on the host, and that its disk has room."""
     if (disk := found.get("local_disk")) is None:
         return
-    where = f"{config.where('checkpoint.local_dir')}: checkpoint.local_dir = {config.checkpoint.local_dir}"
+    key = "checkpoint.local_dir"
+    where = f"{key} = {config.checkpoint.local_dir}"
     if not disk["writable"]:
         yield mistake(
+            config,
+            key,
             f"{where}: {host} may not write to {disk['folder']}.",
             "Create the folder on a local disk there and make it writable, or name another one.",
         )
     elif disk["free"] < (needed := local_bytes(config)):
         yield shortage(
+            config,
+            key,
             f"{where}: {host} has {size(disk['free'])} free on {disk['folder']}, and its checkpoints need "
             f"{size(needed)}.",
             "Free space there, name a folder on a larger disk, or lower checkpoint.local_keep_last.",
         )
 
 
-def _clock(host: str, found: dict[str, Any], before: float, after: float) -> Iterator[Obstacle]:
+def _clock(
+    config: RunConfig, host: str, found: dict[str, Any], before: float, after: float
+) -> Iterator[Finding]:
     off = max(before - found["time"], found["time"] - after)
     if off > CLOCK_SECONDS:
         yield mistake(
+            config,
+            "",
             f"the clock of {host} differs from this machine's by {off:.0f} s, and {CLOCK_SECONDS:g} s are "
             "allowed.",
             "Set it right there (chrony or systemd-timesyncd).",

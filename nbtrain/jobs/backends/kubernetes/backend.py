@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from nbtrain.base.errors import JobError, SubmitError
+from nbtrain.base.findings import Finding
 from nbtrain.base.jobstate import ACTIVE, CANCELLED, QUEUED
 from nbtrain.base.node_records import Ask, EngineWord
 from nbtrain.base.rundir import JobDir, new_run_id
@@ -39,7 +40,6 @@ from nbtrain.jobs.backends.kubernetes.refusals import Unanswered
 from nbtrain.jobs.backends.remote import Agents, RemoteLauncher
 from nbtrain.jobs.backends.remote_backend import EngineUnseen, RemoteBackend
 from nbtrain.jobs.control import asked_pause
-from nbtrain.jobs.obstacle import Obstacle
 from nbtrain.monitor.logs import NODE, follow, log_path, tail_lines
 from nbtrain.monitor.pods import cluster_events
 
@@ -122,9 +122,9 @@ class KubernetesBackend(RemoteBackend):
         except Unanswered as error:
             raise EngineUnseen(error.words.rstrip(".")) from error
 
-    def obstacles(self, config: RunConfig) -> Iterator[Obstacle]:
+    def findings(self, config: RunConfig) -> Iterator[Finding]:
         """Yield the cluster's own objections: preflight.py."""
-        return preflight.obstacles(config)
+        return preflight.findings(config)
 
     def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
         """Return a launcher for the agents that the pods have started."""

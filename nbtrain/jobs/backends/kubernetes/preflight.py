@@ -2,7 +2,7 @@
 
 A create with dryRun=All, which keeps nothing, has the API server check the manifest: credentials,
 permissions, kind, namespace, fields, admission. Then the checks look for objects that pods would wait for in
-vain. For a Secret only the metadata are requested. An object that this user may not read is not an obstacle:
+vain. For a Secret only the metadata are requested. An object that this user may not read is not a problem:
 the pods may be allowed to.
 """
 
@@ -10,14 +10,15 @@ import time
 from collections.abc import Iterator
 
 from nbtrain.base.errors import JobError
+from nbtrain.base.findings import Finding
 from nbtrain.base.rundir import RunDir, new_job_id, new_run_id
+from nbtrain.config.findings import mistake, shortage
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.kubernetes.cluster import Cluster
 from nbtrain.jobs.backends.kubernetes.connect import connect
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, write
 from nbtrain.jobs.backends.kubernetes.manifests.work import work_of
 from nbtrain.jobs.backends.kubernetes.refusals import Refused, Unanswered
-from nbtrain.jobs.obstacle import Obstacles, mistake, shortage
 
 # A user waits, and a form checks at each change of a field.
 BACK_OFF_SECONDS, READ_SECONDS = (0.5, 1.0), 10.0
@@ -32,7 +33,7 @@ NO_DRY_RUN = "does not support dry run"
 _silent: dict[str, tuple[float, str]] = {}
 
 
-def obstacles(config: RunConfig) -> Obstacles:
+def findings(config: RunConfig) -> Iterator[Finding]:
     """Yield every reason that the cluster would not start this run."""
     section = config.backend.kubernetes
     try:
@@ -41,36 +42,38 @@ def obstacles(config: RunConfig) -> Obstacles:
     except JobError as error:
         # A context that the run names must exist; having no cluster at all is not an error of the run.
         fix = "" if "--dry-run" in str(error) else WITHOUT
-        yield (mistake if section.context else shortage)(str(error), fix)
+        yield (mistake if section.context else shortage)(config, "", str(error), fix)
         return
     heard_at, words = _silent.get(cluster.host, (0.0, ""))
     if words and time.monotonic() - heard_at < REMEMBER_SECONDS:
-        yield shortage(words, WITHOUT)
+        yield shortage(config, "", words, WITHOUT)
         return
     try:
         yield from _refusals(config, cluster)
     except Unanswered as error:
         words = f"{error.words} Look at the address in the kubeconfig, a VPN or proxy before it."
         _silent[cluster.host] = (time.monotonic(), words)
-        yield shortage(words, WITHOUT)
+        yield shortage(config, "", words, WITHOUT)
     except JobError as error:
-        yield mistake(str(error), WITHOUT)
+        yield mistake(config, "", str(error), WITHOUT)
 
 
-def _refusals(config: RunConfig, cluster: Cluster) -> Obstacles:
+def _refusals(config: RunConfig, cluster: Cluster) -> Iterator[Finding]:
     section = config.backend.kubernetes
     work = work_of(config, section, new_run_id(), RunDir.named(config.name).job(new_job_id()))
     try:
         cluster.try_create(write(work, cluster.namespace))
     except Refused as error:
         if error.status != 400 or NO_DRY_RUN not in str(error):
-            yield mistake(str(error), "")
+            yield mistake(config, "", str(error))
             return
     kind = KINDS[section.workload]
     asked = [(verb, kind.group, kind.plural, need) for verb, need in VERBS.items()]
     for verb, group, plural, need in [*asked, ("list", "", "pods", "status")]:
         if cluster.may(verb, group, plural) is False:
             yield mistake(
+                config,
+                "",
                 f"{cluster.host}: this user may not {verb} {f'{plural}.{group}'.rstrip('.')} in namespace "
                 f"{cluster.namespace}, and `nbtrain {need}` must.",
                 f"Ask for the Role in {WORKSPACE}/notebook.yaml; `kubectl auth can-i --list -n "
@@ -80,7 +83,9 @@ def _refusals(config: RunConfig, cluster: Cluster) -> Obstacles:
         if cluster.has(plural, name) is False:
             key = f"backend.kubernetes.{field}"
             yield mistake(
-                f"{config.where(key)}: {key} names the {word} {name}, and {cluster.host} has none in "
+                config,
+                key,
+                f"{key} names the {word} {name}, and {cluster.host} has none in "
                 f"namespace {cluster.namespace}: the pods would wait for it.",
                 f"{fix}, or name one of `kubectl get {plural} -n {cluster.namespace}`.",
             )

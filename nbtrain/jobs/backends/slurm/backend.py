@@ -17,11 +17,13 @@ from dataclasses import dataclass, field, replace
 
 from nbtrain.base import amounts, files
 from nbtrain.base.errors import JobError
+from nbtrain.base.findings import Finding
 from nbtrain.base.jobstate import ACTIVE, QUEUED, SUSPENDED, at_rest
 from nbtrain.base.node_records import EngineWord
 from nbtrain.base.records import JobRecord, Record
 from nbtrain.base.rundir import JobDir, new_run_id
 from nbtrain.base.workspace import display, workspace
+from nbtrain.config.findings import mistake, shortage
 from nbtrain.config.load import load_resolved
 from nbtrain.config.one_line import one_line
 from nbtrain.config.schema import RunConfig
@@ -50,7 +52,6 @@ from nbtrain.jobs.backends.slurm.script import (
 from nbtrain.jobs.control import asked_pause
 from nbtrain.jobs.environment import supervisor_environment
 from nbtrain.jobs.node.prepared import RUN_ID, RUN_YAML
-from nbtrain.jobs.obstacle import Obstacle, mistake, shortage
 from nbtrain.jobs.supervisor import processes
 from nbtrain.jobs.supervisor.journal import Journal
 
@@ -206,21 +207,22 @@ class SlurmBackend(RemoteBackend):
         handle.resumed += 1
         handle.write(job.handle_json)
 
-    def obstacles(self, config: RunConfig) -> Iterator[Obstacle]:
+    def findings(self, config: RunConfig) -> Iterator[Finding]:
         """Check that Slurm answers, has the partition, and could start the job with all its nodes idle."""
         try:
             # -a: a user's jobs may go to hidden partitions too; sbatch itself refuses closed ones.
             there = read_sinfo(call("sinfo", "-a", "-h", "-N", "-o", SINFO_FORMAT))
         except (JobError, EngineUnseen) as error:
             fix = "Submit from a machine that reaches the cluster, or set backend.kind=local."
-            yield shortage(f"Slurm: {str(error).rstrip('.')}.", fix)
+            yield shortage(config, "", f"Slurm: {str(error).rstrip('.')}.", fix)
             return
         partition = config.backend.slurm.partition or ""
         known = {place.name for place in there}
         if unknown := [name for name in partition.split(",") if name and name not in known]:
             yield mistake(
-                f"{config.where('backend.slurm.partition')}: Slurm has no partition {', '.join(unknown)}; it "
-                f"has {', '.join(sorted(known))}.",
+                config,
+                "backend.slurm.partition",
+                f"Slurm has no partition {', '.join(unknown)}; it has {', '.join(sorted(known))}.",
                 "Set backend.slurm.partition to one of them.",
             )
             return
@@ -229,8 +231,9 @@ class SlurmBackend(RemoteBackend):
         places = [place for place in there if place.name in wanted]
         if not places and not partition:
             yield mistake(
-                f"{config.where('backend.kind')}: backend.slurm.partition is not set, and the cluster has no "
-                "default partition.",
+                config,
+                "backend.kind",
+                "backend.slurm.partition is not set, and the cluster has no default partition.",
                 f"Set backend.slurm.partition to one of {', '.join(sorted(known))}.",
             )
             return
@@ -249,7 +252,9 @@ class SlurmBackend(RemoteBackend):
             each = f" with {', '.join(asked)} each" if asked else ""
             names = ", ".join(sorted({place.name for place in places}))
             yield shortage(
-                f"{config.where('resources.nodes')}: the run requests "
+                config,
+                "resources.nodes",
+                f"the run requests "
                 f"{amounts.counted(resources.nodes, 'node')}{each}; "
                 f"partition {names or partition} has {amounts.counted(len(fit), 'such node')} of "
                 f"{len({place.node for place in places})}.",

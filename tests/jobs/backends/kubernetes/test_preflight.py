@@ -25,7 +25,7 @@ NO_CLUSTER = "Without a cluster, `nbtrain submit RUN --dry-run FILE` writes the 
 
 @pytest.fixture
 def refusals(stub, workspace, monkeypatch):
-    """Return the message of each obstacle: refusals(**fields of the section)."""
+    """Return the message of each finding: refusals(**fields of the section)."""
     monkeypatch.setenv("KUBECONFIG", str(stub.kubeconfig))
     monkeypatch.setattr(preflight, "BACK_OFF_SECONDS", (0.01,))
     preflight._silent.clear()
@@ -33,15 +33,15 @@ def refusals(stub, workspace, monkeypatch):
     def found(**fields):
         section = {"kind": "kubernetes", "kubernetes": {**PLAIN, **fields}}
         return [
-            str(obstacle)
-            for obstacle in KubernetesBackend().obstacles(load("gpt-125m-4xdp", {"backend": section}))
+            str(finding)
+            for finding in KubernetesBackend().findings(load("gpt-125m-4xdp", {"backend": section}))
         ]
 
     return found
 
 
 def test_a_cluster_that_has_all_of_it(refusals, stub):
-    """A complete cluster has no obstacles; nothing is created, and only Secrets' metadata are read."""
+    """A complete cluster has no problems; nothing is created, and only Secrets' metadata are read."""
     stub.present |= THERE
     assert refusals(**NAMED) == []
     assert stub.objects == {}

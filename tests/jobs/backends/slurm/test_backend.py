@@ -328,7 +328,7 @@ def test_what_can_never_start_is_refused_at_submit(
 ) -> None:
     """A request that can never start is refused; nodes that are down or busy count as available."""
     slurm["sinfo"] = SINFO
-    found = [str(obstacle) for obstacle in BACKEND.obstacles(config(**settings))]
+    found = [str(finding) for finding in BACKEND.findings(config(**settings))]
     assert (words in found[0]) if words else found == []
 
 
@@ -338,13 +338,13 @@ def test_partitions_are_hidden_or_none_is_the_default(
     """Hidden partitions are found with sinfo -a; without a default partition one must be named."""
     slurm["sinfo"] = SINFO.replace("*", "")
     run = config()
-    (found,) = BACKEND.obstacles(run)
+    (found,) = BACKEND.findings(run)
     assert slurm["said"] == [("sinfo", "-a", "-h", "-N", "-o", "%P|%N|%c|%m|%G")]
     assert str(found) == (
         f"{run.where('backend.kind')}: backend.slurm.partition is not set, and the cluster has no default "
         "partition. Set backend.slurm.partition to one of large, main."
     )
-    assert list(BACKEND.obstacles(config(**{"backend.slurm.partition": "main"}))) == []
+    assert list(BACKEND.findings(config(**{"backend.slurm.partition": "main"}))) == []
 
 
 def test_one_allocation_of_a_script_has_the_job(

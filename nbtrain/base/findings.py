@@ -1,21 +1,20 @@
-"""Findings: problems of a run, each with its place, the rule with its numbers, the fix, and the cost.
+"""Findings: problems of a run or a machine, each with its place, the rule with its numbers, and the fix.
 
-`nbtrain check`, the plan, the launch form and the lint of foreign files show the same list of findings,
-sorted by by_cost. The rules that produce findings are in lint/.
+The rules of config, the plan, the checks before a launch, the lint of foreign files and `nbtrain doctor` all
+return findings. base/errors.py raises them (refuse).
 """
 
 import html
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from nbtrain.base import amounts
 from nbtrain.base.look import WORD_COLORS
-from nbtrain.config.schema import RunConfig
 
-Level = Literal["error", "warning", "note"]
-LEVELS: tuple[Level, ...] = ("error", "warning", "note")
+Level = Literal["error", "warning", "note", "ok"]
+LEVELS: tuple[Level, ...] = ("error", "warning", "note", "ok")
+Lack = Literal["", "data", "resource"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,8 @@ class Cost:
         if self.money:
             parts.append(self.money)
         if self.num_bytes:
-            parts.append(amounts.size(self.num_bytes) + " too little" * self.fatal)
+            size = amounts.size(self.num_bytes)
+            parts.append(f"{size} too little" if self.fatal else size)
         price = ", ".join([*parts, self.words] if self.words else parts)
         if self.fatal:
             return f"cannot run: {price}" if price else "cannot run"
@@ -57,23 +57,32 @@ class Cost:
         return self.fatal, self.gpu_hours or self.hours, self.num_bytes, bool(self.words)
 
 
+FATAL = Cost(fatal=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One problem of a run, or one fact worth knowing about it."""
+    """One problem of a run or of a machine, or one fact worth knowing about it."""
 
     level: Level
-    """error: the run is refused or cannot work; warning: it costs something; note: worth knowing."""
+    """error: refused, or it cannot work; warning: it costs something; note: worth knowing; ok: no problem."""
     rule: str
-    """The name of the rule, e.g. "memory_fits"."""
+    """The name of the rule or check, e.g. "memory_fits"."""
     key: str
-    """The dotted key that the fix begins with, or "" if there is none."""
+    """The dotted key that the finding is about, a flag of another program, or "" if there is none."""
     place: str
     """Place where the key was set: "gpt.yaml:22", "override batch.x=1" or "default"."""
     message: str
-    """The problem, and the rule with its numbers: one sentence or two."""
+    """The problem, and the rule with its numbers: one sentence or two, without the place."""
     fix: str = ""
     """The change to make, as a sentence."""
     cost: Cost = field(default_factory=Cost)
+    lacks: Lack = ""
+    """The need of a run without a mistake: data to prepare or repair, or a resource of the machine."""
+
+    def __str__(self) -> str:
+        """Return "gpt.yaml:22: message fix", as errors and warnings have it."""
+        return f"{self.place}: {self.text}" if self.place else self.text
 
     @property
     def text(self) -> str:
@@ -115,54 +124,17 @@ def by_cost(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(findings, key=rank)
 
 
-def finding_of(
-    config: RunConfig,
-    rule: str,
-    key: str,
-    message: str,
-    fix: str = "",
-    cost: Cost | None = None,
-    level: Level = "warning",
-) -> Finding:
-    """Return a finding about a key of a run, with the place where the run sets it."""
-    return Finding(level, rule, key, config.where(key), message, fix, cost or Cost())
-
-
-# A second line of a problem is indented.
-NEXT_PROBLEM = re.compile(r"\n(?! )")
-
-
-def split_problems(text: str) -> list[str]:
-    """Split the text of a ConfigError into its problems."""
-    return NEXT_PROBLEM.split(text)
-
-
-# "gpt.yaml:22: batch.global_batch_size = 250", the beginning of every message of config/rules/.
-_BEGINNING = re.compile(r"(?P<place>.*?): (?P<key>[a-z_]+(\.[A-Za-z0-9_]+)*)(?= = |: | sets | looks )")
-# "gpt.yaml:22: " or "override batch.x=1: ", the beginning of other messages.
-_PLACE = re.compile(r"(?P<place>override .+?|\S+:\d+): ")
-
-
-def finding_of_problem(problem: str) -> Finding:
-    """Convert the message of a broken rule (config/rules/), or of the schema, to a finding."""
-    match = _BEGINNING.match(problem)
-    place, key = (match["place"], match["key"]) if match else ("", "")
-    if match is None and (begins := _PLACE.match(problem)):
-        place = begins["place"]
-    return Finding("error", "rules", key, place, problem, "", Cost(fatal=True))
-
-
-def findings_html(findings: Iterable[Finding], places: bool = False) -> str:
+def findings_html(findings: Sequence[Finding], places: bool = False) -> str:
     """Return the findings as an HTML list for a notebook, in the font size of tables.
 
     With `places`, each finding names its file and field.
     """
     rows = []
-    for one in findings:
-        kind = {"error": "bad", "warning": "tight"}.get(one.level, "")
+    for finding in findings:
+        kind = {"error": "bad", "warning": "tight"}.get(finding.level, "")
         # Small colored text would be too faint in one of the two themes.
         dot = f'<span aria-hidden="true" style="color:{WORD_COLORS[kind]}">&#9679;</span> ' if kind else ""
-        said = f"{one.head}: {one.text}" if places and one.head else one.text
-        label = f'<strong style="font-weight:600">{html.escape(one.label)}</strong>'
-        rows.append(f'<li style="margin:2px 0">{dot}{label}: {html.escape(said)}</li>')
+        text = f"{finding.head}: {finding.text}" if places and finding.head else finding.text
+        label = f'<strong style="font-weight:600">{html.escape(finding.label)}</strong>'
+        rows.append(f'<li style="margin:2px 0">{dot}{label}: {html.escape(text)}</li>')
     return f'<ul style="font-size:12px;margin:2px 0 8px 0;padding-left:18px">{"".join(rows)}</ul>'

@@ -1,0 +1,75 @@
+"""Findings about a run's keys, with the place where the run sets each of them."""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from nbtrain.base.findings import FATAL, Cost, Finding, Lack, Level
+from nbtrain.config.schema import RunConfig
+
+
+def finding_of(
+    config: RunConfig,
+    rule: str,
+    key: str,
+    message: str,
+    fix: str = "",
+    cost: Cost | None = None,
+    level: Level = "warning",
+) -> Finding:
+    """Return a finding about a key of a run, with the place where the run sets it."""
+    return Finding(level, rule, key, config.where(key), message, fix, cost or Cost())
+
+
+def mistake(config: RunConfig, key: str, message: str, fix: str = "") -> Finding:
+    """Return an error in the run's settings; `key` is "" if no key is to blame. run_checks adds the rule."""
+    return _error(config, key, message, fix, "")
+
+
+def missing_data(config: RunConfig, key: str, message: str, fix: str = "") -> Finding:
+    """Return an error about data that must be prepared or repaired before the run can start."""
+    return _error(config, key, message, fix, "data")
+
+
+def shortage(config: RunConfig, key: str, message: str, fix: str = "", num_bytes: int = 0) -> Finding:
+    """Return an error about a machine that is too small for the run, by `num_bytes` if that is known."""
+    return _error(config, key, message, fix, "resource", num_bytes)
+
+
+def _error(config: RunConfig, key: str, message: str, fix: str, lacks: Lack, num_bytes: int = 0) -> Finding:
+    place = config.where(key) if key else ""
+    return Finding("error", "", key, place, message, fix, Cost(fatal=True, num_bytes=num_bytes), lacks)
+
+
+def run_checks(checks: Iterable[Callable[..., Iterable[Finding]]], *arguments: Any) -> list[Finding]:
+    """Return the findings of all checks; a finding without a rule gets the name of its check."""
+    return [
+        finding if finding.rule else replace(finding, rule=check.__name__)
+        for check in checks
+        for finding in check(*arguments)
+    ]
+
+
+# A second line of a problem is indented.
+NEXT_PROBLEM = re.compile(r"\n(?! )")
+
+
+def split_problems(text: str) -> list[str]:
+    """Split the text of a ConfigError into its problems."""
+    return NEXT_PROBLEM.split(text)
+
+
+# "gpt.yaml:22: batch.global_batch_size = 250", the beginning of every message of config/rules/.
+_BEGINNING = re.compile(r"(?P<place>.*?): (?P<key>[a-z_]+(\.[A-Za-z0-9_]+)*)(?= = |: | sets | looks )")
+# "gpt.yaml:22: " or "override batch.x=1: ", the beginning of other messages.
+_PLACE = re.compile(r"(?P<place>override .+?|\S+:\d+): ")
+
+
+def finding_of_problem(problem: str) -> Finding:
+    """Convert the message of a broken rule (config/rules/), or of the schema, to a finding."""
+    match = _BEGINNING.match(problem)
+    place, key = (match["place"], match["key"]) if match else ("", "")
+    if match is None and (begins := _PLACE.match(problem)):
+        place = begins["place"]
+    return Finding("error", "rules", key, place, problem, "", FATAL)

@@ -30,6 +30,8 @@ class LogPart:
     """Offset from which to continue reading."""
     size_bytes: int
     """Size of the whole file now."""
+    first_line: int | None = None
+    """Number of the piece's first line, from 1; None if it was not counted (log_lines.py)."""
 
 
 def log_attempts(job: JobDir) -> dict[int, list[int]]:

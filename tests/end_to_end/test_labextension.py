@@ -227,6 +227,11 @@ def test_a_run_is_opened_read_and_left_by_the_keyboard_alone(lab: Lab, page: Any
     verdict.wait_for()
     assert form.locator("[data-key='lr_schedule.lr'] .nbf-help").first.inner_text() == "Must be a number."
 
+    # A link to a line of a log opens the run's tab there.
+    place = {"tab": "logs", "rank": "1", "attempt": 0, "line": 1}
+    page.goto(page.evaluate(f"() => window.nbtrainHost.linkTo(['{ended}'], {json.dumps(place)})"))
+    page.locator(".nbtrain-RunView .nbt-current[data-line='1']", has_text="rank 1 is ready").wait_for()
+
 
 @pytest.mark.soak
 def test_what_a_screen_reader_and_weak_eyes_meet(lab: Lab, page: Any, ended: str) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from nbtrain.api.run import Run
+from nbtrain.base.errors import ConfigError
 from nbtrain.base.events import EventWriter
 from nbtrain.base.records import ExitRecord
 from nbtrain.base.rundir import RunDir
 from nbtrain.cli import __main__ as cli
-from nbtrain.monitor import log_search, logs
+from nbtrain.monitor import log_lines, log_search, logs
 from nbtrain.monitor.tracebacks import culprit, last_traceback
 from tests.lab.widgets.fake_run import FakeJob
 
@@ -210,6 +211,66 @@ def test_search_goes_over_ranks_attempts_and_blocks(tmp_path: Path, monkeypatch:
     for place in range(130):
         job.log(0, 0).write_text("." * place + "needle" + "." * 70)
         assert len(found(0)) == 3, place
+
+
+def test_a_pattern_is_searched_line_by_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pattern matches within a line, or one state of a progress bar; a hit has the spans of its matches."""
+    monkeypatch.setattr(log_search, "BLOCK_BYTES", 64)
+    job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=3).job
+    lines = [
+        *(f"step {step}" for step in range(20)),
+        "\N{GREEK SMALL LETTER ALPHA} NaN nan",
+        "10%\r50% left\r100%",
+    ]
+    job.log(0, 0).write_text("\n".join(lines) + "\nend")
+
+    def found(pattern: str, **more: bool) -> list[tuple[int, str, list[tuple[int, int]]]]:
+        hits = log_search.search([job], pattern, is_pattern=True, **more)
+        return [(hit.line_number, hit.text, [*hit.spans]) for hit in hits]
+
+    assert found(r"^step 1\d$")[1] == (12, "step 11", [(0, 7)])
+    assert len(found(r"^step 1\d$")) == 10 and found(r"19\s+.") == []
+    assert found("n.n") == [(21, "\N{GREEK SMALL LETTER ALPHA} NaN nan", [(6, 9)])]
+    assert found("n.n", ignore_case=True)[0][2] == [(2, 5), (6, 9)]
+    assert found(r"5\d% l?") == [(22, "50% left", [(0, 5)])]
+    with pytest.raises(ConfigError, match=r"not a regular expression.*position 1"):
+        found("a(b")
+
+
+@pytest.mark.slow
+def test_a_pattern_that_takes_for_ever_is_ended(tmp_path: Path) -> None:
+    """The lines that were found by then are returned, and the search is reported as incomplete."""
+    job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=3).job
+    job.log(0, 0).write_text("a" * 8 + "\n" + "a" * 64 + "b\n")
+    hits, is_complete = log_search.search_in_time([job], "(a+)+$", seconds=2.0)
+    # On a busy machine, the process may not have started by then.
+    assert [hit.line_number for hit in hits] in ([1], []) and not is_complete
+    hits, is_complete = log_search.search_in_time([job], "a+b?", most=1)
+    assert (len(hits), is_complete) == (1, True)
+
+
+def test_lines_are_numbered_wherever_a_log_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From an offset, around a line and at the end, also while a log grows; a replaced log is recounted."""
+    monkeypatch.setattr(log_lines, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(log_lines, "BEFORE_BYTES", 20)
+    path, numbers = tmp_path / "0.0.log", log_lines.LineNumbers()
+    assert numbers.read(path).first_line == 1
+    lines = [f"line {number}\n" for number in range(1, 201)]
+    path.write_text("".join(lines))
+    for number in (1, 2, 5, 100, 199, 200):
+        for part in (numbers.read(path, len("".join(lines[: number - 1]))), numbers.read(path, line=number)):
+            text = part.text.splitlines()[number - part.first_line]
+            assert text == f"line {number}"
+    assert numbers.read(path, line=5000).first_line == 1
+    with path.open("a") as stream:
+        stream.write("line 201\n" * 100)
+    assert numbers.read(path, line=201).text.splitlines()[-100] == "line 201"
+    monkeypatch.setattr(log_lines, "MOST_COUNTED_BYTES", 1024)
+    fresh, end = log_lines.LineNumbers(), path.stat().st_size
+    counted = [fresh.read(path, end).first_line for _ in range(4)]
+    assert counted[0] is None and counted[-1] == 301
+    path.write_text("new\nfile\n")
+    assert numbers.read(path, 4).first_line == 2
 
 
 def test_a_search_in_a_gigabyte_takes_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

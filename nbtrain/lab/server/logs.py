@@ -3,9 +3,9 @@
 Text is sent as JSON or as a file to save, never as a page, so that a browser does not run a log's content.
 """
 
+import functools
 import itertools
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +19,7 @@ from nbtrain.lab.server.jobs import job_named
 from nbtrain.lab.server.requests import NbtrainHandler, Refusal, in_pool
 from nbtrain.lab.server.views import confined
 from nbtrain.monitor import logs
+from nbtrain.monitor.log_lines import LINES
 
 MOST_HITS = 1000
 HITS = 200
@@ -45,12 +46,16 @@ class OneLogHandler(NbtrainHandler):
 
 
 class LogHandler(OneLogHandler):
-    """GET run/<name>/log?rank=&job=&attempt=&offset=: the text from an offset on, or at the end."""
+    """GET run/<name>/log?rank=&job=&attempt=&offset=&line=: the text from an offset on, around a line, or at
+    the end.
+    """
 
     async def get(self, name: str) -> None:
-        offset = self.number("offset")
+        offset, line = self.number("offset"), self.number("line")
         _, path = await self.log_asked_for(name)
-        self.finish(asdict(await self.read(logs.read_log, path, offset)))
+        # A line of a log of gigabytes is searched for like a text.
+        read = self.read if line is None else functools.partial(in_pool, SEARCHERS)
+        self.finish(asdict(await read(LINES.read, path, offset, line)))
 
 
 class LogFileHandler(OneLogHandler):
@@ -74,38 +79,42 @@ class LogFileHandler(OneLogHandler):
 
 
 class LogSearchHandler(NbtrainHandler):
-    """GET run/<name>/log/search?q=&job=&rank=&limit=&case=0|1: {"hits", "more": whether there are more}.
+    """GET run/<name>/log/search?q=&job=&rank=&limit=&case=0|1&regex=0|1: {"hits", "more", "complete"}.
 
-    The search covers all jobs, the newest first, or one job; case=0 ignores case.
+    The search covers all jobs, the newest first, or one job; case=0 ignores case. With regex=1, q is a
+    regular expression of Python. `more`: whether there are more hits than the limit. `complete` is false if
+    the search was ended after log_search.PATTERN_SECONDS.
     """
 
     async def get(self, name: str) -> None:
         view, text = await self.view(name), self.get_argument("q", "", strip=False)
         if not text or len(text) > MOST_TEXT:
-            raise Refusal(400, f"q must be a text of 1 to {MOST_TEXT:,} letters; this one has {len(text):,}.")
+            raise Refusal(
+                400, f"q must be a text of 1 to {MOST_TEXT:,} characters; this one has {len(text):,}."
+            )
         limit = self.number("limit", HITS, MOST_HITS)
         rank, case = self.number("rank"), self.switch("case")
         job_id = self.get_argument("job", None)
-        asked = (view.run, job_id, text, rank, case is False, limit)
-        found, more = await in_pool(SEARCHERS, _search, *asked)
-        self.answer({"hits": found, "more": more})
+        asked = (view.run, job_id, text, rank, case is False, limit, self.switch("regex") or False)
+        self.answer(await in_pool(SEARCHERS, _search, *asked))
 
 
 def _search(
-    run: RunDir, job_id: str | None, text: str, rank: int | None, ignore_case: bool, limit: int
-) -> tuple[list[dict[str, Any]], bool]:
-    from nbtrain.monitor.log_search import search
+    run: RunDir, job_id: str | None, text: str, rank: int | None, ignore_case: bool, limit: int, regex: bool
+) -> dict[str, Any]:
+    from nbtrain.monitor.log_search import search, search_in_time
 
     ids = [job_named(run, job_id).job_id] if job_id else [*reversed(run.job_ids())]
+    jobs = (job_named(run, one) for one in ids)
+    if regex:
+        hits, complete = search_in_time(jobs, text, rank, ignore_case, limit + 1)
+    else:
+        hits, complete = [*itertools.islice(search(jobs, text, rank, ignore_case), limit + 1)], True
+    shown = [hit_shown(asdict(hit)) for hit in hits[:limit]]
+    return {"hits": shown, "more": len(hits) > limit, "complete": complete}
 
-    def jobs() -> Iterator[JobDir]:
-        yield from (job_named(run, one) for one in ids)
 
-    hits = list(itertools.islice(search(jobs(), text, rank, ignore_case), limit + 1))
-    return [_hit(asdict(hit)) for hit in hits[:limit]], len(hits) > limit
-
-
-def _hit(hit: dict[str, Any]) -> dict[str, Any]:
+def hit_shown(hit: dict[str, Any]) -> dict[str, Any]:
     """Add the rank and attempt of a hit's log: "3.0.log" is rank 3, attempt 0."""
     who, _, attempt = hit["log"].removesuffix(".log").partition(".")
     return {
@@ -115,6 +124,7 @@ def _hit(hit: dict[str, Any]) -> dict[str, Any]:
         "line": hit["line_number"],
         "offset": hit["offset_bytes"],
         "text": hit["text"],
+        "spans": hit["spans"],
     }
 
 

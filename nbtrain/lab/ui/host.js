@@ -2,7 +2,7 @@
 // is not shown.
 //
 //   openRun(name), openRuns(), openCompare(names), openForm({yaml, overrides, clone}),
-//   openTensorBoard(name), openModel(name), linkTo(names), insertCell(text), notify(text, kind)
+//   openTensorBoard(name), openModel(name), linkTo(names, place), insertCell(text), notify(text, kind)
 
 /** A host with the actions `able`; the others are null. */
 export const makeHost = (able = {}) => ({

@@ -11,9 +11,9 @@ import { serverHere } from "./server.js";
 import { element } from "./words.js";
 
 /** Show the run `name` in `root`; `model` is the anywidget model or null. Returns a function that ends it. */
-export function mount(root, { name, runId = "", snap = null, model = null, tab = "" }) {
+export function mount(root, { name, runId = "", snap = null, model = null, place = {} }) {
   const server = serverHere();
-  return mountRun(ownKeys(root), { server, name, host: notebookHost(server), runId, snap, model, tab });
+  return mountRun(ownKeys(root), { server, name, host: notebookHost(server), runId, snap, model, place });
 }
 
 /** Watch the widget next to `place`; if JupyterLab cannot restore it, show a panel that needs no kernel. */

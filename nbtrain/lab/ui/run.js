@@ -5,7 +5,7 @@
 
 import { hostElsewhere, makeHost } from "./host.js";
 import { View } from "./view.js";
-import { askedWords } from "./words.js";
+import { askedWords, known } from "./words.js";
 
 const POLL_MS = 1000;
 const POLL_FINAL_MS = 5000;
@@ -35,17 +35,17 @@ const newestSnaps = new Map();
  * host     the actions that this page offers (host.js)
  * model    the anywidget model, or null; `snap` is its first snapshot
  * runId    id of the run: a server that has another run of that name is not asked
- * tab      the page that is open at first
+ * place    what is open at first, such as {tab: "logs", rank: "3", attempt: 0, line: 120, job}; all may be omitted
  */
 export function mountRun(root, options) {
-  const { server, name, host = makeHost(), runId = "", snap = null, model = null, tab = "" } = options;
-  const run = new Run(root, { server, name, host, runId, model, tab });
+  const { server, name, host = makeHost(), runId = "", snap = null, model = null, place = {} } = options;
+  const run = new Run(root, { server, name, host, runId, model, place });
   run.begin(snap);
   return () => run.end();
 }
 
 class Run {
-  constructor(root, { server, name, host, runId, model, tab }) {
+  constructor(root, { server, name, host, runId, model, place }) {
     Object.assign(this, { root, name, runId, model });
     this.surroundings = host;
     /** Whether the server has another run of this name, or none. */
@@ -62,7 +62,9 @@ class Run {
     this.soonUntil = 0;
     this.job = "";
     root.dataset.run = name;
-    this.view = new View(root, this, tab);
+    this.view = new View(root, this, place.tab);
+    if (place.job) this.chooseJob(place.job);
+    if (known(place.rank)) this.view.page("logs").open(place.rank, place.attempt ?? null, place.line ?? null);
   }
 
   /** The server while it answers, else null. */
@@ -93,6 +95,7 @@ class Run {
     this.keep(true);
   }
 
+  /** Open the tab Logs with the log of a rank, or of the supervisor or a machine by its name. */
   openLog(rank, attempt) {
     this.view.page("logs").open(rank, attempt);
     this.view.tabs.select("logs");

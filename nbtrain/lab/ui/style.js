@@ -243,6 +243,24 @@ const CSS = `
 .nbt-root.nbtrain-panel .nbt-logs pre{flex:1;min-height:140px;overflow:auto;padding:4px 6px;
  border:1px solid var(--nbt-line);border-radius:4px}
 .nbtrain-panel .nbt-logs pre.nbt-wraps{white-space:pre-wrap;overflow-wrap:anywhere}
+.nbtrain-panel .nbt-line{display:block;width:max-content;min-width:100%;cursor:default}
+.nbtrain-panel .nbt-wraps .nbt-line{width:auto;padding-left:calc(var(--digits,2ch) + 14px);
+ text-indent:calc(-1*(var(--digits,2ch) + 14px))}
+/* A line's number is not part of its text: it is neither selected nor copied. */
+.nbtrain-panel .nbt-line::before{content:attr(data-line);display:inline-block;position:sticky;left:-6px;
+ width:calc(var(--digits,2ch) + 14px);padding:0 8px 0 6px;text-align:right;text-indent:0;color:var(--nbt-dim);
+ background:var(--nbt-bg);cursor:pointer}
+.nbtrain-panel .nbt-level-error{color:var(--nbt-failed)}
+.nbtrain-panel .nbt-level-warning{color:var(--nbt-warned)}
+.nbtrain-panel .nbt-level-debug{color:var(--nbt-dim)}
+.nbtrain-panel .nbt-line.nbt-current{background:color-mix(in srgb,var(--nbt-a) 16%,var(--nbt-bg))}
+.nbtrain-panel .nbt-line.nbt-current::before{background:inherit;color:var(--nbt-fg);font-weight:600}
+.nbt-root mark{color:var(--nbt-fg);background:color-mix(in srgb,var(--nbt-b) 38%,var(--nbt-bg));border-radius:2px}
+.nbtrain-panel .nbt-go-line{width:76px}
+.nbtrain-panel .nbt-wrong{margin:0 0 4px;font-size:12px;color:var(--nbt-failed)}
+.nbt-root input[aria-invalid=true]{border-color:var(--nbt-bad)}
+.nbtrain-panel .nbt-hits>.nbt-tools{position:sticky;top:0;background:var(--nbt-bg);margin:0;padding:3px 0}
+.nbt-root .nbt-hit[aria-current=true]{background:color-mix(in srgb,var(--nbt-a) 16%,var(--nbt-bg))}
 .nbtrain-panel .nbt-traceback{position:relative;margin:0 0 8px;padding:6px 10px;border:1px solid var(--nbt-bad);
  border-radius:5px;flex:0 1 auto;min-height:60px;overflow:auto}
 .nbtrain-panel .nbt-traceback>button{position:absolute;top:4px;right:8px;background:var(--nbt-bg)}

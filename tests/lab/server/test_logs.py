@@ -66,6 +66,12 @@ def test_search_finds_lines_with_their_place(server: Server, failed: RunDir) -> 
     assert server.get(f"run/gpt-failed/log?rank=1&offset={hit['offset']}")["text"].startswith(hit["text"])
     assert server.get("run/gpt-failed/log/search?q=valueerror&case=0")["hits"] == [hit]
     assert server.get("run/gpt-failed/log/search?q=valueerror")["hits"] == []
+    found = server.get("run/gpt-failed/log/search?q=^Value.*%25&regex=1")
+    assert (found["hits"], found["complete"]) == ([{**hit, "spans": [[0, 17]]}], True)
+    wrong = server.ask("run/gpt-failed/log/search?q=a(b&regex=1")
+    assert wrong.status == 422 and wrong.message.startswith("'a(b' is not a regular expression: ")
+    part = server.get("run/gpt-failed/log?rank=1&line=4")
+    assert part["text"].splitlines()[4 - part["first_line"]] == hit["text"]
     limited = server.get("run/gpt-failed/log/search?q=loss&limit=2&rank=0")
     assert len(limited["hits"]) == 2 and limited["more"] is True
     for query in ("", "q=", "q=" + "x" * 1001, "q=x&limit=100000", "q=x&rank=-1", "q=x&case=2"):

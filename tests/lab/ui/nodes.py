@@ -21,9 +21,11 @@ globalThis.Node = class {
     this.textContent = "";
   }
   append(...more) { this.children.push(...more); }
+  remove() {}
   prepend(...more) { this.children.unshift(...more); }
   replaceChildren(...more) { this.children = more; }
   setAttribute(name, value) { this.attributes[name] = value; }
+  removeAttribute(name) { delete this.attributes[name]; }
   get options() { return this.children; }
   addEventListener() {}
   querySelector() { return null; }

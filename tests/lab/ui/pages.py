@@ -7,14 +7,19 @@ answered(page)                                                       wait until 
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
+from urllib.parse import unquote_plus
 
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.rundir import RunDir
 from nbtrain.lab.run_actions import run_shown
+from nbtrain.lab.server.logs import hit_shown
+from nbtrain.lab.server.requests import status_of_error
 from nbtrain.lab.ui.script import script
-from nbtrain.monitor import logs
+from nbtrain.monitor import log_search, logs
 from nbtrain.monitor.job_shown import job_shown
+from nbtrain.monitor.log_lines import LINES
 from nbtrain.monitor.run_view import RunView
 
 BASE = "http://lab.test/user/x/"
@@ -54,14 +59,22 @@ def routes_of(run: RunDir) -> dict[str, Answer]:
 
     def log(query: dict[str, str], _: Any) -> Any:
         job = run.job(query["job"]) if "job" in query else run.newest_job()
-        offset = query.get("offset")
-        part = logs.read_log(logs.log_path(job, query["rank"]), None if offset is None else int(offset))
-        return vars(part)
+        offset, line = (int(query[key]) if key in query else None for key in ("offset", "line"))
+        attempt = int(query["attempt"]) if "attempt" in query else None
+        return asdict(LINES.read(logs.log_path(job, query["rank"], attempt), offset, line))
+
+    def search(query: dict[str, str], _: Any) -> Any:
+        ids = [query["job"]] if "job" in query else [*reversed(run.job_ids())]
+        text, regex = unquote_plus(query["q"]), query.get("regex") == "1"
+        found = log_search.search(map(run.job, ids), text, None, ignore_case=True, is_pattern=regex)
+        hits, most = [hit_shown(asdict(hit)) for hit in found], int(query["limit"])
+        return {"hits": hits[:most], "more": len(hits) > most, "complete": True}
 
     return {
         f"run/{run.name}": lambda query, body: run_shown(view),
         f"run/{run.name}/job": lambda query, body: job_shown(run, query.get("job")),
         f"run/{run.name}/log": log,
+        f"run/{run.name}/log/search": search,
     }
 
 
@@ -101,7 +114,7 @@ def view_page(
         except KeyError:
             route.fulfill(status=404, json={"message": "HTTP 404"})
         except NbtrainError as error:
-            route.fulfill(status=409, json={"message": str(error)})
+            route.fulfill(status=status_of_error(error), json={"message": str(error)})
         else:
             route.fulfill(json=value)
 

@@ -125,7 +125,7 @@ PLANNED = {
 def test_the_plan_says_what_to_do(job: FakeJob, browser: Any) -> None:
     """The plan shows fit, time and disk first, then findings with their fix, then the tables."""
     routes = routes_of(job.run) | {"run/gpt-fake/plan": lambda query, body: PLANNED}
-    with view_page(browser, routes, "ui.mount(root, {name: 'gpt-fake', tab: 'plan'})") as page:
+    with view_page(browser, routes, "ui.mount(root, {name: 'gpt-fake', place: {tab: 'plan'}})") as page:
         panel = page.get_by_role("tabpanel")
         panel.get_by_text("error, cannot run: It does not fit. Set zero_stage: 3.").wait_for()
         assert panel.locator(".nbt-kind-bad").inner_text() == "no, 9.1 GiB too much"
@@ -294,7 +294,9 @@ def test_the_logs_open_on_the_rank_that_failed(job: FakeJob, browser: Any) -> No
     exits = [(0, "killed", 10.0), (1, "failed", 20.0)]
     for rank, outcome, at in exits:
         ExitRecord(rank, 0, at, 1, None, outcome, 20, "").write(job.job.exit_record(rank, 0))
-    with view_page(browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', tab: 'logs'})") as page:
+    with view_page(
+        browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', place: {tab: 'logs'}})"
+    ) as page:
         page.locator("pre", has_text="the words of rank 1").wait_for()
         page.get_by_label("which log").select_option(label="rank 0")
         page.locator("pre", has_text="step    20 |").wait_for()
@@ -370,7 +372,7 @@ def test_a_log_below_a_traceback_shows_its_newest_lines(job: FakeJob, browser: A
         return traceback
 
     routes["run/gpt-fake/log/traceback"] = late
-    with view_page(browser, routes, "ui.mount(root, {name: 'gpt-fake', tab: 'logs'})") as page:
+    with view_page(browser, routes, "ui.mount(root, {name: 'gpt-fake', place: {tab: 'logs'}})") as page:
         page.locator(".nbt-traceback pre", has_text="boom").wait_for()
         for height in (900, 500):
             page.set_viewport_size({"width": 1000, "height": height})
@@ -388,7 +390,9 @@ def test_a_log_that_is_lower_in_the_frame_of_a_scroll_shows_its_newest_lines(
     """A log that gets lower during a scroll shows its newest lines, as a frame's scroll events precede its
     resizes."""
     job.job.log(0, 0).write_text("".join(f"step {step:5} | loss 3.0\n" for step in range(1, 201)))
-    with view_page(browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', tab: 'logs'})") as page:
+    with view_page(
+        browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', place: {tab: 'logs'}})"
+    ) as page:
         page.locator("pre", has_text="step   200 |").wait_for()
         away = page.evaluate(
             """async () => {
@@ -407,31 +411,124 @@ def test_a_log_that_is_lower_in_the_frame_of_a_scroll_shows_its_newest_lines(
         assert away < 2
 
 
-def test_a_hit_of_a_search_is_the_line_that_is_marked(job: FakeJob, browser: Any) -> None:
-    """A search hit marks its own line, also among equal lines or below bytes that are not UTF-8, and a
-    rewritten bar's last text."""
-    lines = [*[b"nan"] * 12000, b"\xff\xfe", b" 50%|##  |\r100%|####|", b"the end"]
-    job.job.log(0, 0).write_bytes(b"\n".join(lines) + b"\n")
-    offsets = [sum(len(line) + 1 for line in lines[:at]) for at in (6000, 12001)]
-    about = {"job": job.job.job_id, "rank": "0", "attempt": 0, "line": 1}
-    hits = [
-        {**about, "offset": at, "text": words}
-        for at, words in zip(offsets, ("nan", " 50%|##  |"), strict=True)
+def test_a_log_has_numbers_levels_and_lines_to_choose(job: FakeJob, browser: Any) -> None:
+    """Numbers continue while the log grows; a line is chosen by a click or its number, and has a link."""
+    words = [
+        "W1128 slow",
+        "Traceback (most recent call last):",
+        "  File x",
+        "ValueError: boom",
+        "DEBUG x",
+        "ok",
     ]
-    routes = routes_of(job.run)
-    routes["run/gpt-fake/log/search"] = lambda query, body: {"hits": hits, "more": False}
-    marked = """() => {
-        const { anchorOffset, anchorNode } = window.getSelection(), log = anchorNode.textContent;
-        const above = log.slice(0, anchorOffset).split("\\n").length - 1;
-        return [`${window.getSelection()}`, log.split("\\n").length - above];
-    }"""
-    with view_page(browser, routes, "ui.mount(root, {name: 'gpt-fake', tab: 'logs'})") as page:
-        page.locator("pre", has_text="the end").wait_for()
-        page.get_by_label("search all logs").fill("a")
+    with job.job.log(0, 0).open("a") as stream:
+        stream.write("\n".join(words) + "\n")
+    host = "window.nbtrainHost = {linkTo: (names, place) => JSON.stringify([names, place])};"
+    mount = f"(() => {{ {host} return ui.mount(root, {{name: 'gpt-fake', place: {{tab: 'logs'}}}}); }})()"
+    with view_page(browser, routes_of(job.run), mount) as page:
+        page.context.grant_permissions(["clipboard-read"])
+        lines = page.locator(".nbt-line")
+        page.locator("pre", has_text="DEBUG x").wait_for()
+        kinds = lines.evaluate_all(
+            "(all) => all.slice(19).map((node) => [node.dataset.line, node.className])"
+        )
+        levels = [kind.removeprefix("nbt-line").strip() for _, kind in kinds]
+        assert levels == [
+            "",
+            "nbt-level-warning",
+            *["nbt-level-error"] * 3,
+            "nbt-level-debug",
+            "",
+        ]
+        assert [number for number, _ in kinds] == [str(number) for number in range(20, 27)]
+        job.one_step()
+        page.locator("pre", has_text="step    21 |").wait_for()
+        assert lines.last.get_attribute("data-line") == "27" and lines.count() == 27
+        link = page.get_by_role("button", name="Copy link")
+        assert link.is_disabled()
+        lines.nth(4).click()
+        assert page.get_by_label("go to line").input_value() == "5"
+        page.get_by_label("go to line").fill("23")
         page.keyboard.press("Enter")
-        for at, expected in enumerate((["nan", 2501], ["100%|####|", 3])):
-            page.locator(".nbt-hit").nth(at).click()
-            page.wait_for_function(f"(expected) => `${{({marked})()}}` === `${{expected}}`", arg=expected)
+        page.locator(".nbt-current", has_text="ValueError: boom").wait_for(state="detached")
+        assert page.locator(".nbt-current").inner_text() == "  File x\n"
+        link.focus()
+        page.evaluate("document.execCommand = () => { window.copied = document.activeElement.value; }")
+        page.keyboard.press("Enter")
+        place = {"tab": "logs", "job": job.job.job_id, "rank": "0", "attempt": 0, "line": 23}
+        page.wait_for_function("window.copied")
+        assert json.loads(page.evaluate("window.copied")) == [["gpt-fake"], place]
+
+
+def test_a_link_to_a_line_opens_the_log_of_its_job_there(job: FakeJob, browser: Any) -> None:
+    """Of an older job and another rank than the log that the tab would open on."""
+    old, log = job.job.job_id, job.job.log(1, 0)
+    log.write_text("".join(f"line {number} of rank 1\n" for number in range(1, 90_001)))
+    job.finish("CANCELLED", "stopped on request at step 20; saved")
+    new = FakeJob(job.run, steps=40, world_size=2, start=20)
+    new.one_step()
+    place = f"{{tab: 'logs', job: '{old}', rank: '1', attempt: 0, line: 45000}}"
+    with view_page(
+        browser, routes_of(job.run), f"ui.mount(root, {{name: 'gpt-fake', place: {place}}})"
+    ) as page:
+        chosen = page.locator(".nbt-current", has_text="line 45000 of rank 1")
+        chosen.wait_for()
+        assert chosen.get_attribute("data-line") == "45,000"
+        assert page.locator(".nbt-line").count() == 5000
+        page.wait_for_function(
+            """() => {
+                const log = document.querySelector("pre[aria-label=log]").getBoundingClientRect();
+                const line = document.querySelector(".nbt-current").getBoundingClientRect();
+                return line.top > log.top && line.bottom < log.bottom;
+            }"""
+        )
+        page.get_by_label("follow").check()
+        page.locator("pre", has_text="line 90000 of rank 1").wait_for()
+        assert page.locator(".nbt-line").last.get_attribute("data-line") == "90,000"
+    new.finish("CANCELLED", "only a test")
+
+
+def test_hits_of_a_search_are_marked_and_walked(job: FakeJob, browser: Any) -> None:
+    """Enter goes from hit to hit, also among equal lines, below bytes that are not UTF-8, and in another log;
+    each match is marked. A wrong pattern is explained at the field."""
+    lines = [*[b"nan"] * 300, b"\xff\xfe", b" 50%|##  |\r100%|####|", b"the loss is \x1b[31mNaN\x1b[0m"]
+    job.job.log(0, 0).write_bytes(b"\n".join(lines) + b"\n")
+    job.job.log(1, 0).write_text("loss inf\n")
+    with view_page(
+        browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', place: {tab: 'logs'}})"
+    ) as page:
+        page.locator("pre", has_text="the loss is NaN").wait_for()
+        field, current = page.get_by_label("search all logs"), page.locator("pre .nbt-current")
+        page.get_by_label("regex").check()
+        field.fill("(loss")
+        page.keyboard.press("Enter")
+        page.get_by_role("alert").get_by_text("'(loss' is not a regular expression").wait_for()
+        assert field.get_attribute("aria-invalid") == "true" and page.locator(".nbt-hit").count() == 0
+        field.fill("loss (is .*)?(nan|inf)|50%")
+        assert field.get_attribute("aria-invalid") is None
+        page.keyboard.press("Enter")
+        page.get_by_text('3 lines with "loss').wait_for()
+        marks = ["50%", "loss is NaN", "loss inf"]
+        assert page.locator(".nbt-hit mark").all_inner_texts() == marks
+        # The bar was redrawn, so its line is shown without the match.
+        walked = (("302", "100%|####|", 0), ("303", "the loss is NaN", 1), ("1", "loss inf", 1))
+        for key in ("Enter", "Shift+Enter"):
+            for number, text, count in walked if key == "Enter" else walked[1::-1]:
+                page.keyboard.press(key)
+                current.get_by_text(text).wait_for()
+                page.locator(f'pre .nbt-current[data-line="{number}"]').wait_for()
+                assert current.locator("mark").count() == count
+        page.get_by_label("regex").uncheck()
+        field.fill("nan")
+        page.keyboard.press("Enter")
+        page.locator(".nbt-hit").nth(150).click()
+        page.locator('pre .nbt-current[data-line="151"]').wait_for()
+        assert page.locator("pre mark").count() == 200
+        assert (
+            page.locator(".nbt-hits .nbt-tools").inner_text().split("\n")[0]
+            == 'The first 200 lines with "nan"'
+        )
+        assert page.locator(".nbt-hits .nbt-tools .nbt-place").inner_text() == "151 of 200"
 
 
 def test_a_table_that_is_drawn_anew_leaves_the_focus_in_its_place(browser: Any) -> None:
@@ -458,7 +555,9 @@ def test_a_table_that_is_drawn_anew_leaves_the_focus_in_its_place(browser: Any) 
 
 def test_a_rank_without_a_log_says_so(job: FakeJob, browser: Any) -> None:
     job.job.log(1, 0).write_text("")
-    with view_page(browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', tab: 'logs'})") as page:
+    with view_page(
+        browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', place: {tab: 'logs'}})"
+    ) as page:
         page.locator("pre", has_text="step    20 |").wait_for()
         page.get_by_label("which log").select_option(label="rank 1")
         page.get_by_text("Rank 1 has logged nothing (train).").wait_for()
@@ -468,7 +567,7 @@ def test_a_replicas_menu_opens_its_log(job: FakeJob, browser: Any) -> None:
     """The table of replicas lets the user choose columns, and opens a rank's log with one click."""
     job.job.supervisor_log.write_text("the supervisor's words\n")
     with view_page(
-        browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', tab: 'replicas'})"
+        browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', place: {tab: 'replicas'}})"
     ) as page:
         table = page.locator("table[aria-label=replicas]")
         table.get_by_text("5.0 GiB of 8.0 GiB").wait_for()
@@ -505,7 +604,7 @@ def test_metrics_by_step_tokens_and_time(job: FakeJob, browser: Any) -> None:
     marked."""
     asked: list[dict[str, str]] = []
     routes = routes_of(job.run) | {"run/gpt-fake/metrics": curves(asked)}
-    with view_page(browser, routes, "ui.mount(root, {name: 'gpt-fake', tab: 'metrics'})") as page:
+    with view_page(browser, routes, "ui.mount(root, {name: 'gpt-fake', place: {tab: 'metrics'}})") as page:
         charts = page.locator(".nbt-usage .nbt-chart")
         charts.nth(1).locator("polyline").first.wait_for()
         assert charts.locator(".nbt-mark.nbt-restart").count() == 2
@@ -528,7 +627,9 @@ def test_the_job_that_is_shown_follows_a_resume(job: FakeJob, browser: Any) -> N
     every page."""
     old = job.job.job_id
     job.finish("CANCELLED", "stopped on request at step 20; saved")
-    with view_page(browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', tab: 'logs'})") as page:
+    with view_page(
+        browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', place: {tab: 'logs'}})"
+    ) as page:
         page.locator("pre", has_text="step    20 |").wait_for()
         choice = page.get_by_label("which job of the run")
         new = FakeJob(job.run, steps=40, world_size=2, start=20)

@@ -293,14 +293,14 @@ def test_lines_of_the_kernel_are_not_added_to_those_of_the_file(tmp_path: Path) 
     server.call = async () => ({ text: "0%\r50%\r100%\r\na\nb", start_bytes: 0, end_bytes: 15 });
     const rest = () => new Promise((done) => setTimeout(done));
     page.choice.value = '["0",0]';
-    draw(["0", 0]), await rest(), seen.push(page.pre.textContent);
-    run.server = null, draw(["0", 0]), seen.push(page.pre.textContent);
+    draw(["0", 0]), await rest(), seen.push(page.text);
+    run.server = null, draw(["0", 0]), seen.push(page.text);
     run.server = server, draw(["0", 0]), await rest();
-    return [...seen, page.pre.textContent];
+    return [...seen, page.text];
     """
     )
     file = "100%\na\nb"
-    assert in_node("logs", code, tmp_path) == [file, "a\nb\n", file]
+    assert in_node("logs", code, tmp_path) == [file, "a\nb", file]
 
 
 @pytest.mark.parametrize(

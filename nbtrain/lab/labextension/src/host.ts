@@ -21,8 +21,8 @@ export interface Host {
   openForm(start?: FormArguments): void;
   openTensorBoard(name?: string): void;
   openModel(name: string): void;
-  /** The address at which JupyterLab opens a run, or a comparison of several. */
-  linkTo(names: string[]): string;
+  /** The address at which JupyterLab opens a run, at a place such as a line of a log, or a comparison of several. */
+  linkTo(names: string[], place?: Place): string;
   insertCell: ((text: string) => Promise<void>) | null;
   notify(text: string, kind?: string): void;
 }
@@ -42,15 +42,38 @@ export function makeHost(app: JupyterFrontEnd, notebooks: INotebookTracker | nul
   };
 }
 
-const RUN_PARAMETER = "nbtrain-run";
+/** A place on a run's page: its tab, and in the tab Logs a log and the number of a line. */
+export interface Place {
+  tab?: string;
+  job?: string;
+  rank?: string;
+  attempt?: number | null;
+  line?: number | null;
+}
 
-function linkTo(names: string[]): string {
+const RUN_PARAMETER = "nbtrain-run";
+const PLACE_KEYS = ["tab", "job", "rank", "attempt", "line"] as const;
+const NUMBERS: readonly string[] = ["attempt", "line"];
+
+function linkTo(names: string[], place: Place = {}): string {
   const query = new URLSearchParams(names.map((name) => [RUN_PARAMETER, name]));
+  for (const key of PLACE_KEYS) if ((place[key] ?? "") !== "") query.set(`nbtrain-${key}`, String(place[key]));
   return new URL(`${PageConfig.getBaseUrl()}lab?${query}`, window.location.href).href;
 }
 
 /** The runs that the page's address names, by linkTo(). */
 export const linkedRuns = () => new URLSearchParams(window.location.search).getAll(RUN_PARAMETER);
+
+/** The place that the page's address names. */
+export function linkedPlace(): Place {
+  const query = new URLSearchParams(window.location.search), place: Record<string, string | number> = {};
+  for (const key of PLACE_KEYS) {
+    const value = query.get(`nbtrain-${key}`);
+    if (value === null || (NUMBERS.includes(key) && !/^\d{1,12}$/.test(value))) continue;
+    place[key] = NUMBERS.includes(key) ? Number(value) : value;
+  }
+  return place;
+}
 
 export function notify(text: string, kind: string, openRun?: () => void): void {
   const type = (["info", "success", "warning", "error"].includes(kind) ? kind : "info") as "info";

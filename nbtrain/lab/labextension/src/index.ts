@@ -11,7 +11,7 @@ import { IStatusBar } from "@jupyterlab/statusbar";
 import type { ReadonlyPartialJSONObject } from "@lumino/coreutils";
 
 import { Server, pageConfig } from "../../ui/server.js";
-import { linkedRuns, makeHost, notify } from "./host";
+import { linkedPlace, linkedRuns, makeHost, notify, type Place } from "./host";
 import { modelsIcon, newRunIcon, runsIcon, tensorBoardIcon } from "./icons";
 import { CATEGORY, PLUGIN, SIDEBAR_ID, ids } from "./names";
 import { addToRunning } from "./running";
@@ -72,13 +72,22 @@ function activate(
     watch.refresh();
   };
 
+  // A link to runs, such as a colleague's. Its place is shown once, also if the tab was restored.
+  const linked = linkedRuns(), places = new Map<string, Place>();
+  if (linked.length === 1) places.set(linked[0], linkedPlace());
+  const placeOf = (name: string) => {
+    const place = places.get(name);
+    places.delete(name);
+    return place;
+  };
+
   const runs = new Tabs(app, {
     command: ids.openRun,
     namespace: "nbtrain-run",
     icon: runsIcon,
     label: (args) => text(args, "name"),
     own: (args) => only(args, "name"),
-    content: (args) => runView(server, host, text(args, "name")),
+    content: (args) => runView(server, host, text(args, "name"), placeOf(text(args, "name"))),
   });
   const lists = new Tabs(app, {
     command: ids.openRuns,
@@ -215,8 +224,6 @@ function activate(
   const status = new Status(watch, () => shell.activateById(SIDEBAR_ID));
   if (bar) status.addTo(bar);
 
-  // A link to runs, such as a colleague's.
-  const linked = linkedRuns();
   if (linked.length) void app.restored.then(() => (linked.length > 1 ? host.openCompare(linked) : host.openRun(linked[0])));
 
   let notifyWhen = "ended";

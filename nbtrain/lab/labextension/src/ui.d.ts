@@ -44,6 +44,6 @@ declare module "*/ui/runs.js" {
 declare module "*/ui/run.js" {
   export function mountRun(
     root: HTMLElement,
-    options: { server: unknown; name: string; host: unknown; tab?: string },
+    options: { server: unknown; name: string; host: unknown; place?: object },
   ): () => void;
 }

@@ -8,7 +8,7 @@ import { mountForm } from "../../ui/form.js";
 import { mountRun } from "../../ui/run.js";
 import { mountRuns } from "../../ui/runs.js";
 import type { Server } from "../../ui/server.js";
-import type { Host } from "./host";
+import type { Host, Place } from "./host";
 
 /** Draws a view into an element, and returns a function that ends it. */
 export type Mount = (root: HTMLElement) => Mounted;
@@ -64,8 +64,9 @@ export const runsView = (server: Server, host: Host, compact: boolean) =>
     return mountRuns(root, { server, host, compact });
   });
 
-export const runView = (server: Server, host: Host, name: string) =>
+/** `place`: what is open at first. */
+export const runView = (server: Server, host: Host, name: string, place: Place = {}) =>
   new View("Run", (root) => {
     root.classList.add("nbt-fills");
-    return mountRun(root, { server, host, name });
+    return mountRun(root, { server, host, name, place });
   });

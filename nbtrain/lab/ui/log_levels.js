@@ -1,0 +1,19 @@
+// The level of a log's line, which gives it its colour: an error, a warning, a detail, or "".
+
+// As Python's logging, torch (glog's E1128) and warnings write them.
+const LEVELS = [
+  ["error", /\b(ERROR|CRITICAL|FATAL)\b|^(\w+\.)*\w*(Error|Exception|Interrupt): |(^|\[)[EF]\d{4} /],
+  ["warning", /\b(WARNING|WARN)\b|\b\w*Warning: |(^|\[)W\d{4} /],
+  ["debug", /\b(DEBUG|TRACE)\b/],
+];
+const OF_RANK = /^\[rank\d+\]:\s?/;
+
+/** The level of a line, and whether the next line may continue a traceback; `inTraceback` is that of the line before. */
+export function levelOf(text, inTraceback) {
+  const words = text.replace(OF_RANK, "");
+  if (/^Traceback \(most recent call last\)/.test(words)) return { level: "error", inTraceback: true };
+  // The frames are indented; the line below them is the exception.
+  if (inTraceback) return { level: "error", inTraceback: /^\s/.test(words) };
+  const known = LEVELS.find(([, form]) => form.test(words));
+  return { level: known ? known[0] : "", inTraceback: false };
+}

@@ -10,7 +10,6 @@ import platform
 import re
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -18,6 +17,7 @@ import psutil
 from nbtrain.base.amounts import size
 from nbtrain.base.cgroup import usable_cores
 from nbtrain.base.files import is_read_only
+from nbtrain.base.findings import Finding, Level
 from nbtrain.base.nvml import driver_gpus
 from nbtrain.base.workspace import data_home, output_root, queue_folder
 
@@ -34,27 +34,21 @@ KNOWN_BAD = (
 )
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report."""
+def report_row(finding: Finding) -> str:
+    """Return a row of the report: level, subject, and what was found; the fix follows on its own line."""
+    fix = f"\n         -> {finding.fix}" if finding.fix else ""
+    return f"{finding.level:<8} {finding.rule:<12} {finding.message}{fix}"
 
-    level: str
-    """Severity: ok, note, warning or error."""
-    subject: str
-    found: str
-    advice: str = ""
 
-    def line(self) -> str:
-        mark = {"ok": "ok  ", "note": "note", "warning": "WARN", "error": "FAIL"}[self.level]
-        advice = f"\n      -> {self.advice}" if self.advice else ""
-        return f"{mark}  {self.subject:<12} {self.found}{advice}"
+def _found(level: Level, subject: str, message: str, fix: str = "") -> Finding:
+    return Finding(level, subject, "", "", message, fix)
 
 
 def examine() -> list[Finding]:
     """Return every finding, in the order of the report."""
     gpus = len(driver_gpus())
     return [
-        Finding("ok", "Python", f"{platform.python_version()} ({sys.executable})"),
+        _found("ok", "Python", f"{platform.python_version()} ({sys.executable})"),
         *torch_findings(gpus),
         package_finding("deepspeed", "pip install deepspeed==0.19.8"),
         *(package_finding(name, f"pip install {name}") for name in FREELY_INSTALLED),
@@ -73,26 +67,26 @@ def examine() -> list[Finding]:
 def torch_findings(gpus: int) -> list[Finding]:
     version = installed("torch")
     if version is None:
-        return [Finding("error", "torch", "not installed", "pip install -c constraints.txt torch")]
+        return [_found("error", "torch", "not installed", "pip install -c constraints.txt torch")]
     build = "CUDA" if has_cuda_build() else "CPU"
-    findings = [Finding("ok", "torch", f"{version}, {build} build")]
+    findings = [_found("ok", "torch", f"{version}, {build} build")]
     if build == "CUDA" and not gpus:
         text = "a CUDA build on a machine without a GPU: several GB on disk, slow to import"
         advice = "Install a CPU build: the README's section on torch says how to set pip for one."
-        findings.append(Finding("warning", "torch", text, advice))
+        findings.append(_found("warning", "torch", text, advice))
     if build == "CPU" and gpus:
         text = f"a CPU build on a machine with {gpus} GPU(s): training would not use them"
         advice = "Install the CUDA build of the same version from PyTorch's install page."
-        findings.append(Finding("warning", "torch", text, advice))
+        findings.append(_found("warning", "torch", text, advice))
     return findings
 
 
-def package_finding(name: str, advice: str, level: str = "error", without: str = "") -> Finding:
+def package_finding(name: str, advice: str, level: Level = "error", without: str = "") -> Finding:
     """Return the finding about a package; `level` and `without` apply if it is not installed."""
     version = installed(name)
     if version is None:
-        return Finding(level, name, f"not installed{without}", advice)
-    return Finding("ok", name, version)
+        return _found(level, name, f"not installed{without}", advice)
+    return _found("ok", name, version)
 
 
 def known_bad_findings() -> list[Finding]:
@@ -100,25 +94,25 @@ def known_bad_findings() -> list[Finding]:
     for name, first_bad, first_good, advice in KNOWN_BAD:
         version = installed(name)
         if version and release(first_bad) <= release(version) < release(first_good):
-            findings.append(Finding("warning", name, f"{version} is known to cause trouble", advice))
+            findings.append(_found("warning", name, f"{version} is known to cause trouble", advice))
     return findings
 
 
 def device_finding(gpus: int) -> Finding:
     cores = usable_cores()
     if gpus:
-        return Finding("ok", "devices", f"{gpus} NVIDIA GPU(s), {cores} cores")
+        return _found("ok", "devices", f"{gpus} NVIDIA GPU(s), {cores} cores")
     text = f"no GPU, {cores} cores{', bf16 in hardware' if cpu_has_bf16() else ''}"
     advice = "gpt-tiny trains here; the larger runs plan and check here and train elsewhere."
-    return Finding("note", "devices", text, advice)
+    return _found("note", "devices", text, advice)
 
 
 def memory_finding() -> Finding:
     memory = psutil.virtual_memory()
     text = f"{size(memory.available)} of {size(memory.total)} free"
     if memory.available < 3 * GIB:
-        return Finding("warning", "memory", text, "gpt-tiny and JupyterLab together want about 3 GiB.")
-    return Finding("ok", "memory", text)
+        return _found("warning", "memory", text, "gpt-tiny and JupyterLab together want about 3 GiB.")
+    return _found("ok", "memory", text)
 
 
 def why_not_writable(path: Path) -> str:
@@ -137,38 +131,38 @@ def queue_finding() -> Finding:
     path = queue_folder()
     if why := why_not_writable(path):
         advice = "Set NBTRAIN_QUEUE to a folder of yours on a local disk, or backend.share_devices=true."
-        return Finding("error", "queue", f"{path} cannot be written: {why}", advice)
-    return Finding("ok", "queue", str(path))
+        return _found("error", "queue", f"{path} cannot be written: {why}", advice)
+    return _found("ok", "queue", str(path))
 
 
 def disk_finding(subject: str, path: Path) -> Finding:
     variable = f"NBTRAIN_{subject.upper()}"
     if why := why_not_writable(path):
-        return Finding("error", subject, f"{path} is not writable: {why}", f"Set {variable} elsewhere.")
+        return _found("error", subject, f"{path} is not writable: {why}", f"Set {variable} elsewhere.")
     existing = next(folder for folder in (path, *path.parents) if folder.exists())
     free = shutil.disk_usage(existing).free
     text = f"{path}: {size(free)} free"
     if free < 2 * GIB:
-        return Finding("warning", subject, text, f"Free some space or set {variable} elsewhere.")
-    return Finding("ok", subject, text)
+        return _found("warning", subject, text, f"Free some space or set {variable} elsewhere.")
+    return _found("ok", subject, text)
 
 
 def shared_memory_finding() -> Finding:
     path = Path("/dev/shm")
     if not path.is_dir():
         advice = "Several ranks on one machine need it; mount a tmpfs there."
-        return Finding("warning", "/dev/shm", "absent", advice)
+        return _found("warning", "/dev/shm", "absent", advice)
     if (free := shutil.disk_usage(path).free) < GIB // 2:
         text = f"{size(free)} free"
-        return Finding("warning", "/dev/shm", text, "NCCL and data workers want 1 GiB.")
-    return Finding("ok", "/dev/shm", f"{size(free)} free")
+        return _found("warning", "/dev/shm", text, "NCCL and data workers want 1 GiB.")
+    return _found("ok", "/dev/shm", f"{size(free)} free")
 
 
 def compiler_finding() -> Finding:
     if shutil.which(compiler := os.environ.get("CXX") or "g++"):
-        return Finding("ok", "compiler", compiler)
+        return _found("ok", "compiler", compiler)
     advice = "Needed by model.compile: true only; everything else does without."
-    return Finding("note", "compiler", "none", advice)
+    return _found("note", "compiler", "none", advice)
 
 
 def installed(name: str) -> str | None:

@@ -16,8 +16,8 @@ from nbtrain.base import terminal
 RED, GREEN, YELLOW, BLUE = 31, 32, 33, 34
 """Colours of ANSI terminals, which every theme keeps readable on its own background."""
 
-LEVELS = {"ok": GREEN, "note": BLUE, "warning": YELLOW, "WARN": YELLOW, "error": RED, "FAIL": RED}
-"""Levels of findings and of doctor's lines."""
+LEVELS = {"ok": GREEN, "note": BLUE, "warning": YELLOW, "error": RED}
+"""Levels of findings."""
 VERDICTS = {
     "fits: yes": GREEN,
     "fits: no": RED,

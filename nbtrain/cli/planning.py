@@ -176,15 +176,15 @@ def calibrate(options: argparse.Namespace) -> None:
 
 def doctor(options: argparse.Namespace) -> int:
     """Examine this machine."""
-    from nbtrain.cli.doctor import examine
+    from nbtrain.cli.doctor import examine, report_row
 
     findings = examine()
     ready = all(finding.level != "error" for finding in findings)
     if options.json:
-        show_json({"ready": ready, "findings": [vars(finding) for finding in findings]})
+        show_json({"ready": ready, "findings": [finding.to_dict() for finding in findings]})
     else:
         for finding in findings:
-            show(finding.line())
+            show(report_row(finding))
     return 0 if ready else 1
 
 

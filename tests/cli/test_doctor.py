@@ -6,11 +6,12 @@ import sys
 
 import pytest
 
+from nbtrain.base.findings import Finding
 from nbtrain.cli import doctor
 
 
 def levels(findings) -> dict[str, str]:
-    return {finding.found: finding.level for finding in findings}
+    return {finding.message: finding.level for finding in findings}
 
 
 @pytest.mark.slow
@@ -22,7 +23,7 @@ def test_this_machine_passes(workspace):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "FAIL" not in done.stdout
+    assert "error " not in done.stdout
     assert "deepspeed" in done.stdout
 
 
@@ -32,8 +33,8 @@ def test_a_cuda_build_without_a_gpu_is_warned_about(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "files", lambda name: cuda)
     found = doctor.torch_findings(gpus=0)
     assert found[1].level == "warning"
-    assert found[1].found == "a CUDA build on a machine without a GPU: several GB on disk, slow to import"
-    assert "README" in found[1].advice
+    assert found[1].message == "a CUDA build on a machine without a GPU: several GB on disk, slow to import"
+    assert "README" in found[1].fix
     assert len(doctor.torch_findings(gpus=1)) == 1
 
 
@@ -47,7 +48,9 @@ def test_known_bad_versions_are_named(monkeypatch):
     """A known bad version is reported with the version and what to do."""
     monkeypatch.setattr(doctor, "installed", {"ipykernel": "7.0.1"}.get)
     (finding,) = doctor.known_bad_findings()
-    assert finding.line().startswith("WARN  ipykernel    7.0.1 is known to cause trouble\n      -> 7.0 drops")
+    assert doctor.report_row(finding).startswith(
+        "warning  ipykernel    7.0.1 is known to cause trouble\n         -> 7.0 drops"
+    )
 
 
 def test_a_missing_package_is_an_error(monkeypatch):
@@ -55,7 +58,7 @@ def test_a_missing_package_is_an_error(monkeypatch):
     monkeypatch.setattr(doctor, "installed", lambda name: None)
     assert doctor.torch_findings(0)[0].level == "error"
     assert doctor.package_finding("deepspeed", "x").level == "error"
-    assert {finding.subject: finding.level for finding in doctor.examine()}["fastokens"] == "note"
+    assert {finding.rule: finding.level for finding in doctor.examine()}["fastokens"] == "note"
 
 
 @pytest.mark.parametrize(
@@ -69,9 +72,9 @@ def test_a_queue_that_cannot_be_kept_is_an_error(monkeypatch, tmp_path, folder, 
     monkeypatch.setattr(doctor, "is_read_only", lambda path: path.name == "ro")
     monkeypatch.setenv("NBTRAIN_QUEUE", str(tmp_path / folder))
     finding = doctor.queue_finding()
-    assert (finding.level, finding.subject) == ("error", "queue")
-    assert finding.found == f"{tmp_path / folder} cannot be written: {why.format(tmp_path)}"
-    assert "Set NBTRAIN_QUEUE" in finding.advice
+    assert (finding.level, finding.rule) == ("error", "queue")
+    assert finding.message == f"{tmp_path / folder} cannot be written: {why.format(tmp_path)}"
+    assert "Set NBTRAIN_QUEUE" in finding.fix
     assert doctor.disk_finding("output", tmp_path / folder).level == "error"
     monkeypatch.setenv("NBTRAIN_QUEUE", str(tmp_path / "own"))
-    assert doctor.queue_finding() == doctor.Finding("ok", "queue", str(tmp_path / "own"))
+    assert doctor.queue_finding() == Finding("ok", "queue", "", "", str(tmp_path / "own"))

@@ -100,8 +100,8 @@ def test_an_error_is_folded_with_its_name_in_red(terminal, workspace, monkeypatc
         ("device has  1 GiB (A100): does not fit", {"does not fit": "31"}),
         ("  - warning, costs 3 d: set it\nnote: a\nerror: b", {"warning": "33", "note": "34", "error": "31"}),
         (
-            "ok    Python  3.11\nWARN  torch  old\nFAIL  deepspeed  none",
-            {"ok": "32", "WARN": "33", "FAIL": "31"},
+            "ok    Python  3.11\nwarning  torch  old\nerror  deepspeed  none",
+            {"ok": "32", "warning": "33", "error": "31"},
         ),
         (
             "6  27 MiB  1 rank  complete\n8  1 MiB  incomplete: a is cut",
@@ -145,7 +145,7 @@ def json_of(capsys, words: list[str], code: int = 0) -> tuple[dict, str]:
 def test_json_of_doctor_and_largest(workspace, capsys):
     """The JSON of doctor has levels, and the JSON of largest the layouts of its answers."""
     report, _ = json_of(capsys, ["doctor", "--json"])
-    assert report["ready"] is True and report["findings"][0]["subject"] == "Python"
+    assert report["ready"] is True and report["findings"][0]["rule"] == "Python"
     assert {finding["level"] for finding in report["findings"]} <= {"ok", "note", "warning", "error"}
     found, _ = json_of(capsys, ["largest", "125M", "--gpus", "2", "--gpu-type", "T4", "--json"])
     assert found["gpu_type"] == "T4" and found["nodes"] * found["gpus_per_node"] == 2

@@ -1,4 +1,6 @@
-"""Advice from a run's state: after a failure, pending requests, marks in curves, alerts that still hold."""
+"""Advice that is derived from a run's state: after a failure, for a pending request, marks in curves, and
+active alerts.
+"""
 
 import time
 from dataclasses import asdict
@@ -51,7 +53,9 @@ def record(job_id: str, *attempts: AttemptRecord) -> JobRecord:
 
 
 def test_marks_are_where_curves_begin_anew(tmp_path: Path) -> None:
-    """Curves are marked at a resume, a restart with its cause and a rollback, but not at the start."""
+    """Curves have a mark at each resume, at each restart with its cause, and at a rollback, but not at the
+    start.
+    """
     run = RunDir(tmp_path / "gpt")
     run.path.mkdir()
     write_json(run.rollbacks_json, [asdict(Rollback("b", 1, 8.0, 14, 12, 96, 112, "the loss is nan"))])
@@ -96,7 +100,9 @@ def test_a_stale_alert_is_in_the_list_and_not_in_the_head(tmp_path: Path) -> Non
 
 
 def test_stopping_is_said_from_the_request_to_the_end(tmp_path: Path) -> None:
-    """A stop is shown from the request to the end, also in another browser, since the request is a file."""
+    """A run is shown as stopping from the request to its end, in every browser, because the request is stored
+    in a file.
+    """
     job = FakeJob(RunDir(tmp_path / "gpt"), steps=40)
     job.one_step()
     ControlRequest(1, "save", "a checkpoint", 1.0).write(job.job.control_request)
@@ -122,7 +128,7 @@ BAD = event("error", step=121, positions=[7680, 7744], bad="nan", ranks=[3])
 
 
 def test_a_bad_step_can_be_skipped_by_a_resume(monkeypatch):
-    """NaN values, NaN weights and a loss spike have different remedies; a fixed loss scale has none."""
+    """The advice differs for a NaN loss, NaN weights and a loss spike; a fixed loss scale gets none."""
     run = RunDir("gpt")
     monkeypatch.setattr(module, "newest_saved_step", lambda run: 100)
     (cure,) = remedies(run, "FAILED", [BAD])
@@ -155,7 +161,9 @@ def test_since_when_a_loss_is_nan(steps, bad, events, words):
 
 
 def test_what_a_job_between_two_attempts_waits_for(tmp_path):
-    """The job waits for disk space, with needed and free bytes, or for the pause before a restart."""
+    """Between two attempts, a job waits for the restart delay or for disk space; the message states the time,
+    or the bytes that are needed and free.
+    """
     run = RunDir(tmp_path)
     running, restart = event("state", state="RUNNING"), event("restart", wait_seconds=40.0)
     full = event("warning", needed_bytes=1 << 60, wait_seconds=600.0)

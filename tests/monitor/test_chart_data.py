@@ -1,4 +1,4 @@
-"""The charts of a snapshot: ranges, round ticks, and labels that tell adjacent ticks apart."""
+"""The charts of a snapshot: ranges, round ticks, and labels that distinguish adjacent ticks."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def curves(**points: list[float | None]) -> dict[str, dict[str, Any]]:
     ],
 )
 def test_ticks_are_round(low: float, high: float, count: int, expected: list[float]) -> None:
-    """Ticks are multiples of 1, 2 or 5 inside the range, however small it is."""
+    """Ticks are multiples of 1, 2 or 5 times a power of ten, even in a very small range."""
     assert ticks(low, high, count) == pytest.approx(expected, abs=0)
 
 
@@ -45,7 +45,9 @@ def test_labels_of_the_loss_tell_neighbours_apart(values: list[float], labels: l
 
 
 def test_learning_rate_and_throughput_begin_at_zero() -> None:
-    """The axis of the learning rate starts at zero in powers of ten, the axis of throughput in thousands."""
+    """The axes of learning rate and throughput start at zero, one in powers of ten and the other in
+    thousands.
+    """
     _, rate, speed = charts(curves(learning_rate=[1.5e-4, 3e-4], tokens_per_second=[4900.0, 5100.0]))
     assert (rate["y"][0], speed["y"][0]) == (0.0, 0.0)
     assert [label for _, label in rate["y_ticks"]] == ["0", "1e-4", "2e-4", "3e-4"]
@@ -53,7 +55,7 @@ def test_learning_rate_and_throughput_begin_at_zero() -> None:
 
 
 def test_a_chart_holds_every_point_of_its_curves() -> None:
-    """A chart's range covers its known, finite values; a chart without a point has no range."""
+    """The range of a chart covers all finite values of its curves; a chart without points has no range."""
     values = [None, 3.0, float("inf"), 1.0]
     loss, rate, _ = charts(curves(loss=values, validation_loss=[7.0]))
     assert loss["x"] == [1, 4]
@@ -62,7 +64,9 @@ def test_a_chart_holds_every_point_of_its_curves() -> None:
 
 
 def test_one_point_and_a_flat_curve_have_a_frame() -> None:
-    """A single point and a flat curve have axes of nonzero length, so nothing divides by zero."""
+    """For a single point or a flat curve, both axes still have a nonzero length, so that nothing divides by
+    zero.
+    """
     for values in ([2.0], [0.0, 0.0], [5.0] * 9):
         loss = charts(curves(loss=values))[0]
         assert loss["x"][0] < loss["x"][1] and loss["y"][0] < loss["y"][1]

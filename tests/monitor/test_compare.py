@@ -1,4 +1,4 @@
-"""Comparing runs: the settings that differ, the metrics of each run, and what is refused."""
+"""Comparing runs: the settings that differ, the metrics of each run, and requests that are rejected."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tests.jobs.conftest import TINY
 
 
 def made(folder, name, overrides, attempts, **progress):
-    """Create an ended run with one attempt for each (ranks, seconds)."""
+    """Create a finished run that had one attempt for each (ranks, seconds) pair."""
     (folder / "tiny.yaml").write_text(TINY)
     run, began = RunDir.named(name), time.time() - 10_000
     job = run.job(new_job_id(began))
@@ -38,7 +38,9 @@ def made(folder, name, overrides, attempts, **progress):
 
 
 def test_what_differs_and_what_came_of_it(workspace):
-    """Equal settings are omitted, and device hours count each attempt with its own ranks."""
+    """Settings that are equal in all runs are omitted. Device hours add up each attempt with the number of
+    ranks it had.
+    """
     one = made(workspace, "one", {}, [(2, 3600), (1, 1800)], loss=2.5, validation_loss=2.0)
     # The newest step's value, and the mean of the last 100 steps; one sample has 128 tokens.
     speed = {"tokens_per_second": 9.0, "samples_per_second": 10.0, "consumed_samples": 20}
@@ -69,14 +71,14 @@ def test_what_differs_and_what_came_of_it(workspace):
     ("seconds", "words"), [(99.5 * 3600, "99.5"), (168 * 3600, "168"), (1344 * 3600, "1,344")]
 )
 def test_many_hours_are_shown_in_full(workspace, seconds, words):
-    """From 100 hours on, hours are shown as a whole number, never as a power of ten."""
+    """From 100 hours on, hours are a whole number, never in exponent notation."""
     runs = [made(workspace, name, {}, [(1, seconds)], loss=2.5) for name in ("one", "two")]
     figures = {row[0]: row[1:] for row in compared(runs)["figures"]["rows"]}
     assert figures["CPU process hours"] == [words] * 2
 
 
 def test_a_lost_job_trained_until_its_last_sign_of_life(workspace):
-    """The hours of a lost job end at its last sign of life, also after the run was resumed."""
+    """The hours of a lost job end at its last heartbeat, also if the run was resumed later."""
     one, two = (made(workspace, name, {}, [(2, 60)], loss=2.5) for name in ("one", "two"))
     job = one.newest_job()
     record = JobRecord.read(job.job_json)
@@ -98,7 +100,9 @@ def test_a_lost_job_trained_until_its_last_sign_of_life(workspace):
 
 
 def test_a_loss_of_pairs_has_no_perplexity(workspace):
-    """The loss of preference pairs has no perplexity; a section that one run lacks is listed by its keys."""
+    """No perplexity is computed from the loss of preference pairs. If only one run has a section, the keys of
+    the section are listed.
+    """
     pairs = {"dpo": {"beta": 0.2}, "init_from": "base", "data.packing": "best_fit"}
     sources = [{"kind": "preference", "path": "pairs.jsonl"}]
     one = made(workspace, "one", {}, [(1, 60)], validation_loss=0.5)
@@ -113,7 +117,9 @@ def test_a_loss_of_pairs_has_no_perplexity(workspace):
 
 
 def test_evaluations_stand_below_the_figures(workspace):
-    """Evaluations are listed from each run's newest evaluated step; a missing or damaged one is a dash."""
+    """Evaluation results come from the newest evaluated step of each run; a missing or damaged result is
+    shown as a dash.
+    """
     one, two = (made(workspace, name, {}, [(1, 60)], loss=2.5) for name in ("one", "two"))
     for step, value in ((10, 0.5), (20, 0.25)):
         record = evaluated("hellaswag", step, {"acc": Estimate(value, 0.0123)}, limit=100)
@@ -152,7 +158,7 @@ def test_a_run_with_a_damaged_record_does_not_hide_the_others(workspace):
 
 
 def test_money_energy_and_mfu_follow_the_devices_that_ran(workspace):
-    """The plan has the price of a device, and the attempts have the hours."""
+    """Cost, energy and MFU combine the device's price from the plan with the hours that the attempts ran."""
     on_gpu = {"resources.device": "gpu", "resources.gpu_type": "A100-SXM4-40GB", "precision.dtype": "bf16"}
     speed = {"samples_per_second": 100.0, "consumed_samples": 20}
     runs = [made(workspace, name, on_gpu, [(2, 3600)], loss=2.5, **speed) for name in ("one", "two")]
@@ -188,7 +194,7 @@ def test_what_is_refused(workspace):
 
 
 def test_the_validation_of_each_dataset_is_compared(workspace):
-    """The validation of each dataset of either run has a row; a run without it has a dash."""
+    """Each validation dataset that either run has gets a row, with a dash for a run without it."""
     one = made(workspace, "one", {}, [(1, 60)], validation_losses={"wiki": 2.0, "code": 1.0})
     two = made(workspace, "two", {}, [(1, 60)], validation_losses={"wiki": 2.5, "code": float("nan")})
     figures = {row[0]: row[1:] for row in compared([one, two])["figures"]["rows"]}

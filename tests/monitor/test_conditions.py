@@ -1,4 +1,4 @@
-"""Conditions and events of a job, from the events of its writers."""
+"""A job's conditions and events, derived from the events that its processes wrote."""
 
 from typing import Any
 
@@ -30,7 +30,9 @@ STORY = [
 
 
 def test_each_state_is_a_condition_with_its_last_change() -> None:
-    """Each state is a condition with its last change; one that no longer holds names its successor."""
+    """Each state of a job becomes a condition with the time of its last change; a condition that is no longer
+    true gives the next state as its reason.
+    """
     found = conditions(STORY, 9.0, ("RUNNING", None, 50.0, None))
     assert [
         (condition.type, condition.status, condition.last_change, condition.reason) for condition in found
@@ -47,7 +49,9 @@ def test_each_state_is_a_condition_with_its_last_change() -> None:
 
 
 def test_what_only_a_reader_knows_comes_last() -> None:
-    """LOST and SUSPENDED, which no event records, come last; a failure's exit code is in the records."""
+    """LOST and SUSPENDED, which no event records, become the last condition. The reason for a failure is the
+    recorded exit code.
+    """
     lost = conditions(STORY, 9.0, ("LOST", "its supervisor died", 99.0, None))
     assert [(condition.type, condition.status, condition.last_change) for condition in lost[-2:]] == [
         ("Running", False, 99.0),
@@ -72,12 +76,14 @@ def test_what_only_a_reader_knows_comes_last() -> None:
     ],
 )
 def test_the_reason_of_a_failure(state, cause, codes, reason) -> None:
-    """The job's own deadline is the reason of a failure, before the exit codes of ranks that it ended."""
+    """If a job exceeds its deadline, that is the reason for the failure, not the exit codes of the ranks that
+    were stopped.
+    """
     assert failure_reason(state, cause, codes) == reason
 
 
 def test_events_have_type_reason_and_object() -> None:
-    """Events have type, reason and object, and keep the scheduler's original message."""
+    """Events have a type, a reason and an object, and the scheduler's message is kept unchanged."""
     events = [
         state(10, "RUNNING"),
         {"time": 11, "writer": "rank3", "kind": "alert", "message": "memory"},
@@ -103,7 +109,7 @@ def test_events_have_type_reason_and_object() -> None:
 
 
 def test_a_clock_that_is_set_back_does_not_turn_events_around(tmp_path, monkeypatch) -> None:
-    """Events of one writer stay in order although its clock was set back."""
+    """The events of one process stay in order even if its clock is set back."""
     job = JobDir(RunDir(tmp_path), "20270101-000000-abcd")
     clock = iter([100.0, 200.0, 50.0, 60.0])
     monkeypatch.setattr("nbtrain.base.events.time.time", lambda: next(clock))

@@ -1,4 +1,4 @@
-"""Curves that are downsampled while they are read, and ranges of them that are read in full."""
+"""Curves that are downsampled while they are read, and ranges that are read with every point."""
 
 import itertools
 import math
@@ -19,7 +19,9 @@ TOKENS = scalar("steps_vs_tokens").tag
 
 
 def write(folder, *events, name="events.out.tfevents.1.x"):
-    """Write events (wall time, step, {tag: value}); a step alone is the mark of a resumed run."""
+    """Write (wall time, step, {tag: value}) events; None instead of the values writes the mark of a
+    resume.
+    """
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -43,7 +45,7 @@ def loss_at(step):
 
 
 def long_run(folder, steps, spike=None):
-    """Write a long run's loss and tokens, with one outlier."""
+    """Write the loss and tokens of a long run with a single outlier."""
     write(
         folder,
         *(
@@ -55,7 +57,7 @@ def long_run(folder, steps, spike=None):
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 18, 33, 100, 1000, 4097])
 def test_few_points_are_kept_and_no_spike_is_lost(count):
-    """A downsampled curve keeps the lowest, highest and last values, in order and unchanged."""
+    """A downsampled curve keeps its lowest, highest and last values, unchanged and in order."""
     curve, rng = Curve(16), random.Random(count)
     written = {step: rng.random() for step in range(3, 3 + count)}
     for step, value in written.items():
@@ -71,7 +73,7 @@ def test_few_points_are_kept_and_no_spike_is_lost(count):
 
 
 def test_short_curve_is_what_a_series_is():
-    """A short curve equals the series, with points that are repeated, earlier or later."""
+    """A short curve equals the full series, with points that are repeated or that come earlier or later."""
     curve, series = Curve(), Series()
     for step, value, wall in [(1, 1.0, 1.0), (3, 3.0, 3.0), (2, 2.0, 4.0), (3, 9.0, 5.0), (1, 0.0, 0.5)]:
         curve.put(step, value, wall)
@@ -84,7 +86,7 @@ def test_short_curve_is_what_a_series_is():
 
 
 def test_values_that_are_no_numbers_hide_no_others():
-    """A stretch of a curve is NaN only if it has no other value."""
+    """An interval of a downsampled curve is NaN only if all its values are NaN."""
     curve = Curve(8)
     for step in range(100):
         curve.put(step, math.nan if step % 2 or step >= 64 else float(step), 0.0)
@@ -95,7 +97,9 @@ def test_values_that_are_no_numbers_hide_no_others():
 
 @pytest.mark.parametrize("many", [True, False])
 def test_a_thinned_curve_keeps_its_trend_and_the_steps_of_nan(many):
-    """The mean of a zigzag between 0 and 2 is 1 wherever it is thinned; NaN is no part of it."""
+    """The mean of a zigzag between 0 and 2 stays 1 after downsampling, and NaN values are not included in
+    it.
+    """
     curve, steps = Curve(16), [*range(1000)]
     values = [math.nan if 300 <= step < 310 else 2.0 * (step % 2) for step in steps]
     if many:
@@ -113,7 +117,9 @@ def test_a_thinned_curve_keeps_its_trend_and_the_steps_of_nan(many):
 
 
 def test_a_restart_drops_what_is_trained_again():
-    """A resume mark drops the points from its step on, also in a downsampled curve; new points follow."""
+    """The mark of a resume removes the points from its step on, also from a downsampled curve, before new
+    points are added.
+    """
     for most in (16, 4096):
         curve = Curve(most)
         for step in range(1000):
@@ -132,7 +138,7 @@ def test_a_restart_drops_what_is_trained_again():
 
 @pytest.mark.slow
 def test_a_range_is_read_again_in_detail(tmp_path, monkeypatch):
-    """A short range is read in full, from only the blocks that hold its steps."""
+    """A short range is read with every point, and only from the blocks of the file that contain its steps."""
     monkeypatch.setattr(tfevents, "BLOCK_BYTES", 4096)
     long_run(tmp_path, 9000, spike=4321)
     reader = CurveReader(tmp_path, [LOSS])
@@ -156,7 +162,9 @@ def test_a_range_is_read_again_in_detail(tmp_path, monkeypatch):
 
 
 def test_reading_stops_in_time_and_goes_on(tmp_path, monkeypatch):
-    """A read with no time left reads one block and reports the rest, which later reads continue."""
+    """When its time limit is over, a read stops after a block and reports how much is left; later calls
+    continue there.
+    """
     monkeypatch.setattr(tfevents, "BLOCK_BYTES", 4096)
     long_run(tmp_path, 500)
     reader = CurveReader(tmp_path, [LOSS])
@@ -178,7 +186,7 @@ def run_with(tmp_path, steps):
 
 
 def test_metrics_by_step_tokens_and_time(tmp_path):
-    """Metrics are indexed by step, tokens or time; a range includes one neighbour at each side."""
+    """Metrics can be requested by step, tokens or time; a range also includes one point on each side."""
     view = curve_view(run_with(tmp_path, 100))
     found = metrics(view, Asked(("loss", "grad_norm")))
     assert [tag["tag"] for tag in found["tags"]] == ["loss", "steps_vs_tokens"]
@@ -206,7 +214,7 @@ def test_metrics_by_step_tokens_and_time(tmp_path):
 
 @pytest.mark.slow
 def test_a_narrow_range_of_a_long_run_has_every_point(tmp_path):
-    """A long run is downsampled with its spike, and a narrow range of it has every point."""
+    """A long run is downsampled but keeps its spike; a narrow range of the run has every point."""
     view = curve_view(run_with(tmp_path, 9000))
     # On a busy machine each read covers a part of the file.
     while (answer := metrics(view, Asked(("loss",))))["reading"] < 1:
@@ -220,7 +228,7 @@ def test_a_narrow_range_of_a_long_run_has_every_point(tmp_path):
 
 
 def test_a_range_between_two_kept_points_is_read_from_the_files(tmp_path, monkeypatch):
-    """A range between two kept points is read from the files; outside of all points it is empty."""
+    """A range between two kept points is read from the files; a range outside all points is empty."""
     monkeypatch.setattr(curves, "Curve", lambda: Curve(16))
     view = curve_view(run_with(tmp_path, 600))
     while metrics(view, Asked(("loss",)))["reading"] < 1:
@@ -241,7 +249,7 @@ def test_a_range_between_two_kept_points_is_read_from_the_files(tmp_path, monkey
 
 
 def test_csv_has_every_point_once(tmp_path):
-    """CSV has every step once, also steps that a restart has repeated."""
+    """The CSV has each step once, also a step that was trained again after a restart."""
     run = run_with(tmp_path, 5)
     view = curve_view(run)
     write(run.tensorboard, (2000.0, 4, None), (2001.0, 4, {LOSS: 1.5}), name="events.out.tfevents.2.x")

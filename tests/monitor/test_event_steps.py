@@ -1,4 +1,4 @@
-"""Fast reading of regular steps, which gives the same result as reading record by record."""
+"""A fast reader for regular event files returns the same as reading record by record."""
 
 import math
 import random
@@ -28,7 +28,9 @@ def regular(step: int) -> bytes:
 
 
 def written(draw: random.Random, folder) -> None:
-    """Write event files as training does, and irregular ones: restarts, changing scalars, NaN."""
+    """Write event files as training does, also with irregularities: restarts, scalars that change, and
+    NaN.
+    """
     step = draw.choice([0, 100, 16_300, 2_097_100])
     for number in range(draw.randint(1, 3)):
         file = EventFile(folder, 1 + number)
@@ -65,7 +67,9 @@ def everything(reader: ScalarReader) -> object:
 def test_steps_at_once_say_what_records_say(
     seed: int, make: Callable[..., ScalarReader], tmp_path, monkeypatch
 ):
-    """The fast reader gives equal points, file positions and warnings for any size of block and curve."""
+    """Whatever the sizes of block and curve, the fast reader gives the same points, file positions and
+    warnings as reading record by record.
+    """
     draw = random.Random(seed)
     written(draw, tmp_path)
     monkeypatch.setattr(tfevents, "BLOCK_BYTES", draw.choice([500, 3000, 1 << 20]))
@@ -79,7 +83,9 @@ def test_steps_at_once_say_what_records_say(
 
 
 def test_most_of_a_regular_file_is_read_by_steps(tmp_path, monkeypatch):
-    """Only a few of 1,000 regular steps are read as records: the first, and where a varint grows."""
+    """Of 1,000 regular steps, only a few are read record by record: the first, and those where the step
+    number needs one more byte.
+    """
     file = EventFile(tmp_path, 1)
     with file.path.open("ab") as stream:
         stream.write(b"".join(map(regular, range(1, 1001))))
@@ -93,7 +99,9 @@ def test_most_of_a_regular_file_is_read_by_steps(tmp_path, monkeypatch):
 
 
 def test_whatever_differs_ends_the_shape():
-    """A changed byte of a tag or a length ends the fast path; an invalid step varint is an error."""
+    """The fast reader stops at a record whose length differs, and a record with an invalid step number is an
+    error.
+    """
     content = b"".join(map(regular, range(1, 9)))
     size = len(regular(1))
     records: list = []

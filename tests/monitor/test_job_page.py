@@ -1,4 +1,4 @@
-"""The page of a job: text, JSON and picture, from files alone."""
+"""The job page as text, JSON and picture, built only from files."""
 
 import json
 import re
@@ -23,7 +23,9 @@ from tests.lab.widgets.fake_run import GIB, FakeJob, measure
 
 
 def test_each_job_shows_its_own_configuration(tmp_path: Path) -> None:
-    """Each job's page shows its own configuration, also after a resume with other settings."""
+    """The page of each job shows the configuration that this job had, also if the run was resumed with other
+    settings.
+    """
     run = RunDir(tmp_path / "gpt-fake")
     for cores in (2, 8):
         job = FakeJob(run, steps=4)
@@ -39,7 +41,7 @@ def test_each_job_shows_its_own_configuration(tmp_path: Path) -> None:
 
 @pytest.fixture
 def failed(tmp_path: Path) -> FakeJob:
-    """Create a job of two ranks; rank 1 was killed in attempt 0 and failed again."""
+    """Create a job of two ranks in which rank 1 was killed in attempt 0 and failed again in attempt 1."""
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=40, world_size=2)
     job.one_step()
     ExitRecord(1, 0, time.time(), None, 9, "killed", 7, "killed by SIGKILL").write(job.job.exit_record(1, 0))
@@ -104,7 +106,9 @@ Events, the last 2 of 5
 
 
 def test_page_of_a_failed_job_as_text(failed: FakeJob) -> None:
-    """The text page of a failed job has exit codes as a container has them, and use against limits."""
+    """As text, the page of a failed job lists exit codes as Kubernetes does, and resource usage next to the
+    limits.
+    """
     page = job_page(failed.run)
     text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "MOMENT", job_text(page, num_events=2))
     text = text.replace(page.job_id, "JOB").replace(page.replicas[0].host, "HOST")
@@ -112,12 +116,12 @@ def test_page_of_a_failed_job_as_text(failed: FakeJob) -> None:
 
 
 def squeezed(text: str) -> list[str]:
-    """Return the lines with runs of spaces collapsed, since host names have any length."""
+    """Return the lines with repeated spaces removed, because host names differ in length."""
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
 def test_labels_replace_no_word_of_nbtrain(failed: FakeJob) -> None:
-    """A user's label that is named like a field of the page does not replace the field."""
+    """A user's label does not replace a field of the page that has the same name."""
     failed.record.labels = {"backend": "x", "job": "y"}
     failed.record.write(failed.job.job_json)
     write_json(failed.job.run.run_json, {**(failed.job.run.record() or {}), "parent": "older"})
@@ -152,7 +156,9 @@ def test_labels_replace_no_word_of_nbtrain(failed: FakeJob) -> None:
     ],
 )
 def test_a_fine_tuned_run_says_what_it_started_from(failed: FakeJob, changes, taken, words) -> None:
-    """A fine-tuned run shows the checkpoint that it was submitted with, not the other run's newest."""
+    """A fine-tuned run shows the checkpoint that it started from, not the newest checkpoint of the other
+    run.
+    """
     config = load(load_resolved(failed.run.config_yaml), changes, check=False)
     write_text(failed.job.config_yaml, to_yaml(config))
     if taken:
@@ -164,7 +170,7 @@ def test_a_fine_tuned_run_says_what_it_started_from(failed: FakeJob, changes, ta
 
 
 def test_a_job_says_where_its_engine_has_it(tmp_path: Path) -> None:
-    """The page shows the job's object in its cluster or its Slurm job, and what restarts it."""
+    """The page shows which cluster object or Slurm job runs the job, and what restarts it."""
     run = RunDir(tmp_path / "gpt-fake")
     job = FakeJob(run, steps=4)
     job.tensorboard.close()
@@ -191,7 +197,9 @@ def test_a_job_says_where_its_engine_has_it(tmp_path: Path) -> None:
 
 
 def test_page_as_json_holds_logs_and_thinned_curves(failed: FakeJob) -> None:
-    """The JSON page has logs and downsampled curves in plain JSON types, readable after the run."""
+    """The JSON page contains the logs and downsampled curves in plain JSON types, and can be read after the
+    run has ended.
+    """
     found = job_page(failed.run).to_dict(most_points=5)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert (found["schema_version"], found["phase"], found["state"]) == (1, "Error", "FAILED")
@@ -211,7 +219,9 @@ def test_page_as_json_holds_logs_and_thinned_curves(failed: FakeJob) -> None:
 
 
 def test_replicas_of_several_nodes_have_their_own_ranks(tmp_path: Path) -> None:
-    """Replicas have hosts from the agents' records and ranks from the launch, even without metrics."""
+    """Each replica shows its host from the node agents' records and its ranks from the launch, also before
+    there are metrics.
+    """
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=40, world_size=3)
     job.one_step()
     (job.job.path / "nodes").mkdir(exist_ok=True)
@@ -249,7 +259,7 @@ def test_replicas_of_several_nodes_have_their_own_ranks(tmp_path: Path) -> None:
 
 
 def test_a_job_that_waits_shows_its_replicas_and_their_image(tmp_path: Path) -> None:
-    """Before any rank reports, a waiting job shows its replicas with their ranks, phase and image."""
+    """Before any rank has reported, a waiting job lists its replicas with their ranks, phase and image."""
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=40, world_size=4)
     changes: dict[str, Any] = {
         "backend.kind": "kubernetes",
@@ -279,7 +289,7 @@ def test_a_job_that_waits_shows_its_replicas_and_their_image(tmp_path: Path) -> 
     ],
 )
 def test_the_clusters_reason_of_a_failure_is_kept(failed: FakeJob, condition, reason) -> None:
-    """The cluster's reason for a failure is kept, unless it only repeats the state."""
+    """The cluster's reason for a failure is shown unless it only repeats the state."""
     said = {"type": "Failed", "status": "True", "reason": "", "message": "", "last_change": "", **condition}
     write_json(failed.job.kubernetes_json, {"conditions": [said]})
     page = job_page(failed.run)
@@ -288,7 +298,9 @@ def test_the_clusters_reason_of_a_failure_is_kept(failed: FakeJob, condition, re
 
 
 def test_slurms_own_word_for_the_end_is_the_reason(failed: FakeJob) -> None:
-    """Slurm's final state, such as TIMEOUT, is the reason, before the exit code of a killed rank."""
+    """Slurm's final state, such as TIMEOUT, is shown as the reason, and takes precedence over the exit code
+    of a killed rank.
+    """
     word = {
         "engine": "Slurm job 4",
         "state": "FAILED",
@@ -302,7 +314,7 @@ def test_slurms_own_word_for_the_end_is_the_reason(failed: FakeJob) -> None:
 
 
 def test_a_rank_is_succeeded_only_when_its_work_is_done(failed: FakeJob) -> None:
-    """A rank that was told to stop is Stopped, not Succeeded, and so is its replica."""
+    """A rank that was told to stop is shown as Stopped, not Succeeded, and so is its replica."""
     for outcome, phase in (("stopped", "Stopped"), ("rollback", "Stopped"), ("finished", "Succeeded")):
         for rank in (0, 1):
             path = failed.job.exit_record(rank, 1)
@@ -312,7 +324,9 @@ def test_a_rank_is_succeeded_only_when_its_work_is_done(failed: FakeJob) -> None
 
 
 def test_an_engines_last_word_of_a_job_that_has_ended(failed: FakeJob) -> None:
-    """The scheduler's last state of an ended job, which may still be RUNNING, is not shown."""
+    """When a job has ended, the last state that the scheduler reported, possibly RUNNING, is not shown any
+    more.
+    """
     word = {
         "engine": "Slurm job 4",
         "state": "RUNNING",
@@ -331,7 +345,9 @@ def test_an_engines_last_word_of_a_job_that_has_ended(failed: FakeJob) -> None:
 
 @pytest.mark.slow
 def test_picture_has_lines_of_request_and_limit(failed: FakeJob) -> None:
-    """The picture has a chart for each measured resource; a limit far above is named in the title."""
+    """The picture has a chart for each measured resource. A limit is drawn as a line, or given in the title
+    if it is far above the curve.
+    """
     page = job_page(failed.run)
     figure = usage_figure(page)
     charts = {axes.get_title(loc="left"): axes for axes in figure.axes if axes.get_visible()}
@@ -361,7 +377,7 @@ def test_a_job_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_what_deepspeeds_autotuner_found(failed, workspace):
-    """The result of DeepSpeed's autotuner is shown for jobs that were asked to tune only."""
+    """For jobs that only run DeepSpeed's autotuner, its result is shown."""
     assert "autotuner" not in job_text(job_page(failed.job.run))
     failed.record.autotune = "tune"
     failed.record.write(failed.job.job_json)
@@ -381,14 +397,18 @@ def test_what_deepspeeds_autotuner_found(failed, workspace):
     ],
 )
 def test_who_restarts_what(backend: dict[str, Any], words: str) -> None:
-    """The page says what restarts the job, including the manifest's default."""
+    """The page says who restarts the job on each backend, and how often, including the defaults of a
+    Kubernetes manifest.
+    """
     changes = {f"backend.{key}": value for key, value in backend.items()}
     assert restart_policy(load("gpt-tiny", changes, check=False)).endswith(words)
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "SUCCEEDED"])
 def test_the_last_condition_is_as_old_as_the_end(tmp_path: Path, state: str) -> None:
-    """The last condition of an ended job is as old as its end; a running job's is as of now."""
+    """The last condition of an ended job changed when the job ended; that of a running job has the current
+    time.
+    """
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=4)
     job.supervisor_events.path.unlink()
     job.record.state, job.record.ended_at = state, None if state == "RUNNING" else 1234.5
@@ -405,7 +425,7 @@ def test_the_last_condition_is_as_old_as_the_end(tmp_path: Path, state: str) -> 
 def test_a_rank_is_shown_in_its_newest_attempt(
     tmp_path: Path, logs: tuple[int, ...], beats: int | None, attempt: int
 ) -> None:
-    """A rank is shown in its newest attempt, found from its heartbeat or its first log."""
+    """Each rank is shown in its newest attempt, which is found by its heartbeat or its first log."""
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=4)
     job.one_step()
     path = job.job.heartbeat(0)

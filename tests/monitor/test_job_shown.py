@@ -1,4 +1,4 @@
-"""The pages of a job as the panel shows them: replicas, ranks, logs, times in the reader's zone."""
+"""The job tabs in the panel: replicas, ranks, logs, and times in the reader's time zone."""
 
 from pathlib import Path
 
@@ -22,7 +22,9 @@ def job(tmp_path: Path) -> FakeJob:
 
 
 def test_a_replica_names_its_place_its_use_and_its_logs(job: FakeJob) -> None:
-    """A replica shows host, use and logs: first the newest attempts of its ranks, then its own."""
+    """A replica shows its host, its resource usage and its logs: those of its ranks first, newest attempt
+    first, and then its agent's.
+    """
     (row,) = job_shown(job.run)["replicas"]["rows"]
     cells = dict(zip(REPLICA_HEADS, row["cells"], strict=True))
     assert cells["host"] and (cells["replica"], cells["role"], cells["ranks"]) == (
@@ -69,7 +71,7 @@ def test_of_many_logs_the_newest_of_every_rank_can_be_chosen(
 
 
 def test_times_are_numbers_for_the_readers_zone(job: FakeJob) -> None:
-    """Times are numbers, formatted in the reader's zone; their text for static pictures is in UTC."""
+    """Times are sent as numbers and formatted in the reader's time zone; static pictures show them in UTC."""
     shown = job_shown(job.run)
     assert shown["times"] == {"submitted": job.record.created_at}
     basics = dict(shown["basics"])

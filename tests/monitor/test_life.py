@@ -1,4 +1,4 @@
-"""The life of a job over time: states of the supervisor with the phases of rank 0 on top."""
+"""A job's timeline: the supervisor's states, refined by the phases of rank 0."""
 
 from typing import Any
 
@@ -28,7 +28,9 @@ EVENTS = [
 
 
 def test_every_second_of_a_job_is_in_one_span():
-    """A restart and a pause end the phases; time without a phase belongs to the job's state."""
+    """Every second of a job belongs to exactly one span. A restart or a pause ends a phase, and time without
+    a phase counts for the job's state.
+    """
     found = life(EVENTS, 0.0, 100.0)
     assert found["spans"] == [
         ["waiting", 0.0, 10],
@@ -62,7 +64,7 @@ def test_a_long_life_has_few_spans():
 
 
 def test_a_pause_is_named_in_the_elapsed_time():
-    """The page's head and the basic info show the same time."""
+    """The elapsed time states separately how long the job was paused."""
     assert paused_seconds(EVENTS, 0.0, 100.0) == 30.0
     assert elapsed_words(100.0, 30.0) == "1 min 40 s (30 s paused)"
     assert elapsed_words(100.0, 0.0) == "1 min 40 s"

@@ -1,4 +1,4 @@
-"""Logs of a job: tail, appended text, following, search, the last traceback."""
+"""A job's logs: reading the tail and appended text, following, searching, and finding the last traceback."""
 
 import threading
 import time
@@ -21,7 +21,9 @@ from tests.lab.widgets.fake_run import FakeJob
 
 
 def test_without_an_offset_the_end_comes_from_a_lines_beginning(tmp_path: Path) -> None:
-    """Without an offset the tail starts at a line's beginning, and the next offset is the file's end."""
+    """Without an offset, the tail starts at the beginning of a line, and the next offset is the end of the
+    file.
+    """
     path = tmp_path / "0.0.log"
     path.write_text("first line\nsecond line\nthird line\n")
     part = logs.read_log(path, limit_bytes=20)
@@ -30,7 +32,9 @@ def test_without_an_offset_the_end_comes_from_a_lines_beginning(tmp_path: Path) 
 
 
 def test_offset_goes_on_without_losing_or_doubling_a_byte(tmp_path: Path) -> None:
-    """Reading from offset to offset returns every byte once, in whole lines and whole characters."""
+    """Successive reads, each from the offset that the last one returned, return every byte once, in complete
+    lines and characters.
+    """
     path = tmp_path / "0.0.log"
     text = "".join(f"step {step}: loss 3.14 \N{GREEK SMALL LETTER ALPHA}\n" for step in range(50))
     path.write_text(text)
@@ -43,7 +47,9 @@ def test_offset_goes_on_without_losing_or_doubling_a_byte(tmp_path: Path) -> Non
 
 
 def test_missing_log_is_empty_and_an_offset_past_the_end_too(tmp_path: Path) -> None:
-    """A missing log and an offset beyond the end give an empty text, since a rank may log later."""
+    """A missing log or an offset beyond the end returns an empty text, because the rank may write the log
+    later.
+    """
     assert logs.read_log(tmp_path / "none.log") == logs.LogPart("", 0, 0, 0)
     path = tmp_path / "0.0.log"
     path.write_text("one\n")
@@ -51,7 +57,7 @@ def test_missing_log_is_empty_and_an_offset_past_the_end_too(tmp_path: Path) -> 
 
 
 def test_redrawn_progress_bar_counts_as_its_last_state(tmp_path: Path) -> None:
-    """A progress bar redrawn with carriage returns appears in its last state, as in a terminal."""
+    """A progress bar that was redrawn with carriage returns is shown in its last state, as in a terminal."""
     path = tmp_path / "0.0.log"
     path.write_text("10%\r50%\r100%\r\ndone\n")
     assert logs.tail_lines(path, 5) == ["100%", "done"]
@@ -60,7 +66,9 @@ def test_redrawn_progress_bar_counts_as_its_last_state(tmp_path: Path) -> None:
 
 
 def test_newest_attempt_of_a_rank_is_shown(tmp_path: Path) -> None:
-    """The newest attempt's log is shown, in numeric order; another attempt can be requested."""
+    """By default, the log of the newest attempt (in numeric order) is shown; another attempt can be
+    requested.
+    """
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=3).job
     for attempt in (0, 2, 10):
         job.log(1, attempt).write_text(f"attempt {attempt}\n")
@@ -71,7 +79,9 @@ def test_newest_attempt_of_a_rank_is_shown(tmp_path: Path) -> None:
 
 
 def test_follow_yields_new_lines_until_the_job_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Following yields only new lines, each once, and the last one also without a newline."""
+    """Following a log yields each new line once until the job ends, including a last line without a
+    newline.
+    """
     monkeypatch.setattr(logs, "FOLLOW_POLL_SECONDS", 0.02)
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=5)
     job.one_step()
@@ -102,7 +112,7 @@ def test_follow_yields_new_lines_until_the_job_ends(tmp_path: Path, monkeypatch:
 def test_follow_reads_a_log_to_its_end_before_the_next_attempts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Following reads a log to its end before it moves to the next attempt's log."""
+    """Following finishes the log of one attempt before it continues with that of the next."""
     monkeypatch.setattr(logs, "FOLLOW_POLL_SECONDS", 0.0)
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=5)
     job.job.log(0, 0).write_text("step 1\n")
@@ -115,7 +125,7 @@ def test_follow_reads_a_log_to_its_end_before_the_next_attempts(
 
 
 def grown(path: Path, size_bytes: int, end: str) -> None:
-    """Create a sparse log of that size, with text at its end."""
+    """Create a sparse log of `size` bytes with text at its end."""
     with path.open("wb") as stream:
         stream.truncate(size_bytes)
         stream.seek(size_bytes)
@@ -123,7 +133,7 @@ def grown(path: Path, size_bytes: int, end: str) -> None:
 
 
 def peak_bytes(work: Callable[[], None]) -> int:
-    """Return the most memory that Python held during `work`."""
+    """Return the peak memory of Python objects during `work`."""
     tracemalloc.start()
     try:
         work()
@@ -133,7 +143,7 @@ def peak_bytes(work: Callable[[], None]) -> int:
 
 
 def test_a_log_of_a_gigabyte_costs_the_memory_of_its_end(tmp_path: Path) -> None:
-    """Reading or following the tail of a log of 1 GB skips the rest and needs little memory."""
+    """Reading or following the end of a 1 GB log does not read the rest, and needs little memory."""
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=3)
     grown(job.job.log(0, 0), 1 << 30, "\nthe last line\n")
     job.finish("SUCCEEDED", "all tokens are done and saved")
@@ -147,7 +157,9 @@ def test_a_log_of_a_gigabyte_costs_the_memory_of_its_end(tmp_path: Path) -> None
 def test_much_that_was_added_between_two_looks_comes_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """4 MB added between two reads arrive complete and in order, a quarter MB at a time."""
+    """If 4 MB were added since the last read, they are returned completely and in order, in parts of a
+    quarter MB.
+    """
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=3)
     path = job.job.log(0, 0)
     lines = [f"step {step}" for step in range(300_000)]
@@ -174,7 +186,9 @@ def test_much_that_was_added_between_two_looks_comes_in_pieces(
 
 
 def test_search_goes_over_ranks_attempts_and_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search covers ranks and attempts, also across blocks; each hit has its log and line."""
+    """A search covers the logs of all ranks and attempts, also where a match crosses two blocks; each hit has
+    its log and line.
+    """
     monkeypatch.setattr(log_search, "BLOCK_BYTES", 64)
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=3).job
     earlier = job.run.job("20200101-000000-abcd")
@@ -274,14 +288,16 @@ def test_lines_are_numbered_wherever_a_log_is_read(tmp_path: Path, monkeypatch: 
 
 
 def test_a_search_in_a_gigabyte_takes_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Searching one line of 10 MB without a newline needs little memory."""
+    """Searching a log that consists of one 10 MB line without a newline needs little memory."""
     path = tmp_path / "0.0.log"
     grown(path, 10 << 20, "needle")
     assert peak_bytes(lambda: list(log_search.search_file(path, "needle")) and None) < 5 << 20
 
 
 def test_the_last_traceback_is_that_of_the_rank_that_failed(tmp_path: Path) -> None:
-    """The last traceback is from the failed rank's exit record, its log, or a hang's event."""
+    """The last traceback is taken from the failed rank's exit record, from its log, or from the event of a
+    hang.
+    """
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=3, world_size=4).job
     cause = "rank 3 failed at step 2: boom; not tried again: it followed rank 1"
     assert culprit(cause) == 3
@@ -321,7 +337,9 @@ def test_the_last_traceback_is_that_of_the_rank_that_failed(tmp_path: Path) -> N
     ],
 )
 def test_following_a_job_that_waits_says_why(workspace, monkeypatch, capsys, state, cause, line) -> None:
-    """Following a waiting job prints one line with the reason next to the log's own lines."""
+    """Following a job that is waiting prints one line with the reason, in addition to the lines of its
+    log.
+    """
     job = FakeJob(RunDir.named("gpt-fake"), steps=5)
     job.record.state, job.record.cause = state, cause
     job.record.write(job.job.job_json)

@@ -1,4 +1,4 @@
-"""Grouping of scalars into charts, and the form of each."""
+"""How scalars are grouped into charts, and how each chart is drawn."""
 
 import math
 from typing import Any
@@ -15,7 +15,9 @@ def tags_of(**units: str) -> list[dict[str, Any]]:
 
 
 def test_curves_that_are_read_together_share_a_chart() -> None:
-    """Related scalars share a chart, others have their own; the scalars of axes have none."""
+    """Related scalars share a chart, and every other scalar has its own. Scalars that serve as an axis have
+    none.
+    """
     tags = tags_of(steps_vs_tokens="tokens", validation_loss="nats", loss="nats", queue_length="", mfu="")
     assert metric_charts(tags) == [
         {"title": "Loss", "names": ["loss", "validation_loss"]},
@@ -25,7 +27,9 @@ def test_curves_that_are_read_together_share_a_chart() -> None:
 
 
 def test_a_scalar_is_drawn_by_its_kind() -> None:
-    """Losses are smoothed; shares, bytes and counts have their formats; validation points have dots."""
+    """Loss curves are smoothed, validation points are drawn as dots, and percentages, bytes and counts are
+    formatted as such.
+    """
     looks = {
         row["tag"]: row for row in tags_of(loss="nats", mfu="", host_memory_bytes="bytes", skipped="steps")
     }
@@ -47,7 +51,9 @@ def test_a_scalar_is_drawn_by_its_kind() -> None:
 
 
 def test_a_chart_for_the_picture_has_its_ticks() -> None:
-    """A chart in the picture has ticks, memory in binary units from 0; empty curves are omitted."""
+    """In the picture, a chart has ticks, memory is in binary units starting at 0, and empty curves are
+    omitted.
+    """
     tags = tags_of(host_memory_bytes="bytes", device_memory_bytes="bytes")
     part = {"step": [1, 2, 3], "value": [2.0**30, 3.0 * 2**30, 2.5 * 2**30]}
     (one,) = metric_charts(tags)
@@ -58,7 +64,7 @@ def test_a_chart_for_the_picture_has_its_ticks() -> None:
 
 
 def test_a_loss_that_is_no_number_is_a_gap_in_the_picture() -> None:
-    """A NaN is a gap in the picture, and the curve and its smoothed line continue after it."""
+    """In the picture, a NaN is a gap; the curve and its smoothed line continue after it."""
     tags = tags_of(loss="nats")
     part = {"step": [1, 2, 3, 4, 5], "value": [4.0, math.nan, 3.0, math.inf, 2.0]}
     (one,) = metric_charts(tags)

@@ -1,4 +1,4 @@
-"""Labels, notes and the archive mark, which any user may change after the submission."""
+"""Labels, notes and the archive flag of a run, which can be changed after its submission."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from tests.monitor.test_runs import made
 
 
 def submitted_again(run, labels):
-    """Submit the run again: its newest job has these labels."""
+    """Submit the run again, with these labels for its newest job."""
     job = run.newest_job()
     record = JobRecord.read(job.job_json)
     record.labels = labels
@@ -25,7 +25,9 @@ def submitted_again(run, labels):
 
 
 def test_labels_change_over_those_of_the_submission(workspace):
-    """A changed label survives a submission with the old value; a new value in a submission replaces it."""
+    """A label that the user changed keeps its value when the run is submitted again unchanged; a new value in
+    the submission replaces it.
+    """
     run = made("a", "FAILED", 1.0, labels={"team": "nlp", "stage": "trial"})
     change_notes(run, labels={"team": "vision", "stage": None, "example.com/owner": "ada"})
     changed = {"team": "vision", "example.com/owner": "ada"}
@@ -39,7 +41,9 @@ def test_labels_change_over_those_of_the_submission(workspace):
 
 
 def test_an_archived_run_is_listed_on_request_and_while_it_is_active(workspace, capsys):
-    """An archived run is listed on request and while it is active; an empty list says where it is."""
+    """An archived run is listed only on request or while it is active. If no run matches, the message names
+    the option --archived.
+    """
     ended, active = made("ended", "FAILED", 1.0, hours=1), made("active", "RUNNING", 1.0)
     for run in (ended, active):
         change_notes(run, archived=True, notes="diverged")
@@ -53,7 +57,7 @@ def test_an_archived_run_is_listed_on_request_and_while_it_is_active(workspace, 
 
 
 def test_the_verbs(workspace, capsys):
-    """The commands label, notes and archive change the run, and print it if called without a value."""
+    """The commands label, notes and archive change a run; without a value, they print the current one."""
     run = made("gpt", "FAILED", 1.0, labels={"stage": "trial"})
 
     def said(*words):
@@ -88,7 +92,9 @@ def test_the_verbs(workspace, capsys):
     ],
 )
 def test_a_wrong_label_changes_nothing(workspace, capsys, words, message):
-    """A wrong label changes nothing, and each wrong label is reported as in a submission."""
+    """If one label is invalid, no label is changed, and every invalid label is reported, as in a
+    submission.
+    """
     run = made("gpt", "FAILED", 1.0)
     assert cli.main(["label", "gpt", "--", *words]) == 2
     assert message in capsys.readouterr().err and not run.notes_json.exists()
@@ -109,7 +115,7 @@ def test_a_wrong_label_changes_nothing(workspace, capsys, words, message):
     ],
 )
 def test_a_wrong_value_changes_nothing(workspace, given, message):
-    """A wrong value from REST is refused and changes nothing."""
+    """An invalid value in a REST request is rejected and changes nothing."""
     run = made("gpt", "FAILED", 1.0)
     with pytest.raises(ConfigError, match=message):
         change_notes(run, **{"archived": True, **given})
@@ -117,7 +123,7 @@ def test_a_wrong_value_changes_nothing(workspace, given, message):
 
 
 def test_no_run_and_a_damaged_file(workspace):
-    """A folder that is not a run gets no file; a damaged file is named and not overwritten."""
+    """No file is created in a folder that is not a run; a damaged file is reported and not overwritten."""
     with pytest.raises(JobError, match=r"output/none is not a run: it has no run\.json\."):
         change_notes(RunDir.named("none"), archived=True)
     run = made("gpt", "FAILED", 1.0)
@@ -129,7 +135,7 @@ def test_no_run_and_a_damaged_file(workspace):
 
 
 def test_a_change_is_made_under_a_lock(workspace, monkeypatch):
-    """The second of two simultaneous changes waits, under a lock, for the first."""
+    """Changes are made under a lock, so the second of two simultaneous changes waits for the first."""
     run, write, held = made("gpt", "FAILED", 1.0), files.write_json, []
 
     def looked_at(path, value):
@@ -142,7 +148,9 @@ def test_a_change_is_made_under_a_lock(workspace, monkeypatch):
 
 
 def test_the_page_of_a_job_shows_them(workspace):
-    """The newest job's page shows the run's labels, and an earlier job's page its submission's."""
+    """The page of the newest job shows the run's current labels; the page of an earlier job shows the labels
+    of its submission.
+    """
     fake = FakeJob(RunDir.named("gpt-fake"), steps=40)
     change_notes(fake.run, labels={"team": "nlp"}, notes="first line\nsecond\n", archived=True)
     text = str(job_page(fake.run))

@@ -1,4 +1,4 @@
-"""Figures and the table of scalars, of a run and of any folder of event files."""
+"""Figures and the table of scalars, for a run and for any folder of event files."""
 
 import math
 from pathlib import Path
@@ -23,7 +23,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def drawn(figure) -> dict[str, list[tuple[list[float], list[float]]]]:
-    """Return {title: (x, y) of each line}."""
+    """Return {title: the (x, y) points of each line} of the figure."""
     return {
         axes.get_title(loc="left"): [
             (list(line.get_xdata()), list(line.get_ydata())) for line in axes.get_lines()
@@ -33,7 +33,7 @@ def drawn(figure) -> dict[str, list[tuple[list[float], list[float]]]]:
 
 
 def test_curves_of_a_run_are_its_points(run: RunDir) -> None:
-    """The four pictures of a run show exactly its points; smoothed lines stay between them."""
+    """The four pictures of a run show exactly its points, and smoothed lines stay between them."""
     lines = drawn(training_curves(RunView(run)))
     assert list(lines) == ["Loss", "Validation perplexity", "Learning rate", "Throughput"]
     points, mean, validation = lines["Loss"]
@@ -48,7 +48,9 @@ def test_curves_of_a_run_are_its_points(run: RunDir) -> None:
 
 
 def test_a_run_without_perplexity_has_no_picture_of_it(tmp_path: Path) -> None:
-    """A run without validation has no perplexity picture; a run of preference pairs has its margin there."""
+    """A run without validation has no perplexity chart; a run with preference pairs has a chart of its reward
+    margin there.
+    """
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=60)
     job.step = 1
     job.scalars(loss=2.0, learning_rate=1e-3, tokens_per_second=100.0)
@@ -67,7 +69,7 @@ def test_figure_shows_itself_without_pyplot(run: RunDir) -> None:
 
 
 def test_time_of_a_step_and_the_ranks_side_by_side(tmp_path: Path) -> None:
-    """The parts of a step's time are stacked; ranks have points on logged steps only."""
+    """The parts of the step time are stacked, and per-rank curves have points only at logged steps."""
     file = EventFile(tmp_path / "run", 100)
     for step in (1, 2):
         for tag, value in (
@@ -96,7 +98,7 @@ def test_time_of_a_step_and_the_ranks_side_by_side(tmp_path: Path) -> None:
 
 
 def test_folder_of_megatron_deepspeed_is_drawn(tmp_path: Path) -> None:
-    """Event files of Megatron-DeepSpeed are drawn; tokens per second are computed from its scalars."""
+    """Event files of Megatron-DeepSpeed can be drawn; tokens per second are computed from their scalars."""
     file = EventFile(tmp_path / "megatron", 100)
     for step in (1, 2):
         file.scalar(step, 9.0 / step, 100 + step)
@@ -120,7 +122,7 @@ def test_folder_of_megatron_deepspeed_is_drawn(tmp_path: Path) -> None:
 
 
 def test_run_folder_by_path_and_a_folder_without_events(run: RunDir, tmp_path: Path) -> None:
-    """A run directory can be named by its path; a folder without event files is an error."""
+    """A run can be given as the path of its folder; a folder without event files is an error."""
     assert len(scalars_of(str(run.path))["loss"]) == 60
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="holds no TensorBoard event file"):
@@ -128,7 +130,9 @@ def test_run_folder_by_path_and_a_folder_without_events(run: RunDir, tmp_path: P
 
 
 def test_table_has_the_newest_value_with_its_unit(run: RunDir) -> None:
-    """The table has each scalar's newest value with unit, step and meaning, and escapes markup in tags."""
+    """The table lists each scalar's newest value with its unit, step and meaning; markup in tags is
+    escaped.
+    """
     table = scalars_table(run)
     rows = {name: (value, step) for name, value, step, _ in table.rows}
     assert rows["host_memory_bytes"] == ("492.1 MiB", "60")

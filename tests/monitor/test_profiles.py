@@ -1,4 +1,4 @@
-"""A run's profiles, in order and as they are shown."""
+"""A run's profiles, their order, and how they are displayed."""
 
 import pytest
 

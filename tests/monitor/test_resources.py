@@ -1,4 +1,4 @@
-"""CPU and memory of process trees, and GPUs as the driver reports them."""
+"""CPU time and memory of process trees, and GPUs as the driver reports them."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ BUSY = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while Tru
 
 @pytest.mark.slow
 def test_a_tree_is_counted_with_its_children_and_others_are_not() -> None:
-    """A parent that only waits has its child's CPU time; processes outside of the tree are not counted."""
+    """The usage of a process includes its child processes, but no processes outside its tree."""
     parent = subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True)
     try:
         sampler = ResourceSampler()
@@ -36,7 +36,7 @@ def test_a_tree_is_counted_with_its_children_and_others_are_not() -> None:
         [child] = psutil.Process(parent.pid).children()
 
         def sampled() -> tuple[dict[str, Any], list[float], list[float]]:
-            """Return a sample with the child's CPU seconds and the time, each before and after it."""
+            """Return a sample, with the child's CPU seconds and the clock before and after it."""
             busy, times = [busy_seconds(child)], [time.monotonic()]
             use = sampler.sample([identity], {0: identity})
             return use, [*busy, busy_seconds(child)], [*times, time.monotonic()]
@@ -61,7 +61,7 @@ def test_a_tree_is_counted_with_its_children_and_others_are_not() -> None:
 
 
 def test_a_process_that_is_gone_is_not_counted() -> None:
-    """Neither an ended process nor another process with its pid is counted."""
+    """A process that has ended is not counted, nor is another process that has reused its pid."""
     ended = subprocess.Popen([sys.executable, "-c", "pass"])
     identity = ProcessIdentity.of(ended.pid)
     ended.wait()
@@ -72,7 +72,9 @@ def test_a_process_that_is_gone_is_not_counted() -> None:
 
 
 def test_gpus_are_those_of_the_driver_and_none_without_one() -> None:
-    """Each GPU of the driver has its index and plausible values; without a driver there are none."""
+    """Each GPU that the driver reports has its index and plausible values; without a driver, the list is
+    empty.
+    """
     found = nvml.gpus()
     assert [gpu.index for gpu in found] == list(range(len(found)))
     for gpu in found:

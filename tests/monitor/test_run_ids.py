@@ -7,7 +7,9 @@ from nbtrain.monitor.run_ids import name_of
 
 
 def test_a_run_is_found_by_its_id_and_lost_with_its_folder(tmp_path: Path) -> None:
-    """A renamed run folder is found by its id, next to damaged runs; a deleted one is not."""
+    """A run is found by its id after its folder was renamed, also next to damaged runs, but not after it was
+    deleted.
+    """
     for name, run_id in (("first", "a1"), ("second", "b2")):
         (tmp_path / name).mkdir()
         write_json(tmp_path / name / "run.json", {"run_id": run_id, "name": name})

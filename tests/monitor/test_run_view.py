@@ -1,4 +1,4 @@
-"""The view of a run: states, progress, curves, ranks, and one JSON object of everything."""
+"""The view of a run: states, progress, curves, ranks, and a snapshot of everything as one JSON object."""
 
 import json
 import math
@@ -39,7 +39,9 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def test_snapshot_of_a_running_job(run: RunDir) -> None:
-    """A snapshot is one JSON object with state, job, progress, curves, resources, ranks, log and events."""
+    """A snapshot is one JSON object with the state, job, progress, curves, resources, ranks, log and
+    events.
+    """
     job = FakeJob(run, steps=40, world_size=2)
     for _ in range(20):
         job.one_step()
@@ -76,7 +78,7 @@ def test_snapshot_of_a_running_job(run: RunDir) -> None:
 
 
 def test_what_is_weighty_stays_in_sight(run: RunDir) -> None:
-    """A restart and its cause stay in the snapshot and in `status` after a hundred alerts."""
+    """A restart and its cause are still in the snapshot and in `status` after a hundred later alerts."""
     job = FakeJob(run, steps=10)
     job.events.write("error", "rank 1 was killed; 2 steps are lost")
     job.events.write("restart", "attempt 0 failed: rank 1 was killed; the next one starts in 5 s")
@@ -107,7 +109,9 @@ def test_weighty_events_take_half_the_room_at_most() -> None:
 
 
 def test_later_snapshots_follow_the_run(run: RunDir) -> None:
-    """Later snapshots have new steps, and the end with its cause; dead processes have no metrics."""
+    """Later snapshots contain the new steps and, at the end, its cause; processes that have ended have no
+    metrics.
+    """
     job = FakeJob(run, steps=10)
     job.one_step()
     view = RunView(run)
@@ -128,7 +132,9 @@ def test_later_snapshots_follow_the_run(run: RunDir) -> None:
 
 
 def test_snapshots_within_a_moment_are_one(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Snapshots within a short time are shared, so that several panels cost one reading."""
+    """Snapshots that are requested shortly after each other are shared, so several panels read the files only
+    once.
+    """
     monkeypatch.setattr(run_view, "SNAPSHOT_AGE_SECONDS", 60.0)
     job = FakeJob(run, steps=10)
     job.one_step()
@@ -141,7 +147,7 @@ def test_snapshots_within_a_moment_are_one(run: RunDir, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_dead_supervisor_is_lost_and_a_dead_rank_is_gone(run: RunDir) -> None:
-    """A job whose supervisor has vanished is LOST with its cause, whatever job.json says."""
+    """A job whose supervisor is gone is shown as LOST with the cause, even if job.json says otherwise."""
     code = (
         "import sys, os; from nbtrain.base.rundir import RunDir\n"
         "from tests.lab.widgets.fake_run import FakeJob\n"
@@ -166,7 +172,7 @@ def test_dead_supervisor_is_lost_and_a_dead_rank_is_gone(run: RunDir) -> None:
 
 
 def test_silent_rank_is_named_and_a_killed_one_says_how(run: RunDir) -> None:
-    """A rank with an old heartbeat is marked; a killed one shows outcome, signal and message."""
+    """A rank whose heartbeat is old is marked as stale; a killed rank shows the signal and the message."""
     job = FakeJob(run, steps=10, world_size=3)
     job.one_step()
     beat = Heartbeat.read(job.job.heartbeat(1))
@@ -180,7 +186,7 @@ def test_silent_rank_is_named_and_a_killed_one_says_how(run: RunDir) -> None:
 
 
 def test_rank_that_has_not_spoken_waits(run: RunDir) -> None:
-    """Before the first heartbeat there is a row for each rank of the job, and no progress."""
+    """Before the first heartbeat, there is a row for each rank of the job, but no progress."""
     job = FakeJob(run, steps=10, world_size=2)
     snapshot = RunView(run).snapshot()
     assert [rank["phase"] for rank in snapshot["ranks"]] == ["waiting", "waiting"]
@@ -189,7 +195,7 @@ def test_rank_that_has_not_spoken_waits(run: RunDir) -> None:
 
 
 def test_trial_fills_its_bar(run: RunDir) -> None:
-    """With max_steps the progress is a fraction of the trial's steps, not of train_tokens."""
+    """With max_steps, progress is measured in steps of the trial, not in train_tokens."""
     from nbtrain.config.load import to_yaml
     from tests.lab.widgets.fake_run import run_config
 
@@ -208,7 +214,7 @@ def test_trial_fills_its_bar(run: RunDir) -> None:
 def test_resumed_run_has_one_point_per_step_and_both_jobs(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second job's steps replace the first one's in the curves; both jobs are listed."""
+    """In the curves, the steps of the second job replace those of the first; both jobs are listed."""
     first = FakeJob(run, steps=20)
     for _ in range(12):
         first.one_step()
@@ -228,7 +234,9 @@ def test_resumed_run_has_one_point_per_step_and_both_jobs(
 
 
 def test_a_resume_with_other_settings_is_shown(run: RunDir) -> None:
-    """A view follows a resume with other settings, whose submission rewrites config.yaml."""
+    """The view follows a run that is resumed with other settings, although the submission rewrites
+    config.yaml.
+    """
     from nbtrain.config.load import to_yaml
     from tests.lab.widgets.fake_run import run_config
 
@@ -244,7 +252,7 @@ def test_a_resume_with_other_settings_is_shown(run: RunDir) -> None:
 
 
 def test_run_without_a_job(run: RunDir) -> None:
-    """A run directory without a job is shown as such."""
+    """A run that was never submitted is shown without a job."""
     run.path.mkdir()
     snapshot = RunView(run).snapshot()
     assert (snapshot["state"], snapshot["job"], snapshot["ranks"]) == ("NEW", None, [])
@@ -252,7 +260,7 @@ def test_run_without_a_job(run: RunDir) -> None:
 
 
 def test_numbers_that_json_lacks_are_null(run: RunDir) -> None:
-    """NaN and infinite losses are null in JSON and gaps in the chart."""
+    """NaN and infinite losses become null in JSON and gaps in the chart."""
     job = FakeJob(run, steps=10)
     job.step = 1
     job.scalars(loss=math.nan)
@@ -266,7 +274,9 @@ def test_numbers_that_json_lacks_are_null(run: RunDir) -> None:
 
 
 def test_scalars_by_name(run: RunDir) -> None:
-    """A scalar is found by its name in metrics.SCALARS; the error for another name lists the names."""
+    """A scalar is looked up by its name in metrics.SCALARS; an unknown name is an error that lists the known
+    ones.
+    """
     job = FakeJob(run, steps=10)
     job.one_step()
     view = RunView(run)
@@ -280,7 +290,9 @@ def test_scalars_by_name(run: RunDir) -> None:
 
 
 def test_losses_of_named_datasets(run: RunDir) -> None:
-    """Losses of named datasets are scalars with those names, after the others, set-2 before set-10."""
+    """The losses of several datasets are scalars under the datasets' names; they come after the others, and
+    set-2 comes before set-10.
+    """
     job = FakeJob(run, steps=10)
     job.step = 1
     job.scalars(**{"loss": 2.0, "grad_norm": 1.0, "loss/set-10": 1.5, "loss/set-2": 1.0, "loss/a b/c": 2.5})
@@ -293,7 +305,9 @@ def test_losses_of_named_datasets(run: RunDir) -> None:
 
 
 def test_a_curve_is_called_what_its_dataset_or_task_is(run: RunDir) -> None:
-    """A curve of a dataset or task keeps the user's name unchanged; other names become words."""
+    """The name of a dataset or task, chosen by the user, is shown unchanged; in other names, underscores
+    become spaces.
+    """
     job = FakeJob(run, steps=10)
     job.step = 1
     job.scalars(**{"grad_norm": 1.0, "loss/web_text": 1.5, "task/my_task acc_norm": 0.5})
@@ -307,7 +321,9 @@ def test_a_curve_is_called_what_its_dataset_or_task_is(run: RunDir) -> None:
 
 
 def test_thinning_keeps_the_trend_ends_and_spikes() -> None:
-    """10,000 points become 300 means; the spike and the dip are the extremes of their intervals."""
+    """10,000 points are reduced to 300 means; the spike and the dip are kept as extremes of their
+    intervals.
+    """
     values = [math.sin(at / 500) for at in range(10_000)]
     values[4321], values[777] = 50.0, -50.0
     found = band(values, 300)
@@ -323,7 +339,9 @@ def test_thinning_keeps_the_trend_ends_and_spikes() -> None:
 
 
 def test_a_nan_hides_no_spike_from_thinning() -> None:
-    """A stretch that begins with NaN keeps its lowest and highest value; one of only NaN is a gap."""
+    """An interval that begins with NaN keeps its lowest and highest values; an interval with only NaN is a
+    gap.
+    """
     values = [1.0] * 1000
     values[400:404] = [math.nan, 99.0, -99.0, 1.0]
     values[800:806] = [math.nan] * 6
@@ -336,7 +354,9 @@ def test_a_nan_hides_no_spike_from_thinning() -> None:
 
 
 def test_encoded_is_json_of_anything():
-    """NaN and Inf become null; half a surrogate pair of a file's name and a large number are kept."""
+    """NaN and infinity become null in JSON; invalid Unicode in a file name and very large numbers are
+    kept.
+    """
     value = {"a": [1.5, math.nan, math.inf, (2, None)], "b": "\udcff", "c": 1 << 70}
     expected = {"a": [1.5, None, None, [2, None]], "b": "\udcff", "c": 1 << 70}
     assert json.loads(encoded(value)) == finite(value) == expected
@@ -359,7 +379,9 @@ def test_overflows_of_fp16_are_in_the_line(run: RunDir) -> None:
 
 
 def test_progress_line_and_status_text(run: RunDir) -> None:
-    """Progress is one line for a log and one screen for a terminal; an ended job has its cause."""
+    """Progress is printed as one line in a log and fills one screen in a terminal; an ended job has its
+    cause.
+    """
     job = FakeJob(run, steps=4, world_size=2)
     for _ in range(2):
         job.one_step()
@@ -396,7 +418,9 @@ def test_progress_line_and_status_text(run: RunDir) -> None:
 
 
 def test_what_a_dead_rank_did_last_is_not_shown_as_going_on(run: RunDir) -> None:
-    """A dead rank has no throughput, time left or phase; a live rank's throughput is a recent mean."""
+    """For a dead rank, throughput, time left and phase are not shown; for a live rank, throughput is a recent
+    mean.
+    """
     job = FakeJob(run, steps=4)
     job.one_step()
     beat = Heartbeat.read(job.job.heartbeat(0))
@@ -436,7 +460,7 @@ STATUS = {
 
 @pytest.mark.parametrize("state", STATUS)
 def test_status_is_tidy_in_every_state(run: RunDir, state: str) -> None:
-    """The status has no trailing space, empty line or message of several lines, in any state."""
+    """In no state does the status text have trailing spaces, empty lines or a message of several lines."""
     job = FakeJob(run, steps=2)
     job.supervisor_events.path.unlink()
     causes = {"SUCCEEDED": "all is done", "FAILED": "boom\n  and more\n"}
@@ -464,7 +488,7 @@ def test_status_is_tidy_in_every_state(run: RunDir, state: str) -> None:
 
 
 def test_until_a_checkpoint_is_loaded_its_step_is_shown(run: RunDir) -> None:
-    """A resume or restart from step 70 shows step 70, not 0, even if its ranks fail early."""
+    """A run that resumes or restarts from step 70 shows step 70, not 0, even if its ranks fail early."""
     job = FakeJob(run, steps=100, world_size=2)
     first = AttemptRecord(0, 0.0, 2, 2, first_step=70, first_tokens=70 * TOKENS_PER_STEP)
     job.record.attempts = [first]
@@ -498,7 +522,7 @@ def test_until_a_checkpoint_is_loaded_its_step_is_shown(run: RunDir) -> None:
 
 
 def test_other_process_with_the_pid_is_not_the_rank(run: RunDir) -> None:
-    """A rank whose pid now belongs to another process is gone."""
+    """If another process has reused a rank's pid, the rank counts as gone."""
     job = FakeJob(run, steps=10)
     job.one_step()
     beat = Heartbeat.read(job.job.heartbeat(0))
@@ -509,7 +533,7 @@ def test_other_process_with_the_pid_is_not_the_rank(run: RunDir) -> None:
 
 
 def lose(job: FakeJob) -> None:
-    """Write the records of a job that began 500 s ago and whose supervisor is gone."""
+    """Write the records of a job that began 500 s ago and whose supervisor has disappeared."""
     job.record.created_at -= 500
     job.record.started_at, job.record.stamps = job.record.created_at, {}
     job.record.supervisor = ProcessIdentity(os.getpid(), 1, "another boot")
@@ -517,7 +541,7 @@ def lose(job: FakeJob) -> None:
 
 
 def ends_and_durations(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> tuple[float, float]:
-    """Return (end, elapsed seconds), which must be the same in every view, now and an hour later."""
+    """Return (end, elapsed seconds) after asserting that all views agree, now and an hour later."""
     found, now = [], time.time()
     for later in (0, 3600):
         monkeypatch.setattr(time, "time", lambda later=later: now + later)
@@ -535,7 +559,7 @@ def ends_and_durations(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> tuple[fl
 def test_a_lost_job_ended_at_its_last_heartbeat(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, stamped: bool
 ) -> None:
-    """The duration of a LOST job ends at its last heartbeat, by boot time or by the wall clock."""
+    """A LOST job ends at its last heartbeat, measured by the time since boot or by the wall clock."""
     job = FakeJob(run, steps=10, world_size=2)
     job.one_step()
     lose(job)
@@ -581,7 +605,7 @@ def test_a_lost_job_without_a_heartbeat_ended_when_job_json_was_written(
 def test_the_end_in_the_last_words_counts(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """If the run directory became read-only, the end comes from the record stored elsewhere."""
+    """If the run directory has become read-only, the end is read from the record that was saved elsewhere."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     job = FakeJob(run, steps=10)
     job.one_step()
@@ -594,7 +618,7 @@ def test_the_end_in_the_last_words_counts(
 
 
 def test_elapsed_time_does_not_depend_on_the_clock(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that is set back by an hour changes neither the elapsed time nor any age."""
+    """Setting the clock back by an hour changes neither the elapsed time nor the age of any record."""
     job = FakeJob(run, steps=10)
     job.one_step()
     heartbeat = Heartbeat.read(job.job.heartbeat(0))
@@ -618,7 +642,7 @@ def test_elapsed_time_does_not_depend_on_the_clock(run: RunDir, monkeypatch: pyt
     [("RUNNING", True), ("SUSPENDED", False), ("RESTARTING", False), ("QUEUED", False), ("CANCELLED", False)],
 )
 def test_the_time_left_is_the_same_everywhere(run: RunDir, state: str, shows: bool) -> None:
-    """The time left of a job on another host is 20 minutes in the panel, `status` and `runs`."""
+    """For a job on another host, the panel, `status` and `runs` all show 20 minutes left."""
     job = FakeJob(run, steps=40)
     job.one_step()
     job.one_step()

@@ -45,7 +45,9 @@ def made(name, state, loss, hours=0.0, first_step=None, beat_attempt=0, step=7, 
     ],
 )
 def test_the_short_way_says_what_the_records_say(workspace, more):
-    """The row of an ended run that is read without its records equals the row from the records."""
+    """The list reads the row of an ended run from one small file; it equals the row that is computed from all
+    records.
+    """
     run = made("one", loss=2.5, **more)
     [listed] = list_runs()
     assert listed == summary_of(run, time.time())
@@ -53,7 +55,9 @@ def test_the_short_way_says_what_the_records_say(workspace, more):
 
 
 def test_the_short_way_is_taken_by_ended_runs_alone(workspace, monkeypatch):
-    """Only ended runs are read without records; an active one is judged by its supervisor."""
+    """Only ended runs are listed without reading their records; an active run is read in full, because its
+    supervisor may be gone.
+    """
     made("ended", "FAILED", 1.0)
     monkeypatch.setattr(runs, "summary_of", lambda run, now: pytest.fail(f"{run.name} was read in full"))
     assert [entry.name for entry in list_runs()] == ["ended"]
@@ -63,7 +67,9 @@ def test_the_short_way_is_taken_by_ended_runs_alone(workspace, monkeypatch):
 
 
 def test_runs_are_filtered_and_sorted(workspace, capsys):
-    """Runs are filtered by name, state and age; a run without the sorted value, or with NaN, comes last."""
+    """Runs are filtered by name, state and age. When sorting, runs without the value or with NaN come
+    last.
+    """
     made("gpt-a", "FAILED", 2.0, hours=1)
     made("gpt-b", "SUCCEEDED", float("nan"), hours=30)
     made("gpt-c", "CANCELLED", 1.0, hours=60)
@@ -86,7 +92,9 @@ def test_runs_are_filtered_and_sorted(workspace, capsys):
 
 
 def test_runs_are_found_by_label(workspace, capsys):
-    """Label filters must all match, in the command as in Python; the column appears with labels only."""
+    """A run is listed only if all label filters match, in the command and in Python. Without labels, the
+    column is omitted.
+    """
     made("a", "FAILED", 1.0, hours=1, labels={"team": "nlp", "stage": "trial"})
     made("b", "RUNNING", 1.0, hours=2, labels={"team": "vision"})
     made("c", "FAILED", 1.0, hours=3)
@@ -128,7 +136,7 @@ def test_runs_are_found_by_label(workspace, capsys):
     ],
 )
 def test_a_filter_that_means_nothing_is_refused(given, message):
-    """A meaningless filter is refused, and the message lists the possible words."""
+    """An invalid filter is rejected, and the message lists the valid words."""
     with pytest.raises(ConfigError, match=message):
         run_filter(**given)
 
@@ -152,12 +160,14 @@ LOST_CAUSE = (
     ],
 )
 def test_a_long_cause_keeps_its_first_sentence(cause, shown):
-    """A long cause keeps its first sentence; a shortened text ends in an ellipsis after a word."""
+    """A long cause is shortened to its first sentence; a text that is cut ends with an ellipsis after a
+    complete word.
+    """
     assert shorter(cause) == shown
 
 
 def test_a_lost_run_says_how_it_goes_on(workspace, monkeypatch):
-    """A lost run shows how to resume it, however long its cause is."""
+    """A lost run shows how to resume it, even if its cause is long."""
     run = made("gpt", "RUNNING", 1.0)
     job = run.newest_job()
     record = JobRecord.read(job.job_json)
@@ -175,7 +185,7 @@ def test_a_folder_that_is_being_deleted_is_no_run(workspace):
 
 
 def test_a_damaged_run_does_not_hide_the_others(workspace):
-    """A damaged run is listed as DAMAGED with file and line, and other runs are listed normally."""
+    """A damaged run is listed as DAMAGED with the file and line; all other runs are listed normally."""
     for name, record in (("whole", '{"schema_version": 1, "run_id": "ab"}'), ("torn", '{"schema_ver')):
         (workspace / "output" / name).mkdir(parents=True)
         (workspace / "output" / name / "run.json").write_text(record)
@@ -189,7 +199,7 @@ def test_a_damaged_run_does_not_hide_the_others(workspace):
 
 
 def test_the_status_of_a_damaged_run_is_a_message(workspace, capsys):
-    """The status of a damaged run is a message that names the file, not a traceback."""
+    """The status of a damaged run is a message that names the file, and not a traceback."""
     (workspace / "output" / "torn").mkdir(parents=True)
     (workspace / "output" / "torn" / "run.json").write_text("{")
     assert cli.main(["status", "torn"]) == 1
@@ -197,13 +207,13 @@ def test_the_status_of_a_damaged_run_is_a_message(workspace, capsys):
 
 
 def test_a_list_of_runs_shows_as_a_table(workspace):
-    """print(nb.runs()) and a cell that ends in it show the table of `nbtrain runs`."""
+    """print(nb.runs()) and a notebook cell that ends in nb.runs() show the same table as `nbtrain runs`."""
     assert repr(list_runs()) == runs_table([])
 
 
 @pytest.mark.parametrize(("closed", "mode"), [(".", 0o700), ("run.json", 0o600), ("jobs", 0o700)])
 def test_a_run_of_another_user_is_listed_with_its_owner(open_output, another_user, closed, mode, capsys):
-    """A run of another user is listed with its owner, and other runs are listed normally."""
+    """A run of another user is listed with its owner."""
     for name in ("mine", "theirs"):
         (open_output / name / "jobs").mkdir(parents=True)
         (open_output / name / "run.json").write_text('{"schema_version": 1, "run_id": "ab"}')

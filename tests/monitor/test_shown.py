@@ -1,4 +1,4 @@
-"""A snapshot as text, as the panel and the static picture show it."""
+"""A snapshot as text, for the panel and for the static picture."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from tests.lab.widgets.fake_run import FakeJob, run_config
 
 @pytest.fixture
 def job(tmp_path: Path) -> FakeJob:
-    """Create a job at 20 of 40 steps on two ranks."""
+    """Create a job on two ranks that has trained 20 of 40 steps."""
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=40, world_size=2)
     for _ in range(20):
         job.one_step()
@@ -44,7 +44,7 @@ def test_an_active_run(job: FakeJob) -> None:
 
 
 def test_a_failed_run(job: FakeJob) -> None:
-    """A failed run shows its cause instead of an alert, no time left, and rank 0's last memory."""
+    """A failed run shows its cause instead of an alert, the last memory of rank 0, and no time left."""
     job.events.write("alert", "MFU 12 % is under min_mfu = 50 %")
     job.finish("FAILED", "rank 0 failed: boom")
     words = RunView(job.run).snapshot()["shown"]
@@ -55,7 +55,7 @@ def test_a_failed_run(job: FakeJob) -> None:
 
 
 def test_a_run_that_was_never_submitted(tmp_path: Path) -> None:
-    """A run that was never submitted has dashes for unknown values, and no empty row."""
+    """A run that was never submitted shows dashes for unknown values and has no empty rows."""
     run = RunDir(tmp_path / "gpt-new")
     run.path.mkdir()
     words = RunView(run).snapshot()["shown"]
@@ -66,7 +66,9 @@ def test_a_run_that_was_never_submitted(tmp_path: Path) -> None:
 
 
 def test_a_clone_that_was_not_submitted_has_all_its_ranks(tmp_path: Path) -> None:
-    """A clone that was not submitted counts its data, tensor and pipeline ranks from the settings."""
+    """For a clone that has not been submitted, the number of devices is computed from its data, tensor and
+    pipeline parallelism.
+    """
     run = RunDir(tmp_path / "gpt-new")
     run.path.mkdir()
     config = run_config("gpt-new", 10, world_size=2)
@@ -86,7 +88,7 @@ def test_a_perplexity_is_short_however_large_it_is(job: FakeJob, perplexity: flo
 
 
 def test_gpus(job: FakeJob) -> None:
-    """Each GPU has its use, memory and power, as far as the driver reports them."""
+    """Each GPU is shown with its utilization, memory and power, as far as the driver reports them."""
     snapshot = RunView(job.run).snapshot()
     gpu = {"index": 0, "utilization_fraction": 0.973, "memory_used_bytes": 30 * 2**30, "power_watts": 412.4}
     silent = {"index": 1, "utilization_fraction": None, "memory_used_bytes": None, "power_watts": None}

@@ -1,4 +1,4 @@
-"""The loss of a run in few points: parity with all points, restarts, NaN, and the bytes that are read."""
+"""A run's loss in a few points, compared with the full curve: restarts, NaN, and the number of bytes read."""
 
 import math
 from pathlib import Path
@@ -20,7 +20,7 @@ def loss(step: int) -> float:
 
 
 def write(run: RunDir, number: int, steps: range, together: bool = False) -> Path:
-    """Write an event file with one event for each scalar, or one for each step."""
+    """Write an event file with one event per scalar, or one event per step."""
     run.tensorboard.mkdir(parents=True, exist_ok=True)
     path = run.tensorboard / f"events.out.tfevents.{1_700_000_000 + number}.host"
     with path.open("wb") as stream:
@@ -37,7 +37,9 @@ def write(run: RunDir, number: int, steps: range, together: bool = False) -> Pat
 
 @pytest.mark.parametrize("together", [False, True])
 def test_a_long_run_is_sampled(tmp_path: Path, together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each sampled point is a point of the run, first and last included, and little of the file is read."""
+    """Every sampled point is a point of the run, the first and last are included, and little of the file is
+    read.
+    """
     run = RunDir(tmp_path / "gpt")
     path = write(run, 0, range(1, 4001), together)
     all_points = read_scalars(run.tensorboard, [sparklines.LOSS])[sparklines.LOSS]
@@ -68,7 +70,7 @@ def test_a_restart_replaces_steps_and_a_grown_file_is_read_again(tmp_path: Path)
 
 
 def test_a_short_run_is_read_completely(tmp_path: Path) -> None:
-    """With as few points as the run has; one that ends in NaN says so."""
+    """A run with few points is read completely. If it ends in NaN, the label says so."""
     run = RunDir(tmp_path / "gpt")
     write(run, 0, range(398, 402))
     line = Sparklines().of(run)

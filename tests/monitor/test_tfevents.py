@@ -18,7 +18,7 @@ LOSS = "lm-loss-training/lm loss"
 
 
 class EventFile:
-    """An event file written record by record, with times that the test chooses."""
+    """An event file that is written record by record, at times chosen by the test."""
 
     def __init__(self, folder: Path, opened_at: int):
         folder.mkdir(parents=True, exist_ok=True)
@@ -35,13 +35,13 @@ class EventFile:
         self.add(event)
 
     def purge(self, step: int, wall_time: float) -> None:
-        """Write the event that torch's SummaryWriter(purge_step=step) writes first."""
+        """Write the event with which torch's SummaryWriter(purge_step=step) begins a file."""
         log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self.add(event_pb2.Event(step=step, wall_time=wall_time, session_log=log))
 
 
 def record(content: bytes) -> bytes:
-    """Write a TFRecord, with the checksums of TensorBoard's own code."""
+    """Write a TFRecord; the checksums are computed by TensorBoard's code."""
     length = struct.pack("<Q", len(content))
     checks = [struct.pack("<I", pywrap_tensorflow.masked_crc32c(part)) for part in (length, content)]
     return length + checks[0] + content + checks[1]
@@ -52,7 +52,7 @@ def points(series: Series) -> list[tuple[int, float]]:
 
 
 def test_reads_what_tensorboards_writer_wrote(tmp_path: Path) -> None:
-    """Steps, values and wall times are read; the file's header is not a point."""
+    """Steps, values and wall times are read; the header of the file does not become a point."""
     writer = EventFileWriter(str(tmp_path))
     for step in (1, 2, 3):
         event = event_pb2.Event(step=step, wall_time=100.0 + step)
@@ -63,7 +63,7 @@ def test_reads_what_tensorboards_writer_wrote(tmp_path: Path) -> None:
 
 
 def test_newest_value_of_a_step_wins(tmp_path: Path) -> None:
-    """A step that a resumed run writes again has its newest value; other steps are kept."""
+    """If a resumed run writes a step again, its newest value counts; all other steps are kept."""
     first = EventFile(tmp_path, 100)
     for step in range(1, 6):
         first.scalar(step, 1.0, 100 + step)
@@ -74,7 +74,7 @@ def test_newest_value_of_a_step_wins(tmp_path: Path) -> None:
 
 
 def test_purge_step_drops_what_an_earlier_session_wrote_from_there_on(tmp_path: Path) -> None:
-    """A SessionLog START at step 3 drops steps 3 and later at once."""
+    """A SessionLog START at step 3 immediately removes all points from step 3 on."""
     first = EventFile(tmp_path, 100)
     for step in range(1, 6):
         first.scalar(step, 1.0, 100 + step)
@@ -86,7 +86,9 @@ def test_purge_step_drops_what_an_earlier_session_wrote_from_there_on(tmp_path: 
 
 
 def test_purge_step_is_not_compared_with_token_counts(tmp_path: Path) -> None:
-    """A purge drops the points of "... vs tokens" that were written with the purged steps only."""
+    """Of the "... vs tokens" scalars, a purge removes only the points that were written together with the
+    purged steps.
+    """
     by_tokens = f"{LOSS} vs tokens"
     first = EventFile(tmp_path, 100)
     for step in range(1, 6):
@@ -99,7 +101,9 @@ def test_purge_step_is_not_compared_with_token_counts(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_drops_what_was_written_after_its_checkpoint(tmp_path: Path) -> None:
-    """A resume mark drops later points before the first new one; another program's CHECKPOINT does not."""
+    """The mark of a resume removes later points before the first new one is read; a CHECKPOINT event of
+    another program does not.
+    """
     first = EventFile(tmp_path, 100)
     for step in range(1, 6):
         first.scalar(step, 1.0, 100 + step)
@@ -113,7 +117,7 @@ def test_a_resumed_run_drops_what_was_written_after_its_checkpoint(tmp_path: Pat
 
 
 def test_counts_of_tokens_and_samples_are_passed_over_if_nobody_asks(tmp_path: Path) -> None:
-    """Scalars of tokens and samples are skipped without parsing unless requested."""
+    """Scalars over tokens or samples are skipped without parsing, unless they are requested."""
     file = EventFile(tmp_path, 100)
     file.scalar(4096, 1.0, 101, f"{LOSS} vs tokens")
     file.scalar(4, 1.0, 101, f"{LOSS} vs samples")
@@ -126,7 +130,7 @@ def test_counts_of_tokens_and_samples_are_passed_over_if_nobody_asks(tmp_path: P
 
 
 def test_late_points_of_a_purged_session_do_not_come_back(tmp_path: Path) -> None:
-    """Points that an old writer flushes after the new session has begun are ignored."""
+    """Points that an earlier process flushes after the new session has begun are ignored."""
     first = EventFile(tmp_path, 100)
     first.scalar(1, 1.0, 101)
     second = EventFile(tmp_path, 200)
@@ -139,7 +143,7 @@ def test_late_points_of_a_purged_session_do_not_come_back(tmp_path: Path) -> Non
 
 
 def test_refresh_reads_only_what_was_appended(tmp_path: Path) -> None:
-    """A refresh reads only appended data and reports whether there were new points or files."""
+    """A refresh reads only appended data, and returns whether there were new points or files."""
     file = EventFile(tmp_path, 100)
     reader = ScalarReader(tmp_path)
     assert not reader.refresh()
@@ -153,7 +157,7 @@ def test_refresh_reads_only_what_was_appended(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("missing_bytes", [1, 5, 20, 60])
 def test_truncated_tail_waits_for_its_end(tmp_path: Path, missing_bytes: int) -> None:
-    """A partly written record is neither a point nor an error, and is read once it is complete."""
+    """A partly written record is neither a point nor an error; it is read once it is complete."""
     file = EventFile(tmp_path, 100)
     file.scalar(1, 1.0, 101)
     file.scalar(2, 2.0, 102)
@@ -169,7 +173,9 @@ def test_truncated_tail_waits_for_its_end(tmp_path: Path, missing_bytes: int) ->
 
 
 def test_damaged_file_is_told_and_the_others_are_read(tmp_path: Path) -> None:
-    """Damaged bytes end the reading of their file with a warning; earlier points are kept."""
+    """At damaged bytes, reading of the file stops with a warning; points before them and other files are
+    kept.
+    """
     file = EventFile(tmp_path, 100)
     file.scalar(1, 1.0, 101)
     size = file.path.stat().st_size
@@ -187,7 +193,9 @@ def test_damaged_file_is_told_and_the_others_are_read(tmp_path: Path) -> None:
 
 
 def test_tensor_scalars_are_read_and_other_summaries_are_not(tmp_path: Path) -> None:
-    """Scalars stored as tensors of rank 0 (TensorBoard 2) are read; text, histograms and images are not."""
+    """Scalars stored as tensors of rank 0, as TensorBoard 2 does, are read; texts, histograms and images are
+    not.
+    """
     file = EventFile(tmp_path, 100)
     event = event_pb2.Event(step=1, wall_time=101)
     value = event.summary.value.add(tag="float")
@@ -207,7 +215,7 @@ def test_tensor_scalars_are_read_and_other_summaries_are_not(tmp_path: Path) -> 
 
 
 def test_tags_choose(tmp_path: Path) -> None:
-    """Only the requested tags are kept."""
+    """Only the scalars whose tags are requested are kept."""
     file = EventFile(tmp_path, 100)
     file.scalar(1, 1.0, 101)
     file.scalar(1, 2.0, 101, "grad-norm/grad-norm")
@@ -215,7 +223,7 @@ def test_tags_choose(tmp_path: Path) -> None:
 
 
 def test_folder_without_events_is_refused_with_the_ones_that_have_some(tmp_path: Path) -> None:
-    """A folder without event files is refused, and the message names subfolders that have some."""
+    """A folder without event files is an error, and the message names subfolders that contain some."""
     EventFile(tmp_path / "output" / "gpt" / "tensorboard", 100)
     with pytest.raises(DataError) as caught:
         read_scalars(tmp_path / "output")
@@ -229,14 +237,14 @@ def test_folder_without_events_is_refused_with_the_ones_that_have_some(tmp_path:
 
 
 def test_check_is_tensorboards() -> None:
-    """The checksum of the length is the one that TensorBoard computes."""
+    """The checksum of a record's length equals the one that TensorBoard computes."""
     for length in (0, 1, 97, 2**33):
         content = struct.pack("<Q", length)
         assert masked_crc32c(content) == pywrap_tensorflow.masked_crc32c(content)
 
 
 def test_reading_loads_neither_torch_nor_tensorflow_and_says_nothing(tmp_path: Path) -> None:
-    """Reading in a fresh process imports neither torch nor TensorFlow and prints nothing to stderr."""
+    """Reading in a new process imports neither torch nor TensorFlow, and prints nothing to stderr."""
     EventFile(tmp_path, 100).scalar(1, 1.0, 101)
     code = (
         "import sys\n"

@@ -1,4 +1,4 @@
-"""Resources over time as charts: lines, limits, ticks and text."""
+"""Charts of resource usage over time: lines, limits, ticks and text."""
 
 from pathlib import Path
 
@@ -22,7 +22,9 @@ def job(tmp_path: Path) -> FakeJob:
 
 
 def test_a_chart_has_its_lines_and_bounds(job: FakeJob) -> None:
-    """A limit close to the curve is a line, a distant one is in the title; times count from submission."""
+    """A limit that is close to the curve is drawn as a line, and a distant one is given in the title. Times
+    are relative to the submission.
+    """
     measure(job, gpu=True)
     page = job_page(job.run)
     charts = {chart.title: drawn(chart, page.created_at) for chart in usage_charts(page)}
@@ -64,7 +66,7 @@ def test_a_chart_has_its_lines_and_bounds(job: FakeJob) -> None:
     ],
 )
 def test_times_are_round(last: float, labels: list[str]) -> None:
-    """Ticks of times are whole seconds, minutes, hours or days."""
+    """Ticks on a time axis are whole seconds, minutes, hours or days."""
     assert [label for _, label in time_ticks(last, 5)] == labels
 
 
@@ -74,7 +76,9 @@ def test_bytes_are_round_in_their_binary_unit() -> None:
 
 
 def test_the_pages_of_a_job(job: FakeJob) -> None:
-    """The pages list jobs to choose from, first the logs of ranks, and tables with their own times."""
+    """The panel lists all jobs, newest first, the logs of each rank, newest attempt first, and tables of
+    basic facts, events and usage.
+    """
     earlier = job.run.job("20200101-000000-abcd")
     earlier.make_folders()
     job.record.labels = {"team": "nlp"}
@@ -103,7 +107,9 @@ def test_the_pages_of_a_job(job: FakeJob) -> None:
 
 
 def test_rising_times_are_cut_as_any_others_are():
-    """The fast search in rising times downsamples exactly as the look at each point does."""
+    """For increasing times, the faster algorithm downsamples exactly like the one that looks at every
+    point.
+    """
     from nbtrain.monitor.usage import Points
 
     times = [float(at * at % 977 + 10 * at) for at in range(500)]

@@ -1,4 +1,4 @@
-"""The cached list of runs: what is read again, and the rows."""
+"""The cached list of runs: which runs are read again, and the text of the rows."""
 
 import json
 import os
@@ -21,7 +21,9 @@ def root(workspace):
 
 
 def made(name, state, seconds_ago=60.0):
-    """Create a run whose newest job was written so long ago, in its files' times too."""
+    """Create a run whose newest job was written `seconds_ago`, also according to the modification times of
+    its files.
+    """
     run = RunDir.named(name)
     submit(run, state, seconds_ago)
     files.write_json(run.run_json, {"schema_version": 1, "run_id": name, "name": name, "created_at": 1.0})
@@ -51,7 +53,9 @@ def states(watched):
 
 
 def test_only_what_has_changed_is_read(root, monkeypatch):
-    """An ended run is read once, until its jobs or notes change; an active one each time."""
+    """An ended run is read only once until its jobs or notes change; an active or recently ended run is read
+    each time.
+    """
     ended, _, young = made("ended", "FAILED"), made("active", "RUNNING"), made("young", "FAILED", 0.5)
     reads = []
     summary_in = watched_runs.summary_in
@@ -76,7 +80,7 @@ def test_only_what_has_changed_is_read(root, monkeypatch):
 
 
 def test_answers_are_shared_for_a_moment(root, monkeypatch):
-    """Several lists share one reading for a moment; a change made by this process shows at once."""
+    """Several lists share one reading for a short time; a change made by this process is shown at once."""
     monkeypatch.setattr(watched_runs, "ANSWER_AGE_SECONDS", 600.0)
     made("one", "FAILED")
     watched = WatchedRuns(root)
@@ -88,7 +92,7 @@ def test_answers_are_shared_for_a_moment(root, monkeypatch):
 
 
 def test_rows_are_in_words_and_by_archive(root):
-    """Rows are text, newest first; unknown values are a dash, and a run without a job says so."""
+    """Rows contain text and come newest first. Unknown values are a dash, and a run without a job says so."""
     run = made("old", "CANCELLED", 100.0)
     change_notes(run, archived=True)
     made("new", "RUNNING", 50.0)
@@ -114,6 +118,6 @@ def test_rows_are_in_words_and_by_archive(root):
 
 
 def test_without_a_root(tmp_path):
-    """An output directory that does not exist yet has no runs."""
+    """If the output directory does not exist yet, the list is empty."""
     value = json.loads(WatchedRuns(tmp_path / "none").answer())
     assert value["runs"] == [] and len(value["run_root_id"]) == 16

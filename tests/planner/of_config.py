@@ -1,4 +1,4 @@
-"""The memory of a run's stage, part by part, for the tests of this folder."""
+"""The memory of a pipeline stage of a run by part, for the tests in this folder."""
 
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.memory import activations, buffers, host
@@ -9,12 +9,14 @@ from nbtrain.planner.setup import setup_of
 
 
 def activation_bytes(config: RunConfig, stage: int) -> int:
-    """Return all bytes kept for the backward pass, over the micro batches in flight."""
+    """Return the bytes of all activations kept for the backward pass, for all micro batches in flight."""
     return stage_memory(config, stage)["activations"]
 
 
 def kept_bytes(config: RunConfig, stage: int) -> int:
-    """Return the same without what is allocated again during recomputation."""
+    """Return the bytes of the activations that are kept throughout, without those that recomputation
+    allocates again.
+    """
     setup = setup_of(config)
     return int(activations.kept(setup, stage_of(setup, stage)).total)
 
@@ -26,18 +28,18 @@ def logits_bytes(config: RunConfig, stage: int) -> int:
 
 
 def stage_memory(config: RunConfig, stage: int) -> dict[str, int]:
-    """Return the bytes on the device by part."""
+    """Return the bytes of each part on the device."""
     return parts_of_setup(setup_of(config), stage)
 
 
 def host_memory(config: RunConfig, stage: int) -> dict[str, int]:
-    """Return the bytes in a GPU machine's host memory by part."""
+    """Return the bytes of each part in host memory, for a machine with GPUs."""
     setup = setup_of(config)
     found = stage_of(setup, stage)
     return host.host_parts(setup, found, states(setup, found))
 
 
 def nvme_bytes(config: RunConfig, stage: int) -> int:
-    """Return the bytes in files."""
+    """Return the bytes that are stored on NVMe."""
     setup = setup_of(config)
     return sum(states(setup, stage_of(setup, stage)).at("nvme"))

@@ -1,4 +1,6 @@
-"""The tensors that autograd saves of nbtrain's model for the backward pass, counted by saved-tensor hooks."""
+"""The bytes of the tensors that autograd saves for the backward pass of nbtrain's model, counted with
+saved-tensor hooks.
+"""
 
 from collections.abc import Callable
 
@@ -19,14 +21,17 @@ PRECISIONS = {"fp32": {}, "bf16": {"dtype": "bf16"}, "autocast": {"dtype": "bf16
 
 
 def planned(setup: Setup, stage_number: int = 0) -> float:
-    """Return the bytes that the planner expects a stage to keep at the end of its last forward pass."""
+    """Return the bytes that a stage should keep at the end of its last forward pass, according to the
+    planner.
+    """
     stage = stage_of(setup, stage_number)
     return activations.kept(setup, stage).total + buffers.loss_gradients(setup, stage)
 
 
 def saved(setup: Setup, model: torch.nn.Module, forward: Callable[[], torch.Tensor]) -> int:
-    """Return the bytes that autograd keeps after `forward`: each storage once, without parameters and
-    casts."""
+    """Return the bytes that autograd keeps after `forward`, counting each storage once, without parameters
+    and their casts.
+    """
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     # Autocast's copies of matrices count as weights.
     matrices = {parameter.shape for parameter in model.parameters() if parameter.dim() == 2}
@@ -48,7 +53,7 @@ def saved(setup: Setup, model: torch.nn.Module, forward: Callable[[], torch.Tens
 
 
 def gpt_config(setup: Setup) -> GPTConfig:
-    """Return the model's fields of a setup."""
+    """Return the model configuration that corresponds to a setup."""
     shape, full = setup.shape, setup.recompute == "full"
     return GPTConfig(
         num_layers=shape.num_layers,
@@ -83,7 +88,7 @@ def gpt_config(setup: Setup) -> GPTConfig:
 
 
 def in_format(setup: Setup, model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model in training mode, with the setup's weight format."""
+    """Put the model in training mode and convert its weights to the setup's format."""
     model.train()
     if setup.dtype == "bf16" and not setup.autocast:
         # Module.to() cannot change the parameters of fake tensors.

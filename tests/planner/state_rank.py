@@ -1,4 +1,5 @@
-"""A rank that builds the engines of several layouts, runs a step with each, and writes what is allocated.
+"""A rank that builds the engines of several layouts, runs one step with each, and writes how many bytes are
+allocated.
 
 The bytes of the model's parameters, their gradients and the optimizer's state are counted, each byte once:
 parameters are views of flat buffers, whose padding counts too. Weights and gradients are counted between the
@@ -28,7 +29,7 @@ WEIGHTS, GRADIENTS, MASTER, MOMENTS = "weights", "gradients", "master_copy", "op
 
 
 class _WatchingTimer(StepTimer):
-    """Timer that also measures gradients and weights at the end of each part of a step."""
+    """A DeepSpeed timer that also measures gradients and weights whenever a part of a step ends."""
 
     def __init__(self, engine: Any, device: torch.device):
         super().__init__(device)
@@ -44,8 +45,9 @@ class _WatchingTimer(StepTimer):
 
 
 def main(answer: str, runs: str) -> None:
-    """Write {name of the run: bytes by part} to `answer`.r on rank r; each line of `runs` is a run as
-    JSON."""
+    """Rank r writes {name of the run: bytes by part} to the file `answer`.r. Each line of the file `runs` is
+    a run as JSON.
+    """
     die_with_parent()
     world = startup.start("cpu", 600)
     from deepspeed.accelerator import get_accelerator
@@ -76,7 +78,7 @@ def _measure(config: RunConfig, world: startup.World) -> dict[str, int]:
 
 
 def _state(engine: Any) -> dict[str, int]:
-    """Return the bytes of master copy and moments after a step."""
+    """Return the bytes of the master weights and moments after a step."""
     optimizer = engine.optimizer
     inner = getattr(optimizer, "optimizer", optimizer)
     stepped = [parameter for group in inner.param_groups for parameter in group["params"]]
@@ -91,8 +93,9 @@ def _state(engine: Any) -> dict[str, int]:
 
 
 def _weights(engine: Any) -> Iterator[torch.Tensor]:
-    """Return the bytes of parameters and flat buffers, or under ZeRO 3 of this rank's part, second copies
-    included."""
+    """Return the bytes of parameters and flat buffers including second copies; under ZeRO 3, only this rank's
+    shard counts.
+    """
     optimizer = engine.optimizer
     for name in ("bit16_groups_flat", "bf16_groups_flat"):
         yield from getattr(optimizer, name, ())
@@ -131,7 +134,7 @@ def _gradients(engine: Any) -> Iterator[torch.Tensor]:
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Return the bytes that any of the tensors covers, each counted once."""
+    """Return how many bytes these tensors cover together, counting overlaps once."""
     covered: dict[int, list[tuple[int, int]]] = {}
     for tensor in tensors:
         storage = tensor.untyped_storage().data_ptr()
@@ -142,7 +145,7 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def _length(stretches: list[tuple[int, int]]) -> int:
-    """Return the length of the union of intervals [begin, end)."""
+    """Return the total length of the union of the intervals [begin, end)."""
     total, reached = 0, 0
     for begin, end in sorted(stretches):
         total += max(end - max(begin, reached), 0)

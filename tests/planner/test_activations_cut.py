@@ -1,5 +1,5 @@
-"""Activations of models sharded across two real ranks: the planner is within 2 % of what autograd keeps on
-each.
+"""Activations of models that are sharded across two real ranks: the plan is within 2 % of what autograd keeps
+on each.
 
 Each check runs on both ranks of a gloo group (tests/parallel/ranks.py). The suite runs fp32 with dropout,
 which has the most kinds of tensors; `--soak` runs every format, with and without kept scores and dropout.
@@ -39,7 +39,7 @@ ALLOWED = 0.02
 
 
 class Kept(NamedTuple):
-    """The properties of a case, besides its layout, that decide which tensors are kept."""
+    """The properties of a case, in addition to its layout, that determine which tensors are kept."""
 
     precision: str
     recompute: str
@@ -47,8 +47,9 @@ class Kept(NamedTuple):
     scores: bool
     gated: bool = False
     grouped: bool = False
-    """Whether the model has one group, needed by both ranks, with normed heads, another head size, and
-    windows."""
+    """Whether the model has windows, normalized heads, another head size, and a single key-value group that
+    both ranks need.
+    """
 
 
 FEW = [Kept("fp32", recompute, 0.1, True) for recompute in RECOMPUTE]
@@ -95,7 +96,9 @@ def check_all_of_pipeline():
 
 
 def assert_planned(cases: Iterable[Kept], **cut: Any) -> None:
-    """Assert the plan of every case on both ranks, since the forward pass of one needs the other."""
+    """Assert that the plan of every case is right. Both ranks run each case, because each needs the other in
+    its forward pass.
+    """
     wrong = []
     for case in cases:
         # On a CPU only the math kernel has dropout.
@@ -129,7 +132,7 @@ def assert_planned(cases: Iterable[Kept], **cut: Any) -> None:
 
 
 def _kept(setup: Setup, stage: int) -> int:
-    """Return the bytes that autograd keeps of this rank's part of the model."""
+    """Return the bytes that autograd keeps for this rank's part of the model."""
     group = world()
     is_cut = setup.tensor_parallel_size > 1
     layout = ModelParallel(
@@ -154,7 +157,7 @@ def _kept(setup: Setup, stage: int) -> int:
 
 
 def _stage_passes(setup: Setup, model: Any, stage: int) -> Iterator[torch.Tensor]:
-    """Run the forward passes of a stage one after the other."""
+    """Run the forward passes of a stage, one after the other."""
     size, hidden = (setup.micro_batch_size, setup.shape.seq_length), setup.shape.hidden_size
     dtype = torch.bfloat16 if setup.dtype == "bf16" and not setup.autocast else torch.float32
     while True:
@@ -181,7 +184,9 @@ class _Batch(NamedTuple):
 
 @pytest.fixture(scope="module")
 def outcomes(fork_server, tmp_path_factory):
-    """Return the outcomes of all checks whose names begin with a prefix, from one launch."""
+    """Return a function that launches all checks whose names begin with a prefix, once for each prefix, and
+    returns their outcomes.
+    """
 
     @functools.cache
     def of(amount: str) -> dict[str, str]:
@@ -200,8 +205,9 @@ CUTS = [name.removeprefix("check_few_of_") for name in ranks.names(globals()) if
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", CUTS)
 def test_activations_of_a_cut(cut, outcomes):
-    """The planned activations of a sharded model are right on both ranks, with every kind of
-    recomputation."""
+    """The plan gives the right activations of a sharded model on both ranks, with every kind of
+    recomputation.
+    """
     assert (problem := outcomes("few")[f"check_few_of_{cut}"]) == "", problem
 
 

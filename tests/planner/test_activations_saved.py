@@ -1,4 +1,5 @@
-"""Activations: the planner is within 5 % of what autograd keeps of nbtrain's model, by saved-tensor hooks.
+"""Activations: the plan is within 5 % of what autograd keeps for nbtrain's model, measured with saved-tensor
+hooks.
 
 Each storage behind the saved tensors is counted once, without parameters. Small models run for real; large
 shapes are fake tensors, which have sizes and no memory. On a CPU a dropout mask is kept as numbers; the bytes
@@ -48,7 +49,7 @@ LARGE = {
 
 
 def kept(setup: Setup) -> int:
-    """Return the bytes that autograd keeps at the end of a forward pass."""
+    """Return how many bytes autograd keeps at the end of a forward pass."""
     model = in_format(setup, GPT(gpt_config(setup)))
     tokens = torch.zeros(setup.micro_batch_size, setup.shape.seq_length, dtype=torch.int64)
     return saved(setup, model, lambda: model(tokens, tokens))
@@ -63,8 +64,9 @@ def small(shape: Shape = SMALL, micro_batch_size: int = 4, **changed) -> Setup:
 @pytest.mark.parametrize("recompute", RECOMPUTE)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_what_autograd_keeps(precision, recompute):
-    """The planned activations are right for every format and kind of recomputation, with and without kept
-    scores and dropout."""
+    """The plan gives the right activations in every format and kind of recomputation, with and without kept
+    scores and dropout.
+    """
     for dropout, scores in ((0.0, False), (0.0, True), (0.1, False), (0.1, True)):
         # On a CPU only the math kernel has dropout.
         changed = {"hidden_dropout": dropout, "attention_dropout": dropout if scores else 0.0}
@@ -74,7 +76,7 @@ def test_what_autograd_keeps(precision, recompute):
 
 
 def check_other_layers(kind: str, precision: str, recompute: str) -> None:
-    """Check other layers, also with kept scores and with windows as masks."""
+    """Compare models with other kinds of layers, also with kept scores and with windows as masks."""
     for ways in ({}, {"keeps_scores": True}, {"masks_windows": True}):
         shape = replace(SMALL, **KINDS[kind])
         if (shape.attn_softcap and ways) or ("masks_windows" in ways and not shape.window_layers):
@@ -103,7 +105,7 @@ def test_what_autograd_keeps_of_other_layers_in_every_way(kind, precision, recom
 @pytest.mark.parametrize("recompute", ["none", "full", "every2"])
 @pytest.mark.parametrize("size", LARGE)
 def test_what_autograd_keeps_of_large_shapes(size, recompute, monkeypatch):
-    """The planned activations of large shapes are right in bf16.
+    """The plan gives the right activations for large shapes in bf16.
 
     Selective recomputation is not covered, because it tells tensors apart by their memory, and fake tensors
     have none.

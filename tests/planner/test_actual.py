@@ -1,4 +1,4 @@
-"""The plan of a run that has already run is compared with the measurements."""
+"""The plan of a run that has finished is compared with what the run measured."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from nbtrain.planner.plan import plan
 
 @pytest.fixture
 def ran(workspace, repository):
-    """Return a function that writes the summary of a finished run and returns its configuration."""
+    """Return a function that writes the summary of a finished run and returns the run's configuration."""
     (workspace / "examples").symlink_to(repository / "examples")
 
     def write(overrides=None, **figures):
@@ -36,8 +36,9 @@ def test_every_figure_says_predicted_measured_and_the_difference():
 
 
 def test_a_plan_of_a_run_that_has_run_shows_what_it_measured(ran):
-    """The plan of a finished run shows its measurements: 8 samples at 16 samples/s make a step of half a
-    second."""
+    """The plan of a finished run also shows what was measured: 8 samples at 16 samples/s are half a second
+    per step.
+    """
     config = ran(samples_per_second=16.0, memory_bytes=1 << 30)
     made = plan(config)
     step, memory = made.compared
@@ -59,7 +60,7 @@ def test_a_pipeline_is_compared_by_its_bubble_too(ran):
 
 
 def test_another_setup_is_not_compared(ran):
-    """Measurements of a run with four layers are not compared with a plan of two."""
+    """The measurements of a run with four layers are not shown in the plan of two layers."""
     ran(samples_per_second=16.0, memory_bytes=1 << 30)
     assert plan(load("gpt-tiny", {"model.num_layers": 2})).compared == []
 

@@ -1,5 +1,6 @@
-"""Advice from observations: which changes are proposed, in which order and words, and the YAML of a
-change."""
+"""Advice from a run's observations: the changes that are proposed, their order and text, and the YAML that
+applies one.
+"""
 
 import pytest
 
@@ -40,7 +41,7 @@ def test_the_figures_of_torchs_message_are_read():
 
 
 def test_after_running_out_of_memory_what_fits_comes_first_and_of_that_the_fastest():
-    """After an out-of-memory error, changes that fit come first, the fastest of them at the top.
+    """After an out-of-memory error, the changes that fit come first, sorted by speed.
 
     Predictions are scaled by the memory that the run needed.
     """
@@ -75,7 +76,9 @@ def test_after_running_out_of_memory_what_fits_comes_first_and_of_that_the_faste
     ],
 )
 def test_the_allocators_other_settings_stay(env, expected):
-    """The advice keeps the allocator's other settings, and is omitted if segments are expandable already."""
+    """Advice keeps the allocator's other settings. If segments are expandable already, there is no such
+    advice.
+    """
     config = load("gpt-1-3b-8xdp", {"batch.micro_batch_size": 16, "backend.env": env})
     found = settings(advise(config, seen("FAILED", out_of_memory=out_of_memory_of(MESSAGE))))
     changed = [one["backend.env"] for one in found if "backend.env" in one]
@@ -83,7 +86,7 @@ def test_the_allocators_other_settings_stay(env, expected):
 
 
 def test_a_run_that_needed_more_than_planned_is_expected_to_again():
-    """If a run needed twice the planned memory, the memory planned for each change is doubled too."""
+    """If a run needed twice its planned memory, the planned memory after each change is doubled too."""
     config = load("gpt-1-3b-8xdp", {"batch.micro_batch_size": 16})
     plain = advise(config, seen("FAILED", out_of_memory=OutOfMemory()))
     planned = {str(change.overrides): change.memory_bytes for change in plain.changes}
@@ -113,8 +116,9 @@ def test_waiting_for_stages_asks_for_more_micro_batches():
 
 
 def test_free_memory_may_already_be_optimal():
-    """No change is proposed for gpt-125m at 75 % of memory: no larger micro batch is predicted to save 2
-    %."""
+    """Free memory alone is no reason for a change: gpt-125m uses 75 % of the memory, and no larger micro
+    batch would be 2 % faster.
+    """
     used = seen(memory_fraction=0.75, memory_bytes=30 * GIB, device_bytes=40 * GIB)
     advice = advise(load("gpt-125m"), used)
     assert advice.changes == []
@@ -130,8 +134,9 @@ def test_free_memory_is_used_if_recomputation_can_go():
 
 
 def test_an_unstable_run_gets_calmer():
-    """Advice for an unstable run halves the learning rate, lengthens the warm-up, clips gradients, and
-    replaces fp16 by bf16."""
+    """For an unstable run, the advice is to halve the learning rate, lengthen the warm-up, clip gradients,
+    and use bf16 instead of fp16.
+    """
     changes = {
         "lr_schedule.lr_warmup_tokens": 1_000_000,
         "optimizer.clip_grad": 5.0,
@@ -146,8 +151,9 @@ def test_an_unstable_run_gets_calmer():
 
 
 def test_a_calmer_run_names_its_warm_up_once():
-    """The calmer run gives its warm-up once, in tokens, with the other unit set to null; Muon's learning rate
-    is halved too."""
+    """The advice for an unstable run sets the warm-up in tokens and the other units to null, and also halves
+    Muon's learning rate.
+    """
     changes = {"lr_schedule.lr_warmup_tokens": None, "lr_schedule.lr_warmup_steps": 10}
     config = load("gpt-125m", {**changes, "optimizer.type": "Muon", "optimizer.muon_lr": 0.02})
     found = settings(advise(config, seen("FAILED", unstable=True)))
@@ -205,7 +211,7 @@ def test_the_table_names_settings_reason_and_effect():
 
 
 def test_a_notebook_shows_a_table_and_the_lines_of_a_diff(workspace):
-    """A notebook shows an HTML table with a row for each change, and a diff as plain lines."""
+    """A notebook shows an HTML table with one row per change, and the diff of a change as plain lines."""
     advice = advise(load("gpt-125m"), seen(data_fraction=0.2, cpus=16))
     page = advice._repr_html_()
     assert page.count("<tr ") == 2 and "data.num_workers=4" in page and '.use(1, "NEW.yaml")' in page
@@ -213,8 +219,9 @@ def test_a_notebook_shows_a_table_and_the_lines_of_a_diff(workspace):
 
 
 def test_using_a_change_writes_a_new_yaml_and_shows_the_diff(workspace):
-    """Using a change writes a new YAML that passes every rule, shows the diff, and never overwrites a
-    file."""
+    """Applying a change writes a new YAML that passes every rule and shows the diff; an existing file is
+    never overwritten.
+    """
     advice = advise(load("gpt-125m"), seen(data_fraction=0.2, cpus=16))
     path = workspace / "more-workers.yaml"
     before = load("gpt-125m").data.num_workers

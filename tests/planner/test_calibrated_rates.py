@@ -1,4 +1,4 @@
-"""The rates of a plan that a calibration replaces, and how the plan reports them."""
+"""The rates that a calibration replaces in a plan, and how the plan reports them."""
 
 import datetime
 from dataclasses import replace
@@ -35,7 +35,7 @@ CPU = [
 
 @pytest.fixture
 def machine(workspace, repository, monkeypatch):
-    """A machine called X with H100s."""
+    """Pretend that this machine is called X and has H100s."""
     (workspace / "examples").symlink_to(repository / "examples")
     monkeypatch.setattr(calibration, "machine_key", lambda: "X")
     monkeypatch.setattr(module, "machine_gpus", lambda: [H100])
@@ -46,8 +46,9 @@ def file_of(figures, machine="X", date=TODAY, device="cpu"):
 
 
 def test_a_cpu_plan_takes_the_calibration_and_says_so(machine):
-    """The plan of a CPU run uses the calibration: 4 blocks of 0.15 s and 0.1 s for the ends are 0.7 s per
-    step."""
+    """The plan of a CPU run uses the calibration: 4 blocks of 0.15 s and 0.1 s for embedding and loss make
+    0.7 s per step.
+    """
     file_of(CPU)
     made = plan(load("gpt3-tiny"))
     assert made.duration.step.seconds == pytest.approx(0.7)
@@ -71,8 +72,9 @@ def test_what_was_not_measured_keeps_its_assumed_rate(machine):
 
 
 def test_a_plan_for_this_machines_gpus_takes_their_rates(machine):
-    """A plan for this machine's GPUs uses their calibrated products, memory, disk, and bus bandwidth of 8
-    GPUs."""
+    """A plan for this machine's GPUs uses the calibrated rates of products, memory and disk, and the bus
+    bandwidth of 8 GPUs.
+    """
     file_of(GPU, device="gpu")
     device = module.find_device(H100)
     setup = replace(setup_of(load("gpt3-tiny")), on_gpu=True, device=device, dtype="bf16")
@@ -89,7 +91,9 @@ def test_a_plan_for_this_machines_gpus_takes_their_rates(machine):
 
 @pytest.mark.parametrize("measured, on_gpu", [("gpu", False), ("cpu", True)])
 def test_figures_of_a_machines_other_device_are_not_used(machine, measured, on_gpu):
-    """A calibration of GPUs is not used for CPU runs, nor one of a CPU for GPU runs."""
+    """The calibration of a machine's GPUs is not used for CPU runs, and that of its CPU is not used for GPU
+    runs.
+    """
     setup = setup_of(load("gpt3-tiny"))
     if on_gpu:
         setup = replace(setup, on_gpu=True, device=module.find_device(H100), dtype="bf16")

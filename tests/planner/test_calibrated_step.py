@@ -1,5 +1,6 @@
-"""The step time from a calibration: an engine's four unknowns, interpolated sizes, and the parts of each
-layout."""
+"""The step time from a calibration: an engine whose four unknown times are fitted, sizes between measured
+ones, and each layout's parts.
+"""
 
 from dataclasses import replace
 
@@ -26,7 +27,9 @@ def ends(hidden, vocabulary, tokens):
 
 
 def parameters(layers, hidden, vocabulary=1024, positions=256):
-    """Return 12 h^2 + 13 h per block, plus embeddings, positions and the final norm."""
+    """Return the number of parameters: 12 h^2 + 13 h per block, plus embeddings, positions and the final
+    norm.
+    """
     return layers * (12 * hidden**2 + 13 * hidden) + (vocabulary + positions + 2) * hidden
 
 
@@ -96,7 +99,9 @@ def test_four_models_give_the_four_unknowns_of_an_engine(calibration):
 
 
 def test_one_rank_takes_what_the_formulas_say(setup, calibration):
-    """One rank takes the time of the formulas: 4 blocks of 256, 8 x 256 tokens, vocabulary of 1,024."""
+    """A step on one rank takes the time that the formulas give, for 4 blocks of width 256, 8 x 256 tokens and
+    a vocabulary of 1,024.
+    """
     parts = calibrated_step(setup, calibration)
     assert tuple(parts) == PARTS
     assert parts["compute"] == pytest.approx(4 * block(256, 2048) + ends(256, 1024, 2048))
@@ -106,7 +111,7 @@ def test_one_rank_takes_what_the_formulas_say(setup, calibration):
 
 
 def test_muons_products_go_at_the_best_measured_rate(setup, calibration):
-    """Muon's products run at the best measured rate, and two ranks of ZeRO 1 share them."""
+    """Muon's products are planned at the best measured rate; with ZeRO 1, two ranks share them."""
     flops = 4 * 5 * (4 * 6 + 2 * 18) * 256**3
     for ranks, rate in ((1, 1e11), (2, 5e10)):
         calibration.figures.append({"what": "product", "ranks": ranks, "dtype": "fp32", "flops": rate})
@@ -126,8 +131,9 @@ def test_full_recomputation_takes_each_forward_pass_once_more(setup, calibration
 
 
 def test_tensor_ranks_share_the_blocks_and_wait_for_sums(setup, calibration):
-    """Each of two tensor ranks has half of the products and waits for four sums per block and two in the
-    ends."""
+    """Each of two tensor-parallel ranks computes half of the products and waits for four all-reduces per
+    block and two for embedding and loss.
+    """
     alone = calibrated_step(setup, calibration)
     parts = calibrated_step(replace(setup, tensor_parallel_size=2), calibration)
     assert parts["compute"] == pytest.approx(alone["compute"] / 2)
@@ -135,8 +141,9 @@ def test_tensor_ranks_share_the_blocks_and_wait_for_sums(setup, calibration):
 
 
 def test_a_pipeline_waits_for_its_slowest_stage(setup, calibration):
-    """A pipeline of two stages with four micro batches takes 4 times the slower stage and once the faster
-    one."""
+    """A pipeline of two stages with four micro batches takes 4 times as long as the slower stage, plus the
+    faster stage once.
+    """
     piped = replace(setup, pipeline_parallel_size=2, stage_layers=(2, 2), micro_batch_size=2)
     parts = calibrated_step(piped, calibration)
     fast = 2 * (block(256, 512) + LAYER)

@@ -1,4 +1,4 @@
-"""calibration.json: which device it belongs to, when it is used, and the message if it is not."""
+"""calibration.json: which device it belongs to, when it is used, and the message when it is not."""
 
 import datetime
 import json
@@ -25,7 +25,7 @@ DISK = {"write_bytes_per_second": 1e9, "read_bytes_per_second": 2e9}
 
 @pytest.fixture
 def machine(workspace, monkeypatch):
-    """A machine called X, with an empty data directory."""
+    """Pretend that this machine is called X, with an empty data directory."""
     monkeypatch.setattr(calibration, "machine_key", lambda: "X")
 
 
@@ -34,7 +34,7 @@ def made(machine="X", date="2026-11-20"):
 
 
 def test_a_calibration_is_read_back_on_its_machine(machine):
-    """A calibration is read back unchanged on its machine, and plans report its date."""
+    """On the machine that wrote it, a calibration is read unchanged, and plans mention its date."""
     assert read_calibration(TODAY) == (None, "not calibrated: `nbtrain calibrate` measures this machine")
     path = write_calibration(made())
     found, why = read_calibration(TODAY)
@@ -47,7 +47,9 @@ def test_a_calibration_is_read_back_on_its_machine(machine):
 
 @pytest.mark.parametrize("damage", [{"date": "yesterday"}, {"date": None}, None])
 def test_a_damaged_entry_is_named_and_not_used(machine, damage):
-    """An entry with a wrong or missing field is not used, and is written again by the next calibration."""
+    """A calibration with a wrong or missing field is reported and not used; the next calibration replaces
+    it.
+    """
     content = json.loads(write_calibration(made()).read_text())
     entry = content["machines"]["X"]
     content["machines"]["X"] = {"date": entry["date"]} if damage is None else {**entry, **damage}
@@ -97,13 +99,16 @@ def test_a_broken_file_is_named_and_written_anew(machine):
 
 
 def test_the_name_of_this_machine_says_what_its_rates_depend_on():
-    """The name of this machine contains everything its rates depend on: CPU, cores, and torch's version."""
+    """The machine's name in a calibration contains everything that affects its rates: CPU, number of cores,
+    and torch version.
+    """
     assert " cores, " in calibration.machine_key() and "torch " in calibration.machine_key()
 
 
 def test_bandwidth_is_counted_as_nccl_tests_counts_it():
-    """Bandwidth is counted as in nccl-tests: busbw = algbw x 2 (n - 1) / n for an all-reduce, (n - 1) / n for
-    an all-gather, 1 for a broadcast."""
+    """Bus bandwidth is computed as in nccl-tests: algbw times 2 (n - 1) / n for an all-reduce, (n - 1) / n
+    for an all-gather, and 1 for a broadcast.
+    """
     figure = {"bytes": 1000, "seconds": 0.5, "ranks": 4}
     assert bandwidths({**figure, "collective": "all_reduce"}) == (2000, 3000)
     assert bandwidths({**figure, "collective": "all_gather"}) == (2000, 1500)
@@ -123,7 +128,7 @@ def test_the_table_and_the_picture_show_every_kind():
 
 
 def test_a_calibration_in_doubt_is_used_for_a_week(machine):
-    """A doubtful calibration is used for a week, and then reported like an old one."""
+    """A doubtful calibration is used for a week; after that it is too old."""
     doubtful = replace(made(date="2026-11-15"), doubts=["other programs used 2.0 of 2 cores"])
     write_calibration(doubtful)
     assert read_calibration(TODAY)[0] == doubtful
@@ -133,7 +138,9 @@ def test_a_calibration_in_doubt_is_used_for_a_week(machine):
 
 
 def test_what_is_in_doubt():
-    """Load, spread, and one rank slower than two make a calibration doubtful, each beyond its limit."""
+    """A calibration is doubtful if other programs were running, if repeated calls differ too much, or if one
+    rank is slower than two.
+    """
 
     def product(flops, ranks, spread=0.1):
         return {"what": "product", "dtype": "fp32", "ranks": ranks, "flops": flops, "spread": spread}

@@ -1,4 +1,6 @@
-"""The choice of vocabulary, size and length for a text: bounds, formulas, and runs that pass every rule."""
+"""The choice of vocabulary size, model size and training length for a text: bounds and formulas; every choice
+is a valid run.
+"""
 
 import pytest
 
@@ -33,7 +35,7 @@ def books(num_bytes, documents=500):
 
 @pytest.fixture(autouse=True)
 def two_quick_cores(monkeypatch, workspace):
-    """Assume the two cores of the documentation in plans of CPU runs."""
+    """Plan CPU runs with the rate of the two cores in the documentation."""
     monkeypatch.setattr(duration, "matmul_flops_per_core", lambda: 154e9)
 
 
@@ -46,21 +48,26 @@ def chosen(text, place=TWO_CORES, **options):
 
 
 def test_entries_are_seen_100_times():
-    """Entries occur 100 times: the sample's count scaled to the text's length, and 1 / size^2 beyond the
-    counted range."""
+    """The vocabulary is as large as its rarest entry still occurs 100 times; counts are scaled from the
+    sample to the text, and extrapolated as 1 / size^2.
+    """
     assert largest_seen(BOOKS, 2.93e6) == rounded(1024 * (78 * 2.93e6 / 2.662 / 393_898 / 100) ** 0.5) == 1536
     assert largest_seen(BOOKS, 100 * 2.93e6) == pytest.approx(10 * 1536, abs=640)
     assert (largest_seen(BOOKS, 1e3), largest_seen(BOOKS, 1e15)) == (512, 65_408)
 
 
 def test_vocabularies_that_suit_a_model():
-    """The vocabulary of a model follows arXiv:2407.13623: its reference point, and the power of 0.83."""
+    """The vocabulary that suits a model follows arXiv:2407.13623, with its reference point and exponent
+    0.83.
+    """
     assert suited_to(70e9, 8192) == 65_408  # 216,000, which is more than 16-bit ids can hold
     assert suited_to(302e6, 1024) == pytest.approx(216_000 * 8 * (302e6 / 70e9) ** 0.83, abs=64)
 
 
 def test_bytes_of_a_token_between_and_beyond_the_measured_sizes():
-    """Bytes per token are exact at measured sizes, logarithmic between them, and flatten beyond them."""
+    """Bytes per token are exact at measured vocabulary sizes, interpolated logarithmically between them, and
+    level off beyond them.
+    """
     for fit in BOOKS:
         assert bytes_per_token(BOOKS, fit.size) == pytest.approx(fit.bytes_per_token)
     assert bytes_per_token(BOOKS, 1448) == pytest.approx((2.662 + 3.104) / 2, abs=0.001)
@@ -69,8 +76,9 @@ def test_bytes_of_a_token_between_and_beyond_the_measured_sizes():
 
 
 def test_the_data_constrained_law():
-    """The data-constrained law has the values of arXiv:2305.16264: one pass is the plain law, 4 passes are
-    nearly new text."""
+    """The data-constrained scaling law has the values of arXiv:2305.16264: one pass equals the plain law, and
+    4 passes are almost as good as new text.
+    """
     plain = 1.87 + 521 / 1e9**0.353 + 1488 / 2e10**0.353
     assert predicted_loss(1e9, 2e10, 2e10) == pytest.approx(plain, rel=0.001)
     four, new, forty = (predicted_loss(1e9, 2e10, 2e10 / epochs) for epochs in (4, 1, 40))
@@ -78,8 +86,9 @@ def test_the_data_constrained_law():
 
 
 def test_the_choice_for_books_on_two_cores():
-    """The choice for books on two cores is the example in docs/choosing.md, and fits into the requested
-    time."""
+    """For books on two cores, the choice equals the example in docs/choosing.md and finishes in the requested
+    time.
+    """
     for minutes in (4, 20):
         _, config = chosen(books(2.93e6), minutes=minutes)
         assert config.resources.cpus_per_node == 2
@@ -91,7 +100,7 @@ def test_the_choice_for_books_on_two_cores():
 
 
 def test_an_earlier_run_of_the_base_changes_nothing(monkeypatch):
-    """The choice does not depend on whether gpt-tiny was trained here before."""
+    """The choice is the same whether or not gpt-tiny was trained on this machine before."""
     monkeypatch.setattr(duration, "measured_rate", lambda config: pytest.fail("a last job was looked for"))
     chosen(books(3_000_000))
 
@@ -99,7 +108,7 @@ def test_an_earlier_run_of_the_base_changes_nothing(monkeypatch):
 @pytest.mark.parametrize("num_bytes", [3e5, 3e7, 3e9, 3e11])
 @pytest.mark.parametrize("place", [Place(2), Place(64), A100, Place(8, 64, "H100", 8)])
 def test_every_choice_is_a_run(num_bytes, place):
-    """Every choice, for any text and device, passes every rule, uses all devices, and fits into memory."""
+    """For any text and device, the chosen run passes every rule, uses all devices, and fits in memory."""
     _, config = chosen(books(num_bytes, 5000), place)
     assert config.world_size == max(place.gpus, 1)
     assert plan(config).memory.fits
@@ -109,7 +118,7 @@ def test_every_choice_is_a_run(num_bytes, place):
 
 @pytest.mark.parametrize("size", ["125M", "1.3B", "13B", "3.7B", "1B", "20M"])
 def test_a_size_that_is_named(size):
-    """A requested size selects a preset or the nearest small model, on the requested GPUs."""
+    """A requested size selects a preset or the nearest small model, for the requested GPUs."""
     _, config = chosen(books(1e11, 100_000), Place(64, 16, "A100-80GB", 8), size=size)
     wanted = float(size[:-1]) * {"M": 1e6, "B": 1e9}[size[-1]]
     assert 0.6 < count_parameters(config).total / wanted < 1.7
@@ -117,14 +126,14 @@ def test_a_size_that_is_named(size):
 
 
 def test_a_size_too_large_for_the_text():
-    """A size too large for the text is used, with a note on the size that suits the text."""
+    """A requested size that is too large for the text is used, with a note that names a suitable size."""
     choices, _ = chosen(books(3e7), A100, size="125M")
     (note,) = choices.notes
     assert "tokens a parameter: 20 are usual" in note and "This text suits about" in note
 
 
 def test_what_is_refused():
-    """Text that is too short, too few documents, and options without effect are refused."""
+    """Text that is too short, too few documents, and options that would have no effect are rejected."""
     with pytest.raises(DataError, match=r"too short to train a model on: about [\d,]+ tokens"):
         choose(books(20e3), Place(2))
     with pytest.raises(DataError, match="too few documents"):
@@ -141,6 +150,8 @@ def test_what_is_refused():
 
 
 def test_small_models_are_in_order():
-    """Small models are sorted by parameters, so that the model nearest to a size is well defined."""
+    """The list of small models is sorted by number of parameters, so that the nearest one to a size can be
+    found.
+    """
     sizes = [12 * layers * width**2 for layers, width in SMALL]
     assert sizes == sorted(sizes)

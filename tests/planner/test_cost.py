@@ -1,4 +1,4 @@
-"""Money, energy and the price table, by hand, with the user's table, and with invalid ones."""
+"""Cost and energy of a run, computed by hand, with the user's price table, and with invalid tables."""
 
 import pytest
 
@@ -13,7 +13,7 @@ HOUR = 3600
 
 @pytest.fixture(autouse=True)
 def _examples(workspace, repository):
-    """The run YAMLs, below the empty workspace."""
+    """Copy the example runs to the empty workspace."""
     (workspace / "examples").symlink_to(repository / "examples")
 
 
@@ -23,12 +23,12 @@ def write(text: str) -> None:
 
 
 def cost(*overrides: str, hours: float = 10) -> CostEstimate:
-    """The cost of 10 hours on four A100-40GB."""
+    """Return the cost of 10 hours on four A100-40GB."""
     return estimate_cost(load("gpt-125m-4xdp", overrides, check=False), hours * HOUR)
 
 
 def test_money_is_gpu_hours_times_the_price():
-    """Money is GPU hours times the price: 40 hours at the geometric mean of 0.80 and 3.00."""
+    """The cost is GPU hours times the price: 40 hours at the geometric mean of 0.80 and 3.00."""
     found = cost()
     assert found.device_hours == pytest.approx(40)
     assert found.price is not None and (found.price.low, found.price.high) == (0.8, 3.0)
@@ -37,18 +37,20 @@ def test_money_is_gpu_hours_times_the_price():
 
 
 def test_energy_is_gpu_hours_times_watts():
-    """Energy is GPU hours times watts: 400 W, a factor of 1.2 for the machine, 1.15 for cooling."""
+    """Energy is GPU hours times watts: 400 W, times 1.2 for the rest of the machine, times 1.15 for
+    cooling.
+    """
     assert cost().energy_kwh == pytest.approx(40 * 0.4 * 1.2 * 1.15)
     assert cost("resources.gpu_type=H100").energy_kwh == pytest.approx(40 * 0.7 * 1.2 * 1.15)
 
 
 def test_the_whole_machine_is_paid():
-    """A run that takes four of eight GPUs pays for eight."""
+    """A run on four of a machine's eight GPUs pays for all eight."""
     assert cost("resources.gpus_per_node=8").device_hours == pytest.approx(80)
 
 
 def test_what_costs_nothing_and_what_is_not_known():
-    """A CPU run has no cost rows; a device without a price says where to put one."""
+    """The plan of a CPU run has no cost. If a device has no price, the plan says where to set one."""
     on_cpu = estimate_cost(load("gpt-tiny"), HOUR)
     assert (on_cpu.device_hours, on_cpu.money, on_cpu.rows()) == (0.0, None, {})
     rare = cost("resources.gpu_type=L40S")
@@ -60,8 +62,9 @@ def test_what_costs_nothing_and_what_is_not_known():
 
 
 def test_the_users_table_replaces_devices_and_lines():
-    """The user's table replaces single devices; the others keep their shipped prices, and the plan names the
-    file."""
+    """The user's price table replaces the prices of the devices it lists; other devices keep the shipped
+    prices, and the plan names the file.
+    """
     write('date: "2026-11"\nper_kwh: 0.3\nper_device_hour:\n  A100-40GB: {usual: 0.5}\n')
     found = cost()
     assert found.price == Price(0.5, 0.5, 0.5, "USD", "2026-11", "data/prices.yaml")
@@ -75,7 +78,7 @@ def test_the_users_table_replaces_devices_and_lines():
 
 
 def test_a_shipped_price_is_none_in_another_currency():
-    """A shipped price in dollars is not used with another currency."""
+    """A shipped price, which is in dollars, is not used if the table has another currency."""
     write("currency: EUR\nper_device_hour:\n  A100-80GB: {usual: 2}\n")
     assert cost().rows()["money"] == "no price: put the device into data/prices.yaml"
 
@@ -118,7 +121,9 @@ def test_a_shipped_price_is_none_in_another_currency():
     ],
 )
 def test_broken_tables(text, message):
-    """An invalid price table is reported with file, line, the value that was found, and what to write."""
+    """An invalid price table is an error that states the file, the line, the invalid value, and valid
+    ones.
+    """
     write(text)
     with pytest.raises(ConfigError) as caught:
         read_prices()
@@ -126,8 +131,9 @@ def test_broken_tables(text, message):
 
 
 def test_the_plan_names_what_a_rank_sends():
-    """The plan lists what a rank sends: with ZeRO 2 on 4 ranks, four scatters of fp32 gradients and one
-    gather."""
+    """The plan lists what a rank sends in a step: with ZeRO 2 on 4 ranks, four reduce-scatters of fp32
+    gradients and one all-gather.
+    """
     shown = plan(load("gpt-125m-4xdp"), use_measured=False).sections()["Time"]
     assert shown["traffic"].startswith("one rank sends in a step: data ")
     assert "traffic" not in plan(load("gpt-125m"), use_measured=False).sections()["Time"]

@@ -1,4 +1,4 @@
-"""The rate of a core: measured once per machine and kept in the data directory."""
+"""The compute rate of a core, which is measured once per machine and stored in the data directory."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from nbtrain.planner.cpu_rate import matmul_flops_per_core, measure
 
 @pytest.fixture(autouse=True)
 def _forgotten():
-    """Clear all caches, as in a new process."""
+    """Clear all caches, so that each test starts like a new process."""
     cpu_rate._rate_of.cache_clear()
     yield
     cpu_rate._rate_of.cache_clear()
@@ -20,14 +20,14 @@ def _forgotten():
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Count the measurements, which return an implausible rate."""
+    """Replace the measurement by an implausible rate, and record each call."""
     made = []
     monkeypatch.setattr(cpu_rate, "_measured_apart", lambda: made.append(1) or 123e9)
     return made
 
 
 def test_a_measurement_is_short_and_plausible():
-    """A measurement takes a short time and gives a plausible rate, between 1 GFLOP/s and 10 TFLOP/s."""
+    """The measurement is short, and its rate is plausible: between 1 GFLOP/s and 10 TFLOP/s."""
     start = time.process_time()
     assert 1e9 < measure() < 1e13
     assert time.process_time() - start < 2
@@ -35,9 +35,10 @@ def test_a_measurement_is_short_and_plausible():
 
 @pytest.mark.slow
 def test_it_is_measured_with_one_thread(workspace, monkeypatch):
-    """The rate is measured with one thread in a separate process, whatever the variables of this process are.
+    """The rate is measured with one thread in a separate process, whatever OMP_NUM_THREADS is in this
+    process.
 
-    Waiting threads would otherwise be counted as slow ones.
+    With several threads, threads that wait for each other would make the core look slow.
     """
     monkeypatch.setenv("OMP_NUM_THREADS", "64")
     environments, run = [], subprocess.run
@@ -64,7 +65,7 @@ def test_it_is_measured_with_one_thread(workspace, monkeypatch):
     ],
 )
 def test_what_cannot_be_measured_is_not_known(workspace, monkeypatch, end):
-    """A failed measurement leaves the rate unknown, does not break a plan, and is not saved."""
+    """If the measurement fails, the rate is unknown, nothing is stored, and plans still work."""
 
     def run(*arguments, **options):
         if isinstance(end, Exception):
@@ -78,8 +79,7 @@ def test_what_cannot_be_measured_is_not_known(workspace, monkeypatch, end):
 
 
 def test_measured_once_for_a_machine(workspace, measured, monkeypatch):
-    """The rate is measured once in a process and once per data directory; another CPU has a separate
-    entry."""
+    """The rate is measured once per process and once per data directory; another CPU gets its own entry."""
     home = workspace / "data"
     home.mkdir()
     assert matmul_flops_per_core() == matmul_flops_per_core() == 123e9
@@ -96,7 +96,7 @@ def test_measured_once_for_a_machine(workspace, measured, monkeypatch):
 
 
 def test_no_data_home_is_made(workspace, measured):
-    """A plan creates no data directory, and the process remembers the rate."""
+    """A plan does not create the data directory; without one, only the process remembers the rate."""
     matmul_flops_per_core()
     matmul_flops_per_core()
     assert len(measured) == 1
@@ -120,7 +120,7 @@ def test_a_figure_that_cannot_be_is_measured_anew(workspace, measured):
 
 
 def test_a_data_home_that_may_only_be_read(workspace, measured, monkeypatch):
-    """A read-only data directory does not change the rate."""
+    """With a read-only data directory, the rate is the same."""
 
     def refuse(path, value):
         raise PermissionError(13, "Permission denied")
@@ -131,7 +131,7 @@ def test_a_data_home_that_may_only_be_read(workspace, measured, monkeypatch):
 
 
 def test_a_machine_that_names_no_cpu(tmp_path, monkeypatch):
-    """On a machine whose /proc does not name the processor, Python's name for it is used."""
+    """If /proc does not name the processor, the name that Python reports is used."""
     monkeypatch.setattr(cpu_rate, "_CPU_INFO", tmp_path / "none")
     assert cpu_rate.cpu_model()
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: CPU X\nmodel name\t: CPU Y\n")

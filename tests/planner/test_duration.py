@@ -1,4 +1,6 @@
-"""Run times: the upstream example's, ramp-up, pauses, evaluation, cores, and an earlier job's rate."""
+"""Run times: the upstream examples, batch-size ramp-up, pauses, evaluation, CPU cores, and measured
+throughput of an earlier job.
+"""
 
 import pytest
 
@@ -19,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("workspace")
 
 @pytest.fixture(autouse=True)
 def _examples(workspace, repository):
-    """The run YAMLs, below the empty workspace."""
+    """Copy the example runs to the empty workspace."""
     (workspace / "examples").symlink_to(repository / "examples")
 
 
@@ -43,13 +45,14 @@ def step_seconds(config: RunConfig) -> float:
     ],
 )
 def test_published_times_come_out(name, published):
-    """The planned times are within 15 % of the published ones: about 8, 4 and 2 hours, 8 and 4 days."""
+    """Planned times are within 15 % of the published ones: about 8, 4 and 2 hours, and 8 and 4 days."""
     assert estimate_duration(load(name), engine="upstream").seconds == pytest.approx(published, rel=0.15)
 
 
 def test_the_measured_step_comes_out():
-    """A 125M step on one H200 is planned within 10 % of the measured 0.344 s for 64 sequences
-    (docs/evidence/benchmarks.md)."""
+    """The planned step of the 125M model with 64 sequences on one H200 is within 10 % of the measured 0.344 s
+    (docs/evidence/benchmarks.md).
+    """
     overrides = {
         "batch": {"micro_batch_size": 16, "global_batch_size": 64},
         "model": {"hidden_dropout": 0.0, "attention_dropout": 0.0},
@@ -62,8 +65,9 @@ def test_the_measured_step_comes_out():
 
 
 def test_the_golden_time_part_by_part():
-    """Each part of the logged 7.56 h is planned: 4,769 steps, 48 validations of 10 batches, and 47 pauses of
-    29 s."""
+    """The plan meets each part of the 7.56 h in the log: 4,769 steps, 48 validations of 10 batches, and 47
+    pauses of 29 s.
+    """
     config = load("gpt-125m")
     parts = estimate_duration(config, engine="upstream").parts
     assert list(parts) == ["steps", "validation", "test", "checkpoints"]
@@ -73,8 +77,9 @@ def test_the_golden_time_part_by_part():
 
 
 def test_a_pipeline_of_four_does_not_reach_two_days():
-    """With four stages, 1.3B on 16 GPUs needs more than two days, as they wait at least 27 % of it; data
-    parallelism meets two days."""
+    """1.3B on 16 GPUs takes more than two days with four pipeline stages, which are idle for at least 27 % of
+    the time, and two days with data parallelism.
+    """
     piped, plain = load("gpt-1-3b-4xdp-4xpp"), load("gpt-1-3b-8xdp")
     assert bubble_fraction(piped) > 3 / 11
     seconds = estimate_duration(piped, engine="upstream").seconds
@@ -88,8 +93,9 @@ def test_a_pipeline_of_four_does_not_reach_two_days():
 
 @pytest.mark.parametrize("name", ["gpt-125m", "gpt-13b-4xdp-4xpp"])
 def test_recomputation_costs_time(name):
-    """Full recomputation takes a fifth to a third more time, and selective with flash attention about a
-    hundredth."""
+    """Full recomputation adds 20 to 33 % to the run time; selective recomputation with flash attention adds
+    about 1 %.
+    """
     kinds = ("none", "selective", "full")
     key = "parallel.activation_checkpointing.granularity"
     none, selective, full = (step_seconds(load(name, [f"{key}={kind}"], check=False)) for kind in kinds)
@@ -98,8 +104,9 @@ def test_recomputation_costs_time(name):
 
 
 def test_zero_3_over_two_machines_is_slower_than_one_gpu():
-    """48.8B with ZeRO 3 on two machines of 8 is slower per GPU than on one, because traffic takes part of the
-    step."""
+    """48.8B with ZeRO 3 is slower per GPU on two machines of 8 GPUs than on one, because ranks wait for
+    network traffic.
+    """
     wide = load(
         "gpt-13b-4xdp-4xpp",
         [
@@ -116,8 +123,9 @@ def test_zero_3_over_two_machines_is_slower_than_one_gpu():
 
 
 def test_a_trial_takes_its_steps_only():
-    """A trial with batch.max_steps has a shorter time but the same schedule, one validation, the test, and
-    one checkpoint."""
+    """A trial with batch.max_steps takes only the time of its steps, one validation, the test and one
+    checkpoint, with the learning-rate schedule of the whole run.
+    """
     trial = load("gpt-125m", ["batch.max_steps=100"])
     one = step_seconds(trial)
     step = estimate_step(setup_of(trial))
@@ -136,8 +144,9 @@ def test_a_trial_takes_its_steps_only():
     ],
 )
 def test_the_trainer_reads_as_many_held_out_batches(overrides, batches):
-    """The planned held-out batches are those the trainer reads: throughput runs are not validated, and the
-    test needs a part of the split."""
+    """The plan counts as many validation and test batches as the trainer reads: none in mode perf, and no
+    test without a test split.
+    """
     config = load("gpt-125m", {"batch.max_steps": 100, **overrides})
     step = estimate_step(setup_of(config))
     assert step is not None
@@ -147,8 +156,9 @@ def test_the_trainer_reads_as_many_held_out_batches(overrides, batches):
 
 
 def test_a_ramp_up_has_steps_of_each_size():
-    """A ramp-up has steps of each size: 64 sequences for half of 12,800 samples, 128 for the other half, then
-    192."""
+    """With a batch-size ramp-up, the time is the sum over steps of each size: 64 sequences for 6,400 samples,
+    128 for 6,400, and then 192.
+    """
     ramp = "batch.rampup={start_batch_size: 64, batch_size_increment: 64, ramp_samples: 12800}"
     config = load("gpt-125m", [ramp, "batch.global_batch_size=192"], check=False)
     sizes = [config.batch_schedule.samples_after(n + 1) - config.batch_schedule.samples_after(n)
@@ -163,8 +173,9 @@ def test_a_ramp_up_has_steps_of_each_size():
 
 
 def test_checkpoints_in_the_background_take_a_host_copy():
-    """A checkpoint in the background pauses for the copy to the host at 25 GB/s instead of the volume's 0.18
-    GB/s."""
+    """Saving in the background pauses training only for the copy to host memory at 25 GB/s, not for writing
+    at 0.18 GB/s.
+    """
     waits, copies = (
         estimate_duration(load("gpt-125m", [f"checkpoint.async_save={value}"], check=False)).parts
         for value in ("false", "true")
@@ -175,8 +186,9 @@ def test_checkpoints_in_the_background_take_a_host_copy():
 
 
 def test_checkpoints_on_the_nodes_disks():
-    """Checkpoints on the nodes' disks take 3 GB/s of NVMe each, and the volume's 0.18 GB/s once at the end or
-    if a copy is too slow."""
+    """Saving to the nodes' own disks pauses training at 3 GB/s. The shared volume (0.18 GB/s) adds time only
+    for the last checkpoint, or if a copy takes longer than the save interval.
+    """
     local = ["checkpoint.local_dir=/nvme", "checkpoint.local_save_interval_steps=10"]
     config = load("gpt-125m", local, check=False)
     parts = estimate_duration(config).parts
@@ -190,7 +202,9 @@ def test_checkpoints_on_the_nodes_disks():
 
 
 def test_an_evaluation_takes_a_third_of_its_steps():
-    """Validation and test take a third of a step's time per batch, for 2 * eval_iters batches."""
+    """Evaluation reads 2 * eval_iters batches in validation and test, each in a third of the time of a
+    training step.
+    """
     config = load("gpt-125m", ["mode=eval", "evaluation.eval_iters=6"], check=False)
     step = estimate_step(setup_of(config))
     assert step is not None
@@ -199,7 +213,7 @@ def test_an_evaluation_takes_a_third_of_its_steps():
 
 
 def test_an_unknown_device_has_no_time():
-    """With an unknown device, the time is None with a reason rather than a guess."""
+    """For an unknown device, the time is None, with the reason."""
     unknown = estimate_duration(load("gpt-125m", ["resources.gpu_type=null"], check=False))
     assert unknown.seconds is None and unknown.basis == "unknown: resources.gpu_type is not set"
     v100 = ["resources.gpu_type=V100-32GB", "precision.dtype=bf16"]
@@ -213,7 +227,9 @@ def test_an_unknown_device_has_no_time():
 
 @pytest.mark.parametrize(("dtype", "share"), [("fp32", 0.43), ("bf16", 0.76), ("fp16", 0.43)])
 def test_the_rate_of_cores(monkeypatch, dtype, share):
-    """Six cores, 3 on each of 2 machines, run at 100 GFLOP/s each, or at 166 GFLOP/s if not measured."""
+    """A CPU run's throughput follows from the number of cores, the format's efficiency, and the rate of a
+    core: 100 GFLOP/s as measured, or 166 GFLOP/s if assumed.
+    """
     config = load("gpt3-tiny", ["resources.cpus_per_node=3", f"precision.dtype={dtype}"], check=False)
     monkeypatch.setattr(duration, "matmul_flops_per_core", lambda: 100e9)
     model = config.model
@@ -229,7 +245,7 @@ def test_the_rate_of_cores(monkeypatch, dtype, share):
 
 
 def finished(config: RunConfig, samples_per_second: float = 50.0) -> None:
-    """Write summary.json as the supervisor does."""
+    """Write summary.json of a finished run as the supervisor does."""
     directory = RunDir.named(config.name)
     directory.path.mkdir(parents=True, exist_ok=True)
     summary = {"samples_per_second": samples_per_second, "measured_with": measured.record_of(config)}
@@ -237,7 +253,7 @@ def finished(config: RunConfig, samples_per_second: float = 50.0) -> None:
 
 
 def test_the_same_setup_takes_the_measured_rate():
-    """A run with the same setup takes the measured rate exactly."""
+    """If the same setup has been run before, the plan uses its measured throughput unchanged."""
     config = load("gpt3-tiny")
     finished(config)
     found = estimate_duration(config)
@@ -248,8 +264,9 @@ def test_the_same_setup_takes_the_measured_rate():
 
 
 def test_a_slow_run_has_a_rate_too():
-    """A rate of half a sample per second is used; a job without a complete step has a rate of 0, which is
-    ignored."""
+    """A measured throughput of half a sample per second is used. A throughput of 0, from a job without a
+    complete step, is ignored.
+    """
     config = load("gpt3-tiny")
     finished(config, 0.5)
     assert estimate_duration(config).tokens_per_second == pytest.approx(128)
@@ -258,7 +275,9 @@ def test_a_slow_run_has_a_rate_too():
 
 
 def test_another_model_does_not_take_the_measured_rate_as_it_is():
-    """A measured rate is not carried over to a model that is planned 150 times as slow."""
+    """The throughput of one model is not used for another model whose planned steps take 150 times as
+    long.
+    """
     finished(load("gpt3-tiny"))
     large = estimate_duration(load("gpt3-tiny", ["model.num_layers=48", "model.hidden_size=1024"]))
     assert "assumed" in large.basis
@@ -266,8 +285,9 @@ def test_another_model_does_not_take_the_measured_rate_as_it_is():
 
 
 def test_a_near_match_is_scaled_and_says_so():
-    """For a similar model with twice the blocks, the measured rate is scaled by the ratio of both plans, and
-    the plan says so."""
+    """For a similar model with twice as many blocks, the measured throughput is scaled by the ratio of the
+    two plans, and the plan says so.
+    """
     tiny = load("gpt3-tiny")
     finished(tiny)
     near = load("gpt3-tiny", [f"model.num_layers={2 * tiny.model.num_layers}"])
@@ -283,7 +303,7 @@ def test_a_near_match_is_scaled_and_says_so():
 
 
 def test_adapters_are_named_by_their_section():
-    """A note on adapters names their section of the YAML rather than the planner's fields."""
+    """A note about adapters names the section of the YAML, not the planner's internal fields."""
     finished(load("gpt3-tiny"))
     adapted = load("gpt3-tiny", {"lora.rank": 8, "init_from": "a-run"})
     assert "this run's last job with other lora; times" in estimate_duration(adapted).basis
@@ -291,7 +311,9 @@ def test_adapters_are_named_by_their_section():
 
 @pytest.mark.parametrize("key", ["machine", "setup"])
 def test_a_rate_of_another_machine_is_not_used(key):
-    """The measured rate of another machine or another version of the planner is not used."""
+    """A throughput that was measured on another machine or with another version of the planner is not
+    used.
+    """
     config = load("gpt3-tiny")
     finished(config)
     path = RunDir.named("gpt3-tiny").summary_json
@@ -302,7 +324,7 @@ def test_a_rate_of_another_machine_is_not_used(key):
 
 
 def test_a_rate_of_another_gpu_is_not_used():
-    """The measured rate of an A100 is not used for an H100."""
+    """A throughput that was measured on an A100 is not used for an H100."""
     finished(load("gpt-125m"))
     assert "measured" in estimate_duration(load("gpt-125m")).basis
     assert "measured by" not in estimate_duration(load("gpt-125m", ["resources.gpu_type=H100"])).basis

@@ -1,4 +1,4 @@
-"""The GPT family: presets match their names, and the models between them grow in small steps."""
+"""The GPT family: presets match their names, and the models between them increase in small steps."""
 
 import itertools
 
@@ -11,7 +11,7 @@ from nbtrain.planner.family import LINE, line, parameters
 
 
 def test_presets_are_runs_of_their_size():
-    """Each preset is the name of a run whose model has about as many parameters as the name says."""
+    """Each preset is an example run whose model has about as many parameters as its name says."""
     units = {"M": 1e6, "B": 1e9}
     # Llama 3.2's 1B has 1.24 billion parameters, its 3B 3.21 billion.
     rounded_off = {"1B": 0.25, "3B": 0.08}
@@ -22,8 +22,9 @@ def test_presets_are_runs_of_their_size():
 
 
 def test_the_line_rises_in_small_steps():
-    """Models grow from 125M to 175B by width and depth: heads divide the width, and sizes at most about
-    double from 760M on."""
+    """Models grow from 125M to 175B in width and depth, each at most about twice as large as the one before
+    from 760M on; the number of heads divides the width.
+    """
     models = line(50304, 2048)
     assert [name for name, _ in models if name in LINE] == list(LINE)
     for (_, small), (_, big) in itertools.pairwise(models):

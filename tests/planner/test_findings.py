@@ -1,4 +1,6 @@
-"""Findings: each rule's message, fix and cost; their order; check and plan give one list."""
+"""Findings of the plan: the message, fix and cost of each rule, their order, and one list for both check and
+plan.
+"""
 
 import re
 from types import SimpleNamespace
@@ -28,7 +30,7 @@ TWO_MACHINES = ["resources.nodes=2", "resources.gpus_per_node=2"]
 
 @pytest.fixture(autouse=True)
 def an_empty_workspace_on_a_large_disk(workspace, monkeypatch):
-    """Isolate findings from the datasets and the disk of this machine."""
+    """Use an empty workspace and a large disk, so that findings do not depend on this machine."""
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**50))
 
 
@@ -443,7 +445,9 @@ FOUND = {
 
 @pytest.mark.parametrize("what", FOUND)
 def test_a_finding_says_what_why_where_and_what_it_costs(what):
-    """Each finding has the exact message, fix and cost, in a run that passes all rules of config/rules/."""
+    """Each finding has exactly this message, fix and cost, in a run that passes all rules of
+    config/rules/.
+    """
     run, overrides, rule, key, message, fix, cost = FOUND[what]
     found = finding(run, overrides, rule)
     assert (found.key, found.message, found.fix, found.cost.text) == (key, message, fix, cost)
@@ -451,7 +455,9 @@ def test_a_finding_says_what_why_where_and_what_it_costs(what):
 
 
 def test_every_rule_finds_something_in_a_case():
-    """Every rule of a finding is reached by a case of this file, so that its message is pinned."""
+    """Every rule that can produce a finding does so in some case of this file, so that its message is
+    tested.
+    """
     computed = {"memory_fits", "host_memory_fits", "bubble_is_small", "validations_are_few"}
     computed |= {
         "data_traffic_is_hidden",
@@ -528,8 +534,7 @@ def test_what_just_passes_is_no_finding(run, overrides, rule):
 
 
 def test_pods_that_end_before_they_have_saved(workspace):
-    """The finding compares a pod's grace period with the longest measured save, if there is one, and only on
-    Kubernetes."""
+    """On Kubernetes only, a finding compares the pod's grace period with the longest measured save."""
     rule, limit = "pods_have_time_to_save", "backend.shutdown_timeout_seconds"
     short = [*ON_KUBERNETES, f"{limit}=6"]
     for overrides in ([*ON_KUBERNETES, f"{limit}=20"], [f"{limit}=6"], [*short, "mode=perf"]):
@@ -549,7 +554,9 @@ def test_pods_that_end_before_they_have_saved(workspace):
 
 
 def test_local_checkpoints_on_the_disk_of_the_others(workspace):
-    """The finding on local checkpoints is reported only on this machine or if the folder exists here."""
+    """The finding that local checkpoints share a disk with the output is reported for local runs, but not for
+    Slurm jobs on other machines.
+    """
     folder, rule = workspace / "local", "local_checkpoints_are_apart"
     found = finding("gpt-tiny", [f"checkpoint.local_dir={folder}"], rule)
     assert (found.level, found.message, found.fix) == (
@@ -563,8 +570,9 @@ def test_local_checkpoints_on_the_disk_of_the_others(workspace):
 
 
 def test_the_share_of_time_of_a_finding_is_its_cost():
-    """The cost of a time share is given in hours and GPU hours of the whole run; a bubble of 19 % is
-    reported."""
+    """A finding about lost time gives its cost in hours, GPU hours and money of the whole run, here for a
+    pipeline bubble of 19 %.
+    """
     run = load("gpt-13b-4xdp-4xpp")
     result = plan(run, use_measured=False)
     bubble = result.duration.bubble_fraction
@@ -625,8 +633,9 @@ def test_a_rate_that_is_at_its_end_for_most_of_the_run():
 
 @pytest.mark.parametrize("unit, amount", [("samples", 100_000), ("steps", 500)])
 def test_a_decay_that_is_too_short_is_named_in_its_own_unit(unit, amount):
-    """A learning-rate decay that is too short is reported in its own unit, and either part of the fix removes
-    the finding."""
+    """A learning-rate decay that is too short is reported in the unit in which it was set, and each of the
+    suggested fixes removes the finding.
+    """
     given = [f"lr_schedule={{lr_decay_tokens: null, lr_decay_{unit}: {amount}, lr_warmup_tokens: null}}"]
     found = finding("gpt-125m", given, "decay_ends_with_the_run")
     tokens = amount * 2048 if unit == "samples" else amount * 524_288
@@ -647,8 +656,9 @@ def test_a_decay_that_is_too_short_is_named_in_its_own_unit(unit, amount):
 
 
 def test_pauses_of_more_than_a_tenth_of_the_time():
-    """Pauses of more than a tenth of the time are reported; the interval in the fix brings them to a
-    tenth."""
+    """Pauses that take more than a tenth of the run time are reported; with the suggested interval they take
+    a tenth.
+    """
     for overrides, rule, part, message in (
         (
             ["evaluation.eval_interval_steps=10"],
@@ -691,8 +701,9 @@ def test_a_run_of_one_step_has_no_place_for_a_checkpoint_on_its_way():
 
 
 def test_zero_3_that_waits_for_its_weights_is_told_of_larger_micro_batches():
-    """If ZeRO 3 waits for weights, as 48.8B on two machines, the finding proposes larger micro batches that
-    fit."""
+    """If ZeRO 3 waits for weights, as with 48.8B on two machines, the finding suggests a larger micro batch
+    that fits in memory.
+    """
     overrides = ["parallel={zero_stage: 3, pipeline_parallel_size: 1, data_parallel_size: 16}"]
     overrides += ["model={num_layers: 48, hidden_size: 9216, num_attention_heads: 72}"]
     found = finding("gpt-13b-4xdp-4xpp", [*overrides, "batch.micro_batch_size=1"], "data_traffic_is_hidden")
@@ -727,7 +738,7 @@ def test_tensor_ranks_on_two_machines_cost_time():
 
 
 def test_a_full_disk_is_named(monkeypatch):
-    """A full disk is reported only if the run is on one machine, which may be this one."""
+    """A disk that is too full is reported only for a run on one machine, because that may be this machine."""
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**30))
     found = finding("gpt-125m", [], "checkpoints_fit_the_disk")
     assert re.fullmatch(
@@ -752,8 +763,9 @@ def full_card(micro: int, *more: str) -> list[str]:
 
 
 def test_fragmentation_is_named_before_it_ends_a_run():
-    """Fragmentation is reported for a run at 90 % of its card that fits with the reserve but not with 15 %
-    more."""
+    """A run that uses 90 % of its GPU's memory gets a note if it fits with the usual reserve, but not with 15
+    % lost to fragmentation.
+    """
     found = finding("gpt-125m", full_card(49), "fragmentation_leaves_room")
     assert (found.level, found.key) == ("note", "backend.env")
     assert found.message == (
@@ -790,7 +802,9 @@ def test_no_word_of_fragmentation_where_there_is_room_or_the_fix(overrides):
 
 
 def test_a_broken_rule_is_a_finding_too():
-    """A broken rule becomes a finding with the place and key of its message, so that one list has both."""
+    """A rule that the configuration breaks becomes a finding with the place and key of its message, so that
+    one list contains everything.
+    """
     for overrides, key in (
         (["batch.global_batch_size=250"], "batch.global_batch_size"),
         (["parallel.deepspeed_extra.fp16={enabled: true}"], "parallel.deepspeed_extra"),
@@ -805,7 +819,7 @@ def test_a_broken_rule_is_a_finding_too():
 
 
 def test_check_and_plan_give_one_list(capsys):
-    """check and plan list the same findings, in text, HTML and JSON."""
+    """check and plan show the same findings, in text, HTML and JSON."""
     found = findings("gpt-13b-4xdp-4xpp")
     assert [one.rule for one in found] == ["bubble_is_small", "loaders_have_cores", "bf16_needs_no_scale"]
     assert main(["check", "gpt-13b-4xdp-4xpp"]) == 0
@@ -827,7 +841,9 @@ def test_check_and_plan_give_one_list(capsys):
 
 
 def test_a_run_that_cannot_work_is_not_called_right(capsys):
-    """A run with legal fields that cannot work is not called valid: exit code 2, as for a refused field."""
+    """A run that passes all rules but cannot work is not called valid: the exit code is 2, as for an invalid
+    field.
+    """
     assert main(["check", "gpt-13b-4xdp-4xpp", "resources.gpu_type=T4", "precision.dtype=fp16"]) == 2
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"gpt-13b-4xdp-4xpp: cannot work; \d findings, most expensive first:", first)
@@ -868,7 +884,9 @@ SHIPPED = {
 
 
 def test_the_shipped_runs_have_known_findings(monkeypatch):
-    """The shipped runs have only findings on choices of their upstream files, on a disk with 1 TiB free."""
+    """With 1 TiB of free disk space, the shipped runs have only known findings, about choices of the upstream
+    examples.
+    """
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**40))
     found = {run: {one.rule for one in findings(run)} - {"bf16_needs_no_scale"} for run in run_yamls()}
     expected = {run: {rule for rule, runs in SHIPPED.items() if run in runs} for run in found}

@@ -1,4 +1,4 @@
-"""The largest model and the longest sequence that fit, and the comparison of three kinds of layout."""
+"""The largest model and the longest sequence that fit, for three kinds of layout."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def found() -> Largest:
 
 
 def test_the_largest_model_fits_and_the_next_does_not(found):
-    """The largest model has a layout that fits, and a search of the next larger one finds none."""
+    """The largest model has a layout that fits; for the next larger model, the search finds none."""
     assert found.model is not None and found.next_model is not None
     name, shape, one = found.model
     assert one.fits and parameters(shape) < parameters(found.next_model[1])
@@ -29,8 +29,9 @@ def test_the_largest_model_fits_and_the_next_does_not(found):
 
 
 def test_the_longest_sequence_is_at_the_edge(found):
-    """A sequence longer by an eighth does not fit; the longest sequence of each kind is a multiple of the
-    step."""
+    """The longest sequence of each kind of layout is a multiple of the step, and a sequence that is an eighth
+    longer does not fit.
+    """
     fused = found.ways[-1].longest_sequence
     assert fused == found.longest_sequence and fused is not None and fused % SEQUENCE_STEP == 0
     config = run_on("13B", 4, None, "A100-40GB")
@@ -48,8 +49,9 @@ def test_the_longest_sequence_is_at_the_edge(found):
 
 
 def test_three_ways_are_compared(found):
-    """Pure TP x PP has one replica, pure ZeRO 3 is not sharded otherwise, and the combined layout is at least
-    as fast as both."""
+    """Three kinds of layout are compared: TP x PP with a single replica, ZeRO 3 alone, and their combination,
+    which is at least as fast as both.
+    """
     rows = {way.name: way for way in found.ways}
     assert list(rows) == list(WAYS)
     tensor, zero, fused = (rows[name].best for name in WAYS)
@@ -61,8 +63,9 @@ def test_three_ways_are_compared(found):
 
 
 def test_a_way_without_a_layout_says_why():
-    """A kind without a layout says why: 64 replicas do not divide 175B's batch ramp-up, or no model fits one
-    small GPU."""
+    """A kind of layout that cannot be used has a reason: 175B's batch ramp-up is not divisible by 64
+    replicas, or nothing fits on one small GPU.
+    """
     ways = {way.name: way for way in largest(space_of(run_on("175B", 64, 8, "A100-80GB")), "175B").ways}
     assert ways["pure ZeRO 3"].best is None
     assert ways["pure ZeRO 3"].reason == (
@@ -74,8 +77,9 @@ def test_a_way_without_a_layout_says_why():
 
 
 def test_gpus_that_no_layout_takes_are_not_called_too_small():
-    """GPUs are not called too small if only their number has no legal layout: a million H100s hold 125M
-    parameters."""
+    """If no layout of a number of GPUs is legal, that is the message, and not that the model does not fit: a
+    million H100s could hold it.
+    """
     found = largest(space_of(run_on("175B", 1_000_000, None, "H100")), "gpt-175b")
     assert str(found).startswith(
         "No layout of gpt-175b on 1,000,000 x H100 is legal. The batch limits the replicas of the model "
@@ -87,6 +91,6 @@ def test_gpus_that_no_layout_takes_are_not_called_too_small():
 
 
 def test_no_way_no_sequence():
-    """A kind of layout without any legal layout has no longest sequence."""
+    """A kind of layout in which no layout is legal has no longest sequence."""
     space = space_of(run_on("1.3B", 4, None, "A100-40GB"))
     assert longest_sequence(space, lambda layout: False) is None

@@ -1,5 +1,6 @@
-"""Legality of layouts matches the rules of a run YAML in both directions; a layout's setup matches its
-run's."""
+"""The planner's layouts are legal exactly when the rules for a run's YAML accept them, and a layout's setup
+equals its run's.
+"""
 
 import random
 
@@ -85,7 +86,7 @@ def space_for(name: str) -> Space:
 
 
 def any_layout(space: Space, draw: random.Random) -> Layout:
-    """Draw a layout of sizes that a person might type, legal or not."""
+    """Draw a layout with sizes that a person might choose, whether legal or not."""
     sizes = [draw.choice((1, 1, 2, 3, 4, 8)) for _ in range(3)]
     rest = max(space.world_size // (sizes[0] * sizes[1] * sizes[2]), 1)
     data = draw.choice((rest, rest, rest, 2))
@@ -102,7 +103,7 @@ def any_layout(space: Space, draw: random.Random) -> Layout:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_layout_is_legal_if_and_only_if_no_rule_is_broken(name):
-    """A drawn layout is refused with a reason exactly where find_problems has a problem."""
+    """A random layout is rejected with a reason exactly if find_problems reports a problem in its run."""
     space, draw = space_for(name), random.Random(name)
     for _ in range(25):
         layout = any_layout(space, draw)
@@ -112,7 +113,9 @@ def test_a_layout_is_legal_if_and_only_if_no_rule_is_broken(name):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_the_enumeration_is_every_legal_layout(name):
-    """Every enumerated layout passes the rules, and every drawn legal layout is enumerated."""
+    """Every layout in the enumeration passes the rules, and every random layout that is legal is in the
+    enumeration.
+    """
     space, draw = space_for(name), random.Random(name)
     found = {
         Layout(cut, micro, options)
@@ -137,8 +140,9 @@ def test_the_enumeration_is_every_legal_layout(name):
 
 
 def test_the_setup_of_a_layout_is_that_of_its_run():
-    """The setup of a layout equals its run's for 13B: stage splits, padded vocabulary, buckets, and NVMe
-    buffers."""
+    """The setup that is derived from a layout equals the one from its run's YAML, for 13B: stages, padded
+    vocabulary, buckets and NVMe buffers.
+    """
     space = space_of(load("gpt-13b-4xdp-4xpp-4xtp", {"resources.gpu_type": "A100-80GB"}))
     for cut, micro, options in (
         (Cut(4, 4, 1, 4), 16, PLAIN),
@@ -152,7 +156,7 @@ def test_the_setup_of_a_layout_is_that_of_its_run():
 
 
 def test_reasons_name_the_numbers():
-    """The reason against a layout names the numbers that do not match."""
+    """The reason for rejecting a layout contains the numbers that do not match."""
     space = space_for("three heads")
     layout = Layout(Cut(2, 1, 1, 4), 5, Options(3, True, "none", "none", "none", True))
     assert problems(space, layout) == [
@@ -168,7 +172,7 @@ def test_reasons_name_the_numbers():
 
 
 def test_a_shape_alone_has_no_run():
-    """A space without a run cannot write a YAML, and says so."""
+    """A search space of a model shape alone, without a run, cannot write a YAML; the error says so."""
     space = Space(space_for("plain").base, 512, 128, 32)
     with pytest.raises(ConfigError, match="a shape, which has no run YAML"):
         space.run(Layout(Cut(1, 1, 1, 8), 1, PLAIN))

@@ -1,4 +1,6 @@
-"""LoRA's memory by arithmetic: trained parameters, smaller optimizer states, and a model of Falcon's size."""
+"""Memory of LoRA training by hand: trained parameters, smaller optimizer states, and a model as large as
+Falcon 180B.
+"""
 
 import dataclasses
 
@@ -21,8 +23,9 @@ FALCON = Shape(80, 14848, 232, 59392, 65024, 2048, 8, 64, bias=False, parallel_r
 
 
 def test_the_trained_numbers_by_hand():
-    """GPT-3 with r = 4 on query, key, value and projection trains 4 x ((h + 3 h) + (h + h)) numbers per
-    layer."""
+    """LoRA with r = 4 on GPT-3's query, key, value and output projections trains 4 x ((h + 3 h) + (h + h))
+    parameters per layer.
+    """
     assert adapter_parameters(GPT3, 96, 4, ("attention",)) == 96 * 4 * 6 * 12288
     assert adapter_parameters(GPT3, 1, 4, ("mlp",)) == 4 * 2 * (12288 + 49152)
     gated = dataclasses.replace(GPT3, gated=True)
@@ -30,7 +33,9 @@ def test_the_trained_numbers_by_hand():
 
 
 def test_only_the_weights_stay():
-    """Only weights remain: 18 bytes per parameter become 2, plus 18 for each trained number."""
+    """Only the weights of the frozen model remain: 2 instead of 18 bytes per parameter, plus 18 bytes per
+    trained parameter.
+    """
     shape = Shape(12, 768, 12, 3072, 52096, 2048, 12, 64, learned_positions=2048)
     setup = Setup(shape, device=find_device("A100-40GB"), zero_stage=2)
     full, lora = estimate(setup), estimate_lora(setup, 8)
@@ -44,8 +49,9 @@ def test_only_the_weights_stay():
 
 
 def test_a_run_with_adapters_has_their_states_and_no_others():
-    """gpt3-tiny with rank 8 has the states of 147,456 adapter numbers, 4 + 8 bytes each, plus 4 bytes per
-    frozen weight."""
+    """gpt3-tiny with rank 8 has optimizer states for 147,456 adapter parameters, 4 + 8 bytes each, and 4
+    bytes for each frozen weight.
+    """
     full, config = load("gpt3-tiny"), load("gpt3-tiny", {"lora.rank": 8, "init_from": "a-run"})
     before, found = estimate_memory(full).parts, estimate_memory(config).parts
     trained = 4 * 8 * 18 * 256
@@ -64,8 +70,9 @@ def test_a_run_with_adapters_has_their_states_and_no_others():
 
 
 def test_a_step_makes_no_flat_gradient_of_frozen_weights():
-    """The flat gradient of a step with ZeRO 2 in fp16 has 4 bytes per trained number, and none for frozen
-    weights."""
+    """With ZeRO 2 in fp16, the flat gradient of a step has 4 bytes per trained parameter and none for frozen
+    weights.
+    """
     settings = {"lora.rank": 8, "init_from": "a-run", "precision.dtype": "fp16", "parallel.zero_stage": 2}
     setup = setup_of(load("gpt-125m", settings, check=False))
     trained = 12 * sum(setup.adapter_sizes)
@@ -73,8 +80,9 @@ def test_a_step_makes_no_flat_gradient_of_frozen_weights():
 
 
 def test_rows_of_tokens_are_trained_numbers_too():
-    """Trained rows of tokens count too: two tied rows of 256 numbers, whose gradient is kept in fp32 with the
-    loss."""
+    """Trainable embedding rows are counted too: two rows of 256 numbers, shared by embedding and output,
+    whose fp32 gradient is kept with the loss.
+    """
     settings = {"lora.rank": 8, "init_from": "a-run"}
     without = estimate_memory(load("gpt3-tiny", settings)).parts
     config = load("gpt3-tiny", settings | {"lora.trainable_token_indices": [1022, 1023]})
@@ -92,8 +100,9 @@ def test_rows_of_tokens_are_trained_numbers_too():
 
 
 def test_matrices_in_4_bits_by_hand():
-    """4-bit matrices by hand: 4 blocks of 12 x 256 x 256 numbers; with double quantization each matrix also
-    has a mean."""
+    """Frozen matrices in 4 bits, by hand: 4 blocks with 12 x 256 x 256 numbers. With double quantization,
+    each matrix also stores a mean.
+    """
     settings = {"lora.rank": 8, "init_from": "a-run"}
     in_fp32 = estimate_memory(load("gpt3-tiny", settings)).parts
     numbers = 4 * 12 * 256**2
@@ -118,8 +127,9 @@ def test_matrices_in_4_bits_by_hand():
 
 
 def test_a_run_with_ia3_has_the_states_of_its_vectors():
-    """IA3 has the states of its vectors: 256 numbers each for keys and values, and 1,024 for the MLP, in 4
-    blocks."""
+    """IA3 has optimizer states for its vectors only: in each of 4 blocks, 256 numbers for keys, 256 for
+    values and 1,024 for the MLP.
+    """
     found = estimate_memory(load("gpt3-tiny", {"lora.kind": "ia3", "init_from": "a-run"})).parts
     trained = 4 * (2 * 256 + 1024)
     assert found["gradients"] == 4 * trained
@@ -127,8 +137,9 @@ def test_a_run_with_ia3_has_the_states_of_its_vectors():
 
 
 def test_every_micro_batch_in_flight_keeps_the_numbers_of_its_adapters():
-    """Every micro batch in flight keeps its adapters' numbers: the first of four stages holds four micro
-    batches."""
+    """Each micro batch in flight keeps the activations of its adapters; the first of four stages has four
+    micro batches in flight.
+    """
     shape = Shape(12, 768, 12, 3072, 512, 2048, 12, 64, learned_positions=2048)
     setup = Setup(
         shape, device=find_device("A100-40GB"), zero_stage=1, pipeline_parallel_size=4, global_batch_size=8
@@ -140,8 +151,9 @@ def test_every_micro_batch_in_flight_keeps_the_numbers_of_its_adapters():
 
 
 def test_a_model_of_falcons_size_fits_eight_gpus_with_adapters_alone():
-    """A model of 180B parameters fits on 8 GPUs with adapters (42 GiB of weights each), but not with full
-    training (375 GiB)."""
+    """A model with 180B parameters fits on 8 GPUs when only adapters are trained (42 GiB of weights each),
+    but not in full training (375 GiB).
+    """
     device = find_device("A100-80GB")
     assert device is not None
     setup = Setup(
@@ -155,7 +167,7 @@ def test_a_model_of_falcons_size_fits_eight_gpus_with_adapters_alone():
 
 
 def test_a_plan_that_does_not_fit_says_what_adapters_would_need():
-    """A plan that does not fit says what adapters would need; a plan that fits has no such row."""
+    """If a plan does not fit, it states the memory needed with adapters; a plan that fits has no such row."""
     alone = ["parallel.data_parallel_size=1", "resources.gpus_per_node=1", "resources.gpu_type=T4"]
     text = str(plan(load("gpt-1-3b-4xdp", alone), use_measured=False))
     assert "a rank with adapters of rank 16 next to frozen weights (lora, init_from)" in text
@@ -163,7 +175,7 @@ def test_a_plan_that_does_not_fit_says_what_adapters_would_need():
 
 
 def test_autocast_keeps_no_copy_of_matrices_in_4_bits():
-    """Autocast keeps 16-bit copies of embeddings, biases and adapters, but none of matrices in 4 bits."""
+    """Autocast keeps 16-bit copies of embeddings, biases and adapters, but not of the 4-bit matrices."""
     settings = {"lora.rank": 8, "init_from": "a-run", "precision.dtype": "fp32"}
     for four_bits in (False, True):
         config = load("gpt-125m", settings | {"lora.load_in_4bit": four_bits}, check=False)

@@ -1,4 +1,4 @@
-"""Memory by part, compared with the papers' formulas and with published peaks."""
+"""Memory by part, compared with formulas from papers and with published peaks."""
 
 import pytest
 
@@ -20,8 +20,9 @@ SMALL = ["model.seq_length=2048", "batch.micro_batch_size=16"]
 
 
 def layer_of(overrides: list[str], run: str = "gpt-125m") -> float:
-    """Return the activation bytes of a layer per token and hidden unit: the number in the papers'
-    formulas."""
+    """Return a layer's activation bytes per token and hidden unit, the number that the papers' formulas
+    use.
+    """
     config = load(run, overrides, check=False)
     fewer = load(run, [*overrides, f"model.num_layers={config.model.num_layers - 1}"], check=False)
     per_layer = activation_bytes(config, 0) - activation_bytes(fewer, 0)
@@ -36,13 +37,16 @@ def layer_of(overrides: list[str], run: str = "gpt-125m") -> float:
 
 
 def test_a_layer_keeps_34_bytes_without_the_scores():
-    """A layer keeps s b h 34 bytes (Korthikanti et al., section 4.1), as flash attention keeps no scores."""
+    """With flash attention, which keeps no scores, a layer keeps s b h 34 bytes (Korthikanti et al., section
+    4.1).
+    """
     assert layer_of(SMALL) == pytest.approx(34, abs=1e-3)
 
 
 def test_the_scores_cost_9_a_s_over_h():
-    """Kept scores add 5 a s / h in 2-byte formats (equation 1), and 9 a s / h in torch's math kernel, which
-    computes them in fp32."""
+    """Attention scores add 5 a s / h in 2-byte formats (equation 1), and 9 a s / h with torch's math kernel,
+    which computes them in fp32.
+    """
     scores = 9 * 12 * 2048 / 768
     lse = 4 * 12 / 768  # not kept in addition to the scores
     found = layer_of([*SMALL, "model.attention_backend=math"])
@@ -51,22 +55,26 @@ def test_the_scores_cost_9_a_s_over_h():
 
 @pytest.mark.parametrize("tensor", [2, 4])
 def test_tensor_parallelism_cuts_24_of_34(tensor):
-    """Tensor parallelism divides 24 of 34 bytes: s b h (10 + 24 / t), equation 2; with sequence parallelism
-    34 / t, equation 4."""
+    """Tensor parallelism shards 24 of the 34 bytes, s b h (10 + 24 / t) by equation 2; sequence parallelism
+    shards all of them, 34 / t by equation 4.
+    """
     overrides = [*SMALL, f"parallel.tensor_parallel_size={tensor}", f"resources.gpus_per_node={tensor}"]
     assert layer_of(overrides) == pytest.approx(10 + 24 / tensor, abs=1e-3)
     assert layer_of([*overrides, "parallel.sequence_parallel=true"]) == pytest.approx(34 / tensor, abs=1e-3)
 
 
 def test_dropout_masks_are_two_bytes_of_the_34():
-    """Dropout masks take two of the 34 bytes: without dropout they are absent, and fp32 doubles everything
-    else."""
+    """Dropout masks are two of the 34 bytes: without dropout they are not needed, and in fp32 everything else
+    takes twice as much.
+    """
     assert layer_of([*SMALL, "model.hidden_dropout=0.0"]) == pytest.approx(32, abs=1e-3)
     assert layer_of([*SMALL, "precision.dtype=fp32"]) == pytest.approx(2 * 32 + 2, abs=1e-3)
 
 
 def test_full_checkpointing_keeps_two_bytes_and_one_layer():
-    """Full checkpointing keeps s b h 2 per layer (section 5), and the layers that are being recomputed."""
+    """Full recomputation keeps s b h 2 bytes per layer (section 5), plus the layers that are being
+    recomputed.
+    """
     overrides = [*SMALL, "parallel.activation_checkpointing.granularity=full"]
     assert layer_of(overrides) + (4 * 12 + 16) / 768 == pytest.approx(2, abs=1e-3)
     one, three = (
@@ -82,7 +90,9 @@ def test_full_checkpointing_keeps_two_bytes_and_one_layer():
 
 
 def test_earlier_stages_hold_more_micro_batches():
-    """In 1F1B, stage k of p holds p - k micro batches with their outputs, but never more than exist."""
+    """In the 1F1B schedule, stage k of p keeps p - k micro batches and their outputs, or as many as there are
+    if that is fewer.
+    """
     config = load("gpt-13b-4xdp-4xpp")
     held = [kept_bytes(config, stage) for stage in range(4)]
     sent = [stage_memory(config, stage)["pipeline"] for stage in range(4)]
@@ -102,8 +112,9 @@ def test_earlier_stages_hold_more_micro_batches():
     [(1, 2, 4, 12 / 4), (2, 2, 4 / 4, 12 / 4), (3, 2 / 4, 4 / 4, 12 / 4)],
 )
 def test_zero_divides_what_it_names(stage, weights, gradients, optimizer):
-    """ZeRO on 4 ranks divides the optimizer's bytes from stage 1, gradients from stage 2, and weights from
-    stage 3."""
+    """On 4 ranks, ZeRO divides the optimizer states by 4 from stage 1, the gradients from stage 2, and the
+    weights from stage 3.
+    """
     config = load("gpt-125m-4xdp", [f"parallel.zero_stage={stage}"])
     count = count_parameters(config).total
     parts = stage_memory(config, 0)
@@ -122,8 +133,8 @@ def test_zero_divides_what_it_names(stage, weights, gradients, optimizer):
     ],
 )
 def test_each_format_has_its_bytes(overrides, weights, optimizer, gradients):
-    """Each format has its bytes: fp32 with ZeRO 0 has no second copy of the weights; the others have fp32
-    masters.
+    """Each number format has its bytes per parameter. fp32 with ZeRO 0 keeps a single copy of the weights;
+    all other formats have fp32 master weights.
 
     DeepSpeed's BF16_Optimizer keeps the 16-bit gradients in addition to their fp32 sums. Adam counts steps,
     in 4 bytes, for each of 148 parameters, or for two flat groups.
@@ -137,7 +148,7 @@ def test_each_format_has_its_bytes(overrides, weights, optimizer, gradients):
 
 
 def test_chunks_keep_the_logits_small():
-    """Chunks of 1,024 instead of 32,768 tokens make the logits 0.3 GB instead of 10 GB."""
+    """With chunks of 1,024 tokens instead of all 32,768, the logits take 0.3 GB instead of 10 GB."""
     config = load("gpt-125m")
     whole = load("gpt-125m", ["model.cross_entropy_chunk_tokens=0"])
     saved = logits_bytes(whole, 0) - logits_bytes(config, 0)
@@ -146,8 +157,9 @@ def test_chunks_keep_the_logits_small():
 
 
 def test_selective_recomputation_drops_scores_and_the_mlps_activation():
-    """Selective recomputation keeps 26 of 34 bytes, less any kept scores, and one complete layer at a
-    time."""
+    """Selective recomputation keeps 26 of the 34 bytes and no scores, plus one complete layer while it is
+    recomputed.
+    """
     selective = [*SMALL, "parallel.activation_checkpointing.granularity=selective"]
     lse = 4 * 12 / 768
     assert layer_of(selective) == pytest.approx(26, abs=1e-3)
@@ -163,7 +175,7 @@ def test_selective_recomputation_drops_scores_and_the_mlps_activation():
 
 @pytest.mark.parametrize("ulysses", [2, 4])
 def test_ulysses_cuts_every_activation_and_no_parameter(ulysses):
-    """Ulysses divides every activation, s b h (34 + 2) / u, and no parameter.
+    """Ulysses divides all activations, s b h (34 + 2) / u, but no parameters.
 
     Attention's output exists before and after the all-to-all. The chunk of logits is unchanged, and the ranks
     share the states that ZeRO shards.
@@ -184,7 +196,9 @@ def test_ulysses_cuts_every_activation_and_no_parameter(ulysses):
 
 
 def test_an_uneven_cut_is_counted_as_it_is():
-    """In an uneven pipeline, parameters and activations of each stage are counted from the stage's layers."""
+    """If a pipeline's stages differ in size, the parameters and activations of each stage are counted from
+    its own layers.
+    """
     even, uneven = (
         load("gpt-13b-4xdp-4xpp", [f"parallel.pipeline_stage_layers={cut}"])
         for cut in ([10, 10, 10, 10], [4, 12, 12, 12])
@@ -204,7 +218,7 @@ QUARTER = COUNT // 4
 
 
 def state_of(*overrides: str, run: str = "gpt-125m-4xdp") -> tuple[dict[str, int], dict[str, int], int]:
-    """Return the state on the device, the state in host memory, and the bytes on NVMe."""
+    """Return (states on the device, states in host memory, bytes on NVMe)."""
     config = load(run, list(overrides))
     device = stage_memory(config, 0)
     held = {part: device[part] for part in ("weights", "gradients", "master_copy", "optimizer")}
@@ -212,8 +226,9 @@ def state_of(*overrides: str, run: str = "gpt-125m-4xdp") -> tuple[dict[str, int
 
 
 def test_an_offloaded_optimizer_leaves_the_device_with_its_gradients():
-    """Offloading moves the optimizer and its gradients off the device, but stage 1 keeps the gradients until
-    they are reduced."""
+    """Offloading moves the optimizer states and their gradients off the device; with ZeRO 1, gradients stay
+    until they are reduced.
+    """
     offload = "parallel.offload_optimizer.device=cpu"
     held, host, nvme = state_of("parallel.zero_stage=2", offload)
     assert held == {"weights": 2 * COUNT, "gradients": 0, "master_copy": 0, "optimizer": 0}
@@ -229,7 +244,9 @@ def test_an_offloaded_optimizer_leaves_the_device_with_its_gradients():
 
 
 def test_offloaded_parameters_leave_what_is_whole_at_one_time():
-    """Offloading parameters leaves ZeRO 3's live parameters in the communication buffers."""
+    """If parameters are offloaded, the device keeps only the parameters that ZeRO 3 is using, in its
+    communication buffers.
+    """
     config = load("gpt-125m-4xdp", ["parallel.zero_stage=3", "parallel.offload_param.device=cpu"])
     assert stage_memory(config, 0)["weights"] == 0
     assert host_memory(config, 0)["weights"] == 2 * QUARTER
@@ -237,7 +254,7 @@ def test_offloaded_parameters_leave_what_is_whole_at_one_time():
 
 
 def test_state_on_nvme_passes_through_host_memory():
-    """NVMe holds what ZeRO 3 shards, and host memory four tensors of a sub-group and five buffers."""
+    """What ZeRO 3 shards is stored on NVMe; host memory has four tensors of a sub-group and five buffers."""
     held, host, nvme = state_of(
         "parallel.zero_stage=3",
         *(f"parallel.offload_{what}.device=nvme" for what in ("optimizer", "param")),
@@ -252,7 +269,7 @@ def test_state_on_nvme_passes_through_host_memory():
 
 
 def test_on_a_cpu_host_memory_is_the_devices():
-    """On a CPU offloading moves nothing, and no part is counted twice."""
+    """In a CPU run, offloading moves nothing, and no part is counted twice."""
     run = ["resources.device=cpu", "resources.gpu_type=null", "parallel.zero_stage=3"]
     plain, offloaded = load("gpt-125m", run), load("gpt-125m", [*run, "parallel.offload_param.device=cpu"])
     assert stage_memory(plain, 0) == stage_memory(offloaded, 0)
@@ -260,15 +277,18 @@ def test_on_a_cpu_host_memory_is_the_devices():
 
 
 def test_hpz_keeps_a_second_copy():
-    """hpZ keeps a second copy, sharded across the ranks of a machine, in addition to ZeRO 3's part of each
-    rank."""
+    """hpZ keeps a second copy of the weights, sharded within each machine, in addition to each rank's ZeRO 3
+    shard.
+    """
     run = ["parallel.zero_stage=3", "resources.nodes=2", "resources.gpus_per_node=2"]
     plain, hpz = state_of(*run)[0], state_of(*run, "parallel.zero_hpz=true")[0]
     assert hpz["weights"] - plain["weights"] == 2 * COUNT // 2
 
 
 def test_a_snapshot_is_what_a_rank_writes():
-    """Asynchronous saving copies weights and optimizer state to host memory, which must be large enough."""
+    """Asynchronous saving copies a rank's weights and optimizer states to host memory; too little host memory
+    is reported.
+    """
     config = load("gpt-125m-4xdp", ["checkpoint.async_save=true", "resources.memory_per_node_bytes=1e9"])
     assert host_memory(config, 0)["snapshot"] == 2 * COUNT + 12 * QUARTER + 8
     estimate = estimate_memory(config)
@@ -289,8 +309,8 @@ MEGATRON_LOGIT_BYTES = 2 + 4 + 4
 
 
 def as_megatron_deepspeed(name: str, stage: int) -> float:
-    """Return our count of the run in upstream's trainer in GiB, with its logits, its fp16 gradients, and no
-    runtime.
+    """Return our estimate in GiB for the run in the upstream trainer, with its logits and fp16 gradients and
+    without the CUDA runtime.
 
     Upstream's peaks are from DeepSpeed of 2023, which kept gradients in fp16 and had one fp16 bucket of 5e8.
     """
@@ -314,8 +334,9 @@ def as_megatron_deepspeed(name: str, stage: int) -> float:
 
 
 def test_the_logged_peak_of_125m_is_met_within_2_per_cent():
-    """The count of 125M is within 2 % of the allocated memory in the example's log, 28.07 GB (DeepSpeed's GB
-    are GiB)."""
+    """The estimate for 125M is within 2 % of the 28.07 GB in the example's log (DeepSpeed prints GiB as
+    GB).
+    """
     assert as_megatron_deepspeed("gpt-125m", 0) == pytest.approx(28.07, rel=0.02)
 
 
@@ -324,8 +345,8 @@ def test_the_logged_peak_of_125m_is_met_within_2_per_cent():
     [("gpt-125m", 31, 0.90), ("gpt-1-3b-4xdp", 39, 0.77), ("gpt-13b-4xdp-4xpp", 70, 0.73)],
 )
 def test_published_peaks_are_above_the_count_by_the_allocators_share(name, published, at_least):
-    """Counts are below the published peaks of 31, 39 and 70 GB, which include the allocator's free blocks,
-    CUDA and NCCL.
+    """The estimates are below the published peaks of 31, 39 and 70 GB, which also include free blocks of the
+    allocator, CUDA and NCCL.
 
     At 125M, 1.3B and 13B the count reaches 90, 78 and 73 % of them.
     """
@@ -335,8 +356,9 @@ def test_published_peaks_are_above_the_count_by_the_allocators_share(name, publi
 
 
 def test_the_upstream_runs_fit_the_gpus_they_were_run_on():
-    """The upstream runs fit the GPUs they ran on, A100 40 GB for 125M and 1.3B and 80 GB for 13B, without
-    being trivially small."""
+    """The upstream runs fit on the GPUs they were run on (125M and 1.3B on A100 40 GB, 13B on 80 GB), and use
+    a substantial part of them.
+    """
     for name in ("gpt-125m", "gpt-1-3b-4xdp", "gpt-13b-4xdp-4xpp"):
         memory = estimate_memory(load(name))
         assert memory.fits
@@ -344,7 +366,7 @@ def test_the_upstream_runs_fit_the_gpus_they_were_run_on():
 
 
 def test_13b_does_not_fit_without_checkpointing_or_a_cut():
-    """13B does not fit on one GPU without checkpointing or parallelism."""
+    """13B does not fit on one GPU without activation checkpointing or model parallelism."""
     uncut = ["parallel.activation_checkpointing.granularity=none"]
     assert estimate_memory(load("gpt-13b-4xdp-4xpp", uncut)).fits is False
     alone = load("gpt-13b-4xdp-4xpp", ["parallel.pipeline_parallel_size=1", "resources.gpus_per_node=2"])
@@ -353,8 +375,9 @@ def test_13b_does_not_fit_without_checkpointing_or_a_cut():
 
 @pytest.mark.parametrize(("overlap", "buffers"), [("false", 1), ("true", 2)])
 def test_a_bucket_larger_than_the_model_costs_no_more_than_the_model(overlap, buffers):
-    """A bucket is never larger than the model: 5e8 fp32 elements would be 1.9 GiB, but 125M parameters take
-    0.5 GiB."""
+    """A reduction bucket is never larger than the model: 5e8 fp32 elements would take 1.9 GiB, but the
+    gradients of 125M take 0.5 GiB.
+    """
     overrides = [
         "parallel={zero_stage: 1, data_parallel_size: 2}",
         "resources.nodes=2",
@@ -368,7 +391,7 @@ def test_a_bucket_larger_than_the_model_costs_no_more_than_the_model(overlap, bu
 
 
 def test_parts_are_named_and_the_fullest_stage_is_reported():
-    """The total is the sum of all parts on the fullest stage."""
+    """The reported total is the sum of the parts of the stage that needs the most memory."""
     config = load("gpt-13b-4xdp-4xpp")
     memory = estimate_memory(config)
     assert tuple(memory.parts) == PARTS
@@ -377,7 +400,9 @@ def test_parts_are_named_and_the_fullest_stage_is_reported():
 
 
 def test_a_cpu_rank_has_its_share_of_the_host():
-    """A CPU rank has its share of memory_per_node_bytes, or of this machine's memory if it is null."""
+    """A CPU rank's limit is its share of memory_per_node_bytes, or of this machine's memory if that is
+    null.
+    """
     two = load(
         "gpt-tiny",
         [
@@ -398,6 +423,6 @@ def test_a_cpu_rank_has_its_share_of_the_host():
 
 
 def test_an_unknown_gpu_has_no_verdict():
-    """A run on an unknown GPU is neither reported as fitting nor as too large."""
+    """For an unknown GPU, the plan says neither that the run fits nor that it does not."""
     memory = estimate_memory(load("gpt-125m", ["resources.gpu_type=null"]))
     assert (memory.device_bytes, memory.fits) == (None, None)

@@ -1,4 +1,4 @@
-"""Every part of one rank's memory for a model small enough to count by hand.
+"""Every part of one rank's memory, for a model that is small enough to count by hand.
 
 L = 4 layers, h = 8, a = 2 heads, f = 24, s = 16, micro batch 3 (48 tokens), V = 128:
 N = 1,024 (words) + 128 (positions) + 4 * 288 (attention) + 4 * 416 (MLP) + 144 (LayerNorms) = 4,112.
@@ -162,7 +162,7 @@ def test_activations(overrides, held):
 
 
 def test_activations_of_a_pipeline():
-    """Stage k of 2 holds 2 - k micro batches; a single micro batch is held once."""
+    """Stage k of 2 keeps the activations of 2 - k micro batches, or of one if there is only one."""
     cut = "parallel={pipeline_parallel_size: 2, pipeline_stage_layers: [2, 2]}"
     layers, first = 2 * (LAYER + LSE), MASK + IDS
     config = small(cut)
@@ -175,8 +175,9 @@ def test_activations_of_a_pipeline():
 
 
 def test_what_a_pipeline_sends_stays():
-    """A pipeline keeps the sent output of each micro batch in flight, and an output or gradient being
-    received."""
+    """A pipeline stage keeps the outputs it has sent for each micro batch in flight, and a buffer for an
+    output or gradient that it receives.
+    """
     cut = "parallel={pipeline_parallel_size: 2, pipeline_stage_layers: [2, 2]}"
     assert parts(cut)["pipeline"] == 2 * STREAM + STREAM
     assert parts(cut, "batch.global_batch_size=3")["pipeline"] == STREAM + STREAM
@@ -185,8 +186,9 @@ def test_what_a_pipeline_sends_stays():
 
 
 def test_who_keeps_the_scores():
-    """The math kernel keeps scores, and so does auto on a CPU with dropout, where no other kernel has
-    dropout."""
+    """torch's math kernel keeps the scores. `auto` uses it on a CPU with dropout, because no other kernel has
+    dropout there.
+    """
     on_cpu = "resources={device: cpu, gpu_type: null}"
     none = "model.attention_dropout=0"
     assert not _keeps_scores(small())
@@ -223,8 +225,9 @@ def test_who_keeps_the_scores():
     ],
 )
 def test_logits(overrides, held):
-    """Logits need a chunk in bf16, on a GPU its fp32 cast with the log-softmax, the embeddings' fp32
-    gradient, and the hidden states with their gradient."""
+    """The logits need a chunk in bf16 (on a GPU also in fp32, with the log-softmax), the fp32 gradient of the
+    embedding, and the hidden states with their gradient.
+    """
     assert logits_bytes(small(*overrides), 0) == held
 
 
@@ -262,15 +265,18 @@ def test_buffers_of_a_gpu(overrides, buffers):
 
 
 def test_a_pipeline_has_one_bucket():
-    """A pipeline has one bucket, because its engine reduces after the last micro batch without overlap."""
+    """A pipeline has one reduction bucket instead of two, because its engine reduces gradients after the last
+    micro batch.
+    """
     config = small("parallel={pipeline_parallel_size: 2, zero_stage: 1}", "precision.dtype=fp16")
     for stage in range(2):
         assert stage_memory(config, stage)["communication"] == 4 * BUCKET
 
 
 def test_the_workspace_is_what_the_activations_do_not_leave():
-    """The workspace is the MLP's two inner gradients and the residual's, less the freed logits; the step's
-    flat gradient fits into the space of the activations."""
+    """The workspace holds the gradients of the MLP's two inner tensors and of the residual, less the logits
+    freed by then. The step's flat gradient fits where the activations were.
+    """
     first = "parallel={pipeline_parallel_size: 2, pipeline_stage_layers: [2, 2]}"
     inner = 2 * 2 * TOKENS * 24 + STREAM
     assert parts(first)["workspace"] == inner
@@ -291,7 +297,7 @@ def test_the_workspace_is_what_the_activations_do_not_leave():
     ],
 )
 def test_buffers_of_a_cpu(overrides, buffers):
-    """A CPU allocates no memory for the unused part of a bucket, and keeps no free blocks."""
+    """On a CPU, the unused part of a bucket takes no memory, and the allocator keeps no free blocks."""
     found = parts(ON_CPU, *overrides)
     assert (found["communication"], found["runtime"], found["reserve"]) == (buffers, CPU_RUNTIME_BYTES, 0)
 
@@ -302,8 +308,9 @@ ON_NVME = "{device: nvme, nvme_path: /nvme, buffer_count: 6}"
 
 
 def test_state_on_nvme():
-    """With ZeRO 3 on NVMe and 2 ranks, host memory has four fp32 tensors of a sub-group, six bf16 buffers of
-    the largest parameter, and the remaining state."""
+    """With ZeRO 3 on NVMe and 2 ranks, host memory holds four fp32 tensors of a sub-group, six bf16 buffers
+    of the size of the largest parameter, and the states that are not on NVMe.
+    """
     offload = f"offload_optimizer: {ON_NVME}, offload_param: {ON_NVME}"
     both = f"parallel={{zero_stage: 3, data_parallel_size: 2, {offload}}}"
     config = small(both)
@@ -344,15 +351,18 @@ def test_the_optimizer_alone_on_nvme_and_on_the_host():
 
 @pytest.mark.parametrize(("mode", "copies"), [("full", 1), ("perf", 0), ("eval", 0)])
 def test_a_snapshot_of_asynchronous_saving(mode, copies):
-    """Asynchronous saving keeps a copy of the rank's weights and optimizer state, in runs that save."""
+    """A run that saves asynchronously keeps a copy of the rank's weights and optimizer states in host
+    memory.
+    """
     config = small("checkpoint.async_save=true", f"mode={mode}")
     assert host_memory(config, 0)["snapshot"] == copies * (14 * N + STEPS)
     assert host_memory(small(f"mode={mode}"), 0)["snapshot"] == 0
 
 
 def test_the_fullest_stage_and_its_share_of_the_host():
-    """The first of two stages is the fullest, since it holds two micro batches; 8 GPUs share the machine's
-    memory."""
+    """Of two stages, the first needs more memory, because it keeps two micro batches; 8 GPUs share the
+    machine's host memory.
+    """
     config = small(
         "parallel={pipeline_parallel_size: 2, pipeline_stage_layers: [3, 1]}",
         "resources={gpus_per_node: 8, memory_per_node_bytes: 80_000_000, gpu_type: A100-40GB}",
@@ -377,7 +387,9 @@ def test_the_fullest_stage_and_its_share_of_the_host():
 
 
 def test_a_cpu_rank_has_its_share_of_its_machine():
-    """4 ranks on 2 machines: two share one machine's memory, and host memory has no separate parts."""
+    """With 4 CPU ranks on 2 machines, two ranks share the memory of a machine, and host memory has no
+    separate parts.
+    """
     config = small(
         "resources={device: cpu, gpu_type: null, nodes: 2, memory_per_node_bytes: 1_000_001}",
         "parallel={data_parallel_size: 4}",
@@ -388,8 +400,9 @@ def test_a_cpu_rank_has_its_share_of_its_machine():
 
 
 def test_the_start_of_a_run_takes_host_memory_too():
-    """At the start, each rank of a node initializes its part in fp32, one complete matrix at a time; with
-    ZeRO 3 only its shard stays."""
+    """When a run starts, each rank of a node initializes its part of the model in fp32, one matrix after the
+    other; with ZeRO 3, only the rank's shard is kept.
+    """
     matrix = 4 * WORDS
     for overrides, made in (([], 4 * N), (["parallel.zero_stage=3"], 0)):
         memory = estimate_memory(
@@ -405,8 +418,9 @@ def test_the_start_of_a_run_takes_host_memory_too():
 
 
 def test_fpdt_waits_in_host_memory():
-    """FPDT offloads the input, query, key, value and output in bf16, and the log-sum-exp, of each layer to
-    host memory."""
+    """FPDT moves the input, query, key, value and output of each layer (bf16) and its log-sum-exp (fp32) to
+    host memory.
+    """
     config = small("parallel.fpdt_chunk_tokens=8", "model.attention_dropout=0")
     assert host_memory(config, 0)["activations"] == 4 * (5 * 2 * UNIT + LSE)
     whole = small("parallel.fpdt_chunk_tokens=16", "model.attention_dropout=0")
@@ -428,8 +442,9 @@ def test_fpdt_waits_in_host_memory():
     ],
 )
 def test_whose_attention_kernel_a_layer_has(dtype, device, changed, own):
-    """A layer on a CPU uses the model's own attention kernel (model/attention.py), since torch's math kernel
-    rounds 16-bit sums."""
+    """On a CPU, layers use nbtrain's attention kernel (model/attention.py), because torch's math kernel
+    rounds sums to 16 bits.
+    """
     shape = Shape(2, 128, 4, 512, 512, 128, 4, 32, attn_softcap="softcap" in changed)
     setup = Setup(shape, on_gpu=device == "gpu", micro_batch_size=1, global_batch_size=1, dtype=dtype)
     assert own_kernel(setup, window="window" in changed) is own

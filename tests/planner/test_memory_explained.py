@@ -1,4 +1,4 @@
-"""The Terms of an estimate add up to each of its parts and show their numbers."""
+"""The terms that explain a memory estimate add up to each of its parts, and show their numbers."""
 
 import pytest
 

@@ -1,5 +1,6 @@
-"""Published programs: bytes of their states, and parts that never exist at the same time, which are not
-added."""
+"""Memory in published programs: the bytes of their states, and parts that never exist at the same time and so
+are not added up.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -29,8 +30,9 @@ ONE = Setup(
 
 
 def test_the_larger_of_logits_and_recomputed_layer_counts():
-    """The larger of logits and recomputed layer counts: 10 bytes per logit, less the layer that is recomputed
-    afterwards."""
+    """The peak includes either the logits or the recomputed layer, whichever is larger; logits take 10 bytes
+    each.
+    """
     parts, stage = estimate(ONE).parts, stage_of(ONE, 0)
     logits, live = 10 * 4 * 2048 * 50304, activations.live(ONE, stage)
     assert 0 < live < logits
@@ -39,8 +41,9 @@ def test_the_larger_of_logits_and_recomputed_layer_counts():
 
 
 def test_a_tied_output_layers_gradient_waits_in_autograd():
-    """In 16 bit, a tied output layer's gradient is kept with the recomputed layer, in DeepSpeed's programs
-    with both ends on one stage."""
+    """In 16 bits, DeepSpeed's programs keep the gradient of a tied output layer while a layer is recomputed,
+    if the embedding and output are on the same stage.
+    """
     few = replace(ONE, engine="megatron-deepspeed", shape=replace(SHAPE, padded_vocab_size=4096))
     stage = stage_of(few, 0)
     assert buffers.logits_bytes(few, stage) == 10 * 4 * 2048 * 4096 < activations.live(few, stage)
@@ -66,8 +69,9 @@ def test_a_gpu_gives_a_hundredth_less_than_its_name_says(name, gib):
 
 
 def test_fsdp_without_resharding_keeps_whole_16_bit_weights_and_cut_fp32_ones():
-    """FSDP's SHARD_GRAD_OP on 8 ranks keeps 4 / 8 bytes of each fp32 weight and 2 bytes of its gathered
-    16-bit copy."""
+    """FSDP with SHARD_GRAD_OP on 8 ranks keeps 4 / 8 bytes of each fp32 weight and 2 bytes of its gathered
+    16-bit copy.
+    """
     setup = replace(ONE, engine="metaseq", data_parallel_size=8, global_batch_size=32, zero_stage=2)
     parts, count = estimate(setup).parts, stage_of(setup, 0).elements
     assert parts["weights"] == 4 * count // 8
@@ -83,7 +87,7 @@ def test_nvfp4_keeps_half_a_byte_and_a_scale_of_each_input():
 
 
 def bytes_each(engine: str, **changes: Any) -> tuple[float, ...]:
-    """Return weights, gradients, masters and moments for each parameter of a rank."""
+    """Return a rank's bytes per parameter for weights, gradients, master weights and moments."""
     found = estimate(replace(ONE, engine=engine, **changes)).parts
     parts = ("weights", "gradients", "master_copy", "optimizer")
     return tuple(found[part] / stage_of(ONE, 0).elements for part in parts)
@@ -112,7 +116,9 @@ def test_each_program_keeps_the_bytes_that_it_is_known_for(engine, changes, expe
 
 
 def test_autocast_keeps_the_cast_matrices_of_a_program_with_whole_fp32_weights():
-    """Autocast adds 2 bytes for each number of a matrix; under ZeRO 3 the gathered copy is the cast one."""
+    """Autocast adds 2 bytes for each number of a matrix; under ZeRO 3, the gathered copy is already in 16
+    bits.
+    """
     cast, plain = (
         estimate(replace(ONE, engine="composer", autocast=on)).parts["weights"] for on in (True, False)
     )
@@ -124,7 +130,9 @@ def test_autocast_keeps_the_cast_matrices_of_a_program_with_whole_fp32_weights()
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_words_that_are_looked_up_are_not_cast(tied):
-    """Embeddings on the first stage are looked up and not cast; the last stage multiplies with them."""
+    """On the first stage, the embedding is only looked up and needs no 16-bit copy; on the last stage, it is
+    multiplied and does.
+    """
     setup = replace(ONE, engine="nbtrain", shape=replace(SHAPE, tied=tied), pipeline_parallel_size=2)
     first, last = stage_of(setup, 0), stage_of(setup, 1)
     assert first.parameters.word_embeddings == 50304 * 2048
@@ -133,8 +141,9 @@ def test_words_that_are_looked_up_are_not_cast(tied):
 
 
 def test_a_later_stage_with_more_windows_may_be_the_fullest():
-    """Among middle stages with equally many layers, each kind is checked, because windows keep a mask in each
-    layer."""
+    """Of middle stages with the same number of layers, each kind is checked: the one with more windows may
+    need the most, because each window keeps a mask.
+    """
     shape = replace(SHAPE, padded_vocab_size=128, window_size=512)
     shape = replace(shape, window_layers=(False,) * 12 + (True,) * 6 + (False,) * 6)
     setup = replace(

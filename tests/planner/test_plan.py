@@ -1,4 +1,4 @@
-"""The complete plan: time, disk, warnings, and its forms."""
+"""The complete plan: time, disk space and warnings, in all output formats."""
 
 import json
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("workspace")
 
 @pytest.fixture(autouse=True)
 def _examples(workspace, repository):
-    """The run YAMLs, below the empty workspace."""
+    """Copy the example runs to the empty workspace."""
     (workspace / "examples").symlink_to(repository / "examples")
 
 
@@ -36,8 +36,9 @@ def _examples(workspace, repository):
 
 @pytest.mark.parametrize(("dtype", "share", "per_core"), [("fp32", "43%", "86"), ("bf16", "76%", "152")])
 def test_a_cpu_run_is_planned_by_what_its_cores_do(monkeypatch, dtype, share, per_core):
-    """The time of a CPU run follows from this machine's matrix rate: a machine twice as fast takes half as
-    long."""
+    """The time of a CPU run follows from the measured matrix rate of this machine; at twice the rate, it is
+    half as long.
+    """
     config = load("gpt3-tiny", [f"precision.dtype={dtype}", "resources.cpus_per_node=4"], check=False)
     monkeypatch.setattr(duration, "matmul_flops_per_core", lambda: 200e9)
     estimate = estimate_duration(config)
@@ -70,8 +71,9 @@ def test_a_cpu_run_is_planned_by_what_its_cores_do(monkeypatch, dtype, share, pe
     ],
 )
 def test_the_benchmarks_come_out(monkeypatch, overrides, tokens_per_second):
-    """The plan meets docs/evidence/benchmarks.md, gpt3-tiny in fp32 and 14M parameters in bf16 on 2 cores, on
-    any machine."""
+    """On any machine, the plan reproduces docs/evidence/benchmarks.md: gpt3-tiny in fp32 and a 14M model in
+    bf16 on 2 cores.
+    """
     monkeypatch.setattr(duration, "matmul_flops_per_core", None)
     config = load("gpt3-tiny", [*overrides, "resources.cpus_per_node=2"], check=False)
     rate = estimate_duration(config, use_measured=False).tokens_per_second
@@ -79,7 +81,7 @@ def test_the_benchmarks_come_out(monkeypatch, overrides, tokens_per_second):
 
 
 def test_a_gpu_run_measures_no_cpu(monkeypatch):
-    """Neither a GPU run nor a CPU run with a configured rate measures the cores."""
+    """The cores are not measured for a GPU run, nor for a CPU run whose rate is configured."""
     monkeypatch.setattr(duration, "matmul_flops_per_core", None)
     assert estimate_duration(load("gpt-125m")).seconds
     directory = RunDir.named("gpt3-tiny")
@@ -97,7 +99,7 @@ def test_a_gpu_run_measures_no_cpu(monkeypatch):
     ],
 )
 def test_no_peak_no_time(overrides, basis):
-    """An unknown rate is reported as unknown rather than guessed."""
+    """Without a known rate of the device, the time is reported as unknown."""
     estimate = estimate_duration(load("gpt-125m", overrides, check=False))
     assert (estimate.seconds, estimate.basis) == (None, basis)
 
@@ -117,14 +119,16 @@ def test_no_peak_no_time(overrides, basis):
     ],
 )
 def test_checkpoints_on_disk(overrides, checkpoints):
-    """The disk holds keep_last checkpoints, one being written, the best, and the permanent ones, but never
-    more than the run writes."""
+    """The disk holds keep_last checkpoints, one that is being written, the best one and the permanent ones,
+    but never more than the run writes.
+    """
     assert num_checkpoints(load("gpt-125m", overrides)) == checkpoints
 
 
 def test_a_checkpoint_has_14_bytes_a_parameter():
-    """A checkpoint has 14 bytes per parameter: 16-bit weights, fp32 masters, two moments; with ZeRO 0 it has
-    12, as weights are the masters."""
+    """A checkpoint takes 14 bytes per parameter for 16-bit weights, fp32 master weights and two moments; with
+    ZeRO 0 it takes 12, because there are no separate master weights.
+    """
     for name, state in (("gpt-125m", 14 * 126_638_592), ("gpt3-tiny", 12 * 3_487_232)):
         config = load(name)
         assert estimate_disk(config).checkpoint_bytes == checkpoint_bytes(config)
@@ -135,7 +139,7 @@ def test_a_checkpoint_has_14_bytes_a_parameter():
 
 
 def a_dataset(tokens: int) -> None:
-    """Write the manifest of a prepared dataset for gpt3-tiny."""
+    """Write the manifest of a prepared dataset for the run gpt3-tiny."""
     folder = dataset_dir("python-docs-1k")
     folder.mkdir(parents=True, exist_ok=True)
     files.write_json(
@@ -155,7 +159,9 @@ def a_dataset(tokens: int) -> None:
 
 
 def test_the_plan_of_a_prepared_dataset_counts_epochs():
-    """The plan takes bytes and epochs from the dataset's manifest, and warns above four epochs."""
+    """The plan computes dataset size and epochs from the dataset's manifest, and warns if there are more than
+    four epochs.
+    """
     unknown = plan(load("gpt3-tiny"))
     assert (unknown.epochs, unknown.disk.dataset_bytes) == (None, None)
     a_dataset(2_000_000)
@@ -171,8 +177,9 @@ def test_the_plan_of_a_prepared_dataset_counts_epochs():
 
 
 def test_epochs_are_those_of_the_idx_itself():
-    """The .idx's tokens and documents take precedence over the manifest's; disagreements and unreadable files
-    are findings."""
+    """Tokens and documents are counted in the .idx file, not in the manifest; if they differ, or a file
+    cannot be read, that is a finding.
+    """
     config = load("gpt3-tiny", ["data.split=8,1,1"])
     pair = dataset_of(config)
     pair.directory.mkdir(parents=True)
@@ -201,7 +208,9 @@ def test_epochs_are_those_of_the_idx_itself():
 
 
 def test_a_damaged_manifest_is_no_reason_to_have_no_plan():
-    """A damaged manifest counts as an unknown dataset; prepare and preflight report the damage."""
+    """With a damaged manifest, the plan treats the dataset as unknown; prepare and preflight report the
+    damage.
+    """
     folder = dataset_dir("python-docs-1k")
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_text("{")
@@ -210,7 +219,7 @@ def test_a_damaged_manifest_is_no_reason_to_have_no_plan():
 
 @pytest.mark.parametrize("run", ["gpt3-tiny", "gpt-125m-2xdp", "gpt-13b-4xdp-4xpp-4xtp", "gpt-175b"])
 def test_a_plan_is_text_html_and_json(run):
-    """Text, HTML and JSON have the same numbers, and plan.json is equal after a round trip."""
+    """A plan has the same numbers in text, HTML and JSON, and reading plan.json returns an equal plan."""
     result = plan(load(run))
     value = result.to_dict()
     assert json.loads(json.dumps(value)) == value
@@ -227,8 +236,9 @@ def test_a_plan_is_text_html_and_json(run):
 
 
 def test_the_plan_says_how_the_model_is_cut_and_what_leaves_the_device():
-    """The plan shows the layers of each stage, Ulysses as a factor, and the parts in host memory and on
-    NVMe."""
+    """The plan lists the layers of each stage, Ulysses as a factor, and the parts that are in host memory and
+    on NVMe.
+    """
     piped = str(plan(load("gpt-1-3b-4xdp-4xpp")))
     assert "data(4) * pipeline(4) * tensor(1) = 16 processes, ZeRO 1, fp16" in piped
     assert "6 + 6 + 7 + 5 layers" in piped
@@ -250,7 +260,7 @@ def test_the_plan_says_how_the_model_is_cut_and_what_leaves_the_device():
 
 
 def test_tokens_a_step_stand_as_an_equation():
-    """The tokens per step are shown as an equation with the value of every factor."""
+    """The tokens of a step are shown as an equation with the value of each factor."""
     assert plan(load("gpt-125m-2xdp")).batch_equation == (
         "16 micro batch x 2 data parallel x 8 accumulation x 2048 tokens = 524,288 tokens a step"
     )
@@ -258,8 +268,9 @@ def test_tokens_a_step_stand_as_an_equation():
 
 @pytest.mark.slow
 def test_the_picture_shows_every_part_and_the_schedule():
-    """The picture is a PNG with a bar for each of the fullest stages with all nonempty parts, and the peak
-    learning rate."""
+    """The picture is a PNG with a bar for each of the stages that need the most memory, with all parts above
+    zero, and the peak learning rate.
+    """
     result = plan(load("gpt-175b"))
     figure = plan_picture(result)
     memory, schedule, batch = figure.axes
@@ -281,16 +292,18 @@ def test_the_picture_shows_every_part_and_the_schedule():
 
 
 def test_the_legend_names_parts_that_only_other_stages_have():
-    """The legend lists parts of all stages: the fullest stage of 13B is the first, but the logits are on the
-    last."""
+    """The legend lists the parts of all stages: for 13B, the first stage needs the most, but the logits are
+    on the last.
+    """
     memory = plan_picture(plan(load("gpt-13b-4xdp-4xpp"))).axes[0]
     labels = [text.get_text() for text in memory.get_legend().get_texts()]
     assert labels[-1] == "logits, other stages"
 
 
 def test_the_picture_has_a_bar_of_host_memory():
-    """Offloaded state and a snapshot have a separate row with a separate limit; without them there is no such
-    row."""
+    """If there are offloaded states or a snapshot, host memory has a bar with its own limit; otherwise it has
+    none.
+    """
     run = load(
         "gpt-1-3b-4xdp",
         {
@@ -350,8 +363,9 @@ def test_limits_of_a_job_are_reported():
 
 
 def test_an_evaluation_makes_no_step_and_no_checkpoint():
-    """An evaluation (mode: eval) has no steps or checkpoints: 10 batches of validation and 10 of test, each a
-    third of a training step."""
+    """An evaluation run (mode: eval) has no steps and no checkpoints: 10 validation batches and 10 test
+    batches, each in a third of the time of a training step.
+    """
     evaluation, one_step = (
         plan(load("gpt-125m", {"mode": "eval"})),
         plan(load("gpt-125m", ["batch.max_steps=1"])),

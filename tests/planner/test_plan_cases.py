@@ -1,5 +1,6 @@
-"""The plan compared with published speeds: how many are met, a reason for every miss, and the committed
-page."""
+"""Planned speeds compared with published ones: how many agree, the reason for each that does not, and the
+committed page.
+"""
 
 import pytest
 
@@ -18,8 +19,9 @@ def share(half: str | None = None) -> float:
 
 
 def test_three_quarters_of_the_published_speeds_are_met():
-    """Three quarters of the published speeds are met within 20 %, also among sources that no constant was
-    fitted to."""
+    """Three quarters of the published speeds are met within 20 %, also among sources to which no constant was
+    fitted.
+    """
     assert len(ROWS) == 206
     assert share() >= 0.85
     assert share("train") >= 0.9
@@ -36,7 +38,8 @@ def test_every_miss_has_its_sentence_and_no_sentence_is_left_over():
 @pytest.mark.slow
 def test_the_page_is_that_of_these_constants():
     """The committed page is the output of `python tests/benchmarks/plan_cases.py`, followed by the
-    measurements of plan_cpu.py."""
+    measurements of plan_cpu.py.
+    """
     page = (plan_cases.DOCS / "plan-accuracy.md").read_text(encoding="utf-8")
     written, mark, _ = page.partition(f"\n{plan_cpu.BEGIN}\n")
     assert written == plan_cases.text(CASES)
@@ -44,7 +47,7 @@ def test_the_page_is_that_of_these_constants():
 
 
 def test_the_picture_shows_every_case():
-    """The picture has one point for each case, by family."""
+    """The picture has one point per case, colored by family."""
     axes = plan_cases.picture(plan_speed.rows(CASES)).axes[0]
     points = sum(len(found.get_offsets()) for found in axes.collections)
     assert points == len(ROWS)

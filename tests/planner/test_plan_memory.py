@@ -1,4 +1,4 @@
-"""The planned memory of published runs: how many are met, and a reason for every miss."""
+"""Planned memory compared with published peaks: how many agree, and the reason for each that does not."""
 
 import pytest
 
@@ -13,8 +13,9 @@ VERDICTS = plan_memory.verdicts(CASES)
 
 
 def test_four_of_five_published_peaks_are_met():
-    """Four of five published peaks are met within 10 % and 20 %; constants were read, assumed, or fitted to
-    the training half only."""
+    """Four of five published peaks are met within 10 % or 20 %; constants are read from sources, assumed, or
+    fitted to the training half only.
+    """
     assert len(PEAKS) == 83
     assert plan_memory.share_within(PEAKS, 0.1) >= 0.8
     assert plan_memory.share_within(PEAKS, 0.2) >= 0.95
@@ -40,8 +41,9 @@ def test_every_miss_has_its_sentence_and_no_sentence_is_left_over():
 
 @pytest.mark.parametrize("share", [0.15, 0.33, 0.43])
 def test_no_published_fragmentation_tells_the_run_that_ended_from_its_sister(share):
-    """No rule on fragmentation is adopted, because it would refuse both a run that failed and its twin that
-    did not, or neither."""
+    """No threshold for fragmentation separates a published run that ran out of memory from a similar run that
+    did not, so the plan has no such rule.
+    """
     names = (plan_fragmentation.CASE, plan_fragmentation.SISTER)
     ended, ran = (next(case for case in CASES if case.id == name) for name in names)
     assert (ended.fits, ran.fits) == (False, True)

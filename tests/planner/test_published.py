@@ -1,4 +1,4 @@
-"""The published cases as setups, with the parameters, FLOPs, layouts and units of their sources."""
+"""Published cases as planner setups, with the parameters, FLOPs, layouts and units of their sources."""
 
 import pytest
 
@@ -19,8 +19,9 @@ def ids(wrong: list[Published]) -> list[str]:
 
 
 def test_no_case_is_left_out():
-    """All 216 cases are read, two of them series of 6 and 10 points; 206 cases and the 16 points give a
-    speed."""
+    """All 216 cases are read. Two of them are series of 6 and 10 points; 206 cases and the 16 points give a
+    speed.
+    """
     assert len(CASES) == 216 - 2 + 16
     assert len({case.id for case in CASES}) == len(CASES)
     assert sum(case.step_seconds is not None for case in CASES) == 206 + 16
@@ -28,12 +29,12 @@ def test_no_case_is_left_out():
 
 
 def test_flops_are_those_of_the_file():
-    """The planner's formula gives exactly the derived FLOPs of every case."""
+    """The planner's formula gives the FLOPs of every case exactly."""
     assert all(model_flops(c.setup.shape) == c.raw["derived"]["model_flops_per_token"] for c in CASES)
 
 
 def test_parameters_are_those_of_the_sources():
-    """The number of parameters is exact for the 30 sources that print it."""
+    """For the 30 sources that state it, the number of parameters is exact."""
     given = [case for case in CASES if "params_given" in case.raw]
     assert len(given) == 30
     counted = [count_layers(c.setup.shape, c.setup.shape.num_layers, True, True, 1).total for c in given]
@@ -41,7 +42,9 @@ def test_parameters_are_those_of_the_sources():
 
 
 def test_layouts_use_all_gpus_and_whole_batches():
-    """World size, accumulation and layers are as stated, or divide evenly if not stated."""
+    """World size, accumulation steps and layers are as stated in the source; where they are not stated, they
+    divide evenly.
+    """
     assert not ids([c for c in CASES if c.setup.world_size != c.raw["gpus"]["count"]])
     batch = [(c, c.setup.micro_batch_size * c.setup.data_parallel_size) for c in CASES]
     assert not ids([c for c, one in batch if c.setup.global_batch_size % one])
@@ -51,7 +54,9 @@ def test_layouts_use_all_gpus_and_whole_batches():
 
 
 def test_seconds_are_those_computed_by_the_reference():
-    """31 times equal the reference's, computed from TFLOP/s, with recomputation counted as in the source."""
+    """31 times equal those of the reference, which computes them from TFLOP/s and counts recomputation as the
+    source does.
+    """
     computed = [case for case in CASES if case.raw.get("step_s_computed")]
     assert len(computed) == 31
     for case in computed:
@@ -59,7 +64,9 @@ def test_seconds_are_those_computed_by_the_reference():
 
 
 def test_every_program_is_known():
-    """Each source names an engine of the registry, and both halves of the split have sources."""
+    """The engine of each source is in the registry, and both the training half and the test half have
+    sources.
+    """
     assert {source.engine for source in published.SOURCES} <= set(ENGINES)
     assert {source.half for source in published.SOURCES} == {"train", "test"}
     assert all(name == engine.name for name, engine in ENGINES.items())
@@ -75,8 +82,9 @@ def test_every_program_is_known():
     ],
 )
 def test_a_case_of_another_source_is_read_by_its_text(changes, engine, device):
-    """A case of another source is read from its text: program by keywords, device by the nearest name, in the
-    test half."""
+    """For a case from an unknown source, the program is chosen by keywords in the source's text, the device
+    by the closest name, and the half is "test".
+    """
     kinds = {"H100": "H100-SXM-80GB", "H800": "H800-SXM-80GB", "A800-80GB": "A800-SXM4-80GB"}
     raw = next(case.raw for case in CASES if case.id == "mpt-7b-s2048-8xh100-80gb-amp-bf16")
     case = {**raw, "note": "", **changes, "gpus": {**raw["gpus"], "kind": kinds.get(device, device)}}

@@ -1,5 +1,6 @@
-"""The change that makes a run fit: legal, with the number that the plan then shows, the cheapest change
-first."""
+"""The change that makes a run fit: it is legal, it gives the memory that the message states, and cheaper
+changes come first.
+"""
 
 import pytest
 
@@ -39,8 +40,9 @@ FIXED = {
 
 @pytest.mark.parametrize("what", FIXED)
 def test_the_fix_gives_the_memory_that_it_promises(what):
-    """The fix, loaded as overrides with every rule, fits with 5 % headroom and the memory that it
-    promises."""
+    """With the fix applied as overrides, the run passes every rule, has 5 % headroom, and needs as much
+    memory as the fix states.
+    """
     run, overrides, keys = FIXED[what]
     config = load(run, overrides)
     remedy = cheapest_remedy(config, 0.1)
@@ -63,8 +65,9 @@ def test_the_fix_gives_the_memory_that_it_promises(what):
 
 
 def test_what_costs_less_comes_first():
-    """Cheaper changes come first: selective recomputation before full, and full before smaller micro
-    batches."""
+    """Cheaper changes are suggested first: selective recomputation before full, and full recomputation before
+    smaller micro batches.
+    """
     tight = load("gpt-125m", ["resources.gpu_type=T4"])
     assert cheapest_remedy(tight, 0.1).changes == {RECOMPUTE: "selective"}
     recomputed = load(
@@ -84,8 +87,9 @@ def test_a_tight_run_is_a_warning():
 
 
 def test_more_gpus_are_the_last_change():
-    """More GPUs are the last change, for a model that its GPUs cannot hold in any layout with too little host
-    memory to offload."""
+    """More GPUs are suggested only if the model fits on its GPUs in no layout and there is too little host
+    memory for offloading.
+    """
     config = load("gpt-13b-4xdp-4xpp", [*ONE_GPU, "resources.memory_per_node_bytes=30e9"])
     remedy = cheapest_remedy(config, 0.1)
     assert remedy.changes["resources.gpus_per_node"] > 1
@@ -93,7 +97,7 @@ def test_more_gpus_are_the_last_change():
 
 
 def test_nothing_helps_a_model_that_no_cluster_holds():
-    """No change helps a model with a layer larger than the GPU, on a GPU type with at most 8 GPUs."""
+    """No change helps if a single layer is larger than the GPU and there are at most 8 GPUs of this type."""
     config = load("gpt-175b", ["model.num_layers=16", "resources.gpu_type=T4", "model.hidden_size=98304"])
     assert cheapest_remedy(config, 0.1) is None
     (found,) = (one for one in plan(config, use_measured=False).findings if one.rule == "memory_fits")
@@ -103,7 +107,9 @@ def test_nothing_helps_a_model_that_no_cluster_holds():
 
 
 def test_host_memory_against_a_machine():
-    """621 GiB on a machine of 30 is an error with the sum over a machine, and with the change that fits."""
+    """If a run needs 621 GiB of host memory on a machine with 30 GiB, the error states the sum for the
+    machine and a change that fits.
+    """
     overrides = ["checkpoint.async_save=true", "resources.memory_per_node_bytes=1e9"]
     config = load("gpt-125m-4xdp", overrides)
     assert host_remedy(config).changes == {"checkpoint.async_save": False}
@@ -131,7 +137,7 @@ def test_pinned_state_may_go_back_to_the_device():
 
 
 def test_host_memory_that_no_change_saves():
-    """No change saves host memory if offloading is what makes the model fit its GPU."""
+    """If the model fits on its GPU only by offloading, no change can reduce the host memory."""
     overrides = [*ONE_GPU, f"{ZERO}=3", f"{OPTIMIZER}=cpu", f"{WEIGHTS}=cpu"]
     config = load("gpt-13b-4xdp-4xpp", [*overrides, "resources.memory_per_node_bytes=30e9"])
     assert host_remedy(config) is None
@@ -176,8 +182,9 @@ def test_selective_is_not_the_smaller_recomputation():
 
 
 def test_the_model_is_made_in_host_memory_first():
-    """Eight ranks that each initialize a 13B model exceed a machine of 256 GiB; with ZeRO 3 each rank makes
-    its part."""
+    """Eight ranks that each initialize a complete 13B model exceed a machine of 256 GiB; with ZeRO 3, each
+    rank initializes only its shard.
+    """
     config = load("gpt-13b-4xdp-4xpp", [*ONE_COPY, f"{ZERO}=2"])
     result = plan(config, use_measured=False)
     (found,) = (one for one in result.findings if one.rule == "model_is_made_in_host_memory")
@@ -197,8 +204,7 @@ def test_the_model_is_made_in_host_memory_first():
 
 
 def test_a_device_that_is_there_counts_in_place_of_the_runs_own():
-    """The detected device takes precedence over the configured one, as preflight does for the GPU of this
-    machine."""
+    """The GPU that was detected takes precedence over the configured one, as in preflight."""
     config = load("gpt-125m", ["batch.micro_batch_size=32"])
     there = 15 * 2**30
     remedy = cheapest_remedy(config, 0.1, there)

@@ -1,4 +1,4 @@
-"""A planned run as a YAML: what it extends, what it contains, and when it is not written."""
+"""Writing a planned run as a YAML: what it extends, what it contains, and when it is not written."""
 
 import pytest
 
@@ -10,8 +10,9 @@ LAYOUT = {"parallel.data_parallel_size": 8, "parallel.pipeline_parallel_size": 2
 
 
 def test_the_file_holds_what_differs(tmp_path):
-    """The file extends a shipped example by name and lists the differences; loading it gives the run under
-    the file's name."""
+    """The file extends a shipped example by name and contains only the differences; when it is loaded, the
+    run has the file's name.
+    """
     config = load("gpt-13b-4xdp-4xpp", LAYOUT)
     path = write_run(config, tmp_path / "faster.yaml", "Written by a test.\nTwo lines.")
     assert path.read_text() == (
@@ -23,14 +24,16 @@ def test_the_file_holds_what_differs(tmp_path):
 
 
 def test_a_name_with_dots_stays_one_name(tmp_path):
-    """The label of a cluster's node with dots stays one key."""
+    """A label with dots, as on a cluster's nodes, stays a single key."""
     config = load("gpt-tiny", {"backend.kubernetes.node_selector": {"nvidia.com/gpu.product": "A100"}})
     text = write_run(config, tmp_path / "b.yaml").read_text()
     assert "\n  kubernetes:\n    node_selector:\n      nvidia.com/gpu.product: A100\n" in text
 
 
 def test_a_run_of_ones_own_is_extended_by_file(tmp_path):
-    """A user's YAML is extended by its file name if it is next to the new file, else by its path."""
+    """A user's YAML is extended by its file name if it is in the same folder as the new file, and by its path
+    otherwise.
+    """
     own = tmp_path / "own.yaml"
     own.write_text("name: own\nextends: gpt-tiny\nmodel:\n  num_layers: 2\n")
     config = load(own, {"batch.max_steps": 3})
@@ -44,8 +47,7 @@ def test_a_run_of_ones_own_is_extended_by_file(tmp_path):
 
 
 def test_nothing_is_overwritten_unasked(tmp_path):
-    """An existing file is kept, and replaced only with overwrite=True, even by a run that was derived from
-    it."""
+    """An existing file is overwritten only with overwrite=True, even by a run that was derived from it."""
     path = write_run(load("gpt-tiny", {"batch.max_steps": 3}), tmp_path / "run.yaml")
     before = path.read_text()
     with pytest.raises(ConfigError) as error:
@@ -59,7 +61,9 @@ def test_nothing_is_overwritten_unasked(tmp_path):
 
 
 def test_a_broken_run_is_not_written(tmp_path):
-    """A run that breaks a rule, a suffix other than YAML's, and a missing folder leave no file."""
+    """No file is written for a run that breaks a rule, for a name that does not end like a YAML, or in a
+    folder that does not exist.
+    """
     broken = load("gpt-tiny", {"batch.micro_batch_size": 7}, check=False)
     with pytest.raises(ConfigError, match=r"batch.global_batch_size = 8\n  must be a multiple of"):
         write_run(broken, tmp_path / "broken.yaml")
@@ -73,8 +77,9 @@ def test_a_broken_run_is_not_written(tmp_path):
 
 
 def test_another_architecture_is_written_with_all_of_its_fields(workspace):
-    """Another architecture is written with all fields that its name sets on load, including those equal in
-    the run and its base."""
+    """If the architecture differs, all fields that its name sets when it is loaded are written, even those
+    that are equal in the base run.
+    """
     (workspace / "base.yaml").write_text(
         "name: base\nmodel: {num_layers: 2, hidden_size: 64, num_attention_heads: 4, rotary_base: 500.0}\n"
         "tokenizer: {name: a, vocab_size: 500}\ndata: {name: a}\nlr_schedule: {lr: 1e-4}\n"

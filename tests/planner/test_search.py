@@ -1,4 +1,5 @@
-"""The layout search: ranked and refused layouts, the reasons, the table, and the YAML of a choice.
+"""The search for a layout: ranked and rejected layouts, their reasons, the table, and the YAML of a chosen
+layout.
 
 tests/benchmarks/search.py measures its speed.
 """
@@ -24,19 +25,20 @@ from nbtrain.planner.time.step import estimate_step
 
 @pytest.fixture(scope="module")
 def small() -> FoundLayouts:
-    """1.3B on two machines of 8 GPUs."""
+    """Search layouts for 1.3B on two machines of 8 GPUs."""
     return FoundLayouts(search("1.3B", 16, 8, "A100-40GB"))
 
 
 @pytest.fixture(scope="module")
 def large() -> FoundLayouts:
-    """13B on one machine, where few layouts fit."""
+    """Search layouts for 13B on one machine, where few of them fit."""
     return FoundLayouts(search("13B", 8, 8, "A100-40GB"))
 
 
 def test_every_ranked_layout_is_legal_and_its_figures_are_those_of_its_run(small):
-    """Ranked layouts pass the rules, and their memory and time are the estimates of their runs, in a
-    sample."""
+    """In a sample of ranked layouts, each passes the rules, and its memory and time equal the plan of its
+    run.
+    """
     for one in small.result.ranked[:: len(small) // 12]:
         config = small.result.space.run(one.layout)
         assert find_problems(config) == []
@@ -50,8 +52,9 @@ def test_every_ranked_layout_is_legal_and_its_figures_are_those_of_its_run(small
 
 
 def test_the_ranking_is_by_time_and_headroom(small, large):
-    """Times in the ranking rise up to the percentage that counts as equal; a layout with little headroom
-    ranks as slower."""
+    """Layouts are ranked by step time; differences below a few percent count as equal, and a layout with
+    little headroom ranks as if it were slower.
+    """
     for found in (small, large):
         raised = [one.seconds * (1 + max(ROOMY_FRACTION - one.headroom, 0)) for one in found.result.ranked]
         highest = 0.0
@@ -62,8 +65,9 @@ def test_the_ranking_is_by_time_and_headroom(small, large):
 
 
 def test_pruning_leaves_out_nothing_faster():
-    """Pruning drops no faster layout: of all legal layouts of 1.3B on 4 GPUs, none is better with the same
-    headroom."""
+    """Pruning removes no layout that would win: among all legal layouts of 1.3B on 4 GPUs, none is faster
+    with the same headroom.
+    """
     space = space_of(run_on("1.3B", 4, None, "A100-40GB"))
     found = search("1.3B", 4, None, "A100-40GB")
     best = found.best
@@ -81,8 +85,9 @@ def test_pruning_leaves_out_nothing_faster():
 
 
 def test_stronger_measures_are_tried_only_if_the_weaker_one_is_tight():
-    """Recomputation and offloading are tried for 1.3B without parallelism only where the weaker technique had
-    little headroom."""
+    """Stronger recomputation or offloading is tried only if the weaker variant of the same layout left little
+    headroom.
+    """
     space = space_of(run_on("1.3B", 8, None, "A100-40GB"))
     tried = list(try_cut(space, Cut(1, 1, 1, 8)))
     by_size: dict[tuple[int, int, bool], list[float]] = {}
@@ -96,8 +101,9 @@ def test_stronger_measures_are_tried_only_if_the_weaker_one_is_tight():
 
 
 def test_reasons_are_in_the_order_of_the_field(small, large):
-    """Reasons list precision, recomputation, ZeRO, hpZ, offloading and replicas, each with the cost of using
-    less."""
+    """Each layout has reasons for its precision, recomputation, ZeRO stage, hpZ, offloading and replicas, in
+    this order.
+    """
     topics = ["precision", "recomputation", "ZeRO", "hpZ", "offloading", "replicas"]
     for found in (small, large):
         for one in found.result.ranked[:20]:
@@ -110,7 +116,9 @@ def test_reasons_are_in_the_order_of_the_field(small, large):
 
 
 def test_a_faster_layout_with_more_replicas_is_named_with_its_headroom():
-    """For 13B on 64 GPUs, the reason says that 64 replicas are faster but leave almost no headroom."""
+    """For 13B on 64 GPUs, the reason says that 64 replicas would be faster but would leave almost no
+    headroom.
+    """
     found = FoundLayouts(search("13B", 64, 8, "A100-80GB"))
     words = dict(found.why(1))["replicas"]
     more = [one for one in found.result.ranked if one.layout.cut.data > found[1].layout.cut.data]
@@ -120,7 +128,7 @@ def test_a_faster_layout_with_more_replicas_is_named_with_its_headroom():
 
 
 def test_the_reasons_against_refused_layouts_name_rule_or_need(large):
-    """Reasons against refused layouts name the rule with its numbers, or the missing memory."""
+    """The reason for a rejected layout is the broken rule with its numbers, or the missing memory."""
     refused = large.result.refused
     assert {one.kind for one in refused} == {"rule", "memory", "unneeded"}
     texts = [one.reason for one in refused]
@@ -132,8 +140,9 @@ def test_the_reasons_against_refused_layouts_name_rule_or_need(large):
 
 
 def test_why_not_answers_for_any_layout(small):
-    """why_not answers for any layout: a broken rule, missing memory, a slower layout, an unranked one, and
-    the best one."""
+    """why_not explains any layout: it breaks a rule, needs too much memory, is slower, uses a technique it
+    does not need, or is the best.
+    """
     result = small.result
     assert small.why_not(tensor_parallel_size=3).startswith(
         "The trainer refuses it: it uses 15 GPUs, and there"
@@ -160,15 +169,18 @@ def test_why_not_answers_for_any_layout(small):
     ],
 )
 def test_why_not_refuses_values_that_no_layout_has(small, wanted, message):
-    """why_not refuses a value of the wrong type or range instead of calling the layout too large."""
+    """why_not rejects a value of the wrong type or outside the range, instead of saying that the layout does
+    not fit.
+    """
     with pytest.raises(ConfigError) as caught:
         small.why_not(**wanted)
     assert str(caught.value) == message
 
 
 def test_use_writes_a_run_that_loads(small, tmp_path):
-    """use writes a YAML that extends the preset's run, gives the reason, and loads as the run with the
-    layout."""
+    """`use` writes a YAML that extends the preset's run and states the reason; when it is loaded, it has the
+    chosen layout.
+    """
     path = small.use(2, tmp_path / "chosen.yaml")
     text = path.read_text()
     assert text.startswith("# Written by `nbtrain search`: layout 2 of ")
@@ -190,7 +202,7 @@ def test_use_writes_a_run_that_loads(small, tmp_path):
 
 
 def test_table_html_json_and_picture(small, large):
-    """Table, HTML and JSON have the same rows, and the picture marks them."""
+    """Text, HTML and JSON contain the same rows, and the picture marks the same layouts."""
     assert small.rows()[0][-1] == "-" and against(small.result, small[1]) == "-"
     assert not any("-0.0%" in row[-1] for row in (*small.rows(), *large.rows()))
     text, page, record = str(small), small._repr_html_(), json.loads(json.dumps(small.to_dict()))
@@ -215,8 +227,9 @@ def test_table_html_json_and_picture(small, large):
 
 @pytest.mark.slow
 def test_no_two_numbers_of_the_picture_overlap(small):
-    """Each number in the picture is drawn below all points without overlap, though the best layouts are close
-    together."""
+    """The numbers in the picture are below all points and do not overlap, even if the best layouts are close
+    to each other.
+    """
     figure = small.picture()
     figure.draw_without_rendering()
     axes = figure.axes[0]
@@ -245,7 +258,9 @@ def test_numbers_are_moved_apart_around_their_mean(wanted, places):
 
 
 def test_one_gpu_is_helped_by_the_stages_that_offload():
-    """On one GPU, ZeRO 2 shards nothing but keeps the gradients in host memory, so that 13B fits 40 GB."""
+    """On one GPU, ZeRO 2 has nothing to shard, but it keeps the gradients in host memory, so that 13B fits in
+    40 GB.
+    """
     given = {"resources.memory_per_node_bytes": 500e9}
     result = search("13B", 1, None, "A100-40GB", given)
     best = result.best
@@ -262,7 +277,9 @@ def test_one_gpu_is_helped_by_the_stages_that_offload():
 
 
 def test_nothing_fits():
-    """175B fits no layout on one machine: each kind of layout lists the missing memory, with a hint."""
+    """If nothing fits, as for 175B on one machine, each kind of layout states the missing memory, and a hint
+    follows.
+    """
     found = FoundLayouts(search("175B", 8, 8, "A100-40GB"))
     assert len(found) == 0 and found.best is None
     assert "No layout fits. `largest` says which model and which sequence would." in str(found)
@@ -274,7 +291,7 @@ def test_nothing_fits():
 
 
 def test_the_gpus_are_named_or_refused():
-    """Unknown GPU types, CPU runs, and numbers that do not fill machines are refused with the fix."""
+    """Unknown GPU types, CPU runs, and numbers of GPUs that do not fill machines are rejected with a fix."""
     for arguments, words in (
         (("gpt-tiny", 8, None, "A100-81GB"), "GPU type 'A100-81GB' is not in the device table. Nearest: "),
         (("gpt-tiny", 8), "gpt-tiny names no GPU: give a GPU type, e.g. --gpu-type"),
@@ -291,7 +308,7 @@ def test_the_gpus_are_named_or_refused():
 
 
 def test_the_number_format_follows_the_gpu_and_the_override():
-    """The number format is bf16 if the GPU supports it, else fp16; an override takes precedence."""
+    """The number format is bf16 if the GPU supports it and fp16 otherwise, unless an override sets it."""
     assert run_on("1.3B", 8, None, "A100-40GB").precision.dtype == "bf16"
     assert run_on("1.3B", 8, None, "V100-32GB").precision.dtype == "fp16"
     assert run_on("1.3B", 8, None, "A100-40GB", ["precision.dtype=fp16"]).precision.dtype == "fp16"
@@ -299,14 +316,15 @@ def test_the_number_format_follows_the_gpu_and_the_override():
 
 
 def test_a_run_that_no_layout_mends_is_refused():
-    """A rule broken outside of the layout is reported before the search."""
+    """If a rule is broken that no layout can satisfy, the error is reported before the search."""
     with pytest.raises(ConfigError, match=r"lr_schedule.min_lr = 1"):
         search("1.3B", 8, None, "A100-40GB", {"lr_schedule.min_lr": 1.0})
 
 
 def test_a_shape_is_searched_without_a_run(tmp_path):
-    """A LLaMA-like shape that the trainer does not support yet is planned without a run, and has no YAML to
-    write."""
+    """A model shape that the trainer does not support yet, here like LLaMA, can be searched without a run; it
+    has no YAML to write.
+    """
     shape = Shape(32, 4096, 32, 11008, 32000, 4096, 8, 128, gated=True, rmsnorm=True, bias=False, tied=False)
     found = FoundLayouts(search(shape, 16, 8, "H100", batch=256))
     assert len(found) and found.to_dict()["layouts"][0]["run_seconds"] is None
@@ -317,7 +335,9 @@ def test_a_shape_is_searched_without_a_run(tmp_path):
 
 
 def test_a_calibration_of_this_machine_is_used(monkeypatch):
-    """Rates from this machine's calibration replace the table's rates, for a step and for the whole run."""
+    """The rates of a calibration of this machine replace those in the table, for a step and for the whole
+    run.
+    """
     from dataclasses import replace
 
     from nbtrain.planner import search as module
@@ -336,6 +356,6 @@ def test_a_calibration_of_this_machine_is_used(monkeypatch):
 
 
 def test_three_reasons_are_all():
-    """At most three reasons are listed, each once."""
+    """At most three different reasons are listed, followed by the number of further ones."""
     assert _some(["a", "b", "c", "a"]) == "a; b; c"
     assert _some(list("abcde")) == "a; b; c; 2 more"

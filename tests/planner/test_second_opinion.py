@@ -1,4 +1,4 @@
-"""DeepSpeed's memory estimate next to the plan's: the formulas by hand, and the reasons for differences."""
+"""DeepSpeed's memory estimate next to the plan's: its formulas by hand, and the reasons for differences."""
 
 import pytest
 
@@ -8,8 +8,9 @@ from nbtrain.planner.setup import setup_of
 
 
 def test_the_formulas_by_hand():
-    """DeepSpeed's formulas: ZeRO 2 takes 2 + 18 / gpus bytes, with offloading 2 and max(4 gpus, 16) x 1.5;
-    ZeRO 3 takes 18 / gpus and a layer."""
+    """DeepSpeed's formulas, in bytes per parameter: ZeRO 2 takes 2 + 18 / gpus on the GPU; with offloading it
+    takes 2, and 1.5 max(4 gpus, 16) in host memory. ZeRO 3 takes 18 / gpus plus a layer.
+    """
     assert zero2_bytes(1000, 4, 2, False) == (4 * 4 * 1000 * 1.5, 2 * 1000 + 18 * 1000 // 8)
     assert zero2_bytes(1000, 4, 2, True) == (32 * 1000 * 1.5, 2 * 1000)
     assert zero2_bytes(1000, 1, 1, True) == (16 * 1000 * 1.5, 2 * 1000)
@@ -35,14 +36,15 @@ def test_it_says_why(run, overrides, reason):
 
 
 def test_where_both_count_the_same_they_agree():
-    """With ZeRO 2 in bf16 on one GPU, DeepSpeed counts 20 bytes and the plan 18; the difference is 16-bit
-    gradients that are freed."""
+    """With ZeRO 2 in bf16 on one GPU, DeepSpeed counts 20 bytes per parameter and the plan 18; the difference
+    is the 16-bit gradients, which are freed.
+    """
     found = second_opinion(setup_of(load("gpt-125m", ["parallel.zero_stage=2"])))
     assert found.planned_device_bytes / found.device_bytes == pytest.approx(18 / 20, rel=0.02)
 
 
 def test_an_output_layer_of_its_own_is_counted():
-    """An untied output layer is counted: with ZeRO 2 on one GPU, 20 bytes for each of its parameters."""
+    """An untied output layer is counted: with ZeRO 2 on one GPU, at 20 bytes for each of its parameters."""
     zero_2 = "parallel.zero_stage=2"
     tied = load("gpt-125m", [zero_2])
     own = load("gpt-125m", [zero_2, "model.untie_embeddings_and_output_weights=true"])

@@ -1,4 +1,4 @@
-"""Planned model states equal the engine's allocation byte for byte on every rank.
+"""Planned model states equal the bytes that the engine allocates, exactly and on every rank.
 
 Ranks are forked with DeepSpeed loaded. Each launch measures several layouts with one number of ranks, one
 after the other (state_rank.py). Here, every two choices meet in at least one layout; `--soak` runs all
@@ -86,7 +86,7 @@ BESIDE = [
 
 
 def all_layouts() -> Iterator[dict]:
-    """Return every choice of CHOICES that the engine trains on up to 8 ranks."""
+    """Return all combinations of CHOICES that can be trained on up to 8 ranks."""
     for values in itertools.product(*CHOICES.values()):
         row = dict(zip(CHOICES, values))
         no_fp16_without_zero = not (row["zero"] == 0 and row["precision"] == "fp16")
@@ -95,7 +95,7 @@ def all_layouts() -> Iterator[dict]:
 
 
 def cover() -> list[Case]:
-    """Return few layouts of up to 4 ranks, in which every two choices meet that meet in any layout."""
+    """Return a few layouts of up to 4 ranks that contain every pair of choices which occurs in any layout."""
     rows = [row for row in all_layouts() if _case(row).ranks <= MOST_RANKS_HERE]
     missing = set().union(*(_pairs(row) for row in rows))
     chosen = []
@@ -128,7 +128,7 @@ def test_states_of_all_layouts_are_exact(fork_server, tmp_path):
 
 
 def test_the_cover_meets_every_stage_and_cut():
-    """Each choice that fits on 4 ranks is in a layout."""
+    """Every choice that is possible on 4 ranks occurs in one of these layouts."""
     cases = cover()
     for kind, values in (("zero", (0, 1, 2, 3)), ("pp", (1, 2, 4)), ("dp", (1, 2, 4)), ("us", (1, 2, 4))):
         assert {getattr(case, kind) for case in cases} == set(values), kind
@@ -137,8 +137,9 @@ def test_the_cover_meets_every_stage_and_cut():
 
 
 def test_the_fullest_rank_is_planned(tmp_path):
-    """The fullest rank counts: 65,536 bytes of offloaded fp32 sums, of parameters that both ranks' parts
-    touch, are on both."""
+    """The plan uses the rank that needs the most: 65,536 bytes of offloaded fp32 gradient sums are on both
+    ranks, because both shards include a part of these parameters.
+    """
     source = tmp_path / "tiny.yaml"
     source.write_text(launch.TINY)
     setup = setup_of(_config(source, Case(dp=2, zero=2, offload="optimizer")))
@@ -149,7 +150,9 @@ def test_the_fullest_rank_is_planned(tmp_path):
 
 
 def wrong_layouts(server: ForkServer, root: Path, cases: Iterable[Case]) -> list[str]:
-    """Return the states that the engine allocates in another size than planned, by layout, rank and part."""
+    """Run the layouts and return a message for each rank and part where the engine allocates another size
+    than planned.
+    """
     by_ranks: dict[int, list[Case]] = defaultdict(list)
     for case in cases:
         by_ranks[case.ranks].append(case)
@@ -183,13 +186,13 @@ def wrong_layouts(server: ForkServer, root: Path, cases: Iterable[Case]) -> list
 
 
 def batched(cases: list[Case], size: int) -> Iterator[list[Case]]:
-    """Split into batches of `size`."""
+    """Split the cases into batches of `size`."""
     for start in range(0, len(cases), size):
         yield cases[start : start + size]
 
 
 def _config(source: Path, case: Case) -> RunConfig:
-    """Return the case's run, with as few layers as needed for its stages to differ."""
+    """Return the run of a case, with the fewest layers with which its stages differ."""
     return load(str(source), {"name": case.name, **case.overrides, "model.num_layers": case.pp + 1})
 
 

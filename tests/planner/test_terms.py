@@ -1,4 +1,4 @@
-"""Terms: sums, paths and the text of a product."""
+"""Terms of an estimate: their sums, their paths, and the text of a product."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Interactive changes of a layout: every change ends in a legal layout, and its effects are shown.
+"""Interactive changes of a layout: every change leads to a legal layout, and its consequences are shown.
 
 tests/benchmarks/search.py measures the speed.
 """
@@ -20,21 +20,24 @@ def start() -> WhatIf:
 
 
 def test_it_starts_at_the_runs_own_layout(start):
-    """The controls start at the run's own layout and number format."""
+    """The controls start with the layout and number format of the run."""
     assert start.layout.words == "TP 4 x PP 4 x DP 4, ZeRO 1, micro-batch 16, full recomputation"
     assert start.space.base.dtype == "fp16"
     assert start.title == "gpt-13b-4xdp-4xpp-4xtp on 64 x A100-80GB"
 
 
 def test_a_layout_that_is_not_legal_starts_at_the_nearest():
-    """If the run's layout does not fill 8 GPUs, the controls start at the nearest layout that does."""
+    """If the run's layout does not use exactly 8 GPUs, the controls start with the closest layout that
+    does.
+    """
     state = what_if("gpt-13b-4xdp-4xpp-4xtp", gpus=8)
     assert problems(state.space, state.layout) == [] and state.gpus == 8
 
 
 def test_every_offered_value_can_be_chosen_and_the_layout_is_legal(start):
-    """In a random walk over all controls, each offered value holds, no rule is broken, and side effects are
-    reported."""
+    """In a random walk over all controls, each offered value can be set, the layout stays legal, and changes
+    of other controls are reported.
+    """
     state, draw = start, random.Random(11)
     for name in itertools.islice(itertools.cycle(LABELS), 48):
         before, value = state, draw.choice(state.control(name).values)
@@ -48,8 +51,9 @@ def test_every_offered_value_can_be_chosen_and_the_layout_is_legal(start):
 
 
 def test_a_change_moves_as_little_as_it_can(start):
-    """A change moves few other values: TP keeps PP and reduces DP; ZeRO 3 turns the pipeline off; hpZ needs
-    ZeRO 3 and no sharded model."""
+    """A change affects as few other values as possible: TP keeps PP and reduces DP, ZeRO 3 turns the pipeline
+    off, and hpZ sets ZeRO 3 without model parallelism.
+    """
     assert start.changed("tensor", 8).layout.cut == (8, 4, 1, 2)
     assert start.changed("tensor", 8).moved == ("DP 4 -> 2",)
     assert start.changed("zero", 3).layout.cut == (4, 1, 1, 16)
@@ -61,8 +65,9 @@ def test_a_change_moves_as_little_as_it_can(start):
 
 
 def test_values_that_move_others_are_marked(start):
-    """Values that would change others are marked: ZeRO 2 and 3 end the pipeline, while PP 2 changes only
-    DP."""
+    """Values that would change other controls are marked: ZeRO 2 and 3 turn the pipeline off, but PP 2
+    changes only DP.
+    """
     assert start.control("zero").values == (1, 2, 3) and start.control("zero").free == (True, False, False)
     assert start.control("tensor").values == (1, 2, 4, 8)
     assert all(start.control("tensor").free)
@@ -70,7 +75,7 @@ def test_values_that_move_others_are_marked(start):
 
 
 def test_a_value_that_nothing_has_is_refused(start):
-    """A value without any legal layout is refused with the legal values."""
+    """A value that no legal layout has is rejected, and the message lists the legal values."""
     with pytest.raises(ConfigError) as error:
         start.changed("tensor", 3)
     assert str(error.value) == (
@@ -81,8 +86,9 @@ def test_a_value_that_nothing_has_is_refused(start):
 
 
 def test_another_gpu_changes_format_and_memory(start):
-    """Another GPU changes format and memory: a V100 has fp16 and 32 GB, an A100 of 40 GB holds less than one
-    of 80 GB."""
+    """Selecting another GPU changes the number format and the memory limit: a V100 has fp16 and 32 GB, and
+    less fits on a 40 GB A100 than on an 80 GB one.
+    """
     state = start.changed("gpu_type", "V100-32GB")
     assert state.space.base.dtype == "fp16" and state.gpu_type == "V100-32GB"
     assert state.layout == start.layout
@@ -91,7 +97,9 @@ def test_another_gpu_changes_format_and_memory(start):
 
 
 def test_what_is_shown_leads_with_three_words_and_adds_up(start):
-    """The summary starts with fits, time and disk, and the parts of each stage and step add up."""
+    """The summary begins with fit, time and disk space; the parts shown for each stage and for the step add
+    up to the totals.
+    """
     shown = start.changed("pipeline", 32).shown()
     assert [word[0] for word in shown["words"]] == ["fits", "time", "disk"]
     assert len(start.shown()["memory"]["stages"]) == 4
@@ -113,7 +121,9 @@ def test_what_is_shown_leads_with_three_words_and_adds_up(start):
 
 
 def test_the_first_word(start):
-    """The first word is good, tight or bad by the device's headroom, and bad if host memory is too small."""
+    """The verdict is good, tight or bad depending on the device's headroom, and bad if there is too little
+    host memory.
+    """
     from dataclasses import replace
 
     from nbtrain.planner.memory import estimate
@@ -131,5 +141,5 @@ def test_the_first_word(start):
 
 
 def test_the_nearest_of_a_legal_layout_is_itself(start):
-    """The nearest layout to a legal layout is itself."""
+    """The closest layout to a legal layout is that layout itself."""
     assert nearest(start.space, start.layout) == start.layout

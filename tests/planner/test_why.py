@@ -1,4 +1,4 @@
-"""`nbtrain plan --why`: every number has a formula, and the formulas give the plan's numbers."""
+"""`nbtrain plan --why`: every number has a formula, and evaluating the formulas gives the plan's numbers."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Terms of time and traffic: they add up to the estimate, and their formulas show the numbers."""
+"""Terms of step time and traffic: they add up to the estimate, and their formulas contain the numbers."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def setup(name: str) -> Setup:
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_terms_sum_to_the_estimate(name):
-    """The terms add up to the step's seconds, and the four parts of compute to its compute."""
+    """The terms add up to the seconds of a step, and the four parts of the computation to its total."""
     step, terms = estimate_step(setup(name)), explain(setup(name))
     assert step is not None
     assert total(terms, "seconds") == pytest.approx(step.seconds, rel=1e-12)
@@ -62,8 +62,9 @@ def test_terms_sum_to_the_estimate_of_every_published_case():
 
 
 def test_traffic_by_hand():
-    """The bytes that a rank sends, by hand: 4 all-reduces per block; 2 + 2 + 4 bytes per parameter with ZeRO
-    3."""
+    """The bytes that a rank sends, computed by hand: 4 all-reduces per block, and with ZeRO 3, 2 + 2 + 4
+    bytes per parameter.
+    """
     sent = {term.name: term for name in ("tensor", "zero 3", "ulysses") for term in traffic(setup(name))}
     message = 2 * 2 * 2048 * 1024
     tensor = sent["traffic / tensor"]
@@ -93,7 +94,9 @@ def test_chunks_pass_the_host_once_for_each_forward_and_backward_pass(recompute,
 
 
 def test_the_formulas_of_a_gpus_products_and_sums_name_what_else_they_take():
-    """The formula of products names the memory's bandwidth; the formula of sums, the part not hidden."""
+    """The formula for products also names memory bandwidth, and the formula for all-reduces also names the
+    part that is not hidden.
+    """
     formulas = {term.name: term.formula for term in explain(setup("tensor"))}
     assert any(formula.endswith(", and the matrices at 1.73 TB/s)") for formula in formulas.values())
     assert formulas["tensor"].endswith(" 4 sums of 8.39 MB at 234 GB/s")
@@ -102,8 +105,9 @@ def test_the_formulas_of_a_gpus_products_and_sums_name_what_else_they_take():
 
 
 def test_40b_on_two_nodes_sends_120_gigabytes_a_node():
-    """ZeRO 3 in 16 bit sends 48 bits per parameter divided by the nodes: 120 GB per node for 40B on 2
-    nodes."""
+    """ZeRO 3 in 16 bits sends 48 bits per parameter, divided by the number of nodes: 120 GB per node for 40B
+    on 2 nodes.
+    """
     per_parameter = 2 + 2 + 2
     assert 40e9 * per_parameter * (2 - 1) / 2 == 120e9
     layout = {"zero_stage": 3, "data_parallel_size": 2, "communication_dtype": "bf16", "global_batch_size": 2}
@@ -117,8 +121,9 @@ def test_nothing_is_explained_without_a_device():
 
 
 def test_hybrid_shards_send_less_of_the_weights_and_sum_their_gradients_between_copies():
-    """Hybrid shards on 8 ranks with 2 replicas send 7/8 of two gathers and a scatter, and sum each shard's
-    fp32 gradient."""
+    """With hybrid sharding on 8 ranks and 2 replicas, a rank sends 7/8 of two all-gathers and one
+    reduce-scatter, and all-reduces the fp32 gradient of its shard.
+    """
     (sent,) = (term for term in traffic(setup("hybrid")) if term.name == "traffic / data")
     one = 7 / 8 * (2 * 2 + 4) * PARAMETERS + 2 * 1 / 2 * 4 * PARAMETERS / 8
     assert sent.value == pytest.approx(2 * one, rel=1e-12)

@@ -1,4 +1,6 @@
-"""FPDT's chunks by hand and counted as DeepSpeed's loops move them, and the step time for different sizes."""
+"""FPDT's chunk transfers, by hand and counted as DeepSpeed's loops make them, and the resulting step
+times.
+"""
 
 from dataclasses import replace
 
@@ -17,8 +19,9 @@ def chunked(number: int, **changes: object) -> Setup:
 
 
 def loops(number: int) -> tuple[int, int, int, int, int]:
-    """Yield the moves of a chunk in DeepSpeed's order: forward down and up; backward up, up in fp32, and down
-    in fp32."""
+    """Return how many chunks DeepSpeed's loops transfer: in the forward pass to the host and back; in the
+    backward pass back to the device, back in fp32, and to the host in fp32.
+    """
     down = up = 0
     for row in range(number):
         down += 5  # input, query, key, value; and output at the end of the row
@@ -47,8 +50,9 @@ def loops(number: int) -> tuple[int, int, int, int, int]:
 
 @pytest.mark.parametrize("number", [2, 4, 8])
 def test_bytes_are_those_of_the_loops(number: int):
-    """The planned bytes equal the loops': a chunk is 4 x 2048 x 1024 / N numbers of 2 bytes, and 16 heads
-    have an fp32 sum per token."""
+    """The planned bytes equal the transfers in the loops; a chunk has 4 x 2048 x 1024 / N numbers of 2 bytes,
+    and 16 heads store one fp32 sum per token.
+    """
     found = chunks_of(chunked(number))
     chunk, sums = 2 * 4 * 2048 * 1024 / number, 4 * 4 * 2048 * 16 / number
     down, up, back, full, lowered = loops(number)
@@ -57,7 +61,9 @@ def test_bytes_are_those_of_the_loops(number: int):
 
 
 def test_two_chunks_by_hand():
-    """Two chunks of 8.39 MB move 10 down and 4 up; backward 9 up, one in fp32, and 2 down, three in fp32."""
+    """With two chunks of 8.39 MB, the forward pass moves 10 to the host and 4 back; the backward pass moves 9
+    back plus one in fp32, and 2 plus three in fp32 to the host.
+    """
     found, chunk, sums = chunks_of(chunked(2)), 8_388_608, 262_144
     assert found.forward_bytes == 14 * chunk + 3 * sums
     assert found.backward_bytes == (2 + 2 + 2) * chunk + 2 * chunk + (1 + 3) * 2 * chunk + sums
@@ -66,8 +72,9 @@ def test_two_chunks_by_hand():
 
 
 def test_seconds_are_bytes_over_the_link_less_attention():
-    """The time is the bytes over the link, less the attention that hides them, for 4 micro batches x 8
-    blocks."""
+    """The time is the bytes divided by the link's bandwidth, less the attention time that hides transfers,
+    for 4 micro batches and 8 blocks.
+    """
     chunks = chunks_of(chunked(2))
     slow = linked(host_bytes_per_second=1e9)
     once = 32 * (chunks.forward_bytes + chunks.backward_bytes) / 1e9
@@ -91,8 +98,9 @@ def test_one_chunk_stays_on_the_device_and_makes_the_mlp_again():
 
 
 def test_smaller_chunks_never_make_a_step_faster():
-    """Neither smaller chunks nor a slower link make a step faster; beyond some size attention hides nearly
-    all of the transfer."""
+    """Smaller chunks or a slower link never make a step faster; with large chunks, attention hides almost all
+    of the transfer.
+    """
     one = {"shape": LONG, "micro_batch_size": 1, "global_batch_size": 1}
     fast = replace(PRODUCTS, matmul_flops={"bf16": 180e12}, attention_flops=dict.fromkeys((1, 2, 3), 150e12))
     sizes = [1 << power for power in range(10, 19)]
@@ -108,7 +116,9 @@ def test_smaller_chunks_never_make_a_step_faster():
 
 
 def test_ulysses_exchanges_chunk_by_chunk():
-    """Ulysses exchanges the same bytes in more messages, each of which pays for ramp and hops."""
+    """With chunks, Ulysses exchanges the same number of bytes in more messages, and each message has its own
+    latency.
+    """
     layout = {"ulysses_size": 2, "micro_batch_size": 4, "devices_per_node": 2}
     assert step(linked(), fpdt_chunk_tokens=512, **layout).sequence == pytest.approx(
         step(linked(), **layout).sequence, rel=1e-12

@@ -1,4 +1,6 @@
-"""Adapters: half of the backward pass, traffic of the adapters only, and the published run of 180B."""
+"""Step time with adapters: half of the backward pass, traffic of the adapters only, and a published run of
+180B.
+"""
 
 from dataclasses import replace
 
@@ -10,16 +12,18 @@ from tests.planner.time.test_step import PRODUCTS, SHAPE, linked, setup, step
 
 
 def test_frozen_matrices_have_no_gradient_of_their_own():
-    """Frozen matrices have no gradient: the blocks' products run twice instead of three times, attention and
-    logits are unchanged."""
+    """Frozen matrices have no gradient, so each block's products run twice instead of three times; attention
+    and logits take as long as before.
+    """
     less = step().compute - step(lora_rank=8).compute
     tokens = 16 * 2048
     assert less == pytest.approx(8 * 2 * 12 * 1024**2 * tokens / 1e12, rel=1e-9)
 
 
 def test_adapters_are_all_that_is_sent_and_stepped():
-    """Only adapters are sent and stepped: r (rows + columns) for four matrices per block, with 8 blocks and
-    rank 8."""
+    """Only the adapters' parameters are sent and updated: r (rows + columns) for four matrices per block,
+    with 8 blocks and rank 8.
+    """
     found = setup(lora_rank=8)
     assert found.adapter_parameters == 8 * 8 * (4 + 2 + 5 + 5) * 1024
     layout = {"data_parallel_size": 2, "devices_per_node": 2, "global_batch_size": 32, "engine": "metaseq"}
@@ -30,8 +34,9 @@ def test_adapters_are_all_that_is_sent_and_stepped():
 
 
 def test_zero_3_still_gathers_the_frozen_weights():
-    """ZeRO 3 gathers all frozen weights, 2 + 2 bytes in each micro batch, but reduces only the adapters'
-    gradients."""
+    """ZeRO 3 gathers all frozen weights, 2 + 2 bytes in each micro batch, but reduces only the gradients of
+    the adapters.
+    """
     layout = {"data_parallel_size": 2, "devices_per_node": 2, "global_batch_size": 32, "engine": "metaseq"}
     held = count_layers(SHAPE, 8, True, True, 1).total
     trained = setup(lora_rank=8).adapter_parameters
@@ -40,8 +45,9 @@ def test_zero_3_still_gathers_the_frozen_weights():
 
 
 def test_the_published_run_of_180b():
-    """The published 180B run of 153 minutes is met within 25 % for packed samples; unpacked ones would exceed
-    an A100's peak."""
+    """The published 180B run of 153 minutes is met within 25 % if its samples were packed; unpacked, it would
+    have exceeded the A100's peak.
+    """
     assert plan_upstream.falcon_minutes(plan_upstream.PACKED) == pytest.approx(153, rel=0.25)
     assert plan_upstream.falcon_minutes(plan_upstream.SAMPLES) > 7 * 153
     assert plan_upstream._flops_per_gpu() > 4 * 312e12

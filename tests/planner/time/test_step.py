@@ -37,7 +37,7 @@ PRODUCT_SECONDS = model_flops(SHAPE) * TOKENS / 1e12 - 3 * 2 * ATTENTION + 3.5 *
 
 
 def setup(**changes: object) -> Setup:
-    """Eight blocks of width 1024 on one GPU, 16 sequences in 4 micro batches."""
+    """Return a setup of eight blocks of width 1024 on one GPU, with 16 sequences in 4 micro batches."""
     return replace(Setup(SHAPE, micro_batch_size=4, global_batch_size=16), **changes)
 
 
@@ -48,7 +48,9 @@ def step(rates: Rates = PRODUCTS, **changes: object) -> StepTime:
 
 
 def linked(bytes_per_second: float = 1e9, across: float = 1e8, **changes: object) -> Rates:
-    """Return a setup in which products are free, and links have no latency or ramp."""
+    """Return a setup in which products take no time and links have neither latency nor a message-size
+    ramp.
+    """
     free = {"bf16": INFINITE, "fp32": INFINITE}
     kernels = dict.fromkeys((1, 2, 3), INFINITE)
     slow = replace(PRODUCTS, matmul_flops=free, attention_flops=kernels)
@@ -56,14 +58,16 @@ def linked(bytes_per_second: float = 1e9, across: float = 1e8, **changes: object
 
 
 def test_one_gpu_takes_its_flops_over_its_rate():
-    """One GPU takes its model FLOPs, with the causal half of attention, over its rate."""
+    """A step on one GPU takes the model's FLOPs, with the causal half of attention, divided by the GPU's
+    rate.
+    """
     found = step()
     assert found.compute == pytest.approx(PRODUCT_SECONDS, rel=1e-12)
     assert found.seconds == found.compute
 
 
 def test_the_parts_add_up():
-    """The seconds are the sum of all parts, in a setup where each part is above 0."""
+    """The seconds of a step are the sum of its parts, in a setup where every part is above 0."""
     found = estimate_step(
         setup(
             device=find_device("A100-40GB"), nodes=4, devices_per_node=8, tensor_parallel_size=2,
@@ -78,8 +82,9 @@ def test_the_parts_add_up():
 
 
 def test_full_recomputation_makes_the_blocks_forward_pass_again():
-    """Full recomputation adds a third of the blocks' work, with attention at its forward cost; selective with
-    flash adds no product."""
+    """Full recomputation adds another forward pass, a third of the blocks' work; selective recomputation with
+    flash attention adds no products.
+    """
     full = step(recompute="full").recompute
     blocks = 8 * block_forward(SHAPE) * TOKENS / 1e12 - ATTENTION
     assert full == pytest.approx(blocks, rel=1e-12)
@@ -91,8 +96,9 @@ def test_full_recomputation_makes_the_blocks_forward_pass_again():
 
 
 def test_selective_recomputation_moves_the_mlps_activation_again():
-    """Selective recomputation reads and writes 4 h numbers of 2 bytes per token and block again; other
-    programs keep them."""
+    """Selective recomputation reads and writes the MLP's 4 h activations (2 bytes each) once more per token
+    and block.
+    """
     slow = replace(PRODUCTS, memory_bytes_per_second=1e9)
     moved = 8 * 2 * 2 * SHAPE.ffn_hidden_size * TOKENS / 1e9
     assert step(slow, recompute="selective").recompute == pytest.approx(moved, rel=1e-12)
@@ -102,14 +108,15 @@ def test_selective_recomputation_moves_the_mlps_activation_again():
 
 
 def test_fp8_is_for_the_blocks_products():
-    """FP8 applies to the products of the blocks; attention and the output layer stay in 16 bit."""
+    """FP8 applies only to the products of the blocks; attention and the output layer stay in 16 bits."""
     blocks = 3 * 8 * (block_forward(SHAPE) - attention_forward(SHAPE)) * TOKENS / 1e12
     assert step(fp8=True).compute == pytest.approx(PRODUCT_SECONDS - blocks / 2, rel=1e-12)
 
 
 def test_memory_traffic_takes_time():
-    """Memory traffic takes time: matrices, activations, logits, and 42 bytes per parameter for the
-    optimizer."""
+    """Memory traffic takes time: for matrices, activations, logits, and 42 bytes per parameter in the
+    optimizer.
+    """
     found = step(replace(PRODUCTS, memory_bytes_per_second=1e12))
     assert found.optimizer == pytest.approx(PARAMETERS * (34 + 8) / 1e12, rel=1e-12)
     # The weights of a block, and the inputs and outputs of its four products.
@@ -121,7 +128,7 @@ def test_memory_traffic_takes_time():
 
 
 def test_scores_that_are_kept_are_moved():
-    """Without flash attention each score is written and read: 8 + 16 bytes, and 5 + 10 for dropout."""
+    """Without flash attention, each score is written and read: 8 + 16 bytes, and with dropout 5 + 10 more."""
     slow = replace(PRODUCTS, memory_bytes_per_second=1e12)
     plain = step(slow, keeps_scores=True).compute - step(PRODUCTS, keeps_scores=True).compute
     flash = step(slow).compute - step().compute
@@ -133,7 +140,9 @@ def test_scores_that_are_kept_are_moved():
 
 
 def test_heads_that_are_no_multiple_of_8_are_slow():
-    """Heads of 60, which is not a multiple of 8, take 5.5 times as long for the products of scores."""
+    """With heads of size 60, which is not a multiple of 8, the products for attention scores take 5.5 times
+    as long.
+    """
     odd = replace(SHAPE, kv_channels=60, num_attention_heads=16, num_query_groups=16)
     even = step(keeps_scores=True, shape=replace(odd, kv_channels=64)).compute
     scores = 3 * 8 * attention_forward(odd) * TOKENS / 0.6 / 1e12
@@ -143,8 +152,9 @@ def test_heads_that_are_no_multiple_of_8_are_slow():
 
 @pytest.mark.parametrize(("virtual", "expected"), [(1, 3), (2, 1.5)])
 def test_the_bubble_of_equal_stages(virtual: int, expected: float):
-    """The bubble of equal stages is (p - 1) / v micro batches of a stage's work, for 4 stages and 16 micro
-    batches."""
+    """With equal stages, the bubble is the time of (p - 1) / v micro batches on a stage, for 4 stages and 16
+    micro batches.
+    """
     no_logits = replace(SHAPE, padded_vocab_size=0)
     layout = {"pipeline_parallel_size": 4, "virtual_stages": virtual, "micro_batch_size": 1}
     found = step(shape=no_logits, stage_layers=(2, 2, 2, 2), **layout)
@@ -154,7 +164,7 @@ def test_the_bubble_of_equal_stages(virtual: int, expected: float):
 
 
 def test_unequal_stages_wait_for_the_slowest():
-    """With unequal stages, a step is m times the slowest stage plus each of the others once."""
+    """With unequal stages, a step takes m times the slowest stage, plus each other stage once."""
     layout = {"pipeline_parallel_size": 4, "micro_batch_size": 1, "stage_layers": (3, 2, 2, 1)}
     found = step(**layout)
     one = (PRODUCT_SECONDS - 3 * logits_forward(SHAPE) * TOKENS / 1e12) / 8 / 16
@@ -164,8 +174,9 @@ def test_unequal_stages_wait_for_the_slowest():
 
 
 def test_tensor_ranks_wait_for_four_sums_of_each_block():
-    """Tensor ranks wait for four sums of s b h bf16 numbers per block, six with full recomputation; less
-    bandwidth between machines."""
+    """Tensor-parallel ranks wait for four all-reduces of s b h bf16 numbers per block, six with full
+    recomputation, and longer between machines.
+    """
     layout = {"tensor_parallel_size": 4, "devices_per_node": 4}
     one = 2 * 3 / 4 * 2 * 8192 * 1024 / 1e9
     assert step(linked(), **layout).tensor == pytest.approx(4 * 8 * 4 * one, rel=1e-12)
@@ -178,8 +189,9 @@ def test_tensor_ranks_wait_for_four_sums_of_each_block():
 
 
 def test_gradients_are_sent_twice_and_zero_3_sends_three_times_in_each_micro_batch():
-    """DDP and ZeRO 1 send fp32 gradients and return bf16 weights once; ZeRO 2 scatters, and ZeRO 3 sends
-    three times, per micro batch."""
+    """DDP all-reduces fp32 gradients once per step; ZeRO 1 reduces them and gathers bf16 weights once; ZeRO 2
+    reduces in each micro batch; ZeRO 3 also gathers twice in each.
+    """
     layout = {"data_parallel_size": 2, "devices_per_node": 2, "global_batch_size": 32, "engine": "metaseq"}
     half, rates = PARAMETERS / 2 / 1e9, linked()
     assert step(rates, **layout).data == pytest.approx(2 * 4 * half, rel=1e-12)
@@ -192,8 +204,9 @@ def test_gradients_are_sent_twice_and_zero_3_sends_three_times_in_each_micro_bat
 
 
 def test_zero_plus_plus_sends_less_between_machines():
-    """ZeRO++ sends less between machines: qwZ halves the first gather, hpZ keeps the second inside, qgZ sends
-    half a byte per number."""
+    """ZeRO++ sends less between machines: qwZ halves the first gather, hpZ keeps the second inside a machine,
+    and qgZ sends half a byte per gradient.
+    """
     layout = {
         "data_parallel_size": 4, "nodes": 2, "devices_per_node": 2, "engine": "metaseq", "zero_stage": 3,
         "global_batch_size": 16,
@@ -212,7 +225,9 @@ def test_zero_plus_plus_sends_less_between_machines():
 
 
 def test_gradients_are_not_quantized_on_one_machine():
-    """Gradients are not quantized on a single machine, as in DeepSpeed, and the plan has a finding on it."""
+    """On a single machine, gradients are not quantized, as in DeepSpeed, and the plan reports this as a
+    finding.
+    """
     layout = {"data_parallel_size": 4, "devices_per_node": 4, "zero_stage": 3, "global_batch_size": 16}
     quantized = {**layout, "quantized_gradients": True}
     assert step(linked(), **quantized) == step(linked(), **layout)
@@ -220,7 +235,9 @@ def test_gradients_are_not_quantized_on_one_machine():
 
 
 def test_traffic_hides_behind_computation():
-    """Traffic is hidden behind computation up to the program's fraction, and never more than there is."""
+    """Traffic is hidden behind computation up to a fraction that depends on the program, and never by more
+    than there is.
+    """
     layout = {"data_parallel_size": 2, "devices_per_node": 2, "global_batch_size": 32}
     busy = replace(linked(1e8), matmul_flops=PRODUCTS.matmul_flops, attention_flops=PRODUCTS.attention_flops)
     bare, hidden = (step(busy, engine=name, **layout).data for name in ("megatron-lm", "metaseq"))
@@ -230,7 +247,9 @@ def test_traffic_hides_behind_computation():
 
 
 def test_ulysses_and_ring_attention_send_less_than_tensor_ranks():
-    """Ulysses sends less than tensor ranks: 8 all-to-alls of s b h / p, of which (p - 1) / p leave a rank."""
+    """Ulysses sends less than tensor parallelism: 8 all-to-alls of s b h / p numbers, of which (p - 1) / p
+    leave the rank.
+    """
     layout = {"ulysses_size": 4, "devices_per_node": 4}
     found = step(linked(), **layout).sequence
     assert found == pytest.approx(4 * 8 * 8 * 3 / 4 * 2 * 2048 * 1024 / 1e9, rel=1e-12)
@@ -239,8 +258,9 @@ def test_ulysses_and_ring_attention_send_less_than_tensor_ranks():
 
 
 def test_offloading_moves_the_optimizer_to_the_hosts_cores():
-    """Offloading moves gradients down and weights up, 2 bytes each, and runs Adam at the host's rate for all
-    ranks of a machine."""
+    """With an offloaded optimizer, 2 bytes per gradient go to the host and 2 bytes per weight come back, and
+    Adam runs at the host's rate for all ranks of a machine.
+    """
     rates = replace(PRODUCTS, host_bytes_per_second=1e9, host_adam_parameters_per_second=1e8)
     layout = {"offload_optimizer": "cpu", "zero_stage": 2, "data_parallel_size": 2, "devices_per_node": 2}
     found = step(rates, **layout)
@@ -249,8 +269,9 @@ def test_offloading_moves_the_optimizer_to_the_hosts_cores():
 
 
 def test_weights_on_the_host_come_up_for_every_pass():
-    """Weights in host memory are copied up twice per micro batch, 2 bytes of each rank's share; the optimizer
-    adds nothing."""
+    """Weights in host memory are copied to the device twice per micro batch, 2 bytes for each weight in the
+    rank's shard; offloading the optimizer as well adds nothing.
+    """
     rates = replace(PRODUCTS, host_bytes_per_second=1e9)
     layout = {"offload_param": "cpu", "zero_stage": 3, "data_parallel_size": 2, "devices_per_node": 2}
     found = step(rates, **layout)
@@ -259,8 +280,9 @@ def test_weights_on_the_host_come_up_for_every_pass():
 
 
 def test_nvme_reads_and_writes_the_states_of_all_ranks_of_a_machine():
-    """NVMe reads and writes 24 bytes per parameter for masters and moments of all ranks of a machine, and the
-    weights as well."""
+    """With NVMe offloading, 24 bytes per parameter are read and written for the master weights and moments of
+    all ranks of a machine, in addition to the weights.
+    """
     rates = replace(PRODUCTS, host_bytes_per_second=INFINITE, nvme_bytes_per_second=1e9)
     layout = {"zero_stage": 3, "data_parallel_size": 2, "devices_per_node": 2}
     states = step(rates, offload_optimizer="nvme", **layout)
@@ -270,8 +292,9 @@ def test_nvme_reads_and_writes_the_states_of_all_ranks_of_a_machine():
 
 
 def test_hybrid_shards_gather_inside_a_machine():
-    """Hybrid shards on two machines of two gather over the pair's link, and sum each half of the gradients
-    across machines."""
+    """With hybrid sharding on two machines of two GPUs, weights are gathered over the link inside a machine,
+    and each half of the gradients is all-reduced between machines.
+    """
     layout = {
         "data_parallel_size": 4, "nodes": 2, "devices_per_node": 2, "engine": "metaseq", "zero_stage": 3,
         "global_batch_size": 16,
@@ -283,7 +306,7 @@ def test_hybrid_shards_gather_inside_a_machine():
 
 
 def test_kernels_that_are_too_small_wait_for_the_host():
-    """A block takes at least its launch time, and a step its own overhead."""
+    """A block takes at least the time to launch its kernels, and a step has a fixed overhead."""
     found = step(replace(linked(), host_times=1.0))
     engine = ENGINES["nbtrain"]
     assert found.host == pytest.approx(4 * 8 * engine.launch_seconds + engine.step_seconds, rel=1e-12)
@@ -292,8 +315,9 @@ def test_kernels_that_are_too_small_wait_for_the_host():
 
 
 def test_groups_share_the_network_of_their_machine():
-    """Eight groups with one rank per machine have an eighth of its network each; a group of the whole machine
-    has all of it."""
+    """Eight groups with one rank on each machine share its network, an eighth each; a group of all ranks of a
+    machine has the whole network.
+    """
     rates = replace(PRODUCTS, inside=Link(230e9), across=Link(160e9, 0.0, 1e-5))
     layout = setup(nodes=4, devices_per_node=8, data_parallel_size=32)
     assert group_of(layout, rates, 32, 1).bytes_per_second == 160e9
@@ -306,7 +330,7 @@ def test_groups_share_the_network_of_their_machine():
 
 
 def test_a_message_has_to_be_large_to_reach_the_link_s_rate():
-    """A message of the ramp's size reaches half of the link's bandwidth."""
+    """A message whose size equals the ramp reaches half of the link's bandwidth."""
     rates = replace(PRODUCTS, inside=Link(1e9, ramp_bytes=5e6))
     group = group_of(setup(devices_per_node=8), rates, 8, 1)
     assert group.seconds(5e6) == pytest.approx(2 * 7 / 8 * 5e6 / 1e9)
@@ -315,8 +339,9 @@ def test_a_message_has_to_be_large_to_reach_the_link_s_rate():
 
 
 def test_rates_of_devices():
-    """Devices reach fractions of their datasheets by generation; PCIe cards have their own link and less
-    power."""
+    """Devices reach a fraction of their datasheet rates that depends on the generation; PCIe cards have a
+    slower link and less power.
+    """
     found = {
         name: find_device(name) for name in ("A100-40GB", "A100-PCIe-40GB", "H100", "V100-32GB", "MI300X")
     }
@@ -333,7 +358,7 @@ def test_rates_of_devices():
 
 
 def test_no_device_no_time():
-    """Without a known device there is no time rather than a guess."""
+    """For an unknown device, there is no step time."""
     assert estimate_step(setup()) is None
 
 
@@ -352,23 +377,26 @@ BLOCK_MUON = 5 * (4 * (4 + 2) + 2 * (4 * 4 + 2)) * 1024**3
     ],
 )
 def test_muon_makes_its_products_once_a_step(layout, shared):
-    """Muon's products run once per step: on every rank without ZeRO, with ZeRO shared by data and tensor
-    ranks."""
+    """Muon's products run once per step: on every rank without ZeRO, and shared between data- and
+    tensor-parallel ranks with ZeRO.
+    """
     free, muon = (step(**layout, muon_steps=steps).optimizer for steps in (0, 5))
     assert muon - free == pytest.approx(shared * BLOCK_MUON / 1e12)
     assert step(**layout, muon_steps=5, dtype="fp32").optimizer == pytest.approx(shared * BLOCK_MUON / 1e11)
 
 
 def test_more_ranks_than_matrices_wait_for_the_dearest_one():
-    """With more ranks than matrices, the step waits for the most expensive matrix: the MLP's, 18 of a block's
-    60 units."""
+    """With more ranks than matrices, the step waits for the most expensive matrix: the MLP's, which takes 18
+    of the 60 units of a block.
+    """
     found = step(zero_stage=1, data_parallel_size=64, global_batch_size=256, muon_steps=5).optimizer
     assert found == pytest.approx(18 / 60 * BLOCK_MUON / 1e12)
 
 
 def test_muons_parts_go_to_the_rank_that_has_the_matrix_and_back():
-    """Muon sends the parts to the rank of their matrix and back: two all-to-alls of 2 bytes of 12 x 1024^2
-    parameters in 8 blocks over 4 ranks."""
+    """Muon sends each shard to the rank that owns the matrix, and back: two all-to-alls of 2 bytes per
+    parameter, for 12 x 1024^2 parameters in each of 8 blocks, over 4 ranks.
+    """
     layout = {"zero_stage": 1, "data_parallel_size": 4, "devices_per_node": 4}
     free, muon = (step(linked(1e9), **layout, muon_steps=steps).optimizer for steps in (0, 5))
     assert muon - free == pytest.approx(2 * 3 / 4 * (2 * 8 * 12 * 1024**2 / 4) / 1e9, rel=1e-6)
@@ -377,8 +405,9 @@ def test_muons_parts_go_to_the_rank_that_has_the_matrix_and_back():
 
 
 def test_a_window_leaves_out_what_no_query_sees():
-    """A window skips pairs that no query sees: w (2 s - w + 1) / 2 pairs per sequence are left, and the model
-    has their FLOPs."""
+    """A window skips the pairs outside it: w (2 s - w + 1) / 2 pairs per sequence remain, and the model's
+    FLOPs count only these.
+    """
     pairs = 2048 * 2049 / 2
     of_window = 256 * (2 * 2048 - 256 + 1) / 2
     for pattern, share in (((True,) * 8, 1.0), ((True, False) * 4, 0.5)):
@@ -396,8 +425,9 @@ def test_a_window_leaves_out_what_no_query_sees():
 
 
 def test_capped_scores_are_written_and_read():
-    """Capped scores use nbtrain's own kernel, which writes and reads half of the pairs, twice in the backward
-    pass."""
+    """Capped scores use nbtrain's own kernel, which writes and reads half of the pairs in the forward pass,
+    and twice as many in the backward pass.
+    """
     shape = replace(SHAPE, attn_softcap=True)
     unfused = replace(PRODUCTS, scores_flops=0.5e12)
     expected = PRODUCT_SECONDS - 3.5 * ATTENTION + 3 * 2 * ATTENTION
@@ -405,8 +435,9 @@ def test_capped_scores_are_written_and_read():
 
 
 def test_ranks_that_share_groups_gather_what_they_computed():
-    """Ranks that share query groups gather query, key and value once forward, and their gradients once
-    backward."""
+    """Ranks that share query groups all-gather query, key and value once in the forward pass, and their
+    gradients once in the backward pass.
+    """
     shape = replace(SHAPE, num_query_groups=2)
     whole, shared = (
         step(linked(), shape=one, tensor_parallel_size=4).tensor
@@ -423,8 +454,9 @@ def test_ranks_that_share_groups_gather_what_they_computed():
 
 
 def test_ulysses_trades_what_the_groups_are():
-    """With 16 heads in 4 groups, Ulysses exchanges 4 (h + h/4) of 8 x h numbers; one group over 4 ranks is
-    repeated."""
+    """With 16 heads in 4 groups, Ulysses exchanges 4 (h + h/4) instead of 8 h numbers; a single group is
+    repeated on all 4 ranks.
+    """
     sent = {
         groups: next(
             one.value

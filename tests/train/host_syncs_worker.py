@@ -1,5 +1,5 @@
-"""Train runs of one rank, and record which functions in a step read a number from a tensor: on a GPU each
-read waits.
+"""Train runs of one rank, and record which functions in a step read a number from a tensor; on a GPU, each
+such read waits.
 
 torchrun --nproc-per-node 1 host_syncs_worker.py RUN_DIR ...; a run whose name ends in "-ahead" runs ahead
 (nbtrain/train/engine/run_ahead.py). Writes {"file:function": times} over all steps to
@@ -46,7 +46,7 @@ PACKAGES = tuple(str(Path(package.__file__).parent) + os.sep for package in (nbt
 
 
 class Waits(TorchDispatchMode):
-    """Counts waits by the innermost frame in our code or DeepSpeed's."""
+    """Counts waits, by the innermost function of our code or DeepSpeed's."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Run directories, datasets of random tokens, and ranks that train them, for tests.
+"""Run directories, datasets of random tokens, and ranks that train on them.
 
 Under torchrun the ranks start as a user's do (start, train). Forked from the suite's server (ForkedRuns),
 they skip the imports of torch and DeepSpeed, which take longer than the steps of a small model.
@@ -63,8 +63,8 @@ def make_dataset(
     document_tokens: tuple[int, int] = (20, 80),
     vocab_size: int = VOCAB_SIZE,
 ) -> None:
-    """Create a dataset in the data directory `home`: random walks over the vocabulary, which a model can
-    learn.
+    """Create a dataset of random walks over the vocabulary, which a model can learn, in the data directory
+    `home`.
 
     Each document has a random length in [first, last) and ends with the end-of-document token.
     """
@@ -96,8 +96,9 @@ def make_dataset(
 
 
 def make_packed(home: Path) -> None:
-    """Create the dataset `packed`: 300 examples of 6 to 30 tokens from two sources, with the second half
-    unmasked."""
+    """Create the dataset `packed`: 300 examples with 6 to 30 tokens from two sources, of which the second
+    half is in the loss.
+    """
     target = DatasetFiles(home / "dataset" / "packed")
     target.directory.mkdir(parents=True)
     generator = np.random.default_rng(3)
@@ -121,8 +122,8 @@ def make_packed(home: Path) -> None:
 
 
 def make_pairs(home: Path, pairs: int = 120) -> None:
-    """Create the dataset `pairs`: prompts of 2 to 6 tokens with two answers of 2 to 8 tokens; one pair is too
-    long.
+    """Create the dataset `pairs`: prompts of 2 to 6 tokens, each with two answers of 2 to 8 tokens. One pair
+    is too long.
 
     Tokens of chosen answers are from the lower half of the vocabulary, tokens of rejected ones from the upper
     half.
@@ -158,7 +159,9 @@ def make_run(
     source: str | None = None,
     trace: bool = True,
 ) -> RunDir:
-    """Create the run directory `root`/output/`name` with one job, as submit does, from TINY or a run YAML."""
+    """Create the run directory `root`/output/`name` with one job, like submit, from the configuration TINY or
+    a run's YAML.
+    """
     root.mkdir(parents=True, exist_ok=True)
     if source is None:
         tiny = root / "tiny.yaml"
@@ -181,7 +184,7 @@ def make_run(
 
 
 def new_job(run: RunDir, trace: bool = True) -> JobDir:
-    """Add a job to the run, with an id that sorts after the others."""
+    """Add a job to the run; its id sorts after those of the other jobs."""
     job = run.job(run.unused_job_id())
     job.make_folders()
     config, record = load_resolved(run.config_yaml), run.record()
@@ -193,7 +196,7 @@ def new_job(run: RunDir, trace: bool = True) -> JobDir:
 
 
 def order_faults(run: RunDir, *faults: dict[str, Any]) -> None:
-    """Request faults for the first attempt of the newest job."""
+    """Configure faults for the first attempt of the newest job."""
     job = run.newest_job()
     assert job is not None
     record = JobRecord.read(job.job_json)
@@ -203,13 +206,14 @@ def order_faults(run: RunDir, *faults: dict[str, Any]) -> None:
 
 
 def start(run: RunDir, data_home: Path, ranks: int = 1, **environment: str) -> subprocess.Popen:
-    """Start torchrun for the newest job in a new session; its output goes to the job's log of rank 0."""
+    """Start torchrun in a new session for the newest job; its output goes to the log of rank 0."""
     return _torchrun(run, data_home, ranks, ["-m", "nbtrain.train", str(run.path)], environment)
 
 
 def start_worker(worker: Path, runs: list[RunDir], data_home: Path, ranks: int) -> subprocess.Popen:
-    """Start torchrun with a script that trains several runs in one process group; the log is the first
-    run's."""
+    """Start torchrun with a script that trains several runs in one process group; its output goes to the log
+    of the first run.
+    """
     return _torchrun(runs[0], data_home, ranks, [str(worker), *(str(run.path) for run in runs)], {})
 
 
@@ -233,7 +237,7 @@ def _torchrun(
 
 
 def wait(process: subprocess.Popen, run: RunDir, timeout_seconds: float = TIMEOUT_SECONDS) -> str:
-    """Wait for the ranks and return the log; fail the test if they exited with an error."""
+    """Wait for the ranks and return the log. Fails the test if a rank exited with an error."""
     code = end(process, timeout_seconds)
     text = log_of(run)
     assert code == 0, f"exit code {code}\n{text[-4000:]}"
@@ -241,7 +245,7 @@ def wait(process: subprocess.Popen, run: RunDir, timeout_seconds: float = TIMEOU
 
 
 def end(process: subprocess.Popen, timeout_seconds: float = TIMEOUT_SECONDS) -> int:
-    """Return the exit code and leave no process running, even after a timeout."""
+    """Return the exit code, and kill all processes that are left, even after a timeout."""
     try:
         return process.wait(timeout_seconds)
     finally:
@@ -251,12 +255,12 @@ def end(process: subprocess.Popen, timeout_seconds: float = TIMEOUT_SECONDS) -> 
 
 
 def train(run: RunDir, data_home: Path, ranks: int = 1, **environment: str) -> str:
-    """Train to the end and return the log."""
+    """Train the run to its end and return the log."""
     return wait(start(run, data_home, ranks, **environment), run)
 
 
 class ForkedRuns:
-    """Trains runs without torchrun: the ranks are forked from a process that has loaded DeepSpeed."""
+    """Trains runs without torchrun, on ranks that are forked from a process that has loaded DeepSpeed."""
 
     def __init__(self, server: "ForkServer", data_home: Path):
         self.server, self.data_home = server, data_home
@@ -275,14 +279,13 @@ class ForkedRuns:
         )
 
     def train(self, run: RunDir, ranks: int = 1, data_home: Path | None = None) -> str:
-        """Train to the end and return the log of rank 0."""
+        """Train the run to its end and return the log of rank 0."""
         ended = self.end(run, ranks, data_home)
         assert ended.succeeded, ended.last_words(40)
         return log_of(run)
 
     def stop_at(self, run: RunDir, step: int, ranks: int = 1) -> int:
-        """Train until rank 0 receives a SIGTERM during `step`, and return the step of the newest
-        checkpoint."""
+        """Train until rank 0 receives SIGTERM during `step`, and return the step of the newest checkpoint."""
         order_faults(run, {"step": step, "do": "kill", "rank": 0, "signal": int(signal.SIGTERM)})
         self.train(run, ranks)
         return max(run.checkpoint_steps())
@@ -295,8 +298,9 @@ def log_of(run: RunDir) -> str:
 
 
 def trace(run: RunDir) -> dict[int, tuple[str, str]]:
-    """Return {step: (loss, gradient norm)} as hexadecimal floats over all jobs of the run; the newest value
-    of a step counts."""
+    """Return {step: (loss, gradient norm)} as hexadecimal floats from all jobs of the run; the newest values
+    of a step count.
+    """
     steps = {}
     for job_id in run.job_ids():
         for event in read_events(run.job(job_id)):

@@ -1,4 +1,4 @@
-"""Runs of one small model in any layout, each trained to half of its steps once, by forked ranks."""
+"""Runs of one small model in any layout. Each is trained once, for half of its steps, on forked ranks."""
 
 import functools
 import shutil
@@ -33,10 +33,10 @@ SIZES = {
 
 
 def layout(name: str) -> tuple[int, dict]:
-    """Return the ranks and overrides of a layout such as "d2 t2 z1 bf16".
+    """Return the number of ranks and the overrides of a layout such as "d2 t2 z1 bf16".
 
-    `offload` puts the optimizer on the CPU, `llama` selects the layers of LLAMA, `squared` another
-    activation, and `muon` the optimizer Muon.
+    `offload` offloads the optimizer to the CPU, `llama` selects the layers of LLAMA, `squared` another
+    activation function, and `muon` the optimizer Muon.
     """
     ranks, found = 1, dict(BASE)
     for word in name.split():
@@ -68,14 +68,14 @@ def layout(name: str) -> tuple[int, dict]:
 
 
 class Place:
-    """The root folder of a module's runs, and the server that trains them."""
+    """The root folder of all runs of a test module, and the server that trains them."""
 
     def __init__(self, root: Path, data_home: Path, server: ForkServer):
         self.root, self.data_home, self.server = root, data_home, server
         self.trained: dict[str, RunDir] = {}
 
     def source(self, name: str, steps: int = HALF) -> RunDir:
-        """Return the run of the layout, trained once to `steps`."""
+        """Return the run of this layout, trained to `steps`; it is trained only once."""
         key = f"{name} {steps}"
         if key not in self.trained:
             run = launch.make_run(self.root, {**layout(name)[1], "batch.max_steps": steps}, self._name(key))
@@ -84,7 +84,7 @@ class Place:
         return self.trained[key]
 
     def target(self, source: RunDir, name: str) -> RunDir:
-        """Create a run of another layout with a copy of the source's checkpoint."""
+        """Create a run in another layout, with a copy of the source's checkpoint."""
         run = launch.make_run(self.root, layout(name)[1], self._name(f"{source.name} {name}"))
         shutil.copytree(source.model, run.model)
         return run
@@ -93,11 +93,11 @@ class Place:
         self._run(run, ranks, "tests.train.resaving_rank:train", str(run.path))
 
     def resave(self, run: RunDir, ranks: int, universal: Path | None = None, step: int = HALF) -> Path:
-        """Load a checkpoint with the run's layout and save it again without training; return the saved
+        """Load a checkpoint in the layout of the run, save it again without training, and return the saved
         checkpoint.
 
-        Loads the run's newest checkpoint, or `universal` if it is set. `step` is the step of the loaded
-        checkpoint; 0 stands for the initial weights.
+        The run's newest checkpoint is loaded, or the folder `universal` if it is given. `step` is the step of
+        the loaded checkpoint; 0 stands for the initial weights.
         """
         to = run.path / "resaved"
         more = [str(universal)] if universal is not None else []
@@ -125,7 +125,7 @@ class Place:
 
 
 def assert_same(one: Path, other: Path, most_rows: int = 1 << 30, step: int = HALF) -> None:
-    """Assert that masters, moments and steps of two checkpoints are bit-identical.
+    """Assert that two checkpoints have bit-identical master weights, moments and steps.
 
     Only the rows of the word embedding that both have are compared, at most `most_rows` of them.
     """
@@ -144,8 +144,8 @@ def assert_same(one: Path, other: Path, most_rows: int = 1 << 30, step: int = HA
 def beside_weights(
     place: Place, make: Callable[[RunDir, str], RunDir]
 ) -> Callable[[str], tuple[RunDir, RunDir]]:
-    """Return a function of(kind of layers) -> (the run with the base weights, the run trained from it in one
-    process).
+    """Return a function that trains a kind of layers and returns (the base run, a run trained from its
+    weights in one process).
 
     make(base run, layout) creates the second run. Each run is trained once.
     """
@@ -162,8 +162,9 @@ def beside_weights(
 
 
 def assert_resumes(place: Place, forked: Any, words: str, make: Callable[[str], RunDir]) -> None:
-    """Assert that a run stopped halfway and resumed is bit-identical to an uninterrupted one; make(name)
-    creates each."""
+    """Assert that a run that was stopped halfway and resumed is bit-identical to an uninterrupted run;
+    make(name) creates both.
+    """
     ranks = layout(words)[0]
     whole, cut = make("whole"), make("cut")
     place.train(whole, ranks)

@@ -1,4 +1,6 @@
-"""A forked rank on a separate node, whose copies to the run directory may hang, or whose disk may be full."""
+"""Forked ranks on separate nodes, where copying a checkpoint to the run directory may hang or a node's disk
+may be full.
+"""
 
 import os
 import resource

@@ -1,5 +1,5 @@
-"""Forked ranks that compute in fp16 on any processor: one trains, another loads a checkpoint and saves it
-untrained.
+"""Forked ranks that compute in fp16 on any CPU: one function trains, the other loads a checkpoint and saves
+it without training.
 
 DeepSpeed checks the processor for fp16 instructions. Without them torch computes too, but slowly: the large
 products with which a trainer measures the processor would take longer than all steps, so they are skipped.
@@ -19,7 +19,7 @@ from nbtrain.train.figures import throughput
 
 
 def train(path: str) -> int:
-    """Train as `python -m nbtrain.train` does."""
+    """Train in the same way as `python -m nbtrain.train`."""
     from nbtrain.train.__main__ import main as train_run
 
     get_accelerator().is_fp16_supported = lambda: True
@@ -28,7 +28,8 @@ def train(path: str) -> int:
 
 
 def main(path: str, to: str, universal: str | None = None) -> int:
-    """Save the checkpoint of the run `path`, as the run's layout writes it, in the run directory `to`.
+    """Load the checkpoint of the run `path` and save it, in the layout of this run, to the run directory
+    `to`.
 
     `universal`: a folder in DeepSpeed's universal format, which DeepSpeed's own loader reads instead.
     """

@@ -1,4 +1,4 @@
-"""A forked rank with a failing disk: one checkpoint hangs, one runs out of space, or all are slow."""
+"""A forked rank with a failing disk: writing a checkpoint hangs, runs out of space, or is slow."""
 
 import resource
 import time
@@ -9,8 +9,9 @@ from nbtrain.train.__main__ import main as train_main
 
 
 def main(path: str, what: str, step: int) -> int:
-    """Train the run `path` with the disk fault `what`: "hang" or "full" for the files of `step`, or "slow"
-    for all."""
+    """Train the run `path` with the fault `what`: "hang" or "full" for the checkpoint of `step`, or "slow"
+    for all.
+    """
     write_file = checkpoint_writer.write_file
 
     def failing(file: Path, state):

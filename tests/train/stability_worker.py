@@ -1,5 +1,5 @@
-"""Two ranks that discard a bad step with each DeepSpeed optimizer, compared with a run that never had that
-step.
+"""Two ranks that discard a bad step, with each of DeepSpeed's optimizers, and a run without that step to
+compare with.
 
 torchrun --nproc-per-node 2 stability_worker.py RESULTS RUN_YAML all|turns; rank 0 writes a line of JSON per
 case and way. `all` runs every case in each of the three ways, `turns` runs each case in one of them, in
@@ -33,7 +33,7 @@ GOOD, BAD = (0, 1, 2, 3), (0, 1, "bad", 2, 3)
 
 
 class Residual(torch.nn.Module):
-    """Model with uneven sizes, so that partitions split parameters."""
+    """A model of uneven sizes, so that some parameters are split between partitions."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -104,7 +104,9 @@ def make(case: dict[str, Any], world: startup.World) -> Any:
 
 
 def train(case: dict[str, Any], world: startup.World, steps: tuple, how: str) -> tuple[dict, Any, list]:
-    """Return the optimizer's complete state after `steps`; the bad step is discarded by the method `how`."""
+    """Train `steps` and return the complete state of the optimizer; the bad step is discarded in the way
+    `how`.
+    """
     engine = make(case, world)
     config = load(sys.argv[2], {"stability.on_nan": "skip", "precision.dtype": case["dtype"]}, check=False)
     guard = StepGuard(config, engine, world, None) if how != "call" else None
@@ -126,7 +128,7 @@ def train(case: dict[str, Any], world: startup.World, steps: tuple, how: str) ->
 def make_step(
     case: dict[str, Any], world: startup.World, engine: Any, guard: Any, number: int, step: Any, how: str
 ) -> Any:
-    """Run one step of the engine, and return the mean loss of this rank's micro batches."""
+    """Run one step and return the mean loss of this rank's micro batches."""
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[case["dtype"]]
     pipeline = case.get("pipeline", False)
     spoils_gradient = step == "bad" and how == "gradient"
@@ -155,7 +157,7 @@ def make_step(
 
 
 class Spoil(torch.autograd.Function):
-    """Passes a finite loss through, with a gradient that is not finite."""
+    """A function that returns its input unchanged, but has a gradient that is NaN or infinite."""
 
     @staticmethod
     def forward(context: Any, loss: torch.Tensor) -> torch.Tensor:
@@ -167,7 +169,9 @@ class Spoil(torch.autograd.Function):
 
 
 def state_of(engine: Any) -> dict[str, torch.Tensor]:
-    """Return the weights of this rank and all state of the inner optimizer, including the masters."""
+    """Return this rank's weights and the complete state of the inner optimizer, including the master
+    weights.
+    """
     found = {}
     for name, parameter in engine.module.named_parameters():
         found[f"weight {name}"] = local_part(parameter).clone()
@@ -182,7 +186,7 @@ def state_of(engine: Any) -> dict[str, torch.Tensor]:
 
 
 def weights_told(engine: Any, world: startup.World) -> dict[str, str]:
-    """Return the reports on the weights, unchanged and after a value of rank 1 became NaN."""
+    """Return the report on the weights before and after a value of rank 1 is set to NaN."""
     sound = bad_weights(engine.module, world)
     held = [(name, local_part(parameter)) for name, parameter in engine.module.named_parameters()]
     name, part = [(name, part) for name, part in held if part.numel()][-1]

@@ -1,4 +1,4 @@
-"""Models that this machine cannot train are refused with the field's name before they are built."""
+"""A model that this machine cannot train is rejected with the name of the field, before it is built."""
 
 import pytest
 import torch
@@ -15,8 +15,9 @@ def test_every_layout_is_trained(run):
 
 
 def test_an_attention_backend_that_torch_cannot_give_is_refused():
-    """An attention backend that torch does not support here is refused; torch's message is quoted with the
-    field."""
+    """An attention backend that torch does not support on this machine is rejected, with the field and
+    torch's message.
+    """
     config = load("gpt-tiny", {"model.attention_backend": "flash", "model.attention_dropout": 0.0})
     # check.py refuses what it can know in advance; the device is only visible here.
     config = config.model_copy(update={"model": config.model.model_copy(update={"attention_dropout": 0.1})})

@@ -1,5 +1,6 @@
-"""Small runs on a blend with a loss mask and separate documents: bit-exact resume, and any number of
-ranks."""
+"""Small runs on a blend of datasets with a loss mask and separate documents: bit-exact resume, and any number
+of ranks.
+"""
 
 from pathlib import Path
 
@@ -28,15 +29,17 @@ BLEND = {
 
 @pytest.fixture(scope="module")
 def home(data_home) -> Path:
-    """The data directory with, in addition to `test`, a dataset of short documents, several of which end in
-    each sample."""
+    """Return the data directory with an additional dataset of short documents, several of which end within
+    each sample.
+    """
     launch.make_dataset(data_home, "short", document_tokens=(3, 12))
     return data_home
 
 
 def test_a_blend_with_documents_apart_resumes_bitwise(tmp_path, home, forked):
-    """After a resume, losses, norms and the last checkpoint are bit-identical to an uninterrupted run
-    (epochs, one rank)."""
+    """On a blend with separate documents, a resumed run has bit-identical losses, norms and last checkpoint
+    (several epochs, one rank).
+    """
     steps = STEPS
     overrides = {**BLEND, "data.shuffle": "per_epoch"}
     straight = launch.make_run(tmp_path, overrides, "straight")
@@ -67,8 +70,9 @@ def test_a_blend_with_documents_apart_resumes_bitwise(tmp_path, home, forked):
 
 
 def test_packed_examples_resume_bitwise_on_two_ranks(tmp_path, home, forked):
-    """A resumed run on packed examples of two sources is bit-identical, including the loss of each source by
-    name."""
+    """On packed examples of two sources, a resumed run on two ranks is bit-identical, including the loss of
+    each source.
+    """
     launch.make_packed(home)
     overrides = {
         **{key: value for key, value in BLEND.items() if not key.startswith("data.")},
@@ -137,8 +141,8 @@ def layouts(tmp_path_factory, home, forked):
     [pytest.param(name, marks=[pytest.mark.soak] * (name in SOAK)) for name in LAYOUTS if name != "whole"],
 )
 def test_the_mean_over_learnt_tokens_does_not_depend_on_the_layout(layouts, name):
-    """With samples of different numbers of unmasked tokens, losses, norms and validation do not depend on the
-    layout.
+    """If samples have different numbers of unmasked tokens, losses, norms and validation still do not depend
+    on the layout.
 
     They agree up to the order of fp32 sums; averaging the means of micro batches would differ in the third
     digit.

@@ -1,4 +1,4 @@
-"""DPO: every layout has the loss, the rewards and the weights of a run in one process."""
+"""DPO in every layout has the loss, the rewards and the weights of a run in one process."""
 
 import json
 import shutil
@@ -46,14 +46,16 @@ def place(fork_server, tmp_path_factory):
 
 
 def preferring(place, base, words, name="dpo", **overrides):
-    """Create a DPO run of a layout that starts from the weights of a run."""
+    """Create a DPO run in this layout that starts from another run's weights."""
     name = f"{name}-{words.replace(' ', '-')}"
     return launch.make_run(place.root, {**layout(words)[1], "init_from": base.name, **DPO, **overrides}, name)
 
 
 @pytest.fixture(scope="module")
 def one(place):
-    """Return a function from the kind of layers to (the run with the weights, the DPO run of one process)."""
+    """Return a function from a kind of layers to (the run with the initial weights, the DPO run in one
+    process).
+    """
     return beside_weights(place, lambda base, words: preferring(place, base, words))
 
 
@@ -69,8 +71,9 @@ def figures(run, name):
 
 
 def test_rewards_begin_at_nothing_and_grow(place, one):
-    """The first loss is log 2, because the model equals its reference; then the chosen answers become more
-    likely."""
+    """The first loss is log 2, because the model equals its reference; after that, chosen answers become more
+    likely.
+    """
     _, run = one("")
     losses = launch.losses(run)
     assert losses[0] == pytest.approx(np.log(2), abs=1e-6)
@@ -85,7 +88,9 @@ def test_rewards_begin_at_nothing_and_grow(place, one):
 
 
 def test_readers_show_rewards_and_no_perplexity(one):
-    """Readers show rewards but no perplexity, since exp of a preference loss has no meaning."""
+    """The readers of metrics show rewards but no perplexity, because the exponential of a preference loss has
+    no meaning.
+    """
     base, run = one("")
     assert RunView(run).snapshot()["progress"]["validation_perplexity"] is None
     titles = [axes.get_title(loc="left") for axes in training_curves(RunView(run)).axes]
@@ -96,8 +101,7 @@ def test_readers_show_rewards_and_no_perplexity(one):
 
 @pytest.mark.parametrize("words", ["z0 fp32", pytest.param("p2 z1 fp32", marks=pytest.mark.soak)])
 def test_tasks_are_asked_between_pairs(words, place, one, tmp_path, monkeypatch):
-    """Tasks are evaluated during DPO as after any other training, although their rows have no second
-    answer."""
+    """evaluation.tasks also work during DPO, although the rows of a task have no second answer."""
     monkeypatch.setenv("NBTRAIN_DATA", str(place.data_home))
     tasks = [{"task": kind, "path": str(path)} for kind, path in made.files_in(tmp_path).items()]
     asked = {"evaluation.tasks": tasks, "tokenizer.name": "test"}
@@ -120,7 +124,9 @@ MORE = [("t2 z1 fp32", ""), ("d2 z2 fp32", "llama"), ("p2 z1 fp32", "llama"), ("
     "words, kind", [*LAYOUTS, *(pytest.param(*case, marks=pytest.mark.soak) for case in MORE)]
 )
 def test_every_layout_is_one_process(words, kind, place, one):
-    """Every layout matches one process, and each computes its own reference log-probabilities."""
+    """Every layout gives the results of one process, with reference log-probabilities that it computes
+    itself.
+    """
     base, alone = one(kind)
     kept = index(place).with_name("kept")
     before = {path.name: np.load(path) for path in index(place).glob("*-reference.npy")}
@@ -148,8 +154,9 @@ def test_every_layout_is_one_process(words, kind, place, one):
 
 @pytest.mark.parametrize("words", ["z1 fp32", pytest.param("d2 z3 bf16", marks=pytest.mark.soak)])
 def test_adapters_prefer_and_a_resume_goes_on_bit_for_bit(words, place, one, fork_server):
-    """With adapters, a resume is bit-exact: the reference is deleted and computed again from the starting
-    weights."""
+    """With adapters, a resumed run is bit-identical, although the stored reference log-probabilities were
+    deleted and are computed again.
+    """
     base, _ = one("")
     lora = {"lora.rank": 4, "lora.alpha": 16.0, "lr_schedule.lr": 1e-2}
     forked = launch.ForkedRuns(fork_server, place.data_home)

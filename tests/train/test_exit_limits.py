@@ -1,4 +1,4 @@
-"""Limits at which a job ends itself."""
+"""Limits of time or steps at which a job stops."""
 
 import time
 
@@ -19,12 +19,12 @@ def limits(age_seconds: float, **batch) -> ExitLimits:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Replaces time.monotonic() with a value that the test sets."""
+    """A replacement for time.monotonic() that returns a value set by the test."""
     return lambda now: monkeypatch.setattr(time, "monotonic", lambda: now)
 
 
 def test_minutes_count_from_the_jobs_start(clock):
-    """Minutes are counted from the job's start, and changes of the system clock have no effect."""
+    """Minutes are counted from the start of the job, whatever happens to the system clock."""
     clock(1000.0)
     limit = limits(60.0, exit_duration_minutes=1.5)
     clock(1000.0 + 29.9)
@@ -46,8 +46,9 @@ def test_without_limits_nothing_ends():
 
 
 def test_a_restart_does_not_wind_the_clock_back(tmp_path, monkeypatch):
-    """The time limit counts from the job's start rather than the attempt's; a rank started by hand has age
-    0."""
+    """The time limit counts from the start of the job, not of the attempt. For a rank that is started by
+    hand, it counts from the rank's start.
+    """
     monkeypatch.setattr(time, "time", lambda: 5000.0)
     job = RunDir(tmp_path / "run").job("20261121-031500-a1b2")
     job.make_folders()

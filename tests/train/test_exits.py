@@ -1,5 +1,6 @@
-"""A job that ends on a step with a validation: at a limit it validates first, and after SIGTERM the next job
-does."""
+"""A job that ends at a step with a validation: at a limit it validates first; after SIGTERM, the next job
+does.
+"""
 
 import pytest
 
@@ -31,8 +32,9 @@ def saved(run: RunDir, step: int) -> tuple[int | None, float | None]:
 
 @pytest.fixture
 def train(fork_server, data_home):
-    """Return a function that trains the run's newest job, sends a SIGTERM during the given step, and returns
-    the log."""
+    """Return a function that trains the run's newest job, sends SIGTERM during a given step, and returns the
+    log.
+    """
 
     def train(run: RunDir, terminated_at: int | None = None) -> str:
         job = run.newest_job()
@@ -55,8 +57,9 @@ def train(fork_server, data_home):
 
 
 def test_however_a_job_ends_each_validation_is_made_once_and_is_its_checkpoints(tmp_path, train):
-    """A job that ends at steps 4 and 8, by batch.exit_interval_steps or by SIGTERM, has the same single
-    validation at each."""
+    """A job that stops at steps 4 and 8, at a limit or by SIGTERM, is validated exactly once at each, with
+    the same result.
+    """
     limited = launch.make_run(tmp_path, RUN | {"batch.exit_interval_steps": 4}, "limited")
     log = train(limited)
     assert "step      4 | stops: batch.exit_interval_steps = 4 is reached" in log

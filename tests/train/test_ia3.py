@@ -1,4 +1,6 @@
-"""IA3: scaling vectors next to frozen weights, equal in every layout, merged, and in peft's files."""
+"""IA3: scaling vectors on top of frozen weights give the same results in every layout, merged, and in peft's
+files.
+"""
 
 import pytest
 import torch
@@ -39,8 +41,9 @@ def adapted(place, base, words):
 
 @pytest.fixture(scope="module")
 def one(place):
-    """Return a function from the kind of layers to (the run with the weights, vectors trained in one
-    process)."""
+    """Return a function from a kind of layers to (the run with the base weights, the run of one process that
+    trained the vectors).
+    """
     return beside_weights(place, lambda base, words: adapted(place, base, words))
 
 
@@ -73,8 +76,9 @@ def test_every_layout_trains_the_vectors_of_one_process(kind, words, place, one)
 
 @pytest.mark.parametrize("kind", ["llama", pytest.param("", marks=pytest.mark.soak)])
 def test_merged_logits_are_those_of_the_vectors(kind, place, one):
-    """The merged model has the same logits as the vectors, including biases of keys and values, with no
-    weight changed."""
+    """The merged model has the same logits as with separate vectors, also with biases of keys and values, and
+    all other weights are unchanged.
+    """
     _, alone = one(kind)
     config = load_resolved(alone.config_yaml)
     store = open_checkpoint(alone, STEPS)
@@ -92,7 +96,7 @@ def test_merged_logits_are_those_of_the_vectors(kind, place, one):
 @pytest.mark.soak
 @pytest.mark.parametrize("family", ["mistral-full", "gpt2"])
 def test_files_of_peft_both_ways(family, forked, tmp_path):
-    """peft reads our files with equal logits, and a run can start from peft's files."""
+    """peft loads our files with equal logits, and a run can start from files that peft saved."""
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     made.write_model(tmp_path / "base", family)
     opened = open_model(tmp_path / "base")

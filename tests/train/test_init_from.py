@@ -1,5 +1,6 @@
-"""A run that starts from a transformers folder has the losses of transformers in its first steps, in any
-layout."""
+"""A run that starts from a transformers folder has the same losses as transformers in its first steps, in any
+layout.
+"""
 
 import json
 import shutil
@@ -25,7 +26,7 @@ STEPS = 3
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Return a function from the kind and format to (folder, model of transformers), each made once."""
+    """Return a function from a kind and format to (folder, transformers model); each is created once."""
     pytest.importorskip("transformers")
     root, found = tmp_path_factory.mktemp("models"), {}
 
@@ -60,7 +61,7 @@ def overrides_of(folder, words: str) -> dict:
 
 @pytest.fixture(scope="module")
 def expected(folders, data_home, tmp_path_factory):
-    """Return a function from the kind to the losses of transformers."""
+    """Return a function from a kind to the losses that transformers computes."""
     found = {}
 
     def losses(kind):
@@ -96,8 +97,7 @@ MORE = [
     ],
 )
 def test_the_first_losses_are_those_of_transformers(kind, words, folders, expected, forked, tmp_path):
-    """In fp32, the first losses equal the losses of transformers, which covers the weights and their
-    updates."""
+    """In fp32, the first losses equal those of transformers, which compares the weights and their updates."""
     run = launch.make_run(tmp_path, overrides_of(folders(kind)[0], words))
     forked.train(run, layout(words)[0])
     assert launch.losses(run) == pytest.approx(expected(kind), abs=1e-5)
@@ -120,8 +120,9 @@ MORE_MASTERS = [
     "words", [*MASTERS, *(pytest.param(words, marks=pytest.mark.soak) for words in MORE_MASTERS)]
 )
 def test_masters_have_the_file_s_own_precision(words, folders, fork_server, data_home, tmp_path):
-    """The master weights are bit-identical to the folder's fp32 values; the model computes with rounded
-    copies."""
+    """The master weights are bit-identical to the fp32 values in the folder; the model uses rounded
+    copies.
+    """
     folder, _ = folders("llama")
     place = Place(tmp_path, data_home, fork_server)
     run = launch.make_run(tmp_path, overrides_of(folder, words))
@@ -137,7 +138,7 @@ def test_masters_have_the_file_s_own_precision(words, folders, fork_server, data
 
 
 def test_a_resume_does_not_look_at_the_folder_again(folders, forked, expected, tmp_path):
-    """A resume reads the checkpoint only; the folder may have been deleted."""
+    """A resume reads only the run's own checkpoint, so the folder may have been deleted."""
     source, _ = folders("llama")
     folder = shutil.copytree(source, tmp_path / "folder")
     run = launch.make_run(tmp_path, {**overrides_of(folder, "z1"), "batch.max_steps": 2})
@@ -152,8 +153,9 @@ def test_a_resume_does_not_look_at_the_folder_again(folders, forked, expected, t
 
 
 def test_a_folder_that_has_changed_since_is_refused(folders, forked, tmp_path):
-    """A folder that has changed since submission is refused; the rank's message is the cause of the job's
-    end."""
+    """If the folder has changed since the submission, it is rejected, and the rank's message becomes the
+    reason why the job failed.
+    """
     source, _ = folders("llama")
     folder = shutil.copytree(source, tmp_path / "folder")
     run = launch.make_run(tmp_path, overrides_of(folder, "z1"))

@@ -1,4 +1,6 @@
-"""LoRA adapters next to frozen weights: every layout matches one process, and no other weight changes."""
+"""LoRA adapters on frozen weights: every layout gives the results of one process, and no other weight
+changes.
+"""
 
 import shutil
 
@@ -25,7 +27,7 @@ def place(fork_server, data_home, tmp_path_factory):
 
 
 def adapted(place, base, words, name="lora", **overrides):
-    """Create a run of a layout with adapters on the weights of a run."""
+    """Create a run in this layout that trains adapters on another run's weights."""
     name = f"{name}-{words.replace(' ', '-')}"
     more = {**layout(words)[1], "init_from": base.name, **LORA, **overrides}
     return launch.make_run(place.root, more, name)
@@ -33,8 +35,9 @@ def adapted(place, base, words, name="lora", **overrides):
 
 @pytest.fixture(scope="module")
 def one(place):
-    """Return a function from the kind of layers to (the run with the weights, adapters trained in one
-    process)."""
+    """Return a function from a kind of layers to (the run with the base weights, the run of one process that
+    trained adapters).
+    """
     return beside_weights(place, lambda base, words: adapted(place, base, words))
 
 
@@ -73,7 +76,9 @@ def test_every_layout_trains_the_adapters_of_one_process(kind, words, place, one
 
 
 def test_nothing_but_adapters_moves_and_is_saved(place, one):
-    """Only adapters are trained and saved: all other merged weights are bit-identical to the base run's."""
+    """Only adapters are trained and saved; in the merged model, all other weights are bit-identical to those
+    of the base run.
+    """
     base, alone = one("")
     before, merged = CheckpointStore(base.checkpoint(HALF)), open_checkpoint(alone, STEPS)
     assert set(merged.parameters) == set(before.parameters)
@@ -106,7 +111,7 @@ def test_a_resume_goes_on_bit_for_bit(words, place, one, forked):
 
 
 def test_a_checkpoint_of_adapters_is_read_by_another_layout(place, one):
-    """Another layout reads a checkpoint of adapters with bit-identical masters and moments."""
+    """A checkpoint of adapters is loaded in another layout with bit-identical master weights and moments."""
     base, _ = one("")
     run = adapted(place, base, "t2 z1 bf16", name="saved", **{"batch.max_steps": HALF})
     place.train(run, 2)
@@ -116,7 +121,9 @@ def test_a_checkpoint_of_adapters_is_read_by_another_layout(place, one):
 
 
 def test_merged_logits_are_those_of_the_adapters(place, one):
-    """The merged model that generates text has the logits of the trained model with separate adapters."""
+    """The merged model, which generates text, has the same logits as the trained model with separate
+    adapters.
+    """
     _, alone = one("llama")
     config = load_resolved(alone.config_yaml)
     store, tokens = open_checkpoint(alone, STEPS), torch.arange(60).view(2, 30)

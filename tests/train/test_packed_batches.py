@@ -1,4 +1,4 @@
-"""Packed examples in training batches: the model processes each example as if it were alone."""
+"""Packed examples in training batches: the model processes each example as if it were the only one."""
 
 import itertools
 from types import SimpleNamespace
@@ -26,8 +26,9 @@ SEQ, VOCABULARY = 24, 64
 
 @pytest.fixture
 def dataset(workspace):
-    """Create 12 examples of two sources, packed into sequences of 24, with the second half of each
-    unmasked."""
+    """Create 12 examples from two sources, packed into sequences of 24 tokens; the second half of each
+    example is in the loss.
+    """
     generator = np.random.RandomState(5)
     examples = [generator.randint(1, VOCABULARY, size=3 + number) for number in range(12)]
     files_ = DatasetFiles.named("packed")
@@ -61,8 +62,9 @@ def batch(dataset):
 
 @pytest.mark.parametrize("backend", ["auto", "math"])
 def test_each_example_has_the_losses_that_it_has_alone(dataset, batch, backend):
-    """Each packed example has the token losses that it has alone; the batch's loss is the mean over unmasked
-    tokens."""
+    """Each packed example has the same token losses as alone, and the loss of the batch is the mean over
+    unmasked tokens.
+    """
     model = GPT(
         GPTConfig(2, 32, 4, 128, VOCABULARY, SEQ, init_method_std=0.3, attention_backend=backend)
     ).eval()
@@ -92,7 +94,7 @@ def test_each_example_has_the_losses_that_it_has_alone(dataset, batch, backend):
 
 
 def test_padding_and_prompts_bear_no_gradient(batch):
-    """Labels at masked positions change neither the loss nor a gradient."""
+    """Changing labels at masked positions changes neither the loss nor a gradient."""
     model = GPT(GPTConfig(1, 32, 4, 128, VOCABULARY, SEQ))
     answers = []
     for labels in (batch.labels, torch.where(batch.loss_mask > 0, batch.labels, 7)):
@@ -105,7 +107,9 @@ def test_padding_and_prompts_bear_no_gradient(batch):
 
 
 def test_a_batch_says_of_which_dataset_each_label_is(dataset, batch):
-    """A batch records the dataset of each label: each source has as many unmasked labels as its examples."""
+    """A batch contains the dataset of each label: each source has as many unmasked labels as in its
+    examples.
+    """
     assert dataset.dataset_names == ("short", "long")
     learnt = batch.dataset_ids[batch.loss_mask > 0]
     expected = [
@@ -116,7 +120,7 @@ def test_a_batch_says_of_which_dataset_each_label_is(dataset, batch):
 
 
 class Gradients:
-    """Gives access to a model's gradients as if they were its weights."""
+    """Access to a model's gradients as if they were its weights."""
 
     dtype = torch.float32
 
@@ -131,7 +135,7 @@ class Gradients:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_loss_and_gradients_are_those_of_transformers(kind, batch, tmp_path):
-    """The loss and gradients of a packed batch equal the fp32 results of transformers.
+    """The loss and gradients of a packed batch equal those of transformers in fp32.
 
     transformers separates examples by their positions alone, without a mask or a cache, and divides by
     num_items_in_batch.

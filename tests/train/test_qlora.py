@@ -1,4 +1,6 @@
-"""QLoRA: adapters on a base in 4 bits; every layout matches one process, and no bit of the base changes."""
+"""QLoRA: adapters on a base model in 4 bits. Every layout gives the results of one process, and the base does
+not change.
+"""
 
 import itertools
 
@@ -49,8 +51,9 @@ def place(fork_server, data_home, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one(place):
-    """Return a function from the kind of layers to (the run with the weights, adapters trained in one
-    process)."""
+    """Return a function from a kind of layers to (the run with the base weights, the run of one process that
+    trained adapters).
+    """
     known = {}
 
     def trained(kind):
@@ -105,8 +108,9 @@ def test_a_resume_goes_on_bit_for_bit(words, place, one, forked):
 
 @pytest.mark.parametrize("double", [False, True])
 def test_the_loss_goes_down_and_no_bit_of_the_base_moves(double):
-    """In sixty steps on one batch the loss falls and no bit of the base changes; the matrices exist only in 4
-    bits."""
+    """In sixty steps on one batch, the loss falls and the base stays bit-identical; its matrices exist only
+    in 4 bits.
+    """
     torch.manual_seed(0)
     config = GPTConfig.of(
         load("gpt3-tiny", {"init_from": "a-run", "lora.load_in_4bit": True}
@@ -141,8 +145,9 @@ def test_the_loss_goes_down_and_no_bit_of_the_base_moves(double):
 
 
 def test_merged_logits_are_those_of_training(one):
-    """The merged model uses the dequantized matrices of training rather than the base's, and the base's
-    values elsewhere."""
+    """The merged model has the dequantized matrices that were used in training, and the base's values for
+    everything else.
+    """
     base, alone = one("llama")
     config = load_resolved(alone.config_yaml)
     store = open_checkpoint(alone, STEPS)
@@ -168,7 +173,7 @@ def test_merged_logits_are_those_of_training(one):
 
 @pytest.mark.parametrize("double", [False, True])
 def test_peft_on_transformers_4_bits_has_its_logits(double, forked, tmp_path):
-    """The exported adapter on a base that transformers loads in 4 bits, as peft runs QLoRA, has the logits of
+    """With peft, the exported adapter on a base that transformers loads in 4 bits gives the same logits as in
     training.
 
     Matrices are equal bit for bit. With double quantization, packed queries, keys and values differ: their
@@ -236,8 +241,9 @@ def test_peft_on_transformers_4_bits_has_its_logits(double, forked, tmp_path):
 
 
 def test_states_are_exact(fork_server, tmp_path):
-    """The planner's states are exact, including the 4-bit buffers, measured as in
-    tests/planner/test_states_allocated.py."""
+    """The planned model states are exact, including the 4-bit buffers (measured as in
+    tests/planner/test_states_allocated.py).
+    """
     extra = {"lora.rank": 3, "init_from": "a-run", "lora.load_in_4bit": True}
     kinds = [(0, "fp32"), *itertools.product((1, 2), ("fp32", "bf16", "autocast"))]
     rows = [(*kind, model) for kind, model in itertools.product(kinds, ("gpt", "llama"))]

@@ -1,4 +1,6 @@
-"""A batch that grows during training, compared with a plain loop and resumed in the middle of the ramp."""
+"""A batch size that grows during training, compared with a plain loop, and resumed in the middle of the
+ramp.
+"""
 
 from types import SimpleNamespace
 
@@ -28,7 +30,9 @@ RAMP = {
 
 
 class Engine:
-    """Stand-in with what set_batch_size needs from DeepSpeed, for micro batches of 2 on 2 ranks."""
+    """A stand-in with the attributes of DeepSpeed that set_batch_size uses, for micro batches of 2 on 2
+    ranks.
+    """
 
     def __init__(self):
         self.optimizer = type("Zero", (), {"gradient_accumulation_steps": 4})()
@@ -46,8 +50,9 @@ class Engine:
 
 @pytest.mark.parametrize("ulysses", [1, 2])
 def test_the_batch_of_a_step_reaches_the_engine_and_its_optimizer(ulysses):
-    """The step's batch size reaches the engine and ZeRO's copy of it, which decides with offloading where the
-    norm is computed."""
+    """The batch size of a step is set in the engine and in ZeRO's copy of it, which with offloading decides
+    where the norm is computed.
+    """
     engine = Engine()
     held = SimpleNamespace(
         deepspeed=engine, groups=SimpleNamespace(sequence_parallel=SimpleNamespace(size=ulysses))
@@ -60,7 +65,7 @@ def test_the_batch_of_a_step_reaches_the_engine_and_its_optimizer(ulysses):
 
 
 def bare_loop(config):
-    """Return [(loss, gradient norm)] of plain PyTorch in one process with one batch per step."""
+    """Train with plain PyTorch in one process, one batch per step, and return [(loss, gradient norm)]."""
     datasets = build_datasets(config, None)
     model, schedule = build_model(config), LrSchedule.of(config)
     optimizer = build_optimizer(model.named_parameters(), config)
@@ -85,8 +90,9 @@ def bare_loop(config):
 
 @pytest.mark.slow
 def test_a_ramp_follows_a_bare_loop(tmp_path, data_home, forked, monkeypatch):
-    """A ramp of micro batches 1, 1, 2, 3, 4 on 2 ranks with ZeRO 2 matches a plain loop in losses, norms and
-    counts."""
+    """With a ramp of 1, 1, 2, 3, 4 micro batches on 2 ranks with ZeRO 2, losses, norms and counts equal those
+    of a plain loop.
+    """
     run = launch.make_run(
         tmp_path,
         {
@@ -113,7 +119,7 @@ def test_a_ramp_follows_a_bare_loop(tmp_path, data_home, forked, monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_cut_in_the_middle_of_the_ramp_is_bitwise_the_same(tmp_path, forked):
-    """A run resumed in the middle of the ramp, with dropout, has bit-identical losses and norms.
+    """A run with dropout that is resumed in the middle of the ramp has bit-identical losses and norms.
 
     The resumed run lists its batch sizes explicitly; they are the same.
     """

@@ -1,4 +1,4 @@
-"""Requests to a rank from outside, and the outcome that it reports at its end."""
+"""Requests to a rank from other processes, and the outcome that the rank reports at its end."""
 
 import json
 import os
@@ -37,8 +37,9 @@ def ask(job, request_id, action):
 
 
 def test_a_request_is_wished_until_it_is_done(job):
-    """A request stays active until it is acknowledged, and is then not repeated by this process or the
-    next."""
+    """A request stays pending until it is acknowledged; after that, neither this process nor a later one
+    repeats it.
+    """
     requests = Requests(job, 0)
     assert requests.wish() == NOTHING
     ask(job, 1, "save")
@@ -79,7 +80,9 @@ def test_without_a_wrapper_there_is_nobody_to_tell(monkeypatch):
 
 @pytest.mark.slow
 def test_the_last_word_arrives_where_the_log_takes_none(tmp_path):
-    """A rank whose log is on a full disk still reports its error and exits with the matching code."""
+    """A rank whose log is on a full disk still reports its error elsewhere, and exits with the matching
+    code.
+    """
     reader, writer = os.pipe()
     with Path("/dev/full").open("w") as full:
         failed = subprocess.run(

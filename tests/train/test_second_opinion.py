@@ -1,4 +1,4 @@
-"""The planner's copy of DeepSpeed's memory estimators equals the installed functions."""
+"""The planner's copy of DeepSpeed's memory estimators gives the same results as the installed functions."""
 
 import itertools
 

@@ -1,5 +1,6 @@
-"""A run that starts from another run's checkpoint: its weights in any layout, with new rows for new
-tokens."""
+"""A run that starts from another run's checkpoint has its weights in any layout, with new rows for new
+tokens.
+"""
 
 import shutil
 
@@ -27,7 +28,7 @@ def place(fork_server, data_home, tmp_path_factory):
 
 
 def start(place, base, words, name, **overrides):
-    """Create a run of a layout that starts from a run."""
+    """Create a run in this layout that starts from another run."""
     return launch.make_run(place.root, {**layout(words)[1], "init_from": base.name, **overrides}, name)
 
 
@@ -43,8 +44,9 @@ def start(place, base, words, name, **overrides):
     ],
 )
 def test_masters_and_new_rows(before, words, place):
-    """Masters are bit-identical to the other run's, and the row of a new token is the mean of the old
-    rows."""
+    """Master weights are bit-identical to those of the other run, and the row of a new token is the mean of
+    the existing rows.
+    """
     base = place.source(before)
     run = start(place, base, words, f"grown-{words.replace(' ', '-')}", **{"tokenizer.vocab_size": GROWN})
     notes = record_initial_of(run)
@@ -72,7 +74,9 @@ def record_initial_of(run):
 
 
 def test_any_part_of_a_grown_vocabulary(place):
-    """The rows of a grown vocabulary are the same in any split, at the end of the old rows and across it."""
+    """However the vocabulary is sharded, the rows are the same, also in a shard that contains existing and
+    new rows.
+    """
     weights = RunWeights(CheckpointStore(place.source("t2 z1 bf16").checkpoint(HALF)), GROWN)
     name, padded = "word_embeddings.weight", 512
     whole = weights.read(name)
@@ -87,7 +91,9 @@ def test_any_part_of_a_grown_vocabulary(place):
 
 
 def test_a_resume_needs_the_other_run_no_more(place, forked):
-    """A start reads the recorded checkpoint of the other run, and a resume reads only its own."""
+    """The first start reads the recorded checkpoint of the other run; a resume reads only the run's own
+    checkpoint.
+    """
     base = place.source("z1 fp32")
     copy = shutil.copytree(base.path, base.path.with_name("copy"))
     run = launch.make_run(place.root, {**layout("z1")[1], "init_from": "copy", "batch.max_steps": 1}, "again")
@@ -109,7 +115,9 @@ def test_a_resume_needs_the_other_run_no_more(place, forked):
 
 
 def test_changed_and_damaged_checkpoints_are_refused(place, forked):
-    """A changed or damaged checkpoint is refused; the rank's message is the cause of the job's end."""
+    """A checkpoint that was changed or damaged is rejected, and the rank's message becomes the reason why the
+    job failed.
+    """
     base = place.source("z1 fp32")
     copy = shutil.copytree(base.path, base.path.with_name("damaged"))
     run = launch.make_run(place.root, {**layout("z1")[1], "init_from": "damaged"}, "refused")

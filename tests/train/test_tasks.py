@@ -1,4 +1,4 @@
-"""evaluation.tasks in every kind of layout, compared with the checkpoint's model in one process."""
+"""evaluation.tasks in every kind of layout, compared with the model of the checkpoint in one process."""
 
 import math
 import shutil
@@ -41,7 +41,7 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def home(data_home, tmp_path_factory) -> Path:
-    """The data directory with a tokenizer of the run's vocabulary."""
+    """Return the data directory with a tokenizer that has the run's vocabulary."""
     home = tmp_path_factory.mktemp("with tokenizer") / "data"
     shutil.copytree(data_home, home)
     with pytest.MonkeyPatch.context() as patch:
@@ -51,7 +51,7 @@ def home(data_home, tmp_path_factory) -> Path:
 
 
 def expected(run, step):
-    """Return {name: {metric: value}} from the checkpoint's own logits."""
+    """Return {name: {metric: value}} computed from the logits of the checkpoint."""
     config = load_resolved(run.config_yaml)
     model = model_of(config)
     fill(model, open_checkpoint(run, step))
@@ -76,8 +76,9 @@ def expected(run, step):
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_scores_are_those_of_the_checkpoint(name, tmp_path, home, forked, monkeypatch):
-    """Scores of every task format, at the requested steps and the last step, match the checkpoint's own
-    logits."""
+    """The scores of each task format, at each requested step and the last one, equal those computed from the
+    checkpoint's logits.
+    """
     monkeypatch.setenv("NBTRAIN_DATA", str(home))
     ranks, layout = LAYOUTS[name]
     folder = tmp_path / "questions"
@@ -126,7 +127,7 @@ def test_scores_are_those_of_the_checkpoint(name, tmp_path, home, forked, monkey
 
 
 def test_a_resume_does_not_ask_a_validated_step_again(tmp_path, home, forked, monkeypatch):
-    """A run that stops after step 3 and resumes evaluates each step once, as an uninterrupted run does."""
+    """A run that stops after step 3 and resumes evaluates each step once, like an uninterrupted run."""
     monkeypatch.setenv("NBTRAIN_DATA", str(home))
     path = made.write_lines(tmp_path / "mmlu.jsonl", made.MMLU)
     overrides = {

@@ -1,5 +1,6 @@
-"""Trained rows of added tokens together with adapters: every layout matches one process, and no other row
-changes."""
+"""Trainable rows for added tokens, together with adapters: every layout gives the results of one process, and
+no other row changes.
+"""
 
 import shutil
 
@@ -36,7 +37,7 @@ def place(fork_server, data_home, tmp_path_factory):
 
 
 def adapted(place, base, words, name="rows", **overrides):
-    """Create a run of a layout that trains adapters and rows on the weights of a run."""
+    """Create a run in this layout that trains adapters and rows on another run's weights."""
     name = f"{name}-{words.replace(' ', '-')}"
     more = {**layout(words)[1], "init_from": base.name, **LORA, **overrides}
     return launch.make_run(place.root, more, name)
@@ -44,7 +45,7 @@ def adapted(place, base, words, name="rows", **overrides):
 
 @pytest.fixture(scope="module")
 def one(place):
-    """Return a function from the kind of layers to (the run with the weights, the run of one process)."""
+    """Return a function from a kind of layers to (the run with the base weights, the run of one process)."""
     return beside_weights(place, lambda base, words: adapted(place, base, words))
 
 
@@ -84,8 +85,9 @@ def test_every_layout_trains_the_rows_of_one_process(kind, words, place, one):
 
 @pytest.mark.parametrize("kind", ["", "llama"])
 def test_no_other_row_moves(kind, place, one):
-    """All other rows of the merged vocabulary are bit-identical to the base run's, including frozen new
-    rows."""
+    """In the merged vocabulary, all other rows are bit-identical to those of the base run, including new rows
+    that are frozen.
+    """
     base, alone = one(kind)
     before = RunWeights(CheckpointStore(base.checkpoint(HALF)), GROWN)
     merged = open_checkpoint(alone, STEPS)
@@ -130,7 +132,7 @@ def test_a_resume_goes_on_bit_for_bit(words, place, one, forked):
     ],
 )  # fmt: skip
 def test_a_checkpoint_is_read_by_another_layout(before, after, place, one):
-    """Another layout reads the checkpoint with bit-identical masters and moments of the rows."""
+    """A checkpoint is loaded in another layout with bit-identical master weights and moments of the rows."""
     base, _ = one("llama" if before.endswith("llama") else "")
     run = adapted(place, base, before, name="saved", **{"batch.max_steps": HALF})
     place.train(run, layout(before)[0])
@@ -143,7 +145,7 @@ def test_a_checkpoint_is_read_by_another_layout(before, after, place, one):
 
 @pytest.mark.parametrize("kind", ["", "llama"])
 def test_merged_logits_are_those_of_training(kind, place, one):
-    """The merged vocabulary that generates text gives the logits of the trained model with separate rows."""
+    """The merged model, which generates text, has the same logits as the trained model with separate rows."""
     _, alone = one(kind)
     config = load_resolved(alone.config_yaml)
     store, tokens = open_checkpoint(alone, STEPS), torch.arange(GROWN - 60, GROWN).view(2, 30)
@@ -171,7 +173,9 @@ def test_merged_logits_are_those_of_training(kind, place, one):
 
 @pytest.mark.soak
 def test_beside_matrices_in_4_bits(place, one):
-    """Rows train together with matrices in 4 bits, as embeddings are not quantized; two ranks match one."""
+    """Rows can be trained on a model with 4-bit matrices, because embeddings are not quantized; two ranks
+    give the results of one.
+    """
     pytest.importorskip("bitsandbytes")
     base, _ = one("llama")
     runs = [

@@ -1,4 +1,6 @@
-"""Complete runs of a small model under torchrun: bit-exact resume, torn checkpoints, requests, refusals."""
+"""Complete runs of a small model with torchrun: bit-exact resume, torn checkpoints, requests and rejected
+checkpoints.
+"""
 
 import os
 import time
@@ -36,8 +38,9 @@ def events(run: RunDir, kind: str) -> list[dict]:
 
 
 def assert_same_state(one: Path, other: Path) -> int:
-    """Assert that weights, fp32 masters and moments of two checkpoints are bit-identical, and return the
-    number of tensors."""
+    """Assert that two checkpoints have bit-identical weights, fp32 master weights and moments, and return the
+    number of tensors.
+    """
     names = sorted(path.name for path in one.glob("*.pt"))
     assert names == sorted(path.name for path in other.glob("*.pt"))
     return sum(
@@ -68,8 +71,8 @@ def _compare(one, other, path: str) -> int:
     ],
 )  # fmt: skip
 def test_a_stopped_and_resumed_run_is_bitwise_the_same(tmp_path, forked, ranks, overrides):
-    """A run that SIGTERM stopped between two checkpoints, once resumed, equals an uninterrupted run bit for
-    bit.
+    """A run that SIGTERM stopped between two checkpoints and that was resumed equals an uninterrupted run bit
+    for bit.
 
     The test compares the loss and gradient norm of each step, and everything in the last checkpoint. The
     stopped run evaluates and saves once more in between.
@@ -100,7 +103,9 @@ def test_a_stopped_and_resumed_run_is_bitwise_the_same(tmp_path, forked, ranks, 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, forked) -> RunDir:
-    """A run of 24 steps with checkpoints at 10, 20 and 24; copy it before changing it."""
+    """A finished run of 24 steps with checkpoints at 10, 20 and 24. Tests must copy it before they change
+    it.
+    """
     run = launch.make_run(tmp_path_factory.mktemp("finished"), RUN)
     forked.train(run)
     return run
@@ -108,7 +113,7 @@ def finished(tmp_path_factory, forked) -> RunDir:
 
 @pytest.fixture
 def copy(finished, tmp_path) -> RunDir:
-    """Return a copy of the finished run: a run directory can be moved."""
+    """Return a copy of the finished run; a run directory can be moved."""
     import shutil
 
     shutil.copytree(finished.path, tmp_path / "tiny")
@@ -116,8 +121,9 @@ def copy(finished, tmp_path) -> RunDir:
 
 
 def test_a_finished_run_has_what_readers_expect(finished):
-    """A finished run has complete manifests, a pointer to the newest checkpoint, progress, ordered phases,
-    and a trace of all steps."""
+    """A finished run has complete manifests, a pointer to the newest checkpoint, its progress, phases in
+    order, and a trace of all steps.
+    """
     assert finished.checkpoint_steps() == [10, 20, 24]
     assert finished.latest.read_text() == "global_step24"
     manifest = launch.manifest(finished, 24)
@@ -143,8 +149,9 @@ def test_a_finished_run_has_what_readers_expect(finished):
 
 
 def test_the_newest_checkpoints_weights_load_without_a_process_group(finished, data_home):
-    """Weights load by canonical name without a process group, into a model with the validation loss that the
-    run reported."""
+    """Without a process group, weights can be loaded by name into a model, which then has the validation loss
+    that the run reported.
+    """
     config = load_resolved(finished.config_yaml)
     weights = load_model_weights(finished.path)
     model = build_model(config)
@@ -164,7 +171,7 @@ def test_the_newest_checkpoints_weights_load_without_a_process_group(finished, d
 
 
 class RunsCode:
-    """A class whose pickle calls os.mkdir when it is loaded."""
+    """A class whose pickle calls os.mkdir when it is unpickled."""
 
     def __init__(self, folder: Path):
         self.folder = str(folder)
@@ -174,8 +181,8 @@ class RunsCode:
 
 
 def test_torn_checkpoints_are_passed_over_and_that_is_said(copy, forked):
-    """Torn checkpoints are skipped with a message: one with code that its manifest lists, one with a flipped
-    byte.
+    """Damaged checkpoints are skipped with a message: one contains executable code and matches its manifest,
+    the other has a flipped byte.
 
     The run resumes from step 10 and has the losses of the uninterrupted run.
     """
@@ -208,8 +215,9 @@ def test_torn_checkpoints_are_passed_over_and_that_is_said(copy, forked):
 
 
 def test_checkpoints_that_do_not_fit_are_refused_with_every_reason(copy, forked):
-    """A checkpoint with another vocabulary and another order of the data is refused with both reasons, and
-    nothing is overwritten."""
+    """A checkpoint with another vocabulary and another data order is rejected with both reasons, and nothing
+    is overwritten.
+    """
     config = load_resolved(copy.config_yaml)
     other = config.model_copy(
         update={
@@ -232,8 +240,9 @@ def test_checkpoints_that_do_not_fit_are_refused_with_every_reason(copy, forked)
 
 
 def test_a_save_request_is_carried_out_and_the_run_goes_on(tmp_path, data_home):
-    """A save request in control/request.json saves at the next step and is acknowledged; a stop request ends
-    the run."""
+    """After a save request in control/request.json, the run saves at the next step, acknowledges, and
+    continues; a stop request ends it.
+    """
     run = launch.make_run(
         tmp_path, {**RUN, "batch.train_tokens": 4 * 32 * 20_000, "checkpoint.save_interval_steps": 10**6}
     )
@@ -254,8 +263,9 @@ def test_a_save_request_is_carried_out_and_the_run_goes_on(tmp_path, data_home):
 
 
 def test_a_save_that_was_asked_for_counts_when_it_is_acknowledged(tmp_path, data_home, fork_server):
-    """A requested save counts once it is acknowledged, even if files are written in the background to a slow
-    disk."""
+    """A requested save is acknowledged only when the checkpoint is complete, also if its files are written in
+    the background to a slow disk.
+    """
     overrides = {"batch.train_tokens": 4 * 32 * 20_000, "checkpoint.save_interval_steps": 10**6}
     run = launch.make_run(tmp_path, {**RUN, **overrides, "checkpoint.async_save": True})
     job = run.newest_job()
@@ -285,8 +295,9 @@ def wait_for(condition, process) -> None:
 
 
 def test_one_batch_is_learned_by_heart(tmp_path, forked):
-    """A batch is memorized without dropout: 127 tokens and their end are exactly four samples of 32, the same
-    at every step."""
+    """Without dropout, a run memorizes one batch: 127 tokens and the end-of-document token are exactly four
+    samples of 32, the same at every step.
+    """
     launch.make_dataset(tmp_path / "data", documents=1, document_tokens=(127, 128))
     overrides = {
         "data.split": "98,1,1",
@@ -307,7 +318,8 @@ def test_one_batch_is_learned_by_heart(tmp_path, forked):
 
 @pytest.mark.soak
 def test_gpt_125m_trains_two_steps_at_full_size_saves_and_resumes(tmp_path, forked):
-    """The 125M model of Megatron-DeepSpeed's example trains at full size with a small batch and sequence.
+    """The 125M model of the Megatron-DeepSpeed example trains at full size, with a small batch and a short
+    sequence.
 
     The second step runs after a stop and a resume. The optimizer state alone takes 1.5 GB.
     """

@@ -1,4 +1,4 @@
-"""The GPU side of a calibration: what is measured, in which processes, and what is returned."""
+"""The GPU side of a calibration: what is measured, by which processes, and what they return."""
 
 import statistics
 import subprocess
@@ -41,7 +41,7 @@ def small_memory(monkeypatch):
 
 
 class Clock:
-    """A task whose successive calls take the given seconds."""
+    """A task whose successive calls take the given numbers of seconds."""
 
     def __init__(self, *seconds):
         self.ends, self.calls, self.now = list(seconds), 0, 0.0
@@ -62,8 +62,9 @@ def clocked(monkeypatch):
 
 
 def test_the_median_of_the_calls_that_fit_without_the_first(clocked):
-    """The first slow call is warm-up and is not counted; a budget of 10 s then fits eight more calls of one
-    second."""
+    """The result is the median of as many calls as fit in the time limit. The first call is a warm-up and is
+    not counted.
+    """
     clock = Clock(5.0, 1.0, 9.0, 1.0)
     assert clocked(clock, 10.0).seconds(clock.task) == statistics.median([1, 9, 1, 1, 1, 1, 1, 1]) == 1.0
     assert clock.calls == 9
@@ -77,7 +78,9 @@ def test_a_slow_task_is_called_at_least_a_few_times_and_a_very_slow_one_once(clo
 
 
 def test_each_measurement_has_its_share_of_the_time_that_is_left(monkeypatch):
-    """The first measurement gets two of four shares; engines that are still to be built keep their shares."""
+    """Each measurement gets its share of the time that is left; time for engines that are still to be built
+    is set aside.
+    """
     clock, now = Clock(1.0), 0.0
     monkeypatch.setattr(Stopwatch, "_now", lambda self: clock.now)
     monkeypatch.setattr(stopwatch.time, "monotonic", lambda: now)
@@ -90,8 +93,9 @@ def test_each_measurement_has_its_share_of_the_time_that_is_left(monkeypatch):
 
 
 def test_the_spread_is_that_of_the_middle_half(clocked):
-    """The reported spread is the largest of several measurements, None after a single call, and is reset for
-    each metric."""
+    """The reported spread is the largest of the measurements of a metric, or None after a single call, and
+    starts again for each metric.
+    """
     steady = Clock(1.0, 1.0, 9.0, 1.0)
     watch = clocked(steady, 10.0)
     watch.seconds(steady.task)
@@ -107,15 +111,16 @@ def test_the_spread_is_that_of_the_middle_half(clocked):
 
 
 def test_each_start_of_ranks_has_its_share_of_the_time():
-    """Imports and engines get at most half of the time, measurements share the rest, and a twentieth is kept
-    for the end."""
+    """Starting ranks and building engines gets at most half of the time, measurements share the rest, and a
+    twentieth is reserved for the end.
+    """
     assert measured_until(10.0, 210.0, [100, 200], [20, 20]) == pytest.approx(10 + 33 + (190 - 66) / 3)
     assert measured_until(100.0, 110.0, [100], [20]) == pytest.approx(100 + 9.5)
     assert measured_until(100.0, 90.0, [100], [20]) < 100
 
 
 def test_ranks_that_are_late_are_ended():
-    """A measurement ends within its time limit even if its ranks are late."""
+    """Ranks that exceed the time limit of a measurement are killed."""
     with subprocess.Popen(["sh", "-c", "echo said; sleep 600"], stdout=subprocess.PIPE) as process:
         lines = lines_until(process.stdout, time.monotonic() + 0.2)
         assert next(lines) == b"said"
@@ -127,8 +132,9 @@ def test_ranks_that_are_late_are_ended():
 
 
 def test_every_figure_is_measured_and_positive():
-    """Each counted metric is measured and positive; the throughput of a matrix product is its FLOPs over its
-    seconds."""
+    """Every metric is measured and positive; the throughput of a matrix product is its FLOPs divided by its
+    seconds.
+    """
     found = list(kernels.measure(Stopwatch(CPU, 0.0, 1), SMALL, ["fp32", "bf16"], ["fp32"]))
     assert len(found) == kernels.count("cpu", SMALL, ["fp32", "bf16"], ["fp32"]) == 2 + 4 + 2 + 2 + 1
     kinds = {figure["what"] for figure in found}
@@ -139,7 +145,9 @@ def test_every_figure_is_measured_and_positive():
 
 
 def test_the_bar_counts_what_the_ranks_measure():
-    """The table of metrics in __main__ matches the sizes of the kernels, engines and collectives."""
+    """The number of metrics that the progress bar expects (in __main__) equals the number of sizes that are
+    measured.
+    """
     for device, sizes, formats, model in (
         ("cpu", kernels.CPU_SIZES, ["fp32", "bf16", "fp16"], ["fp32", "bf16"]),
         ("gpu", kernels.GPU_SIZES, ["fp32", "fp16", "tf32", "bf16", "fp8"], ["bf16"]),
@@ -155,8 +163,9 @@ def test_the_bar_counts_what_the_ranks_measure():
 
 
 def test_ranks_are_started_as_runs_use_the_machine():
-    """Without GPUs, one rank gets all cores, two ranks half each, and collectives run on more ranks. With
-    GPUs, one runs first, then all."""
+    """Without GPUs, one rank measures with all cores and two ranks with half each, and collectives run on
+    more ranks. With GPUs, one GPU is measured first, and then all.
+    """
     both, own, between = ["kernels", "steps"], FIGURES["cpu"], FIGURES["collectives"]
     assert plan_of("cpu", 1) == [(1, 1, both, own)]
     assert plan_of("cpu", 8) == [
@@ -171,7 +180,7 @@ def test_ranks_are_started_as_runs_use_the_machine():
 
 @pytest.mark.slow
 def test_two_processes_measure_collectives_between_them():
-    """Rank 0 returns every kind of collective at every size."""
+    """Two processes measure collectives; rank 0 returns a result for each kind and size."""
     work = {"device": "cpu", "parts": ["collectives"], "model_formats": [], **NO_TIME}
     found = list(run_ranks(2, 1, work, time.monotonic() + 600))
     pairs = {(figure["collective"], figure["bytes"]) for figure in found}

@@ -20,7 +20,7 @@ STATE = DataState(
 
 
 class Counting:
-    """A dataset in which sample i is i, i + 1, ..., and which records every read."""
+    """A dataset in which sample i contains i, i + 1, ..., and which records every read."""
 
     def __init__(self):
         self.read = []
@@ -33,7 +33,7 @@ class Counting:
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_a_steps_samples_do_not_depend_on_the_ranks(size):
-    """Each step takes the next positions of the order exactly once, for any number of ranks."""
+    """Each step reads the next positions of the sample order exactly once, however many ranks there are."""
     rows = [
         list(training_rows(STATE.advanced(16), 3, BatchSchedule(8, 4, 1), 2, rank, size))
         for rank in range(size)
@@ -51,8 +51,9 @@ def test_skipped_positions_are_passed_over():
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_steps_grow_with_the_batch_schedule(size):
-    """Steps of 4, 4, 8, 12 and then 16 samples use every sample, from the start and from the middle of the
-    ramp."""
+    """With steps of 4, 4, 8, 12 and then 16 samples, every sample is used once, also if training starts in
+    the middle of the ramp.
+    """
     schedule = BatchSchedule(16, 4, 1, Rampup(4, 4, 24))
     sizes = [4, 4, 8, 12, 16, 16]
     for begun in (0, 2):
@@ -72,8 +73,9 @@ def test_evaluation_reads_the_first_samples():
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_batches_are_tokens_and_the_labels_after_them(num_workers):
-    """Batches have tokens and shifted labels in the order of the rows, with and without workers, and use no
-    random generator."""
+    """A batch has tokens and labels shifted by one, in the order of the samples, with and without workers,
+    and without using the random generator.
+    """
     before = torch.get_rng_state()
     batches = Batches(Counting(), iter([[5, 9], [0, 2]]), torch.device("cpu"), num_workers)
     first, second = next(batches), next(batches)
@@ -95,8 +97,9 @@ def test_without_workers_nothing_is_read_ahead():
 
 
 class Mixed:
-    """A dataset in which sample 0 is plain, sample 1 has two documents and a loss mask, and sample 2 mixes
-    datasets."""
+    """A dataset in which sample 0 is plain, sample 1 has two documents and a loss mask, and sample 2 comes
+    from several datasets.
+    """
 
     def sample(self, position: int) -> Sample:
         tokens = np.arange(5) + 10 * position
@@ -115,7 +118,7 @@ class Mixed:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_what_some_samples_carry_all_of_a_batch_have(num_workers):
-    """Fields that some samples of a batch have are filled in for the others: all tokens in the loss,
+    """If only some samples of a batch have a field, it is filled in for the others: all tokens in the loss,
     ascending positions, one document.
 
     The lengths of documents are listed over the whole batch.
@@ -141,16 +144,18 @@ def test_what_some_samples_carry_all_of_a_batch_have(num_workers):
 
 
 def test_a_masked_run_has_a_mask_in_every_batch():
-    """In a masked run every batch has a mask, even if its samples have none: the step's denominator counts
-    all masks."""
+    """In a run with a loss mask, every batch has a mask, even if its samples have none, because the
+    denominator of the step is the sum of all masks.
+    """
     [batch] = Batches(Mixed(), iter([[0]]), torch.device("cpu"), masked=True)
     assert batch.loss_mask.tolist() == [[1, 1, 1, 1]]
     assert batch.cu_seqlens is None and batch.dataset_ids is None
 
 
 def test_workers_end_with_the_block_though_somebody_holds_it():
-    """Workers end with the block even while DeepSpeed's pipeline engine keeps its iterator; otherwise the
-    rank could not exit."""
+    """Data workers end at the end of the `with` block, although DeepSpeed's pipeline engine still refers to
+    their iterator; otherwise the rank could not exit.
+    """
     with Batches(Counting(), iter([[5, 9], [0, 2]]), torch.device("cpu"), num_workers=1) as batches:
         next(batches)
         (worker,) = multiprocessing.active_children()
@@ -166,8 +171,9 @@ class Unreadable:
 
 
 def test_workers_end_with_the_block_though_a_traceback_holds_it():
-    """Workers end with the block even while a traceback refers to them, so that the rank's error is not
-    delayed."""
+    """Data workers end at the end of the `with` block, although a traceback still refers to them; otherwise
+    the rank's error would be delayed.
+    """
     with pytest.raises(ValueError, match="sample 5 is damaged") as error:  # noqa: SIM117
         with Batches(Unreadable(), iter([[5, 9], [0, 2]]), torch.device("cpu"), num_workers=1) as batches:
             (worker,) = multiprocessing.active_children()
@@ -176,8 +182,9 @@ def test_workers_end_with_the_block_though_a_traceback_holds_it():
 
 
 def test_a_batch_that_does_not_fit_into_shared_memory_is_an_error_of_the_rank(monkeypatch):
-    """A batch too large for shared memory is an error of the rank: the worker allocates it where errors are
-    forwarded."""
+    """A batch that is too large for shared memory is an error of the rank, and not a worker that dies without
+    a message.
+    """
 
     def share(tensor: torch.Tensor) -> None:
         raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left (28)")
@@ -193,7 +200,9 @@ def test_a_batch_that_does_not_fit_into_shared_memory_is_an_error_of_the_rank(mo
 # A torch loader whose construction failed prints an error when it is garbage-collected.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_workers_that_were_started_are_ended_if_the_next_queue_does_not_fit(monkeypatch):
-    """Workers that have started are ended if the next queue's semaphore does not fit in /dev/shm."""
+    """If the semaphore for the next queue does not fit in /dev/shm, the workers that were already started are
+    ended.
+    """
     make, queues = torch.multiprocessing.Queue, []
 
     def queue():

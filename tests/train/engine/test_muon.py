@@ -1,4 +1,4 @@
-"""Muon compared with AdamW in one process; tests/parity compares every layout with it."""
+"""Muon compared with AdamW in one process; tests/parity compares Muon in every layout."""
 
 import copy
 from dataclasses import replace
@@ -26,7 +26,7 @@ GROUPS = SimpleNamespace(tensor_model_parallel=ALONE, tensor_and_data_parallel=A
 
 
 class Engine(SimpleNamespace):
-    """Stand-in for a DeepSpeed engine without ZeRO."""
+    """A stand-in for a DeepSpeed engine without ZeRO."""
 
     def zero_optimization_stage(self):
         return 0
@@ -34,8 +34,9 @@ class Engine(SimpleNamespace):
 
 @pytest.fixture
 def trained(tmp_path):
-    """Return our model after three steps, its optimizer, the configuration, and the gradients of each
-    step."""
+    """Train three steps and return the model, its optimizer, the configuration, and the gradients of each
+    step.
+    """
 
     def trained(**settings):
         (tmp_path / "tiny.yaml").write_text(launch.TINY)
@@ -95,8 +96,9 @@ def test_matrices_go_as_in_plain_torch_and_the_rest_by_adamw(trained, settings):
 
 
 def test_torchs_own_muon_agrees_as_far_as_bf16_goes(trained):
-    """Our Muon agrees with torch.optim.Muon, which always orthogonalizes in bf16, on matrices that are not
-    packed."""
+    """Our Muon agrees with torch.optim.Muon on unpacked matrices, within the rounding of bf16, in which torch
+    orthogonalizes.
+    """
     start, model, _, _, gradients = trained(weight_decay=0.1)
     theirs = {
         name: value
@@ -145,7 +147,9 @@ def test_queries_keys_and_values_are_matrices_of_their_own(groups):
 
 
 def test_every_rank_gets_as_much_work_as_it_can():
-    """The most expensive matrices are assigned first, each to the rank with the least work."""
+    """Matrices are assigned in order of cost, the most expensive first, each to the rank with the least work
+    so far.
+    """
     exchange = object.__new__(Exchange)
     exchange.stage = SimpleNamespace(size=3)
     costs = {"a": 5, "b": 5, "c": 4, "d": 3, "e": 3, "f": 1}
@@ -164,8 +168,7 @@ def test_parts_of_a_plain_engine_are_whole_parameters():
 
 
 def test_parameters_that_are_not_where_they_should_be_are_named():
-    """An error names the parameters if two parameters of equal size are swapped in the record of a flat
-    tensor."""
+    """If two parameters of equal size are swapped in the record of a flat tensor, the error names both."""
     parameters = {name: torch.nn.Parameter(torch.randn(4, 3)) for name in ("a", "b", "c")}
     flat = torch.cat([value.detach().view(-1) for value in parameters.values()])
     parts = [LivePart(name, 0, 12, 12 * place) for place, name in enumerate(parameters)]
@@ -175,8 +178,9 @@ def test_parameters_that_are_not_where_they_should_be_are_named():
 
 
 def test_costs_are_those_of_the_parts(tmp_path):
-    """A packed matrix costs as much as three of 64 x 64, not one of 192 x 64, and the planner counts the
-    same."""
+    """A packed matrix costs as much as three matrices of 64 x 64, not as one of 192 x 64, also in the
+    planner.
+    """
     optimizer = SimpleNamespace(matrices_of=partial(matrices_of, MODEL), num_ns_steps=5)
     cost = Muon._cost(optimizer, "layers.0.attention.query_key_value.weight", (192, 64))
     assert cost == 3 * newton_schulz_flops(64, 64, 5)

@@ -1,4 +1,6 @@
-"""Newton-Schulz iterations: singular values near 1, and the same result for a matrix alone and in a stack."""
+"""Newton-Schulz iterations bring singular values near 1, and give the same result for a matrix alone and in a
+stack.
+"""
 
 import pytest
 import torch
@@ -28,8 +30,9 @@ def test_singular_values_come_near_1(shape):
 
 
 def test_alike_matrices_are_one_stack_and_each_comes_out_as_alone(monkeypatch):
-    """Matrices of one shape are stacked, and each gets the result it gets alone: wide, tall, strided, with a
-    separate factor, or in a divided stack."""
+    """Matrices of the same shape are stacked, and each gets the same result as alone: wide, tall, strided,
+    with its own factor, or in a divided stack.
+    """
     packed = matrix(4, 3, 8, 32, seed=1)
     alone = [orthogonal(packed[:, part].reshape(-1, 32), 5) for part in range(3)]
     tall, wide = matrix(32, 12, seed=2), matrix(12, 32, seed=3)

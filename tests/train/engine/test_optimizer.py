@@ -62,7 +62,9 @@ def test_the_rate_is_set_in_both_groups(model, configured):
 
 
 def test_muon_has_a_rate_of_its_own(model, configured):
-    """With Muon, the learning rate of a matrix is a fixed multiple of the schedule's at every step."""
+    """With Muon, the learning rate of matrices is a fixed multiple of the scheduled learning rate at every
+    step.
+    """
     for muon_lr, factor in ((None, 1.0), (2e-2, 20.0)):
         optimizer = build_optimizer(model.named_parameters(), configured(type="Muon", muon_lr=muon_lr))
         set_rates(optimizer, 0.25, 0.05)
@@ -72,8 +74,9 @@ def test_muon_has_a_rate_of_its_own(model, configured):
 
 
 def test_names_decide_not_shapes():
-    """Parameters are grouped by name, because inside zero.Init every parameter is empty and
-    one-dimensional."""
+    """Parameters are grouped by name, not by shape, because inside zero.Init all parameters are empty and
+    one-dimensional.
+    """
     empty = torch.nn.Parameter(torch.empty(0))
     names = ("layers.0.mlp.dense_h_to_4h.weight", "final_layernorm.weight", "word_embeddings.weight")
     for muon, expected in ((False, [2, 1]), (True, [1, 2])):

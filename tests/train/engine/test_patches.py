@@ -28,13 +28,14 @@ def test_each_row_names_a_test_and_a_file_that_exist(patch):
 
 
 def test_the_rows_are_of_the_installed_deepspeed():
-    """Each patch names the installed DeepSpeed version. After an update, check each one: does its test still
-    fail without it?"""
+    """Each patch names the installed version of DeepSpeed. After an update, check for each patch whether its
+    test still fails without it.
+    """
     assert {patch.version for patch in PATCHES} == {version("deepspeed")}
 
 
 def test_nothing_else_is_replaced():
-    """Every assignment to a DeepSpeed engine in our code is in the list of patches."""
+    """Every place in our code that assigns an attribute of a DeepSpeed engine is in the list of patches."""
     names = " ".join(patch.replaces for patch in PATCHES)
     for path in sorted((REPOSITORY / "nbtrain").rglob("*.py")):
         for name in REPLACES.findall(path.read_text()):

@@ -1,4 +1,4 @@
-"""The time of a pipeline step, split by instruction into the parts of a step."""
+"""The time of a pipeline step is split by instruction into the parts of a step."""
 
 import time
 from typing import ClassVar
@@ -13,20 +13,24 @@ from nbtrain.train.figures.throughput import StepTimer
 
 
 def test_every_instruction_of_deepspeed_is_known():
-    """Every DeepSpeed instruction belongs to a part of the step or is skipped with a reason, including those
-    of new releases."""
+    """Every instruction of DeepSpeed's pipeline belongs to a part of the step or is listed as ignored with a
+    reason; a new instruction fails this test.
+    """
     assert set(PipelineEngine._INSTRUCTION_MAP) - set(PART_OF) == {schedule.LoadMicroBatch}
 
 
 def test_the_bubble_is_distinguished_from_the_work(monkeypatch):
-    """Idle time and work are separated on the first of two stages, where each kind of instruction takes a
-    different time."""
+    """On the first of two stages, idle time and work are told apart; each kind of instruction takes a
+    different time here.
+    """
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     calls = []
 
     class Engine:
-        """Stand-in for DeepSpeed's pipeline engine: a table of functions that are called with the engine."""
+        """A stand-in for DeepSpeed's pipeline engine: a table of functions that are called with the
+        engine.
+        """
 
         _INSTRUCTION_MAP: ClassVar = {}
 

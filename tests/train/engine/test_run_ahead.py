@@ -1,4 +1,4 @@
-"""A step never waits for the device. The test counts on the CPU every read of a number from a tensor."""
+"""A step never waits for the device. On a CPU, the test counts how often a number is read from a tensor."""
 
 import json
 from pathlib import Path
@@ -15,8 +15,8 @@ STEPS = 3
 
 @pytest.mark.slow
 def test_a_step_takes_no_number_from_the_device(tmp_path):
-    """Only the stability guard in our code waits, immediately on a CPU; DeepSpeed does not wait once its
-    checks are off.
+    """Without DeepSpeed's checks, the only reads of a number from a tensor in a step are those of the
+    stability guard.
 
     Losses and norms are bit-identical with and without DeepSpeed's checks.
     """
@@ -68,6 +68,7 @@ def test_a_step_takes_no_number_from_the_device(tmp_path):
     ],
 )
 def test_who_may_run_ahead(overrides, may):
-    """A run may not run ahead if its loss scale or its policy has to be known before the weights are
-    updated."""
+    """A run may not run ahead if the loss scale or the stability policy needs the result before the weights
+    are updated.
+    """
     assert may_run_ahead(load("gpt-125m", {"precision.dtype": "bf16", **overrides})) is may

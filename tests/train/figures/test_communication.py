@@ -1,4 +1,4 @@
-"""The time of collectives: each is counted once, and every patched function is restored."""
+"""The time of collectives: each call is counted once, and all patched functions are restored afterwards."""
 
 import time
 
@@ -14,8 +14,9 @@ CPU = torch.device("cpu")
 
 
 class Backend:
-    """A backend with one collective that calls another and one that returns before it is done; each advances
-    a clock."""
+    """A backend with a collective that calls another one and a collective that returns early; each advances a
+    clock.
+    """
 
     seconds = 0.0
 
@@ -42,8 +43,9 @@ def backend(monkeypatch):
 
 
 def test_a_collective_inside_another_counts_once_and_all_are_waited_for(backend):
-    """A nested collective counts once and asynchronous ones are waited for; afterwards the backend is
-    restored."""
+    """A collective inside another one is counted once, asynchronous ones are waited for, and the backend is
+    restored afterwards.
+    """
     timer = StepTimer(CPU)
     with CommunicationTimer().measured(World(0, 2, 0, CPU), True, timer):
         backend.reduce_scatter()
@@ -54,8 +56,9 @@ def test_a_collective_inside_another_counts_once_and_all_are_waited_for(backend)
 
 
 def test_collectives_of_our_own_layers_count_too(backend, monkeypatch):
-    """Calls that our layers make through torch.distributed are counted; afterwards torch's functions are
-    restored."""
+    """Collectives that our layers call through torch.distributed are counted, and torch's functions are
+    restored afterwards.
+    """
 
     def all_reduce(tensor):
         Backend.seconds += 4
@@ -83,7 +86,7 @@ def test_a_failing_step_leaves_nothing_behind(backend):
 
 @pytest.mark.parametrize(("size", "wanted"), [(1, True), (2, False)])
 def test_one_rank_or_an_unlogged_step_is_not_measured(backend, size, wanted):
-    """With one rank, or in a step that is not logged, the communication time is None rather than zero."""
+    """With one rank or in a step that is not logged, the communication time is None, not zero."""
     timer = StepTimer(CPU)
     with CommunicationTimer().measured(World(0, size, 0, CPU), wanted, timer):
         backend.all_reduce()

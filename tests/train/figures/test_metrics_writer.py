@@ -1,5 +1,4 @@
-"""TensorBoard event files: tags, token and sample counts instead of steps, and restarts without duplicate
-points."""
+"""TensorBoard event files: tags, scalars over tokens and samples, and restarts without duplicate points."""
 
 import itertools
 import json
@@ -16,14 +15,15 @@ from nbtrain.train.figures.metrics_writer import MetricsWriter
 
 @pytest.fixture(autouse=True)
 def seconds_apart(monkeypatch):
-    """Sleep until the next second: event files are ordered by the second in their names, and a real restart
-    takes longer."""
+    """Make every call of time.time() return the next second: event files are sorted by the second in their
+    names, and a real restart takes longer.
+    """
     ticks = itertools.count(1_000_000_000)
     monkeypatch.setattr(time, "time", lambda: float(next(ticks)))
 
 
 def points(folder, tag):
-    """Return [(step, value)] from nbtrain's own reader, which takes restarts into account."""
+    """Return [(step, value)] as nbtrain's reader gives them, which takes restarts into account."""
     series = read_scalars(folder)[tag]
     return list(zip(series.steps, [round(value, 3) for value in series.values]))
 
@@ -61,9 +61,8 @@ print(json.dumps([
 
 
 def by_tensorboard(root, newest):
-    """Return {(run, tag): [(step, value)]} from TensorBoard's data server, started on this machine.
-
-    `newest` is the value that every series ends in.
+    """Return {(run, tag): [(step, value)]} from TensorBoard's data server. `newest` is the value with which
+    every series must end.
     """
     command = [sys.executable, "-c", BY_TENSORBOARD, root, str(newest)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -96,8 +95,9 @@ def test_an_unknown_value_leaves_no_point(tmp_path):
 
 
 def test_after_a_restart_each_step_has_one_point_and_none_is_lost(tmp_path):
-    """After a crash and a resume from step 2, each step has exactly one point, by step, by tokens and by
-    samples."""
+    """After a crash and a resume from step 2, each step has exactly one point, by steps, by tokens and by
+    samples.
+    """
     first = MetricsWriter(tmp_path, 0)
     for step in (1, 2, 3):
         first.write(step, 128 * step, 4 * step, loss=float(step))
@@ -135,8 +135,7 @@ def test_a_scalar_of_a_family_has_the_name_in_its_tag(tmp_path):
 
 @pytest.mark.slow
 def test_tensorboard_has_one_entry_for_a_run_and_no_point_twice(tmp_path):
-    """TensorBoard shows a run once, and its data server drops the points that were written again after a
-    restart."""
+    """TensorBoard lists a run once; its data server drops points that were written again after a restart."""
     folder = tmp_path / "gpt" / "tensorboard"
     first = MetricsWriter(folder, 0)
     for step in (1, 2, 3):
@@ -154,8 +153,9 @@ def test_tensorboard_has_one_entry_for_a_run_and_no_point_twice(tmp_path):
 
 
 def test_tensorboard_without_its_data_server_keeps_the_points_by_tokens(tmp_path):
-    """TensorBoard's Python reader keeps points by tokens: the restart marker must not be compared with token
-    counts."""
+    """TensorBoard's Python reader keeps the points by tokens, because the restart marker, which is a step, is
+    not compared with token counts.
+    """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     first = MetricsWriter(tmp_path, 0)

@@ -1,4 +1,4 @@
-"""Reports of rank 0: the log line, alerts, and units."""
+"""Reports by rank 0: log lines, alerts and units."""
 
 import logging
 import math
@@ -73,7 +73,7 @@ def add_step(report, config, step, loss=4.5, **more):
 
 
 def test_log_line(report, config, caplog):
-    """One log line is written every log_interval_steps, with the most important numbers first."""
+    """A log line is written every log_interval_steps and begins with the most important numbers."""
     caplog.set_level(logging.INFO, "nbtrain")
     for step in (1, 2):
         add_step(report, config, step)
@@ -84,8 +84,9 @@ def test_log_line(report, config, caplog):
 
 
 def overflow(report, step, before, now, count):
-    """Return the result of an fp16 step that overflowed at the scale `before`, the `count`-th of the run;
-    None is a good step."""
+    """Return the result of an fp16 step that overflowed with the loss scale `before`, as overflow number
+    `count`; None returns a good step.
+    """
     data = DataState(1, "1,0,0", "megatron-core", "0" * 64, 100_000, consumed_samples=16 * step)
     result = StepResult(
         step, 16, 16 * step, 2e-3, torch.tensor(4.5), math.inf if before else 0.5, now, StepTimer(CPU),
@@ -96,8 +97,9 @@ def overflow(report, step, before, now, count):
 
 
 def test_an_overflow_of_fp16_is_shown_instead_of_its_norm(report, caplog):
-    """A step that overflows shows its loss scale instead of a gradient norm, also for an initial scale that
-    is not a power of two."""
+    """For a step that overflows, the line shows the loss scale instead of a gradient norm, also if the
+    initial scale is not a power of two.
+    """
     caplog.set_level(logging.INFO, "nbtrain")
     fp16 = {"precision.dtype": "fp16"}
     report.config = load(report.config, fp16, check=False)
@@ -117,7 +119,7 @@ def test_an_overflow_of_fp16_is_shown_instead_of_its_norm(report, caplog):
 
 
 def test_most_steps_overflowing_is_reported_once(report, job):
-    """One warning is raised once more than half of the last twenty steps overflowed."""
+    """If more than half of the last twenty steps overflowed, one warning is raised."""
     report.config = load(report.config, {"precision.dtype": "fp16"}, check=False)
     for step in range(1, 61):
         overflow(report, step, 2.0 if step % 3 else None, 1.0, step)
@@ -130,8 +132,9 @@ def test_most_steps_overflowing_is_reported_once(report, job):
 
 
 def test_on_a_gpu_a_logged_step_is_written_after_the_next_ones_launch(report, config, caplog, monkeypatch):
-    """On a GPU, the line of a logged step is written once the next step has been launched, and the remaining
-    lines by flush()."""
+    """On a GPU, the line of a logged step is written after the next step has been launched; flush() writes
+    the remaining lines.
+    """
     caplog.set_level(logging.INFO, "nbtrain")
     monkeypatch.setattr(report, "world", World(0, 1, 0, torch.device("cuda")))
     monkeypatch.setattr(report, "_device_memory", lambda: (None, None))
@@ -168,7 +171,7 @@ def test_a_nan_loss_raises_an_alert(report, config, job):
 def test_a_slow_rank_is_reported_after_three_times_in_a_row(report, job):
     """A rank that is slow in three logged steps in a row raises one alert.
 
-    A slow step now and then raises no second alert.
+    Occasional slow steps afterwards raise no second alert.
     """
     state = TrainState(1, DataState(1, "1,0,0", "megatron-core", "0" * 64, 100_000, consumed_samples=16))
     owns = (1.5, 1.5, 1.0, 1.3, 1.3, 1.3, 1.3, *(1.0,) * 9, 1.3, *(1.0,) * 9, 1.3, 1.3, 1.3)
@@ -182,7 +185,9 @@ def test_a_slow_rank_is_reported_after_three_times_in_a_row(report, job):
 
 
 def test_the_end_reports_where_the_time_went(report, config, job, monkeypatch):
-    """The final report splits the run's time into data, forward, checkpoint and evaluation."""
+    """The final report shows how the time of the run was divided between data, forward, checkpoint and
+    evaluation.
+    """
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     timer = StepTimer(CPU)
@@ -219,8 +224,9 @@ def test_communication_is_estimated_from_the_steps_where_it_was_measured():
 
 
 def test_an_alert_is_raised_when_crossed_and_again_only_after_it_was_kept_for_a_while(job, config):
-    """An alert that alternates at every step is raised once; it is raised again after ten clear steps in a
-    row."""
+    """An alert whose condition changes at every step is raised once, and again only after ten clear steps in
+    a row.
+    """
     alerts = Alerts(config, EventWriter(job, "rank0"))
     used = [0.5, *(0.95, 0.5) * 20, *(0.5,) * 8, 0.92, *(0.5,) * 10, 0.91]
     for step, fraction in enumerate(used, start=1):
@@ -256,8 +262,9 @@ def test_a_threshold_below_and_one_turned_off(job):
 
 
 def test_waiting_for_other_stages_is_a_share_of_the_steps_alone():
-    """Pipeline idle time is a share of step time only: 2 of 8 s, without a validation of 10 s. Before the
-    first step it is None."""
+    """The idle time of a pipeline is a fraction of step time only: 2 of 8 s, although a validation took
+    another 10 s. Before the first step it is None.
+    """
     split = TimeSplit()
     assert split.step_fraction("pipeline") == 0.0
     split.add_step(8.0, {"forward": 5.0, "pipeline": 2.0}, None)
@@ -266,8 +273,9 @@ def test_waiting_for_other_stages_is_a_share_of_the_steps_alone():
 
 
 def test_a_step_without_a_token_in_the_loss_has_no_loss(report, config, job, caplog, tmp_path):
-    """A step without a token in the loss records no loss: the log line says why, and the latest loss is
-    unchanged."""
+    """If a step has no token in the loss, no loss is recorded, the log line says why, and the latest loss is
+    kept.
+    """
     caplog.set_level(logging.INFO, "nbtrain")
     add_step(report, config, 1, tokens_in_loss=7.0)
     add_step(report, config, 2, loss=0.0, tokens_in_loss=0.0, stability_counts={"steps_without_loss": 1})
@@ -281,8 +289,9 @@ def test_a_step_without_a_token_in_the_loss_has_no_loss(report, config, job, cap
 
 
 def test_a_validation_without_a_token_in_the_loss_is_a_warning(report, config, job, tmp_path):
-    """A validation without a token in the loss warns and records no loss or best loss; the step counts as
-    validated."""
+    """If a validation has no token in the loss, there is a warning and no loss is recorded, but the step
+    counts as validated.
+    """
     state = TrainState(4, DataState(1, "1,0,0", "megatron-core", "0" * 64, 100_000, consumed_samples=64))
     state.validated(2.0)
     report.add_validation(state, 1.0)
@@ -302,8 +311,9 @@ def test_a_validation_without_a_token_in_the_loss_is_a_warning(report, config, j
 
 
 def test_the_validation_loss_of_each_dataset_is_written_and_kept(report, config, tmp_path, caplog):
-    """The validation loss and perplexity of each dataset are written as curves and kept in the run's
-    progress."""
+    """The validation loss and perplexity of each dataset are written as curves and saved in the run's
+    progress.
+    """
     caplog.set_level(logging.INFO, "nbtrain")
     state = TrainState(4, DataState(1, "1,0,0", "megatron-core", "0" * 64, 100_000, consumed_samples=64))
     state.validated(2.0)

@@ -1,4 +1,6 @@
-"""Slow ranks are compared with ranks that do the same work, and reported after three times in a row."""
+"""A slow rank is found by comparison with ranks that do the same work, and reported after three times in a
+row.
+"""
 
 import pytest
 
@@ -8,7 +10,9 @@ HOSTS = ["one", "one", "two", "two"]
 
 
 def test_a_slow_rank_is_compared_with_its_stage():
-    """Stage 1 does more work than stage 0: its ranks are not reported as stragglers, but rank 1 is."""
+    """The ranks of stage 1, which has more work than stage 0, are not reported as slow; rank 1, which is
+    slower than its own stage, is.
+    """
     spread = Spread.of([1.0, 1.5, 3.0, 3.3], [0, 0, 1, 1], HOSTS)
     assert spread.slowdowns == pytest.approx((0.0, 0.5, 0.0, 0.1))
     assert (spread.slowest_rank, spread.slowdown) == (1, 0.5)

@@ -1,4 +1,4 @@
-"""Throughput and the parts of a step."""
+"""Throughput, and how the time of a step is divided into parts."""
 
 import time
 
@@ -35,8 +35,9 @@ def test_rate_is_the_mean_of_the_last_hundred_steps():
 
 
 def test_pauses_to_come_are_those_at_every_interval_and_the_end():
-    """The pauses ahead are counted: in 250 steps, validations at 100, 200 and 250, checkpoints at 80, 160,
-    240 and 250."""
+    """The remaining time includes all future pauses: in 250 steps, validations at 100, 200 and 250, and
+    checkpoints at 80, 160, 240 and 250.
+    """
     steps = ["batch.max_steps=250", "evaluation.eval_interval_steps=100", "checkpoint.save_interval_steps=80"]
     pauses = Pauses(load("gpt-tiny", steps, check=False))
     assert pauses.left(0) == 0.0
@@ -46,8 +47,9 @@ def test_pauses_to_come_are_those_at_every_interval_and_the_end():
 
 
 def test_checkpoints_on_the_nodes_own_disks_come_at_their_own_interval():
-    """Checkpoints on the nodes' own disks have their own interval, and do not count in the estimate for the
-    run directory."""
+    """Checkpoints on the nodes' own disks have a separate interval, and are not counted as checkpoints in the
+    run directory.
+    """
     steps = {"batch.max_steps": 100, "checkpoint.save_interval_steps": 50}
     local = {"checkpoint.local_dir": "/local", "checkpoint.local_save_interval_steps": 10}
     pauses = Pauses(load("gpt-tiny", {**steps, **local}, check=False))
@@ -68,7 +70,7 @@ def test_parts_of_a_step_add_up():
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Clock that the test advances with clock(seconds)."""
+    """A clock that the test advances with clock(seconds)."""
     now = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
@@ -79,7 +81,9 @@ def clock(monkeypatch):
 
 
 def test_a_part_inside_another_stops_the_outer_ones_clock(clock):
-    """Data loading inside forward stops the forward clock; time in no part counts for the step only."""
+    """Data loading inside the forward pass stops the clock of the forward pass; time outside of all parts
+    counts only for the step.
+    """
     timer = StepTimer(CPU)
     with timer.part("forward"):
         clock(2.0)
@@ -106,8 +110,9 @@ def test_a_part_that_fails_ends_too(clock):
 
 
 def test_own_work_is_computing_without_collectives(clock):
-    """Time spent waiting for a collective in the optimizer's step is not subtracted from forward or
-    backward."""
+    """Waiting for a collective in the optimizer's step is not subtracted from the forward or backward
+    pass.
+    """
     timer = StepTimer(CPU)
     for part, seconds in (("forward", 4.0), ("backward", 6.0), ("optimizer", 5.0)):
         with timer.part(part):
@@ -118,7 +123,9 @@ def test_own_work_is_computing_without_collectives(clock):
 
 
 def test_three_figures_of_speed_are_three(monkeypatch):
-    """A 125M model with recomputation at 44.78 samples/s on an A100 has 28.7 % MFU and 35.9 % HFU."""
+    """At 44.78 samples/s on an A100, a 125M model has 28.7 % MFU, and with full recomputation also 35.9 %
+    HFU.
+    """
     monkeypatch.setattr(throughput, "peak_flops", lambda device, config: 312e12)
     monkeypatch.setattr(throughput, "measure_matmul_flops", lambda device, dtype: 250e12)
     plain = Speedometer(load("gpt-125m"), CPU).at(44.780 * 2048)
@@ -132,8 +139,7 @@ def test_three_figures_of_speed_are_three(monkeypatch):
 
 
 def test_every_device_has_an_equal_share(monkeypatch):
-    """With the same tokens per second on 64 ranks sharded three ways, each device does a 64th of the
-    FLOPs."""
+    """On 64 ranks, each device computes a 64th of the model's FLOPs, however the model is sharded."""
     monkeypatch.setattr(throughput, "peak_flops", lambda device, config: None)
     monkeypatch.setattr(throughput, "measure_matmul_flops", lambda device, dtype: 1e12)
     config = load("gpt-13b-4xdp-4xpp-4xtp")
@@ -144,15 +150,16 @@ def test_every_device_has_an_equal_share(monkeypatch):
 
 
 def test_the_matrix_rate_of_this_device_is_measured():
-    """The measured matrix throughput is plausible for this machine, and measuring leaves the training's
-    random generator unchanged."""
+    """The measured matrix throughput of this machine is plausible, and measuring does not change the random
+    generator of the training.
+    """
     before = torch.get_rng_state()
     assert 1e8 < measure_matmul_flops(CPU, torch.float32) < 1e15
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_cpu_has_no_datasheet_peak():
-    """A CPU has no datasheet peak, so its MFU is None."""
+    """A CPU has no datasheet peak, so MFU is None."""
     assert peak_flops(CPU, load("gpt-tiny")) is None
 
 
@@ -201,8 +208,9 @@ def test_samples_per_second():
 
 
 def test_a_perf_run_is_planned_as_it_is_made():
-    """A performance run plans 20 steps or max_steps and no checkpoint on disk, and keeps the schedules of the
-    full run."""
+    """A run with mode perf trains 20 steps or max_steps, saves no checkpoint, and keeps the schedules of the
+    full run.
+    """
     perf = load("gpt-125m", {"mode": "perf"})
     assert (perf.train_steps, perf.scheduled_steps, perf.shortened_by) == (20, 4769, "mode: perf")
     assert perf.train_tokens == 2_500_000_000

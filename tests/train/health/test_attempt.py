@@ -1,4 +1,4 @@
-"""A rank reads the settings of its attempt from job.json."""
+"""A rank reads its attempt's settings from job.json."""
 
 import pytest
 
@@ -13,7 +13,7 @@ JOBS = ("20261121-031500-a1b2", "20261121-031501-a1b2")
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """A run with two jobs, the first of which has two attempts."""
+    """Create a run with two jobs, the first of which has two attempts."""
     run = RunDir(tmp_path / "run")
     run.path.mkdir()
     env = {"NBTRAIN_FAULTS": '[{"step": 1, "do": "nan"}]'}
@@ -29,8 +29,9 @@ def run(tmp_path, monkeypatch):
 
 
 def test_the_record_of_the_attempt_decides(run, monkeypatch):
-    """The attempt's record in job.json takes precedence over the environment and over the previous
-    attempt."""
+    """The attempt's record in job.json takes precedence over environment variables and over the previous
+    attempt.
+    """
     monkeypatch.setenv("NBTRAIN_JOB", JOBS[0])
     monkeypatch.setenv("NBTRAIN_ATTEMPT", "1")
     monkeypatch.setenv("NBTRAIN_FAULTS", '[{"step": 2, "do": "stop"}]')
@@ -38,7 +39,9 @@ def test_the_record_of_the_attempt_decides(run, monkeypatch):
 
 
 def test_a_rank_started_by_hand_goes_by_the_configuration(run):
-    """A rank started by hand belongs to the newest job, which has no attempts, and uses the configuration."""
+    """A rank that a user starts by hand belongs to the newest job, which has no attempts, and uses the run's
+    configuration.
+    """
     assert find_job(run).job_id == JOBS[1]
     attempt = this_attempt(run)
     assert (attempt.attempt, attempt.data_parallel_size) == (0, 1)

@@ -1,4 +1,4 @@
-"""The watch that records which collective a rank is in, by replacing torch's functions."""
+"""The watch records which collective a rank is in, by replacing torch's functions."""
 
 import inspect
 import types
@@ -12,7 +12,7 @@ from nbtrain.train.health.collectives import GROUPED, PAIRED, CollectiveWatch
 
 @pytest.fixture
 def watch(monkeypatch):
-    """Install a watch, and restore torch's functions afterwards."""
+    """Install the watch, and restore torch's functions afterwards."""
     for name in [name for name in (*GROUPED, *PAIRED) if hasattr(dist, name)]:
         monkeypatch.setattr(dist, name, getattr(dist, name))
     monkeypatch.setattr(dist.Work, "wait", dist.Work.wait)
@@ -30,8 +30,9 @@ def alone(tmp_path):
 
 
 def test_every_collective_of_torch_is_known():
-    """The watch covers every torch function that takes a process group, except those that only query or
-    destroy it."""
+    """The watch covers every function of torch that has a process group as argument, except those that only
+    query or destroy a group.
+    """
     taking = {
         name
         for name, function in vars(dist).items()
@@ -46,8 +47,9 @@ def test_every_collective_of_torch_is_known():
 
 
 def test_the_current_one_is_told(watch, alone):
-    """The watch reports the collective's name, group, number within the group, and whether the call has
-    returned."""
+    """The watch reports the name of the collective, its group, its number in the group, and whether the call
+    has returned.
+    """
     assert watch.current() is None
     seen = []
     # Read while the call runs, as the heartbeat's thread reads it.
@@ -93,8 +95,9 @@ def test_point_to_point_names_the_other_rank(watch):
 
 @pytest.mark.slow
 def test_a_compiled_function_keeps_its_graph(watch, alone):
-    """A compiled function has no graph break, because the compiler traces through the watch to torch's own
-    function."""
+    """The watch causes no graph break in a compiled function, because the compiler traces through it to
+    torch's own function.
+    """
 
     def reduce(x):
         dist.all_reduce(x)

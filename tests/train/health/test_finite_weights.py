@@ -1,4 +1,4 @@
-"""Weights that are NaN or Inf are never saved in a checkpoint, and never loaded from one."""
+"""Weights that are NaN or infinite are never saved in a checkpoint, and never loaded from one."""
 
 import math
 
@@ -17,7 +17,9 @@ WORLD = World(0, 1, 0, torch.device("cpu"))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_one_value_is_found_by_name(dtype, value):
-    """The parameter with a NaN or Inf value is named in every format; the largest finite numbers pass."""
+    """A parameter with a single NaN or infinite value is named, in every format; the largest finite numbers
+    are accepted.
+    """
     module = torch.nn.Sequential(*[torch.nn.Linear(3, 3, dtype=dtype) for _ in range(5)])
     module[0].weight.data.fill_(torch.finfo(dtype).max)
     assert bad_weights(module, WORLD) == ""
@@ -30,7 +32,7 @@ def test_one_value_is_found_by_name(dtype, value):
 
 @pytest.mark.slow
 def test_no_checkpoint_is_made_of_them_and_none_is_gone_on_from(tmp_path, forked):
-    """No checkpoint is saved of weights with a NaN, and a resume refuses a checkpoint that has one.
+    """Weights with a NaN are not saved in a checkpoint, and a checkpoint that contains a NaN is not resumed.
 
     Step 8 is good and a weight after it is NaN: the checkpoint of step 4 is kept.
     """

@@ -1,4 +1,4 @@
-"""Heartbeats of a rank: that it is alive, and in which step and phase."""
+"""Heartbeats show that a rank is alive, and in which step and phase it is."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ from nbtrain.train.health.heartbeat import HeartbeatWriter
 
 
 class Clock:
-    """Replaces time.monotonic and time.time in heartbeat.py with a clock that the test advances."""
+    """A replacement for time.monotonic and time.time in heartbeat.py that the test advances."""
 
     now = 1000.0
 
@@ -67,7 +67,7 @@ def test_a_change_of_phase_is_written_at_once(job, clock):
 
 
 def test_a_phases_event_has_its_own_seconds(job, clock):
-    """Evaluation and saving inside training do not count as training time; a failed phase has no event."""
+    """Evaluating and saving do not count as training time; a phase that fails writes no event."""
     writer = HeartbeatWriter(job, 0, 0)
     writer.events = EventWriter(job, "rank0")
     with writer.phase("train"):
@@ -84,7 +84,7 @@ def test_a_phases_event_has_its_own_seconds(job, clock):
 
 
 def test_the_thread_renews_the_file_and_counts_no_progress(job, monkeypatch):
-    """While a rank waits, the thread updates the heartbeat's time but not its progress."""
+    """While a rank waits, the thread updates the time of its heartbeat, but not its progress."""
     monkeypatch.setattr(heartbeat_module, "BEAT_SECONDS", 0.02)
     monkeypatch.setattr(heartbeat_module.faulthandler, "register", lambda *arguments, **named: None)
     writer = HeartbeatWriter(job, 0, 0)
@@ -111,8 +111,9 @@ def test_the_thread_renews_the_file_and_counts_no_progress(job, monkeypatch):
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.ESTALE])
 def test_a_failed_write_ends_neither_the_rank_nor_its_heartbeats(job, monkeypatch, number):
-    """A failed write, as on a network disk, ends neither the rank nor its heartbeat thread, and the next
-    heartbeat is written."""
+    """If a heartbeat cannot be written, as on a network disk, the rank and the thread continue, and the next
+    heartbeat is written.
+    """
     writer = HeartbeatWriter(job, 0, 0)
     monkeypatch.setattr(heartbeat_module, "BEAT_SECONDS", 0.01)
     write, failures = heartbeat_module.Heartbeat.write, [number] * 3
@@ -155,7 +156,7 @@ where_it_hangs()
 
 
 def test_a_hanging_rank_writes_its_stack(job):
-    """STACK_SIGNAL makes a hanging rank write every thread's stack to stderr without ending it."""
+    """After STACK_SIGNAL, a hanging rank writes the stack of each thread to stderr and continues."""
     rank = subprocess.Popen(
         [sys.executable, "-c", HANGING, str(job.run.path)],
         stdout=subprocess.PIPE,

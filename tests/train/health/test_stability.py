@@ -1,5 +1,6 @@
-"""Training steps that go wrong: what stops the run, what is skipped without a trace, and what is rolled
-back."""
+"""Training steps that go wrong: which stop the run, which are skipped without a trace, and which cause a
+rollback.
+"""
 
 import json
 import math
@@ -42,7 +43,7 @@ def job(tmp_path):
 
 
 class Engine:
-    """Stand-in for an engine: one weight, an optimizer, and DeepSpeed's counters."""
+    """A stand-in for an engine, with one weight, an optimizer, and DeepSpeed's counters."""
 
     def __init__(self):
         self.module = torch.nn.Linear(1, 1, bias=False)
@@ -62,7 +63,7 @@ class Engine:
 
 
 class Run:
-    """A stability guard over a stand-in engine, fed with losses and gradients."""
+    """A stability guard with a stand-in engine, to which the test passes losses and gradients."""
 
     def __init__(self, yaml, job, **settings):
         settings = {f"stability.{key}": value for key, value in settings.items()}
@@ -88,8 +89,9 @@ class Run:
 
 
 def test_stop_says_step_loss_norm_rank_and_samples(yaml, job):
-    """A NaN loss stops the run by default; the message has the step, loss, norm, rank and samples, and names
-    the configured field."""
+    """By default, a NaN loss stops the run; the message contains the step, loss, norm, rank and samples, and
+    names the configuration field.
+    """
     run = Run(yaml, job)
     run.step(2.0)
     with pytest.raises(StabilityError) as caught:
@@ -113,8 +115,9 @@ def test_a_gradient_that_is_not_finite_is_distinguished_from_a_loss(yaml, job):
 
 
 def test_skip_acts_before_the_weights_move(yaml, job):
-    """With skip, a step with a bad loss or gradient counts but leaves the weight unchanged; a good step
-    updates it."""
+    """With `skip`, a step with a bad loss or gradient is counted but does not change the weight; a good step
+    does.
+    """
     run = Run(yaml, job, on_nan="skip")
     run.step(2.0)
     before = run.weight
@@ -140,7 +143,9 @@ def test_skip_acts_before_the_weights_move(yaml, job):
 
 
 def test_too_many_skips_end_the_job(yaml, job):
-    """More than max_skipped_steps within the window end the job; earlier skips do not count."""
+    """More than max_skipped_steps within the window end the job; steps skipped before the window do not
+    count.
+    """
     run = Run(yaml, job, on_nan="skip", max_skipped_steps=2, loss_spike_window_steps=5)
     for loss in (math.nan, math.nan, 1.0, 1.0, 1.0, 1.0, math.nan, math.nan):
         run.step(loss)
@@ -151,7 +156,9 @@ def test_too_many_skips_end_the_job(yaml, job):
 
 
 def test_skipping_does_not_fix_weights(yaml, job):
-    """If the loss is NaN because a weight is, the first such step ends the job instead of the eleventh."""
+    """If the loss is NaN because a weight is NaN, skipping cannot help, so the job ends at the first such
+    step.
+    """
     run = Run(yaml, job, on_nan="skip")
     run.step(2.0)
     run.engine.module.weight.data.fill_(math.nan)
@@ -162,8 +169,9 @@ def test_skipping_does_not_fix_weights(yaml, job):
 @pytest.mark.parametrize("policy", ["stop", "skip", "rollback"])
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
 def test_weights_that_are_not_finite_are_not_saved(yaml, job, policy, value):
-    """Non-finite weights after a step with a good loss and gradient are not saved: skip stops the run, and
-    rollback returns to a checkpoint."""
+    """If a step with a good loss and gradient makes a weight NaN or infinite, it is not saved: with `skip`
+    the run stops, and with `rollback` it returns to a checkpoint.
+    """
     run = Run(yaml, job, on_nan=policy)
     run.step(2.0)
     run.guard.check_weights()
@@ -183,8 +191,9 @@ def test_weights_that_are_not_finite_are_not_saved(yaml, job, policy, value):
 
 @pytest.mark.parametrize("policy", ["stop", "skip", "rollback"])
 def test_a_spike_is_seen_once_the_window_is_full(yaml, job, policy):
-    """A loss is a spike relative to the mean of the window, which excludes spikes; until the window is full,
-    none is."""
+    """A loss is compared with the mean of the window, which excludes spikes; until the window is full, no
+    loss counts as a spike.
+    """
     run = Run(yaml, job, on_loss_spike=policy, loss_spike_window_steps=3, loss_spike_factor=2.0)
     assert [run.step(loss).skipped for loss in (100.0, 1.0, 2.0, 3.0, 3.9)] == [False] * 5
     said = (
@@ -217,8 +226,9 @@ def test_a_rollback_carries_step_and_samples(yaml, job):
 
 
 def test_one_policy_for_each_kind(yaml, job):
-    """The policy for NaN losses stops the job even where spikes are skipped, and leaves the weights
-    unchanged."""
+    """The policies are independent: a NaN loss stops the job although spikes are skipped, and does not change
+    the weights.
+    """
     run = Run(yaml, job, on_nan="stop", on_loss_spike="skip")
     weight = run.weight
     with pytest.raises(StabilityError, match="on_nan = stop"):
@@ -227,7 +237,9 @@ def test_one_policy_for_each_kind(yaml, job):
 
 
 def test_the_window_goes_through_a_checkpoint(yaml, job):
-    """The window is saved in checkpoints, so that a resumed run detects a spike at its first step."""
+    """The window of losses is saved in checkpoints, so that a resumed run can detect a spike at its first
+    step.
+    """
     settings = {"on_loss_spike": "skip", "loss_spike_window_steps": 3}
     run = Run(yaml, job, **settings)
     for loss in (1.0, 1.0, 1.0, 9.0):
@@ -251,8 +263,9 @@ def test_an_overflow_of_a_scale_that_adapts_is_no_bad_step(yaml, job):
 
 @pytest.mark.parametrize("policy", ["stop", "skip"])
 def test_an_overflow_of_a_fixed_scale_names_the_scale(yaml, job, policy):
-    """The message for an overflow names a fixed loss scale, unless the loss itself is NaN or the scale is not
-    above 1."""
+    """If gradients overflow with a fixed loss scale, the message names the scale, unless the loss is NaN or
+    the scale is 1 or less.
+    """
     run = Run(yaml, job, on_nan=policy, max_skipped_steps=1)
     run.engine.optimizer.overflow = True
     advice = (
@@ -281,8 +294,9 @@ def test_an_overflow_of_a_fixed_scale_names_the_scale(yaml, job, policy):
 
 
 def test_an_overflow_at_the_smallest_scale_is_explained(yaml):
-    """DeepSpeed's bare Exception at the smallest loss scale becomes an error that names the field; other
-    errors are unchanged."""
+    """When DeepSpeed raises a plain Exception at the smallest loss scale, it becomes an error that names the
+    field; other errors are passed on unchanged.
+    """
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 
     config = load(yaml, {"precision.dtype": "fp16"}, check=False)
@@ -316,8 +330,9 @@ def rolled_back(run, *ranges):
 
 
 def test_samples_of_a_rollback_are_passed_over(tmp_path):
-    """After a rollback, the samples from the checkpoint to the bad step are skipped once, immediately or when
-    the order reaches them."""
+    """After a rollback, the samples between the checkpoint and the bad step are skipped once, either
+    immediately or when they come up in the sample order.
+    """
     run = RunDir(tmp_path / "run")
     assert pass_bad_samples(run, data_at(40)) == data_at(40)
     rolled_back(run, (40, 60))
@@ -334,7 +349,7 @@ def test_samples_of_a_rollback_are_passed_over(tmp_path):
 
 
 def test_rollbacks_add_up(tmp_path):
-    """Skips add up over a second rollback from the same checkpoint and one before the first."""
+    """Skipped samples add up if there is a second rollback, to the same checkpoint or to an earlier one."""
     run = RunDir(tmp_path / "run")
     rolled_back(run, (40, 60), (40, 72), (20, 44))
     data = pass_bad_samples(run, data_at(20))
@@ -350,8 +365,9 @@ def test_rollbacks_add_up(tmp_path):
 
 @pytest.fixture(scope="session", params=["turns", pytest.param("all", marks=pytest.mark.soak)])
 def discarded(tmp_path_factory, yaml, request):
-    """Return the results of stability_worker.py: the answers of both ranks for each case, in one way or in
-    all three."""
+    """Return what stability_worker.py wrote: the results of both ranks for each case, discarded in one way or
+    in all three.
+    """
     folder = tmp_path_factory.mktemp("discarded")
     worker = Path(__file__).parents[1] / "stability_worker.py"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
@@ -369,8 +385,9 @@ def discarded(tmp_path_factory, yaml, request):
 
 @pytest.mark.slow
 def test_a_bad_step_leaves_no_trace(discarded, request):
-    """A bad step changes no weight, master, moment or step count in any ZeRO stage, format, bucket, offload
-    or pipeline."""
+    """A discarded step changes no weight, master weight, moment or step count, for each ZeRO stage, format,
+    bucket size, offloading and pipeline.
+    """
     assert len(discarded) == {"turns": 17, "all": 3 * 17}[request.node.callspec.params["discarded"]]
     assert {line["answers"][0]["optimizer"] for line in discarded} == {
         "AdamW",
@@ -388,8 +405,9 @@ def test_a_bad_step_leaves_no_trace(discarded, request):
 
 @pytest.mark.slow
 def test_every_rank_hears_of_one_weight_that_is_no_number(discarded):
-    """Every rank reports a NaN in the last value of rank 1's partition, in every stage and format; padding
-    causes no report."""
+    """If the last value of rank 1's partition is NaN, every rank reports it, in every ZeRO stage and format;
+    NaN in padding is not reported.
+    """
     for line in discarded:
         for answer in line["answers"]:
             assert answer["sound"] == "", line["case"]
@@ -398,7 +416,7 @@ def test_every_rank_hears_of_one_weight_that_is_no_number(discarded):
 
 @pytest.mark.slow
 def test_every_rank_decides_alike_and_names_the_culprit(discarded):
-    """If only the loss of rank 0 is NaN, both ranks skip that step and no other, and name rank 0.
+    """If only the loss of rank 0 is NaN, both ranks skip exactly that step and name rank 0.
 
     Overflows of fp16 are counted separately.
     """
@@ -416,8 +434,9 @@ def test_every_rank_decides_alike_and_names_the_culprit(discarded):
 
 @pytest.mark.parametrize("policy", ["skip", "stop"])
 def test_a_step_without_a_token_in_the_loss_counts_in_no_mean(yaml, job, policy):
-    """A step without a token in the loss is excluded from the window's mean, so that the first real loss is
-    not a spike."""
+    """A step without a token in the loss is not part of the window's mean; otherwise the next loss would look
+    like a spike.
+    """
     run = Run(yaml, job, on_loss_spike=policy, loss_spike_window_steps=3, loss_spike_factor=2.0)
     for loss, tokens in ((0.0, 0), (0.0, 0), (0.0, 0), (5.0, 9), (0.0, 0), (5.0, 9), (5.0, 9), (9.0, 9)):
         assert not run.step(loss, tokens_in_loss=tokens).skipped
@@ -431,8 +450,9 @@ def test_a_step_without_a_token_in_the_loss_counts_in_no_mean(yaml, job, policy)
 
 
 def test_after_losses_of_nothing_but_0_no_loss_is_a_spike(yaml, job):
-    """If all earlier losses are exactly 0, as preference losses may become, a later loss is never reported as
-    a spike."""
+    """If all earlier losses are exactly 0, which is possible in preference training, a later loss is never
+    reported as a spike.
+    """
     run = Run(yaml, job, on_loss_spike="skip", loss_spike_window_steps=2)
     for loss in (0.0, 0.0, 1e-6, 0.0, 0.0, 3.0):
         assert not run.step(loss).skipped

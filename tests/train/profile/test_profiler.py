@@ -1,4 +1,6 @@
-"""The profiler's files: a timeline and a summary per cycle, named by the step that ended it."""
+"""The files of the profiler: a timeline and a summary for each cycle, named after the last step of the
+cycle.
+"""
 
 import gzip
 import json
@@ -24,8 +26,9 @@ def work(step, steps=12):
 
 
 def test_two_cycles_leave_two_timelines_and_summaries(tmp_path):
-    """Two cycles of 1 step waiting, 1 warming up and 3 recorded, from step 20 on, write files at steps 25 and
-    30."""
+    """Two profiler cycles from step 20 on, each with 1 step waiting, 1 warming up and 3 recorded, write files
+    at steps 25 and 30.
+    """
     run = RunDir(tmp_path / "run")
     job = run.job("20261121-031500-a1b2")
     events = EventWriter(job, "rank0")
@@ -53,8 +56,9 @@ def test_two_cycles_leave_two_timelines_and_summaries(tmp_path):
 
 
 def test_a_cycle_that_the_end_cuts_off_is_not_written(tmp_path):
-    """A cycle that the end of the run interrupts is not written, because torch returns an incomplete trace
-    with the final validation as a step."""
+    """A cycle that is cut off by the end of the run is not written: torch's trace would be incomplete, with
+    the final validation as a step.
+    """
     run = RunDir(tmp_path / "run")
     with profiling(ProfileConfig(enabled=True), run, 0, 0, None) as step:
         work(step, 8)
@@ -74,7 +78,7 @@ def test_other_ranks_write_where_they_are_asked_to(tmp_path, rank, all_ranks, wr
 
 
 def test_fields_reach_the_profiler(tmp_path):
-    """The shapes, memory and modules' stacks settings reach the profiler, on and off."""
+    """The settings for shapes, memory and module stacks reach torch's profiler, on and off."""
     found = []
     for on in (False, True):
         run = RunDir(tmp_path / str(on))
@@ -103,8 +107,9 @@ def test_fields_reach_the_profiler(tmp_path):
 
 
 def test_a_snapshot_lasts_from_a_cycles_warm_up_to_its_end(tmp_path, monkeypatch):
-    """On a (simulated) GPU, a memory snapshot is recorded from a cycle's warm-up to its end and written
-    completely."""
+    """On a (simulated) GPU, a memory snapshot is recorded from the warm-up of a cycle to its end; it is
+    written atomically.
+    """
     calls = []
 
     def dump(path):

@@ -1,4 +1,6 @@
-"""A profile's shares, operators and memory, from small traces whose results can be computed by hand."""
+"""The summary of a profile: time by category, operators and memory, from small traces whose results are
+computed by hand.
+"""
 
 import dataclasses
 import xml.etree.ElementTree as ET
@@ -27,7 +29,7 @@ def allocation(ts, total, kind=0):
 
 
 def on_cpu():
-    """A step of 1,000 us: the training thread, and an all-reduce on gloo's thread."""
+    """Return the trace of a step of 1,000 us, with the training thread and an all-reduce on gloo's thread."""
     return {
         "traceEvents": [
             event("ProfilerStep#2", 0, 1000, "user_annotation"),
@@ -77,8 +79,9 @@ def test_every_moment_of_a_step_on_a_cpu_has_one_category():
 
 
 def test_operators_have_own_times_and_flops():
-    """aten::linear counts only the time outside its addmm, and products of different shapes are listed
-    separately."""
+    """The time of aten::linear excludes the addmm inside it, and products of different shapes are listed
+    separately.
+    """
     operators = {operator.name: operator for operator in summarize(on_cpu()).operators}
     assert operators["aten::addmm [4, 16] x [16, 8]"].flops == 2 * 4 * 16 * 8
     own = {name: round(operator.seconds * 1e6, 2) for name, operator in operators.items()}
@@ -93,8 +96,9 @@ def test_the_peak_of_memory_is_the_hosts_on_a_cpu():
 
 
 def on_gpu():
-    """Two steps of 500 us on a GPU: kernels on one stream, NCCL on another, launched some time before they
-    run."""
+    """Return the trace of two steps of 500 us on a GPU: compute kernels on one stream and NCCL on another,
+    launched before they run.
+    """
 
     def kernel(name, ts, dur, correlation, cat="kernel", stream=STREAM):
         return event(name, ts, dur, cat, stream, **{"External id": correlation, "correlation": correlation})
@@ -130,8 +134,9 @@ def on_gpu():
 
 
 def test_every_moment_of_a_step_on_a_gpu_has_one_category():
-    """Each moment of a step on a GPU has one category; communication hidden by computation is listed
-    separately."""
+    """Each moment of a step on a GPU belongs to exactly one category; communication hidden behind computation
+    is listed separately.
+    """
     summary = summarize(on_gpu())
     assert (summary.device, summary.steps) == ("cuda", 2)
     microseconds = {name: round(own * 1e6, 3) for name, own in summary.categories.items()}
@@ -165,7 +170,7 @@ def test_the_page():
 
 
 def test_the_words():
-    """The text says what slows a step down and where memory peaks, and omits what the trace does not have."""
+    """The text says what makes a step slow and when memory peaks, and omits what is not in the trace."""
     assert words(dataclasses.asdict(summarize(on_cpu()))) == [
         "A step takes 1 ms. The largest shares are idle 36%, communication 20%, optimizer 15%.",
         "By the host's clock the phases are optimizer 40%, forward 35%, data 5%; 20% is in none of them.",
@@ -184,8 +189,9 @@ def test_the_words():
 
 
 def test_when_each_phase_ran():
-    """Phases have times in seconds from the first step; with too many of them, the shortest gaps are
-    closed."""
+    """Phases have their times in seconds from the first step; if there are too many, those with the shortest
+    gaps are merged.
+    """
     summary = summarize(on_cpu())
     micro = {
         name: [tuple(round(at * 1e6) for at in bar) for bar in bars]

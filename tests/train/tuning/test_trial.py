@@ -1,4 +1,4 @@
-"""The trial that DeepSpeed's autotuner starts: measured by DeepSpeed, refused, and followed by the job."""
+"""A trial that DeepSpeed's autotuner starts: measured by DeepSpeed, rejected, or followed by the job."""
 
 import base64
 import importlib.util
@@ -25,14 +25,14 @@ def run(tmp_path):
 
 
 def given(metrics, **more):
-    """Return the JSON of a trial as the tuner writes it, with only the stage in its ZeRO section."""
+    """Return the JSON of a trial as the autotuner writes it, with only the stage in its ZeRO section."""
     tuned = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}, **more}
     return {"autotuning": {"enabled": True, "metric_path": str(metrics)}, **tuned}
 
 
 @pytest.mark.slow
 def test_a_trial_ends_when_deepspeed_has_measured_it(forked, run, tmp_path):
-    """A trial trains on two ranks with the sizes of its JSON, until DeepSpeed ends it and writes its metrics.
+    """A trial trains on two ranks with the sizes in its JSON, until DeepSpeed ends it and writes its metrics.
 
     The log of DeepSpeed's engine shows 8 sequences in micro batches of 4 on each rank.
     """
@@ -58,7 +58,9 @@ def test_a_trial_ends_when_deepspeed_has_measured_it(forked, run, tmp_path):
 
 @pytest.mark.slow
 def test_what_a_trial_refuses(run):
-    """A refused trial prints a message with "Error", which the tuner searches for in stderr."""
+    """A trial that is rejected prints a message with "Error", because the autotuner searches stderr for this
+    word.
+    """
     config = load_resolved(run.config_yaml)
     with pytest.raises(ConfigError) as caught:
         trial_config(config, {"zero_optimization": {"stage": 1}})
@@ -77,8 +79,9 @@ def test_what_a_trial_refuses(run):
 
 
 def test_after_the_tuning_a_node_becomes_the_agent_with_what_was_found(run, monkeypatch):
-    """After the tuning, rank 0 updates the configuration, and the node's first rank starts the agent as a pod
-    does."""
+    """After tuning, rank 0 writes the result to the configuration, and the first rank of each node starts the
+    node agent, as in a pod.
+    """
     called = []
     monkeypatch.setattr(os, "execvpe", lambda *arguments: called.append(arguments))
     run.autotuning_results.mkdir()
@@ -101,8 +104,9 @@ def test_after_the_tuning_a_node_becomes_the_agent_with_what_was_found(run, monk
 
 @pytest.mark.soak
 def test_deepspeeds_own_launcher_tunes_and_then_starts_the_agent(tmp_path):
-    """`deepspeed --autotuning run` on this machine tries two micro-batch sizes on one slot; each takes 20
-    s."""
+    """On this machine, `deepspeed --autotuning run` tries two micro-batch sizes on one slot, 20 s each, and
+    then starts the agent.
+    """
     assert importlib.util.find_spec("tabulate"), "DeepSpeed's autotuner needs it: pip install tabulate"
     make_dataset(tmp_path / "data")
     run = make_run(tmp_path, {"batch.global_batch_size": 8})

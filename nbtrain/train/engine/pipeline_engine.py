@@ -11,6 +11,7 @@ reader of its batches times them.
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from deepspeed.runtime.pipe import schedule
@@ -18,7 +19,6 @@ from deepspeed.runtime.pipe import schedule
 from nbtrain.model.gpt_pipe import pipeline_inputs
 from nbtrain.train.engine.batches import Batches
 from nbtrain.train.engine.engine import Noted, StepLoss, StepWork, TrainEngine, summed
-from nbtrain.train.figures.replaced import replaced
 from nbtrain.train.figures.throughput import StepTimer
 
 PART_OF = {
@@ -49,7 +49,7 @@ class PipelineEngine(TrainEngine):
         module: Any = self.module
         own = module.loss_fn
         scaled = own if factor is None else lambda outputs, labels: own(outputs, labels) * factor
-        with pipeline_timers(self.deepspeed, work.timer), replaced(module, "loss_fn", scaled):
+        with pipeline_timers(self.deepspeed, work.timer), patch.object(module, "loss_fn", scaled):
             loss = self.deepspeed.train_batch(inputs())
         return StepLoss(loss, self.deepspeed.get_global_grad_norm())
 
@@ -75,13 +75,13 @@ class PipelineEngine(TrainEngine):
         return self._mean_loss(losses or [], tokens)
 
 
-def pipeline_timers(engine: Any, timer: StepTimer) -> AbstractContextManager[None]:
+def pipeline_timers(engine: Any, timer: StepTimer) -> AbstractContextManager[Any]:
     """Time the instructions that DeepSpeed's PipelineEngine runs inside."""
-    table = {
+    table: Any = {
         instruction: _timed(execute, timer, PART_OF[instruction]) if instruction in PART_OF else execute
         for instruction, execute in engine._INSTRUCTION_MAP.items()
     }
-    return replaced(engine, "_INSTRUCTION_MAP", table)
+    return patch.object(engine, "_INSTRUCTION_MAP", table)
 
 
 def _timed(execute: Callable, timer: StepTimer, part: str) -> Callable:

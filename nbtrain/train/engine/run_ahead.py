@@ -12,6 +12,7 @@ The arithmetic is bit for bit the same: gradients that need no clipping are mult
 """
 
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from deepspeed.runtime import bf16_optimizer, utils
@@ -20,7 +21,6 @@ from deepspeed.runtime.zero import stage_1_and_2
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
 from nbtrain.config.schema import RunConfig
-from nbtrain.train.figures.replaced import replaced
 
 
 def may_run_ahead(config: RunConfig) -> bool:
@@ -40,11 +40,11 @@ def let_run_ahead(engine: Any) -> None:
 
     def without_waiting(*arguments: Any, **named: Any) -> Any:
         with (
-            replaced(bf16_optimizer, "is_invalid_grad_norm", _unseen),
-            replaced(stage_1_and_2, "is_invalid_grad_norm", _unseen),
-            replaced(bf16_optimizer, "clip_tensors_by_global_norm", _clip),
-            replaced(stage_1_and_2, "mask_nan_or_inf_with_val_inplace", _mask),
-            replaced(utils, "mask_nan_or_inf_with_val_inplace", _mask),
+            patch.object(bf16_optimizer, "is_invalid_grad_norm", _unseen),
+            patch.object(stage_1_and_2, "is_invalid_grad_norm", _unseen),
+            patch.object(bf16_optimizer, "clip_tensors_by_global_norm", _clip),
+            patch.object(stage_1_and_2, "mask_nan_or_inf_with_val_inplace", _mask),
+            patch.object(utils, "mask_nan_or_inf_with_val_inplace", _mask),
         ):
             return step(*arguments, **named)
 

@@ -152,13 +152,11 @@ def _left_over(source: Reading, document: Document, dotted: str, value: Any, ext
         source.note(place, f"{dotted}: {WITHOUT_MEANING[dotted]}.")
     elif top not in KNOWN_KEYS:
         hint = nearest(dotted, KNOWN_KEYS)
-        source.fail(
-            "", f"{place}: {dotted}: DeepSpeed has no such key.{hint} Remove it, or correct its name."
-        )
+        source.fail("", place, f"{dotted}: DeepSpeed has no such key.{hint} Remove it, or correct its name.")
     elif top in DECIDED_ELSEWHERE or dotted in DECIDED_ELSEWHERE:
         if value not in (False, None, {}, {"enabled": False}):
             owner = DECIDED_ELSEWHERE.get(dotted) or DECIDED_ELSEWHERE[top]
-            source.fail("", f"{place}: {dotted}: cannot be imported; {owner} decides. Remove the key.")
+            source.fail("", place, f"{dotted}: cannot be imported; {owner} decides. Remove the key.")
     else:
         _put(extra, dotted, value)
 
@@ -229,7 +227,7 @@ def drop_wrong(source: Reading, document: Document) -> None:
     """Drop values that DeepSpeed rejects: the import fails at each, and the lint names them."""
     for problem in list(key_problems(document.value)):
         if problem.of_value:
-            source.fail("", f"{document.place(problem.path)}: {problem.path}: {problem.words}")
+            source.fail("", document.place(problem.path), f"{problem.path}: {problem.words}")
             source.wrong.append(problem)
             *parents, last = problem.path.split(".")
             document.get(".".join(parents)).pop(last) if parents else document.value.pop(last)
@@ -260,7 +258,7 @@ def read_alone(source: Reading, document: Document) -> None:
         if isinstance(value, int):
             source.set(key, value, comment=dotted, place=place(dotted))
         elif value is not None:
-            source.fail(key, f"{place(dotted)}: {dotted} = {value}: must be a whole number.")
+            source.fail(key, place(dotted), f"{dotted} = {value}: must be a whole number.")
     _read_accumulation(source, document)
     clip = document.get("gradient_clipping")
     if isinstance(clip, int | float):
@@ -282,7 +280,8 @@ def _read_accumulation(source: Reading, document: Document) -> None:
     elif "train_batch_size" not in source.auto:
         source.fail(
             "batch.global_batch_size",
-            f"{document.place(key)}: {key} = {show(steps)}: the batch is that many micro batches of each "
+            document.place(key),
+            f"{key} = {show(steps)}: the batch is that many micro batches of each "
             "data-parallel rank, and train_batch_size is missing. Add batch.global_batch_size=... to the "
             "command.",
         )
@@ -310,14 +309,14 @@ def _read_optimizer(source: Reading, document: Document) -> None:
     if kind is not None and str(kind).lower() not in ("adam", "adamw", "fusedadam"):
         place = document.place("optimizer.type")
         words = unknown_optimizer(kind) or "only Adam and AdamW can be imported."
-        source.fail("", f"{place}: optimizer.type = {kind}: {words}")
+        source.fail("", place, f"optimizer.type = {kind}: {words}")
     for name, key in OPTIMIZER.items():
         value = document.get(f"optimizer.params.{name}")
         dotted = f"optimizer.params.{name}"
         if isinstance(value, int | float):
             source.set(key, float(value), comment=dotted, place=document.place(dotted))
         elif value is not None:
-            source.fail("", f"{document.place(dotted)}: {dotted}: must be a number, not {value!r}.")
+            source.fail("", document.place(dotted), f"{dotted}: must be a number, not {value!r}.")
     params = document.get("optimizer.params")
     for name, value in params.items() if isinstance(params, dict) else ():
         # DeepSpeed's AdamW decouples the decay whatever adam_w_mode says.
@@ -325,13 +324,13 @@ def _read_optimizer(source: Reading, document: Document) -> None:
         if name not in (*OPTIMIZER, "betas") and not same:
             dotted = f"optimizer.params.{name}"
             text = f"{dotted} = {show(value)}: changes the optimizer, and no field here says it. Remove it."
-            source.fail("", f"{document.place(dotted)}: {text}")
+            source.fail("", document.place(dotted), f"{text}")
     betas = document.get("optimizer.params.betas")
     if betas is not None and not (
         isinstance(betas, list) and len(betas) == 2 and all(isinstance(one, int | float) for one in betas)
     ):
         place = document.place("optimizer.params.betas")
-        source.fail("", f"{place}: optimizer.params.betas: must be two numbers, not {betas!r}.")
+        source.fail("", place, f"optimizer.params.betas: must be two numbers, not {betas!r}.")
         betas = None
     for number, value in enumerate(betas or []):
         source.set(
@@ -374,7 +373,8 @@ def _read_scheduler(source: Reading, document: Document) -> None:
     if kind not in STYLES or params.get("warmup_type", "log") != "linear":
         source.fail(
             "lr_schedule.lr_decay_style",
-            f"{place}: scheduler {kind} with warmup_type {params.get('warmup_type', 'log')}: only "
+            place,
+            f"scheduler {kind} with warmup_type {params.get('warmup_type', 'log')}: only "
             f"{', '.join(STYLES)} with warmup_type linear can be imported.",
         )
         return
@@ -387,9 +387,9 @@ def _read_scheduler(source: Reading, document: Document) -> None:
             {"warmup_type": "linear"},
             {"last_batch_iteration": -1},
         ):
-            source.fail("", f"{where}: DeepSpeed's {kind} has no such parameter. Remove it.")
+            source.fail("", where, f"DeepSpeed's {kind} has no such parameter. Remove it.")
         elif name in known and value is not None and not isinstance(value, int | float):
-            source.fail("", f"{where}: must be a number, not {show(value)}.")
+            source.fail("", where, f"must be a number, not {show(value)}.")
     for name, default in known.items():
         dotted = f"scheduler.params.{name}"
         value = params.get(name, default)
@@ -410,7 +410,7 @@ def _set_scheduler(source: Reading, kind: str, name: str, value: float, comment:
         source.set(key, float(value * (rate or 0)), comment=comment, place=place)
     else:
         text = f"{comment}({value:g}) is a share of the optimizer's lr, which the JSON does not say"
-        source.fail(key, f"{place}: {text}. Add {key}=... to the command.")
+        source.fail(key, place, f"{text}. Add {key}=... to the command.")
 
 
 def field_of(dotted: str) -> str | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.terminal import nearest
 from nbtrain.foreign.words import OUTSIDE, Word
 
@@ -175,16 +176,17 @@ class Setting:
         return " ".join([self.flag, *map(str, value)])
 
 
-@dataclass(frozen=True, slots=True)
-class Complaint:
-    """A word of an argument list that the program would reject."""
+# Rules of the findings about an argument list that the program would reject.
+UNKNOWN_FLAG, WRONG_VALUE = "flags_exist", "flag_values_fit"
 
-    flag: str
-    place: str
-    message: str
-    """Message without the place."""
-    unknown: bool
-    """Whether the program has no such flag; otherwise the flag's value is wrong."""
+
+def _unknown(table: Table, flag: str, place: str) -> Finding:
+    fix = "Remove it, or write the flag that is meant."
+    return Finding("error", UNKNOWN_FLAG, flag, place, unknown(table, flag), fix, FATAL)
+
+
+def _wrong(flag: str, place: str, message: str) -> Finding:
+    return Finding("error", WRONG_VALUE, flag, place, message, "Correct it.", FATAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,8 @@ class Arguments:
     table: Table
     settings: tuple[Setting, ...]
     """Flags in their order; the last of a dest wins, as in argparse."""
-    complaints: tuple[Complaint, ...]
+    complaints: tuple[Finding, ...]
+    """Errors at words that the program would reject."""
     lists: tuple[Word, ...] = ()
     """Words used as flags whose value only the shell knows: $@, $EXTRA_ARGS."""
     ascend: tuple[Word, ...] = ()
@@ -213,7 +216,7 @@ class Arguments:
 def parse(table: Table, words: Sequence[Word]) -> Arguments:
     """Parse an argument list as argparse would: `--flag=value`, `--flag value`, several values, switches."""
     settings: list[Setting] = []
-    complaints: list[Complaint] = []
+    complaints: list[Finding] = []
     lists: list[Word] = []
     ascend: list[Word] = []
     position = 0
@@ -226,9 +229,7 @@ def parse(table: Table, words: Sequence[Word]) -> Arguments:
             if word.from_outside:
                 lists.append(word)
             else:
-                complaints.append(
-                    Complaint(word.text, word.place, f"{word.text}: belongs to no flag.", False)
-                )
+                complaints.append(_wrong(word.text, word.place, f"{word.text}: belongs to no flag."))
             continue
         option = table.by_flag.get(flag)
         following = 0
@@ -239,13 +240,13 @@ def parse(table: Table, words: Sequence[Word]) -> Arguments:
             position += 0 if equals else following
             continue
         if option is None:
-            complaints.append(Complaint(flag, word.place, unknown(table, flag), True))
+            complaints.append(_unknown(table, flag, word.place))
             position += 0 if equals else following
             continue
         if not option.takes_value:
             if equals:
                 message = f"{word.text}: {flag} is a switch; write {flag} alone, or leave it out."
-                complaints.append(Complaint(flag, word.place, message, False))
+                complaints.append(_wrong(flag, word.place, message))
             on = option.action == "store_true" or (
                 option.action == "BooleanOptionalAction" and not flag.startswith("--no-")
             )
@@ -258,7 +259,7 @@ def parse(table: Table, words: Sequence[Word]) -> Arguments:
             complaints.append(complaint)
             continue
         converted = [(one, *_convert(option, flag, one)) for one in taken]
-        wrong = [Complaint(flag, one.place, problem, False) for one, _, problem in converted if problem]
+        wrong = [_wrong(flag, one.place, problem) for one, _, problem in converted if problem]
         if wrong:
             complaints += wrong
             continue
@@ -282,11 +283,11 @@ def _is_value(word: Word) -> bool:
     return word.text[1:2].isdigit() or word.text[1:2] == "."  # a negative number
 
 
-def _take(option: Option, flag: str, given: list[Word], place: str) -> tuple[list[Word], Complaint | None]:
+def _take(option: Option, flag: str, given: list[Word], place: str) -> tuple[list[Word], Finding | None]:
     """Return the words that belong to the option, and what is wrong with their number."""
     if option.nargs in ("*", "+"):
         if option.nargs == "+" and not given:
-            return [], Complaint(flag, place, f"{flag}: needs at least one value.", False)
+            return [], _wrong(flag, place, f"{flag}: needs at least one value.")
         pairs = enumerate(itertools.pairwise(given), 1)
         return given[: next((at for at, pair in pairs if _may_be_flags(*pair)), len(given))], None
     wanted = int(option.nargs) if option.nargs not in (None, "?") else 1
@@ -294,7 +295,7 @@ def _take(option: Option, flag: str, given: list[Word], place: str) -> tuple[lis
         return [Word("", place)], None
     if len(given) < wanted:
         values = "a value" if wanted == 1 else f"{wanted} values"
-        return given, Complaint(flag, place, f"{flag}: needs {values} and has {len(given)}.", False)
+        return given, _wrong(flag, place, f"{flag}: needs {values} and has {len(given)}.")
     return given[:wanted], None
 
 

@@ -16,23 +16,33 @@ from typing import Any
 from pydantic import BaseModel
 
 from nbtrain.base import files
-from nbtrain.base.errors import ConfigError
+from nbtrain.base.errors import ConfigError, refuse
+from nbtrain.base.findings import Finding
 from nbtrain.config.architectures import expanded
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.load import Overrides, flatten, load, override_layer, validate
+from nbtrain.config.resume import within
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.rules.environment import SECRET_NAMES, SECRET_VALUES, why_reserved
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located, parse_value, spelled
 from nbtrain.foreign.deepspeed_keys import drop_auto, drop_wrong, read_alone, read_keys, two_formats
-from nbtrain.foreign.flags import ASCEND_REASON, Arguments, Table, choose_table, find_table, parse
+from nbtrain.foreign.flags import (
+    ASCEND_REASON,
+    UNKNOWN_FLAG,
+    Arguments,
+    Table,
+    choose_table,
+    find_table,
+    parse,
+)
 from nbtrain.foreign.job import Job
 from nbtrain.foreign.json_comments import read_json
 from nbtrain.foreign.lint_flags import exclusive
 from nbtrain.foreign.mapping import MAPPED, NEUTRAL, ROWS, without_meaning
 from nbtrain.foreign.read import read_files
 from nbtrain.foreign.rows_model import clean_name
-from nbtrain.foreign.sides import Note, Reading
+from nbtrain.foreign.sides import Reading
 from nbtrain.foreign.words import Word
 from nbtrain.planner.run_file import not_written, path_of
 
@@ -48,7 +58,7 @@ class Imported:
     config: RunConfig
     text: str
     """The run YAML, with a comment after each value: its source."""
-    notes: tuple[Note, ...]
+    notes: tuple[Finding, ...]
     """Settings that were not imported and why, and steps to do manually."""
     program: str
     """ "megatron-deepspeed@e7bff5ec", or "DeepSpeed"."""
@@ -130,15 +140,14 @@ def _onto(source: Reading, layer: Located, onto: str | Path) -> Imported:
 def raise_failures(source: Reading) -> None:
     """Raises ConfigError with everything that cannot be imported and is not overridden."""
     failures = [
-        message
-        for key, message in source.failures
-        if not key or not any(one == key or one.startswith(f"{key}.") for one in source.given)
+        failure
+        for failure in source.failures
+        if not failure.key or not any(within(given, (failure.key,)) for given in source.given)
     ]
-    if failures:
-        if source.job.program is None:
-            # Without a known program flags are not parsed, so only the first failure is worth reporting.
-            del failures[1:]
-        raise ConfigError("\n".join(dict.fromkeys(failures)))
+    if source.job.program is None:
+        # Without a known program flags are not parsed, so only the first failure is worth reporting.
+        del failures[1:]
+    refuse({str(failure): failure for failure in failures}.values(), ConfigError)
 
 
 def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") -> Reading:
@@ -159,7 +168,7 @@ def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") ->
         drop_auto(source, job.deepspeed)
         drop_wrong(source, job.deepspeed)
         if words := two_formats(job.deepspeed):
-            source.fail("precision.dtype", f"{job.deepspeed.place('fp16.enabled')}: fp16.enabled: {words}")
+            source.fail("precision.dtype", job.deepspeed.place("fp16.enabled"), f"fp16.enabled: {words}")
     if job.kind == "DeepSpeed JSON":
         assert job.deepspeed is not None
         read_alone(source, job.deepspeed)
@@ -169,11 +178,12 @@ def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") ->
     for word in source.arguments.ascend:
         source.note(word.place, f"{word.text}: {ASCEND_REASON}.")
     for complaint in source.arguments.complaints:
-        source.fail("", f"{complaint.place}: {complaint.message}")
+        source.fail("", complaint.place, complaint.message)
     for one, other in exclusive(source):
         source.fail(
             "",
-            f"{one.place}: {one.text} with {other.text} ({other.place}): the program refuses to start with "
+            one.place,
+            f"{one.text} with {other.text} ({other.place}): the program refuses to start with "
             "both. Remove one of them.",
         )
     _lists(source)
@@ -190,7 +200,7 @@ def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") ->
 
 def _is_another_program(program: Word, arguments: Arguments) -> bool:
     """Return whether a program is not Megatron: it has another name, and takes flags that Megatron lacks."""
-    unknown = sum(complaint.unknown for complaint in arguments.complaints)
+    unknown = sum(complaint.rule == UNKNOWN_FLAG for complaint in arguments.complaints)
     return "pretrain" not in program.text and unknown > len(arguments.settings)
 
 
@@ -199,17 +209,19 @@ def _no_program(source: Reading) -> None:
     if other := source.job.other_program:
         source.fail(
             "",
-            f"{other.place}: runs {other.text}, most of whose flags Megatron does not have. Read are the "
+            other.place,
+            f"runs {other.text}, most of whose flags Megatron does not have. Read are the "
             "flags of pretrain_gpt.py of Megatron-LM and Megatron-DeepSpeed.",
         )
         return
     missing = source.job.script_missing
     if missing is None:
-        source.fail("", f"{source.job.label}: no training program was found in the command.")
+        source.fail("", source.job.label, "no training program was found in the command.")
         return
     source.fail(
         "",
-        f"{missing.place}: runs {missing.text}, which none of these files holds. Add its ConfigMap to the "
+        missing.place,
+        f"runs {missing.text}, which none of these files holds. Add its ConfigMap to the "
         "file, or import the script itself with resources.nodes=... resources.gpus_per_node=...",
     )
 
@@ -234,14 +246,16 @@ def _lists(source: Reading) -> None:
         if names:
             source.fail(
                 "",
-                f"{source.job.undecided[names[0]]}: {word.text}: only the shell knows its value (set in a "
+                source.job.undecided[names[0]],
+                f"{word.text}: only the shell knows its value (set in a "
                 "loop, in a function, under a condition, by a command, or used in a form that is not read); "
                 f"its flags may change the run. Write them out, or take {word.text} out.",
             )
         elif re.match(r"\$\(|`", word.from_outside):
             source.fail(
                 "",
-                f"{word.place}: {word.text}: what this command prints may be flags that change the run. "
+                word.place,
+                f"{word.text}: what this command prints may be flags that change the run. "
                 f"Write them out, or take {word.text} out.",
             )
         else:
@@ -266,7 +280,8 @@ def _other_flags(source: Reading) -> None:
         elif not _holds(source, dest, setting.value):
             source.fail(
                 "",
-                f"{setting.place}: {setting.text}: changes the run, and no field here says it. Leave it out "
+                setting.place,
+                f"{setting.text}: changes the run, and no field here says it. Leave it out "
                 "if the run can do without it.",
             )
 
@@ -291,7 +306,7 @@ def _compare_batch(source: Reading) -> None:
         if value is not None and flag is not None and value != flag:
             place = source.origins[key]
             source.fail(
-                key, f"{document.place(dotted)}: {dotted} = {value}, but {place}: {source.comments[key]}."
+                key, document.place(dotted), f"{dotted} = {value}, but {place}: {source.comments[key]}."
             )
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     numbers = [document.get(name) for name in names] + [source.said("parallel.data_parallel_size")]
@@ -301,7 +316,8 @@ def _compare_batch(source: Reading) -> None:
         if batch != micro * steps * ranks:
             source.fail(
                 "batch.global_batch_size",
-                f"{document.place(names[2])}: train_batch_size({batch}) is not {product} = "
+                document.place(names[2]),
+                f"train_batch_size({batch}) is not {product} = "
                 f"{micro * steps * ranks}. Leave {names[2]} out.",
             )
 

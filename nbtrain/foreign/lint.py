@@ -5,12 +5,13 @@ read as a run, all findings of the run's plan follow (memory, time, schedule, di
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.findings import Cost, Finding, by_cost
+from nbtrain.base.findings import FATAL, Cost, Finding, by_cost
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.findings import finding_of_problem
@@ -25,7 +26,6 @@ from nbtrain.foreign.read import read_files
 from nbtrain.foreign.rows_model import GPT2_VOCABULARY
 from nbtrain.foreign.sides import Reading
 
-FATAL = Cost(fatal=True)
 RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (*FLAG_RULES, *JSON_RULES)
 
 
@@ -59,23 +59,21 @@ def _as_run(source: Reading, layer: Located, own: list[Finding]) -> list[Finding
         return []
     findings: list[Finding] = []
     if source.job.program is None:
-        place, _, rest = source.failures[0][1].partition(": ")
-        return [Finding("error", "a_program_is_launched", "", place, rest, "", FATAL)]
+        return [replace(source.failures[0], rule="a_program_is_launched")]
     places, rules = {finding.place for finding in own}, {finding.rule for finding in own}
     if "tokenizer.vocab_size" not in {*source.values, *source.given}:
         # No file of Megatron contains it; the size has little effect on the findings.
         source.set("tokenizer.vocab_size", GPT2_VOCABULARY, place=f"{source.job.label}, assumed")
     left = [
-        (key, message)
-        for key, message in source.failures
-        if key not in source.given and (not key or key not in source.values)
+        failure
+        for failure in source.failures
+        if failure.key not in source.given and (not failure.key or failure.key not in source.values)
     ]
-    for key, message in left:
-        place, _, rest = message.partition(": ")
-        if place not in places and EXPLAINED.get(key) not in rules:
+    for failure in left:
+        if failure.place not in places and EXPLAINED.get(failure.key) not in rules:
             fix = "nbtrain import fails at it."
-            findings.append(Finding("note", "has_a_field", "", place, rest, fix))
-    if any(key for key, _ in left):
+            findings.append(Finding("note", "has_a_field", "", failure.place, failure.message, fix))
+    if any(failure.key for failure in left):
         return findings
     located = Located(nested(source.values), dict(source.origins)).merged_with(layer)
     try:

@@ -3,16 +3,15 @@
 import math
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from nbtrain.base import amounts
-from nbtrain.base.findings import Cost, Finding
+from nbtrain.base.findings import FATAL, Cost, Finding
 from nbtrain.config.arithmetic.divisors import nearest_divisors, nearest_multiples
 from nbtrain.config.rules.wording import join
 from nbtrain.foreign.flags import Setting
 from nbtrain.foreign.sides import Reading
 from nbtrain.foreign.words import Value
-
-FATAL = Cost(fatal=True)
 
 
 def flag_of(source: Reading, dest: str) -> str:
@@ -35,9 +34,8 @@ def error(source: Reading, rule: str, dest: str, message: str, fix: str) -> Find
 def flags_exist(source: Reading) -> Iterator[Finding]:
     """argparse stops at a flag that the program does not have, and at an invalid value."""
     for complaint in source.arguments.complaints:
-        text = complaint.message.removeprefix(f"{complaint.flag}: ")
-        fix = "Remove it, or write the flag that is meant." if complaint.unknown else "Correct it."
-        yield Finding("error", "flags_exist", complaint.flag, complaint.place, text, fix, FATAL)
+        # The flag is the key, which the first line of a finding shows.
+        yield replace(complaint, message=complaint.message.removeprefix(f"{complaint.key}: "))
 
 
 def flags_are_given_once(source: Reading) -> Iterator[Finding]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nbtrain.base.findings import Cost, Finding
+from nbtrain.base.findings import FATAL, Cost, Finding
 from nbtrain.base.terminal import nearest
 from nbtrain.config.arithmetic.divisors import nearest_multiples
 from nbtrain.config.deepspeed import KNOWN_KEYS
@@ -11,7 +11,7 @@ from nbtrain.config.deepspeed_keys import key_problems, unknown_optimizer
 from nbtrain.config.rules.wording import join
 from nbtrain.foreign.deepspeed_keys import field_of, two_formats
 from nbtrain.foreign.json_comments import Document
-from nbtrain.foreign.lint_flags import FATAL, data_parallel_size, number
+from nbtrain.foreign.lint_flags import data_parallel_size, number
 from nbtrain.foreign.rows_layout import DEEPSPEED_SCALE, other_format
 from nbtrain.foreign.sides import Reading
 

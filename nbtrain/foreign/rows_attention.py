@@ -70,7 +70,8 @@ def _read_windows(source: Reading) -> None:
         place = source.place("window_size")
         source.fail(
             key,
-            f"{place}: --window-size {text}: must be N,0 with N tokens before a query and none behind it; "
+            place,
+            f"--window-size {text}: must be N,0 with N tokens before a query and none behind it; "
             "add model.window_size to the command.",
         )
         return
@@ -116,8 +117,8 @@ def _read_pattern(source: Reading, dest: str) -> None:
         flag = source.table.by_dest[dest][0].flags[0]
         source.fail(
             key,
-            f"{source.place(dest)}: {flag} {text}: must be a number, or lists of 0 and 1 with + and *, "
-            "such as ([1]*3+[0])*2.",
+            source.place(dest),
+            f"{flag} {text}: must be a number, or lists of 0 and 1 with + and *, such as ([1]*3+[0])*2.",
         )
 
 

@@ -31,11 +31,12 @@ def _read_positions(source: Reading) -> None:
             place = source.place("position_embedding_type")
             source.fail(
                 key,
-                f"{place}: --position-embedding-type {kind}: only learned_absolute and rope are supported.",
+                place,
+                f"--position-embedding-type {kind}: only learned_absolute and rope are supported.",
             )
         elif source.value("add_position_embedding") is False:
             place = source.place("add_position_embedding")
-            source.fail(key, f"{place}: --no-position-embedding: without rotary positions there are none.")
+            source.fail(key, place, "--no-position-embedding: without rotary positions there are none.")
         return
     flag = "position_embedding_type" if by_type else "use_rotary_position_embeddings"
     # Versions with --rotary-position-embeddings-theta turn the learned positions off themselves.
@@ -43,7 +44,8 @@ def _read_positions(source: Reading) -> None:
     if older and source.value("add_position_embedding"):
         source.fail(
             key,
-            f"{source.place(flag)}: --use-rotary-position-embeddings: this program adds learned positions "
+            source.place(flag),
+            "--use-rotary-position-embeddings: this program adds learned positions "
             "too unless --no-position-embedding is given: add it to the flags, or "
             "model.position_embedding_type=rope to the command.",
         )
@@ -63,14 +65,15 @@ def _read_scaling(source: Reading) -> None:
     key = "model.rope_scaling"
     if source.value("position_embedding_type") == "yarn":
         place = source.place("position_embedding_type")
-        source.fail(key, f"{place}: yarn: add model.rope_scaling={{kind: yarn, ...}} to the command.")
+        source.fail(key, place, "yarn: add model.rope_scaling={kind: yarn, ...} to the command.")
         return
     linear = source.setting("rotary_seq_len_interpolation_factor")
     if linear and source.value("use_rope_scaling"):
         place = source.place("use_rope_scaling")
         source.fail(
             key,
-            f"{place}: --use-rope-scaling with {linear.text} ({linear.place}): the program scales twice, "
+            place,
+            f"--use-rope-scaling with {linear.text} ({linear.place}): the program scales twice, "
             "model.rope_scaling once. Remove one of them.",
         )
     elif (factor := source.known("rotary_seq_len_interpolation_factor", key)) is not None:
@@ -124,9 +127,7 @@ def _read_activation(source: Reading) -> None:
     given = [dest for dest in ("swiglu", "squared_relu") if source.value(dest)]
     if len(given) == 2:
         place = source.place("squared_relu")
-        source.fail(
-            "model.activation", f"{place}: --squared-relu with --swiglu: the program accepts only one."
-        )
+        source.fail("model.activation", place, "--squared-relu with --swiglu: the program accepts only one.")
     elif given:
         source.set("model.activation", given[0], given[0])
     elif False in (source.value("bias_gelu_fusion"), source.value("add_bias_linear")):

@@ -30,7 +30,7 @@ def _read_format(source: Reading) -> None:
     if found := other_format(source):
         flag, words = found
         fix = f'Write "{flag}": {{"enabled": true}} there.'
-        source.fail("precision.dtype", f"{source.place(flag)}: --{flag}: {words} {fix}")
+        source.fail("precision.dtype", source.place(flag), f"--{flag}: {words} {fix}")
     dtype = asked[0] if asked else "fp32"
     source.set(
         "precision.dtype", dtype, dtype if asked else "fp16", "" if asked else "neither --fp16 nor --bf16"
@@ -67,7 +67,8 @@ def _read_fp8(source: Reading) -> None:
     elif form:
         source.fail(
             "precision.fp8",
-            f"{source.place(dest)}: FP8 in {form} only: precision.fp8 is the hybrid form, e4m3 forward and "
+            source.place(dest),
+            f"FP8 in {form} only: precision.fp8 is the hybrid form, e4m3 forward and "
             "e5m2 backward. Set it to hybrid.",
         )
 
@@ -99,7 +100,7 @@ def _read_scale(source: Reading) -> None:
     initial = source.known("initial_loss_scale", key)
     if initial is not None and not (initial > 0 and math.log2(initial).is_integer()):
         place = source.place("initial_loss_scale")
-        source.fail(key, f"{place}: --initial-loss-scale {initial:g}: must be a power of two.")
+        source.fail(key, place, f"--initial-loss-scale {initial:g}: must be a power of two.")
     elif initial is not None:
         source.set(key, int(math.log2(initial)), "initial_loss_scale")
     scale = source.known("loss_scale", "precision.fp16.loss_scale")
@@ -152,7 +153,8 @@ def _stage(source: Reading) -> tuple[int, str, str] | None:
             name = named.value if named else "ds_config.json"
             source.fail(
                 "parallel.zero_stage",
-                f"{named.place if named else source.job.label}: {name} is not here: it holds the ZeRO stage "
+                named.place if named else source.job.label,
+                f"{name} is not here: it holds the ZeRO stage "
                 "and the loss scale that run. Give the file too.",
             )
             return 0, source.job.label, "no DeepSpeed JSON"
@@ -205,7 +207,7 @@ def _read_recompute(source: Reading) -> None:
         if source.program == "megatron-lm":
             place = source.place("checkpoint_activations")
             rest = "--recompute-granularity full --recompute-method uniform"
-            source.fail(key, f"{place}: --checkpoint-activations: the program exits; write {rest}.")
+            source.fail(key, place, f"--checkpoint-activations: the program exits; write {rest}.")
             return
         source.set(key, "full", "checkpoint_activations")
         source.set(interval, source.value("checkpoint_num_layers"), "checkpoint_num_layers")
@@ -220,9 +222,7 @@ def _read_recompute(source: Reading) -> None:
                 source.place("recompute_granularity"),
                 f"--recompute-method {method or 'is missing'}",
             )
-            source.fail(
-                key, f"{place}: full recomputation, {found}: only the method uniform has a field here."
-            )
+            source.fail(key, place, f"full recomputation, {found}: only the method uniform has a field here.")
             return
         source.set(key, "full", "recompute_granularity")
         source.set(interval, source.value("recompute_num_layers") or 1, "recompute_num_layers")
@@ -302,7 +302,7 @@ def _read_pipeline(source: Reading) -> None:
             source.set(key, whole(found, key), comment=f"{job.kind}", place=found.place)
         elif key not in given:
             source.fail(
-                key, f"{job.label}: does not say how many ranks there are: add {key}=... to the command."
+                key, job.label, f"does not say how many ranks there are: add {key}=... to the command."
             )
     sizes = [
         source.said(f"parallel.{kind}_parallel_size", 1) for kind in ("tensor", "pipeline", "ds_sequence")
@@ -323,7 +323,8 @@ def _read_pipeline(source: Reading) -> None:
         fix = f" Add resources.nodes={fit} to the command." if fit else ""
         source.fail(
             "parallel.data_parallel_size",
-            f"{place}: {words} = {model} ranks do not divide nodes({nodes}) * gpus_per_node({gpus}) = "
+            place,
+            f"{words} = {model} ranks do not divide nodes({nodes}) * gpus_per_node({gpus}) = "
             f"{nodes * gpus}.{fix}",
         )
         return

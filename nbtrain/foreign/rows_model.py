@@ -207,11 +207,12 @@ def _read_tokenizer(source: Reading) -> None:
         _read_bpe(source)
     else:
         place = source.place("tokenizer_type")
-        source.fail("tokenizer.path", f"{place}: --tokenizer-type {kind}: no tokenizer of this kind is read.")
+        source.fail("tokenizer.path", place, f"--tokenizer-type {kind}: no tokenizer of this kind is read.")
     if "tokenizer.vocab_size" not in source.values:
         source.fail(
             "tokenizer.vocab_size",
-            f"{source.place('vocab_file')}: no file here says how large the vocabulary is. Add "
+            source.place("vocab_file"),
+            f"no file here says how large the vocabulary is. Add "
             f"tokenizer.vocab_size=... to the command; GPT-2's has {GPT2_VOCABULARY}.",
         )
 
@@ -307,7 +308,7 @@ def _read_blend(source: Reading, words: list[str], place: str) -> None:
             entries.append(named | {"weight": float(weight)})
     except ValueError:
         source.fail(
-            "data.blend", f"{place}: --data-path: must be one prefix, or pairs of a weight and a prefix."
+            "data.blend", place, "--data-path: must be one prefix, or pairs of a weight and a prefix."
         )
         return
     source.set("data.blend", entries, "data_path")
@@ -332,14 +333,13 @@ def _read_load(source: Reading) -> None:
     if load and save and load.value != save.value:
         source.fail(
             "",
-            f"{load.place}: --load {load.value} and {save.place}: --save {save.value} differ: the run begins "
+            load.place,
+            f"--load {load.value} and {save.place}: --save {save.value} differ: the run begins "
             "with another run's weights, which no field says. Leave --load out, or make it the folder of "
             "--save, which resumes.",
         )
     elif load and not save:
-        source.fail(
-            "", f"{load.place}: --load {load.value}: begins with another run's weights; leave it out."
-        )
+        source.fail("", load.place, f"--load {load.value}: begins with another run's weights; leave it out.")
     elif save:
         source.note(save.place, f"{save.text}: checkpoints go to output/<run>/model.")
 

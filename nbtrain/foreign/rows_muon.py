@@ -40,7 +40,8 @@ def _read(source: Reading) -> None:
     if kind not in ("muon", "dist_muon"):
         source.fail(
             "optimizer.type",
-            f"{place}: --optimizer {kind}: changes the run, and only adam and muon can be imported.",
+            place,
+            f"--optimizer {kind}: changes the run, and only adam and muon can be imported.",
         )
         return
     source.set("optimizer.type", "Muon", "optimizer")
@@ -53,7 +54,8 @@ def _read(source: Reading) -> None:
             where = source.place(dest)
             source.fail(
                 key,
-                f"{where}: {flag} {value}: {words}. For nbtrain's {own} add {key}=... to the command.",
+                where,
+                f"{flag} {value}: {words}. For nbtrain's {own} add {key}=... to the command.",
             )
 
 

@@ -29,7 +29,8 @@ def _read_batch(source: Reading) -> None:
         if len(ramp.value) != 3 or not all(re.fullmatch(r"\d+(_\d+)*", str(one)) for one in ramp.value):
             source.fail(
                 "batch.rampup",
-                f"{ramp.place}: {ramp.text}: must be three whole numbers: the first size, the increment, and "
+                ramp.place,
+                f"{ramp.text}: must be three whole numbers: the first size, the increment, and "
                 "the samples over which the batch grows.",
             )
             return
@@ -43,7 +44,7 @@ def _read_batch(source: Reading) -> None:
             source.set("batch.global_batch_size", int(last), "step_batch_size_schedule")
     if "batch.global_batch_size" not in source.values:
         # Megatron runs one micro batch on each data-parallel rank.
-        source.fail("batch.global_batch_size", f"{source.job.label}: --global-batch-size is missing.")
+        source.fail("batch.global_batch_size", source.job.label, "--global-batch-size is missing.")
 
 
 def _write_batch(target: Writing) -> None:
@@ -110,7 +111,8 @@ def _read_length(source: Reading) -> None:
         # validate_args of both programs.
         source.fail(
             "",
-            f"{source.place('train_samples')}: --train-samples {samples} with --train-iters {steps} "
+            source.place("train_samples"),
+            f"--train-samples {samples} with --train-iters {steps} "
             f"({source.place('train_iters')}): the program refuses to count both. Remove one of them.",
         )
     if tokens is not None and (samples is not None or steps is not None):
@@ -139,7 +141,7 @@ def _read_length(source: Reading) -> None:
     else:
         flags = "--train-iters or --train-samples"
         flags = f"--train-tokens, {flags}" if source.has("train_tokens") else flags
-        source.fail("batch.train_tokens", f"{source.job.label}: no length of training: {flags} is missing.")
+        source.fail("batch.train_tokens", source.job.label, f"no length of training: {flags} is missing.")
 
 
 def counts_iterations(config: RunConfig) -> bool:
@@ -271,15 +273,19 @@ def _read_decay(source: Reading) -> None:
         source.set("optimizer.weight_decay", source.value("weight_decay"), "weight_decay")
         for dest in ("start_weight_decay", "end_weight_decay"):
             if setting := source.setting(dest):
-                text = f"{setting.place}: {setting.text}: needs --weight-decay-incr-style linear or cosine"
-                source.fail("optimizer.weight_decay", f"{text}; the program refuses it with constant.")
+                source.fail(
+                    "optimizer.weight_decay",
+                    setting.place,
+                    f"{setting.text}: needs --weight-decay-incr-style linear or cosine; the program refuses "
+                    "it with constant.",
+                )
         return
     source.set("optimizer.weight_decay_incr_style", style, "weight_decay_incr_style")
     for key, dest in (("start_weight_decay", "start_weight_decay"), ("weight_decay", "end_weight_decay")):
         if source.value(dest) is None:
             flag = f"--{dest.replace('_', '-')}"
             place = source.place("weight_decay_incr_style")
-            source.fail(f"optimizer.{key}", f"{place}: --weight-decay-incr-style {style}: needs {flag}.")
+            source.fail(f"optimizer.{key}", place, f"--weight-decay-incr-style {style}: needs {flag}.")
         else:
             source.set(f"optimizer.{key}", source.value(dest), dest)
 

@@ -3,21 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from nbtrain.base.findings import FATAL, Finding
 from nbtrain.config.deepspeed_keys import KeyProblem
 from nbtrain.config.schema import RunConfig
 from nbtrain.foreign.flags import Arguments, Setting, Table
 from nbtrain.foreign.job import Job
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """A remark of the import: a flag that is omitted, a default that is written out."""
-
-    place: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.place}: {self.text}"
 
 
 @dataclass
@@ -34,14 +24,14 @@ class Reading:
     """{"model.num_layers": "train.sh:12"}."""
     comments: dict[str, str] = field(default_factory=dict)
     """{"model.num_layers": "--num-layers 12"}: the source of each value, for the YAML."""
-    notes: list[Note] = field(default_factory=list)
-    """Settings that are omitted, and why that changes nothing."""
+    notes: list[Finding] = field(default_factory=list)
+    """Notes about settings that are omitted, and why that changes nothing."""
     auto: dict[str, str] = field(default_factory=dict)
     """{"train_batch_size": "ds.json:2"}: keys of the JSON that say "auto", and where."""
     wrong: list[KeyProblem] = field(default_factory=list)
     """Values of the JSON that DeepSpeed does not accept; they are removed from it."""
-    failures: list[tuple[str, str]] = field(default_factory=list)
-    """(field, message) of what cannot be imported; a field that is overridden does not fail."""
+    failures: list[Finding] = field(default_factory=list)
+    """Errors about what cannot be imported; `key` is the field that can be overridden instead, or ""."""
 
     @property
     def table(self) -> Table:
@@ -72,7 +62,7 @@ class Reading:
         outside = setting.word.from_outside if setting and setting.word is not None else ""
         if setting and outside:
             text = f"{setting.text}: the script gets {outside} from outside"
-            self.fail(key, f"{setting.place}: {text}. Put the value in, or add {key}=... to the command.")
+            self.fail(key, setting.place, f"{text}. Put the value in, or add {key}=... to the command.")
         return bool(outside)
 
     def place(self, dest: str) -> str:
@@ -95,11 +85,11 @@ class Reading:
         return self.given.get(key, self.values.get(key, otherwise))
 
     def note(self, place: str, text: str) -> None:
-        self.notes.append(Note(place, text))
+        self.notes.append(Finding("note", "import", "", place, text))
 
-    def fail(self, key: str, message: str) -> None:
+    def fail(self, key: str, place: str, message: str) -> None:
         """Make the import fail unless `key` is overridden."""
-        self.failures.append((key, message))
+        self.failures.append(Finding("error", "import", key, place, message, cost=FATAL))
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The command `nbtrain chat` and the prompts of `nbtrain generate`, with a model that echoes."""
+"""`nbtrain chat`, and the prompts of `nbtrain generate`, with an engine that answers with canned text."""
 
 import contextlib
 import io
@@ -15,7 +15,7 @@ from nbtrain.serving.resident import RESIDENT
 
 
 class Echo:
-    """An engine whose answer is the number of its request and the length of the prompt."""
+    """An engine that answers each request with its number and the count of questions in the prompt."""
 
     ready = {"step": 7, "eod": "<|endoftext|>"}  # noqa: RUF012
 
@@ -33,7 +33,7 @@ class Echo:
 
 @pytest.fixture
 def engine(workspace, monkeypatch) -> Echo:
-    """Provide the engine of two runs: `talks`, trained on conversations, and `plain`."""
+    """Replace the engine of two runs: `talks` was trained on conversations, `plain` was not."""
     for name, changes in (("talks", {"data.sources": [{"kind": "chat", "path": "a.jsonl"}]}), ("plain", {})):
         run = RunDir.named(name)
         run.path.mkdir(parents=True)
@@ -50,7 +50,7 @@ def chat(monkeypatch, text: str, *words: str) -> int:
 
 
 def test_an_answer_follows_the_messages_before_it_until_they_are_forgotten(engine, monkeypatch, capsys):
-    """Chat sends the earlier messages in the data's template with its stop texts, until they are reset."""
+    """Chat sends all messages so far in the data's template, with its stop texts; /new forgets them."""
     assert chat(monkeypatch, "One\n\nTwo\n /new\nThree\n", "talks", "--seed", "5", "--stop", "X") == 0
     shown = capsys.readouterr()
     assert shown.out == "1: 1 questions\n2: 2 questions\n3: 1 questions\n"
@@ -85,7 +85,7 @@ def test_a_run_that_has_seen_no_conversations_continues_each_text(engine, monkey
     ],
 )
 def test_prompts_follow_the_run(words, prompts, monkeypatch, capsys):
-    """Prompts come before or after options, or from stdin; without any, the message shows the usage."""
+    """Prompts can come before or after options, or from stdin; without any, the usage is shown."""
     given = []
 
     def generate(run, prompt, stream=False, **how):
@@ -105,7 +105,7 @@ def test_prompts_follow_the_run(words, prompts, monkeypatch, capsys):
     [(["--seed", "9"], "seed 9"), (["--temperature", "0"], ""), (["--num-beams", "2"], "")],
 )
 def test_generate_names_its_seed(options, says, monkeypatch, capsys):
-    """Generate prints its seed on stderr, so that a file gets the text only, and only if it samples."""
+    """A sampling generate prints its seed on stderr, so that output redirected to a file is only the text."""
     monkeypatch.setattr(
         "nbtrain.api.verbs.generate", lambda *_, stream=False, **__: iter(["!"]) if stream else ["a!"]
     )

@@ -18,7 +18,7 @@ def checked(capsys, *words):
 
 
 def test_a_run_that_is_refused_has_errors(workspace, capsys):
-    """A refused run prints findings as JSON instead of the message, with the same exit code 2."""
+    """For a refused run, --json prints findings instead of the message, with the same exit code 2."""
     assert checked(capsys, "gpt-tiny") == (0, [])
     code, [rule] = checked(capsys, "gpt-tiny", "batch.micro_batch_size=5")
     assert (code, rule["level"], rule["key"]) == (2, "error", "batch.global_batch_size")
@@ -35,7 +35,7 @@ def test_a_run_that_is_refused_has_errors(workspace, capsys):
 
 
 def test_findings_of_a_run_and_of_files(workspace, tmp_path, capsys):
-    """A warning has its fix and its cost; files of other programs are checked in the same format."""
+    """A warning has its fix and its cost; files of other programs get findings in the same form."""
     _, findings = checked(capsys, "gpt-175b")
     assert {"level", "rule", "key", "place", "message", "fix", "cost"} == set(findings[0])
     assert any(finding["fix"] for finding in findings)
@@ -44,7 +44,7 @@ def test_findings_of_a_run_and_of_files(workspace, tmp_path, capsys):
 
 
 def test_python_checks_alike():
-    """nb.check raises nothing for a refused run, and prints what the command prints."""
+    """nb.check returns the findings of a refused run without raising, and shows what the command prints."""
     good, bad = nb.check("gpt-tiny"), nb.check("gpt-tiny", overrides="batch.micro_batch_size=5")
     assert (good.works, str(good)) == (True, "gpt-tiny: valid.")
     assert not bad.works and isinstance(bad.refused, ConfigError)
@@ -55,7 +55,9 @@ def test_python_checks_alike():
 
 
 def test_a_hostfile_is_read_as_submit_reads_it(workspace, capsys):
-    """A wrong line in a hostfile and too few hosts are findings; a file on another machine is skipped."""
+    """A wrong line in a hostfile and too few hosts are findings; a hostfile that is
+    not on this machine is skipped.
+    """
     hosts = ("gpt-tiny", "backend.kind=hosts", "backend.hosts.hostfile=hosts.txt")
     assert checked(capsys, *hosts) == (0, [])
     (workspace / "hosts.txt").write_text("node-a slots=8\nnode-b slots\n")

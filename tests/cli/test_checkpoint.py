@@ -1,4 +1,4 @@
-"""The command `nbtrain checkpoint`, on complete and torn folders."""
+"""`nbtrain checkpoint`, on complete and on torn folders."""
 
 import hashlib
 import json
@@ -120,7 +120,10 @@ def test_no_checkpoint(run, capsys):
 
 
 def test_every_step_that_stays_on_the_nodes_is_listed_with_its_hosts(run, capsys):
-    """Steps on the nodes' disks are listed with hosts, up to local_keep_last and after a rollback."""
+    """Steps that are only on the nodes' disks are listed with their hosts, up to local_keep_last.
+
+    Steps that a rollback invalidated are omitted.
+    """
     run.config_yaml.write_text(
         to_yaml(load("gpt-tiny", ["checkpoint.local_dir=/nvme", "checkpoint.local_keep_last=4"]))
     )
@@ -150,7 +153,7 @@ def test_every_step_that_stays_on_the_nodes_is_listed_with_its_hosts(run, capsys
 
 
 def test_inspect_tells_where_the_training_stood(run, capsys):
-    """Inspect shows where the training was, by default of the newest complete checkpoint."""
+    """inspect shows the step and progress of a checkpoint, by default of the newest complete one."""
     write(run, 20, MANIFEST, validation_loss=3.25, evaluated_step=15)
     write(run, 30, None)
     assert cli.main(["checkpoint", "inspect", "tiny"]) == 0
@@ -175,7 +178,9 @@ def test_inspect_tells_where_the_training_stood(run, capsys):
 
 
 def test_verify_during_a_save(run, capsys, monkeypatch):
-    """A checkpoint that the running job saves or removes is not damage; an earlier unfinished one is."""
+    """A checkpoint that the running job is saving or removing is not reported as
+    damaged; an older torn one is.
+    """
     whole = {"a.pt": {"bytes": 3000, "sha256": hashlib.sha256(b"x" * 3000).hexdigest()}}
     for step in (10, 20, 30, 40):
         write(run, step, MANIFEST if step == 20 else None)
@@ -209,7 +214,7 @@ def test_verify_during_a_save(run, capsys, monkeypatch):
     assert "incomplete: it is being saved by the running job" in capsys.readouterr().out
 
     def removed(path):
-        """Remove the checkpoint while its files are read, as the job's pruning does."""
+        """Remove the checkpoint while its files are being read, as pruning by the job does."""
         shutil.rmtree(run.checkpoint(20))
         raise FileNotFoundError(path)
 
@@ -219,7 +224,9 @@ def test_verify_during_a_save(run, capsys, monkeypatch):
 
 
 def test_verify_reads_everything(run, capsys):
-    """Verify finds a changed byte although all sizes are right, and lists every checkpoint."""
+    """verify reads every file: it finds a changed byte although all sizes are right,
+    and lists every checkpoint.
+    """
     content = b"x" * 3000
     whole = {"a.pt": {"bytes": 3000, "sha256": hashlib.sha256(content).hexdigest()}}
     for step in (10, 20, 30):
@@ -245,7 +252,9 @@ def test_verify_reads_everything(run, capsys):
 
 
 def test_universal_asks_the_gpu_side(run, capsys, monkeypatch):
-    """Universal asks the GPU side in a process with an absolute path, and shows a bar and a line."""
+    """`checkpoint universal` starts a GPU-side process with an absolute path, and
+    shows a bar and a result line.
+    """
     asked = []
 
     def stream(package, request):

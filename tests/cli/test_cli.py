@@ -1,4 +1,4 @@
-"""The command line: every command has help, every error is a message and an exit code."""
+"""The command line: every command has help, and every error is a message with an exit code."""
 
 import argparse
 import io
@@ -28,7 +28,7 @@ from nbtrain.cli.verbs import is_override
 
 
 def choices(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Return {word: parser} of the commands of nbtrain, or of a command's subcommands."""
+    """Return the parsers of nbtrain's commands, or of a command's subcommands, by word."""
     return next((action.choices for action in parser._actions if isinstance(action.choices, dict)), {})
 
 
@@ -61,7 +61,7 @@ def test_help_shows_all_digits_of_a_default(verb, default, capsys):
     ],
 )
 def test_errors_are_a_message_and_a_code(workspace, arguments, code, message, capsys):
-    """An error is a message with the fix and an exit code, without a traceback."""
+    """An error prints a message with the fix and sets an exit code, without a traceback."""
     assert cli.main(arguments) == code
     error = capsys.readouterr().err
     assert message in error
@@ -70,7 +70,7 @@ def test_errors_are_a_message_and_a_code(workspace, arguments, code, message, ca
 
 @pytest.mark.parametrize("verb", ["submit", "plan", "check", "prepare", "twin"])
 def test_a_call_without_a_run_says_what_one_is(verb, capsys):
-    """A missing RUN is a usage error that says what it may be."""
+    """A missing RUN is a usage error, and the message says what a RUN may be."""
     with pytest.raises(SystemExit) as end:
         cli.main([verb])
     assert end.value.code == 2
@@ -81,7 +81,7 @@ def test_a_call_without_a_run_says_what_one_is(verb, capsys):
 
 
 def test_a_run_that_is_not_there_names_those_that_look_like_it(workspace, capsys):
-    """An unknown run's message names at most three similar runs, and how many runs there are."""
+    """For an unknown run, the message names at most three similar runs and the number of runs."""
     for name in ("gpt-a", "gpt-b", "gpt-c", "gpt-d", "bert"):
         RunDir.named(name).path.mkdir(parents=True)
         files.write_json(RunDir.named(name).run_json, {"name": name})
@@ -94,7 +94,7 @@ def test_a_run_that_is_not_there_names_those_that_look_like_it(workspace, capsys
 
 
 def test_a_preset_is_a_run_everywhere(workspace, capsys):
-    """A preset is accepted as a run by `plan 1.3b`, and as `extends: 1.3B` in a YAML."""
+    """A preset can be used as a run, as in `plan 1.3b`, and in a YAML, as in `extends: 1.3B`."""
     assert cli.main(["plan", "1.3b", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["name"] == "gpt-1-3b-4xdp"
     (workspace / "mine.yaml").write_text("name: mine\nextends: 1.3B\n")
@@ -102,7 +102,7 @@ def test_a_preset_is_a_run_everywhere(workspace, capsys):
 
 
 def test_other_files_are_called_by_their_kind(workspace, capsys):
-    """A file that is not a run YAML is named with the command that reads it; check reads price tables."""
+    """For a file that is not a run YAML, the message says what it is and which command reads it."""
     prices = workspace / "prices.yaml"
     prices.write_text("per_kwh: 0.3\nper_device_hour: {H100: {usual: 2.0}}\n")
     (workspace / "job.sh").write_text("torchrun train.py\n")
@@ -132,7 +132,7 @@ def test_other_files_are_called_by_their_kind(workspace, capsys):
 
 
 def test_overrides_may_follow_a_flag(workspace, capsys):
-    """Overrides may follow a flag, as in `check RUN a=1 --resolved b=2`; other words are refused."""
+    """Overrides may follow a flag, as in `check RUN a=1 --resolved b=2`; other words after it are refused."""
     assert cli.main(["check", "gpt-tiny", "batch.max_steps=3", "--resolved", "data.seed=7"]) == 0
     resolved = capsys.readouterr().out
     assert "max_steps: 3" in resolved and "seed: 7" in resolved
@@ -153,7 +153,9 @@ def test_overrides_may_follow_a_flag(workspace, capsys):
     ],
 )
 def test_words_may_follow_a_flag(call, where, words):
-    """Words may follow a flag, unlike in plain argparse, and a second parse starts from scratch."""
+    """Positional words may follow a flag, unlike in plain argparse, and parsing
+    twice gives the same result.
+    """
     for _ in range(2):
         assert getattr(cli.parse(call.split()), where) == words
 
@@ -175,19 +177,19 @@ def test_words_that_a_verb_does_not_take_are_refused(call, capsys):
     ],
 )
 def test_a_picture_that_cannot_be_written(workspace, name, message, capsys):
-    """A picture that cannot be written is reported with the file's suffix or folder."""
+    """The error about a picture that cannot be written names its suffix or its folder."""
     assert cli.main(["plan", "gpt-tiny", "--picture", str(workspace / name)]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_half_of_a_dataset_means_the_pair(workspace, capsys):
-    """One file of a dataset means the pair: `data verify x.bin` reads x.bin and x.idx."""
+    """Either file of a dataset stands for the pair: `data verify x.bin` reads x.bin and x.idx."""
     assert cli.main(["data", "verify", str(workspace / "x.bin")]) == 3
     assert "x.idx" in capsys.readouterr().err
 
 
 def test_generate_prints_nothing_before_it_fails(workspace, capsys):
-    """A failing generate prints its message only, without the prompt."""
+    """A generate that fails prints only its message, without the prompt."""
     assert cli.main(["generate", "no-such-run", "-p", "def "]) == 5
     assert capsys.readouterr().out == ""
     for wrong, message in (
@@ -199,7 +201,7 @@ def test_generate_prints_nothing_before_it_fails(workspace, capsys):
 
 
 def test_a_line_of_prompts_ends_at_a_line_end_alone(tmp_path):
-    """Prompts are split at newlines only, since JSON may contain U+2028 and U+0085."""
+    """Prompts are split only at newlines, because JSON may contain U+2028 and U+0085."""
     path = tmp_path / "prompts.jsonl"
     prompts = ["one\u2028two", "three\x85four"]
     lines = [json.dumps({"prompt": prompt}, ensure_ascii=False) for prompt in prompts]
@@ -212,14 +214,14 @@ def test_a_line_of_prompts_ends_at_a_line_end_alone(tmp_path):
 
 @pytest.mark.parametrize("line", [' {"prompt": "x"}', '{ "prompt": "x"}', '\ufeff{"prompt": "x"}'])
 def test_json_of_prompts_in_other_forms(tmp_path, line):
-    """JSON prompts may have spaces around them and a byte order mark."""
+    """A JSON file of prompts may have spaces around the JSON and a byte order mark."""
     path = tmp_path / "prompts.jsonl"
     path.write_text(f"{line}\n{{x}}\n", encoding="utf-8")
     assert serve._prompts_of(str(path)) == ["x", "{x}"]
 
 
 def test_prompts_from_a_socket():
-    """Prompts are read from a socket as stdin, as a parent in Node passes it."""
+    """Prompts are read from stdin even if it is a socket, as when Node starts the process."""
     ours, theirs = socket.socketpair()
     ours.sendall("\ufeffeins\r\nzw\xf6lf\n".encode())
     ours.close()
@@ -234,7 +236,7 @@ def test_prompts_from_a_socket():
 
 
 def test_end_of_input_deletes_nothing(workspace, monkeypatch, capsys):
-    """Ctrl-D at the question is an answer: no."""
+    """Ctrl-D at a question counts as no, and nothing is deleted."""
     run = RunDir.named("mine")
     run.path.mkdir(parents=True)
     files.write_json(run.run_json, {"schema_version": 1, "run_id": "a", "name": "mine"})
@@ -249,7 +251,7 @@ def test_end_of_input_deletes_nothing(workspace, monkeypatch, capsys):
 
 
 def test_json_of_the_queue_after_a_restart(workspace, monkeypatch, capsys):
-    """The restart's messages do not mix with the queue's JSON."""
+    """Messages about a restart of the queue are not mixed with the queue's JSON."""
     said = lambda queue, everything, say: say("gpt-a: started again")  # noqa: E731
     monkeypatch.setattr("nbtrain.jobs.queue.restart.restart", said)
     assert cli.main(["queue", "--restart", "--json"]) == 0
@@ -260,7 +262,7 @@ def test_json_of_the_queue_after_a_restart(workspace, monkeypatch, capsys):
 
 
 def test_json_of_advice_whose_yaml_is_written(workspace, monkeypatch, capsys):
-    """With --use and --json the diff does not mix with the JSON."""
+    """With --use and --json, the diff of the YAML is not mixed with the JSON."""
     advice = SimpleNamespace(use=lambda number, path: "-a +b", to_dict=lambda: {"changes": []})
     monkeypatch.setattr("nbtrain.api.verbs.advise", lambda run: advice)
     assert cli.main(["advise", "mine", "--use", "1", "-o", "b.yaml", "--json"]) == 0
@@ -277,7 +279,7 @@ def test_json_of_a_twin_has_no_nan(workspace, monkeypatch, capsys):
 
 
 def test_what_the_locale_lacks_is_escaped(monkeypatch):
-    """A character that the locale lacks is escaped, unless the locale passes bytes through."""
+    """A character that the locale cannot encode is escaped, unless the locale passes bytes through."""
     for errors, expected in (("strict", rb"gpt-\u2588 \udce9"), ("surrogateescape", None)):
         stream = io.TextIOWrapper(io.BytesIO(), "ascii", errors)
         monkeypatch.setattr(sys, "stdout", stream)
@@ -289,7 +291,7 @@ def test_what_the_locale_lacks_is_escaped(monkeypatch):
 
 
 def test_init_brings_the_schema_that_the_yamls_name(tmp_path, capsys):
-    """init copies docs/run.schema.json, which the first line of the copied YAMLs names for editors."""
+    """init copies docs/run.schema.json, to which the first line of each copied YAML refers for editors."""
     assert cli.main(["init", str(tmp_path / "my own")]) == 0
     yaml = tmp_path / "my own" / "examples" / "megatron-gpt" / "training" / "gpt-tiny.yaml"
     named = yaml.read_text().splitlines()[0].partition("$schema=")[2]
@@ -301,7 +303,9 @@ def test_init_brings_the_schema_that_the_yamls_name(tmp_path, capsys):
 
 
 def test_init_brings_the_pages_that_its_files_link_to(tmp_path):
-    """init copies all linked pages and keeps the user's files; links outside become plain text."""
+    """init copies every page that its files link to, and keeps the user's files;
+    other links become plain text.
+    """
     assert cli.main(["init", str(tmp_path / "new")]) == 0
     (tmp_path / "old" / "docs").mkdir(parents=True)
     (tmp_path / "old" / "README.md").write_text("mine")
@@ -324,7 +328,7 @@ def test_init_brings_the_pages_that_its_files_link_to(tmp_path):
 
 @pytest.mark.slow
 def test_a_closed_pipe_is_no_error(workspace):
-    """A closed pipe is not an error: `nbtrain schema | head -1` exits silently."""
+    """Output into a closed pipe is not an error: `nbtrain schema | head -1` exits silently."""
     command = f"{shlex.quote(sys.executable)} -m nbtrain.cli.__main__ schema"
     done = subprocess.run(["sh", "-c", f"{command} | head -1"], capture_output=True, text=True)
     assert done.stdout == "{\n"
@@ -333,7 +337,9 @@ def test_a_closed_pipe_is_no_error(workspace):
 
 @pytest.mark.slow
 def test_a_short_output_meets_a_closed_pipe_and_a_full_disk(workspace):
-    """Output buffered until the exit is silent for a closed pipe, and an error for a full disk."""
+    """Output that is buffered until the exit is dropped silently for a closed pipe;
+    a full disk is an error.
+    """
     command = f"{shlex.quote(sys.executable)} -m nbtrain.cli.__main__ runs"
     closed = subprocess.run(["bash", "-c", f"{command} | true; exit ${{PIPESTATUS[0]}}"], capture_output=True)
     assert (closed.returncode, closed.stderr) == (0, b"")
@@ -343,20 +349,22 @@ def test_a_short_output_meets_a_closed_pipe_and_a_full_disk(workspace):
 
 
 def test_lab_shows_the_repositorys_labextension():
-    """lab uses the repository's labextension, not an outdated copy from the installation."""
+    """`nbtrain lab` uses the labextension of the repository, not an older copy in the installation."""
     (option,) = [word for word in lab_command([]) if "extra_labextensions_path" in word]
     assert (Path(option.partition("=")[2]) / "nbtrain" / "package.json").is_file()
 
 
 def test_lab_encrypts_what_kernels_send():
-    """lab encrypts kernel connections; a user's own --KernelManager.transport_encryption comes last."""
+    """`nbtrain lab` encrypts kernel connections; a
+    --KernelManager.transport_encryption of the user overrides that.
+    """
     option = "--KernelManager.transport_encryption"
     command = [word for word in lab_command([f"{option}=disabled"]) if word.startswith(option)]
     assert command == [f"{option}=auto", f"{option}=disabled"]
 
 
 def test_lab_hands_jupyterlabs_own_options_on():
-    """lab passes JupyterLab's options on; other commands refuse unknown options."""
+    """`nbtrain lab` passes unknown options to JupyterLab; other commands refuse them."""
     options = cli.parse(["lab", "--no-browser", "--port", "8899"])
     assert options.rest == ["--no-browser", "--port", "8899"]
     with pytest.raises(SystemExit):
@@ -364,7 +372,7 @@ def test_lab_hands_jupyterlabs_own_options_on():
 
 
 def test_the_table_names_the_module_of_every_verb():
-    """A call loads only its command's module, and the table names the modules of all commands."""
+    """A command loads only its own module; the table of commands names the module of each."""
     added = {verb.module: set() for verb in VERBS.values()}
     for verb in VERBS.values():
         added[verb.module].add(verb.name)
@@ -375,7 +383,7 @@ def test_the_table_names_the_module_of_every_verb():
 
 @pytest.mark.slow
 def test_a_list_of_runs_loads_little(workspace):
-    """Listing ended runs loads little, since imports would take longer than the reading."""
+    """Listing ended runs imports little, because imports would take longer than the reading."""
     code = "import sys; from nbtrain.cli import main; main(['runs']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.splitlines()[-1].split())
@@ -387,7 +395,7 @@ def test_a_list_of_runs_loads_little(workspace):
 
 @pytest.mark.slow
 def test_python_m_nbtrain_is_nbtrain():
-    """python -m nbtrain equals nbtrain, with its exit codes."""
+    """python -m nbtrain behaves like nbtrain, exit codes included."""
     call = [sys.executable, "-m", "nbtrain"]
     answer = subprocess.run([*call, "--version"], capture_output=True, text=True, check=False)
     assert (answer.returncode, answer.stdout) == (0, f"nbtrain {__version__}\n")
@@ -395,7 +403,7 @@ def test_python_m_nbtrain_is_nbtrain():
 
 
 def test_an_export_goes_to_a_folder_with_an_equals_sign(monkeypatch):
-    """An argument with an equals sign and a slash is a folder, not an override."""
+    """An export destination with an equals sign and a slash is a folder, not an override."""
     asked = []
     monkeypatch.setattr(
         models,

@@ -1,4 +1,4 @@
-"""Completion: argcomplete's answers, their speed, and TAB in a real bash."""
+"""Completion: the words that argcomplete offers, their speed, and TAB in a real bash."""
 
 import functools
 import io
@@ -36,12 +36,12 @@ def run(workspace) -> RunDir:
 
 
 class Answered(BaseException):
-    """Raised where argcomplete would end the process."""
+    """Raised where argcomplete would exit the process."""
 
 
 @pytest.fixture
 def complete(monkeypatch):
-    """Return the words that the shell gets for the end of the line: complete(line)."""
+    """Return a function complete(line) that returns the words offered to the shell at the end of the line."""
 
     def end(code: int) -> None:
         raise Answered
@@ -96,7 +96,7 @@ def test_what_is_completed(run, complete, line, words):
 
 
 def test_words_that_are_made_by_folders(run, workspace, complete, monkeypatch):
-    """Jobs, datasets and run YAMLs below a path are completed; other files are left to the shell."""
+    """Jobs, datasets and run YAMLs in folders are completed; other files are left to the shell."""
     monkeypatch.chdir(workspace)
     assert complete("nbtrain logs gpt-mine --job 2") == run.job_ids()
     (workspace / "data" / "dataset" / "books").mkdir(parents=True)
@@ -110,7 +110,7 @@ def test_words_that_are_made_by_folders(run, workspace, complete, monkeypatch):
 
 
 def test_every_key_of_a_run_is_completed():
-    """Every key of the schema is completed, in its order, without loading the schema."""
+    """Every key of the schema is completed, in the schema's order, without loading the schema."""
     known = {key for key in field_keys(RunConfig) if "." in key or key != "schema_version"}
     offered = completers.settings()
     sections = {key for key in known if any(other.startswith(f"{key}.") for other in known)}
@@ -120,7 +120,9 @@ def test_every_key_of_a_run_is_completed():
 
 
 def test_the_verb_names_the_line_to_add(capsys, monkeypatch):
-    """The command prints the line to add for the user's shell, or for bash if it is unknown."""
+    """`nbtrain completion` prints the line to add for the user's shell, or for bash
+    if the shell is unknown.
+    """
     for shell, file in (
         ("/bin/zsh", "~/.zshrc"),
         ("/usr/bin/fish", "config.fish"),
@@ -154,7 +156,7 @@ class Bash:
         os.write(self._master, keys.encode())
 
     def shows(self, text: str) -> bool:
-        """Wait until a text appears after the keys that were typed last."""
+        """Wait until a text appears after the last typed keys."""
         deadline = time.monotonic() + DEADLINE_SECONDS
         while text not in self._shown and (left := deadline - time.monotonic()) > 0:
             if select.select([self._master], [], [], left)[0]:
@@ -169,7 +171,7 @@ class Bash:
 
 @pytest.mark.slow
 def test_tab_in_bash(run, tmp_path):
-    """The line that `nbtrain completion` prints completes a command, a run, a key and its value."""
+    """In bash, the line that `nbtrain completion` prints completes a command, a run, a key and its value."""
     program = tmp_path / "nbtrain"
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m nbtrain "$@"\n')
     program.chmod(0o755)
@@ -192,7 +194,7 @@ def test_tab_in_bash(run, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("line", ["", "nbtrain submit gpt-mine batch.max", "nbtrain logs gpt-m"])
 def test_completion_and_help_load_little(run, line):
-    """Completion and `nbtrain help` load neither the schema nor NumPy, since they must be fast."""
+    """Completion and `nbtrain help` load neither the schema nor NumPy, because they must be fast."""
     code = (
         "import os, sys; end = os._exit\n"
         "def say(code=0): print(*sys.modules, file=sys.stderr, flush=True); end(0)\n"

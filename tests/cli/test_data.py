@@ -1,4 +1,4 @@
-"""The commands `nbtrain data ...`: help, run YAMLs and prefixes as targets, messages and exit codes."""
+"""`nbtrain data ...`: help, run YAMLs and prefixes as targets, messages and exit codes."""
 
 import os
 import subprocess
@@ -33,7 +33,7 @@ def test_each_verb_has_help(verb, capsys):
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="OpenBLAS makes no threads on one core")
 @pytest.mark.slow
 def test_prepare_starts_without_threads_that_spin():
-    """After NumPy's import the process has one thread, since OpenBLAS' threads would use CPU time."""
+    """Importing NumPy starts no further threads, because idle OpenBLAS threads would use CPU time."""
     code = (
         "import os, sys; from nbtrain import cli; code = cli.main(['prepare', 'no-such-run']); "
         "print(code, 'numpy' in sys.modules, len(os.listdir('/proc/self/task')))"
@@ -45,7 +45,9 @@ def test_prepare_starts_without_threads_that_spin():
 
 
 def test_a_run_yaml_is_its_dataset(make_config, texts, workspace, capsys):  # noqa: F811
-    """A YAML's card has its splits, with overrides; the other commands read its pair of files."""
+    """A run YAML stands for its dataset: the card shows the run's splits, and the
+    other commands read its files.
+    """
     make_dataset(make_config(), texts)
     path = workspace / "small.yaml"
     path.write_text(RUN_YAML)
@@ -68,7 +70,7 @@ def test_a_run_yaml_is_its_dataset(make_config, texts, workspace, capsys):  # no
     ],
 )
 def test_errors_are_a_message_and_a_code(workspace, arguments, code, message, capsys):
-    """An error is a message with what is missing and what exists, and an exit code."""
+    """An error says what is missing and what exists, and sets an exit code."""
     assert cli.main(["data", *arguments]) == code
     error = capsys.readouterr().err
     assert message in error
@@ -88,7 +90,7 @@ def test_inspect_with_a_tokenizer(make_config, texts, workspace, capsys):  # noq
 @pytest.mark.parametrize("option", ["--html", "--json"])
 @pytest.mark.parametrize("path", ["/", "nowhere/card", "."])
 def test_a_card_that_cannot_be_written(workspace, capsys, option, path):
-    """A card that cannot be written is reported before it is made."""
+    """If the card cannot be written, that is reported before the card is computed."""
     path += option.replace("--", ".") if path.endswith("card") else ""
     assert cli.main(["data", "card", "x", option, path]) == 2
     assert capsys.readouterr().err == (

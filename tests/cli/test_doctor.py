@@ -16,7 +16,7 @@ def levels(findings) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_this_machine_passes(workspace):
-    """The machine of the tests has no errors, and neither torch nor deepspeed is imported."""
+    """The test machine has no errors, and the checks import neither torch nor deepspeed."""
     code = (
         "import sys; from nbtrain import cli; code = cli.main(['doctor'])\n"
         "assert not {'torch', 'deepspeed'} & set(sys.modules); sys.exit(code)"
@@ -28,7 +28,7 @@ def test_this_machine_passes(workspace):
 
 
 def test_a_cuda_build_without_a_gpu_is_warned_about(monkeypatch):
-    """A CUDA build without a GPU is a warning, recognised by libtorch_cuda.so among torch's files."""
+    """A CUDA build of torch without a GPU is a warning; libtorch_cuda.so reveals the build."""
     cuda = [importlib.metadata.PackagePath("torch/lib/libtorch_cuda.so")]
     monkeypatch.setattr(importlib.metadata, "files", lambda name: cuda)
     found = doctor.torch_findings(gpus=0)
@@ -39,13 +39,13 @@ def test_a_cuda_build_without_a_gpu_is_warned_about(monkeypatch):
 
 
 def test_a_cpu_build_beside_a_gpu_is_warned_about(monkeypatch):
-    """A CPU build next to a GPU is a warning, since training would not use the GPU."""
+    """A CPU build of torch on a machine with a GPU is a warning, because training would not use the GPU."""
     monkeypatch.setattr(importlib.metadata, "files", lambda name: [])
     assert [finding.level for finding in doctor.torch_findings(gpus=2)] == ["ok", "warning"]
 
 
 def test_known_bad_versions_are_named(monkeypatch):
-    """A known bad version is reported with the version and what to do."""
+    """A package version that is known to cause trouble is reported with the fix."""
     monkeypatch.setattr(doctor, "installed", {"ipykernel": "7.0.1"}.get)
     (finding,) = doctor.known_bad_findings()
     assert doctor.report_row(finding).startswith(
@@ -66,7 +66,7 @@ def test_a_missing_package_is_an_error(monkeypatch):
     [("ro/state/queue", "{}/ro is on a read-only disk"), ("file/queue", "{}/file is not a folder")],
 )
 def test_a_queue_that_cannot_be_kept_is_an_error(monkeypatch, tmp_path, folder, why):
-    """A home directory on a read-only disk is an error, since local jobs would be refused."""
+    """A home directory on a read-only disk is an error, because local jobs would be refused."""
     (tmp_path / "ro").mkdir()
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(doctor, "is_read_only", lambda path: path.name == "ro")

@@ -1,11 +1,11 @@
-"""The commands nbtrain import, export and check for files of other programs."""
+"""`nbtrain import`, `export` and `check` with files of other programs."""
 
 from nbtrain.cli import __main__ as cli
 from tests.foreign.upstream import flags_of, manifest, write
 
 
 def test_import_prints_or_writes_a_run_yaml(workspace, tmp_path, capsys):
-    """An imported run YAML is printed, or written once with -o, along with the notes."""
+    """An imported run YAML is printed, or written with -o but never overwritten, together with notes."""
     path = write(tmp_path, "gpt-125m")
     assert cli.main(["import", str(path), "tokenizer.vocab_size=52000"]) == 0
     printed = capsys.readouterr().out
@@ -21,7 +21,7 @@ def test_import_prints_or_writes_a_run_yaml(workspace, tmp_path, capsys):
 
 
 def test_an_import_that_fails_names_file_and_line(workspace, tmp_path, capsys):
-    """A failing import names file and line, with exit code 2."""
+    """An import that fails reports the file and line, with exit code 2."""
     path = write(tmp_path, "gpt-125m")
     assert cli.main(["import", str(path)]) == 2
     error = capsys.readouterr().err
@@ -42,7 +42,7 @@ def test_an_export_is_imported_again(workspace, tmp_path, capsys):
 
 
 def test_check_takes_the_version_of_the_flags(workspace, tmp_path, capsys):
-    """check --from accepts known versions, and only for files of other programs."""
+    """`check --from` accepts known versions, and only for files of other programs."""
     path = write(tmp_path, "gpt-125m")
     assert cli.main(["check", str(path), "--from", "megatron-deepspeed@e7bff5ec"]) == 0
     assert cli.main(["check", str(path), "--from", "nemo"]) == 2
@@ -55,7 +55,9 @@ def test_check_takes_the_version_of_the_flags(workspace, tmp_path, capsys):
 
 
 def test_check_says_which_keys_are_auto(workspace, tmp_path, capsys):
-    """The auto keys of a Trainer's JSON are listed, with their source and the fields here, exit code 0."""
+    """check lists the keys that are "auto" in a Trainer's JSON, with nbtrain's fields
+    for them, and exits with 0.
+    """
     path = tmp_path / "hf.json"
     path.write_text('{"train_batch_size": "auto",\n "optimizer": {"params": {"lr": "auto"}}}')
     assert cli.main(["check", str(path)]) == 0
@@ -69,7 +71,7 @@ def test_check_says_which_keys_are_auto(workspace, tmp_path, capsys):
 
 
 def test_iterations_beside_samples_are_refused(workspace, tmp_path, capsys):
-    """train-iters with train-samples, which both programs refuse, is refused by import and check."""
+    """train-iters together with train-samples, which both programs refuse, is refused by import and check."""
     path = tmp_path / "job.yaml"
     path.write_text(manifest("gpt-125m", [*flags_of("gpt-125m"), "--train-iters=10"]))
     assert cli.main(["import", str(path), "tokenizer.vocab_size=52000"]) == 2
@@ -79,7 +81,9 @@ def test_iterations_beside_samples_are_refused(workspace, tmp_path, capsys):
 
 
 def test_check_takes_files_of_other_programs(workspace, tmp_path, capsys):
-    """check exits with 2 if a finding is an error, else 0; run YAMLs are checked as before."""
+    """check exits with 2 if a finding is an error, else with 0, for files of other
+    programs as for run YAMLs.
+    """
     path, other = write(tmp_path, "gpt-125m"), write(tmp_path, "gpt-1-3b-4xdp-4xpp")
     assert cli.main(["check", str(path), "resources.gpu_type=A100-40GB"]) == 0
     printed = capsys.readouterr().out

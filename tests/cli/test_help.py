@@ -1,4 +1,6 @@
-"""Help: one screen of the usual commands, all commands on request, the nearest word for an unknown one."""
+"""Help: common commands on one screen, all commands on request, and the nearest
+name for an unknown command.
+"""
 
 import argparse
 import re
@@ -11,14 +13,16 @@ from nbtrain.cli.verb_table import ALIASES, ELSEWHERE, GROUPS, SUMMARY_CHARS, VE
 
 
 def subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Return {word: parser} of the subcommands of a parser."""
+    """Return the parsers of a parser's subcommands by word."""
     groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     return groups[0].choices if groups else {}
 
 
 @pytest.fixture(scope="module")
 def parsers() -> dict[str, argparse.ArgumentParser]:
-    """Return {words after nbtrain: parser} of every command, with data's and checkpoint's subcommands."""
+    """Return the parser of every command by its words after nbtrain, including data's and checkpoint's
+    subcommands.
+    """
     found = {}
     for name in VERBS:
         own = subparsers(cli.parser(name))[name]
@@ -28,7 +32,7 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
 
 @pytest.mark.parametrize("words", [[], ["help"], ["-h"], ["--help"]])
 def test_the_usual_verbs_fit_a_screen(words, capsys):
-    """The usual commands fit on 24 rows of 80 columns, by group, in the order of the table."""
+    """The common commands fit on 24 rows of 80 columns, in groups and in the order of the table."""
     assert cli.main(words) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 24 and max(map(len, lines)) <= 80
@@ -47,7 +51,7 @@ def test_help_all_names_every_verb_its_other_names_and_the_exit_codes(capsys):
 
 @pytest.mark.parametrize("words", [["plan"], ["data", "card"], ["stop"]])
 def test_help_of_a_verb_is_what_its_option_shows(words, capsys):
-    """`nbtrain help COMMAND` prints the command's --help, also for an alias."""
+    """`nbtrain help COMMAND` prints the same as COMMAND --help, also for an alias."""
     shown = []
     for call in (["help", *words], [*words, "--help"]):
         with pytest.raises(SystemExit) as end:
@@ -96,7 +100,9 @@ def test_arguments_that_a_verb_does_not_know_are_answered_with_its_own_usage(wor
 
 
 def test_aliases_and_words_of_other_programs_are_no_verbs():
-    """Each name has one meaning; LitGPT's and Axolotl's own commands are answered."""
+    """No name has two meanings, and every command of LitGPT and Axolotl is either a
+    command here or is explained.
+    """
     assert len({*VERBS, *ALIASES, *ELSEWHERE}) == len(VERBS) + len(ALIASES) + len(ELSEWHERE)
     litgpt = "download chat finetune pretrain generate evaluate serve merge_lora convert_from_litgpt"
     axolotl = "preprocess train evaluate inference merge-lora fetch vllm-serve config-schema"
@@ -123,7 +129,7 @@ def test_an_alias_is_its_verb(typed, verb, values):
 
 
 def test_help_pages_are_made_of_sentences(parsers):
-    """Each help text is a sentence with a capital letter, a full stop and whole numbers."""
+    """Each help text is a sentence with a capital letter and a full stop, and numbers are written out."""
     for words, parser in parsers.items():
         page = parser.format_help()
         assert page.startswith(f"usage: nbtrain {words} ") and "e+0" not in page, page
@@ -139,7 +145,7 @@ def test_summaries_fit_their_line():
 
 
 def test_the_help_of_settings_says_where_the_keys_are(parsers):
-    """The help of `key=value` says where the keys are listed."""
+    """The help for `key=value` says where the keys are listed."""
     with_settings = {
         words: action.help
         for words, parser in parsers.items()
@@ -152,7 +158,7 @@ def test_the_help_of_settings_says_where_the_keys_are(parsers):
 
 
 def test_examples_of_help_are_understood(parsers):
-    """Each example line of the help can be parsed; its runs and files need not exist."""
+    """Each example line in the help can be parsed; its runs and files need not exist."""
     lines = [line.strip() for parser in parsers.values() for line in (parser.epilog or "").splitlines()[1:]]
     assert len(lines) > 20
     for line in lines:

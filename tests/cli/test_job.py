@@ -1,4 +1,4 @@
-"""The command `nbtrain job`: the page of a run's job."""
+"""`nbtrain job`, which prints the page of a run's job."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.lab.widgets.fake_run import FakeJob
 
 @pytest.mark.slow
 def test_job_prints_its_page(workspace: Path, capsys: pytest.CaptureFixture) -> None:
-    """A job's page is printed as text, JSON, YAML and a picture; an earlier job is found by its id."""
+    """A job page is printed as text, JSON, YAML or a picture; earlier jobs are selected by id."""
     job = FakeJob(RunDir.named("gpt-fake"), steps=4)
     job.one_step()
     job.finish("SUCCEEDED", "all tokens are done and saved")

@@ -1,4 +1,4 @@
-"""The commands `nbtrain search` and `nbtrain largest`: output, files, exit codes."""
+"""`nbtrain search` and `nbtrain largest`: output, files, and exit codes."""
 
 import json
 
@@ -11,7 +11,7 @@ ARGUMENTS = ["--gpus", "8", "--gpu-type", "A100-40GB"]
 
 
 def test_search_prints_the_table(capsys):
-    """Search prints the table, the reasons for the first layout, and what was refused."""
+    """search prints the table of layouts, the reasons for the first one, and the refused layouts."""
     assert main(["search", "1.3B", *ARGUMENTS, "--top", "3"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("Layouts of gpt-1-3b-4xdp on 8 x A100-40GB: ")
@@ -20,7 +20,7 @@ def test_search_prints_the_table(capsys):
 
 @pytest.mark.slow
 def test_search_as_json_one_layouts_reasons_and_all_refusals(capsys):
-    """The options --json, --why and --refused each print one thing."""
+    """--json, --why and --refused each print one kind of result."""
     assert main(["search", "1.3B", "batch.micro_batch_size=8", *ARGUMENTS, "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["gpu_type"] == "A100-40GB" and len(record["layouts"]) == 10
@@ -32,7 +32,7 @@ def test_search_as_json_one_layouts_reasons_and_all_refusals(capsys):
 
 
 def test_search_writes_the_yaml_of_a_layout(tmp_path, capsys):
-    """The options --use and -o write a layout's YAML, and require each other; --force overwrites."""
+    """--use and -o together write the YAML of a layout; --force overwrites an existing file."""
     path = tmp_path / "fast.yaml"
     arguments = ["search", "1.3B", *ARGUMENTS, "--use", "1", "-o", str(path)]
     assert main(arguments) == 0
@@ -48,7 +48,7 @@ def test_search_writes_the_yaml_of_a_layout(tmp_path, capsys):
 
 
 def test_more_gpus_than_the_batch_has_copies_for(capsys):
-    """The limit of the batch is reported before reasons against single layouts."""
+    """If the batch allows too few replicas for all GPUs, that is the only reason reported."""
     assert main(["search", "1.3B", "--gpus", "1000000", "--gpu-type", "H100"]) == 0
     assert capsys.readouterr().out.splitlines()[2] == (
         "No layout is legal. The batch limits the replicas of the model (DP): global_batch_size(512) / "
@@ -59,7 +59,7 @@ def test_more_gpus_than_the_batch_has_copies_for(capsys):
 
 @pytest.mark.slow
 def test_search_draws(tmp_path, capsys):
-    """The option --picture writes the plot."""
+    """--picture writes the plot."""
     path = tmp_path / "search.png"
     assert main(["search", "1.3B", *ARGUMENTS, "--picture", str(path)]) == 0
     assert path.read_bytes()[:4] == b"\x89PNG"
@@ -75,13 +75,13 @@ def test_search_draws(tmp_path, capsys):
     ],
 )
 def test_mistakes_are_messages(arguments, message, capsys):
-    """A mistake is exit code 2 and one message, never a traceback."""
+    """A wrong argument gives exit code 2 and one message, never a traceback."""
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
 
 
 def test_largest_prints_answers_and_comparison(capsys):
-    """Largest prints the model, the sequence, and a row for each way."""
+    """largest prints the largest model, and a table that compares three ways to shard models."""
     assert main(["largest", "1.3B", "--gpus", "1", "--gpu-type", "L4"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("Largest model of the family on 1 x L4 at 2,048 tokens: ")

@@ -1,4 +1,6 @@
-"""Notebooks whose kernel does not start, or dies: a retry, or a sentence instead of a traceback."""
+"""Notebooks whose kernel does not start or dies are retried, or reported in a
+sentence without a traceback.
+"""
 
 from pathlib import Path
 
@@ -14,7 +16,9 @@ from nbtrain.cli.notebook_runner import KERNEL_STARTS, run_notebook, typed_param
 
 @pytest.fixture
 def papermill(tmp_path, monkeypatch):
-    """Fake papermill, whose kernels end as in `ends`, one for each start; None: all cells run."""
+    """Replace papermill by a fake that ends as `ends` says, one entry per start;
+    None means that all cells ran.
+    """
     monkeypatch.setenv("NBTRAIN_OUTPUT", str(tmp_path / "output"))
     cell = nbformat.v4.new_code_cell("run = None", metadata={"tags": ["parameters"]})
     nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "one.ipynb")
@@ -36,7 +40,7 @@ def stillborn() -> RuntimeError:
 
 
 def test_a_kernel_that_dies_before_the_first_cell_is_started_again(papermill):
-    """A kernel that dies before the first cell, its ports being taken, is restarted."""
+    """A kernel that dies before the first cell, because its ports are taken, is started again."""
     source, ends = papermill
     ends += [stillborn(), stillborn(), None]
     assert run_notebook(str(source), {}).notebook.is_file() and not ends
@@ -44,7 +48,7 @@ def test_a_kernel_that_dies_before_the_first_cell_is_started_again(papermill):
 
 @pytest.mark.slow
 def test_a_kernel_that_never_starts_or_dies_later_is_a_sentence(papermill):
-    """A kernel that never starts, or dies later, is reported, and no cell runs twice."""
+    """A kernel that never starts or dies later is reported in a sentence, and no cell runs twice."""
     source, ends = papermill
     ends += [stillborn()] * KERNEL_STARTS
     with pytest.raises(JobError, match=r"one.ipynb: its kernel died before the first cell, 3 times"):
@@ -62,7 +66,7 @@ def test_a_kernel_that_never_starts_or_dies_later_is_a_sentence(papermill):
     ("output", "found"), [("report.html", "does not end in .ipynb"), ("folder.ipynb", "is a folder")]
 )
 def test_a_page_or_folder_is_no_place_for_the_executed_notebook(papermill, tmp_path, output, found):
-    """An output path of an HTML file or a folder is refused before anything runs."""
+    """An HTML file or a folder as the path of the executed notebook is refused before anything runs."""
     source, _ = papermill
     (tmp_path / "folder.ipynb").mkdir()
     with pytest.raises(
@@ -91,7 +95,7 @@ def test_what_is_no_notebook(tmp_path, content, why):
 
 
 def test_links_of_an_executed_notebook_lead_from_its_own_folder(papermill, tmp_path):
-    """Relative links of an executed notebook are rewritten for its folder; duplicate pictures are dropped."""
+    """Relative links in an executed notebook are adapted to its folder, and expected pictures are dropped."""
     source, ends = papermill
     ends.append(None)
     (tmp_path / "docs").mkdir()
@@ -127,7 +131,9 @@ def test_a_parameters_cell_may_hold_magics(papermill, tmp_path):
 
 
 def test_the_words_are_those_of_the_library():
-    """The matched messages are the library's, since another wording would end the retries silently."""
+    """The message that triggers a retry is jupyter_client's own; if it changed,
+    retries would silently stop.
+    """
     import inspect
 
     from jupyter_client import client

@@ -1,4 +1,4 @@
-"""The output of commands: wrapped and coloured on a terminal only, and JSON only with --json."""
+"""Output is wrapped and coloured on a terminal only, and --json prints nothing but JSON."""
 
 import io
 import json
@@ -20,7 +20,7 @@ COLORS = re.compile(r"\x1b\[(\d+)m(.*?)\x1b\[0m")
 
 
 class Terminal(io.StringIO):
-    """A stream that reports to be a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -28,7 +28,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def terminal(monkeypatch) -> Terminal:
-    """Provide a terminal of 60 columns with colours; pytest resets stdout between fixture and test."""
+    """Provide a terminal of 60 columns with colours; pytest replaces stdout between fixture and test."""
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -37,7 +37,7 @@ def terminal(monkeypatch) -> Terminal:
 
 @pytest.fixture
 def failed(workspace) -> RunDir:
-    """Create a run whose job has failed for a long reason."""
+    """Create a run whose job failed, with a long cause."""
     run = RunDir.named("gpt-x")
     job = run.job(new_job_id())
     job.make_folders()
@@ -48,7 +48,7 @@ def failed(workspace) -> RunDir:
 
 
 def test_a_terminal_gets_tables_that_fit_and_coloured_states(failed, terminal, monkeypatch):
-    """Tables fit into 60 columns, without counting escape codes, and states are coloured."""
+    """Tables fit into 60 columns, not counting escape codes, and states are coloured."""
     monkeypatch.setattr(sys, "stdout", terminal)
     assert cli.main(["runs"]) == 0
     text = terminal.getvalue()
@@ -58,7 +58,7 @@ def test_a_terminal_gets_tables_that_fit_and_coloured_states(failed, terminal, m
 
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
 def test_colours_can_be_turned_off(failed, terminal, monkeypatch, name, value):
-    """Colours can be turned off; the width still counts."""
+    """Colours can be turned off, while the terminal's width still applies."""
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv(name, value)
     assert cli.main(["runs"]) == 0
@@ -68,7 +68,7 @@ def test_colours_can_be_turned_off(failed, terminal, monkeypatch, name, value):
 
 
 def test_a_pipe_gets_one_line_for_each_row_and_no_colour(failed, monkeypatch, capsys):
-    """A pipe gets one line for each row and no colour, whatever the terminal."""
+    """In a pipe, a table has one line per row and no colour."""
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setenv("TERM", "xterm")
     assert cli.main(["runs"]) == 0
@@ -77,7 +77,7 @@ def test_a_pipe_gets_one_line_for_each_row_and_no_colour(failed, monkeypatch, ca
 
 
 def test_an_error_is_folded_with_its_name_in_red(terminal, workspace, monkeypatch):
-    """An error is wrapped, with its name in red, also an error of the parser."""
+    """An error is wrapped and its name is red, also for errors of the argument parser."""
     monkeypatch.setattr(sys, "stderr", terminal)
     assert cli.main(["plan", "14B"]) == 2
     text = terminal.getvalue()
@@ -113,13 +113,13 @@ def test_an_error_is_folded_with_its_name_in_red(terminal, workspace, monkeypatc
     ],
 )
 def test_only_states_verdicts_and_levels_are_coloured(text, words):
-    """States, verdicts and levels are coloured, but not as words in a sentence."""
+    """States, verdicts and levels are coloured, but the same words within a sentence are not."""
     assert {word: color for color, word in COLORS.findall(colored(text))} == words
     assert COLORS.sub(r"\2", colored(text)) == text
 
 
 def test_a_width_does_not_outlive_its_output(terminal):
-    """Later output to a file is not wrapped to an earlier terminal's width."""
+    """Output to a file is not wrapped to the width of a terminal used earlier."""
     from nbtrain.base import terminal as fitted
 
     show("x" * 80, terminal)
@@ -127,7 +127,7 @@ def test_a_width_does_not_outlive_its_output(terminal):
 
 
 def test_a_models_text_does_not_control_the_terminal(terminal, monkeypatch, capsys):
-    """Escape codes in a model's text are neutralized on a terminal, but not in a pipe."""
+    """Escape codes in a model's text are neutralized on a terminal but kept in a pipe."""
     show_text("a\x1b[2Jb\n")
     assert capsys.readouterr().out == "a\x1b[2Jb\n"
     monkeypatch.setattr(sys, "stdout", terminal)
@@ -136,14 +136,14 @@ def test_a_models_text_does_not_control_the_terminal(terminal, monkeypatch, caps
 
 
 def json_of(capsys, words: list[str], code: int = 0) -> tuple[dict, str]:
-    """Return (stdout parsed as JSON, stderr) of a command."""
+    """Run a command; return its stdout parsed as JSON, and its stderr."""
     assert cli.main(words) == code
     shown = capsys.readouterr()
     return json.loads(shown.out), shown.err
 
 
 def test_json_of_doctor_and_largest(workspace, capsys):
-    """The JSON of doctor has levels, and the JSON of largest the layouts of its answers."""
+    """The JSON of doctor has levels, and the JSON of largest has the layouts of its answers."""
     report, _ = json_of(capsys, ["doctor", "--json"])
     assert report["ready"] is True and report["findings"][0]["rule"] == "Python"
     assert {finding["level"] for finding in report["findings"]} <= {"ok", "note", "warning", "error"}
@@ -157,7 +157,7 @@ def test_json_of_doctor_and_largest(workspace, capsys):
 
 
 def test_json_of_submit_resume_and_wait_is_the_run(failed, monkeypatch, capsys):
-    """Submit, resume and wait print the run's JSON as `runs --json`; messages go to stderr."""
+    """submit, resume and wait print the same JSON as `runs --json`; their messages go to stderr."""
     run = SimpleNamespace(
         name="gpt-x", directory=failed, job=failed.newest_job(), state="FAILED", config=None
     )

@@ -1,4 +1,4 @@
-"""The command `nbtrain tensorboard`: what it serves, and its address."""
+"""`nbtrain tensorboard`: which runs it serves, and at which address."""
 
 import socket
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.lab.widgets.fake_run import FakeJob
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Door]:
-    """Record the servers that were started; each ends at once."""
+    """Record the servers that are started; each exits at once."""
     doors: list[Door] = []
 
     async def serve(self: Door, host: str, port: int, say) -> None:
@@ -25,7 +25,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Door]:
 
 
 def test_every_run_or_one(workspace: Path, served: list[Door], capsys: pytest.CaptureFixture) -> None:
-    """Without arguments every run is served, and with a path one run, from its own directory."""
+    """Without arguments all runs are served; a path selects one run, which is served from its directory."""
     assert main(["tensorboard"]) == 0
     assert capsys.readouterr().out == (
         "TensorBoard: http://127.0.0.1:6006/nbtrain/   (Ctrl-C ends it)\n"

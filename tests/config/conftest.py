@@ -39,9 +39,9 @@ LLAMA = [
 
 @pytest.fixture
 def run_yaml(tmp_path: Path) -> Callable[..., Path]:
-    """Return a function that writes a run YAML extending an example: run_yaml("batch:\\n  ...") -> path.
+    """Return a function that writes a run YAML which extends an example: run_yaml("batch:\n ...") -> path.
 
-    The text starts at line 2.
+    The given text starts in line 2.
     """
 
     def write(text: str, base: str | None = "gpt-tiny", name: str = "my-run.yaml") -> Path:

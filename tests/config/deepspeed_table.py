@@ -1,10 +1,10 @@
-"""Prints the keys that the installed DeepSpeed accepts in the sections of its configuration, as JSON.
+"""Print the keys that the installed DeepSpeed accepts in the sections of its configuration, as JSON.
 
     DS_ACCELERATOR=cpu python tests/config/deepspeed_table.py > nbtrain/config/tables/deepspeed-0.19.8.json
 
-Sections with a pydantic model are read field by field. The others and the top-level keys are read by a
-mapping that records each key and its default, which has the key's type. DeepSpeed ignores unknown keys
-there and converts no value ("exact").
+Sections with a pydantic model are read from its fields. The other sections and the top-level keys are read
+with a mapping that records each requested key and its default; the default's type is the key's type.
+DeepSpeed ignores unknown keys in those sections and converts no value ("exact").
 """
 
 import enum
@@ -63,7 +63,7 @@ MODELS: dict[str, type[BaseModel]] = {
 
 
 def described(annotation: object) -> tuple[dict[str, object], type[BaseModel] | None]:
-    """Return a field's type in the table's terms, and its model if it is a section."""
+    """Return a field's type in the terms of the table, and the field's model if it is a section."""
     options = typing.get_args(annotation)
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         others = [one for one in options if one is not type(None)]

@@ -1,4 +1,4 @@
-"""Training length in tokens, samples or steps gives the same run, counted in tokens."""
+"""A training length in tokens, samples or steps gives the same run, counted in tokens."""
 
 import pytest
 
@@ -12,7 +12,7 @@ RAMP = {"start_batch_size": 64, "batch_size_increment": 64, "ramp_samples": 3 * 
 
 
 def amounts(**overrides):
-    """Return gpt-125m with every amount removed and `overrides` applied."""
+    """Return gpt-125m without any training length, with `overrides` applied."""
     gone = dict.fromkeys(
         ("batch.train_tokens", "lr_schedule.lr_warmup_tokens", "lr_schedule.lr_decay_tokens")
     )
@@ -44,7 +44,9 @@ def test_three_units_make_one_run(unit, length, warmup, decay, wsd):
 
 
 def test_steps_of_a_ramp_are_small():
-    """With a ramp: 10 steps of 64, 5 of 128, 4 of 192 (the last starts below 1,920), then full batches."""
+    """With a batch ramp, steps are 10 of 64, 5 of 128 and 4 of 192 (the last starts
+    before sample 1,920), then full.
+    """
     config = amounts(batch__train_steps=30, lr_schedule__lr_warmup_steps=12, batch__rampup=RAMP)
     assert config.train_tokens == (10 * 64 + 5 * 128 + 4 * 192 + 11 * 256) * 2048
     assert config.lr_warmup_tokens == (10 * 64 + 2 * 128) * 2048
@@ -59,7 +61,7 @@ def test_the_decay_follows_the_length():
 
 
 def test_a_run_without_a_length(run_yaml):
-    """The message names the line that removed the length, or the file if no line did."""
+    """The message about a missing length names the line that removed it, or the file if no line did."""
     with pytest.raises(ConfigError) as raised:
         load(run_yaml("batch:\n  train_tokens: null\n"))
     assert str(raised.value) == (

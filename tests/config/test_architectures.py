@@ -1,4 +1,4 @@
-"""model.architecture: the fields that a name sets, and their precedence."""
+"""model.architecture: a name that sets several fields, and its precedence over other settings."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def child(tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_stands_for_its_fields(name, child):
-    """A name sets its fields in a file, as an override and in Python alike, and no rule refuses them."""
+    """A name sets its fields in a file, as an override and in Python, and no rule refuses them."""
     config = load(child(f"{CHILD}  architecture: {name}\n"))
     assert {field: getattr(config.model, field) for field in FIELDS} == fields_of(name)
     assert load("gpt-125m", [f"model.architecture={name}", "name=child"]) == config
@@ -31,7 +31,7 @@ def test_a_name_stands_for_its_fields(name, child):
 
 
 def test_the_default_is_what_models_were(child):
-    """An architecture that is not set changes nothing; gpt3, if set, equals the schema's defaults."""
+    """A run without an architecture is unchanged, and gpt3 equals the schema's defaults."""
     path = child("extends: gpt-125m\nname: child\nmodel: {hidden_dropout: 0.0}\n")
     assert load(path).model.architecture == "gpt3"
     assert load(path).model.hidden_dropout == 0.0
@@ -39,7 +39,9 @@ def test_the_default_is_what_models_were(child):
 
 
 def test_what_is_written_beside_or_over_the_name_goes_over_the_set(child):
-    """Fields set next to the name or above it win over it, in any order; files below lose."""
+    """Fields set next to the name, or in files above it, win over the name in any
+    order; files below do not.
+    """
     own = child(f"{CHILD}  norm_epsilon: 1.0e-3\n  architecture: llama\n  hidden_dropout: 0.2\n")
     config = load(own)
     assert (config.model.norm_epsilon, config.model.hidden_dropout) == (1e-3, 0.2)
@@ -60,7 +62,7 @@ def test_a_name_that_is_there_already_changes_nothing(child):
 
 
 def test_a_place_of_a_field_is_that_of_the_name(child):
-    """A field's place in messages is the name's place, and as_arguments lists the name once."""
+    """The place of a field that the name sets is the name's line, and as_arguments lists only the name."""
     path = child(f"{CHILD}  architecture: llama\n")
     assert load(path).where("model.activation") == "child.yaml:4"
     config = load("gpt-125m", ["model.architecture=mistral", "model.window_size=5"])
@@ -70,7 +72,9 @@ def test_a_place_of_a_field_is_that_of_the_name(child):
 
 
 def test_a_resolved_file_says_every_field(tmp_path):
-    """A resolved file keeps all its fields, whatever the reader's names mean; a new name sets all again."""
+    """A resolved file keeps its values even if the name's fields change later; a new
+    name sets all fields again.
+    """
     config = load("gpt-125m", ["model.architecture=llama", "model.norm_epsilon=1e-3"])
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(config).replace("rotary_base: 500000.0", "rotary_base: 7.0"))

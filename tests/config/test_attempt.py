@@ -1,4 +1,4 @@
-"""Settings that an attempt reads from its record."""
+"""Settings that an attempt reads from its own record."""
 
 import pytest
 
@@ -16,7 +16,9 @@ def config(tmp_path):
 
 
 def test_an_attempt_trains_with_its_own_size(config):
-    """backend.elastic changes the record and never config.yaml; messages still give the field's line."""
+    """An elastic attempt takes its size from its record; config.yaml and the line
+    in messages stay the same.
+    """
     record = attempt_record(config(), 1, first_step=8, first_tokens=1024)
     assert (record.attempt, record.world_size, record.data_parallel_size) == (1, 4, 4)
     assert (record.first_step, record.first_tokens) == (8, 1024)
@@ -32,7 +34,7 @@ def test_an_attempt_trains_with_its_own_size(config):
 
 
 def test_what_backend_env_orders_is_taken_over(config):
-    """Faults and traces are in the record only if backend.env requests them."""
+    """Faults and traces are in the attempt's record only if backend.env requests them."""
     quiet = attempt_record(config(), 0)
     assert (quiet.faults, quiet.trace) == ([], False)
     ordered = attempt_record(config(NBTRAIN_FAULTS='[{"step": 6, "do": "nan"}]', NBTRAIN_TRACE="1"), 0)

@@ -1,4 +1,4 @@
-"""The autotuner's input, and its JSON result as overrides that the rules accept."""
+"""The autotuner's input, and its JSON result, which becomes overrides that the rules accept."""
 
 import json
 
@@ -16,13 +16,15 @@ EXTRA = {"parallel.deepspeed_extra": {"autotuning": {"fast": False, "end_profile
 
 @pytest.fixture(scope="module")
 def config():
-    """An fp32 run of 16 sequences on 4 ranks."""
+    """Return an fp32 run of 16 sequences on 4 ranks."""
     sizes = {"batch.micro_batch_size": 2, "batch.global_batch_size": 48}
     return load("gpt-125m-4xdp", {**sizes, "precision.dtype": "fp32", **EXTRA})
 
 
 def test_the_tuner_tries_what_the_rules_allow(config):
-    """The tuner tries sizes that divide a rank's 12 sequences, and no ZeRO 0 in 16 bits; options are kept."""
+    """The tuner tries micro batches that divide a rank's 12 sequences, but not ZeRO 0
+    in 16 bits; options are kept.
+    """
     given = tuner_json(config, "/workspace/output/gpt")
     assert given["train_micro_batch_size_per_gpu"] == [1, 2, 4]
     assert given["gradient_accumulation_steps"] == 3 and "train_batch_size" not in given
@@ -39,7 +41,9 @@ def test_the_tuner_tries_what_the_rules_allow(config):
 
 
 def test_what_the_tuner_changes_becomes_overrides(config):
-    """Changes become overrides, also as floats; keys without a field go to deepspeed_extra."""
+    """What the tuner changes becomes overrides, even if written as floats; keys without a field go to
+    deepspeed_extra.
+    """
     zero = {"stage": 3, "reduce_bucket_size": 5e7, "overlap_comm": False, "allgather_partitions": False}
     given = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3, "zero_optimization": zero}
     found = overrides_of(config, given)

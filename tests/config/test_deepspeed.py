@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration, derived from a run."""
+"""DeepSpeed's configuration as derived from a run."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def test_batch_clipping_and_zero_come_from_the_run():
     [("fp32", False, None), ("bf16", True, None), ("bf16", False, "bf16"), ("fp16", False, "fp16")],
 )
 def test_precision(dtype, autocast, enabled):
-    """The model does autocast, so DeepSpeed gets fp32; 16-bit weights get fp32 gradient sums."""
+    """The model does its own autocast, so DeepSpeed gets fp32; 16-bit weights get gradient sums in fp32."""
     derived = deepspeed_config(config_of(precision__dtype=dtype, precision__autocast=autocast))
     assert [key for key in ("bf16", "fp16") if key in derived] == ([enabled] if enabled else [])
     assert derived.get("data_types") == ({"grad_accum_dtype": "fp32"} if enabled else None)
@@ -41,7 +41,7 @@ def test_precision(dtype, autocast, enabled):
 
 
 def test_zero_0_with_16_bit_weights_is_refused():
-    """ZeRO 0 with 16-bit weights is refused: DeepSpeed would train with a wrong bias correction silently."""
+    """ZeRO 0 with 16-bit weights is refused, because DeepSpeed would silently use a wrong bias correction."""
     with pytest.raises(ConfigError) as caught:
         deepspeed_config(config_of(parallel__zero_stage=0, precision__dtype="bf16"))
     assert str(caught.value) == (
@@ -86,7 +86,7 @@ print("read", *sorted(Noting.read))
 
 @pytest.mark.slow
 def test_the_known_keys_are_those_that_deepspeed_reads():
-    """The known keys are those that DeepSpeed reads, recorded by a mapping."""
+    """The known keys equal those that DeepSpeed reads, as recorded by a mapping that it is given."""
     environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", KEYS_READ], env=environment, capture_output=True, text=True
@@ -217,7 +217,9 @@ def test_each_field_becomes_its_key(case):
 
 @pytest.mark.slow
 def test_deepspeed_knows_every_key():
-    """DeepSpeed's own classes accept the derived configuration; its ZeRO section rejects unknown keys."""
+    """DeepSpeed's own classes accept the derived configuration; its ZeRO section
+    would reject unknown keys.
+    """
     configurations = {
         case: deepspeed_config(load("gpt-125m-2xdp", overrides, check=False))
         for case, (overrides, _) in DERIVED.items()
@@ -266,6 +268,6 @@ print(json.dumps(answers))
     ],
 )
 def test_a_bucket_is_as_large_as_asked_but_no_larger_than_the_model(run, overrides, elements):
-    """Buckets are as large as configured, but at most the model: DeepSpeed would allocate gigabytes."""
+    """A bucket has the configured size, but at most the model's, because DeepSpeed allocates it in full."""
     zero = deepspeed_config(load(run, overrides, check=False))["zero_optimization"]
     assert (zero["reduce_bucket_size"], zero["allgather_bucket_size"]) == (elements, elements)

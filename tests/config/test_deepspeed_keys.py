@@ -1,4 +1,4 @@
-"""The table of DeepSpeed's keys, compared with the installed DeepSpeed, and the check of values."""
+"""The table of DeepSpeed's keys agrees with the installed DeepSpeed; values are checked against it."""
 
 import json
 import os
@@ -77,7 +77,7 @@ print("verdicts", json.dumps(found))
 
 @pytest.fixture(scope="module")
 def installed():
-    """Return {"table": ..., "verdicts": ...} of the installed DeepSpeed, from a separate process."""
+    """Return the table and the verdicts of the installed DeepSpeed, computed in a separate process."""
     environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", VERDICTS], env=environment, capture_output=True, text=True
@@ -89,7 +89,7 @@ def installed():
 
 @pytest.mark.slow
 def test_the_table_is_that_of_the_installed_deepspeed(installed):
-    """The table equals the installed DeepSpeed's; deepspeed_table.py writes one for a new version."""
+    """The table equals the installed DeepSpeed's; deepspeed_table.py writes the table of a new version."""
     assert installed["table"]["version"] == VERSION
     assert installed["table"] == table()
 
@@ -101,7 +101,9 @@ def test_torch_has_the_optimizers_that_are_taken(installed):
 
 @pytest.mark.slow
 def test_a_value_is_taken_if_and_only_if_deepspeed_takes_it(installed):
-    """The table accepts a value exactly if DeepSpeed's pydantic models do, except for unsupported types."""
+    """The table accepts the same values as DeepSpeed's pydantic models, except for types that nbtrain does
+    not support.
+    """
     refused_here, refused_there = [], set()
     for path, verdicts in installed["verdicts"].items():
         section, _, key = path.rpartition(".")
@@ -126,7 +128,7 @@ def test_the_table_is_small_and_ships_with_the_package():
 
 
 def test_keys_are_looked_for_in_every_depth():
-    """Keys are checked in nested sections and in the one without its own keys (timers)."""
+    """Keys are checked in nested sections too, and in `timers`, which has sections but no keys."""
     values = {
         "zero_optimization": {
             "offload_optimizer": {"devise": "cpu"},
@@ -167,7 +169,9 @@ def test_keys_are_looked_for_in_every_depth():
     ],
 )
 def test_what_deepspeed_reads_without_a_model_has_types_too(values, path, words):
-    """At the top level and in four sections, where DeepSpeed converts nothing, types are checked too."""
+    """Types are also checked at the top level and in the four sections in which
+    DeepSpeed converts nothing.
+    """
     (problem,) = key_problems(values)
     assert (problem.path, problem.words) == (path, words)
 
@@ -201,7 +205,7 @@ def test_values_without_a_model_that_are_taken():
     ],
 )
 def test_the_name_of_an_optimizer(kind, words):
-    """DeepSpeed's optimizers are accepted in any case, torch's only by their exact names."""
+    """Names of DeepSpeed's optimizers are accepted in any case, torch's only in their exact spelling."""
     assert unknown_optimizer(kind) == words
 
 

@@ -1,4 +1,4 @@
-"""The same steps with another number of data-parallel ranks."""
+"""Running the same steps with another number of data-parallel ranks."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def config(tmp_path):
     ("devices", "size"), [(8, 8), (7, 6), (6, 6), (5, 4), (3, 3), (1, 1), (0, None), (11, 8), (100, 24)]
 )
 def test_the_largest_size_that_divides_the_batch(config, devices, size):
-    """With 24 micro batches of 2 per step, 7 devices use 6 ranks of 4, and 11 use 8 of 3."""
+    """With 24 micro batches per step, 7 devices use 6 ranks of 4 micro batches, and 11 use 8 ranks of 3."""
     smaller = fitted(config(), [devices])
     assert (smaller and smaller.parallel.data_parallel_size) == size
     if smaller:
@@ -37,7 +37,7 @@ def test_the_largest_size_that_divides_the_batch(config, devices, size):
 
 
 def test_a_copy_of_the_model_is_not_cut_up(config):
-    """With two stages of two tensor-parallel ranks, devices are used in groups of four."""
+    """With two stages of two tensor-parallel ranks, devices are used only in groups of four."""
     piped = config(
         **{
             "parallel.data_parallel_size": 4,
@@ -74,7 +74,7 @@ def test_a_ramps_sizes_must_divide_too(config):
     ],
 )
 def test_gpus_of_several_machines(config, devices, found):
-    """(data_parallel_size, machines, GPUs of each): as few machines as hold all ranks evenly."""
+    """The ranks are spread evenly over as few machines as possible."""
     there = {"resources.device": "gpu", "resources.nodes": 2, "resources.gpus_per_node": 4}
     places = {"backend.kind": "hosts", "backend.hosts.hosts": ["a", "b"]}
     smaller = fitted(config(**there, **places), devices)

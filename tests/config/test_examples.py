@@ -1,4 +1,4 @@
-"""The example YAMLs load, pass the checks, and have the published numbers."""
+"""The example YAMLs load, pass the checks, and have the published values."""
 
 import re
 
@@ -38,7 +38,7 @@ GOLDEN = {
 
 
 def test_the_examples_are_tiny_upstreams_ascends_gpt3s_175b_and_llamas():
-    """The list of examples is complete and contains no base, which could not run."""
+    """The list of examples is complete and contains no base file, because a base cannot run."""
     assert sorted(ALL) == sorted(
         [*UPSTREAM, *ASCEND, *OWN, *LLAMA, "gpt-tiny", "gpt-175b", "gpt-125m-zh", *TINY]
     )
@@ -56,7 +56,9 @@ def test_the_examples_are_tiny_upstreams_ascends_gpt3s_175b_and_llamas():
     ],
 )
 def test_llamas_have_the_parameters_of_the_published_models(size, parameters):
-    """Llamas have the published parameters on any number of GPUs and 20 tokens each, and fit their GPUs."""
+    """Llama examples have the published parameter counts, 20 training tokens per
+    parameter, and fit their GPUs.
+    """
     for name in (one for one in LLAMA if one.startswith(f"llama-{size}")):
         config = load(name)
         assert count_parameters(config).total == parameters
@@ -79,7 +81,9 @@ def test_llamas_have_the_parameters_of_the_published_models(size, parameters):
     ],
 )
 def test_fine_tuning_of_7b_fits_the_memory_that_it_is_for(name, gpus, gib):
-    """Fine-tuning of 7B has the published model's parameters and fits its GPUs, with adapters or ZeRO 3."""
+    """Fine-tuning examples of 7B have the published parameter count and fit their
+    GPUs, with adapters or ZeRO 3.
+    """
     config = load(name)
     assert (config.name, config.world_size, count_parameters(config).total) == (name, gpus, 7_615_616_512)
     assert (config.lora is None) == ("sft" in name)
@@ -91,7 +95,9 @@ def test_fine_tuning_of_7b_fits_the_memory_that_it_is_for(name, gpus, gib):
 
 @pytest.mark.parametrize("name", TINY)
 def test_the_demo_with_other_layers(name):
-    """The demo with other layers has gpt-tiny's parameters to 3 %, its data, AdamW and a cosine."""
+    """The demo with modern layers has gpt-tiny's parameter count within 3 %, the
+    same data, AdamW and a cosine.
+    """
     other, gpt = load(name), load("gpt-tiny")
     assert count_parameters(other).total == pytest.approx(count_parameters(gpt).total, rel=0.03)
     assert (other.data, other.tokenizer) == (gpt.data, gpt.tokenizer)
@@ -103,13 +109,13 @@ def test_the_demo_with_other_layers(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_example_loads_and_checks_and_has_its_own_output_folder(name):
-    """Each example has the name of its file, so no two share an output folder."""
+    """Each example has its file's name, so no two examples share an output folder."""
     assert load(EXAMPLES / f"{name}.yaml").name == name
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_resolved_example_comes_back_equal(name, tmp_path):
-    """config.yaml has every field and reads back to the same run."""
+    """config.yaml of an example has every field, and reading it gives an equal run."""
     config = load(name)
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(config))
@@ -118,7 +124,7 @@ def test_a_resolved_example_comes_back_equal(name, tmp_path):
 
 @pytest.mark.parametrize("name", UPSTREAM)
 def test_layout_and_schedule_are_upstreams(name):
-    """Each number of the nine upstream files is kept, with their ZeRO stage as it can run."""
+    """The nine upstream examples keep every number of their source, and its ZeRO stage where that can run."""
     config = load(name)
     found = (
         config.resources.nodes,
@@ -158,7 +164,9 @@ def test_layout_and_schedule_are_upstreams(name):
     ],
 )
 def test_size_initialization_and_rate_are_the_published_ones(name, model):
-    """Layers, hidden size, heads, initial deviation and peak rate are the published ones."""
+    """Layers, hidden size, heads, initial standard deviation and peak learning
+    rate are the published ones.
+    """
     config = load(name)
     found = (
         config.model.num_layers,
@@ -184,7 +192,7 @@ GOLDEN_ASCEND = {
 
 @pytest.mark.parametrize("name", ASCEND)
 def test_layout_and_schedule_are_ascends(name):
-    """Each number of the run's script is kept, with ZeRO 1 instead of ZeRO 0 in fp16."""
+    """The Ascend example keeps every number of its source, with ZeRO 1 instead of ZeRO 0 in fp16."""
     config = load(name)
     found = (
         config.parallel.tensor_parallel_size,
@@ -222,7 +230,7 @@ def test_layout_and_schedule_are_ascends(name):
     ],
 )
 def test_the_sizes_of_gpt3_are_the_published_ones(name, golden):
-    """GPT-3 sizes have the published shapes, rates and batches, with 20 tokens per parameter."""
+    """The GPT-3 examples have the published shapes, rates and batches, and 20 tokens per parameter."""
     config = load(name)
     model = config.model
     assert golden == (
@@ -240,7 +248,7 @@ def test_the_sizes_of_gpt3_are_the_published_ones(name, golden):
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_example_fits_its_devices(name):
-    """The planner finds that each example fits its GPUs; gpt-tiny trains on this machine."""
+    """According to the planner, each example fits its GPUs, and gpt-tiny trains on this machine."""
     assert estimate_memory(load(name)).fits
 
 
@@ -259,7 +267,7 @@ def test_gpt_tiny_is_about_4m_parameters_on_the_cpu():
 
 
 def test_gpt_175b_counts_the_ramp():
-    """GPT 175B has 500,000 steps with the ramp counted, a decay of 430,000, and a warm-up of 0.001 of it."""
+    """GPT 175B has 500,000 steps including the ramp, a decay over 430,000, and a warm-up of 0.001 of that."""
     config = load("gpt-175b")
     assert (config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size) == (8, 16)
     assert (config.batch.micro_batch_size, config.batch.global_batch_size) == (1, 1536)
@@ -313,7 +321,9 @@ def test_parameter_counts_are_the_published_ones(size):
 
 @pytest.mark.parametrize("name", ["gpt-1-3b-4xdp-4xpp", "gpt-13b-4xdp-4xpp-4xtp", "gpt-175b"])
 def test_the_ranks_together_hold_the_model_and_the_copies(name):
-    """All stages together hold the model, the second copy of tied embeddings, and tensor ranks' repeats."""
+    """All ranks together have the model, the second copy of tied embeddings, and
+    what tensor ranks replicate.
+    """
     config = load(name)
     tensor, stages = config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
     model, hidden = config.model, config.model.hidden_size
@@ -331,12 +341,12 @@ def test_the_ranks_together_hold_the_model_and_the_copies(name):
     ("samples_per_second", "logged"), [(44.780, 84.02), (44.803, 84.06), (44.855, 84.16)]
 )
 def test_the_logged_formula_gives_the_logged_figures(samples_per_second, logged):
-    """Megatron-DeepSpeed's formula reproduces the example's log: 125M on one A100."""
+    """Megatron-DeepSpeed's formula gives the TFLOP/s in the example's log: 125M on one A100."""
     assert megatron_deepspeed_tflops(load("gpt-125m"), samples_per_second) == pytest.approx(logged, abs=0.005)
 
 
 def test_the_right_figure_is_six_per_cent_above_the_logged_one():
-    """The correct value is 89.5 TFLOP/s, 28.7 % MFU; the log's 84.0 counts only 3/4 of the logits."""
+    """The correct value is 89.5 TFLOP/s, 28.7 % MFU; the log's 84.0 counts only 3/4 of the logits' FLOPs."""
     config = load("gpt-125m")
     right = model_flops_per_token(config) * 44.780 * 2048 / 1e12
     assert right == pytest.approx(89.52, abs=0.01)
@@ -355,7 +365,7 @@ def test_model_flops_are_the_closed_formula(name):
 
 
 def test_recomputation_adds_one_forward_pass_of_the_layers():
-    """Hardware FLOPs equal model FLOPs without checkpointing, plus the layers' forward pass with it."""
+    """Hardware FLOPs equal model FLOPs without checkpointing; with it they add the layers' forward pass."""
     plain = load("gpt-125m")
     assert hardware_flops_per_token(plain) == model_flops_per_token(plain)
     recomputed = load("gpt-125m", ["parallel.activation_checkpointing.granularity=full"])
@@ -377,13 +387,13 @@ def test_recomputation_adds_one_forward_pass_of_the_layers():
 
 @pytest.mark.parametrize(("step", "logged"), [(3920, 4.7586175149639084e-05), (3930, 4.652419139289811e-05)])
 def test_the_logged_learning_rates_come_out_to_the_last_digit(step, logged):
-    """The rate of step n is the rate at the tokens before it: (n - 1) x 524,288."""
+    """The learning rate of step n is the rate at the tokens before that step: (n - 1) x 524,288."""
     config = load("gpt-125m")
     assert LrSchedule.of(config).learning_rate(config.batch_schedule.tokens_after(step - 1)) == logged
 
 
 def test_every_example_names_its_schema_for_the_editor():
-    """The first line refers to docs/run.schema.json relative to the file, in bases too."""
+    """The first line of every YAML, bases included, refers to docs/run.schema.json relative to the file."""
     for path in EXAMPLES.rglob("*.yaml"):
         first = path.read_text().splitlines()[0]
         marker, _, target = first.partition("$schema=")
@@ -406,7 +416,9 @@ def test_every_number_of_an_upstream_example_has_its_source():
 
 
 def test_no_example_names_an_image():
-    """No example names an image, because only one with nbtrain runs; notebook 06 shows how to set it."""
+    """No example sets an image, because only an image with nbtrain can run;
+    notebook 06 shows how to set it.
+    """
     files = [
         path for kind in ("training", "finetuning") for path in EXAMPLES.parent.glob(f"{kind}/**/*.yaml")
     ]

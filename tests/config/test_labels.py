@@ -17,7 +17,9 @@ JOB = JobDir(RunDir(Path("/shared/output/gpt-tiny")), "20260101-120000-abcd")
 
 
 def test_labels_are_set_one_by_one_or_together(tmp_path: Path) -> None:
-    """Labels with a domain are not sections; overrides add to the YAML's, and config.yaml keeps them all."""
+    """A label with a domain is not read as a section; overrides are added to the
+    YAML's labels, and all are stored.
+    """
     config = load("gpt-tiny", ["labels.team=nlp", "labels.example.com/stage=trial"])
     assert config.labels == {"team": "nlp", "example.com/stage": "trial"}
     again = load(config, ["labels={team: vision}"])
@@ -40,13 +42,15 @@ def test_labels_are_set_one_by_one_or_together(tmp_path: Path) -> None:
     ],
 )
 def test_labels_have_the_form_of_kubernetes(override: str, message: str) -> None:
-    """Labels follow Kubernetes' rules for every backend, because the run may move to a cluster."""
+    """Labels follow Kubernetes' rules for every backend, because a run can be moved to a cluster later."""
     with pytest.raises(ConfigError, match=message):
         load("gpt-tiny", [override])
 
 
 def test_an_engine_gets_the_labels() -> None:
-    """Slurm gets labels in the comment next to the job's id, Kubernetes on the object and its pods."""
+    """Slurm gets the labels in the job's comment, next to its id; Kubernetes gets them
+    on the object and its pods.
+    """
     config = load("gpt-tiny", ["labels.team=nlp", "labels.stage=trial", "backend.kind=slurm"])
     script = batch_script(config, JOB, {})
     assert f"\n#SBATCH --comment={comment_of(JOB)},team=nlp,stage=trial\n" in script

@@ -1,4 +1,4 @@
-"""From a run YAML and overrides to a RunConfig: strictness, places, and every spelling of an override."""
+"""Loading a run YAML with overrides into a RunConfig: strictness, places, and every form of override."""
 
 import functools
 import re
@@ -243,7 +243,7 @@ def test_a_field_is_as_strict_as_who_reads_it(override):
 
 
 def _open_ends(schema: dict) -> list[str]:
-    """Return the branches of a field's JSON Schema with a number or text without an upper bound."""
+    """Return the branches of a field's JSON Schema that allow a number or text without an upper bound."""
     branches = schema.get("anyOf") or schema.get("oneOf") or [schema]
     found = []
     for branch in branches:
@@ -260,7 +260,9 @@ def _open_ends(schema: dict) -> list[str]:
 
 
 def test_every_number_and_text_of_the_schema_has_an_upper_bound():
-    """A held-down key or a pasted file is refused at its line and causes no allocation."""
+    """Every number and text has an upper bound, so that a held-down key or a pasted
+    file is refused at its line.
+    """
     schema = RunConfig.model_json_schema()
     models = {"RunConfig": schema, **schema["$defs"]}
     unbounded = {
@@ -290,7 +292,7 @@ def test_every_number_and_text_of_the_schema_has_an_upper_bound():
     ],
 )
 def test_a_long_value_is_cut_in_the_message(override, message):
-    """A long value is truncated in the message, with secrets hidden."""
+    """A long value is truncated in the message, and its secrets are hidden."""
     said = message_of("gpt-tiny", override if isinstance(override, dict) else [override])
     assert message in said
     assert len(said) < 500
@@ -302,7 +304,9 @@ def test_a_run_of_a_name_that_no_file_system_takes_is_not_there():
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_bad_value_is_reported_with_its_line(case, run_yaml):
-    """A wrong value is reported with its place, the value, the rule, and the nearest name if any."""
+    """A wrong value is reported with its place, the value, the rule, and the most
+    similar name if there is one.
+    """
     text, expected = REFUSED[case]
     assert message_of(run_yaml(text)) == expected
 
@@ -319,7 +323,7 @@ def test_all_problems_of_a_file_are_reported_at_once(run_yaml):
 
 
 def test_a_run_without_its_sections_names_what_is_missing(run_yaml):
-    """Missing sections without a default are listed in the schema's order."""
+    """Missing sections that have no default are listed in the schema's order."""
     assert message_of(run_yaml("name: x\n", base=None)).splitlines() == [
         f"my-run.yaml: {section} is missing; it has no default."
         for section in ("model", "tokenizer", "data", "batch", "lr_schedule")
@@ -327,7 +331,7 @@ def test_a_run_without_its_sections_names_what_is_missing(run_yaml):
 
 
 def test_the_same_word_in_another_section_is_the_nearest():
-    """For a correct key in a wrong section, the message suggests the right section."""
+    """For a key that belongs to another section, the message suggests that section."""
     located = Located({"model": {"zero_stage": 1}}, {"model.zero_stage": "a.yaml:2"})
     assert unknown_keys(located) == ["a.yaml:2: model has no key `zero_stage`. Nearest: parallel.zero_stage."]
 
@@ -336,7 +340,9 @@ def test_the_same_word_in_another_section_is_the_nearest():
 
 
 def test_a_child_wins_and_keeps_what_it_does_not_say(run_yaml):
-    """Mappings merge, values and lists are replaced as a whole, and null removes."""
+    """A child file's mappings are merged with its parent's; values and lists are
+    replaced, and null removes.
+    """
     base = load("gpt-tiny")
     text = "name: mine\nmodel:\n  num_layers: 2\ndata:\n  sources: [{kind: mock}]\n"
     config = load(run_yaml(text))
@@ -358,7 +364,7 @@ def test_a_child_wins_and_keeps_what_it_does_not_say(run_yaml):
 
 
 def test_several_parents_apply_in_order(run_yaml):
-    """The last parent in the list wins."""
+    """Of several parents, the last in the list wins."""
     first = run_yaml("optimizer: {clip_grad: 2, weight_decay: 3}\n", base=None, name="first.yaml")
     run_yaml("optimizer: {clip_grad: 4}\n", base=None, name="second.yaml")
     child = first.with_name("child.yaml")
@@ -380,12 +386,12 @@ def test_several_parents_apply_in_order(run_yaml):
     ],
 )
 def test_a_bad_extends_is_reported(text, expected, run_yaml, tmp_path):
-    """A missing parent, a value that is not a file name, and a cycle are reported."""
+    """A missing parent, an `extends` that is not a file name, and a cycle are reported."""
     assert message_of(run_yaml(text, base=None)) == expected.format(folder=tmp_path)
 
 
 def test_a_circle_over_two_folders_is_reported(tmp_path):
-    """A cycle across two folders is reported, though .. makes every path different."""
+    """A cycle through two folders is reported, although .. makes every path in it different."""
     for own, other in (("a/x", "../b/y"), ("b/y", "../a/x")):
         path = tmp_path / f"{own}.yaml"
         path.parent.mkdir()
@@ -395,7 +401,7 @@ def test_a_circle_over_two_folders_is_reported(tmp_path):
 
 
 def test_a_name_with_a_dot_is_extended(run_yaml):
-    """my-1.5b means my-1.5b.yaml, as on the command line, unless a file has exactly that name."""
+    """`extends: my-1.5b` means my-1.5b.yaml, as on the command line, unless a file has exactly that name."""
     parent = run_yaml("name: my-parent\n", name="my-1.5b.yaml")
     child = run_yaml("extends: my-1.5b\n", base=None, name="child.yaml")
     assert load(child).name == "my-parent"
@@ -412,7 +418,7 @@ def test_a_name_that_extends_nothing_has_its_place_and_the_nearest(run_yaml):
 
 
 def test_a_replaced_list_forgets_its_old_lines(run_yaml):
-    """A problem in the child's list is never reported in the parent's file."""
+    """A problem in a list that the child replaced is never reported in the parent's file."""
     parent = run_yaml("data:\n  sources:\n    - kind: text\n      path: x\n", name="parent.yaml")
     child = parent.with_name("child.yaml")
     child.write_text("extends: parent.yaml\ndata:\n  sources:\n    - kind: text\n")
@@ -423,7 +429,9 @@ def test_a_replaced_list_forgets_its_old_lines(run_yaml):
 
 
 def test_every_spelling_of_an_override_is_the_same_run():
-    """CLI words, one string, flow mappings, dotted and nested dicts, and a loaded run are equal."""
+    """Overrides as CLI words, one string, flow mappings, dotted or nested dicts, or
+    from a loaded run are equivalent.
+    """
     words = [
         "batch.micro_batch_size=4",
         "batch.global_batch_size=8",
@@ -455,7 +463,7 @@ def test_every_spelling_of_an_override_is_the_same_run():
 
 
 def test_an_entry_of_a_list_is_overridden_by_its_number(run_yaml):
-    """Fields that the override does not name stay; a number beyond the list is an error."""
+    """An override of a list entry keeps the entry's other fields; an index beyond the list is an error."""
     path = run_yaml("data:\n  sources:\n    - {kind: mock, seed: 5}\n    - {kind: text, path: a}\n")
     config = load(path, ["data.sources.1.path=b", "data.sources.0.num_documents=7"])
     mock, text = config.data.sources
@@ -478,7 +486,9 @@ def test_no_override_changes_nothing(overrides):
 
 
 def test_a_run_names_the_arguments_that_make_it_again():
-    """as_arguments gives RUN unchanged and each override once, the later one, for an equal run."""
+    """as_arguments repeats the run's name and the last value of each override;
+    loading them gives an equal run.
+    """
     config = load(
         "gpt-tiny", ["batch.max_steps=3", "name=trial", "data.sources=[{kind: mock, num_documents: 9}]"]
     )
@@ -494,7 +504,7 @@ def test_a_run_names_the_arguments_that_make_it_again():
 
 
 def test_a_long_override_is_whole_among_the_arguments():
-    """A long override is truncated in messages, but complete in commands."""
+    """A long override is truncated in messages but complete in as_arguments."""
     path = "/corpora/" + "very/" * 20 + "long.jsonl"
     config = load("gpt-tiny", [f"data.sources=[{{kind: jsonl, path: {path}}}]"])
     assert config.where("data.sources").endswith("...") and len(config.where("data.sources")) < 110
@@ -515,7 +525,7 @@ DOTTED = {
 
 @pytest.mark.parametrize("key", free_form())
 def test_a_name_in_a_mapping_may_hold_dots(key):
-    """A name with dots in a mapping works as a whole, nested, by name, and in the suggested command."""
+    """A name with dots inside a mapping can be overridden, also in the command that messages suggest."""
     before, names = load("gpt-tiny"), DOTTED[key]
     nested = functools.reduce(lambda inner, part: {part: inner}, reversed(key.split(".")), names)
     config = load(before, {key: names}, check=False)
@@ -528,7 +538,7 @@ def test_a_name_in_a_mapping_may_hold_dots(key):
 
 
 def test_a_number_for_text_needs_no_quotes_in_a_shell():
-    """A shell removes quotes, so a number for a text field is accepted and kept as typed."""
+    """A shell removes quotes, so a number is accepted for a text field and kept as it was typed."""
     config = load(
         "gpt-tiny", ["backend.env.NCCL_P2P_DISABLE=1", "backend.env.A=1_0.50", "backend.env.B= true"]
     )
@@ -538,7 +548,7 @@ def test_a_number_for_text_needs_no_quotes_in_a_shell():
 
 
 def test_the_later_of_two_overrides_wins():
-    """The later of two overrides wins, as on every command line."""
+    """The last of two overrides of the same key wins, as usual on a command line."""
     assert load("gpt-tiny", ["model.seed=1", "model.seed=2"]).model.seed == 2
     assert load("gpt-tiny", ["labels={team: a, room: b}", "labels={team: c}"]).labels == {"team": "c"}
 
@@ -600,7 +610,7 @@ SECRET = "http://me:s3cret@127.0.0.1:9/?key=s3cret"
     ],
 )
 def test_no_password_of_an_address_is_reported(overrides):
-    """A password in an address is hidden, however the override was written and whatever is wrong."""
+    """A password in an address is hidden in every message, in whatever form the override is written."""
     said = message_of("gpt-tiny", overrides)
     assert "s3cret" not in said and "***" in said
 
@@ -633,7 +643,9 @@ def test_the_place_of_an_override_has_no_password():
     ],
 )
 def test_a_run_that_is_not_there_names_the_near_ones(workspace, run, expected):
-    """For an unknown run, up to three similar examples and runs are named; overrides are recognised."""
+    """For an unknown run, up to three similar examples and runs are suggested; an
+    override is not mistaken for one.
+    """
     for name in ("mine-one", "mine-two"):
         RunDir.named(name).path.mkdir(parents=True)
         files.write_json(RunDir.named(name).run_json, {"name": name})
@@ -641,7 +653,7 @@ def test_a_run_that_is_not_there_names_the_near_ones(workspace, run, expected):
 
 
 def test_a_run_that_is_like_no_other_counts_those_that_are_there(workspace):
-    """A name unlike any other gives the number of runs, because a list would hide the message."""
+    """If no name is similar, only the number of runs is given, because a list would hide the message."""
     RunDir.named("mine").path.mkdir(parents=True)
     files.write_json(RunDir.named("mine").run_json, {"name": "mine"})
     (said,) = re.findall(r" Known are .*", message_of("/nowhere/zzz.yaml"))
@@ -651,7 +663,7 @@ def test_a_run_that_is_like_no_other_counts_those_that_are_there(workspace):
 
 @pytest.mark.parametrize("key", ["name", "data.name", "tokenizer.name"])
 def test_an_empty_name_is_refused_with_its_rule(key):
-    """`name=` is null in YAML, so the message gives the rule for names and an example."""
+    """`name=` means null in YAML, so the message gives the rule for names and an example."""
     assert message_of("gpt-tiny", [f"{key}="]) == (
         f"override {key}=: {key} is empty: a name must be 1 to 53 lower case letters, digits and inner "
         f"dashes. Give one, e.g. {key}=my-run, or omit {key} to keep the YAML's value."
@@ -659,7 +671,7 @@ def test_an_empty_name_is_refused_with_its_rule(key):
 
 
 def test_a_submitted_run_is_found_by_its_name(workspace):
-    """A submitted run is found by name through its config.yaml, so that `nbtrain plan NAME` works."""
+    """A submitted run is found by its name through its config.yaml, so that `nbtrain plan NAME` works."""
     submitted = load("gpt-tiny", ["name=mine", "batch.max_steps=7"])
     folder = RunDir.named("mine").path
     folder.mkdir(parents=True)
@@ -669,7 +681,9 @@ def test_a_submitted_run_is_found_by_its_name(workspace):
 
 
 def test_a_run_is_found_by_name_by_path_and_from_the_workspace(workspace, monkeypatch, run_yaml):
-    """A path as typed wins over the workspace, and the workspace over the examples."""
+    """A path relative to the working directory wins over one in the workspace, and
+    both win over the examples.
+    """
     mine = workspace / "examples" / "megatron-gpt" / "training" / "gpt-tiny.yaml"
     mine.parent.mkdir(parents=True)
     mine.write_text(f"extends: {find(run_yaml(''))}\nname: mine\n")
@@ -726,7 +740,7 @@ def test_text_that_looks_like_a_number_survives_the_round_trip(tmp_path):
 
 
 def test_equal_runs_are_equal_wherever_their_values_were_written(tmp_path):
-    """Runs are equal if their values are equal, wherever those were written."""
+    """Runs with equal values are equal, wherever the values were written."""
     path = tmp_path / "copy.yaml"
     path.write_text(to_yaml(load("gpt-tiny")))
     assert load(path) == load("gpt-tiny")
@@ -735,12 +749,12 @@ def test_equal_runs_are_equal_wherever_their_values_were_written(tmp_path):
 
 
 def test_extends_takes_a_name_as_the_command_line_does(run_yaml):
-    """`extends: gpt-tiny` is the shipped example."""
+    """`extends: gpt-tiny` means the example of that name."""
     assert load(run_yaml("extends: gpt-tiny\nname: mine\n", base=None)).model == load("gpt-tiny").model
 
 
 def test_what_is_no_path_is_refused():
-    """Python objects of wrong types get a message too."""
+    """Python objects of a wrong type also get a message."""
     with pytest.raises(ConfigError) as error:
         load(None)
     assert str(error.value) == "run = None must be the path of a run YAML, or a name such as gpt-tiny."
@@ -756,18 +770,18 @@ def test_what_is_no_path_is_refused():
     ],
 )
 def test_debug_is_one_switch_or_several(given, switches):
-    """debug accepts one switch or several, on the command line and in a YAML."""
+    """debug accepts one switch or several, on the command line and in YAML."""
     assert load("gpt-tiny", [f"backend.debug={given}"]).backend.debug == switches
 
 
 def test_an_unknown_switch_is_refused():
-    """An unknown switch is refused with the list of switches."""
+    """An unknown debug switch is refused with the list of switches."""
     with pytest.raises(ConfigError, match=r"backend\.debug.*anomal.*nccl.*anomaly"):
         load("gpt-tiny", ["backend.debug=[anomal]"])
 
 
 def test_another_backend_keeps_the_rest_of_its_section(run_yaml):
-    """Changing backend.kind keeps the common fields and the section of the new kind."""
+    """Changing backend.kind keeps the common fields and the settings of the new kind."""
     path = run_yaml("backend:\n  max_restarts: 7\n  env: {MINE: '1'}\n  slurm: {partition: gpu}\n")
     backend = load(path, ["backend.kind=slurm"]).backend
     assert (backend.kind, backend.max_restarts, backend.env) == ("slurm", 7, {"MINE": "1"})
@@ -775,7 +789,7 @@ def test_another_backend_keeps_the_rest_of_its_section(run_yaml):
 
 
 def test_a_kind_that_is_the_default_changes_nothing(run_yaml) -> None:
-    """A section without kind is of the default kind, so setting that kind keeps its other keys."""
+    """A backend without `kind` has the default kind, so setting that kind keeps the other keys."""
     path = run_yaml("init_from: base\nlora: {rank: 8, init_from: a}\ndata: {workers: {num_workers: 3}}\n")
     config = load(path, "lora.kind=lora data.workers.kind=local", check=False)
     assert (config.lora.rank, config.lora.init_from, config.data.workers.num_workers) == (8, "a", 3)
@@ -788,7 +802,7 @@ def test_a_kind_that_is_the_default_changes_nothing(run_yaml) -> None:
 
 
 def test_messages_say_which_config_yaml_is_meant(workspace):
-    """config.yaml is shown by its path, because every run has one; other YAMLs are shown by name."""
+    """Messages give a config.yaml by its path, because every run has one, and other YAMLs by their name."""
     path = workspace / "output" / "mine" / "config.yaml"
     path.parent.mkdir(parents=True)
     path.write_text(to_yaml(load("gpt-tiny")).replace("zero_stage: 0", "zero_stage: 7"))
@@ -807,7 +821,7 @@ def test_messages_say_which_config_yaml_is_meant(workspace):
 
 
 def test_packing_follows_the_sources():
-    """Fine-tuning examples are packed by default, while text and token ids are a stream."""
+    """Fine-tuning examples are packed by default; plain text and token ids form a stream."""
 
     def packing(kind, **data):
         return DataConfig(name="x", sources=[{"kind": kind, "path": "x"}], **data).resolved_packing

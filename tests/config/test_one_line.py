@@ -1,4 +1,4 @@
-"""A resolved run in one line, which YAML reads back unchanged."""
+"""A resolved run on one line, which YAML reads back unchanged."""
 
 import pytest
 import yaml

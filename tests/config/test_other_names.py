@@ -1,4 +1,4 @@
-"""Setting names of other training programs, answered with nbtrain's field."""
+"""Setting names of other training programs; the message suggests nbtrain's field."""
 
 import pytest
 
@@ -59,7 +59,7 @@ def test_a_name_of_another_program_is_answered_with_ours(typed, answer):
 
 
 def test_every_row_leads_to_a_field_and_names_no_field():
-    """Each row refers to an existing field, and no other program's name is a field in that section."""
+    """Each entry refers to an existing field, and no other program's name is a field of that section."""
     known = set(field_keys())
     assert set(FIELD_OF.values()) <= known
     assert not {f"{FIELD_OF[name].rpartition('.')[0]}.{name}" for name in FIELD_OF} & known

@@ -1,4 +1,4 @@
-"""A run with its own text has its own dataset and tokenizer, whatever it extends."""
+"""A run with its own text gets its own dataset and tokenizer, whatever file it extends."""
 
 import pytest
 
@@ -51,7 +51,9 @@ def names(run, overrides=None):
     ],
 )
 def test_a_file_inherits_a_name_only_with_what_it_stands_for(run_yaml, text, expected):
-    """Over gpt-tiny, other text or another vocabulary gets new names; all other changes keep the demo's."""
+    """A file over gpt-tiny with other text or another vocabulary gets new names; other changes keep the
+    demo's names.
+    """
     assert names(run_yaml(text)) == expected
 
 
@@ -67,7 +69,9 @@ def test_a_file_inherits_a_name_only_with_what_it_stands_for(run_yaml, text, exp
     ],
 )
 def test_overrides_without_a_name_are_named_by_their_settings(overrides):
-    """Overrides without a name get names from their settings: equal for equal settings, never the demo's."""
+    """Without a name, overrides give names derived from their settings, equal for equal
+    settings and never the demo's.
+    """
     dataset, tokenizer = names("gpt-tiny", overrides)
     assert dataset == tokenizer
     assert dataset.startswith("gpt-tiny-") and len(dataset) == len("gpt-tiny-") + 8
@@ -76,7 +80,9 @@ def test_overrides_without_a_name_are_named_by_their_settings(overrides):
 
 
 def test_overrides_with_a_name_are_named_by_it():
-    """Overrides may name the run, the dataset or only the tokenizer, which decides the other names."""
+    """Overrides may set the name of the run, of the dataset or of the tokenizer; the
+    other names follow from it.
+    """
     assert names("gpt-tiny", [BOOKS, "name=books"]) == ("books", "books")
     assert names("gpt-tiny", [BOOKS, "data.name=books"]) == ("books", "books")
     dataset, tokenizer = names("gpt-tiny", [BOOKS, "tokenizer.name=words"])
@@ -84,7 +90,7 @@ def test_overrides_with_a_name_are_named_by_it():
 
 
 def test_chains_of_files(run_yaml, tmp_path):
-    """In a chain of files, the names come from the file that sets the text."""
+    """In a chain of files, the dataset and tokenizer are named after the file that sets the text."""
     run_yaml(f"name: books\ndata:\n{WORDS}", name="books.yaml")
     (tmp_path / "longer.yaml").write_text(
         "extends: books.yaml\nname: longer\nbatch: {global_batch_size: 16}\n"
@@ -110,7 +116,7 @@ def test_chains_of_files(run_yaml, tmp_path):
 
 
 def test_weights_bring_their_tokenizer(run_yaml, workspace):
-    """A run that starts from another run has its tokenizer, whatever it extends, or names an extended one."""
+    """A run that starts from another run's weights uses that run's tokenizer, unless it names another one."""
     start = load("gpt-tiny", [BOOKS, "name=books"])
     for folder in (RunDir.named("books").path, workspace / "elsewhere"):
         folder.mkdir(parents=True)
@@ -128,7 +134,7 @@ def test_weights_bring_their_tokenizer(run_yaml, workspace):
 
 
 def test_names_that_nobody_gives(run_yaml):
-    """The dataset has the run's name by default and the tokenizer the dataset's; config.yaml has both."""
+    """By default the dataset has the run's name and the tokenizer the dataset's; config.yaml stores both."""
     path = run_yaml(
         "name: alone\nmodel: {num_layers: 1, hidden_size: 8, num_attention_heads: 1, seq_length: 16}\n"
         "tokenizer: {vocab_size: 512}\ndata: {sources: [{kind: mock}]}\n"
@@ -146,7 +152,9 @@ def test_names_that_nobody_gives(run_yaml):
 
 
 def test_who_names_a_tokenizer(run_yaml):
-    """A tokenizer is named by a file or an override; an inherited name counts if the text is inherited."""
+    """A tokenizer counts as named if a file or an override names it; an inherited name
+    counts if the text is inherited.
+    """
     assert not load("gpt-tiny").names_tokenizer
     assert load("gpt-125m").names_tokenizer
     assert not load("gpt-125m", [BOOKS]).names_tokenizer

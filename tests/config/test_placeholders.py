@@ -52,7 +52,9 @@ def test_what_is_not_named_has_a_placeholder(overrides, expected):
 
 
 def test_an_image_with_the_placeholders_name_is_one():
-    """An image with the placeholder's name counts as one, as in a YAML copied from a dry run."""
+    """An image with the placeholder's value counts as missing, for example in a
+    YAML copied from a dry run.
+    """
     config = with_placeholders(load("gpt-tiny", "backend.kind=kubernetes", check=False))
     copied = load(config, {"resources.image": "REPLACE-ME/image:tag"})
     assert [finding.key for finding in placeholders_of(copied)] == [
@@ -61,7 +63,7 @@ def test_an_image_with_the_placeholders_name_is_one():
 
 
 def test_other_broken_rules_are_refused():
-    """A wrong value is refused and not replaced by a placeholder."""
+    """A wrong value is refused, not replaced by a placeholder."""
     broken = load("gpt-tiny", "backend.kind=hosts batch.global_batch_size=7", check=False)
     with pytest.raises(ConfigError, match="global_batch_size"):
         with_placeholders(broken)

@@ -1,4 +1,4 @@
-"""recipe: the fields that a name sets, and their precedence."""
+"""recipe: a name that sets several fields, and its precedence over other settings."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def value(config, key):
 
 
 def said(config):
-    """Return a run's values of the recipe's fields and of its architecture's fields."""
+    """Return a run's values of the fields that recipes and architectures set."""
     found = {key: value(config, key) for key in FIELDS}
     return found | {f"model.{name}": getattr(config.model, name) for name in architectures.FIELDS}
 
@@ -38,7 +38,7 @@ def stands_for(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_stands_for_its_fields(name, child):
-    """A name sets its fields in a file, as an override and in Python alike, and no rule refuses them."""
+    """A name sets its fields in a file, as an override and in Python, and no rule refuses them."""
     config = load(child(f"extends: gpt-125m\nname: child\nrecipe: {name}\n"))
     assert said(config) == stands_for(name)
     assert load("gpt-125m", [f"recipe={name}", "name=child"]) == config
@@ -55,7 +55,7 @@ def test_modern_is_llamas_layers_with_norms_of_queries_muon_and_wsd():
 
 
 def test_the_default_is_a_name_that_nobody_wrote(child):
-    """A recipe that is not set changes nothing; gpt3, if set, equals the schema's defaults."""
+    """A run without a recipe is unchanged, and gpt3 equals the schema's defaults."""
     path = child("extends: gpt-125m\nname: child\nmodel: {hidden_dropout: 0.0}\n")
     assert load(path).recipe == "gpt3"
     assert load(path).model.hidden_dropout == 0.0
@@ -63,7 +63,9 @@ def test_the_default_is_a_name_that_nobody_wrote(child):
 
 
 def test_what_is_written_beside_or_over_the_name_goes_over_the_set(child):
-    """Values set next to the recipe or above it win: an architecture, an optimizer, another length."""
+    """Values set next to the recipe or above it win, such as an architecture, an
+    optimizer or another length.
+    """
     path = child(
         "extends: gpt-125m\nname: child\noptimizer: {muon_lr: 0.01}\nmodel: {architecture: llama}\n"
         "recipe: modern\nlr_schedule: {lr_wsd_decay_steps: 1000}\n"
@@ -86,7 +88,7 @@ def test_what_is_written_beside_or_over_the_name_goes_over_the_set(child):
 
 
 def test_a_recipe_goes_over_the_files_below(child):
-    """A recipe wins over the files below, including their schedule's decay in any unit."""
+    """A recipe wins over the files below it, including their decay of the learning rate in any unit."""
     child("extends: gpt-125m\nlr_schedule: {lr_decay_style: WSD, lr_wsd_decay_tokens: 7000000}\n", "below")
     config = load(child("extends: below\nname: child\nrecipe: modern\n"))
     assert said(config) == stands_for("modern")

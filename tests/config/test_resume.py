@@ -1,4 +1,4 @@
-"""Settings that a resume may change; tests/jobs and tests/train test that others are refused."""
+"""Settings that a resume may change; tests/jobs and tests/train test that it refuses other changes."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from nbtrain.dataset.samples.state import DataState
 
 
 def recorded(config) -> dict:
-    """Return the fields of a checkpoint's manifest that show bound fields."""
+    """Return the fields of a checkpoint's manifest that record the fields a resume must not change."""
     data = DataState(config.data.seed or 7, "969,30,1", "exact", "d" * 64, 100)
     return {
         "architecture": architecture(config),
@@ -35,7 +35,9 @@ NOT_ARCHITECTURE = {
 
 
 def test_every_field_of_the_model_is_sorted():
-    """A new field of `model` is architecture, the same mathematics or named here; each one has one kind."""
+    """Each field of `model` has exactly one kind: architecture, equal mathematics,
+    or listed here as neither.
+    """
     architecture = set(marked(ModelConfig, Architecture))
     same = {key.removeprefix("model.") for key in SAME_MATHEMATICS if key.startswith("model.")}
     assert architecture | same | NOT_ARCHITECTURE == set(ModelConfig.model_fields)
@@ -43,7 +45,7 @@ def test_every_field_of_the_model_is_sorted():
 
 
 def test_no_bound_field_is_said_to_be_without_effect():
-    """No bound field is listed as without effect or as mathematically equal."""
+    """No field that a resume must not change is also listed as having no effect or equal mathematics."""
     for key in field_keys():
         if is_bound(key) and key != "model":
             assert not within(key, WITHOUT_EFFECT) and not within(key, SAME_MATHEMATICS), key

@@ -1,4 +1,4 @@
-"""YAML with line numbers: accepted input, refused input, and never a traceback."""
+"""YAML with line numbers: accepted and refused input, and never a traceback."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from tests.fuzzing import num_cases
 
 
 def test_every_key_knows_its_line():
-    """Nested keys and list items have lines, in block and flow style."""
+    """Nested keys and list items have line numbers, in block and flow style."""
     located = parse_yaml("a: 1\nb:\n  c: {d: 2,\n    e: 3}\n  f:\n    - g: 4\n    - 5\n", "x.yaml")
     assert located.value == {"a": 1, "b": {"c": {"d": 2, "e": 3}, "f": [{"g": 4}, 5]}}
     places = {key: int(place.rpartition(":")[2]) for key, place in located.origins.items()}
@@ -54,7 +54,7 @@ def test_every_key_knows_its_line():
     ],
 )
 def test_numbers_are_read_as_people_write_them(text, value):
-    """6e-4 is a number, and a quoted value is text."""
+    """6e-4 is read as a number, and a quoted value as text."""
     found = parse_value(text)
     assert found == value
     assert type(found) is type(value)
@@ -87,7 +87,7 @@ def test_numbers_are_read_as_people_write_them(text, value):
     ],
 )
 def test_what_is_no_run_yaml_is_reported_with_its_line(text, expected):
-    """Each invalid file is reported in one sentence with the line."""
+    """Each invalid file is reported in one sentence with its line."""
     with pytest.raises(ConfigError) as raised:
         parse_yaml(text, "x.yaml")
     assert str(raised.value) == expected
@@ -121,7 +121,9 @@ MISLEADING = {
 
 @pytest.mark.parametrize("key", ["=", "<<"])
 def test_a_key_that_yaml_1_1_reads_as_its_own_is_refused(key):
-    """Keys that YAML 1.1 converts, such as on, are refused in files and overrides unless quoted."""
+    """Keys that YAML 1.1 converts to other values, such as on, are refused in files
+    and overrides unless quoted.
+    """
     with pytest.raises(ConfigError) as raised:
         parse_yaml(f"a:\n  {key}: {{b: 1}}", "x.yaml")
     assert str(raised.value) == f"x.yaml:2: the key {key}: {MISLEADING[key]}"
@@ -133,7 +135,9 @@ def test_a_key_that_yaml_1_1_reads_as_its_own_is_refused(key):
 
 @pytest.mark.parametrize("text", MISLEADING)
 def test_what_yaml_reads_as_something_else_is_refused(text):
-    """A misleading value is refused in a file with line and key, in an override, and inside a list."""
+    """A value that YAML reads as something unexpected is refused with its line and key,
+    also in overrides and lists.
+    """
     with pytest.raises(ConfigError) as raised:
         parse_yaml(f"a:\n  b: [1, {text}]", "x.yaml")
     shown = text if len(text) <= 80 else f"{text[:77]}..."
@@ -161,7 +165,7 @@ def test_what_yaml_reads_as_something_else_is_refused(text):
     ],
 )
 def test_what_reads_as_it_looks_is_read(text, value):
-    """true and false, quoted text, and numbers that every reader reads alike are accepted."""
+    """true and false, quoted text, and numbers that all YAML readers read alike are accepted."""
     found = parse_value(text)
     assert found == value
     assert type(found) is type(value)
@@ -184,7 +188,7 @@ def test_files_that_cannot_be_read_are_reported(tmp_path):
 @settings(max_examples=num_cases(200), deadline=None)
 @given(st.text(alphabet=st.sampled_from("ab:-{}[]&*!|>'\"%@#, \n\t01.e?~"), max_size=40))
 def test_any_text_is_read_or_refused_in_one_sentence(text):
-    """Every input gives a value or a ConfigError."""
+    """Every input is either read as a value or raises ConfigError."""
     try:
         located = parse_yaml(text, "x.yaml")
     except ConfigError as error:
@@ -208,7 +212,7 @@ plain = st.recursive(
 @settings(max_examples=num_cases(150), deadline=None)
 @given(st.dictionaries(st.text(max_size=5), plain, min_size=1, max_size=3))
 def test_what_is_written_is_read_back(value):
-    """to_text and parse_yaml are inverse, also for text that looks like numbers."""
+    """to_text and parse_yaml are inverse functions, also for text that looks like a number."""
     assert parse_yaml(to_text(value), "x.yaml").value == value
 
 
@@ -258,7 +262,9 @@ def test_libyaml_reads_and_writes_resolved_runs_as_pyyaml_does(monkeypatch):
 
 
 def test_the_place_of_a_key_is_its_own_or_the_nearest():
-    """The place of a key is its own line, else the line of a key inside it, else of the key around it."""
+    """A key's place is its own line if known, else the line of a key inside it, else
+    of the section around it.
+    """
     located = Located({}, {"a": "f:1", "b.c.d": "f:3"})
     assert [located.where(key) for key in ("a", "a.x.y", "b.c", "b", "q")] == [
         "f:1",
@@ -270,6 +276,6 @@ def test_the_place_of_a_key_is_its_own_or_the_nearest():
 
 
 def test_values_are_shown_in_one_short_line():
-    """Values are shown in one short line, spelled as in a run YAML."""
+    """Values are shown in one short line, written as in a run YAML."""
     shown = [show(value) for value in (True, None, 6e-4, "a", "1", [1, {"a": None}], "x" * 100)]
     assert shown == ["true", "null", "0.0006", "a", "'1'", "[1, {a: null}]", "x" * 77 + "..."]

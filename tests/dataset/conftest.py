@@ -44,8 +44,8 @@ for line in sys.stdin:
 def megatron_core(tmp_path_factory) -> Iterator[Callable[..., Any]]:
     """Return a function that runs a script with megatron-core and returns the script's `answer`.
 
-    megatron-core is not a dependency. Where it is not installed its tests skip;
-    NBTRAIN_REQUIRE_MEGATRON_CORE=1 makes that a failure.
+    megatron-core is not a dependency: without it these tests skip, unless NBTRAIN_REQUIRE_MEGATRON_CORE=1
+    makes them fail.
     """
     if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
         reason = "megatron-core is not installed (pip install --no-deps megatron-core)"
@@ -79,7 +79,7 @@ def megatron_core(tmp_path_factory) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def texts() -> list[str]:
-    """120 different documents of 5 to 60 words."""
+    """Return 120 different documents of 5 to 60 words."""
     return [
         " ".join(
             WORDS[(number * 7 + place * (number % 5 + 1)) % len(WORDS)] for place in range(5 + number % 56)
@@ -91,7 +91,7 @@ def texts() -> list[str]:
 
 @pytest.fixture
 def make_config(workspace, texts):
-    """Return a function from changed sections to a RunConfig over texts.jsonl in the workspace."""
+    """Return a function that makes a RunConfig over the workspace's texts.jsonl from changed sections."""
     lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
     (workspace / "texts.jsonl").write_text(lines)
 

@@ -1,4 +1,4 @@
-"""Builds a dataset as prepare writes it, in a few lines, for tests of code that reads datasets."""
+"""Builds a dataset as prepare writes it, for tests of code that reads datasets."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -36,7 +36,7 @@ def make_dataset(
 ) -> DatasetManifest:
     """Write each text as a document, or its lines as sequences if the run splits sentences.
 
-    `learnt_from` is, for each text, its first token in the loss.
+    `learnt_from` has, for each text, the index of its first token in the loss.
     """
     dataset = dataset or dataset_of(config)
     dataset.directory.mkdir(parents=True, exist_ok=True)
@@ -70,5 +70,5 @@ def make_dataset(
 
 
 def stacked(dataset: Any, positions: Iterable[int]) -> np.ndarray:
-    """Return samples of several positions, int64 [positions, seq_length + 1]."""
+    """Return the samples at several positions, stacked as int64 [positions, seq_length + 1]."""
     return np.stack([dataset[position] for position in positions])

@@ -1,4 +1,4 @@
-"""A stream writer of .bin/.idx pairs, for tests that need a dataset without a tokenizer or a corpus."""
+"""A stream writer of .bin/.idx pairs, for tests that need a dataset but no tokenizer or corpus."""
 
 import contextlib
 import hashlib
@@ -18,25 +18,25 @@ from nbtrain.dataset.indexed_writer import insert_at, write_index
 
 @dataclass(frozen=True)
 class Written:
-    """Result of a writer; bytes and sha256 by file name."""
+    """Result of a writer, with sizes and SHA-256 by file name."""
 
     num_documents: int
     num_tokens: int
     num_empty: int
-    """Documents without tokens that were dropped."""
+    """Number of documents that were dropped because they have no tokens."""
     files: dict[str, dict[str, int | str]]
     num_sequences: int = 0
 
 
 class IndexedWriter:
-    """Streams documents into a .bin/.idx pair; nothing has its final name before close().
+    """Streams documents into a .bin/.idx pair; files get their final names in close().
 
-    Memory is 4 bytes per sequence, and 8 per document if documents hold several. Use as a context manager: an
-    exception leaves no file. `eod_id` is appended to each document and counted; None appends nothing (other
-    data than GPT's). With `loss_mask`, the pair <prefix>_loss_mask is written too: 1 for each token in the
-    loss, and always for the EOD.
+    Memory is 4 bytes per sequence, plus 8 per document if documents hold several. Use it as a context
+    manager: an exception leaves no file. `eod_id` is appended to each document and counted; None appends
+    nothing (data for models other than GPT). With `loss_mask`, the pair <prefix>_loss_mask is also written: 1
+    for each token in the loss, which always includes the EOD.
 
-    Raises DataError for a vocabulary that the dtype cannot hold and for an id outside the vocabulary.
+    Raises DataError for a vocabulary that the dtype cannot hold, and for an id outside the vocabulary.
     """
 
     def __init__(
@@ -99,11 +99,12 @@ class IndexedWriter:
         document_ends: np.ndarray | None = None,
         learnt: np.ndarray | None = None,
     ) -> None:
-        """Add the sequences ids[offsets[i]:offsets[i + 1]], without EOD; empty ones are dropped.
+        """Add the sequences ids[offsets[i]:offsets[i + 1]], given without EOD; empty ones are dropped.
 
-        Each is a document; or document k is the sequences document_ends[k - 1] to document_ends[k] of the
-        batch, with EOD after the last one, as in Megatron. Documents without a token are dropped and counted.
-        `learnt` is the loss mask, bool [tokens]; None puts all tokens in the loss.
+        Each sequence is a document. With `document_ends`, document k consists of the batch's sequences
+        document_ends[k - 1] to document_ends[k], and its EOD follows the last one, as in Megatron. Documents
+        without tokens are dropped and counted. `learnt` is the loss mask, bool [tokens]; None puts all tokens
+        in the loss.
         """
         offsets = np.asarray(offsets, np.int64)
         lengths = np.diff(offsets)
@@ -142,7 +143,7 @@ class IndexedWriter:
         self._stream.write(content)
 
     def _add_documents(self, lengths: np.ndarray, document_ends: np.ndarray) -> np.ndarray:
-        """Record where documents end, and return the kept sequences that are the last of their document."""
+        """Record where documents end; return the kept sequences that are the last of a document."""
         ends = np.asarray(document_ends, np.int64)
         if (np.diff(ends) < 0).any() or (int(ends[-1]) if len(ends) else 0) != len(lengths):
             raise ValueError(f"document_ends must rise to {len(lengths)} sequences")

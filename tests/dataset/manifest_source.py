@@ -1,4 +1,4 @@
-"""A source as it is in a dataset's manifest. Imports nothing, because ranks of a test import it too."""
+"""A source as described in a dataset's manifest. Imports nothing, because ranks of a test import it too."""
 
 from typing import Any
 

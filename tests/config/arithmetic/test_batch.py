@@ -9,7 +9,7 @@ from tests.fuzzing import num_cases
 
 
 def test_steps_are_rounded_up():
-    """The last step is complete and may exceed train_tokens."""
+    """The last step is a complete one, so training may exceed train_tokens."""
     schedule = BatchSchedule(256, 2048, 2_500_000_000)
     assert (schedule.total_steps, schedule.total_samples) == (4769, 4769 * 256)
     assert schedule.tokens_after(4768) < 2_500_000_000 <= schedule.tokens_after(4769)
@@ -19,7 +19,9 @@ def test_steps_are_rounded_up():
 
 
 def test_the_ramp_rises_in_equal_distances():
-    """The batch is 16, 32, 48 for a third of 300 samples each, then full; a step keeps its first size."""
+    """The batch is 16, 32, 48 for a third of 300 samples each, then full; a step
+    keeps the size it started with.
+    """
     schedule = BatchSchedule(64, 1, 1000, Rampup(16, 16, 300))
     sizes, consumed = [], 0
     for _ in range(12):
@@ -47,7 +49,7 @@ def test_the_ramp_of_175b():
 
 
 def test_a_ramp_of_any_length_costs_nothing():
-    """A ramp of 2.5e11 steps needs no memory per step."""
+    """A ramp of 2.5e11 steps is computed without storing anything per step."""
     schedule = BatchSchedule(8, 1, 10**15, Rampup(4, 4, 10**12))
     assert schedule.step_at(10**12) == 25 * 10**10
     assert schedule.samples_after(25 * 10**10 + 1) == 10**12 + 8
@@ -86,7 +88,9 @@ def test_the_three_counts_agree_with_stepping_one_by_one(schedule, step):
 
 @pytest.mark.parametrize("start", [8, 12])
 def test_a_ramp_that_does_not_rise_is_the_full_batch(start):
-    """For a ramp that does not rise, which the rules refuse, the batch is full, without dividing by 0."""
+    """A ramp that does not rise, which the rules refuse, counts as the full batch
+    and causes no division by 0.
+    """
     schedule = BatchSchedule(8, 1, 100, Rampup(start, 4, 50))
     assert [schedule.size_at(at) for at in (0, 49, 50)] == [8, 8, 8]
     assert [schedule.samples_after(step) for step in (0, 1, 7)] == [0, 8, 56]
@@ -102,13 +106,17 @@ def test_a_ramp_of_one_increment():
 
 
 def test_a_batch_never_passes_the_full_one():
-    """If the increment does not divide the range, the sizes are 5, 8, then 9 rather than 11."""
+    """If the increment does not divide the range, the last size is the full batch:
+    5, 8, then 9 rather than 11.
+    """
     schedule = BatchSchedule(9, 1, 100, Rampup(5, 3, 30))
     assert [schedule.size_at(at) for at in (0, 29, 30)] == [5, 5, 9]
 
 
 def test_an_increments_end_that_floating_point_rounds_is_where_the_size_changes():
-    """For ramps up to 200 samples in up to 12 increments, sizes change exactly at an increment's end."""
+    """Rounding moves no size change: for ramps up to 200 samples, sizes change
+    exactly at an increment's end.
+    """
     for samples in range(1, 200, 7):
         for increments in range(1, 13):
             schedule = BatchSchedule(1 + increments, 1, 10**6, Rampup(1, 1, samples))

@@ -1,4 +1,4 @@
-"""Bytes of a checkpoint computed by hand; tests/parity compares them with the files written."""
+"""Bytes of a checkpoint computed by hand; tests/parity compares them with the files that runs write."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_state_is_weights_masters_and_two_moments(dtype, autocast, zero_stage, b
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 3])
 def test_a_matrix_that_muon_steps_has_one_moment(zero_stage):
-    """A matrix with Muon has one moment: ZeRO 0 and 3 store 12 bytes per parameter of it, ZeRO 1 16."""
+    """Muon stores one moment for a matrix: 12 bytes per parameter with ZeRO 0 and 3, 16 with ZeRO 1."""
     config = load("gpt3-tiny", {"parallel.zero_stage": zero_stage, "optimizer.type": "Muon"})
     whole = (16 if zero_stage == 1 else 12) * count_parameters(config).total
     assert state_bytes(config) == whole - 4 * 4 * 12 * 256 * 256
@@ -35,7 +35,9 @@ def test_a_matrix_that_muon_steps_has_one_moment(zero_stage):
 
 @pytest.mark.parametrize("zero_stage, each", [(0, 4 + 8), (1, 4 + 4 + 8), (3, 4 + 8)])
 def test_adapters_alone_are_written(zero_stage, each):
-    """With LoRA only adapters are written: four layers of h = 256, r = 8, with 3 h + 3 h, 2 h, twice 5 h."""
+    """With LoRA only the adapters are stored: four layers of h = 256 and r = 8, with
+    3 h + 3 h, 2 h, twice 5 h.
+    """
     overrides = {"parallel.zero_stage": zero_stage, "lora.rank": 8, "init_from": "a-run"}
     assert state_bytes(load("gpt3-tiny", overrides)) == each * 4 * 8 * 18 * 256
     overrides["lora.targets"] = ["dense"]
@@ -48,7 +50,9 @@ def test_adapters_alone_are_written(zero_stage, each):
 
 
 def test_tied_rows_have_moments_on_both_ends_of_a_pipeline():
-    """The last stage updates its copy of tied rows, and only the first stage's file has the weights."""
+    """With tied embeddings, the last stage stores moments for its copy, and only the
+    first stage stores the weights.
+    """
     more = {"init_from": "a-run", "lora.targets": ["dense"], "lora.rank": 8}
     rows = {"lora.trainable_token_indices": [5, 6, 9]}
     plain, found = (state_bytes(load("gpt-13b-4xdp-4xpp-4xtp", {**more, **each})) for each in ({}, rows))
@@ -57,7 +61,9 @@ def test_tied_rows_have_moments_on_both_ends_of_a_pipeline():
 
 
 def test_ranks_write_what_they_hold_alike_each_for_itself():
-    """4 stages of 4 tensor ranks store LayerNorms, positions and row-parallel biases four times."""
+    """Each of 4 tensor ranks stores the unsharded LayerNorms, positions and
+    row-parallel biases of its stage.
+    """
     config = load("gpt-13b-4xdp-4xpp-4xtp")
     model, hidden = config.model, config.model.hidden_size
     alike = model.resolved_max_position_embeddings * hidden + 2 * hidden + model.num_layers * 6 * hidden
@@ -68,7 +74,9 @@ def test_ranks_write_what_they_hold_alike_each_for_itself():
 
 
 def test_every_model_file_holds_the_random_state_of_every_rank():
-    """With ZeRO 3, each rank's model file holds all random states: 64 ranks write 4,096, 256 ranks 65,536."""
+    """With ZeRO 3, each rank's model file has the random states of all ranks: 64 ranks
+    write 4,096, 256 write 65,536.
+    """
     few, many = (
         load(
             "gpt-125m",

@@ -1,4 +1,4 @@
-"""The device table: names, peaks and memory."""
+"""The device table: names, peak rates and memory."""
 
 import pytest
 
@@ -44,7 +44,7 @@ from nbtrain.config.arithmetic.devices import DEVICES, find_device, nearest_devi
     ],
 )
 def test_a_device_is_found_by_the_name_that_torch_reports(reported, name):
-    """A device is found by torch's name and by its name in the table."""
+    """A device is found by the name that torch reports and by its name in the table."""
     assert find_device(reported).name == name
     assert find_device(name).name == name
 
@@ -61,7 +61,9 @@ def test_a_device_is_found_by_the_name_that_torch_reports(reported, name):
     ],
 )
 def test_what_is_not_in_the_table_has_no_peak(reported):
-    """A similar name is another device without a peak, because no MFU is better than a wrong one."""
+    """A name that is only similar to one in the table has no peak, because no MFU
+    is better than a wrong one.
+    """
     assert find_device(reported) is None
 
 
@@ -120,7 +122,7 @@ FP4 = {"RTX-5090": 1676, "B200": 9000, "GB200": 10000, "GB300": 15000}
 
 @pytest.mark.parametrize("name", DATASHEETS)
 def test_a_row_is_that_of_the_datasheet(name):
-    """Peaks are dense, never the sparse ones of twice the value; V100 and T4 have no bf16 or tf32."""
+    """Peak rates are those of dense products, half of the sparse ones; V100 and T4 have no bf16 or tf32."""
     gib, bandwidth, fp32, tf32, half, fp8, link, capability, watts, flash = DATASHEETS[name]
     device = find_device(name)
     peaks = {"fp32": fp32, "fp16": half, "tf32": tf32, "fp8": fp8, "fp4": FP4.get(name)}
@@ -148,7 +150,7 @@ def test_a_row_is_that_of_the_datasheet(name):
     ],
 )
 def test_the_network_is_that_of_a_usual_machine(names, gigabytes, devices):
-    """The network speed is one direction of the network cards in the vendor's reference machine."""
+    """The network bandwidth is one direction of the network cards in the vendor's reference machine."""
     for name in names:
         device = find_device(name)
         assert device.network_bytes_per_second == gigabytes * 1e9
@@ -161,14 +163,14 @@ def test_every_row_is_compared_once():
 
 
 def test_a_format_without_a_unit_has_no_peak():
-    """V100 and T4 have no peak for bf16 and tf32, and the table has none for fp64."""
+    """V100 and T4 have no peak for bf16 and tf32, and no device has one for fp64."""
     for name in ("V100-32GB", "T4"):
         assert [find_device(name).peak(dtype) for dtype in ("bf16", "tf32")] == [None, None]
     assert find_device("H100").peak("fp64") is None
 
 
 def test_near_names_are_offered():
-    """Suggestions begin with names that start like the given one."""
+    """Suggestions for an unknown name start with names that have the same beginning."""
     assert nearest_device_names("a100") == ["A100-40GB", "A100-80GB", "A100-PCIe-40GB"]
     assert nearest_device_names("V100") == ["V100-16GB", "V100-32GB", "V100-PCIe-16GB"]
     assert nearest_device_names("RTX4090") == ["RTX-4090", "RTX-5090", "RTX-3090"]
@@ -176,5 +178,5 @@ def test_near_names_are_offered():
 
 
 def test_a_device_without_a_name_is_not_known():
-    """With resources.gpu_type: null no device is known."""
+    """Without a GPU type (resources.gpu_type: null) there is no device."""
     assert find_device(None) is None

@@ -1,4 +1,4 @@
-"""FLOPs of a model small enough to count by hand."""
+"""FLOPs of a model that is small enough to count by hand."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from nbtrain.config.schema import RunConfig
 
 
 def small(granularity: str = "none", backend: str = "auto") -> RunConfig:
-    """L = 3, h = 4, f = 10, s = 5, V = 128 (100 padded)."""
+    """Return a model with L = 3, h = 4, f = 10, s = 5 and V = 128 (100 padded)."""
     return load(
         "gpt3-tiny",
         {
@@ -37,7 +37,9 @@ def small(granularity: str = "none", backend: str = "auto") -> RunConfig:
 
 
 def test_each_product_is_counted_once():
-    """8 h^2 = 128 and 4 h f = 160 per block, 4 s h = 80 for its attention, 2 h V = 1,024 for the logits."""
+    """A block takes 8 h^2 = 128 and 4 h f = 160, its attention 4 s h = 80, and the
+    logits 2 h V = 1,024 FLOPs.
+    """
     config = small()
     assert attention_flops_per_token(config) == 80
     assert block_flops_per_token(config) == 128 + 160 + 80
@@ -57,14 +59,16 @@ def test_each_product_is_counted_once():
     ],
 )
 def test_hardware_flops_count_what_is_computed_again(granularity, backend, again):
-    """Recomputation adds the layers' forward pass (full), or the attention core if its scores are kept."""
+    """Hardware FLOPs include what is recomputed: full layers, or the attention
+    core if its scores are kept.
+    """
     config = small(granularity, backend)
     assert model_flops_per_token(config) == model_flops_per_token(small())
     assert hardware_flops_per_token(config) == model_flops_per_token(config) + again
 
 
 def test_on_a_cpu_dropout_keeps_the_scores():
-    """On a CPU, dropout keeps the attention scores, because only the math kernel supports it."""
+    """On a CPU, dropout requires the math kernel, which keeps the attention scores."""
     config = load(small("selective"), {"model.attention_dropout": 0.1}, check=False)
     assert hardware_flops_per_token(config) == model_flops_per_token(config) + 3 * 80
 

@@ -1,4 +1,4 @@
-"""Learning rates agree with Megatron-DeepSpeed's logs to the last digit."""
+"""Learning rates agree with those in Megatron-DeepSpeed's logs to the last digit."""
 
 import pytest
 
@@ -24,7 +24,9 @@ def test_golden_rates_of_gpt_125m():
     [("cosine", 0.5 * (1.0 - 0.1) + 0.1), ("linear", 0.5 * (1.0 - 0.1) + 0.1), ("constant", 1.0)],
 )
 def test_shape(style, middle):
-    """The rate rises from 0 to lr, is halfway down in the middle, and is min_lr after the decay."""
+    """The rate rises from 0 to lr, is halfway to min_lr in the middle of the decay,
+    and stays at min_lr afterwards.
+    """
     schedule = LrSchedule(lr=1.0, min_lr=0.1, decay_style=style, warmup_tokens=100, decay_tokens=1100)
     assert schedule.learning_rate(0) == 0.0
     assert schedule.learning_rate(50) == 0.5
@@ -41,7 +43,7 @@ def test_without_warm_up_the_first_step_has_the_full_rate():
 
 
 def wsd(style: str) -> LrSchedule:
-    """Warm-up over 100 tokens, constant to 1000, decay over 100."""
+    """Return a WSD schedule: warm-up over 100 tokens, constant up to 1000, decay over 100."""
     return LrSchedule(
         1.0, 0.1, "WSD", warmup_tokens=100, decay_tokens=1100, wsd_decay_tokens=100, wsd_decay_style=style
     )
@@ -57,7 +59,7 @@ def wsd(style: str) -> LrSchedule:
     ],
 )
 def test_warm_up_stable_decay(style, quarter, middle):
-    """The rate is lr until 100 tokens before the end, then decays in the style to min_lr."""
+    """The rate is lr until 100 tokens before the end, and then decays to min_lr in the given style."""
     schedule = wsd(style)
     assert [schedule.learning_rate(at) for at in (0, 50, 100, 101, 999, 1000)] == [
         0.0,
@@ -93,14 +95,16 @@ def test_inverse_square_root():
     ids=lambda schedule: f"{schedule.decay_style}-{schedule.wsd_decay_style}",
 )
 def test_every_curve_is_continuous(schedule):
-    """Curves have no jumps; 1 - sqrt is steepest at the start: sqrt(1 / 50,000) = 0.0045."""
+    """The rate never jumps between two tokens; the steepest style, 1 - sqrt, changes it
+    by sqrt(1 / 50,000) = 0.0045.
+    """
     for seam in (0, 10_000, 50_000, 100_000):
         for at in range(max(seam - 3, 0), seam + 3):
             assert abs(schedule.learning_rate(at + 1) - schedule.learning_rate(at)) < 5e-3, at
 
 
 def test_without_a_stable_part_wsd_is_the_plain_style():
-    """If the decay starts at the end of the warm-up, WSD equals the plain style bit for bit."""
+    """If the decay starts at the end of the warm-up, WSD equals the style without WSD bit for bit."""
     for style in ("linear", "cosine"):
         plain = LrSchedule(6e-4, 1e-6, style, 100, 1100)
         whole = LrSchedule(6e-4, 1e-6, "WSD", 100, 1100, 1000, style)
@@ -119,14 +123,16 @@ def test_a_warm_up_starts_at_its_first_rate():
 
 
 def test_inverse_square_root_without_warm_up_and_at_its_end():
-    """The rate is sqrt(1 / t) from one token on; the last decay token is on the curve, then min_lr."""
+    """Without warm-up the rate is sqrt(1 / t); the last token of the decay is on the
+    curve, and min_lr follows.
+    """
     schedule = LrSchedule(1.0, 0.1, "inverse-square-root", warmup_tokens=0, decay_tokens=25)
     rates = [schedule.learning_rate(at) for at in (0, 1, 4, 25, 26)]
     assert rates == pytest.approx([1.0, 1.0, 0.5, 0.2, 0.1], abs=1e-12)
 
 
 def test_what_a_run_asks_for_is_its_schedule():
-    """Every field of the schedule comes from the run, defaults included."""
+    """Every field of the schedule is taken from the run, including defaults."""
     tiny = LrSchedule.of(load("gpt3-tiny"))
     assert tiny == LrSchedule(2e-3, 1e-4, "cosine", 61_440, 1_228_800)
     assert (tiny.wsd_decay_tokens, tiny.wsd_decay_style, tiny.warmup_init) == (0, "exponential", 0.0)
@@ -146,7 +152,7 @@ PEAK, FLOOR = 0.9666, 0.46108
 
 @pytest.mark.parametrize("style", ["cosine", "linear", "inverse-square-root"])
 def test_the_warm_up_ends_at_lr_exactly(style):
-    """The last step of the warm-up belongs to the warm-up, not to the decay."""
+    """The last token of the warm-up gets exactly lr, by the warm-up's formula and not by the decay's."""
     schedule = LrSchedule(PEAK, FLOOR, style, warmup_tokens=7, decay_tokens=100)
     assert schedule.learning_rate(7) == PEAK * 7.0 / 7.0
 

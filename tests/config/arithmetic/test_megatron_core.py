@@ -1,7 +1,7 @@
-"""megatron-core as the oracle of the schedules: its batch ramp-up and its learning rates, to the last bit.
+"""The batch ramp-up and the learning rates are equal to megatron-core's, to the last bit.
 
-It is not a dependency. Where it is not installed these tests skip; NBTRAIN_REQUIRE_MEGATRON_CORE=1 makes that
-a failure. Its import takes seconds and warns, so its results are computed once, in a separate process.
+megatron-core is not a dependency: without it these tests skip, unless NBTRAIN_REQUIRE_MEGATRON_CORE=1 makes
+them fail. Its import takes seconds and warns, so its results are computed once, in a separate process.
 """
 
 import importlib.util
@@ -63,7 +63,9 @@ print(json.dumps({"steps": steps, "rates": rates}))
 
 @pytest.fixture(scope="module")
 def oracle() -> dict:
-    """Return megatron-core's results: batches of 400 steps per ramp, and each style's rates as hex."""
+    """Return megatron-core's results: the batches of 400 steps for each ramp, and
+    each style's rates as hex.
+    """
     if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
         reason = "megatron-core is not installed (pip install --no-deps megatron-core)"
         if os.environ.get("NBTRAIN_REQUIRE_MEGATRON_CORE"):

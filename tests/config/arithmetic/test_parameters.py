@@ -1,4 +1,4 @@
-"""Parameters of a model small enough to count by hand, complete and sharded."""
+"""Parameters of a model that is small enough to count by hand, in total and per rank."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from nbtrain.config.schema import RunConfig
 
 
 def small(**changes: object) -> RunConfig:
-    """L = 3, h = 4, f = 10, s = p = 5, V = 128."""
+    """Return a model with L = 3, h = 4, f = 10, s = p = 5 and V = 128."""
     model = {
         "num_layers": 3,
         "hidden_size": 4,
@@ -30,7 +30,7 @@ def small(**changes: object) -> RunConfig:
 
 
 def test_each_part_is_counted_once():
-    """V h; p h; 4 h^2 + 4 h a layer; 2 h f + f + h a layer; 4 h a layer and 2 h for the final LayerNorm."""
+    """Counts are V h; p h; per layer 4 h^2 + 4 h, 2 h f + f + h and 4 h; and 2 h for the final LayerNorm."""
     counted = count_parameters(small())
     assert counted == Parameters(512, 20, 3 * (64 + 16), 3 * (80 + 14), 3 * 16 + 8)
     assert counted.total == 512 + 20 + 240 + 282 + 56
@@ -38,7 +38,9 @@ def test_each_part_is_counted_once():
 
 
 def test_a_rank_holds_its_stages_layers_and_its_part_of_each():
-    """With two stages of two tensor ranks, each rank has row-parallel biases, LayerNorms and positions."""
+    """With two stages of two tensor ranks, each rank also has its stage's unsharded
+    biases, LayerNorms and positions.
+    """
     config = small(tensor_parallel_size=2, pipeline_parallel_size=2, num_layers=4)
     first, last = (count_stage_parameters(config, stage) for stage in range(2))
     attention, mlp = (64 + 12) // 2 + 4, (80 + 10) // 2 + 4
@@ -70,5 +72,7 @@ def test_one_stage_is_the_whole_model():
     ids=["embedding", "embedding-cut", "query-key-value", "mlp-cut", "positions-whole"],
 )
 def test_the_largest_parameter(changes, elements):
-    """Every rank has all positions; tensor-parallel ranks shard everything else."""
+    """The largest parameter of a rank is its shard of a matrix or the position
+    embeddings, which are not sharded.
+    """
     assert largest_parameter(small(**changes)) == elements

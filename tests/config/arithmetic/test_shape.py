@@ -1,4 +1,4 @@
-"""Model shapes beyond GPT's: counts compared with published models."""
+"""Shapes of models beyond GPT; parameter counts are compared with published models."""
 
 import dataclasses
 
@@ -39,19 +39,19 @@ def test_the_output_layer_counts_only_if_it_is_not_tied():
 
 
 def test_tensor_ranks_beyond_the_groups_cut_their_rows_evenly():
-    """16 ranks with 8 groups hold half the rows of 8 ranks each."""
+    """With 8 query groups, each of 16 tensor ranks has half as many rows as each of 8 ranks."""
     attention = [count_layers(LLAMA_3_8B, 1, False, False, tensor).attention for tensor in (8, 16)]
     assert attention == [4096 * (2 * 512 + 2 * 128), 4096 * (2 * 256 + 128)]
 
 
 def test_flops_of_grouped_queries_and_a_gated_mlp():
-    """Llama 3 8B at 8,192 tokens needs 6 x its matrix weights, plus 12 L s a d for attention."""
+    """Llama 3 8B needs, per token of 8,192, 6 times its matrix weights plus 12 L s a d for attention."""
     matrices = 32 * (4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14336) + 4096 * 128256
     assert model_flops(LLAMA_3_8B) == 6 * matrices + 12 * 32 * 8192 * 4096
 
 
 def test_the_norms_of_queries_and_keys_by_hand():
-    """Qwen3 has an RMSNorm of 128 numbers each for queries and keys; a LayerNorm also has biases."""
+    """Qwen3 has an RMSNorm of 128 weights each for queries and for keys; a LayerNorm also has biases."""
     qwen = Shape(36, 4096, 32, 12288, 151936, 4096, 8, 128, qk_layernorm=True, **LLAMA)
     assert qwen.head_norm_parameters == 2 * 128
     assert whole(qwen) == 8_190_735_360

@@ -1,4 +1,4 @@
-"""Pipeline cuts, compared with every other cut."""
+"""Partitions of layers into pipeline stages, compared with every other partition."""
 
 import itertools
 
@@ -40,7 +40,7 @@ def config(
 
 
 def slowest_of_the_best(stages: int, layers: int, block: float, logits: float) -> float:
-    """Return the time of the slowest stage in the best cut, found by trying all cuts."""
+    """Return the time of the slowest stage in the best partition, found by trying all of them."""
     cuts = (
         [end - begin for begin, end in itertools.pairwise([0, *inner, layers])]
         for inner in itertools.combinations(range(1, layers), stages - 1)
@@ -51,7 +51,9 @@ def slowest_of_the_best(stages: int, layers: int, block: float, logits: float) -
 @pytest.mark.parametrize("granularity, passes", [("none", 3), ("selective", 3), ("full", 4)])
 @pytest.mark.parametrize("blocks_of_logits", [0.01, 0.9, 1.1, 1.4, 2.2, 3.5, 9.0])
 def test_no_cut_has_a_faster_slowest_stage(granularity, passes, blocks_of_logits):
-    """No cut has a faster slowest stage, also with full recomputation (4 parts per block, logits 3)."""
+    """No other partition has a faster slowest stage, also with full recomputation
+    (block 4 parts, logits 3).
+    """
     vocabulary = round(blocks_of_logits * 1024 / 8)
     for stages, layers in itertools.product((2, 3, 4), range(4, 13)):
         cut = stage_layers(config(stages, layers, vocabulary, granularity))

@@ -1,4 +1,4 @@
-"""Batch sizes by thresholds in tokens."""
+"""Batch sizes that change at thresholds in tokens."""
 
 import pytest
 
@@ -12,7 +12,7 @@ UPSTREAM = "0:16 2.4B:320 4.8B:624 7.2B:928 9.6B:1232 12B:1536"
 
 
 def test_thresholds_are_tokens():
-    """Thresholds are whole sequences, rounded down; K, M, B and T are exact powers of ten."""
+    """Thresholds are rounded down to whole sequences; K, M, B and T are exact powers of ten."""
     assert StepSizes.parse("0:4 3K:8 1.5M:12 2.3B:16 1.5T:20", 2048).parts == (
         (0, 4),
         (1, 8),
@@ -32,7 +32,7 @@ def test_each_size_holds_from_its_threshold_on():
 
 
 def test_the_schedule_of_175b_upstream():
-    """Upstream's schedule for 175B has 73,242 steps of 16 in the first 2.4B tokens."""
+    """The upstream schedule for 175B has 73,242 steps of 16 in its first 2.4B tokens."""
     config = load("gpt-175b", {"batch.rampup": None, "batch.step_batch_size_schedule": UPSTREAM}, check=False)
     assert find_problems(config) == []
     sizes = config.batch_schedule

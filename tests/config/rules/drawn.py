@@ -1,7 +1,8 @@
-"""Random runs as users might write them: shape, layout, ZeRO, precision, and memory-saving techniques.
+"""Random runs as users might write them: shapes, layouts, ZeRO, precision, and memory-saving techniques.
 
-legal_draws() break no rule. refused_draws() break exactly one, and each is a legal draw with a single change,
-so that any difference in the engine comes from the setting that the rule is about.
+legal_draws() returns runs that break no rule. refused_draws() returns runs that break exactly one: each is a
+legal run with a single change, so that any difference in the engine comes from the setting that the rule is
+about.
 """
 
 import random
@@ -88,7 +89,7 @@ ODD: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """A run, and the rule that refuses it."""
+    """A random run, with the rule that refuses it if there is one."""
 
     name: str
     overrides: Overrides
@@ -97,16 +98,19 @@ class Draw:
 
     @property
     def words(self) -> str:
-        """Describe the draw and its settings."""
+        """Name and settings of the draw, for messages."""
         return f"{self.name}: {' '.join(f'{key}={value}' for key, value in self.overrides.items())}"
 
     def config(self, source: Path) -> RunConfig:
-        """Return the run, even if rules refuse it."""
+        """Load the run without checking it against the rules."""
         return load(str(source), {"name": self.name, **FIXED, **self.overrides}, check=False)
 
 
 def legal_draws(source: Path, seed: int, count: int) -> list[Draw]:
-    """Return the first `count` draws that no rule refuses; `source` is a file with the text RUN."""
+    """Return the first `count` draws that no rule refuses.
+
+    `source` is a file with the text RUN, which the draws extend.
+    """
     generator, found = random.Random(seed), []
     while len(found) < count:
         draw = Draw(f"legal-{seed}-{len(found)}", _anything(generator))
@@ -116,7 +120,9 @@ def legal_draws(source: Path, seed: int, count: int) -> list[Draw]:
 
 
 def refused_draws(source: Path, seed: int, each: int, bases: int) -> list[Draw]:
-    """Return up to `each` draws for every rule that alone refuses a change to one of `bases` legal draws."""
+    """Change legal draws at random; for each rule, return up to `each` changed draws
+    that only this rule refuses.
+    """
     generator, found = random.Random(seed), dict[str, list[Draw]]()
     for base in legal_draws(source, seed, bases):
         for number in range(CHANGES):
@@ -131,7 +137,7 @@ def refused_draws(source: Path, seed: int, each: int, bases: int) -> list[Draw]:
 
 
 def rules_against(config: RunConfig) -> list[str]:
-    """Return the names of the rules that refuse a run, or both kinds for an incompatible pair."""
+    """Return the names of the rules that refuse a run; for incompatible settings, the names of both kinds."""
     found = []
     for rule in RULES:
         broken = list(rule(config))
@@ -158,7 +164,7 @@ def _needy(config: RunConfig) -> Iterator[str]:
 
 
 def _anything(generator: random.Random) -> Overrides:
-    """Draw sizes whose product is at most MOST_RANKS, and a value for every field."""
+    """Draw parallel sizes whose product is at most MOST_RANKS, and a value for every field."""
     sizes = {kind: 1 for kind in SIZES}
     for kind in generator.sample(SIZES, 2):
         most = MOST_RANKS // (sizes["tensor"] * sizes["pipeline"] * sizes["data"] * sizes["ds_sequence"])
@@ -183,7 +189,7 @@ def _anything(generator: random.Random) -> Overrides:
 
 
 def _one_change(generator: random.Random) -> Overrides:
-    """Draw one field, one size or the precision."""
+    """Draw a new value for one field, one parallel size or the precision."""
     which = generator.random()
     if which < 0.15:
         return generator.choice(PRECISIONS)

@@ -1,4 +1,4 @@
-"""One rank that makes a few steps of each run, whatever the rules say, and writes the results.
+"""Run one rank for a few steps of each run, whether or not the rules allow the run, and write the results.
 
 All steps use the same random tokens, so that the loss falls fast and a wrong step is visible. Rank r writes
 {"losses": [...], "norms": [...]} of a run to <answer>.<name of the run>.r; a missing file means a failure.
@@ -63,7 +63,7 @@ def _steps(config: RunConfig, run: RunDir, world: startup.World) -> dict[str, li
 
 
 def _own_sequences(config: RunConfig, place: int) -> list[torch.Tensor]:
-    """Return the micro batches of a data rank; together, all ranks have every sequence once."""
+    """Return the micro batches of a data-parallel rank; the ranks together have every sequence once."""
     model, batch = config.model, config.batch
     generator = torch.Generator().manual_seed(0)
     size = batch.global_batch_size, model.seq_length + 1
@@ -73,7 +73,7 @@ def _own_sequences(config: RunConfig, place: int) -> list[torch.Tensor]:
 
 
 def _whatever_the_stage(config: RunConfig) -> dict[str, Any]:
-    """Return DeepSpeed's configuration even where nbtrain refuses it: ZeRO 0 with 16-bit weights."""
+    """Return DeepSpeed's configuration, even for ZeRO 0 with 16-bit weights, which nbtrain refuses."""
     try:
         return deepspeed_config(config)
     except ConfigError:

@@ -1445,7 +1445,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_rule_says_where_what_and_how_to_mend_it(case):
-    """Each broken rule has its complete message with place, cause and fix, and no other message appears."""
+    """Each broken rule is reported with its complete message: the place, the cause and the fix."""
     run, overrides, expected = BROKEN[case]
     config = load(run, overrides, check=False)
     named = expected.removeprefix("@: ").partition(" = ")[0]
@@ -1467,7 +1467,7 @@ def test_all_problems_of_a_run_are_reported_at_once():
 
 
 def test_the_place_is_the_file_and_line_that_set_the_value(run_yaml):
-    """The place is in the run's own file, or in the base that it extends."""
+    """The place is the file and line that set the value: the run's own file, or a base that it extends."""
     path = run_yaml("batch:\n  global_batch_size: 17\n")
     with pytest.raises(ConfigError, match=r"^my-run\.yaml:3: batch\.global_batch_size = 17\n"):
         load(path)
@@ -1531,7 +1531,7 @@ def test_what_is_allowed_passes(overrides):
 
 @pytest.mark.slow
 def test_every_rule_is_broken_by_some_case():
-    """Every rule has a case in this file."""
+    """Every rule is broken by at least one case in this file."""
     broken = set()
     for run, overrides, _ in BROKEN.values():
         config = load(run, overrides, check=False)

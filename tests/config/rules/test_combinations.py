@@ -1,4 +1,4 @@
-"""The table of kinds: each cell agrees with the rules, for runs with these two kinds and their settings."""
+"""The table of incompatible kinds agrees with the rules, for runs with the settings of two kinds."""
 
 import itertools
 
@@ -33,7 +33,9 @@ def problems_of(found: Pairing) -> list[str]:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_the_rules_say_what_the_table_says(kind):
-    """find_problems refuses exactly the pairs with a reason in the table, for that reason."""
+    """find_problems refuses a pair of kinds exactly if the table has a reason for
+    it, and gives that reason.
+    """
     for other in KINDS:
         found = pairing(kind, other)
         if not found.pair:
@@ -47,7 +49,7 @@ def test_the_rules_say_what_the_table_says(kind):
 
 
 def test_a_kind_without_what_it_needs_is_refused():
-    """find_problems refuses each kind without its required setting, and names that setting."""
+    """A kind without a setting that it needs is refused, and the message names the setting."""
     for kind in KINDS:
         if not kind.needs:
             continue
@@ -63,7 +65,9 @@ def test_the_table_is_symmetric():
 
 
 def test_what_the_reference_measured_as_right_is_allowed():
-    """Combinations that the reference measured as correct are allowed, e.g. TP x PP x DP with ZeRO 1."""
+    """Combinations that are correct according to the reference measurements are allowed, e.g. TP x PP x DP
+    with ZeRO 1.
+    """
     for names in (
         ("tensor", "pipeline"),
         ("sequence", "pipeline"),
@@ -88,7 +92,7 @@ def test_every_refusal_is_of_known_kinds():
 
 
 def test_a_fix_names_what_is_refused_alone():
-    """The fix names only the refused setting: quantized ZeRO++ with Muon does not require offloading."""
+    """The fix changes only the refused setting: for quantized ZeRO++ with Muon, offloading stays."""
     fixes = {refusal.others: refusal.fix for refusal in REFUSALS if refusal.kind == "muon"}
     assert fixes[("qwz", "qgz")] == (
         "Set zero_quantized_weights: false and zero_quantized_gradients: false, or optimizer.type: AdamW."

@@ -1,9 +1,9 @@
-"""The rules agree with the engine: allowed runs train like a single process, refused runs do not.
+"""The rules agree with the engine: allowed runs train like a single process, and refused runs do not.
 
-Runs are drawn (drawn.py) and make a few steps with real ranks (engine_rank.py). The losses and gradient norms
-of each step are compared with the same model, batch and precision on one rank. A refused run is made with its
-rule bypassed: it must end with an error, hang or have another curve. Rules that refuse runs which the engine
-could train are in BY_DECISION, with the reason.
+Runs are drawn at random (drawn.py) and make a few steps on real ranks (engine_rank.py). The losses and
+gradient norms of each step are compared with the same model, batch and precision on one rank. A refused run
+is started without its rule: it must end with an error, hang, or have a different curve. Rules that refuse
+runs which the engine could train are listed in BY_DECISION, with the reason.
 """
 
 import json
@@ -65,14 +65,14 @@ def source(tmp_path_factory) -> Path:
 
 
 class Engine:
-    """Makes the steps of drawn runs."""
+    """Runs the steps of drawn runs on real ranks, and keeps their curves."""
 
     def __init__(self, forked: ForkedRuns, root: Path):
         self.forked, self.root, self.launches = forked, root, 0
         self.curves: dict[str, dict[str, list[float]]] = {}
 
     def make(self, ranks: int, configs: Sequence[RunConfig]) -> str:
-        """Run the steps of several runs in one launch, store `curves`, and return the error or ""."""
+        """Run the steps of several runs in one launch and store their curves; return the error, or ""."""
         paths = {config.name: self._written(config) for config in configs}
         self.launches += 1
         answer = self.root / "answer"
@@ -95,7 +95,7 @@ class Engine:
         return "" if ended.succeeded else ended.last_words(20)
 
     def make_all(self, configs: Iterable[RunConfig]) -> dict[str, str]:
-        """Run the steps of all runs with few launches, and return the errors of the failed ones."""
+        """Run the steps of all runs in few launches; return the errors of the runs that failed."""
         left: dict[int, list[RunConfig]] = defaultdict(list)
         for config in configs:
             left[config.world_size].append(config)
@@ -122,7 +122,9 @@ class Engine:
 
 
 def reference(config: RunConfig) -> RunConfig | None:
-    """Return the same model, batch and precision on one rank; None if the rules refuse that too."""
+    """Return the run on one rank with the same model, batch and precision; None if
+    the rules refuse that too.
+    """
     parallel = ParallelConfig(zero_stage=0 if _format(config) in ("fp32", "autocast") else 1)
     model = config.model.model_copy(update={"attention_backend": "auto", "compile": False})
     changed = {"parallel": parallel, "model": model, "name": f"one-rank-{config.name}"}
@@ -135,7 +137,9 @@ def _format(config: RunConfig) -> str:
 
 
 def verdict(engine: Engine, config: RunConfig) -> str:
-    """Describe how a run's curve differs from its reference's; "" if it does not, or without a reference."""
+    """Describe how a run's curve differs from its reference; "" if it does not, or
+    if there is no reference.
+    """
     alone = f"one-rank-{config.name}"
     if config.name not in engine.curves or alone not in engine.curves:
         return ""
@@ -143,7 +147,7 @@ def verdict(engine: Engine, config: RunConfig) -> str:
 
 
 def difference(config: RunConfig, ours: dict, theirs: dict) -> str:
-    """Describe how two curves differ beyond the precision's tolerance; "" if they do not."""
+    """Describe how two curves differ by more than the precision's tolerance; "" if they do not."""
     loss, norm = ALLOWED[_format(config)]
     for step, (one, other) in enumerate(zip(ours["losses"], theirs["losses"], strict=True), start=1):
         if not math.isclose(one, other, rel_tol=0, abs_tol=loss):
@@ -155,7 +159,7 @@ def difference(config: RunConfig, ours: dict, theirs: dict) -> str:
 
 
 def wrong_of_legal(engine: Engine, draws: list[Draw], source: Path) -> list[str]:
-    """Return the legal runs that the engine does not train like one rank."""
+    """Return the legal runs whose training differs from one rank's."""
     configs = {draw: draw.config(source) for draw in draws}
     alone = {draw: reference(config) for draw, config in configs.items()}
     assert all(alone.values()), "the same model on one rank is legal too"
@@ -168,7 +172,7 @@ def wrong_of_legal(engine: Engine, draws: list[Draw], source: Path) -> list[str]
 
 
 def trained_of_refused(engine: Engine, draws: list[Draw], source: Path) -> Counter[str]:
-    """Count how often the engine trained runs that a rule refuses, and print the result of each draw."""
+    """Count how often the engine trained a refused run correctly, and print the result of each draw."""
     configs = {draw: draw.config(source) for draw in draws}
     engine.make_all(filter(None, map(reference, configs.values())))
     trained = Counter[str]()
@@ -193,7 +197,7 @@ def test_the_engine_trains_what_the_rules_take(engine, source):
 
 @pytest.mark.slow
 def test_the_engine_does_not_train_what_the_rules_refuse(engine, source):
-    """For some rules, one refused draw is run; BY_DECISION is excluded."""
+    """A refused draw of some rules does not train correctly in the engine; BY_DECISION is excluded."""
     draws = [draw for draw in refused_draws(source, 1, 1, BASES) if draw.rule not in BY_DECISION]
     assert len(draws) >= REFUSED
     assert +trained_of_refused(engine, draws[:REFUSED], source) == {}
@@ -210,6 +214,6 @@ def test_the_engine_trains_every_legal_draw(engine, source):
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_the_engine_trains_no_refused_draw(engine, source):
-    """Several refused draws per layout rule are run; those that train must be listed in BY_DECISION."""
+    """Refused draws of each layout rule do not train correctly; the exceptions are listed in BY_DECISION."""
     trained = trained_of_refused(engine, refused_draws(source, 2, EACH, ALL_BASES), source)
     assert set(+trained) == set(BY_DECISION)

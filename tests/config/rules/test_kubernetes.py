@@ -1,4 +1,4 @@
-"""The section backend with kind: kubernetes: the form of names, and the rules between its fields."""
+"""backend.kind: kubernetes: the form of names, and the rules between the section's fields."""
 
 import pytest
 from pydantic import ValidationError
@@ -16,7 +16,7 @@ def config():
 
 
 def messages(config, section):
-    """Return the messages without the place, which each rule takes from the configuration."""
+    """Return the messages of a run without their place, which comes from the configuration."""
     return [problem.partition(": ")[2] for problem in kubernetes_problems(config, section)]
 
 
@@ -52,7 +52,7 @@ def test_names_have_kubernetes_own_form():
 
 
 def test_a_field_without_a_place_in_the_kind_is_refused(config):
-    """A field that the kind cannot use is refused, because it would have no effect."""
+    """A field that the kind of Kubernetes object cannot use is refused, because it would have no effect."""
 
     def problems(**fields):
         return messages(config, KubernetesConfig(mounts=[MOUNT], **fields))
@@ -103,7 +103,9 @@ def test_the_run_directory_outlives_its_pod(config):
 
 
 def test_sizes_and_names_go_together(config):
-    """Elastic bounds contain resources.nodes, nbtrain's labels are reserved, and an image is set."""
+    """Elastic bounds must include resources.nodes, nbtrain's labels are reserved,
+    and an image is required.
+    """
 
     def problems(config=config, **fields):
         section = KubernetesConfig(workload="PyTorchJob", mounts=[MOUNT], **fields)
@@ -150,14 +152,16 @@ def test_sizes_and_names_go_together(config):
     ],
 )
 def test_a_toleration_is_one_that_kubernetes_takes(config, toleration, words):
-    """An invalid toleration is refused, because its pods would be rejected and the job would wait forever."""
+    """An invalid toleration is refused, because the API server would reject every pod
+    and the job would never start.
+    """
     section = KubernetesConfig(mounts=[MOUNT], tolerations=[toleration])
     found = [f"backend.kubernetes.tolerations.0 {words}"] if words else []
     assert messages(config, section) == found
 
 
 def test_the_jobs_own_deadline_comes_before_the_operators(config):
-    """The job's own deadline must precede the operator's, to leave time for a checkpoint."""
+    """The job's own deadline must come before the operator's, to leave time for a checkpoint."""
     own = load(config, {"backend.deadline_seconds": 3600})
 
     def problems(config, seconds):
@@ -173,7 +177,9 @@ def test_the_jobs_own_deadline_comes_before_the_operators(config):
 
 
 def test_the_autotuner_takes_data_parallel_runs_alone():
-    """The autotuner requires data-parallel runs of fixed size, because DeepSpeed's counts every rank."""
+    """The autotuner requires a data-parallel run of fixed size, because DeepSpeed's
+    autotuner counts every rank.
+    """
     image = {"resources.image": "registry.example.com/nbtrain:0.1.0"}
 
     def problems(run, **fields):
@@ -194,7 +200,7 @@ def test_the_autotuner_takes_data_parallel_runs_alone():
 
 
 def test_shared_memory_holds_what_the_workers_read_ahead():
-    """Shared memory must hold the workers' prefetched batches: 2 workers, 8 ranks, 4 x 2,048 tokens."""
+    """Shared memory must hold the batches that workers prefetch: 2 workers, 8 ranks, 4 x 2,048 tokens."""
     run = load(
         "gpt-125m",
         {

@@ -11,7 +11,10 @@ FULL = "parallel.activation_checkpointing.granularity=full"
 
 
 def messages(rule: str, *overrides: str, run: str = "gpt-125m") -> list[str]:
-    """Return one rule's messages about a run; 125M has 12 layers of width 768, 12 heads, 2,048 positions."""
+    """Return one rule's messages about a run.
+
+    125M has 12 layers of width 768, 12 heads and 2,048 positions.
+    """
     return list(getattr(layout, rule)(load(run, list(overrides), check=False)))
 
 
@@ -68,7 +71,9 @@ def messages(rule: str, *overrides: str, run: str = "gpt-125m") -> list[str]:
     ],
 )
 def test_what_just_passes(rule, overrides):
-    """Values at the limit pass: a head of 256, an A100 for flash attention, an H100 for FP8, and others."""
+    """Values at the limit pass, such as a head size of 256, an A100 for flash
+    attention, or an H100 for FP8.
+    """
     assert messages(rule, *overrides) == []
 
 
@@ -162,13 +167,13 @@ def test_what_just_passes(rule, overrides):
     ],
 )
 def test_what_just_does_not(rule, overrides, words):
-    """One step beyond the limit gives one message."""
+    """A value one step beyond the limit gives one message."""
     [message] = messages(rule, *overrides)
     assert words in message
 
 
 def test_the_width_of_the_mlp_is_blamed_on_the_field_that_sets_it():
-    """The message names ffn_hidden_size if set; otherwise the width is 4 * hidden_size."""
+    """A message about the MLP's width names ffn_hidden_size if that is set, else 4 * hidden_size."""
     two, twelve = ("parallel.tensor_parallel_size=" + size for size in ("2", "12"))
     [message] = messages("heads_divide", two, "model.ffn_hidden_size=3073")
     assert message == (
@@ -235,7 +240,9 @@ def test_only_the_interleaved_pipeline_is_refused():
     ],
 )
 def test_a_layout_that_does_not_fit_comes_with_what_would(overrides, resources, advice):
-    """The message about a layout that does not fit suggests machines or replicas that would."""
+    """The message about a layout that does not fit suggests numbers of machines or
+    replicas that would fit.
+    """
     nodes, gpus = resources
     [message] = messages(
         "layout_fits_resources", *overrides, f"resources={{nodes: {nodes}, gpus_per_node: {gpus}}}"
@@ -262,7 +269,9 @@ def test_processes_spread_evenly_over_machines_without_gpus():
     ],
 )
 def test_head_counts_that_are_named_are_legal(hidden, wanted, shared_by, expected):
-    """Suggested head counts are legal: heads of 32 to 256 in multiples of 8, shared evenly by the ranks."""
+    """Suggested head counts are legal: head sizes of 32 to 256 in multiples of 8,
+    divided evenly among the ranks.
+    """
     assert layout.legal_heads(hidden, wanted, *shared_by) == expected
 
 

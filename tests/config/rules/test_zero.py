@@ -114,7 +114,7 @@ def test_what_just_passes(rule, overrides):
     ],
 )
 def test_what_just_does_not(rule, overrides, words):
-    """One step beyond the limit gives one message."""
+    """A setting one step beyond the limit gives one message."""
     [message] = messages(rule, *overrides)
     assert words in message
 
@@ -127,12 +127,12 @@ def test_what_just_does_not(rule, overrides, words):
     ],
 )
 def test_a_broken_layout_is_reported_by_its_own_rule_alone(broken):
-    """ZeRO 2 with a pipeline, or more stages than layers, is reported by its own rule only."""
+    """ZeRO 2 with a pipeline, or more stages than layers, is reported by one rule only."""
     assert messages("deepspeed_extra_is_extra", COLLIDING, broken) == []
 
 
 def test_a_key_that_is_decided_or_unknown_is_reported_before_what_collides():
-    """A reserved or unknown key is reported first, and conflicts between keys once that is fixed."""
+    """A reserved or unknown key is reported first; conflicts between keys are reported once that is fixed."""
     extra = "parallel.deepspeed_extra={train_batch_size: 3, %s}"
     [message] = messages("deepspeed_extra_is_extra", extra % "optimizer: {}")
     assert "sets optimizer" in message

@@ -1,4 +1,6 @@
-"""Encoding parts into shards and a dataset: the same bytes for any number of workers and after any kill."""
+"""Encoding parts into shards and a dataset gives the same bytes for any number
+of workers and after any kill.
+"""
 
 import contextlib
 import errno
@@ -60,7 +62,7 @@ def assert_hashes_are_right(dataset):
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    """Set parts to 2 kB, so that a test's texts span several."""
+    """Set the size of parts to 2 kB, so that a test's texts span several parts."""
     for module in (base, source_files, jsonl):
         if hasattr(module, "PART_BYTES"):
             monkeypatch.setattr(module, "PART_BYTES", 2_000)
@@ -73,7 +75,7 @@ def write_jsonl(path, records):
 @pytest.mark.parametrize("num_values", [0, 1, 5, 1000])
 @pytest.mark.parametrize("num_inserted", [0, 1, 4])
 def test_insert_at_equals_numpy(num_values, num_inserted):
-    """Both code paths of insert_at equal numpy.insert."""
+    """insert_at gives the same result as numpy.insert."""
     generator = np.random.default_rng(num_values)
     values = generator.integers(0, 1000, num_values).astype(np.uint32)
     ends = np.sort(generator.integers(0, num_values + 1, num_inserted))
@@ -108,7 +110,7 @@ def test_any_number_of_workers(make_config, small_parts):
 
 
 def test_one_process_joins_as_it_writes(make_config, workspace, small_parts, monkeypatch):
-    """Without duplicates, the written shard becomes the .bin without being copied or read again."""
+    """A shard written in order becomes the .bin, without being copied or read again."""
     config = make_config(data={"extra_json_keys": ["more"], "json_key": "text"})
     lines = [{"text": f"text {number}", "more": f"more {number} " * 5} for number in range(200)]
     write_jsonl(workspace / "texts.jsonl", lines)
@@ -169,7 +171,9 @@ def test_shards_of_a_killed_run_are_used(make_config, small_parts, monkeypatch, 
 
 
 def test_another_end_of_document(make_config, workspace, texts, small_parts, monkeypatch):
-    """Another EOD invalidates shards and dataset, though tokenizer.json has the same hash."""
+    """Another end-of-document token invalidates shards and dataset, although
+    tokenizer.json has the same hash.
+    """
     built = training.train(texts, 300)
     built.add_special_tokens(["</s>"])
     (workspace / "brought.json").write_text(built.to_str())
@@ -205,7 +209,7 @@ def test_another_end_of_document(make_config, workspace, texts, small_parts, mon
 
 
 def test_shards_out_of_order_are_joined_in_order(make_config, small_parts, monkeypatch):
-    """A lost shard in the middle is rebuilt after the others and joined in order."""
+    """A shard that was lost in the middle is rebuilt after the others and joined in its order."""
     config = make_config()
     prepare(config)
     expected = content(dataset_dir("small"))
@@ -227,7 +231,7 @@ def test_shards_out_of_order_are_joined_in_order(make_config, small_parts, monke
 
 
 def test_shards_of_other_inputs_are_not_used(make_config, workspace, small_parts):
-    """A work folder begun for another text is emptied."""
+    """A work folder that was begun for another text is emptied."""
     config = make_config()
     work = DatasetFiles.named("small").work
     work.mkdir(parents=True)
@@ -250,7 +254,7 @@ def test_a_forced_prepare_that_fails_leaves_the_dataset(make_config, workspace):
 
 
 def test_duplicates_over_parts_and_sources(make_config, workspace, small_parts):
-    """The first of equal texts is kept across parts and sources, and duplicates are counted by source."""
+    """Of equal texts the first is kept, across parts and sources, and duplicates are counted by source."""
     texts = [f"text number {number}, " * 20 for number in range(12)]
     write_jsonl(workspace / "one.jsonl", [{"text": text} for text in [*texts, texts[0]]])
     write_jsonl(workspace / "two.jsonl", [{"text": texts[5]}, {"text": "a new one"}])
@@ -279,7 +283,7 @@ def test_duplicates_over_parts_and_sources(make_config, workspace, small_parts):
 
 
 def test_near_duplicates_over_parts(make_config, workspace, small_parts):
-    """The first of nearly equal texts is kept, across parts too."""
+    """Of nearly equal texts the first is kept, across parts too."""
     generator = np.random.default_rng(1)
     words = [f"word{number}" for number in range(500)]
     texts = [" ".join(generator.choice(words, 120)) for _ in range(10)]
@@ -293,7 +297,7 @@ def test_near_duplicates_over_parts(make_config, workspace, small_parts):
 
 
 def test_drops_are_in_the_shards_record(make_config, workspace, small_parts):
-    """Records dropped from a part are counted again when its shard is reused."""
+    """Records dropped from a part are counted even if its shard is reused, because the shard records them."""
     (workspace / "texts.jsonl").write_text('{"text": ""}\n{"text": "a"}\nbroken\n' * 2)
     source = {"kind": "jsonl", "path": "texts.jsonl", "max_broken_fraction": None}
     config = make_config(data={"sources": [source], "split": "1,0,0"}, evaluation={"eval_iters": 0})
@@ -301,7 +305,9 @@ def test_drops_are_in_the_shards_record(make_config, workspace, small_parts):
 
 
 def test_several_keys(make_config, workspace, small_parts):
-    """Each key has its pair, with document k from the same record; an empty extra is a lone EOD."""
+    """Each key has a .bin/.idx pair whose document k is from the same record; an
+    empty extra text is just an EOD.
+    """
     records = [{"text": f"body {number} " * 9, "title": f"title {number}"} for number in range(30)]
     records[4]["title"] = ""
     records.append(records[7])
@@ -323,7 +329,9 @@ def test_several_keys(make_config, workspace, small_parts):
 
 
 def test_long_documents_are_streamed_to_the_same_bytes(make_config, monkeypatch):
-    """Streaming long documents writes the same bytes as encoding them at once, with near duplicates too."""
+    """Streaming long documents writes the same bytes as encoding them at once, also
+    with near-duplicate removal.
+    """
     from nbtrain.corpus.tokenizer import tokenizer
     from nbtrain.dataset.encode import encoder as encode
 
@@ -338,7 +346,7 @@ def test_long_documents_are_streamed_to_the_same_bytes(make_config, monkeypatch)
 
 @pytest.mark.parametrize("eod_from_text", [False, True])
 def test_a_text_that_may_become_eod_is_looked_at_whole(eod_from_text):
-    """A text whose pieces could encode to EOD is not streamed."""
+    """A text is not streamed in chunks if the tokenizer could produce EOD from text."""
     from nbtrain.dataset.encode.encoder import Encoder
 
     tokenizer = SimpleNamespace(cuts_safely=True, manifest={"eod_from_text": eod_from_text})
@@ -363,7 +371,9 @@ def test_sentences(make_config, workspace):
 
 
 def test_token_ids(make_config, workspace):
-    """Ids are stored unchanged, labels become the mask, and an existing EOD is not added again."""
+    """Token ids are stored unchanged, labels become the loss mask, and an EOD that
+    is there is not added again.
+    """
     prepare(make_config())
     eod = Tokenizer.load(tokenizer_dir("small")).eod_id
     records = [
@@ -396,7 +406,9 @@ def test_token_ids(make_config, workspace):
 
 
 def test_a_long_record_of_ids_without_a_tokenizer(make_config, workspace, monkeypatch):
-    """A record of ids longer than the piece size of texts needs no tokenizer."""
+    """A long record of token ids is encoded without a tokenizer, although a text of
+    that length would be streamed.
+    """
     monkeypatch.setattr(encoder, "LONG_TEXT_CHARS", 3)
     write_jsonl(workspace / "ids.jsonl", [{"input_ids": [5, 6, 7, 8]}])
     source = {"kind": "tokens", "path": "ids.jsonl", "append_eod": False}
@@ -409,7 +421,7 @@ def test_a_long_record_of_ids_without_a_tokenizer(make_config, workspace, monkey
 
 
 def test_where_an_id_is_outside_the_vocabulary(workspace, monkeypatch):
-    """An id outside the vocabulary is reported by file and line, in grouped files and later parts too."""
+    """An id outside the vocabulary is reported by file and line, also in grouped files and later parts."""
     (workspace / "in").mkdir()
     write_jsonl(workspace / "in" / "0.jsonl", [{"input_ids": []}])
     write_jsonl(workspace / "in" / "1.jsonl", [{"input_ids": [5]}] * 4 + [{"input_ids": [5, 10]}])
@@ -427,7 +439,7 @@ def test_where_an_id_is_outside_the_vocabulary(workspace, monkeypatch):
 
 
 def test_ordered_map_in_this_process():
-    """With one worker, `make` is called once in this process, and results arrive one by one."""
+    """With one worker, `make` is called once, in this process, and results arrive one at a time."""
     made = []
 
     def make():
@@ -465,7 +477,7 @@ print([task for _, task in results], flush=True)
 
 
 def pool(tmp_path, killed="()", always=False, sleep=0):
-    """Start POOL as a script without a main guard; its workers must not run the script again."""
+    """Run POOL as a script without a main guard; its workers must not run the script again."""
     script = tmp_path / "script.py"
     script.write_text(f"KILLED, ALWAYS, SLEEP = {killed}, {always}, {sleep}\n{textwrap.dedent(POOL)}")
     return subprocess.Popen(
@@ -487,7 +499,9 @@ def test_a_killed_worker_is_replaced(tmp_path):
 
 @pytest.mark.slow
 def test_a_worker_that_cannot_begin(capfd):
-    """An exception at the start of a worker is raised here, not reported as a death or a traceback."""
+    """An exception while a worker starts is raised in the parent, and is not
+    reported as a death of the worker.
+    """
     with pytest.raises(DataError, match=r"^package x is missing$"):
         list(workers.ordered_map(_cannot_begin, iter(range(3)), partial(local_pool.LocalPool, 2)))
     assert "Traceback" not in capfd.readouterr().err
@@ -505,7 +519,7 @@ def _cannot_begin():
     ],
 )
 def test_a_missing_package_is_reported_first(make_config, monkeypatch, package, data):
-    """A missing package is reported before any source is read or tokenizer trained."""
+    """A missing package is reported before a source is read or a tokenizer trained."""
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(DataError, match=f"needs the package {package}, which is not installed"):
         prepare(make_config(data=data))
@@ -514,7 +528,7 @@ def test_a_missing_package_is_reported_first(make_config, monkeypatch, package, 
 
 @pytest.mark.slow
 def test_a_task_that_always_kills(tmp_path):
-    """A task that kills its worker three times ends the map with a reason and a fix."""
+    """A task that kills its worker three times ends the map with an error that gives the reason and a fix."""
     out, err = pool(tmp_path, "(3,)", always=True).communicate(timeout=600)
     assert out == ""
     assert "DataError: a worker process died 3 times at the same part: SIGKILL(-9). Often" in err
@@ -522,11 +536,11 @@ def test_a_task_that_always_kills(tmp_path):
 
 
 def test_a_worker_that_dies_while_tasks_are_submitted(monkeypatch, caplog):
-    """A death that loky reports at the next submit loses and repeats no task."""
+    """If a worker dies while tasks are being submitted, no task is lost or repeated."""
     from loky.process_executor import BrokenProcessPool
 
     class Pool(ThreadPoolExecutor):
-        """A pool that breaks at the third submit, twice."""
+        """A pool that raises BrokenProcessPool at the third submit, twice."""
 
         broken = 0
 
@@ -555,7 +569,7 @@ def test_a_worker_that_dies_while_tasks_are_submitted(monkeypatch, caplog):
 
 @pytest.mark.slow
 def test_workers_die_with_their_parent(tmp_path):
-    """kill -9 of the parent leaves no worker running."""
+    """After kill -9 of the parent, no worker keeps running."""
     process = pool(tmp_path, sleep=60)
     import psutil
 
@@ -573,7 +587,7 @@ def test_workers_die_with_their_parent(tmp_path):
 
 @pytest.mark.slow
 def test_a_parent_that_dies_while_workers_start(tmp_path):
-    """A worker that starts after its parent's death exits by itself, since it would get no signal."""
+    """A worker that starts after its parent has died exits by itself, because no signal would reach it."""
     import psutil
 
     for delay_seconds in (0.2, 0.35, 0.5, 0.8):
@@ -601,7 +615,7 @@ prepare(load(sys.argv[1], sys.argv[2:]))
 @pytest.mark.slow
 @pytest.mark.parametrize("delay_seconds", [0.4, 0.9])
 def test_kill_of_the_parent_at_any_moment(make_config, workspace, delay_seconds):
-    """kill -9 at any time, then a second run: the same bytes, and no partial file under a final name."""
+    """After kill -9 at any time, a second run writes the same bytes, and no partial file has a final name."""
     from nbtrain.config.load import to_yaml
 
     config = make_config(data={"num_prepare_workers": 2})
@@ -636,7 +650,7 @@ def test_settings_travel(tmp_path, make_config):
 
 @pytest.fixture
 def small_disk(root, tmp_path):
-    """A disk of 8 MiB."""
+    """Mount a disk of 8 MiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = subprocess.run(
@@ -651,7 +665,7 @@ def small_disk(root, tmp_path):
 @pytest.mark.slow
 @pytest.mark.root
 def test_a_full_disk(make_config, workspace, small_disk, monkeypatch, small_parts):
-    """A full disk while encoding is reported with the fix, and finished shards are used later."""
+    """A disk that fills up during encoding is reported with the fix, and finished shards are used later."""
     config = make_config(
         data={"name": "full", "cleaning": {"exact_dedup": False}}, tokenizer={"train_bytes": 5_000}
     )
@@ -682,7 +696,9 @@ def test_a_full_disk(make_config, workspace, small_disk, monkeypatch, small_part
 def test_a_disk_that_is_full_while_shards_are_joined(
     make_config, workspace, small_parts, monkeypatch, repeats, place
 ):
-    """On a disk that fills up while shards are joined, no token is encoded twice or stored twice."""
+    """If the disk fills up while shards are joined, the next run neither encodes
+    nor stores any token twice.
+    """
     config = make_config(data={"extra_json_keys": ["more"]})
     lines = [{"text": f"text {number}", "more": f"more {number} " * 5} for number in range(100)]
     write_jsonl(workspace / "texts.jsonl", lines * repeats)
@@ -715,7 +731,9 @@ def test_a_disk_that_is_full_while_shards_are_joined(
 
 
 def test_progress_inside_parts(tmp_path):
-    """Progress includes parts in work, never beyond their size, and ends at the completed bytes."""
+    """Progress includes unfinished parts, never more than their size, and ends at the
+    number of completed bytes.
+    """
     progress = Progress("encode", 300, "B", io.StringIO())
     account = EncodeProgress(tmp_path, [SourceCounts()], progress)
     for number in range(3):
@@ -751,7 +769,7 @@ EncodeProgress.add = add_and_wait
 
 @pytest.mark.slow
 def test_a_stop_is_orderly(make_config, workspace, small_parts):
-    """TERM, as a batch system sends it, ends workers without a traceback, and finished work is reused."""
+    """TERM, which batch systems send, ends the workers without a traceback; finished work is reused."""
     from nbtrain.config.load import to_yaml
 
     lines = "".join(json.dumps({"text": f"{number} " + "word and " * 40}) + "\n" for number in range(3_000))

@@ -1,4 +1,4 @@
-"""The baselines: constructed cases, a slow reference, the cache, and the samples they are measured on."""
+"""N-gram baselines: constructed cases, a slow reference, the cache, and the samples they use."""
 
 import math
 from collections import Counter
@@ -16,7 +16,7 @@ from tests.dataset.dataset_maker import make_dataset
 
 
 def test_uniform_tokens_have_the_entropy_of_a_die():
-    """For uniform random tokens, entropy, unigram and bigram loss are all ln V."""
+    """For uniformly random tokens, the entropy, the unigram loss and the bigram loss are all ln V."""
     generator = np.random.RandomState(0)
     train, valid = generator.randint(0, 8, 200_000), generator.randint(0, 8, 50_000)
     result = compute(train, valid[:-1], valid[1:], 8)
@@ -25,7 +25,7 @@ def test_uniform_tokens_have_the_entropy_of_a_die():
 
 
 def test_a_cycle_is_known_to_the_bigram_alone():
-    """For the cycle 0 1 2 3 0 1 2 3, the unigram loss is ln 4 and the bigram loss nearly 0."""
+    """For the cycle 0 1 2 3 0 1 2 3, the unigram loss is ln 4 and the bigram loss is nearly 0."""
     tokens = np.arange(40_000) % 4
     result = compute(tokens, tokens[:4_000], tokens[1:4_001], 4)
     assert result.unigram_entropy_nats == pytest.approx(math.log(4))
@@ -33,7 +33,7 @@ def test_a_cycle_is_known_to_the_bigram_alone():
 
 
 def test_equals_the_definition():
-    """The vectorised results equal the formulas written with dictionaries, with the best k of the grid."""
+    """The vectorised results equal the formulas computed with dictionaries; k is the best of the grid."""
     generator = np.random.RandomState(3)
     train, valid = generator.zipf(1.5, 3000) % 50, generator.zipf(1.4, (8, 50)) % 60
     vocab = 60
@@ -57,7 +57,7 @@ def test_equals_the_definition():
 
 
 def test_cached_for_this_data_and_split(make_config, texts, monkeypatch):
-    """Baselines are computed once per dataset, split and number of samples, and cached in one file."""
+    """Baselines are computed once per dataset, split and number of samples, and cached in a file."""
     config = make_config()
     make_dataset(config, texts)
     first = baselines(config)
@@ -76,7 +76,9 @@ def test_cached_for_this_data_and_split(make_config, texts, monkeypatch):
 
 
 def test_packed_sources_are_cut_each_by_itself(make_config, texts, monkeypatch):
-    """Each packed source is split separately: training counts both, and weights change the validation set."""
+    """Each packed source is split separately; both are in the training counts, and weights change the
+    validation set.
+    """
     places = ([0, 60], [60, 120])
     sources = [{"kind": "jsonl", "name": f"s{number}", "sequences": places[number]} for number in range(2)]
     own = [{"kind": "chat", "path": f"{number}.jsonl"} for number in range(2)]
@@ -99,7 +101,9 @@ def test_packed_sources_are_cut_each_by_itself(make_config, texts, monkeypatch):
 
 
 def test_no_validation_tokens(make_config, texts):
-    """A split without validation tokens is an error, or a reason that a notebook shows."""
+    """A split without validation tokens is an error, or a reason that the notebook
+    shows instead of baselines.
+    """
     config = make_config(data={"split": "1,0,0"})
     tokens = make_dataset(config, texts).counts["tokens"]
     reason = (
@@ -115,14 +119,14 @@ def test_no_validation_tokens(make_config, texts):
 
 
 def test_a_tiny_dataset(make_config):
-    """A dataset of two documents has none for validation, whatever the split."""
+    """A dataset of two documents has none left for validation, whatever the split."""
     config = make_config()
     make_dataset(config, ["a first document", "and a second"])
     assert isinstance(baselines(config, too_small="explain"), NoBaselines)
 
 
 def test_nothing_learnt(make_config, texts, monkeypatch):
-    """Masks and packing may leave no validation label in the loss."""
+    """Masks and packing can leave no validation label in the loss, which is reported."""
     config = make_config()
     make_dataset(config, texts)
     none = np.empty(0, np.int64)
@@ -134,7 +138,7 @@ def test_nothing_learnt(make_config, texts, monkeypatch):
 
 
 def test_what_is_wrong_with_the_data_is_told_however_small(make_config):
-    """too_small only explains small data: missing data and unknown values stay errors."""
+    """too_small="explain" applies to small data only; missing data and unknown values still raise errors."""
     with pytest.raises(DataError, match="nbtrain prepare"):
         baselines(make_config(), too_small="explain")
     with pytest.raises(ConfigError, match=r"^too_small = 'yes' must be"):
@@ -153,7 +157,7 @@ def test_only_labels_that_bear_loss_count(make_config, texts):
 
 
 def test_sentences_are_one_stream(make_config):
-    """Baselines are computed for a dataset of sentences too."""
+    """For a dataset of sentences, baselines are computed over the stream of all sentences."""
     config = make_config(data={"split_sentences": "en", "split": "50,40,10"})
     make_dataset(config, ["the model reads.\nand is cut.\n"] * 60)
     assert baselines(config).train_tokens == IndexedDataset(dataset_of(config).prefix).num_tokens // 2

@@ -1,4 +1,4 @@
-"""Documents read straight from the .bin: text, pieces, ends and searches."""
+"""Documents read from the .bin: their text, chunks in the loss, document ends, and searches."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from tests.dataset.indexed_writer import IndexedWriter
 
 
 def test_every_document_decodes(make_config, texts):
-    """Each document decodes to its text, without EOD."""
+    """Each document decodes to its text without EOD."""
     make_dataset(make_config(), texts)
     browser = Browser("small")
     assert [browser.document(number).text for number in range(120)] == texts
@@ -26,7 +26,9 @@ def test_every_document_decodes(make_config, texts):
 
 
 def test_a_cut_document(make_config, texts):
-    """A long document is truncated and marked; its number of tokens is the complete one."""
+    """A long document is truncated and marked as such, while its number of tokens is
+    that of the whole document.
+    """
     make_dataset(make_config(), texts)
     browser = Browser("small")
     whole, cut = browser.document(50), browser.document(50, max_tokens=5)
@@ -36,7 +38,9 @@ def test_a_cut_document(make_config, texts):
 
 
 def test_documents_of_several_sequences(make_config):
-    """A document's text is its sequences, joined; a document without sequences has an empty text."""
+    """A document's text is the concatenation of its sequences; a document without
+    sequences has an empty text.
+    """
     config = make_config(data={"split_sentences": "en"})
     make_dataset(config, ["one.\ntwo.\n", "three.\n"])
     browser = Browser(config)
@@ -52,7 +56,7 @@ def test_documents_of_several_sequences(make_config):
 
 
 def test_learnt_pieces(make_config, texts):
-    """A piece ends where the mask changes; the pieces joined are the text."""
+    """A new chunk starts where the loss mask changes; all chunks together are the text."""
     make_dataset(make_config(), texts, learnt_from=[2] * 120)
     document = Browser("small").document(3)
     assert [learnt for _, learnt in document.pieces] == [False, True]
@@ -61,7 +65,9 @@ def test_learnt_pieces(make_config, texts):
 
 
 def test_find(make_config, texts):
-    """find returns the next document with a text, ignoring case, and how far it searched in its time."""
+    """find() ignores case and returns the next document with a text, or how far it
+    searched in the allowed time.
+    """
     make_dataset(make_config(), texts)
     browser = Browser("small")
     assert browser.find("THE MODEL", 0) == (0, 1)
@@ -71,7 +77,7 @@ def test_find(make_config, texts):
 
 
 def test_no_such_document(make_config, texts):
-    """Document numbers run from 0 to the last; others are refused."""
+    """Document numbers outside the dataset are refused."""
     make_dataset(make_config(), texts)
     with pytest.raises(DataError) as caught:
         Browser("small").document(120)
@@ -81,7 +87,7 @@ def test_no_such_document(make_config, texts):
 
 
 def test_foreign_tokenizers(make_config, texts, workspace):
-    """A tokenizer.json decodes by its path or its folder; another file is refused."""
+    """A tokenizer.json given by its path or its folder decodes the ids; any other file is refused."""
     make_dataset(make_config(), texts)
     prefix = workspace / "mine_document"
     with IndexedWriter(prefix, 300, None) as writer:
@@ -106,7 +112,7 @@ def test_ids_in_place_of_text(workspace, monkeypatch):
 
 
 def test_documents_of_every_source(make_config, workspace):
-    """A small source among large ones is shown too, and each document names its source."""
+    """A small source among large ones is also shown, and each document has the name of its source."""
     (workspace / "few.jsonl").write_text('{"text": "few and far between"}\n')
     sources = [
         {"kind": "jsonl", "path": "texts.jsonl", "name": "many"},
@@ -121,7 +127,9 @@ def test_documents_of_every_source(make_config, workspace):
 
 
 def test_documents_beside_sentences(make_config, workspace):
-    """Documents of another key are not assigned to the manifest's sources, which count sentences."""
+    """Documents of an extra key have no source, because the manifest's sources count
+    sentences of the main key.
+    """
     lines = ['{"text": "It rains. It pours.", "title": "Rain"}\n', '{"text": "Sun.", "title": "Sun"}\n']
     for name, line in zip(("wet", "dry"), lines):
         (workspace / f"{name}.jsonl").write_text(line)
@@ -137,7 +145,7 @@ def test_documents_beside_sentences(make_config, workspace):
 
 
 def test_names_of_sources_are_text(make_config, texts):
-    """Names of sources in the manifest are escaped on a page."""
+    """Source names from the manifest are escaped in HTML."""
     name = "<script>alert(1)</script>"
     sources = [{"name": name, "sequences": [0, 60]}, {"name": "b", "sequences": [60, 120]}]
     make_dataset(make_config(), texts, sources=sources)
@@ -146,7 +154,7 @@ def test_names_of_sources_are_text(make_config, texts):
 
 
 def test_two_files_of_gpt2(make_config, texts, workspace):
-    """A folder with only vocab.json and merges.txt decodes, as for tokenizer.path."""
+    """A folder with only vocab.json and merges.txt can decode, as with tokenizer.path."""
     make_dataset(make_config(), texts)
     (workspace / "gpt2").mkdir()
     for name in ("vocab.json", "merges.txt"):
@@ -167,7 +175,7 @@ def test_two_files_of_gpt2(make_config, texts, workspace):
 
 
 def test_a_cut_goes_through_no_character(make_config, workspace):
-    """A character whose bytes are tokens (ByteFallback) is omitted if truncation splits it."""
+    """If truncation splits a character that is several byte tokens, the character is omitted."""
     text = "hello \u4e2d\u6587 \U0001f600\U0001f469\u200d\U0001f469"
     byte_fallback_tokenizer(tokenizer_dir("small"))
     make_dataset(make_config(), [text, text], learnt_from=[2, 40])
@@ -183,7 +191,7 @@ def test_a_cut_goes_through_no_character(make_config, workspace):
 
 
 def test_a_foreign_tokenizer_cuts_through_no_character(make_config, workspace):
-    """Truncation omits a split character for a tokenizer.json outside the data directory too."""
+    """With a tokenizer.json outside the data directory, truncation also omits a split character."""
     text = "hello \u4e2d\u6587"
     byte_fallback_tokenizer(tokenizer_dir("small"))
     make_dataset(make_config(), [text])

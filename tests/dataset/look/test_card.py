@@ -1,4 +1,4 @@
-"""The data card: correct numbers, readable text, pictures, and self-contained pages."""
+"""The data card: correct numbers, readable text, pictures, and pages that need no other file."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from tests.dataset.indexed_writer import IndexedWriter
 
 
 def test_card_of_a_run(make_config, texts):
-    """Counts, lengths, splits and documents match the dataset; the samples are its texts."""
+    """Counts, lengths and splits match the dataset, and the sample documents are its texts."""
     config = make_config()
     manifest = make_dataset(config, texts)
     card = data_card(config)
@@ -41,7 +41,9 @@ def test_card_of_a_run(make_config, texts):
 
 
 def test_sentences_of_wikitext(make_config, workspace):
-    """Sentences dropped around unknown templates are counted in manifest, report and card."""
+    """The number of sentences dropped because of unknown templates is in the
+    manifest, the report and the card.
+    """
     texts = [f"Text {number} is here. It has {{{{unknown|5}}}} words. It ends." for number in range(3)]
     pages = [page(f"Page {number}", text) for number, text in enumerate(texts)]
     (workspace / "dump.xml").write_bytes(dump_xml(pages))
@@ -58,7 +60,7 @@ def test_sentences_of_wikitext(make_config, workspace):
 
 @pytest.mark.slow
 def test_card_shows_itself(make_config):
-    """Text and HTML show the numbers; HTML escapes the documents and is reproducible."""
+    """Text and HTML show the same numbers; HTML escapes the documents and is reproducible."""
     config = make_config(data={"split": "1,0,0"})
     make_dataset(config, ["<script>alert(1)</script> text"])
     card = data_card(config)
@@ -69,7 +71,7 @@ def test_card_shows_itself(make_config):
 
 
 def test_documents_command_no_terminal(make_config, workspace):
-    """Cards, inspections and source names escape control sequences; HTML and JSON keep them."""
+    """Control sequences in documents and source names are escaped on a terminal; HTML and JSON keep them."""
     text = "one \x1b[31mred\x07 \u202ebackwards\r\nand a line"
     (workspace / "texts.jsonl").write_text(json.dumps({"text": text}) + "\n")
     source = {"kind": "jsonl", "path": "texts.jsonl", "attribution": "me\x1b[2J\nand you"}
@@ -85,7 +87,7 @@ def test_documents_command_no_terminal(make_config, workspace):
 
 
 def test_card_by_name_and_by_prefix(make_config, texts, workspace):
-    """A name in the data directory, a prefix and a file of the pair select the same dataset."""
+    """A name in the data directory, a prefix, and either file of a pair select the same dataset."""
     config = make_config()
     make_dataset(config, texts)
     by_name = data_card("small")
@@ -112,7 +114,7 @@ def test_unknown_dataset(make_config, texts):
 
 
 def test_damaged_manifest(make_config, texts):
-    """A manifest that is not JSON, of another version or incomplete is refused with the fix."""
+    """A manifest that is not JSON, incomplete or of another version is refused with the fix."""
     config = make_config()
     make_dataset(config, texts)
     manifest = dataset_of(config).manifest_json
@@ -134,7 +136,9 @@ def test_damaged_manifest(make_config, texts):
 
 
 def test_epochs_and_the_warning(make_config, texts):
-    """Each split has its samples, tokens and epochs; above four epochs there is a warning with its source."""
+    """Each split has its samples, tokens and epochs; more than four epochs give a
+    warning that cites its source.
+    """
     config = make_config()
     make_dataset(config, texts)
     card = data_card(config)
@@ -176,7 +180,7 @@ SOURCES = [
 
 
 def test_sources(make_config, texts):
-    """The card shows bytes/token of each source, and a picture of their tokens."""
+    """The card shows the bytes per token of each source, and a picture of the sources' tokens."""
     config = make_config()
     make_dataset(config, texts, sources=SOURCES, dropped={"empty": 3, "duplicate": 2})
     card = data_card("small")
@@ -189,7 +193,7 @@ def test_sources(make_config, texts):
 
 
 def test_duplicates_are_found_in_the_bin(make_config, texts, monkeypatch):
-    """Duplicate documents are counted from their tokens, in all documents or in a sample."""
+    """Duplicate documents are counted by comparing tokens, in all documents or in a sample."""
     config = make_config()
     make_dataset(config, [*texts, texts[3], texts[3], texts[7]])
     assert data_card("small").duplicates == {"copies": 3, "checked": 123, "documents": 123}
@@ -229,7 +233,7 @@ def test_learnt_tokens_are_shown(make_config, texts):
 
 
 def test_another_pair_beside_it(make_config, texts):
-    """The pair of another key is described without the main pair's text statistics."""
+    """The pair of an extra key is described without the text statistics of the main pair."""
     config = make_config()
     whole = make_dataset(config, texts)
     dataset = dataset_of(config)
@@ -244,7 +248,7 @@ def test_another_pair_beside_it(make_config, texts):
 
 
 def test_another_tokenizer_by_name(make_config, texts, workspace):
-    """A tokenizer given by name decodes; one that is too small or missing is refused."""
+    """A tokenizer given by name decodes the card's documents; one that is too small or missing is refused."""
     config = make_config()
     make_dataset(config, texts)
     make_tokenizer("tiny", ["x"], 257)
@@ -267,7 +271,7 @@ def test_another_tokenizer_by_name(make_config, texts, workspace):
 
 
 def test_page_stands_by_itself(make_config, texts, workspace, capsys):
-    """`data card` writes a self-contained UTF-8 page, and JSON."""
+    """`data card` writes an HTML page in UTF-8 that needs no other file, and JSON."""
     config = make_config()
     make_dataset(config, ["naïve café 東京", *texts])
     page, values = workspace / "card.html", workspace / "card.json"
@@ -288,7 +292,7 @@ def test_page_stands_by_itself(make_config, texts, workspace, capsys):
 
 @pytest.mark.slow
 def test_card_of_a_blend(make_config, texts):
-    """The card of a blend has shares by weight, samples and epochs, and a warning about excess epochs."""
+    """The card of a blend shows shares by weight, samples and epochs, and warns about too many epochs."""
     make_dataset(make_config(), texts)
     make_dataset(make_config(), texts[:20], dataset=DatasetFiles.named("few"))
     config = make_config(
@@ -317,7 +321,7 @@ def test_card_of_a_blend(make_config, texts):
 
 @pytest.mark.slow
 def test_card_of_packed_examples(make_config, workspace, caplog):
-    """The card of packed examples has training's splits and epochs: split per source, read by weight."""
+    """The card of packed examples has the same splits and epochs as training, per source and weight."""
     for name, count in (("a", 40), ("b", 10)):
         rows = [
             {"prompt": f"question {number} of {name}", "completion": f"answer {number}"}

@@ -1,4 +1,4 @@
-"""Detecting dataset files that no longer match their manifest."""
+"""Detection of dataset files that no longer match their manifest."""
 
 import os
 import re
@@ -24,7 +24,7 @@ def dataset(make_config, texts) -> DatasetFiles:
 
 
 def age(path, seconds: float) -> None:
-    """Set a file's time to seconds from now."""
+    """Set a file's modification time to `seconds` from now."""
     moment = time.time() + seconds
     os.utime(path, (moment, moment))
 
@@ -49,7 +49,7 @@ def test_a_dataset_as_prepare_left_it_is_not_read(dataset, reads):
 
 
 def test_a_changed_file_of_the_same_size_is_told(dataset, reads):
-    """Swapping two tokens is detected, though sizes and the largest id stay the same."""
+    """Swapping two tokens is detected, although sizes and the largest id stay the same."""
     content = bytearray(dataset.bin.read_bytes())
     before = bytes(content)
     content[0:4] = content[2:4] + content[0:2]
@@ -72,7 +72,7 @@ def test_a_changed_file_of_the_same_size_is_told(dataset, reads):
 
 
 def test_a_copied_dataset_is_read_once(dataset, reads):
-    """Files newer than the manifest are read once, and again only if one of them is rewritten."""
+    """Files that are newer than the manifest are read once, and again only after a change."""
     age(dataset.idx, 10)
     check_contents(dataset)
     check_contents(dataset)

@@ -1,4 +1,4 @@
-"""Inspection and verification: header and documents are shown, and every damage is found."""
+"""inspect and verify: header and documents are shown, and every kind of damage is found."""
 
 import hashlib
 import json
@@ -46,7 +46,7 @@ def test_inspect_and_verify(make_config, texts):
 
 
 def test_inspect_shows_ids_without_a_tokenizer(workspace):
-    """A pair without a tokenizer shows ids, and empty documents are counted."""
+    """Without a tokenizer inspect shows ids; empty documents are counted."""
     (workspace / "mine").mkdir()
     prefix = workspace / "mine" / "x_document"
     with IndexedWriter(prefix, 100, 9) as writer:
@@ -59,7 +59,7 @@ def test_inspect_shows_ids_without_a_tokenizer(workspace):
 
 
 def test_empty_documents_and_sources_are_told(make_config, texts):
-    """Empty documents are reported if D > S + 1, and each source has its bytes per token."""
+    """Empty documents are reported, and each source has its bytes per token."""
     config = make_config()
     source = {"kind": "jsonl", "documents": 120, "bytes": 8000, "tokens": 4000}
     make_dataset(config, texts, sources=[source])
@@ -81,14 +81,14 @@ def test_empty_documents_and_sources_are_told(make_config, texts):
 
 
 def renew(dataset, name):
-    """Update the manifest to a file's current content, as if it had been encoded so."""
+    """Update the manifest to a file's current content, as if it had been encoded that way."""
     value = json.loads(dataset.manifest_json.read_text())
     value["files"][name]["sha256"] = hashlib.sha256((dataset.directory / name).read_bytes()).hexdigest()
     dataset.manifest_json.write_text(json.dumps(value))
 
 
 def test_one_changed_byte(make_config, texts):
-    """A changed token is found by the hash, and a missing EOD by its position."""
+    """A changed token is found by the hash, and a missing EOD is reported with its position."""
     config = make_config()
     make_dataset(config, texts)
     binary = dataset_of(config).bin
@@ -121,7 +121,7 @@ def test_one_changed_byte(make_config, texts):
 
 
 def test_documents_that_end_as_they_were_brought(make_config, workspace):
-    """Ids of a source with append_eod: false need no EOD."""
+    """Documents of a source with append_eod: false need not end with EOD."""
     make_tokenizer("small", ["a text"])
     (workspace / "ids.jsonl").write_text('{"input_ids": [5, 6]}\n' * 3)
     source = {"kind": "tokens", "path": "ids.jsonl", "append_eod": False}
@@ -152,7 +152,7 @@ def test_a_missing_file_of_the_manifest(make_config, texts):
 
 
 def test_loss_masks_are_verified(make_config, texts):
-    """verify checks that the mask has the tokens' lengths and holds 0 and 1, and shows its share."""
+    """verify checks that the loss mask has the tokens' lengths and only 0 and 1, and shows the share of 1."""
     config = make_config()
     make_dataset(config, texts, learnt_from=[2] * 120)
     dataset = dataset_of(config)
@@ -172,7 +172,7 @@ def test_loss_masks_are_verified(make_config, texts):
 
 
 def test_a_mask_of_another_dataset(workspace):
-    """A mask of other lengths is refused: on opening if the sums differ, otherwise by verify."""
+    """A loss mask of other lengths is refused by inspect if the totals differ, and otherwise by verify."""
     prefix = workspace / "x_document"
 
     def write(name, lengths):
@@ -199,7 +199,9 @@ def test_a_mask_of_another_dataset(workspace):
 
 
 def test_all_pairs_of_a_folder(make_config, texts):
-    """A second key's pair is compared with the same manifest, whose sources describe the first pair."""
+    """The pair of an extra key is checked against the same manifest, whose sources
+    describe only the main pair.
+    """
     config = make_config()
     source = {"kind": "jsonl", "documents": 120, "bytes": 8000, "tokens": 4000}
     whole = make_dataset(config, texts, sources=[source])
@@ -227,7 +229,7 @@ def test_all_pairs_of_a_folder(make_config, texts):
 
 
 def test_progress_of_large_files(make_config, texts, monkeypatch, capsys):
-    """Large files have a progress bar with a rate, and its total is the size of all files."""
+    """For large files, one progress bar with a rate covers the size of all files."""
     config = make_config()
     make_dataset(config, texts)
     verify(config)
@@ -247,7 +249,7 @@ def test_verbs_as_json(make_config, texts, capsys):
 
 
 def test_a_blend_has_no_files(make_config):
-    """A run that blends datasets has no file pair, and the error names the datasets."""
+    """A run that blends datasets has no pair of its own, and the error names the datasets."""
     entries = [{"name": "small", "weight": 1}, {"prefix": "data/x_document", "weight": 3}]
     config = make_config(data={"name": "mix", "sources": [], "blend": entries})
     for call in (inspect, verify):

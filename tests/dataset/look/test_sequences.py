@@ -1,4 +1,4 @@
-"""Display of loss masks: documents with tokens in the loss, and training sequences with padding."""
+"""Display of loss masks: documents with marked tokens, and training sequences with padding."""
 
 import json
 
@@ -24,7 +24,9 @@ TALK = [
 
 @pytest.fixture
 def tuned(workspace, make_config):
-    """A run with two conversations, the first answer outside the loss, and its report."""
+    """Prepare a run with two conversations, of which the first answer is outside the
+    loss; return it and its report.
+    """
     make_tokenizer("small", ["one wrong no right by the model"] * 20)
     records = [{"messages": TALK, "id": number, "url": "u"} for number in range(2)]
     records[1]["messages"] = [{**TALK[0], "content": "two"}, *TALK[1:]]
@@ -56,7 +58,7 @@ def test_prepare_reports_the_loss_and_the_keys(tuned):
 
 
 def test_a_document_keeps_its_marks(tuned):
-    """A document with marks survives a round trip through JSON; a truncated one has no end."""
+    """A document keeps its marks through JSON; a truncated document shows no end-of-document token."""
     config, _ = tuned
     browser = Browser(config)
     document = browser.document(0)
@@ -68,7 +70,7 @@ def test_a_document_keeps_its_marks(tuned):
 
 
 def test_packed_sequences(tuned):
-    """A packed sequence shows documents, labels, then padding; the strip has a cell for each position."""
+    """A packed sequence shows documents, labels and padding; its strip has a cell for each position."""
     config, _ = tuned
     browser = Browser(config)
     sequence, *_ = training_sequences(config, browser)
@@ -90,7 +92,7 @@ def test_packed_sequences(tuned):
 
 
 def test_a_stream(workspace, make_config, texts):
-    """In a stream, documents end at their end-of-document token, and every token is in the loss."""
+    """In a stream, every document ends at its end-of-document token, and every token is in the loss."""
     config = make_config(data={"split": "1,0,0"}, model={"seq_length": 64})
     make_dataset(config, texts)
     sequence, second = training_sequences(config, Browser(config))
@@ -104,7 +106,9 @@ def test_a_stream(workspace, make_config, texts):
 
 
 def test_the_strip():
-    """A cell of the strip shows the most frequent kind, and whether only some positions are in the loss."""
+    """A cell that covers several positions shows the most frequent kind, and whether all
+    or only some are in the loss.
+    """
     kinds = np.array([READ] * 160 + [LOSS] * 160 + [READ] * 70 + [LOSS] + [READ] * 9 + [PADDING] * 80)
     strip = marked.strip_text(kinds, [0, 160])
     assert len(strip) == marked.STRIP_CELLS and strip[0] == "|" and strip[-1] == "."
@@ -114,7 +118,7 @@ def test_the_strip():
 
 
 def test_what_could_move_a_terminal_is_shown_as_text():
-    """Escape sequences in a document are shown as text, with only our own colours active."""
+    """Escape sequences in a document are shown as text; only nbtrain's own colours take effect."""
     pieces = [("a\x1b[31mb\r\n", "read"), ("c", "loss")]
     assert marked.text_of(pieces) == "a\\x1b[31mb\n[[c]]"
     assert marked.text_of(pieces, colour=True) == "\x1b[90ma\\x1b[31mb\x1b[0m\n\x1b[32mc\x1b[0m"

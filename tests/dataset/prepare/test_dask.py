@@ -1,4 +1,4 @@
-"""Parts processed by a Dask cluster: the same bytes as the local pool, even if a process dies."""
+"""Processing parts on a Dask cluster writes the same bytes as the local pool, even if a process dies."""
 
 import contextlib
 import importlib.util
@@ -39,7 +39,7 @@ def needs_dask():
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    """Set parts to 2 kB, so that a test's texts span several."""
+    """Set the size of parts to 2 kB, so that a test's texts span several parts."""
     for module in (base, source_files, jsonl):
         if hasattr(module, "PART_BYTES"):
             monkeypatch.setattr(module, "PART_BYTES", 2_000)
@@ -47,7 +47,7 @@ def small_parts(monkeypatch):
 
 @pytest.fixture(scope="module")
 def scheduler():
-    """The plain address of a scheduler on this machine with 2 workers."""
+    """Start a scheduler with 2 workers on this machine, and return its address."""
     needs_dask()
     import dask
     from distributed import LocalCluster
@@ -82,7 +82,7 @@ def content(folder):
 
 
 def work(folder, task):
-    """Return the task; "once" kills its process the first time, "always" each time."""
+    """Return the task's name; the task "once" kills its process the first time, and "always" every time."""
     mark = folder / f"{task}.mark"
     if task == "always" or (task == "once" and not mark.exists()):
         mark.touch()
@@ -93,7 +93,7 @@ def work(folder, task):
 
 
 def test_every_worker_of_a_plain_scheduler_is_looked_at():
-    """Every worker of a plain scheduler is checked, not just the five in scheduler_info."""
+    """All workers of an existing scheduler are checked, not only the five that scheduler_info lists."""
     from nbtrain.corpus.dask_cluster import DaskCluster
 
     here = [f"tcp://127.0.0.1:{port}" for port in range(1000, 1005)]
@@ -153,7 +153,9 @@ cluster.close()
 
 @pytest.mark.slow
 def test_a_lost_worker_makes_no_noise(workspace):
-    """A lost worker prints nbtrain's message and nothing of Dask's nanny, scheduler or client."""
+    """When a worker is lost, only nbtrain's message is printed, and nothing of Dask's
+    nanny, scheduler or client.
+    """
     needs_dask()
     done = subprocess.run(
         [sys.executable, "-c", NOISE, workspace], capture_output=True, text=True, timeout=600
@@ -164,7 +166,9 @@ def test_a_lost_worker_makes_no_noise(workspace):
 
 @pytest.mark.slow
 def test_a_worker_killed_in_the_middle(cluster, workspace, caplog):
-    """After kill -9 of a worker, its tasks run on others, results come in order, and a message reports it."""
+    """After kill -9 of a worker, its tasks run on other workers, results stay in
+    order, and a message reports it.
+    """
     tasks = [0, 1, "once", *range(3, 12), b"x" * (2 << 20), 13]
     results = list(
         workers.ordered_map(
@@ -177,7 +181,7 @@ def test_a_worker_killed_in_the_middle(cluster, workspace, caplog):
 
 
 def test_a_result_that_dies_with_its_worker(monkeypatch):
-    """A result lost with its worker is recomputed, and the scheduler does not count as gone."""
+    """A result that was lost with its worker is recomputed, and the scheduler is not taken for dead."""
     needs_dask()
     monkeypatch.setattr(dask_pool, "LOST_SECONDS", 0)
     pool = object.__new__(dask_pool.DaskPool)
@@ -193,7 +197,7 @@ def test_a_result_that_dies_with_its_worker(monkeypatch):
 
 @pytest.mark.slow
 def test_a_part_that_kills_each_worker(cluster, workspace):
-    """A part that kills three workers ends the map with a fix."""
+    """A part that has killed three workers ends the map with an error and a fix."""
     with pytest.raises(DataError) as caught:
         list(
             workers.ordered_map(
@@ -212,7 +216,7 @@ def test_a_part_that_kills_each_worker(cluster, workspace):
 
 @pytest.mark.slow
 def test_an_error_in_a_part(cluster, workspace):
-    """An error in a part is raised here unchanged."""
+    """An error while a part is processed is raised unchanged in this process."""
     with pytest.raises(DataError, match=r"^part 7 is bad$"):
         list(
             workers.ordered_map(
@@ -222,7 +226,7 @@ def test_an_error_in_a_part(cluster, workspace):
 
 
 def written_address(process, file):
-    """Return the address in the scheduler's file, which Dask creates before it writes the address."""
+    """Wait for the address in the scheduler's file, which Dask creates empty."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         assert process.poll() is None
@@ -234,7 +238,7 @@ def written_address(process, file):
 
 @pytest.mark.slow
 def test_a_scheduler_that_vanishes(workspace):
-    """kill -9 of the scheduler raises an error with the fix instead of waiting forever."""
+    """After kill -9 of the scheduler, an error with the fix is raised instead of waiting indefinitely."""
     needs_dask()
     from nbtrain.corpus.dask_cluster import DaskCluster
 
@@ -275,7 +279,7 @@ echo "Submitted batch job 41"
 
 @pytest.mark.slow
 def test_jobs_of_slurm(make_config, small_parts, tmp_path, monkeypatch):
-    """sbatch gets a job script whose worker joins by TLS and processes the parts."""
+    """sbatch receives a job script whose worker connects by TLS and processes the parts."""
     needs_dask()
     home = tmp_path / "data"
     make_config()
@@ -315,7 +319,7 @@ def test_jobs_of_slurm(make_config, small_parts, tmp_path, monkeypatch):
 
 
 def test_slurm_without_sbatch(monkeypatch):
-    """A missing sbatch is reported; dask-jobqueue would wait without a message."""
+    """A missing sbatch is reported; dask-jobqueue alone would wait without a message."""
     needs_dask()
     from nbtrain.corpus.dask_cluster import DaskCluster
 
@@ -331,7 +335,7 @@ def test_slurm_without_sbatch(monkeypatch):
 
 @pytest.mark.slow
 def test_slurm_without_a_slurm_conf(make_config, tmp_path, monkeypatch):
-    """With the client packages alone, one sentence replaces sbatch's four lines, as for submit."""
+    """If Slurm is installed but not configured, one sentence replaces sbatch's four lines, as for submit."""
     needs_dask()
     sbatch = tmp_path / "sbatch"
     sbatch.write_text(
@@ -353,7 +357,7 @@ def test_slurm_without_a_slurm_conf(make_config, tmp_path, monkeypatch):
 
 
 def test_without_the_extra(make_config, monkeypatch):
-    """The error names the missing extra and the alternative, and no dataset folder is left."""
+    """The error names the missing extra and the alternative, and leaves no dataset folder."""
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(DataError) as caught:
         prepare(make_config(data={"workers": {"kind": "dask", "cluster": "local"}}))
@@ -364,7 +368,7 @@ def test_without_the_extra(make_config, monkeypatch):
 
 
 def order(folder, **changes):
-    """Return the order that a worker gets, for a function that adds 1."""
+    """Return a lease and a worker's pickled order to call a function that adds 1."""
     held = lease.Lease(folder)
     fields = {
         "key": held.token,
@@ -378,7 +382,7 @@ def order(folder, **changes):
 
 
 def test_a_worker_of_another_version(tmp_path):
-    """A worker with another version does not start, and the message names the differences."""
+    """A worker with other package versions does not start, and the message names the differences."""
     there = {**dask_worker.software(), "nbtrain": "0.0.9 (0123)"}
     _, given = order(tmp_path, software=there)
     with pytest.raises(DataError) as caught:
@@ -391,7 +395,7 @@ def test_a_worker_of_another_version(tmp_path):
 
 
 def test_a_worker_of_another_file_system(tmp_path, monkeypatch):
-    """A worker that cannot see the folder reports it; one that starts too late does nothing."""
+    """A worker that cannot see the folder reports that; a worker that starts after the end does nothing."""
     monkeypatch.setattr(lease, "_held", None)
     held = lease.Lease(tmp_path)
     with pytest.raises(DataError, match=r"^Dask worker x: cannot see .* on a shared file system"):

@@ -1,4 +1,4 @@
-"""Parts processed by jobs of a real Slurm with two nodes; part of `make soak`."""
+"""Processing parts in jobs of a real Slurm cluster with two nodes; part of `make soak`."""
 
 import shutil
 import tempfile
@@ -21,7 +21,7 @@ WORKERS = {"kind": "dask", "cluster": "slurm", "num_workers": 2, "memory_bytes":
 
 @pytest.fixture
 def cluster(monkeypatch):
-    """A Slurm of two nodes, whose commands this process and its threads call."""
+    """Start a Slurm cluster of two nodes, and make this process use its commands."""
     needs_dask()
     if why := slurm.missing():
         skip_or_fail("NBTRAIN_REQUIRE_SLURM", why)
@@ -37,12 +37,12 @@ def cluster(monkeypatch):
 
 @pytest.fixture
 def home(workspace, tmp_path, monkeypatch):
-    """A data directory whose path is valid in a job script."""
+    """Create a data directory whose path is allowed in a job script."""
     monkeypatch.setenv("NBTRAIN_DATA", str(tmp_path / "data"))
 
 
 def made(config):
-    """Return the bytes of the dataset."""
+    """Prepare the dataset and return its bytes."""
     folder = dataset_dir(config.data.name)
     return {
         path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix in (".bin", ".idx")
@@ -50,7 +50,7 @@ def made(config):
 
 
 def end_first_job(cluster, ended):
-    """Cancel the first worker job once a shard exists, as a preemption would."""
+    """Cancel the first worker job once a shard exists, as a preemption does."""
     while not ended.is_set() and not list(dataset_dir("small").rglob(".encode/*")):
         time.sleep(0.05)
     for number in cluster.call("squeue", "-h", "-t", "R", "-o", "%i").split()[:1]:
@@ -59,7 +59,7 @@ def end_first_job(cluster, ended):
 
 @pytest.mark.usefixtures("home", "small_parts")
 def test_a_job_of_workers_is_lost_and_the_bytes_are_the_same(cluster, make_config):
-    """If one of two worker jobs is cancelled, a new job or the other one finishes with the same bytes."""
+    """If one of two worker jobs is cancelled, the other one or a new job finishes with the same bytes."""
     config = make_config(data={"workers": {**WORKERS, "wait_minutes": 5.0}})
     ended = threading.Event()
     killer = threading.Thread(target=end_first_job, args=(cluster, ended))
@@ -98,6 +98,6 @@ def test_a_job_of_workers_is_lost_and_the_bytes_are_the_same(cluster, make_confi
     ],
 )
 def test_why_there_is_no_worker(cluster, make_config, settings, words):
-    """The reason for missing workers is Slurm's own, without a traceback, and reported before the limit."""
+    """If no worker starts, Slurm's own reason is reported without a traceback, before the time limit."""
     with pytest.raises(DataError, match=words):
         prepare(make_config(data={"workers": {**WORKERS, **settings}}))

@@ -1,4 +1,6 @@
-"""A dataset prepared from other inputs: the differing key and where it is set, and the changed file."""
+"""An existing dataset whose inputs have changed: the message names the key and
+its place, or the changed file.
+"""
 
 import json
 import os
@@ -38,7 +40,7 @@ END = (
 
 @pytest.fixture
 def folder(workspace):
-    """run.yaml over a folder of two texts, prepared through the step encode."""
+    """Prepare run.yaml, over a folder of two texts, through the step encode."""
     (workspace / "texts").mkdir()
     write(workspace / "texts" / "a.txt", "one text" * 40)
     write(workspace / "texts" / "b.txt", "second")
@@ -59,7 +61,9 @@ def refuses(message, *overrides):
 
 
 def test_the_place_of_the_key_that_differs(folder, workspace):
-    """The message names the line or override that set the changed key, not the one that set the sources."""
+    """The message names the line or override that set the changed key, even if
+    another one set the section.
+    """
     same = "data.sources=[{kind: text, path: texts}]"
     (workspace / "run.yaml").write_text(RUN.replace("min_bytes: 0", "min_bytes: 5"))
     refuses("made with other settings: data.cleaning.min_bytes = 0 there, 5 in run.yaml:9", same)
@@ -81,7 +85,9 @@ def test_the_place_of_the_key_that_differs(folder, workspace):
 
 
 def test_files_that_are_new_gone_and_changed(folder):
-    """Changed files are listed before files that were only rewritten, then the number of further ones."""
+    """Changed files are listed before files that were only rewritten, followed by
+    the number of further files.
+    """
     where = "run.yaml:6: data.sources[0]"
     write(folder / "c.txt", "third")
     refuses(f"the sources have changed since it was made: {where}: c.txt is new")
@@ -100,7 +106,7 @@ def test_files_that_are_new_gone_and_changed(folder):
 
 
 def test_files_written_again_of_documents_that_became_no_tokens(workspace, make_config):
-    """Documents without tokens are not hashed, so rewritten files are compared without them."""
+    """Documents that give no tokens are not hashed, so a rewritten file is compared without them."""
     made = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "<|endoftext|>": 1, "a": 2}, unk_token="[UNK]"))
     made.normalizer, made.pre_tokenizer = normalizers.Replace("z", ""), pre_tokenizers.Whitespace()
     made.save(str(workspace / "small.json"))
@@ -109,14 +115,16 @@ def test_files_written_again_of_documents_that_became_no_tokens(workspace, make_
 
 
 def test_files_written_again_of_ids_outside_the_vocabulary(workspace, make_config):
-    """Broken records are not hashed, so rewritten files are compared without them."""
+    """Broken records are not hashed, so a rewritten file is compared without them."""
     lines = [json.dumps({"input_ids": ids}) + "\n" for ids in ([5], [300], [6])]
     source = {"kind": "tokens", "append_eod": False, "max_broken_fraction": 0.5}
     assert_touched(make_config, workspace, lines, source, {"broken_record": 1})
 
 
 def test_files_written_again_with_extra_keys(workspace, make_config):
-    """Rewritten files with the same texts are kept; a correction in the extra text alone is a change."""
+    """A rewritten file with the same texts keeps the dataset, but a correction of
+    an extra text is a change.
+    """
     source = {"kind": "jsonl", "path": "lines.jsonl"}
     write(workspace / "lines.jsonl", '{"text": "one", "title": "teh one"}\n')
     config = make_config(data={"sources": [source], "extra_json_keys": ["title"]})
@@ -133,7 +141,7 @@ def test_files_written_again_with_extra_keys(workspace, make_config):
 
 
 def assert_touched(make_config, workspace, lines, source, dropped, **tokenizer):
-    """Assert that a rewritten file is the same text, and another text of the same size is a change."""
+    """Assert that rewriting a file keeps the dataset, and that another text of the same size is a change."""
     write(workspace / "lines.jsonl", "".join(lines))
     vocabulary = {"tokenizer": {"name": "small", **tokenizer}} if tokenizer else {}
     config = make_config(data={"sources": [{**source, "path": "lines.jsonl"}]}, **vocabulary)
@@ -150,7 +158,7 @@ def assert_touched(make_config, workspace, lines, source, dropped, **tokenizer):
 
 
 def test_labels_decide_by_the_first_record_whether_there_is_a_mask(workspace, make_config, caplog):
-    """The first record decides whether a source has a mask; a later mask is refused by name."""
+    """The first record decides whether a source has a loss mask; a mask that appears later is refused."""
     caplog.set_level("INFO")
     tokenizer = {"name": "small", "vocab_size": 300}
     make_tokenizer("small", ["one two"])
@@ -177,7 +185,9 @@ def test_labels_decide_by_the_first_record_whether_there_is_a_mask(workspace, ma
 
 
 def test_documents_with_other_extra_texts_are_other_documents(workspace, make_config):
-    """Records with equal main texts but different extra keys are kept, and the pairs stay aligned."""
+    """Records with equal main texts but different extra texts are not duplicates,
+    and the pairs stay aligned.
+    """
     rows = [("q", "a"), ("q", "b"), ("q", "a"), ("r", "a")]
     write(workspace / "rows.jsonl", "".join(json.dumps({"text": q, "answer": a}) + "\n" for q, a in rows))
     source = {"kind": "jsonl", "path": "rows.jsonl"}

@@ -1,4 +1,4 @@
-"""The tokenizer that encodes a dataset: its own, or one that the YAML names, in any order of runs."""
+"""The tokenizer of a dataset is its own or the one that the YAML names, whatever was prepared before."""
 
 import json
 
@@ -31,7 +31,7 @@ BOOKS = "extends: demo.yaml\nname: books\ndata:\n  sources: [{kind: jsonl, path:
 
 @pytest.fixture
 def files(workspace):
-    """demo.yaml, and books.yaml which extends it, on two texts with other words."""
+    """Write demo.yaml, and books.yaml which extends it, over two texts with different words."""
     for name, words in (("demo", "def return self import"), ("books", "whale captain harpoon ocean")):
         pairs = [
             f"{word} {other} {number}" for number in range(40) for word in words.split() for other in "ab"
@@ -44,7 +44,7 @@ def files(workspace):
 
 
 def prepared(run, *overrides, **keywords):
-    """Return (tokens, sha256 of the tokenizer) of a prepared run."""
+    """Prepare a run; return its tokens and the SHA-256 of its tokenizer."""
     config = load(run, list(overrides))
     prepare(config, **keywords)
     manifest = dataset_of(config).manifest()
@@ -58,7 +58,7 @@ def refusal(run, *overrides, **keywords):
 
 
 def test_the_demo_does_not_depend_on_what_was_prepared_before(files, monkeypatch):
-    """The demo's result does not depend on runs that extend it with other text, vocabulary or cleaning."""
+    """Runs that extend the demo with other text, vocabulary or cleaning do not change the demo's dataset."""
     monkeypatch.setenv("NBTRAIN_DATA", str(files / "first"))
     demo, books = prepared("demo.yaml"), prepared("books.yaml")
     assert demo[1] != books[1]
@@ -75,7 +75,9 @@ def test_the_demo_does_not_depend_on_what_was_prepared_before(files, monkeypatch
 
 
 def test_a_tokenizer_of_other_text_is_used_only_if_the_yaml_names_it(files):
-    """A tokenizer of other text is used and reported if the YAML names it, and refused otherwise."""
+    """A tokenizer trained on other text is used, and reported, only if the YAML names
+    it; otherwise it is refused.
+    """
     prepared("demo.yaml")
     named = ["data.sources.0.path=books.jsonl", "tokenizer.name=demo-300", "data.name=books"]
     config = load("demo.yaml", named)
@@ -103,7 +105,7 @@ def test_a_tokenizer_of_other_text_is_used_only_if_the_yaml_names_it(files):
 
 
 def test_force_trains_a_changed_text_again(files):
-    """With force, a changed text trains the tokenizer again if no other dataset uses it."""
+    """With force, the tokenizer is trained again on a changed text, unless another dataset uses it."""
     _, before = prepared("demo.yaml")
     (files / "demo.yaml").write_text(DEMO.replace("demo.jsonl", "books.jsonl"))
     _, after = prepared("demo.yaml", force=True)
@@ -112,7 +114,7 @@ def test_force_trains_a_changed_text_again(files):
 
 
 def test_a_brought_tokenizer_is_named(files):
-    """An imported tokenizer in the folder of the dataset's name is used only if it is named."""
+    """An imported tokenizer that has the dataset's name is used only if the YAML names it."""
     prepared("demo.yaml")
     tokenizer_dir("demo-300").rename(tokenizer_dir("books"))
     (tokenizer_dir("books") / "manifest.json").unlink()
@@ -123,7 +125,7 @@ def test_a_brought_tokenizer_is_named(files):
 
 
 def test_weights_keep_their_tokenizer(files):
-    """A run with init_from uses its model's tokenizer for other text; none is trained for it."""
+    """A run with init_from uses its model's tokenizer for any text, and trains none."""
     _, demo = prepared("demo.yaml")
     (files / "tuned.yaml").write_text(BOOKS.replace("name: books", "name: tuned\ninit_from: demo"))
     assert prepared("tuned.yaml")[1] == demo
@@ -137,7 +139,9 @@ def test_weights_keep_their_tokenizer(files):
 
 
 def test_a_blend_has_the_tokenizer_of_its_datasets(files):
-    """A blend that inherits another tokenizer is refused, and the message names the right one."""
+    """A blend that inherits a tokenizer other than its datasets' is refused, and the
+    message names the right one.
+    """
     prepared("demo.yaml")
     prepared("books.yaml")
     blend = ["name=mixed", "data.sources=[]", "data.blend=[{name: books, weight: 1}]"]
@@ -147,7 +151,7 @@ def test_a_blend_has_the_tokenizer_of_its_datasets(files):
 
 
 def test_names_of_shipped_runs_are_theirs(files):
-    """The names of shipped runs are reserved: no other run can create data under them."""
+    """Dataset and tokenizer names of shipped runs are reserved: no other run can create data under them."""
     message = refusal("demo.yaml", "tokenizer.name=python-docs-1k")
     assert "tokenizer.name = python-docs-1k: is the tokenizer that " in message
     assert "run `nbtrain prepare gpt-tiny` first" in message

@@ -1,4 +1,4 @@
-"""prepare does the missing steps with reasons, refuses to replace data, and survives a kill."""
+"""prepare performs the missing steps and gives reasons, refuses to replace data, and survives a kill."""
 
 import dataclasses
 import gzip
@@ -40,7 +40,7 @@ def steps(report):
 
 
 def everything(folder):
-    """Return {relative path: sha256} of all files below a folder."""
+    """Return the SHA-256 of all files below a folder, by relative path."""
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in folder.rglob("*")
@@ -55,7 +55,9 @@ def refusal(config, **keywords):
 
 
 def test_a_shared_tokenizer_is_not_made_anew(make_config):
-    """A shared tokenizer is not retrained even with force, because other datasets' ids would be invalid."""
+    """A shared tokenizer is not trained again, even with force, because other
+    datasets' ids would become invalid.
+    """
     prepare(make_config())
     prepare(make_config(data={"name": "second"}))
     before = Tokenizer.load(tokenizer_dir("small")).sha256
@@ -72,7 +74,9 @@ def test_a_shared_tokenizer_is_not_made_anew(make_config):
 
 
 def test_a_tokenizer_is_not_made_anew_while_another_prepare_encodes(make_config, monkeypatch):
-    """A tokenizer is kept while shards encoded with it exist; if it is replaced anyway, encoding stops."""
+    """A tokenizer is kept while shards encoded with it exist; if its files are
+    replaced anyway, encoding stops.
+    """
     prepare(make_config(), through="tokenizer")
 
     def killed(self, task):
@@ -103,7 +107,9 @@ def test_a_tokenizer_is_not_made_anew_while_another_prepare_encodes(make_config,
 
 @pytest.mark.parametrize("change", ["shrunk", "replaced", "edited"])
 def test_a_source_that_changes_while_it_is_read(make_config, workspace, monkeypatch, change):
-    """If a source changes while it is read, no dataset is written, and the next prepare starts again."""
+    """If a source changes while it is read, no dataset is written, and the next
+    prepare starts from the beginning.
+    """
     config = make_config()
     prepare(config, through="tokenizer")
     path = workspace / "texts.jsonl"
@@ -133,7 +139,9 @@ def test_a_source_that_changes_while_it_is_read(make_config, workspace, monkeypa
 
 
 def test_training_tells_its_memory_first(make_config, capsys):
-    """Training first reports the sample size, the memory it needs and the memory available."""
+    """Before training a tokenizer, the size of the sample and the required and
+    available memory are reported.
+    """
     prepare(make_config(), through="tokenizer")
     first, second = capsys.readouterr().err.splitlines()
     assert re.fullmatch(
@@ -144,7 +152,7 @@ def test_training_tells_its_memory_first(make_config, capsys):
 
 
 def test_training_on_compressed_text(make_config, workspace, capsys):
-    """For compressed text, the progress bar and the memory estimate use the unpacked size."""
+    """For compressed text, the progress bar and the memory estimate use the decompressed size."""
     config = make_config(data={"sources": [{"kind": "jsonl", "path": "texts.jsonl.gz"}]})
     content = (workspace / "texts.jsonl").read_bytes()
     (workspace / "texts.jsonl.gz").write_bytes(gzip.compress(content))
@@ -181,7 +189,9 @@ def test_a_failed_prepare_leaves_no_dataset_folder(make_config, workspace):
 
 
 def test_a_tokenizer_from_elsewhere(make_config, workspace):
-    """tokenizer.path is imported once; another one under the same name is refused with both hashes."""
+    """tokenizer.path is imported once; a different tokenizer under the same name is
+    refused with both hashes.
+    """
     prepare(make_config())
     shutil.copytree(tokenizer_dir("small"), workspace / "brought")
     (workspace / "brought" / "manifest.json").unlink()
@@ -210,7 +220,7 @@ def test_a_tokenizer_from_elsewhere(make_config, workspace):
 
 
 def test_texts_come_back_from_the_dataset(make_config, texts):
-    """Every document of the source is in the .bin in order, ends with EOD, and decodes to its text."""
+    """The .bin has every document of the source in order; each ends with EOD and decodes to its text."""
     config = make_config()
     report = prepare(config)
     indexed = IndexedDataset(dataset_of(config).prefix)
@@ -254,7 +264,7 @@ def test_second_call_does_nothing_and_says_so(make_config):
 
 
 def test_report_shows_itself(make_config):
-    """The report is shown as text, as escaped HTML, and as JSON values."""
+    """The report is available as text, as escaped HTML, and as JSON values."""
     report = prepare(make_config())
     assert "tokenizer  made" in str(report)
     assert "data/dataset/small: 120 documents" in str(report)
@@ -268,7 +278,7 @@ def test_report_shows_itself(make_config):
 
 @pytest.mark.slow
 def test_other_settings_under_the_same_name(make_config, workspace):
-    """Another source or tokenizer size is refused with both values; force rebuilds the dataset."""
+    """A different source or tokenizer size is refused with both values; force rebuilds the dataset."""
     prepare(make_config())
     before = everything(data_home())
     (workspace / "more.jsonl").write_text('{"text": "another text"}\n')
@@ -294,7 +304,9 @@ def test_other_settings_under_the_same_name(make_config, workspace):
 
 @pytest.mark.slow
 def test_changed_source_file(make_config, workspace):
-    """A touched file is compared by its text; a changed file is refused."""
+    """A rewritten source file is compared by its text: if the text is the same the
+    dataset is kept, else refused.
+    """
     config = make_config()
     prepare(config)
     source = workspace / "texts.jsonl"
@@ -314,7 +326,7 @@ def test_changed_source_file(make_config, workspace):
 
 @pytest.mark.slow
 def test_extracting_a_dump_that_has_changed(make_config, workspace):
-    """Extraction is refused if the dump of an existing dataset has changed, as prepare is."""
+    """Extraction, like prepare, is refused if the dump of an existing dataset has changed."""
     dump = workspace / "dump.xml"
     dump.write_bytes(dump_xml([page(f"Page {number}", f"Text {number}. " * 9) for number in range(30)]))
     config = make_config(data={"sources": [{"kind": "wiki", "path": "dump.xml"}]})
@@ -329,7 +341,7 @@ def test_extracting_a_dump_that_has_changed(make_config, workspace):
 
 
 def test_sources_that_are_no_longer_there(make_config, workspace, caplog):
-    """A dataset outlives its sources with a warning; sources that still exist are compared."""
+    """A dataset whose sources were deleted is kept with a warning; sources that still exist are compared."""
     (workspace / "more").mkdir()
     (workspace / "more" / "a.jsonl").write_text('{"text": "and another text"}\n')
     sources = [{"kind": "jsonl", "path": path} for path in ("texts.jsonl", "more")]
@@ -364,7 +376,7 @@ def test_sources_that_are_no_longer_there(make_config, workspace, caplog):
 
 @pytest.mark.slow
 def test_upgraded_package_keeps_the_dataset(make_config, monkeypatch):
-    """python-docs of other package versions is kept, and the versions are reported."""
+    """python-docs from other package versions is kept, and the versions are reported."""
     from nbtrain.corpus.sources import python_docs
 
     config = make_config(data={"sources": [{"kind": "python-docs", "max_bytes": 30_000}]})
@@ -381,7 +393,7 @@ def test_upgraded_package_keeps_the_dataset(make_config, monkeypatch):
 
 
 def test_two_datasets_share_a_tokenizer(make_config, workspace):
-    """A second dataset uses the existing tokenizer, and the report says on which text it was trained."""
+    """A second dataset uses the existing tokenizer, and the report names the text that it was trained on."""
     prepare(make_config())
     (workspace / "more.jsonl").write_text(
         '{"text": "the other text"}\n' * 2 + '{"text": "and one more text"}\n'
@@ -409,7 +421,7 @@ def test_another_tokenizer_under_the_same_name(make_config):
 
 
 def test_brought_tokenizer(make_config, workspace, texts):
-    """A user's vocab.json and merges.txt in the folder are used unchanged, also with force."""
+    """vocab.json and merges.txt that a user has put into the folder are used unchanged, also with force."""
     prepare(make_config())
     for name in ("vocab.json", "merges.txt"):
         (tokenizer_dir("mine")).mkdir(exist_ok=True)
@@ -439,7 +451,7 @@ def test_brought_tokenizer(make_config, workspace, texts):
 
 @pytest.mark.parametrize("also", [(), ("vocab.json", "merges.txt")])
 def test_a_tokenizer_json_that_somebody_put_there(make_config, workspace, texts, also):
-    """A user's tokenizer.json in the folder is used with its other files instead of training one."""
+    """A tokenizer.json that a user has put into the folder is used with its other files; none is trained."""
     save(training.train(texts, 300), workspace / "made", {})
     mine = tokenizer_dir("mine")
     mine.mkdir(parents=True)
@@ -459,7 +471,7 @@ def test_a_tokenizer_json_that_somebody_put_there(make_config, workspace, texts,
 
 
 def test_files_of_others_are_not_removed(make_config, workspace, texts):
-    """A folder that nbtrain did not write is not replaced by another tokenizer."""
+    """A tokenizer folder that nbtrain did not write is never replaced."""
     mine = tokenizer_dir("mine")
     mine.mkdir(parents=True)
     (mine / "spiece.model").write_text("somebody's")
@@ -478,7 +490,7 @@ def test_files_of_others_are_not_removed(make_config, workspace, texts):
 
 @pytest.mark.parametrize("path", ["data/tokenizer/mine", "data/tokenizer/mine/tokenizer.json"])
 def test_a_path_that_is_the_tokenizers_own_folder(make_config, workspace, texts, path):
-    """If tokenizer.path is the tokenizer's own folder, its record is kept and another EOD is refused."""
+    """If tokenizer.path is the tokenizer's own folder, its record is kept, and a different EOD is refused."""
     save(training.train(texts, 300), workspace / "made", {})
     (workspace / "made" / "chat_template.jinja").write_text("{{ messages }}")
     adopt(workspace / "made", "<|endoftext|>", tokenizer_dir("mine"), ["<|user|>"])
@@ -499,7 +511,9 @@ def test_a_path_that_is_the_tokenizers_own_folder(make_config, workspace, texts,
 
 
 def test_brought_dataset(make_config):
-    """.bin/.idx without a manifest are used if data.sources is empty, and never overwritten otherwise."""
+    """A .bin/.idx pair without a manifest is used if data.sources is empty, and is
+    never overwritten otherwise.
+    """
     prepared = prepare(make_config()).manifest
     dataset = DatasetFiles.named("small")
     dataset.manifest_json.unlink()
@@ -523,7 +537,9 @@ def test_brought_dataset(make_config):
 @pytest.mark.parametrize("has_tokenizer", [True, False])
 @pytest.mark.parametrize("without", [0, 3, 40])
 def test_a_brought_dataset_whose_documents_have_no_end(make_config, caplog, has_tokenizer, without):
-    """Documents without the end-of-document token are counted in a warning, and the files are used."""
+    """For a user's files, documents that do not end with EOD are counted in a
+    warning, and the files are used.
+    """
     prepare(make_config(), through="encode")
     dataset = DatasetFiles.named("small")
     tokens = IndexedDataset(dataset.prefix)
@@ -552,7 +568,7 @@ def test_a_brought_dataset_whose_documents_have_no_end(make_config, caplog, has_
 
 
 def test_nothing_to_make_data_from(make_config):
-    """With no source and no files, the error names the missing file and the empty setting."""
+    """Without sources and files, the error names the missing file and the empty setting."""
     assert refusal(make_config(data={"sources": []})) == (
         "data/dataset/small/text_document.bin: no such file. Make it with `nbtrain prepare RUN.yaml`. "
         "That command needs data.sources, which this run leaves empty."
@@ -612,7 +628,7 @@ print(point)
 
 @pytest.mark.slow
 def test_kill_9_at_any_moment(make_config, tmp_path):
-    """After kill -9 at any of many moments, the next prepare ends with the same bytes."""
+    """After kill -9 at any of many moments, the next prepare writes the same bytes."""
     answer = subprocess.run(
         [sys.executable, "-c", KILLED, make_config().model_dump_json()],
         cwd=tmp_path,
@@ -640,7 +656,7 @@ print(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
 
 @pytest.mark.slow
 def test_memory_does_not_follow_the_corpus(make_config, workspace):
-    """Eight times the text (80 MB instead of 10) needs at most 20 MiB more, and under 250 MiB in all."""
+    """80 MB of text need at most 20 MiB more memory than 10 MB, and less than 250 MiB in total."""
     line = "".join(
         chr(97 + (7 * place + place // 11) % 26) + " " * (place % 6 == 0) for place in range(20_000)
     )
@@ -666,7 +682,7 @@ def test_memory_does_not_follow_the_corpus(make_config, workspace):
 
 
 def test_a_lock_on_a_folder_that_is_gone(workspace, caplog):
-    """If the lock's folder is removed while a process waits, it locks the new folder and reports the wait."""
+    """If a folder is removed while another process waits for its lock, that process locks the new folder."""
     folder = workspace / "held"
     order = []
     with locked_directory(folder):
@@ -685,7 +701,7 @@ def _held(folder):
 
 
 def test_prepare_opens_each_thing_once(make_config, monkeypatch):
-    """The manifests, the tokenizer and the .bin/.idx are read once, whether built or kept."""
+    """The manifests, the tokenizer and the .bin/.idx are each read once, whether they are built or kept."""
     opened = Counter()
 
     def counted(owner, name):

@@ -27,7 +27,7 @@ def word_piece():
 
 
 def unigram():
-    """Return a tokenizer whose unknown token is its <pad>, as in some tokenizers of SentencePiece."""
+    """Return a tokenizer whose unknown token is its <pad>, as in some SentencePiece tokenizers."""
     vocab = [("<pad>", 0.0), (EOD, 0.0), ("\u2581a", -1.0), ("\u2581b", -1.0), ("\u2581", -3.0)]
     made = tokenizers.Tokenizer(models.Unigram(vocab, unk_id=0, byte_fallback=False))
     made.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -37,7 +37,7 @@ def unigram():
 
 @pytest.fixture(params=[word_piece, unigram])
 def make_run(request, make_config, workspace):
-    """Return a function from the texts of each source to a run with the parameter's small tokenizer."""
+    """Return a function that makes a run from each source's texts, with one of several small tokenizers."""
     request.param().save(str(workspace / "small.json"))
 
     def make(*sources, **tokenizer):
@@ -57,12 +57,12 @@ def make_run(request, make_config, workspace):
 
 
 def count(texts, words):
-    """Return copies of one text, made different by the number of times that a word follows."""
+    """Return copies of one text that differ in how often a word is repeated at the end."""
     return [f"{words}{' a' * number}" for number in range(texts)]
 
 
 def test_unknown_tokens_are_counted_by_source(make_run, caplog):
-    """Unknown tokens are counted by source in kept documents only, and shown in card and report."""
+    """Unknown tokens are counted by source, in kept documents only, and shown in the card and the report."""
     config = make_run(count(20, KNOWN), [UNKNOWN, UNKNOWN, KNOWN + " b b b"], max_unknown_fraction=0.5)
     report = prepare(config, through="encode")
     manifest = DatasetFiles.named("small").manifest()
@@ -87,7 +87,9 @@ def test_unknown_tokens_are_counted_by_source(make_run, caplog):
 
 @pytest.mark.slow
 def test_a_limit_of_the_run(make_run, caplog):
-    """Above tokenizer.max_unknown_fraction no dataset is built; a higher limit reuses the encoded parts."""
+    """Above tokenizer.max_unknown_fraction no dataset is built; raising the limit
+    reuses the encoded parts.
+    """
     texts = count(4, UNKNOWN)
     with pytest.raises(DataError) as caught:
         prepare(make_run(texts), through="encode")
@@ -101,7 +103,7 @@ def test_a_limit_of_the_run(make_run, caplog):
 
 
 def test_text_that_is_known_says_nothing(make_run, caplog):
-    """A count of 0 gives no warning and no row."""
+    """Without unknown tokens there is no warning and no row in the card."""
     prepare(make_run(count(10, KNOWN)), through="encode")
     assert DatasetFiles.named("small").manifest().unknown_tokens == 0
     assert not [record for record in caplog.records if "unknown" in record.message]
@@ -109,7 +111,7 @@ def test_text_that_is_known_says_nothing(make_run, caplog):
 
 
 def test_datasets_made_of_datasets_add_the_counts(make_run):
-    """A merged dataset has the sum of the counts, and no count if an input has none."""
+    """A merged dataset has the sum of the counts, or no count if one of its inputs has none."""
     prepare(make_run([UNKNOWN, KNOWN], max_unknown_fraction=None), through="encode")
     one = DatasetFiles.named("small").manifest()
     merge("both", ["small", "small"])

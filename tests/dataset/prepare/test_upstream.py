@@ -1,4 +1,4 @@
-"""Each of the nine upstream runs is prepared by one call, from the dump that its YAML names."""
+"""Each of the nine upstream runs is prepared by a single call, from the dump that its YAML names."""
 
 import shutil
 
@@ -14,10 +14,12 @@ from tests.config.conftest import UPSTREAM
 
 @pytest.mark.slow
 def test_the_nine_runs_share_one_dataset_of_english_wikipedia(shared_data, workspace):
-    """One call builds tokenizer and dataset from a sample of the dump, stored where a download would be.
+    """One call builds the tokenizer and the dataset from a sample of the dump, stored
+    where a download would be.
 
-    Only the vocabulary and the run are smaller: the sample does not have 52,000 different pieces, and the
-    index of samples would take too long. The other eight runs use the same text, tokenizer and dataset.
+    Only the vocabulary and the run are smaller than upstream's: the sample does not have 52,000 different
+    tokens, and the index of samples would take too long. The other eight runs use the same text, tokenizer
+    and dataset.
     """
     dump = shared_data / "wiki" / "enwiki-pages-articles-sample.xml.bz2"
     downloads = data_home() / "download"

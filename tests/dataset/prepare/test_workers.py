@@ -1,4 +1,4 @@
-"""The number of processes that prepare data: as configured, otherwise the number of usable cores."""
+"""The number of processes that prepare data: as configured, else the number of usable cores."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from nbtrain.dataset.prepare.workers import PARALLEL_FROM_BYTES, PARALLEL_FROM_B
 
 @pytest.fixture
 def container(tmp_path, monkeypatch):
-    """Four cores of a node of 128 by a CPU quota, which the affinity does not show."""
+    """Simulate a CPU quota of four cores on a node of 128, which the CPU affinity does not show."""
     (tmp_path / "own").write_text("0::/\n")
     (tmp_path / "cpu.max").write_text("400000 100000\n")
     monkeypatch.setattr(cgroup, "MOUNT", tmp_path)

@@ -83,7 +83,7 @@ def test_fp32_goes_on_where_it_was(place, source, target):
 
 @pytest.mark.parametrize("source, target", HALF_PAIRS, ids=[f"{a} - {b}" for a, b in HALF_PAIRS])
 def test_16_bit_masters_and_moments_are_kept_bit_for_bit(place, source, target):
-    """With 16-bit weights, masters and moments are bit-identical, the weights are the masters rounded.
+    """With 16-bit weights, masters and moments are bit-identical and the weights are the rounded masters.
 
     The following losses match up to rounding.
     """

@@ -1,4 +1,4 @@
-"""Mutated .bin/.idx pairs raise DataError or read the pair's tokens, without a crash or foreign data."""
+"""A mutated .bin/.idx pair raises DataError or is read exactly as its bytes say, without a crash."""
 
 import contextlib
 import itertools
@@ -41,7 +41,7 @@ class Pair:
 
 
 def expected(index, binary):
-    """Return the sequences by a second reader of the format, in Python integers."""
+    """Read the sequences with a second, independent reader of the format, in Python integers."""
     _, _, code, sequences, entries = HEADER.unpack(index[: HEADER.size])
     dtype = indexed.DTYPES[code]
     lengths = struct.unpack_from(f"<{sequences}i", index, HEADER.size)
@@ -56,7 +56,7 @@ def expected(index, binary):
 
 
 def read_or_refuse(pair, binary, index):
-    """Return whether the mutated pair is read; if so, every sequence must match the bytes."""
+    """Return whether the mutated pair can be read; if so, assert that every sequence matches the bytes."""
     pair.put(binary, index)
     for use in (IndexedDataset, plan_repair):
         try:
@@ -83,7 +83,7 @@ def read_or_refuse(pair, binary, index):
 
 
 def mutate(generator, pair):
-    """Make one to three changes to header fields, entries, bytes or lengths of the files."""
+    """Make one to three changes to the files' header fields, entries, bytes or lengths."""
     binary, index = bytearray(pair.bin), bytearray(pair.idx)
     for _ in range(generator.randint(1, 3)):
         kind = generator.randrange(8)
@@ -132,7 +132,7 @@ def pairs(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("block_bits", [2, 16])
 def test_mutated_pairs(pairs, monkeypatch, block_bits, mutations=400):
-    """Hundreds of seeded mutations, with blocks checked on opening and blocks checked later."""
+    """Hundreds of seeded mutations are read correctly or refused, in blocks checked on opening or later."""
     if block_bits < 16:
         monkeypatch.setattr(indexed, "BLOCK_BITS", block_bits)
         monkeypatch.setattr(indexed, "BLOCK", 1 << block_bits)
@@ -149,7 +149,7 @@ def test_mutated_pairs(pairs, monkeypatch, block_bits, mutations=400):
 
 @contextlib.contextmanager
 def no_more_memory_than(num_bytes):
-    """Limit memory: a header with false sizes requests gigabytes, which must raise MemoryError inside."""
+    """Limit memory, so that a header with false sizes, which requests gigabytes, raises MemoryError."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
     own_pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (own_pages * resource.getpagesize() + num_bytes, limits[1]))
@@ -165,7 +165,7 @@ def no_more_memory_than(num_bytes):
 )
 @given(data=st.data())
 def test_any_index(tmp_path_factory, data):
-    """A header with random numbers before random bytes is read by its bytes, or refused."""
+    """An index with random numbers in its header and random bytes is read as they say, or refused."""
     folder = tmp_path_factory.mktemp("any")
     pair = Pair(folder / "pair", "<u2", [3, 1, 2], None)
     number = st.one_of(st.sampled_from(EDGES), st.integers(0, 8), st.integers(0, 2**64 - 1))
@@ -192,7 +192,7 @@ def test_any_index(tmp_path_factory, data):
     eod=st.sampled_from([None, 99]),
 )
 def test_what_is_written_is_read(tmp_path_factory, documents, dtype, eod):
-    """Documents of any sequences, including empty ones, are read back as their sequences with tokens."""
+    """Documents of any sequences, including empty ones, are read back without the empty sequences."""
     prefix = tmp_path_factory.mktemp("any") / "x_document"
     sequences = [sequence for document in documents for sequence in document]
     offsets = np.cumsum([0, *map(len, sequences)])

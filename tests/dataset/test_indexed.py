@@ -1,4 +1,4 @@
-"""The .bin/.idx format: golden bytes, round trips, and readable errors for every kind of damage."""
+"""The .bin/.idx format: golden bytes, round trips, and a readable error for every kind of damage."""
 
 import hashlib
 import pickle
@@ -48,7 +48,7 @@ def test_golden_bytes(prefix):
 
 @pytest.mark.parametrize("dtype", [dtype.name for dtype in DTYPES.values()])
 def test_every_dtype_comes_back(prefix, dtype):
-    """Each of the format's eight dtypes is written with its code and read with its values."""
+    """Each of the format's eight dtypes is written with its code and read back with the same values."""
     with IndexedWriter(prefix, vocab_size=None, eod_id=None, dtype=dtype) as writer:
         writer.add_batch(np.array([5, 6, 7]), np.array([0, 1, 3]))
     dataset = IndexedDataset(prefix)
@@ -57,7 +57,7 @@ def test_every_dtype_comes_back(prefix, dtype):
 
 
 def test_batches_equal_single_documents(prefix, workspace):
-    """A batch has the bytes of its documents added one by one; empty documents are counted."""
+    """Adding documents in a batch writes the same bytes as adding them one by one; empty ones are counted."""
     ids, offsets = np.arange(6, dtype=np.uint32), np.array([0, 0, 2, 2, 5, 6, 6])
     with IndexedWriter(prefix, 100, 9) as writer:
         writer.add_batch(ids, offsets)
@@ -70,7 +70,9 @@ def test_batches_equal_single_documents(prefix, workspace):
 
 
 def test_dtype_follows_the_vocabulary():
-    """uint16 below 65,500 entries, int32 from there on: the rule of both projects."""
+    """Tokens are uint16 for vocabularies below 65,500 entries and int32 above, as
+    in both upstream projects.
+    """
     assert [optimal_dtype(size).name for size in (257, 65_499, 65_500, 100_000)] == [
         "uint16",
         "uint16",
@@ -80,7 +82,7 @@ def test_dtype_follows_the_vocabulary():
 
 
 def test_part_of_a_sequence_and_pickling(prefix):
-    """get() slices within a sequence, and a pickled dataset maps the files again."""
+    """get() returns a part of a sequence, and a pickled dataset maps the files again."""
     write(prefix, [[1, 2, 3, 4], [5, 6]])
     dataset = IndexedDataset(prefix)
     assert dataset.get(0, 1, 2).tolist() == [2, 3]
@@ -91,7 +93,9 @@ def test_part_of_a_sequence_and_pickling(prefix):
 
 
 def test_sequences_are_not_documents(prefix):
-    """An index whose documents hold several sequences or none, as Megatron's slow script writes, is read."""
+    """An index whose documents hold several sequences or none, as some Megatron
+    scripts write it, can be read.
+    """
     prefix.with_suffix(".bin").write_bytes(np.arange(6, dtype="<u2").tobytes())
     write_index(prefix.with_suffix(".idx"), np.uint16, np.array([1, 2, 3]), documents=np.array([0, 2, 2, 3]))
     dataset = IndexedDataset(prefix)
@@ -107,7 +111,7 @@ def test_an_empty_dataset_is_readable(prefix):
 
 
 def test_failure_leaves_no_file(prefix):
-    """A writer left by an exception leaves no file, not even a temporary one."""
+    """An exception inside the writer's block leaves no file, not even a temporary one."""
     with pytest.raises(RuntimeError), IndexedWriter(prefix, 100, 9) as writer:
         writer.add_document(np.array([1]))
         raise RuntimeError
@@ -132,7 +136,7 @@ def test_id_outside_the_vocabulary(prefix):
 
 
 def test_vocabulary_larger_than_dtype(prefix):
-    """uint16 cannot hold 70,000 ids, which is reported before anything is written."""
+    """uint16 cannot store 70,000 ids, which is an error before anything is written."""
     refuses(
         "data/text_document.bin: a vocabulary of 70,000 has ids up to 69,999, but uint16 holds at most "
         "65,535. Encode again with dtype int32, or use a tokenizer of at most 65,536 entries.",
@@ -152,7 +156,7 @@ def test_vocabulary_larger_than_dtype(prefix):
 
 
 def test_truncated_bin(prefix):
-    """A short .bin is refused on opening, with both sizes."""
+    """A .bin that is too short is refused on opening, with both sizes."""
     write(prefix, [[1, 2, 3], [4]])
     binary = prefix.with_suffix(".bin")
     binary.write_bytes(binary.read_bytes()[:-5])
@@ -166,7 +170,9 @@ def test_truncated_bin(prefix):
 
 
 def test_bin_of_another_pair(prefix):
-    """A .bin too long by anything but one token per document belongs to another index."""
+    """A .bin that is longer than its index says, except by one token per document,
+    belongs to another index.
+    """
     write(prefix, [[1, 2, 3], [4]])
     with prefix.with_suffix(".bin").open("ab") as stream:
         stream.write(bytes(2))
@@ -240,7 +246,7 @@ def put(offset, value):
     ],
 )
 def test_damaged_index(prefix, change, message):
-    """Each kind of damage to an .idx has its own message with the numbers."""
+    """Each kind of damage to an .idx has its own message, with the numbers."""
     damaged_index(prefix, change)
     refuses(message, IndexedDataset, prefix)
 
@@ -258,7 +264,7 @@ def test_verify_finds_ids_of_another_tokenizer(prefix):
 
 
 def test_tokens_in_pieces(prefix, monkeypatch):
-    """Chunks return every token once and in order for any size, and verify checks the first one too."""
+    """chunks() returns every token once and in order for any chunk size, and verify() checks all chunks."""
     write(prefix, [[8, 1, 2], [3], [4, 5]])
     dataset = IndexedDataset(prefix)
     for size in range(1, 11):
@@ -272,7 +278,7 @@ def test_tokens_in_pieces(prefix, monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64"])
 def test_verify_finds_negative_ids(prefix, dtype):
-    """A signed pair may hold any id from 0 on."""
+    """In a pair with a signed dtype, negative ids are damage."""
     for ids in ([0, 5], [7, -1]):
         with IndexedWriter(prefix, None, None, dtype) as writer:
             writer.add_document(np.array(ids, dtype))
@@ -284,7 +290,7 @@ def test_verify_finds_negative_ids(prefix, dtype):
 
 
 def test_missing_file(prefix):
-    """The error about a missing file has the command that creates it."""
+    """The error about a missing file gives the command that creates it."""
     refuses(
         "data/text_document.idx: no such file. Make it with `nbtrain prepare RUN.yaml`.",
         IndexedDataset,
@@ -343,7 +349,7 @@ def test_hostile_index(prefix, change, message):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Blocks of 4 entries, one of which is checked on opening."""
+    """Set blocks to 4 entries, of which one is checked on opening."""
     monkeypatch.setattr(indexed, "BLOCK_BITS", 2)
     monkeypatch.setattr(indexed, "BLOCK", 4)
     monkeypatch.setattr(indexed, "OPENED_BLOCKS", 1)
@@ -351,7 +357,7 @@ def small_blocks(monkeypatch):
 
 @pytest.mark.parametrize("entry", range(2, 12))
 def test_every_entry_of_the_document_array_is_compared(prefix, small_blocks, monkeypatch, entry):
-    """An entry below its predecessor is found anywhere: on opening if the array is short enough."""
+    """A document entry below its predecessor is found wherever it is; in a short array already on opening."""
     write(prefix, [[1]] * 11)
     index = prefix.with_suffix(".idx")
     whole = bytearray(index.read_bytes())
@@ -371,7 +377,7 @@ def test_every_entry_of_the_document_array_is_compared(prefix, small_blocks, mon
 
 
 def test_documents_that_hold_a_sequence_are_counted_over_blocks(prefix, small_blocks):
-    """Each non-empty document is counted once, wherever a block ends."""
+    """Each document that has sequences is counted once, wherever a block ends."""
     for size in range(1, 14):
         documents = np.repeat(np.arange(size + 1), 1 + np.arange(size + 1) % 3)
         documents = documents[: np.flatnonzero(documents == size)[0] + 1]
@@ -381,7 +387,9 @@ def test_documents_that_hold_a_sequence_are_counted_over_blocks(prefix, small_bl
 
 
 def test_a_block_is_checked_when_it_is_first_read(prefix, small_blocks):
-    """Blocks of a large index that opening does not read are checked before their first token is returned."""
+    """Blocks of a large index that are not checked on opening are checked before
+    their first token is returned.
+    """
     documents = [[number] * (number % 5 + 1) for number in range(30)]
     write(prefix, documents)
     index = prefix.with_suffix(".idx")
@@ -416,7 +424,9 @@ def test_a_block_is_checked_when_it_is_first_read(prefix, small_blocks):
 
 
 def test_never_fewer_tokens_than_asked_for(prefix):
-    """A slice beyond a sequence is refused, not shortened; a sequence beyond the last is an IndexError."""
+    """A slice beyond the end of a sequence is refused, not shortened; a sequence
+    number too large is an IndexError.
+    """
     write(prefix, [[1, 2, 3, 4], [5, 6]])
     dataset = IndexedDataset(prefix)
     refuses(
@@ -442,7 +452,9 @@ def test_never_fewer_tokens_than_asked_for(prefix):
 
 
 def test_sentences_of_documents(prefix):
-    """EOD follows a document's last sequence that has tokens, as in Megatron; empty ones are dropped."""
+    """EOD is appended to a document's last sequence that has tokens, as in Megatron;
+    empty documents are dropped.
+    """
     with IndexedWriter(prefix, 100, 9) as writer:
         # Documents [1 | 2 3 | -], [-], [4] in one batch; then [5 | 6] in another, then [7] as one sequence.
         writer.add_batch(
@@ -459,7 +471,7 @@ def test_sentences_of_documents(prefix):
 
 
 def test_plain_documents_then_sentences(prefix):
-    """Documents added before the first batch of sentences keep their positions in the document array."""
+    """Documents added before the first batch with sentences are numbered correctly in the document array."""
     with IndexedWriter(prefix, 100, None) as writer:
         writer.add_batch(np.array([1, 2]), np.array([0, 1, 2]))
         writer.add_batch(np.array([3, 4]), np.array([0, 1, 2]), document_ends=np.array([2]))
@@ -472,14 +484,16 @@ def test_plain_documents_then_sentences(prefix):
     ("offsets", "ends"), [([0, 1], None), ([1, 3], None), ([0, 2, 1, 3], None), ([0, 3], [2])]
 )
 def test_arrays_that_do_not_fit_are_our_own_mistake(prefix, offsets, ends):
-    """Offsets or document ends that do not cover all ids or sequences are a ValueError."""
+    """Offsets or document ends that do not cover all ids or sequences raise ValueError."""
     with pytest.raises(ValueError, match="must rise"), IndexedWriter(prefix, 100, 9) as writer:
         writer.add_batch(np.arange(3), np.array(offsets), None if ends is None else np.array(ends))
     assert list(prefix.parent.iterdir()) == []
 
 
 def test_loss_mask_beside_the_tokens(prefix):
-    """The mask pair has the tokens' lengths and documents; EOD is in the loss, and no mask means all are."""
+    """The pair with the loss mask has the tokens' lengths and documents; without a
+    mask, all tokens are in the loss.
+    """
     with IndexedWriter(prefix, 100, 9, loss_mask=True) as writer:
         writer.add_batch(np.array([1, 2, 3]), np.array([0, 2, 3]), learnt=np.array([False, True, False]))
         writer.add_batch(np.array([4]), np.array([0, 1]))
@@ -492,7 +506,7 @@ def test_loss_mask_beside_the_tokens(prefix):
 
 
 def test_values_that_do_not_fit_are_refused(prefix):
-    """Without a vocabulary, the dtype is the limit, and no value is cast."""
+    """Without a vocabulary, ids are limited by the dtype, and a larger value is refused instead of cast."""
     for dtype, value, message in (
         ("uint8", 256, "data/text_document.bin: 256 does not fit uint8 (0 to 255). Choose a larger dtype."),
         ("int16", -32_769, "data/text_document.bin: -32,769 does not fit int16 (-32,768 to 32,767). Choose a "
@@ -504,7 +518,7 @@ def test_values_that_do_not_fit_are_refused(prefix):
 
 
 def test_floats_are_readable_but_no_token_ids(prefix):
-    """A float pair can be opened and read, but is refused as GPT data."""
+    """A pair of floats can be opened and read, but is refused as token ids for GPT."""
     with IndexedWriter(prefix, None, None, "float64") as writer:
         writer.add_document(np.array([0.5, np.nan]))
     dataset = IndexedDataset(prefix)
@@ -518,7 +532,7 @@ def test_floats_are_readable_but_no_token_ids(prefix):
 
 
 def test_index_in_pieces(prefix, monkeypatch):
-    """An index written in pieces has the same bytes as one written at once."""
+    """An index written in chunks has the same bytes as one written at once."""
     lengths, documents = np.arange(1, 24, dtype=np.int32), np.array([0, 3, 3, 17, 23])
     expected = write_index(prefix.with_suffix(".idx"), np.int32, lengths, documents)
     content = read_bytes(prefix, ".idx")
@@ -529,7 +543,7 @@ def test_index_in_pieces(prefix, monkeypatch):
 
 
 def test_a_negative_length_between_others(prefix):
-    """Offsets that match a negative length are refused, though they equal the running sum."""
+    """A negative length is refused even if the stored offsets match it."""
     write(prefix, [[1, 2], [3, 4], [5]])
     lengths = np.array([5, -1, 4])
     write_index(prefix.with_suffix(".idx"), np.uint16, lengths)
@@ -561,7 +575,7 @@ answer = {
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["uint16", "int32", "uint8", "float64"])
 def test_both_ways_with_megatron_core(prefix, dtype, megatron_core):
-    """megatron-core reads our files and we read megatron-core's, with sentences too."""
+    """megatron-core reads nbtrain's files and nbtrain reads megatron-core's, also with sentences."""
     with IndexedWriter(prefix, None, 9, dtype) as writer:
         writer.add_batch(np.array([1, 2, 3, 4]), np.array([0, 1, 3, 4]), document_ends=np.array([2, 3]))
     theirs = prefix.with_name("theirs")

@@ -1,4 +1,4 @@
-"""Merging: the bytes of one writer and of megatron-core, masks, manifests, refusals before any write."""
+"""Merging datasets: the same bytes as one writer and as megatron-core, masks, manifests, and refusals."""
 
 import hashlib
 import json
@@ -52,7 +52,7 @@ def content(prefix):
 
 
 def test_merged_is_what_one_writer_writes(folder, monkeypatch):
-    """Three pairs, one of them empty, merged in chunks have the bytes of one writer with all documents."""
+    """Merging three pairs in chunks, one of them empty, gives the bytes of one writer with all documents."""
     documents = [[1, 2], [3], [4, 5, 6], [7], [8, 8]]
     expected = content(pair(folder, "whole", documents))
     monkeypatch.setattr(indexed_writer, "CHUNK", 2)
@@ -71,7 +71,7 @@ def test_merged_is_what_one_writer_writes(folder, monkeypatch):
 
 
 def several(folder, name, first):
-    """Return an int32 pair with documents of two sequences, no sequence, and one sequence."""
+    """Write an int32 pair with documents of two sequences, of none, and of one."""
     prefix = folder / name
     prefix.with_suffix(".bin").write_bytes((np.arange(6, dtype="<i4") + first).tobytes())
     write_index(prefix.with_suffix(".idx"), np.int32, np.array([1, 2, 3]), np.array([0, 2, 2, 3]))
@@ -79,7 +79,7 @@ def several(folder, name, first):
 
 
 def test_documents_keep_their_sequences(folder):
-    """Documents of several sequences and repeated entries of empty ones are kept and shifted."""
+    """Documents with several sequences or none keep their structure; their positions are shifted."""
     merge(folder / "all", [several(folder, "a", 0), several(folder, "b", 100)])
     merged = IndexedDataset(folder / "all")
     assert merged.document_indices.tolist() == [0, 2, 2, 3, 5, 5, 6]
@@ -89,7 +89,7 @@ def test_documents_keep_their_sequences(folder):
 
 @pytest.mark.slow
 def test_equals_megatron_core(folder, megatron_core):
-    """IndexedDatasetBuilder.add_index of the same pairs writes the same bytes."""
+    """megatron-core's IndexedDatasetBuilder.add_index merges the same pairs to the same bytes."""
     parts = [several(folder, "a", 0), several(folder, "b", 100), several(folder, "c", 7)]
     merge(folder / "ours", parts)
     megatron_core(MEGATRON_MERGE, [str(folder / "theirs"), *map(str, parts)])
@@ -97,7 +97,9 @@ def test_equals_megatron_core(folder, megatron_core):
 
 
 def test_manifests_and_masks_are_merged(make_config, texts, workspace):
-    """Counts are added, sources shifted, a missing mask is ones, and the result verifies."""
+    """Counts are added, source positions are shifted, a missing loss mask becomes ones,
+    and verify accepts the result.
+    """
     config = make_config()
     masked = DatasetFiles.named("masked")
     source = {"kind": "jsonl", "name": "one", "documents": 120, "bytes": 7, "sequences": [0, 120]}
@@ -126,7 +128,7 @@ def test_manifests_and_masks_are_merged(make_config, texts, workspace):
 
 @pytest.mark.parametrize("order", [["prepared", "adopted"], ["adopted", "prepared"]])
 def test_with_an_adopted_dataset_no_sequence_is_left_to_nobody(make_config, texts, order):
-    """If one dataset has no sources, the merged manifest has no source positions; packing uses it all."""
+    """If one input has no sources, the merged dataset is packed as a single source with all sequences."""
     config = make_config()
     prepared, adopted = DatasetFiles.named("prepared"), DatasetFiles.named("adopted")
     source = {"kind": "jsonl", "name": "one", "documents": 120, "bytes": 7, "sequences": [0, 120]}
@@ -145,7 +147,7 @@ def refuses(message, *arguments):
 
 
 def test_refusals_write_nothing(folder, monkeypatch):
-    """Another dtype, an existing output and a full disk are refused before anything is written."""
+    """A different dtype, an existing output and a full disk are refused before anything is written."""
     a, b = pair(folder, "a", [[1, 2]]), pair(folder, "b", [[1]], "int32")
     before = sorted(folder.iterdir())
     refuses(
@@ -192,7 +194,7 @@ def test_verb(folder, capsys):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
 def test_an_interrupted_merge_leaves_nothing(folder, monkeypatch, error):
-    """A failure in the middle leaves no file, and a full disk raises a readable error."""
+    """A failure during the merge leaves no file, and a full disk raises a readable error."""
     a = pair(folder, "a", [[1, 2]])
     before = sorted(folder.iterdir())
 
@@ -207,7 +209,7 @@ def test_an_interrupted_merge_leaves_nothing(folder, monkeypatch, error):
 
 
 def test_a_name_that_cannot_be_one(folder):
-    """An invalid name is not read as a file in the current folder."""
+    """An invalid dataset name is refused, not read as a file in the current folder."""
     with pytest.raises(DataError) as caught:
         merge("bad_NAME", [pair(folder, "one", [[1, 2]]), pair(folder, "two", [[3]])])
     assert str(caught.value) == (
@@ -217,7 +219,7 @@ def test_a_name_that_cannot_be_one(folder):
 
 
 def keyed(make_config, workspace, name, count, keys=("title",), **data):
-    """Return a prepared dataset of `count` records with a text and a title, every third title empty."""
+    """Prepare a dataset of `count` records with a text and a title; every third title is empty."""
     rows = [
         {"text": f"text {number} of {name}.", "title": f"title {number} of {name}" if number % 3 else ""}
         for number in range(count)
@@ -231,7 +233,7 @@ def keyed(make_config, workspace, name, count, keys=("title",), **data):
 
 @pytest.mark.slow
 def test_every_key_is_merged(make_config, workspace, capsys):
-    """Each key has a pair in which document k is the same record; manifest and terminal list the keys."""
+    """Each key is merged into its own pair, in which document k is the same record; the keys are listed."""
     rows = keyed(make_config, workspace, "one", 5) + keyed(make_config, workspace, "two", 7)
     assert cli.main(["data", "merge", "all", "one", "two"]) == 0
     shown = capsys.readouterr().out
@@ -255,7 +257,9 @@ def test_every_key_is_merged(make_config, workspace, capsys):
 
 
 def test_a_prefix_is_one_pair(make_config, workspace):
-    """A pair given by its prefix is merged alone, and the pairs in the same folder are listed."""
+    """A pair given by its prefix is merged alone; other pairs in the same folder
+    are listed but not merged.
+    """
     keyed(make_config, workspace, "one", 5)
     merged = merge("all", ["data/dataset/one/text_document", "data/dataset/one/text_document.bin"])
     assert DatasetFiles.named("all").require().stems == ["text_document"]
@@ -267,7 +271,7 @@ def test_a_prefix_is_one_pair(make_config, workspace):
 
 
 def test_a_key_of_some_inputs_is_refused(make_config, workspace):
-    """A key that not all inputs have is refused, because records would be lost or mixed up."""
+    """A key that not all inputs have is refused, because documents would be lost or misaligned."""
     keyed(make_config, workspace, "one", 5)
     keyed(make_config, workspace, "two", 5, keys=())
     refuses(
@@ -291,7 +295,7 @@ def test_a_key_of_some_inputs_is_refused(make_config, workspace):
 
 
 def test_levels_are_not_mixed(folder):
-    """Datasets whose sequences are documents and those whose sequences are sentences are not merged."""
+    """A dataset split into sentences is not merged with one that is not."""
     documents, sentences = pair(folder, "a_document", [[1, 2]]), pair(folder, "a_sentence", [[1], [2]])
     refuses(
         "data/a_sentence: its sequences are sentences, but data/a_document holds documents. Only pairs of "

@@ -1,4 +1,6 @@
-"""Uncounted end-of-document tokens: found, shown, repaired; every other damage is left unchanged."""
+"""End-of-document tokens that an index does not count are found, shown and
+repaired; other damage is not touched.
+"""
 
 import json
 
@@ -22,7 +24,7 @@ def prefix(workspace):
 
 
 def uncounted(prefix, documents):
-    """Write a pair as Megatron-DeepSpeed's --append-eod does, and return the correct index."""
+    """Write a pair as Megatron-DeepSpeed's --append-eod does; return what the index should be."""
     with IndexedWriter(prefix, 100, 9) as writer:
         for document in documents:
             writer.add_document(np.array(document))
@@ -38,7 +40,7 @@ def refuses(message, call, *arguments):
 
 
 def test_detected_and_mended(prefix):
-    """The error names the command that repairs, and the repaired index equals the one of prepare."""
+    """The error names the repair command, and the repaired index equals the one that prepare writes."""
     right = uncounted(prefix, [[1, 2, 3], [4]])
     before = prefix.with_suffix(".idx").read_bytes()
     refuses(
@@ -59,7 +61,7 @@ def test_detected_and_mended(prefix):
 
 
 def test_documents_of_several_sequences_and_empty_ones(prefix):
-    """One EOD follows the last sequence of each document that has one; the document array is unchanged."""
+    """Each document with sequences gets one EOD after its last sequence; the document array is unchanged."""
     prefix.with_suffix(".bin").write_bytes(np.array([1, 2, 9, 3, 9], "<u2").tobytes())
     write_index(prefix.with_suffix(".idx"), np.uint16, np.array([1, 1, 1]), np.array([0, 2, 2, 3]))
     plan_repair(str(prefix), eod_id=9).apply()
@@ -99,7 +101,7 @@ def test_documents_of_several_sequences_and_empty_ones(prefix):
     ],
 )
 def test_another_damage_is_left_alone(prefix, content, eod_id, message):
-    """Other damage is left unchanged."""
+    """Other kinds of damage are reported and left unchanged."""
     uncounted(prefix, [[1, 2, 3], [4]])
     prefix.with_suffix(".bin").write_bytes(np.asarray(content, "<u2").tobytes())
     before = {path.name: path.read_bytes() for path in prefix.parent.iterdir()}
@@ -108,7 +110,7 @@ def test_another_damage_is_left_alone(prefix, content, eod_id, message):
 
 
 def test_half_a_token_is_another_damage(prefix):
-    """A .bin that ends inside a token does not belong to this pair."""
+    """A .bin that ends in the middle of a token is not repaired."""
     uncounted(prefix, [[1, 2, 3], [4]])
     with prefix.with_suffix(".bin").open("ab") as stream:
         stream.write(b"\0")
@@ -117,7 +119,7 @@ def test_half_a_token_is_another_damage(prefix):
 
 
 def test_manifest_follows(make_config, texts):
-    """The manifest's EOD decides, and its entry for the index is updated."""
+    """The repair uses the manifest's EOD and updates the manifest's entry for the index."""
     config = make_config()
     make_dataset(config, texts)
     dataset = dataset_of(config)
@@ -132,7 +134,7 @@ def test_manifest_follows(make_config, texts):
 
 
 def test_verb_shows_first_and_keeps_the_old_index(prefix, capsys):
-    """`data repair` shows the change, --yes makes it; a valid pair or a kept index is reported."""
+    """`data repair` shows the change and --yes writes it; the old index is kept and never overwritten."""
     right = uncounted(prefix, [[1, 2, 3], [4]])
     assert cli.main(["data", "repair", str(prefix)]) == 0
     assert capsys.readouterr().out == (

@@ -1,4 +1,4 @@
-"""Blends: the dataset of each sample, sizes by both rules, and datasets that do not fit together."""
+"""Blends: the dataset of each sample, sizes by both rules, and datasets that cannot be combined."""
 
 import math
 import shutil
@@ -17,7 +17,7 @@ from tests.dataset.dataset_maker import stacked
 
 
 def upstream(weights, size):
-    """build_blending_indices of both projects, transcribed."""
+    """Compute build_blending_indices as both upstream projects do, transcribed."""
     datasets, samples, counts = [], [], [0] * len(weights)
     for k in range(size):
         errors = [weight * max(float(k), 1.0) - count for weight, count in zip(weights, counts)]
@@ -40,7 +40,7 @@ WEIGHTS = {
 
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_stretches_walked_side_by_side_are_the_plain_loop(name, monkeypatch):
-    """Every sample equals the plain loop's, for any division into blocks and stretches."""
+    """The blend index equals upstream's plain loop, for any division into blocks and stretches."""
     weights = blend_sizes("megatron-core", WEIGHTS[name], 1).weights
     size = 3001
     expected = upstream(weights, size)
@@ -53,7 +53,7 @@ def test_stretches_walked_side_by_side_are_the_plain_loop(name, monkeypatch):
 
 
 def test_sizes_of_both_rules():
-    """Sizes of 1,000 samples with weights 1 : 2 : 4 match both projects."""
+    """For 1,000 samples with weights 1 : 2 : 4, both rules give the sizes of their upstream projects."""
     sizes = blend_sizes("megatron-deepspeed", [1, 2, 4], 1000)
     shares = [1 / 7, 2 / 7, 4 / 7]
     assert sizes.samples == [math.ceil(1000 * share * 1.005) for share in shares] == [144, 288, 575]
@@ -66,7 +66,7 @@ def test_sizes_of_both_rules():
 
 @pytest.mark.parametrize(("rule", "most"), [("megatron-deepspeed", 254), ("megatron-core", 32_766)])
 def test_more_datasets_than_the_index_can_number(rule, most):
-    """More datasets than uint8 and int16 can number are refused, with one value reserved as upstream."""
+    """A blend of more datasets than upstream's uint8 or int16 index can number is refused."""
     assert len(blend_sizes(rule, [1.0] * most, 10).weights) == most
     with pytest.raises(DataError) as caught:
         blend_sizes(rule, [1.0] * (most + 1), 10)
@@ -77,7 +77,9 @@ def test_more_datasets_than_the_index_can_number(rule, most):
 
 @pytest.fixture
 def blend(make_config, write_dataset):
-    """Return a function from changed sections to a RunConfig over datasets a (weight 1) and b (weight 3)."""
+    """Return a function that makes a RunConfig over datasets a (weight 1) and b
+    (weight 3) from changed sections.
+    """
     write_dataset("a", documents=150, seed=1)
     write_dataset("b", documents=90, seed=2)
 
@@ -95,7 +97,9 @@ def blend(make_config, write_dataset):
 
 @pytest.mark.parametrize("rule", ["megatron-deepspeed", "megatron-core"])
 def test_samples_of_a_blend_are_those_of_its_datasets(blend, make_config, rule):
-    """Each position is a sample of the dataset that the rule selects, in that dataset's own order."""
+    """Each position of a blend is a sample of the dataset that the rule selects, in
+    that dataset's own order.
+    """
     config = blend(data={"split_rule": rule})
     datasets = build_datasets(config)
     sizes = blend_sizes(rule, [1.0, 3.0], 120)
@@ -118,7 +122,9 @@ def test_samples_of_a_blend_are_those_of_its_datasets(blend, make_config, rule):
 
 @pytest.mark.parametrize("shuffle", ["megatron", "per_epoch"])
 def test_more_tokens_later_continue_a_blend(blend, shuffle):
-    """With more tokens, every earlier position is unchanged and the mixture continues."""
+    """If a run is extended to more tokens, every earlier position stays the same
+    and the mixture continues.
+    """
     short = build_datasets(blend(data={"shuffle": shuffle}))
     config = blend(data={"shuffle": shuffle}, batch={"train_tokens": 16 * 4 * 400})
     longer = build_datasets(config, short.state.index_samples).train
@@ -134,7 +140,9 @@ def test_more_tokens_later_continue_a_blend(blend, shuffle):
 
 
 def test_a_blend_resumes_on_other_ranks_with_a_skipped_range(blend):
-    """Steps after the third, read by 1 and by 4 ranks, are the same after a checkpoint's JSON."""
+    """A blend that resumes after the third step, with a skipped range, is read the
+    same by 1 and by 4 ranks.
+    """
     datasets = build_datasets(blend())
     state = datasets.state.advanced(24).skipping(30, 37)
     resumed = DataState.from_dict(state.to_dict())
@@ -147,7 +155,9 @@ def test_a_blend_resumes_on_other_ranks_with_a_skipped_range(blend):
 
 
 def test_a_rank_builds_nothing_after_prepare(blend, monkeypatch):
-    """After prepare, a rank builds nothing: the blend and each dataset have an index in their own folder."""
+    """After prepare, a rank builds no index; the blend and each dataset have their
+    index in their own folder.
+    """
     build_datasets(blend())
     monkeypatch.setattr(gpt_dataset, "build_gpt_index", None)
     monkeypatch.setattr(gpt_blend, "fill_blend_index", None)
@@ -159,7 +169,7 @@ def test_a_rank_builds_nothing_after_prepare(blend, monkeypatch):
 
 
 def test_pairs_by_prefix(blend, workspace):
-    """A user's .bin/.idx without a manifest gives the same samples, and nothing is written next to it."""
+    """A user's .bin/.idx without a manifest gives the same samples, and no file is written next to it."""
     expected = build_datasets(blend()).train
     pair = workspace / "brought"
     pair.mkdir()
@@ -182,7 +192,7 @@ def test_pairs_by_prefix(blend, workspace):
 
 
 def test_the_hash_of_a_blend(blend):
-    """The hash depends on weights, order and datasets, not on the run's name for the blend."""
+    """The hash depends on weights, order and datasets, but not on the name that the run gives the blend."""
     hashes = [
         build_datasets(blend(data=change)).state.dataset_sha256
         for change in (
@@ -198,13 +208,15 @@ def test_the_hash_of_a_blend(blend):
 
 
 def test_a_dataset_twice_keeps_two_names(blend):
-    """Two entries with the same folder name get two names, so that each has a separate loss."""
+    """Two entries whose folders have the same name get different names, so that each has its own loss."""
     entries = [{"name": "a", "weight": 1.0}, {"name": "a", "weight": 3.0}]
     assert build_datasets(blend(data={"blend": entries})).names == ("a", "a#2")
 
 
 def test_an_entry_that_is_not_there(blend):
-    """A missing file of an entry is named, and the blend has no manifest until all files exist."""
+    """If an entry's file is missing, the error names it, and the blend has no
+    manifest until all files exist.
+    """
     config = blend(data={"blend": [{"name": "a", "weight": 1.0}, {"name": "c", "weight": 1.0}]})
     assert dataset_of(config).manifest() is None
     with pytest.raises(DataError, match=r"^data/dataset/c/text_document.bin: no such file"):
@@ -216,7 +228,7 @@ def test_an_entry_that_is_not_there(blend):
 
 
 def test_vocabularies_and_tokenizers_must_go_together(blend, write_dataset):
-    """Datasets of two tokenizers are refused, and so is a vocabulary larger than the model's."""
+    """Datasets with different tokenizers are refused, and so is a vocabulary larger than the model's."""
     write_dataset("other", tokenizer_sha256="1" * 64)
     config = blend(data={"blend": [{"name": "a", "weight": 1.0}, {"name": "other", "weight": 1.0}]})
     with pytest.raises(DataError) as caught:
@@ -232,7 +244,9 @@ def test_vocabularies_and_tokenizers_must_go_together(blend, write_dataset):
 
 
 def test_a_split_without_documents_of_one_dataset(blend, write_dataset, caplog):
-    """A dataset without documents for a split is an error for training and a warning for validation."""
+    """If a dataset has no documents for a split, that is an error for training and
+    a warning for validation.
+    """
     write_dataset("short", documents=3)
     entries = [{"name": "a", "weight": 1.0}, {"name": "short", "weight": 1.0}]
     datasets = build_datasets(blend(data={"blend": entries, "split": "90,8,2"}))
@@ -252,7 +266,9 @@ def test_a_split_without_documents_of_one_dataset(blend, write_dataset, caplog):
 
 
 def test_a_blend_that_takes_more_than_there_is(blend, write_dataset):
-    """Many datasets of tiny weight enlarge the blend, so that the large dataset has too few samples."""
+    """Many datasets of tiny weight enlarge the blend until the large dataset has
+    too few samples: an error.
+    """
     for number in range(30):
         write_dataset(f"tiny-{number}", documents=4)
     write_dataset("large", documents=2, tokens=(100, 101))

@@ -1,4 +1,4 @@
-"""Samples: their contents, their dependence on the position alone, and how splits are divided."""
+"""Samples: their contents, which depend only on their position, and how splits are divided."""
 
 import logging
 import pickle
@@ -22,7 +22,7 @@ def all_samples(dataset):
 
 
 def test_samples_are_the_shuffled_stream(make_config, write_dataset):
-    """Samples start seq_length apart in the stream of shuffled documents and overlap by one token."""
+    """Samples start every seq_length tokens in the stream of shuffled documents and overlap by one token."""
     config = make_config()
     write_dataset()
     train = build_datasets(config).train
@@ -37,7 +37,7 @@ def test_samples_are_the_shuffled_stream(make_config, write_dataset):
 
 
 def test_splits_do_not_meet(make_config, write_dataset):
-    """The three splits are disjoint, in order, and together contain all documents."""
+    """The three splits are disjoint and ordered, and together they contain all documents."""
     config = make_config()
     write_dataset()
     datasets = build_datasets(config)
@@ -51,7 +51,7 @@ def test_splits_do_not_meet(make_config, write_dataset):
 
 
 def test_steps_are_the_same_on_any_number_of_ranks(make_config, write_dataset):
-    """The samples of each step are the same set, read through 1, 2 and 4 ranks."""
+    """Each step reads the same set of samples, whether through 1, 2 or 4 ranks."""
     config = make_config()
     write_dataset()
     datasets = build_datasets(config)
@@ -68,7 +68,7 @@ def test_steps_are_the_same_on_any_number_of_ranks(make_config, write_dataset):
 
 
 def test_more_tokens_later_continue_the_order(make_config, write_dataset, caplog):
-    """With more tokens, a resumed run keeps every earlier position and continues with new passes."""
+    """A run extended to more tokens keeps every earlier position and continues with new passes."""
     config = make_config()
     write_dataset()
     short = build_datasets(config)
@@ -92,7 +92,7 @@ def test_more_tokens_later_continue_the_order(make_config, write_dataset, caplog
 
 
 def test_evaluation_reads_the_same_samples_every_time(make_config, write_dataset):
-    """Validation and test have eval_iters global batches, whatever the length of training."""
+    """Validation and test read eval_iters global batches, however long training is."""
     config = make_config()
     write_dataset()
     valid = build_datasets(config).valid
@@ -103,7 +103,7 @@ def test_evaluation_reads_the_same_samples_every_time(make_config, write_dataset
 
 
 def test_cached_indices_are_read_not_built(make_config, write_dataset, monkeypatch):
-    """After prepare, a rank builds no index; another seed, split or length has its own cache entry."""
+    """After prepare, a rank builds no index; another seed, split or length gets its own cache entry."""
     config = make_config()
     write_dataset()
     build_datasets(config)
@@ -131,7 +131,7 @@ def test_cached_indices_are_read_not_built(make_config, write_dataset, monkeypat
 
 
 def test_index_without_its_description_does_not_count(make_config, write_dataset):
-    """Arrays left by a killed build are rebuilt with the same bytes."""
+    """Arrays without a description, which a killed build leaves, are rebuilt with the same bytes."""
     config = make_config()
     write_dataset()
     build_datasets(config)
@@ -146,7 +146,7 @@ def test_index_without_its_description_does_not_count(make_config, write_dataset
 
 
 def test_data_that_is_not_prepared(make_config):
-    """The first missing file is named with the command that creates it."""
+    """The error names the first missing file and the command that creates it."""
     with pytest.raises(DataError) as caught:
         build_datasets(make_config())
     assert str(caught.value) == (
@@ -155,7 +155,7 @@ def test_data_that_is_not_prepared(make_config):
 
 
 def test_vocabulary_that_does_not_fit(make_config, write_dataset):
-    """A run whose vocabulary exceeds the stored dtype, or is smaller than the data's, is refused."""
+    """A vocabulary that exceeds the stored dtype, or is smaller than the data's, is refused."""
     write_dataset()
     with pytest.raises(DataError) as caught:
         build_datasets(make_config(tokenizer={"vocab_size": 70_000}))
@@ -172,7 +172,7 @@ def test_vocabulary_that_does_not_fit(make_config, write_dataset):
 
 
 def test_files_that_are_not_the_manifests(make_config, write_dataset):
-    """Another complete pair under the same manifest is detected by its sizes."""
+    """If another complete pair replaced the files under the same manifest, the sizes show it."""
     config = make_config()
     dataset = write_dataset()
     manifest = dataset.manifest()
@@ -189,7 +189,7 @@ def test_files_that_are_not_the_manifests(make_config, write_dataset):
 
 
 def test_empty_splits(make_config, write_dataset, caplog):
-    """No training documents is an error; a requested test split without any is omitted with a warning."""
+    """No training documents is an error; an empty test split is omitted with a warning."""
     config = make_config(data={"split": "1000,50,1"})
     write_dataset()
     caplog.clear()
@@ -211,7 +211,7 @@ def test_empty_splits(make_config, write_dataset, caplog):
 
 
 def test_per_epoch_goes_through_every_document_once_in_each_pass(make_config, write_dataset):
-    """Each pass is one epoch in a different order of the same documents, from its own seed."""
+    """With per-epoch shuffling, each pass has the same documents in another order, from its own seed."""
     write_dataset()
     train = build_datasets(make_config(data={"shuffle": "per_epoch"})).train
     first, last = train.bounds
@@ -225,7 +225,9 @@ def test_per_epoch_goes_through_every_document_once_in_each_pass(make_config, wr
 
 
 def test_per_epoch_is_not_moved_by_more_tokens(make_config, write_dataset):
-    """With per-epoch shuffling, more tokens keep the samples of the shorter run; Megatron's order changes."""
+    """With per-epoch shuffling, more training tokens keep the earlier samples;
+    Megatron's shuffling changes them.
+    """
     write_dataset()
     short, long = (
         build_datasets(make_config(data={"shuffle": "per_epoch"}, batch={"train_tokens": 16 * 4 * steps}))
@@ -244,7 +246,7 @@ def test_per_epoch_is_not_moved_by_more_tokens(make_config, write_dataset):
 def test_per_epoch_passes_are_built_before_training_and_opened_when_reached(
     make_config, write_dataset, monkeypatch
 ):
-    """prepare builds every pass, and a rank holds two passes at most."""
+    """prepare builds every pass, and a rank keeps at most two passes open."""
     write_dataset()
     config = make_config(data={"shuffle": "per_epoch"}, batch={"train_tokens": 16 * 4 * 300})
     build_datasets(config)
@@ -256,7 +258,7 @@ def test_per_epoch_passes_are_built_before_training_and_opened_when_reached(
 
 
 def test_a_worker_process_maps_the_index_itself(make_config, write_dataset):
-    """A pickled dataset contains no array and gives the same samples."""
+    """A pickled dataset contains no arrays, and its copy gives the same samples."""
     write_dataset()
     train = build_datasets(make_config()).train
     content = pickle.dumps(train)
@@ -265,7 +267,9 @@ def test_a_worker_process_maps_the_index_itself(make_config, write_dataset):
 
 
 def test_resume_reads_the_same_samples_on_other_ranks(make_config, write_dataset):
-    """Resuming on 4 ranks from the third step equals 1 rank throughout, over an epoch's end and a skip."""
+    """Resuming on 4 ranks after three steps reads the same samples as 1 rank, past
+    an epoch's end and a skip.
+    """
     write_dataset()
     config = make_config(data={"shuffle": "per_epoch"}, batch={"train_tokens": 16 * 4 * 300})
     datasets = build_datasets(config)
@@ -290,7 +294,7 @@ def with_options(make_config, **options):
 
 
 def test_a_plain_sample_carries_nothing_else(make_config, write_dataset):
-    """A plain sample has the tokens and labels of Megatron's sample; its other fields are None."""
+    """A plain sample has Megatron's tokens and labels; its other fields are None."""
     write_dataset()
     train = with_options(make_config)
     sample = train.sample(7)
@@ -300,7 +304,9 @@ def test_a_plain_sample_carries_nothing_else(make_config, write_dataset):
 
 
 def test_bounds_of_documents_come_from_the_documents(make_config, write_dataset):
-    """Bounds come from documents, so an end-of-document token inside one does not split it."""
+    """Document bounds come from the index, so an end-of-document token inside a
+    document does not split it.
+    """
     target = write_dataset()
     tokens = np.memmap(target.bin, np.uint16, "r+")
     tokens[::7] = 0
@@ -325,7 +331,7 @@ def test_bounds_of_documents_come_from_the_documents(make_config, write_dataset)
 
 
 def test_no_loss_where_the_input_is_eod(make_config, write_dataset):
-    """The label after an end-of-document token is outside the loss, because it starts another text."""
+    """With eod_mask_loss, the label that follows an end-of-document token is outside the loss."""
     write_dataset()
     train = with_options(make_config, eod_mask_loss=True)
     sample = next(sample for sample in map(train.sample, range(40)) if 0 in sample.tokens)
@@ -335,7 +341,7 @@ def test_no_loss_where_the_input_is_eod(make_config, write_dataset):
 
 
 def test_eod_mask_needs_to_know_the_token(make_config, write_dataset):
-    """eod_mask_loss is refused for a user's dataset that does not record its end-of-document token."""
+    """eod_mask_loss is refused for a user's dataset whose end-of-document token is not recorded."""
     write_dataset(eod_id=None)
     with pytest.raises(DataError) as caught:
         with_options(make_config, eod_mask_loss=True)
@@ -346,7 +352,7 @@ def test_eod_mask_needs_to_know_the_token(make_config, write_dataset):
 
 
 def test_a_loss_mask_beside_the_tokens_is_cut_as_they_are(make_config, write_dataset):
-    """A sample's mask is the mask of its labels."""
+    """A sample's loss mask is the mask of its labels, one token after the mask of its tokens."""
     target = write_dataset()
     indexed = IndexedDataset(target.prefix)
     with IndexedWriter(target.loss_mask.prefix, 2, None, dtype=np.dtype(np.uint8)) as writer:
@@ -361,7 +367,7 @@ def test_a_loss_mask_beside_the_tokens_is_cut_as_they_are(make_config, write_dat
 
 
 def test_a_run_whose_samples_have_no_token_in_the_loss_is_refused(make_config, write_dataset):
-    """A run without any token in the loss is refused, with packing: stream too; one token is enough."""
+    """A run without any token in the loss is refused, also with packing: stream; one such token is enough."""
     write_dataset()
     config = make_config()
     target, indexed = dataset_of(config), IndexedDataset(dataset_of(config).prefix)

@@ -1,4 +1,4 @@
-"""Document, sample and shuffle index and the two split rules: golden arrays and a slow reference."""
+"""Document, sample and shuffle index and the two split rules, against golden arrays and a slow reference."""
 
 import io
 import threading
@@ -33,7 +33,7 @@ GOLDEN_SHUFFLE = [1, 0, 3, 2, 5, 4, 8, 9, 7, 10, 11, 6]
 
 
 def slow_sample_index(lengths, document_index, num_samples, seq_length):
-    """Transcription of Megatron's helpers.cpp: walk the documents token by token."""
+    """Build the sample index as Megatron's helpers.cpp does, token by token."""
     rows, place, offset = [(0, 0)], 0, 0
     for _ in range(num_samples):
         left = seq_length + 1
@@ -51,7 +51,7 @@ def slow_sample_index(lengths, document_index, num_samples, seq_length):
 
 
 def slow_index(lengths, first, last, seq_length, num_samples, seed):
-    """The whole algorithm as upstream writes it, with loops."""
+    """Build all three arrays with loops, as upstream does."""
     tokens = int(lengths[first:last].sum())
     epochs, total = 1, tokens
     while (total - 1) // seq_length < num_samples:
@@ -80,7 +80,9 @@ def slow_index(lengths, first, last, seq_length, num_samples, seed):
 
 
 def test_golden_arrays():
-    """Six documents, one of them empty, two epochs: arrays of megatron-core 0.16.1 (seed 1234)."""
+    """For six documents, one of them empty, and two epochs, the arrays equal
+    megatron-core 0.16.1's (seed 1234).
+    """
     index = build_gpt_index(LENGTHS, 0, 6, seq_length=4, num_samples=9, seed=1234)
     assert index.document_index.tolist() == GOLDEN_DOCUMENTS
     assert index.sample_index.tolist() == GOLDEN_SAMPLES
@@ -96,7 +98,7 @@ def test_golden_arrays():
 
 @pytest.mark.parametrize("seed", range(12))
 def test_equals_the_slow_twin(seed):
-    """For random documents, cuts, lengths and epochs, all three arrays equal upstream's loops."""
+    """For random documents, splits, lengths and epochs, all three arrays equal upstream's loops."""
     generator = np.random.RandomState(seed)
     # The first document is not empty here: upstream's loop starts inside it, as does row 0 of ours.
     lengths = generator.randint(1, 30, size=generator.randint(3, 40)).astype(np.int32)
@@ -112,7 +114,9 @@ def test_equals_the_slow_twin(seed):
 
 
 def test_every_token_is_read_once_in_an_epoch():
-    """One epoch splits the shuffled documents into samples that share a token; a short rest is dropped."""
+    """An epoch is divided into samples that share one token with their neighbours;
+    a short rest is dropped.
+    """
     lengths = np.array([4, 10, 1, 6, 25], np.int32)
     index = build_gpt_index(lengths, 0, 5, seq_length=8, num_samples=1, seed=3)
     ends = np.concatenate([[0], np.cumsum(lengths[index.document_index])])
@@ -122,7 +126,9 @@ def test_every_token_is_read_once_in_an_epoch():
 
 
 def test_last_epoch_is_separate_below_eighty_percent():
-    """A last epoch needed for less than 80 % is shuffled separately, so that it is truncated evenly."""
+    """If less than 80 % of the last epoch is needed, it is shuffled separately, so
+    that it is truncated evenly.
+    """
     lengths = np.full(100, 11, np.int32)  # 1,100 tokens, 109 samples of 10 per epoch
     short, long = epochs_needed(1100, 10, 109 + 80), epochs_needed(1100, 10, 109 + 100)
     assert (short.num_epochs, short.separate_last_epoch) == (2, True)
@@ -134,7 +140,7 @@ def test_last_epoch_is_separate_below_eighty_percent():
 
 
 def test_documents_without_a_token():
-    """A split without tokens cannot give a sample and raises an error."""
+    """A split without any token raises an error."""
     with pytest.raises(DataError) as caught:
         build_gpt_index(LENGTHS, 2, 3, 4, 1, seed=0)
     assert str(caught.value) == "documents 2 to 3 hold no tokens, so they give no sample."
@@ -153,7 +159,7 @@ def test_index_that_would_fill_the_memory():
 
 
 def test_types_of_the_arrays(monkeypatch):
-    """Dtypes are as narrow as document positions, lengths and the number of samples allow."""
+    """Arrays use the narrowest dtype for document positions, lengths and the number of samples."""
     # megatron-core's rule, gpt_dataset.py: int64 from iinfo(uint32).max - 1 samples on.
     assert np.iinfo(np.uint32).max == gpt_index.UINT32_SAMPLES + 1
     lengths = np.array([4, 10, 3], np.int32)  # 17 tokens: two epochs, 6 positions, 16 samples of 2 tokens
@@ -187,7 +193,7 @@ def test_types_of_the_arrays(monkeypatch):
     ],
 )
 def test_numbers_of_documents_beyond_31_bits(first, last, dtype):
-    """Document numbers beyond 31 bits are kept in every epoch, with the samples of small numbers."""
+    """Documents numbered beyond 31 bits give the same samples as documents numbered from 0."""
     lengths = np.broadcast_to(np.int32(5), (last + 10,))  # a view of one number, without memory
     index = build_gpt_index(lengths, first, last, seq_length=8, num_samples=20, seed=1)
     small = build_gpt_index(lengths, 0, last - first, seq_length=8, num_samples=20, seed=1)
@@ -198,7 +204,7 @@ def test_numbers_of_documents_beyond_31_bits(first, last, dtype):
 
 
 def test_the_largest_index_that_is_built(monkeypatch):
-    """The document index may take exactly the limit at 4 bytes per position, and not one position more."""
+    """The document index may use exactly the memory limit, at 4 bytes per position, and no more."""
     monkeypatch.setattr(gpt_index, "LARGEST_INDEX_BYTES", 6 * 4)
     assert len(build_gpt_index(np.array([4, 10, 3]), 0, 3, 2, 16, seed=0).document_index) == 6
     monkeypatch.setattr(gpt_index, "LARGEST_INDEX_BYTES", 6 * 4 - 1)
@@ -220,7 +226,9 @@ def test_the_largest_index_that_is_built(monkeypatch):
     ],
 )
 def test_how_many_epochs_are_needed(tokens, seq_length, samples, expected):
-    """Return values: the fewest epochs, their samples, those before the last, and whether it is separate."""
+    """epochs_needed returns the fewest epochs, their samples, those before the last,
+    and if the last is separate.
+    """
     assert tuple(epochs_needed(tokens, seq_length, samples)) == expected
 
 
@@ -233,7 +241,7 @@ def test_split_rules_differ_by_a_document():
 @pytest.mark.slow
 @pytest.mark.parametrize(("split", "expected"), [("949,50,1", 4940), ("98,2,0", 400), ("100,0,0", 0)])
 def test_how_often_the_rules_differ(split, expected):
-    """Over sizes 1 to 20,000, the two rules differ as often as upstream's two functions."""
+    """Over sizes 1 to 20,000, the two rules differ as often as the two functions of upstream do."""
     differ = 0
     for size in range(1, 20_001):
         upstream, core = (split_bounds(split, rule, size) for rule in ("megatron-deepspeed", "megatron-core"))
@@ -258,7 +266,7 @@ def test_split_texts():
 
 
 def test_stretches_of_any_size_give_the_same_rows(monkeypatch):
-    """The sample index does not depend on the size of the stretches in which it is computed."""
+    """The sample index does not depend on the size of the stretches that are computed at once."""
     lengths = np.random.RandomState(3).randint(0, 40, size=50).astype(np.int32)
     lengths[0], lengths[20] = 3, 500
     whole = build_gpt_index(lengths, 0, 50, 7, 900, seed=4)
@@ -273,7 +281,7 @@ NAMES = ("document_index", "sample_index", "shuffle_index")
 
 
 def test_files_hold_what_numpy_saves_of_arrays_in_memory(tmp_path):
-    """Arrays filled in mapped files, shuffled or not, have the bytes that numpy saves from memory."""
+    """Arrays filled inside mapped files have the same bytes as arrays that numpy saves from memory."""
     lengths = np.random.RandomState(1).randint(1, 30, size=80).astype(np.int32)
     arguments = (lengths, 5, 75, 16, 400, 9)
     key = store(tmp_path, {"a": 1}, NAMES, lambda allocate: build_gpt_index(*arguments, allocate))
@@ -289,7 +297,7 @@ def test_files_hold_what_numpy_saves_of_arrays_in_memory(tmp_path):
 
 
 def test_a_build_that_fails_leaves_nothing(tmp_path):
-    """An error while arrays are filled removes the unfinished files, and the next call builds again."""
+    """An error while arrays are filled removes the unfinished files, and the next call builds them again."""
     lengths = np.full(10, 9, np.int32)
 
     def failing(allocate):
@@ -306,7 +314,7 @@ def test_a_build_that_fails_leaves_nothing(tmp_path):
 
 
 def test_space_is_taken_before_the_array_is_mapped(tmp_path, monkeypatch):
-    """A full disk is an error with its name, not a signal that kills the process at the first write."""
+    """A full disk raises an error before the array is mapped, instead of killing the process by a signal."""
 
     def full(descriptor, offset, length):
         raise OSError(28, "No space left on device")
@@ -318,7 +326,7 @@ def test_space_is_taken_before_the_array_is_mapped(tmp_path, monkeypatch):
 
 
 def test_builders_at_one_time_do_not_disturb_each_other(tmp_path):
-    """Four simultaneous builders each read complete arrays and leave no temporary file."""
+    """Four processes that build at the same time all read complete arrays and leave no temporary file."""
     lengths = np.random.RandomState(1).randint(1, 30, size=300).astype(np.int32)
     expected = build_gpt_index(lengths, 0, 300, 16, 2000, 9)
     together = threading.Barrier(4)

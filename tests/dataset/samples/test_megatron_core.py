@@ -1,4 +1,4 @@
-"""megatron-core as the oracle: each reads the other's files, and samples, blends and masks are equal."""
+"""Compatibility with megatron-core: each reads the other's files, and samples, blends and masks are equal."""
 
 from pathlib import Path
 
@@ -118,7 +118,7 @@ DOCUMENTS = [[1, 2, 3, 0], [7], [5] * 40, [999, 0]]
 
 @pytest.fixture(scope="module")
 def oracle(tmp_path_factory, megatron_core):
-    """The folder with the datasets a, b and c, and megatron-core's arrays for them."""
+    """Return the folder with the datasets a, b and c, and megatron-core's arrays for them."""
     home = tmp_path_factory.mktemp("oracle")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NBTRAIN_WORKSPACE", str(home))
@@ -141,7 +141,7 @@ def oracle(tmp_path_factory, megatron_core):
 
 
 def write(name: str, documents: int, seed: int) -> None:
-    """Write a dataset as write_dataset of conftest.py does, which a module-scoped fixture cannot use."""
+    """Write a dataset like write_dataset of conftest.py, which a module-scoped fixture cannot use."""
     from nbtrain.dataset.manifest import DatasetManifest
     from tests.dataset.indexed_writer import IndexedWriter
 
@@ -173,7 +173,7 @@ def load(home: Path, name: str) -> dict[str, np.ndarray]:
 
 
 def split_of(make_config, home: Path, part: str, seq_length: int, split: str, samples: int, **data):
-    """Return one of our splits with the requested number of samples."""
+    """Return one of nbtrain's splits with the requested number of samples."""
     config = make_config(
         tokenizer={"vocab_size": 1000},
         model={"seq_length": seq_length},
@@ -192,7 +192,7 @@ def home(oracle, make_config, monkeypatch) -> Path:
 
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_indices_and_samples(home, make_config, number):
-    """Document, sample and shuffle index have equal dtypes and values, and so does every sample."""
+    """Document, sample and shuffle index have the same dtypes and values, and all samples are equal."""
     seq_length, split, sizes = CASES[number]
     compared = 0
     for name, samples in zip(("train", "valid", "test"), sizes, strict=True):
@@ -211,7 +211,9 @@ def test_indices_and_samples(home, make_config, number):
 
 
 def test_a_blend(home, make_config):
-    """Dataset index, positions in the datasets, and every sample of a blend are equal in all splits."""
+    """In all splits of a blend, the dataset index, the positions in the datasets
+    and all samples are equal.
+    """
     entries = [{"name": name, "weight": weight} for name, weight in zip("abc", WEIGHTS)]
     for name, samples in zip(("train", "valid", "test"), BLEND_SAMPLES, strict=True):
         ours = split_of(
@@ -226,7 +228,7 @@ def test_a_blend(home, make_config):
 
 
 def test_the_order_of_a_long_blend(home):
-    """A blend of 100,000 samples, more than one of our stretches, has the same order."""
+    """A blend of 100,000 samples, which nbtrain computes in several stretches, has the same order."""
     weights = (np.array([0.2, 0.5, 1e-3, 0.1]) / 0.801).tolist()
     index, samples = np.empty(100_000, np.int16), np.empty(100_000, np.int64)
     with pytest.MonkeyPatch.context() as patch:
@@ -238,7 +240,7 @@ def test_the_order_of_a_long_blend(home):
 
 
 def test_masks_and_positions(home, make_config, megatron_core):
-    """If EOD only ends documents, their bounds give megatron-core's masks and positions."""
+    """If EOD occurs only at the ends of documents, masks and positions equal megatron-core's."""
     ours = split_of(
         make_config,
         home,
@@ -262,7 +264,7 @@ def test_masks_and_positions(home, make_config, megatron_core):
 
 
 def test_it_reads_what_we_write(home):
-    """megatron-core's reader returns the tokens, lengths and documents of our pair."""
+    """megatron-core's reader returns the tokens, lengths and documents of a pair that nbtrain wrote."""
     ours, theirs = IndexedDataset(DatasetFiles.named("a").prefix), load(home, "read")
     assert np.array_equal(ours.tokens, theirs["tokens"])
     assert np.array_equal(ours.lengths, theirs["lengths"])
@@ -271,7 +273,7 @@ def test_it_reads_what_we_write(home):
 
 @pytest.mark.parametrize("dtype", ["uint16", "int32"])
 def test_we_read_what_its_builder_writes(home, dtype):
-    """Every document that megatron-core's builder writes is read, and the file passes verification."""
+    """nbtrain reads every document that megatron-core's builder writes, and verify accepts the file."""
     dataset = IndexedDataset(home / f"theirs-{dtype}")
     assert [dataset[number].tolist() for number in range(len(dataset))] == DOCUMENTS
     assert dataset.dtype == np.dtype(dtype)

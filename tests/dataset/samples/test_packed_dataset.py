@@ -1,4 +1,4 @@
-"""Packed samples: tokens in the loss, separate examples, mixed sources, and fixed positions."""
+"""Packed samples: tokens in the loss, separate examples, mixed sources, and positions that never change."""
 
 import itertools
 from collections import Counter
@@ -22,7 +22,7 @@ EOD = 0
 
 @pytest.fixture
 def write(workspace):
-    """Return a function from {name: (weight, [(ids, mask), ...])} to the files and manifest of a dataset."""
+    """Return a function that writes {source: (weight, [(ids, mask), ...])} as a dataset with its manifest."""
 
     def make(sources, with_mask=True, name="tuning"):
         files_ = DatasetFiles.named(name)
@@ -50,7 +50,9 @@ def write(workspace):
 
 
 def example(number: int, prompt: int, completion: int) -> tuple[list[int], list[int]]:
-    """Return ids number * 100 + position, then EOD; the completion and EOD are in the loss."""
+    """Return the ids number * 100 + position and EOD, with a mask that puts
+    completion and EOD in the loss.
+    """
     ids = [number * 100 + place for place in range(prompt + completion)] + [EOD]
     return ids, [0] * prompt + [1] * (completion + 1)
 
@@ -66,7 +68,7 @@ def config(split="1", seed=7, seq_length=SEQ, rule="megatron-deepspeed", sources
 
 
 def opened(written) -> OpenDataset:
-    """Return the files and manifest of `write` as prepare passes them on."""
+    """Open a written dataset with its manifest, as prepare does."""
     files_, manifest = written
     indexed = IndexedDataset(files_.prefix)
     return OpenDataset(files_, manifest, indexed, files_.open_loss_mask(indexed))
@@ -85,7 +87,7 @@ def segments(sample):
 
 
 def numbers_of(dataset, start, stop) -> Counter:
-    """Count how often each example occurs in samples [start, stop), by its number."""
+    """Count how often each example number occurs in samples [start, stop)."""
     return Counter(
         int(tokens[0]) // 100
         for position in range(start, stop)
@@ -100,7 +102,10 @@ def epochs_of(dataset, count):
 
 
 def test_each_segment_is_one_example_and_learns_exactly_its_completion(write):
-    """Labels follow tokens within the example, the mask covers the completion, and positions start at 0."""
+    """In a packed segment, labels follow tokens within the example, and positions start at 0.
+
+    The mask covers exactly the completion.
+    """
     whole = examples(1, 30)
     dataset = build(write({"a": (1.0, whole)}))
     seen = Counter()
@@ -127,7 +132,7 @@ def test_each_segment_is_one_example_and_learns_exactly_its_completion(write):
 
 
 def test_padding_is_a_segment_of_its_own(write):
-    """Padding is a separate segment of EOD outside the loss, with its own positions."""
+    """Padding is a separate segment of EOD tokens, outside the loss and with its own positions."""
     sample = build(write({"a": (1.0, [example(1, 2, 3)])})).sample(0)
     assert sample.tokens.tolist() == [100, 101, 102, 103, 104] + [EOD] * 11
     assert sample.labels.tolist() == [101, 102, 103, 104, EOD] + [EOD] * 11
@@ -138,14 +143,17 @@ def test_padding_is_a_segment_of_its_own(write):
 
 
 def test_full_sequence_has_no_padding(write):
-    """An example of seq_length + 1 tokens fills its sequence completely."""
+    """An example of seq_length + 1 tokens fills a sequence completely."""
     sample = build(write({"a": (1.0, [example(1, 6, 10)])})).sample(0)
     assert sample.cu_seqlens.tolist() == [0] + [SEQ] * SEQ
     assert sample.labels[-1] == EOD and sample.loss_mask[-1] == 1
 
 
 def test_weights_decide_how_often_an_epoch_sees_an_example(write):
-    """Weight 1 is once per epoch, 2 twice, 0.5 alternating halves; ten epochs of 0.3 are 3 rounds."""
+    """An epoch has each example once with weight 1, twice with 2, and half of the examples with 0.5.
+
+    Ten epochs with weight 0.3 have each example three times.
+    """
     dataset = build(
         write(
             {
@@ -173,7 +181,7 @@ def test_weights_decide_how_often_an_epoch_sees_an_example(write):
 
 
 def test_each_label_knows_its_dataset(write):
-    """dataset_ids give each label's source; sources of one name share a row; padding is 0 without loss."""
+    """dataset_ids has the source of each label; sources with the same name share an id."""
     files_, manifest = write(
         {"a": (1.0, examples(1, 8)), "b": (1.0, examples(11, 8)), "c": (1.0, examples(21, 8))}
     )
@@ -194,7 +202,7 @@ def test_each_label_knows_its_dataset(write):
 
 
 def test_too_long_examples(write, caplog):
-    """A long completion is truncated and counted; prompts without room and single tokens are dropped."""
+    """Long completions are truncated and counted; examples without a label in the loss are dropped."""
     written = write(
         {
             "a": (
@@ -227,7 +235,7 @@ def test_too_long_examples(write, caplog):
 
 
 def test_nothing_to_learn_is_an_error(write):
-    """If every prompt is longer than the sequence, the error has the numbers."""
+    """If every prompt is longer than the sequence, an error gives the numbers."""
     with pytest.raises(DataError) as caught:
         build(write({"a": (1.0, [example(1, 40, 5)])}))
     assert str(caught.value) == (
@@ -238,7 +246,7 @@ def test_nothing_to_learn_is_an_error(write):
 
 
 def test_a_validation_split_without_a_token_in_the_loss_is_named(write):
-    """A validation split without tokens in the loss is named, and the run can do without it."""
+    """A validation split without tokens in the loss is reported; the run can train without it."""
     both, halves = opened(write({"a": (1.0, [example(1, 3, 5), example(2, 40, 5)])})), config(split="50,50,0")
     assert build_split(both, halves, "train", 1, 1) is not None
     with pytest.raises(DataError, match=r"the valid split has no tokens in the loss in a: .*eval_iters: 0"):
@@ -247,7 +255,7 @@ def test_a_validation_split_without_a_token_in_the_loss_is_named(write):
 
 @pytest.mark.parametrize("with_mask", [False, True])
 def test_text_is_learnt_everywhere_and_loses_no_label(write, with_mask):
-    """Text is split into pieces without a mask or with ones; each token but the first is a label."""
+    """Packed text is split without losing labels: each token but a document's first is a label once."""
     ids = [[*range(number * 100, number * 100 + 5 + 7 * number), EOD] for number in range(1, 9)]
     files_, manifest = write({"a": (1.0, [(one, [1] * len(one)) for one in ids])}, with_mask)
     dataset = build((files_, manifest))
@@ -260,7 +268,7 @@ def test_text_is_learnt_everywhere_and_loses_no_label(write, with_mask):
 
 
 def test_names_and_weights_are_the_runs(write):
-    """A run may rename and weight prepared sources, but not change their number."""
+    """A run may change names and weights of prepared sources, but not their number."""
     written = write({"a": (1.0, examples(1, 8)), "b": (1.0, examples(11, 8))})
     sources = [
         AlpacaSource(kind="alpaca", path="a", weight=2.0),
@@ -280,7 +288,7 @@ def test_names_and_weights_are_the_runs(write):
 
 
 def test_a_dataset_without_places_is_one_source(write):
-    """A manifest without positions of sources is read as one source with the dataset's name."""
+    """If the manifest does not say where sources begin, the dataset is one source with the dataset's name."""
     files_, manifest = write({"a": (1.0, examples(1, 8))}, with_mask=False)
     del manifest.sources[0]["sequences"]
     dataset = build((files_, manifest))
@@ -289,7 +297,7 @@ def test_a_dataset_without_places_is_one_source(write):
 
 
 def test_more_samples_never_change_earlier_positions(write, monkeypatch):
-    """The order does not depend on the requested number of samples or on the number of passes."""
+    """The order of samples does not depend on how many samples or passes are requested."""
     monkeypatch.setattr("nbtrain.dataset.samples.packed_index.LEAST_PASS_SAMPLES", 20)
     written = write({"a": (1.0, examples(1, 20)), "b": (0.5, examples(21, 9))})
     short = build(written, 10)
@@ -317,7 +325,7 @@ def test_more_samples_never_change_earlier_positions(write, monkeypatch):
 
 
 def test_epochs_are_counted(write):
-    """num_epochs is an integer at the last sample of an epoch."""
+    """num_epochs is a whole number at the last sample of an epoch."""
     written = write({"a": (1.0, examples(1, 20))})
     per_epoch = int(build(written)._pass(0).epoch_ends[0])
     assert build(written, per_epoch).num_epochs == 1
@@ -326,13 +334,13 @@ def test_epochs_are_counted(write):
 
 
 def test_seed_decides_the_order(write):
-    """Another seed gives other bins and another order."""
+    """Another seed gives other bins and another order of samples."""
     written = write({"a": (1.0, examples(1, 20))})
     assert not np.array_equal(build(written).sample(0).tokens, build(written, seed=8).sample(0).tokens)
 
 
 def test_cached_passes_are_read_not_built(write, monkeypatch):
-    """A second build builds nothing; arrays without their description are rebuilt byte for byte."""
+    """The second call reads cached passes; arrays without a description are rebuilt byte for byte."""
     written = write({"a": (1.0, examples(1, 20))})
     build(written)
     cache = written[0].index_cache
@@ -371,7 +379,7 @@ def test_each_source_is_split_by_the_same_rule(write):
 
 
 def test_weights_that_leave_nothing(write):
-    """Weights that give less than one example per epoch are refused with the numbers."""
+    """Weights that give less than one example per epoch are refused, with the numbers."""
     with pytest.raises(DataError) as caught:
         build(write({"a": (0.05, examples(1, 4)), "b": (0.1, examples(5, 5))}))
     assert str(caught.value) == (
@@ -381,7 +389,7 @@ def test_weights_that_leave_nothing(write):
 
 
 def test_places_and_masks_of_another_dataset(write):
-    """Sources that do not cover the .idx, and a mask of other lengths, are refused."""
+    """Source positions that do not cover the .idx, and a loss mask of other lengths, are refused."""
     files_, manifest = write({"a": (1.0, examples(1, 8))})
     manifest.sources[0]["sequences"] = [0, 7]
     with pytest.raises(DataError) as caught:
@@ -403,7 +411,7 @@ def test_places_and_masks_of_another_dataset(write):
 
 
 def test_mask_is_read_in_chunks(write, monkeypatch):
-    """A mask larger than a chunk gives the same pieces."""
+    """A loss mask that is read in several chunks gives the same segments."""
     written = write({"a": (1.0, [*examples(1, 30), example(40, 30, 30), example(41, 3, 30)])})
     whole = build(written)
     monkeypatch.setattr("nbtrain.dataset.samples.packed_index.SCAN_TOKENS", 10)

@@ -1,4 +1,4 @@
-"""Pieces and epochs by their definitions, for any lengths, masks and weights."""
+"""Pieces and epochs agree with their definitions, for any lengths, masks and weights."""
 
 import math
 from collections import Counter
@@ -36,7 +36,7 @@ masks = st.lists(
 
 
 def pair(rows):
-    """Return the part of IndexedDataset that is used, for uint8 sequences."""
+    """Return a stand-in for IndexedDataset that holds uint8 sequences."""
     lengths = np.array([len(row) for row in rows], "<i4")
     tokens = np.array([value for row in rows for value in row], np.uint8)
     pointers = np.cumsum(lengths, dtype=np.int64) - lengths
@@ -44,7 +44,9 @@ def pair(rows):
 
 
 def labels_by_definition(rows) -> Counter:
-    """Return (sequence, position) of labels in the loss: all of a text, else the first SEQ + 1 tokens."""
+    """Return (sequence, position) of the labels in the loss: all of a text, or those
+    in the first SEQ + 1 tokens.
+    """
     expected: Counter = Counter()
     for sequence, row in enumerate(rows):
         seen = row if all(row) else row[: SEQ + 1]
@@ -56,7 +58,9 @@ def labels_by_definition(rows) -> Counter:
 @given(masks, st.integers(0, 20), st.sampled_from([1, 7, 1 << 22]))
 @settings(deadline=None, max_examples=num_cases(150))
 def test_every_learnt_label_is_in_one_piece(rows, cut, scan_tokens):
-    """No label is lost or doubled for any order of sources and chunks, and each sequence counts once."""
+    """For any order of sources and chunks, each label is in exactly one piece and
+    each sequence counts once.
+    """
     mask = pair(rows)
     cut = min(cut, len(rows))
     sources = [MixedSource("a", 0, cut), MixedSource("b", cut, len(rows))]
@@ -87,7 +91,10 @@ weights = st.lists(st.sampled_from([0.1, 0.25, 0.3, 0.5, 1.0, 1.5, 2.0, 3.7]), m
 @given(weights, st.data())
 @settings(deadline=None, max_examples=num_cases(60))
 def test_epochs_take_each_source_in_rounds(given_weights, data):
-    """After e epochs, a source of n with weight w has given ceil(e w n) examples, evenly to within one."""
+    """After e epochs, a source with n examples and weight w has given ceil(e w n) examples.
+
+    The counts of any two of its examples differ by at most one.
+    """
     sizes = [data.draw(st.integers(1, 12)) for _ in given_weights]
     lengths = [data.draw(st.integers(2, SEQ + 1)) for _ in range(sum(sizes))]
     ends = np.cumsum(sizes).tolist()
@@ -114,7 +121,7 @@ def test_epochs_take_each_source_in_rounds(given_weights, data):
 
 
 def test_pieces_and_counts_of_a_few_examples():
-    """Text is split every SEQ slots, examples truncated after SEQ + 1 tokens; a first token is never one."""
+    """Text is split every SEQ labels, and examples are truncated after SEQ + 1 tokens."""
     rows = [
         [1] * 20,  # text: 19 slots in three pieces
         [1] * 9,  # exactly full
@@ -151,7 +158,7 @@ def test_pieces_and_counts_of_a_few_examples():
 
 
 def test_pieces_of_long_datasets_are_int64():
-    """Arrays are int64 once a sequence number or a token of a sequence needs more than 31 bits."""
+    """Arrays are int64 once a sequence number or a token position needs more than 31 bits."""
     largest = np.iinfo(np.int32).max
     for last, dtype in ((largest, np.int32), (largest + 1, np.int64)):
         none = SimpleNamespace(lengths=np.empty(0, "<i4"))
@@ -170,7 +177,7 @@ def configured(**settings) -> SimpleNamespace:
 
 
 def test_sources_have_the_run_s_names_and_weights():
-    """The run's names and weights apply, then the manifest's, then the kind and 1.0."""
+    """The run's names and weights take precedence, then the manifest's, then the kind and 1.0."""
     places = ([0, 3], [3, 3], [3, 7])
     mine = [configured(name="a", weight=0.5), configured(name=None, weight=2.0), configured(name=None)]
     assert mixed_sources(FILES, manifest_of(*places), mine, 7) == [
@@ -199,7 +206,9 @@ def test_sources_have_the_run_s_names_and_weights():
     ],
 )
 def test_places_that_do_not_fit_are_refused(places, num_configured, message):
-    """Sources must follow one another from 0 to the last sequence, and their number must be the run's."""
+    """Sources must follow one another from 0 to the last sequence, and there must
+    be as many as in the run.
+    """
     mine = [configured() for _ in range(num_configured)]
     with pytest.raises(DataError, match=message):
         mixed_sources(FILES, manifest_of(*places), mine, 7)
@@ -219,7 +228,7 @@ def test_weights_must_leave_an_example_an_epoch():
 
 
 def test_few_examples_make_long_passes():
-    """A pass has about 1,024 samples and at least one epoch."""
+    """A pass has about 1,024 samples, or one epoch if that is longer."""
     mask = pair([[1] * 9] * 30)
     pieces = build_pieces(mask, None, [MixedSource("a", 0, 30)], SEQ)
     assert epochs_per_pass(pieces, [1.0], SEQ) == 35  # 30 samples each
@@ -230,7 +239,7 @@ def test_few_examples_make_long_passes():
 
 
 def test_the_order_of_a_pass_stays_what_it_was():
-    """Golden arrays of epochs 1 to 3 with seed 7: checkpoints store positions in this order."""
+    """The order of epochs 1 to 3 with seed 7 never changes, because checkpoints store positions in it."""
     lengths, sources = (9, 5, 9, 4, 9, 3), [MixedSource("a", 0, 4), MixedSource("b", 4, 6)]
     pieces = build_pieces(pair([[1] * length for length in lengths]), None, sources, SEQ)
     index = build_pass(pieces, [1.0, 0.5], SEQ, 7, 1, 3)
@@ -241,7 +250,7 @@ def test_the_order_of_a_pass_stays_what_it_was():
 
 
 def test_the_seed_decides_which_examples_an_epoch_takes():
-    """With weight 0.5, another seed or source takes another half, and the same seed the same half."""
+    """With weight 0.5, the seed and the source determine which half of the examples an epoch has."""
     pieces = build_pieces(
         pair([[1] * 9] * 60), None, [MixedSource("a", 0, 30), MixedSource("b", 30, 60)], SEQ
     )

@@ -1,4 +1,4 @@
-"""The order of samples: the same for any number of ranks, exactly resumable, and skippable."""
+"""The order of samples is the same for any number of ranks, can be resumed exactly, and can skip ranges."""
 
 import json
 
@@ -24,7 +24,7 @@ def state(**values):
 
 @pytest.mark.parametrize(("micro", "size"), [(1, 4), (2, 1), (2, 2), (4, 2), (8, 1), (1, 8)])
 def test_the_set_of_a_step_does_not_depend_on_the_layout(micro, size):
-    """For any layout, all ranks and accumulation steps together read the next 16 positions, each once."""
+    """For any layout, the ranks and accumulation steps together read the next 16 positions, each once."""
     positions = state(consumed_samples=32).step_positions(16)
     parts = [rank_positions(positions, micro, rank, size) for rank in range(size)]
     assert all(part.shape == (16 // (micro * size), micro) for part in parts)
@@ -32,7 +32,7 @@ def test_the_set_of_a_step_does_not_depend_on_the_layout(micro, size):
 
 
 def test_ranks_take_equal_parts_of_each_row():
-    """Row m of micro_batch_size * size positions is micro batch m, and rank r has its r-th part."""
+    """Micro batch m is row m of micro_batch_size * size positions, and rank r reads the row's r-th part."""
     positions = np.arange(8)
     assert rank_positions(positions, 2, 0, 2).tolist() == [[0, 1], [4, 5]]
     assert rank_positions(positions, 2, 1, 2).tolist() == [[2, 3], [6, 7]]
@@ -41,7 +41,7 @@ def test_ranks_take_equal_parts_of_each_row():
 
 
 def test_resume_goes_on_where_it_stopped():
-    """The state after k steps, saved as JSON, gives the positions of the steps after k."""
+    """The state after k steps, stored as JSON, gives the positions of the steps that follow."""
     fresh = state(skipped_sample_ranges=((5, 9), (20, 21)))
     straight, current = [], fresh
     for _ in range(6):
@@ -61,7 +61,9 @@ def test_skipped_ranges_against_the_plain_definition():
 
 
 def test_skipping_what_lies_behind_is_refused():
-    """Only positions not read yet may be skipped; others would shift the samples already read."""
+    """Only positions that have not been read can be skipped, because others would
+    shift the samples already read.
+    """
     current = state(consumed_samples=10)
     assert current.skipping(12, 20).skipping(10, 11).step_positions(3).tolist() == [11, 20, 21]
     with pytest.raises(DataError) as caught:
@@ -73,13 +75,13 @@ def test_skipping_what_lies_behind_is_refused():
 
 @pytest.mark.parametrize("ranges", [((5, 5),), ((7, 3),), ((4, 8), (6, 9)), ((9, 10), (1, 2)), ((-1, 2),)])
 def test_ranges_must_be_ascending_and_apart(ranges):
-    """Empty, backward, overlapping, unsorted and negative ranges are refused."""
+    """Ranges that are empty, backward, overlapping, unsorted or negative are refused."""
     with pytest.raises(DataError, match=r"must be \[first, last\) pairs, ascending and apart"):
         state(skipped_sample_ranges=ranges)
 
 
 def test_a_step_that_does_not_divide():
-    """A batch that the layout does not divide is refused with the numbers."""
+    """A batch that cannot be divided among the layout's ranks is refused, with the numbers."""
     with pytest.raises(DataError) as caught:
         rank_positions(np.arange(10), 4, 0, 2)
     assert str(caught.value) == (
@@ -88,7 +90,7 @@ def test_a_step_that_does_not_divide():
 
 
 def test_a_state_is_read_back_whole():
-    """Every setting is read from the checkpoint; a missing one never takes a default."""
+    """Every setting is read from the checkpoint; a missing setting is an error instead of a default."""
     other = state(shuffle="per_epoch", packing="best_fit")
     value = json.loads(json.dumps(other.to_dict()))
     assert DataState.from_dict(value) == other

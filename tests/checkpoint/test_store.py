@@ -54,9 +54,7 @@ def test_any_range_of_any_part_of_any_cut(partition_dim, ranks, cuts):
 
 
 def test_more_rows_than_are_stored_end_with_the_stored_ones():
-    """Rows beyond the stored ones are not returned: of 16 rows on two ranks, with 12
-    stored, the second gets 4.
-    """
+    """Only stored rows are returned: of 16 rows on two ranks, 12 are stored, and the second rank gets 4."""
     read = store(0, 1, 3)
     assert torch.equal(read.read("w", "fp32", TensorPart(0, 2, 0), rows=16), WHOLE[:8].reshape(-1))
     assert torch.equal(read.read("w", "fp32", TensorPart(1, 2, 0), rows=16), WHOLE[8:].reshape(-1))

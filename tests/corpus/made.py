@@ -1,4 +1,4 @@
-"""Generated text, vocabulary and Wikipedia dump, always the same, for tests that use only the repository."""
+"""Generated text, vocabulary and Wikipedia dump, always the same, for tests that use no external files."""
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
 
@@ -38,7 +38,7 @@ VOCAB_SIZE = 6000
 
 
 def texts(script: str, count: int, sentences: int = 12) -> list[str]:
-    """Return documents of generated words, few frequent and most rare, mixed with numbers and line ends."""
+    """Return documents of generated words, a few frequent and most rare, mixed with numbers and line ends."""
     letters, blank, end = SCRIPTS[script]
     chance = random.Random(script)
     short = script in ("han", "hiragana", "hangul")
@@ -59,7 +59,7 @@ def texts(script: str, count: int, sentences: int = 12) -> list[str]:
 
 
 def write_gpt2_files(folder: Path, also: tuple[str, ...] = ()) -> Path:
-    """Write vocab.json and merges.txt in GPT-2's layout: bytes, merges in order, then the EOD token."""
+    """Write vocab.json and merges.txt in GPT-2's layout: bytes first, then merges in order, then EOD."""
     built = tokenizers.Tokenizer(models.BPE())
     built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -104,7 +104,7 @@ PARTS = [
 
 
 def articles(count: int = 60) -> Iterator[tuple[str, str, str]]:
-    """Return (title, wikitext, expected text) of articles that end with categories and language links."""
+    """Return (title, wikitext, expected text) of articles; they end with categories and language links."""
     chance = random.Random(5)
     words = sorted({word for text in texts("latin", 40) for word in text.split() if word.isalpha()})
     for number in range(count):

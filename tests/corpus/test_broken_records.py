@@ -24,7 +24,7 @@ def part_bytes(monkeypatch, size):
 
 
 def spoil(path):
-    """Replace every third line with text that is not JSON, and return the numbers of those lines."""
+    """Replace every third line by text that is not JSON; return the numbers of those lines."""
     lines = path.read_text().splitlines()
     broken = range(2, len(lines), 3)
     for index in broken:
@@ -40,7 +40,9 @@ def tolerant(*paths):
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_all_are_listed(make_config, workspace, monkeypatch, caplog, num_workers):
-    """Broken records are listed in order with their lines in the file; a dataset without any has no list."""
+    """All broken records are listed in order with their lines; a dataset without
+    broken records has no list.
+    """
     lines = spoil(workspace / "texts.jsonl")
     (workspace / "more.jsonl").write_text('["a"]\n{"text": "and a separate text"}\n')
     data = {**tolerant("texts.jsonl", "more.jsonl"), "num_prepare_workers": num_workers}
@@ -69,7 +71,7 @@ def test_all_are_listed(make_config, workspace, monkeypatch, caplog, num_workers
 
 
 def test_too_many_broken_records(make_config, workspace):
-    """The error names the list of the rejected records; the existing dataset's list is unchanged."""
+    """The error names the list of rejected records, and the list of an existing dataset is unchanged."""
     config = make_config(data={"sources": [{"kind": "jsonl", "path": "texts.jsonl"}]})
     dataset = dataset_of(config)
     texts = (workspace / "texts.jsonl").read_text()
@@ -87,7 +89,7 @@ def test_too_many_broken_records(make_config, workspace):
 
 @pytest.mark.slow
 def test_a_corpus_of_broken_records_alone(make_config, workspace):
-    """Broken records are also listed for a source that is extracted first."""
+    """If no record is readable, the broken ones are listed too, also for a source that is extracted first."""
     prepare(make_config())
     (workspace / "broken.jsonl").write_text("{\n" * 5)
     with pytest.raises(DataError) as caught:
@@ -99,7 +101,7 @@ def test_a_corpus_of_broken_records_alone(make_config, workspace):
 
 
 def test_the_list_ends(tmp_path, monkeypatch):
-    """The list ends after a maximum of records over all sources, with the number omitted; so does a tally."""
+    """The list ends after a maximum number of records and gives the number omitted; so does a tally."""
     for module in (records, corpus, broken_records):
         monkeypatch.setattr(module, "LISTED_PROBLEMS", 4)
     counts = [SourceCounts(), SourceCounts()]
@@ -127,7 +129,7 @@ def test_names_that_are_no_text(tmp_path):
 
 
 def test_what_an_extraction_has_met(workspace):
-    """A broken page is reported again when its extracted text is read, and too many are listed."""
+    """A page that broke during extraction is reported again when the extracted text is read."""
     (workspace / "a.jsonl").write_text('{"text": "one"}\n{\n{"text": "two"}\n')
     reader = open_source(JsonlSource(kind="jsonl", path="a.jsonl", max_broken_fraction=None))
     for action in ("made", "kept"):
@@ -144,7 +146,9 @@ def test_what_an_extraction_has_met(workspace):
 
 
 def test_an_extraction_goes_on_when_more_may_be_broken(workspace):
-    """Raising max_broken_fraction reuses the extracted text instead of reading the source again."""
+    """After max_broken_fraction is raised, the extracted parts are reused instead of
+    reading the source again.
+    """
     (workspace / "a.jsonl").write_text('{"text": "one"}\n{\n{"text": "two"}\n')
     source = {"kind": "jsonl", "path": "a.jsonl", "name": "pages"}
     with pytest.raises(DataError, match="more than max_broken_fraction"):
@@ -156,7 +160,7 @@ def test_an_extraction_goes_on_when_more_may_be_broken(workspace):
 
 
 def test_the_lock_stays_when_an_extraction_is_made_anew(workspace):
-    """Extraction keeps its lock file when it rebuilds: on NFS, two processes would write otherwise."""
+    """A rebuilt extraction keeps its lock file; on NFS a new one would let two processes write at once."""
     (workspace / "a.jsonl").write_text('{"text": "one"}\n')
     reader = open_source(JsonlSource(kind="jsonl", path="a.jsonl"))
     found, _, _ = extracted(reader, lambda total, folder: None)

@@ -1,4 +1,4 @@
-"""Character classes and word boundaries: one rule for every script."""
+"""Character classes and word boundaries, by the same rule for every script."""
 
 # ruff: noqa: RUF001  (the tests need characters of other scripts)
 
@@ -26,18 +26,18 @@ from nbtrain.corpus.characters import DIGIT, LETTER, NUMBER, PUNCTUATION, SPACE,
     ],
 )
 def test_kinds(text, kind):
-    """Every character of a row has the row's class."""
+    """Every character in a row of the table has the row's class."""
     assert characters.kinds_of(text).tolist() == [kind] * len(text)
 
 
 def test_spaces_are_those_of_python():
-    """A character is a space exactly if str.isspace says so."""
+    """A character is whitespace exactly if str.isspace says so."""
     spaces = np.flatnonzero(characters.kinds() == SPACE).tolist()
     assert spaces == [point for point in range(0x110000) if chr(point).isspace()]
 
 
 def test_lone_surrogates_are_symbols():
-    """Lone surrogates are counted as symbols, not refused: encoding drops such text for another reason."""
+    """Lone surrogates count as symbols and raise no error; encoding drops such a text later."""
     assert characters.kinds_of("a\ud800").tolist() == [LETTER, SYMBOL]
 
 

@@ -1,4 +1,4 @@
-"""The cleaning rules: every threshold at its edge, in Latin and other scripts, code and tables."""
+"""The cleaning rules: every threshold at its limit, in Latin and other scripts, code and tables."""
 
 # ruff: noqa: RUF001  (the tests need characters of other scripts)
 
@@ -50,7 +50,9 @@ def test_empty_documents_always_go(settings):
 
 
 def test_trivial():
-    """The default only drops empty documents and is trivial, and so is a lack of deduplication."""
+    """The default cleaning drops only empty documents and counts as trivial, as
+    does disabled deduplication.
+    """
     assert Cleaner(CleaningConfig()).is_trivial
     assert Cleaner(CleaningConfig(exact_dedup=False)).is_trivial
     for settings in (
@@ -70,7 +72,9 @@ def test_trivial():
     ("text", "num_bytes"), [("abcdef", 6), ("éé", 4), ("中文", 6), ("\U0001f600", 4), ("\ud800a", 4)]
 )
 def test_lengths_are_utf8_bytes(text, num_bytes):
-    """Both length limits are inclusive; a lone surrogate counts as 3 bytes and raises no error."""
+    """Both length limits are inclusive and in UTF-8 bytes; a lone surrogate counts
+    as 3 and raises no error.
+    """
     assert reason(text, min_bytes=num_bytes) is None
     assert reason(text, min_bytes=num_bytes + 1) == "too_short"
     assert reason(text, max_bytes=num_bytes) is None
@@ -78,7 +82,7 @@ def test_lengths_are_utf8_bytes(text, num_bytes):
 
 
 def test_symbols():
-    """A share of symbols above the limit drops a text, at the limit it does not; punctuation is exempt."""
+    """A text is dropped if its share of symbols exceeds the limit; punctuation does not count."""
     assert reason("ab+=", max_symbol_fraction=0.5) is None
     assert reason("ab+=<", max_symbol_fraction=0.5) == "symbols"
     assert reason("中文\U0001f600\ufffd\u2500", max_symbol_fraction=0.5) == "symbols"
@@ -86,7 +90,7 @@ def test_symbols():
 
 
 def test_digits():
-    """Digits of every script count; Roman numerals and fractions do not."""
+    """Digits of every script count as digits; Roman numerals and fractions do not."""
     assert reason("ab12", max_digit_fraction=0.5) is None
     assert reason("ab123", max_digit_fraction=0.5) == "digits"
     assert reason("क१२३", max_digit_fraction=0.5) == "digits"
@@ -95,7 +99,7 @@ def test_digits():
 
 
 def test_duplicate_lines():
-    """Lines equal to an earlier line count, empty lines do not: 1 of 2 is a share of a half."""
+    """Lines that repeat an earlier line count, except empty ones: 1 of 2 lines is a share of a half."""
     assert reason("a\nb\n\n\n", max_duplicate_line_fraction=0) is None
     assert reason("a\n\n  a \n", max_duplicate_line_fraction=0.5) is None
     assert reason("a\na\r\na\u2028b", max_duplicate_line_fraction=0.49) == "duplicate_lines"
@@ -104,7 +108,9 @@ def test_duplicate_lines():
 
 
 def test_top_word():
-    """The top word ignores case and is a character in Chinese; words that occur once have no share."""
+    """The most frequent word ignores case, and is a character in Chinese; words
+    that occur once do not count.
+    """
     assert cleaning.top_word_fraction("Spam spam SPAM eggs") == 0.75
     assert cleaning.top_word_fraction("哈哈哈好") == 0.75
     assert cleaning.top_word_fraction("हिन्दी हिन्दी है है।") == 0.5
@@ -114,7 +120,9 @@ def test_top_word():
 
 
 def test_long_words():
-    """A run of characters without a space above the limit drops a text; unspaced scripts end a run."""
+    """A text is dropped if a run without spaces exceeds the limit; characters of
+    unspaced scripts end a run.
+    """
 
     def longest_word(text: str) -> int:
         return cleaning.longest_word(characters.kinds_of(text))
@@ -131,7 +139,7 @@ def test_long_words():
 
 @pytest.mark.parametrize("name", ALL_TEXTS)
 def test_ordinary_text_of_every_script_stays(name):
-    """Strict limits drop no ordinary prose, code or small table in any script."""
+    """Even strict limits drop no ordinary prose, code or small table in any script."""
     text = ALL_TEXTS[name]
     settings = {
         "max_symbol_fraction": 0.25,
@@ -145,14 +153,14 @@ def test_ordinary_text_of_every_script_stays(name):
 
 
 def test_tables_are_what_the_character_limits_are_for():
-    """In a table of numbers, a fifth of the characters are digits and nearly a fifth rules; code has few."""
+    """A table of numbers is a fifth digits and nearly a fifth rules, while code has few of both."""
     assert reason(TABLE, max_digit_fraction=0.2) == "digits"
     assert reason(TABLE, max_symbol_fraction=0.15) == "symbols"
     assert reason(CODE, max_symbol_fraction=0.05) is None
 
 
 def test_the_first_rule_that_is_broken_names_the_drop():
-    """The first violated rule names the drop, in order of cost: length, characters, lines, words."""
+    """A drop is counted under the first broken rule, in the order length, characters, lines, words."""
     text = "1+1\n1+1\n1+1"
     rules = {
         "max_bytes": (5, "too_long"),
@@ -179,7 +187,9 @@ def test_the_first_rule_that_is_broken_names_the_drop():
 
 
 def test_ftfy_mends_the_encoding_and_nothing_else():
-    """ftfy repairs mojibake and entities; quotes, ligatures, wide letters, newlines and controls stay."""
+    """ftfy repairs mojibake and entities only; quotes, ligatures, wide letters,
+    newlines and controls stay.
+    """
     pytest.importorskip("ftfy")
     cleaner = Cleaner(CleaningConfig(ftfy=True))
     assert cleaner("cafÃ© &amp; thÃ© â€œquotedâ€\x9d") == ("café & thé “quoted”", None)
@@ -191,7 +201,7 @@ def test_ftfy_mends_the_encoding_and_nothing_else():
 
 
 def test_ftfy_missing(monkeypatch):
-    """A missing ftfy is an error before any work starts, with the pip command."""
+    """A missing ftfy is an error with the pip command before any work starts."""
     monkeypatch.setattr(cleaning, "find_spec", lambda name: None)
     with pytest.raises(DataError) as caught:
         Cleaner(CleaningConfig(ftfy=True))

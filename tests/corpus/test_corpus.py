@@ -1,4 +1,4 @@
-"""All sources as numbered parts, cleaned record by record, with counts of dropped records."""
+"""All sources as numbered parts, whose records are cleaned one by one and whose drops are counted."""
 
 from collections import Counter
 
@@ -26,7 +26,7 @@ NO_CLEANING = Cleaner(CleaningConfig())
 
 
 def test_parts_are_numbered_over_all_sources(workspace):
-    """Parts are numbered consecutively across sources."""
+    """Parts are numbered consecutively over all sources."""
     (workspace / "a.jsonl").write_text('{"text": "a"}\n')
     source = JsonlSource(kind="jsonl", path="a.jsonl")
     corpus = Corpus.open([source, MockSource(kind="mock"), source])
@@ -36,7 +36,7 @@ def test_parts_are_numbered_over_all_sources(workspace):
 
 
 def test_what_stays_and_what_tells_it_from_others():
-    """Empty and invalid Unicode records are dropped and counted; each kind is hashed by its bytes."""
+    """Empty records and invalid Unicode are dropped and counted; the hash of a record covers its bytes."""
     records = [
         "one",
         " \n",
@@ -63,7 +63,7 @@ def test_what_stays_and_what_tells_it_from_others():
 
 
 def test_what_is_learnt_tells_examples_apart():
-    """Examples with equal pieces but different loss masks are different documents."""
+    """Examples with the same chunks but different loss masks are different documents."""
     flags = [(False, True), (True, True), (False, True)]
     examples = [Example((("question", first), ("answer", second))) for first, second in flags]
     asked, both, again = (identities([record]) for record in cleaned(examples, NO_CLEANING, Tally()))
@@ -83,7 +83,7 @@ def test_what_is_learnt_tells_token_ids_apart():
 
 
 def test_cleaning_counts_its_reasons():
-    """Drops are counted by rule, and a record keeps its extra keys."""
+    """Drops are counted by rule, and a record that is kept keeps its extra keys."""
     tally = Tally()
     cleaner = Cleaner(CleaningConfig(min_bytes=4))
     records = ["long enough", "no", Texts("also long", ("x",))]
@@ -112,7 +112,7 @@ def test_a_broken_record_commands_no_terminal(caplog):
 
 
 def test_too_many_broken_records(workspace):
-    """Too large a share of broken records is an error with the numbers; null sets no limit."""
+    """Too large a share of broken records is an error with the numbers; null removes the limit."""
     (workspace / "a.jsonl").write_text("")
     counts = SourceCounts(records=200, broken=3, named=["a.jsonl:1: not JSON"])
     reader = Corpus.open([JsonlSource(kind="jsonl", path="a.jsonl")]).readers[0]
@@ -151,20 +151,20 @@ def test_too_many_broken_records(workspace):
     ],
 )
 def test_empty_corpus(dropped, first, advice):
-    """If no document is left, the error says how many were dropped by each rule and what to change."""
+    """If no document is left, the error gives the drops by rule and the settings to change."""
     error = empty_error("run.yaml:3: data.sources", Counter(dropped), first)
     assert str(error) == f"run.yaml:3: data.sources: the corpus is empty: no document is left {advice}"
 
 
 def test_every_rule_of_cleaning_names_its_setting():
-    """Every setting named in the advice exists."""
+    """Every setting that the advice names exists."""
     for reason in cleaning.REASONS:
         if reason != cleaning.EMPTY:
             assert LOOSENED_BY[reason].removeprefix("data.cleaning.") in CleaningConfig.model_fields
 
 
 def test_a_tally_travels():
-    """A tally survives a round trip through JSON."""
+    """A tally can be converted to JSON and back without loss."""
     tally = Tally(3, 4, 1, [Problem("a", None, "bad")], Counter(x=2))
     assert Tally.from_dict(tally.to_dict()) == tally
     assert SourcePart("a").size_bytes == 0

@@ -1,4 +1,4 @@
-"""Duplicates: the first stays in any batching; exact and near duplicates; the estimate is accurate."""
+"""Deduplication keeps the first document, in any batching; near duplicates are estimated accurately."""
 
 import json
 import os
@@ -19,7 +19,7 @@ NEAR = NearDedupConfig(enabled=True)
 
 
 def test_digest():
-    """The digest is 128-bit XXH3; the digest of no bytes equals the authors' first test value."""
+    """The digest is XXH3-128; for no bytes it equals the authors' first test value."""
     assert dedup.digest(b"").hex() == "99aa06d3014798d86001c324468d497f"
     assert len(dedup.digest(b"text")) == dedup.DIGEST_BYTES
 
@@ -29,7 +29,7 @@ def test_digest():
 
 @pytest.mark.parametrize("batch", [1, 7, 1000])
 def test_exact_index_is_a_set_in_order(batch):
-    """The index agrees with a Python set for any batching."""
+    """The exact index gives the same answers as a Python set, for any batching."""
     numbers = np.random.RandomState(1).randint(0, 500, 1000)
     digests = [dedup.digest(str(number).encode()) for number in numbers]
     expected, seen = [], set()
@@ -44,14 +44,14 @@ def test_exact_index_is_a_set_in_order(batch):
 
 
 def test_exact_index_takes_many_digests_or_none():
-    """Appended digests are rows of uint64 [n, 2]; an empty batch adds no document."""
+    """Digests are added as uint64 [n, 2]; an empty batch adds no document."""
     rows = np.frombuffer(dedup.digests([b"a", b"b", b"a"]), "<u8").reshape(-1, 2)
     assert ExactIndex().add_all(rows).tolist() == [True, True, False]
     assert ExactIndex().add_all(rows[:0]).tolist() == []
 
 
 def test_half_a_digest_is_not_enough():
-    """Digests that share their first 8 bytes are different documents, across batches too."""
+    """Digests that share only their first 8 bytes are different documents, also across batches."""
     digests = np.array([[5, 1], [5, 2], [5, 1], [6, 1]], np.uint64)
     index = ExactIndex()
     assert index.add_all(digests).tolist() == [True, True, False, True]
@@ -60,7 +60,7 @@ def test_half_a_digest_is_not_enough():
 
 
 def test_runs_stay_few_and_short(monkeypatch):
-    """Run sizes halve and no merge exceeds the limit, so the index is never copied as a whole."""
+    """The index is a few sorted runs of limited size, so a merge never copies all of it."""
     monkeypatch.setattr(dedup, "RUN_ENTRIES", 4096)
     runs = SortedRuns(np.uint32)
     rng = np.random.default_rng(2)
@@ -77,7 +77,7 @@ def test_runs_stay_few_and_short(monkeypatch):
 
 
 def test_runs_give_every_value_of_a_key():
-    """A key returns all its values, from several runs; an unknown key returns none."""
+    """A lookup returns all values of a key from several runs, and none for an unknown key."""
     runs = SortedRuns(np.uint32)
     assert [len(found) for found in runs.find(np.array([1], np.uint64))] == [0, 0]
     runs.add(np.array([7, 7, 9, 7] + [1] * 20, np.uint64), np.arange(24))
@@ -92,7 +92,7 @@ def test_runs_give_every_value_of_a_key():
 
 
 def pair(similarity: float, num_words: int = 400, seed: int = 0) -> tuple[str, str]:
-    """Return two texts of about this Jaccard similarity: the second text ends with other words."""
+    """Return two texts with about this Jaccard similarity; they differ in their last words."""
     chance = random.Random(seed)
     words = [f"w{chance.randrange(10**6)}" for _ in range(num_words)]
     keep = round(2 * num_words * similarity / (1 + similarity))
@@ -113,7 +113,7 @@ def test_shingles():
 
 
 def test_the_estimate_is_the_similarity():
-    """The share of equal hashes estimates Jaccard: mean error within 4 standard errors (0.035 at 0.8)."""
+    """The share of equal hashes estimates the Jaccard similarity: mean error within 4 standard errors."""
     pytest.importorskip("rensa")
     errors = []
     for seed in range(40):
@@ -128,7 +128,7 @@ def test_the_estimate_is_the_similarity():
 
 @pytest.mark.slow
 def test_near_duplicates_go_and_others_stay():
-    """40 pairs per similarity: all with 0.95 are found, nearly all with 0.9, none with 0.6 or 0."""
+    """Of 40 pairs per similarity, all with 0.95 are found, nearly all with 0.9, and none with 0.6 or 0."""
     pytest.importorskip("rensa")
     dropped = {}
     for similarity in (0.0, 0.6, 0.9, 0.95):
@@ -144,7 +144,7 @@ def test_near_duplicates_go_and_others_stay():
 
 @pytest.mark.parametrize("batch", [1, 3, 50, 200])
 def test_near_index_does_not_care_for_batches(batch):
-    """The first of each family is kept, and the result does not depend on batching."""
+    """The first document of each group is kept, and the result does not depend on batching."""
     pytest.importorskip("rensa")
     chance = random.Random(5)
     texts = []
@@ -168,7 +168,7 @@ def test_near_index_does_not_care_for_batches(batch):
 
 
 def test_a_dropped_document_drops_no_other():
-    """Documents are compared only with kept ones, so a chain of small changes is not dropped as a whole."""
+    """Documents are compared only with kept ones, so a chain of small changes is not dropped completely."""
     rows = np.arange(128, dtype=np.uint32)[None].repeat(3, axis=0)
     rows[1, 112:] += 1000  # 0.875 to the first
     rows[2, 96:] += 5000  # 0.75 to the first, 0.75 to the second
@@ -181,7 +181,7 @@ def test_a_dropped_document_drops_no_other():
 
 
 def test_texts_without_words_are_never_near_duplicates():
-    """Texts without words have equal signatures but are never near duplicates, only exact ones."""
+    """Texts without words, whose signatures are equal, are duplicates only if they are exactly equal."""
     pytest.importorskip("rensa")
     index = NearIndex(NEAR)
     assert index.add(signatures(["...", "!!!", "short", "short!", "???"])).tolist() == [
@@ -205,7 +205,7 @@ def test_texts_without_words_are_never_near_duplicates():
     ],
 )
 def test_bands(threshold, num_permutations, expected):
-    """Pairs at the threshold are missed at most once in 50, given enough hash functions."""
+    """At most one in 50 pairs at the threshold is missed, given enough hash functions."""
     count, rows = dedup.bands(threshold, num_permutations)
     assert (count, rows) == expected
     assert count * rows <= num_permutations
@@ -214,7 +214,7 @@ def test_bands(threshold, num_permutations, expected):
 
 
 def test_more_documents_than_have_numbers(monkeypatch):
-    """An index holds as many documents as 4-byte numbers allow; one more is refused, not wrapped around."""
+    """More documents than 4-byte numbers allow are refused; the numbers do not wrap around."""
     monkeypatch.setattr(dedup, "LARGEST_NUMBER", 2)
     index = NearIndex(NEAR)
     index.add(np.stack([index.signature(f"one {word} two three four five six") for word in ("a", "b")]))

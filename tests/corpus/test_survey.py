@@ -1,4 +1,4 @@
-"""Survey of a user's text: the sources that read it, its amount and its language."""
+"""Survey of a user's text: which sources read it, how much there is, and its language."""
 # ruff: noqa: RUF001  (words of other scripts)
 
 import gzip
@@ -26,7 +26,7 @@ def lines(path: Path, records) -> Path:
 
 @pytest.fixture
 def corpus(workspace):
-    """corpus/ with two kinds of text and an image."""
+    """Create corpus/ with two kinds of text and an image."""
     folder = workspace / "corpus"
     folder.mkdir()
     lines(folder / "a.jsonl", [{"id": n, "content": f"{ENGLISH} {n}"} for n in range(300)])
@@ -45,7 +45,9 @@ def refusal(*paths):
 
 
 def test_a_folder_of_several_kinds(corpus):
-    """Each kind is a source with its key; other files are named; repeated documents count once."""
+    """Each kind of file becomes a source with its key; other files are listed;
+    repeated documents count once.
+    """
     lines(corpus / "again.jsonl", [{"content": f"{ENGLISH} {n}"} for n in range(10)])
     found = survey(["corpus"])
     assert found.sources == [
@@ -62,7 +64,7 @@ def test_a_folder_of_several_kinds(corpus):
 
 
 def test_held_out_files_are_not_trained_on(workspace):
-    """In a folder as data sets are downloaded, the test split and README.md are not trained on."""
+    """If a folder is a downloaded data set, its test split and README.md are excluded from training."""
     (workspace / "set").mkdir()
     for split in ("train", "test"):
         lines(workspace / "set" / f"{split}.jsonl", [{"text": f"{ENGLISH} {split} {n}"} for n in range(30)])
@@ -76,7 +78,7 @@ def test_held_out_files_are_not_trained_on(workspace):
 
 
 def test_a_book_is_cut(workspace):
-    """A single book is split into documents, so that training and validation each have some."""
+    """A single book is split into documents, so that training and validation both get some."""
     paragraphs = [f"{number} {ENGLISH * 4}\n\n" for number in range(1000)]
     (workspace / "book").write_text("".join(paragraphs))
     found = survey([workspace / "book"])
@@ -89,7 +91,9 @@ def test_a_book_is_cut(workspace):
 
 
 def test_patterns_and_many_files(workspace, corpus):
-    """A pattern stands for its files; many files become their folder and its exclusions, or are refused."""
+    """A pattern means the files that match; many files become their folder with
+    exclusions, or are refused.
+    """
     assert survey(["corpus/*.jsonl"]).sources == [
         {"kind": "jsonl", "path": "corpus/a.jsonl", "text_key": "content"}
     ]
@@ -108,7 +112,7 @@ def test_patterns_and_many_files(workspace, corpus):
 
 
 def test_amounts_of_much_text_are_estimated(workspace, monkeypatch):
-    """Parts are read until the sample is large enough, and the rest is estimated in proportion."""
+    """Parts are read until the sample is large enough; the rest is estimated in proportion."""
     monkeypatch.setattr(module, "READ_BYTES", 100_000)
     monkeypatch.setattr("nbtrain.corpus.sources.base.PART_BYTES", 50_000)
     lines(workspace / "a.jsonl", [{"text": f"{ENGLISH} {n}"} for n in range(10_000)])
@@ -143,19 +147,19 @@ def test_amounts_of_much_text_are_estimated(workspace, monkeypatch):
     ],
 )
 def test_the_kind_of_records(record, source):
-    """The kind of source is derived from the records' keys and values."""
+    """The kind of source is derived from the keys and values of the records."""
     assert source_of([record] * 3) == source
 
 
 def test_the_key_of_text_in_most_records():
-    """A common key is preferred to a longer text, even if one record in twenty lacks it."""
+    """A key that most records have is preferred to a rarer key with longer text."""
     records = [{"content": "short", "markup": "much longer text"}] * 19 + [{"markup": "x"}]
     assert text_key(records) == "content"
     assert text_key([{"markup": "much longer text", "title": "t"}]) == "markup"
 
 
 def test_files_of_columns_and_datasets(workspace):
-    """Parquet files and save_to_disk folders are recognised with their text key and training split."""
+    """Parquet files and save_to_disk folders are recognised, with their text key and training split."""
     table = pa.table({"title": ["t"] * 30, "content": [f"{ENGLISH} {n}" for n in range(30)]})
     pyarrow.parquet.write_table(table, workspace / "a.parquet")
     assert survey(["a.parquet"]).sources == [{"kind": "parquet", "path": "a.parquet", "text_key": "content"}]
@@ -172,7 +176,7 @@ def test_files_of_columns_and_datasets(workspace):
 
 
 def test_what_is_refused(workspace, corpus):
-    """Unusable input is refused with what it is and what to do."""
+    """The error about unusable input says what the input is and what to do."""
     lines(workspace / "talks.jsonl", [TALK] * 30)
     assert "cannot be mixed in one run" in refusal("talks.jsonl", "corpus/a.jsonl")
     assert refusal("nowhere.txt").startswith("nowhere.txt: no such file or folder")
@@ -211,5 +215,5 @@ def test_what_is_refused(workspace, corpus):
     ],
 )
 def test_languages(text, language):
-    """The language is derived from the script, and from common words where languages share a script."""
+    """The language is derived from the script, or from common words if languages share the script."""
     assert language_of([text]) == language

@@ -1,4 +1,4 @@
-"""The tokenizer's sample: all of a small corpus, a seeded spread over a large one."""
+"""The tokenizer's sample is all of a small corpus, or a seeded sample spread over a large one."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -13,14 +13,14 @@ from nbtrain.corpus.text_sample import sample_texts
 
 
 def test_a_pair_of_answers_is_read_as_its_pieces():
-    """The text of a preference pair is the text of its pieces, without separators."""
+    """The sampled text of a preference pair is its chunks joined without separators."""
     prompt = ("Ask. ", False)
     pair = Preference(Example((prompt, ("Yes.", True))), Example((prompt, ("No.", True))))
     assert text_sample.text_of(pair) == "Ask. Yes.Ask. No."
 
 
 class Reader(SourceReader):
-    """Reader of documents in memory, in equal parts; counts the records read from each part."""
+    """A reader of documents in memory, in equal parts, that counts the records read from each part."""
 
     kind = "mock"
 
@@ -49,7 +49,7 @@ class Reader(SourceReader):
 
 
 def documents(name: str, count: int, size: int = 100) -> list[str]:
-    """Return different texts of `size` bytes, each with its number."""
+    """Return different texts of `size` bytes, each beginning with its number."""
     return [f"{name}:{number}:".ljust(size, "x") for number in range(count)]
 
 
@@ -63,7 +63,7 @@ def num_bytes(texts) -> int:
 
 @pytest.mark.parametrize("compressed", [False, True])
 def test_a_small_corpus_is_taken_whole_and_in_order(compressed):
-    """A corpus up to the requested size returns every document of every source, for any seed."""
+    """A corpus no larger than the requested size is returned completely and in order, for any seed."""
     first, second = documents("a", 30), documents("b", 50)
     readers = [Reader(first, 4, compressed), Reader(second, 1, compressed)]
     for seed in (1, 2):
@@ -73,7 +73,9 @@ def test_a_small_corpus_is_taken_whole_and_in_order(compressed):
 
 @pytest.mark.parametrize("compressed", [False, True])
 def test_a_large_corpus_is_sampled_by_seed(compressed, monkeypatch):
-    """A large corpus returns the requested size, spread over all sources in proportion and seeded."""
+    """A sample of a large corpus has the requested size and is spread over all
+    sources in proportion, by seed.
+    """
     monkeypatch.setattr(text_sample, "SMALLEST_PIECE_BYTES", 100)
     readers = [Reader(documents("a", 3000), 30, compressed), Reader(documents("b", 1000), 10, compressed)]
     texts = list(sample_texts(readers, 40_000, 7))
@@ -87,7 +89,7 @@ def test_a_large_corpus_is_sampled_by_seed(compressed, monkeypatch):
 
 
 def test_parts_are_read_no_further_than_their_piece(monkeypatch):
-    """About one document in ten is read from each of 100 parts, plus one to detect the end."""
+    """A tenth of each of 100 parts is sampled, and little more than that is read."""
     monkeypatch.setattr(text_sample, "SMALLEST_PIECE_BYTES", 100)
     reader = Reader(documents("a", 10_000), 100)
     texts = list(sample_texts([reader], 100_000, 1))
@@ -97,7 +99,7 @@ def test_parts_are_read_no_further_than_their_piece(monkeypatch):
 
 
 def test_no_more_parts_than_pieces_are_worth_it(monkeypatch):
-    """Chunks have a minimum size and a maximum number; beyond it the seed chooses the parts."""
+    """At most MAX_PARTS parts are read, or fewer if each would give too little; the seed selects them."""
     monkeypatch.setattr(text_sample, "MAX_PARTS", 7)
     reader = Reader(documents("a", 10_000), 100)
     list(sample_texts([reader], 900_000, 1))
@@ -108,7 +110,7 @@ def test_no_more_parts_than_pieces_are_worth_it(monkeypatch):
 
 
 def test_compressed_sources_hold_more_text_than_bytes():
-    """If each byte of a file holds five bytes of text, the sample still spreads over the whole file."""
+    """If a file has five bytes of text per stored byte, the sample is still spread over the whole file."""
     reader = Reader(documents("a", 4000), 20, compressed=True, byte_ratio=0.2)
     texts = list(sample_texts([reader], 100_000, 3))
     assert num_bytes(texts) == 100_000
@@ -121,7 +123,9 @@ def test_compressed_sources_hold_more_text_than_bytes():
 
 
 def test_a_source_of_unknown_size_counts_as_the_sample():
-    """A source of unknown size returns its beginning: the whole sample if alone, half of it with another."""
+    """From a source of unknown size the beginning is sampled: as all of the sample, or
+    half next to another source.
+    """
     unknown = Reader(documents("a", 1000), 10, size=False)
     assert places(sample_texts([unknown], 10_000, 1)) == list(range(100))
     known = Reader(documents("b", 100))
@@ -140,13 +144,15 @@ def test_what_a_source_lacks_the_next_ones_give():
 
 
 def test_a_long_document_is_cut():
-    """A document of a megabyte is truncated, never inside a character."""
+    """A document of a megabyte is truncated, but never inside a character."""
     texts = list(sample_texts([Reader(["é" * 500_000])], 1001, 1))
     assert texts == ["é" * 500]
 
 
 def test_what_encoding_drops_is_no_sample():
-    """Empty, invalid, repeated and cleaned-out texts are not sampled; fixed texts are sampled as fixed."""
+    """Empty, invalid, repeated and cleaned-out texts are not sampled; repaired
+    texts are sampled as repaired.
+    """
     given = ["one", "", " \n", "\ud800", "one", "two ", "three"]
     tally = Tally()
     assert list(sample_texts([Reader(given)], 10**6, 1, tally=tally)) == ["one", "two ", "three"]
@@ -161,7 +167,7 @@ def test_what_encoding_drops_is_no_sample():
 
 
 def test_every_kind_of_record():
-    """Records of several keys and examples return their text; token ids return none."""
+    """Records with several keys and examples give their text; token ids give none."""
     records = [
         "plain",
         Texts("main", ("other",)),
@@ -172,7 +178,7 @@ def test_every_kind_of_record():
 
 
 def test_examples_are_not_cleaned():
-    """Examples are not cleaned, as in encoding; plain text and records of several keys are."""
+    """As in encoding, examples are not cleaned, while plain text and records with several keys are."""
     short = Example((("q ", False), ("a", True)))
     records = ["text", Texts("main", ("other",)), short, Preference(short, short)]
 
@@ -185,7 +191,7 @@ def test_examples_are_not_cleaned():
 
 
 def test_cut():
-    """cut returns at most the given number of bytes, in complete characters."""
+    """cut() returns at most the given number of bytes, in complete characters."""
     assert text_sample.cut("aé中", 6) == "aé中"
     assert text_sample.cut("aé中", 5) == "aé"
     assert text_sample.cut("aé", 2) == "a"

@@ -18,11 +18,11 @@ WHERE = "run.yaml:7: data.sources[0]"
 
 @dataclass
 class Found:
-    """Result of one complete pass over a source."""
+    """The result of reading a source completely."""
 
     records: list[Record] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    """Problems in the format of messages: file:line: reason."""
+    """Problems in the form of messages: file:line: reason."""
     counts: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
     unread_keys: Counter[str] = field(default_factory=Counter)
@@ -31,7 +31,7 @@ class Found:
 
 
 def read_all(reader: SourceReader) -> Found:
-    """Read each part with a separate tally, as workers do."""
+    """Read each part with a separate tally, as worker processes do."""
     found = Found()
     lines: Counter[str] = Counter()
     for part in reader.parts():
@@ -55,13 +55,13 @@ def read_all(reader: SourceReader) -> Found:
 
 @pytest.fixture(scope="session")
 def read_parts():
-    """Return a function from a reader to its records. Session-scoped, as Hypothesis requires."""
+    """Return a function that reads all parts with a reader. Session-scoped, as Hypothesis requires."""
     return read_all
 
 
 @pytest.fixture
 def read():
-    """Return a function from a section of data.sources to the records of its reader."""
+    """Return a function that reads the records of a section of data.sources."""
 
     def read_source(config, extra_keys: tuple[str, ...] = ()) -> Found:
         return read_all(open_source(config, WHERE, extra_keys))
@@ -71,7 +71,7 @@ def read():
 
 @pytest.fixture
 def refusal(read):
-    """Return a function from a section of data.sources to the message of the DataError it raises."""
+    """Return a function that returns the DataError message for a section of data.sources."""
 
     def refuse(config, extra_keys: tuple[str, ...] = ()) -> str:
         with pytest.raises(DataError) as caught:
@@ -89,7 +89,7 @@ def part_bytes(monkeypatch):
 
 @pytest.fixture
 def unreadable():
-    """Return a function that removes read permission from a file. Skips for root, who can read it anyway."""
+    """Return a function that removes read permission from a file. Skips for root, who can read any file."""
 
     def forbid(path: Path) -> None:
         path.chmod(0)
@@ -101,7 +101,7 @@ def unreadable():
 
 @pytest.fixture
 def closed(workspace, monkeypatch):
-    """Return a function that makes folders of the workspace inaccessible, also for root."""
+    """Return a function that makes folders of the workspace inaccessible, even for root."""
 
     def close(*names: str) -> None:
         folders = [workspace / name for name in names]

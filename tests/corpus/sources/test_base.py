@@ -1,4 +1,4 @@
-"""Registration of readers: every kind in the schema has one, found by name."""
+"""Registration of readers: each kind of source in the schema has a reader, found by name."""
 
 import inspect
 import pkgutil
@@ -13,7 +13,7 @@ from nbtrain.corpus.sources.base import SourceReader, reader_class
 
 @pytest.mark.parametrize("source", SOURCE_TYPES, ids=kind_of)
 def test_every_kind_has_its_reader(source):
-    """Every kind of source has a reader that is found by the kind's name and reports that kind."""
+    """Every kind of source has a reader, which is found by the kind's name and reports that kind."""
     assert reader_class(kind_of(source)).kind == kind_of(source)
     assert source.__doc__
 

@@ -1,4 +1,4 @@
-"""The exported chat_template renders what training saw, in transformers as in our own server."""
+"""The exported chat_template renders the same text as training and serving do."""
 
 import pytest
 
@@ -56,7 +56,7 @@ def served(kind, fields, messages):
 def test_a_conversation_is_written_as_it_was_learnt(kind, fields):
     """A conversation that ends with an answer renders as its training example, followed by the end token.
 
-    TRL and transformers add no end token after a conversation, so further training learns it from here.
+    TRL and transformers add no end token themselves, so fine-tuning with them would not teach it otherwise.
     """
     (source,) = sources_of(kind, fields)
     template = chat_jinja(source, END)
@@ -104,7 +104,9 @@ def test_what_the_server_refuses_is_refused():
 
 
 def test_conversations_come_before_instructions():
-    """Chat sources decide the template before instruction sources, in any order; other runs have none."""
+    """A chat source's template wins over an instruction source's, in any order;
+    other runs have no template.
+    """
     path = {"path": "x.jsonl"}
     mixed = [
         {"kind": "mock"},

@@ -1,4 +1,4 @@
-"""Compressed streams: the text read at any read size, and the messages about damaged files."""
+"""Compressed streams: the text does not depend on the read size, and damaged files are reported."""
 
 import bz2
 import gzip
@@ -40,7 +40,7 @@ def unpack(content: bytes, suffix: str) -> Unpacked:
 
 @packed
 def test_round_trip(suffix, tmp_path):
-    """Reading at once, by lines or in chunks returns the same bytes and counts every compressed byte."""
+    """Reading at once, by lines or in chunks returns the same bytes, and every compressed byte is counted."""
     path = tmp_path / f"a{suffix}"
     path.write_bytes(PACK[suffix](CONTENT))
     with open_bytes(path, "here") as stream:
@@ -54,7 +54,7 @@ def test_round_trip(suffix, tmp_path):
 
 @packed
 def test_several_members(suffix):
-    """Files of several members, appended or packed by threads, are read to the end; some may be empty."""
+    """Files of several members, appended or written in parallel, are read to the end; some may be empty."""
     pack = PACK[suffix]
     content = pack(b"one ") + pack(b"") + pack(CONTENT) + pack(b" three")
     assert unpack(content, suffix).read() == b"one " + CONTENT + b" three"
@@ -63,7 +63,7 @@ def test_several_members(suffix):
 
 @packed
 def test_zeros_after_the_last_member(suffix):
-    """Zeros at the end of a file, as tapes and some tools add them, are ignored."""
+    """Zeros at the end of a file, which tapes and some tools add, are ignored."""
     assert unpack(PACK[suffix](CONTENT) + bytes(1000), suffix).read() == CONTENT
 
 
@@ -74,7 +74,7 @@ def test_zeros_between_streams_of_xz():
 
 
 def test_skippable_frames():
-    """Frames without text between the others, as pzstd and seekable zstd write them, are ignored."""
+    """Frames without text, which pzstd and seekable zstd write, are skipped."""
     skippable = bytes.fromhex("502a4d18") + (5).to_bytes(4, "little") + b"hello"
     content = skippable + PACK[".zst"](b"text") + skippable
     assert unpack(content, ".zst").read() == b"text"
@@ -84,7 +84,7 @@ def test_skippable_frames():
 @settings(max_examples=num_cases(40), deadline=None)
 @given(st.data())
 def test_cut_short_anywhere(suffix, data):
-    """A file truncated at any byte raises an error and is never read as a shorter file."""
+    """A file truncated at any byte raises an error and is never read as a shorter text."""
     content = PACK[suffix](b"begin") + PACK[suffix](CONTENT)
     whole_members = (len(PACK[suffix](b"begin")), len(content))
     length = data.draw(st.integers(0, len(content) - 1).filter(lambda length: length not in whole_members))
@@ -111,7 +111,7 @@ def test_damage_is_named(suffix):
 @pytest.mark.slow
 @packed
 def test_memory_of_a_bomb(suffix):
-    """Decompression is bounded per step, however well a file compresses."""
+    """Decompression needs bounded memory, however well a file is compressed."""
     # zstd compresses 128 KiB to 4 bytes at best.
     num_zeros, largest = (200 << 20, 128 << 20) if suffix == ".zst" else (16 << 20, 1 << 20)
     content = PACK[suffix](random.Random(1).randbytes(300_000) + bytes(num_zeros))
@@ -124,7 +124,7 @@ def test_memory_of_a_bomb(suffix):
 
 
 def test_without_zstandard(workspace, refusal, monkeypatch):
-    """Without zstandard, the message includes the pip command."""
+    """Without zstandard, the error includes the pip command."""
     (workspace / "a.jsonl.zst").write_bytes(PACK[".zst"](b"{}"))
     monkeypatch.setitem(sys.modules, "zstandard", None)
     assert refusal(JsonlSource(kind="jsonl", path="a.jsonl.zst")) == (
@@ -137,21 +137,23 @@ def test_without_zstandard(workspace, refusal, monkeypatch):
 @pytest.mark.parametrize("content", [CONTENT, b""])
 @pytest.mark.parametrize("name", ["a.jsonl", "a", "a.gz", "a.xz"])
 def test_first_bytes_decide_and_not_the_name(suffix, content, name, workspace):
-    """A compressed file is decompressed whatever its suffix, even if the suffix names another compression."""
+    """The first bytes decide how a file is decompressed, whatever its suffix."""
     (workspace / name).write_bytes(PACK[suffix](content))
     with open_bytes(workspace / name, "here") as stream:
         assert stream.read() == content
 
 
 def test_plain_text_that_is_named_as_compressed(workspace, read):
-    """Plain text with a compression suffix is read as text, since some tools unpack .gz but keep the name."""
+    """Plain text with a compression suffix is read as text, because some tools
+    unpack .gz but keep the name.
+    """
     (workspace / "a.jsonl.gz").write_text('{"text": "\u4e2d"}\n' * 200)
     assert read(JsonlSource(kind="jsonl", path="a.jsonl.gz")).records == ["\u4e2d"] * 200
 
 
 @pytest.mark.parametrize("sizes", [[4], [0], [5, 100_000], [4, 4, 4]])
 def test_frames_to_be_skipped_before_the_text(sizes, workspace):
-    """A leading skippable frame, as pzstd writes it, is followed by the frame that tells zstd from lz4."""
+    """After a leading skippable frame, as pzstd writes it, the next frame tells zstd from lz4."""
     frames = b"".join(
         bytes([0x50 + place, 0x2A, 0x4D, 0x18]) + size.to_bytes(4, "little") + b"x" * size
         for place, size in enumerate(sizes)
@@ -169,7 +171,7 @@ def test_frames_to_be_skipped_before_the_text(sizes, workspace):
 
 
 def test_long_mode_of_zstd(workspace):
-    """Frames of `zstd --long=28` are read, though their 256 MiB window is twice zstd's default limit."""
+    """Frames of `zstd --long=28` are read, although their 256 MiB window is twice zstd's default limit."""
     parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=28, enable_ldm=True)
     stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     (workspace / "a.zst").write_bytes(stream.compress(CONTENT) + stream.flush())
@@ -201,7 +203,7 @@ def test_what_is_not_read_is_named(name, workspace, refusal):
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
 def test_a_tar_archive_is_named(mode, workspace, refusal):
-    """A tar archive is refused, compressed or not and whatever its name, if its bytes identify it."""
+    """A tar archive is refused if its bytes identify it, compressed or not and whatever its name."""
     suffix = mode.replace("w", "").replace(":", ".")
     (workspace / "inside.txt").write_bytes(CONTENT)
     with tarfile.open(workspace / f"a.tar{suffix}", mode) as archive:
@@ -215,7 +217,7 @@ def test_a_tar_archive_is_named(mode, workspace, refusal):
 
 
 def test_a_folder_with_files_that_are_not_read(workspace, refusal, caplog):
-    """A .jsonl.zip in a folder is named: in a warning if other files are read, otherwise in the error."""
+    """A .jsonl.zip in a folder is reported: in a warning if other files are read, else in the error."""
     folder = workspace / "texts"
     folder.mkdir()
     with zipfile.ZipFile(folder / "a.jsonl.zip", "w") as archive:
@@ -246,7 +248,7 @@ def test_a_folder_with_files_that_are_not_read(workspace, refusal, caplog):
     ],
 )
 def test_other_files(content, remedy, workspace, refusal):
-    """A file of another format is named as what it is, whatever its name, and none of it is read."""
+    """A file of another format is refused with its real format, whatever its name."""
     for name in ("a.jsonl", "a.jsonl.gz"):
         (workspace / name).write_bytes(content)
         message = refusal(JsonlSource(kind="jsonl", path=name))

@@ -1,4 +1,4 @@
-"""File sources: which files are read, their order and parts, and the messages if there are none."""
+"""File sources: which files are read, in which order and parts, and the error if there are none."""
 
 import bz2
 import gzip
@@ -37,7 +37,9 @@ def write(workspace):
 
 
 def test_order_and_what_is_left_out(write, read):
-    """Files are read in the order of their relative paths; other suffixes and hidden files are skipped."""
+    """Files are read in the order of their relative paths; files with other suffixes
+    and hidden files are skipped.
+    """
     write(
         **{
             "in/b.txt": b"third",
@@ -54,7 +56,7 @@ def test_order_and_what_is_left_out(write, read):
 
 
 def test_small_files_share_parts(write, read, part_bytes):
-    """Small files are grouped in order up to PART_BYTES, and no two groups have the same name."""
+    """Small files are grouped in order up to PART_BYTES, and groups have different names."""
     write(**{f"in/{number}.txt": b"x" * 40 for number in range(5)})
     part_bytes(100)
     found = read(text("in"))
@@ -68,7 +70,9 @@ def test_small_files_share_parts(write, read, part_bytes):
 
 
 def test_a_large_file_among_small_ones(write, read, part_bytes):
-    """The order of files is kept; a large file is split at line ends into parts named by their bytes."""
+    """The order of files is kept; a large file is split at line ends into parts that
+    are named by their bytes.
+    """
     write(
         **{
             "in/a.jsonl": b'{"text": "a"}\n',
@@ -99,7 +103,7 @@ def test_readers_and_parts_go_to_workers(write, part_bytes):
 
 
 def test_missing_path_and_empty_folder(workspace, refusal):
-    """The error about a missing path or a folder without matching files names the setting and the path."""
+    """The error about a missing path, or a folder without matching files, names the setting and the path."""
     assert refusal(jsonl("nowhere/x.jsonl")) == (
         "run.yaml:7: data.sources[0]: path = 'nowhere/x.jsonl': no such file or folder (nowhere/x.jsonl). "
         "Relative "
@@ -122,7 +126,9 @@ def test_unreadable_file(write, workspace, refusal, unreadable):
 
 
 def test_an_unreadable_folder(write, workspace, refusal, closed):
-    """A folder that cannot be entered is an error, as its text would be missing; a hidden one is ignored."""
+    """A folder that cannot be entered is an error, because its text would be missing;
+    a hidden folder is ignored.
+    """
     write(**{"in/a.jsonl": b"{}", "in/sub/deep/b.jsonl": b"{}", "in/.sub/c.jsonl": b"{}"})
     closed("in/sub/deep", "in/.sub")
     message = "run.yaml:7: data.sources[0]: in/sub/deep: cannot be read: Permission denied."
@@ -134,7 +140,7 @@ def test_an_unreadable_folder(write, workspace, refusal, closed):
 
 
 def test_links(write, workspace, read):
-    """Links are followed; each folder is read once, under its own name if it is inside the source."""
+    """Links are followed; each folder is read once, by its own name if it is inside the source."""
     write(
         **{
             "in/b/1.txt": b"1",
@@ -161,7 +167,7 @@ def test_links(write, workspace, read):
 
 @pytest.mark.parametrize("target", ["gone.txt", "in/a.txt"])
 def test_a_link_that_leads_nowhere(write, workspace, refusal, target):
-    """A link to a missing file or to itself is an error, because the text that was meant is missing."""
+    """A dangling or circular link is an error, because its text would be missing."""
     write(**{"in/b.txt": b"b"})
     (workspace / "in" / "a.txt").symlink_to(workspace / target)
     message = (
@@ -173,7 +179,9 @@ def test_a_link_that_leads_nowhere(write, workspace, refusal, target):
 
 
 def test_a_name_that_is_not_utf8(workspace, refusal, read):
-    """A file name that is not UTF-8 is refused, because records store it; skipped files may have any name."""
+    """A file name that is not UTF-8 is refused, because it cannot be recorded;
+    skipped files may have any name.
+    """
     (workspace / "in").mkdir()
     (workspace / "in" / "a.txt").write_text("a")
     (workspace / "in" / os.fsdecode(b"caf\xe9.jsonl")).write_text("{}")
@@ -187,7 +195,7 @@ def test_a_name_that_is_not_utf8(workspace, refusal, read):
 
 
 def test_what_is_no_regular_file(write, workspace, refusal, read):
-    """A pipe or a device is refused by its type, whether it is the path itself or inside a folder."""
+    """A pipe or a device is refused, and the message says what it is."""
     write(**{"in/a.txt": b"a"})
     os.mkfifo(workspace / "in" / "b.jsonl")
     assert read(text("in")).records == ["a"]
@@ -205,13 +213,15 @@ def test_what_is_no_regular_file(write, workspace, refusal, read):
 
 
 def test_suffixes_in_capitals(write, read):
-    """Suffixes in capitals, as Windows and cameras write them, are accepted, also on compressed files."""
+    """Suffixes in capitals, which Windows and cameras write, are accepted, also for compressed files."""
     write(**{"in/A.TXT": b"a", "in/b.txt.GZ": gzip.compress(b"b"), "in/c.Txt.Bz2": bz2.compress(b"c")})
     assert read(text("in")).records == ["a", "b", "c"]
 
 
 def test_fingerprint_follows_the_files(write, workspace):
-    """The fingerprint has each file's size and time by its name in the source: the workspace may move."""
+    """The fingerprint has size and time by the file's name within the source, so
+    that a workspace can be moved.
+    """
     write(**{"in/a.jsonl": b"{}"})
     os.utime(workspace / "in" / "a.jsonl", ns=(5, 5))
     assert open_source(jsonl("in")).fingerprint() == {"files": {"a.jsonl": [2, 5]}}
@@ -219,7 +229,7 @@ def test_fingerprint_follows_the_files(write, workspace):
 
 
 def test_a_file_that_becomes_shorter(write, workspace, part_bytes):
-    """A file that shrinks between planning and reading is an error, not a smaller corpus."""
+    """A file that shrinks between planning and reading is an error instead of a smaller corpus."""
     write(**{"a.jsonl": b'{"text": "a"}\n' * 4})
     part_bytes(20)
     reader = open_source(jsonl("a.jsonl"), "data.sources[0]")
@@ -237,7 +247,7 @@ RECORD = b'{"text": "x"}\n'
 
 
 def test_every_suffix_of_records(write, read):
-    """Kind jsonl reads .jsonl, .ndjson and .json, plain or compressed, in upper or lower case."""
+    """Kind jsonl reads .jsonl, .ndjson and .json, compressed or not, in upper or lower case."""
     names = ("a.jsonl", "b.NDJSON", "c.json", "d/e.json.gz", "f.jsonl.bz2", "g.ndjson.gzip")
     pack = {".gz": gzip.compress, ".bz2": bz2.compress, ".gzip": gzip.compress}
     contents = {
@@ -248,7 +258,7 @@ def test_every_suffix_of_records(write, read):
 
 
 def test_each_file_that_is_not_read_is_named(write, caplog):
-    """One warning names the files of other kinds or of no kind, except READMEs, licences and checksums."""
+    """One warning names the files that are not read, except READMEs, licences and checksums."""
     beside = ("README.md", "LICENSE", "_SUCCESS", "dataset_infos.json", "a.jsonl.sha256", ".gitattributes")
     write(**{f"in/{name}": RECORD for name in ("a.jsonl", "b.csv", "c.parq", "d.txt.gz", "e", *beside)})
     open_source(jsonl("in"), "here").check_dependencies()
@@ -288,7 +298,9 @@ HUB = {
 
 
 def test_the_split_that_a_name_says():
-    """The last path component with a split's name decides the split, and held-out splits come first."""
+    """The last component of a path that names a split decides the split; names of
+    held-out splits take precedence.
+    """
     assert {name: split_of(name) for name in HUB} == HUB
 
 
@@ -311,14 +323,18 @@ def test_a_folder_of_several_splits(write, read, refusal, held_out, other):
 
 
 def test_a_folder_of_one_split(write, read):
-    """A folder of test files alone is read, and a folder that is named test is not a mixture."""
+    """A folder with only test files is read, and a folder named test does not
+    count as a mixture of splits.
+    """
     write(**{"test/a.jsonl": RECORD, "in/test-1.jsonl": RECORD, "in/test-2.jsonl": RECORD})
     assert read(jsonl("test")).records == ["x"]
     assert read(jsonl("in")).records == ["x", "x"]
 
 
 def test_choosing_among_nothing(write, refusal, caplog):
-    """`split` and `exclude` are refused for a single file; patterns matching all files or none are named."""
+    """`split` is refused for a single file; patterns in `exclude` that match all
+    files or none are reported.
+    """
     write(**{"in/a.jsonl": RECORD})
     assert refusal(jsonl("in/a.jsonl", split="train")).endswith("is a file. Remove split.")
     assert refusal(jsonl("in", exclude=["*.jsonl"])).endswith(

@@ -1,4 +1,4 @@
-"""Sources that need no file: Python's own documentation, and generated words."""
+"""Sources without files: Python's own documentation, and generated words."""
 
 import sys
 from importlib import metadata
@@ -29,7 +29,9 @@ class C:
 
 
 def test_docstrings_in_order():
-    """Docstrings of modules, functions, classes and methods come in help()'s order, without other strings."""
+    """Docstrings of modules, functions, classes and methods are read in help()'s
+    order, and no other strings.
+    """
     assert list(python_docs.docstrings(MODULE)) == [
         "The module's words.",
         "Of f.",
@@ -40,7 +42,9 @@ def test_docstrings_in_order():
 
 @pytest.fixture
 def two_packages(tmp_path, monkeypatch):
-    """A reader over two packages of 30 files each: `big` with long docstrings, `small` with short ones."""
+    """Create a reader over two packages of 30 files each: `big` has long
+    docstrings and `small` short ones.
+    """
     for name, size in (("big", 300), ("small", 30)):
         (tmp_path / name / "tests").mkdir(parents=True)
         (tmp_path / name / "tests" / "test_x.py").write_text('"""Not this."""')
@@ -60,7 +64,7 @@ def two_packages(tmp_path, monkeypatch):
 
 
 def test_packages_are_mixed_evenly(two_packages):
-    """Every stretch of the order has both packages in proportion, without tests; duplicates are counted."""
+    """Every stretch of the text has both packages in proportion, without tests; duplicates are counted."""
     reader, tally = two_packages(10**6), Tally()
     documents = list(reader.documents(tally))
     names = [document.split()[0] for document in documents]
@@ -73,7 +77,7 @@ def test_packages_are_mixed_evenly(two_packages):
 
 
 def test_cap(two_packages):
-    """The text never exceeds the cap, and a capped order is a prefix of the complete order."""
+    """The text never exceeds the size limit, and a limited text is a prefix of the complete text."""
     whole = list(two_packages(10**6).documents())
     part = list(two_packages(3000).documents())
     assert part == whole[: len(part)]
@@ -82,14 +86,16 @@ def test_cap(two_packages):
 
 
 def test_absent_packages_are_recorded(two_packages):
-    """A package that is not installed is recorded as absent in the fingerprint, and the others are read."""
+    """The fingerprint records a package that is not installed as absent, and the other packages are read."""
     versions = two_packages(100).fingerprint()["versions"]
     assert versions["none"] == "absent"
 
 
 @pytest.mark.slow
 def test_real_documentation():
-    """This installation's documentation has packages with versions and licences; none is imported."""
+    """The installed documentation has packages with versions and licences, and
+    reading it imports none of them.
+    """
     before = set(sys.modules)
     reader = open_source(PythonDocsSource(kind="python-docs", max_bytes=200_000))
     documents = list(reader.documents())
@@ -102,7 +108,7 @@ def test_real_documentation():
 
 
 def test_help_topics():
-    """The help topics of pydoc are parsed from its source with ast."""
+    """Help topics are parsed from the source of pydoc with ast."""
     topics = dict(python_docs._topics())
     assert len(topics) > 50
     assert topics["assert"]()[0].startswith("The")
@@ -115,7 +121,7 @@ def test_package_list_is_sorted():
 
 
 def test_mock_is_the_same_everywhere():
-    """A seed determines every character; another seed gives other text."""
+    """The seed determines every character of the generated text; another seed gives another text."""
     settings = {"kind": "mock", "num_documents": 3}
     documents = list(open_source(MockSource(**settings)).documents())
     assert documents == list(open_source(MockSource(**settings)).documents())

@@ -1,4 +1,4 @@
-"""Folders written by save_to_disk: with and without splits, intact and damaged."""
+"""Folders written by datasets' save_to_disk, with and without splits, intact and damaged."""
 
 import json
 
@@ -18,7 +18,7 @@ def hf(path, **settings):
 
 
 def save(folder, *shards, info=INFO, batch_rows=4):
-    """Write shards as datasets 5.2 does: Arrow streams, state.json and dataset_info.json."""
+    """Write shards like datasets 5.2: Arrow streams, state.json and dataset_info.json."""
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"data-{number:05d}-of-{len(shards):05d}.arrow" for number in range(len(shards))]
     for name, table in zip(names, shards):
@@ -35,7 +35,7 @@ def table(texts):
 
 @pytest.mark.parametrize("size", [1, 100, 10**6])
 def test_shards_and_batches(workspace, read, part_bytes, size):
-    """The rows of all shards are read in order, for any size of parts."""
+    """The rows of all shards are read in order, whatever the size of parts."""
     part_bytes(size)
     save(workspace / "set", table(TEXTS[:15]), table(TEXTS[15:]))
     found = read(hf("set"))
@@ -59,7 +59,7 @@ def test_one_large_batch(workspace, read, monkeypatch):
 
 @pytest.mark.parametrize("size", [1, 10**6])
 def test_a_null_row(workspace, read, part_bytes, size):
-    """A null row is broken and reported with its number in its shard."""
+    """A null row is a broken record and is reported with its number in its shard."""
     part_bytes(size)
     save(workspace / "set", table(TEXTS[:9]), table([*TEXTS[:6], None, "end"]))
     found = read(hf("set"))
@@ -68,7 +68,7 @@ def test_a_null_row(workspace, read, part_bytes, size):
 
 
 def test_splits(workspace, read, refusal):
-    """A dataset of several splits requires the name of one; a dataset with one split does not."""
+    """For a dataset with several splits, one must be chosen; a single split is used without a setting."""
     for name, texts in {"train": TEXTS[:3], "test": TEXTS[3:]}.items():
         save(workspace / "set" / name, table(texts))
     (workspace / "set" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
@@ -96,7 +96,7 @@ def test_what_the_dataset_says_of_itself(workspace):
 
 
 def test_folders_that_are_none(workspace, refusal):
-    """The message about a folder without a dataset lists the files that were expected."""
+    """The error about a folder that is not a dataset lists the files that were expected."""
     (workspace / "set").mkdir()
     where = "run.yaml:7: data.sources[0]: "
     assert refusal(hf("gone")) == (
@@ -127,7 +127,7 @@ def test_folders_that_are_none(workspace, refusal):
 
 
 def test_a_name_outside_the_folder(workspace, refusal):
-    """A name in state.json that points outside its folder is refused."""
+    """A shard name in state.json that points outside the folder is refused."""
     save(workspace / "set", table(TEXTS))
     (workspace / "set" / "state.json").write_text('{"_data_files": [{"filename": "../other.arrow"}]}')
     (workspace / "other.arrow").write_bytes(b"")
@@ -156,7 +156,7 @@ def test_extra_keys(workspace, read):
 
 
 def test_a_folder_that_may_not_be_entered(workspace, refusal, closed):
-    """A folder that cannot be entered is not reported as one without a dataset."""
+    """A folder that cannot be entered is reported as such, not as a folder without a dataset."""
     save(workspace / "set", table(TEXTS))
     closed("set")
     assert refusal(hf("set")) == (

@@ -1,4 +1,4 @@
-"""Fine-tuning examples: their pieces, which pieces are in the loss, and the messages about broken records."""
+"""Fine-tuning examples: their text chunks, which chunks are in the loss, and errors about broken records."""
 
 import gzip
 import json
@@ -19,7 +19,7 @@ TYPES = {"prompt-completion": PromptCompletionSource, "alpaca": AlpacaSource, "c
 
 @pytest.fixture
 def read(workspace):
-    """Return a function from a kind and records to (pieces of each example, tally)."""
+    """Return a function that reads records as a kind; it returns each example's chunks, and the tally."""
 
     def make(kind, *records, file="data.jsonl", **settings):
         path = workspace / file
@@ -47,7 +47,7 @@ def sharegpt(*messages) -> dict:
 
 
 def test_prompt_and_completion(read):
-    """Texts are used unchanged and only the completion is in the loss; an empty prompt adds no piece."""
+    """Texts are used unchanged and only the completion is in the loss; an empty prompt adds no chunk."""
     records = [{"prompt": "Q: {x}\n", "completion": " A", "more": 1}, {"prompt": "", "completion": "all"}]
     pieces, tally = read("prompt-completion", *records)
     assert pieces == [(("Q: {x}\n", False), (" A", True)), (("all", True),)]
@@ -59,7 +59,9 @@ def test_prompt_and_completion(read):
 
 
 def test_broken_prompts_and_completions(read):
-    """Missing keys, values of other types and empty answers are broken records, with file and line."""
+    """Missing keys, values of other types and empty answers break a record, which is
+    reported with file and line.
+    """
     _, tally = read(
         "prompt-completion",
         {"prompt": "Q"},
@@ -76,7 +78,7 @@ def test_broken_prompts_and_completions(read):
 
 
 def test_alpaca_prompts_are_the_published_ones(read):
-    """Prompts equal Alpaca's character by character, with an input and with a missing, null or empty one."""
+    """Prompts equal Alpaca's published ones, with an input and with a missing, null or empty input."""
     pieces, tally = read(
         "alpaca",
         {"instruction": "Add.", "input": "1, {input}", "output": "3"},
@@ -104,7 +106,9 @@ def test_alpaca_prompts_are_the_published_ones(read):
 
 
 def test_alpaca_with_a_template_of_its_own(read):
-    """Fields are substituted once; an input for which the template has no field breaks the record."""
+    """Each field is substituted once; a record with an input is broken if the
+    template has no field for it.
+    """
     record = {"instruction": "Do {input}", "input": "it", "output": "done"}
     pieces, _ = read("alpaca", record, template="{instruction} / {input} =")
     assert pieces == [(("Do {input} / it =", False), ("done", True))]
@@ -116,7 +120,7 @@ def test_alpaca_with_a_template_of_its_own(read):
 
 
 def test_broken_alpaca(read):
-    """Empty instructions and outputs, and inputs that are not text, are broken records."""
+    """A record with an empty instruction or output, or an input that is not text, is broken."""
     _, tally = read(
         "alpaca",
         {"instruction": "", "output": "x"},
@@ -131,7 +135,7 @@ def test_broken_alpaca(read):
 
 
 def test_an_array_in_a_json_file(read, workspace):
-    """A JSON array, the format of Alpaca's own file, is read; its elements are counted from 1."""
+    """A JSON array, the format of Alpaca's own file, is read, and its elements are numbered from 1."""
     records = [{"instruction": "a", "output": "b"}, {"instruction": "a"}, 3]
     (workspace / "alpaca.json").write_text(json.dumps(records, indent=1))
     pieces, tally = read("alpaca", file="alpaca.json", template="{instruction}")
@@ -143,7 +147,7 @@ def test_an_array_in_a_json_file(read, workspace):
 
 
 def test_conversations(read):
-    """Headers and other roles form one prompt; an answer and the text that follows it are one piece."""
+    """Headers and the other roles' messages are the prompt; an answer and the text after it are one chunk."""
     expected = (
         ("<|system|>\nBe brief.\n<|user|>\nHi {role}\n<|assistant|>\n", False),
         ("Hello\n", True),
@@ -159,7 +163,7 @@ def test_conversations(read):
 
 
 def test_template_and_learnt_roles_of_a_conversation(read):
-    """The template's text after a learned role's content is in the loss too; any role may be learned."""
+    """The template's text after a message in the loss is in the loss too; any role can be put in the loss."""
     pieces, _ = read(
         "chat",
         {"turns": [{"role": "user", "content": "Q"}, {"role": "critic", "content": "{content}"}]},
@@ -178,7 +182,7 @@ def test_template_and_learnt_roles_of_a_conversation(read):
 
 
 def test_what_follows_the_last_learnt_message_is_left_out(read):
-    """Messages after the last learned one are dropped; an empty message outside the loss is kept."""
+    """Messages after the last one in the loss are dropped; an empty message outside the loss is kept."""
     pieces, _ = read("chat", chat(("user", ""), ("assistant", "A"), ("user", "Thanks"), ("tool", "x")))
     assert pieces == [(("<|user|>\n\n<|assistant|>\n", False), ("A\n", True))]
 
@@ -216,14 +220,14 @@ def test_what_follows_the_last_learnt_message_is_left_out(read):
     ],
 )
 def test_broken_conversations(read, record, what):
-    """Each kind of broken record is reported with file and line, and the next record is read."""
+    """Each kind of broken record is reported with file and line, and the records after it are read."""
     pieces, tally = read("chat", chat(("user", "Q"), ("assistant", "A")), record, chat(("assistant", "B")))
     assert len(pieces) == 2
     assert problems(tally) == [("data.jsonl", 2, what)]
 
 
 def test_compressed_lines_and_parquet(read, workspace):
-    """The same examples are read from .jsonl.gz and .parquet; a null column of messages is skipped."""
+    """.jsonl.gz and .parquet give the same examples; a null column of messages is skipped."""
     pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
     import pyarrow.parquet as pq
 
@@ -250,7 +254,9 @@ def test_compressed_lines_and_parquet(read, workspace):
 
 
 def test_a_template_reaches_its_fields_and_nothing_else():
-    """Only the template's fields are replaced: other braces, attributes, indices and formats stay text."""
+    """Only a template's own fields are replaced; other braces, attributes, indices
+    and formats are plain text.
+    """
     template = Template("{a.__class__} {a[0]} {a!r} {a:>9} {{a}} {b} {} {", ("a",))
     assert template.render({"a": "{a}{b}"}) == "{a.__class__} {a[0]} {a!r} {a:>9} {{a}{b}} {b} {} {"
     assert template.fields == {"a"}
@@ -281,7 +287,9 @@ def test_templates_without_their_field_are_refused(tmp_path):
 
 
 def test_names_of_roles_and_content_in_parts(read):
-    """ShareGPT's other names and content as a list of texts are read; an image breaks the record."""
+    """ShareGPT's other key names and content given as a list of texts are read; an
+    image breaks the record.
+    """
     said = [{"from": "human", "value": "Q"}, {"from": "chatgpt", "value": "A"}]
     parts = [
         {"role": "user", "content": [{"type": "text", "text": "Q"}]},
@@ -295,7 +303,7 @@ def test_names_of_roles_and_content_in_parts(read):
 
 
 def test_roles_of_the_yaml(read):
-    """`roles` maps other names; the message about an unknown role has the complete YAML line to paste."""
+    """`roles` maps role names; the message about an unknown role has the complete YAML line to add."""
     record = chat(("on", "Q"), ("Bot 2", "A"))
     _, tally = read("chat", record, roles={"customer": "user"})
     assert problems(tally)[0][2].endswith('add to this source: roles: {customer: user, "on": user}')
@@ -309,7 +317,7 @@ def test_roles_of_the_yaml(read):
 
 
 def message(name: str, parent: str | None = None, **more) -> dict:
-    """Return a message of a tree; its depth is the length of its name, and roles alternate with depth."""
+    """Return a message of a tree; the length of its name is its depth, and roles alternate with depth."""
     role = "prompter" if len(name) % 2 else "assistant"
     return {
         "message_id": name,
@@ -336,7 +344,7 @@ ANSWERS = [
 
 
 def nested(rows: list[dict]) -> dict:
-    """Return the rows of a tree as one record, as in OpenAssistant's .trees.jsonl."""
+    """Return the rows of a tree as one nested record, as in OpenAssistant's .trees.jsonl."""
     nodes = {row["message_id"]: {**row, "replies": []} for row in rows}
     for row in rows[1:]:
         nodes[row["parent_id"]]["replies"].append(nodes[row["message_id"]])
@@ -348,7 +356,9 @@ def nested(rows: list[dict]) -> dict:
 
 
 def test_trees_of_conversations(read):
-    """Each path to a leaf is a conversation, and each answer is in the loss once, nested or row by row."""
+    """Each path to a leaf is a conversation and each answer is in the loss once, for
+    nested records and for rows.
+    """
     rows = [*TREE, *(dict(row, message_tree_id="z") for row in TREE)]
     pieces, tally = read("chat", *rows)
     assert (pieces, tally.records, tally.broken, tally.dropped) == (ANSWERS * 2, 12, 0, {})
@@ -357,7 +367,7 @@ def test_trees_of_conversations(read):
 
 
 def test_a_shared_answer_is_learnt_once(read):
-    """An answer shared by two paths is in the loss of the first and is only context in the second."""
+    """An answer that two paths share is in the loss in the first and is only context in the second."""
     rows = [message("a"), message("ab", "a"), message("abc", "ab"), message("abcd", "abc")]
     rows += [message("abx", "ab"), message("abxy", "abx")]
     pieces, _ = read("chat", *rows)
@@ -368,7 +378,9 @@ def test_a_shared_answer_is_learnt_once(read):
 
 
 def test_broken_trees(read):
-    """Rows apart from their tree, unknown roles, deleted messages and unanswered questions are counted."""
+    """Rows away from their tree, unknown roles, deleted messages and unanswered
+    questions are counted or reported.
+    """
     late = dict(message("qr", "q"), message_tree_id="q")
     _, tally = read("chat", message("q"), message("x"), late)
     assert tally.dropped == {"unanswered": 2, "broken_record": 1}
@@ -396,7 +408,7 @@ def test_broken_trees(read):
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_a_part_cuts_no_tree(read, workspace, monkeypatch, suffix):
-    """A file of messages is a single part, however large, because trees span lines and row groups."""
+    """A file of message trees is never split into parts, because trees extend over lines and row groups."""
     pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
     import pyarrow.parquet as pq
 

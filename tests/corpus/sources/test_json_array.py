@@ -1,4 +1,4 @@
-"""Files that are one JSON array: split into elements at any read size, with bounded memory."""
+"""Files that are one JSON array are split into elements, at any read size and with bounded memory."""
 
 import gzip
 import io
@@ -43,7 +43,7 @@ def source(path: str) -> JsonlSource:
     st.lists(VALUES, max_size=6), st.sampled_from([None, 1]), st.booleans(), st.sampled_from([1, 7, 1 << 18])
 )
 def test_any_array(values, indent, is_ascii, read_bytes):
-    """Every element of an array is returned as a line, however the array is formatted and read."""
+    """Every element of an array becomes a line, however the array is formatted and read."""
     content = json.dumps(values, indent=indent, ensure_ascii=is_ascii).encode(errors="surrogatepass")
     before, json_array.READ_BYTES = json_array.READ_BYTES, read_bytes
     try:
@@ -56,7 +56,9 @@ def test_any_array(values, indent, is_ascii, read_bytes):
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("size", [50, 1 << 20])
 def test_an_array_under_the_name_of_json_lines(workspace, read, part_bytes, suffix, size):
-    """Kind jsonl reads an array like lines: small or large, compressed or not, also if it is named .json."""
+    """Kind jsonl reads an array like lines, small or large, compressed or not, also
+    if the file is named .json.
+    """
     part_bytes(size)
     content = json.dumps([{"text": f"text {number}"} for number in range(20)], indent=1).encode()
     for name in (f"a.jsonl{suffix}", f"a.json{suffix}"):
@@ -68,7 +70,7 @@ def test_an_array_under_the_name_of_json_lines(workspace, read, part_bytes, suff
 
 
 def test_lines_that_are_arrays_are_no_array(workspace, read):
-    """In lines that are arrays, each line is broken on its own, and the objects after it are read."""
+    """If each line is an array, each line is a broken record, and the objects after them are read."""
     (workspace / "a.jsonl").write_text('[1, 2]\n{"text": "b"}\n[]\n')
     found = read(source("a.jsonl"))
     assert found.records == ["b"]
@@ -105,13 +107,15 @@ def test_a_broken_element_costs_no_other(workspace, read):
     ],
 )
 def test_an_array_that_does_not_end(workspace, refusal, content, said):
-    """An unterminated array is an error: missing elements cannot count for max_broken_fraction."""
+    """An array without an end is an error, because max_broken_fraction could not
+    count the missing elements.
+    """
     (workspace / "a.jsonl").write_text(content)
     assert said in refusal(source("a.jsonl"))
 
 
 def test_an_element_is_bounded(monkeypatch):
-    """A missing quote does not read the rest of the file into memory."""
+    """After a missing quote, the rest of the file is not read into memory."""
     monkeypatch.setattr(json_array, "MAX_ELEMENT_BYTES", 1000)
     with pytest.raises(DataError, match="element 1 of the array is over 1,000 bytes"):
         lines(b'[{"text": "' + b"a" * (1 << 20))
@@ -134,7 +138,7 @@ def test_memory_is_that_of_an_element(workspace):
 @pytest.mark.parametrize("size", [50, 1 << 20])
 @pytest.mark.parametrize("read_bytes", [1, 7, 1 << 18])
 def test_objects_over_several_lines(workspace, read, part_bytes, monkeypatch, suffix, size, read_bytes):
-    """Objects over several lines, as json.dumps(indent=2) and jq write them, are read, one or many."""
+    """Objects that extend over several lines, as json.dumps(indent=2) and jq write them, are read."""
     part_bytes(size)
     monkeypatch.setattr(json_array, "READ_BYTES", read_bytes)
     texts = ['a "quoted" {brace}', "b]\n", "c"]
@@ -145,7 +149,7 @@ def test_objects_over_several_lines(workspace, read, part_bytes, monkeypatch, su
 
 
 def test_an_object_over_several_lines_without_an_end(workspace, refusal):
-    """The message about an unterminated object gives its number, counted from 1."""
+    """The error about an object without an end gives its number, counted from 1."""
     (workspace / "a.json").write_text('{\n "text": "a"\n}\n{\n "text": "b')
     assert refusal(source("a.json")) == (
         "run.yaml:7: data.sources[0]: a.json: element 2 of the file does not end: the file is cut short, or "

@@ -1,4 +1,4 @@
-"""JSON lines: documents, broken lines and their numbers, independent of the size of parts."""
+"""JSON lines: documents, broken lines and line numbers do not depend on the size of parts."""
 
 import bz2
 import gzip
@@ -32,7 +32,7 @@ def jsonl(path, **settings):
 
 @pytest.mark.parametrize("suffix", list(PACK))
 def test_chosen_key_plain_and_compressed(workspace, read, suffix):
-    """Documents are read from the chosen key; empty lines are skipped; the last line needs no newline."""
+    """Documents are read from the configured key; empty lines are skipped; the last line needs no newline."""
     content = b'{"body": "one\\n\\u00e9"}\n\n \r\n{"body": "two", "x": 1}\r\n{"body": ""}'
     (workspace / f"a.jsonl{suffix}").write_bytes(PACK[suffix](content))
     found = read(jsonl(f"a.jsonl{suffix}", text_key="body"))
@@ -63,7 +63,7 @@ def test_a_byte_order_mark(workspace, read, part_bytes, suffix, size):
 @pytest.mark.parametrize("size", [20, 10**6])
 @pytest.mark.parametrize(("encoding", "mark"), [("utf-16-le", "ff fe"), ("utf-16-be", "fe ff")])
 def test_utf16(workspace, refusal, part_bytes, suffix, size, encoding, mark):
-    """UTF-16, as PowerShell writes it, is one error, because no line of it can be read."""
+    """A UTF-16 file, as PowerShell writes it, gives one error instead of one for each line."""
     part_bytes(size)
     content = '\ufeff{"text": "one"}\n{"text": "two"}\n'.encode(encoding)
     (workspace / f"a.jsonl{suffix}").write_bytes(PACK[suffix](content))
@@ -114,7 +114,7 @@ def test_one_broken_line(workspace, read, line):
     "value", ["NaN", "-Infinity", "1e999", "9" * 5000, '"\\ud800"', '{"\\udc00": [NaN]}']
 )
 def test_what_only_python_reads(workspace, read, value):
-    """NaN, lone surrogates and large numbers in keys that are not read do not break the record."""
+    """NaN, lone surrogates and large numbers under keys that are not read do not break a record."""
     (workspace / "a.jsonl").write_text(f'{{"text": "a", "x": {value}}}\n{{"text": "b"}}\n')
     found = read(jsonl("a.jsonl"))
     assert found.records == ["a", "b"]
@@ -122,7 +122,7 @@ def test_what_only_python_reads(workspace, read, value):
 
 
 def test_lone_surrogates(workspace, read):
-    """A lone surrogate in a key that is read drops the record; a surrogate pair is one character."""
+    """A lone surrogate under a key that is read drops the record; a surrogate pair is one character."""
     lines = [
         {"text": "a\ud800", "title": "A"},
         {"text": "b", "title": "\udc00"},
@@ -146,7 +146,9 @@ def test_every_broken_line_is_named(workspace, read):
 
 
 def test_extra_keys(workspace, read):
-    """Extra keys are returned with the text in the configured order; a record that lacks one is broken."""
+    """Extra keys are returned with the text in the configured order; a record
+    without one of them is broken.
+    """
     lines = [
         {"text": "a", "title": "A", "note": "1"},
         {"text": "b", "title": "B"},
@@ -163,7 +165,7 @@ def test_extra_keys(workspace, read):
 
 
 def test_empty_files(workspace, read):
-    """An empty file and a file of empty lines hold no records."""
+    """An empty file and a file of empty lines have no records."""
     (workspace / "a.jsonl").write_bytes(b"")
     (workspace / "b.jsonl").write_bytes(b"\n \n")
     (workspace / "c.jsonl.gz").write_bytes(gzip.compress(b""))
@@ -175,7 +177,7 @@ def test_empty_files(workspace, read):
 @pytest.mark.parametrize("suffix", [".gz", ".zst", ".bz2"])
 @pytest.mark.parametrize("size", [100, 10**6])
 def test_a_truncated_file_ends_the_reading(workspace, refusal, part_bytes, suffix, size):
-    """The message names the file and the fix, whether this process or a worker decompresses the file."""
+    """The error about a truncated file names the file and the fix, whichever process decompresses it."""
     part_bytes(size)
     content = PACK[suffix](b"".join(b'{"text": "%d"}\n' % number for number in range(3000)))
     (workspace / f"a.jsonl{suffix}").write_bytes(content[:-10])
@@ -205,7 +207,9 @@ def test_a_truncated_file_ends_the_reading(workspace, refusal, part_bytes, suffi
     size=st.integers(1, 120),
 )
 def test_parts_change_nothing(read_parts, suffix, lines, ending, has_end, has_mark, size):
-    """Records, counts and line numbers do not depend on the size of parts, and parts add up to the file."""
+    """Records, counts and line numbers do not depend on the size of parts, and the
+    parts add up to the file.
+    """
     content = b"\xef\xbb\xbf" * has_mark + ending.join(lines) + ending * (has_end and bool(lines))
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         path = Path(folder, f"a.jsonl{suffix}")
@@ -222,7 +226,7 @@ def test_parts_change_nothing(read_parts, suffix, lines, ending, has_end, has_ma
 
 
 def test_parts_of_a_compressed_file_are_those_of_its_text(workspace, read, part_bytes):
-    """Parts end at the same lines for compressed and plain files, so compressing a file changes no shard."""
+    """Parts of a compressed file end at the same lines as those of the plain file, so shards are the same."""
     content = b"".join(b'{"text": "%s"}\n' % (b"x" * (number % 50)) for number in range(60))
     (workspace / "a.jsonl").write_bytes(content)
     (workspace / "a.jsonl.zst").write_bytes(PACK[".zst"](content))
@@ -250,7 +254,7 @@ def test_wikiextractor(workspace, read):
 
 
 def test_wikiextractor_without_files(workspace, refusal):
-    """The message about a folder without such files says which names were expected."""
+    """The error about a folder without such files gives the expected names."""
     (workspace / "out").mkdir()
     assert refusal(WikiextractorSource(kind="wikiextractor", path="out")) == (
         "run.yaml:7: data.sources[0]: path = 'out': the folder holds no file wiki_00, wiki_01, ... as "

@@ -1,4 +1,4 @@
-"""Every key of a record is used, refused by name or counted: fixed cases and 3,000 random records."""
+"""Every key of a record is used, refused by name, or counted: fixed cases and 3,000 random records."""
 
 import functools
 import json
@@ -36,19 +36,21 @@ MODELS = {
 
 @functools.cache
 def reader_of(kind, settings):
-    """Return the reader of a kind, with settings as JSON."""
+    """Return the reader of a kind; settings are given as JSON."""
     return open_source(MODELS[kind](kind=kind, path="x.jsonl", **json.loads(settings)), "data.sources[0]")
 
 
 def read_record(kind, record, **settings):
-    """Return (the pieces of one record's examples, the tally); a preference pair has both answers' pieces."""
+    """Return the chunks of a record's examples, and the tally; a preference pair
+    gives both answers' chunks.
+    """
     tally = Tally()
     example = reader_of(kind, json.dumps(settings)).checked(record, "x.jsonl", 1, tally)
     return (None if example is None else example.pieces), tally
 
 
 def pieces_of(kind, record, **settings):
-    """Return the pieces of a valid record."""
+    """Return the text chunks of a valid record."""
     pieces, tally = read_record(kind, record, **settings)
     assert tally.problems == []
     return pieces
@@ -62,7 +64,7 @@ def problem_of(kind, record, **settings):
 
 
 def loss_of(pieces):
-    """Return the texts in the loss."""
+    """Return the chunks of text that are in the loss."""
     return [text for text, in_loss in pieces if in_loss]
 
 
@@ -79,7 +81,7 @@ def chat(*messages, **more):
 
 
 def test_the_table_has_one_rule_for_each_key():
-    """Each kind with ignored_keys has at most one rule per key, and every refused key has a fix."""
+    """The table of each kind has at most one rule per key, and every refused key has a fix."""
     kinds = {kind_of(model) for model in SOURCE_TYPES if issubclass(model, RecordSourceModel)}
     assert set(TABLES) == kinds
     for kind, table in TABLES.items():
@@ -90,7 +92,7 @@ def test_the_table_has_one_rule_for_each_key():
 
 
 def test_what_holds_a_value():
-    """null and empty values, however nested, do not count as values; false and 0 do."""
+    """null and empty containers, however nested, do not count as values; false and 0 do."""
     empty = [None, "", [], {}, [None, {}], {"a": None, "b": [""]}]
     assert not any(map(holds_value, empty))
     assert all(map(holds_value, [0, False, 0.0, " ", [0], {"a": False}]))
@@ -104,7 +106,9 @@ def test_what_holds_a_value():
     "key", ["train", "training", "trainable", "weight", "loss", "loss_mask", "loss_weight"]
 )
 def test_a_turn_that_the_data_marks_has_no_loss(key, value):
-    """A turn marked as untrained is outside the loss; other turns keep theirs, and null marks nothing."""
+    """A turn that the data marks as untrained is outside the loss; other turns and
+    null marks are not affected.
+    """
     wrong, right = assistant("5", **{key: value}), assistant("4", **{key: None})
     pieces = pieces_of("chat", chat(user("2 + 2?"), wrong, user("No."), right))
     assert loss_of(pieces) == ["4\n"]
@@ -137,7 +141,9 @@ def test_marks_of_turns():
 
 @pytest.mark.parametrize("key", ["is_masked", "lossMask", "no-loss", "turn_weight", "do_not_train", "mask"])
 def test_a_mark_of_another_name_is_refused(key):
-    """A mark under an unknown name is refused by name and value, in messages and in records."""
+    """A key that may be a loss mark under an unknown name is refused with its name,
+    in messages and in records.
+    """
     record = chat(user("a"), assistant("b", **{key: False}))
     assert f"messages[1].{key} holds a value that kind: chat does not read" in problem_of("chat", record)
     assert f"ignored_keys: [{key}]" in problem_of("chat", record)
@@ -154,7 +160,9 @@ def test_a_mark_of_another_name_is_refused(key):
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_record_that_is_marked_to_be_left_out(kind):
-    """skip: true and keep: false are refused, as text and in messages too; their opposites are counted."""
+    """skip: true and keep: false are refused, as text and in messages too; skip: false
+    and keep: true are counted.
+    """
     for key, value, other in (
         ("skip", True, False),
         ("exclude", 1, 0),
@@ -179,7 +187,7 @@ def test_a_record_that_is_marked_to_be_left_out(kind):
     ],
 )
 def test_other_spellings_of_a_key_are_refused(key, value, known):
-    """Another spelling of a known key is refused instead of being dropped."""
+    """A known key in another spelling is refused instead of dropped."""
     said = problem_of("chat", chat(user("a"), assistant("b", **{key: value})), **TEMPLATES)
     assert f"messages[1].{key} holds a value" in said
     assert known is None or f"If it means the same as {known!r}, rename it." in said
@@ -192,7 +200,9 @@ def test_other_spellings_of_a_key_are_refused(key, value, known):
 
 
 def test_marks_of_parts_of_a_content():
-    """A mark on a part of a message's content is refused by its position; other keys of parts are counted."""
+    """A loss mark on a part of a message's content is refused by its position; other
+    keys of parts are counted.
+    """
     for key, value in (("train", False), ("weight", 0), ("masked", True), ("no_loss", True)):
         part = {"type": "text", "text": "b", key: value}
         assert f"messages[1].content[0].{key}" in problem_of("chat", chat(user("a"), assistant([part])))
@@ -210,7 +220,9 @@ def test_words_that_make_a_mark():
 
 
 def test_spans_of_a_turn():
-    """axolotl's train_detail spans, ends inclusive, select the loss; the turn's end goes with the last."""
+    """Axolotl's train_detail spans, with inclusive ends, select the loss; the turn's
+    end follows the last span.
+    """
     content = "I'm doing very well, thank you!"
     spans = [(0, 8, False), (9, 18, True), (19, 30, False)]
     details = [{"begin_offset": first, "end_offset": last, "train": train} for first, last, train in spans]
@@ -244,7 +256,9 @@ TEMPLATES = {
 
 
 def test_tools_and_their_calls_are_rendered():
-    """Tools follow the system message; calls follow the content, in the loss; reasoning precedes it."""
+    """Tools follow the system message, and calls follow the content, in the loss;
+    reasoning comes before it.
+    """
     record = chat(
         user("Weather in Oslo?"),
         assistant("Let me look.", tool_calls=[CALL, {**CALL["function"], "arguments": {"city": "Rome"}}]),
@@ -282,7 +296,9 @@ def test_tools_and_their_calls_are_rendered():
 
 
 def test_without_a_template_they_are_refused():
-    """Without templates, tools, calls and reasoning are refused by name, with the fields to set."""
+    """Without their templates, tools, calls and reasoning are refused, and the
+    message names the fields to set.
+    """
     call = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     said = problem_of("chat", chat(user("a"), call, assistant("b", thinking="c"), tools=[TOOL]))
     for word in ("messages[1].tool_calls", "messages[2].thinking", "'tools'", *TEMPLATES):
@@ -302,7 +318,9 @@ def test_without_a_template_they_are_refused():
 
 
 def test_a_system_prompt_beside_the_conversation():
-    """A system prompt next to the conversation opens it; a second one or an unsuitable kind is refused."""
+    """A system prompt next to the conversation comes first; a second one, or one for
+    another kind, is refused.
+    """
     opened = "<|system|>\nBe brief.\n<|user|>\na\n<|assistant|>\n"
     first = {"role": "system", "content": "Be brief."}
     for record in (
@@ -336,7 +354,7 @@ def test_a_system_prompt_beside_the_conversation():
 @pytest.mark.parametrize("key", ["history", "context", "images", "reasoning_content", "chat_template_kwargs"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_what_changes_the_question_is_refused(kind, key):
-    """Keys that change the question are refused in any record; empty values are ignored."""
+    """Keys that would change the question are refused in any record, unless their value is empty."""
     value = {"history": [["a", "b"]], "chat_template_kwargs": {"enable_thinking": False}}.get(key, ["a"])
     assert f"{key!r} holds a value that kind: {kind} does not read" in problem_of(
         kind, {**BASE[kind], key: value}
@@ -349,7 +367,7 @@ def test_what_changes_the_question_is_refused(kind, key):
 
 
 def test_history_is_a_conversation():
-    """kind: chat reads the history that kind: alpaca refuses, with the input after the instruction."""
+    """kind: chat reads the history that kind: alpaca refuses; the input follows the instruction."""
     record = {
         "instruction": "And in",
         "input": "Bergen?",
@@ -369,7 +387,9 @@ def test_history_is_a_conversation():
 
 
 def test_judgements_are_refused_and_topics_counted():
-    """A boolean or numeric label is refused, as it may judge the answer; a text label is a topic."""
+    """A boolean or numeric label is refused, because it may rate the answer; a text
+    label counts as a topic.
+    """
     for kind, record in BASE.items():
         for value in (False, 1, 0.5, [1]):
             assert "'label' holds a value" in problem_of(kind, {**record, "label": value})
@@ -379,7 +399,7 @@ def test_judgements_are_refused_and_topics_counted():
 
 @pytest.mark.parametrize("split", ["test", "validation", "dev", "Test"])
 def test_records_of_a_held_out_split_are_not_trained_on(workspace, read, refusal, split):
-    """Held-out splits are refused in records, lines and columns; train and ignored splits are counted."""
+    """Held-out splits in records, lines or columns are refused; train and ignored splits are counted."""
     for kind, record in BASE.items():
         assert "'split' holds a value" in problem_of(kind, {**record, "split": split})
         assert read_record(kind, {**record, "split": "train"})[1].unread_keys == {"split": 1}
@@ -429,12 +449,12 @@ BASE = {
     ids=str,
 )
 def test_one_conversation_in_many_shapes(record):
-    """A conversation is read from lists, JSON text, an object of lists, pairs, or prompt and completion."""
+    """A conversation can be a list, JSON text, an object of lists, pairs, or prompt and completion."""
     assert pieces_of("chat", record) == (("<|user|>\na\n<|assistant|>\n", False), ("b\n", True))
 
 
 def test_an_answer_in_the_prompt_has_no_loss():
-    """In TRL's prompt-completion format, only the completion is in the loss, not answers in the prompt."""
+    """In TRL's prompt-completion format only the completion is in the loss, not answers in the prompt."""
     pieces = pieces_of("chat", {"prompt": [*TALK, user("c")], "completion": [assistant("d")], "system": "s"})
     assert loss_of(pieces) == ["d\n"]
     prompt, completion = [user("a")], [assistant("b")]
@@ -451,7 +471,7 @@ def test_an_answer_in_the_prompt_has_no_loss():
 
 
 def test_pairs_in_many_shapes():
-    """Preference pairs are read as single messages, whole conversations, text, and under OpenAI's keys."""
+    """Preference pairs can be single messages, whole conversations, text, or under OpenAI's keys."""
     expected = pieces_of("preference", {"prompt": TALK[:1], "chosen": TALK[1:], "rejected": [assistant("c")]})
     assert loss_of(expected) == ["b\n", "c\n"]
     ranking = {
@@ -479,7 +499,7 @@ def test_pairs_in_many_shapes():
 
 
 def test_pairs_are_compared_as_they_are_rendered():
-    """Two answers that render to the same text are refused, however they are stored."""
+    """A preference pair whose two answers render to the same text is refused, however it is stored."""
     said = "'chosen' and 'rejected' render to the same text, so neither is preferred"
     parts = [{"type": "text", "text": "b"}]
     for chosen, rejected in (
@@ -557,7 +577,7 @@ def test_a_missing_key_has_a_way_forward(kind, record, advice):
 
 
 def test_messages_that_are_text_of_another_kind():
-    """Python's repr, lists of other types and lists of different lengths are broken, with the reason."""
+    """Python's repr, lists of other types and lists of different lengths break a record, with the reason."""
     assert problem_of("chat", {"messages": str(TALK)}) == (
         "'messages' is text that is not JSON; write the messages as a list"
     )
@@ -572,7 +592,7 @@ def test_messages_that_are_text_of_another_kind():
 
 
 def test_keys_of_plain_text_are_counted(workspace, read):
-    """Unread keys are counted by value in JSON lines; masks are refused unless the source ignores them."""
+    """In plain JSON lines, unread keys with values are counted; loss masks are refused unless ignored."""
     rows = [{"text": "a", "url": "u", "id": 0}, {"text": "b", "url": None, "id": 1}, {"id": 2, "text": "c"}]
     lines = [json.dumps(row) + "\n" for row in rows]
     # Python's parser reads the first, and the second is broken.
@@ -588,7 +608,9 @@ def test_keys_of_plain_text_are_counted(workspace, read):
 
 
 def test_columns_that_are_not_read_are_counted(workspace, read, refusal):
-    """Unread columns are counted from the file's statistics; a refused column without values is ignored."""
+    """Unread columns are counted from the file's statistics; a refused column is
+    allowed if it has no values.
+    """
     table = pa.table({"text": ["a", "b", "c"], "url": ["u", None, "u"], "meta": [[1], [], None]})
     pq.write_table(table, workspace / "a.parquet", row_group_size=2)
     parquet = ParquetSource(kind="parquet", path="a.parquet")
@@ -608,7 +630,7 @@ def test_columns_that_are_not_read_are_counted(workspace, read, refusal):
 
 
 def test_two_columns_of_one_name(workspace, refusal):
-    """Two columns of one name, as in joined tables, are refused by position if the name is read."""
+    """Two columns with the same name, as in joined tables, are refused by position if that name is read."""
 
     def write(*names):
         values = {"text": ["a"], "id": [1], "input_ids": [[1]], "messages": [TALK]}
@@ -633,7 +655,7 @@ def test_two_columns_of_one_name(workspace, refusal):
 
 
 def test_names_without_end_are_counted_together():
-    """Beyond a number of distinct unread keys in a part, all further ones are counted as one."""
+    """Above a limit of different unread keys in a part, further keys are counted together."""
     tally = Tally()
     for number in range(MOST_KEYS + 5):
         tally.add_unread([f"key{number}"])
@@ -676,7 +698,9 @@ DRAWN = {
 
 
 def accounted(changed, kind, settings, key, value, seen) -> str | None:
-    """Return how a random record's key is handled: refused, counted or used; None if it is lost."""
+    """Return how a random record's key was handled: refused, counted or used; None
+    if it was ignored silently.
+    """
     pieces, tally = read_record(kind, changed, **settings)
     if tally.problems:
         return "refused" if key in tally.problems[0].what else None
@@ -690,7 +714,9 @@ def accounted(changed, kind, settings, key, value, seen) -> str | None:
 
 
 def test_no_key_of_public_data_sets_is_dropped_in_silence():
-    """60 keys, in records or messages, with and without values: each is used, refused by name, or counted."""
+    """60 keys of public data sets, in records or messages, with and without values,
+    are never ignored silently.
+    """
     assert len(PUBLIC_KEYS) == 60
     draw = random.Random(29)
     outcomes: Counter[str] = Counter()

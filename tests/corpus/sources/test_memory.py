@@ -1,4 +1,4 @@
-"""Peak memory for one document of 100 MB, measured in separate processes."""
+"""Peak memory for a document of 100 MB, measured in separate processes."""
 
 import gzip
 import json
@@ -40,7 +40,9 @@ print(json.dumps([longest, count, peak() - before]))
 
 @pytest.fixture
 def cost(workspace):
-    """Return a function from a source to (longest document, number of documents, bytes needed to read)."""
+    """Return a function that reads a source; it returns the longest document, the
+    number and the memory in bytes.
+    """
 
     def measure(config) -> list[int]:
         answer = subprocess.run(
@@ -57,7 +59,7 @@ def cost(workspace):
 
 @pytest.fixture(scope="module")
 def document():
-    """Return text without line ends that compresses poorly."""
+    """Return text without line ends that cannot be compressed well."""
     block = "".join(chr(97 + (number * number // 7) % 26) for number in range(1_000_000))
     return "".join(f"{number} {block[: 999_998 - len(str(number))]} " for number in range(100))[
         :DOCUMENT_BYTES
@@ -67,7 +69,7 @@ def document():
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 def test_one_line(workspace, cost, document, suffix):
-    """One JSON line needs at most four times the document: a part, its line, orjson's copy and the text."""
+    """One JSON line needs at most four times its document: the part, the line, orjson's copy and the text."""
     pack = {
         "": bytes,
         ".gz": lambda text: gzip.compress(text, 1),
@@ -83,7 +85,7 @@ def test_one_line(workspace, cost, document, suffix):
 @pytest.mark.slow
 @pytest.mark.parametrize("separator", [None, "---"])
 def test_one_text(workspace, cost, document, separator):
-    """Plain text needs at most four times the document, as one file or between separators."""
+    """Plain text needs at most four times its largest document, with or without separators."""
     (workspace / "a.txt").write_text(document)
     longest, count, used = cost(TextSource(kind="text", path="a.txt", document_separator=separator))
     assert (longest, count) == (len(document), 1)
@@ -93,7 +95,9 @@ def test_one_text(workspace, cost, document, separator):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "hf-dataset"])
 def test_one_row(workspace, cost, document, kind):
-    """Arrow holds a large row; Parquet a page, packed and unpacked, a column, and the text."""
+    """A large row needs memory for itself in Arrow; in Parquet for the page, packed
+    and unpacked, column and text.
+    """
     table = pa.table({"text": ["a", document, "b"]})
     if kind == "parquet":
         pq.write_table(table, workspace / "a.parquet")
@@ -113,7 +117,9 @@ def test_one_row(workspace, cost, document, kind):
 
 @pytest.mark.slow
 def test_many_documents(workspace, cost):
-    """200 MB of short lines need one block, or a few parts if this process decompresses for the workers."""
+    """200 MB of short lines need memory for one block, or a few parts if the parent
+    decompresses for workers.
+    """
     lines = b"".join(b'{"text": "%s"}\n' % random.randbytes(200).hex().encode() for _ in range(4_800)) * 100
     (workspace / "a.jsonl").write_bytes(lines)
     assert cost(JsonlSource(kind="jsonl", path="a.jsonl"))[2] <= 16 << 20

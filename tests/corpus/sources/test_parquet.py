@@ -1,4 +1,4 @@
-"""Parquet: row groups as parts, text columns of every type, and the messages about other types."""
+"""Parquet: row groups as parts, text columns of every type, and errors about other types."""
 
 import sys
 
@@ -25,7 +25,7 @@ def parquet(path, **settings):
 
 @pytest.mark.parametrize("size", [1, 200, 10**6])
 def test_row_groups(workspace, read, part_bytes, size):
-    """Rows are read in order for any size of parts; other columns have no effect."""
+    """Rows are read in order for any size of parts, whatever other columns there are."""
     part_bytes(size)
     table = pa.table({"n": range(30), "text": TEXTS, "list": [["x"] * 5] * 30})
     pq.write_table(table, workspace / "a.parquet", row_group_size=4)
@@ -53,7 +53,7 @@ def test_row_groups(workspace, read, part_bytes, size):
     ids=str,
 )
 def test_every_type_of_text(workspace, read, kind):
-    """Strings of any Arrow layout are read, and bytes are decoded as UTF-8."""
+    """Strings in any Arrow layout are read, and binary columns are decoded as UTF-8."""
     values = ["a", None, "é", "a"]
     packed = [None if value is None else value.encode() for value in values]
     column = pa.array(values if "string" in str(kind) else packed, kind)
@@ -66,7 +66,7 @@ def test_every_type_of_text(workspace, read, kind):
 @pytest.mark.parametrize("size", [1, 10**6])
 @pytest.mark.parametrize("kind", ["string", "large_string", "binary"])
 def test_broken_rows(workspace, read, part_bytes, size, kind):
-    """Null and bytes that are not UTF-8 are broken, with the row's number in the file."""
+    """A null row, or one that is not UTF-8, is broken and reported with its number in the file."""
     part_bytes(size)
     # A careless writer stores bytes as text without checking them.
     bytes_of = {"string": pa.binary(), "large_string": pa.large_binary(), "binary": pa.binary()}[kind]
@@ -79,7 +79,7 @@ def test_broken_rows(workspace, read, part_bytes, size, kind):
 
 
 def test_extra_keys(workspace, read, refusal):
-    """Extra columns are returned with the text; the message about a missing one names its setting."""
+    """Extra columns are returned with the text; the error about a missing column names the setting."""
     table = pa.table({"text": ["a", "b"], "title": ["A", None], "n": [1, 2]})
     pq.write_table(table, workspace / "a.parquet")
     found = read(parquet("a.parquet"), ("title",))
@@ -93,7 +93,7 @@ def test_extra_keys(workspace, read, refusal):
 
 @pytest.mark.parametrize("size", [1, 10**6])
 def test_wrong_columns(workspace, refusal, part_bytes, size):
-    """The message about a missing or non-text column suggests columns that have text."""
+    """The error about a missing column, or one without text, suggests the columns that have text."""
     part_bytes(size)
     pq.write_table(pa.table({"body": ["a"], "n": [1]}), workspace / "a.parquet")
     assert refusal(parquet("a.parquet")) == (
@@ -108,7 +108,7 @@ def test_wrong_columns(workspace, refusal, part_bytes, size):
 
 
 def test_no_rows_and_no_bytes(workspace, read, refusal):
-    """A file without rows holds no records; a file of 0 bytes is damaged."""
+    """A table without rows has no records, while a file of 0 bytes is reported as damaged."""
     pq.write_table(pa.table({"text": pa.array([], pa.string())}), workspace / "a.parquet")
     assert read(parquet("a.parquet")).counts == {"records": 0, "broken": 0}
     (workspace / "b.parquet").write_bytes(b"")
@@ -145,7 +145,7 @@ def test_damaged_page(workspace, refusal):
 
 
 def test_without_pyarrow(workspace, refusal, monkeypatch):
-    """Without pyarrow, the message includes the pip command."""
+    """Without pyarrow, the error includes the pip command."""
     (workspace / "a.parquet").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert refusal(parquet("a.parquet")) == (

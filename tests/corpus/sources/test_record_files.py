@@ -1,4 +1,4 @@
-"""Objects read from lines, arrays and tables alike."""
+"""Lines, arrays and tables give the same objects."""
 
 import gzip
 import json
@@ -16,7 +16,7 @@ LINES = "".join(json.dumps(record) + "\n" for record in RECORDS).encode()
 
 
 class Objects(RecordFileReader):
-    """Reader that returns every row unchanged."""
+    """A reader that returns every row unchanged."""
 
     kind = "prompt-completion"
 
@@ -30,7 +30,7 @@ def objects(path):
 
 @pytest.fixture
 def files(workspace):
-    """The same records in every format, in one folder."""
+    """Write the same records in every format to one folder."""
     (workspace / "in").mkdir()
     (workspace / "in" / "a.json").write_text("\ufeff \n" + json.dumps(RECORDS, indent=2))
     (workspace / "in" / "b.json").write_bytes(LINES)
@@ -43,7 +43,7 @@ def files(workspace):
 
 @pytest.mark.parametrize("size", [1, 100, 10**6])
 def test_every_format(files, read_parts, part_bytes, size):
-    """Every format returns the same records, numbered in their file, for any size of parts."""
+    """Every format gives the same records, numbered within their file, for any size of parts."""
     part_bytes(size)
     found = read_parts(objects("in"))
     assert [row.record for row in found.records] == RECORDS * 6
@@ -55,7 +55,7 @@ def test_every_format(files, read_parts, part_bytes, size):
 
 
 def test_what_is_no_object(workspace, read_parts):
-    """Elements and lines that are not objects are broken and reported by number."""
+    """Elements and lines that are not objects are broken records and are reported by number."""
     (workspace / "a.json").write_text('[{"a": 1}, 5, null, {"a": 2}]')
     (workspace / "b.jsonl").write_bytes(b'{"a": 3}\n\n[]\n{\n{"a": "\xe9"}\n')
     found = read_parts(objects("."))
@@ -91,7 +91,7 @@ def test_what_only_python_reads(workspace, read_parts, name):
     ],
 )
 def test_columns_that_python_has_no_type_for(workspace, read_parts, kind, value):
-    """Times too precise or too late for Python's types break no record, in some rows or in all."""
+    """Times that are too precise or too late for Python's types do not break a record."""
     table = pa.table({"a": [1, 2, 3], "x": pa.array([None, value, value], kind)})
     pq.write_table(table, workspace / "a.parquet")
     found = read_parts(objects("a.parquet"))
@@ -102,7 +102,7 @@ def test_columns_that_python_has_no_type_for(workspace, read_parts, kind, value)
 
 @pytest.mark.parametrize("is_nested", [False, True])
 def test_columns_that_are_not_utf8(workspace, read_parts, is_nested):
-    """A table row whose text is not UTF-8 is broken, like such a line; the rows around it are kept."""
+    """A table row with text that is not UTF-8 is broken, like a JSON line; the rows around it are read."""
     texts = pa.array([b"a", b"\xe9", b"c"]).view(pa.string())
     column = pa.ListArray.from_arrays([0, 1, 2, 3], texts) if is_nested else texts
     pq.write_table(pa.table({"a": [1, 2, 3], "x": column}), workspace / "a.parquet")
@@ -114,7 +114,7 @@ def test_columns_that_are_not_utf8(workspace, read_parts, is_nested):
 
 
 def test_all_columns_by_default(files):
-    """A reader that names no columns receives all of them."""
+    """A reader that names no columns gets all of them."""
     reader = objects("in/e.parquet")
     row = next(iter(reader.documents(Tally())))
     assert (row.path, row.number, row.record) == ("in/e.parquet", 1, RECORDS[0])

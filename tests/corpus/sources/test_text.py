@@ -1,4 +1,4 @@
-"""Plain text: one document per file or between separators, for any size of parts."""
+"""Plain text: a document is a file or the text between separators, for any size of parts."""
 
 import gzip
 import json
@@ -45,7 +45,7 @@ def test_each_file_is_a_document(workspace, read):
 
 @pytest.mark.parametrize("separator", [None, "---"])
 def test_line_ends(workspace, read, separator):
-    """\\r\\n becomes \\n by default; `newlines: keep` preserves it, and a lone \\r is always preserved."""
+    """\r\n becomes \n by default, and is kept with `newlines: keep`; a lone \r is always kept."""
     (workspace / "a.txt").write_bytes(b"a\r\nb\rc\n\r\n")
     assert read(text("a.txt", document_separator=separator)).records == ["a\nb\rc\n\n"]
     kept = read(text("a.txt", document_separator=separator, newlines="keep"))
@@ -53,7 +53,7 @@ def test_line_ends(workspace, read, separator):
 
 
 def test_the_manifest_says_how_line_ends_are_read(workspace):
-    """Line ends are part of the text: `keep` is another setting than the default."""
+    """The manifest records `newlines`, because a dataset with `keep` has another text."""
     (workspace / "a.txt").write_bytes(b"a")
     described = open_source(text("a.txt"), "here").describe()
     assert described["newlines"] == "lf"
@@ -66,7 +66,7 @@ def test_the_manifest_says_how_line_ends_are_read(workspace):
 
 @pytest.mark.parametrize("separator", [None, "---"])
 def test_utf_16_is_an_error(workspace, read, separator):
-    """UTF-16 is an error whatever max_broken_fraction is, because none of its text can be read."""
+    """UTF-16 is an error whatever max_broken_fraction is, because no text could be read."""
     (workspace / "a.txt").write_text("hello")
     (workspace / "b.txt").write_bytes("hi\n".encode("utf-16"))
     with pytest.raises(DataError) as caught:
@@ -78,7 +78,7 @@ def test_utf_16_is_an_error(workspace, read, separator):
 
 
 def test_a_document_larger_than_a_part(workspace, read, part_bytes):
-    """Without a separator, a file is never split."""
+    """Without a separator, a file is one document even if it is larger than a part."""
     part_bytes(100)
     (workspace / "a.txt").write_text("line\n" * 1000)
     (workspace / "b.txt.gz").write_bytes(gzip.compress(b"line\n" * 900))
@@ -88,7 +88,9 @@ def test_a_document_larger_than_a_part(workspace, read, part_bytes):
 
 
 def test_document_separator(workspace, read):
-    """A separator line ends a document, with either newline; the empty separator is an empty line."""
+    """A line equal to the separator ends a document, with either newline; an empty
+    separator is an empty line.
+    """
     (workspace / "book.txt").write_bytes(b"one\ntwo\n---\nthree\r\n---\r\nfour --- five\n---- \n---")
     assert read(text("book.txt", document_separator="---")).records == [
         "one\ntwo\n",
@@ -101,7 +103,9 @@ def test_document_separator(workspace, read):
 
 @pytest.mark.parametrize("size", [10, 10**6])
 def test_text_that_is_not_utf8(workspace, read, part_bytes, size):
-    """A document that is not UTF-8 is broken, with the file and line of the first invalid byte."""
+    """A document that is not UTF-8 is broken; the file and the line of the first
+    invalid byte are reported.
+    """
     part_bytes(size)
     (workspace / "book.txt").write_bytes(b"one\n---\ntwo\nthr\xe9e\n---\nfour\n")
     found = read(text("book.txt", document_separator="---"))
@@ -117,7 +121,7 @@ def test_text_that_is_not_utf8(workspace, read, part_bytes, size):
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 @pytest.mark.parametrize("size", [100, 10**6])
 def test_a_truncated_file(workspace, refusal, part_bytes, separator, suffix, size):
-    """A damaged file stops the reading with a message that names it."""
+    """A truncated compressed file stops the reading with an error that names it."""
     part_bytes(size)
     (workspace / f"a.txt{suffix}").write_bytes(PACK[suffix](b"text\n---\n" * 900)[:-7])
     assert refusal(text(f"a.txt{suffix}", document_separator=separator)).startswith(
@@ -137,7 +141,7 @@ def test_a_truncated_file(workspace, refusal, part_bytes, separator, suffix, siz
     size=st.integers(1, 60),
 )
 def test_parts_change_nothing(read_parts, suffix, lines, ending, has_end, separator, size):
-    """Documents are never split, and records, counts and line numbers do not depend on the size of parts."""
+    """Parts never split a document, and records, counts and line numbers do not depend on their size."""
     content = ending.join(lines) + ending * (has_end and bool(lines))
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         path = Path(folder, f"a.txt{suffix}")
@@ -161,13 +165,13 @@ def test_parts_change_nothing(read_parts, suffix, lines, ending, has_end, separa
 
 
 def _lines(content: bytes) -> list[bytes]:
-    """Split after each \\n only, as files of lines are split."""
+    """Split after each \n only, like files of lines."""
     pieces = content.split(b"\n")
     return [piece + b"\n" for piece in pieces[:-1]] + ([pieces[-1]] if pieces[-1] else [])
 
 
 def test_a_book_is_cut_into_documents_of_a_size(workspace, read):
-    """A book is split at paragraphs, else at lines, else at sentences; no byte is lost."""
+    """A book is split at paragraphs, or at lines, or at sentences, and no byte is lost."""
     paragraphs = [f"Paragraph {number}: " + "word " * (number % 9 + 1) + "\n\n" for number in range(400)]
     book = "".join(paragraphs).encode()
     (workspace / "book.txt").write_bytes(book)
@@ -185,7 +189,7 @@ def test_a_book_is_cut_into_documents_of_a_size(workspace, read):
 
 
 def test_where_a_cut_file_is_not_utf_8(workspace, read):
-    """An invalid byte is reported by its line in the file, and the other documents are read."""
+    """In a file that is split, an invalid byte is reported by its line, and the other documents are read."""
     (workspace / "a.txt").write_bytes(b"good line\n\n" * 50 + b"bad \xff\n\n" + b"good line\n\n" * 50)
     found = read(text("a.txt", document_bytes=55))
     assert [problem.split(": ")[0] for problem in found.problems] == ["a.txt:101"]
@@ -204,7 +208,9 @@ def test_where_a_cut_file_is_not_utf_8(workspace, read):
     ],
 )
 def test_a_separator_that_is_never_met(workspace, part_bytes, content, doubt, size):
-    """A message reports that no separator was found, so each file is one document, and shows near matches."""
+    """If the separator never occurs, a message reports it and shows similar lines;
+    each file is one document.
+    """
     part_bytes(size)
     (workspace / "in").mkdir()
     (workspace / "in" / "a.txt").write_bytes(content)

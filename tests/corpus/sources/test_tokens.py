@@ -95,7 +95,9 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
 def test_numbers_for_tokens_under_other_names(workspace, read, name):
-    """A list as long as the ids, or a position in them, may be a mask under another name and is refused."""
+    """A key under another name that may be a loss mask (a list as long as the ids,
+    or a position) is refused.
+    """
     ids = {"input_ids": [1, 2, 3]}
     for key, value in (
         ("targets", [-100, 2, 3]),
@@ -118,7 +120,7 @@ def test_numbers_for_tokens_under_other_names(workspace, read, name):
 
 @pytest.mark.parametrize("line", list(BROKEN))
 def test_one_broken_record(workspace, read, line):
-    """A broken record is counted and reported, and the others are read."""
+    """A broken record is counted and reported, and the other records are read."""
     (workspace / "a.jsonl").write_text(f'{{"input_ids": [1], "labels": [1]}}\n{line}\n')
     found = read(tokens("a.jsonl", labels_key="labels"))
     assert [record.ids.tolist() for record in found.records] == [[1]]
@@ -131,7 +133,9 @@ def test_one_broken_record(workspace, read, line):
 )
 @pytest.mark.parametrize("size", [1, 10**6])
 def test_every_type_of_list(workspace, read, part_bytes, kind, size):
-    """Null lists and nulls in lists are broken, with the number of the row."""
+    """Lists of every integer type are read; null lists and nulls inside lists break
+    the row, given by number.
+    """
     part_bytes(size)
     column = pa.array([[1, 2], [3, 4], None, [5, None], [6, 7]], kind)
     pq.write_table(pa.table({"input_ids": column}), workspace / "a.parquet", row_group_size=2)
@@ -144,7 +148,7 @@ def test_every_type_of_list(workspace, read, part_bytes, kind, size):
 
 
 def test_missing_columns(workspace, refusal):
-    """The message about a missing column names the setting that selects it."""
+    """The error about a missing column names the setting that selects the column."""
     write(workspace / "a.parquet", [{"input_ids": [1]}])
     assert refusal(tokens("a.parquet", labels_key="labels")) == (
         "run.yaml:7: data.sources[0]: a.parquet: no column 'labels'; the columns are 'input_ids'; set "
@@ -173,7 +177,7 @@ MASKED = [
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
 def test_masks_beside_the_ids(workspace, read, name):
-    """Labels need no setting; masks and lengths apply; a token is in the loss if all masks agree."""
+    """Labels, masks and lengths next to the ids are used; a token is in the loss if all of them agree."""
     for more, expected in MASKED:
         write(workspace / name, [{**IDS, **more}])
         found = read(tokens(name))
@@ -185,7 +189,7 @@ def test_masks_beside_the_ids(workspace, read, name):
 
 
 def test_padding_is_dropped_and_packed_records_are_cut(workspace, read):
-    """Padding at either end is dropped, and packed records are split by lengths or positions."""
+    """Padding at either end is dropped, and packed records are split by their lengths or positions."""
     padded = {
         "input_ids": [0, 0, 5, 6, 0],
         "attention_mask": [0, 0, 1, 1, 0],
@@ -223,7 +227,7 @@ def test_padding_is_dropped_and_packed_records_are_cut(workspace, read):
     ],
 )
 def test_masks_that_are_not_read(workspace, read, more, what):
-    """Invalid or unknown masks are refused by name, and the next record is read."""
+    """Invalid or unknown masks are refused by name, and the records after them are read."""
     write(workspace / "a.jsonl", [{**IDS, **more}, IDS])
     found = read(tokens("a.jsonl"))
     assert len(found.records) == 1 and found.problems[0].startswith(f"a.jsonl:1: {what}")

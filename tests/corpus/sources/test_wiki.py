@@ -1,4 +1,4 @@
-"""The wiki source: articles as documents, equal in parallel and sequential reads, and dropped pages."""
+"""The wiki source: articles as documents, equal for parallel and sequential reads; some pages are dropped."""
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
 
@@ -40,7 +40,7 @@ def reader(**settings):
 
 
 def read(source) -> tuple[list[str], Tally]:
-    """Read part by part as workers do, with each reader and part pickled."""
+    """Read part by part as workers do; each reader and part is pickled."""
     tally, documents = Tally(), []
     for part in source.parts():
         own, given = pickle.loads(pickle.dumps((source, part)))
@@ -58,7 +58,7 @@ def small_parts(monkeypatch):
 
 @pytest.fixture(params=["plain", "one stream", "multistream", "gzip", "xz", "zstd"])
 def path(request, workspace) -> str:
-    """A dump in each supported format, recognised by its bytes."""
+    """Write a dump in each supported format; readers recognise the format by its bytes."""
     content = {
         "plain": lambda: dump_xml(PAGES),
         "one stream": lambda: bz2.compress(dump_xml(PAGES)),
@@ -72,7 +72,10 @@ def path(request, workspace) -> str:
 
 
 def test_documents(path):
-    """A document is title, empty line, text; dropped pages are counted by rule, and parts sum to the file."""
+    """A document is the title, an empty line and the text; dropped pages are counted by rule.
+
+    The counts of the parts add up to the file's.
+    """
     source = reader(path=path)
     documents, tally = read(source)
     assert documents == ["One\n\nOne is first.", "Two\n\nSecond.", "Three\n\nThird."] * 5
@@ -93,7 +96,7 @@ def test_namespaces(path):
 
 @pytest.mark.parametrize("number", [1, 4, 7, 20])
 def test_max_articles(path, number):
-    """max_articles counts articles in the dump's order, with the same result for every format of the dump."""
+    """max_articles counts articles in the dump's order, with the same result in every format of the dump."""
     documents, tally = read(reader(path=path, max_articles=number))
     articles = ["One\n\nOne is first.", "", "Two\n\nSecond.", "Three\n\nThird."] * 5
     assert documents == [one for one in articles[:number] if one]
@@ -102,7 +105,7 @@ def test_max_articles(path, number):
 
 
 def test_several_revisions(workspace):
-    """The newest revision of each page by time is read, wherever it is; the others are counted."""
+    """Of several revisions of a page the newest by time is read, and the others are counted."""
 
     def revision(text: str, **fields: str) -> str:
         tags = "".join(f"<{key}>{value}</{key}>" for key, value in fields.items())
@@ -130,7 +133,9 @@ def test_several_revisions(workspace):
 
 
 def test_other_rules_of_text_keep_a_dataset(path):
-    """A dataset stays valid if only nbtrain's extraction rules changed, but not if the file changed."""
+    """A change in nbtrain's extraction rules keeps an existing dataset valid; a
+    change of the file does not.
+    """
     source = reader(path=path)
     now = source.fingerprint()
     assert source.accepts_drift({**now, "extraction": 1}, now)
@@ -138,7 +143,9 @@ def test_other_rules_of_text_keep_a_dataset(path):
 
 
 def test_broken_pages(workspace, monkeypatch):
-    """Pages of malformed XML, or on which the walker fails, are counted and reported by title."""
+    """Pages of malformed XML, and pages on which the wikitext walker fails, are
+    counted and reported by title.
+    """
     pages = [PAGES[0], PAGES[5].replace("Second.", "&bad;"), PAGES[6].replace("Third.", "fails")]
     (workspace / "test.xml").write_bytes(dump_xml(pages))
     text = wiki.Walker.text
@@ -159,7 +166,9 @@ def test_broken_pages(workspace, monkeypatch):
 
 
 def test_cut_short(workspace):
-    """A damaged dump is an error with the field of the run YAML, after the documents before the damage."""
+    """A truncated dump is an error that names the field of the run YAML, after the
+    documents before the damage.
+    """
     content = dump_xml(PAGES)
     (workspace / "test.xml.bz2").write_bytes(bz2.compress(content[: len(content) // 2]))
     source, documents = reader(path="test.xml.bz2"), []
@@ -182,7 +191,7 @@ def test_a_dump_in_a_closed_folder(workspace, closed):
 
 
 def test_missing_files(workspace):
-    """A missing path and a dump that is not downloaded yet are errors with the next step."""
+    """A missing path, and a dump that is not downloaded yet, are errors that give the next step."""
     with pytest.raises(DataError) as caught:
         list(reader(path="no.xml").parts())
     assert str(caught.value) == (
@@ -197,7 +206,7 @@ def test_missing_files(workspace):
 
 
 def test_without_lxml(path, monkeypatch):
-    """Without lxml, the message includes the pip command."""
+    """Without lxml, the error includes the pip command."""
     monkeypatch.setitem(sys.modules, "lxml", None)
     with pytest.raises(DataError) as caught:
         reader(path=path).check_dependencies()
@@ -208,7 +217,7 @@ def test_without_lxml(path, monkeypatch):
 
 
 def test_a_downloaded_dump(workspace, mirror):  # noqa: F811
-    """A downloaded dump is read and described with date, checksum and licence, and without secrets."""
+    """A downloaded dump is described with its date, checksum and licence, and without secrets."""
     name = mirror.add_dump(multistream(PAGES), date="20260201", kind="pages-articles-multistream")
     source = reader(language="test", mirror=f"{mirror.address}?key=hush")
     assert source.is_downloaded
@@ -233,7 +242,7 @@ def test_a_downloaded_dump(workspace, mirror):  # noqa: F811
 
 
 def test_a_brought_dump(workspace):
-    """The user's own file is checked against its checksum if one is set; the fingerprint is size and time."""
+    """A user's own file is checked against the checksum if one is set; its fingerprint is size and time."""
     (workspace / "test.xml").write_bytes(dump_xml(PAGES))
     assert not reader(path="test.xml").is_downloaded
     right = hashlib.sha1((workspace / "test.xml").read_bytes()).hexdigest()
@@ -252,7 +261,7 @@ def test_a_brought_dump(workspace):
 
 
 def test_many_articles(workspace, monkeypatch):
-    """Each article returns its text, title first, without redirects and talk pages, in UTF-16 too."""
+    """Every article of a generated dump gives its title and text, also in UTF-16; other pages are dropped."""
     monkeypatch.undo()
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(workspace))
     expected = [f"{title}\n\n{text}" for title, _, text in made.articles()]
@@ -266,7 +275,7 @@ def test_many_articles(workspace, monkeypatch):
 
 
 def test_samples(shared_data, monkeypatch):
-    """Real dumps return their articles, title first."""
+    """Real dumps give the title and text of their articles."""
     monkeypatch.undo()
     folder = shared_data / "wiki"
     documents, tally = read(reader(path=str(folder / "bgwiki-pages-articles-sample-utf16.xml.bz2")))

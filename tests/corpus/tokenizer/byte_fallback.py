@@ -1,4 +1,4 @@
-"""A small BPE with ByteFallback, as LLaMA's: SentencePiece words, with other characters as bytes."""
+"""A small BPE with ByteFallback, like LLaMA's: SentencePiece words, with other characters as bytes."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ EOD = "</s>"
 
 
 def byte_fallback_tokenizer(folder: Path) -> Tokenizer:
-    """Save the tokenizer in `folder`. It has the characters of "hello", a space, and all bytes."""
+    """Save the tokenizer in `folder`; its vocabulary is the characters of "hello", a space, and all bytes."""
     words = ["<unk>", EOD, *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *"helo"]
     merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("\u2581", "hello")]
     words += ["".join(merge) for merge in merges]

@@ -1,4 +1,4 @@
-"""Importing tokenizers: GPT-2's two files, and tokenizer.json files of every model."""
+"""Importing tokenizers: GPT-2's two files, and tokenizer.json files of every kind of model."""
 
 # ruff: noqa: RUF001 (markers of other models look like ASCII)
 
@@ -37,7 +37,7 @@ LLAMA3_PATTERN = (
 
 
 def wordpiece():
-    """BERT's kind: lower case, with [UNK] for unknown words."""
+    """Return a tokenizer like BERT's: lower case, with [UNK] for unknown words."""
     built = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     built.normalizer = normalizers.BertNormalizer()
     built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -48,7 +48,7 @@ def wordpiece():
 
 
 def unigram():
-    """T5's kind: spaces become characters, and pieces are chosen by likelihood."""
+    """Return a tokenizer like T5's: spaces become characters, and the split is chosen by likelihood."""
     built = tokenizers.Tokenizer(models.Unigram())
     built.pre_tokenizer = pre_tokenizers.Metaspace()
     built.decoder = decoders.Metaspace()
@@ -59,7 +59,9 @@ def unigram():
 
 
 def word_level():
-    """Words split at spaces only, so that an EOD between spaces is a word of the vocabulary."""
+    """Return a tokenizer that splits only at spaces, so that an EOD between spaces
+    is a word of the vocabulary.
+    """
     built = tokenizers.Tokenizer(models.WordLevel(unk_token="[UNK]"))
     built.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return built, trainers.WordLevelTrainer(
@@ -68,7 +70,7 @@ def word_level():
 
 
 def llama3():
-    """Byte-level BPE with Llama 3's word rule; words in the vocabulary skip the merges."""
+    """Return a byte-level BPE with Llama 3's pre-tokenizer; words in the vocabulary skip the merges."""
     built = tokenizers.Tokenizer(models.BPE(ignore_merges=True))
     split = pre_tokenizers.Split(Regex(LLAMA3_PATTERN), "isolated")
     built.pre_tokenizer = pre_tokenizers.Sequence(
@@ -79,7 +81,7 @@ def llama3():
 
 
 def neox():
-    """GPT-NeoX's kind: normalized, with runs of spaces as added tokens."""
+    """Return a tokenizer like GPT-NeoX's: normalized, with runs of spaces as added tokens."""
     built = tokenizers.Tokenizer(models.BPE())
     built.normalizer = normalizers.NFC()
     built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -107,7 +109,7 @@ KINDS = {
 
 @pytest.fixture
 def bring(workspace):
-    """Return a function that writes a kind's tokenizer.json to a folder of the kind's name."""
+    """Return a function that writes the tokenizer.json of a kind to a folder named after it."""
 
     def make(kind: str, change=None):
         built, trainer = KINDS[kind][0]()
@@ -160,7 +162,7 @@ def test_any_tokenizer(bring, workspace, kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("engine", ["fastokens", "tokenizers"])
 def test_eod_never_comes_from_text(bring, workspace, kind, engine):
-    """The EOD id never results from text, even if its characters are a word; the text around it is kept."""
+    """Text never gives the EOD id, even if the EOD's characters are a word; the text around it is kept."""
     eod_token = KINDS[kind][1]
     adopt(bring(kind), eod_token, workspace / "mine")
     loaded = Tokenizer.load(workspace / "mine", engine)
@@ -184,7 +186,7 @@ def test_eod_never_comes_from_text(bring, workspace, kind, engine):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("engine", ["fastokens", "tokenizers"])
 def test_added_tokens_are_single_ids(bring, workspace, kind, engine):
-    """Added tokens are single ids even inside words; existing entries keep their ids."""
+    """Added tokens are single ids even inside words; the ids of existing entries do not change."""
     eod_token, path = KINDS[kind][1], bring(kind)
     base = tokenizers.Tokenizer.from_file(str(path))
     other = {"wordpiece": "[CLS]", "llama3": "<|begin_of_text|>", "unigram": "<unk>"}.get(kind)
@@ -208,7 +210,9 @@ def test_added_tokens_are_single_ids(bring, workspace, kind, engine):
 
 
 def test_tokens_added_to_a_vocabulary_of_two_files(workspace):
-    """Added tokens change the sha256 of a two-file vocabulary; files next to a tokenizer.json are kept."""
+    """Adding tokens to a two-file vocabulary changes its sha256; extra files next to
+    a tokenizer.json are kept.
+    """
     save(training.train(iter(PROSE), 300), workspace / "own", None)
     first = adopt(workspace / "own", EOD_TOKEN, workspace / "mine")
     manifest = adopt(workspace / "own", EOD_TOKEN, workspace / "chat", ["<|user|>"])
@@ -236,7 +240,7 @@ def test_tokens_added_to_a_vocabulary_of_two_files(workspace):
 
 
 def test_word_level_eod_is_cut_in_two(bring, workspace):
-    """The word-level case of the test above in one line: EOD in text becomes two unknown words."""
+    """In a word-level tokenizer, an EOD written in the text becomes two unknown words."""
     path = bring("word_level")
     adopt(path, "[SEP]", workspace / "mine")
     reference = tokenizers.Tokenizer.from_file(str(path))
@@ -253,7 +257,7 @@ def test_word_level_eod_is_cut_in_two(bring, workspace):
 
 
 def test_letters_that_become_eod_by_normalization(bring, workspace):
-    """Text that a normalizer turns into the EOD token is found by halving the text."""
+    """Text that a normalizer turns into the EOD token is located by bisecting the text."""
 
     def change(document):
         document["normalizer"] = {"type": "Lowercase"}
@@ -271,7 +275,9 @@ def test_letters_that_become_eod_by_normalization(bring, workspace):
 
 
 def test_a_character_that_is_eod(bring, workspace):
-    """If the EOD token is a single character, text that contains it cannot be encoded: an error names it."""
+    """If the EOD token is a single character, a text with that character is
+    refused, and the error names it.
+    """
     adopt(bring("wordpiece"), ".", workspace / "mine")
     loaded = Tokenizer.load(workspace / "mine")
     assert loaded.encode("no stop").size
@@ -284,7 +290,7 @@ def test_a_character_that_is_eod(bring, workspace):
 
 
 def test_added_tokens(bring, workspace):
-    """Special tokens in text are text; runs of spaces are ordinary vocabulary and stay."""
+    """Special tokens written in a text are plain text; runs of spaces in the vocabulary are used."""
     adopt(bring("neox"), EOD_TOKEN, workspace / "mine")
     for engine in ("fastokens", "tokenizers"):
         loaded = Tokenizer.load(workspace / "mine", engine)
@@ -297,7 +303,9 @@ def test_added_tokens(bring, workspace):
 
 
 def test_what_would_lose_text_is_fixed(bring, workspace):
-    """Truncation, padding, dropout and a non-special EOD are corrected: ids always cover the whole text."""
+    """Truncation, padding, dropout and a non-special EOD are corrected on import, so
+    that ids cover the whole text.
+    """
 
     def change(document):
         document["truncation"] = {
@@ -332,7 +340,7 @@ def test_what_would_lose_text_is_fixed(bring, workspace):
 
 
 def test_ids_with_gaps(bring, workspace):
-    """The vocabulary size covers the largest id, because the model has a row for each id."""
+    """The vocabulary size is the largest id plus one, because the model has a row for each id."""
 
     def change(document):
         document["model"]["vocab"]["far"] = 999
@@ -341,7 +349,9 @@ def test_ids_with_gaps(bring, workspace):
 
 
 def test_a_kind_that_fastokens_is_not_proven_for(bring, workspace):
-    """A model kind not verified with fastokens is encoded with tokenizers, and check_exact says why."""
+    """A kind of model on which fastokens was not verified is encoded with tokenizers;
+    check_exact gives the reason.
+    """
     adopt(bring("wordpiece"), "[SEP]", workspace / "mine")
     loaded = Tokenizer.load(workspace / "mine", "fastokens")
     assert loaded.encode("All human").tolist()
@@ -362,7 +372,7 @@ def test_a_kind_that_fastokens_is_not_proven_for(bring, workspace):
     ],
 )
 def test_no_such_eod(bring, workspace, kind, advice):
-    """A missing EOD token is refused with likely candidates, and nothing is written."""
+    """An EOD token that does not exist is refused with likely candidates, and nothing is written."""
     with pytest.raises(DataError) as caught:
         adopt(bring(kind), EOD_TOKEN, workspace / "mine")
     assert str(caught.value) == (
@@ -373,7 +383,7 @@ def test_no_such_eod(bring, workspace, kind, advice):
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b'{"version": "1.0"}', b"\xff"])
 def test_not_a_tokenizer_json(workspace, content):
-    """A damaged file and JSON of another format are refused by name."""
+    """A damaged file, and JSON of another format, are refused with the file's name."""
     (workspace / "tokenizer.json").write_bytes(content)
     with pytest.raises(DataError, match=r"^tokenizer\.json: not a tokenizer\.json of HF tokenizers: "):
         adopt(workspace / "tokenizer.json", EOD_TOKEN, workspace / "mine")
@@ -393,7 +403,7 @@ def test_not_a_tokenizer_json(workspace, content):
 @pytest.mark.parametrize("name", ["tokenizer.model", "cl100k.tiktoken"])
 @pytest.mark.parametrize("is_folder", [False, True])
 def test_other_formats(workspace, content, kind, name, is_folder):
-    """Other tokenizer formats are named in the message, with the command that converts them."""
+    """For another tokenizer format, the message names the format and the command that converts it."""
     (workspace / "llama").mkdir()
     (workspace / "llama" / name).write_bytes(content)
     with pytest.raises(DataError) as caught:
@@ -442,7 +452,7 @@ def test_other_formats(workspace, content, kind, name, is_folder):
     ],
 )
 def test_files_that_have_their_own_conversion(workspace, name, content, load):
-    """Formats with a separate converter get that command in the message; the soak test runs both."""
+    """For a format with a separate converter, the message gives that command; the soak runs both."""
     (workspace / "m").mkdir()
     (workspace / "m" / name).write_text(content)
     for path in (workspace / "m", workspace / "m" / name):
@@ -453,7 +463,9 @@ def test_files_that_have_their_own_conversion(workspace, name, content, load):
 
 
 def test_files_that_are_no_tokenizer_by_themselves(workspace):
-    """fairseq's dict.txt is not mistaken for a tiktoken file; one of GPT-2's files alone names the folder."""
+    """fairseq's dict.txt is not taken for a tiktoken file; for one of GPT-2's two
+    files, the folder is suggested.
+    """
     (workspace / "dict.txt").write_text("the 100\nof 50\n")
     with pytest.raises(DataError, match=r"dict\.txt: not a tokenizer\.json of HF tokenizers"):
         adopt(workspace / "dict.txt", EOD_TOKEN, workspace / "mine")
@@ -466,7 +478,7 @@ def test_files_that_are_no_tokenizer_by_themselves(workspace):
 
 @pytest.mark.soak
 def test_the_commands_write_a_tokenizer(workspace, monkeypatch):
-    """The commands in the messages run unchanged and write a tokenizer.json that can be imported."""
+    """The commands in the messages can be run unchanged and write a tokenizer.json that can be imported."""
     byte_entries = [
         {"rank": byte, "token_bytes": base64.b64encode(bytes([byte])).decode(), "token_str": None}
         for byte in range(256)
@@ -496,7 +508,7 @@ def test_the_commands_write_a_tokenizer(workspace, monkeypatch):
 
 
 def test_nothing_there(workspace):
-    """A folder without a tokenizer and a missing path are refused with the accepted inputs."""
+    """A folder without a tokenizer and a missing path are refused with a list of accepted inputs."""
     for path in (workspace, workspace / "absent"):
         with pytest.raises(DataError) as caught:
             adopt(path, EOD_TOKEN, workspace / "mine")
@@ -511,7 +523,7 @@ def test_nothing_there(workspace):
 
 @pytest.mark.slow
 def test_gpt2s_two_files(gpt2_files, workspace):
-    """GPT-2's two files are copied: EOD is the last entry, and the ids are HF tokenizers' ids."""
+    """GPT-2's two files are copied; EOD is the last entry, and the ids equal those of HF tokenizers."""
     manifest = adopt(gpt2_files, EOD_TOKEN, workspace / "gpt2")
     size = len(json.loads((gpt2_files / "vocab.json").read_text(encoding="utf-8")))
     assert (manifest["vocab_size"], manifest["eod_id"], manifest["trained"]) == (size, size - 1, None)
@@ -540,7 +552,7 @@ def test_known_ids_of_gpt2(shared_data, workspace):
 
 @pytest.mark.slow
 def test_in_place(gpt2_files, workspace):
-    """Files that the user put into the tokenizer's own folder are imported in place."""
+    """Files that the user has put into the tokenizer's own folder are imported without moving them."""
     folder = workspace / "mine"
     shutil.copytree(gpt2_files, folder, copy_function=shutil.copyfile)
     folder.chmod(0o755)
@@ -551,7 +563,9 @@ def test_in_place(gpt2_files, workspace):
 
 
 def test_a_folder_that_nbtrain_made(workspace, texts):
-    """A copy of a folder that nbtrain trained is the same tokenizer; without its manifest it is another."""
+    """A copy of a tokenizer folder that nbtrain trained is the same tokenizer,
+    unless its manifest is missing.
+    """
     made = save(training.train(texts, 300), workspace / "made", {"x": 1})
     copied = adopt(workspace / "made", EOD_TOKEN, workspace / "copy")
     assert (copied["sha256"], copied["vocab_size"]) == (made["sha256"], 300)
@@ -562,7 +576,7 @@ def test_a_folder_that_nbtrain_made(workspace, texts):
 
 
 def without(*bytes_):
-    """Return a change to a byte-level BPE, as if it was trained on text without these bytes."""
+    """Return a function that changes a byte-level BPE as if its training text had none of these bytes."""
 
     def change(document):
         letters = {byte_letters()[byte] for byte in bytes_}
@@ -579,7 +593,9 @@ def without(*bytes_):
 
 @pytest.mark.parametrize("kind", ["letters", "bytes"])
 def test_a_bpe_that_would_leave_text_out(bring, workspace, kind):
-    """A BPE that lacks bytes or characters and has no unknown token is refused, as it would lose text."""
+    """A BPE that has no entry for some bytes or characters, and no unknown token, is
+    refused: it would lose text.
+    """
 
     def of_letters(document):
         document["pre_tokenizer"] = {"type": "WhitespaceSplit"}
@@ -604,7 +620,7 @@ def test_a_bpe_that_would_leave_text_out(bring, workspace, kind):
 
 @pytest.mark.parametrize("form", ["one file", "two files", "added tokens"])
 def test_what_was_kept_goes_on_to_the_next(bring, workspace, form):
-    """Importing one of nbtrain's tokenizers keeps the model's chat template and settings."""
+    """A tokenizer imported again keeps the chat template and settings that came with the original."""
     theirs = bring("neox").parent
     if form == "two files":
         save(training.train(iter(PROSE), 300), theirs, None)
@@ -626,7 +642,7 @@ def test_what_was_kept_goes_on_to_the_next(bring, workspace, form):
 
 
 def test_two_files_that_are_no_byte_level_bpe(workspace):
-    """Two files that are damaged or lack the EOD or some bytes are refused with the reason."""
+    """Two files that are damaged, or without EOD or some bytes, are refused with the reason."""
     (workspace / "merges.txt").write_text("")
     (workspace / "vocab.json").write_text("{")
     with pytest.raises(DataError, match=r"^vocab\.json, merges\.txt: not a byte-level BPE: "):
@@ -649,7 +665,7 @@ def test_two_files_that_are_no_byte_level_bpe(workspace):
 
 
 def slow_files(folder, settings, added=None):
-    """Write the files of a transformers 4 slow tokenizer: GPT-2's two files, settings and added tokens."""
+    """Write the files of a slow tokenizer of transformers 4: GPT-2's two files, settings and added tokens."""
     folder.mkdir()
     letters = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "12", EOD_TOKEN]
     files.write_json(folder / "vocab.json", {letter: number for number, letter in enumerate(letters)})
@@ -690,7 +706,9 @@ QWEN = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>", **listed
 )
 @pytest.mark.parametrize("tokens", [(), ("<new>",)])
 def test_two_files_of_another_model(workspace, settings, added, why, tokens):
-    """Two files of another model are refused, because they would be split by GPT-2's rule."""
+    """The two files of another model are refused, because GPT-2's pre-tokenizer
+    would split text differently.
+    """
     slow_files(workspace / "slow", settings, added)
     for read in (lambda: adopt("slow", EOD_TOKEN, "mine", tokens), lambda: entries_of(Path("slow"))):
         with pytest.raises(DataError) as caught, contextlib.chdir(workspace):
@@ -717,7 +735,7 @@ def test_two_files_of_another_model(workspace, settings, added, why, tokens):
     ],
 )
 def test_two_files_of_gpt2(workspace, settings, added):
-    """Two files are read as GPT-2's if their settings name no other class and no other token."""
+    """Two files are read as GPT-2's unless their settings name another class or another token."""
     slow_files(workspace / "slow", settings, added)
     assert adopt(workspace / "slow", EOD_TOKEN, workspace / "mine")["vocab_size"] == 258
     assert len(entries_of(workspace / "slow")) == 258
@@ -725,7 +743,7 @@ def test_two_files_of_gpt2(workspace, settings, added):
 
 @pytest.mark.slow
 def test_the_named_command_writes_a_tokenizer_json(workspace):
-    """After the command in the message, the folder can be imported and has the ids of transformers."""
+    """After the command in the message, the folder can be imported, with the same ids as in transformers."""
     transformers = pytest.importorskip("transformers")
     folder = workspace / "slow"
     slow_files(folder, QWEN | {"pad_token": EOD_TOKEN}, {"<|im_end|>": 258})

@@ -1,4 +1,4 @@
-"""Tokens that a tokenizer puts before a text: found on import and prepended to a prompt once."""
+"""Tokens that a tokenizer adds before a text are found on import and prepended to a prompt once."""
 
 import json
 
@@ -32,7 +32,7 @@ FRAMES = {
 
 
 def written(folder, frame=None, **settings):
-    """Write a folder with a character BPE whose first word begins with a space, as Llama 2's."""
+    """Write a folder with a character BPE whose first word begins with a space, like Llama 2's."""
     vocabulary = ["<unk>", "<s>", "</s>", "\u2581", *"abc<>/s"]
     built = tokenizers.Tokenizer(
         models.BPE({one: i for i, one in enumerate(vocabulary)}, [], unk_token="<unk>")
@@ -52,7 +52,7 @@ def written(folder, frame=None, **settings):
 
 @pytest.mark.parametrize("name", FRAMES)
 def test_it_is_found_as_a_tokenizer_is_taken_over(workspace, name):
-    """The manifest of an imported tokenizer names the ids before a text."""
+    """The manifest of an imported tokenizer has the ids that it adds before a text."""
     frame, before = FRAMES[name]
     mine = workspace / "mine"
     assert adopt(written(workspace / "theirs", frame), "</s>", mine)["before_text"] == before
@@ -64,7 +64,9 @@ def test_it_is_found_as_a_tokenizer_is_taken_over(workspace, name):
 
 
 def test_a_prompt_that_begins_so_gets_nothing(workspace):
-    """A prompt that begins with the leading token gets no second one; later in the prompt it is text."""
+    """A prompt that already begins with the leading token gets no second one;
+    elsewhere the token is plain text.
+    """
     adopt(written(workspace / "theirs", FRAMES["before"][0]), "</s>", workspace / "mine")
     loaded = Tokenizer.load(workspace / "mine")
     assert loaded.encode_prompt("<s>ab") == loaded.encode_prompt("ab") == [1, *loaded.encode("ab").tolist()]
@@ -110,7 +112,7 @@ def test_two_files_go_by_their_settings(workspace, said, added):
 
 @pytest.mark.slow
 def test_prompts_are_those_of_transformers(workspace):
-    """Prompts equal transformers' default call, except for the tokens after the text."""
+    """Prompts equal transformers' default call, except that tokens after the text are omitted."""
     transformers = pytest.importorskip("transformers")
     for number, (frame, _) in enumerate(FRAMES.values()):
         for said in ({}, {"add_bos_token": True}, {"add_bos_token": False}):
@@ -127,7 +129,9 @@ def test_prompts_are_those_of_transformers(workspace):
 
 @pytest.mark.parametrize("content", ["[1]", '"words"', "5"])
 def test_settings_that_are_no_object_are_refused(content, tmp_path):
-    """Settings that are not an object are refused by file; a token that is not text is ignored."""
+    """Settings that are not an object are refused with the file's name; a token
+    that is not text is ignored.
+    """
     (tmp_path / "tokenizer_config.json").write_text(content)
     with pytest.raises(RecordError, match=r"tokenizer_config\.json: must be a JSON object, and is "):
         settings_of(tmp_path)

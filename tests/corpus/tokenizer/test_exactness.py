@@ -1,4 +1,4 @@
-"""fastokens, HF tokenizers and tiktoken give the same ids for natural and adversarial texts (GPT-2)."""
+"""fastokens, HF tokenizers and tiktoken give the same GPT-2 ids for natural and adversarial texts."""
 
 import gzip
 import json
@@ -93,7 +93,7 @@ SEED = 20_000
 
 
 def adversarial(count: int) -> list[str]:
-    """Return seeded strings of up to 40 items: entries of PIECES, runs of one entry, or any code points."""
+    """Return seeded strings of up to 40 items: entries of PIECES, repetitions of one, or any code points."""
     chance = random.Random(SEED)
     texts = []
     for _ in range(count):
@@ -142,7 +142,7 @@ def assert_same(folder, texts) -> np.ndarray:
 
 
 def assert_as_tiktoken(folder, texts, ids: np.ndarray) -> None:
-    """Assert that tiktoken gives these ids, with the ranks of vocab.json and GPT-2's published pattern."""
+    """Assert that tiktoken gives the same ids, with ranks from vocab.json and GPT-2's published pattern."""
     tiktoken = pytest.importorskip("tiktoken")
     vocab = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
     byte_of = {letter: byte for byte, letter in enumerate(training.byte_letters())}
@@ -158,7 +158,7 @@ def assert_as_tiktoken(folder, texts, ids: np.ndarray) -> None:
 
 @pytest.mark.slow
 def test_a_thousand_adversarial_texts(gpt2):
-    """A quick part of the test below, with round trips."""
+    """All engines agree on a thousand adversarial texts, which decode to the same text again."""
     texts = [*adversarial(1000), *exactness.HARD_TEXTS]
     assert_same(gpt2, texts)
     fast = Tokenizer.load(gpt2)
@@ -167,7 +167,9 @@ def test_a_thousand_adversarial_texts(gpt2):
 
 @pytest.mark.soak
 def test_twenty_thousand_adversarial_texts(gpt2):
-    """fastokens, HF tokenizers and tiktoken agree id for id; EOD in a text is text in all three."""
+    """fastokens, HF tokenizers and tiktoken give the same ids, and an EOD written in
+    a text is text in all three.
+    """
     texts = adversarial(20_000)
     assert_as_tiktoken(gpt2, texts, assert_same(gpt2, texts))
 
@@ -192,7 +194,7 @@ def test_natural_texts(gpt2, shared_data, name, count, size):
 
 @pytest.mark.slow
 def test_languages_in_short(gpt2, shared_data):
-    """The engines agree on the beginnings of texts in 388 languages and of 100 Chinese texts."""
+    """The engines agree on short texts in 388 languages and on 100 Chinese texts."""
     texts = natural(shared_data, "udhr-multilingual", 400, 200) + natural(
         shared_data, "chinese-classics", 100, 200
     )
@@ -209,7 +211,7 @@ def test_pathological_runs(gpt2):
 
 
 def test_hard_texts_are_of_every_kind():
-    """The texts that check_exact always compares contain every feature on which engines differ."""
+    """The texts that check_exact always compares have every feature on which engines have differed."""
     together = "\n".join(exactness.HARD_TEXTS)
     for piece in (
         " " * 2000,

@@ -1,4 +1,4 @@
-"""Exported tokenizers: transformers reads the training ids from their files."""
+"""Exported tokenizers: transformers gives the training ids."""
 
 import json
 
@@ -20,7 +20,7 @@ PLAIN = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
 
 
 def added(folder):
-    """Return the added tokens of a folder's tokenizer.json in transformers 4's tokenizer_config.json form."""
+    """Return a folder's added tokens in the form of transformers 4's tokenizer_config.json."""
     entries = files.read_json(folder / "tokenizer.json")["added_tokens"]
     return {str(one["id"]): {key: one[key] for key in one if key != "id"} for one in entries}
 
@@ -28,7 +28,7 @@ def added(folder):
 def exported(workspace, name, is_listed=True):
     """Import a tokenizer of class `name` with two added tokens and export it; return (tokenizer, export).
 
-    `is_listed`: its tokenizer_config.json lists the added tokens, as transformers 4 writes it.
+    With `is_listed`, its tokenizer_config.json lists the added tokens, as transformers 4 writes it.
     """
     theirs, mine, out = workspace / "theirs", workspace / "mine", workspace / "out"
     theirs.mkdir()
@@ -58,7 +58,7 @@ def exported(workspace, name, is_listed=True):
 
 
 def test_added_tokens_are_in_every_list(workspace):
-    """Added tokens are listed in tokenizer.json and tokenizer_config.json; other settings are unchanged."""
+    """Added tokens are in tokenizer.json and in tokenizer_config.json; other settings are unchanged."""
     _, out = exported(workspace, "Qwen2Tokenizer")
     before = json.loads((workspace / "theirs" / "tokenizer_config.json").read_text())
     settings = json.loads((out / "tokenizer_config.json").read_text())
@@ -134,7 +134,7 @@ def test_the_token_that_pads_a_text_ends_none(settings, added_tokens, expected, 
 
 
 def test_a_vocabulary_without_a_token_to_spare(tmp_path):
-    """Without a token that can pad, no padding token is named, rather than the end-of-text token."""
+    """If no token can serve as padding, none is named; the end-of-text token is not used for it."""
     document = {"added_tokens": [token(1, "</s>")], "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}
     files.write_json(tmp_path / "tokenizer.json", document)
     files.write_json(tmp_path / "tokenizer_config.json", {"eos_token": "</s>", "pad_token": "</s>"})
@@ -143,7 +143,7 @@ def test_a_vocabulary_without_a_token_to_spare(tmp_path):
 
 
 def test_settings_of_our_own(workspace):
-    """The settings written for our own tokenizer keep transformers 4 from passing token_type_ids."""
+    """The settings for a tokenizer that nbtrain trained keep transformers 4 from passing token_type_ids."""
     tokenizer = make_tokenizer("mine", ["ab ab"], 260)
     write_tokenizer(tokenizer.directory, workspace, 64, 260)
     assert files.read_json(workspace / "tokenizer_config.json") == {
@@ -158,7 +158,9 @@ def test_settings_of_our_own(workspace):
 
 
 def test_a_vocabulary_that_was_edited_is_not_exported(workspace):
-    """A vocabulary edited after import is not exported; settings and a chat template may be edited."""
+    """A vocabulary that was edited after import is not exported; settings and a
+    chat template may be edited.
+    """
     exported(workspace, "Qwen2Tokenizer")
     adopt(workspace / "theirs", EOD_TOKEN, workspace / "taken")
     kept = workspace / "taken" / "as-given"
@@ -177,7 +179,7 @@ def test_a_vocabulary_that_was_edited_is_not_exported(workspace):
 @pytest.mark.parametrize("is_listed", [True, False])
 @pytest.mark.parametrize("name", ["Qwen2Tokenizer", "GPT2Tokenizer", "PreTrainedTokenizerFast"])
 def test_added_tokens_have_the_ids_of_training(workspace, name, is_listed):
-    """Added tokens have their training ids in transformers, whatever class the settings name."""
+    """In transformers, added tokens have their training ids, whatever class the settings name."""
     transformers = pytest.importorskip("transformers")
     tokenizer, out = exported(workspace, name, is_listed)
     theirs = transformers.AutoTokenizer.from_pretrained(out)
@@ -199,7 +201,7 @@ def test_added_tokens_have_the_ids_of_training(workspace, name, is_listed):
 @pytest.mark.parametrize("tokens", [(), ("<new>",)])
 @pytest.mark.parametrize("said", [{"add_bos_token": True}, {"add_bos_token": False}, {}])
 def test_two_files_begin_a_text_as_before(workspace, said, tokens):
-    """An exported tokenizer adds the leading token even though transformers 5 ignores add_bos_token."""
+    """An exported tokenizer adds the leading token, although transformers 5 ignores add_bos_token."""
     transformers = pytest.importorskip("transformers")
     theirs, mine, out = two_files(workspace / "theirs", **said), workspace / "mine", workspace / "out"
     wanted = transformers.AutoTokenizer.from_pretrained(theirs)("ab").input_ids

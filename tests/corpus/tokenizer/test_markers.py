@@ -1,4 +1,4 @@
-"""Special tokens in a template are reported before data is built with it."""
+"""Special tokens written in a template are reported before data is built with it."""
 
 import logging
 
@@ -23,12 +23,12 @@ def config_of(source, **tokenizer):
 
 @pytest.fixture
 def theirs(workspace):
-    """A tokenizer with the special tokens <s> and </s>, not imported yet."""
+    """Write a tokenizer with the special tokens <s> and </s>, which is not imported yet."""
     return written(workspace / "theirs")
 
 
 def test_special_tokens_of_the_template(theirs):
-    """Special tokens in a template are found for a tokenizer before and after its import."""
+    """Special tokens in a template are found both before and after the tokenizer is imported."""
     assert markers_as_letters(config_of(MARKED)) == []
     to_be_taken = config_of(MARKED, path=str(theirs))
     assert markers_as_letters(to_be_taken) == ["<s>", "</s>"]
@@ -49,7 +49,7 @@ def test_special_tokens_of_the_template(theirs):
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"added_tokens": [1]}', '{"added_tokens": [{}]}'])
 def test_a_damaged_tokenizer_is_another_finding(content, workspace):
-    """A damaged tokenizer is not reported here; reading it raises the error."""
+    """A damaged tokenizer is not reported here, because reading it later raises the error."""
     tokenizer_dir("mine").mkdir(parents=True)
     (tokenizer_dir("mine") / "tokenizer.json").write_text(content)
     assert markers_as_letters(config_of(MARKED)) == []

@@ -1,4 +1,4 @@
-"""End-of-text ids: the tokenizer's, and those recorded in the folder that the run's model came from."""
+"""End-of-text ids: the tokenizer's own, and those recorded in the folder from which the run's model came."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def tokenizer(tmp_path):
 
 
 def run_from(tmp_path, origin, name="run", between=False):
-    """Return a run that started from a folder, or from a run that started from one."""
+    """Create a run that started from a model folder, directly or through another run."""
     run = RunDir(tmp_path / name)
     run.path.mkdir()
     record = {"schema_version": 1, "path": "somewhere"}
@@ -58,7 +58,7 @@ def test_ids_of_another_tokenizer_say_nothing(between, tokenizer, tmp_path):
 
 
 def test_a_tokenizer_with_tokens_more(tokenizer, tmp_path):
-    """Added tokens do not change the recorded end-of-text ids, even after a second import."""
+    """The recorded end-of-text ids apply even if tokens are added, also after a second import."""
     sha256 = files.sha256_of(tmp_path / "theirs" / "tokenizer.json")
     run = run_from(tmp_path, {**OTHER, "tokenizer_sha256": sha256})
     source = tmp_path / "theirs"
@@ -71,6 +71,6 @@ def test_a_tokenizer_with_tokens_more(tokenizer, tmp_path):
 
 
 def test_a_run_from_random_weights(tokenizer, tmp_path):
-    """A run from random weights, or from such a run, adds no end-of-text ids."""
+    """A run that started from random weights, directly or through another run, adds no end-of-text ids."""
     assert end_ids(RunDir(tmp_path / "none"), tokenizer) == {tokenizer.eod_id}
     assert recorded_origin(run_from(tmp_path, {}, between=True)) == {}

@@ -1,4 +1,6 @@
-"""When fastokens may encode: character classes compared, and every reason to reject a tokenizer."""
+"""Conditions under which fastokens may encode: compared character classes, and
+reasons against a tokenizer.
+"""
 
 import copy
 import importlib.metadata
@@ -29,10 +31,10 @@ APOSTROPHES = "\u00e9'{}\u00e9'{}{}\u3002"
 
 
 def revealing(pre_tokenizer, normalizer=None, text: str = "", is_reversed: bool = False):
-    """Return a byte-level BPE whose ids show where the words of `text` end.
+    """Return a byte-level BPE whose ids show where the pre-tokenizer splits `text`.
 
-    It merges the last byte of a character with the first byte of the next one, and nothing else. If two
-    borders share a single-byte character, only one of them is merged; the order of merges decides which.
+    It only merges the last byte of a character with the first byte of the next. If two boundaries share a
+    single-byte character, only one of them is merged; the order of the merges decides which.
     """
     content = text.encode()
     pairs = sorted({(left, right) for left, right in pairwise(content) if not 0x80 <= right < 0xC0})
@@ -70,7 +72,7 @@ RULES = {
 
 
 def differing(name: str, points: list[str], places: str, is_reversed: bool = False) -> list[str]:
-    """Return the characters for which the engines split `places` into different words."""
+    """Insert each character into `places`; return the characters for which the engines split differently."""
     texts = ["".join(places.replace("{}", point) for point in group) for group in batched(points, 1000)]
     built = revealing(*RULES[name], "\n".join(texts), is_reversed)
     fast = fastokens.Tokenizer.from_json_str(built.to_str())
@@ -94,7 +96,7 @@ def batched(points: list[str], size: int) -> list[list[str]]:
 
 
 def check(name: str, points: list[str]) -> None:
-    """Assert that only the characters that encoding checks for differ."""
+    """Assert that the engines differ only on the characters that encoding checks for."""
     disputed = {piece[-1] for piece in proven.DISPUTED} if not name.startswith("GPT-2") else set()
     found = {*differing(name, points, PLACES), *differing(name, points, APOSTROPHES, is_reversed=True)}
     assert found <= disputed
@@ -103,20 +105,20 @@ def check(name: str, points: list[str]) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("name", RULES)
 def test_every_code_point(name):
-    """For all 1,112,064 code points in every position, the engines agree on the character class."""
+    """For each of 1,112,064 code points, in every kind of position, the engines split alike."""
     check(name, POINTS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_a_part_of_the_code_points(name):
-    """The engines agree on every 10,007th code point and on those where engines have differed."""
+    """The engines agree on every 10,007th code point and on those on which engines have differed."""
     check(name, [*POINTS[::10_007], *"\u180e\u017f\u212a\u0130\u0345\u200b\u0085\u2028'sSlL/\r\n 1"])
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_what_the_engines_dispute(name, tmp_path):
-    """A text with disputed characters gets HF tokenizers' ids, among texts that fastokens encodes."""
+    """A text with disputed characters is encoded by HF tokenizers, between texts that fastokens encodes."""
     texts = ["a \u180e b", "plain", "x\u180e's \u180e\n", "the'\u017f THE'S 's'\u017f", "", "\u017f\u180e'"]
     built = revealing(*RULES[name], "\n".join(texts))
     built.save(str(tmp_path / "tokenizer.json"))
@@ -130,7 +132,7 @@ def test_what_the_engines_dispute(name, tmp_path):
 
 
 def any_bpe(chance: random.Random) -> tuple[dict, list[str]]:
-    """Return a tokenizer.json with random merges, and texts whose words use them."""
+    """Return a tokenizer.json with random merges, and texts whose words use the merges."""
     letters = [LETTERS[byte] for byte in chance.sample(range(256), chance.choice([3, 5, 20, 256]))]
     vocab = {letter: number for number, letter in enumerate([*LETTERS, EOD])}
     merges, entries = [], list(letters)
@@ -160,7 +162,7 @@ def any_bpe(chance: random.Random) -> tuple[dict, list[str]]:
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 200))])
 def test_any_byte_level_bpe(seed, tmp_path):
-    """Both engines agree for random merges in any order, words that skip them, and words of 400 bytes."""
+    """The engines agree for random merges in any order, words that skip them, and words of 400 bytes."""
     built, texts = any_bpe(random.Random(seed))
     (tmp_path / "tokenizer.json").write_text(json.dumps(built))
     adopt(tmp_path / "tokenizer.json", EOD, tmp_path / "own")
@@ -174,7 +176,7 @@ def test_any_byte_level_bpe(seed, tmp_path):
 
 
 def document(**changes) -> dict:
-    """Return the tokenizer.json of GPT-2's rule with some sections replaced."""
+    """Return a tokenizer.json with GPT-2's pre-tokenizer, in which some sections are replaced."""
     return {**json.loads(revealing(GPT2).to_str()), **changes}
 
 
@@ -203,7 +205,7 @@ LLAMA3 = json.loads(revealing(words_of(next(iter(proven.WORDS)))).to_str())["pre
     ],
 )
 def test_what_fastokens_may_encode(changed):
-    """fastokens may encode byte-level BPE with a known word rule, also with added chat tokens."""
+    """fastokens may encode a byte-level BPE with a known pre-tokenizer, also with added chat tokens."""
     assert proven.agreement(changed).objection is None
 
 
@@ -247,13 +249,13 @@ OBJECTIONS = {
 
 @pytest.mark.parametrize("objection", OBJECTIONS)
 def test_objections(objection):
-    """A tokenizer that is not verified is encoded by tokenizers, and the reason is given."""
+    """A tokenizer on which fastokens is not verified is encoded with tokenizers, and the reason is given."""
     assert str(proven.agreement(OBJECTIONS[objection]).objection).startswith(objection)
 
 
 @pytest.mark.parametrize("name", proven.VERSIONS)
 def test_another_version(name, monkeypatch):
-    """Versions that were not compared are not trusted, and the message lists the compared versions."""
+    """Engine versions that were not compared are not trusted; the message lists the compared versions."""
     version = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda of: "9.9" if of == name else version(of))
     assert proven.agreement(document()).objection == (
@@ -262,7 +264,7 @@ def test_another_version(name, monkeypatch):
 
 
 def test_the_installed_versions_were_compared():
-    """The installed versions have been compared; otherwise the slower engine would encode every text."""
+    """The installed engine versions were compared; otherwise the slower engine would encode every text."""
     for name, versions in proven.VERSIONS.items():
         assert importlib.metadata.version(name) in versions
 
@@ -270,7 +272,7 @@ def test_the_installed_versions_were_compared():
 @pytest.mark.parametrize("tokens", [["<x>", "<y>", "b", "<z>"], ["b"], ["<y>", "<z>"]])
 @pytest.mark.parametrize("vocab", [{"a": 0, "b": 1, "<x>": 2}, {"a": 0, "b": 7, "<x>": 2}])
 def test_ids_of_added_tokens(tokens, vocab):
-    """Ids of added tokens are used only if tokenizers assigns the same: existing keep theirs, new follow."""
+    """fastokens is used only if it would give added tokens the same ids as tokenizers does."""
     built = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     built.add_tokens(tokens)
     entries = [{"content": token, "id": built.token_to_id(token)} for token in tokens]

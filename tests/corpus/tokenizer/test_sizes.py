@@ -1,4 +1,4 @@
-"""Vocabularies of several sizes from one training run, equal to training each size separately."""
+"""Vocabularies of several sizes from one training run equal those of separate training runs."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def texts():
 
 
 def test_each_size_is_that_of_its_own_training(texts, monkeypatch):
-    """Token counts at each size match a vocabulary trained for that size."""
+    """The token counts at each size equal those of a vocabulary trained at that size."""
     monkeypatch.setattr(sizes, "SIZES", (280, 320, 4096))
     small, large, most = fits_of(texts)
     assert (small.size, large.size) == (280, 320)
@@ -35,7 +35,7 @@ def test_each_size_is_that_of_its_own_training(texts, monkeypatch):
 
 
 def test_only_so_much_is_encoded(texts, monkeypatch):
-    """The statistics are based on a sample of the configured size."""
+    """The statistics are computed on a sample of limited size."""
     monkeypatch.setattr(sizes, "SIZES", (300,))
     monkeypatch.setattr(sizes, "ENCODED_BYTES", 2000)
     (fit,) = fits_of(texts)

@@ -1,4 +1,4 @@
-"""The tokenizer folder: engines agree, round trips are exact, text never gives EOD, edits are noticed."""
+"""The tokenizer folder: engines agree, round trips are exact, text never gives EOD, edits are detected."""
 
 import json
 import pickle
@@ -38,7 +38,7 @@ def folder(workspace, texts):
 
 
 def test_round_trip_of_any_text(folder):
-    """Every text survives a round trip unchanged, because byte-level BPE has no unknown token."""
+    """Every text is decoded unchanged, because a byte-level BPE has no unknown token."""
     loaded = Tokenizer.load(folder)
     for text in HARD_TEXTS:
         assert loaded.decode(loaded.encode(text)) == text
@@ -60,7 +60,7 @@ def test_engines_agree(folder):
 
 @pytest.mark.parametrize("engine", ["fastokens", "tokenizers"])
 def test_long_texts_are_encoded_in_pieces(folder, monkeypatch, engine):
-    """A long text split before spaces that follow letters or digits has the ids of the whole text."""
+    """A long text that is split before spaces, after letters or digits, gives the ids of the whole text."""
     loaded = Tokenizer.load(folder, engine)
     generator = np.random.default_rng(5)
     parts = [
@@ -95,7 +95,7 @@ def test_long_texts_are_encoded_in_pieces(folder, monkeypatch, engine):
 
 @pytest.mark.parametrize("run", ["x", "\n", " ", "xy!", "\u4e2d"])
 def test_a_word_without_end_is_cut(folder, monkeypatch, run):
-    """An endless word is split, which bounds memory; its tokens decode to the same text."""
+    """A word of unlimited length is split, which bounds memory; its tokens decode to the same text."""
     loaded = Tokenizer.load(folder)
     monkeypatch.setattr(tokenizer, "LONG_TEXT_CHARS", 40)
     monkeypatch.setattr(tokenizer, "LONG_WORD_CHARS", 20)
@@ -132,7 +132,7 @@ def test_eod_is_an_entry_of_its_own(folder):
 
 
 def test_changed_and_missing_files(folder):
-    """A vocabulary that differs from the manifest is refused, because ids would mean other text."""
+    """A vocabulary that differs from its manifest is refused, because the ids would mean another text."""
     merges = folder / "merges.txt"
     merges.write_text(merges.read_text().replace("t h", "h t"))
     with pytest.raises(DataError) as caught:
@@ -154,7 +154,7 @@ def test_changed_and_missing_files(folder):
 
 
 def test_a_tokenizer_can_be_sent_to_a_worker(folder):
-    """A tokenizer can be pickled with its engine, before and after the engine is loaded."""
+    """A tokenizer can be pickled for workers, before and after its engine is loaded."""
     loaded = Tokenizer.load(folder, "tokenizers")
     ids = loaded.encode("the model").tolist()
     copy = pickle.loads(pickle.dumps(loaded))
@@ -164,7 +164,7 @@ def test_a_tokenizer_can_be_sent_to_a_worker(folder):
 
 @pytest.mark.parametrize("kept", [slice(None, None, 2), slice(0)])
 def test_a_manifest_without_a_key_is_refused(folder, kept):
-    """The message names the file, a missing key and the way to a complete manifest."""
+    """The error about an incomplete manifest names the file, a missing key, and how to get a complete one."""
     path = folder / "manifest.json"
     entries = list(json.loads(path.read_text()).items())
     path.write_text(json.dumps(dict(entries[kept])))
@@ -175,7 +175,7 @@ def test_a_manifest_without_a_key_is_refused(folder, kept):
 
 
 def test_another_eod(workspace, texts):
-    """The manifest records another EOD token, and its characters in a text are text."""
+    """If another EOD token is chosen, the manifest records it, and its characters in a text are text."""
     built = training.train(texts, 300, eod_token="</s>")
     save(built, workspace / "t", None, "</s>")
     for engine in ("fastokens", "tokenizers"):
@@ -188,7 +188,7 @@ def test_another_eod(workspace, texts):
 
 
 def test_check_exact_where_engines_agree(folder):
-    """When the engines agree, check_exact reports nothing and keeps fastokens."""
+    """If the engines agree, check_exact reports nothing and fastokens is used."""
     loaded = Tokenizer.load(folder, "fastokens")
     assert loaded.check_exact(HARD_TEXTS * 30) is None
     assert loaded.engine == "fastokens"
@@ -196,7 +196,7 @@ def test_check_exact_where_engines_agree(folder):
 
 
 def test_check_exact_where_they_differ(folder, monkeypatch):
-    """A single differing id in the sample switches to tokenizers, and the text is named."""
+    """If one id of the sample differs, tokenizers is used instead, and the text is reported."""
     loaded = Tokenizer.load(folder, "fastokens")
     encode = Tokenizer._encode
 
@@ -215,7 +215,7 @@ def test_check_exact_where_they_differ(folder, monkeypatch):
 
 
 def test_check_exact_where_fastokens_fails(folder, monkeypatch):
-    """A failure of fastokens, even a panic that is not an Exception, counts as a difference."""
+    """A failure of fastokens counts as a difference, even a panic, which is not a subclass of Exception."""
 
     class Panic(BaseException):
         pass
@@ -231,7 +231,7 @@ def test_check_exact_where_fastokens_fails(folder, monkeypatch):
 
 
 def test_check_exact_looks_at_the_beginnings_only(folder, monkeypatch):
-    """check_exact reads the beginnings of at most SAMPLE_TEXTS texts, so its time is bounded."""
+    """check_exact reads only the beginnings of at most SAMPLE_TEXTS texts, which bounds its time."""
     seen = []
     loaded = Tokenizer.load(folder, "fastokens")
     encode = Tokenizer._encode
@@ -242,7 +242,7 @@ def test_check_exact_looks_at_the_beginnings_only(folder, monkeypatch):
 
 
 def test_what_was_found_is_kept(folder, monkeypatch):
-    """The comparison runs once per tokenizer and engine versions; after that, no sample is read."""
+    """The comparison runs once for a tokenizer and engine versions; later calls read no sample."""
     reference_loads = []
     from_file = tokenizers.Tokenizer.from_file
     monkeypatch.setattr(
@@ -276,7 +276,7 @@ def test_what_was_found_is_kept(folder, monkeypatch):
 
 
 def test_what_was_found_decides_the_engine_of_all_that_load_it(folder):
-    """Serving, evaluation and generation use the engine that prepare chose, without comparing again."""
+    """Serving, evaluation and generation use the engine that prepare selected, without another comparison."""
     assert Tokenizer.load(folder).check_exact() is None
     assert Tokenizer.load(folder).engine == "fastokens"
     kept = folder / exactness.REMEMBERED
@@ -291,7 +291,9 @@ def test_what_was_found_decides_the_engine_of_all_that_load_it(folder):
 
 @pytest.mark.parametrize("how", ["encode", "encode_long", "encode_prompt"])
 def test_a_text_on_which_fastokens_fails(folder, caplog, how):
-    """If fastokens fails on a text, the reference encodes it and all later ones; the server continues."""
+    """If fastokens fails on a text, HF tokenizers encodes this and all later texts,
+    and the server continues.
+    """
 
     class Failing:
         def encode_batch_flat(self, texts, split_special_tokens):
@@ -311,7 +313,7 @@ def test_a_text_on_which_fastokens_fails(folder, caplog, how):
 
 @pytest.mark.parametrize("engine", ["fastokens", "tokenizers"])
 def test_a_text_that_is_no_unicode(folder, engine):
-    """A text that is not valid Unicode is refused with a message, and the engine stays."""
+    """A text that is not valid Unicode is refused with a message, and the engine is kept."""
     loaded = Tokenizer.load(folder, engine)
     with pytest.raises(DataError, match=r"^a text to encode is not valid Unicode: surrogates not allowed\.$"):
         loaded.encode("\ud800")
@@ -319,7 +321,7 @@ def test_a_text_that_is_no_unicode(folder, engine):
 
 
 def test_a_folder_that_cannot_be_written_is_compared_each_time(folder, monkeypatch):
-    """In a read-only folder, such as another user's, the comparison runs on every load."""
+    """If the folder is read-only, for example another user's, the comparison runs at every load."""
 
     def refused(path, value):
         raise PermissionError(13, "Permission denied", str(path))
@@ -332,7 +334,7 @@ def test_a_folder_that_cannot_be_written_is_compared_each_time(folder, monkeypat
 
 @pytest.mark.parametrize("text", ["", "x" * 3])
 def test_nothing_and_little(folder, text):
-    """No texts and an empty text give no tokens, with either engine."""
+    """No texts, and an empty text, give no tokens with either engine."""
     for engine in ("fastokens", "tokenizers"):
         loaded = Tokenizer.load(folder, engine)
         ids, offsets = loaded.encode_batch([])

@@ -1,4 +1,4 @@
-"""Training a tokenizer: reproducible, equal to the trainers' own results, within memory."""
+"""Training a tokenizer is reproducible, equals the trainers' own results, and stays within memory."""
 
 import hashlib
 import json
@@ -39,7 +39,9 @@ def test_training_is_reproducible(trainer, texts):
 
 
 def test_the_vocabulary_has_one_form(trainer, texts, workspace):
-    """Both trainers' vocabularies are laid out as EOD, bytes, merges, and both engines agree on them."""
+    """With both trainers a vocabulary is EOD, bytes and merges, in this order, and
+    both engines agree on it.
+    """
     built = train(texts + MIXED, 400, trainer, "<|stop|>")
     manifest = save(built, workspace / "made", {}, "<|stop|>")
     assert (manifest["vocab_size"], manifest["eod_id"], manifest["eod_token"]) == (400, 0, "<|stop|>")
@@ -57,7 +59,7 @@ def test_the_vocabulary_has_one_form(trainer, texts, workspace):
 
 
 def test_reading_ends_at_train_bytes(trainer, texts):
-    """At most train_bytes are read, and the last document is truncated there."""
+    """At most train_bytes are read; the last document is truncated there."""
     read = []
 
     def watched():
@@ -73,13 +75,13 @@ def test_reading_ends_at_train_bytes(trainer, texts):
 
 @pytest.mark.slow
 def test_one_huge_word_does_not_stall_training(trainer):
-    """300 kB without a space are split for training, whose time is quadratic in the length of a word."""
+    """A run of 300 kB without spaces is split, because training time is quadratic in the length of a word."""
     word = "".join(np.random.RandomState(0).choice(list("ABCDEFGHIJ+/"), 300_000))
     assert train(["some text " * 20, word], 300, trainer).get_vocab_size() == 300
 
 
 def test_too_small_a_vocabulary(trainer):
-    """Fewer than 257 entries cannot hold every byte and EOD."""
+    """Fewer than 257 entries are refused, because every byte and EOD need one."""
     with pytest.raises(DataError) as caught:
         train(["a"], 256, trainer)
     assert str(caught.value) == (
@@ -88,14 +90,14 @@ def test_too_small_a_vocabulary(trainer):
 
 
 def test_no_text(trainer):
-    """A corpus without text is an error, rather than a vocabulary of bytes."""
+    """A corpus without text is an error instead of a vocabulary of bytes."""
     with pytest.raises(DataError) as caught:
         train([], 300, trainer)
     assert str(caught.value) == "the corpus is empty: there is no text to train a tokenizer on."
 
 
 def test_software(trainer):
-    """The manifest records the trainer and the library that wrote the files, with versions."""
+    """The manifest records the trainer and the library that wrote the files, with their versions."""
     assert set(training.software(trainer)) == {"tokenizers", trainer}
 
 
@@ -103,7 +105,7 @@ def test_software(trainer):
 
 
 def test_tokenizers_vocabulary_is_what_it_always_was(texts):
-    """The vocabulary is pinned from before other trainers were added, so existing runs keep their ids."""
+    """The trainer `tokenizers` still gives the same vocabulary, so existing runs keep their ids."""
     content = train(texts, 320).to_str()
     assert (
         hashlib.sha256(content.encode()).hexdigest()
@@ -115,7 +117,7 @@ def test_tokenizers_vocabulary_is_what_it_always_was(texts):
 
 
 def test_rustbpe_encodes_as_itself(workspace):
-    """An exported vocabulary gives exactly the ids of rustbpe's own encoding."""
+    """A vocabulary trained with rustbpe and exported gives the same ids as rustbpe itself."""
     rustbpe = pytest.importorskip("rustbpe")
     learnt = rustbpe.Tokenizer()
     learnt.train_from_iterator(iter(MIXED), 449, pattern=training.GPT2_PATTERN)
@@ -138,7 +140,7 @@ def test_rustbpe_encodes_as_itself(workspace):
 
 
 def test_merges_from_ranks():
-    """A token's two parts are derived from lower ranks; ranks of one byte are bytes."""
+    """The two parts of a token are found from lower ranks; ranks of single bytes are bytes."""
     ranks = [(bytes([byte]), byte) for byte in range(256)]
     ranks += [
         (b"ab", 256),
@@ -155,7 +157,9 @@ def test_merges_from_ranks():
 
 @pytest.mark.slow
 def test_merges_from_the_ranks_of_a_vocabulary(gpt2_files):
-    """The 50,000 merges of GPT-2 and of a generated vocabulary are recovered from the entries alone."""
+    """The 50,000 merges of GPT-2, and those of a generated vocabulary, are
+    recovered from the entries alone.
+    """
     vocab = json.loads((gpt2_files / "vocab.json").read_text(encoding="utf-8"))
     lines = (gpt2_files / "merges.txt").read_text(encoding="utf-8").splitlines()
     byte_of = {letter: byte for byte, letter in enumerate(training.byte_letters())}
@@ -168,7 +172,7 @@ def test_merges_from_the_ranks_of_a_vocabulary(gpt2_files):
 
 
 def test_rustbpe_missing(monkeypatch):
-    """The message about a missing rustbpe has the install command and the alternative."""
+    """The error about a missing rustbpe gives the install command and the alternative."""
     monkeypatch.setitem(sys.modules, "rustbpe", None)
     with pytest.raises(DataError) as caught:
         train(["text"], 300, "rustbpe")
@@ -202,14 +206,14 @@ def test_memory_estimate_covers_what_was_measured(trainer, train_bytes, unspaced
 
 @pytest.mark.slow
 def test_unspaced_fraction():
-    """The unspaced fraction is measured in bytes, not characters, and ignores punctuation."""
+    """The fraction of text without spaces is measured in bytes, not characters, and ignores punctuation."""
     assert training.unspaced_fraction(["中文", "abcdef"]) == 0.5
     assert training.unspaced_fraction(["中a\u3002", "é"]) == 3 / 9
     assert training.unspaced_fraction([]) == 0
 
 
 def test_peek():
-    """peek returns the beginning and an iterator over everything."""
+    """peek() returns the first items, and an iterator over all items."""
     first, everything = training.peek(iter(["é" * 3, "b" * 5, "c"]), 8)
     assert first == ["é" * 3, "b" * 5]
     assert list(everything) == ["é" * 3, "b" * 5, "c"]
@@ -217,7 +221,9 @@ def test_peek():
 
 
 def test_check_memory(monkeypatch):
-    """Memory that fits is reported; otherwise training is refused with both sizes and what would fit."""
+    """Training that would not fit in memory is refused with the required and
+    available size and what would fit.
+    """
     monkeypatch.setattr(training, "available_memory_bytes", lambda: 2**30)
     assert training.check_memory(100_000_000, "tokenizers") == (
         "about 458.4 MiB of memory needed, 1.0 GiB available"
@@ -239,7 +245,7 @@ def test_check_memory(monkeypatch):
 
 
 def test_available_memory(monkeypatch, tmp_path):
-    """Available memory is the minimum of the machine and all cgroup limits; None if unknown."""
+    """Available memory is the minimum of the machine's and all cgroup limits, or None if unknown."""
     meminfo, groups = tmp_path / "meminfo", []
     monkeypatch.setattr(training, "MEMINFO", meminfo)
     monkeypatch.setattr(training, "memory_groups", lambda: groups)

@@ -1,4 +1,4 @@
-"""Tokens that end inside a character, with ByteFallback and with byte-level BPE."""
+"""Token sequences that end inside a character, with ByteFallback and with byte-level BPE."""
 
 import pytest
 from hypothesis import given
@@ -21,7 +21,7 @@ def byte_level_tokenizer(folder):
 
 @pytest.mark.parametrize("make", [byte_fallback_tokenizer, byte_level_tokenizer])
 def test_every_cut_shows_whole_characters(make, tmp_path):
-    """Decoding the first tokens returns a prefix of the text that lacks at most one character."""
+    """Decoding the first tokens gives a prefix of the text that lacks at most one unfinished character."""
     tokenizer = make(tmp_path / "small")
     ids = tokenizer.encode(TEXT).tolist()
     assert tokenizer.decode_finished(ids) == (TEXT, False)
@@ -37,7 +37,7 @@ def test_every_cut_shows_whole_characters(make, tmp_path):
 
 @pytest.mark.parametrize("make", [byte_fallback_tokenizer, byte_level_tokenizer])
 def test_bytes_that_begin_no_character_stay(make, tmp_path):
-    """An invalid byte at the end is shown as U+FFFD, because no later token can complete it."""
+    """An invalid byte at the end is shown as U+FFFD at once, because no later token can complete it."""
     tokenizer = make(tmp_path / "small")
     lead, *rest = tokenizer.encode("\u4e2d").tolist()[-3:]
     hello = tokenizer.encode("hello").tolist()
@@ -51,7 +51,7 @@ def test_bytes_that_begin_no_character_stay(make, tmp_path):
 
 @given(st.text(max_size=6), st.integers(0, 24))
 def test_unfinished_bytes(text, count):
-    """The bytes of a truncated text are valid UTF-8 without the unfinished ones."""
+    """Without its unfinished bytes, a truncated text is valid UTF-8."""
     cut = text.encode()[:count]
     missing = unfinished_bytes(cut)
     whole = cut[: len(cut) - missing].decode()
@@ -79,5 +79,5 @@ def test_unfinished_bytes(text, count):
     ],
 )
 def test_lead_bytes(tail, missing):
-    """The first byte of a character gives its length; C0, C1, and F5 and above begin none."""
+    """The first byte of a character gives its length; C0, C1 and bytes from F5 start no character."""
     assert unfinished_bytes(tail) == missing

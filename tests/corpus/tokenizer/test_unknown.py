@@ -1,4 +1,4 @@
-"""Text without tokens, for every kind of model: handled as tokenizers does, and named in messages."""
+"""Text without tokens is handled as in HF tokenizers for every kind of model, and named in messages."""
 
 import json
 
@@ -99,7 +99,7 @@ MODELS = {
 
 
 def as_tokenizers_does(document: dict) -> UnknownText:
-    """Return what tokenizers does with a word that no vocabulary has."""
+    """Return what HF tokenizers does with a word that is not in the vocabulary."""
     built = tokenizers.Tokenizer.from_str(json.dumps(document))
     try:
         ids = built.encode("a \u4e2d", add_special_tokens=False).ids[1:]
@@ -115,7 +115,7 @@ def as_tokenizers_does(document: dict) -> UnknownText:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_kind(name):
-    """The handling of unknown text derived from the file is what tokenizers does."""
+    """The handling of unknown text that is derived from the file is what HF tokenizers does."""
     described, expected = MODELS[name]
     assert unknown_text(described) == expected
     assert as_tokenizers_does(described) == expected
@@ -124,7 +124,7 @@ def test_every_kind(name):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("is_typed", [True, False])
 def test_taking_over(name, is_typed, tmp_path):
-    """Import gives the same result with and without the model type, which old files lack."""
+    """An import gives the same result with and without the model type, which old files lack."""
     described, expected = MODELS[name]
     model = dict(described["model"])
     kind = model.pop("type")
@@ -151,7 +151,7 @@ def test_taking_over(name, is_typed, tmp_path):
 
 
 def test_what_is_named(tmp_path):
-    """The message names the first unknown character or word, and only the beginning of a long text."""
+    """The message gives the first unknown character or word, and only the beginning of a long text."""
     for name, text, named in (
         ("WordLevel without an unknown token", "ab xyz", "it has no token for 'xyz', and"),
         ("Unigram without an unknown token", "ab axb", "it has no token for the character 'x' (U+0078), and"),
@@ -170,7 +170,7 @@ def test_what_is_named(tmp_path):
 
 @pytest.mark.parametrize("number", [4, -1])
 def test_an_unknown_token_out_of_range(number, tmp_path):
-    """tokenizers refuses an unknown token out of range, and the message names the file."""
+    """If the id of the unknown token is out of range, the message names the file."""
     described = document({"type": "Unigram", "vocab": PIECES, "unk_id": number})
     (tmp_path / "tokenizer.json").write_text(json.dumps(described))
     with pytest.raises(DataError, match=r"tokenizer\.json: not a tokenizer\.json of HF tokenizers"):

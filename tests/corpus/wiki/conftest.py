@@ -1,4 +1,4 @@
-"""Small dumps, and a mirror on the loopback interface that fails on demand."""
+"""Small dumps, and a mirror on the loopback interface that can be made to fail."""
 
 import bz2
 import hashlib
@@ -18,7 +18,7 @@ SITEINFO = (
 
 
 def page(title: str, text: str, namespace: int = 0, redirect: bool = False, model: str = "wikitext") -> str:
-    """Return one <page> element as in a dump."""
+    """Return a <page> element as in a dump."""
     mark = '    <redirect title="X" />' if redirect else ""
     return (
         f"  <page>\n    <title>{escape(title)}</title>\n    <ns>{namespace}</ns>\n"
@@ -34,7 +34,7 @@ def dump_xml(pages: list[str], siteinfo: str = SITEINFO) -> bytes:
 
 
 def multistream(pages: list[str], a_stream: int = 10) -> bytes:
-    """Return a multistream dump as Wikipedia writes it: header, a stream for every few pages, end."""
+    """Return a multistream dump as Wikipedia writes it: the header, a stream for every few pages, the end."""
     whole = dump_xml([]).decode()
     head, end = whole[: whole.index("</mediawiki>")], "</mediawiki>\n"
     groups = ["".join(pages[start : start + a_stream]) for start in range(0, len(pages), a_stream)]
@@ -42,7 +42,7 @@ def multistream(pages: list[str], a_stream: int = 10) -> bytes:
 
 
 class Mirror(ThreadingHTTPServer):
-    """HTTP server of `files` that records `requests` as (path, headers)."""
+    """An HTTP server of `files` that records `requests` as (path, headers)."""
 
     daemon_threads = True
 

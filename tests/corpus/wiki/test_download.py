@@ -1,4 +1,4 @@
-"""Downloads from a mirror on the loopback interface: resumed, verified, and without leaking secrets."""
+"""Downloads from a mirror on the loopback interface are resumed and verified, and leak no secrets."""
 
 import errno
 import hashlib
@@ -26,7 +26,7 @@ WHERE = "run.yaml:7: data.sources[0]"
 
 @pytest.fixture(autouse=True)
 def quick(workspace, monkeypatch):
-    """Record delays instead of waiting, and read little at a time, so that a download can be interrupted."""
+    """Record delays instead of waiting, and read in small blocks, so that a download can be interrupted."""
     waits: list[float] = []
     monkeypatch.setattr(partial_file, "READ_BYTES", 10_000)
     monkeypatch.setattr(retry, "time", SimpleNamespace(sleep=waits.append, time=time.time))
@@ -44,12 +44,12 @@ def refusal(mirror, **settings):
 
 
 def there() -> list[str]:
-    """Return the names in data/download/ except the lock."""
+    """Return the names in data/download/, except the lock."""
     return sorted(path.name for path in downloads.folder().iterdir() if not path.name.startswith("."))
 
 
 def test_whole(mirror, workspace):
-    """A complete file gets its name and a metadata record; a second call makes no request."""
+    """A complete file gets its final name and a metadata record; a second call makes no request."""
     name = mirror.add_dump(CONTENT)
     found, is_new = fetch(mirror)
     assert is_new
@@ -69,7 +69,7 @@ def test_whole(mirror, workspace):
 
 
 def test_latest_is_resolved_once(mirror):
-    """ "latest" is resolved once to the newest date in the mirror's list, and kept in this data directory."""
+    """ "latest" is resolved once to the newest date in the mirror's list, and the date is stored."""
     mirror.add_dump(CONTENT)
     name = mirror.add_dump(CONTENT[:500], date="20260201")
     assert fetch(mirror, date="latest")[0].date == "20260201"
@@ -88,7 +88,7 @@ def test_multistream_is_preferred(mirror):
 
 
 def test_a_cut_connection_is_taken_up(mirror, quick, caplog):
-    """After a broken connection, the same call requests only the rest, if the file is unchanged."""
+    """After a broken connection, the same call requests only the rest, unless the file has changed."""
     mirror.add_dump(CONTENT)
     mirror.cut_after = [100_000, 50_000]
     with caplog.at_level(logging.WARNING):
@@ -107,7 +107,7 @@ def test_a_cut_connection_is_taken_up(mirror, quick, caplog):
 
 
 def test_a_later_call_takes_it_up(mirror):
-    """When all retries fail, the received bytes are kept and the next call resumes from there."""
+    """If all retries fail, the received bytes are kept, and the next call continues after them."""
     name = mirror.add_dump(CONTENT)
     mirror.cut_after = [120_000] + [0] * 10
     assert refusal(mirror) == (
@@ -123,7 +123,7 @@ def test_a_later_call_takes_it_up(mirror):
 
 
 def test_a_server_without_ranges(mirror):
-    """A server without range support sends the whole file again, which replaces the partial one."""
+    """If the server does not support ranges, the whole file is sent again and replaces the partial one."""
     name = mirror.add_dump(CONTENT)
     mirror.has_ranges, mirror.cut_after = False, [100_000]
     fetch(mirror)
@@ -132,7 +132,7 @@ def test_a_server_without_ranges(mirror):
 
 @pytest.mark.parametrize("heeds", [True, False])
 def test_a_changed_file_starts_from_nothing(mirror, heeds):
-    """A file with another ETag is downloaded from the start, even if the server ignores If-Range."""
+    """A file whose ETag has changed is downloaded from the start, even if the server ignores If-Range."""
     name = mirror.add_dump(CONTENT)
     mirror.cut_after = [120_000] + [0] * 10
     refusal(mirror)
@@ -148,7 +148,7 @@ def test_a_changed_file_starts_from_nothing(mirror, heeds):
 
 
 def test_a_part_of_another_dump_is_left_aside(mirror):
-    """A partial file of the same name with another checksum is discarded."""
+    """A partial file of the same name but with another checksum is discarded."""
     name = mirror.add_dump(CONTENT)
     mirror.cut_after = [120_000] + [0] * 10
     refusal(mirror)
@@ -161,7 +161,7 @@ def test_a_part_of_another_dump_is_left_aside(mirror):
 
 
 def test_wrong_checksum(mirror):
-    """A file with a wrong checksum is not kept, and the message has both sums."""
+    """A file with a wrong checksum is not kept, and the error gives both checksums."""
     name = mirror.add_dump(CONTENT, sha1="0" * 40)
     assert refusal(mirror) == (
         f"{WHERE}: {mirror.address}/testwiki/20260101/{name}: its SHA-1 is "
@@ -173,7 +173,7 @@ def test_wrong_checksum(mirror):
 
 
 def test_sha1_that_the_list_does_not_have(mirror):
-    """A sha1 in the run that differs from the mirror's list is an error before the download."""
+    """A sha1 in the run that is not in the mirror's list is an error before the download."""
     name = mirror.add_dump(CONTENT)
     said = refusal(mirror, sha1="1" * 40)
     assert f"lists {hashlib.sha1(CONTENT).hexdigest()} for {name}" in said
@@ -181,7 +181,7 @@ def test_sha1_that_the_list_does_not_have(mirror):
 
 
 def test_sha1_of_either_kind(mirror):
-    """The dump with the run's sha1 is downloaded, even if it is the plain one, and found by it later."""
+    """The dump with the run's sha1 is downloaded and found again, even if it is not a multistream dump."""
     plain = mirror.add_dump(CONTENT)
     several = mirror.add_dump(CONTENT[:999], kind="pages-articles-multistream")
     sums = [hashlib.sha1(content).hexdigest() for content in (CONTENT, CONTENT[:999])]
@@ -198,7 +198,7 @@ def test_sha1_of_either_kind(mirror):
 
 
 def test_nothing_there(mirror):
-    """A 404 is an immediate error, and so is a list without a dump of articles."""
+    """A 404 is an error without retries, and so is a list without a dump of articles."""
     assert refusal(mirror) == (
         f"{WHERE}: {mirror.address}/testwiki/20260101/testwiki-20260101-sha1sums.txt: HTTP 404 Not Found. "
         f"The mirror has no such dump: set language, date or mirror."
@@ -228,7 +228,7 @@ def test_a_busy_server_is_asked_again(mirror, quick, caplog):
 
 
 def test_a_server_that_stays_busy(mirror, quick):
-    """When all retries fail, the message has the last response."""
+    """If all retries fail, the error has the server's last response."""
     mirror.add_dump(CONTENT)
     mirror.statuses = [503] * 6
     assert "-sha1sums.txt: HTTP 503; 6 tries in a row received nothing." in refusal(mirror)
@@ -236,7 +236,7 @@ def test_a_server_that_stays_busy(mirror, quick):
 
 
 def test_nobody_answers(mirror):
-    """A port without a server is an error with the system's message and without the URL's secrets."""
+    """If no server listens, the error has the system's message and hides the secrets of the URL."""
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
@@ -245,7 +245,9 @@ def test_nobody_answers(mirror):
 
 
 def test_full_disk(mirror, monkeypatch):
-    """Too little disk space is an error before the download; a disk that fills up keeps the partial file."""
+    """Too little disk space is an error before the download; if the disk fills up,
+    the partial file is kept.
+    """
     name = mirror.add_dump(CONTENT)
     with monkeypatch.context() as patch:
         patch.setattr(http.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 1 << 20))
@@ -269,7 +271,7 @@ def test_full_disk(mirror, monkeypatch):
 
 
 def test_secrets_are_sent_and_never_shown(mirror, caplog):
-    """User, password and query reach the mirror but are masked in messages, logs and the record."""
+    """User, password and query are sent to the mirror and are hidden in messages, logs and the record."""
     name = mirror.add_dump(CONTENT)
     host = mirror.address.removeprefix("http://")
     address = f"http://me:p%40ss@{host}/?token=hush&x"
@@ -290,14 +292,14 @@ def test_secrets_are_sent_and_never_shown(mirror, caplog):
     "address", ["file:///etc", "ftp://host", "dumps.wikimedia.org", "http://a b", "http://h:x"]
 )
 def test_mirrors_that_are_no_http_address(mirror, address):
-    """A mirror that is not an HTTP address is refused before anything is opened."""
+    """A mirror that is not an HTTP address is refused before any connection."""
     assert refusal(mirror, address=address) == (
         f"{WHERE}: mirror = {address!r} must begin with https:// or http:// and name a host."
     )
 
 
 def test_redirects(mirror):
-    """Only redirects to http(s) are followed, and passwords are not sent to other hosts."""
+    """Only redirects to http(s) are followed, and passwords are not sent to another host."""
     name = mirror.add_dump(CONTENT)
     path = f"/testwiki/20260101/{name}"
     mirror.redirect[path] = "file:///etc/passwd"
@@ -317,7 +319,7 @@ def test_redirects(mirror):
 
 
 def test_cuts_behind_a_redirect(mirror, quick):
-    """Redirects use up no retries, and interruptions behind them are retried as usual."""
+    """Redirects do not count as retries, and interrupted downloads behind them are retried as usual."""
     name = mirror.add_dump(CONTENT)
     mirror.redirect[f"/testwiki/20260101/{name}"] = "/elsewhere.bz2"
     mirror.files["/elsewhere.bz2"] = CONTENT
@@ -337,7 +339,7 @@ def test_cuts_behind_a_redirect(mirror, quick):
     ],
 )
 def test_redirects_that_are_refused(before, location, is_followed):
-    """A redirect from https to http is refused; following a redirect uses up no retry."""
+    """A redirect from https to http is refused; following a redirect does not count as a retry."""
     patience = http.Patience.for_address("a")
     response = HTTPResponse(status=302, headers={"Location": location})
     if is_followed:
@@ -348,7 +350,7 @@ def test_redirects_that_are_refused(before, location, is_followed):
 
 
 def test_proxies_of_the_environment(mirror, monkeypatch):
-    """HTTP_PROXY is used with its password instead of the server; NO_PROXY excludes hosts."""
+    """HTTP_PROXY is used, with its password; NO_PROXY excludes hosts."""
     name = mirror.add_dump(CONTENT)
     for path in list(mirror.files):
         mirror.files[f"http://dumps.example{path}"] = mirror.files[path]
@@ -373,7 +375,7 @@ def test_proxies_of_the_environment(mirror, monkeypatch):
     ],
 )
 def test_proxies_that_are_no_http_address(mirror, monkeypatch, name, proxy, shown):
-    """A proxy that is not an HTTP address is refused with its variable before anything is opened."""
+    """A proxy that is not an HTTP address is refused, with its variable's name, before any connection."""
     monkeypatch.setenv(name, proxy)
     assert refusal(mirror, address="https://dumps.example") == (
         f"{WHERE}: {name} = {shown!r}: a proxy's address begins with http:// or https:// and names a host, "
@@ -382,7 +384,7 @@ def test_proxies_that_are_no_http_address(mirror, monkeypatch, name, proxy, show
 
 
 def test_passwords_that_are_not_latin(mirror, monkeypatch):
-    """Users and passwords are sent in UTF-8, to mirrors and to proxies."""
+    """User names and passwords are sent in UTF-8, to mirrors and to proxies."""
     mirror.add_dump(CONTENT)
     host = mirror.address.removeprefix("http://")
     fetch(mirror, address=f"http://me:%D0%BF%D0%B0@{host}")
@@ -393,7 +395,7 @@ def test_passwords_that_are_not_latin(mirror, monkeypatch):
 
 
 def test_two_at_once(mirror):
-    """A second simultaneous download is refused with a message to wait."""
+    """A second download at the same time is refused, and the message says to wait."""
     mirror.add_dump(CONTENT)
     downloads.folder().mkdir(parents=True)
     with downloads.locked(downloads.folder() / ".testwiki.lock", WHERE):
@@ -403,7 +405,7 @@ def test_two_at_once(mirror):
 
 
 def test_a_disk_that_locks_no_file(mirror, monkeypatch):
-    """A file system without locks is reported as such, not as another process."""
+    """A file system without locks is reported as such, not as another process that holds the lock."""
 
     def flock(stream, how):
         raise OSError(errno.ENOSYS, "Function not implemented")
@@ -416,7 +418,7 @@ def test_a_disk_that_locks_no_file(mirror, monkeypatch):
 
 
 def test_databases():
-    """Language codes with dashes, or different from their database's name, are translated."""
+    """Language codes with dashes, or that differ from their database's name, are translated."""
     assert [downloads.database(code) for code in ("en", "zh-min-nan", "be-tarask", "nb")] == [
         "enwiki",
         "zh_min_nanwiki",

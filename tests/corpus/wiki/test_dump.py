@@ -1,4 +1,4 @@
-"""Reading pages of dumps: entry points, and messages about truncated files and other files."""
+"""Reading pages of dumps: where reading can start, and errors about truncated and other files."""
 
 import bz2
 import gzip
@@ -43,12 +43,12 @@ def refusal(path: Path, **settings) -> str:
 
 @pytest.fixture(autouse=True)
 def small_reads(monkeypatch):
-    """Reads are small, so that they end inside pages and tags."""
+    """Make reads small, so that they end inside pages and tags."""
     monkeypatch.setattr(dump, "READ_BYTES", 700)
 
 
 def test_a_page(workspace):
-    """Title, namespace, redirect, model and text are read by element; entities are resolved once."""
+    """Title, namespace, redirect, model and text are read from their elements; entities are decoded once."""
     pages = [
         page("A & B", "x < y &amp; '''z'''"),
         page("Talk:C", "", namespace=1, redirect=True, model="json"),
@@ -60,7 +60,7 @@ def test_a_page(workspace):
 
 
 def test_siteinfo(workspace):
-    """The site's name and namespaces are read; a dump may lack either."""
+    """The site's name and namespaces are read; a dump may have neither."""
     found = dump.open_dump(write(workspace, dump_xml(PAGES)))
     assert found.namespaces == {0: "", 6: "Datei", 14: "Kategorie"}
     assert found.site["dbname"] == "testwiki"
@@ -78,7 +78,7 @@ def test_utf16(workspace, encoding):
 
 
 def test_every_entry_point_gives_the_same_pages(workspace):
-    """Starting at any byte of an .xml or any stream of a .bz2 loses and repeats no page."""
+    """Reading from any byte of an .xml, or any stream of a .bz2, neither loses nor repeats a page."""
     content = dump_xml(PAGES)
     plain = write(workspace, content)
     whole = read(plain)
@@ -97,7 +97,7 @@ def test_every_entry_point_gives_the_same_pages(workspace):
 
 
 def test_multistream(workspace):
-    """A dump of many streams, as Wikipedia writes it, is split into parts of at least the requested size."""
+    """A multistream dump, as Wikipedia writes it, is split into parts of at least the requested size."""
     path = write(workspace, multistream(PAGES), "m.xml.bz2")
     assert read(path, part_bytes=1) == read(path, part_bytes=600) == read(path)
     points = dump.entry_points(dump.open_dump(path, "here"), 600)
@@ -107,7 +107,9 @@ def test_multistream(workspace):
 
 @pytest.mark.parametrize("name", ["a.xml.zst", "dump"])
 def test_a_dump_that_pzstd_has_written(workspace, name):
-    """A dump packed by pzstd begins with a skippable frame and has a frame for each thread."""
+    """A dump compressed by pzstd is read: it begins with a skippable frame and has
+    a frame for each thread.
+    """
     content = dump_xml(PAGES)
     pack = zstandard.ZstdCompressor().compress
     frames = bytes.fromhex("502a4d18 04000000 39000000")
@@ -119,13 +121,13 @@ def test_a_dump_that_pzstd_has_written(workspace, name):
 
 
 def test_one_stream_has_one_entry(workspace):
-    """A .bz2 of one stream has a single entry point."""
+    """A .bz2 of one stream can only be read from its beginning."""
     path = write(workspace, bz2.compress(dump_xml(PAGES)), "s.xml.bz2")
     assert dump.entry_points(dump.open_dump(path, "here"), 1) == [0]
 
 
 def test_a_broken_page_costs_no_other(workspace):
-    """A page that is malformed, not UTF-8 or unterminated is reported, and the next page is read."""
+    """A page that is malformed, not UTF-8 or without an end is reported, and the next page is read."""
     bad = [
         PAGES[0].replace("Text 0", "&undeclared;", 1).encode(),
         PAGES[1].encode().replace(b"Text 1", b"\xff\xfe", 1),
@@ -145,7 +147,7 @@ def test_a_broken_page_costs_no_other(workspace):
 
 
 def test_cut_short(workspace):
-    """A truncated dump raises an error with how far it got, after all complete pages."""
+    """A truncated dump returns all complete pages and then raises an error that says how far it was read."""
     xml = dump_xml(PAGES)
     half = xml[: xml.index(b"Text 30 ") + 5]
     path = write(workspace, half)
@@ -171,7 +173,7 @@ def test_cut_short(workspace):
 
 
 def test_damaged(workspace):
-    """A corrupt byte in the middle of a multistream dump is reported by stream and page."""
+    """A corrupt byte in the middle of a multistream dump is reported with the stream and the page."""
     streams = bytearray(multistream(PAGES))
     second = dump.entry_points(dump.open_dump(write(workspace, bytes(streams), "m.xml.bz2")), 1)[2]
     streams[second + 60] ^= 0xFF
@@ -181,7 +183,7 @@ def test_damaged(workspace):
 
 
 def test_a_page_without_an_end_is_bounded(workspace, monkeypatch):
-    """An unterminated page does not fill the memory."""
+    """A page without an end does not fill the memory."""
     monkeypatch.setattr(dump, "MAX_PAGE_BYTES", 5000)
     content = dump_xml(PAGES[:2]).replace(b"</mediawiki>", b"<page><text>" + b"a" * 20_000)
     assert "no page ends within 0 MiB, after page 'Page 1'" in refusal(write(workspace, content))
@@ -212,14 +214,16 @@ def test_a_page_without_an_end_is_bounded(workspace, monkeypatch):
     ],
 )
 def test_no_dump(workspace, content, said):
-    """The message about a file that is not a dump says what it is and what to do."""
+    """The error about a file that is not a dump says what the file is and what to do."""
     assert said in refusal(write(workspace, content))
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 @pytest.mark.parametrize("siteinfo", [True, False])
 def test_dumps_of_many_articles(workspace, encoding, siteinfo):
-    """Every page is read once with its text: with and without header, UTF-8 and UTF-16, compressed."""
+    """Every page is read once with its text, with and without a header, in UTF-8 and
+    UTF-16, compressed or not.
+    """
     content = dump_xml(made.dump_pages(), *([] if siteinfo else [""])).decode()
     declared = f'<?xml version="1.0" encoding="{encoding}"?>\n{content}'
     pages = read(write(workspace, bz2.compress(declared.encode(encoding)), "made.xml.bz2"))
@@ -230,7 +234,7 @@ def test_dumps_of_many_articles(workspace, encoding, siteinfo):
 
 @pytest.mark.slow
 def test_samples(shared_data, monkeypatch):
-    """Real dumps are read: a shortened English one, one without a header, one in UTF-16."""
+    """Real dumps are read: a shortened English one, one without a header, and one in UTF-16."""
     monkeypatch.setattr(dump, "READ_BYTES", 1 << 20)
     counts = {}
     for path in sorted((shared_data / "wiki").glob("*.bz2")):

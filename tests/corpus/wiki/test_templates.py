@@ -1,4 +1,4 @@
-"""Templates of the largest Wikipedias: a number is rendered correctly or dropped with its sentence."""
+"""Templates of the largest Wikipedias: a number is rendered correctly or its sentence is dropped."""
 
 import re
 from collections import Counter
@@ -18,7 +18,7 @@ FORMS = Path(__file__).with_name("template_forms.txt")
 
 
 def forms() -> list[tuple[str, str, str, str]]:
-    """Return (language, source, wikitext, text) of each case in template_forms.txt."""
+    """Return (language, source, wikitext, expected text) of each case in template_forms.txt."""
     language = source = ""
     found = []
     for line in FORMS.read_text(encoding="utf-8").split("\n"):
@@ -43,7 +43,7 @@ def read(wikitext: str, language: str = "en") -> str:
 
 
 def test_there_are_thirty_forms_of_each_language():
-    """Each language has thirty cases, none of which renders to its own source."""
+    """Each language has thirty cases, and in none the expected text is the wikitext itself."""
     counts = Counter(language for language, *_ in forms())
     assert counts.keys() == set(LANGUAGES)
     assert min(counts.values()) >= 30
@@ -51,7 +51,7 @@ def test_there_are_thirty_forms_of_each_language():
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_forms(language):
-    """Each template shows what a reader of the page sees, or its sentence is dropped as a whole."""
+    """Each template becomes what a reader of the page sees, or its whole sentence is dropped."""
     wrong = []
     for own, source, wikitext, text in forms():
         if own != language:
@@ -104,13 +104,13 @@ def test_gaps(wikitext, expected):
 
 
 def test_gaps_in_japanese():
-    """A full stop ends a Japanese sentence without a following space."""
+    """A Japanese full stop ends a sentence without a space after it."""
     assert read("これは文です。{{不明|5}}円です。終わり。", "ja") == "これは文です。終わり。"
     assert read("これは文です。次は{{不明|5}}円です。終わり。", "zh") == "これは文です。終わり。"
 
 
 def test_counts():
-    """Sentences, dropped sentences, and unevaluated templates by name are counted."""
+    """Sentences, dropped sentences, and unknown templates by name are counted."""
     found = Walker({}, Wiki("en"), segments)
     found.text("One. It is {{Unknown template|5}}. Three.\n\n* four {{unknown_template}} five")
     assert (found.sentences, found.dropped_sentences) == (4, 2)
@@ -118,7 +118,7 @@ def test_counts():
 
 
 def test_unknown_language():
-    """Other languages get only the common templates, and their numbers are not guessed."""
+    """For other languages only the common templates are known, and their numbers are not guessed."""
     assert read("It is {{lang|en|house}} {{nowrap|5 km}}. Two.", "xx") == "It is house 5 km. Two."
     assert read("It is {{formatnum:6000}}. Two.", "xx") == "Two."
     assert read("It is {{formatnum:60000}} and {{convert|1500|m|ft}}.", "bg") == "It is 60 000 and 1500 m."

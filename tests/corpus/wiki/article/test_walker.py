@@ -1,4 +1,4 @@
-"""Wikitext to text: kept and dropped markup, and bounded time on any page."""
+"""Wikitext to text: which markup is kept and dropped, and bounded time for any page."""
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
 
@@ -113,7 +113,7 @@ def test_markup(wikitext, expected):
 
 
 def test_sections():
-    """A heading follows an empty line; an empty section is dropped, and so are empty parents."""
+    """A heading follows an empty line; a section without text is dropped, and so are parents without any."""
     wikitext = (
         "Lead.\n== A ==\n=== A1 ===\ntext<ref>x</ref>\n=== A2 ===\n{{t}}\n== B ==\n=== B1 ===\n==== B2 ====\n"
         "== C '''bold''' {{anchor}}==\n* one\n== References ==\n{{reflist}}\n== External links ==\n* "
@@ -211,7 +211,7 @@ PIECES = [
 @settings(max_examples=num_cases(200), deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=40))
 def test_any_markup_gives_text(pieces):
-    """Brackets in any order raise no exception and leave no internal marker, in a second pass too."""
+    """Brackets in any order raise no exception and leave no internal marker, also in a second pass."""
     found = text("".join(pieces))
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f]", found)
     assert found == found.strip()
@@ -221,10 +221,10 @@ def test_any_markup_gives_text(pieces):
 @pytest.mark.slow
 @pytest.mark.parametrize("piece", sorted(set(PIECES)))
 def test_time_grows_with_the_page(piece):
-    """The time for a page of one repeated bracket about doubles when the page doubles."""
+    """For a page of one repeated bracket, the time about doubles when the page doubles."""
 
     def seconds(size: int) -> float:
-        """Return the minimum of three times, as garbage collection may slow one of them."""
+        """Return the minimum time of three runs, because garbage collection may slow one of them."""
         wikitext = piece * (size // len(piece))
         taken = []
         for _ in range(3):
@@ -239,7 +239,7 @@ def test_time_grows_with_the_page(piece):
 
 
 def test_deep_nesting():
-    """Markup nested deeper than in any page terminates, and the text around it is kept."""
+    """Markup nested deeper than on any real page ends in time, and the text around it is kept."""
     for opening, closing in (
         ("{{nowrap|", "}}"),
         ("[[a|", "]]"),
@@ -256,7 +256,7 @@ def residue(texts: list[str]) -> dict[str, int]:
 
 
 def test_articles_of_many_parts():
-    """Sections with known text give the same text in any order and leave no markup."""
+    """Sections with known text give that text in any order and leave no markup."""
     walker = Walker({0: "", 6: "Datei", 14: "Kategorie"}, Wiki("en"), segments)
     found = [(walker.text(wikitext), expected) for _, wikitext, expected in made.articles(100)]
     assert all(ours == expected for ours, expected in found)
@@ -271,7 +271,7 @@ def numbers(text: str) -> list[str]:
 
 
 def strange_sentences(text: str, wikitext: str, language: str) -> list[str]:
-    """Return sentences with numbers that no single paragraph of the wikitext has; ×10^ comes from a power."""
+    """Return sentences with a number that no paragraph of the wikitext has; ×10^ comes from a power."""
     paragraphs = [{*numbers(html.unescape(part))} for part in re.split(r"\n\s*\n", wikitext)]
     sentences = [part for line in text.split("\n") for part in segments(language, line.replace("×10^", " "))]
     return [part for part in sentences if not any({*numbers(part)} <= known for known in paragraphs)]
@@ -279,7 +279,7 @@ def strange_sentences(text: str, wikitext: str, language: str) -> list[str]:
 
 @pytest.mark.slow
 def test_sample(shared_data):
-    """Real articles leave no markup and no number missing from its paragraph, and lose few sentences."""
+    """In real articles no markup is left, every number is in its paragraph, and few sentences are dropped."""
     assert strange_sentences("It is 5. Or 2 of 3.", "It is 5.\n\nOr 2.\n \nOr 3.", "en") == ["Or 2 of 3."]
     for name, language in (
         ("enwiki-pages-articles-sample.xml.bz2", "en"),

@@ -1,5 +1,6 @@
-"""Plain nbconvert of our notebooks: the page loads nothing, has every panel's picture, and leaves other
-notebooks unchanged."""
+"""Plain nbconvert of our notebooks: the page loads nothing from the network, has a picture of every panel,
+and leaves other notebooks unchanged.
+"""
 
 import json
 import re
@@ -28,14 +29,16 @@ def code(source: str, **data: object):
 
 
 def asked(page: str) -> list[str]:
-    """Return the addresses that a browser loads from the page."""
+    """Return the addresses that a browser would load for the page."""
     found = re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=[\"']([^\"']*)", page)
     found += re.findall(r"(?:import\(|from |Src = |import )[\"'](https?://[^\"']*)", page)
     return [address for address in found if "//" in address and not address.startswith("data:")]
 
 
 def test_a_page_saved_with_live_panels_shows_their_pictures_and_asks_nobody() -> None:
-    """A page saved with live panels, with widgets and their state, shows the pictures and loads nothing."""
+    """A notebook that was saved with live panels, including widget state, is exported with their pictures and
+    loads nothing.
+    """
     panel = code("import nbtrain as nb\nnb.open_run('x')", **WIDGET, **{"text/html": "<b>the picture</b>"})
     state = {
         "application/vnd.jupyter.widget-state+json": {"state": {}, "version_major": 2, "version_minor": 0}
@@ -46,7 +49,7 @@ def test_a_page_saved_with_live_panels_shows_their_pictures_and_asks_nobody() ->
 
 
 def test_a_folded_source_is_not_on_the_page() -> None:
-    """A folded source is not on the page, but its output is."""
+    """The source of a collapsed cell is not part of the page, but its output is."""
     folded = code("import nbtrain\nsecret()", **{"text/html": "<b>the output</b>"})
     folded.metadata["jupyter"] = {"source_hidden": True}
     page = page_of(folded)

@@ -1,4 +1,4 @@
-"""The check of a notebook's own parameters."""
+"""Checks of the parameters that a notebook defines."""
 
 from types import SimpleNamespace
 
@@ -18,18 +18,20 @@ def with_cells(monkeypatch, *cells: str) -> None:
 
 
 def test_names_are_read_from_the_cells_code():
-    """Names are read from annotated and plain assignments in the cell's code, not from comments."""
+    """Parameter names are read from plain and annotated assignments in the cell, not from comments."""
     assert assigned_names(OWN + "\nx = 1  # y = 2") == ["run", "overrides", "x"]
 
 
 def test_injected_parameters_of_the_notebook_pass(monkeypatch):
-    """papermill's cell may set any of the notebook's parameters."""
+    """The cell that papermill injects may set any parameter of the notebook."""
     with_cells(monkeypatch, OWN, '# Parameters\noverrides = "a=1"\n', "check_parameters()")
     check_parameters()
 
 
 def test_an_unknown_parameter_is_an_error(monkeypatch):
-    """An unknown parameter is refused with its name, the nearest one, and all that exist."""
+    """An unknown parameter is rejected; the message has its name, the most similar one, and all existing
+    ones.
+    """
     with_cells(monkeypatch, OWN, '# Parameters\noverride = "a=1"\n', "check_parameters()")
     with pytest.raises(ConfigError) as error:
         check_parameters()
@@ -37,7 +39,9 @@ def test_an_unknown_parameter_is_an_error(monkeypatch):
 
 
 def test_a_source_as_overrides():
-    """A source becomes a single entry with a separate name, instead of all sources."""
+    """A data source given as a parameter becomes overrides that replace all sources and, if a name is given,
+    name the dataset.
+    """
     assert with_source("a.b=1 'c.d=x y'", "", "") == ["a.b=1", "c.d=x y"]
     assert with_source("", "{kind: jsonl, path: a b.jsonl}", "mine") == [
         "data.sources=[{kind: jsonl, path: a b.jsonl}]",
@@ -56,8 +60,9 @@ def test_a_source_as_overrides():
     ],
 )
 def test_what_cannot_be_read_beside_a_source_is_refused_as_without_one(overrides, source, message):
-    """Invalid overrides are refused without a traceback, with or without a source, from a user or a
-    notebook."""
+    """Invalid overrides are rejected without a traceback, with or without a source, from a user or a
+    notebook.
+    """
     with pytest.raises(ConfigError) as caught:
         with_source(overrides, source, "mine")
     assert str(caught.value).startswith(message)
@@ -65,7 +70,7 @@ def test_what_cannot_be_read_beside_a_source_is_refused_as_without_one(overrides
 
 @pytest.mark.parametrize("overrides", [{"name": "x"}, "name=x", ["name=x"], iter(["name=x"]), None])
 def test_overrides_in_every_form_take_a_source(overrides):
-    """Overrides in every form accept a source, its name, and their own values."""
+    """Overrides in every form can be combined with a source, its name and its settings."""
     found = load("gpt-tiny", with_source(overrides, "{kind: wiki, language: simple}", "mine"), check=False)
     assert found.name == ("gpt-tiny" if overrides is None else "x")
     assert (found.data.name, found.tokenizer.name) == ("mine", "mine")
@@ -94,8 +99,9 @@ def test_overrides_in_every_form_take_a_source(overrides):
     ],
 )
 def test_values_have_the_type_of_their_parameter(monkeypatch, injected, message):
-    """A value must have its parameter's type: "no" would count as true, and a text for a list as its
-    characters."""
+    """A value must have the type of its parameter. Otherwise "no" would count as true, and a text would be
+    split into a list of characters.
+    """
     own = (
         'run: str = "x"\nforce: bool = False\nrate: float = 0.5\nsteps: int = 3\n'
         'prompts: list = ["a"]\ntasks: dict = {}'

@@ -1,4 +1,4 @@
-"""The buttons of a run in each state, with tooltips that are true."""
+"""The buttons of a run in each state, with tooltips that match."""
 
 from pathlib import Path
 
@@ -32,7 +32,9 @@ def job(tmp_path: Path) -> FakeJob:
     ],
 )
 def test_buttons_follow_the_state(job, state, asked, keys):
-    """Each place has an action or a button that is off; the actions are in the order of the places."""
+    """Each position of the toolbar has either an action or a disabled button, and the actions are in the
+    order of the positions.
+    """
     found = actions(job.run, state, asked)
     assert [action["key"] for action in found] == keys
     disabled = off(job.run, found, state, asked)
@@ -43,7 +45,9 @@ def test_buttons_follow_the_state(job, state, asked, keys):
 
 
 def test_a_job_that_waits_is_taken_out_of_the_queue(job):
-    """A waiting job is removed from the queue without saving, and a pause keeps it from the devices."""
+    """Stopping a waiting job removes it from the queue without saving; pausing it keeps it from getting
+    devices.
+    """
     pause, _, stop = (action["title"] for action in actions(job.run, "QUEUED"))
     assert stop == "Remove it from the queue."
     assert pause == "Stay without devices until Resume puts it back into the queue."

@@ -1,4 +1,4 @@
-"""Answers to the form's requests, which the server's routes and a kernel share."""
+"""Answers to the requests of the launch form, which the server's routes and a notebook kernel share."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ from tests.lab.widgets.fake_run import FakeJob
 def assessed(
     run: str = "gpt-tiny", overrides: Any = None, mode: str = "full", **typed: str
 ) -> dict[str, Any]:
-    """Return the assessment of typed values; __ stands for a dot."""
+    """Return the assessment of typed values; a double underscore in a name stands for a dot."""
     texts = {key.replace("__", "."): text for key, text in typed.items()}
     request = {"yaml": run, "overrides": overrides, "typed": texts, "mode": mode}
     return json.loads(json.dumps(answer("form/assess", request)))
@@ -32,8 +32,9 @@ def at(fields: list[dict[str, Any]], key: str) -> dict[str, Any]:
 
 
 def test_a_yaml_is_described(workspace: Path) -> None:
-    """Each field is described with page, description, unit, default, the YAML's value and its own; 13 fields
-    come first."""
+    """Each field comes with its page, description, unit, default, and its values in the YAML and in the form.
+    The 13 most important fields come first.
+    """
     found = answer("form", {"yaml": "gpt-tiny", "overrides": "batch.max_steps=400"})
     assert json.loads(json.dumps(found)) == found
     assert at(found["fields"], "batch.max_steps") == {
@@ -61,7 +62,7 @@ def test_a_yaml_is_described(workspace: Path) -> None:
 
 
 def test_the_length_that_comes_first_is_in_the_yamls_own_unit(workspace: Path) -> None:
-    """The training length that comes first has the YAML's unit, steps for a run that is given in steps."""
+    """Among the first fields is the training length in the unit that the YAML uses, such as steps."""
     overrides = {"batch.train_tokens": None, "batch.train_steps": 5}
     (workspace / "steps.yaml").write_text("extends: gpt-tiny\nbatch: {train_tokens: null, train_steps: 5}\n")
     assert "batch.train_steps" in answer("form", {"yaml": "steps.yaml"})["essentials"]
@@ -69,7 +70,7 @@ def test_the_length_that_comes_first_is_in_the_yamls_own_unit(workspace: Path) -
 
 
 def test_overrides_may_be_a_json_object_as_text(workspace: Path) -> None:
-    """Overrides may be a JSON object as text, as in the address of a GET."""
+    """Overrides may be given as the text of a JSON object, as in the address of a GET request."""
     found = answer("form", {"yaml": "gpt-tiny", "overrides": '{"batch.max_steps": 3}'})
     assert found["assessment"]["line"] == 'nb.submit("gpt-tiny", {"batch.max_steps": 3})'
     for text in ("{batch", '{"batch":' * 100_000):
@@ -78,8 +79,9 @@ def test_overrides_may_be_a_json_object_as_text(workspace: Path) -> None:
 
 
 def test_another_yaml_keeps_the_notebooks_overrides_or_says_why_not(workspace: Path) -> None:
-    """Another YAML keeps the notebook's overrides; incompatible ones are dropped with the schema's
-    message."""
+    """When the user chooses another YAML, the notebook's overrides are kept; those that do not fit are
+    dropped, with the schema's message.
+    """
     found = answer("form", {"yaml": "gpt-125m", "overrides": "batch.max_steps=400"})
     assert found["given"] == [["batch.max_steps", "null", "400", "given"]]
     assert found["left_out"] == ""
@@ -89,8 +91,9 @@ def test_another_yaml_keeps_the_notebooks_overrides_or_says_why_not(workspace: P
 
 
 def test_every_problem_is_at_its_field_without_what_the_field_shows(workspace: Path) -> None:
-    """All problems appear at their fields at once: invalid YAML, the schema's rules, and a rule of two
-    fields, without repetition."""
+    """All problems are reported at their fields at the same time: invalid YAML, schema errors, and a rule
+    between two fields. A message does not repeat what the field shows.
+    """
     found = assessed(
         batch__micro_batch_size="[5",
         batch__global_batch_size="7",
@@ -108,7 +111,9 @@ def test_every_problem_is_at_its_field_without_what_the_field_shows(workspace: P
 
 
 def test_a_rule_of_two_fields_names_the_changed_one_too(workspace: Path) -> None:
-    """A broken rule of two fields is shown at its field, and the changed field is marked as well."""
+    """A broken rule between two fields is reported at one of them, and the field that the user changed is
+    marked too.
+    """
     (problem,) = assessed(batch__micro_batch_size="5")["problems"]
     assert problem == {
         "key": "batch.global_batch_size",
@@ -146,8 +151,9 @@ def test_where_a_problem_stands(workspace: Path, typed: dict[str, str], key: str
 
 
 def test_headline_plan_and_changes(workspace: Path) -> None:
-    """The headline has fit, time and disk, the tables have the rest, and changes say whether the notebook or
-    the user made them."""
+    """The headline contains fit, time and disk space, and the tables everything else. Each change says
+    whether it comes from the notebook or the user.
+    """
     found = assessed(overrides={"batch.max_steps": 400}, batch__micro_batch_size="4")
     assert found["headline"]["fits"].startswith("yes, ") and found["headline"]["kind"] == "good"
     assert set(found["headline"]) == {"fits", "kind", "time", "disk"}
@@ -163,7 +169,9 @@ def test_headline_plan_and_changes(workspace: Path) -> None:
 
 
 def test_a_given_hostfile_is_read_as_check_reads_it(workspace: Path) -> None:
-    """A hostfile is read as `nbtrain check` reads it, and its finding is shown at the field."""
+    """A hostfile is read in the same way as by `nbtrain check`, and a problem in it is reported at the
+    field.
+    """
     (workspace / "hosts.txt").write_text("node-a slots=8\nnode-b slots\n")
     hosts = {"backend.kind": "hosts", "backend.hosts.hostfile": "hosts.txt"}
     [found] = [one for one in assessed(overrides=hosts)["findings"] if one["level"] == "error"]
@@ -172,8 +180,9 @@ def test_a_given_hostfile_is_read_as_check_reads_it(workspace: Path) -> None:
 
 
 def test_the_cell_does_what_the_form_holds_and_prepares_what_is_missing(workspace: Path) -> None:
-    """The cell does what the form contains, on several lines as a formatter writes it, and prepares missing
-    data."""
+    """The generated cell does what the form shows. It has several lines, formatted like a code formatter's
+    output, and prepares data that is missing.
+    """
     found = assessed(batch__micro_batch_size="4")
     assert found["cell"] == (
         "import nbtrain as nb\n\n"
@@ -189,7 +198,9 @@ def test_the_cell_does_what_the_form_holds_and_prepares_what_is_missing(workspac
 
 
 def test_mode_twin_is_heeded(workspace: Path) -> None:
-    """With mode twin the line trains the twin, whatever the run itself lacks on this machine."""
+    """With mode "twin", the generated line trains the twin, even if this machine cannot train the run
+    itself.
+    """
     found = assessed(mode="twin", batch__max_steps="5")
     assert found["line"] == 'nb.twin("gpt-tiny", {"batch.max_steps": 5})'
     assert found["cell"].endswith('twin = nb.twin("gpt-tiny", {"batch.max_steps": 5})\ntwin')
@@ -214,8 +225,9 @@ ENDS = "import sys; sys.exit('ConfigError: a twin of pipeline and Ulysses needs 
 
 
 def test_submit_starts_a_twin(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Submitting a twin passes on the form's values, returns its name once its folder exists, and shows its
-    refusal in the form."""
+    """Submitting a twin uses the form's values and returns the twin's name once its folder exists; if it is
+    rejected, the form shows the message.
+    """
     started: list[subprocess.Popen] = []
     popen = subprocess.Popen
 
@@ -239,7 +251,7 @@ def test_submit_starts_a_twin(workspace: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_layouts_are_suggested_with_what_they_change(workspace: Path) -> None:
-    """Typing a suggested layout gives a run that the same search ranks first."""
+    """A suggested layout, typed into the form, gives a run that the same search ranks first."""
     request = {"yaml": "gpt-1-3b-4xdp", "typed": {"name": "mine"}}
     found = answer("form/layouts", request)
     best = found["rows"][0]
@@ -250,8 +262,9 @@ def test_layouts_are_suggested_with_what_they_change(workspace: Path) -> None:
 
 
 def test_layouts_of_a_run_on_cpu_need_gpus(workspace: Path) -> None:
-    """Suggested layouts for a CPU run need GPUs: without them the reason is given, with them the run moves
-    there."""
+    """Layouts can be suggested for a CPU run only if GPUs are given; without them, the answer states the
+    reason.
+    """
     with pytest.raises(ConfigError, match="names no GPU: give a GPU type"):
         answer("form/layouts", {"yaml": "gpt-tiny"})
     found = answer("form/layouts", {"yaml": "gpt-tiny", "gpus": 8, "gpu_type": "A100-80GB"})
@@ -261,8 +274,9 @@ def test_layouts_of_a_run_on_cpu_need_gpus(workspace: Path) -> None:
 
 
 def test_submit_gives_the_draft_to_jobs(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Submit passes the line's configuration to jobs and returns the job's id; a refusal is raised with its
-    message."""
+    """Submitting passes the configuration of the generated line to jobs and returns the job's id. If it is
+    rejected, the error has the message.
+    """
     given = []
 
     def submit(config: Any, parent: str | None) -> Any:
@@ -291,8 +305,9 @@ def test_submit_gives_the_draft_to_jobs(workspace: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 def test_a_clone_has_a_free_name_and_a_parent(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clone has the run's fields, a free name and a parent, and the line clones it; a name in use is
-    refused."""
+    """A clone has the fields of the original run, an unused name and a parent, and the generated line clones
+    the run. A name that is in use is rejected.
+    """
     given: list[Any] = []
 
     def submit(config: Any, parent: str | None = None) -> Any:
@@ -324,7 +339,7 @@ def test_a_clone_has_a_free_name_and_a_parent(workspace: Path, monkeypatch: pyte
 
 
 def run_as_submitted(name: str, **overrides: Any) -> FakeJob:
-    """Return an active run with the settings of gpt-tiny."""
+    """Return an active run with the settings of the example gpt-tiny."""
     job = FakeJob(RunDir.named(name), steps=10)
     config = load("gpt-tiny", {"name": name, "batch.max_steps": 300, **overrides})
     job.job.run.config_yaml.write_text(to_yaml(config))
@@ -332,8 +347,9 @@ def run_as_submitted(name: str, **overrides: Any) -> FakeJob:
 
 
 def test_an_active_run_of_the_name_stands_against_other_settings(workspace: Path) -> None:
-    """An active run of the same name with other settings is reported at the name, and after Submit in the
-    answer."""
+    """If an active run has the same name and other settings, that is reported at the name, and again if the
+    user submits.
+    """
     job = run_as_submitted("mine")
     found = assessed(name="mine", batch__max_steps="250")
     assert found["problems"] == [
@@ -359,8 +375,9 @@ def test_an_active_run_of_the_name_stands_against_other_settings(workspace: Path
 
 
 def test_a_paused_run_of_the_name_stands_against_other_settings(workspace: Path) -> None:
-    """A paused run of the same name with other settings is refused before and after Submit; with its own
-    settings it resumes."""
+    """If a paused run has the same name and other settings, it is rejected before and after submitting; with
+    its own settings, it is resumed.
+    """
     job = run_as_submitted("mine").job
     ask_pause(job, True)
     [problem] = assessed(name="mine", batch__max_steps="250")["problems"]
@@ -374,7 +391,9 @@ def test_a_paused_run_of_the_name_stands_against_other_settings(workspace: Path)
 
 
 def test_a_run_of_the_name_that_is_done_stands_against_it(workspace: Path) -> None:
-    """A finished run of the same name is refused with the advice to resume it or to choose another name."""
+    """If a finished run has the same name, it is rejected, with the advice to resume it or to choose another
+    name.
+    """
     run_as_submitted("mine").finish("SUCCEEDED", "all steps are done")
     found = assessed(name="mine", batch__max_steps="300")
     [problem] = found["problems"]
@@ -390,7 +409,9 @@ def test_a_run_of_the_name_that_is_done_stands_against_it(workspace: Path) -> No
 
 
 def test_a_warning_whose_fix_is_one_value_carries_it(workspace: Path) -> None:
-    """For a button; the learning rate 1000 may be submitted, with a warning."""
+    """A warning contains the value that would fix it, for a button in the form. A run with learning rate 1000
+    can still be submitted.
+    """
     found = assessed(lr_schedule__lr="1000")
     [warning] = [one for one in found["findings"] if one["key"] == "lr_schedule.lr"]
     assert warning["level"] == "warning" and warning["typed"] == {"lr_schedule.lr": "0.0001"}
@@ -398,7 +419,9 @@ def test_a_warning_whose_fix_is_one_value_carries_it(workspace: Path) -> None:
 
 
 def test_a_server_reads_run_yamls_of_the_workspace_only(workspace: Path, tmp_path: Path) -> None:
-    """A server reads no run YAML outside of the workspace, by path or through a link; a kernel does."""
+    """A server reads YAMLs only inside the workspace, neither by path nor through a symlink outside it; a
+    kernel may read any.
+    """
     outside = tmp_path / "outside.yaml"
     outside.write_text("extends: gpt-tiny\nname: outside\n")
     (workspace / "link.yaml").symlink_to(outside)
@@ -409,7 +432,7 @@ def test_a_server_reads_run_yamls_of_the_workspace_only(workspace: Path, tmp_pat
 
 
 def test_malformed_requests_are_refused(workspace: Path) -> None:
-    """A malformed request gets an error message without a traceback."""
+    """A malformed request is answered with an error message and no traceback."""
     for request, words in (
         ({"yaml": 5}, "yaml = 5 must be text"),
         ({"typed": []}, None),
@@ -425,7 +448,7 @@ def test_malformed_requests_are_refused(workspace: Path) -> None:
 
 
 def test_no_widget_is_imported(repository: Path) -> None:
-    """The form's answers do not import ipywidgets, because a Jupyter server gives them too."""
+    """The module with the form's answers does not import ipywidgets, because a Jupyter server uses it too."""
     for path in (repository / "nbtrain" / "lab" / "form").glob("*.py"):
         assert "widgets" not in path.read_text().replace("no widget", ""), path
 
@@ -433,8 +456,9 @@ def test_no_widget_is_imported(repository: Path) -> None:
 def test_a_yaml_beside_the_notebook_is_named_whole(
     workspace: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A YAML next to the notebook is named by its full path, because the server has another current folder
-    than the kernel."""
+    """A YAML next to the notebook is given by its absolute path, because the server's current folder differs
+    from the kernel's.
+    """
     monkeypatch.chdir(workspace)
     training = repository / "examples" / "megatron-gpt" / "training"
     shutil.copytree(training, workspace / "mine")
@@ -444,8 +468,9 @@ def test_a_yaml_beside_the_notebook_is_named_whole(
 
 
 def test_an_architecture_changes_what_its_fields_have(workspace: Path) -> None:
-    """An architecture changes the values and defaults of its fields, except typed and given ones, and the
-    line contains only it."""
+    """Choosing an architecture changes the values and defaults of the fields it sets, except those that were
+    typed or given; the generated line contains only the architecture.
+    """
     found = assessed(model__architecture="llama")
     assert found["line"] == 'nb.submit("gpt-tiny", {"model.architecture": "llama"})'
     assert found["changes"] == [["model.architecture", "qwen3", "llama", "form"]]
@@ -465,8 +490,9 @@ def test_an_architecture_changes_what_its_fields_have(workspace: Path) -> None:
 
 
 def test_an_architecture_that_is_given_is_the_base_of_its_fields(workspace: Path) -> None:
-    """An architecture from a notebook or a clone is the base of its fields; another typed one replaces it
-    completely."""
+    """If a notebook or clone sets the architecture, its fields start from that architecture's values; another
+    architecture that the user types replaces all of them.
+    """
     found = answer("form", {"yaml": "gpt-tiny", "overrides": "model.architecture=mistral"})
     window = at(found["fields"], "model.window_size")
     assert (window["base"], window["value"], window["default"]) == ("4096", "4096", "4096")
@@ -566,14 +592,16 @@ def test_a_name_that_is_no_architecture_is_a_problem_at_its_field(workspace: Pat
     ],
 )
 def test_fields_of_fine_tuning_and_of_tasks(workspace: Path, typed: dict[str, str], said: Any) -> None:
-    """Problems of fine-tuning and tasks appear at their fields with the invalid key inside, and no sentence
-    begins with a key."""
+    """Problems in fine-tuning and task settings are reported at their field; the message names the invalid
+    key, but does not begin with it.
+    """
     assert [(one["key"], one["message"]) for one in assessed(**typed)["problems"]] == said
 
 
 def test_a_mistake_that_only_the_machine_shows_is_at_its_field(workspace: Path) -> None:
-    """A run or file that does not exist on this machine is reported at its field, without the override that
-    is there anyway."""
+    """A run or file that does not exist on this machine is reported at its field; the message does not repeat
+    the override.
+    """
     typed = {"init_from": "nowhere", "evaluation__tasks": "[{task: lambada, path: nope.jsonl}]"}
     found = {one["key"]: one for one in assessed(**typed)["shortages"] if one["kind"] == "error"}
     assert list(found) == ["init_from", "evaluation.tasks"]
@@ -588,8 +616,9 @@ def test_a_mistake_that_only_the_machine_shows_is_at_its_field(workspace: Path) 
 
 
 def test_runs_that_fine_tune_are_offered_too(workspace: Path) -> None:
-    """Runs that fine-tune are offered next to gpt-tiny, and a list in the cell is formatted like a
-    formatter's output."""
+    """Example runs for fine-tuning are offered next to gpt-tiny, and a list in the generated cell is
+    formatted as by a code formatter.
+    """
     found = answer("form", {"yaml": "gpt-tiny"})
     assert {"gpt-tiny-instructions", "gpt-tiny-preferences", "gpt-125m"} <= set(found["yamls"])
     assert found["yamls"][0] == "gpt-tiny"

@@ -1,4 +1,4 @@
-"""A run as the form edits it: fields, changes, assessment, and the equivalent line of code."""
+"""A run that is edited in the form: its fields, changes, assessment, and the equivalent line of code."""
 
 from pathlib import Path
 
@@ -17,7 +17,9 @@ def field(key: str) -> Field:
 
 
 def test_every_field_of_the_schema_stands_on_one_page() -> None:
-    """Every field of the schema is on exactly one page, and every leaf has a control or is inside one."""
+    """Each field of the schema is on exactly one page, and either has a control or is part of a field that
+    has one.
+    """
     sections = [section for group in GROUPS.values() for section in group]
     top = {key for key in field_keys() if "." not in key}
     assert sorted(sections) == sorted(top - set(NOT_IN_GROUPS))
@@ -29,7 +31,7 @@ def test_every_field_of_the_schema_stands_on_one_page() -> None:
 
 
 def test_every_field_has_a_description() -> None:
-    """Every field has a description from the schema, which is the form's tooltip."""
+    """Each field has a description from the schema, which is used as its tooltip."""
     assert [
         one.key
         for group in GROUPS.values()
@@ -54,8 +56,9 @@ def test_every_field_has_a_description() -> None:
     ],
 )
 def test_kind_of_control(key: str, kind: str) -> None:
-    """A field's control is a switch for booleans and sections, a choice among words, a text field, or a YAML
-    field."""
+    """The control of a field is a switch for booleans and sections, a list for fixed choices, or a field for
+    text or YAML.
+    """
     assert field(key).kind == kind
 
 
@@ -66,12 +69,14 @@ def test_kind_of_control(key: str, kind: str) -> None:
     ],
 )
 def test_a_text_that_has_keys_names_them(key: str, words: str) -> None:
-    """A text with keys lists them, so that a user who types YAML into one field sees the valid ones."""
+    """A field for YAML lists the keys that are valid in it."""
     assert every_field()[key].description.endswith(f" {words}")
 
 
 def test_every_field_comes_back_as_it_was() -> None:
-    """Typing the shown value changes nothing, for every field of a small run and of the largest run."""
+    """Typing the value that a field shows changes nothing, for every field of a small run and of the largest
+    run.
+    """
     for run in ("gpt-tiny", "gpt-175b"):
         draft = Draft(run)
         for group in GROUPS.values():
@@ -100,7 +105,7 @@ def test_changes_become_overrides_and_the_line_says_them() -> None:
 
 
 def test_the_yamls_value_takes_a_change_back() -> None:
-    """Setting a field to the YAML's value removes the override."""
+    """Setting a field back to the YAML's value removes its override."""
     draft = Draft("gpt-tiny")
     draft.set_text(field("batch.micro_batch_size"), "16")
     draft.set_text(field("batch.micro_batch_size"), "8")
@@ -111,7 +116,7 @@ def test_the_yamls_value_takes_a_change_back() -> None:
 
 
 def test_what_is_no_yaml_is_refused_and_changes_nothing() -> None:
-    """Invalid YAML is refused with the field and the typed text, and changes nothing."""
+    """Invalid YAML in a field is rejected with the field and the typed text, and the run does not change."""
     draft = Draft("gpt-tiny")
     with pytest.raises(ConfigError, match=r"batch.micro_batch_size = '\[5': not YAML: "):
         draft.set_text(field("batch.micro_batch_size"), "[5")
@@ -119,8 +124,9 @@ def test_what_is_no_yaml_is_refused_and_changes_nothing() -> None:
 
 
 def test_assessment_of_a_broken_rule() -> None:
-    """A broken rule has the same problem as in `nbtrain check`; nothing is planned and no machine is
-    inspected."""
+    """A broken rule is reported as in `nbtrain check`; in that case, nothing is planned and the machine is
+    not inspected.
+    """
     draft = Draft("gpt-tiny")
     draft.set("batch.micro_batch_size", 5)
     found = draft.assess()
@@ -131,7 +137,7 @@ def test_assessment_of_a_broken_rule() -> None:
 
 
 def test_assessment_of_a_wrong_type() -> None:
-    """A value that the schema refuses leaves no configuration."""
+    """If a value has the wrong type, there is no configuration, only problems."""
     draft = Draft("gpt-tiny")
     draft.set("model.num_layers", "four")
     found = draft.assess()
@@ -141,7 +147,7 @@ def test_assessment_of_a_wrong_type() -> None:
 
 
 def test_assessment_tells_what_the_machine_lacks(workspace: Path) -> None:
-    """A run without prepared data has a plan and is not ready."""
+    """If its data is not prepared, a run has a plan but is not ready."""
     found = Draft("gpt-tiny").assess()
     assert found.problems == []
     assert found.plan.parameters.total > 3e6
@@ -150,28 +156,29 @@ def test_assessment_tells_what_the_machine_lacks(workspace: Path) -> None:
 
 
 def test_ready_where_nothing_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that passes all checks and preflight is ready."""
+    """A run that passes all checks and the preflight is ready."""
     monkeypatch.setattr(nbtrain.jobs.preflight, "preflight", lambda config: [])
     assert Draft("gpt-tiny").assess().ready
 
 
 def test_run_yamls_come_with_the_demo_first() -> None:
-    """Every example YAML is offered, the demo first."""
+    """All example YAMLs are offered; the demo comes first."""
     names = run_yamls()
     assert names[0] == "gpt-tiny"
     assert {"gpt-125m", "gpt-13b-4xdp-4xpp-4xtp", "gpt-175b"} < set(names)
 
 
 def test_unknown_yaml_is_refused() -> None:
-    """An unknown YAML is refused with the existing names."""
+    """An unknown YAML is rejected, and the message lists the existing names."""
     with pytest.raises(ConfigError, match="no such run YAML"):
         Draft("gpt-tinny")
 
 
 @pytest.mark.parametrize("text", ["1e999", ".inf", "-.inf", ".nan"])
 def test_a_number_that_is_not_finite_is_a_problem_and_no_code(text: str) -> None:
-    """A number that is not finite is a problem, since Python has no literal for it and the shown call would
-    not run."""
+    """A number that is not finite is a problem: Python has no literal for it, so the generated line would not
+    run.
+    """
     draft = Draft("gpt-tiny")
     draft.type({"lr_schedule.lr": text, "batch.max_steps": "7"})
     assert draft.assess().problems[0] == f"lr_schedule.lr = '{text}': must be a finite number."
@@ -179,7 +186,9 @@ def test_a_number_that_is_not_finite_is_a_problem_and_no_code(text: str) -> None
 
 
 def test_names_with_dots_are_typed_as_a_mapping() -> None:
-    """Names with dots, such as node labels, are typed as a mapping, and the shown call keeps them whole."""
+    """Keys that contain dots, such as node labels, are typed as a mapping, and the generated call keeps them
+    unchanged.
+    """
     key, names = "backend.kubernetes.node_selector", {"nvidia.com/gpu.product": "A100"}
     draft = Draft("gpt-tiny")
     draft.set_text(field(key), "{nvidia.com/gpu.product: A100}")
@@ -210,7 +219,7 @@ MODERN_ADAMW = {"recipe": "modern", "optimizer.type": "AdamW"}
     ],
 )
 def test_what_a_recipe_sets_follows_it(run: str, typed: dict[str, object], overrides: dict | None) -> None:
-    """The form shows the values that a recipe sets, and values typed in addition take precedence."""
+    """The form shows the values that a recipe sets; values that the user types take precedence."""
     draft = Draft(run)
     draft.type({key: str(value) for key, value in typed.items()})
     assert draft.overrides == (typed if overrides is None else overrides)
@@ -223,7 +232,9 @@ def test_what_a_recipe_sets_follows_it(run: str, typed: dict[str, object], overr
 
 
 def test_names_follow_the_text_and_the_vocabulary() -> None:
-    """Names follow the text and the vocabulary as in the run, unless a name was typed."""
+    """As in the run itself, dataset and tokenizer names follow from the text and the vocabulary, unless the
+    user typed a name.
+    """
     draft, names = Draft("gpt-tiny"), ("data.name", "tokenizer.name")
     draft.type({"data.sources": "[{kind: jsonl, path: books.jsonl}]"})
     assert [draft.value(name) for name in names] == [draft.config.data.name] * 2
@@ -239,8 +250,9 @@ def test_names_follow_the_text_and_the_vocabulary() -> None:
 
 
 def test_defaults_are_those_of_the_recipe() -> None:
-    """Defaults follow the recipe and its architecture, unless another one was chosen; an unknown recipe has
-    none."""
+    """Defaults are those of the recipe and its architecture, unless the user chose another architecture. An
+    unknown recipe has none.
+    """
     draft = Draft("gpt3-tiny")
     keys = ("optimizer.type", "model.architecture", "model.untie_embeddings_and_output_weights")
     assert [draft.default(key) for key in keys] == ["AdamW", "gpt3", "false"]

@@ -1,4 +1,6 @@
-"""Sections that may be null: a switch in the form, and fields for their keys, as on the command line."""
+"""Sections that may be null: the form has a switch for the section and fields for its keys, with the same
+names as on the command line.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ TUNED = "extends: gpt-tiny\ninit_from: base\nlora: {rank: 8, alpha: 24, init_fro
 
 @pytest.fixture
 def tuned(workspace: Path) -> str:
-    """Return a run YAML that fine-tunes with LoRA without naming the kind."""
+    """Write the YAML of a run that fine-tunes with LoRA but does not set lora.kind."""
     (workspace / "tuned.yaml").write_text(TUNED)
     return "tuned.yaml"
 
@@ -29,8 +31,9 @@ def draft_of(run: str, **typed: str) -> Draft:
 
 
 def test_each_key_of_a_section_is_a_field() -> None:
-    """Each key of a section is a field with its description, unit and default, and the section that must be
-    on for it."""
+    """Each key of a section is a field with a description, unit and default; it also names the section, which
+    must be switched on.
+    """
     sections = {key for key, one in every_field().items() if one.kind == "section"}
     assert sections == {"lora", "dpo", "model.rope_scaling", "batch.rampup"}
     assert {one.within for one in every_field().values()} == {"", *sections}
@@ -55,7 +58,9 @@ def test_each_key_of_a_section_is_a_field() -> None:
 def test_overrides_are_those_that_a_person_writes(
     typed: dict[str, str], overrides: dict[str, Any], changes: list[str] | None
 ) -> None:
-    """The overrides load to what the form shows, as a call and on the command line."""
+    """The form's overrides can be loaded again, in a Python call and on the command line, and give the run
+    that the form shows.
+    """
     draft = draft_of("gpt-tiny", **typed)
     assert draft.overrides == overrides and not draft.unreadable
     assert changes is None or [*draft.changes] == changes
@@ -70,8 +75,9 @@ def test_overrides_are_those_that_a_person_writes(
 
 
 def test_a_run_that_fine_tunes_opens_with_its_values(tuned: str) -> None:
-    """A run that fine-tunes opens with its values; its switch removes and restores them, and Reset returns to
-    the YAML."""
+    """The form of a run that fine-tunes opens with its values. The switch of the section removes and restores
+    them; Reset restores those of the YAML.
+    """
     fields = answer("form", {"yaml": tuned})["fields"]
     assert at(fields, "lora")["value"] == "{}" and at(fields, "dpo")["value"] == "null"
     assert at(fields, "lora.rank")["value"] == at(fields, "lora.rank")["base"] == "8"
@@ -85,8 +91,9 @@ def test_a_run_that_fine_tunes_opens_with_its_values(tuned: str) -> None:
 
 
 def test_another_kind_is_another_set_of_keys(tuned: str) -> None:
-    """Another kind has other keys: fields that were not typed return to their defaults, as when the YAML is
-    merged."""
+    """Choosing another kind changes the set of keys, and fields that the user did not type return to their
+    defaults, as when YAMLs are merged.
+    """
     found = assessed(tuned, lora__kind="ia3")
     assert found["line"] == 'nb.submit("tuned.yaml", {"lora.kind": "ia3"})'
     assert found["following"]["lora.rank"] == {"base": "16", "value": "16", "default": "16"}
@@ -100,8 +107,9 @@ def test_another_kind_is_another_set_of_keys(tuned: str) -> None:
 
 
 def test_the_notebook_gives_and_sets_fields_of_sections(workspace: Path) -> None:
-    """The notebook may give a section's fields, also as one value, which are distinguished from typed
-    ones."""
+    """A notebook may set keys of a section, one by one or as a single value; they are distinguished from
+    values that the user typed.
+    """
     found = assessed(overrides={"lora": {"rank": 8}}, lora__alpha="16")
     assert found["changes"] == [
         ["lora", "off", "on", "given"],

@@ -1,4 +1,5 @@
-"""The labextension's files: the committed bundle is built from the sources, and names no machine.
+"""The files of the JupyterLab extension: the committed bundle is built from the sources and contains no name
+of a machine.
 
 Only the rebuild at the end needs node.
 """
@@ -22,12 +23,12 @@ def read(name: str) -> dict:
 
 
 def test_the_bundle_is_that_of_the_sources():
-    """built_from.json has the hash of the current sources."""
+    """The hash in built_from.json is the hash of the current sources."""
     assert read("prebuilt/nbtrain/built_from.json")["sources"] == build.sha256_of(build.sources()), REBUILD
 
 
 def test_the_bundle_is_whole():
-    """No file of the bundle was changed, lost, or left over from another build."""
+    """No file of the bundle was changed or lost, and none is left over from another build."""
     assert read("prebuilt/nbtrain/built_from.json") == build.record_of(build.PREBUILT), REBUILD
     loaded = read("prebuilt/nbtrain/package.json")["jupyterlab"]["_build"]
     assert loaded["extension"] == "./extension"
@@ -35,7 +36,7 @@ def test_the_bundle_is_whole():
 
 
 def test_a_changed_source_is_noticed(tmp_path, monkeypatch):
-    """The hash depends on names and contents, so that a changed source is detected."""
+    """The hash depends on file names and contents, so that a changed source is detected."""
     files = {"src/a.ts": tmp_path / "a.ts", "src/b.ts": tmp_path / "b.ts"}
     for path in files.values():
         path.write_text("same")
@@ -46,14 +47,16 @@ def test_a_changed_source_is_noticed(tmp_path, monkeypatch):
 
 
 def test_sources_are_those_of_the_user_interface_too():
-    """A changed view of the user interface makes the bundle stale."""
+    """If a view of the user interface changes, the bundle counts as out of date."""
     names = set(build.sources())
     assert {"labextension/src/index.ts", "labextension/yarn.lock", "ui/server.js", "ui/style.js"} <= names
     assert not any("prebuilt" in name or "node_modules" in name for name in names)
 
 
 def test_the_lock_file_names_no_registry():
-    """The lock file names no registry, so that a developer's mirror does not become every user's."""
+    """The lock file contains no registry address, so that a mirror that one developer uses is not used by
+    everyone.
+    """
     text = (build.HERE / "yarn.lock").read_text(encoding="utf-8")
     assert not re.search(r"https?:|__archiveUrl|\bregistry\.", text)
     assert text.count("resolution:") > 100
@@ -66,7 +69,7 @@ def test_the_bundle_names_no_folder_of_the_machine_that_built_it():
 
 
 def test_package_json_is_what_jupyterlab_reads():
-    """package.json has nbtrain's version, the bundle's folder, and allows JupyterLab 4.4."""
+    """package.json contains nbtrain's version and the bundle's folder, and accepts JupyterLab 4.4."""
     package = read("package.json")
     assert package["name"] == "nbtrain"
     assert package["version"] == __version__
@@ -80,8 +83,9 @@ def test_package_json_is_what_jupyterlab_reads():
 
 
 def test_the_wheel_gets_it_once():
-    """The wheel contains the bundle once, as shared data for JupyterLab, and neither the sources nor a second
-    bundle."""
+    """The wheel contains the bundle once, as shared data for JupyterLab, without its sources and without a
+    second bundle.
+    """
     wheel = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"][
         "wheel"
     ]
@@ -93,7 +97,9 @@ def test_the_wheel_gets_it_once():
 
 
 def test_the_settings_are_a_schema_and_its_defaults_hold():
-    """The settings are a valid schema with valid defaults, and each command in a menu exists."""
+    """The settings file is a valid JSON schema whose defaults are valid, and every command in a menu
+    exists.
+    """
     schema = read("schema/plugin.json")
     jsonschema.Draft7Validator.check_schema(schema)
     defaults = {name: one["default"] for name, one in schema["properties"].items()}
@@ -105,8 +111,9 @@ def test_the_settings_are_a_schema_and_its_defaults_hold():
 
 @pytest.mark.soak
 def test_a_build_elsewhere_gives_the_same_bytes(tmp_path):
-    """A build elsewhere gives the same bytes; it needs node and npm's registry, and takes 2 minutes, mostly
-    for the download."""
+    """Building in another folder gives the same bytes. The build needs node and npm's registry and takes 2
+    minutes, mostly for downloads.
+    """
     import shutil
 
     if shutil.which("node") is None:

@@ -1,4 +1,4 @@
-"""A Jupyter Server with nbtrain's extension, started once for this folder, and a finished run."""
+"""A Jupyter Server with nbtrain's extension, which all tests of this folder share, and a finished run."""
 
 import json
 import urllib.error
@@ -19,7 +19,7 @@ from tests.lab.widgets.fake_run import FakeJob
 
 @dataclass
 class Answer:
-    """Answer to a request."""
+    """Response to a request: status, headers and body."""
 
     status: int
     content: bytes
@@ -37,7 +37,7 @@ class Answer:
 
 @dataclass
 class Server:
-    """A running Jupyter Server."""
+    """A running Jupyter Server, and methods that send requests to it."""
 
     base: str
     output: Path
@@ -52,7 +52,7 @@ class Server:
         opener: Any = None,
         **headers: str,
     ) -> Answer:
-        """Send a request to nbtrain/<path>, or to another path that begins with a slash.
+        """Send a request to nbtrain/<path>, or to another path if it begins with a slash.
 
         An answer of nbtrain must be described in openapi.yaml.
         """
@@ -79,13 +79,13 @@ class Server:
             return Answer(error.code, error.read(), error.headers, address)
 
     def get(self, path: str) -> Any:
-        """Return the JSON of a successful GET."""
+        """Return the JSON of a GET request that must succeed."""
         answer = self.ask(path)
         assert answer.status == 200, answer.content
         return answer.json
 
     def browser(self) -> tuple[Any, str]:
-        """Return (opener with the cookies of a logged-in browser, its XSRF token)."""
+        """Log in and return (opener with the cookies of the browser session, its XSRF token)."""
         cookies = CookieJar()
         opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(cookies))
         opener.open(f"{self.base}login?token={TOKEN}", timeout=600).close()
@@ -101,12 +101,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="package")
 def run(server: Server) -> RunDir:
-    """A run that has succeeded."""
+    """Return a run that has succeeded."""
     return ended_run(server.output, "gpt-done")
 
 
 def ended_run(output: Path, name: str, steps: int = 20) -> RunDir:
-    """A run of two ranks that has succeeded."""
+    """Return a run of two ranks that has succeeded."""
     job = FakeJob(RunDir(output / name), steps=steps, world_size=2)
     for _ in range(steps):
         job.one_step()

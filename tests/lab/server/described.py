@@ -1,4 +1,4 @@
-"""The operations and answers that openapi.yaml describes."""
+"""The operations and responses that openapi.yaml describes."""
 
 import functools
 import re
@@ -20,7 +20,7 @@ def openapi() -> dict[str, Any]:
 
 
 def resolved(value: dict[str, Any]) -> dict[str, Any]:
-    """Return the object that a $ref names."""
+    """Return the object that a $ref points to."""
     if (reference := value.get("$ref")) is None:
         return value
     found: Any = openapi()
@@ -50,7 +50,7 @@ def validator(text: str) -> Any:
 
 
 def check_answer(method: str, path: str, status: int, kind: str, value: Any) -> None:
-    """Fail unless openapi.yaml describes this answer to this request."""
+    """Fail unless openapi.yaml describes this response to this request."""
     path = "/" + path.partition("?")[0]
     for (known, template), operation in operations().items():
         if known != method.lower() or not re.fullmatch(

@@ -1,4 +1,4 @@
-"""Stop, pause, resume and clone over REST, from any client."""
+"""Stopping, pausing, resuming and cloning runs over REST, as any client can."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 @contextmanager
 def running(folder: Path) -> Iterator[subprocess.Popen]:
-    """A job that trains until it is stopped."""
+    """Return a job that trains until it is stopped."""
     job = subprocess.Popen(
         [sys.executable, str(FAKE_RUN), str(folder), "--steps", "4000", "--step-seconds", "0.05"]
     )
@@ -35,7 +35,7 @@ def running(folder: Path) -> Iterator[subprocess.Popen]:
 
 
 def test_stop_ends_a_running_job(server: Server) -> None:
-    """Stop ends the job's process, the run says how it ended, and an active run cannot be deleted."""
+    """Stop ends the job's process, and the run states how it ended; an active run cannot be deleted."""
     with running(server.output / "gpt-stopped") as job:
         assert server.get("run/gpt-stopped")["state"] == "RUNNING"
         refused = server.ask("run/gpt-stopped?confirm=gpt-stopped", "DELETE")
@@ -53,7 +53,7 @@ def test_stop_ends_a_running_job(server: Server) -> None:
 
 
 def test_what_has_ended_is_left_as_it_is(server: Server, run: RunDir) -> None:
-    """For a finished run, stop says how it ended, and pause says that there is nothing to pause."""
+    """For a finished run, stop returns how it ended, and pause returns that there is nothing to pause."""
     for action in ("stop", "cancel"):
         answer = server.ask(f"run/gpt-done/{action}", "POST", {"now": True})
         assert (answer.status, answer.json["state"]) == (200, "SUCCEEDED")
@@ -62,8 +62,9 @@ def test_what_has_ended_is_left_as_it_is(server: Server, run: RunDir) -> None:
 
 
 def test_resume_says_what_the_library_says(server: Server, run: RunDir) -> None:
-    """Resuming a finished run says that more training is needed, and an override that breaks a rule gets
-    422."""
+    """Resuming a finished run is rejected because it needs a longer training length; an override that breaks
+    a rule is answered with 422.
+    """
     answer = server.ask("run/gpt-done/resume", "POST")
     assert answer.status == 409 and "all 20 steps are done" in answer.message
     answer = server.ask("run/gpt-done/resume", "POST", {"overrides": {"batch.micro_batch_size": 3}})
@@ -74,8 +75,9 @@ def test_resume_says_what_the_library_says(server: Server, run: RunDir) -> None:
 
 
 def test_clone_makes_a_run_with_these_settings(server: Server, run: RunDir) -> None:
-    """Clone creates a run directory with its parent and starts nothing; a name in use or an invalid name is
-    refused."""
+    """Clone creates a run directory that records its parent, and starts no job. A name that is in use or
+    invalid is rejected.
+    """
     body = {"name": "gpt-clone", "overrides": {"lr_schedule.lr": 5e-4}}
     answer = server.ask("run/gpt-done/clone", "POST", body)
     assert (answer.status, answer.json["name"], answer.json["state"]) == (201, "gpt-clone", "NEW")
@@ -91,7 +93,7 @@ def test_clone_makes_a_run_with_these_settings(server: Server, run: RunDir) -> N
 
 
 def test_no_job_to_act_on(server: Server) -> None:
-    """An action on a run that was never submitted is refused."""
+    """Actions on a run that was never submitted are rejected."""
     run = ended_run(server.output, "gpt-new", 1)
     for path in sorted(run.jobs.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()

@@ -1,4 +1,4 @@
-"""Plans, configurations, checks and the launch form over REST."""
+"""Plans, configurations, checks and the launch form, over REST."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_plan_of_a_run(server: Server, run: RunDir) -> None:
-    """A plan has fit, time and disk first, then the plan's tables and findings."""
+    """A plan begins with fit, time and disk space; its tables and findings follow."""
     plan = server.get("run/gpt-done/plan")
     assert list(plan["headline"]) == ["fits", "time", "disk"]
     assert [table["title"] for table in plan["tables"]][:4] == ["Model", "Training", "Memory", "Time"]
@@ -24,7 +24,9 @@ def test_plan_of_a_run(server: Server, run: RunDir) -> None:
 
 
 def test_config_beside_its_parents(server: Server) -> None:
-    """A clone's configuration lists its changes from the parent; without the parent it is shown alone."""
+    """The configuration of a clone lists the differences from its parent; if the parent is gone, the
+    configuration is returned alone.
+    """
     parent = ended_run(server.output, "gpt-parent", 2)
     value = server.get("run/gpt-parent/config")
     assert value == {"yaml": parent.config_yaml.read_text(), "parent": None, "differences": []}
@@ -39,7 +41,9 @@ def test_config_beside_its_parents(server: Server) -> None:
 
 
 def test_check_says_all_that_stands_against_a_run(server: Server) -> None:
-    """A valid run passes, an invalid one gets its problems, and no file outside of the workspace is read."""
+    """The check of a valid run passes, that of an invalid run returns its problems, and files outside the
+    workspace are not read.
+    """
     assert server.ask("check", "POST", {"yaml": "gpt-tiny"}).json["works"] is True
     answer = server.ask("check", "POST", {"yaml": "gpt-tiny", "overrides": {"batch.micro_batch_size": 3}})
     assert (answer.status, answer.json["works"]) == (200, False)
@@ -50,8 +54,9 @@ def test_check_says_all_that_stands_against_a_run(server: Server) -> None:
 
 
 def test_form_over_rest(server: Server) -> None:
-    """The form is read by GET, or by POST if a query is too long; drafts are assessed, and an invalid one
-    gets 422."""
+    """The form is requested by GET, or by POST if the query is too long. Drafts are assessed, and an invalid
+    draft is answered with 422.
+    """
     shown = server.get("form?yaml=gpt-tiny&overrides=" + quote(json.dumps({"batch.max_steps": 40})))
     assert [change[:3] for change in shown["given"]] == [["batch.max_steps", "null", "40"]]
     assert server.ask("form", "POST", {"yaml": "gpt-tiny"}).json["yaml"] == "gpt-tiny"
@@ -69,7 +74,7 @@ def test_form_over_rest(server: Server) -> None:
 
 
 def test_submit_says_why_not(server: Server, tmp_path: Path) -> None:
-    """Without data, submit starts nothing and says what is missing."""
+    """If data is missing, submit starts nothing and returns what is missing."""
     answer = server.ask("submit", "POST", {"yaml": "gpt-tiny", "name": "gpt-unprepared"})
     assert answer.status == 409
     assert answer.message.startswith("gpt-unprepared cannot start here:")
@@ -77,8 +82,9 @@ def test_submit_says_why_not(server: Server, tmp_path: Path) -> None:
 
 
 def test_submit_of_a_paused_run_with_other_settings_is_refused(server: Server) -> None:
-    """Submitting a paused run with other settings is refused as in the shell; the job is unchanged, and a
-    resume with them is suggested."""
+    """Submitting a paused run with other settings is rejected as on the command line; the job does not
+    change, and the message suggests a resume with these settings.
+    """
     job = FakeJob(RunDir(server.output / "gpt-paused"), steps=20)
     job.one_step()
     ask_pause(job.job, True)

@@ -1,4 +1,4 @@
-"""TensorBoard that ends when it is idle, replaced by another program here."""
+"""TensorBoard ends when it is idle; these tests run another program instead."""
 
 import socket
 import sys
@@ -12,8 +12,9 @@ FOREVER = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 def test_a_connection_is_seen_in_the_kernels_table():
-    """The kernel's table shows a connection while it is open and after TensorBoard has closed it, and not
-    before."""
+    """The kernel's table of connections lists a connection while it is open and after TensorBoard has closed
+    it, but not before.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert connections(port) == 0
@@ -25,7 +26,9 @@ def test_a_connection_is_seen_in_the_kernels_table():
 
 
 def test_it_ends_when_nobody_looks(capfd):
-    """TensorBoard ends after the idle time since the last connection, and its own exit code is passed on."""
+    """TensorBoard ends when the last connection was longer ago than the idle time; its exit code is passed
+    on.
+    """
     looks = iter([1, 1, 0])
     assert serve(FOREVER, 0.0, lambda: next(looks), every_seconds=0.01) == 0
     assert capfd.readouterr().out == "no page has been open for 0 h: TensorBoard ends\n"
@@ -33,7 +36,7 @@ def test_it_ends_when_nobody_looks(capfd):
 
 
 def test_options_go_to_tensorboard(monkeypatch):
-    """All options except the hours are passed to TensorBoard; both need the port."""
+    """All options except the idle time are passed to TensorBoard; the port is used here too."""
     asked = {}
     monkeypatch.setattr(
         idle_tensorboard, "serve", lambda command, idle, looks: asked.update(command=command, idle=idle)

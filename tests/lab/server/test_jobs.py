@@ -1,4 +1,4 @@
-"""The job page, which the server caches for a while."""
+"""The job page, which the server caches for a short time."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,9 @@ from tests.lab.widgets.fake_run import FakeJob
 def test_a_page_that_is_kept_is_not_given_after_the_jobs_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cached job page is not returned after the job's end, because a panel requests it once then."""
+    """After the end of a job, a cached page is not returned any more, because a panel requests the page once
+    at the end.
+    """
     monkeypatch.setenv("NBTRAIN_OUTPUT", str(tmp_path))
     monkeypatch.setattr(jobs.PAGES, "seconds", 10.0)
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=4)

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def failed(server: Server) -> RunDir:
-    """A run whose rank 1 failed, with measured resources."""
+    """Return a run with measured resource usage whose rank 1 failed."""
     job = FakeJob(RunDir(server.output / "gpt-failed"), steps=20, world_size=2)
     for _ in range(3):
         job.one_step()
@@ -24,8 +24,9 @@ def failed(server: Server) -> RunDir:
 
 
 def test_log_with_rank_and_offset(server: Server, run: RunDir) -> None:
-    """A rank's log returns its end, then only new text; the supervisor has a log too, and an unknown rank is
-    refused."""
+    """Requesting a rank's log returns its end, and then only new text. The supervisor has a log too, and an
+    unknown rank is rejected.
+    """
     part = server.get("run/gpt-done/log?rank=0")
     assert part["text"].splitlines()[-1].startswith("step    20 |")
     with run.newest_job().log(0, 0).open("a") as stream:
@@ -45,7 +46,9 @@ def test_log_with_rank_and_offset(server: Server, run: RunDir) -> None:
 
 
 def test_raw_log_is_a_file_to_save(server: Server, run: RunDir) -> None:
-    """A raw log is returned as a download, never as a page; a missing one is 404."""
+    """A raw log is returned as a download, never as a page that a browser displays; a missing log is answered
+    with 404.
+    """
     job = run.newest_job()
     answer = server.ask("run/gpt-done/log/raw?rank=0")
     assert answer.content == job.log(0, 0).read_bytes()
@@ -57,7 +60,7 @@ def test_raw_log_is_a_file_to_save(server: Server, run: RunDir) -> None:
 
 
 def test_search_finds_lines_with_their_place(server: Server, failed: RunDir) -> None:
-    """Each search hit has rank, attempt, line, and the offset at which the log continues from there."""
+    """Each search hit has its rank, attempt and line, and the offset from which the log can be read on."""
     job = failed.newest_job()
     hits = server.get("run/gpt-failed/log/search?q=ValueError")
     assert hits["more"] is False
@@ -80,7 +83,9 @@ def test_search_finds_lines_with_their_place(server: Server, failed: RunDir) -> 
 
 
 def test_last_traceback_of_the_rank_that_failed(server: Server, failed: RunDir, run: RunDir) -> None:
-    """The last traceback is of the rank that the cause names, with a title; a run without one says so."""
+    """The last traceback is that of the rank named in the cause, with a title; a run without a traceback says
+    so.
+    """
     found = server.get("run/gpt-failed/log/traceback")
     assert (found["rank"], found["title"]) == (1, "The last traceback of rank 1")
     assert found["text"].splitlines()[-1] == "ValueError: 100 % wrong"
@@ -89,8 +94,9 @@ def test_last_traceback_of_the_rank_that_failed(server: Server, failed: RunDir, 
 
 
 def test_the_page_of_a_job(server: Server, run: RunDir) -> None:
-    """The job page is of the newest job or of the given id, with its log; an unknown id gets 404 with the
-    existing ids."""
+    """The page of the newest job is returned, or of the job with a given id, with its log. An unknown id is
+    answered with 404 and the existing ids.
+    """
     job_id = run.newest_job().job_id
     shown = server.get("run/gpt-done/job")
     assert (shown["job_id"], shown["active"]) == (job_id, False)
@@ -102,7 +108,9 @@ def test_the_page_of_a_job(server: Server, run: RunDir) -> None:
 
 
 def test_parts_of_a_job(server: Server, failed: RunDir) -> None:
-    """Other clients get one part of a job from a given time on, as `nbtrain job --json` returns it."""
+    """Clients can request a part of a job page from a given time on, in the format of `nbtrain job
+    --json`.
+    """
     job_id = failed.newest_job().job_id
     assert server.get("run/gpt-failed/conditions")["conditions"][-1]["type"] == "Failed"
     assert [one["index"] for one in server.get("run/gpt-failed/replicas")["replicas"]] == [0]

@@ -1,4 +1,4 @@
-"""Curves over REST."""
+"""Metric curves over REST."""
 
 import pytest
 
@@ -9,8 +9,9 @@ pytestmark = pytest.mark.slow
 
 
 def test_curves_of_a_run(server: Server, run: RunDir) -> None:
-    """The curves of a run: the available names, the requested points, and a range of them; errors name the
-    problem."""
+    """A request returns the names of all curves and the points of the requested ones, or of a range of them;
+    errors name the problem.
+    """
     found = server.get("run/gpt-done/metrics?tags=loss,validation_loss")
     assert found["tags"][0] == {
         "tag": "loss",
@@ -46,7 +47,7 @@ def test_curves_of_a_run(server: Server, run: RunDir) -> None:
 
 
 def test_curves_as_a_file(server: Server, run: RunDir) -> None:
-    """All points are returned as a file, one per line."""
+    """All points of a curve can be downloaded as a file with one point per line."""
     answer = server.ask("run/gpt-done/metrics.csv?tags=loss,validation_loss")
     assert answer.headers["Content-Type"] == "text/csv; charset=utf-8"
     assert answer.headers["Content-Disposition"] == 'attachment; filename="gpt-done-metrics.csv"'

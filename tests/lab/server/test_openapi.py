@@ -1,4 +1,4 @@
-"""openapi.yaml describes exactly the existing routes, in the form of OpenAPI 3.1."""
+"""openapi.yaml is a valid OpenAPI 3.1 document that describes exactly the existing routes."""
 
 import itertools
 import re
@@ -14,7 +14,7 @@ from tests.lab.server.described import METHODS, openapi, operations, resolved
 
 
 def routed() -> set[tuple[str, str]]:
-    """Return (method, path) of the table of routes, each alternative of a pattern separately."""
+    """Return (method, path) of each route, with each alternative of a pattern as a separate path."""
     found = set()
     for pattern, handler in ROUTES.items():
         path = pattern.replace("([^/]+)", "{name}").replace("\\.", ".")
@@ -37,12 +37,12 @@ def _own(handler, method):
 
 
 def test_it_describes_every_route_and_no_other():
-    """openapi.yaml has the method and path of every route, and no other."""
+    """openapi.yaml describes every route with its methods, and no route that does not exist."""
     assert {*operations()} == routed()
 
 
 def schemas(value):
-    """Return every schema in it."""
+    """Return every schema in openapi.yaml."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if key == "schema":
@@ -65,8 +65,9 @@ def references(value):
 
 
 def test_every_schema_and_reference_is_one():
-    """Schemas are valid JSON Schema 2020-12, as OpenAPI 3.1 requires; every reference resolves, and every
-    component is used."""
+    """All schemas are valid JSON Schema 2020-12, as OpenAPI 3.1 requires; every reference resolves and every
+    component is used.
+    """
     document = openapi()
     assert document["openapi"] == "3.1.0" and {"title", "version"} <= document["info"].keys()
     for schema in [*schemas(document["paths"]), *document["components"]["schemas"].values()]:
@@ -81,8 +82,9 @@ def test_every_schema_and_reference_is_one():
 
 @pytest.mark.parametrize("operation", operations().items(), ids=lambda one: " ".join(one[0]))
 def test_every_operation_is_whole(operation):
-    """Every operation has a summary, the parameters of its path, a success answer, and an answer without
-    credentials."""
+    """Every operation has a summary, the parameters of its path, a response for success, and a response to
+    missing credentials.
+    """
     (method, path), value = operation
     assert value["summary"].endswith(".") and value["operationId"]
     asked = [(one["name"], one["in"]) for one in value["parameters"]]
@@ -98,7 +100,7 @@ def test_every_operation_is_whole(operation):
 
 
 def test_ids_are_unique_and_numbers_are_those_of_the_code():
-    """Operation ids are unique and limits are those in the code, because generated clients rely on them."""
+    """Operation ids are unique and limits equal those in the code, because generated clients rely on both."""
     ids = [value["operationId"] for value in operations().values()]
     assert len(ids) == len(set(ids))
     metrics = {one["name"]: one["schema"] for one in operations()["get", "/run/{name}/metrics"]["parameters"]}

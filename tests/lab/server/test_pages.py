@@ -1,4 +1,4 @@
-"""The script, TensorBoard's page and its tile."""
+"""The script of the user interface, and TensorBoard's page and tile."""
 
 import pytest
 
@@ -9,7 +9,9 @@ pytestmark = pytest.mark.slow
 
 
 def test_script_and_tensorboard_page(server: Server) -> None:
-    """The script is the widget's own, and the page frames the proxied TensorBoard below the prefix."""
+    """The server returns the same script that the widgets use, and a page that shows the proxied TensorBoard
+    in a frame, below the server's base path.
+    """
     answer = server.ask("static/panel.js")
     assert (answer.status, answer.content.decode()) == (200, panel_script())
     answer = server.ask("tensorboard/")
@@ -18,7 +20,9 @@ def test_script_and_tensorboard_page(server: Server) -> None:
 
 
 def test_the_proxy_adds_no_tile_of_its_own(server: Server) -> None:
-    """jupyter-server-proxy adds no tile and only forwards; the labextension has TensorBoard's tile."""
+    """jupyter-server-proxy adds no launcher tile, because the JupyterLab extension has one for
+    TensorBoard.
+    """
     info = server.get("/server-proxy/servers-info")
     (tile,) = [entry for entry in info["server_processes"] if entry["name"] == "tensorboard"]
     assert tile["launcher_entry"]["enabled"] is False

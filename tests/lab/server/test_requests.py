@@ -1,4 +1,4 @@
-"""The order in which the server's threads read."""
+"""The order in which the server's threads answer requests."""
 
 import threading
 
@@ -11,7 +11,9 @@ MOST_SECONDS = 60.0
 
 
 def test_what_was_not_begun_waits_for_the_list(monkeypatch):
-    """The list of runs is read before runs whose reading has not begun, even if it is requested last."""
+    """The list of runs is answered before requests about single runs that have not been started, even if it
+    comes last.
+    """
     monkeypatch.setattr(requests, "MOST_WAIT_SECONDS", MOST_SECONDS)
     begun, go_on, order = threading.Event(), threading.Event(), []
 
@@ -31,8 +33,9 @@ def test_what_was_not_begun_waits_for_the_list(monkeypatch):
 
 
 def test_after_a_start_what_comes_before_the_list_waits_for_it(monkeypatch):
-    """After a start, requests before the list wait for it, since pages request the list last and the first
-    requests load modules."""
+    """After the server has started, other requests wait for the first list of runs: pages request the list
+    last, and the first requests are slow because they import modules.
+    """
     monkeypatch.setattr(requests, "FIRST_WAIT_SECONDS", MOST_SECONDS)
     monkeypatch.setattr(requests, "MOST_WAIT_SECONDS", MOST_SECONDS)
     monkeypatch.setattr(requests, "_list_was_asked", threading.Event())
@@ -45,7 +48,7 @@ def test_after_a_start_what_comes_before_the_list_waits_for_it(monkeypatch):
 
 
 def test_without_a_list_only_the_first_looks_wait(monkeypatch):
-    """A panel alone waits for the list once, for a moment."""
+    """If no page requests the list, only the first request waits, and only for a moment."""
     monkeypatch.setattr(requests, "FIRST_WAIT_SECONDS", 0.01)
     monkeypatch.setattr(requests, "_list_was_asked", threading.Event())
     assert READERS.submit(requests._after_the_list, len, "run").result(MOST_SECONDS) == 3
@@ -54,7 +57,9 @@ def test_without_a_list_only_the_first_looks_wait(monkeypatch):
 
 
 def test_a_list_that_hangs_or_fails_stops_nothing(monkeypatch):
-    """If the list hangs on a slow disk, runs wait only a moment, and its error affects only the list."""
+    """If the list hangs, as on a slow disk, other requests wait only for a moment; if it fails, only its own
+    request fails.
+    """
     monkeypatch.setattr(requests, "MOST_WAIT_SECONDS", 0.01)
     go_on = threading.Event()
     listed = LIST.submit(requests._before_all, lambda: go_on.wait(MOST_SECONDS))
@@ -72,7 +77,7 @@ def _fails() -> None:
 
 
 def test_a_body_is_what_was_sent_without_nulls():
-    """A body contains each known key with its value; null means that the key was omitted."""
+    """The parsed body contains every known key that was sent; keys whose value is null count as omitted."""
     handler = NbtrainHandler.__new__(NbtrainHandler)
     handler.initialize()
     handler.data_received(b'{"notes": "", "archived": false, ')

@@ -1,4 +1,4 @@
-"""Runs over REST: the list, a run, its labels, notes and archive, and deletion."""
+"""Runs over REST: the list, a single run, labels, notes and archiving, and deletion."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_runs_and_a_run(server: Server, run: RunDir) -> None:
-    """The list has a row for each run, and a request for one run returns its snapshot."""
+    """The list has a row for each run; the request for a single run returns its snapshot."""
     listed = server.get("runs")
     (row,) = [row for row in listed["runs"] if row["name"] == "gpt-done"]
     assert (row["state"], row["active"], row["step"], row["max_steps"]) == ("SUCCEEDED", False, 20, 20)
@@ -34,7 +34,7 @@ def test_runs_and_a_run(server: Server, run: RunDir) -> None:
 
 
 def test_a_comparison_goes_without_a_run_that_is_gone(server: Server, run: RunDir) -> None:
-    """The runs that exist are compared; the answer says why the others are not."""
+    """A comparison contains the runs that exist; for the others, the response says why they are missing."""
     found = server.get("compare?runs=gpt-done,gpt-gone,..%2Foutside")
     assert found["names"] == ["gpt-done"]
     assert found["refused"]["gpt-gone"] == "there is no run 'gpt-gone' under output."
@@ -43,7 +43,9 @@ def test_a_comparison_goes_without_a_run_that_is_gone(server: Server, run: RunDi
 
 
 def test_settings_and_results_are_columns(server: Server, run: RunDir) -> None:
-    """Without a key, what there is; the name of a result may have a comma."""
+    """Without a key, the request returns the available columns; with keys, it returns these columns of each
+    run. The name of a result may contain a comma.
+    """
     found = server.get("columns")
     assert {"lr_schedule.lr", "MFU, mean of 100 steps"} <= set(found["known"]) and found["runs"] == {}
     found = server.get("columns?key=model.num_layers&key=tokens/s,%20mean%20of%20100%20steps&key=nothing")
@@ -56,7 +58,9 @@ def test_settings_and_results_are_columns(server: Server, run: RunDir) -> None:
 
 
 def test_the_loss_of_a_run_is_a_small_curve(server: Server, run: RunDir) -> None:
-    """A run that is gone is not in the answer; one request has at most a page of names."""
+    """Sparklines are returned for existing runs only, and for at most as many names as a page of the list
+    has.
+    """
     found = server.get("sparklines?name=gpt-done&name=gpt-gone&name=..%2Foutside")["runs"]
     assert list(found) == ["gpt-done"]
     line = found["gpt-done"]
@@ -67,8 +71,9 @@ def test_the_loss_of_a_run_is_a_small_curve(server: Server, run: RunDir) -> None
 
 
 def test_what_is_noted_of_a_run(server: Server) -> None:
-    """Labels, notes and archive are changed one by one and listed; an invalid label gets a message with the
-    right form."""
+    """Labels, notes and the archive flag can be changed separately and appear in the list; the message about
+    an invalid label shows the right form.
+    """
     ended_run(server.output, "gpt-noted", 2)
     for body, changed in (
         ({"labels": {"team": "nlp", "stage": "trial"}}, {"labels": {"team": "nlp", "stage": "trial"}}),
@@ -98,7 +103,9 @@ def test_what_is_noted_of_a_run(server: Server) -> None:
 
 
 def test_deleting_asks_for_the_name(server: Server) -> None:
-    """Deleting needs the name as confirmation; then all files are removed, also from the list."""
+    """Deletion must be confirmed with the run's name; then all files are removed, and the run disappears from
+    the list.
+    """
     run = RunDir(server.output / "gpt-doomed")
     # Its supervisor must have ended, because deleting ends it.
     steps = ["--steps", "2", "--step-seconds", "0"]
@@ -117,7 +124,9 @@ def test_deleting_asks_for_the_name(server: Server) -> None:
 
 @pytest.mark.parametrize("name", ["none", "..", "%2e%2e%2fetc", "GPT", "a" * 54])
 def test_name_that_is_no_run_is_not_found(server: Server, run: RunDir, name: str) -> None:
-    """An unknown or invalid name gets 404 with a message, and no name leads out of the output directory."""
+    """An unknown or invalid name is answered with 404 and a message, and no name gives access to files
+    outside the output directory.
+    """
     parts = ("", "/log", "/log/raw", "/log/search?q=x", "/log/traceback", "/job", "/events")
     for part in parts:
         assert server.ask(f"run/{name}{part}").status == 404
@@ -127,7 +136,7 @@ def test_name_that_is_no_run_is_not_found(server: Server, run: RunDir, name: str
 
 
 def test_body_is_checked(server: Server, run: RunDir) -> None:
-    """An unknown key, a wrong type, and invalid JSON in a body are reported."""
+    """Unknown keys, wrong types and invalid JSON in a request body are reported."""
     for body, message in (
         ({"notes": 3}, "notes = 3 must be a text."),
         ({"archived": "yes"}, 'archived = "yes" must be true or false.'),

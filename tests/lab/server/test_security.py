@@ -1,5 +1,6 @@
-"""Requests that the REST routes refuse: strangers, foreign pages, paths out of the output directory, and too
-much at once."""
+"""Requests that the REST routes reject: without credentials, from foreign pages, with paths outside the
+output directory, or too large.
+"""
 
 import http.client
 import json
@@ -32,7 +33,9 @@ def routes() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("token", [None, "wrong"])
 def test_nobody_without_credentials_gets_anything(server: Server, run: RunDir, token: str | None) -> None:
-    """Without a token or with a wrong one, every route answers 403 or the login page, and does nothing."""
+    """Without a token or with a wrong one, every route responds with 403 or the login page, and has no
+    effect.
+    """
     before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
     for method, path in routes():
         answer = server.ask(path, method, b"{}" if method != "GET" else None, token=token)
@@ -43,8 +46,9 @@ def test_nobody_without_credentials_gets_anything(server: Server, run: RunDir, t
 
 
 def test_what_changes_something_needs_the_xsrf_token(server: Server, run: RunDir) -> None:
-    """Changing requests from a foreign page with the cookie are refused, and the page's own XSRF header is
-    accepted."""
+    """Requests that change something are rejected if a foreign page sends them with the user's cookie, and
+    accepted with the XSRF header of Jupyter's own pages.
+    """
     opener, xsrf = server.browser()
     changing = [(method, path) for method, path in routes() if method != "GET"]
     assert len(changing) >= 6
@@ -71,7 +75,9 @@ def test_what_changes_something_needs_the_xsrf_token(server: Server, run: RunDir
     ],
 )
 def test_no_name_leads_out_of_the_root(server: Server, run: RunDir, path: str) -> None:
-    """A path in a run's name, a job's id or a rank does not lead out of the output directory."""
+    """A path in the name of a run, the id of a job or a rank gives no access to files outside the output
+    directory.
+    """
     assert server.ask(f"run/{path}").status == 404
     assert server.ask(f"run/gpt-done/job?job={path}").status == 404
     assert server.ask(f"run/gpt-done/log?rank={path}").status == 400
@@ -79,7 +85,9 @@ def test_no_name_leads_out_of_the_root(server: Server, run: RunDir, path: str) -
 
 
 def test_no_link_leads_out_of_the_root(server: Server, run: RunDir, tmp_path) -> None:
-    """A run that links elsewhere is not listed, and links inside a run are read only if they stay inside."""
+    """A run that is a symlink to another place is not listed, and symlinks inside a run are followed only
+    within the run.
+    """
     secret = tmp_path / "secret"
     ended_run(tmp_path, "secret", 2)
     (secret / "words").write_text("a secret\n")
@@ -112,7 +120,9 @@ def test_no_link_leads_out_of_the_root(server: Server, run: RunDir, tmp_path) ->
 
 
 def test_script_in_a_label_note_or_log_line_is_text(server: Server) -> None:
-    """Script in a label, note or log line is returned unchanged in JSON that no browser treats as a page."""
+    """Script code in a label, note or log line is returned unchanged, as JSON that no browser displays as a
+    page.
+    """
     script = "<script>alert(1)</script>"
     run = ended_run(server.output, "gpt-script", 2)
     with run.newest_job().log(0, 0).open("a") as stream:
@@ -137,8 +147,9 @@ def test_script_in_a_label_note_or_log_line_is_text(server: Server) -> None:
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(server: Server, run: RunDir) -> None:
-    """A body that is too large is refused by its stated length, or else as soon as too much was received; the
-    server continues."""
+    """A body that is too large is rejected because of its Content-Length, or as soon as too many bytes were
+    received; the server continues.
+    """
     for method, path in (("PATCH", "run/gpt-done"), ("POST", "run/gpt-done/clone")):
         answer = server.ask(path, method, b" " * (MOST_BODY_BYTES + 1))
         assert (answer.status, answer.message) == (
@@ -159,7 +170,9 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(server: Server, r
 
 
 def test_a_look_is_no_activity(server: Server, run: RunDir) -> None:
-    """Polling a panel does not keep an idle server alive, and a user's action does."""
+    """Polling by a panel does not count as activity that keeps an idle server running, but an action of the
+    user does.
+    """
     server.ask("/api/contents")
     before = server.get("/api/status?no_track_activity=1")["last_activity"]
     for method, path in routes():

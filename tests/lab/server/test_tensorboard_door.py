@@ -1,5 +1,4 @@
-"""The proxy in front of TensorBoard, with a program that answers with its process id instead of
-TensorBoard."""
+"""The proxy in front of TensorBoard; these tests run a program that responds with its process id instead."""
 
 import asyncio
 import json
@@ -43,7 +42,7 @@ async def opened(door: Door) -> tuple[asyncio.Task, int]:
 
 
 def runs(pid: int) -> bool:
-    """Return whether the process runs: one that has ended and is not yet reaped does not."""
+    """Return whether the process is running; a zombie process is not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -57,7 +56,9 @@ async def closed(task: asyncio.Task) -> None:
 
 
 def test_the_first_look_starts_it_and_the_door_ends_it() -> None:
-    """The first request starts TensorBoard, two requests reach one process, and it ends with the proxy."""
+    """The first request starts TensorBoard, later requests use the same process, and it ends together with
+    the proxy.
+    """
 
     async def story() -> None:
         door = Door(COMMAND, 3600)
@@ -95,7 +96,7 @@ def test_the_page_is_the_doors_own_and_all_else_is_tensorboards() -> None:
 
 
 def test_a_page_has_a_run_shown_or_all(tmp_path: Path) -> None:
-    """The door answers how many of the runs are shown, and asks TensorBoard nothing for it."""
+    """The proxy itself answers how many of the runs are shown, without starting TensorBoard."""
     for number in range(12):
         (tmp_path / f"gpt-{number}" / "tensorboard").mkdir(parents=True)
         os.utime(tmp_path / f"gpt-{number}" / "tensorboard", (number, number))
@@ -114,8 +115,9 @@ def test_a_page_has_a_run_shown_or_all(tmp_path: Path) -> None:
 
 
 def test_a_tensorboard_that_does_not_start_is_an_answer() -> None:
-    """If TensorBoard does not start, the answer passes through jupyter-server-proxy, and the page offers
-    another try."""
+    """If TensorBoard does not start, jupyter-server-proxy passes the error on, and the page offers to try
+    again.
+    """
 
     async def story() -> None:
         task, port = await opened(Door([sys.executable, "-c", "raise SystemExit(1)"], 3600))
@@ -128,7 +130,7 @@ def test_a_tensorboard_that_does_not_start_is_an_answer() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_when_the_server_is_gone(tmp_path: Path, number: int) -> None:
-    """If the server is killed and cannot clean up, the kernel notifies the proxy, and no process is left."""
+    """If the server is killed and cannot clean up, the kernel signals the proxy, and no process is left."""
     parent = (
         "import subprocess, sys\n"
         "door = [sys.executable, '-m', 'nbtrain.lab.server.tensorboard_door']\n"

@@ -13,8 +13,9 @@ from nbtrain.lab.server.tensorboard_proxy import tensorboard_command, tensorboar
 
 
 def test_entry_is_understood_by_jupyter_server_proxy() -> None:
-    """Every key of the entry is a trait of jupyter-server-proxy: an unknown one would be a warning, which is
-    an error here."""
+    """Every key of the entry is a trait of jupyter-server-proxy; for an unknown key it would print a warning,
+    which is an error here.
+    """
     from jupyter_server_proxy.config import ServerProcess
 
     with warnings.catch_warnings():
@@ -29,8 +30,9 @@ def test_entry_is_understood_by_jupyter_server_proxy() -> None:
 def test_command_serves_the_output_root_on_the_loopback(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command serves the output directory on the loopback, read from the server's environment when
-    TensorBoard starts."""
+    """The command serves the output directory on the loopback interface; the directory is read from the
+    server's environment when TensorBoard starts.
+    """
     monkeypatch.setenv("NBTRAIN_OUTPUT", "elsewhere")
     command = tensorboard_command(6006)
     assert command[1:5] == ["-m", "nbtrain.lab.server.tensorboard_door", "--port", "6006"]
@@ -40,8 +42,7 @@ def test_command_serves_the_output_root_on_the_loopback(
 
 
 def test_page_opens_on_the_loss() -> None:
-    """The page opens on the loss: its top cards are tags of the table of scalars, and the address is
-    escaped."""
+    """The page opens with the loss: its pinned cards are scalars of nbtrain, and the address is escaped."""
     page = tensorboard_page("/user/a&b/tensorboard/")
     assert 'data-address="/user/a&amp;b/tensorboard/"' in page
     pinned = json.loads(html.unescape(page.partition('data-pinned="')[2].partition('"')[0]))
@@ -52,7 +53,7 @@ def test_page_opens_on_the_loss() -> None:
 
 
 def test_extension_names_itself_and_importing_it_is_cheap() -> None:
-    """Jupyter Server finds the extension's module, and importing it does not load jupyter_server."""
+    """Jupyter Server finds the module of the extension, and importing it does not import jupyter_server."""
     import subprocess
     import sys
 
@@ -68,7 +69,7 @@ def test_extension_names_itself_and_importing_it_is_cheap() -> None:
 def test_routes_are_loaded_without_the_schema_and_the_planner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The routes import neither the schema nor the planner: only plans, forms and job pages need them.
+    """The routes import neither the schema nor the planner, which only plans, forms and job pages need.
 
     A request for a running run, with its buttons, loads the schema but neither numpy nor an engine.
     """

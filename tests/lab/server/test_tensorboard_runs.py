@@ -1,4 +1,4 @@
-"""The folder that TensorBoard reads: a link for each run."""
+"""The folder that TensorBoard reads, with a symlink for each run."""
 
 import os
 from pathlib import Path
@@ -7,8 +7,9 @@ from nbtrain.lab.server.tensorboard_runs import ALL_RUNS, RunLinks
 
 
 def test_a_run_is_one_entry_by_its_name(tmp_path: Path) -> None:
-    """A run is one entry by its name, without runs in twins, without event files, or elsewhere; a deleted run
-    is removed."""
+    """Each run has one entry under its name; twins, runs without event files and symlinks to other places
+    have none, and the entry of a deleted run is removed.
+    """
     root = tmp_path / "output"
     for folder in (
         "gpt/tensorboard",
@@ -33,7 +34,9 @@ def test_a_run_is_one_entry_by_its_name(tmp_path: Path) -> None:
 
 
 def test_of_many_runs_the_newest_are_linked_and_others_when_they_are_asked_for(tmp_path: Path) -> None:
-    """Linked runs stay when newer ones come; a TensorBoard that is started again has the newest."""
+    """If there are many runs, the newest are linked. They stay linked when newer runs appear, until
+    TensorBoard is started again; others are linked on request.
+    """
     for number in range(30):
         folder = tmp_path / f"gpt-{number}" / "tensorboard"
         folder.mkdir(parents=True)
@@ -58,7 +61,7 @@ def test_of_many_runs_the_newest_are_linked_and_others_when_they_are_asked_for(t
 
 
 def test_an_output_root_that_is_not_there_yet_has_no_run(tmp_path: Path) -> None:
-    """A missing output directory has no runs until the first one is created."""
+    """If the output directory does not exist, there are no runs until the first one is created."""
     links = RunLinks(tmp_path / "output")
     links.refresh()
     assert list(links.folder.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Rows of a list of runs in the form of the server's answers, without runs."""
+"""Rows of a list of runs in the format of the server's responses, without real runs."""
 
 import time
 from typing import Any
@@ -16,7 +16,7 @@ CAUSES = {
 
 
 def summaries(count: int) -> list[RunSummary]:
-    """Return runs in many states, the newest first; the first one is active."""
+    """Return runs in many states, newest first; the first one is active."""
     states = ("RUNNING", "SUCCEEDED", "FAILED", "CANCELLED", "LOST", "SUCCEEDED", "SUCCEEDED")
     now = time.time()
     return [
@@ -44,7 +44,7 @@ def summaries(count: int) -> list[RunSummary]:
 
 
 class ListServer:
-    """A server that is a list of runs: `routes` answers requests and stores changes."""
+    """A stand-in for a server with a list of runs: `routes` answers requests and stores changes."""
 
     def __init__(self, count: int):
         self.rows = [row_of(summary) for summary in summaries(count)]
@@ -67,13 +67,15 @@ class ListServer:
         return {"runs": self.rows, "root": "output", "run_root_id": "root-of-this-server"}
 
     def _sparklines(self, query: dict[str, str], _: Any) -> Any:
-        """The loss of the named runs, of which this server keeps only the last name; NaN in the middle."""
+        """Return the loss of the named runs, with NaN in the middle, as if of these runs only the last one
+        existed.
+        """
         self.curves_of.append(query["name"])
         line = {"steps": [1, 50, 60, 120], "values": [8.0, 4.0, None, 3.5], "label": "loss 8 at step 1"}
         return {"runs": {row["name"]: line for row in self.rows if row["name"] != "gpt-0004"}}
 
     def _columns(self, query: dict[str, str], _: Any) -> Any:
-        """The learning rate of each run but the first."""
+        """Return the learning rate of each run except the first."""
         rates = {row["name"]: 0.001 * number for number, row in enumerate(self.rows) if number}
         wanted = "key" in query
         cells = {

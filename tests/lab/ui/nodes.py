@@ -1,4 +1,5 @@
-"""The user interface's modules in node, without a browser: requests of a view, and what it would draw.
+"""Modules of the user interface run in node, without a browser: the requests of a view, and what it would
+draw.
 
 in_node("compare", "return ui.comparedSpecs(...)", tmp_path)    the value of the code, with `ui` the module
 """
@@ -39,8 +40,10 @@ needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is no
 
 
 def in_node(module: str, code: str, folder: Path, exports: tuple[str, ...] = ()) -> Any:
-    """Return the result of `code`, the body of an async function. `exports` are names that `module` only
-    imports."""
+    """Run `code`, the body of an async function, and return its result.
+
+    `exports` are names that `module` only imports and that the code needs.
+    """
     more = f"\nexport {{ {', '.join(exports)} }};\n" if exports else ""
     (folder / "ui.mjs").write_text(script(module) + more, encoding="utf-8")
     check = folder / "check.mjs"

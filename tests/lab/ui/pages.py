@@ -1,4 +1,4 @@
-"""A browser page with a view in it, and a server that is a dictionary, for tests that take a second.
+"""A browser page that contains a single view, with a dictionary as its server; such a test takes a second.
 
 view_page(browser, {"run/gpt": lambda query, body: {...}}, mount)    a page whose answers come from Python
 answered(page)                                                       wait until the page has read them
@@ -54,7 +54,7 @@ ANSWERED = """async () => {
 
 
 def routes_of(run: RunDir) -> dict[str, Answer]:
-    """Return the answers of a server about one run, without a server."""
+    """Return routes that answer as a server would about one run."""
     view = RunView(run)
 
     def log(query: dict[str, str], _: Any) -> Any:
@@ -88,7 +88,7 @@ def view_page(
     still: bool = False,
     exports: tuple[str, ...] = (),
 ) -> Iterator[Any]:
-    """Return a page in which `mount`, JavaScript with `ui` (the `module`) and `root`, was run.
+    """Open a page and run `mount` in it: JavaScript that can use `ui` (the `module`) and `root`.
 
     `exports` are names that the module only imports.
 
@@ -136,5 +136,5 @@ def view_page(
 
 
 def answered(page: Any) -> None:
-    """Wait until a `still` page has read all answers, also on a slow machine, before its clock advances."""
+    """Wait until a `still` page has processed all responses, before the test advances its clock."""
     page.evaluate(ANSWERED)

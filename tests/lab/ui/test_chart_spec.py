@@ -1,4 +1,4 @@
-"""Charts with overlapping lines, and tiles in rows."""
+"""Charts with lines on top of each other, and rows of tiles."""
 
 import json
 from typing import Any
@@ -15,8 +15,9 @@ def line(label: str, *values: float) -> dict[str, Any]:
 
 
 def test_a_line_over_an_equal_one_is_dashed_and_says_so(browser: Any) -> None:
-    """A line over an equal one is dashed and described, also if it continues where the other ends, as in a
-    clone."""
+    """If two lines coincide, the upper one is dashed and a note says so, also if one line continues where the
+    other ends, as for a clone.
+    """
     lines = [line("a", 3, 2, 1), line("b", 3, 2, 1), line("c", 3, 2, 1, 0), line("d", 3, 2.5, 1)]
     with view_page(browser, {}, f"ui.toldApart({json.dumps(lines)})", module="chart_spec") as page:
         found = page.evaluate("window.end")
@@ -46,7 +47,9 @@ BANDED = {
 
 
 def test_a_thinned_curve_is_its_mean_in_a_band(browser: Any) -> None:
-    """The trend is smoothed from the means; the readout has name, mean, range, smoothed value and place."""
+    """A downsampled curve is drawn as its mean inside a band, and the trend is smoothed from the means. The
+    readout has name, mean, range, smoothed value and position.
+    """
     mount = f"""(() => {{
         const chart = new ui.Chart(160), where = (line, at) => `step ${{line.x[at]}} in words`;
         root.className = "nbt-root";
@@ -71,8 +74,9 @@ def test_a_thinned_curve_is_its_mean_in_a_band(browser: Any) -> None:
 
 
 def test_a_saved_picture_names_its_lines_in_rows_that_fit(browser: Any) -> None:
-    """A saved picture names its lines with their colors in rows that fit, since the page's legend is not in
-    the file."""
+    """A saved picture contains a legend with the names and colors of the lines, in rows that fit, because the
+    legend on the page is not part of the file.
+    """
     names = ["gpt-a", "gpt-125m-2xdp-second-try", "gpt-c"]
     lines = [{"label": name, "color": f"c{at}", "dash": "6 6" if at else ""} for at, name in enumerate(names)]
     lines[2]["note"] = "equal to gpt-a"
@@ -89,8 +93,9 @@ def test_a_saved_picture_names_its_lines_in_rows_that_fit(browser: Any) -> None:
 
 
 def test_tiles_leave_no_hole_in_their_rows(browser: Any) -> None:
-    """Seven tiles leave no gap in their rows: one row, rows of four and three, or two per row in a narrow
-    panel."""
+    """Seven tiles fill their rows evenly: one row, rows of four and three, or two per row in a narrow
+    panel.
+    """
     mount = "[1400, 930, 900, 580, 250, 200].map((width) => ui.tileColumns(7, width))"
     with view_page(browser, {}, mount, module="overview") as page:
         assert page.evaluate("window.end") == [7, 7, 4, 4, 2, 1]

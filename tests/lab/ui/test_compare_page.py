@@ -1,4 +1,4 @@
-"""The comparison in a browser, without a server or a kernel: one line per run, tables, axes."""
+"""The comparison in a browser, without a server or kernel: one line per run, tables and axes."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 
 def curves_of(run: RunDir) -> Any:
-    """Return the route for metrics of a run; the first answer has half of its event files."""
+    """Return the metrics route of a run; its first response has read only half of the event files."""
     view, looks = RunView(run), []
 
     def answer(query: dict[str, str], _: Any) -> Any:
@@ -41,7 +41,7 @@ CHANGED = "(names) => (window.names = names)"
 
 
 def mounted(names: list[str]) -> str:
-    """The page of a comparison with `names`."""
+    """Return JavaScript that mounts a comparison of the runs `names`."""
     return f"ui.mountComparison(root, {{names: {names}, host: {HOST}, changed: {CHANGED}}})"
 
 
@@ -50,7 +50,9 @@ def chip(page: Any, name: str) -> Any:
 
 
 def test_runs_side_by_side(tmp_path: Path, browser: Any) -> None:
-    """Each chart has both runs in their colors, another axis moves them, and a name opens its run."""
+    """Each chart shows both runs in their colors, changing the axis redraws them, and clicking a name opens
+    the run.
+    """
     runs = [ended_run(tmp_path, name, steps) for name, steps in (("gpt-a", 12), ("gpt-b", 8))]
     routes = {"compare": lambda query, body: compared(runs)}
     routes |= {f"run/{run.name}/metrics": curves_of(run) for run in runs}
@@ -78,8 +80,9 @@ def test_runs_side_by_side(tmp_path: Path, browser: Any) -> None:
 
 
 def test_a_comparison_survives_a_deleted_run_and_is_changed_by_its_user(tmp_path: Path, browser: Any) -> None:
-    """A run that is gone keeps its chip with the reason and is removed there; runs are hidden and added, a
-    baseline gives distances, and tables are copied."""
+    """A deleted run keeps its chip with the reason until the user removes it. Runs can be hidden and added, a
+    baseline shows distances, and tables can be copied.
+    """
     runs = {
         name: ended_run(tmp_path, name, steps) for name, steps in (("gpt-a", 12), ("gpt-b", 8), ("gpt-c", 5))
     }
@@ -150,8 +153,9 @@ def test_the_page_and_the_server_take_equally_many_runs() -> None:
 
 
 def test_runs_that_the_server_does_not_have_are_not_opened_there(browser: Any) -> None:
-    """Runs of another output directory are not opened on this server, which may have other runs of these
-    names."""
+    """Runs in another output directory cannot be opened on this server, which may have other runs with the
+    same names.
+    """
     traits = "{names: ['gpt-a', 'gpt-b'], root_id: 'another', value: null}"
     mount = (
         "(window.nbtrainHost = {openRun() {}}, "

@@ -1,4 +1,4 @@
-"""Text of users and programs is escaped in every view: names, tags, notes, causes, events and log lines."""
+"""Text from users and programs is escaped in every view: names, tags, notes, causes, events and log lines."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,9 @@ def assert_nothing_ran(page: Any) -> None:
 
 @pytest.mark.parametrize("compact", [False, True])
 def test_the_list_of_runs(browser: Any, compact: bool) -> None:
-    """A folder in the output directory may have any name; row, menu, editor and question show it as text."""
+    """A folder in the output directory may have any name; the row, menu, editor and confirmation show it as
+    text.
+    """
     server = ListServer(3)
     server.row("gpt-0002").update(
         name=SCRIPT, labels={SCRIPT: SCRIPT}, notes=SCRIPT, cause=SCRIPT, backend=SCRIPT, state="FAILED"
@@ -45,7 +47,7 @@ def test_the_list_of_runs(browser: Any, compact: bool) -> None:
 
 
 def test_the_page_of_a_run(tmp_path: Path, browser: Any) -> None:
-    """A run's cause, events, log, tooltips, and announced state changes are shown as text."""
+    """The cause, events, log and tooltips of a run and announced changes of its state are shown as text."""
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=40)
     job.one_step()
     job.events.write("alert", SCRIPT)
@@ -65,7 +67,7 @@ def test_the_page_of_a_run(tmp_path: Path, browser: Any) -> None:
 
 
 def test_a_message_of_the_server(browser: Any) -> None:
-    """A server's error, which quotes the request, is shown as text."""
+    """An error message of the server, which quotes the request, is shown as text."""
     with view_page(browser, {}, "ui.mount(root, {name: 'gpt-fake'})") as page:
         page.route("**/nbtrain/run/**", lambda route: route.fulfill(status=404, json={"message": SCRIPT}))
         page.get_by_text(SCRIPT).first.wait_for()

@@ -1,4 +1,4 @@
-"""The launch form's text after Submit, and the place of its buttons."""
+"""What the launch form says after Submit, and where its buttons are."""
 
 import json
 from pathlib import Path
@@ -16,8 +16,9 @@ CHANGES = ["batch.max_steps: 300 -> 250"]
 
 
 def test_only_what_was_submitted_is_called_so(browser: Any) -> None:
-    """Only a submitted job is called submitted; joining an active job is a warning with what it does not
-    get."""
+    """The form says "submitted" only if a job was submitted. If it joins an active job, a warning lists the
+    settings that the job does not have.
+    """
     answers = [JOB, {**JOB, "joined": "RUNNING", "not_applied": CHANGES}, {**JOB, "joined": "QUEUED"}]
     mount = f"{json.dumps(answers)}.map((one) => ui.submitted(one))"
     with view_page(browser, {}, mount, module="form_asks") as page:
@@ -37,7 +38,7 @@ def test_only_what_was_submitted_is_called_so(browser: Any) -> None:
 
 
 def test_a_new_run_gets_a_free_name_and_buttons_that_do_what_they_say(workspace: Path, browser: Any) -> None:
-    """Once gpt-tiny was trained, New Run opens with gpt-tiny-2 and without an error.
+    """If gpt-tiny has been trained, New Run opens with the name gpt-tiny-2 and without an error.
 
     A learning rate of 1000 is a warning, whose button sets the usual one; a submitted run is opened.
     """
@@ -100,7 +101,7 @@ FOLLOW = """(() => {
 
 
 def test_a_submitted_run_is_followed(browser: Any) -> None:
-    """The form reports what the submitted run waits for, that it has begun, and that it was deleted."""
+    """The form reports what a submitted run is waiting for, when it starts, and that it was deleted."""
     runs: list[Any] = []
     mount = FOLLOW.replace("JOB", json.dumps(JOB))
     with view_page(
@@ -119,7 +120,9 @@ def test_a_submitted_run_is_followed(browser: Any) -> None:
 
 
 def form_page(browser: Any, width: int, overrides: Any = None) -> Any:
-    """Open the form of gpt-tiny, answered by this process; window.again() unmounts and mounts it again."""
+    """Open the form of gpt-tiny with this process as its server; window.again() unmounts and mounts the
+    form.
+    """
     asked = {"yaml": "gpt-tiny", "overrides": overrides or {}, "typed": {}, "mode": "full"}
     routes = {path: lambda query, body, path=path: answer(path, body) for path in ("form", "form/assess")}
     server = """{call: async (path, method, body) =>
@@ -136,8 +139,9 @@ def form_page(browser: Any, width: int, overrides: Any = None) -> Any:
 def test_what_comes_of_the_fields_and_submit_stay_in_sight(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
-    """Results stay visible next to the fields; in a narrow page Submit is at the bottom, however long the
-    form is."""
+    """The results stay visible next to the fields. In a narrow page, Submit stays at the bottom, however long
+    the form is.
+    """
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     with form_page(browser, width) as page:
         page.locator(
@@ -163,8 +167,9 @@ def test_what_comes_of_the_fields_and_submit_stay_in_sight(
 def test_a_file_that_is_not_there_is_marked_at_its_field(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A missing file is marked at its field and counted on its tab; files that the cell creates are listed
-    separately."""
+    """A missing file is marked at its field and counted on its tab; files that the generated cell creates are
+    listed separately.
+    """
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     with form_page(browser, 1100) as page:
         page.get_by_text("All fields").click()
@@ -189,8 +194,9 @@ def test_a_file_that_is_not_there_is_marked_at_its_field(
 def test_keys_of_a_section_are_fields_while_its_switch_is_on(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys of a section are fields while its switch is on: counted, marked, searched, reset, and kept over a
-    reload."""
+    """While the switch of a section is on, its keys are fields: they are counted, marked, found by the
+    search, reset, and kept when the page is reloaded.
+    """
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     with form_page(browser, 1100, {"lora.rank": 8, "init_from": "base"}) as page:
 
@@ -238,7 +244,9 @@ def test_keys_of_a_section_are_fields_while_its_switch_is_on(
 def test_two_views_of_a_form_hold_the_same(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two views of a form share their values, and typing in one does not discard typing in the other."""
+    """Two views of a form have the same values, and typing in one does not discard what was typed in the
+    other.
+    """
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     with form_page(browser, 1100) as page:
         page.locator(".nbf-line", has_text="gpt-tiny").wait_for()
@@ -276,8 +284,9 @@ KERNEL = """(() => {
 def test_a_form_whose_kernel_is_busy_submits_later_and_says_so(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While its kernel is busy, the form submits later and says so, and neither makes nor suggests a cell
-    from unchecked values."""
+    """While its kernel is busy, the form says that it will submit later. It neither creates nor offers a cell
+    with values that were not checked.
+    """
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     start = {"yaml": "gpt-tiny", "overrides": {"data": {"sources": [{"kind": "mock"}]}}, "mode": "full"}
     routes = {path: lambda query, body, path=path: answer(path, body) for path in ("form", "form/assess")}

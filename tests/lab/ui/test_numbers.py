@@ -1,4 +1,6 @@
-"""Numbers on axes: the live view and the static picture are equal, as numbers.json lists them."""
+"""Numbers on axes are formatted in the same way in the live view and the static picture, as listed in
+numbers.json.
+"""
 
 import json
 import math
@@ -75,7 +77,7 @@ def test_the_browser_says_it(tmp_path):
 
 
 def test_an_axis_has_three_labels_at_least():
-    """An axis has at least three labels for any range, because a single 0 says nothing."""
+    """Every axis has at least three labels, because a single label such as 0 shows no scale."""
     for case in CASES["ticks"]:
         low, high, _, least, integer, found = case
         assert len(found) >= least or (integer and high - low < least), case

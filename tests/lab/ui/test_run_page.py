@@ -1,4 +1,4 @@
-"""The detail view of a run in a browser, without a server or a kernel: tabs, keys, buttons, charts."""
+"""The page of a run in a browser, without a server or kernel: tabs, keyboard, buttons and charts."""
 
 import json
 import math
@@ -33,7 +33,7 @@ def job(tmp_path: Path) -> Iterator[FakeJob]:
 
 
 def test_every_tab_shows_its_page_by_the_keyboard_alone(job: FakeJob, browser: Any) -> None:
-    """Arrow keys move between all tabs; a page says what a server does not provide."""
+    """The arrow keys move through all tabs; a tab whose data the server does not provide says so."""
     with view_page(browser, routes_of(job.run), MOUNT) as page:
         page.locator(".nbt-pill", has_text="RUNNING").wait_for()
         page.get_by_role("tab", name="Overview").focus()
@@ -55,7 +55,7 @@ def test_every_tab_shows_its_page_by_the_keyboard_alone(job: FakeJob, browser: A
 
 
 def test_every_menu_is_walked_by_the_keyboard_alone(job: FakeJob, browser: Any) -> None:
-    """Enter opens a menu, Tab goes to its first control, and Escape closes it and returns to its button."""
+    """Enter opens a menu, Tab moves to its first control, and Escape closes it and returns to its button."""
     walk = "() => document.activeElement.closest('details') && document.activeElement.tagName"
     with view_page(browser, routes_of(job.run), MOUNT) as page:
         page.locator(".nbt-charts polyline").first.wait_for()
@@ -74,7 +74,9 @@ def test_every_menu_is_walked_by_the_keyboard_alone(job: FakeJob, browser: Any) 
 
 
 def test_charts_are_read_zoomed_and_saved(job: FakeJob, browser: Any) -> None:
-    """Charts have three labels, integer steps and a shared pointer, and are saved as PNG and CSV."""
+    """Charts have three axis labels, integer steps and a common pointer, and can be zoomed and saved as PNG
+    and CSV.
+    """
     with view_page(browser, routes_of(job.run), MOUNT) as page:
         charts = page.locator(".nbt-charts .nbt-chart")
         charts.nth(2).locator("polyline").first.wait_for()
@@ -123,7 +125,7 @@ PLANNED = {
 
 
 def test_the_plan_says_what_to_do(job: FakeJob, browser: Any) -> None:
-    """The plan shows fit, time and disk first, then findings with their fix, then the tables."""
+    """The plan shows fit, time and disk space first, then findings with their fixes, then the tables."""
     routes = routes_of(job.run) | {"run/gpt-fake/plan": lambda query, body: PLANNED}
     with view_page(browser, routes, "ui.mount(root, {name: 'gpt-fake', place: {tab: 'plan'}})") as page:
         panel = page.get_by_role("tabpanel")
@@ -141,7 +143,9 @@ def test_one_point_is_a_dot(tmp_path: Path, browser: Any) -> None:
 
 
 def test_stop_shows_as_such_until_the_job_has_ended(job: FakeJob, browser: Any) -> None:
-    """Undo has the focus for five seconds; then the pill says Stopping..., until the job has ended."""
+    """After Stop, the Undo button has the focus for five seconds; then the state is shown as Stopping...
+    until the job has ended.
+    """
     routes = routes_of(job.run)
     routes["run/gpt-fake/stop"] = lambda query, body: {"state": "RUNNING", "cause": None, "name": "gpt-fake"}
     with view_page(browser, routes, MOUNT) as page:
@@ -170,7 +174,9 @@ STATES = (
 
 @pytest.mark.parametrize("width", [1000, 420])
 def test_a_button_has_its_place_in_every_state(job: FakeJob, browser: Any, width: int) -> None:
-    """A second click on Pause meets Resume, never Stop; Kill and Delete share a place, are red and ask."""
+    """Buttons keep their positions in every state: after Pause, the same position has Resume and never Stop.
+    Kill and Delete share a position.
+    """
     routes, states = routes_of(job.run), list(STATES)
     shown = run_shown(RunView(job.run))
 
@@ -210,7 +216,9 @@ def test_a_button_has_its_place_in_every_state(job: FakeJob, browser: Any, width
 
 
 def test_a_long_cause_leaves_the_page_in_reach(job: FakeJob, browser: Any) -> None:
-    """Three lines of a cause of 3,500 characters, and a button for the rest, which scrolls."""
+    """Of a cause with 3,500 characters, three lines are shown with a button that opens the rest, which
+    scrolls.
+    """
     job.finish("FAILED", "rank 1 failed: CUDA out of memory. " + 290 * "Tried more. ")
     with view_page(browser, routes_of(job.run), MOUNT, width=1024) as page:
         box = page.locator(".nbt-failure")
@@ -231,7 +239,9 @@ def test_a_long_cause_leaves_the_page_in_reach(job: FakeJob, browser: Any) -> No
 
 
 def test_nan_is_a_marked_gap_and_can_be_skipped(job: FakeJob, browser: Any) -> None:
-    """The line is broken, the gap is marked, the tile says since when, and a resume can skip the step."""
+    """A NaN loss interrupts the line and is marked, the tile says since which step, and a button resumes the
+    run without the step.
+    """
     for loss in (*[math.nan] * 3, 3.1, 3.0, 2.9, *[math.nan] * 2):
         job.step += 1
         job.scalars(loss=loss, learning_rate=1e-4)
@@ -288,7 +298,9 @@ def test_curves_that_are_still_being_read_say_so_on_overview(job: FakeJob, brows
 
 
 def test_the_logs_open_on_the_rank_that_failed(job: FakeJob, browser: Any) -> None:
-    """Not on rank 0, which was ended because of it; a log that the user chooses stays."""
+    """The Logs tab opens with the rank that failed, not with rank 0, which was stopped as a consequence. A
+    log that the user selects stays selected.
+    """
     job.job.log(1, 0).write_text("the words of rank 1\n")
     job.finish("FAILED", "rank 1 failed: boom")
     exits = [(0, "killed", 10.0), (1, "failed", 20.0)]
@@ -306,7 +318,9 @@ def test_the_logs_open_on_the_rank_that_failed(job: FakeJob, browser: Any) -> No
 
 
 def test_a_job_that_waits_leaves_the_queue(job: FakeJob, browser: Any) -> None:
-    """A waiting job leaves the queue without saving ranks, and the text disappears once it has ended."""
+    """Stopping a waiting job removes it from the queue, with a text that does not mention saving; the text
+    disappears when the job has ended.
+    """
     job.record.state = "QUEUED"
     job.record.write(job.job.job_json)
     routes = routes_of(job.run)
@@ -326,7 +340,9 @@ def test_a_job_that_waits_leaves_the_queue(job: FakeJob, browser: Any) -> None:
 
 
 def test_a_failure_is_a_box_and_deleting_asks(job: FakeJob, browser: Any) -> None:
-    """A failure has a box with cause, advice, Resume and Copy; Delete does nothing until confirmed."""
+    """A failure is shown in a box with the cause, advice, Resume and Copy. Delete asks for confirmation
+    first.
+    """
     job.finish("FAILED", "rank 1 failed: <b>boom</b>")
     routes = routes_of(job.run)
     routes["run/gpt-fake/resume"] = lambda query, body: {"state": "QUEUED", "cause": None, "name": "gpt-fake"}
@@ -359,8 +375,9 @@ def test_a_failure_is_a_box_and_deleting_asks(job: FakeJob, browser: Any) -> Non
 
 
 def test_a_log_below_a_traceback_shows_its_newest_lines(job: FakeJob, browser: Any) -> None:
-    """A log below a traceback shows its newest lines, also when the traceback loads later or the page gets
-    smaller."""
+    """The log below a traceback is scrolled to its newest lines, also if the traceback loads later or the
+    page becomes smaller.
+    """
     lines = "".join(f"step {step:5} | loss 3.0\n" for step in range(1, 201))
     job.job.log(0, 0).write_text(lines)
     job.finish("FAILED", "rank 1 failed: boom")
@@ -387,8 +404,9 @@ def test_a_log_below_a_traceback_shows_its_newest_lines(job: FakeJob, browser: A
 def test_a_log_that_is_lower_in_the_frame_of_a_scroll_shows_its_newest_lines(
     job: FakeJob, browser: Any
 ) -> None:
-    """A log that gets lower during a scroll shows its newest lines, as a frame's scroll events precede its
-    resizes."""
+    """A log whose height shrinks while it is scrolled still shows its newest lines, although the browser
+    fires the scroll event before the resize event.
+    """
     job.job.log(0, 0).write_text("".join(f"step {step:5} | loss 3.0\n" for step in range(1, 201)))
     with view_page(
         browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', place: {tab: 'logs'}})"
@@ -412,7 +430,9 @@ def test_a_log_that_is_lower_in_the_frame_of_a_scroll_shows_its_newest_lines(
 
 
 def test_a_log_has_numbers_levels_and_lines_to_choose(job: FakeJob, browser: Any) -> None:
-    """Numbers continue while the log grows; a line is chosen by a click or its number, and has a link."""
+    """Line numbers and levels continue while the log grows. A line can be selected by a click or its number,
+    and linked to.
+    """
     words = [
         "W1128 slow",
         "Traceback (most recent call last):",
@@ -461,7 +481,9 @@ def test_a_log_has_numbers_levels_and_lines_to_choose(job: FakeJob, browser: Any
 
 
 def test_a_link_to_a_line_opens_the_log_of_its_job_there(job: FakeJob, browser: Any) -> None:
-    """Of an older job and another rank than the log that the tab would open on."""
+    """A link to a line opens its log at this line, also for an older job and a rank other than the one that
+    the tab opens with.
+    """
     old, log = job.job.job_id, job.job.log(1, 0)
     log.write_text("".join(f"line {number} of rank 1\n" for number in range(1, 90_001)))
     job.finish("CANCELLED", "stopped on request at step 20; saved")
@@ -489,8 +511,9 @@ def test_a_link_to_a_line_opens_the_log_of_its_job_there(job: FakeJob, browser: 
 
 
 def test_hits_of_a_search_are_marked_and_walked(job: FakeJob, browser: Any) -> None:
-    """Enter goes from hit to hit, also among equal lines, below bytes that are not UTF-8, and in another log;
-    each match is marked. A wrong pattern is explained at the field."""
+    """All matches of a search are marked, and Enter moves from hit to hit: among equal lines, after bytes
+    that are not UTF-8, and in another log. An invalid pattern is explained at the field.
+    """
     lines = [*[b"nan"] * 300, b"\xff\xfe", b" 50%|##  |\r100%|####|", b"the loss is \x1b[31mNaN\x1b[0m"]
     job.job.log(0, 0).write_bytes(b"\n".join(lines) + b"\n")
     job.job.log(1, 0).write_text("loss inf\n")
@@ -532,8 +555,9 @@ def test_hits_of_a_search_are_marked_and_walked(job: FakeJob, browser: Any) -> N
 
 
 def test_a_table_that_is_drawn_anew_leaves_the_focus_in_its_place(browser: Any) -> None:
-    """When new numbers redraw a table every three seconds, the focus stays on a row's button, a heading or a
-    page's arrow."""
+    """When new values redraw a table, the focus stays where it was: on a row's button, a column heading or a
+    paging arrow.
+    """
     code = """() => {
         const act = ({ cells: [textContent] }) =>
             [Object.assign(document.createElement("button"), { textContent })];
@@ -564,7 +588,7 @@ def test_a_rank_without_a_log_says_so(job: FakeJob, browser: Any) -> None:
 
 
 def test_a_replicas_menu_opens_its_log(job: FakeJob, browser: Any) -> None:
-    """The table of replicas lets the user choose columns, and opens a rank's log with one click."""
+    """In the table of replicas, the user can choose the columns, and one click opens a rank's log."""
     job.job.supervisor_log.write_text("the supervisor's words\n")
     with view_page(
         browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', place: {tab: 'replicas'}})"
@@ -582,7 +606,7 @@ def test_a_replicas_menu_opens_its_log(job: FakeJob, browser: Any) -> None:
 
 
 def curves(asked: list[dict[str, str]]) -> Any:
-    """Return the route for metrics with two curves of 20 steps, which records its requests."""
+    """Return a metrics route with two curves of 20 steps that records its requests."""
 
     def answer(query: dict[str, str], _: Any) -> Any:
         asked.append(query)
@@ -600,8 +624,9 @@ def curves(asked: list[dict[str, str]]) -> Any:
 
 
 def test_metrics_by_step_tokens_and_time(job: FakeJob, browser: Any) -> None:
-    """Metrics have one axis for all charts (step, tokens, time), a zoom requests its points, and restarts are
-    marked."""
+    """All charts have the same x axis (step, tokens or time), zooming requests the points of the range, and
+    restarts are marked.
+    """
     asked: list[dict[str, str]] = []
     routes = routes_of(job.run) | {"run/gpt-fake/metrics": curves(asked)}
     with view_page(browser, routes, "ui.mount(root, {name: 'gpt-fake', place: {tab: 'metrics'}})") as page:
@@ -623,8 +648,9 @@ def test_metrics_by_step_tokens_and_time(job: FakeJob, browser: Any) -> None:
 
 
 def test_the_job_that_is_shown_follows_a_resume(job: FakeJob, browser: Any) -> None:
-    """After a resume, selector and log follow the new job; a job that was chosen stays, marked as older on
-    every page."""
+    """After a resume, the job selector and the log switch to the new job. A job that the user selected stays
+    selected, and is marked as older on every tab.
+    """
     old = job.job.job_id
     job.finish("CANCELLED", "stopped on request at step 20; saved")
     with view_page(
@@ -668,7 +694,9 @@ MODEL = """(() => {
 
 
 def test_the_server_is_asked_even_before_its_first_answer(job: FakeJob, browser: Any) -> None:
-    """A Stop before the server's first answer goes to the server rather than waiting for a busy kernel."""
+    """If the user clicks Stop before the server's first response, the request goes to the server, not to the
+    kernel, which may be busy.
+    """
     stopped: list[Any] = []
     routes = routes_of(job.run) | {"run/gpt-fake/stop": lambda query, body: stopped.append(body) or {}}
     mount = MODEL.replace("SNAP", json.dumps(run_shown(RunView(job.run))))
@@ -684,8 +712,9 @@ def test_the_server_is_asked_even_before_its_first_answer(job: FakeJob, browser:
 
 
 def test_a_panel_that_is_drawn_anew_says_nothing_old(job: FakeJob, browser: Any) -> None:
-    """A panel that a notebook redraws on scrolling shows current data, although the widget holds its first
-    snapshot."""
+    """When a notebook draws a panel again, as on scrolling, it shows current data, although the widget still
+    contains its first snapshot.
+    """
     old = run_shown(RunView(job.run))
     mount = MODEL.replace("SNAP", json.dumps(old)).replace("run_id: ''", f"run_id: '{old['run_id']}'")
     mount = mount.replace("document.getElementById('jupyter-config-data').remove();", "")
@@ -700,8 +729,9 @@ def test_a_panel_that_is_drawn_anew_says_nothing_old(job: FakeJob, browser: Any)
 
 
 def test_without_a_server_the_kernels_figures_are_shown(job: FakeJob, browser: Any) -> None:
-    """Without a server, the kernel's data is shown, each tab says what it needs, and only Stop is offered, by
-    the kernel."""
+    """Without a server, the page shows the kernel's data, each tab says what it needs, and the only button is
+    Stop, which the kernel handles.
+    """
     snapshot = json.dumps(run_shown(RunView(job.run)))
     with view_page(browser, {}, MODEL.replace("SNAP", snapshot)) as page:
         page.get_by_text("This page cannot reach a Jupyter server").wait_for()
@@ -722,7 +752,9 @@ def test_without_a_server_the_kernels_figures_are_shown(job: FakeJob, browser: A
 
 
 def of_a_notebook(run: RunDir, run_id: str, before: str = "") -> str:
-    """Return a panel with a model and a server, after `before`."""
+    """Return JavaScript that runs `before` and mounts a panel of a notebook, with a widget model and a
+    server.
+    """
     mount = MODEL.replace("SNAP", json.dumps(run_shown(RunView(run)))).replace(
         "run_id: ''", f"run_id: '{run_id}'"
     )
@@ -733,7 +765,7 @@ def of_a_notebook(run: RunDir, run_id: str, before: str = "") -> str:
 def test_a_server_that_has_gone_takes_its_buttons_along(
     job: FakeJob, browser: Any, of_kernel: bool, left: list[str]
 ) -> None:
-    """When the server disappears, so do its buttons, except Stop, which a kernel handles too."""
+    """If the server stops responding, its buttons disappear, except Stop if a kernel can handle it."""
     gone: list[bool] = []
     mount = of_a_notebook(job.run, job.record.run_id) if of_kernel else MOUNT
     with view_page(browser, routes_of(job.run), mount) as page:
@@ -752,7 +784,7 @@ def test_a_server_that_has_gone_takes_its_buttons_along(
 
 
 def test_what_a_server_that_has_gone_was_asked_is_not_called_done(job: FakeJob, browser: Any) -> None:
-    """A request that is confirmed after the server has gone is not reported as done."""
+    """A request that the user confirms after the server has stopped responding is not reported as done."""
     job.finish("FAILED", "rank 1 failed: boom")
     gone: list[bool] = []
     mount = of_a_notebook(job.run, job.record.run_id)
@@ -769,8 +801,9 @@ def test_what_a_server_that_has_gone_was_asked_is_not_called_done(job: FakeJob, 
 
 
 def test_a_run_of_another_output_folder_is_not_mistaken_for_the_servers(job: FakeJob, browser: Any) -> None:
-    """A run of another output directory gets no Clone or TensorBoard, which would use the server's run of
-    that name."""
+    """A run in another output directory has no Clone and no TensorBoard, which would use the server's run
+    with the same name.
+    """
     opened = "{openForm: () => (window.opened = 1), openTensorBoard: () => (window.opened = 2)}"
     mount = of_a_notebook(job.run, "another", f"window.nbtrainHost = {opened}, ")
     clicks = "['clone', 'tensorboard'].forEach((key) => root.querySelector(`.nbt-${key}`).click())"
@@ -782,8 +815,9 @@ def test_a_run_of_another_output_folder_is_not_mistaken_for_the_servers(job: Fak
 
 
 def test_a_run_that_was_deleted_elsewhere_is_called_so(job: FakeJob, browser: Any) -> None:
-    """A run deleted elsewhere keeps its last numbers without buttons; a kernel's run that the server never
-    had is not called deleted."""
+    """A run that was deleted elsewhere keeps its last values, but loses its buttons. A kernel's run that the
+    server never had is not shown as deleted.
+    """
     job.finish("SUCCEEDED", "done")
     words, known = {"message": "there is no run 'gpt-fake' under output."}, [True]
 
@@ -815,7 +849,9 @@ def test_a_run_that_was_deleted_elsewhere_is_called_so(job: FakeJob, browser: An
 
 
 def test_a_run_made_anew_under_its_name_is_another(job: FakeJob, browser: Any) -> None:
-    """A run made again under its name is shown as another run, and not as one of another output directory."""
+    """A run that was deleted and created again under its name is shown as another run, but not as one in
+    another output directory.
+    """
     routes, ids = routes_of(job.run), [job.record.run_id]
     shown = routes["run/gpt-fake"]
     routes["run/gpt-fake"] = lambda query, body: {**shown(query, body), "run_id": ids[-1]}
@@ -827,7 +863,7 @@ def test_a_run_made_anew_under_its_name_is_another(job: FakeJob, browser: Any) -
 
 
 def test_events_are_filtered_by_their_object(job: FakeJob, browser: Any) -> None:
-    """Events are filtered by object (job, rank, machine) in addition to kind and text."""
+    """Events can be filtered by object (job, rank or machine) in addition to kind and text."""
     with view_page(browser, routes_of(job.run), MOUNT) as page:
         events = page.locator("table[aria-label=events]")
         events.locator("td").first.wait_for()
@@ -845,8 +881,9 @@ def test_events_are_filtered_by_their_object(job: FakeJob, browser: Any) -> None
 
 
 def test_an_ended_run_whose_curves_are_half_read_is_asked_for_again_soon(job: FakeJob, browser: Any) -> None:
-    """A finished run with partly read curves is requested again after one second, and a completely read one
-    after five."""
+    """If the curves of a finished run are not completely read yet, the page requests them again after one
+    second, otherwise after five.
+    """
     job.finish("SUCCEEDED", "all tokens are done and saved")
     view, looks = RunView(job.run), []
 

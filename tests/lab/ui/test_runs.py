@@ -1,4 +1,6 @@
-"""The list of runs in a browser, without a server or a kernel: filter, order, tags, actions, selection."""
+"""The list of runs in a browser, without a server or kernel: filters, sorting, tags, actions and
+selection.
+"""
 
 import json
 import time
@@ -64,7 +66,7 @@ def listing(
 
 
 def go_on(page: Any, server: ListServer, seconds: int) -> int:
-    """Return how often the list is requested while the page's clock advances by this time."""
+    """Advance the page's clock by this time and return how often the list was requested."""
     before = server.looks
     for _ in range(10 * seconds):
         page.clock.run_for(100)
@@ -84,7 +86,8 @@ def server() -> Iterator[ListServer]:
 
 def test_a_person_works_with_the_list(server: ListServer, browser: Any) -> None:
     """A user can filter by text, state and tag, sort, edit tags and notes, confirm a deletion, and compare
-    runs."""
+    runs.
+    """
     with listing(browser, server) as page:
         page.get_by_text("5 runs, 1 active").wait_for()
         running = page.locator("tr[data-run=gpt-0000]")
@@ -158,7 +161,9 @@ def test_a_person_works_with_the_list(server: ListServer, browser: Any) -> None:
 
 
 def test_columns_order_and_csv_are_the_users(browser: Any) -> None:
-    """A setting becomes a column, Shift sorts by a second one, CSV has both; the choice comes back."""
+    """A setting can be shown as a column, Shift+click sorts by a second column, and the CSV has both. The
+    choice is kept when the page is reloaded.
+    """
     with listing(browser, ListServer(9)) as page:
         page.get_by_text("9 runs, 1 active").wait_for()
         page.get_by_text("Columns", exact=True).click()
@@ -193,7 +198,9 @@ def test_columns_order_and_csv_are_the_users(browser: Any) -> None:
 
 
 def test_several_runs_are_tagged_stopped_and_deleted_with_one_question(browser: Any) -> None:
-    """Chosen runs change together, by mouse or keyboard; a run that the server refuses to change is named."""
+    """Selected runs are changed together, by mouse or keyboard; runs that the server refuses to change are
+    named.
+    """
     server = ListServer(150)
     with listing(browser, server) as page:
         page.get_by_text("150 runs, 1 active").wait_for()
@@ -238,7 +245,9 @@ def test_several_runs_are_tagged_stopped_and_deleted_with_one_question(browser: 
 
 
 def test_a_hovered_row_is_readable_and_targets_are_large_enough(server: ListServer, browser: Any) -> None:
-    """At 1024 pixels nothing is cut; axe-core finds nothing in a hovered row; targets have 24 pixels."""
+    """At a width of 1024 pixels, nothing is cut off, axe-core finds no problem in a hovered row, and click
+    targets are at least 24 pixels.
+    """
     with listing(browser, server, width=1024) as page:
         page.get_by_text("5 runs, 1 active").wait_for()
         page.locator("tr[data-run=gpt-0001]").hover()
@@ -250,8 +259,9 @@ def test_a_hovered_row_is_readable_and_targets_are_large_enough(server: ListServ
 
 
 def test_archived_runs_are_in_a_table_that_was_asked_for_them(server: ListServer, browser: Any) -> None:
-    """Archived runs in a table that includes them are marked and can be unarchived; other lists show only
-    active ones."""
+    """In a table that includes archived runs, these are marked and can be unarchived; other lists show only
+    active ones.
+    """
     for name in ("gpt-0000", "gpt-0003", "gpt-0004"):
         server.row(name).update(archived=True, labels={})
     with listing(browser, server) as page:
@@ -272,8 +282,9 @@ def test_archived_runs_are_in_a_table_that_was_asked_for_them(server: ListServer
 
 
 def test_stop_shows_as_such_and_the_end_is_read_out(server: ListServer, browser: Any) -> None:
-    """After Stop, rows stay the same elements from poll to poll, so that the focus stays, and the end is
-    announced."""
+    """After Stop, polling reuses the elements of the rows, so that the focus stays; the end of the run is
+    announced to screen readers.
+    """
     with listing(browser, server, compact=True, width=320) as page:
         page.locator("tr[data-run=gpt-0000] .nbt-open").focus()
         page.keyboard.press("ArrowDown")
@@ -313,7 +324,7 @@ def test_of_a_thousand_runs_one_page_is_in_the_document(browser: Any) -> None:
 
 
 def test_a_list_without_runs_says_how_the_first_one_is_made(browser: Any) -> None:
-    """An empty list says how to create the first run, and has another text if a filter matches nothing."""
+    """An empty list says how to create the first run; if a filter matches nothing, it has another text."""
     server = ListServer(0)
     with listing(browser, server) as page:
         page.get_by_text("No run yet.").get_by_role("button", name="New run").click()
@@ -341,8 +352,9 @@ def test_a_list_out_of_sight_asks_for_nothing(server: ListServer, browser: Any) 
 
 
 def test_lists_of_one_page_share_a_poll(server: ListServer, browser: Any) -> None:
-    """Lists on one page share a poll: a second list gets the newest answer at once, and polling continues
-    while one is visible."""
+    """Several lists on a page share one poll: a second list gets the newest response immediately, and polling
+    continues while one of them is visible.
+    """
     with listing(browser, server, still=True) as page:
         go_on(page, server, 1)
         page.get_by_text("5 runs, 1 active").wait_for()
@@ -368,8 +380,7 @@ MODEL = """(() => {
 
 
 def test_without_a_server_stop_says_that_the_kernel_hears_it_later(server: ListServer, browser: Any) -> None:
-    """Without a server, Stop says that the kernel will handle it later, and not that the ranks were already
-    asked."""
+    """Without a server, Stop says that the kernel will stop the job when its running cell finishes."""
     mount = MODEL.replace("ROWS", json.dumps(server.rows))
     with view_page(browser, server.routes, mount, module="runs") as page:
         page.get_by_label("Stop gpt-0000").click()
@@ -387,8 +398,9 @@ def test_without_a_server_stop_says_that_the_kernel_hears_it_later(server: ListS
 def test_runs_of_another_output_folder_are_not_opened_by_their_names(
     server: ListServer, browser: Any
 ) -> None:
-    """Runs of another output directory are not opened by name, since the server may have other runs of these
-    names."""
+    """Runs in another output directory cannot be opened by name, because the server may have other runs with
+    the same names.
+    """
     traits = json.dumps({"rows": server.rows[:2], "names": [], "root_id": "another"})
     model = f"{{get: (name) => ({traits})[name], on() {{}}, off() {{}}, send() {{}}}}"
     with listing(browser, server, model=model) as page:
@@ -402,8 +414,9 @@ def test_runs_of_another_output_folder_are_not_opened_by_their_names(
 
 
 def test_in_a_sidebar_of_300_pixels_stop_stands_beside_the_name(server: ListServer, browser: Any) -> None:
-    """In a sidebar of 300 pixels, the buttons are on the name's line for any name, and nothing scrolls
-    sideways."""
+    """In a sidebar of 300 pixels, the buttons are on the same line as the run's name, however long it is, and
+    nothing scrolls sideways.
+    """
     with listing(browser, server, compact=True, width=300) as page:
         stop = page.get_by_label("Stop gpt-0000").bounding_box()
         name = page.locator("tr[data-run=gpt-0000] .nbt-open").bounding_box()
@@ -412,8 +425,9 @@ def test_in_a_sidebar_of_300_pixels_stop_stands_beside_the_name(server: ListServ
 
 
 def test_a_row_says_stopping_and_what_a_waiting_run_waits_for(server: ListServer, browser: Any) -> None:
-    """A row shows Stopping without another Stop button, and what a waiting run waits for; ages advance by
-    themselves."""
+    """A row that is stopping shows Stopping... and no Stop button, a waiting run shows what it is waiting
+    for, and ages increase without a request.
+    """
     server.rows[0] |= {"asked": "stop", "pill": ["Stopping...", "wait"]}
     waiting = server.rows[1]
     waiting |= {"state": "QUEUED", "active": True, "pill": ["QUEUED", "wait"], "cause": "waits for 1 GPU"}

@@ -1,4 +1,4 @@
-"""The user interface's ES modules: each is valid, and joined they are one script."""
+"""The ES modules of the user interface: each is valid, and together they form one script."""
 
 import re
 import shutil
@@ -12,14 +12,16 @@ from nbtrain.lab.ui.script import panel_script
 
 
 def test_it_is_one_module():
-    """The joined script imports nothing, and exports what anywidget and the restored view call."""
+    """The joined script imports nothing, and exports the functions that anywidget and a restored view
+    call.
+    """
     script = panel_script()
     assert "import {" not in script
     assert re.findall(r"^export (?:function )?(\w+)", script, re.MULTILINE) == ["mount", "rescue", "default"]
 
 
 def test_no_name_is_defined_twice():
-    """No name is defined twice, because joined modules share one scope."""
+    """No name is defined in two modules, because the joined modules share one scope."""
     defined: dict[str, str] = {}
     for path in sorted(Path(script.__file__).parent.glob("*.js")):
         text = path.read_text(encoding="utf-8")

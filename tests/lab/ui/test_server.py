@@ -1,4 +1,4 @@
-"""The REST calls of the user interface, in node: as many requests as a run's curves need."""
+"""REST calls of the user interface, run in node: it sends as many requests as a run's curves need."""
 
 import json
 import shutil
@@ -37,8 +37,9 @@ console.log(JSON.stringify({ most: MOST_NAMES, counts, asked, csv }));
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 def test_all_curves_of_a_run_are_read(tmp_path: Path) -> None:
-    """All curves of a run are read, also of a blend of 150 datasets, whose names do not fit into one
-    request."""
+    """All curves of a run are read, also with a blend of 150 datasets, whose names do not fit in one
+    request.
+    """
     (tmp_path / "server.mjs").write_text((UI / "server.js").read_text(encoding="utf-8"), encoding="utf-8")
     (tmp_path / "check.mjs").write_text(CHECK, encoding="utf-8")
     done = subprocess.run(["node", str(tmp_path / "check.mjs")], capture_output=True, text=True)

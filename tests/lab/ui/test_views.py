@@ -1,4 +1,4 @@
-"""Requests of views and what they would draw, in node: each takes a tenth of a second."""
+"""Requests that views send and what they would draw, run in node; each test takes a tenth of a second."""
 
 import json
 from pathlib import Path
@@ -21,21 +21,25 @@ const specs = (axis) => ui.comparedSpecs(["a"], curves, { axis, smoothing: 0, al
 
 
 def test_a_comparison_without_a_server_has_the_curves_that_came_along(tmp_path: Path) -> None:
-    """Without a server, a comparison has the curves that it was created with, and its list of charts names
-    all curves."""
+    """Without a server, a comparison shows the curves that it was created with, and the chart menu lists them
+    all.
+    """
     code = f"{COMPARED} return specs('step').map(([tag]) => tag);"
     assert in_node("compare", code, tmp_path) == ["loss", "validation_loss"]
 
 
 def test_all_curves_of_a_compared_run_begin_at_one_time(tmp_path: Path) -> None:
-    """All curves of a compared run start at the same time: a first validation after 20 seconds is at 20, not
-    at 0."""
+    """All curves of a compared run start at the same time: if the first validation came after 20 seconds, it
+    is drawn at 20, not at 0.
+    """
     code = f"{COMPARED} return specs('time').map(([, spec]) => spec.lines[0].x);"
     assert in_node("compare", code, tmp_path) == [[0, 10, 20], [20]]
 
 
 def test_runs_that_differ_only_in_their_seed_are_one_line_with_a_band(tmp_path: Path) -> None:
-    """The mean where two runs have a point; another learning rate is another line."""
+    """Runs that differ only in their seed are one line with a band, the mean of the steps that all have; a
+    run with another learning rate is another line.
+    """
     code = """
     const heads = ["setting", "a", "b", "c"];
     const rows = [["seed", "1", "2", "1"], ["lr_schedule.lr", "0.1", "0.1", "0.2"]];
@@ -50,7 +54,9 @@ def test_runs_that_differ_only_in_their_seed_are_one_line_with_a_band(tmp_path: 
 
 
 def test_flops_and_cost_are_axes_of_a_comparison(tmp_path: Path) -> None:
-    """From tokens and time; a run without a price has no curve by cost."""
+    """A comparison can have FLOPs or cost as its axis, computed from tokens and time; without a price, a run
+    has no curve over cost.
+    """
     code = f"""{COMPARED}
     const scales = {{ a: {{ flops_per_token: 6, money_per_second: 0.5, currency: "USD" }} }};
     const shown = (axis, scales) => ({{ axis, smoothing: 0, all: false, scales }});
@@ -63,7 +69,9 @@ def test_flops_and_cost_are_axes_of_a_comparison(tmp_path: Path) -> None:
 
 
 def test_a_comparison_is_copied_as_a_table(tmp_path: Path) -> None:
-    """Best values and distances to the baseline; special characters of each format are kept."""
+    """The table marks the best values and shows distances to the baseline, and is copied in three formats
+    with their special characters escaped.
+    """
     code = """
     const rows = [["loss", "2.0", "2.5"], ["a_b|c", "50 %", "1,000"]];
     const heads = ["figure", "one", "two"], values = [[2, 2.5], [null, null]], better = ["low", ""];
@@ -83,8 +91,9 @@ def test_a_comparison_is_copied_as_a_table(tmp_path: Path) -> None:
 
 
 def test_in_a_notebook_tensorboard_opens_with_the_run(tmp_path: Path) -> None:
-    """In a notebook, TensorBoard opens with the run by the page's ?run= parameter, which uses TensorBoard's
-    name for the run."""
+    """In a notebook, TensorBoard is opened with the parameter ?run=, and the run's name is the one that
+    TensorBoard uses.
+    """
     code = """
     globalThis.window = { open: (address) => (window.opened = address) };
     ui.notebookHost({ url: (path) => `/user/x/nbtrain/${path}` }).openTensorBoard("gpt-2.7b");
@@ -108,8 +117,9 @@ const draw = async (job, kept = job) => {
 
 
 def test_the_configuration_is_that_of_the_job_that_is_shown(tmp_path: Path) -> None:
-    """The configuration belongs to the shown job: the newest job's is the run's, read again after a resume;
-    an older job has its copy."""
+    """The Config tab shows the configuration of the selected job: for the newest job the run's, which is read
+    again after a resume; for an older job its copy.
+    """
     code = (
         PAGES.replace("PAGE", "Config")
         + """
@@ -165,7 +175,9 @@ draw();
 
 
 def test_a_zoom_while_curves_are_read_is_read_after_them(tmp_path: Path) -> None:
-    """A zoom in and out while curves are being read makes the whole run be read once more."""
+    """If the user zooms in and out again while curves are being read, the whole run is read once more
+    afterwards.
+    """
     code = (
         METRICS
         + """
@@ -213,7 +225,7 @@ def test_a_table_is_sorted_by_what_its_figures_say(tmp_path: Path, cells: list[s
 
 
 def test_a_log_is_read_once_however_quickly_it_is_chosen(tmp_path: Path) -> None:
-    """A log is read once, even if rank 1 and then rank 0 are chosen before the first answer."""
+    """If rank 1 and then rank 0 are selected before the first response, each log is still read only once."""
     code = """
     const answers = [], view = { snap: { ranks: [] } };
     const server = { call: (path) => new Promise((answer) => answers.push([path.split("?")[1], answer])) };
@@ -250,8 +262,9 @@ const draw = (...logs) => {
 
 
 def test_a_log_that_is_followed_is_that_of_the_newest_attempt(tmp_path: Path) -> None:
-    """A followed log switches to the newest attempt after a restart; a chosen older attempt and an unfollowed
-    log stay."""
+    """A log that is followed switches to the newest attempt after a restart; an older attempt that the user
+    selected and a log that is not followed stay.
+    """
     code = (
         LOGS
         + """
@@ -284,8 +297,9 @@ def test_a_log_that_is_not_in_the_menu_is_opened_and_stays(tmp_path: Path) -> No
 
 
 def test_lines_of_the_kernel_are_not_added_to_those_of_the_file(tmp_path: Path) -> None:
-    """After the server has gone, the kernel's lines are not appended to the file's lines; a rewritten bar
-    counts with its last text."""
+    """After the server has stopped responding, lines from the kernel are not appended to lines from the file.
+    Of a progress bar, only the last state counts.
+    """
     code = (
         LOGS
         + r"""
@@ -315,8 +329,9 @@ def test_lines_of_the_kernel_are_not_added_to_those_of_the_file(tmp_path: Path) 
 def test_runs_of_other_lengths_are_read_at_one_step(
     tmp_path: Path, first: int, pointer: int, words: str
 ) -> None:
-    """Runs of different lengths are read at one step, and a run that has ended has no value there, in any
-    order."""
+    """For runs of different lengths, the pointer shows the values at one step, and a dash for a run that has
+    ended, in any order of the runs.
+    """
     code = f"""
     const x = (end) => Array.from({{ length: end / 10 + 1 }}, (_, at) => 10 * at);
     const lines = [500, 1000].map((end, at) => ({{ x: x(end), y: x(end).map(() => at + 1) }}));

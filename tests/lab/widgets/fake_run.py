@@ -1,4 +1,4 @@
-"""A job in a quarter of a second: writes the files of a supervisor and its ranks, without training.
+"""A job that takes a quarter of a second: it writes the files of a supervisor and its ranks without training.
 
     python tests/lab/widgets/fake_run.py <run dir> [--steps N] [--step-seconds S] [--world-size N]
                                          [--end STATE]
@@ -59,7 +59,7 @@ def run_config(name: str, steps: int, world_size: int = 1) -> RunConfig:
 
 
 class FakeJob:
-    """One job of a run, written step by step."""
+    """A job of a run that is written step by step."""
 
     def __init__(self, run: RunDir, steps: int, world_size: int = 1, start: int = 0):
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -111,7 +111,7 @@ class FakeJob:
         self.tensorboard.add_event(event_pb2.Event(wall_time=time.time(), step=step, session_log=log))
 
     def scalars(self, **values: float) -> None:
-        """Write scalars of the current step by their names in metrics.SCALARS."""
+        """Write scalars at the current step; they are named as in metrics.SCALARS."""
         from tensorboard.compat.proto import event_pb2
 
         event = event_pb2.Event(wall_time=time.time(), step=self.step)
@@ -147,7 +147,7 @@ class FakeJob:
         self.heartbeat("train", loss, rate, speed)
 
     def heartbeat(self, phase: str, loss: float, rate: float, speed: float) -> None:
-        """Renew the heartbeats of all ranks, which this process represents."""
+        """Renew the heartbeats of all ranks, with this process as the process of each."""
         progress = TrainingProgress(
             total_steps=self.steps,
             train_tokens=self.steps * TOKENS_PER_STEP,
@@ -178,7 +178,7 @@ class FakeJob:
         return ControlRequest.read(self.job.control_request) is not None
 
     def finish(self, state: str, cause: str) -> None:
-        """End the job as its supervisor does."""
+        """End the job in the same way as its supervisor."""
         outcome = {"SUCCEEDED": "finished", "CANCELLED": "stopped"}.get(state, "failed")
         for rank in range(self.world_size):
             ExitRecord(
@@ -191,7 +191,7 @@ class FakeJob:
 
 
 def measure(job: FakeJob, node: int = 0, ranks: tuple[int, ...] = (0, 1), gpu: bool = False) -> None:
-    """Write ten samples, two seconds apart, of a node whose usage grows."""
+    """Write ten samples of a node's growing resource usage, two seconds apart."""
     writer = UsageWriter(job.job.resources, node)
     about = {
         "ranks": list(ranks),

@@ -1,4 +1,4 @@
-"""The comparison of runs in a cell, a saved notebook and a terminal, without a browser."""
+"""The comparison of runs in a notebook cell, a saved notebook and a terminal, without a browser."""
 
 import json
 import re
@@ -26,8 +26,9 @@ def runs(workspace):
 
 @pytest.mark.slow
 def test_nobody_watches(runs):
-    """Without a live front end, the comparison is tables and a picture, without script or outside
-    addresses."""
+    """Without a live front end, the comparison consists of tables and a picture, without scripts and external
+    addresses.
+    """
     shown = nb.compare(nb.runs("gpt-*", sort="name"))._repr_mimebundle_()
     assert set(shown) == {"text/html", "text/plain"}
     page = shown["text/html"]
@@ -40,7 +41,7 @@ def test_nobody_watches(runs):
 
 @pytest.mark.slow
 def test_a_person_watches(runs, monkeypatch):
-    """In a live front end, the widget carries what it draws if there is no server."""
+    """With a live front end, the widget contains the data that it draws if there is no server."""
     for module in (widget, mime):
         monkeypatch.setattr(module, "is_watched", lambda: True)
     made = []
@@ -61,7 +62,7 @@ def test_a_person_watches(runs, monkeypatch):
 
 @pytest.mark.slow
 def test_on_the_command_line(runs, tmp_path, capsys):
-    """The command line prints the tables as text or JSON, and the curves as a picture."""
+    """On the command line, the tables are printed as text or JSON, and the curves are saved as a picture."""
     picture = tmp_path / "curves.svg"
     assert cli.main(["compare", "gpt-a", "gpt-b", "-o", str(picture)]) == 0
     assert capsys.readouterr().out.startswith("Figures\nfigure ")
@@ -74,7 +75,9 @@ def test_on_the_command_line(runs, tmp_path, capsys):
 
 
 def test_a_server_is_asked_for_the_runs_that_it_shows(tmp_path, monkeypatch):
-    """A server is asked only for runs in its folder, because it may have other runs of the same names."""
+    """The widget requests only runs in the server's own output directory, because the server may have other
+    runs with the same names.
+    """
     monkeypatch.setattr(widget, "compared", lambda runs: {"names": [run.name for run in runs]})
     here, also, other = (RunDir(tmp_path / name) for name in ("out/gpt-a", "out/gpt-b", "old/gpt-c"))
     assert widget.Comparison([here, also])._root_id() == root_id(tmp_path / "out")

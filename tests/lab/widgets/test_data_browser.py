@@ -1,4 +1,4 @@
-"""The browser below a data card: documents by number and by text, a blend, and its static form."""
+"""The document browser below a data card: by number, by text, in a blend, and as a static page."""
 
 import pytest
 
@@ -16,19 +16,20 @@ from tests.dataset.dataset_maker import make_dataset
 
 @pytest.fixture
 def watched(monkeypatch):
-    """Simulate a live front end."""
+    """Simulate that a live front end displays the notebook."""
     monkeypatch.setattr(mime, "is_watched", lambda: True)
     monkeypatch.setattr(api, "is_watched", lambda: True)
 
 
 def search(browser, text):
-    """Send a search text as the front end does for Enter and for [next]."""
+    """Send a search text, as the front end does when the user presses Enter or [next]."""
     browser.search._handle_custom_msg({"find": text}, [])
 
 
 def test_documents_by_number_and_by_text(make_config, texts):  # noqa: F811
-    """Number, slider and buttons show a document, and a text shows the next document that contains it, also
-    past the end."""
+    """The number, the slider and the buttons select a document. A search shows the next document that
+    contains the text, and continues at the start after the last document.
+    """
     make_dataset(make_config(), texts)
     browser = DocumentBrowser(Browser("small"))
     assert texts[0] in browser.page.value
@@ -53,7 +54,7 @@ def test_documents_by_number_and_by_text(make_config, texts):  # noqa: F811
 
 
 def test_each_hit_is_shown(make_config, texts):  # noqa: F811
-    """A search starts after the shown document, and an empty text has no answer."""
+    """A search starts after the displayed document; an empty text finds nothing."""
     make_dataset(make_config(), texts)
     browser = DocumentBrowser(Browser("small"))
     for text, number in (("(11", 11), ("(10", 100), ("(10", 101), ("(3", 3), ("", 3)):
@@ -63,7 +64,7 @@ def test_each_hit_is_shown(make_config, texts):  # noqa: F811
 
 
 def test_names_of_sources_are_text(make_config, texts):  # noqa: F811
-    """Names of sources in a manifest are shown as text, without interpreting HTML."""
+    """Names of sources in a manifest are shown as text, never interpreted as HTML."""
     sources = [{"name": "<i>x</i>", "sequences": [0, 60]}, {"name": "b", "sequences": [60, 120]}]
     make_dataset(make_config(), texts, sources=sources)
     page = DocumentBrowser(Browser("small")).page.value
@@ -71,7 +72,7 @@ def test_names_of_sources_are_text(make_config, texts):  # noqa: F811
 
 
 def test_a_long_search_stops(make_config, texts, monkeypatch):  # noqa: F811
-    """A search that takes too long says how far it came, and continues from there."""
+    """A search that takes too long stops, says how far it came, and continues there."""
     make_dataset(make_config(), texts)
     browser = DocumentBrowser(Browser("small"))
     find = browser.browser.find
@@ -82,7 +83,7 @@ def test_a_long_search_stops(make_config, texts, monkeypatch):  # noqa: F811
 
 
 def test_learnt_tokens_are_coloured(make_config, texts):  # noqa: F811
-    """With a loss mask, the text is shown in colored pieces and escaped."""
+    """With a loss mask, the tokens in the loss are shown in color, and all text is escaped."""
     make_dataset(make_config(), ["<b>question</b> answer"], learnt_from=[4])
     browser = DocumentBrowser(Browser("small"))
     assert "tokens in the loss are coloured" in browser.page.value
@@ -92,7 +93,9 @@ def test_learnt_tokens_are_coloured(make_config, texts):  # noqa: F811
 
 @pytest.mark.slow
 def test_card_in_a_live_notebook(make_config, texts, watched):  # noqa: F811
-    """nb.data_card is the card with its numbers, and appears as a widget together with the static page."""
+    """nb.data_card returns the card with its numbers; in a live notebook, it is shown as a widget and a
+    static page.
+    """
     make_dataset(make_config(), texts)
     card = nb.data_card("small")
     assert card.documents == 120
@@ -102,7 +105,7 @@ def test_card_in_a_live_notebook(make_config, texts, watched):  # noqa: F811
 
 
 def test_card_where_nobody_watches(make_config, texts):  # noqa: F811
-    """papermill keeps the complete card with its documents, without a widget."""
+    """With papermill, the complete card with its documents is shown, without a widget."""
     make_dataset(make_config(), texts)
     data, _ = live(nb.data_card("small"))._repr_mimebundle_()
     assert set(data) == {"text/html", "text/plain"}
@@ -111,7 +114,7 @@ def test_card_where_nobody_watches(make_config, texts):  # noqa: F811
 
 @pytest.mark.slow
 def test_a_dataset_of_a_blend_is_chosen(make_config, texts, watched):  # noqa: F811
-    """The browser shows the chosen dataset of a blend."""
+    """In a blend, the browser shows the dataset that the user selects."""
     make_dataset(make_config(), texts)
     make_dataset(make_config(), ["another text"], dataset=DatasetFiles.named("few"))
     entries = [{"name": "small", "weight": 1}, {"name": "few", "weight": 3}]

@@ -1,4 +1,6 @@
-"""The form's widget without a front end: the next cell gets the page's values, and questions are answered."""
+"""The launch form's widget without a front end: the next cell receives the form's values, and the kernel
+answers requests.
+"""
 
 import html
 import json
@@ -21,14 +23,15 @@ def form(workspace: Path) -> Iterator[LaunchForm]:
 
 
 def hold(form: LaunchForm, **changes: Any) -> None:
-    """Simulate a change by the user on the page."""
+    """Simulate a change that the user makes on the page."""
     held = {**form.held, **changes, "seq": form.held["seq"] + 1}
     form._on_message(form, {"kind": "hold", "held": held}, [])
 
 
 def test_what_the_page_holds_is_the_next_cells(form: LaunchForm) -> None:
-    """Typed values, mode and YAML reach the next cell, without an answer that would move the form to a
-    subshell."""
+    """Typed values, mode and YAML are available in the next cell, without any response of the kernel to the
+    page.
+    """
     sent: list[Any] = []
     form.send_state = sent.append
     assert form.config.batch.micro_batch_size == 8
@@ -41,7 +44,9 @@ def test_what_the_page_holds_is_the_next_cells(form: LaunchForm) -> None:
 
 
 def test_the_overrides_of_the_start_can_be_left_out(workspace: Path) -> None:
-    """The initial overrides are in the fields and in the line, and the page may remove them."""
+    """The overrides with which the form was opened are in the fields and in the generated line, and the user
+    may remove them.
+    """
     form = LaunchForm("gpt-tiny", "name=trial batch.max_steps=3 'data.sources=[{kind: mock}]'")
     assert (form.config.name, form.config.train_steps) == ("trial", 3)
     assert form.start["overrides"]["batch.max_steps"] == 3
@@ -53,8 +58,9 @@ def test_the_overrides_of_the_start_can_be_left_out(workspace: Path) -> None:
 
 
 def test_a_value_that_is_none_is_an_error_of_the_next_cell(form: LaunchForm) -> None:
-    """All invalid values are errors of the next cell at once, as in `nbtrain check`; no earlier value is used
-    silently."""
+    """The next cell raises one error with all invalid values, as in `nbtrain check`; no earlier value is used
+    silently.
+    """
     hold(form, typed={"batch.micro_batch_size": "[5", "model.num_layers": "four"})
     with pytest.raises(ConfigError) as error:
         _ = form.config
@@ -67,14 +73,14 @@ def test_a_value_that_is_none_is_an_error_of_the_next_cell(form: LaunchForm) -> 
 
 
 def test_a_yaml_that_cannot_be_read_is_an_error_of_the_next_cell(form: LaunchForm) -> None:
-    """A YAML that became unreadable after the page had read it is an error of the next cell."""
+    """If the YAML has become unreadable since the page read it, the next cell raises an error."""
     hold(form, yaml="nowhere.yaml")
     with pytest.raises(ConfigError, match=r"nowhere\.yaml: no such run YAML"):
         _ = form.config
 
 
 def test_a_field_is_set_from_a_cell(form: LaunchForm) -> None:
-    """A cell can set a field, which the page sees by an increasing number."""
+    """A cell can set a field; the page detects this by a number that increases."""
     form.set("batch.max_steps", 7)
     form.set("model.compile", True)
     assert form.held["typed"] == {"batch.max_steps": "7", "model.compile": "true"}
@@ -89,7 +95,9 @@ def test_mode_is_one_of_two(workspace: Path) -> None:
 
 
 def test_without_a_server_the_kernel_answers(form: LaunchForm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a server the kernel gives the same answers by number, and a refusal with its message."""
+    """Without a server, the kernel gives the same answers to numbered requests, and a rejected request has
+    its message.
+    """
     sent: list[dict[str, Any]] = []
     monkeypatch.setattr(form, "send", sent.append)
     form._on_message(
@@ -103,7 +111,9 @@ def test_without_a_server_the_kernel_answers(form: LaunchForm, monkeypatch: pyte
 
 
 def test_static_picture_where_nobody_watches(form: LaunchForm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """papermill gets plan and line as HTML, and a live front end also gets the widget."""
+    """With papermill, the form is shown as HTML with its plan and line of code; a live front end also shows
+    the widget.
+    """
     hold(form, typed={"batch.micro_batch_size": "4"})
     bundle = form._repr_mimebundle_()[0]
     assert set(bundle) == {"text/html", "text/plain"}
@@ -120,8 +130,9 @@ def test_static_picture_where_nobody_watches(form: LaunchForm, monkeypatch: pyte
 def test_the_rescue_knows_what_the_form_was_opened_with(
     form: LaunchForm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second output, only for a live front end, restores the form as it was opened, with its values
-    escaped in an attribute."""
+    """A second output, only for a live front end, can restore the form as it was opened; its values are
+    escaped in an attribute.
+    """
     shown: list[dict[str, Any]] = []
     monkeypatch.setattr("IPython.display.display", lambda data, **_: shown.append(data))
     form._ipython_display_()
@@ -135,8 +146,9 @@ def test_the_rescue_knows_what_the_form_was_opened_with(
 
 
 def test_where_nobody_watches_there_is_no_widget(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a live front end there is no widget, because papermill would save its state, whose HTML loads
-    the widget from a CDN."""
+    """Without a live front end, no widget is created: papermill would save its state, and the saved HTML
+    would load the widget from a CDN.
+    """
     opened = []
     monkeypatch.setattr(launcher.anywidget.AnyWidget, "open", lambda self: opened.append(self))
     LaunchForm("gpt-tiny").close()
@@ -147,7 +159,7 @@ def test_where_nobody_watches_there_is_no_widget(workspace: Path, monkeypatch: p
 
 
 def test_the_script_is_one_module() -> None:
-    """The script is one module with the exports that anywidget and the restored form call."""
+    """The script is a single module that exports the functions that anywidget and a restored form call."""
     text = launcher.form_script()
     assert "import {" not in text
     assert "export function rescueForm(" in text and text.count("export default") == 1

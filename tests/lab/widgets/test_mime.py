@@ -1,4 +1,4 @@
-"""The picture that replaces a widget without its kernel."""
+"""The picture that is shown instead of a widget when there is no kernel."""
 
 import json
 import re
@@ -18,8 +18,9 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
 
 
 def test_a_widget_has_its_picture_once_more_where_only_a_script_finds_it(shown: list[dict]) -> None:
-    """Only a script finds the widget's hidden picture: nothing in it can end its element, and readers without
-    scripts see nothing."""
+    """The hidden copy of a widget's picture is found only by a script: nothing in it can close its element,
+    and without scripts it is not visible.
+    """
     picture = "<b>loss</b></script><!-- \\u003c -->"
     mime.show({mime.WIDGET_MIME: {}, "text/html": picture, "text/plain": "words"})
     widget, kept = shown

@@ -1,4 +1,4 @@
-"""The panel widget without a front end: its state, and the end of its thread."""
+"""The panel widget without a front end: its state, and when its thread ends."""
 
 import threading
 import time
@@ -33,13 +33,13 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeJob]:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulate JupyterLab as a live front end."""
+    """Simulate that JupyterLab, a live front end, displays the notebook."""
     monkeypatch.setattr(mime, "is_watched", lambda: True)
     monkeypatch.setattr(panel, "is_watched", lambda: True)
 
 
 def pushing() -> bool:
-    """Return whether a panel's thread is alive."""
+    """Return whether the thread of a panel is alive."""
     return any(thread.name == "nbtrain-panel-gpt-fake" for thread in threading.enumerate())
 
 
@@ -51,8 +51,9 @@ def until(condition, seconds: float = 120.0) -> None:
 
 
 def test_snapshots_follow_the_job_and_the_thread_ends_with_it(job: FakeJob) -> None:
-    """Without a server, the trait follows the job; the last snapshot shows the end, and then the thread
-    ends."""
+    """Without a server, the panel's snapshots follow the job. The last one shows its end, and then the thread
+    ends.
+    """
     shown = RunPanel(RunView(job.run))
     assert shown.snap["progress"]["step"] == 1
     job.one_step()
@@ -67,7 +68,7 @@ def test_snapshots_follow_the_job_and_the_thread_ends_with_it(job: FakeJob) -> N
 def test_a_run_that_may_not_be_read_for_a_moment(
     job: FakeJob, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
-    """If a run is unreadable for a moment, the thread continues at the next tick."""
+    """If a run cannot be read for a moment, the thread tries again at its next tick."""
     shown, failed, real = RunPanel(RunView(job.run)), [], panel.run_shown
 
     def fail_once(view: RunView) -> dict:
@@ -84,7 +85,7 @@ def test_a_run_that_may_not_be_read_for_a_moment(
 
 
 def test_closing_ends_the_thread_while_the_job_runs(job: FakeJob) -> None:
-    """Closing a panel ends its thread while the job runs."""
+    """Closing a panel ends its thread even while the job is running."""
     shown = RunPanel(RunView(job.run))
     assert pushing()
     shown.close()
@@ -92,8 +93,9 @@ def test_closing_ends_the_thread_while_the_job_runs(job: FakeJob) -> None:
 
 
 def test_a_served_panel_sends_nothing(job: FakeJob) -> None:
-    """While the server extension answers the script, the kernel sends nothing, and the thread still ends with
-    the job."""
+    """While the page gets its data from the server extension, the kernel sends nothing; the thread still ends
+    with the job.
+    """
     shown = RunPanel(RunView(job.run), served=True)
     before = shown.snap
     job.one_step()
@@ -105,7 +107,7 @@ def test_a_served_panel_sends_nothing(job: FakeJob) -> None:
 
 
 def test_stop_message_cancels_the_newest_job(job: FakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the server extension, the Stop button's message reaches jobs.control."""
+    """Without the server extension, the message of the Stop button is passed to jobs.control."""
     from nbtrain.jobs import control
 
     stopped = []
@@ -119,7 +121,9 @@ def test_stop_message_cancels_the_newest_job(job: FakeJob, monkeypatch: pytest.M
 
 
 def test_a_run_made_anew_under_its_name_is_left_alone(job: FakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that was deleted and made again under its name is not shown or stopped by the old run's panel."""
+    """If a run was deleted and created again under its name, the panel of the old run neither shows nor stops
+    it.
+    """
     from nbtrain.jobs import control
 
     stopped, sent = [], []
@@ -138,7 +142,7 @@ def test_a_run_made_anew_under_its_name_is_left_alone(job: FakeJob, monkeypatch:
 
 
 def test_a_job_message_is_answered_with_its_pages(job: FakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the server extension, the kernel sends a job's records, or the reason why it cannot."""
+    """Without the server extension, the kernel sends the page of a job, or the reason why it cannot."""
     measure(job)
     shown, sent = RunPanel(RunView(job.run)), []
     monkeypatch.setattr(shown, "send", sent.append)
@@ -152,7 +156,9 @@ def test_a_job_message_is_answered_with_its_pages(job: FakeJob, monkeypatch: pyt
 
 
 def test_bundle_is_a_picture_alone_where_nobody_watches(job: FakeJob, capsys: pytest.CaptureFixture) -> None:
-    """papermill and a plain script get HTML and text without a widget that would hide them."""
+    """In papermill and plain scripts, a panel is displayed as HTML and text, without a widget that would hide
+    them.
+    """
     bundle = mimebundle(RunView(job.run))
     assert set(bundle) == {"text/html", "text/plain", "image/png"}
     assert "RUNNING" in bundle["text/html"]
@@ -161,14 +167,14 @@ def test_bundle_is_a_picture_alone_where_nobody_watches(job: FakeJob, capsys: py
 
 
 def test_bundle_is_widget_and_picture_in_a_live_front_end(job: FakeJob, watched: None) -> None:
-    """JupyterLab shows the widget, and other viewers of the notebook show the picture."""
+    """JupyterLab shows the widget; other viewers of the same notebook show the picture."""
     bundle = mimebundle(RunView(job.run))
     assert set(bundle) == {mime.WIDGET_MIME, "text/html", "text/plain"}
     assert bundle[mime.WIDGET_MIME]["model_id"]
 
 
 class Handle:
-    """Stand-in for the handle that IPython's display() returns, whose output can be updated."""
+    """A stand-in for the handle that IPython's display() returns, with which an output is updated."""
 
     def __init__(self):
         self.shown: list[dict] = []
@@ -188,8 +194,9 @@ def handles(monkeypatch: pytest.MonkeyPatch) -> list[Handle]:
 
 @pytest.mark.slow
 def test_a_picture_of_an_earlier_cell_becomes_that_of_the_end(job: FakeJob, handles: list[Handle]) -> None:
-    """In an unattended notebook, each output of a run is written once, and shows the end after the run has
-    ended."""
+    """In a notebook without a live front end, each output of a run is updated once, when the run has
+    ended.
+    """
     view = RunView(job.run)
     display_run(view)
     display_run(view)
@@ -208,8 +215,9 @@ def test_a_picture_of_an_earlier_cell_becomes_that_of_the_end(job: FakeJob, hand
 def test_the_output_of_a_panel_keeps_the_picture_of_the_end(
     job: FakeJob, watched: None, handles: list[Handle]
 ) -> None:
-    """The output of a live panel keeps the widget and the final picture, which the thread that follows the
-    run writes."""
+    """The output of a live panel contains the widget and a picture, which the panel's thread updates when the
+    run has ended.
+    """
     display_run(RunView(job.run))
     job.finish("SUCCEEDED", "all done")
     until(lambda: handles[0].shown)
@@ -220,7 +228,9 @@ def test_the_output_of_a_panel_keeps_the_picture_of_the_end(
 def test_rescue_is_published_beside_the_widget(
     job: FakeJob, watched: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second output carries run and run id for a panel without a kernel."""
+    """A second output contains the run's name and id, so that the page can show the panel without a
+    kernel.
+    """
     import IPython.display
 
     published = []

@@ -1,4 +1,4 @@
-"""papermill's notebook and its HTML show all outputs of a run offline, without a widget."""
+"""A notebook executed by papermill, and its HTML, show all outputs of a run offline and without a widget."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,9 @@ pytestmark = pytest.mark.slow
 def test_executed_notebook_and_its_html_show_complete_pictures(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run, the form, TensorBoard and the curves are static HTML and PNG that no widget hides."""
+    """The panel of a run, the form, TensorBoard and the curves are static HTML and PNG, and no widget hides
+    them.
+    """
     import nbformat
     import papermill
     from nbconvert import HTMLExporter

@@ -1,4 +1,4 @@
-"""nb.runs() in a cell: the picture without a front end, the live table, and its thread."""
+"""nb.runs() in a cell: the static picture, the live table, and its thread."""
 
 import threading
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_a_long_list_says_how_much_is_left_out() -> None:
 
 
 def test_without_a_front_end_a_cell_has_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under papermill nb.runs() shows the picture, and remains a list that prints as before."""
+    """With papermill, nb.runs() is displayed as a picture; it is still a list and prints as one."""
     shown: list[dict[str, str]] = []
     monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
     runs = ShownRuns([summary("gpt-a")])
@@ -48,8 +48,9 @@ def test_without_a_front_end_a_cell_has_the_picture(monkeypatch: pytest.MonkeyPa
 def test_a_live_table_has_new_runs_unless_some_were_asked_for(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A live table adds new runs unless some were selected; its thread works only from "push" to "rest", and
-    never after close()."""
+    """A live table adds new runs, unless certain runs were selected. Its thread runs between the messages
+    "push" and "rest", and never after close().
+    """
     monkeypatch.setattr(run_table, "PUSH_SECONDS", 0.02)
     FakeJob(RunDir(workspace / "output" / "gpt-fake"), steps=10).tensorboard.close()
     every, some = nb.runs(), nb.runs(name="fake")
@@ -75,7 +76,7 @@ def test_a_live_table_has_new_runs_unless_some_were_asked_for(
 
 
 def test_nothing_found_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A filter without matching runs shows a sentence instead of all runs."""
+    """If no run matches the filter, a sentence says so, and not all runs are shown."""
     shown: list[dict[str, str]] = []
     monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
     monkeypatch.setattr(run_table, "is_watched", lambda: True)

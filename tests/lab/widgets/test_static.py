@@ -1,4 +1,4 @@
-"""The static picture of a run: complete, without scripts, and safe."""
+"""The static picture of a run is complete, safe, and needs no scripts."""
 
 import base64
 import html
@@ -22,7 +22,7 @@ from tests.lab.widgets.fake_run import FakeJob, measure
 
 
 class Tags(HTMLParser):
-    """Records the names of all elements, and checks that each is closed."""
+    """A parser that records the names of all elements and checks that each is closed."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -51,8 +51,9 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> FakeJob:
 
 
 def test_everything_that_the_panel_shows_is_in_it(job: FakeJob) -> None:
-    """The picture has the panel's state, progress, numbers, curves, ranks, alert and log in elements that
-    need no network."""
+    """The picture shows the same state, progress, numbers, curves, ranks, alert and log as the panel, without
+    anything that needs a network.
+    """
     page = run_html(RunView(job.run).snapshot())
     for words in (
         "gpt-fake",
@@ -87,7 +88,7 @@ def test_everything_that_the_panel_shows_is_in_it(job: FakeJob) -> None:
 
 
 def test_curves_are_the_points(job: FakeJob) -> None:
-    """The curves are SVG lines with as many corners as the run has points."""
+    """The curves are SVG lines with exactly as many vertices as the run has points."""
     page = run_html(RunView(job.run).snapshot())
     pictures = [base64.b64decode(data).decode() for data in re.findall(r"svg\+xml;base64,([^\"]+)", page)]
     corners = [
@@ -99,8 +100,9 @@ def test_curves_are_the_points(job: FakeJob) -> None:
 
 
 def test_what_a_job_has_kept_is_in_it(job: FakeJob) -> None:
-    """The picture has conditions and resources over time, with the lines of request and limit, without script
-    or network."""
+    """The picture shows conditions and resource usage over time, with lines for requests and limits, without
+    a script or the network.
+    """
     measure(job)
     page = run_html(RunView(job.run).snapshot(), job_shown(job.run))
     assert "Conditions, UTC" in page and "Rank0Trains" in page
@@ -115,8 +117,9 @@ def test_what_a_job_has_kept_is_in_it(job: FakeJob) -> None:
 
 
 def test_every_tab_of_the_panel_is_in_it(tmp_path: Path) -> None:
-    """The picture has Metrics, Plan and Config with the difference from the parent run, without script or
-    network."""
+    """The picture contains the tabs Metrics, Plan and Config, with the differences from the parent run,
+    without a script or the network.
+    """
     parent = RunDir(tmp_path / "gpt-first")
     FakeJob(parent, steps=4).tensorboard.close()
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=40)
@@ -139,7 +142,7 @@ def test_every_tab_of_the_panel_is_in_it(tmp_path: Path) -> None:
 
 
 def test_ended_run_says_its_cause(tmp_path: Path) -> None:
-    """The cause of the end is below the name, and text and HTML agree on the step."""
+    """The cause of a run's end is shown below its name, and text and HTML show the same step."""
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=4)
     for _ in range(2):
         job.one_step()
@@ -151,7 +154,7 @@ def test_ended_run_says_its_cause(tmp_path: Path) -> None:
 
 
 def test_run_without_a_job_is_shown_too(tmp_path: Path) -> None:
-    """A run without a job is shown with nothing invented."""
+    """A run without a job is shown without made-up values."""
     run = RunDir(tmp_path / "gpt-new")
     run.path.mkdir()
     snapshot = RunView(run).snapshot()
@@ -160,7 +163,7 @@ def test_run_without_a_job_is_shown_too(tmp_path: Path) -> None:
 
 
 def test_every_word_and_number_is_the_snapshots(job: FakeJob) -> None:
-    """The picture has exactly the strings of the live panel."""
+    """The picture contains exactly the same texts as the live panel."""
     snapshot = RunView(job.run).snapshot()
     page, shown = run_html(snapshot), snapshot["shown"]
     words = [shown["about"], shown["note"], *(word for tile in shown["tiles"] for word in tile)]
@@ -170,7 +173,7 @@ def test_every_word_and_number_is_the_snapshots(job: FakeJob) -> None:
 
 
 def test_chart_of_one_point_and_of_gaps() -> None:
-    """A chart draws a single point, and leaves gaps open."""
+    """A chart can draw a single point, and leaves gaps where values are missing."""
 
     def drawn(steps: list[int], values: list[float | None]) -> str:
         empty = {"steps": [], "values": []}
@@ -185,7 +188,9 @@ def test_chart_of_one_point_and_of_gaps() -> None:
 
 
 def test_a_thinned_curve_is_a_band_and_nan_is_a_marked_gap() -> None:
-    """The range of each interval is shaded; the line ends where the loss was NaN, between two points too."""
+    """The range of each interval is shaded, and the line is interrupted where the loss was NaN, also between
+    two points.
+    """
     empty = {"steps": [], "values": []}
     curves = dict.fromkeys(("validation_loss", "learning_rate", "tokens_per_second"), empty)
     curves["loss"] = {

@@ -20,8 +20,9 @@ def view(workspace: Path) -> RunView:
 
 
 def test_a_run_of_another_root_is_named_by_its_folder(view: RunView, tmp_path: Path) -> None:
-    """A run of another output directory is shown with a command, in which a path with a space and a quote is
-    quoted for a shell."""
+    """For a run in another output directory, the panel shows a command in which a path with a space and a
+    quote is escaped for a shell.
+    """
     panel = TensorBoardPanel(view)
     assert (panel.name, repr(panel)) == ("gpt-fake", "Start TensorBoard with:  nbtrain tensorboard gpt-fake")
     panel.close()
@@ -36,7 +37,7 @@ def test_a_run_of_another_root_is_named_by_its_folder(view: RunView, tmp_path: P
 
 @pytest.mark.slow
 def test_static_picture_has_the_curves(view: RunView, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a live front end, the output is a PNG of the curves and the command, without a widget."""
+    """Without a live front end, the output is a PNG of the curves and a command, without a widget."""
     panel = TensorBoardPanel(view)
     bundle, _ = panel._repr_mimebundle_()
     assert set(bundle) == {"text/html", "text/plain"}

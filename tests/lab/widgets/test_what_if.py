@@ -19,8 +19,9 @@ def page():
 
 
 def test_a_message_of_a_control_changes_the_page(page: WhatIfPage) -> None:
-    """A control's message changes the page: the trait has the new layout's numbers, and side effects are
-    named."""
+    """When the user moves a control, the page receives the numbers of the new layout, and changes of other
+    controls are reported.
+    """
     before = page.shown
     page._on_message(page, {"kind": "set", "name": "zero", "value": 3}, [])
     assert page.state.layout.options.zero_stage == 3
@@ -30,7 +31,7 @@ def test_a_message_of_a_control_changes_the_page(page: WhatIfPage) -> None:
 
 
 def test_a_refused_message_is_answered_and_changes_nothing(page: WhatIfPage) -> None:
-    """A value that no legal layout has is refused with an answer, and changes nothing."""
+    """A value that no legal layout has is rejected with a message, and the layout does not change."""
     before = page.shown
     page._on_message(page, {"kind": "set", "name": "tensor", "value": 3}, [])
     assert page.shown == before
@@ -38,7 +39,9 @@ def test_a_refused_message_is_answered_and_changes_nothing(page: WhatIfPage) -> 
 
 
 def test_use_this_writes_the_yaml_once(page: WhatIfPage, tmp_path: Path) -> None:
-    """Use This writes a file once that loads as the shown layout; it needs a name and does not overwrite."""
+    """Use This writes a file that loads with the displayed layout. It needs a name, and never overwrites a
+    file.
+    """
     page.set("pipeline", 2)
     path = tmp_path / "mine.yaml"
     page._on_message(page, {"kind": "use", "path": ""}, [])
@@ -56,8 +59,9 @@ def test_use_this_writes_the_yaml_once(page: WhatIfPage, tmp_path: Path) -> None
 
 
 def test_use_this_says_that_the_layout_does_not_fit(page: WhatIfPage, tmp_path: Path) -> None:
-    """For a layout that does not fit, Use This writes the file with the missing memory at its top and in the
-    answer."""
+    """For a layout that does not fit, Use This still writes the file; the missing memory is stated at the top
+    of the file and in the response.
+    """
     page.set("recompute", "none")
     lack = page.shown["words"][0][1].removeprefix("no, ")
     assert lack == page.state.lack == "24.2 GiB too much"
@@ -75,8 +79,9 @@ def test_use_this_says_that_the_layout_does_not_fit(page: WhatIfPage, tmp_path: 
 
 
 def test_the_static_picture_has_every_figure(page: WhatIfPage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The static picture has three words, all controls and each stage without a script; with a front end, the
-    widget is added."""
+    """The static picture shows the verdicts, all controls and each stage, without a script; a live front end
+    also shows the widget.
+    """
     shown = page.shown
     picture, text = static_html(shown), static_text(shown)
     bundle, _ = page._repr_mimebundle_()

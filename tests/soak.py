@@ -384,8 +384,8 @@ PARTS = (
         _evidence(
             (
                 "nbtrain.dataset.prepare.prepare",
-                "nbtrain.corpus.dask_cluster",
-                "nbtrain.corpus.dask_worker",
+                "nbtrain.corpus.workers.dask_cluster",
+                "nbtrain.corpus.workers.dask_worker",
             ),
             (
                 DASK_ON_SLURM_TEST,

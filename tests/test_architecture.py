@@ -345,7 +345,6 @@ def folder_of(module: str) -> str:
 MUTUAL = {
     ("config", "config.arithmetic"),
     ("config", "config.rules"),
-    ("corpus", "corpus.sources"),
     ("jobs", "jobs.backends"),
     ("jobs", "jobs.queue"),
     ("jobs", "jobs.supervisor"),

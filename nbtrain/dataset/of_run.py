@@ -9,7 +9,7 @@ from nbtrain.base.order import natural
 from nbtrain.base.workspace import dataset_dir, display, resolve, tokenizer_dir, typed_path, valid_name
 from nbtrain.config.load import find, load
 from nbtrain.config.schema import RunConfig
-from nbtrain.corpus.asked import settings
+from nbtrain.corpus.requested_settings import settings
 from nbtrain.corpus.tokenizer.other_text import other_text_of
 from nbtrain.dataset.blend import BlendFiles, OpenBlend
 from nbtrain.dataset.files import DatasetFiles, OpenDataset, stem_of

@@ -3,7 +3,7 @@
 from nbtrain.base.findings import Cost, Finding
 from nbtrain.config.findings import finding_of, run_checks
 from nbtrain.config.schema import RunConfig
-from nbtrain.corpus.source_check import source_problems
+from nbtrain.corpus.sources.source_check import source_problems
 from nbtrain.corpus.tokenizer.markers import markers_sentence
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.jobs.hostfile import findings_of_hostfile

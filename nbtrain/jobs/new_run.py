@@ -1,6 +1,6 @@
 """Chooses a run for a user's text and writes its YAML: `nbtrain new NAME --text PATH...` and nb.new.
 
-    corpus/survey.py      how much text, of which kind, in which language
+    corpus/survey/survey.py      how much text, of which kind, in which language
     planner/choices.py    vocabulary, size, length; or, for examples, a fine-tuning of an existing run
     planner/run_file.py   a YAML of at most 20 lines with a reason for each choice
 
@@ -22,7 +22,7 @@ from nbtrain.base.rundir import RunDir, run_names
 from nbtrain.base.workspace import check_name, display, tokenizer_dir, valid_name
 from nbtrain.config.load import find, load, load_resolved
 from nbtrain.config.schema import RunConfig
-from nbtrain.corpus.survey import Survey, survey
+from nbtrain.corpus.survey.survey import Survey, survey
 from nbtrain.corpus.tokenizer.sizes import fits_of
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.jobs.machine import this_machine

@@ -32,7 +32,7 @@ NETWORK_MODULES = re.compile(
 )
 MAY_CONTACT = {
     "base/ports.py": {"socket"},  # a free port of this machine
-    "corpus/dask_worker.py": {"socket"},  # the host's own name
+    "corpus/workers/dask_worker.py": {"socket"},  # the host's own name
     "corpus/http.py": {"urllib.request", "urllib3", "ssl"},
     "corpus/partial_file.py": {"urllib3"},  # the errors of an answer
     "dataset/encode/progress.py": {"socket"},  # the host's own name

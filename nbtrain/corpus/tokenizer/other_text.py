@@ -5,7 +5,7 @@ from typing import Any
 
 from nbtrain.base import amounts
 from nbtrain.base.workspace import display
-from nbtrain.corpus.asked import same_text
+from nbtrain.corpus.requested_settings import same_text
 from nbtrain.corpus.tokenizer.folder import read_manifest
 
 NAMED_SOURCES = 2
@@ -14,8 +14,8 @@ NAMED_SOURCES = 2
 def other_text_of(directory: Path, wanted: dict[str, Any]) -> str:
     """Return a clause on the other text that the tokenizer in `directory` was trained on; "" if none.
 
-    `wanted` holds the sources and the cleaning of a dataset, as corpus/asked.py records them. For a tokenizer
-    that was imported or does not exist, the training text is unknown, and "" is returned.
+    `wanted` holds the sources and the cleaning of a dataset, as corpus/requested_settings.py records them.
+    The training text is unknown, and "" is returned, if the tokenizer was imported or does not exist.
     """
     manifest = read_manifest(directory)
     trained = manifest and manifest["trained"]

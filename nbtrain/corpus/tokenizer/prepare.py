@@ -14,7 +14,11 @@ from nbtrain.base.workspace import data_home, display, resolve, tokenizer_dir
 from nbtrain.config.own_names import MAKES_TRAINED
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.shipped_names import refuse_name_of_shipped_tokenizer
-from nbtrain.corpus.asked import (
+from nbtrain.corpus.documents.cleaning import Cleaner
+from nbtrain.corpus.documents.corpus import Corpus, empty_error
+from nbtrain.corpus.documents.text_sample import sample_texts
+from nbtrain.corpus.records import NAMED_PROBLEMS, Tally
+from nbtrain.corpus.requested_settings import (
     FORCE,
     differences,
     origin,
@@ -24,10 +28,6 @@ from nbtrain.corpus.asked import (
     software,
     text_of_settings,
 )
-from nbtrain.corpus.cleaning import Cleaner
-from nbtrain.corpus.corpus import Corpus, empty_error
-from nbtrain.corpus.records import NAMED_PROBLEMS, Tally
-from nbtrain.corpus.text_sample import sample_texts
 from nbtrain.corpus.tokenizer import training
 from nbtrain.corpus.tokenizer.folder import (
     CONTENT_FILES,

@@ -11,7 +11,7 @@ import numpy as np
 
 from nbtrain.base.progress import Progress
 from nbtrain.config.arithmetic.vocabulary import VocabularyFit
-from nbtrain.corpus.text_sample import cut
+from nbtrain.corpus.documents.text_sample import cut
 from nbtrain.corpus.tokenizer import training
 from nbtrain.corpus.tokenizer.folder import byte_level
 from nbtrain.corpus.tokenizer.unfinished import NUM_BYTES

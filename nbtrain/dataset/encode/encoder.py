@@ -24,9 +24,9 @@ import numpy as np
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
-from nbtrain.corpus.cleaning import Cleaner
-from nbtrain.corpus.corpus import Task, cleaned, compared_text_of, identities, length_of, text_of
-from nbtrain.corpus.dedup import NearIndex
+from nbtrain.corpus.documents.cleaning import Cleaner
+from nbtrain.corpus.documents.corpus import Task, cleaned, compared_text_of, identities, length_of, text_of
+from nbtrain.corpus.documents.dedup import NearIndex
 from nbtrain.corpus.records import Example, Preference, Record, Tally, Texts, TokenIds
 from nbtrain.corpus.sentences import sentences
 from nbtrain.corpus.sources.base import SourceReader

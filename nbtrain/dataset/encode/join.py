@@ -21,7 +21,7 @@ import numpy as np
 
 from nbtrain.base import files
 from nbtrain.config.data_section import CleaningConfig
-from nbtrain.corpus.dedup import ExactIndex, NearIndex
+from nbtrain.corpus.documents.dedup import ExactIndex, NearIndex
 from nbtrain.dataset.encode.shard import EncodeSettings, ShardRecord, arrays_path, tokens_path
 from nbtrain.dataset.indexed import bin_path, idx_path
 from nbtrain.dataset.indexed_writer import FileEntry, write_index

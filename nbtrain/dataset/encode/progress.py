@@ -18,9 +18,9 @@ import numpy as np
 
 from nbtrain.base.amounts import count
 from nbtrain.base.progress import Progress
-from nbtrain.corpus.corpus import SourceCounts, Task
-from nbtrain.corpus.lease import stop_if_ended
+from nbtrain.corpus.documents.corpus import SourceCounts, Task
 from nbtrain.corpus.records import Tally
+from nbtrain.corpus.workers.lease import stop_if_ended
 from nbtrain.dataset.encode.shard import ShardRecord
 
 COUNTERS = struct.Struct("<qqq")

@@ -21,7 +21,7 @@ from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
-from nbtrain.corpus.asked import place
+from nbtrain.corpus.requested_settings import place
 from nbtrain.dataset.files import DatasetFiles, OpenDataset
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.of_run import dataset_of

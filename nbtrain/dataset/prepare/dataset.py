@@ -23,10 +23,9 @@ from nbtrain.base.progress import Progress, Say
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.shipped_names import refuse_name_of_shipped_dataset
-from nbtrain.corpus import broken_records
-from nbtrain.corpus.asked import FORCE, origin, place, settings, software
-from nbtrain.corpus.cleaning import Cleaner
-from nbtrain.corpus.corpus import (
+from nbtrain.corpus.documents import broken_records
+from nbtrain.corpus.documents.cleaning import Cleaner
+from nbtrain.corpus.documents.corpus import (
     Corpus,
     SourceCounts,
     Task,
@@ -36,10 +35,11 @@ from nbtrain.corpus.corpus import (
     length_of,
     text_of,
 )
-from nbtrain.corpus.extract import ExtractedReader
+from nbtrain.corpus.documents.extract import ExtractedReader
 from nbtrain.corpus.records import BROKEN_RECORDS, MOST_TEMPLATES, Tally
+from nbtrain.corpus.requested_settings import FORCE, origin, place, settings, software
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
-from nbtrain.corpus.workers import ordered_map
+from nbtrain.corpus.workers.ordered_map import ordered_map
 from nbtrain.dataset.encode.encoder import Encoder
 from nbtrain.dataset.encode.join import Joined, join
 from nbtrain.dataset.encode.progress import PREFIX, EncodeProgress, WorkerCounters

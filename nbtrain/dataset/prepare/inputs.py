@@ -17,10 +17,10 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.terminal import printable
 from nbtrain.base.workspace import display, resolve, tokenizer_dir
 from nbtrain.config.schema import RunConfig
-from nbtrain.corpus.asked import FORCE, differences, origin, settings
-from nbtrain.corpus.cleaning import Cleaner
-from nbtrain.corpus.corpus import Corpus, cleaned, identities, text_of
+from nbtrain.corpus.documents.cleaning import Cleaner
+from nbtrain.corpus.documents.corpus import Corpus, cleaned, identities, text_of
 from nbtrain.corpus.records import Example, Preference, Record, Tally, TokenIds
+from nbtrain.corpus.requested_settings import FORCE, differences, origin, settings
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.dataset.encode.encoder import can_be_kept
 from nbtrain.dataset.files import DatasetFiles

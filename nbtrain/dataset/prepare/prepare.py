@@ -20,11 +20,12 @@ from nbtrain.base.locks import locked_directory
 from nbtrain.base.progress import Say
 from nbtrain.base.workspace import display, tokenizer_dir
 from nbtrain.config.schema import RunConfig
-from nbtrain.corpus import dedup, sentences
-from nbtrain.corpus.asked import place
-from nbtrain.corpus.cleaning import Cleaner
-from nbtrain.corpus.corpus import Corpus
-from nbtrain.corpus.extract import extracted
+from nbtrain.corpus import sentences
+from nbtrain.corpus.documents import dedup
+from nbtrain.corpus.documents.cleaning import Cleaner
+from nbtrain.corpus.documents.corpus import Corpus
+from nbtrain.corpus.documents.extract import extracted
+from nbtrain.corpus.requested_settings import place
 from nbtrain.corpus.tokenizer.folder import read_manifest
 from nbtrain.corpus.tokenizer.markers import markers_sentence
 from nbtrain.corpus.tokenizer.prepare import is_trained, prepare_tokenizer

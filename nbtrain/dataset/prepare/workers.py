@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from nbtrain.base.cgroup import usable_cores
 from nbtrain.config.schema import RunConfig
-from nbtrain.corpus.asked import place
-from nbtrain.corpus.workers import Workers
+from nbtrain.corpus.requested_settings import place
+from nbtrain.corpus.workers.ordered_map import Workers
 
 if TYPE_CHECKING:
-    from nbtrain.corpus.dask_cluster import DaskCluster
+    from nbtrain.corpus.workers.dask_cluster import DaskCluster
 
 # A worker takes half a second to start: below these sizes one process finishes sooner.
 PARALLEL_FROM_BYTES = 256 << 20
@@ -22,7 +22,7 @@ def local(num_workers: int) -> Workers:
     """Return workers as processes of this machine; 1 means this process itself."""
     if num_workers <= 1:
         return None
-    from nbtrain.corpus.local_pool import LocalPool
+    from nbtrain.corpus.workers.local_pool import LocalPool
 
     return partial(LocalPool, num_workers)
 
@@ -52,8 +52,8 @@ class ChosenWorkers:
         """Return the workers for a source of that size, which write into `folder`. Raises DataError."""
         data = self.config.data
         if data.workers.kind == "dask":
-            from nbtrain.corpus.dask_cluster import DaskCluster
-            from nbtrain.corpus.dask_pool import DaskPool
+            from nbtrain.corpus.workers.dask_cluster import DaskCluster
+            from nbtrain.corpus.workers.dask_pool import DaskPool
 
             if self._cluster is None:
                 self._cluster = DaskCluster(data.workers, place(self.config, "data.workers"))

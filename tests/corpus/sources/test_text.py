@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from nbtrain.base.errors import DataError
 from nbtrain.config.data_section import DataConfig
 from nbtrain.config.sources import TextSource
-from nbtrain.corpus.asked import same_text
-from nbtrain.corpus.asked import settings as settings_of
 from nbtrain.corpus.records import Tally
+from nbtrain.corpus.requested_settings import same_text
+from nbtrain.corpus.requested_settings import settings as settings_of
 from nbtrain.corpus.sources import base
 from nbtrain.corpus.sources.base import open_source
 from tests.fuzzing import num_cases

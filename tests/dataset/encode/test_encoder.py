@@ -27,14 +27,14 @@ from nbtrain.base.progress import Progress
 from nbtrain.base.workspace import data_home, dataset_dir, tokenizer_dir
 from nbtrain.config.data_section import CleaningConfig, NearDedupConfig
 from nbtrain.config.sources import JsonlSource, TokensSource
-from nbtrain.corpus import local_pool, workers
-from nbtrain.corpus.corpus import Corpus, SourceCounts, Task
+from nbtrain.corpus.documents.corpus import Corpus, SourceCounts, Task
 from nbtrain.corpus.records import SourcePart, Tally
 from nbtrain.corpus.sources import base, jsonl
 from nbtrain.corpus.sources import files as source_files
 from nbtrain.corpus.sources.base import open_source
 from nbtrain.corpus.tokenizer import training
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.corpus.workers import local_pool, ordered_map
 from nbtrain.dataset.encode import encoder
 from nbtrain.dataset.encode import join as shards
 from nbtrain.dataset.encode.encoder import Encoder, can_be_kept
@@ -446,7 +446,7 @@ def test_ordered_map_in_this_process():
         made.append(1)
         return lambda task: task * 2
 
-    results = workers.ordered_map(make, iter([1, 2, 3]), None)
+    results = ordered_map.ordered_map(make, iter([1, 2, 3]), None)
     assert next(results) == 2
     assert list(results) == [4, 6]
     assert made == [1]
@@ -456,8 +456,8 @@ POOL = """
 import os, signal, sys, time
 from functools import partial
 from pathlib import Path
-from nbtrain.corpus.local_pool import LocalPool
-from nbtrain.corpus.workers import ordered_map
+from nbtrain.corpus.workers.local_pool import LocalPool
+from nbtrain.corpus.workers.ordered_map import ordered_map
 
 def work(folder, task):
     mark = Path(folder) / str(task)
@@ -503,7 +503,7 @@ def test_a_worker_that_cannot_begin(capfd):
     reported as a death of the worker.
     """
     with pytest.raises(DataError, match=r"^package x is missing$"):
-        list(workers.ordered_map(_cannot_begin, iter(range(3)), partial(local_pool.LocalPool, 2)))
+        list(ordered_map.ordered_map(_cannot_begin, iter(range(3)), partial(local_pool.LocalPool, 2)))
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -560,9 +560,9 @@ def test_a_worker_that_dies_while_tasks_are_submitted(monkeypatch, caplog):
             super().shutdown()
 
     monkeypatch.setattr(local_pool, "ProcessPoolExecutor", Pool)
-    assert list(workers.ordered_map(lambda: abs, iter(range(9)), partial(local_pool.LocalPool, 2))) == list(
-        range(9)
-    )
+    assert list(
+        ordered_map.ordered_map(lambda: abs, iter(range(9)), partial(local_pool.LocalPool, 2))
+    ) == list(range(9))
     assert Pool.broken == 2
     assert caplog.messages == ["A worker process died: SIGKILL(-9). Its work is repeated."] * 2
 

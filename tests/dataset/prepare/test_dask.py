@@ -23,9 +23,9 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.extras import install_command
 from nbtrain.base.workspace import dataset_dir
 from nbtrain.config.workers_section import SlurmWorkersConfig, WorkersConfig
-from nbtrain.corpus import dask_pool, dask_worker, lease, workers
 from nbtrain.corpus.sources import base, jsonl
 from nbtrain.corpus.sources import files as source_files
+from nbtrain.corpus.workers import dask_pool, dask_worker, lease, ordered_map
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.prepare.prepare import prepare
 from tests.conftest import skip_or_fail
@@ -52,7 +52,7 @@ def scheduler():
     import dask
     from distributed import LocalCluster
 
-    from nbtrain.corpus.dask_cluster import SETTINGS, _heard
+    from nbtrain.corpus.workers.dask_cluster import SETTINGS, _heard
 
     with (
         dask.config.set(SETTINGS),
@@ -69,7 +69,7 @@ def scheduler():
 
 @pytest.fixture
 def cluster(scheduler):
-    from nbtrain.corpus.dask_cluster import DaskCluster
+    from nbtrain.corpus.workers.dask_cluster import DaskCluster
 
     connected = DaskCluster(WorkersConfig(kind="dask", address=scheduler), "run.yaml:3: data.workers")
     yield connected
@@ -94,7 +94,7 @@ def work(folder, task):
 
 def test_every_worker_of_a_plain_scheduler_is_looked_at():
     """All workers of an existing scheduler are checked, not only the five that scheduler_info lists."""
-    from nbtrain.corpus.dask_cluster import DaskCluster
+    from nbtrain.corpus.workers.dask_cluster import DaskCluster
 
     here = [f"tcp://127.0.0.1:{port}" for port in range(1000, 1005)]
     client = SimpleNamespace(
@@ -138,15 +138,15 @@ import sys
 from functools import partial
 from pathlib import Path
 from nbtrain.config.workers_section import WorkersConfig
-from nbtrain.corpus import workers
-from nbtrain.corpus.dask_cluster import DaskCluster
-from nbtrain.corpus.dask_pool import DaskPool
+from nbtrain.corpus.workers import ordered_map
+from nbtrain.corpus.workers.dask_cluster import DaskCluster
+from nbtrain.corpus.workers.dask_pool import DaskPool
 from tests.dataset.prepare.test_dask import make
 
 folder = Path(sys.argv[1])
 cluster = DaskCluster(WorkersConfig(kind="dask", cluster="local", num_workers=2), "data.workers")
 pool = partial(DaskPool, cluster, folder)
-print(list(workers.ordered_map(partial(make, folder), iter([0, "once", 2]), pool)))
+print(list(ordered_map.ordered_map(partial(make, folder), iter([0, "once", 2]), pool)))
 cluster.close()
 """
 
@@ -171,7 +171,7 @@ def test_a_worker_killed_in_the_middle(cluster, workspace, caplog):
     """
     tasks = [0, 1, "once", *range(3, 12), b"x" * (2 << 20), 13]
     results = list(
-        workers.ordered_map(
+        ordered_map.ordered_map(
             partial(make, workspace), iter(tasks), partial(dask_pool.DaskPool, cluster, workspace)
         )
     )
@@ -189,7 +189,7 @@ def test_a_result_that_dies_with_its_worker(monkeypatch):
     future = SimpleNamespace(status="lost", release=lambda: None, result=lambda timeout: pickle.dumps(3))
     done = threading.Event()
     done.set()
-    with pytest.raises(workers.NotYet):
+    with pytest.raises(ordered_map.NotYet):
         pool.result((future, done, None), 0)
     future.status = "finished"
     assert pool.result((future, done, None), 0) == 3
@@ -200,7 +200,7 @@ def test_a_part_that_kills_each_worker(cluster, workspace):
     """A part that has killed three workers ends the map with an error and a fix."""
     with pytest.raises(DataError) as caught:
         list(
-            workers.ordered_map(
+            ordered_map.ordered_map(
                 partial(make, workspace), iter(["always"]), partial(dask_pool.DaskPool, cluster, workspace)
             )
         )
@@ -219,7 +219,7 @@ def test_an_error_in_a_part(cluster, workspace):
     """An error while a part is processed is raised unchanged in this process."""
     with pytest.raises(DataError, match=r"^part 7 is bad$"):
         list(
-            workers.ordered_map(
+            ordered_map.ordered_map(
                 partial(make, workspace), iter([1, "bad"]), partial(dask_pool.DaskPool, cluster, workspace)
             )
         )
@@ -240,7 +240,7 @@ def written_address(process, file):
 def test_a_scheduler_that_vanishes(workspace):
     """After kill -9 of the scheduler, an error with the fix is raised instead of waiting indefinitely."""
     needs_dask()
-    from nbtrain.corpus.dask_cluster import DaskCluster
+    from nbtrain.corpus.workers.dask_cluster import DaskCluster
 
     file = workspace / "scheduler.json"
     command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
@@ -253,7 +253,7 @@ def test_a_scheduler_that_vanishes(workspace):
         ended.callback(process.kill)
         address = written_address(process, file)
         cluster = DaskCluster(WorkersConfig(kind="dask", address=address), "run.yaml:3: data.workers")
-        results = workers.ordered_map(
+        results = ordered_map.ordered_map(
             partial(make, workspace),
             iter(range(9)),
             partial(dask_pool.DaskPool, cluster, workspace),
@@ -321,7 +321,7 @@ def test_jobs_of_slurm(make_config, small_parts, tmp_path, monkeypatch):
 def test_slurm_without_sbatch(monkeypatch):
     """A missing sbatch is reported; dask-jobqueue alone would wait without a message."""
     needs_dask()
-    from nbtrain.corpus.dask_cluster import DaskCluster
+    from nbtrain.corpus.workers.dask_cluster import DaskCluster
 
     monkeypatch.setenv("PATH", "/nowhere")
     config = WorkersConfig(kind="dask", cluster="slurm", num_workers=2, slurm=SlurmWorkersConfig())

@@ -20,7 +20,7 @@ from nbtrain.base import amounts
 from nbtrain.base.errors import DataError
 from nbtrain.base.locks import locked_directory
 from nbtrain.base.workspace import data_home, tokenizer_dir
-from nbtrain.corpus.corpus import Corpus
+from nbtrain.corpus.documents.corpus import Corpus
 from nbtrain.corpus.tokenizer import training
 from nbtrain.corpus.tokenizer.folder import adopt, save
 from nbtrain.corpus.tokenizer.prepare import is_trained

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from nbtrain.corpus import text_sample
+from nbtrain.corpus.documents import text_sample
+from nbtrain.corpus.documents.text_sample import sample_texts
 from nbtrain.corpus.records import Example, Preference, SourcePart, Tally, Texts, TokenIds
 from nbtrain.corpus.sources.base import SourceReader
-from nbtrain.corpus.text_sample import sample_texts
 
 
 def test_a_pair_of_answers_is_read_as_its_pieces():

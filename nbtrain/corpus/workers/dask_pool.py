@@ -18,10 +18,10 @@ from nbtrain.base.amounts import elapsed
 from nbtrain.base.errors import DataError
 from nbtrain.base.files import write_bytes
 from nbtrain.base.workspace import data_home, output_root, workspace
-from nbtrain.corpus.dask_cluster import DaskCluster
-from nbtrain.corpus.dask_worker import VARIABLES, Order, software
-from nbtrain.corpus.lease import Lease
-from nbtrain.corpus.workers import TASKS_PER_WORKER, Executor, Make, NotYet
+from nbtrain.corpus.workers.dask_cluster import DaskCluster
+from nbtrain.corpus.workers.dask_worker import VARIABLES, Order, software
+from nbtrain.corpus.workers.lease import Lease
+from nbtrain.corpus.workers.ordered_map import TASKS_PER_WORKER, Executor, Make, NotYet
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class DaskPool(Executor):
 
         def call(order: bytes, task: bytes | str) -> bytes:
             # A nested function is sent as its code, so the scheduler need not have nbtrain.
-            from nbtrain.corpus.dask_worker import run
+            from nbtrain.corpus.workers.dask_worker import run
 
             return run(order, task)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nbtrain.base import files
-from nbtrain.corpus.corpus import SourceCounts
+from nbtrain.corpus.documents.corpus import SourceCounts
 from nbtrain.corpus.records import LISTED_PROBLEMS
 
 

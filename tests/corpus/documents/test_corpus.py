@@ -8,9 +8,9 @@ import pytest
 from nbtrain.base.errors import DataError
 from nbtrain.config.data_section import CleaningConfig
 from nbtrain.config.sources import JsonlSource, MockSource
-from nbtrain.corpus import cleaning
-from nbtrain.corpus.cleaning import Cleaner
-from nbtrain.corpus.corpus import (
+from nbtrain.corpus.documents import cleaning
+from nbtrain.corpus.documents.cleaning import Cleaner
+from nbtrain.corpus.documents.corpus import (
     LOOSENED_BY,
     Corpus,
     SourceCounts,
@@ -19,7 +19,7 @@ from nbtrain.corpus.corpus import (
     identities,
     length_of,
 )
-from nbtrain.corpus.dedup import digest
+from nbtrain.corpus.documents.dedup import digest
 from nbtrain.corpus.records import Example, Problem, SourcePart, Tally, Texts, TokenIds
 
 NO_CLEANING = Cleaner(CleaningConfig())

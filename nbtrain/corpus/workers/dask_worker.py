@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.version import PACKAGE, __version__
-from nbtrain.corpus import lease
+from nbtrain.corpus.workers import lease
 
 # Packages that decide the bytes of a shard, besides nbtrain.
 LIBRARIES = ("numpy", "tokenizers", "fastokens", "orjson", "lxml", "ftfy", "rensa", "sentencex", "pyarrow")

@@ -22,11 +22,11 @@ from nbtrain.base.progress import Progress
 from nbtrain.base.workspace import display, resolve, typed_path
 from nbtrain.config.data_section import CleaningConfig
 from nbtrain.config.sources import Source, address_problem
-from nbtrain.corpus import compression, dedup
-from nbtrain.corpus.cleaning import Cleaner
-from nbtrain.corpus.corpus import Corpus, SourceCounts, cleaned
-from nbtrain.corpus.language import language_of
-from nbtrain.corpus.record_kind import first_records, source_of
+from nbtrain.corpus import compression
+from nbtrain.corpus.documents import dedup
+from nbtrain.corpus.documents.cleaning import Cleaner
+from nbtrain.corpus.documents.corpus import Corpus, SourceCounts, cleaned
+from nbtrain.corpus.documents.text_sample import text_of
 from nbtrain.corpus.records import Tally
 from nbtrain.corpus.sources import folder
 from nbtrain.corpus.sources.base import SourceReader, open_source
@@ -34,7 +34,8 @@ from nbtrain.corpus.sources.choice import Choice
 from nbtrain.corpus.sources.file_kinds import COLUMNS, RECORDS, stands_beside_data, suffix_of
 from nbtrain.corpus.sources.hf_dataset import OpenArrow
 from nbtrain.corpus.sources.json_line import keys_of
-from nbtrain.corpus.text_sample import text_of
+from nbtrain.corpus.sources.record_kind import first_records, source_of
+from nbtrain.corpus.survey.language import language_of
 
 READ_BYTES = 64 << 20
 """Bytes of text that are read; amounts of a larger text are estimated."""

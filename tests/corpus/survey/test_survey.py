@@ -10,10 +10,10 @@ import pyarrow.parquet
 import pytest
 
 from nbtrain.base.errors import DataError
-from nbtrain.corpus import survey as module
-from nbtrain.corpus.language import language_of
-from nbtrain.corpus.record_kind import source_of, text_key
-from nbtrain.corpus.survey import survey
+from nbtrain.corpus.sources.record_kind import source_of, text_key
+from nbtrain.corpus.survey import survey as module
+from nbtrain.corpus.survey.language import language_of
+from nbtrain.corpus.survey.survey import survey
 
 ENGLISH = "The captain of the ship was not in his cabin, and the crew had to wait for the end of the storm. "
 TALK = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day"}]}

@@ -28,7 +28,7 @@ from nbtrain.config.backend_section import without_slurm_conf
 from nbtrain.config.rules.data import is_loopback
 from nbtrain.config.workers_section import WorkersConfig
 from nbtrain.corpus.optional import optional
-from nbtrain.corpus.workers import ATTEMPTS
+from nbtrain.corpus.workers.ordered_map import ATTEMPTS
 
 CONNECT_SECONDS = 30
 # A worker that is silent this long is lost; a part takes seconds, and its worker's other thread answers.

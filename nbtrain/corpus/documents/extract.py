@@ -24,12 +24,12 @@ from nbtrain.base.locks import LOCK_FILE, locked_directory
 from nbtrain.base.progress import Progress
 from nbtrain.base.workspace import data_home, display
 from nbtrain.config.sources import text_settings
-from nbtrain.corpus import broken_records
-from nbtrain.corpus.corpus import SourceCounts, changed_while_read, empty_error
-from nbtrain.corpus.lease import stop_if_ended
+from nbtrain.corpus.documents import broken_records
+from nbtrain.corpus.documents.corpus import SourceCounts, changed_while_read, empty_error
 from nbtrain.corpus.records import BROKEN_RECORDS, LISTED_PROBLEMS, SourcePart, Tally, Texts
 from nbtrain.corpus.sources.base import SourceReader
-from nbtrain.corpus.workers import Workers, ordered_map
+from nbtrain.corpus.workers.lease import stop_if_ended
+from nbtrain.corpus.workers.ordered_map import Workers, ordered_map
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"

@@ -6,9 +6,10 @@ import pytest
 
 from nbtrain.base.errors import DataError
 from nbtrain.config.sources import JsonlSource
-from nbtrain.corpus import broken_records, corpus, records
-from nbtrain.corpus.corpus import SourceCounts
-from nbtrain.corpus.extract import extracted
+from nbtrain.corpus import records
+from nbtrain.corpus.documents import broken_records, corpus
+from nbtrain.corpus.documents.corpus import SourceCounts
+from nbtrain.corpus.documents.extract import extracted
 from nbtrain.corpus.records import Problem, Tally
 from nbtrain.corpus.sources import base, jsonl
 from nbtrain.corpus.sources import files as source_files

@@ -10,8 +10,9 @@ import pytest
 from nbtrain.base.errors import DataError
 from nbtrain.base.extras import install_command
 from nbtrain.config.data_section import CleaningConfig
-from nbtrain.corpus import characters, cleaning
-from nbtrain.corpus.cleaning import Cleaner
+from nbtrain.corpus import characters
+from nbtrain.corpus.documents import cleaning
+from nbtrain.corpus.documents.cleaning import Cleaner
 
 ENGLISH = "The quick brown fox jumps over the lazy dog, and nobody minds; so it goes.\n" * 3 + "An end.\n"
 CHINESE = "人人生而自由，在尊嚴和權利上一律平等。他們賦有理性和良心，並應以兄弟關係的精神相對待。\n" * 20

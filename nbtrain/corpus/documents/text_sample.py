@@ -16,7 +16,7 @@ skipped.
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from nbtrain.corpus import corpus, dedup
+from nbtrain.corpus.documents import corpus, dedup
 from nbtrain.corpus.records import Example, Preference, Record, SourcePart, Tally, Texts, TokenIds
 from nbtrain.corpus.sources.base import SourceReader
 

@@ -14,9 +14,9 @@ from pydantic import BaseModel
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.terminal import printable
-from nbtrain.corpus import cleaning
-from nbtrain.corpus.cleaning import Cleaner
-from nbtrain.corpus.dedup import digest, digests
+from nbtrain.corpus.documents import cleaning
+from nbtrain.corpus.documents.cleaning import Cleaner
+from nbtrain.corpus.documents.dedup import digest, digests
 from nbtrain.corpus.records import (
     LISTED_PROBLEMS,
     NAMED_PROBLEMS,
@@ -29,8 +29,8 @@ from nbtrain.corpus.records import (
     Texts,
     TokenIds,
 )
-from nbtrain.corpus.source_check import PLAIN, fitting_source
 from nbtrain.corpus.sources.base import SourceReader, open_source
+from nbtrain.corpus.sources.source_check import PLAIN, fitting_source
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""Worker processes for data: on this machine, or on a Dask cluster."""

@@ -348,6 +348,8 @@ class Heartbeat(Stamped, RenewedRecord):
     host: str = ""
     dumps_stack: bool = False
     """Whether the rank writes the stacks of its threads to its log when it gets STACK_SIGNAL."""
+    compute_seconds: float | None = None
+    """Seconds that the rank itself computed in the newest logged step, without waiting for other ranks."""
     written_bytes: int = 0
     """Bytes of checkpoints written since the rank began; grows during a save."""
 

@@ -234,6 +234,7 @@ def _rank(
         doing=doing,
         attempt=attempt,
         step=ended.step if ended and ended.step is not None else beat.step if beat else None,
+        compute_seconds=beat.compute_seconds if beat and beat.attempt == attempt else None,
         exit_code=code,
         message=message,
         earlier=[_end(end) for end in before if end],

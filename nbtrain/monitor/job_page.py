@@ -71,6 +71,8 @@ class RankRow:
     doing: str
     attempt: int
     step: int | None
+    compute_seconds: float | None
+    """Seconds that the rank itself computed in its newest logged step, without waiting for other ranks."""
     exit_code: int | None
     """Exit code as in RankEnd; None while the rank runs."""
     message: str

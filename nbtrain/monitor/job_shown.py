@@ -26,6 +26,7 @@ from nbtrain.monitor.job_page import (
 )
 from nbtrain.monitor.life import elapsed_words
 from nbtrain.monitor.logs import SUPERVISOR
+from nbtrain.monitor.rank_strip import rank_strip, seconds_text
 from nbtrain.monitor.usage_charts import drawn, usage_charts
 
 # A chart of the panel is about this many pixels wide.
@@ -51,6 +52,7 @@ RANK_HEADS = (
         "phase",
         "doing",
         "step",
+        "computing",
         "attempt",
         "exit code",
         "CPU",
@@ -75,6 +77,7 @@ def job_shown(run: RunDir, job_id: str | None = None, now: float | None = None) 
                     time is the first column's time in seconds since the epoch, shown in the reader's time
                     zone; logs of a replica or rank as below
     charts          usage_charts.drawn()
+    strip           monitor/rank_strip.py
     logs            [[rank, attempt, description], ...]: the logs that the log viewer can show
     yaml            the run's resolved configuration
     """
@@ -107,9 +110,16 @@ def job_shown(run: RunDir, job_id: str | None = None, now: float | None = None) 
             FIGURE_HEADS, (("", None, row) for replica in page.replicas for row in resource_rows(replica))
         ),
         "charts": [drawn(chart, page.created_at) for chart in usage_charts(page, CHART_POINTS)],
+        "strip": rank_strip(page),
         "logs": _logs(page),
         "yaml": page.yaml,
     }
+
+
+def rank_charts(run: RunDir, job_id: str | None, rank: int) -> list[dict[str, Any]]:
+    """Return the charts of one rank's resources like job_shown(). Raises JobError if there is no such job."""
+    page = job_page(run, job_id)
+    return [drawn(chart, page.created_at) for chart in usage_charts(page, CHART_POINTS, rank)]
 
 
 def conditions_shown(page: JobPage) -> dict[str, Any]:
@@ -200,7 +210,9 @@ def _rank(replica: Replica, row: RankRow) -> dict[str, Any]:
     failed = [f"attempt {end.attempt}: {end.message}" for end in row.earlier if end.failed]
     cells = [
         *(f"{row.rank}", replica.pod.pod if replica.pod else replica.name, replica.host or UNKNOWN),
-        *(row.phase, row.doing, "" if row.step is None else f"{row.step:,}", f"{row.attempt}"),
+        *(row.phase, row.doing, "" if row.step is None else f"{row.step:,}"),
+        "" if row.compute_seconds is None else seconds_text(row.compute_seconds),
+        f"{row.attempt}",
         "" if row.exit_code is None else f"{row.exit_code}",
         *(use_of_limit("cpu_cores", use), use_of_limit("memory_bytes", use)),
         "; ".join([*([row.message] if row.message else []), *failed[-MOST_EARLIER:]]),

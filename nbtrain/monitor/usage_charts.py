@@ -3,18 +3,22 @@
 The picture of `nbtrain job -o`, the panel and the static picture draw these charts without computing numbers.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from nbtrain.base import amounts
-from nbtrain.base.usage import FIGURES
+from nbtrain.base.usage import FIGURES, rank_subject
 from nbtrain.monitor.chart_data import LEAST_BYTES, byte_ticks, share, ticks
 from nbtrain.monitor.job_page import MOST_POINTS, JobPage
 from nbtrain.monitor.usage import NodeUsage, Points
 
-# More lines than this get one colour and no names.
+# A chart with more lines shows the mean of each group of them, with a band, its highest and its lowest line.
 MOST_NAMED = 8
+# A group with fewer lines is shown line by line.
+MOST_IN_GROUP = 3
+GROUPS = {"replica": "replicas", "rank": "ranks", "gpu": "GPUs", "node": "machines"}
 # A bound higher than this many times the largest value is not drawn, because it would flatten the curves.
 MOST_ABOVE = 5.0
 # Margin above the highest point or bound, as a fraction of it.
@@ -60,6 +64,10 @@ class Line:
 
     label: str
     points: Points
+    group: str = ""
+    """Name of the lines that are shown together if there are many: "ranks", "GPUs, received"."""
+    minima: list[float] | None = None
+    """Lowest values, if the line is the mean of a group; then the maxima are the group's highest values."""
 
 
 @dataclass(frozen=True)
@@ -96,11 +104,14 @@ class UsageChart:
         return max([peak, *(bound.value for bound in self.bounds)])
 
 
-def usage_charts(page: JobPage, most_points: int = MOST_POINTS) -> list[UsageChart]:
-    """Return every chart that has a line, in the order of CHARTS."""
+def usage_charts(page: JobPage, most_points: int = MOST_POINTS, rank: int | None = None) -> list[UsageChart]:
+    """Return every chart that has a line, in the order of CHARTS; with `rank`, only those of that rank."""
     found = []
     for title, (_, figures) in CHARTS.items():
-        lines = list(_lines(page, title, most_points))
+        every = _lines(page, title, most_points)
+        lines = list(every if rank is None else _of_rank(page, title, rank, most_points))
+        if len(lines) > MOST_NAMED:
+            lines = _grouped(lines, most_points)
         # A single point is not a line; the second values come a second after a job's first ones.
         if any(len(line.points) > 1 for line in lines):
             figure = next(iter(figures))
@@ -125,7 +136,67 @@ def _lines(page: JobPage, title: str, most_points: int) -> Iterator[Line]:
             for figure, word in figures.items():
                 points = node.points(subject, figure).thinned(most_points)
                 if len(points):
-                    yield Line(_label(page, node, subject, word), points)
+                    kind = next(words for begin, words in GROUPS.items() if subject.startswith(begin))
+                    group = f"{kind}, {word}" if word else kind
+                    yield Line(_label(page, node, subject, word), points, group)
+
+
+def _of_rank(page: JobPage, title: str, rank: int, most_points: int) -> Iterator[Line]:
+    """Yield the lines of one rank; a rank alone on its node is measured as a replica."""
+    beginnings, figures = CHARTS[title]
+    replica = next((one for one in page.replicas if rank in [row.rank for row in one.ranks]), None)
+    if replica is None or "rank" not in beginnings:
+        return
+    subject = rank_subject(rank) if len(replica.ranks) > 1 else "replica"
+    for node in page.usage:
+        for figure, word in figures.items() if node.node == replica.index else ():
+            points = node.points(subject, figure).thinned(most_points)
+            if len(points):
+                yield Line(", ".join(filter(None, (f"rank {rank}", word))), points)
+
+
+def _grouped(lines: list[Line], most_points: int) -> list[Line]:
+    """Replace each group of lines by its mean with a band, its highest and its lowest line."""
+    found = []
+    for group in dict.fromkeys(line.group for line in lines):
+        own = [line for line in lines if line.group == group]
+        if len(own) <= MOST_IN_GROUP:
+            found += own
+            continue
+        size = {id(line): math.fsum(line.points.means) / len(line.points) for line in own}
+        highest, lowest = max(own, key=lambda line: size[id(line)]), min(own, key=lambda line: size[id(line)])
+        found.append(_mean(own, f"mean of {len(own)} {group}", most_points))
+        if size[id(highest)] > size[id(lowest)]:
+            found += [_extreme(highest, "highest"), _extreme(lowest, "lowest")]
+    return found
+
+
+def _extreme(line: Line, word: str) -> Line:
+    """Return a line without a band, by its name."""
+    points = line.points
+    return Line(f"{line.label}, {word} mean", Points(points.times, points.means, points.means))
+
+
+def _mean(lines: list[Line], label: str, most_points: int) -> Line:
+    """Return the mean of lines in equal parts of the time, with their lowest and highest values."""
+    begin = min(line.points.times[0] for line in lines)
+    length = max(max(line.points.times) for line in lines) - begin
+    count = min(most_points, max(len(line.points) for line in lines))
+    parts: list[list[tuple[float, float]]] = [[] for _ in range(count)]
+    for line in lines:
+        for at, mean, most in zip(line.points.times, line.points.means, line.points.maxima):
+            part = min(count - 1, int((at - begin) / length * count)) if length > 0 else 0
+            parts[part].append((mean, most))
+    known = [number for number, part in enumerate(parts) if part]
+    return Line(
+        label,
+        Points(
+            [begin + length * (number + 1) / count for number in known],
+            [math.fsum(mean for mean, _ in parts[number]) / len(parts[number]) for number in known],
+            [max(most for _, most in parts[number]) for number in known],
+        ),
+        minima=[min(mean for mean, _ in parts[number]) for number in known],
+    )
 
 
 def _label(page: JobPage, node: NodeUsage, subject: str, word: str) -> str:
@@ -173,23 +244,24 @@ def drawn(chart: UsageChart, begin: float) -> dict[str, Any]:
     begin    seconds since the epoch
     bounds   [{"word", "value"}]: lines across
     lines    [{"name", "label", "color": c0 to c7}]
-    curves   {name: {"steps": seconds since begin, "values", "maxima", "words": each value with its unit}}
+    curves   {name: {"steps": seconds since begin, "values", "maxima", "minima"? of a group's mean, "words":
+             each value with its unit}}
     x, y     [lowest, highest value]; x_ticks, y_ticks: [[value, label], ...]
     """
     last = max(line.points.times[-1] for line in chart.lines) - begin
     top = (chart.top or 1.0) * (1 + MARGIN_FRACTION)
     binary = FIGURES[chart.figure].unit.startswith("bytes")
     top = max(top, LEAST_BYTES) if binary else top
-    named = len(chart.lines) <= MOST_NAMED
     lines, curves = [], {}
     for number, line in enumerate(chart.lines):
-        color = f"c{number}" if named else "c0"
+        color = f"c{number % MOST_NAMED}"
         lines.append({"name": str(number), "label": line.label, "color": color, "dots": False})
         curves[str(number)] = {
             "steps": [round(at - begin, 1) for at in line.points.times],
             # A picture shows at most six digits.
             "values": [float(f"{value:.6g}") for value in line.points.means],
             "maxima": [float(f"{value:.6g}") for value in line.points.maxima],
+            **({"minima": [float(f"{value:.6g}") for value in line.minima]} if line.minima else {}),
             "words": [value_label(chart.figure, value) for value in line.points.means],
         }
     at = byte_ticks(top) if binary else ticks(0.0, top, 4)
@@ -200,7 +272,6 @@ def drawn(chart: UsageChart, begin: float) -> dict[str, Any]:
         "begin": begin,
         "bounds": [{"word": bound.word, "value": bound.value} for bound in chart.bounds],
         "lines": lines,
-        "named": named,
         "curves": curves,
         "x": [0.0, max(last, 1.0)],
         "y": [0.0, top],

@@ -8,7 +8,7 @@ from nbtrain.base.usage import FIGURES
 from nbtrain.monitor.job_page import JobPage
 from nbtrain.monitor.life import COLORS as LIFE_COLORS
 from nbtrain.monitor.pictures import shown_figure
-from nbtrain.monitor.usage_charts import MOST_NAMED, UsageChart, axis_label, usage_charts
+from nbtrain.monitor.usage_charts import UsageChart, axis_label, usage_charts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,17 +65,12 @@ def _chart(axes: "Axes", page: JobPage, chart: UsageChart) -> None:
 
     last = max(line.points.times[-1] for line in chart.lines) - page.created_at
     seconds, unit = unit_of(last)
-    named = len(chart.lines) <= MOST_NAMED
     for number, line in enumerate(chart.lines):
         times = [(at - page.created_at) / seconds for at in line.points.times]
-        color = COLORS[number % len(COLORS)] if named else COLORS[0]
-        label = line.label if named else f"{len(chart.lines)} lines" if not number else None
-        width, opacity = (1.3, 1.0) if named else (0.6, 0.4)
-        axes.plot(times, line.points.means, color=color, linewidth=width, alpha=opacity, label=label)
-        if named:
-            axes.fill_between(
-                times, line.points.means, line.points.maxima, color=color, alpha=0.15, linewidth=0
-            )
+        color = COLORS[number % len(COLORS)]
+        axes.plot(times, line.points.means, color=color, linewidth=1.3, label=line.label)
+        low = line.minima or line.points.means
+        axes.fill_between(times, low, line.points.maxima, color=color, alpha=0.15, linewidth=0)
     for bound in chart.bounds:
         axes.axhline(
             bound.value, color=BOUND_COLORS[bound.word], linewidth=1.0, linestyle="--", label=bound.word

@@ -185,6 +185,7 @@ class Trainer:
     def _tell(self, result: StepResult) -> None:
         if result.logged:
             spread = self.stragglers.gather(result.timer)
+            self.heartbeat.compute_seconds = round(result.timer.compute_seconds(), 6)
             if self.report is not None:
                 self.report.add_spread(result.step, spread, self.state)
         if self.report is not None:

@@ -1,9 +1,11 @@
 """The job tabs in the panel: replicas, ranks, logs, and times in the reader's time zone."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from nbtrain.base.records import ExitRecord, Heartbeat
 from nbtrain.base.rundir import RunDir
 from nbtrain.monitor.job_shown import RANK_HEADS, REPLICA_HEADS, job_shown
 from tests.lab.widgets.fake_run import FakeJob, measure
@@ -83,3 +85,22 @@ def test_times_are_numbers_for_the_readers_zone(job: FakeJob) -> None:
     )
     job.finish("SUCCEEDED", "done")
     assert set(job_shown(job.run)["times"]) == {"submitted", "ended"}
+
+
+def test_the_strip_compares_each_rank_with_the_median(job: FakeJob) -> None:
+    """State, computing time and memory of each rank, with the slowest rank by name."""
+    for rank, seconds in ((0, 0.1), (1, 0.4)):
+        beat = Heartbeat.read(job.job.heartbeat(rank))
+        replace(beat, attempt=rank, compute_seconds=seconds).write(job.job.heartbeat(rank))
+    ended = ExitRecord(1, 1, 10.0, 1, None, "failed", 3, "boom")
+    ended.write(job.job.exit_record(1, 1))
+    strip = job_shown(job.run)["strip"]
+    assert strip["measures"][:2] == [
+        ["state", "state", "1 Running, 1 Error"],
+        ["seconds", "computing time", "median 0.250 s, lowest 0.100 s (rank 0), highest 0.400 s (rank 1)"],
+    ]
+    first, second = strip["cells"]
+    assert first["words"] == "rank 0: Running (train), step 3, computes 0.100 s a step, 2.5 GiB of memory"
+    assert (first["tone"], first["levels"]["seconds"], first["levels"]["memory"]) == ("live", -1.0, 0.0)
+    assert (second["tone"], second["message"]) == ("bad", "exit code 1: boom")
+    assert second["texts"]["seconds"] == "0.400 s" and second["levels"]["seconds"] == 1.0

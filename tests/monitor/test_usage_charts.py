@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from nbtrain.base.records import Stamp
 from nbtrain.base.rundir import RunDir
+from nbtrain.base.usage_files import UsageWriter
 from nbtrain.monitor.chart_data import byte_ticks
 from nbtrain.monitor.job_facts import job_page
 from nbtrain.monitor.job_shown import job_shown
@@ -53,6 +55,30 @@ def test_a_chart_has_its_lines_and_bounds(job: FakeJob) -> None:
     page.requests["memory_bytes"] = page.limits["memory_bytes"] = 8 * GIB
     [bound] = drawn(usage_charts(page)[1], page.created_at)["bounds"]
     assert bound == {"word": "request = limit", "value": 8 * GIB}
+
+
+def test_many_ranks_are_a_mean_with_a_band_and_the_extremes_by_name(tmp_path: Path) -> None:
+    """Of 64 ranks, the highest and the lowest mean are named; one rank alone is one line."""
+    job = FakeJob(RunDir(tmp_path / "gpt-wide"), steps=40, world_size=2)
+    job.one_step()
+    job.tensorboard.close()
+    writer = UsageWriter(job.job.resources, 0)
+    for number in range(1, 11):
+        cores = {rank: 9.0 if rank == 37 else 0.5 if rank == 5 else 1.0 for rank in range(64)}
+        sample = {f"rank {rank}": {"cpu_cores": value} for rank, value in cores.items()}
+        about = {"ranks": [*range(64)], "requests": {}, "limits": {}}
+        at = job.record.created_at + 2 * number
+        writer.add(sample, about, Stamp("boot", 1000.0 + 2 * number), at)
+    writer.close()
+    page = job_page(job.run)
+    (chart,) = [drawn(each, page.created_at) for each in usage_charts(page)]
+    labels = ["mean of 64 ranks", "rank 37, highest mean", "rank 5, lowest mean"]
+    assert [line["label"] for line in chart["lines"]] == labels
+    curve = chart["curves"]["0"]
+    assert curve["values"][0] == pytest.approx(71.5 / 64, rel=1e-5) and len(curve["steps"]) == 10
+    assert (curve["minima"][0], curve["maxima"][0], curve["steps"][-1]) == (0.5, 9.0, 20.0)
+    (alone,) = [drawn(each, page.created_at) for each in usage_charts(page, rank=37)]
+    assert [line["label"] for line in alone["lines"]] == ["rank 37"]
 
 
 @pytest.mark.parametrize(

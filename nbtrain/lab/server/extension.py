@@ -21,6 +21,7 @@ ROUTES = {
     "sparklines": runs.SparklinesHandler,
     f"run/{NAME}": runs.RunHandler,
     f"run/{NAME}/job": jobs.JobHandler,
+    f"run/{NAME}/job/rank": jobs.RankHandler,
     f"run/{NAME}/({'|'.join(jobs.PARTS)})": jobs.JobPartHandler,
     f"run/{NAME}/log": logs.LogHandler,
     f"run/{NAME}/log/raw": logs.LogFileHandler,

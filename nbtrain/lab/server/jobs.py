@@ -62,6 +62,21 @@ def _page(name: str, job_id: str | None) -> bytes:
     return content
 
 
+class RankHandler(NbtrainHandler):
+    """GET run/<name>/job/rank?rank=&job=: {"rank", "charts"}, the resources of one rank over time."""
+
+    async def get(self, name: str) -> None:
+        view, rank = await self.view(name), self.number("rank", 0)
+        job = await self.read(job_named, view.run, self.get_argument("job", None))
+        self.answer({"rank": rank, "charts": await self.read(_rank_charts, job, rank)})
+
+
+def _rank_charts(job: JobDir, rank: int) -> list[dict[str, Any]]:
+    from nbtrain.monitor.job_shown import rank_charts
+
+    return rank_charts(job.run, job.job_id, rank)
+
+
 class JobPartHandler(NbtrainHandler):
     """GET run/<name>/conditions, events, replicas or resources?job=&since=: {"job_id", "state", part}.
 

@@ -49,12 +49,11 @@ export const snapSpecs = (snap) =>
 export const usageSpec = (chart) => ({
   title: chart.title,
   begin: chart.begin,
-  named: chart.named,
   bounds: chart.bounds,
   lines: toldApart(chart.lines.map((line) => {
     const curve = chart.curves[line.name];
-    // Its band is shaded from each mean up to the largest sample of its interval.
-    const band = curve.maxima ? { low: curve.values, high: curve.maxima } : {};
+    // Its band reaches from each mean, or from a group's lowest value, up to the largest sample of its interval.
+    const band = curve.maxima ? { low: curve.minima || curve.values, high: curve.maxima } : {};
     return { ...line, x: curve.steps, y: curve.values, ...band, words: curve.words };
   })),
   xName: "time",

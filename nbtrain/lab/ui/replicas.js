@@ -1,5 +1,6 @@
-// The tab Replicas: machines or pods, their ranks, and a menu of their logs.
+// The tab Replicas: the ranks as a strip of cells, machines or pods, their ranks, and a menu of their logs.
 
+import { Strip } from "./strip.js";
 import { DataTable } from "./table.js";
 import { button, element, menu } from "./words.js";
 
@@ -15,10 +16,11 @@ export class Replicas {
     const options = { pageSize: REPLICAS_ON_A_PAGE, choose: true, hide: LESS_READ, act };
     this.replicas = new DataTable("replicas", options);
     this.ranks = new DataTable("ranks", options);
+    this.strip = new Strip(run, (rank) => this.logs(this.rowOf(rank)));
     this.empty = element("p", "nbt-empty", "Reading the run's files...");
     this.replicas.tool(element("h4", "", "Replicas"));
-    this.ranks.tool(element("h4", "", "Ranks"));
-    this.node.append(this.empty, this.replicas.node, this.ranks.node);
+    this.ranks.tool(element("h4", "", "All ranks"));
+    this.node.append(this.empty, this.strip.node, this.replicas.node, this.ranks.node);
   }
 
   /** A button, or a menu if there are several logs. */
@@ -29,14 +31,27 @@ export class Replicas {
     return [menu("Logs", "", ...logs.map((log) => open(log, log[2])))];
   }
 
+  /** The row of a rank in the table of ranks. */
+  rowOf(rank) {
+    return this.ranks.rows.find(({ cells }) => cells[0] === String(rank)) || {};
+  }
+
   draw(snap, kept) {
     this.empty.hidden = Boolean(kept);
-    this.replicas.node.hidden = !kept;
+    this.replicas.node.hidden = this.strip.node.hidden = !kept;
     if (kept) {
       this.replicas.show(kept.replicas.heads, kept.replicas.rows);
-      return this.ranks.show(kept.ranks.heads, kept.ranks.rows);
+      this.ranks.show(kept.ranks.heads, kept.ranks.rows);
+      // The strip has buttons for the logs in the table.
+      if (kept !== this.kept) this.strip.show(kept.strip);
+      this.kept = kept;
+      return;
     }
     const { heads, rows } = snap.shown.ranks;
     this.ranks.show(heads, rows.map(({ bad, cells }) => ({ kind: bad ? "bad" : "", cells })));
+  }
+
+  resize() {
+    this.strip.resize();
   }
 }

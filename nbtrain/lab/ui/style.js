@@ -234,6 +234,29 @@ const CSS = `
 .nbt-root .nbt-life-saving{background:var(--nbt-good)}
 .nbt-root .nbt-life-restarting{background:var(--nbt-bad)}
 .nbt-root .nbt-life-paused{background:var(--nbt-b)}
+.nbtrain-panel .nbt-strip-summary{font-size:12px;color:var(--nbt-dim)}
+.nbtrain-panel .nbt-strip-cells{display:flex;flex-wrap:wrap;gap:5px 8px;margin-bottom:10px}
+/* A group is a machine or pod. */
+.nbtrain-panel .nbt-strip-group{display:flex;flex-wrap:wrap;gap:1px;padding-left:3px;border-left:2px solid var(--nbt-line)}
+.nbt-root.nbtrain-panel .nbt-cell{--tone:var(--nbt-dim);width:25px;height:24px;padding:0;border-radius:3px;
+ font-size:10px;text-align:center;overflow:hidden;background:color-mix(in srgb,var(--tone) 26%,var(--nbt-bg));
+ border:1px solid color-mix(in srgb,var(--tone) 65%,transparent)}
+.nbt-root.nbtrain-panel .nbt-cell b{font-weight:500}
+.nbt-root.nbtrain-panel .nbt-cell:hover{background:color-mix(in srgb,var(--tone) 40%,var(--nbt-bg))}
+.nbt-root.nbtrain-panel .nbt-cell.nbt-tone-live{--tone:var(--nbt-a)}
+.nbt-root.nbtrain-panel .nbt-cell.nbt-tone-good{--tone:var(--nbt-good)}
+.nbt-root.nbtrain-panel .nbt-cell.nbt-tone-wait{--tone:var(--nbt-b)}
+.nbt-root.nbtrain-panel .nbt-cell.nbt-tone-bad{--tone:var(--nbt-bad)}
+.nbt-root.nbtrain-panel .nbt-cell.nbt-tone-bad b{font-weight:700}
+.nbt-root.nbtrain-panel .nbt-cell-level{--tone:var(--nbt-b);
+ background:color-mix(in srgb,var(--nbt-b) var(--level),var(--nbt-bg))}
+.nbt-root.nbtrain-panel .nbt-cell-unknown{border-style:dashed;background:transparent}
+.nbt-root.nbtrain-panel .nbt-cell[aria-pressed=true]{outline:2px solid var(--nbt-fg);outline-offset:0}
+.nbt-root.nbtrain-panel .nbt-strip-large .nbt-cell{width:auto;min-width:92px;height:auto;padding:3px 10px;font-size:12px;
+ text-align:left}
+.nbtrain-panel .nbt-strip-large small{display:block;font-size:11px}
+.nbtrain-panel .nbt-strip-detail{margin:8px 0;padding:2px 10px 8px;border:1px solid var(--nbt-line);border-radius:5px}
+.nbtrain-panel .nbt-strip-detail .nbt-clamped{font-size:12px;color:var(--nbt-failed)}
 .nbtrain-panel .nbt-reading{margin:0;padding:6px 14px;border-bottom:1px solid var(--nbt-line)}
 .nbtrain-panel .nbt-usage{display:grid;gap:10px 18px;padding-top:6px;
  grid-template-columns:repeat(auto-fit,minmax(min(320px,100%),1fr))}

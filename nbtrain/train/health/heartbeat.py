@@ -36,6 +36,8 @@ class HeartbeatWriter:
     """Progress in every heartbeat; rank 0 only."""
     collectives: "CollectiveWatch | None" = None
     """Recorder of the collective that this rank is in, and of the number begun or ended."""
+    compute_seconds: float | None = None
+    """Seconds that this rank itself computed in the newest logged step."""
     written: Callable[[], int] | None = None
     """Function that returns the bytes of checkpoints that this rank has written."""
 
@@ -127,6 +129,7 @@ class HeartbeatWriter:
             collective=self.collectives.current() if self.collectives else None,
             host=self._host,
             dumps_stack=self._dumps_stack,
+            compute_seconds=self.compute_seconds,
             written_bytes=self.written() if self.written else 0,
             stamps={"time": Stamp.now(), "phase_since": self._since_stamp},
         )

@@ -102,6 +102,8 @@ def test_the_page_of_a_job(server: Server, run: RunDir) -> None:
     assert (shown["job_id"], shown["active"]) == (job_id, False)
     assert server.get(f"run/gpt-done/job?job={job_id}") == shown
     assert "step    20 |" in server.get(f"run/gpt-done/log?rank=0&job={job_id}")["text"]
+    charts = server.get(f"run/gpt-done/job/rank?rank=0&job={job_id}")["charts"]
+    assert [chart["lines"][0]["label"] for chart in charts] in ([], ["rank 0"] * len(charts))
     for path in ("job?job=../gpt-done", "log?job=yesterday", "events?job=x"):
         answer = server.ask(f"run/gpt-done/{path}")
         assert answer.status == 404 and answer.message.endswith(f"; there are: {job_id}.")

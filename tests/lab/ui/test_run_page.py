@@ -4,14 +4,17 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nbtrain.base.records import ExitRecord
+from nbtrain.base.files import write_json
+from nbtrain.base.records import ExitRecord, Heartbeat
 from nbtrain.base.rundir import RunDir
 from nbtrain.lab.run_actions import actions, off, run_shown
+from nbtrain.monitor.job_shown import rank_charts
 from nbtrain.monitor.metric_charts import how_drawn, metric_charts
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.shown import pill
@@ -603,6 +606,55 @@ def test_a_replicas_menu_opens_its_log(job: FakeJob, browser: Any) -> None:
         table.get_by_text("Logs").click()
         table.get_by_role("button", name="supervisor").click()
         page.locator("pre", has_text="the supervisor's words").wait_for()
+
+
+def test_a_cell_of_the_strip_leads_to_its_ranks_log_curves_and_message(browser: Any, tmp_path: Path) -> None:
+    """64 cells are one tab stop; the arrow keys move between them, and Enter opens a rank."""
+    job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=40, world_size=8)
+    job.world_size = job.record.world_size = 64
+    job.record.write(job.job.job_json)
+    write_json(job.job.control_launch, {"ranks": [8] * 8})
+    job.one_step()
+    measure(job, node=4, ranks=tuple(range(32, 40)))
+    slow = Heartbeat.read(job.job.heartbeat(37))
+    replace(slow, compute_seconds=0.31).write(job.job.heartbeat(37))
+    job.job.log(37, 0).write_text("the log of rank 37\n")
+    ExitRecord(37, 0, 10.0, 1, None, "failed", 1, "CUDA out of memory").write(job.job.exit_record(37, 0))
+    routes = routes_of(job.run)
+    routes["run/gpt-fake/job/rank"] = lambda query, _: {
+        "rank": int(query["rank"]),
+        "charts": rank_charts(job.run, None, int(query["rank"])),
+    }
+    mount = "ui.mount(root, {name: 'gpt-fake', place: {tab: 'replicas'}})"
+    with view_page(browser, routes, mount) as page:
+        cells = page.get_by_role("group", name="ranks").get_by_role("button")
+        cells.nth(63).wait_for()
+        assert page.locator(".nbt-strip-summary").inner_text() == "63 Running, 1 Error"
+        assert (cells.nth(36).inner_text(), cells.nth(37).inner_text()) == ("36", "!")
+        boxes = cells.evaluate_all("(all) => all.map((node) => node.getBoundingClientRect().height)")
+        assert min(boxes) >= 24
+        page.get_by_label("what the cells show").select_option("seconds")
+        assert page.locator(".nbt-strip-summary").inner_text() == "0.310 s"
+        page.get_by_label("what the cells show").focus()
+        page.keyboard.press("Tab")
+        below = "() => Number(document.activeElement.dataset.rank)"
+        page.keyboard.press("ArrowDown")
+        assert page.evaluate(below) > 8
+        page.keyboard.press("ArrowUp")
+        assert page.evaluate(below) == 0
+        page.keyboard.press("End")
+        assert page.evaluate(below) == 63
+        for _ in range(26):
+            page.keyboard.press("ArrowLeft")
+        page.keyboard.press("Enter")
+        detail = page.get_by_role("region", name="the chosen rank")
+        detail.locator("polyline").nth(1).wait_for()
+        assert "exit code 1: CUDA out of memory" in detail.inner_text()
+        assert page.evaluate(below) == 37
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        page.locator("pre", has_text="the log of rank 37").wait_for()
+    job.finish("CANCELLED", "only a test")
 
 
 def curves(asked: list[dict[str, str]]) -> Any:

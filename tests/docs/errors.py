@@ -1,7 +1,7 @@
-"""The messages of docs/errors.md, which `python -m tests.docs.errors` updates.
+"""Updates the messages on docs/errors.md: `python -m tests.docs.errors`.
 
-A block after a command shows what the command prints. A block after `<!-- measured: FAULT -->` shows what a
-run reported after that fault: the row of docs/evidence/faults-local.md that begins with FAULT.
+The block after a command shows what the command prints. The block after `<!-- measured: FAULT -->` shows what
+a run reported after that fault, from the row of docs/evidence/faults-local.md that begins with FAULT.
 """
 
 import contextlib
@@ -38,8 +38,10 @@ SHOWN_WORKSPACE = "/home/me/work"
 
 
 def page_with_messages(page: str, folder: Path, server: ForkServer) -> str:
-    """Return the page with what its commands print now, in a workspace below `folder` with the trained run
-    `one`."""
+    """Return the page with the current output of its commands.
+
+    They run in a workspace below `folder` that has the trained run `one`.
+    """
     workspace = folder / "workspace"
     run = launch.make_run(workspace, {"batch.max_steps": 6, "model.hidden_size": 16}, "one")
     launch.make_dataset(workspace / "data")
@@ -59,14 +61,14 @@ def page_with_messages(page: str, folder: Path, server: ForkServer) -> str:
 
 
 def end(job: JobDir) -> None:
-    """Record that a job was cancelled, as its supervisor would."""
+    """Record that a job was cancelled, in the form that its supervisor writes."""
     record = JobRecord.read(job.job_json)
     record.state, record.cause, record.ended_at = "CANCELLED", "cancelled", time.time()
     record.write(job.job_json)
 
 
 def printed(command: str, workspace: Path) -> str:
-    """Return what a command of the page prints, with the page's names for the workspace and the machine."""
+    """Return the output of a command of the page, with the page's names for the workspace and the machine."""
     out = io.StringIO()
     with (
         _in_workspace(workspace),
@@ -101,13 +103,13 @@ def _in_workspace(workspace: Path) -> Iterator[None]:
 
 
 def measured_reports() -> dict[str, str]:
-    """Return {fault: the message that a user reads} from docs/evidence/faults-local.md."""
+    """Return the message that a user reads after each fault, from docs/evidence/faults-local.md."""
     rows = re.findall(r"^\| (.+?) \| (.+?) \| .+ \| .+ \|$", FAULTS.read_text(encoding="utf-8"), re.MULTILINE)
     return {fault: words.replace("\\|", "|") for fault, words in rows}
 
 
 def reported(fault: str, reports: dict[str, str]) -> str:
-    """Return the report of the first fault whose name begins with this text."""
+    """Return the message of the first fault whose name begins with this text."""
     for name, words in reports.items():
         if name.startswith(fault):
             return words
@@ -115,7 +117,7 @@ def reported(fault: str, reports: dict[str, str]) -> str:
 
 
 def without_numbers(text: str) -> str:
-    """Replace every number by #, since counts, times and sizes differ from machine to machine."""
+    """Replace every number by #, because counts, times and sizes differ from machine to machine."""
     return re.sub(r"\d+(?:[.,]\d+)*", "#", text)
 
 

@@ -1,4 +1,4 @@
-"""Pages of the repository for readers: their links, headings and code blocks."""
+"""The repository's pages for readers: their links, headings and code blocks."""
 
 import json
 import re
@@ -14,13 +14,13 @@ HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
 
 
 def pages() -> list[Path]:
-    """Yield README and the other pages next to it, documentation, examples and notebooks."""
+    """Yield README.md and the pages next to it, the documentation, the examples and the notebooks."""
     patterns = ("*.md", "docs/**/*.md", "examples/**/*.md", "notebooks/*.ipynb")
     return sorted(path for pattern in patterns for path in REPOSITORY.glob(pattern))
 
 
 def markdown(path: Path) -> str:
-    """Return the text of a page; of a notebook, its text cells."""
+    """Return the text of a page, or the text cells of a notebook."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".ipynb":
         return text
@@ -29,7 +29,7 @@ def markdown(path: Path) -> str:
 
 
 def links(text: str) -> Iterator[tuple[str, str]]:
-    """Return (path, anchor) of each link of a Markdown text that does not lead to another machine."""
+    """Return (path, anchor) of each link in a Markdown text, except links to other hosts."""
     for groups in TARGET.findall(CODE.sub("``", FENCE.sub("", text))):
         target = groups[0] or groups[1]
         if not re.match(r"[a-z]+:", target):
@@ -38,8 +38,10 @@ def links(text: str) -> Iterator[tuple[str, str]]:
 
 
 def anchors(text: str) -> set[str]:
-    """Return the anchors of headings as code hosts create them: lower case, hyphens, no punctuation, -1 for a
-    second."""
+    """Return the anchors of headings as code hosts form them: lower case, hyphens, no punctuation.
+
+    A repeated heading gets the suffix -1.
+    """
     found: dict[str, int] = {}
     names = set()
     for heading in HEADING.findall(FENCE.sub("", text)):
@@ -52,14 +54,16 @@ def anchors(text: str) -> set[str]:
 
 @dataclass(frozen=True)
 class Block:
-    """A code block, with the comment on the line before it, which says which test runs it."""
+    """A code block, and the comment on the line before it, which names the test that runs it."""
 
     language: str
     text: str
     mark: str
-    """`run by FILE` or `not run: REASON`; "" if tests/docs/test_commands.py runs it."""
+    """The comment's text, `run by FILE` or `not run: REASON`; "" if
+    tests/docs/test_commands.py runs the block.
+    """
     is_output: bool
-    """Whether it directly follows a command that is run."""
+    """Whether the block directly follows a command that is run, and so shows its output."""
 
 
 def blocks(text: str) -> list[Block]:
@@ -77,7 +81,7 @@ def blocks(text: str) -> list[Block]:
 
 
 def commands(block: Block) -> list[str]:
-    """Return the command lines of a block of `sh` or `console`; a backslash continues a line."""
+    """Return the command lines of a `sh` or `console` block; lines that end with a backslash are joined."""
     lines = block.text.replace("\\\n", " ").splitlines()
     if block.language == "console":
         lines = [line[2:] for line in lines if line.startswith("$ ")]

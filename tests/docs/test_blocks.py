@@ -1,7 +1,7 @@
-"""Every code block of the documentation is run by a test: a separate one, or test_commands.py in the soak.
+"""Every code block of the documentation is run by a test, in most cases by test_commands.py in the soak.
 
 A comment before a block names another test, `<!-- run by FILE -->`, or a reason, `<!-- not run: REASON -->`.
-Cheap checks are done here: commands by the parsers, YAML by the schema.
+The tests here make the cheap checks: commands are parsed, and YAML is compared with the schema.
 """
 
 import json
@@ -49,7 +49,7 @@ def every(*languages: str) -> pytest.MarkDecorator:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_is_run_by_a_test(page):
-    """Every block has a language that a test runs, or a mark that names an existing test or a reason."""
+    """Every block has a language that a test runs, or a comment that names an existing test or a reason."""
     for block in PAGES[page]:
         if page in OWN_TESTS:
             assert (REPOSITORY / OWN_TESTS[page]).is_file()
@@ -69,7 +69,7 @@ def test_every_block_is_run_by_a_test(page):
 
 @every("sh", "console")
 def test_commands_are_understood(page, block):
-    """Commands are accepted by the parsers, with GPUs of the device table and keys that a run has."""
+    """Commands in blocks are accepted by the parsers; their GPU types and keys exist."""
     for line in " && ".join(commands(block)).split(" && "):
         words = shlex.split(line.partition(" > ")[0].partition(" | ")[0], comments=True)
         if not words or words[0] != "nbtrain" or words[1:2] == ["help"]:
@@ -84,7 +84,9 @@ def test_commands_are_understood(page, block):
 
 @every("yaml")
 def test_yaml_has_keys_that_a_run_has(page, block, tmp_path):
-    """YAML blocks have keys of a run, as a whole run or as the sections that a page describes."""
+    """YAML blocks have only keys that a run has, at the top level or in the section
+    that the page describes.
+    """
     text = re.sub(r"^extends: output/.*$", "extends: gpt-125m", block.text, flags=re.MULTILINE)
     path = tmp_path / "page.yaml"
     path.write_text(text if "extends:" in text else f"extends: gpt-125m\nname: page\n{text}")
@@ -93,7 +95,7 @@ def test_yaml_has_keys_that_a_run_has(page, block, tmp_path):
 
 @every("json")
 def test_json_can_be_read(page, block):
-    """JSON blocks can be parsed as a whole or line by line."""
+    """JSON blocks can be parsed, as a whole or line by line."""
     try:
         json.loads(block.text)
     except ValueError:
@@ -115,7 +117,7 @@ def test_python_names_are_there(page):
 
 
 def test_a_wrong_block_is_noticed(tmp_path):
-    """Each check fails on a block with the mistake that it detects."""
+    """Each of these checks fails on a block with a mistake."""
     with pytest.raises(SystemExit):
         test_commands_are_understood("page", Block("sh", "nbtrain plan gpt-tiny --no-such-option", "", False))
     with pytest.raises(ConfigError, match="has no key"):

@@ -1,4 +1,4 @@
-"""docs/checkpoint-files.md: its code computes our loss from a checkpoint, and its names match the files."""
+"""The code of docs/checkpoint-files.md computes our loss from a checkpoint, and its names match the files."""
 
 import re
 from pathlib import Path
@@ -28,7 +28,7 @@ def place(tmp_path_factory, data_home, fork_server) -> Place:
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["z0", "d2 z1"])
 def test_the_code_block_computes_our_loss(place, layout):
-    """The code block computes our loss with torch alone, without nbtrain or DeepSpeed."""
+    """The code block computes our loss with torch alone, without nbtrain and DeepSpeed."""
     assert "nbtrain" not in CODE and "deepspeed" not in CODE
     run = place.source(layout)
     (step,) = run.checkpoint_steps()
@@ -84,7 +84,9 @@ LORA = {"init_from": "base", "lora.trainable_token_indices": [1, 2]}
     ids=["llama", "qwen2", "qwen3", "lora", "ia3"],
 )
 def test_the_tables_have_the_parameters_of_other_models(overrides):
-    """The tables have names, dimensions and sharding of models without linear biases and with adapters."""
+    """The tables also have the names, dimensions and sharding of models without
+    linear biases and with adapters.
+    """
     said = {}
     for first, second, shapes, cuts in re.findall(
         r"^\| `([\w.<>]+)`(?:, `\.([\w.]+)`)?(?: \([^|]*\))? \| (.*?) \| (.*?) \|$", PAGE, re.MULTILINE
@@ -123,6 +125,6 @@ WEIGHTS, OPTIMIZER = (f"zero_pp_rank_{{}}_mp_rank_00_{kind}_states.pt" for kind 
     ],
 )
 def test_files_are_named_as_the_page_says(place, layout, names):
-    """Each layout writes exactly the files that the page names."""
+    """Each layout writes exactly the files that the page lists."""
     (folder,) = place.source(layout).model.glob("global_step*")
     assert [path.name for path in payload(folder)] == names

@@ -1,7 +1,7 @@
 """Commands and Python of the documentation, run page by page in one workspace with trained runs (a soak).
 
-A block of YAML with a `name` is saved as `<name>.yaml`, as the pages say. What a block prints is compared
-with the block of `text` after it, numbers aside; `...` stands for any lines. RUN is an interrupted run.
+A YAML block with a `name` is saved as `<name>.yaml`, as the pages say. The output of a block is compared with
+the `text` block after it, except for numbers; `...` stands for any lines. RUN is an interrupted run.
 """
 
 import json
@@ -56,7 +56,9 @@ QUESTIONS = {
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory) -> Iterator[Path]:
-    """A workspace with the finished run gpt-tiny, the interrupted run RUN, and the files that pages name."""
+    """Create a workspace with the finished run gpt-tiny, the interrupted run RUN,
+    and files that pages mention.
+    """
     folder = tmp_path_factory.mktemp("docs")
     with pytest.MonkeyPatch.context() as patch:
         set_up(folder, patch)
@@ -90,7 +92,7 @@ def set_up(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def shell(line: str, folder: Path) -> str:
-    """Return what bash prints for a command; a failing command fails the test."""
+    """Return the output of a command in bash; a command that fails also fails the test."""
     done = subprocess.run(
         ["bash", "-c", line], cwd=folder, capture_output=True, text=True, timeout=LIMIT_SECONDS
     )
@@ -99,7 +101,7 @@ def shell(line: str, folder: Path) -> str:
 
 
 def printed(block: Block, folder: Path, imports: str) -> str:
-    """Return what a block of `sh` or `python` prints."""
+    """Run a `sh` or `python` block and return its output."""
     if block.language == "python":
         (folder / "block.py").write_text(f"{imports}\n{block.text}")
         return shell(f"{shlex.quote(sys.executable)} block.py", folder)
@@ -113,14 +115,14 @@ def printed(block: Block, folder: Path, imports: str) -> str:
 
 
 def comparable(line: str) -> str:
-    """Return a printed line without numbers, hashes, units of time and the width of columns."""
+    """Remove numbers, hashes, units of time and padding from a printed line."""
     line = without_numbers(re.sub(r"\b([0-9a-f]{12,}\b|[0-9a-f]{4}\.\.\.)", "0", line))
     # A slower machine needs minutes where the page says seconds.
     return " ".join(re.sub(r"# (min|h)( # (s|min))?(?!\w)", "# s", line).split())
 
 
 def differs(shown: str, printed: str) -> str | None:
-    """Return the first line of the page that is not printed in its order; None if all are."""
+    """Return the page's first line that is not printed in the page's order; None if all are."""
     lines = iter([comparable(line) for line in printed.splitlines()])
     for line in shown.splitlines():
         if line.strip() != "..." and comparable(line) not in lines:
@@ -132,7 +134,7 @@ def differs(shown: str, printed: str) -> str | None:
 @pytest.mark.soak
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_the_page_does_what_it_says(page, workspace):
-    """A page's files are saved, its commands and Python run in order, and their outputs are compared."""
+    """The files of a page are saved, its commands and Python run in order, and the outputs match the page."""
     if page.stem == "datasets" and not (workspace / "data" / "dataset" / "books").exists():
         test_the_page_does_what_it_says(page.with_name("data.md"), workspace)
     last = ""

@@ -1,4 +1,4 @@
-"""docs/errors.md: its messages are what the commands print and what runs reported."""
+"""The messages on docs/errors.md are what the commands print and what runs reported."""
 
 import re
 
@@ -9,7 +9,7 @@ from tests.docs.errors import PAGE, page_with_messages, without_numbers
 
 @pytest.mark.slow
 def test_every_message_is_what_a_user_reads(tmp_path, fork_server):
-    """Messages equal the page except for numbers; `python -m tests.docs.errors` updates the page."""
+    """Messages match the page, except for numbers; `python -m tests.docs.errors` updates the page."""
     page = PAGE.read_text(encoding="utf-8")
     assert without_numbers(page) == without_numbers(page_with_messages(page, tmp_path, fork_server))
 

@@ -1,5 +1,6 @@
-"""docs/finetuning-data.md: its run is prepared from its files and trains on the tokens that the page
-marks."""
+"""The run on docs/finetuning-data.md is prepared from the page's files and
+trains on the tokens that it marks.
+"""
 
 import itertools
 import re
@@ -27,7 +28,7 @@ FILES = ("questions.jsonl", "tasks.json", "conversations.jsonl")
 
 @pytest.fixture(scope="module")
 def blocks():
-    """Return {language: its code blocks, in order}."""
+    """Return the page's code blocks in order, by language."""
     page = (REPOSITORY / "docs" / "finetuning-data.md").read_text()
     found: dict[str, list[str]] = {}
     for language, text in re.findall(r"^```(\w+)\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL):
@@ -37,7 +38,9 @@ def blocks():
 
 @pytest.fixture(scope="module")
 def prepared(blocks, tmp_path_factory):
-    """Return (config, files, tokenizer) of the page's run on the page's files, with the demo's model."""
+    """Prepare the page's run on the page's files, with the demo's model; return
+    (config, files, tokenizer).
+    """
     workspace = tmp_path_factory.mktemp("page")
     for name, text in zip(FILES, blocks["json"], strict=True):
         (workspace / name).write_text(text + "\n")
@@ -72,7 +75,9 @@ def shown(tokenizer: Tokenizer, ids: np.ndarray, learnt: np.ndarray) -> str:
 
 
 def test_the_page_shows_what_is_learnt(prepared, blocks):
-    """Every example of the page, read back from .bin and its mask, has the text and marks of the page."""
+    """Every example on the page, read back from .bin and its loss mask, has the text
+    and marks that are shown.
+    """
     _, files_, tokenizer = prepared
     indexed = IndexedDataset(files_.prefix)
     mask = files_.open_loss_mask(indexed)
@@ -81,8 +86,9 @@ def test_the_page_shows_what_is_learnt(prepared, blocks):
 
 
 def test_the_pages_templates_for_tools(blocks, tmp_path):
-    """The tool templates of the page are Qwen's: the system message ends with the tools, the answer has
-    reasoning and call."""
+    """The page's tool templates are Qwen's: tools end the system message, and
+    reasoning and call are in the answer.
+    """
     (tmp_path / "run.yaml").write_text("extends: gpt-tiny\nname: page\n" + blocks["yaml"][1])
     (source,) = load(tmp_path / "run.yaml").data.sources
     call = {"function": {"name": "f", "arguments": {"a": 1}}}
@@ -98,8 +104,9 @@ def test_the_pages_templates_for_tools(blocks, tmp_path):
 
 
 def test_the_pages_run_is_packed_and_mixed_as_it_says(prepared):
-    """The run is packed and mixed as described: in two epochs questions occur twice, tasks once,
-    conversations 4 times."""
+    """Packing and mixing match the page: in two epochs, questions occur twice, tasks
+    once, conversations 4 times.
+    """
     config, files_, _ = prepared
     dataset = build_split(files_.open(), config, "train", 1, 1)
     assert dataset.dataset_names == ("questions", "tasks", "conversations")
@@ -110,8 +117,9 @@ def test_the_pages_run_is_packed_and_mixed_as_it_says(prepared):
 
 
 def test_the_examples_are_those_of_their_program(repository, monkeypatch):
-    """make.py writes the example files next to it, and no held-out question is among the training
-    examples."""
+    """make.py writes the example files that are next to it, and no held-out
+    question is a training example.
+    """
     folder = repository / "examples/megatron-gpt/finetuning/data"
     texts = runpy.run_path(str(folder / "make.py"))["made"]()
     assert set(texts) == {path.name for path in folder.iterdir()} - {"make.py", "__pycache__"}
@@ -125,8 +133,9 @@ def test_the_examples_are_those_of_their_program(repository, monkeypatch):
 
 
 def test_the_example_run_is_prepared(workspace, repository):
-    """The run in examples/megatron-gpt/finetuning/ loads, reads every example of its files, and packs
-    them."""
+    """The run in examples/megatron-gpt/finetuning/ loads, and all examples of its
+    files are read and packed.
+    """
     folder = "examples/megatron-gpt/finetuning"
     (workspace / "examples" / "megatron-gpt").mkdir(parents=True)
     (workspace / folder).symlink_to(repository / folder)

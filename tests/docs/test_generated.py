@@ -26,12 +26,12 @@ PAGES = generated(REPOSITORY)
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_a_generated_page_is_fresh(path):
-    """`make docs` changes nothing."""
+    """`make docs` would change no page."""
     assert path.read_text(encoding="utf-8") == PAGES[path], f"{path.name} is stale: run `make docs`"
 
 
 def test_a_stale_table_is_noticed(tmp_path):
-    """A changed number in a run YAML changes the table, so that the test above would fail."""
+    """If a number in a run YAML changes, the generated table changes too."""
     for source in TRAINING.rglob("*.yaml"):
         target = tmp_path / source.relative_to(TRAINING)
         target.parent.mkdir(exist_ok=True)
@@ -44,19 +44,19 @@ def test_a_stale_table_is_noticed(tmp_path):
 
 
 def test_every_run_yaml_has_its_row():
-    """The table has exactly one row for every run YAML."""
+    """The table has one row for every run YAML."""
     rows = re.findall(r"\| \[([\w-]+)\]\(training/\1\.yaml\) \|", runs_table(TRAINING))
     assert sorted(rows) == sorted(path.stem for path in TRAINING.glob("*.yaml"))
 
 
 def test_a_page_without_its_markers_is_refused():
-    """A page without markers is refused instead of having the table appended."""
+    """A page without the markers is refused; the table is not appended to it."""
     with pytest.raises(ValueError, match="the page lacks"):
         with_table("# A page", "| a |")
 
 
 def test_no_section_is_described_in_half_a_sentence():
-    """A docstring whose first sentence takes two lines appears completely."""
+    """A first sentence that takes two lines in the docstring is shown completely."""
     lines = PAGES[REPOSITORY / "docs" / "config.md"].splitlines()
     after = [line for title, line in zip(lines, lines[2:]) if title.startswith("##")]
     assert len(after) > 20
@@ -72,7 +72,7 @@ def test_the_reference_names_every_key_and_every_scalar():
 
 
 def test_every_field_says_what_it_means():
-    """Every field has a description, which the form and the page show as help text."""
+    """Every field has a description, which the form and the reference page show."""
 
     def undescribed(model, prefix=""):
         for key, info in described(model).items():
@@ -120,10 +120,10 @@ def test_the_schema_accepts_every_example(path, validator):
     ],
 )
 def test_the_schema_refuses_what_the_loader_refuses(wrong, validator):
-    """The schema refuses what the loader refuses, so that an editor marks errors before anything is run."""
+    """The schema refuses what the loader refuses, so that an editor marks the error before anything runs."""
     assert not validator.is_valid(wrong)
 
 
 def test_the_resolved_text_is_what_the_schema_describes(validator):
-    """The resolved config.yaml of a run passes the schema too."""
+    """The resolved config.yaml of a run is valid under the schema too."""
     validator.validate(parse_yaml(to_yaml(load("gpt-125m")), "config.yaml").value)

@@ -1,4 +1,4 @@
-"""docs/import.md: its example is run command by command."""
+"""The example on docs/import.md is run command by command."""
 
 import re
 import shlex
@@ -18,7 +18,7 @@ def blocks(language: str) -> list[str]:
 
 
 def transcripts() -> list[list[tuple[str, list[str]]]]:
-    """Return for each console block its commands, each with the shown lines of its output."""
+    """Return the commands of each console block, each with the lines of output that the page shows."""
     found = []
     for block in blocks("console"):
         commands = []
@@ -32,7 +32,9 @@ def transcripts() -> list[list[tuple[str, list[str]]]]:
 
 
 def test_the_example_prints_what_the_page_shows(workspace, capsys, monkeypatch):
-    """The example prints all lines of the page, or where the page says so, some lines of a YAML in order."""
+    """The example prints every line on the page, and of a YAML that the page
+    shortens, the shown lines in order.
+    """
     monkeypatch.chdir(workspace)
     Path("train.sh").write_text(blocks("bash")[0])
     first, *later = transcripts()
@@ -63,5 +65,5 @@ def _run(commands: list[tuple[str, list[str]]], capsys: pytest.CaptureFixture) -
 
 
 def test_the_script_of_the_page_is_one_that_bash_reads():
-    """The page's script is valid by `bash -n`, which does not run it."""
+    """`bash -n`, which does not run anything, accepts the page's script."""
     subprocess.run(["bash", "-n"], input=blocks("bash")[0], text=True, check=True)

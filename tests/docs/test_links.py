@@ -1,4 +1,4 @@
-"""Links of README, docs, examples and notebooks: each file and heading exists, and each page is reachable."""
+"""Links in README, docs, examples and notebooks: files and headings exist, and every page is reachable."""
 
 import pytest
 

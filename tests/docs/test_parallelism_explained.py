@@ -1,4 +1,4 @@
-"""docs/parallelism-explained.md and docs/glossary.md: their examples run, and the names in them exist."""
+"""The examples of docs/parallelism-explained.md and docs/glossary.md run, and the names in them exist."""
 
 import doctest
 import re
@@ -18,20 +18,20 @@ WORDS = re.findall(r"^\| \*\*(.+?)\*\* \| (.+) \|$", GLOSSARY, re.M)
 
 
 def test_every_example_gives_what_the_page_says():
-    """Every example gives the result on the page, run from first to last in one session."""
+    """Every example gives the result shown on the page; all run in order in one session."""
     result = doctest.testfile(str(DOCS / "parallelism-explained.md"), module_relative=False)
     assert result.failed == 0 and result.attempted == EXPLAINED.count(">>> ") >= 30
 
 
 @pytest.mark.parametrize("page", [EXPLAINED, GLOSSARY], ids=["explained", "glossary"])
 def test_every_field_is_there(page):
-    """Every field that a page names exists, so that a renamed field is noticed."""
+    """Every field that a page names exists, so that a rename is detected."""
     named = set(re.findall(r"`((?:parallel|model|precision|batch|lr_schedule|resources)\.[\w.]+)", page))
     assert named and named <= set(field_keys())
 
 
 def test_every_page_is_there():
-    """Every link of both pages, and every link to them, leads to a page."""
+    """Every link on both pages, and every link to them, leads to an existing page."""
     for page in (EXPLAINED, GLOSSARY):
         assert [link for link in re.findall(r"\]\(([\w.-]+\.md)\)", page) if not (DOCS / link).exists()] == []
     for place in (DOCS / "parallelism.md", DOCS / "README.md"):
@@ -62,8 +62,11 @@ def test_words_of_the_explanation_are_in_the_glossary():
 
 
 def test_the_bubble_of_the_page_is_the_plan_of_equal_stages():
-    """The page's bubble formula is the plan's for equal stages; the plan's own is at least as large, since
-    the last stage has the logits."""
+    """For equal stages, the page's formula for the bubble equals the plan; the
+    planned bubble is never smaller.
+
+    The last stage also computes the logits, so a real plan's bubble is larger.
+    """
     config = load("gpt-13b-4xdp-4xpp-4xtp")
     assert config.parallel.activation_checkpointing.granularity == "full"
     # The glossary's third: the logits are not recomputed.

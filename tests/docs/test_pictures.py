@@ -1,4 +1,4 @@
-"""Pictures of the documentation: each is small, described and used; in the soak, none is stale."""
+"""Pictures of the documentation are small, described and used; in the soak, none is outdated."""
 
 import re
 
@@ -10,7 +10,7 @@ from tests.pictures import ALL, MANIFEST, MOST_BYTES, PICTURES
 
 
 def test_each_picture_is_small_described_and_used():
-    """The manifest, the folder and the pages have the same pictures, each small and described."""
+    """The manifest, the folder and the pages have the same pictures, and each is small and described."""
     manifest = files.read_json(MANIFEST)
     paths = {path.stem: path for path in PICTURES.glob("*.png")}
     linked = {
@@ -29,7 +29,7 @@ def test_each_picture_is_small_described_and_used():
 @pytest.mark.soak
 @pytest.mark.parametrize("picture", ALL, ids=lambda picture: picture.name)
 def test_the_picture_is_not_stale(picture):
-    """A picture is up to date if the sources that it depends on are unchanged since `make pictures`."""
+    """A picture is up to date if the sources it depends on are unchanged since `make pictures`."""
     entry = files.read_json(MANIFEST)[picture.name]
     assert entry["sources_sha256"] == picture.sources_sha256(), (
         f"run `python -m tests.pictures --only {picture.name}`"

@@ -1,5 +1,4 @@
-"""docs/preferences.md: its records are prepared and packed as the page says, and invalid ones are
-reported."""
+"""The records on docs/preferences.md are prepared and packed as the page says; invalid ones are reported."""
 
 import itertools
 import json
@@ -42,7 +41,7 @@ SMALL = {
 
 @pytest.fixture
 def prepared(workspace):
-    """Return a function from records to (config, open dataset, tokenizer)."""
+    """Return a function that prepares records; it returns (config, open dataset, tokenizer)."""
     make_tokenizer("page", TEXTS, 300)
 
     def make(records, **more):
@@ -66,8 +65,10 @@ def shown(tokenizer, ids, learnt):
 
 
 def test_the_records_of_the_page(prepared):
-    """Each record of the page becomes one sequence with both answers and their ends, of which only the
-    differing parts are unmasked."""
+    """Each record on the page becomes one sequence with both answers and their ends.
+
+    Only the parts in which the answers differ are unmasked.
+    """
     (block,) = re.findall(r"^```json\n(.*?)\n```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     config, opened, tokenizer = prepared(block.splitlines())
     found = [
@@ -102,7 +103,7 @@ def test_the_records_of_the_page(prepared):
 
 
 def test_a_reference_is_read_by_pair(prepared):
-    """A reference is read by pair in any order of the samples."""
+    """Reference log-probabilities are read by pair, in any order of the samples."""
     records = [{"prompt": f"q{n}", "chosen": "a" * (n + 1), "rejected": "b"} for n in range(30)]
     config, opened, _ = prepared(records)
     dataset = build_split(opened, config, "train", 1, 1)
@@ -130,7 +131,7 @@ def test_long_pairs_are_left_out_and_counted(prepared, caplog):
 
 
 def test_broken_records_are_named(prepared, workspace):
-    """An invalid record is reported with file and line and its problem."""
+    """An invalid record is reported with the file, the line and the problem."""
     good = {"prompt": "q", "chosen": "a", "rejected": "b"}
     said = {"role": "assistant", "content": "a"}
     _, opened, _ = prepared(
@@ -165,8 +166,10 @@ def test_broken_records_are_named(prepared, workspace):
 
 
 def test_whole_conversations_beside_a_prompt_of_text(prepared):
-    """Complete conversations with a text prompt, as in UltraFeedback, have the question once, and earlier
-    answers masked."""
+    """Complete conversations next to a text prompt, as in UltraFeedback, have the question once.
+
+    Earlier answers are masked.
+    """
     asked, other = ({"role": "user", "content": text} for text in ("one", "two"))
     answers = [{"role": "assistant", "content": text} for text in ("first", "good", "bad")]
     begin = [asked, answers[0], other]
@@ -183,7 +186,7 @@ def test_whole_conversations_beside_a_prompt_of_text(prepared):
 
 
 def test_other_data_is_no_pairs(prepared, workspace):
-    """A dataset of text is refused as pairs, and pairs are refused as text."""
+    """A text dataset is refused as preference pairs, and preference pairs are refused as text."""
     config, opened, tokenizer = prepared([{"prompt": "q", "chosen": "a", "rejected": "b"}])
     with pytest.raises(DataError, match="perplexity is not defined"):
         Perplexity(config, tokenizer, opened.files, "all", True)
@@ -198,8 +201,9 @@ def test_other_data_is_no_pairs(prepared, workspace):
 
 
 def test_the_example_is_planned_as_its_fine_tuning():
-    """The example plans the memory of its fine-tuning, and four products of the output layer instead of
-    three."""
+    """The example's memory is planned as for its fine-tuning, with four products of
+    the output layer, not three.
+    """
     config = load("gpt-tiny-preferences")
     tuned = load("gpt-tiny-instructions", {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0})
     assert estimate_memory(config).parts == estimate_memory(tuned).parts

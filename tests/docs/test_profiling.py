@@ -1,4 +1,6 @@
-"""docs/profiling.md and docs/mfu.md: their numbers are computed by the code, and the names in them exist."""
+"""The numbers on docs/profiling.md and docs/mfu.md are what the code computes,
+and the names in them exist.
+"""
 
 import re
 from pathlib import Path
@@ -15,7 +17,7 @@ PAGE, MFU = ((DOCS / name).read_text(encoding="utf-8") for name in ("profiling.m
 
 
 def test_the_table_of_logged_and_right_figures():
-    """Every number of the table follows from the samples per second in its first column."""
+    """Every number in the table follows from the samples per second in its first column."""
     rows = re.findall(
         r"^\| (4\d\.\d{3}) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) % \|$", MFU, re.MULTILINE
     )
@@ -29,7 +31,7 @@ def test_the_table_of_logged_and_right_figures():
 
 
 def test_scalars_and_fields_are_there():
-    """Every scalar with _seconds and every field of `profile` is in the page's tables."""
+    """The page's tables have every scalar whose name ends in _seconds and every field of `profile`."""
     scalars = set(re.findall(r"`(\w+_seconds|mfu|hfu|matmul_fraction|slowest_rank|rank_slowdown)`", PAGE))
     assert {"mfu", "hfu", "pipeline_seconds", "rank_slowdown"} <= scalars <= set(BY_NAME)
     fields = {key.removeprefix("profile.") for key in field_keys() if key.startswith("profile.")}

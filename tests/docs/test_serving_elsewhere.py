@@ -1,4 +1,4 @@
-"""docs/serving-elsewhere.md: its commands have only flags of the other programs' parsers."""
+"""Commands on docs/serving-elsewhere.md use only flags that the other programs' parsers have."""
 
 import re
 import shlex
@@ -64,14 +64,14 @@ def commands() -> list[list[str]]:
 
 @pytest.mark.parametrize("program", FLAGS)
 def test_flags_are_the_programs_own(program):
-    """Every flag of the page is listed here, and the page uses every listed flag."""
+    """Every flag on the page is in the list here, and every flag in the list is on the page."""
     used = {word for words in commands() if words[0] == program for word in words if word.startswith("--")}
     used |= {"--dtype"} & FLAGS[program]  # in the table
     assert used == FLAGS[program]
 
 
 def test_our_own_commands_are_accepted():
-    """Our own commands are accepted by our parser."""
+    """nbtrain's parser accepts the page's nbtrain commands."""
     ours = [words[1:] for words in commands() if words[0] == "nbtrain"]
     assert ours
     for words in ours:

@@ -1,4 +1,4 @@
-"""The site of `make site`: every page is in its navigation, and it needs no network."""
+"""The site that `make site` builds has every page in its navigation and needs no network."""
 
 import base64
 import itertools
@@ -19,7 +19,7 @@ DOT = base64.b64decode(
 
 @pytest.fixture
 def copies(tmp_path) -> Path:
-    """Return a folder with one executed notebook, which has every kind of output."""
+    """Create a folder with one executed notebook that has every kind of output."""
     folder = tmp_path / "copies"
     folder.mkdir()
     outputs = [
@@ -50,7 +50,7 @@ def copies(tmp_path) -> Path:
 
 
 def test_a_notebook_is_a_page_with_its_outputs(copies, tmp_path):
-    """A notebook becomes a page with text, pictures and HTML in place; a copy without outputs says so."""
+    """A notebook becomes a page with its text, pictures and HTML; a notebook without outputs says so."""
     page = notebook_page(copies / "02_plan.ipynb", tmp_path)
     assert page.startswith(
         "# Plan\n\nWhy.\n\n```python\nnb.plan(config)\n```\n\n````text\n12 steps\n```\n````"
@@ -82,8 +82,9 @@ def test_the_navigation_names_every_page_once(copies, tmp_path):
 @pytest.mark.slow
 @pytest.mark.soak
 def test_the_site_is_built_without_a_warning_and_asks_no_network(copies, tmp_path, browser):  # noqa: F811
-    """Sphinx builds the site without a warning, and in Chromium from file:// its pages fit, request nothing
-    and can be searched."""
+    """Sphinx builds the site without a warning; in Chromium its pages fit, request
+    nothing and can be searched.
+    """
     html = build(tmp_path / "my site", copies)
     asked: list[str] = []
     errors: list[str] = []

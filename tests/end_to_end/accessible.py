@@ -1,7 +1,7 @@
-"""Run axe-core on a page, and describe its findings inside our own elements.
+"""Run axe-core on a page, and describe its findings about nbtrain's own elements.
 
-axe/package.json and axe/yarn.lock say which axe-core; jlpm fetches it into .cache/axe, as `make labextension`
-fetches its packages, and no page ever ships it (MPL-2.0).
+axe/package.json and axe/yarn.lock pin axe-core. jlpm fetches it into .cache/axe, like the packages of `make
+labextension`; it is not part of any page that nbtrain ships (MPL-2.0).
 
     NBTRAIN_REQUIRE_AXE=1    fail instead of skipping if axe-core cannot be installed
 """
@@ -25,7 +25,7 @@ BAD = ("serious", "critical")
 
 
 def axe_script() -> str:
-    """Return axe-core as JavaScript; skip if it cannot be installed."""
+    """Return the JavaScript of axe-core; skip the test if it cannot be installed."""
     wanted = {name: (SOURCES / name).read_bytes() for name in SETTINGS}
     there = SCRIPT.is_file() and all(
         (CACHE / name).is_file() and (CACHE / name).read_bytes() == text for name, text in wanted.items()
@@ -38,7 +38,7 @@ def axe_script() -> str:
 
 
 def _install() -> str:
-    """Fetch axe-core; return "" if it is installed, else the reason why not."""
+    """Install axe-core; return the reason why that failed, or "" if it is installed."""
     jlpm = Path(sys.executable).parent / "jlpm"
     if shutil.which("node") is None or not jlpm.is_file():
         return "node 20 and JupyterLab's jlpm are needed"
@@ -69,7 +69,7 @@ SETTLE_MS = 500
 
 
 def findings(page: Any, script: str, within: Sequence[str]) -> list[str]:
-    """Return each serious or critical finding inside the elements `within`, one line for each element."""
+    """Return the serious and critical findings inside the elements `within`, one line per element."""
     size = page.viewport_size
     page.set_viewport_size({**size, "height": TALL_PIXELS})
     page.wait_for_timeout(SETTLE_MS)

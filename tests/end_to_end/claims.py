@@ -2,7 +2,7 @@
 
     check_claims("FAILED: ... A resume continues from the checkpoint of step 40; 7 steps since ...", run)
 
-Raises AssertionError for a claim that the disk contradicts, and if the sentence claims nothing.
+Raises AssertionError for a claim that the files contradict, and for a sentence without any claim.
 """
 
 import hashlib
@@ -17,7 +17,9 @@ STEP = r"step ([\d,]+)"
 
 
 def newest_whole(run: RunDir) -> int | None:
-    """Return the newest checkpoint whose files all match its manifest by SHA-256; None if there is none."""
+    """Return the step of the newest checkpoint whose files all match its manifest by
+    SHA-256; None without one.
+    """
     return max((step for step in run.checkpoint_steps() if _is_whole(run, step)), default=None)
 
 
@@ -34,7 +36,7 @@ def _is_whole(run: RunDir, step: int) -> bool:
 
 
 def reached(run: RunDir) -> int:
-    """Return the last step that rank 0 of the newest job has reported."""
+    """Return the last step that rank 0 of the newest job reported."""
     job = run.newest_job()
     assert job is not None
     beat = Heartbeat.read(job.heartbeat(0))
@@ -42,8 +44,7 @@ def reached(run: RunDir) -> int:
 
 
 def check_claims(text: str, run: RunDir) -> list[str]:
-    """Assert that every claim that `text` makes about the run's checkpoints is true, and return the
-    claims."""
+    """Assert that every claim in `text` about the run's checkpoints is true; return the claims."""
     newest, found = newest_whole(run), []
     text = " ".join(text.split())
 

@@ -1,9 +1,9 @@
-"""A JupyterLab for tests and a browser on it, started once for all tests of a file.
+"""A JupyterLab for tests and a browser that opens it, started once for all tests of a file.
 
 NBTRAIN_CHROMIUM=/usr/bin/chromium   the browser, if it is not found by name
 NBTRAIN_REQUIRE_BROWSER=1            fail instead of skipping if there is no browser
 NBTRAIN_SCREENSHOTS=DIR              keep a picture of each station
-NBTRAIN_PATIENCE_SECONDS=60          seconds to wait for one thing, while writing a test
+NBTRAIN_PATIENCE_SECONDS=60          maximum seconds for each wait, useful while writing a test
 """
 
 import contextlib
@@ -94,11 +94,11 @@ def jupyter_server(
     python: str = sys.executable,
     **variables: str,
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield (address, environment) of a Jupyter server that keeps all its files below `root`, stopped at the
-    end.
+    """Start a Jupyter server that keeps all its files below `root`; yield (address,
+    environment), then stop it.
 
-    Its address has a prefix, as behind a hub. If `extended`, it has nbtrain's extension, which a file of the
-    installed wheel enables; a development tree has no such file.
+    Its address has a prefix, as behind a hub. With `extended`, nbtrain's server extension is enabled, as by
+    the file that a wheel installs; a development tree has no such file.
     """
     for name in ("home", "output", "notebooks", "switch/jupyter_server_config.d"):
         (root / name).mkdir(parents=True, exist_ok=True)
@@ -161,24 +161,26 @@ def _answers(base: str, server: subprocess.Popen) -> bool:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """JupyterLab with a separate home, port, token and output directory."""
+    """Start a JupyterLab with its own home, port, token and output directory."""
     with running_lab(tmp_path_factory.mktemp("lab")) as lab:
         yield lab
 
 
 @pytest.fixture(scope="module")
 def plain_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """JupyterLab without our server extension and labextension: like VS Code, only a kernel and its
-    widgets."""
+    """Start a JupyterLab without nbtrain's server extension and labextension.
+
+    Like VS Code, it only has a kernel and its widgets.
+    """
     with running_lab(tmp_path_factory.mktemp("plain lab"), extended=False) as lab:
         yield lab
 
 
 @contextmanager
 def running_lab(root: Path, extended: bool = True, **more: str) -> Iterator[Lab]:
-    """Run JupyterLab below `root`, with nbtrain's two extensions if `extended`; it is stopped at the end.
+    """Run JupyterLab below `root`, with nbtrain's two extensions if `extended`, and stop it at the end.
 
-    `more` are environment variables of the server.
+    `more` has environment variables for the server.
     """
     find_chromium()
     settings = root / "settings" / "@jupyterlab" / "apputils-extension"
@@ -233,7 +235,7 @@ def page(browser: Any) -> Iterator[Any]:
 
 @contextmanager
 def fake_job(lab: Lab, name: str, *arguments: str) -> Iterator[subprocess.Popen]:
-    """A job in another process that makes four steps a second."""
+    """Run a simulated job in another process; it makes four steps a second."""
     run = lab.output / name
     job = subprocess.Popen([sys.executable, str(FAKE_RUN), str(run), *arguments], env=lab.environment)
     try:
@@ -269,7 +271,7 @@ def open_notebook(page: Any, lab: Lab, name: str) -> None:
 
 
 def wait_for_kernel(page: Any) -> None:
-    """Wait until the kernel of the open notebook is idle, because a cell sent earlier can be lost."""
+    """Wait until the kernel of the open notebook is idle, because a cell that is sent earlier can be lost."""
     page.wait_for_function(
         """() => {
             const panel = window.jupyterapp?.shell.currentWidget;
@@ -279,13 +281,15 @@ def wait_for_kernel(page: Any) -> None:
 
 
 def command(page: Any, name: str) -> None:
-    """Start a JupyterLab command without waiting for its end."""
+    """Start a JupyterLab command without waiting until it ends."""
     page.evaluate("(name) => { window.jupyterapp.commands.execute(name); }", name)
 
 
 def run_cell(page: Any, index: int) -> None:
-    """Run a cell, and return once it has started, because JupyterLab loses a cell that is sent before it is
-    ready."""
+    """Run a cell and return once it has started.
+
+    It is sent again if JupyterLab, which was not ready, has lost it.
+    """
     from playwright.sync_api import TimeoutError as Lost
 
     for _ in range(10):
@@ -308,7 +312,7 @@ def run_cell(page: Any, index: int) -> None:
 
 
 def kernel_busy(lab: Lab) -> bool:
-    """Return whether a cell is running, as the server knows it: after a reload the page does not."""
+    """Return whether the server reports a running cell; a page that was reloaded does not know."""
     return any(kernel["execution_state"] == "busy" for kernel in lab.get("api/kernels"))
 
 
@@ -324,7 +328,7 @@ def assert_step_advances(page: Any) -> None:
 
 
 def stop_at_once(panel: Any) -> None:
-    """Click Stop in a run's panel, and do not wait for the moment in which it can be undone."""
+    """Click Stop in a run's panel, and skip the seconds in which it can be undone."""
     panel.locator(".nbt-stop").click()
     panel.get_by_role("button", name="Do not wait").click()
 

@@ -1,4 +1,4 @@
-"""Places where nbtrain appears in JupyterLab, for pictures and for axe-core.
+"""The places of nbtrain's user interface in JupyterLab, for pictures and for axe-core.
 
 record_runs(lab)                    runs that ended in several ways
 for station in STATIONS: station.show(page, lab)
@@ -35,7 +35,7 @@ torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.
 
 
 def record_runs(lab: Lab) -> None:
-    """Record four runs that have ended: done, failed, stopped, and done with a long name."""
+    """Record four runs that ended: finished, failed, stopped, and finished with a long name."""
     for name, steps, until, end, cause in (
         ("gpt-done", 300, 300, "SUCCEEDED", "all 307,200 tokens are done and saved"),
         ("gpt-failed", 400, 120, "FAILED", OUT_OF_MEMORY),
@@ -62,7 +62,7 @@ def record_runs(lab: Lab) -> None:
 
 
 def record_dataset(lab: Lab) -> None:
-    """Record the dataset `card` of the data card."""
+    """Record the dataset `card`, which the data card shows."""
     draw = random.Random(0)
     words = "training a model needs text that is clean before tokens are made of it".split()  # noqa: SIM905
     texts = [" ".join(draw.choices(words, k=draw.randint(5, 120))) + "." for _ in range(60)]
@@ -73,14 +73,14 @@ def record_dataset(lab: Lab) -> None:
 
 @dataclass(frozen=True)
 class Station:
-    """One place: the steps to reach it, and the elements of it that are ours."""
+    """A place in the user interface: the function that shows it, and nbtrain's elements in it."""
 
     name: str
     show: Callable[[Any, Lab], None]
     ours: Sequence[str]
-    """CSS selectors of our elements, for axe-core."""
+    """CSS selectors of nbtrain's elements, for axe-core."""
     picture: str = ""
-    """CSS selector of the element for the picture; "" for the whole page."""
+    """CSS selector of the element to picture; "" for the whole page."""
 
 
 def host(page: Any, call: str) -> None:
@@ -88,7 +88,7 @@ def host(page: Any, call: str) -> None:
 
 
 def alone(page: Any) -> None:
-    """Close the sidebar and other tabs, so that a place has the page's width."""
+    """Close the sidebars and all tabs, so that the next place gets the page's full width."""
     page.evaluate(
         """() => {
             const { shell, commands } = window.jupyterapp;
@@ -100,7 +100,7 @@ def alone(page: Any) -> None:
 
 
 def choose_theme(page: Any, name: str) -> None:
-    """Choose the theme "Light" or "Dark", and return once JupyterLab shows it."""
+    """Choose the theme "Light" or "Dark", and wait until JupyterLab shows it."""
     page.evaluate(
         "(theme) => window.jupyterapp.commands.execute('apputils:change-theme', {theme})",
         f"JupyterLab {name}",
@@ -130,7 +130,7 @@ def runs(page: Any, lab: Lab) -> None:
 
 
 def run_tab(name: str, tab: str, sign: str) -> Callable[[Any, Lab], None]:
-    """Show the tab of a run; `sign` is a selector of the element that appears last."""
+    """Return a function that shows a tab of a run; `sign` selects the element that appears last."""
 
     def show(page: Any, lab: Lab) -> None:
         alone(page)
@@ -178,7 +178,7 @@ def board(page: Any, lab: Lab) -> None:
 
 
 def models(page: Any, lab: Lab) -> None:
-    """The page without a model: the recorded runs have no checkpoint."""
+    """Show the page of models, which is empty because the recorded runs have no checkpoint."""
     alone(page)
     page.evaluate("() => void window.jupyterapp.commands.execute('nbtrain:models')")
     page.frame_locator("iframe[src*=nbtrain-models]").get_by_text("No run has a checkpoint yet.").wait_for()
@@ -198,7 +198,7 @@ CELLS = {
 
 
 def notebook(key: str) -> Callable[[Any, Lab], None]:
-    """Show a notebook with one cell of CELLS and its output."""
+    """Return a function that shows a notebook with one cell of CELLS and its output."""
 
     def show(page: Any, lab: Lab) -> None:
         line, sign = CELLS[key]

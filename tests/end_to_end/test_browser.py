@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 
 def test_panel_is_live_while_a_cell_runs_and_after_a_reload_and_stops_the_job(lab: Lab, page: Any) -> None:
-    """The panel's step advances while the kernel is busy, before and after a reload, and then Stop works.
+    """A panel's step advances while the kernel is busy, before and after a reload; then Stop works.
 
     The job pages are also available in a new kernel.
     """
@@ -119,8 +119,9 @@ WATCHED = (
 
 
 def test_the_launch_notebook_trains_a_run_that_is_watched_and_stopped(lab: Lab, page: Any) -> None:
-    """03_launch as shipped: a job's panel advances while the cell waits and after a reload, and Stop
-    saves."""
+    """In 03_launch, the job's panel advances while the cell waits and after a
+    reload; Stop saves a checkpoint.
+    """
     import nbformat
     from papermill.iorw import load_notebook_node
     from papermill.parameterize import parameterize_notebook
@@ -157,8 +158,9 @@ def test_the_launch_notebook_trains_a_run_that_is_watched_and_stopped(lab: Lab, 
 
 @pytest.mark.soak
 def test_tensorboard_shows_new_points_by_itself(lab: Lab, page: Any) -> None:
-    """The launcher's tile opens a live TensorBoard, and nb.tensorboard shows one of the run in the
-    notebook."""
+    """The launcher's tile opens a live TensorBoard, and nb.tensorboard shows a run's
+    TensorBoard in the notebook.
+    """
     write_notebook(lab, "board.ipynb", 'import nbtrain as nb\n\nnb.tensorboard("gpt-board")')
     with fake_job(lab, "gpt-board", "--steps", "4000"):
         open_notebook(page, lab, "board.ipynb")
@@ -181,14 +183,14 @@ def test_tensorboard_shows_new_points_by_itself(lab: Lab, page: Any) -> None:
 
 
 def last_step(board: Any) -> int:
-    """Return the step in the first card's table, which is its newest point."""
+    """Return the step of the newest point, from the table in the first card."""
     text = board.locator("card-view").first.inner_text()
     found = re.search(r"([\d,]+)\s+Run\s", text)
     return int(found[1].replace(",", "")) if found else 0
 
 
 def assert_points_advance(board: Any) -> None:
-    """Assert that a reload by TensorBoard itself brings later points."""
+    """Assert that TensorBoard reloads by itself and shows later points."""
     board.locator("card-view").first.wait_for()
     step = wait_for(lambda: last_step(board), lambda: "TensorBoard shows no step")
     wait_for(lambda: last_step(board) > step, lambda: f"stays at step {step}")
@@ -205,7 +207,7 @@ CARD = {
 
 
 def test_documents_are_leafed_through(lab: Lab, page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The data card shows its first document; the arrow, a number and a search text show others."""
+    """The data card shows its first document; the arrow, a document number and a search text show others."""
     monkeypatch.setenv("NBTRAIN_DATA", lab.environment["NBTRAIN_DATA"])
     texts = [f"question {number}: what? answer: text {number}." for number in range(40)]
     make_dataset(RunConfig.model_validate(CARD), texts, learnt_from=[5] * 40)
@@ -235,8 +237,9 @@ def test_documents_are_leafed_through(lab: Lab, page: Any, monkeypatch: pytest.M
 
 
 def test_the_what_if_page_snaps_and_writes(lab: Lab, page: Any) -> None:
-    """A slider and a choice redraw the what-if page with legal layouts, and the button writes the run
-    YAML."""
+    """A slider and a choice redraw the what-if page with legal layouts only; the
+    button writes the run YAML.
+    """
     write_notebook(lab, "what-if.ipynb", 'import nbtrain as nb\n\nnb.what_if("gpt-1-3b-4xdp-4xpp")')
     open_notebook(page, lab, "what-if.ipynb")
     run_cell(page, 0)

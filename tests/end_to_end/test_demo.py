@@ -1,7 +1,7 @@
 """The demo as `make demo` runs it: gpt-tiny from data to text in notebooks 01 to 05, a second call, and 00.
 
-It runs with a smaller model and a tenth of its tokens, by overrides, which every record of the run keeps. The
-demo at full length, as in the README, is part of `make soak`.
+A smaller model and a tenth of the tokens are set by overrides, which every record of the run keeps. The demo
+at full length, as in the README, is part of `make soak`.
 """
 
 import json
@@ -41,7 +41,7 @@ A_TENTH = (
 
 
 def demo(workspace, overrides) -> str:
-    """Return the output of `nbtrain demo` in an empty home without any earlier files."""
+    """Run `nbtrain demo` in an empty home directory and return its output."""
     home = workspace / "home"
     home.mkdir(exist_ok=True)
     environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
@@ -56,7 +56,7 @@ def demo(workspace, overrides) -> str:
 
 
 def texts(notebook: "nbformat.NotebookNode") -> str:
-    """Return everything that an executed notebook shows as one text; its last outputs are static."""
+    """Return all text that an executed notebook shows; its last outputs are static."""
     outputs = [cell["outputs"] for cell in notebook.cells if cell.get("outputs")]
     assert outputs, "it shows nothing"
     assert not any("widget-view" in kind for one in outputs[-1] for kind in one.get("data", {}))
@@ -79,8 +79,10 @@ def texts(notebook: "nbformat.NotebookNode") -> str:
 def test_the_demo_trains_a_model_that_knows_its_text(
     workspace, overrides, steps, below_unigram_nats, is_below_bigram
 ):
-    """The demo's losses are well below unigram and bigram, its notebooks and pages exist, and a second call
-    repeats nothing."""
+    """The demo's losses are well below unigram and bigram loss, and its notebooks and HTML pages exist.
+
+    A second call repeats nothing.
+    """
     summary = demo(workspace, overrides)
     run = open_run("gpt-tiny")
     base = baselines(run.config)
@@ -127,7 +129,7 @@ def test_the_demo_trains_a_model_that_knows_its_text(
 
 
 def test_a_summary_of_data_too_small_to_validate_on():
-    """A summary of data that is too small to validate on shows a dash for missing values."""
+    """If the data is too small for validation, the summary shows dashes for the missing values."""
     end = {"steps": 4, "loss": 5.25, "samples_per_second": 9.0}
     config = SimpleNamespace(model=SimpleNamespace(seq_length=100))
     run = SimpleNamespace(name="tiny", state="SUCCEEDED", unfinished=None, config=config, summary=lambda: end)

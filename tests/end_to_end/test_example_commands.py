@@ -1,7 +1,7 @@
-"""examples/megatron-gpt/README.md: its commands are valid, and the soak runs them and checks their results.
+"""The commands in examples/megatron-gpt/README.md are valid; the soak runs them and checks their results.
 
-A soak runs the commands in order in one workspace, with half of gpt-tiny's tokens. Commands that run until
-they are interrupted are interrupted after their first output.
+The soak runs them in order in one workspace, with half of gpt-tiny's tokens. Commands that run until they are
+interrupted are interrupted after their first output.
 """
 
 import os
@@ -47,7 +47,7 @@ RIGHT_ANSWERS = 0.9
 
 
 def commands() -> list[list[str]]:
-    """Return the words of each command, in order; all fences of the page except YAML hold commands."""
+    """Return the words of each command in order; every fence on the page except YAML has commands."""
     text = README.read_text(encoding="utf-8")
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     assert {language for language, _ in blocks} == {"sh", "yaml"}
@@ -61,7 +61,7 @@ def commands() -> list[list[str]]:
 
 
 def test_every_command_is_understood():
-    """Every command is accepted by the real parser, with known runs and changes that pass every rule."""
+    """The parser accepts every command; its runs are known, and its overrides break no rule."""
     found = commands()
     assert len(found) > 25
     made: set[str] = set()
@@ -76,7 +76,7 @@ def test_every_command_is_understood():
 
 
 def test_the_whole_way_is_there():
-    """Each part of the way from text to a served model has a command, also for GPUs and clusters."""
+    """The page has a command for each step from text to a served model, also for Slurm and Kubernetes."""
     verbs = {words[1] for words in commands()}
     assert verbs >= WAY
     dry = [words for words in commands() if "--dry-run" in words]
@@ -88,7 +88,7 @@ def test_the_whole_way_is_there():
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A workspace with the examples and half of gpt-tiny's tokens."""
+    """Create a workspace with the examples, with half of gpt-tiny's tokens."""
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     monkeypatch.setenv("NBTRAIN_QUEUE", str(tmp_path / "queue"))
     shutil.copytree(README.parent, tmp_path / "examples" / "megatron-gpt")
@@ -106,7 +106,7 @@ def place(tmp_path, monkeypatch):
 
 
 def said_of(words: list[str], folder: Path) -> str:
-    """Return the output of a command; one of ENDLESS is interrupted after its first output."""
+    """Run a command and return its output; a command of ENDLESS is interrupted after its first output."""
     command = [sys.executable, "-m", "nbtrain.cli", *words[1:]]
     if not " ".join(words[1:]).startswith(ENDLESS):
         done = subprocess.run(
@@ -129,7 +129,7 @@ def said_of(words: list[str], folder: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.soak
 def test_every_command_does_what_it_says(place):
-    """All commands run in order, and the model gives the right type in nine of ten held-out questions."""
+    """All commands run in order, and the model answers nine of ten held-out questions correctly."""
     said: dict[str, str] = {}
     for words in commands():
         line = shlex.join(words[1:])
@@ -146,7 +146,7 @@ def test_every_command_does_what_it_says(place):
 
 
 def wait_for_step(step: int) -> None:
-    """Wait until gpt-tiny has made this many steps."""
+    """Wait until gpt-tiny has finished this many steps."""
     end = time.monotonic() + LIMIT_SECONDS
     while time.monotonic() < end:
         if (summary_of(RunDir.named("gpt-tiny"), time.time()).step or 0) >= step:

@@ -1,5 +1,4 @@
-"""The launch form in a real browser: typed values are checked at their fields, reach the next cell, and are
-kept.
+"""The launch form in a real browser: values are checked at their fields, reach the next cell, and are kept.
 
 jupyterlab.py lists the environment variables that choose the browser and keep pictures.
 """
@@ -64,8 +63,10 @@ class FormPage:
 
 
 def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any) -> None:
-    """Hovering, problems, Reset, YAMLs and mode work, and the next cell gets the form's values, also after a
-    new kernel or a reload."""
+    """The form's help, problems, Reset, YAMLs and mode work, and the next cell gets the form's values.
+
+    The values are kept after a new kernel and after a reload.
+    """
     write_notebook(lab, "form.ipynb", OPENED, NEXT, BUSY)
     open_notebook(page, lab, "form.ipynb")
     run_cell(page, 0)
@@ -179,7 +180,7 @@ def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any)
 
 
 def hovered(page: Any, place: Any) -> str:
-    """Return the title of the element under the pointer in the middle of a place."""
+    """Return the title of the element under the pointer, which is moved to the middle of a place."""
     box = place.bounding_box()
     middle = [box["x"] + box["width"] / 2, box["y"] + box["height"] / 2]
     found = "([x, y]) => document.elementFromPoint(x, y).closest('[title]')?.title ?? ''"
@@ -188,8 +189,9 @@ def hovered(page: Any, place: Any) -> str:
 
 @pytest.mark.soak
 def test_a_form_without_server_asks_its_kernel_and_without_both_says_so(lab: Lab, page: Any) -> None:
-    """Without a server the kernel gives the same answers between cells; without both, the form cannot
-    submit."""
+    """Without the server extension the kernel checks the form between cells; without
+    both, Submit is disabled.
+    """
     page.route("**/nbtrain/form*", lambda route: route.fulfill(status=404, json={"message": "Not Found"}))
     page.route("**/nbtrain/form/**", lambda route: route.fulfill(status=404, json={"message": "Not Found"}))
     page.route("**/nbtrain/submit*", lambda route: route.fulfill(status=404, json={"message": "Not Found"}))
@@ -230,8 +232,10 @@ SUBMITTED = (
 
 @pytest.mark.soak
 def test_a_form_submits_while_a_cell_runs_and_without_its_kernel(lab: Lab, page: Any) -> None:
-    """The form submits while a cell runs: its run appears below and is stopped; after a reload it works
-    without a kernel too."""
+    """The form submits while a cell runs, its run appears below it and is stopped.
+
+    After a reload the form also works without a kernel.
+    """
     prepare = [sys.executable, "-m", "nbtrain.cli", "prepare", "gpt-tiny", *shlex.split(SUBMITTED)]
     subprocess.run(prepare, env=lab.environment, check=True, capture_output=True)
     opened = f'import nbtrain as nb\n\nform = nb.launcher("gpt-tiny", """{SUBMITTED}""")\nform'

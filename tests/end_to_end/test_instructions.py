@@ -1,6 +1,6 @@
 """Instruction tuning: gpt-tiny is pretrained, LoRA teaches it a format, and held-out questions are asked.
 
-Merged, unmerged, exported, and opened in peft, the model is the same. Half of gpt-tiny's tokens is enough
+The model is the same merged, unmerged, exported, and opened in peft. Half of gpt-tiny's tokens are enough
 here.
 """
 
@@ -65,8 +65,7 @@ SECOND = ("body", "count", "field", "index", "label", "size", "state", "text", "
 
 
 def examples() -> list[dict[str, str]]:
-    """Return questions for the type of a literal with their answers, without repetition, always the same
-    ones."""
+    """Return questions about the type of a literal, with answers; without repetition and always the same."""
     drawn = random.Random(1234)
     literals = {
         "int": lambda: f"{drawn.randrange(10, 1000)}",
@@ -87,7 +86,7 @@ PROMPTS = [example["prompt"] for example in ASKED]
 
 
 def nbtrain(folder: Path, *words: str) -> str:
-    """Return the output of an nbtrain command."""
+    """Run an nbtrain command and return its output."""
     done = subprocess.run(
         [sys.executable, "-m", "nbtrain.cli", *words], cwd=folder, capture_output=True, text=True
     )
@@ -97,7 +96,7 @@ def nbtrain(folder: Path, *words: str) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A workspace with both trained runs and three exports: the base, the merged model, the adapters."""
+    """Create a workspace with both trained runs and three exports: base, merged model, adapters."""
     pytest.importorskip("transformers")
     pytest.importorskip("peft")
     with pytest.MonkeyPatch.context() as patch:
@@ -118,7 +117,7 @@ def folder(tmp_path_factory):
 
 
 def answers_here(run: str) -> list[str]:
-    """Return the text that a run adds to each prompt."""
+    """Return the text that a run generates after each prompt."""
     texts = nb.generate(run, PROMPTS, MAX_NEW_TOKENS, temperature=0)
     return [text.new_text for text in texts]
 
@@ -130,7 +129,7 @@ def answers(folder):
 
 @pytest.fixture(scope="module")
 def token_ids(folder):
-    """Return the token ids of each prompt with its answer."""
+    """Return the token ids of each prompt together with its answer."""
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "merged")
@@ -138,7 +137,7 @@ def token_ids(folder):
 
 
 def logits_of(model, token_ids) -> torch.Tensor:
-    """Return the logits of every token of every text, in one table."""
+    """Return the logits at every token of all texts, as one table."""
     with torch.no_grad():
         found = [model(ids) for ids in token_ids]
     return torch.cat([getattr(each, "logits", each)[0] for each in found])
@@ -146,7 +145,7 @@ def logits_of(model, token_ids) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def logits(folder, token_ids):
-    """The run's own logits, from the merged model that generates."""
+    """Return the logits of the merged model with which the run generates."""
     loaded = load(open_run(ADAPTED).directory)
     return logits_of(loaded.model, token_ids)
 
@@ -174,7 +173,7 @@ def answers_of_transformers(model, folder) -> list[str]:
 
 
 def test_the_form_is_followed(answers):
-    """Nine tenths of the held-out answers are exactly right and end; the base does not give them."""
+    """Nine tenths of the held-out answers are exactly right and end; the base model's are not."""
     assert not {example["prompt"] for example in EXAMPLES[:TRAINED]} & set(PROMPTS)
     assert len(Counter(example["completion"] for example in ASKED)) == 4
     base = open_run(BASE)
@@ -188,8 +187,9 @@ def test_the_form_is_followed(answers):
 
 
 def test_merged_is_unmerged(folder, logits, token_ids, answers):
-    """The trained model with separate adapters, the merged model, and its export in transformers have the
-    same logits."""
+    """The model with separate adapters, the merged model, and the merged export in
+    transformers have equal logits.
+    """
     import transformers
 
     run = open_run(ADAPTED)
@@ -208,7 +208,9 @@ def test_merged_is_unmerged(folder, logits, token_ids, answers):
 
 
 def test_peft_opens_the_adapters(folder, logits, token_ids, answers):
-    """peft opens the adapters with the exported base; without them the logits are far away."""
+    """peft opens the adapters on the exported base with the same logits; without
+    adapters they differ widely.
+    """
     import peft
     import transformers
 

@@ -1,7 +1,7 @@
-"""The installed wheel in every JupyterLab that pyproject.toml allows, and in Notebook 7, in a real browser.
+"""The installed wheel works in every JupyterLab that pyproject.toml allows, and in Notebook 7, in a browser.
 
-Each version is installed into a separate environment, which uses the tests' environment for everything else.
-Nothing is enabled manually: the files of the wheel must do it.
+Each version is installed into a separate environment, which takes all other packages from the tests'
+environment. No extension is enabled by hand: the files of the wheel must enable it.
 """
 
 import os
@@ -47,7 +47,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def installed(root: Path, wheel: Path, module: str, *packages: str) -> Iterator[Lab]:
-    """Run a server of `module` with these package versions, and nbtrain as the wheel installs it."""
+    """Run a server of `module` with these package versions and nbtrain, as the wheel installs it."""
     find_chromium()
     there = root / "environment"
     venv.create(there, with_pip=False)
@@ -81,8 +81,9 @@ def installed(root: Path, wheel: Path, module: str, *packages: str) -> Iterator[
 def test_a_jupyterlab_shows_the_sidebar_the_run_and_the_widget(
     tmp_path: Path, wheel: Path, page: Any, packages: tuple[str, ...]
 ) -> None:
-    """The requested JupyterLab version runs and shows the sidebar list, a live panel, the tile, and a cell's
-    output."""
+    """The requested JupyterLab version runs and shows the sidebar list, a live panel,
+    the tile, and a cell's output.
+    """
     with (
         installed(tmp_path, wheel, "jupyterlab", *packages) as lab,
         fake_job(lab, "gpt-version", "--steps", "40000"),
@@ -113,7 +114,7 @@ def test_a_jupyterlab_shows_the_sidebar_the_run_and_the_widget(
 def test_a_notebook_7_shows_the_widget_live(
     tmp_path: Path, wheel: Path, page: Any, packages: tuple[str, ...]
 ) -> None:
-    """Notebook 7, which has no sidebar, shows the live widget in a notebook's page."""
+    """Notebook 7, which has no sidebar, shows the live widget in a notebook."""
     with (
         installed(tmp_path, wheel, "notebook", *packages) as lab,
         fake_job(lab, "gpt-version", "--steps", "40000"),

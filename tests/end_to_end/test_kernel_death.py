@@ -1,4 +1,4 @@
-"""Killing a kernel while its run trains leaves the run bit-identical."""
+"""Killing the kernel of a training run does not change the run in any bit."""
 
 import json
 import os
@@ -38,7 +38,7 @@ FAULTS = json.dumps([{"step": STOP_AT, "do": "stop"}])
 
 
 def trace(run: RunDir) -> list[tuple[int, str, str]]:
-    """Return (step, loss, gradient norm) as hexadecimal floats for every step of any job of the run."""
+    """Return step, loss and gradient norm (as hexadecimal floats) of every step, over all jobs of the run."""
     events = [event for job_id in run.job_ids() for event in read_events(run.job(job_id))]
     return [
         (event["step"], event["loss"], event["grad_norm"]) for event in events if event["kind"] == "trace"
@@ -46,7 +46,7 @@ def trace(run: RunDir) -> list[tuple[int, str, str]]:
 
 
 def stopped_rank(run: RunDir) -> psutil.Process:
-    """Return the run's only rank once it is stopped."""
+    """Wait until the run's only rank is stopped by a signal, and return its process."""
     deadline = time.monotonic() + 600
     while True:
         assert time.monotonic() < deadline
@@ -59,8 +59,7 @@ def stopped_rank(run: RunDir) -> psutil.Process:
 
 @pytest.mark.slow
 def test_a_killed_kernel_disturbs_nothing(workspace, fork_server):
-    """After submit in a real kernel and kill -9 of the kernel during a step, there is one job, no restart,
-    and the same curve."""
+    """After kill -9 of the kernel that submitted it, a run has one job, no restart, and the same curve."""
     api.prepare("gpt-tiny", SETTINGS)
     straight = launch.make_run(workspace, SETTINGS, "straight", source="gpt-tiny")
     launch.ForkedRuns(fork_server, workspace / "data").train(straight)

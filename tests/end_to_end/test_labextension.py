@@ -1,4 +1,4 @@
-"""nbtrain's extension in JupyterLab, in a real browser without a kernel: sidebar, tabs, tiles, status."""
+"""nbtrain's labextension in a real browser without a kernel: sidebar, tabs, tiles and status."""
 
 import json
 import re
@@ -46,15 +46,17 @@ def open_lab(page: Any, lab: Lab) -> None:
 
 
 def wait_for_layout(lab: Lab, name: str) -> None:
-    """Wait until JupyterLab has saved its layout, which happens some time after a change."""
+    """Wait until JupyterLab has saved its layout, which it does some time after a change."""
     wait_for(
         lambda: name in json.dumps(lab.get("lab/api/workspaces/default")), lambda: "the layout was not saved"
     )
 
 
 def test_the_sidebar_opens_a_run_that_comes_back_after_a_reload_and_stops_it(lab: Lab, page: Any) -> None:
-    """The sidebar opens a run whose tab is live and restored after a reload; tiles are in a separate
-    category, and Stop works."""
+    """The sidebar opens a run in a live tab, which is restored after a reload, and Stop works.
+
+    nbtrain's tiles have a category of their own in the launcher.
+    """
     with fake_job(lab, "gpt-sidebar", "--steps", "4000") as job:
         open_lab(page, lab)
         section = page.locator(".jp-Launcher-section", has=page.get_by_text("nbtrain", exact=True))
@@ -90,7 +92,7 @@ def test_the_sidebar_opens_a_run_that_comes_back_after_a_reload_and_stops_it(lab
 
 @pytest.mark.soak
 def test_without_the_server_half_the_sidebar_says_so(lab: Lab, page: Any) -> None:
-    """Without the server extension, the sidebar shows a message instead of a dialog over JupyterLab."""
+    """Without the server extension, the sidebar says so, and no dialog covers JupyterLab."""
     page.route("**/nbtrain/runs*", lambda route: route.fulfill(status=404, body="not found"))
     open_lab(page, lab)
     word = page.locator(".nbtrain-Sidebar [role=status]", has_text="lacks nbtrain's server extension")
@@ -103,7 +105,7 @@ def test_without_the_server_half_the_sidebar_says_so(lab: Lab, page: Any) -> Non
 
 @pytest.fixture(scope="module")
 def ended(lab: Lab) -> str:
-    """A finished run of two ranks with a log, events and measured resources."""
+    """Create a finished run of two ranks with a log, events and measured resources."""
     job = FakeJob(RunDir(lab.output / "gpt-keys"), 60, world_size=2)
     measure(job)
     for _ in range(30):
@@ -124,7 +126,7 @@ def focused(page: Any) -> str:
 
 
 def assert_ring(page: Any) -> None:
-    """Assert that the focused element has a visible outline of at least a pixel."""
+    """Assert that the focused element has a visible outline of at least one pixel."""
     style = page.evaluate(
         """() => {
             const { outlineStyle, outlineWidth, outlineColor } = getComputedStyle(document.activeElement);
@@ -135,7 +137,9 @@ def assert_ring(page: Any) -> None:
 
 
 def press_until(page: Any, key: str, name: str, most: int = 60) -> None:
-    """Press `key` until the focused element is called `name`; each element on the way shows an outline."""
+    """Press `key` until the element called `name` has the focus; each element on the
+    way must show an outline.
+    """
     seen = []
     for _ in range(most):
         page.keyboard.press(key)
@@ -146,8 +150,9 @@ def press_until(page: Any, key: str, name: str, most: int = 60) -> None:
 
 
 def test_a_run_is_opened_read_and_left_by_the_keyboard_alone(lab: Lab, page: Any, ended: str) -> None:
-    """A user without a mouse gets from the palette to the list, tabs, a sorted column, a question closed by
-    Escape, and the form."""
+    """Everything can be done by keyboard: palette, list, tabs, sorting a column,
+    closing a question, and the form.
+    """
     page.goto(lab.url("lab?reset"))
     page.locator(".jp-Launcher").wait_for()
     page.keyboard.press("Control+Shift+C")
@@ -235,8 +240,9 @@ def test_a_run_is_opened_read_and_left_by_the_keyboard_alone(lab: Lab, page: Any
 
 @pytest.mark.soak
 def test_what_a_screen_reader_and_weak_eyes_meet(lab: Lab, page: Any, ended: str) -> None:
-    """axe-core finds nothing serious in list, run and form, in both themes; test_look.py covers every
-    place."""
+    """axe-core finds nothing serious in the list, a run and the form, in both themes;
+    test_look.py covers the rest.
+    """
     script = axe_script()
     page.goto(lab.url("lab?reset"))
     page.locator(".jp-Launcher").wait_for()
@@ -258,8 +264,10 @@ def test_what_a_screen_reader_and_weak_eyes_meet(lab: Lab, page: Any, ended: str
 
 @pytest.mark.soak
 def test_tabs_come_back_and_the_theme_is_followed(lab: Lab, page: Any) -> None:
-    """Restored tabs keep the form's run and TensorBoard's run, follow the theme, and a cell is inserted into
-    the last used notebook."""
+    """After a reload, tabs keep the run of the form and of TensorBoard, and follow the theme.
+
+    A cell is inserted into the notebook that was used last.
+    """
     with fake_job(lab, "gpt-tabs", "--steps", "4000"), fake_job(lab, "gpt-other", "--steps", "40"):
         open_lab(page, lab)
         page.evaluate("() => window.nbtrainHost.insertCell('made = 1')")
@@ -298,7 +306,7 @@ def test_tabs_come_back_and_the_theme_is_followed(lab: Lab, page: Any) -> None:
 def test_stop_and_resume_while_a_cell_runs_from_a_second_browser_and_after_a_kernel_restart(
     lab: Lab, page: Any, browser: Any
 ) -> None:
-    """A real run is stopped and resumed without a kernel while a cell runs, and a second browser sees it."""
+    """A real run is stopped and resumed without a kernel while a cell runs, and a second browser shows it."""
     for verb in ("prepare", "submit"):
         command_line = [sys.executable, "-m", "nbtrain.cli", verb, "gpt-tiny", *shlex.split(WATCHED)]
         subprocess.run(command_line, env=lab.environment, check=True, capture_output=True)
@@ -331,8 +339,7 @@ def test_stop_and_resume_while_a_cell_runs_from_a_second_browser_and_after_a_ker
 
 
 def test_the_tile_of_models_opens_a_page_that_writes(lab: Lab, page: Any, monkeypatch) -> None:
-    """The tile of models opens a page behind Jupyter's login in an iframe, which passes streams on if the
-    header requests one."""
+    """The tile of models opens a page in an iframe behind Jupyter's login; text is streamed if requested."""
     monkeypatch.setenv("NBTRAIN_OUTPUT", str(lab.output))
     monkeypatch.setenv("NBTRAIN_DATA", str(lab.root / "datasets"))
     saved.save_run("gpt-models", {"model.seq_length": 512})
@@ -367,7 +374,9 @@ def test_the_tile_of_models_opens_a_page_that_writes(lab: Lab, page: Any, monkey
 
 @pytest.mark.soak
 def test_a_file_of_text_opens_the_form_with_a_run_for_it(lab: Lab, page: Any) -> None:
-    """ "Train on This Text" in the file browser's menu opens the form with a run; only text files have it."""
+    """ "Train on This Text" in the file browser opens the form with a run for the
+    file; only text files have it.
+    """
     words = ["whale", "captain", "harpoon", "ocean", "ship", "crew", "storm", "sail"]
     lines = [
         " ".join(words[(number * step) % 8] for step in range(1, 60)) + f" {number}." for number in range(900)

@@ -1,8 +1,7 @@
 """Every place of the user interface at three widths in both themes: pictures, and findings of axe-core.
 
-docs/evidence/ui-checklist.md lists what each picture has to show.
-
-The pictures are written to build/ui/ (NBTRAIN_SCREENSHOTS=DIR for another folder).
+docs/evidence/ui-checklist.md lists what each picture must show. Pictures are written to build/ui/, or to the
+folder NBTRAIN_SCREENSHOTS.
 """
 
 import os
@@ -37,7 +36,7 @@ def recorded(lab: Lab) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def long_page(recorded: Lab, browser: Any) -> Iterator[Any]:
-    """One page for all stations."""
+    """Open one browser page that all stations use."""
     context = browser.new_context(viewport={"width": 1400, "height": HEIGHT})
     page = context.new_page()
     page.set_default_timeout(1000 * min(PATIENCE_SECONDS, 180))
@@ -51,7 +50,7 @@ def long_page(recorded: Lab, browser: Any) -> Iterator[Any]:
 def test_a_place_is_pictured_and_has_no_serious_finding(
     station: Station, recorded: Lab, long_page: Any
 ) -> None:
-    """A place has no horizontal scrollbar, a tooltip for every truncated text, and no serious axe finding."""
+    """No place scrolls horizontally, truncates text without a tooltip, or has a serious axe finding."""
     page, script, wrong = long_page, axe_script(), []
     PICTURES.mkdir(parents=True, exist_ok=True)
     page.set_viewport_size({"width": 1400, "height": HEIGHT})
@@ -75,12 +74,12 @@ def test_a_place_is_pictured_and_has_no_serious_finding(
 
 
 def settle(page: Any) -> None:
-    """Wait until charts have been redrawn for the width."""
+    """Wait until the charts are redrawn for the new width."""
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 500)))")
 
 
 def narrow_sidebar(page: Any, width: int) -> None:
-    """Set the sidebar to a width as a user leaves it."""
+    """Set the sidebar to a width that a user might choose."""
     page.evaluate(
         """([wanted, all]) => {
             window.jupyterapp.shell._hsplitPanel.setRelativeSizes([wanted / all, 1 - wanted / all, 0]);
@@ -90,7 +89,9 @@ def narrow_sidebar(page: Any, width: int) -> None:
 
 
 def overflowing(page: Any, station: Station) -> list[str]:
-    """Return our elements that are wider than their container, or that truncate text without a tooltip."""
+    """Return nbtrain's elements that are wider than their container, or that
+    truncate text without a tooltip.
+    """
     return page.evaluate(
         """(within) => {
             const wrong = [];

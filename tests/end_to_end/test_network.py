@@ -1,4 +1,4 @@
-"""docs/network.md is complete: the addresses that the code can contact, and those it really contacts."""
+"""docs/network.md is complete: it has every address that the code can contact or does contact."""
 
 import json
 import os
@@ -90,8 +90,9 @@ resources: {device: cpu}
 
 @pytest.fixture
 def recorded(workspace, tmp_path):
-    """Run a Python script in the workspace; return its and its children's connections as (event, host,
-    port)."""
+    """Run a Python script in the workspace; return the connections of all its
+    processes as (event, host, port).
+    """
     (tmp_path / "hook").mkdir()
     (tmp_path / "hook" / "sitecustomize.py").write_text(RECORDER)
     log = tmp_path / "network.log"
@@ -138,8 +139,7 @@ socket.create_connection(listener.getsockname()).close()
 
 @pytest.mark.slow
 def test_recorder_sees_connections(recorded, workspace):
-    """The recorder sees connections of the process and of its child; otherwise the next tests could not
-    fail."""
+    """The recorder sees connections of a process and its child; otherwise the other tests could not fail."""
     (workspace / "ask.py").write_text(ASK)
     found = recorded("import sys; sys.argv[1:] = ['ask.py']; exec(open('ask.py').read())", [])
     connected = [host for event, host, _ in found if event == "socket.connect"]
@@ -148,7 +148,7 @@ def test_recorder_sees_connections(recorded, workspace):
 
 @pytest.mark.slow
 def test_data_from_files_contacts_nobody(recorded, workspace):
-    """Loading, preparing, planning and viewing local text opens no connection and looks up no name."""
+    """Loading, preparing, planning and viewing local text opens no connection and resolves no host name."""
     lines = "".join(json.dumps({"text": f"A text of number {number}."}) + "\n" for number in range(300))
     (workspace / "a.jsonl").write_text(lines)
     (workspace / "b.xml").write_bytes(
@@ -164,7 +164,7 @@ def test_data_from_files_contacts_nobody(recorded, workspace):
 
 @pytest.mark.slow
 def test_a_dump_is_fetched_from_its_mirror_alone(recorded, mirror: Mirror):  # noqa: F811
-    """A dump is fetched only from the configured mirror."""
+    """A dump is downloaded from the configured mirror, and no other host is contacted."""
     mirror.add_dump(multistream([page(f"Page {number}", f"Text of {number}. " * 9) for number in range(200)]))
     found = recorded(DATA_SCRIPT, [{"kind": "wiki", "language": "test", "mirror": mirror.address}])
     assert {(host, port) for _, host, port in found} == {("127.0.0.1", mirror.server_address[1])}
@@ -173,7 +173,7 @@ def test_a_dump_is_fetched_from_its_mirror_alone(recorded, mirror: Mirror):  # n
 
 @pytest.mark.slow
 def test_a_job_stays_on_the_loopback(recorded):
-    """The supervisor, torchrun and rank of a short training connect only to this machine."""
+    """During a short training, the supervisor, torchrun and the rank connect only to this machine."""
     script = """
 import nbtrain as nb
 config = nb.load("net.yaml")
@@ -192,7 +192,7 @@ assert run.state == "SUCCEEDED", run.state
 
 @pytest.mark.slow
 def test_addresses_in_the_package_are_listed():
-    """Every URL in the package's files is in docs/network.md."""
+    """Every URL in the package's files is listed in docs/network.md."""
     found = {
         (str(path.relative_to(PACKAGE)), match[0])
         for path in TEXT_FILES
@@ -208,7 +208,7 @@ def test_addresses_in_the_package_are_listed():
 
 
 def test_modules_that_open_connections_are_known():
-    """Only listed modules open connections; a new one needs a line in docs/network.md and here."""
+    """Only the modules listed here open connections; a new one must be added here and to docs/network.md."""
     found = {
         str(path.relative_to(PACKAGE)): set(NETWORK_MODULES.findall(path.read_text()))
         for path in TEXT_FILES
@@ -219,7 +219,7 @@ def test_modules_that_open_connections_are_known():
 
 @pytest.mark.slow
 def test_lab_asks_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """`nbtrain lab` contacts no server, by JupyterLab's options, each of which docs/network.md lists."""
+    """`nbtrain lab` sets JupyterLab's options so that no server is contacted; docs/network.md lists them."""
     from jupyterlab.handlers.announcements import NeverCheckForUpdate
     from jupyterlab.labapp import LabApp
     from jupyterlab_server.settings_utils import _get_overrides
@@ -244,7 +244,7 @@ def test_lab_asks_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 @pytest.mark.slow
 def test_pages_of_notebooks_name_no_server(workspace):
-    """An executed notebook's HTML loads nothing: pictures, styles and scripts are inside."""
+    """The HTML of an executed notebook contains its pictures, styles and scripts, and loads nothing."""
     import nbformat
 
     notebook = workspace / "a.ipynb"

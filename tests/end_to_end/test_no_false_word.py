@@ -1,8 +1,8 @@
-"""After any end of a job, the browser's sentence agrees with the checkpoint on disk.
+"""However a job ends, the sentence in the browser agrees with the checkpoint on disk.
 
-Real runs of two ranks end in every way. After each, the notebook's panel, the run's tab and the list give the
-same cause. Their claims are compared with the files (claims.py), and a Resume continues from exactly that
-step.
+Real runs of two ranks end in every way. After each, the notebook's panel, the run's tab and the list show the
+same cause. Their claims are compared with the files (claims.py), and Resume continues from exactly the
+promised step.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def home(lab: Lab) -> Iterator[Lab]:
-    """The JupyterLab, whose folders this process uses too, with the data in place."""
+    """Prepare the data and make this process use the JupyterLab's folders."""
     names = ("NBTRAIN_OUTPUT", "NBTRAIN_DATA", "NBTRAIN_WORKSPACE")
     with pytest.MonkeyPatch.context() as patch:
         for name in names:
@@ -76,17 +76,17 @@ def home(lab: Lab) -> Iterator[Lab]:
 
 @dataclass
 class Ending:
-    """One way in which a job ends."""
+    """A way in which a job ends, and what the pages must show."""
 
     act: Callable[["Watched"], Any]
     """Function that ends the job."""
     state: str
     says: str
-    """A part of the cause that is shown."""
+    """Part of the cause that is shown."""
     settings: dict[str, Any] = field(default_factory=dict)
     faults: list[dict[str, Any]] = field(default_factory=list)
     from_step: int | None = 47
-    """The step to wait for before; None ends the job while it starts."""
+    """Step to wait for before the job is ended; None ends it while it starts."""
     resumes: bool = True
 
 
@@ -128,7 +128,7 @@ class Watched:
         return bool(set(self.run.checkpoint_steps()) - self.whole())
 
     def when(self, condition: Callable[[], bool], number: int, rank: int = 0) -> threading.Thread:
-        """Send a signal to a rank when `condition` holds, within a fraction of a save."""
+        """Send a signal to a rank as soon as `condition` holds, fast enough to hit the middle of a save."""
         pid = self.rank(rank)
 
         def look() -> None:
@@ -143,7 +143,9 @@ class Watched:
 
 
 def stop_and_freeze(watched: Watched) -> None:
-    """Make a rank hang before it saves: the supervisor kills it after its time limit."""
+    """Stop the job while a rank hangs before it saves, so that the supervisor kills
+    it after its time limit.
+    """
     os.kill(watched.rank(1), signal.SIGSTOP)
     watched.stop()
 
@@ -156,7 +158,7 @@ def stop_and_freeze_in_save(watched: Watched) -> None:
 
 
 def stop_and_freeze_after_save(watched: Watched) -> None:
-    """Make a rank hang after a save, whose checkpoint counts once its manifest is written."""
+    """Make a rank hang right after a save; the checkpoint counts, because its manifest is written."""
     thread = watched.when(lambda: bool(watched.whole()), signal.SIGSTOP)
     watched.stop()
     thread.join(PATIENCE_SECONDS)
@@ -167,7 +169,7 @@ def kill_in_save(watched: Watched) -> None:
 
 
 def kill_all(watched: Watched) -> None:
-    """Kill all processes, as when a machine fails: none can write a final message."""
+    """Kill all processes, as a machine failure does; none can write a final message."""
     os.kill(watched.supervisor, signal.SIGKILL)
     for pid in processes.marked_pids([watched.job.job_id]):
         with contextlib.suppress(ProcessLookupError):
@@ -186,7 +188,7 @@ def fill_disk(watched: Watched) -> None:
 
 
 def nothing(_: Watched) -> None:
-    """Do nothing: the job ends by itself."""
+    """Do nothing, because the job ends by itself."""
 
 
 ENDINGS = {
@@ -240,7 +242,7 @@ ENDINGS = {
 
 @contextlib.contextmanager
 def small_disk(run: RunDir) -> Iterator[None]:
-    """Mount a separate small disk for the run; needs root."""
+    """Mount a small separate disk for the run; needs root."""
     run.path.mkdir(parents=True)
     mount = ["mount", "-t", "tmpfs", "-o", "size=400m", "tmpfs", str(run.path)]
     mounted = subprocess.run(mount, capture_output=True, text=True)
@@ -254,7 +256,7 @@ def small_disk(run: RunDir) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def pages(home: Lab, browser: Any) -> Iterator[tuple[Any, Any]]:
-    """A notebook with a cell for each run, and JupyterLab in a second browser with a separate login."""
+    """Open a notebook with a cell for each run, and JupyterLab in a second browser with its own login."""
     cells = [f'nb.open_run("{name}")' for name in ENDINGS]
     write_notebook(home, "truth.ipynb", "import nbtrain as nb", *cells)
     contexts = [browser.new_context(viewport={"width": 1400, "height": 1000}) for _ in range(2)]
@@ -334,7 +336,7 @@ def end_and_compare(watched: Watched, ending: Ending) -> None:
 
 
 def into_view(view: Any) -> None:
-    """Scroll to `view`, again if JupyterLab has replaced its cell meanwhile."""
+    """Scroll to `view`, repeatedly if JupyterLab replaces its cell meanwhile."""
     from playwright.sync_api import Error
 
     for attempt in range(5):
@@ -346,7 +348,7 @@ def into_view(view: Any) -> None:
 
 
 def said_in(view: Any, state: str, cause: str) -> str:
-    """Return the head of a run's page once it has ended, with the promise of its Resume."""
+    """Wait until a page shows that its run ended; return the text of its head and of its Resume button."""
     words = [" ".join(cause.split()), state]
 
     def text() -> str:
@@ -378,7 +380,7 @@ def other_job(run: RunDir, job: JobDir) -> JobDir | None:
 
 
 def first_step(job: JobDir) -> int | None:
-    """Return the first step that the job has trained."""
+    """Return the first step that the job trained."""
     state, cause = read_state(job, time.time())
     assert state not in FINAL, cause
     return next((event["step"] for event in read_events(job) if event["kind"] == "trace"), None)

@@ -1,6 +1,6 @@
-"""Every notebook runs unattended for any run YAML, given as a parameter.
+"""Every notebook runs unattended for any run YAML, which is given as a parameter.
 
-test_demo.py runs 00 to 05 in order for one run.
+test_demo.py runs notebooks 00 to 05 in order for one run.
 """
 
 import ast
@@ -53,8 +53,9 @@ def sources_of(notebook: Path) -> list[str]:
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_form(notebook):
-    """Each notebook has a title, a reason, one cell of typed and commented parameters, few short cells, and
-    no outputs."""
+    """Each notebook has a title, its purpose, one cell of typed, commented parameters,
+    few short cells and no outputs.
+    """
     content = json.loads(notebook.read_text())
     cells = content["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
@@ -74,8 +75,9 @@ def test_form(notebook):
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_text_teaches(notebook):
-    """Each notebook has sections, notes on what to see after cells, something to try, and a link to what
-    comes next."""
+    """Each notebook has sections, says what to see after cells and what to try, and
+    links to the next notebook.
+    """
     cells = json.loads(notebook.read_text())["cells"]
     text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
     assert len(re.findall(r"(?m)^## ", text)) >= 3
@@ -85,8 +87,9 @@ def test_text_teaches(notebook):
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_scaffolding_is_folded(notebook):
-    """The cells that check parameters and the end are folded in JupyterLab, and nbstripout keeps them
-    folded."""
+    """The cells that check parameters, and the last cells, are folded in
+    JupyterLab, also after nbstripout.
+    """
     import nbformat  # with jsonschema, which takes seconds; every test process collects this file
     from nbstripout import strip_output
 
@@ -99,8 +102,7 @@ def test_scaffolding_is_folded(notebook):
 
 
 def test_they_import_nothing_but_nbtrain():
-    """Notebooks import only `import nbtrain as nb` and the standard library, so no module path matters to
-    them."""
+    """Notebooks import only `import nbtrain as nb` and the standard library."""
     imported = set()
     for notebook in NOTEBOOKS:
         code = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
@@ -114,7 +116,7 @@ def test_they_import_nothing_but_nbtrain():
 
 
 def test_there_are_twelve():
-    """There are twelve numbered notebooks, as the README lists."""
+    """There are twelve numbered notebooks, as the README says."""
     names = ["00_quickstart", "01_prepare_data", "02_plan", "03_launch", "04_monitor", "05_generate"]
     names += ["06_cluster", "07_evaluate_and_export", "08_finetune", "09_profile", "10_serve", "11_own_text"]
     assert [path.stem for path in NOTEBOOKS] == names
@@ -129,7 +131,7 @@ def test_an_unknown_parameter_is_an_error_before_anything_runs():
 
 @pytest.mark.parametrize("run", ["typo", "runs/typo.yaml", 5, ""])
 def test_an_unknown_run_leaves_no_folder(workspace, run):
-    """A run's name that does not exist creates no folder, neither its own nor the output directory."""
+    """The name of a run that does not exist creates no folder, not even the output directory."""
     with pytest.raises(ConfigError) as error:
         run_notebook("02_plan", {"run": run})
     assert "run YAML" in str(error.value)
@@ -137,8 +139,9 @@ def test_an_unknown_run_leaves_no_folder(workspace, run):
 
 
 def test_where_executed_notebooks_go(workspace):
-    """Executed notebooks go to the run's folder by name, whether it has run or is only a YAML, and to a
-    shared one for a path."""
+    """Executed notebooks go to the run's folder, even if the run is only a YAML, and
+    for a path to a shared folder.
+    """
     made = RunDir.named("made-before")
     made.path.mkdir(parents=True)
     made.run_json.write_text("{}")
@@ -156,8 +159,9 @@ def test_where_executed_notebooks_go(workspace):
 
 
 def test_words_of_a_command_line_become_what_the_notebook_wants():
-    """Words of a command line become the parameter's type: a source in YAML braces is text, `true` is a
-    bool."""
+    """Words of a command line become the type of the parameter: a source in YAML
+    braces is text, `true` a bool.
+    """
     words = [("source", "{kind: wiki, language: bg}"), ("dataset", "5"), ("force", "true")]
     assert typed_parameters("01_prepare_data", words) == {
         "source": "{kind: wiki, language: bg}",
@@ -167,7 +171,7 @@ def test_words_of_a_command_line_become_what_the_notebook_wants():
 
 
 def test_overrides_that_notebook_01_prints_load():
-    """The overrides that notebook 01 prints load; the following notebooks use them for its text."""
+    """The overrides that notebook 01 prints for the following notebooks can be loaded."""
     (words,) = re.findall(
         r"`('data\.sources=[^`]*)`", sources_of(ROOT / "notebooks/01_prepare_data.ipynb")[-1]
     )
@@ -181,7 +185,7 @@ def test_overrides_that_notebook_01_prints_load():
 
 @pytest.fixture(scope="module")
 def trial(tmp_path_factory):
-    """A workspace for all tests of this file."""
+    """Create a workspace for all tests of this file."""
     folder = tmp_path_factory.mktemp("notebook workspace")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NBTRAIN_WORKSPACE", str(folder))
@@ -203,7 +207,7 @@ def execute(notebook: str, output: Path, **parameters) -> "nbformat.NotebookNode
 
 
 def texts(notebook: "nbformat.NotebookNode") -> str:
-    """Return everything that an executed notebook shows as one text."""
+    """Return all text that an executed notebook shows."""
     shown = []
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
@@ -215,7 +219,9 @@ def texts(notebook: "nbformat.NotebookNode") -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("origin", ["made", pytest.param("shared", marks=pytest.mark.soak)])
 def test_a_dump_of_wikipedia_to_verified_tokens(request, origin, tmp_path, monkeypatch):
-    """01_prepare_data turns a made-up or real dump into a trained tokenizer and a verified .bin/.idx."""
+    """01_prepare_data turns a generated or real dump into a trained tokenizer and a
+    verified .bin/.idx pair.
+    """
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     if origin == "made":
         path, articles = tmp_path / "made.xml.bz2", 400
@@ -242,7 +248,7 @@ def test_a_dump_of_wikipedia_to_verified_tokens(request, origin, tmp_path, monke
 
 @pytest.mark.slow
 def test_the_plain_papermill_command(trial, tmp_path):
-    """`papermill in.ipynb out.ipynb -p name value` works, as a batch job calls it."""
+    """`papermill in.ipynb out.ipynb -p name value` runs a notebook, as a batch job would."""
     import nbformat
 
     output = tmp_path / "plan.ipynb"
@@ -268,8 +274,9 @@ def test_the_plain_papermill_command(trial, tmp_path):
     "name", [pytest.param(name, marks=[] if name == SHOWN else pytest.mark.soak) for name in UPSTREAM]
 )
 def test_launch_explains_what_this_machine_lacks(trial, tmp_path, name):
-    """If this machine lacks something, 03_launch submits nothing, reports numbers, and ends without an
-    error."""
+    """If this machine cannot train the run, 03_launch submits nothing, gives the
+    numbers, and ends without an error.
+    """
     text = texts(execute("03_launch", tmp_path / "out.ipynb", run=name))
     assert f"{name} was not launched: this machine is too small." in text
     assert "GPU" in text
@@ -280,7 +287,7 @@ def test_launch_explains_what_this_machine_lacks(trial, tmp_path, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", UPSTREAM)
 def test_what_the_launch_cell_calls_explains_each_upstream_run(trial, name):
-    """The launch cell's call explains each upstream run, here without a notebook."""
+    """The call in the launch cell explains each upstream run; it is made here without a notebook."""
     text = str(launch(name))
     assert f"{name} was not launched: this machine is too small." in text
     assert "GPU" in text
@@ -301,8 +308,7 @@ ON_A_CLUSTER = {
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ON_A_CLUSTER)
 def test_the_same_run_on_a_cluster_that_is_not_there(trial, monkeypatch, backend):
-    """06_cluster's calls for a missing cluster say why nothing is submitted, and show the text that would
-    be."""
+    """Without a cluster, the calls in 06_cluster say why nothing is submitted and show what would be."""
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.setenv(name, "")
     monkeypatch.setenv("PATH", str(trial))
@@ -318,7 +324,9 @@ def test_the_same_run_on_a_cluster_that_is_not_there(trial, monkeypatch, backend
 
 @pytest.mark.slow
 def test_one_notebook_for_every_backend(trial, tmp_path):
-    """06_cluster trains here and, with one parameter, shows the manifest of the same run without an image."""
+    """06_cluster trains on this machine and, with one parameter, shows the same run's
+    manifest without an image.
+    """
     parameters = {"run": "gpt-tiny", "overrides": f"{SMALL} name=on-any", "max_steps": 4}
     shown = texts(execute("06_cluster", tmp_path / "pods.ipynb", backend="kubernetes", **parameters))
     assert "image: REPLACE-ME/image:tag" in shown and "There is no job" in shown
@@ -330,8 +338,9 @@ def test_one_notebook_for_every_backend(trial, tmp_path):
 
 @pytest.mark.slow
 def test_a_server_from_a_notebook(trial, tmp_path):
-    """10_serve answers once, once as a stream, and three times at once, and its server has ended at the
-    end."""
+    """10_serve answers a request, a streamed request and three at once, and its
+    server ends with the notebook.
+    """
     from tests.inference import saved  # with torch, which every test process would load
 
     saved.save_run("served")
@@ -351,8 +360,10 @@ def test_a_server_from_a_notebook(trial, tmp_path):
 
 @pytest.mark.slow
 def test_a_checkpoint_is_evaluated_and_exported(trial, tmp_path):
-    """07_evaluate_and_export computes perplexity, baselines and questions and writes the folder; a second
-    call keeps it."""
+    """07_evaluate_and_export computes perplexity, baselines and scores of questions, and exports the model.
+
+    A second call keeps the exported folder.
+    """
     from tests.evaluation import made as evaluated  # with torch, which every test process would load
 
     run = evaluated.run_with_data("evaluated")
@@ -381,8 +392,10 @@ def test_a_checkpoint_is_evaluated_and_exported(trial, tmp_path):
 @pytest.mark.slow
 @pytest.mark.soak
 def test_a_run_is_fine_tuned(trial, tmp_path):
-    """08_finetune trains adapters on a run's weights, and shows the unmasked text, both answers, tasks and a
-    chat."""
+    """08_finetune trains adapters on a run's weights.
+
+    It shows the unmasked text, answers before and after, tasks and a chat.
+    """
     (trial / "examples" / "megatron-gpt").mkdir(parents=True)
     (trial / "examples" / "megatron-gpt" / "finetuning").symlink_to(
         ROOT / "examples" / "megatron-gpt" / "finetuning"
@@ -410,8 +423,10 @@ def test_a_run_is_fine_tuned(trial, tmp_path):
     [({"run": "base", "step": 300}, [("base", 300), ("job", None)]), ({"files": {}}, [("job", None)])],
 )
 def test_the_model_before_a_fine_tuning_is_its_starting_checkpoint(tmp_path, capsys, start, asked):
-    """The model before a fine-tuning is the starting checkpoint instead of the newest one; a folder has no
-    answers from before."""
+    """Answers before fine-tuning come from the starting checkpoint, not the newest one.
+
+    A run that started from a model folder has none.
+    """
     directory = RunDir(tmp_path)
     directory.init_from_json.write_text(json.dumps(start))
     calls = []
@@ -431,8 +446,9 @@ def test_the_model_before_a_fine_tuning_is_its_starting_checkpoint(tmp_path, cap
 
 
 def test_a_fine_tuning_that_was_not_launched_ends_in_order(workspace, capsys):
-    """08_finetune ends in order if nothing was launched, or before preparing data if the base cannot be
-    trained."""
+    """08_finetune ends without an error if nothing was launched, or before preparing
+    data if the base has no weights.
+    """
     cells = json.loads((ROOT / "notebooks" / "08_finetune.ipynb").read_text())["cells"]
     _, _, base, _, _, *rest = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     config = load("gpt-tiny-instructions")
@@ -450,7 +466,7 @@ def test_a_fine_tuning_that_was_not_launched_ends_in_order(workspace, capsys):
 @pytest.mark.slow
 @pytest.mark.soak
 def test_a_few_steps_are_profiled(trial, tmp_path):
-    """09_profile shows sentences, the picture with phases, and the plan, and leaves no run."""
+    """09_profile shows sentences, a picture with phases, and the plan, and leaves no run behind."""
     shown = texts(
         execute("09_profile", tmp_path / "out.ipynb", run="gpt-tiny", overrides=f"{SMALL} name=seen")
     )
@@ -462,8 +478,9 @@ def test_a_few_steps_are_profiled(trial, tmp_path):
 
 @pytest.mark.slow
 def test_a_failing_job_fails_the_notebook(trial, tmp_path):
-    """A failing job fails the notebook: the error names the cause and ends with the log; the executed
-    notebook and page exist."""
+    """If its job fails, the notebook fails with the cause and the end of the log;
+    notebook and HTML are written.
+    """
     overrides = (
         f"{SMALL} name=failing-trial backend.max_restarts=0 'backend.env={{GLOO_SOCKET_IFNAME: nowhere}}'"
     )

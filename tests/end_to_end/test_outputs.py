@@ -1,5 +1,6 @@
-"""Outputs of notebooks in a browser: live, without their kernel, without a server extension, and as offline
-HTML."""
+"""Outputs of notebooks in a browser: live, without a kernel, without a server
+extension, and as offline HTML.
+"""
 
 import json
 import subprocess
@@ -40,7 +41,7 @@ BUSY = 'import pathlib, time\n\nwhile not pathlib.Path("go").exists():\n    time
 
 
 class List:
-    """A list of runs in a notebook as a user reads it."""
+    """A list of runs in a notebook, as a user reads it."""
 
     def __init__(self, page: Any, number: int):
         self.node = page.locator(".nbtrain-runs").locator("visible=true").nth(number)
@@ -66,8 +67,10 @@ class List:
 
 
 def test_the_lists_of_runs_are_live(lab: Lab, page: Any) -> None:
-    """Lists of all runs, with archived ones, and of some are live while a cell runs and after a reload
-    without their kernel."""
+    """Lists of all runs, of archived runs and of some runs are live while a cell runs.
+
+    They are also live after a reload without their kernel.
+    """
     change_notes(ended_run(lab.output, "gpt-archived", 3), archived=True)
     write_notebook(
         lab,
@@ -146,8 +149,9 @@ DRAWN = (0, 2, 4)
 def test_what_is_saved_is_whole_without_its_kernel_and_without_a_network(
     lab: Lab, page: Any, browser: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A notebook with every kind of output is complete when opened again, opened untrusted, and as HTML
-    without a network."""
+    """A saved notebook shows every kind of output when reopened, when untrusted, and
+    as HTML without a network.
+    """
     monkeypatch.setenv("NBTRAIN_DATA", lab.environment["NBTRAIN_DATA"])
     texts = [f"question {number}: what? answer: text {number}." for number in range(40)]
     make_dataset(RunConfig.model_validate(CARD), texts, learnt_from=[5] * 40)
@@ -209,7 +213,7 @@ def test_what_is_saved_is_whole_without_its_kernel_and_without_a_network(
 
 
 def has_run(page: Any) -> bool:
-    """Return whether every cell has a number; cells out of sight are not in the document."""
+    """Return whether every cell has an execution number; cells out of sight are not in the document."""
     cells = "window.jupyterapp.shell.currentWidget.content.widgets"
     return page.evaluate(f"() => {cells}.every((cell) => cell.model.executionCount)")
 
@@ -228,7 +232,7 @@ def page_of(output: dict[str, Any]) -> str:
 
 
 def cell_shows(page: Any, number: int, words: str) -> Any:
-    """Return a cell of the open notebook, scrolled into sight, once it shows this text."""
+    """Scroll to a cell of the open notebook and return it once it shows this text."""
 
     def shown() -> str:
         page.evaluate(
@@ -249,7 +253,7 @@ def cell_shows(page: Any, number: int, words: str) -> Any:
 
 
 def images(node: Any) -> int:
-    """Return the number of pictures that are really drawn."""
+    """Return the number of pictures that are actually drawn."""
     shown = (
         "nodes => nodes.filter(node => node.complete && node.naturalWidth > 1 && node.offsetWidth > 1).length"
     )
@@ -257,8 +261,11 @@ def images(node: Any) -> int:
 
 
 def test_widgets_without_the_server_half(plain_lab: Lab, page: Any) -> None:
-    """Without the server extension, as in VS Code, the kernel's thread updates widgets even while busy, and
-    Stop goes to the kernel."""
+    """Without the server extension, as in VS Code, a thread of the kernel updates
+    widgets even while a cell runs.
+
+    Stop goes to the kernel.
+    """
     lab = plain_lab
     write_notebook(
         lab,

@@ -1,5 +1,6 @@
-"""Training on the user's text, from `nbtrain new` to a model that beats n-gram counts, on three real texts (a
-soak)."""
+"""Training on a user's text, from `nbtrain new` to a model that beats n-gram
+counts, on three real texts (a soak).
+"""
 
 import gzip
 import json
@@ -27,7 +28,7 @@ ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "OMP_NU
 
 
 def documents(path: Path, most_bytes: int) -> list[str]:
-    """Return the first documents of a file of records with about this many bytes."""
+    """Return the first documents of a file of records, up to about this many bytes."""
     texts: list[str] = []
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         for line in lines:
@@ -39,7 +40,7 @@ def documents(path: Path, most_bytes: int) -> list[str]:
 
 
 def write(path: Path, texts: list[str]) -> None:
-    """Write documents in the format of the file's suffix."""
+    """Write documents in the format that the file's suffix says."""
     if path.suffix == ".parquet":
         import pyarrow
         from pyarrow import parquet
@@ -52,7 +53,7 @@ def write(path: Path, texts: list[str]) -> None:
 
 
 def nbtrain(folder: Path, *words: str) -> str:
-    """Return the output of the command."""
+    """Run the command and return its output."""
     command = [sys.executable, "-m", "nbtrain.cli", *words]
     done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -61,8 +62,7 @@ def nbtrain(folder: Path, *words: str) -> str:
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_chosen_run_beats_counts_of_its_tokens(name, workspace, shared_data):
-    """The chosen run's validation loss is below a unigram's and a bigram's, in the time that `new`
-    predicts."""
+    """The proposed run's validation loss is below unigram and bigram loss, within the predicted time."""
     source, most_bytes, file = TEXTS[name]
     write(workspace / file, documents(shared_data / "text" / source, most_bytes))
     print(nbtrain(workspace, "new", name, "--text", file))
@@ -80,8 +80,7 @@ def test_the_chosen_run_beats_counts_of_its_tokens(name, workspace, shared_data)
 
 
 def test_demo_and_books_in_any_order(workspace, shared_data):
-    """In any order, each run has a separate tokenizer of its text, and the demo has the same tokens before
-    and after the books."""
+    """In any order, each run has a tokenizer of its own text, and the demo's tokens do not change."""
     texts = documents(shared_data / "text" / "books-30mb.jsonl.gz", 3_000_000)
     tokens = {}
     for order in (("books", "gpt-tiny"), ("gpt-tiny", "books")):
@@ -104,7 +103,9 @@ def test_demo_and_books_in_any_order(workspace, shared_data):
 
 
 def test_the_notebook_of_own_text(workspace, shared_data):
-    """11_own_text with `-p text PATH` shows the choices, the counts, and text of the trained model."""
+    """11_own_text with `-p text PATH` shows the choices, the n-gram counts, and
+    text from the trained model.
+    """
     texts = documents(shared_data / "text" / "books-30mb.jsonl.gz", 300_000)
     write(workspace / "little.txt.gz", texts)
     parameters = ("-p", "text", "little.txt.gz", "-p", "name", "little")

@@ -17,8 +17,9 @@ GIVEN = ("torch", "deepspeed", "ipywidgets", "jupyterlab", "tensorboard", "matpl
 
 
 def test_the_given_packages_are_plain_dependencies():
-    """Packages that the notebooks need are plain dependencies without an extra, and constraints.txt pins
-    each."""
+    """Packages that the notebooks need are plain dependencies, not in an extra, and
+    constraints.txt pins each.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = [requirement.split(">")[0].split("=")[0] for requirement in project["dependencies"]]
     pinned = [line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()]
@@ -29,7 +30,7 @@ def test_the_given_packages_are_plain_dependencies():
 
 
 def test_an_index_page_gets_its_links_from_one_setting(tmp_path):
-    """Without the address setting links stay relative; with it, no link of README.md is relative."""
+    """Links of README.md stay relative unless the address is set; then all become absolute."""
     from hatchling.metadata.core import ProjectMetadata
     from hatchling.plugin.manager import PluginManager
 
@@ -54,8 +55,9 @@ def test_an_index_page_gets_its_links_from_one_setting(tmp_path):
 
 @pytest.mark.slow
 def test_a_wheel_carries_everything(tmp_path):
-    """A wheel has the import, the command, the server's entry, the notebooks and the examples, which `init`
-    copies."""
+    """A wheel has the package, the command, the server's entry point, and the
+    notebooks and examples for `init`.
+    """
     build = [
         sys.executable,
         "-m",

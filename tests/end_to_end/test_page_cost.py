@@ -1,7 +1,7 @@
 """Cost of the page in a real browser: 1,000 runs, a run of a million scalar points, minutes of polling.
 
-Times are not asserted: they are printed (pytest -s) and are in docs/evidence/server.md. The test asserts that
-neither the document nor the heap grows.
+Times are printed (pytest -s), not asserted; docs/evidence/server.md has them. The test asserts that neither
+the document nor the heap grows.
 """
 
 import contextlib
@@ -46,14 +46,16 @@ FROM_CLICK = """([what, least]) => {
 
 
 def seconds_from_click(page: Any, button: Any, what: str, least: int) -> float:
-    """Return the seconds from pressing a button until `least` elements of `what` are visible and drawn."""
+    """Return the seconds from a click on a button until `least` elements of `what` are drawn."""
     page.evaluate(FROM_CLICK, [what, least])
     button.click()
     return page.evaluate("() => window.nbtrainOpened") / 1000
 
 
 def cost(devtools: Any) -> dict[str, float]:
-    """Return the heap bytes after a collection, nodes and listeners, of the whole page with JupyterLab."""
+    """Return heap size after garbage collection, nodes and listeners of the whole
+    page, JupyterLab included.
+    """
     devtools.send("HeapProfiler.collectGarbage")
     found = {one["name"]: one["value"] for one in devtools.send("Performance.getMetrics")["metrics"]}
     return {
@@ -64,8 +66,7 @@ def cost(devtools: Any) -> dict[str, float]:
 
 
 def test_a_long_list_and_a_long_run_open_at_once_and_polling_costs_no_memory(lab: Lab, page: Any) -> None:
-    """Only one page of 1,000 rows is in the document, and heap, nodes and listeners stay constant for ten
-    minutes of polling."""
+    """Of 1,000 rows only one page is in the document; memory stays constant during ten minutes of polling."""
     for number in range(NUM_RUNS):
         make_run(lab.output, number)
     make_long_run(lab.output / "gpt-long", NUM_POINTS)
@@ -112,7 +113,7 @@ LOOK_SECONDS = 40.0
 
 
 def browser_seconds() -> float:
-    """CPU time that all processes of the browsers of this test have used so far."""
+    """Return the CPU time that all browser processes of this test have used so far."""
     total = 0.0
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -122,7 +123,7 @@ def browser_seconds() -> float:
 
 
 def shares(page: Any, devtools: Any) -> tuple[float, float]:
-    """Shares of a core that the page's main thread and the whole browser take, over LOOK_SECONDS."""
+    """Measure the page's main thread and the whole browser over LOOK_SECONDS, as fractions of a core."""
 
     def busy() -> float:
         metrics = devtools.send("Performance.getMetrics")["metrics"]
@@ -136,7 +137,9 @@ def shares(page: Any, devtools: Any) -> tuple[float, float]:
 
 
 def test_an_open_live_page_takes_little_of_a_core(lab: Lab, page: Any) -> None:
-    """One step a second: curve and progress move. Nothing is animated, which would draw 60 times a second."""
+    """With one step a second, the page updates curve and progress and animates
+    nothing; its CPU use is printed.
+    """
     with fake_job(lab, "gpt-slow", "--steps", "2000", "--step-seconds", "1"):
         page.goto(lab.url("lab?reset"))
         page.locator(".jp-Launcher").wait_for()

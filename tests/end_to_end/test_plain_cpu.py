@@ -33,7 +33,7 @@ def test_a_sample_passes_on_a_plain_processor(tmp_path):
 
 @pytest.mark.slow
 def test_a_python_started_beside_it_has_no_units_either():
-    """Child Python processes have no such units either, because the folder in PYTHONPATH hides them."""
+    """Child Python processes do not see these units either, because a folder in PYTHONPATH hides them."""
     asks = (
         "import torch; print([getattr(torch.ops.mkldnn, f'_is_mkldnn_{name}_supported')()"
         " for name in ('bf16', 'fp16')])"

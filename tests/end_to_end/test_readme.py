@@ -1,7 +1,7 @@
 """README in both languages, from the wheel to the last command, in an empty folder (a soak).
 
-Blocks are run in order: commands in bash, Python pasted into one cell, a YAML diff as a file. The output of a
-command is compared with the block of `text` after it, except for numbers.
+Blocks are run in order: commands in bash, Python as one cell, a YAML diff as a file. The output of a command
+is compared with the `text` block after it, except for numbers.
 """
 
 import json
@@ -25,7 +25,7 @@ LIMIT_SECONDS = 3600.0
 
 @pytest.fixture(scope="module")
 def front_door(tmp_path_factory) -> Path:
-    """A folder with the wheel, and a virtual environment that has only nbtrain's dependencies."""
+    """Create a folder with the wheel, and a virtual environment with only nbtrain's dependencies."""
     folder = tmp_path_factory.mktemp("readme")
     build = ["pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), str(REPOSITORY)]
     subprocess.run([sys.executable, "-m", *build], check=True, capture_output=True)
@@ -39,7 +39,9 @@ def front_door(tmp_path_factory) -> Path:
 @pytest.mark.soak
 @pytest.mark.parametrize("name", READMES)
 def test_the_readme_does_what_it_says(name, front_door, tmp_path):
-    """Each block of the README works where the previous one ended, with nothing but the page."""
+    """Each block of the README works after the blocks before it, and needs nothing
+    that the page does not say.
+    """
     (wheel,) = front_door.glob("nbtrain-*.whl")
     (tmp_path / wheel.name).symlink_to(wheel)
     shell = Shell(front_door / "venv", tmp_path)
@@ -61,7 +63,7 @@ def test_the_readme_does_what_it_says(name, front_door, tmp_path):
 
 
 class Shell:
-    """A user's shell: a block starts in the folder in which the previous one ended."""
+    """A user's shell: each block starts in the folder in which the previous block ended."""
 
     def __init__(self, venv: Path, folder: Path) -> None:
         self.folder = folder
@@ -77,7 +79,7 @@ class Shell:
         }
 
     def run(self, text: str) -> str:
-        """Return what the commands print; a failing command fails the test."""
+        """Run a block and return its output; a command that fails also fails the test."""
         done = subprocess.run(
             ["bash", "-ec", f"{text}\npwd >{self.folder / 'pwd'}"],
             cwd=self.folder,
@@ -92,7 +94,7 @@ class Shell:
 
 
 def write_books(workspace: Path) -> None:
-    """Write my-books.jsonl, the user's own text, from the demo's text once it exists."""
+    """Write my-books.jsonl, the user's text, from the demo's text once that exists."""
     parts = sorted(workspace.glob("data/corpus/python-docs-*/*.jsonl"))
     if not parts or (workspace / "my-books.jsonl").exists():
         return
@@ -108,7 +110,7 @@ def write_books(workspace: Path) -> None:
 
 
 def check_cell(block: Block, shell: Shell) -> None:
-    """Check that the block in one cell shows the plan and the panel of the run, and wait for the run."""
+    """Run the block as one cell; check that it shows the run's plan and panel, and wait for the run."""
     notebook = nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_code_cell(block.text), nbformat.v4.new_code_cell("run.wait().state")]
     )
@@ -127,7 +129,7 @@ def check_cell(block: Block, shell: Shell) -> None:
 
 
 def check_diff(block: Block, shell: Shell) -> None:
-    """Check that the run with the diff is valid, and can be written as a cluster's manifest."""
+    """Check that the run with the diff is valid and can be written as a cluster's manifest."""
     assert block.language == "diff"
     text = "".join(line[1:] for line in block.text.splitlines(keepends=True) if line[0] != "-")
     (shell.folder / "my-run.yaml").write_text(text)
@@ -136,8 +138,9 @@ def check_diff(block: Block, shell: Shell) -> None:
 
 
 def check_losses(shell: Shell) -> None:
-    """Check that the demo's validation loss is the published one, and that the books have a separate
-    tokenizer."""
+    """Check that the demo's validation loss is the published one, and that the books
+    have their own tokenizer.
+    """
     loss = re.search(r"validation loss +([\d.]+)", shell.run("nbtrain demo"))
     assert loss and float(loss[1]) == pytest.approx(3.38, abs=0.02)
     assert (shell.folder / "data" / "tokenizer" / "my-gpt").is_dir()

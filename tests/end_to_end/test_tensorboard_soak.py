@@ -1,6 +1,6 @@
 """TensorBoard in JupyterLab in detail: its first page, its theme, and a real configurable-http-proxy.
 
-NBTRAIN_CHP=DIR/node_modules/.bin/configurable-http-proxy   the proxy of JupyterHub, if it is not on the path
+NBTRAIN_CHP=DIR/node_modules/.bin/configurable-http-proxy   JupyterHub's proxy, if it is not on PATH
 """
 
 import os
@@ -42,8 +42,9 @@ SIDEWAYS = """() => [...document.querySelectorAll("*")].filter((node) => {
 
 
 def test_it_opens_on_the_loss_and_follows_the_theme(lab: Lab, page: Any) -> None:
-    """TensorBoard opens on the loss with one entry per run, follows the theme, and no page around it has a
-    scrollbar."""
+    """TensorBoard opens on the loss with one entry per run and follows the theme; its
+    page has no second scrollbar.
+    """
     write_notebook(lab, "theme.ipynb", "1")
     with fake_job(lab, "gpt-theme", "--steps", "4000"):
         open_notebook(page, lab, "theme.ipynb")
@@ -69,7 +70,7 @@ def test_it_opens_on_the_loss_and_follows_the_theme(lab: Lab, page: Any) -> None
 
 @contextmanager
 def behind_a_hubs_proxy(lab: Lab) -> Iterator[Lab]:
-    """The same server at the address of a configurable-http-proxy, as with JupyterHub."""
+    """Put the same server behind a configurable-http-proxy, as JupyterHub does."""
     program = os.environ.get("NBTRAIN_CHP") or shutil.which("configurable-http-proxy")
     if not program:
         pytest.skip(
@@ -107,7 +108,7 @@ def behind_a_hubs_proxy(lab: Lab) -> Iterator[Lab]:
 
 
 def test_it_is_live_behind_a_hubs_proxy(lab: Lab, page: Any) -> None:
-    """The tile and a notebook show a live TensorBoard behind the proxy's address and prefix."""
+    """Behind the proxy's address and prefix, the tile and a notebook show a live TensorBoard."""
     write_notebook(lab, "hub.ipynb", 'import nbtrain as nb\n\nnb.tensorboard("gpt-hub")')
     with behind_a_hubs_proxy(lab) as hub, fake_job(lab, "gpt-hub", "--steps", "4000"):
         open_notebook(page, hub, "hub.ipynb")

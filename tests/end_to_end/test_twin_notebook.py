@@ -1,8 +1,8 @@
 """papermill runs 03_launch in twin mode: data, supervisor, steps, resume, another layout, export.
 
-The straight run of each goes through preflight, supervisor, torchrun and wrappers as usual. One of the nine
-upstream runs is tested here, and all nine by `make soak`. tests/jobs/twin/test_prove.py covers twins of other
-layouts, without notebook and supervisor.
+The uninterrupted run of each twin goes through preflight, supervisor, torchrun and wrappers as usual. One of
+the nine upstream runs is tested here, and all nine in `make soak`. tests/jobs/twin/test_prove.py covers twins
+of other layouts, without notebook and supervisor.
 """
 
 import warnings
@@ -27,7 +27,7 @@ HERE = "gpt-125m-2xdp"
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A workspace shared by all nine runs, so that their data is made once."""
+    """Create a workspace that all nine runs share, so that their data is prepared once."""
     folder = tmp_path_factory.mktemp("twins of notebooks")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NBTRAIN_WORKSPACE", str(folder))
@@ -51,8 +51,9 @@ def execute(output: Path, **parameters: str):
     [HERE, *(pytest.param(name, id=f"{name}-soak", marks=pytest.mark.soak) for name in UPSTREAM)],
 )
 def test_the_twin_of_each_upstream_run_passes(home, tmp_path, name):
-    """The twin of each upstream run passes with at most 8 ranks, and the notebook keeps the table and the
-    picture."""
+    """The twin of each upstream run passes with at most 8 ranks; the notebook keeps
+    the table and the picture.
+    """
     executed = execute(tmp_path / "out.ipynb", run=name, mode="twin")
     shown = [output for cell in executed.cells for output in cell.get("outputs", [])]
     text = "\n".join(str(output.get("text", "")) + str(output.get("data", "")) for output in shown)

@@ -1,4 +1,4 @@
-"""Questions, data and a run of a small model for tests of evaluations."""
+"""Questions, data and a run with a small model for tests of evaluations."""
 
 import json
 import random
@@ -82,19 +82,19 @@ def write_lines(path: Path, lines: list[dict[str, Any]]) -> Path:
 
 
 def files_in(folder: Path) -> dict[str, Path]:
-    """Write {format: a file of its questions}."""
+    """Write a file of questions in each format; return the files by format."""
     return {kind: write_lines(folder / f"{kind}.jsonl", lines) for kind, lines in QUESTIONS.items()}
 
 
 def texts(count: int, seed: int = 3) -> list[str]:
-    """Return documents of one word to a few hundred words."""
+    """Return documents of one to a few hundred words."""
     chance = random.Random(seed)
     words = " ".join(text for script in ("latin", "han") for text in corpus.texts(script, 20)).split()
     return [" ".join(chance.choices(words, k=chance.randint(1, 90))) for _ in range(count)]
 
 
 def run_of_pairs(name: str, stems: list[str]) -> RunDir:
-    """Return a run with a checkpoint that blends pairs of corpus/, which have no manifest."""
+    """Return a run with a checkpoint that blends the pairs of corpus/, which have no manifest."""
     blend = [{"prefix": f"corpus/{stem}", "weight": 1} for stem in stems]
     run = saved.save_run(name, {**SPLIT, "data.sources": [], "data.blend": blend})
     config = load_resolved(run.config_yaml)

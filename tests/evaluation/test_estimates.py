@@ -1,4 +1,4 @@
-"""Standard errors agree with the textbook's and with repeated draws."""
+"""Standard errors agree with textbook formulas and with repeated random draws."""
 
 import math
 import statistics
@@ -20,7 +20,9 @@ def test_a_mean_has_the_textbook_error():
 
 
 def test_the_error_of_a_ratio_is_that_of_repeated_draws():
-    """The standard error of a ratio equals repeated draws for windows of unequal, correlated length."""
+    """The standard error of a ratio equals the deviation over repeated draws of
+    windows with unequal lengths.
+    """
     chance = np.random.default_rng(5)
     values, errors = [], []
     for _ in range(400):

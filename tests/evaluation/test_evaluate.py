@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run with data, whose model stays loaded for all tests of this file."""
+    """Create a run with data; its model stays loaded for all tests of this file."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("evaluated workspace")
         patch.setenv("NBTRAIN_WORKSPACE", str(folder))
@@ -38,7 +38,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def theirs(run, tmp_path_factory):
-    """The exported model, loaded by transformers."""
+    """Return the exported model as loaded by transformers."""
     transformers = pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("export") / "model"
     with pytest.MonkeyPatch.context() as patch:
@@ -48,7 +48,7 @@ def theirs(run, tmp_path_factory):
 
 
 def logprobs_of(model, context, continuation):
-    """Return (log-probabilities of transformers' model, whether they are its greedy choice)."""
+    """Return the log-probabilities of tokens in transformers, and whether each token is the greedy choice."""
     whole = torch.tensor([[*context, *continuation]])
     with torch.inference_mode():
         logits = model(whole[:, :-1]).logits[0, len(context) - 1 :].double()
@@ -57,7 +57,7 @@ def logprobs_of(model, context, continuation):
 
 
 def test_perplexity_is_that_of_transformers(run, theirs, capsys):
-    """Perplexity from the checkpoint equals transformers' on the same tokens."""
+    """The perplexity of a checkpoint equals transformers' on the same tokens."""
     found = nb.evaluate(run.path, split="all")
     tokens = np.concatenate(documents(run, "all")).tolist()
     nats = torch.cat(
@@ -77,7 +77,7 @@ def test_perplexity_is_that_of_transformers(run, theirs, capsys):
 
 
 def test_scores_are_those_of_transformers(run, theirs, tmp_path):
-    """Scores of all formats equal transformers', with the model loaded once."""
+    """Scores of all question formats equal transformers', and the model is loaded only once."""
     files = made.files_in(tmp_path)
     found = nb.evaluate(run.path, tasks=files)
     assert list(found) == ["lambada", "hellaswag", "mmlu", "multiple-choice"]
@@ -103,7 +103,7 @@ def test_scores_are_those_of_transformers(run, theirs, tmp_path):
 
 
 def test_the_command_line(run, tmp_path, capsys):
-    """The CLI prints a table or the same records as JSON; errors come before a model is loaded."""
+    """The CLI prints a table, or the same records as JSON; mistakes are reported before a model is loaded."""
     files = made.files_in(tmp_path)
     assert main(["evaluate", str(run.path), "--task", f"mmlu={files['mmlu']}", "--limit", "2", "--json"]) == 0
     [record] = json.loads(capsys.readouterr().out).values()
@@ -156,7 +156,9 @@ def test_what_is_refused_in_python(run):
 
 
 def test_a_blend_of_megatrons_own_files(run):
-    """In a blend of two pairs of one folder, one used twice, each has a record of its valid split."""
+    """A blend of two pairs in one folder, one of them used twice, gives a record for
+    each pair's validation split.
+    """
     mixed = made.run_of_pairs("mixed", ["web_text_document", "news_text_document", "web_text_document"])
     found = nb.evaluate(mixed.path)
     assert [record.source for record in found.values()] == [

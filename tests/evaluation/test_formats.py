@@ -1,4 +1,4 @@
-"""Files of questions: prompts as in lm-evaluation-harness, and errors about bad lines."""
+"""Files of questions: prompts as in lm-evaluation-harness, and errors about invalid lines."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from tests.evaluation import made
 
 
 def test_prompts(tmp_path):
-    """Prompts equal the harness's word for word."""
+    """Prompts are identical to the harness's."""
     files = made.files_in(tmp_path)
     found = {kind: read_questions(kind, path) for kind, path in files.items()}
     assert found["lambada"][0] == Question("The cat sat on the", [" mat"], [3], 0)
@@ -69,7 +69,7 @@ def test_prompts(tmp_path):
     ],
 )
 def test_a_bad_line_is_named(tmp_path, kind, line, said):
-    """A bad line is reported with its number, counting empty lines."""
+    """An invalid line is reported with its number, empty lines included."""
     good = made.QUESTIONS[kind][0]
     bad = json.dumps({**good, **line}) if isinstance(line, dict) else line
     path = tmp_path / "asked.jsonl"
@@ -81,7 +81,7 @@ def test_a_bad_line_is_named(tmp_path, kind, line, said):
 
 
 def test_other_files(tmp_path):
-    """Files that are not text, missing or empty are refused."""
+    """A file that is not text, missing or empty is refused."""
     path = tmp_path / "asked.jsonl"
     path.write_bytes(b'{"text": "a b"}\n{"text": "\xff"}\n')
     for content, said in (
@@ -101,5 +101,7 @@ def test_other_files(tmp_path):
 
 
 def test_every_format_can_be_asked_while_a_run_trains():
-    """evaluation.tasks and files of questions support the same formats."""
+    """evaluation.tasks supports the same formats as files of questions, so all can be
+    evaluated during training.
+    """
     assert get_args(TaskConfig.model_fields["task"].annotation) == tuple(FORMATS)

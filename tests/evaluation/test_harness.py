@@ -1,4 +1,6 @@
-"""Tasks of lm-evaluation-harness: scores equal the harness's own evaluation of the exported model."""
+"""Tasks of lm-evaluation-harness give the same scores as the harness's own
+evaluation of the exported model.
+"""
 
 import hashlib
 import json
@@ -68,7 +70,7 @@ ROLLING = {
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """(run, exported folder, folder of files and tasks)."""
+    """Return (run, exported folder, folder with files and tasks)."""
     pytest.importorskip("lm_eval")
     pytest.importorskip("transformers")
     with pytest.MonkeyPatch.context() as patch:
@@ -88,14 +90,14 @@ def place(tmp_path_factory):
 
 
 def export(run, to):
-    """Export the run for transformers in this process, and return the folder."""
+    """Export the run for transformers, in this process, and return the folder."""
     with pytest.MonkeyPatch.context() as here:
         here.setattr(exporting, "stream", lambda module, request: gpu_side.answers(request))
         nb.export(run.path, to, dtype="fp32")
 
 
 def write_tasks(folder, *tasks):
-    """Write task files from (task, file of its lines)."""
+    """Write task files, given as (task, file with its lines)."""
     folder.mkdir()
     for task, file in tasks:
         task = {**task, "dataset_kwargs": {"data_files": {"test": str(file)}}}
@@ -103,7 +105,7 @@ def write_tasks(folder, *tasks):
 
 
 def theirs(model, tasks, include_path, **how):
-    """Return the harness's results with its own HFLM."""
+    """Return the harness's results with its own transformers model (HFLM)."""
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
@@ -150,7 +152,7 @@ def test_scores_are_those_of_the_harness_with_transformers(place):
 
 
 def answered(run, names, folder, **how):
-    """Return {task: nbtrain's answers to each request of the harness}."""
+    """Return nbtrain's answers to each request of the harness, by task."""
     from nbtrain.api import evaluate as api
     from nbtrain.evaluation import harness
 
@@ -173,7 +175,7 @@ def answered(run, names, folder, **how):
 
 
 def compare(taken, samples):
-    """Compare log-probabilities to 1e-3, and generated texts exactly."""
+    """Compare log-probabilities within 1e-3 and generated texts exactly."""
     for task, ours in taken.items():
         answers = [response for sample in samples[task] for response in sample["resps"]]
         if task == "say":
@@ -194,7 +196,7 @@ def compare(taken, samples):
 
 
 def test_log_probabilities_and_texts_are_those_of_the_harness(place):
-    """Log-probabilities of each choice agree to 1e-3, and generated texts stop at the same place."""
+    """The log-probability of each choice agrees within 1e-3, and generated texts stop at the same place."""
     run, model, folder = place
     taken = answered(run, ["say", "words"], folder / "tasks")
     assert set(taken) == {"say", "words"}
@@ -202,7 +204,7 @@ def test_log_probabilities_and_texts_are_those_of_the_harness(place):
 
 
 def test_a_tokenizer_that_puts_a_token_before_a_text(place, monkeypatch, tmp_path):
-    """Contexts, documents and prompts begin with <s> as with HFLM, also for an empty context."""
+    """Contexts, documents and prompts begin with <s>, as with HFLM, even an empty context."""
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     beginning_tokenizer_in(tokenizer_dir("small"), tmp_path / "theirs")
     run = saved.save_run("llama", {"model.architecture": "llama"})
@@ -228,7 +230,7 @@ TEMPLATE = (
 
 @pytest.mark.parametrize("template", [TEMPLATE, TEMPLATE.replace(" | trim", "")], ids=["trim", "blanks"])
 def test_a_chat(template, place, monkeypatch, tmp_path):
-    """Questions, few-shot turns, a description and a started answer render as in HFLM's chat."""
+    """Questions, few-shot turns, a description and the beginning of an answer render as in HFLM's chat."""
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     beginning_tokenizer_in(tokenizer_dir("small"), tmp_path / "theirs")
     settings = tokenizer_dir("small") / KEPT / "tokenizer_config.json"
@@ -251,7 +253,9 @@ def test_a_chat(template, place, monkeypatch, tmp_path):
 
 
 def test_a_run_of_single_instructions(place, monkeypatch, tmp_path):
-    """In a run of instructions, examples are part of the question, and a started answer follows."""
+    """For a run of instructions, few-shot examples are part of the question; the
+    beginning of an answer follows.
+    """
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     alpaca = {"kind": "alpaca", "path": "x.json", "template": "{instruction} => "}
     run = saved.save_run("single", {"model.architecture": "llama", "data.sources": [alpaca]})
@@ -268,7 +272,7 @@ def test_a_run_of_single_instructions(place, monkeypatch, tmp_path):
 
 
 def test_examples_before_the_question(place):
-    """Few-shot examples come from the same file and exclude the question itself."""
+    """Few-shot examples come from the file of the questions and never include the question itself."""
     run, _, folder = place
     asked = f"hellaswag={folder / 'hellaswag.jsonl'}"
     found = nb.evaluate(run.path, harness=asked, num_fewshot=1, limit=1)
@@ -287,7 +291,7 @@ def test_examples_before_the_question(place):
 
 
 def test_json_alone_is_on_stdout(place, capfd):
-    """Only JSON is on stdout, although lm_eval prints its bootstrapping."""
+    """stdout has only JSON, although lm_eval prints its bootstrapping."""
     run, _, folder = place
     assert (
         cli.main(
@@ -301,10 +305,11 @@ def test_json_alone_is_on_stdout(place, capfd):
 
 
 def test_local_completions_of_a_server_are_the_export_s(place, monkeypatch, tmp_path):
-    """60 questions through lm-eval's local-completions: echo, logprobs and one new token.
+    """60 questions through lm-eval's local-completions client (echo, logprobs, one new token) score as the
+    export does.
 
-    After some choices the model ends the document. Its end must have an entry, or the choice's last token
-    would be lost.
+    After some choices the model ends the document. The response must have an entry for that end token, or the
+    last token of the choice would be lost.
     """
     pytest.importorskip("tenacity")
     tokenizer = Tokenizer.load(tokenizer_dir("small"))
@@ -315,7 +320,7 @@ def test_local_completions_of_a_server_are_the_export_s(place, monkeypatch, tmp_
     ends = []
 
     def ending(weights):
-        """Make EOD the next token of those texts whose next token is currently the most frequent one."""
+        """Make EOD the most likely next token of the texts that now share the most frequent one."""
 
         def following():
             with torch.inference_mode():

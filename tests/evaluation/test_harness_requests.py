@@ -1,4 +1,4 @@
-"""Requests of lm-evaluation-harness, converted for the engine; without the harness itself."""
+"""Requests of lm-evaluation-harness are converted for the engine; tested without the harness."""
 
 import json
 import sys
@@ -39,7 +39,7 @@ def test_without_the_extra(monkeypatch):
 
 @pytest.fixture
 def fake_harness(monkeypatch, tmp_path):
-    """A folder for task files, and a fake harness that indexes them; `asked` records what it loads."""
+    """Create a folder for task files, and a fake harness that indexes it; `asked` records what it loads."""
     fake, tasks = ModuleType("lm_eval"), ModuleType("lm_eval.tasks")
     tasks.__path__ = [str(tmp_path / "tasks")]
 
@@ -48,7 +48,9 @@ def fake_harness(monkeypatch, tmp_path):
         loaded: ClassVar = {"tasks": {"one": "Task one"}, "groups": {}}
 
         def __init__(self, include_path=None, include_defaults=True):
-            """Index task files as the harness does: the first of a name in a folder, the last folder."""
+            """Index task files like the harness: of equal names the first in a folder, and
+            the last folder.
+            """
             paths = [include_path] if isinstance(include_path, str) else include_path or []
             self.task_index = {}
             for folder in [*(tasks.__path__ if include_defaults else []), *paths]:
@@ -83,7 +85,7 @@ def fake_harness(monkeypatch, tmp_path):
     ],
 )
 def test_the_task_file_of_a_name(fake_harness, name, found):
-    """A task's file is found by the harness's index, however its YAML is written."""
+    """The file of a task is found in the harness's index, however its YAML is written."""
     folder, manager = fake_harness
     for path, line in {
         "a/hellaswag.yaml": "task: hellaswag",
@@ -132,13 +134,15 @@ def test_your_own_task_files_go_before_the_harness_s(fake_harness, tmp_path):
 
 
 def leaf(name: str, examples: int, **settings) -> SimpleNamespace:
-    """Return a task as the harness loads it."""
+    """Return a task in the form in which the harness loads it."""
     sampler = SimpleNamespace(fewshot_docs=lambda: [{}] * examples)
     return SimpleNamespace(task_name=name, get_config=settings.get, sampler=sampler)
 
 
 def test_more_examples_than_there_are(caplog):
-    """Too many few-shot examples are refused before loading; the question itself is none of them."""
+    """More few-shot examples than there are is an error before loading; the
+    question itself does not count.
+    """
     same = {"fewshot_split": "local", "test_split": "local"}
     for task, shots, most in (
         (leaf("a", 8, **same), 8, 7),
@@ -157,7 +161,7 @@ def test_more_examples_than_there_are(caplog):
 
 
 def test_a_group_of_groups_is_asked_once(fake_harness, monkeypatch):
-    """A group of groups is loaded once, and the harness returns it with the inner groups."""
+    """A group that contains groups is loaded once, by its outermost name."""
     groups = {name: f"Group {name}" for name in ("mmlu", "mmlu_stem", "mmlu_other")}
     _, manager = fake_harness
     monkeypatch.setattr(manager, "loaded", {"tasks": {"mmlu_anatomy": "Task"}, "groups": groups})
@@ -165,7 +169,9 @@ def test_a_group_of_groups_is_asked_once(fake_harness, monkeypatch):
 
 
 def test_choices_of_one_context_are_asked_together():
-    """Choices with one context are scored together, and answers come in the order of requests."""
+    """Choices for the same context are scored together, and answers are returned in
+    the order of the requests.
+    """
     asked = []
 
     def score(questions):
@@ -213,12 +219,14 @@ def test_a_request_for_text(tokenizer):
     ],
 )
 def test_draws_as_with_the_harness(tokenizer, how, temperature):
-    """A temperature alone enables sampling, as in normalize_gen_kwargs of lm_eval."""
+    """Sampling is enabled if a request sets only a temperature, as in lm_eval's normalize_gen_kwargs."""
     assert harness._generation("a", how, tokenizer, 96, 48)["temperature"] == temperature
 
 
 def test_a_text_begins_as_with_the_harness(tokenizer, tmp_path):
-    """A text begins with <s> if the tokenizer adds it and the text has none; an empty context is <s>."""
+    """A text gets <s> at its beginning if the tokenizer adds it and the text has
+    none; an empty context is <s>.
+    """
     for text in ("", "a text", "<|endoftext|>a"):
         assert harness.tokens_of(tokenizer, text) == tokenizer.encode(text).tolist()
     assert harness.prefix_of(tokenizer) == tokenizer.eod_id
@@ -234,7 +242,9 @@ def test_a_text_begins_as_with_the_harness(tokenizer, tmp_path):
 
 
 def test_a_chat_begins_with_what_its_template_writes(tmp_path):
-    """Special tokens are tokens in the model's own template, but characters in the run's data template."""
+    """Special tokens are tokens in the model's own template, and plain text in the
+    template of the run's data.
+    """
     tokenizer = beginning_tokenizer_in(tmp_path / "mine", tmp_path / "theirs")
     settings = tmp_path / "mine" / KEPT / "tokenizer_config.json"
     template = (
@@ -293,7 +303,7 @@ def test_a_chat_begins_with_what_its_template_writes(tmp_path):
 
 
 def test_metrics_and_their_filters():
-    """Metrics keep the names of their filters, and values that are not numbers are dropped."""
+    """Metrics keep the names of their filters, and values that are not numbers are omitted."""
     result = {"alias": "x", "acc,none": 0.5, "acc_stderr,none": 0.1, "sample_len": 3}
     result |= {"exact_match,strict": 1, "exact_match_stderr,strict": "N/A"}
     assert harness._metrics(result) == {

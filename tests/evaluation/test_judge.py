@@ -1,4 +1,4 @@
-"""Answers rated by a judge: requests, parsed ratings, and failures."""
+"""Answers rated by a judge model: requests, parsed ratings, and failures."""
 
 import json
 import threading
@@ -28,7 +28,7 @@ SECRET = "token-that-nobody-sees"
 
 
 class Endpoint:
-    """A judge over HTTP with scripted replies; `asked` records the requests."""
+    """A judge behind HTTP with prepared replies; `asked` records the requests."""
 
     def __init__(self, says):
         self.says, self.asked, self.tokens = says, [], []
@@ -65,7 +65,7 @@ class Endpoint:
 
 @pytest.fixture
 def endpoint(monkeypatch) -> Iterator:
-    """Return a function that starts endpoints; retries do not wait."""
+    """Return a function that starts such a judge; retries do not wait."""
     opened = []
     monkeypatch.setattr(judging.Retry, "sleep", lambda *_: None)
 
@@ -79,7 +79,7 @@ def endpoint(monkeypatch) -> Iterator:
 
 
 class Parrot:
-    """Answers with the number of messages that it received and the newest one."""
+    """A model that answers with the number of messages it received and the newest message."""
 
     def chat(self, conversations, most_new_tokens):
         for number in reversed(range(len(conversations))):
@@ -100,7 +100,9 @@ def by_words(number, body):
 
 
 def test_turns_follow_each_other_and_each_is_rated(asked, endpoint):
-    """Turns follow one another and each is rated; the last rating counts, and scores are means."""
+    """Each turn follows the turns before it and is rated; the last rating in a reply
+    counts, and scores are means.
+    """
     first = asked.questions[0]
     assert first.answers == ["1 Write a line.", "3 Now shorter."]
     there = endpoint(by_words)
@@ -124,7 +126,7 @@ def test_turns_follow_each_other_and_each_is_rated(asked, endpoint):
 
 
 def test_a_judge_that_is_busy_or_gives_no_rating_is_asked_again(asked, endpoint):
-    """A busy judge or a reply without a rating is retried twice; then the answer counts as unrated."""
+    """A judge that is busy or gives no rating is asked twice more; then the answer is recorded as unrated."""
 
     def says(number, body):
         if number <= 3:
@@ -170,7 +172,9 @@ def test_what_goes_wrong_is_said_without_the_token(asked, endpoint, monkeypatch)
 
 
 def test_a_token_that_no_header_takes_is_not_shown(asked, endpoint, monkeypatch):
-    """Spaces and line ends around a token, as in a Secret's file, are stripped; an invalid one is hidden."""
+    """Spaces and line ends around a token, as in a Secret's file, are removed; an
+    invalid token is not shown.
+    """
     monkeypatch.setenv("NBTRAIN_JUDGE_TOKEN", f" {SECRET}\n")
     there = endpoint(by_words)
     asked.judge(Judge(there.url, "judge"))
@@ -184,7 +188,7 @@ def test_a_token_that_no_header_takes_is_not_shown(asked, endpoint, monkeypatch)
 
 
 def test_files_of_questions(tmp_path):
-    """Each bad line of a file of questions is named."""
+    """Each invalid line in a file of questions is reported."""
     for line, said in (
         ({"turns": []}, "turns has 0 entries: 1 to 26 are needed."),
         ({"turns": "one"}, "turns is not a list of non-empty texts."),
@@ -198,7 +202,9 @@ def test_files_of_questions(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_is_judged(workspace, endpoint, monkeypatch, capsys):
-    """A run is judged from its checkpoint; no file has the token, and a run without chats is refused."""
+    """A run is judged from its checkpoint; no file contains the token, and a run
+    without chat data is refused.
+    """
     monkeypatch.setenv("MY_TOKEN", SECRET)
     chats = {"model.seq_length": 256, "data.sources": [{"kind": "chat", "path": "talk.jsonl"}]}
     run = saved.save_run("talks", chats)
@@ -231,7 +237,7 @@ def test_a_run_is_judged(workspace, endpoint, monkeypatch, capsys):
 
 
 def test_a_long_conversation_gets_an_answer_of_full_length():
-    """A long conversation slides in the window, so that an answer may have the full length."""
+    """A long conversation is shortened at its beginning, so that an answer may have the full length."""
     asked: list[dict] = []
 
     def generate(requests):

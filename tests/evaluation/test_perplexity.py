@@ -1,4 +1,4 @@
-"""Tokens that perplexity covers, with a model whose probabilities depend on a single token."""
+"""The tokens that perplexity covers, with a model whose probability depends only on the token."""
 
 import math
 
@@ -28,7 +28,7 @@ def task_of(run, split="valid", limit=None):
 
 
 def answered(task):
-    """Return the outcome if -ln p of a token is NATS[token], and the requested windows."""
+    """Return the outcome for a model with -ln p = NATS[token], and the requested windows."""
     asked = list(task.asked())
     done = 0
     for number in reversed(range(len(asked))):
@@ -49,7 +49,7 @@ def documents(run, split="valid"):
 
 @pytest.mark.parametrize("split", ["valid", "test", "all"])
 def test_each_token_is_predicted_once(workspace, split):
-    """Each token is predicted once, in consecutive windows in the file's order, document ends included."""
+    """Each token is predicted once, in consecutive windows in the file's order, including document ends."""
     run = made.run_with_data()
     outcome, asked = answered(task_of(run, split))
     tokens = np.concatenate(documents(run, split))
@@ -79,7 +79,7 @@ def test_the_first_windows_alone(workspace):
 
 @pytest.mark.parametrize("change", ["data.inter_document_masking", "data.reset_position_ids"])
 def test_documents_apart(workspace, change):
-    """Documents are evaluated separately if training kept them separate."""
+    """Documents are evaluated separately if the run trained them separately."""
     run = made.run_with_data(overrides={change: True})
     outcome, asked = answered(task_of(run))
     own = documents(run)
@@ -91,7 +91,7 @@ def test_documents_apart(workspace, change):
 
 
 def test_what_is_not_learnt_is_not_counted(workspace):
-    """Tokens outside the loss are not counted: prompts, and labels after EOD with eod_mask_loss."""
+    """Tokens outside the loss do not count: prompts, and labels after EOD with eod_mask_loss."""
     run = made.run_with_data(overrides={"data.packing": "best_fit"}, learnt_from=[3] * 20)
     outcome, _ = answered(task_of(run))
     expected = np.concatenate([one[max(3, 1) :] for one in documents(run)])
@@ -150,7 +150,7 @@ def test_a_pair_without_a_manifest(workspace):
 
 
 def test_each_pair_has_a_name_of_its_own(workspace):
-    """Each pair gets a unique name, even if folders or datasets share names."""
+    """Each pair gets a unique name, even if folders or datasets have the same name."""
     run = made.run_with_data()
     config = load_resolved(run.config_yaml)
     tokenizer, home = Tokenizer.load(tokenizer_dir("small")), dataset_of(config)

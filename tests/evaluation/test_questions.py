@@ -1,4 +1,4 @@
-"""Scores of questions, from known log-probabilities."""
+"""Scores of questions, computed from known log-probabilities."""
 
 import math
 
@@ -17,7 +17,7 @@ def tokenizer(tmp_path_factory):
 
 
 def answered(task: Questions, nats_of):
-    """Return the outcome if the model's -ln p of a continuation is nats_of(context, continuation)."""
+    """Return the outcome for a model whose -ln p of a continuation is nats_of(context, continuation)."""
     asked = list(task.asked())
     done = 0
     # In another order than requested, as an engine answers.
@@ -30,7 +30,7 @@ def answered(task: Questions, nats_of):
 
 
 def test_the_likeliest_choice(tmp_path, tokenizer):
-    """acc uses the sum, acc_norm the sum per character; both are reported for each group too."""
+    """acc compares sums of log-probabilities and acc_norm sums per character, both also for each group."""
     lines = [
         {"context": "a b", "choices": ["cc", "dddddddd"], "answer": 0, "group": "x"},
         {"context": "a c", "choices": ["cc", "dddddddd"], "answer": 1, "group": "x"},
@@ -51,7 +51,7 @@ def test_the_likeliest_choice(tmp_path, tokenizer):
 
 
 def test_last_words(tmp_path, tokenizer):
-    """acc is the greedy choice; perplexity is per word, not per token."""
+    """acc says whether the last word is the greedy choice; perplexity is per word, not per token."""
     task = Questions("lambada", made.files_in(tmp_path)["lambada"], tokenizer, 96)
     nats = iter([0.5, 2.0, 6.5] * 2)
     kept = {}

@@ -1,9 +1,10 @@
-"""One test for each way in which DeepSpeed trains wrongly, hangs or leaves ranks running, mostly silently.
+"""One test for each way in which DeepSpeed trains wrongly, hangs or leaves ranks
+running, mostly without an error.
 
-Each test fails if nbtrain's guard against the trap is removed. "Seen" names the code change with which that
-was observed, and "would" a consequence that was not tried. Where it is cheap the trap itself is shown too, as
-a contrast: DeepSpeed alone, or ranks that train without the guard (unguarded.py). If a contrast fails one
-day, DeepSpeed has been fixed, and the guard can be removed.
+Each test fails if nbtrain's guard against the trap is removed. "Seen" describes the code change for which
+that failure was observed. Where it is cheap, the test also shows the trap itself, as a "contrast": DeepSpeed
+alone, or ranks that train without the guard (unguarded.py). If a contrast stops failing, DeepSpeed has been
+fixed, and the guard can be removed.
 """
 
 import json
@@ -41,7 +42,7 @@ STEPS = 2
 
 @pytest.fixture(scope="session")
 def facts(runner, tmp_path_factory) -> dict:
-    """Return DeepSpeed's unguarded behaviour, measured in one launch."""
+    """Measure DeepSpeed's behaviour without nbtrain's guards, in one launch."""
     folder = tmp_path_factory.mktemp("facts")
     ended = runner.server.run(
         1,
@@ -57,14 +58,16 @@ def facts(runner, tmp_path_factory) -> dict:
 
 @pytest.fixture
 def configuration(tmp_path):
-    """Return a function that makes the RunConfig of a case; raises ConfigError if it is refused."""
+    """Return a function that makes the RunConfig of a case; it raises ConfigError if
+    the rules refuse the case.
+    """
     tiny = tmp_path / "tiny.yaml"
     tiny.write_text(launch.TINY)
     return lambda case, **more: load(str(tiny), {**case.overrides, **more})
 
 
 def first_steps(runner, case: Case, guard: str | None = None) -> np.ndarray:
-    """Return the distance of the first steps' [loss, norm] from one process; `guard` is disabled."""
+    """Return how far loss and gradient norm of the first steps are from one process; `guard` is disabled."""
     name = f"{case.name}-{(guard or 'guarded').replace(' ', '-').lower()}"
     run = runner.make_run(case, name, {"batch.max_steps": STEPS, "evaluation.eval_iters": 0})
 
@@ -84,10 +87,11 @@ def first_steps(runner, case: Case, guard: str | None = None) -> np.ndarray:
 
 @pytest.mark.slow
 def test_t1_zero_0_with_16_bit_weights_is_refused(configuration, facts):
-    """DeepSpeed steps the optimizer before the first step, so Adam's bias correction is one step ahead.
+    """ZeRO 0 with 16-bit weights is refused, because DeepSpeed's Adam would start one step ahead.
 
-    ZeRO 0 with 16-bit weights is refused in config/rules/combinations.py, and again where DeepSpeed's keys
-    are derived. Seen: without either, nothing is raised.
+    DeepSpeed steps the optimizer before the first step, which makes the bias correction wrong. The
+    combination is refused in config/rules/combinations.py, and again where DeepSpeed's configuration is
+    derived. Seen: without both, no error is raised.
     """
     for precision in ("bf16", "fp16"):
         with pytest.raises(ConfigError, match="zero_stage = 0"):
@@ -101,11 +105,11 @@ def test_t1_zero_0_with_16_bit_weights_is_refused(configuration, facts):
 
 @pytest.mark.slow
 def test_t2_zero_0_tells_a_norm_and_clips_by_all_of_it(runner, configuration, facts):
-    """The engine reports no norm at stage 0, so plain_engine.py computes it before the step.
+    """With ZeRO 0 nbtrain computes the gradient norm itself, because DeepSpeed reports none.
 
-    With a sharded model it would clip by the norm of one shard, which is refused.
-
-    Seen: with `engine.get_global_grad_norm()` at all stages the trace has no norm.
+    plain_engine.py computes it before the step. With a sharded model, DeepSpeed would clip by the norm of one
+    shard, so that combination is refused. Seen: with `engine.get_global_grad_norm()` at all stages, the trace
+    has no norm.
     """
     assert facts["norms"] == {"0": False, "1": True}
     loss, norm = first_steps(runner, Case(zero=0))
@@ -117,10 +121,12 @@ def test_t2_zero_0_tells_a_norm_and_clips_by_all_of_it(runner, configuration, fa
 
 @pytest.mark.slow
 def test_t3_cut_parameters_say_so(runner):
-    """DeepSpeed counts an unmarked parameter in the norm on one tensor rank only.
+    """Every parameter that tensor ranks shard is marked, so that DeepSpeed includes
+    all its shards in the norm.
 
-    Every parameter whose shape differs between one and two ranks is marked. Contrast: without the marks a run
-    reports a norm that is too small, and no other error.
+    DeepSpeed counts an unmarked parameter on one tensor rank only. The marked parameters are those whose
+    shape differs between one and two ranks. Contrast: without the marks a run reports a norm that is too
+    small, and no other error.
     """
     config = GPTConfig(2, 16, 4, 64, 32, 8)
     whole = dict(GPT(config).named_parameters())
@@ -134,9 +140,10 @@ def test_t3_cut_parameters_say_so(runner):
 
 @pytest.mark.slow
 def test_t4_decay_goes_by_name(facts):
-    """Inside zero.Init every parameter has one dimension and no element, so dim() puts all into no_decay.
+    """Weight decay is assigned by parameter name, because inside zero.Init no parameter looks like a matrix.
 
-    Seen: with `parameter.dim() > 1` in parameter_groups `decay` is empty.
+    There every parameter has one dimension and no elements, so a rule by dim() puts all of them into
+    no_decay. Seen: with `parameter.dim() > 1` in parameter_groups, `decay` is empty.
     """
     matrices = 2 + 2 * 4
     assert facts["matrices_inside_zero_init"] == {
@@ -148,10 +155,11 @@ def test_t4_decay_goes_by_name(facts):
 
 
 def test_t5_every_rank_has_two_groups(configuration):
-    """ZeRO makes one collective per group over the pipeline: a stage with fewer of them hangs the others.
+    """Every rank has both parameter groups, because ZeRO runs one collective per
+    group over the whole pipeline.
 
-    Every rank has two groups, and no stage is without a block, so none of them is empty. Seen: if the empty
-    group is omitted, parameter_groups returns one group.
+    A stage with fewer groups would hang the others. No stage is without a block, so neither group is empty.
+    Seen: if an empty group is omitted, parameter_groups returns one group.
     """
     embedding = [("word_embeddings.weight", torch.nn.Parameter(torch.zeros(2, 2)))]
     groups = parameter_groups(embedding, 0.1)
@@ -170,11 +178,11 @@ def test_t5_every_rank_has_two_groups(configuration):
 
 @pytest.mark.slow
 def test_t6_a_pipeline_sends_whole_activations(runner, configuration):
-    """DeepSpeed splits the activations it sends over tensor ranks, as if all of them held the same.
+    """A pipeline sends whole activations, because DeepSpeed would split them as if
+    all tensor ranks had the same.
 
-    With sequence parallelism they do not.
-
-    Contrast: with DeepSpeed's defaults the run trains on, and its loss is different.
+    With sequence parallelism, tensor ranks have different activations. Contrast: with DeepSpeed's defaults
+    the run trains without an error, and its loss is different.
     """
     case = Case(tp=2, pp=2, sp=True)
     derived = deepspeed_config(configuration(case))["pipeline"]
@@ -189,20 +197,20 @@ def test_t6_a_pipeline_sends_whole_activations(runner, configuration):
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [1, 3])
 def test_t7_deepspeed_is_not_told_of_ulysses(runner, zero):
-    """If DeepSpeed knows of Ulysses, its stages scale gradients differently, which only clipping shows.
+    """DeepSpeed does not know about Ulysses, so gradients have the right scale in every ZeRO stage.
 
-    The gradients of stages 0 to 2 and of stage 3 then differ by the number of Ulysses ranks, which the update
-    hides. Without that knowledge a Ulysses rank is a data-parallel rank, and every stage takes the mean: the
-    norms equal the norms of one process, with the same loss on both sides of the seam between the stages.
+    If DeepSpeed knows, the gradients of stages 0 to 2 and of stage 3 differ by the number of Ulysses ranks;
+    Adam hides that in the update, and only clipping shows it. Otherwise a Ulysses rank counts as a
+    data-parallel rank, every stage takes the mean, and loss and norm equal those of one process.
     """
     loss, norm = first_steps(runner, Case(us=2, zero=zero))
     assert loss <= 2e-6 and norm <= 4e-6
 
 
 def test_t7_what_deepspeed_is_told():
-    """DeepSpeed gets 4 data-parallel ranks and no sequence-parallel ones.
+    """DeepSpeed is given 4 data-parallel ranks and no sequence-parallel ranks.
 
-    Seen: with the groups passed on unchanged, the answers are 2 and 2.
+    Seen: if the groups are passed on unchanged, the numbers are 2 and 2.
     """
     pairs = {"tensor_model_parallel": (0,), "pipeline_model_parallel": (0,), "model_parallel": (0,)}
     pairs |= {"data_parallel": (0, 2), "sequence_parallel": (0, 1), "sequence_data_parallel": (0, 1, 2, 3)}
@@ -214,13 +222,13 @@ def test_t7_what_deepspeed_is_told():
 
 @pytest.mark.slow
 def test_t8_zero_3_is_reshaped_with_steps_and_decay_of_its_own(runner):
-    """DeepSpeed's universal checkpoint mixes up steps and decay under ZeRO 3; reshape.py does not.
+    """A ZeRO 3 checkpoint is reshaped with the right steps and weight decay, which
+    DeepSpeed's converter mixes up.
 
-    It shares one step among all parameters, which Adam counts up once for each, gives all groups the first
-    one's decay, and cannot convert between stages 1 and 3.
-
-    The curve continues from stage 1 to 3 and back, byte-equal at each load, with Adam's step in place
-    (asserted by `chained`). Contrast: torch's AdamW with a shared step.
+    DeepSpeed's universal checkpoint shares one step among all parameters, which Adam then increments once for
+    each; it gives all groups the first group's decay, and cannot convert between stages 1 and 3. Here a run
+    continues from stage 1 to 3 and back, byte-equal at each load and with Adam's correct step (asserted by
+    `chained`). Contrast: torch's AdamW with a shared step.
     """
     found = runner.run(chained(runner, [Case(), Case(zero=3), Case(zero=2)], name="t8"))
     assert found.loss <= 1e-5
@@ -240,12 +248,12 @@ def test_t8_zero_3_is_reshaped_with_steps_and_decay_of_its_own(runner):
 
 
 class Started(Exception):
-    """Raised with the arguments of subprocess.Popen."""
+    """Raised with the arguments of subprocess.Popen instead of starting the process."""
 
 
 @pytest.fixture
 def started(runner, monkeypatch, tmp_path):
-    """Return (command, options) of the first process of each of a job's two attempts."""
+    """Return (command, options) of the first process that each of a job's two attempts starts."""
     run = launch.make_run(tmp_path, {"parallel.data_parallel_size": 2})
     calls = []
 
@@ -264,11 +272,12 @@ def started(runner, monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_t9_ranks_are_torchruns_in_a_session_of_their_own(started):
-    """DeepSpeed's launcher leaves ranks training when it is stopped, and may return 0 when it failed.
+    """Ranks are started by torchrun in a session of their own, not by DeepSpeed's launcher.
 
-    tests/jobs/supervisor/test_supervise.py tests that no process is left. Seen: with another module than
-    torchrun's, or in the supervisor's session, this fails. On several hosts DeepSpeed's launcher starts the
-    node agents, which start torchrun, and it is never asked to stop
+    DeepSpeed's launcher leaves ranks training when it is stopped, and may return 0 after a failure.
+    tests/jobs/supervisor/test_supervise.py checks that no process is left. Seen: the test fails with a module
+    other than torchrun's, or in the supervisor's session. On several hosts DeepSpeed's launcher starts the
+    node agents, which start torchrun, and it is never asked to stop them
     (tests/jobs/backends/test_hosts_cluster.py).
     """
     for command, options in started:
@@ -285,9 +294,10 @@ def test_t9_ranks_are_torchruns_in_a_session_of_their_own(started):
 
 @pytest.mark.slow
 def test_t10_a_restart_is_a_new_torchrun_on_a_new_port(started):
-    """The restarts of torchrun itself meet stale addresses in gloo.
+    """A restart is a new torchrun on a new port, because torchrun's own restarts
+    find stale addresses in gloo.
 
-    Seen: with --max-restarts 1, or a fixed port, this fails.
+    Seen: the test fails with --max-restarts 1 or with a fixed port.
     """
     ports = set()
     for command, _ in started:
@@ -297,9 +307,10 @@ def test_t10_a_restart_is_a_new_torchrun_on_a_new_port(started):
 
 
 def test_t11_a_rank_leaves_behind_a_barrier(monkeypatch):
-    """Without barrier and destroy gloo's threads abort one exit in three, after a good run.
+    """A rank ends with a barrier and destroys its process group.
 
-    Seen: without either call in startup.finish, the list differs. The trainer ends with startup.finish.
+    Without these, gloo's threads abort one exit in three after a successful run. Seen: the test fails without
+    either call in startup.finish, with which the trainer ends.
     """
     calls = []
     monkeypatch.setattr(startup.dist, "is_initialized", lambda: True)
@@ -313,10 +324,10 @@ def test_t11_a_rank_leaves_behind_a_barrier(monkeypatch):
 
 
 def test_t12_a_lock_that_nobody_holds_is_removed(tmp_path, monkeypatch):
-    """A killed build leaves its lock, and a process that needs the op waits for it indefinitely.
+    """A lock that no process holds is removed before training.
 
-    Seen: without remove_stale_locks the second builder cannot take the lock. A lock that is held, or new,
-    stays.
+    A killed build leaves its lock, and a process that needs the op would wait for it indefinitely. A lock
+    that is held, or new, is kept. Seen: without remove_stale_locks, the second builder cannot take the lock.
     """
     held, left, new = (tmp_path / "py311_cpu" / name / "lock" for name in ("held", "left", "new"))
     for lock in (held, left, new):
@@ -339,9 +350,9 @@ def test_t12_a_lock_that_nobody_holds_is_removed(tmp_path, monkeypatch):
 
 
 def test_t12_ranks_look_for_locks_before_they_join(monkeypatch, tmp_path):
-    """The first rank of a machine looks for locks in torch's own cache folder.
+    """The first rank on a machine looks for stale locks in torch's own cache folder.
 
-    Seen: without the call nothing is removed.
+    Seen: without the call, no lock is removed.
     """
     from torch.utils.cpp_extension import get_default_build_root
 
@@ -368,11 +379,10 @@ def test_t12_ranks_look_for_locks_before_they_join(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_t13_a_rank_on_cpu_compiles_nothing_to_start(runner, tmp_path):
-    """DeepSpeed would build its shared-memory all-reduce at every first start.
+    """A rank on CPU starts without compiling DeepSpeed's shared-memory all-reduce.
 
-    That takes half a minute, and crashes without a compiler.
-
-    Seen: with an unchanged `__compatible_ops__` the op is in the table.
+    The build at every first start takes half a minute, and crashes without a compiler. Seen: with an
+    unchanged `__compatible_ops__`, the op is in the table.
     """
     ended = runner.server.run(
         1,
@@ -389,10 +399,11 @@ def test_t13_a_rank_on_cpu_compiles_nothing_to_start(runner, tmp_path):
 
 
 def test_t14_the_optimizer_is_torchs(configuration):
-    """Setting `optimizer: AdamW` in DeepSpeed's configuration selects an op that is compiled at first use.
+    """The optimizer is torch's, because `optimizer: AdamW` in DeepSpeed's configuration
+    selects an op that is compiled.
 
-    Its key is never derived, and is refused in deepspeed_extra. Seen: without its entry in DECIDED_ELSEWHERE,
-    it passes.
+    nbtrain never sets that key, and refuses it in deepspeed_extra. Seen: without its entry in
+    DECIDED_ELSEWHERE, the key is accepted.
     """
     for case in (Case(), Case(zero=3, offload="both"), Case(pp=2), Case(precision="bf16")):
         derived = deepspeed_config(configuration(case))
@@ -407,11 +418,12 @@ def test_t14_the_optimizer_is_torchs(configuration):
 
 @pytest.mark.slow
 def test_t15_a_pipeline_recomputes_blocks_alone(runner, configuration, facts):
-    """DeepSpeed recomputes the embedding too, whose input has no gradient, so the loss has none either.
+    """A pipeline recomputes only its blocks, because DeepSpeed would also recompute the embedding.
 
-    Its own recomputation is off, and the pipeline recomputes its repeated layers itself, not reentrant. Seen:
-    with `use_reentrant=True` in model/recompute.py and the embedding among the `repeated` layers the first
-    backward fails; each alone is harmless. Contrast: DeepSpeed alone.
+    The embedding's input has no gradient, so the loss would have none either. DeepSpeed's own recomputation
+    is off; the pipeline recomputes its repeated layers itself, without reentrant autograd. Seen: with
+    `use_reentrant=True` in model/recompute.py and the embedding among the `repeated` layers, the first
+    backward pass fails; either change alone is harmless. Contrast: DeepSpeed alone.
     """
     assert "loss must be a scalar tensor" in facts["pipeline_recomputes_its_embedding"]
     case = Case(pp=2, recompute="full")

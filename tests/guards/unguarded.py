@@ -1,4 +1,4 @@
-"""Ranks that train with one guard removed, and DeepSpeed's behaviour alone; both are forked."""
+"""Forked ranks that train with one guard removed, or that show DeepSpeed's behaviour alone."""
 
 import json
 import os
@@ -14,13 +14,13 @@ from nbtrain.train import build
 
 
 def train(path: str, guard: str) -> int:
-    """Train the run at `path` without `guard`, one of TAKEN_AWAY."""
+    """Train the run at `path` without `guard`, which is a key of TAKEN_AWAY."""
     TAKEN_AWAY[guard]()
     return trainer.main(path)
 
 
 def _without_marks() -> None:
-    """Train T3: parameters are not marked as sharded."""
+    """Train with parameters that are not marked as sharded (T3)."""
     make = build.build_model
 
     def unmarked(*arguments):
@@ -33,7 +33,7 @@ def _without_marks() -> None:
 
 
 def _with_partitioned_activations() -> None:
-    """Train T6: DeepSpeed's defaults for what a pipeline sends."""
+    """Train with DeepSpeed's defaults for the activations that a pipeline sends (T6)."""
     derive = build.deepspeed_config
     build.deepspeed_config = lambda config: derive(config) | {"pipeline": {}}
 
@@ -45,7 +45,9 @@ TAKEN_AWAY: dict[str, Callable[[], None]] = {
 
 
 def facts(answer: str) -> None:
-    """Write DeepSpeed's behaviour without our guards, on one rank, as JSON to `answer`."""
+    """Measure DeepSpeed's behaviour without nbtrain's guards, on one rank, and
+    write it as JSON to `answer`.
+    """
     startup.start("cpu", 600)
     found = {check.__name__.removeprefix("_"): check() for check in FACTS}
     Path(answer).write_text(json.dumps(found))
@@ -73,7 +75,7 @@ def _engine(stage: int, **config: Any) -> tuple[Any, torch.optim.Optimizer]:
 
 
 def _adam_steps_before_training() -> dict[str, float]:
-    """Return T1: Adam's steps before the first one, by ZeRO stage, with bf16 weights."""
+    """Return Adam's step count before the first step, by ZeRO stage, with bf16 weights (T1)."""
     counts = {}
     for stage in (0, 1):
         _, optimizer = _engine(stage, bf16={"enabled": True})
@@ -83,7 +85,7 @@ def _adam_steps_before_training() -> dict[str, float]:
 
 
 def _norms() -> dict[str, bool]:
-    """Return T2: whether the engine reports the gradient norm, by ZeRO stage, in fp32."""
+    """Return whether the engine reports the gradient norm, by ZeRO stage, in fp32 (T2)."""
     reported = {}
     for stage in (0, 1):
         engine, _ = _engine(stage, gradient_clipping=1.0)
@@ -94,7 +96,9 @@ def _norms() -> dict[str, bool]:
 
 
 def _matrices_inside_zero_init() -> dict[str, int]:
-    """Return T4: the parameters of a GPT that dim() calls matrices, and those in `decay`, in zero.Init."""
+    """Count the parameters of a GPT inside zero.Init that dim() takes for matrices,
+    and those in `decay` (T4).
+    """
     import deepspeed
 
     from nbtrain.model.gpt import GPT, GPTConfig
@@ -112,7 +116,7 @@ def _matrices_inside_zero_init() -> dict[str, int]:
 
 
 def _pipeline_recomputes_its_embedding() -> str:
-    """Return T15: the error of DeepSpeed's own recomputation of a pipeline, with its defaults."""
+    """Return the error of DeepSpeed's own recomputation of a pipeline, with its default settings (T15)."""
     import deepspeed
     from deepspeed.pipe import LayerSpec, PipelineModule
 
@@ -152,7 +156,7 @@ FACTS = (
 
 
 def compiled_ops(answer: str) -> None:
-    """Return T13: the ops that DeepSpeed believes to be available, and those compiled at a rank's start."""
+    """Return the ops that DeepSpeed considers available, and those compiled when a rank starts (T13)."""
     startup.start("cpu", 600)
     import deepspeed
 
